@@ -1,0 +1,49 @@
+# `make` lists what there is.
+.DEFAULT_GOAL := help
+.PHONY: help up test check static docs bench lock clean
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+VENV ?= .venv
+export VENV
+BIN := $(VENV)/bin
+
+help: ## list the targets
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
+
+up: ## install what is needed and start the demo cluster (or ./forebay.yaml) in the foreground
+	@scripts/venv runtime
+	@exec $(BIN)/forebay up
+
+test: ## everything that must hold: static checks and all tests, the slow ones with real models too
+	@scripts/venv dev
+	@$(MAKE) --no-print-directory static
+	$(BIN)/pytest
+
+check: ## the quick part of `make test`: static checks and the tests that start no real model
+	@scripts/venv dev
+	@$(MAKE) --no-print-directory static
+	$(BIN)/pytest -m "not slow"
+
+static:
+	$(BIN)/ruff format --check --quiet src tests bench
+	$(BIN)/ruff check --quiet src tests bench
+	$(BIN)/mypy
+	$(BIN)/lint-imports | tail -n 3
+
+docs: ## write the generated pages anew: settings, metrics, errors, command line, numbers of the README
+	@scripts/venv dev
+	$(BIN)/python -m forebay.cli.docs
+
+bench: ## measure gateway and whole path beside their peers (30 minutes; needs gcc), then write the README's numbers
+	@scripts/venv dev
+	$(BIN)/python bench/gateway/run.py
+	$(BIN)/python bench/path/run.py
+	$(BIN)/python -m forebay.cli.docs
+
+lock: ## resolve the newest allowed versions into requirements.lock and requirements-dev.lock
+	@scripts/venv dev
+	@scripts/lock
+
+clean: ## remove what can be made again: environment, caches, build outputs; models under .forebay stay
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache src/*.egg-info
+	find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,3 @@
+"""Forebay: the production inference platform in one Python package."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,1 @@
+"""Commands; build.py is the only place that wires parts."""

@@ -1,0 +1,1 @@
+"""`forebay bench`: a load generator for any OpenAI-compatible server."""

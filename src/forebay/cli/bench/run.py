@@ -1,0 +1,182 @@
+"""Sends the requests of a plan and collects the samples. One event loop, raw protocols: the client stays cheap.
+
+Times are taken by `perf_counter`: the clock of uvloop counts whole milliseconds.
+"""
+
+import asyncio
+from collections.abc import Coroutine, Iterator
+from dataclasses import dataclass
+from itertools import count
+from random import Random
+from time import perf_counter
+
+from forebay.cli.bench.answer import Answer
+from forebay.cli.bench.plan import Recipe, arrivals, body, request_bytes
+from forebay.cli.bench.stats import Sample, Samples
+from forebay.net.client import Call, CallError, Pool
+
+IN_FLIGHT_MAX = 10_000
+"""Open loop: requests that are due while this many are open wait in the client, and their latency grows."""
+
+
+@dataclass
+class Progress:
+    """What a run has done so far, for whoever watches."""
+
+    samples: Samples
+    begun_s: float = 0.0
+    ended_s: float = 0.0
+    in_flight: int = 0
+    warming: bool = False
+    interrupted: bool = False
+
+    def elapsed_s(self, now: float) -> float:
+        """Seconds of the measured run."""
+        return (self.ended_s or now) - self.begun_s if self.begun_s else 0.0
+
+
+class Load:
+    """One run of a plan. `run` once; `stop` ends it early and keeps what was measured."""
+
+    def __init__(self, plan: Recipe) -> None:
+        self.plan = plan
+        self.progress = Progress(Samples())
+        self._rng = Random(plan.seed)  # noqa: S311 - loads, not secrets
+        self._numbers = count()
+        self._stopped = asyncio.Event()
+
+    def stop(self) -> None:
+        """End now: open requests are given up and not counted."""
+        self.progress.interrupted = True
+        self._stopped.set()
+
+    async def run(self) -> Samples:
+        """Send everything, wait for the answers."""
+        async with asyncio.TaskGroup() as group:
+            pool = Pool(self.plan.target.host, self.plan.target.port, group, idle_max=IN_FLIGHT_MAX)
+            try:
+                await self._phases(pool)
+            finally:
+                pool.close()
+        return self.progress.samples
+
+    async def _phases(self, pool: Pool) -> None:
+        if self.plan.warmup:
+            self.progress.warming = True
+            await self._until_stopped(
+                self._closed(pool, Samples(), perf_counter(), iter(range(self.plan.warmup)), None)
+            )
+            self.progress.warming = False
+        self.progress.begun_s = begun_s = perf_counter()
+        ends_s = begun_s + self.plan.duration_s
+        send = self._closed if self.plan.rate is None else self._open
+        if not self._stopped.is_set():
+            todo = iter(range(self.plan.requests))
+            await self._until_stopped(send(pool, self.progress.samples, begun_s, todo, ends_s))
+        self.progress.ended_s = perf_counter()
+
+    async def _until_stopped(self, work: Coroutine[None, None, None]) -> None:
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(work)
+            watch = group.create_task(self._stopped.wait())
+            await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
+            watch.cancel()
+            task.cancel()
+
+    async def _closed(
+        self, pool: Pool, samples: Samples, begun_s: float, todo: Iterator[int], ends_s: float | None
+    ) -> None:
+        """`concurrency` callers; each sends its next request when it has the answer to the last."""
+
+        async def caller() -> None:
+            for _ in todo:
+                if ends_s is not None and perf_counter() >= ends_s:
+                    return
+                await self._send(pool, samples, begun_s, perf_counter())
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(self.plan.concurrency):
+                group.create_task(caller())
+
+    async def _open(
+        self, pool: Pool, samples: Samples, begun_s: float, todo: Iterator[int], ends_s: float | None
+    ) -> None:
+        """Requests leave at Poisson times, however slow the answers are."""
+        assert self.plan.rate is not None
+        room = asyncio.Semaphore(IN_FLIGHT_MAX)
+
+        async def one(due_s: float) -> None:
+            try:
+                await self._send(pool, samples, begun_s, due_s)
+            finally:
+                room.release()
+
+        async with asyncio.TaskGroup() as group:
+            for _, at in zip(todo, arrivals(self.plan.rate, self._rng), strict=False):
+                due_s = begun_s + at
+                if ends_s is not None and due_s >= ends_s:
+                    return
+                if (wait_s := due_s - perf_counter()) > 0:
+                    await asyncio.sleep(wait_s)
+                await room.acquire()
+                group.create_task(one(due_s))
+
+    async def _send(self, pool: Pool, samples: Samples, begun_s: float, due_s: float) -> None:
+        """One request from sending to the end of its answer."""
+        done: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+
+        def tell(code: str | None) -> None:
+            if not done.done():
+                done.set_result(code)
+
+        content = body(self.plan, next(self._numbers), self._rng)
+        answer = Answer(self.plan.stream, perf_counter, tell)
+        sent_s = perf_counter()
+        self.progress.in_flight += 1
+        call = pool.call(request_bytes(self.plan, content), _Sink(answer))
+        try:
+            async with asyncio.timeout(self.plan.timeout_s):
+                code = await done
+        except TimeoutError:
+            code = "client_timeout"
+        finally:
+            self.progress.in_flight -= 1
+            _give_up(call, done)
+        if code is None:
+            samples.add(_sample(answer, begun_s, due_s, sent_s))
+        else:
+            samples.fail(code)
+
+
+def _give_up(call: Call, done: "asyncio.Future[str | None]") -> None:
+    """Free the connection of a call whose answer nobody waits for any more."""
+    if not done.done() or done.cancelled() or done.result() is not None:
+        call.cancel()
+
+
+def _sample(answer: Answer, begun_s: float, due_s: float, sent_s: float) -> Sample:
+    first_s, last_s = answer.first_s, answer.last_s
+    return Sample(
+        start_s=due_s - begun_s,
+        lag_s=sent_s - due_s,
+        ttft_s=float("nan") if first_s is None else first_s - due_s,
+        decode_s=0.0 if first_s is None or last_s is None else last_s - first_s,
+        latency_s=answer.ended_s - due_s,
+        prompt_tokens=answer.prompt_tokens or 0,
+        output_tokens=answer.pieces if answer.output_tokens is None else answer.output_tokens,
+        counted=answer.output_tokens is None,
+    )
+
+
+class _Sink:
+    """Hands what a pool reports to an answer."""
+
+    def __init__(self, answer: Answer) -> None:
+        self.on_head = answer.on_head
+        self.on_body = answer.on_body
+        self.on_end = answer.on_end
+        self._fail = answer.fail
+
+    def on_error(self, error: CallError) -> None:
+        """The connection failed."""
+        self._fail(f"connection_{error.kind}")

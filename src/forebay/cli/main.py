@@ -1,0 +1,277 @@
+"""The command `forebay`. Every command imports what it needs when it runs, so that `--help` answers at once."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from forebay import __version__
+from forebay.cli import settings
+from forebay.cli.settings import UserError
+
+EPILOG = "Exit codes: 0 done · 1 failed · 2 wrong usage · 3 nothing answers at the address · 130 stopped with Ctrl-C"
+
+app = typer.Typer(
+    name="forebay",
+    help="Any model behind one API with an SLA.",
+    epilog=EPILOG,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+config = typer.Typer(help="The cluster file.", no_args_is_help=True)
+app.add_typer(config, name="config")
+
+FileOption = Annotated[
+    Path | None,
+    typer.Option("--file", "-f", help="Cluster file.", show_default="./forebay.yaml, else the demo"),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="PATH=VALUE", help="Set one value of the cluster file, such as gateway.port=9000."),
+]
+UrlOption = Annotated[
+    str | None,
+    typer.Option("--url", help="Base URL of an OpenAI-compatible server.", show_default="FOREBAY_URL, else the demo"),
+]
+KeyOption = Annotated[
+    str | None,
+    typer.Option("--api-key", envvar="FOREBAY_API_KEY", help="Bearer token to send.", show_envvar=True),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"forebay {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Any model behind one API with an SLA."""
+
+
+@app.command()
+def up(
+    file: FileOption = None,
+    set_: SetOption = None,
+    demo: Annotated[bool, typer.Option("--demo", help="Start the demo even if there is a forebay.yaml.")] = False,
+) -> None:
+    """Start the cluster of a cluster file and stay in the foreground; Ctrl-C drains and stops it."""
+    from forebay.cli.up import run_up
+
+    if demo and file:
+        raise UserError("--demo and -f exclude each other.", settings.WRONG_USAGE)
+    source = settings.demo_file() if demo else settings.read_file(file)
+    console = settings.screen()
+    if source.is_demo and not demo:
+        console.print("[dim]There is no forebay.yaml here: starting the demo.[/]")
+    cluster = settings.load_cluster(source, set_ or [], os.environ)
+    raise typer.Exit(run_up(cluster, settings.home(), console))
+
+
+@app.command()
+def serve(
+    model_source: Annotated[
+        str, typer.Argument(help="package:DIST[==VERSION]/PATH, or a GGUF or ONNX file, or a model folder.")
+    ],
+    *,
+    name: Annotated[str | None, typer.Option(help="Name for clients.", show_default="from the source")] = None,
+    task: Annotated[str | None, typer.Option(help="chat or embed.", show_default="from the source")] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(help="openvino, llamacpp, onnx or synthetic.", show_default="from the source"),
+    ] = None,
+    replicas: Annotated[int, typer.Option(help="How many replicas to run.")] = 1,
+    port: Annotated[
+        int | None,
+        typer.Option(help="Port of the gateway; the admin API takes the next one.", show_default="8080"),
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="PATH=VALUE", help="Set a value of the model (engine.threads=2) or cluster."),
+    ] = None,
+) -> None:
+    """Serve one model, in one line: `forebay serve ./model.gguf`."""
+    from forebay.cli.serve import Wish, cluster_of
+    from forebay.cli.up import run_up
+    from forebay.core.model import Task
+
+    if task is not None and task not in list(Task):
+        raise UserError(f"--task: found {task!r}; allowed: {', '.join(Task)}", settings.WRONG_USAGE)
+    wish = Wish(model_source, name, Task(task) if task else None, engine, replicas, port)
+    cluster = cluster_of(wish, set_ or [], os.environ)
+    raise typer.Exit(run_up(cluster, settings.home(), settings.screen()))
+
+
+@app.command()
+def status(
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Keep the table up to date until Ctrl-C.")] = False,
+    as_json: JsonOption = False,
+    url: Annotated[
+        str | None, typer.Option("--url", help="Admin API.", show_default="FOREBAY_ADMIN_URL, else the demo's")
+    ] = None,
+) -> None:
+    """Show every replica of the running cluster."""
+    from forebay.cli import status as view
+
+    raise typer.Exit(view.status((url or settings.admin_url()).rstrip("/"), watch, as_json, settings.screen()))
+
+
+@app.command()
+def chat(
+    prompt: Annotated[
+        str | None, typer.Argument(help="One question; without it a conversation.", show_default=False)
+    ] = None,
+    *,
+    model: Annotated[str | None, typer.Option(help="Model.", show_default="the only one, or `chat`")] = None,
+    system: Annotated[str | None, typer.Option(help="System message.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest answer, tokens.")] = None,
+    temperature: Annotated[
+        float | None, typer.Option(min=0, max=2, help="0: always the likeliest token.", show_default="the server's")
+    ] = None,
+    url: UrlOption = None,
+    api_key: KeyOption = None,
+) -> None:
+    """Talk to a model. Ctrl-C stops an answer, Ctrl-D leaves."""
+    from forebay.cli import chat as talk
+    from forebay.cli.server import choose_model, connect
+
+    out, notes = settings.screen(), settings.screen(stderr=True)
+    with connect(url or settings.gateway_url(), api_key) as client:
+        chosen = choose_model(client, model, "chat")
+        conversation = talk.Talk(client, chosen, max_tokens, temperature, talk.system_message(system))
+        raise typer.Exit(talk.chat(conversation, prompt, out, notes))
+
+
+@app.command()
+def bench(
+    *,
+    url: UrlOption = None,
+    model: Annotated[str | None, typer.Option(help="Model.", show_default="the only one, or by task")] = None,
+    task: Annotated[str, typer.Option(help="chat, completions or embed.")] = "chat",
+    concurrency: Annotated[int, typer.Option("--concurrency", "-c", help="Closed loop: requests at once.")] = 8,
+    rate: Annotated[
+        float | None,
+        typer.Option(help="Open loop: requests per second, Poisson arrivals; latency counts from when one was due."),
+    ] = None,
+    requests: Annotated[
+        int | None, typer.Option("--requests", "-n", help="End after this many.", show_default="100")
+    ] = None,
+    duration: Annotated[
+        float | None, typer.Option(help="Send for this long, seconds; alone it is the only end.")
+    ] = None,
+    prompt_tokens: Annotated[str, typer.Option(help="N, LOW-HIGH, or lognormal:MEDIAN,SIGMA[,MAX].")] = "64",
+    output_tokens: Annotated[str, typer.Option(help="Longest answer, likewise.")] = "64",
+    fixed_output: Annotated[
+        bool, typer.Option("--fixed-output", help="Ask for answers of exactly that length (ignore_eos).")
+    ] = False,
+    stream: Annotated[bool, typer.Option(help="Stream the answers; needed for TTFT and TPOT.")] = True,
+    batch: Annotated[int, typer.Option(help="embed: inputs per request.")] = 1,
+    warmup: Annotated[int, typer.Option(help="Requests sent first and not counted.")] = 0,
+    timeout: Annotated[float, typer.Option(help="Give up on a request after this, seconds.")] = 300.0,
+    slo_ttft_ms: Annotated[float | None, typer.Option(help="Goodput: time to first token.")] = None,
+    slo_tpot_ms: Annotated[float | None, typer.Option(help="Goodput: time per output token.")] = None,
+    slo_e2e_ms: Annotated[float | None, typer.Option(help="Goodput: end to end.")] = None,
+    seed: Annotated[int, typer.Option(help="Same seed, same requests at the same times.")] = 0,
+    as_json: JsonOption = False,
+    plot: Annotated[Path | None, typer.Option(help="Draw latencies and rates (.png, .svg, .pdf).")] = None,
+    api_key: KeyOption = None,
+) -> None:
+    """Load an OpenAI-compatible server and report latency, throughput and errors."""
+    from forebay.cli.bench.command import Output, bench
+    from forebay.cli.bench.plan import Plan
+    from forebay.cli.bench.stats import Slo
+
+    plan = Plan(
+        url=url or settings.gateway_url(),
+        model=model,
+        task=task,
+        concurrency=concurrency,
+        rate=rate,
+        requests=requests,
+        duration_s=duration,
+        warmup=warmup,
+        prompt_tokens=prompt_tokens,
+        output_tokens=output_tokens,
+        stream=stream,
+        fixed_output=fixed_output,
+        batch=batch,
+        seed=seed,
+        timeout_s=timeout,
+        api_key=api_key,
+    )
+    raise typer.Exit(bench(plan, Slo(slo_ttft_ms, slo_tpot_ms, slo_e2e_ms), Output(as_json, plot)))
+
+
+@app.command()
+def doctor(file: FileOption = None, as_json: JsonOption = False) -> None:
+    """Check the machine: what is there, what is missing, how to get it."""
+    import msgspec
+
+    from forebay.cli import doctor as look
+
+    cluster = settings.load_cluster(settings.read_file(file), [], os.environ)
+    ports = (
+        ("gateway.port", cluster.gateway.host, cluster.gateway.port),
+        ("admin.port", cluster.admin.host, cluster.admin.port),
+    )
+    console, notes = settings.screen(), settings.screen(stderr=True)
+    with notes.status("looking at the machine"):
+        found = list(look.checks(settings.home(), ports))
+    missing = [check.name for check in found if check.state is look.State.MISSING]
+    if as_json:
+        document = {"ok": not missing, "checks": found}
+        console.out(msgspec.json.format(msgspec.json.encode(document)).decode(), highlight=False)
+    else:
+        console.print(look.table(found), highlight=False)
+        verdict = f"[bold red]missing: {', '.join(missing)}[/]" if missing else "[green]Forebay can run here.[/]"
+        console.print(f"\n{verdict}")
+    raise typer.Exit(1 if missing else 0)
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of the cluster file, for editors."""
+    import json
+
+    from forebay.core.cluster import Cluster
+
+    typer.echo(json.dumps(Cluster.model_json_schema(), indent=2))
+
+
+@config.command()
+def check(
+    file: Annotated[
+        Path | None, typer.Argument(help="Cluster file.", show_default="./forebay.yaml, else the demo")
+    ] = None,
+    set_: SetOption = None,
+) -> None:
+    """Check a cluster file; prints all problems at once."""
+    source = settings.read_file(file)
+    cluster = settings.load_cluster(source, set_ or [], os.environ)
+    models = ", ".join(f"{m.name} ({m.task}, {m.replicas} replica{'s' * (m.replicas > 1)})" for m in cluster.models)
+    typer.echo(f"{source.name}: fine. Cluster {cluster.name}: {models}")
+
+
+def main() -> None:
+    """Entry point: expected problems end with a sentence and an exit code, not with a traceback."""
+    try:
+        app()
+    except UserError as error:
+        print(f"forebay: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(settings.INTERRUPTED)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""What `forebay up` shows: moving bars on a terminal, plain lines anywhere else."""
+
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from forebay.control.journal import Happened
+from forebay.control.status import Status
+from forebay.core.lifecycle import Event
+from forebay.core.model import ReplicaState
+
+PLAIN_EVERY_S = 5.0
+REDRAW_EVERY_S = 0.1
+WORDS_LINES_MAX = 12
+QUIET = (Event.LOADS.value, Event.PLACED.value, Event.ADOPTED.value)
+"""Events of which the bars tell, or of which there is nothing to do."""
+
+
+class Screen:
+    """Prints for people. A terminal that goes away takes nothing down with it."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._bars = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=30),
+            TextColumn("{task.fields[note]}"),
+            TimeElapsedColumn(),
+            console=console,
+            auto_refresh=False,
+            transient=True,
+        )
+        self._tasks: dict[str, TaskID] = {}
+        self._moving = False
+        self._gone = False
+        self._drawn = 0.0
+        self._words: dict[str, str] = {}
+        self.adopted = 0
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            self._safely(self._bars.start)
+            self._moving = True
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.still()
+
+    def still(self) -> None:
+        """End the bars; lines go on."""
+        if self._moving:
+            self._moving = False
+            self._safely(self._bars.stop)
+
+    def line(self, text: str, style: str | None = None) -> None:
+        """Print as it is, however long: it may be there to be copied."""
+        self._safely(lambda: self._console.print(Text(text, style or ""), soft_wrap=True))
+
+    def progress(self, model: str) -> Callable[[str, int, int | None], None]:
+        """Where the preparation of a model reports to."""
+        last_stage, said_at = "", 0.0
+
+        def report(stage: str, done: int, total: int | None) -> None:
+            note = f"{_size(done)} of {_size(total)}" if total else (_size(done) if done else "")
+            if self._moving:
+                self._bar(model, f"{model}: {stage}", note, done, total)
+                return
+            nonlocal last_stage, said_at
+            now = time.monotonic()
+            if stage != last_stage or now - said_at >= PLAIN_EVERY_S:
+                last_stage, said_at = stage, now
+                self.line(f"{model}: {stage}{f', {note}' if done else ''}")
+
+        return report
+
+    def done(self, model: str) -> None:
+        """The bar of a model, or of a unit, is no longer needed."""
+        task = self._tasks.pop(model, None)
+        if task is not None:
+            self._bars.remove_task(task)
+
+    def starting(self, status: Status) -> None:
+        """Show how far the units are."""
+        if not self._moving:
+            return
+        for unit in [*status.gateways, *(r for m in status.models for r in m.replicas)]:
+            if unit.state is ReplicaState.READY:
+                self.done(unit.id)
+            else:
+                self._bar(unit.id, f"{unit.id}: {unit.state}", unit.why, 0, None)
+
+    def event(self, happened: Happened) -> None:
+        """Print what matters of what happened."""
+        if happened.kind == Event.ADOPTED.value:
+            self.adopted += 1
+        if happened.kind in QUIET:
+            return
+        style = {"ready": "green", "degraded": "yellow", "quarantined": "red", "stopped": "yellow"}.get(
+            happened.state
+        )
+        subject = f"{happened.unit}: " if happened.unit else ""
+        state = f"{happened.state}: " if happened.state and happened.why != happened.state else ""
+        self.line(f"{subject}{state}{happened.why}", style)
+        words = happened.last_words.strip()
+        if words and self._words.get(happened.unit) != words:
+            self._words[happened.unit] = words
+            self.line("\n".join(f"    {line}" for line in words.splitlines()[-WORDS_LINES_MAX:]), "dim")
+
+    def _bar(self, name: str, description: str, note: str, done: int, total: int | None) -> None:
+        if name not in self._tasks:
+            self._tasks[name] = self._bars.add_task(description, total=total, note=note)
+        self._bars.update(self._tasks[name], description=description, completed=done, total=total, note=note)
+        now = time.monotonic()
+        if now - self._drawn >= REDRAW_EVERY_S:
+            self._drawn = now
+            self._safely(self._bars.refresh)
+
+    def _safely(self, show: Callable[[], object]) -> None:
+        if self._gone:
+            return
+        try:
+            show()
+        except (OSError, SystemExit):  # rich answers a closed pipe with SystemExit, but units need us
+            self._gone = True
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e6:.1f} MB" if count >= 100_000 else str(count)

@@ -1,0 +1,84 @@
+"""`forebay serve MODEL_SOURCE`: a cluster file for one model, made from one line."""
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+
+from forebay.cli.settings import WRONG_USAGE, FileText, UserError, parse_cluster, set_overrides, variable_overrides
+from forebay.core.cluster import Cluster
+from forebay.core.model import Task
+from forebay.engines import TASKS, choose_engine
+from forebay.engines.protocol import EngineBroken
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What the command line says about the model; None: it says nothing."""
+
+    source: str
+    name: str | None
+    task: Task | None
+    engine: str | None
+    replicas: int
+    port: int | None
+
+
+def model_name(source: str) -> str:
+    """A name for clients from the end of a source: `…/SmolLM2-135M-Instruct.Q4_1.gguf` → `smollm2-135m-instruct`."""
+    last = PurePath(source.partition(":")[2] if source.startswith("package:") else source).name
+    stem = re.sub(r"\.(gguf|onnx|xml)$", "", last, flags=re.IGNORECASE)
+    stem = re.sub(r"[.-](i?q\d\w*|f16|f32|bf16|int[48])$", "", stem, flags=re.IGNORECASE)
+    name = re.sub(r"[^a-z0-9._-]+", "-", stem.lower()).strip("._-")[:63].strip("._-")
+    return name or "model"
+
+
+def guess_engine(source: str) -> str:
+    """The engine that fits a source. Raises `UserError` with what to do."""
+    if source.startswith("package:"):
+        path = source.rpartition("/")[2] if "/" in source else ""
+        suffix = PurePath(path).suffix.lower()
+        if suffix in (".gguf", ".onnx"):
+            return {".gguf": "openvino", ".onnx": "onnx"}[suffix]
+        raise UserError(
+            f"{source}: what this is cannot be told from its name. Add --task chat or --task embed.", WRONG_USAGE
+        )
+    try:
+        return choose_engine(Path(source))
+    except EngineBroken as error:
+        raise UserError(str(error)) from error
+
+
+def _local(source: str) -> Path:
+    """The file or folder, absolute. An OpenVINO IR is its folder, whichever of its files was named."""
+    path = Path(source).expanduser().absolute()
+    if not path.exists():
+        raise UserError(f"{path}: no such file or folder. A model in a package is written package:DIST/PATH.")
+    return path.parent if path.name == "openvino_model.xml" else path
+
+
+def cluster_of(wish: Wish, assignments: Iterable[str], environ: Mapping[str, str]) -> Cluster:
+    """The cluster that serves one model. Raises `UserError`."""
+    local = not wish.source.startswith("package:") and wish.engine != "synthetic"
+    source = str(_local(wish.source)) if local else wish.source
+    task = wish.task or TASKS.get(wish.engine or guess_engine(source), Task.CHAT)
+    name = wish.name or model_name(source)
+    model: dict[str, object] = {
+        "name": name,
+        "task": task.value,
+        "source": source,
+        "replicas": wish.replicas,
+    }
+    if wish.engine:
+        model["engine"] = wish.engine
+    document: dict[str, object] = {"name": f"serve-{name}"[:63].strip("._-"), "models": [model]}
+    if wish.port is not None:
+        document |= {"gateway": {"port": wish.port}, "admin": {"port": wish.port + 1}}
+    # A JSON document is a YAML document: one reader, one set of messages.
+    text = FileText("forebay serve", json.dumps(document).encode())
+    overrides = variable_overrides(environ)
+    for path, value in set_overrides(assignments).items():
+        known = path.partition(".")[0].partition("[")[0] in Cluster.model_fields
+        overrides[path if known else f"models[0].{path}"] = value
+    return parse_cluster(text, overrides)

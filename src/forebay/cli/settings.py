@@ -1,0 +1,141 @@
+"""Where the command line gets its settings: the cluster file, `--set`, and FOREBAY_… environment variables."""
+
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from forebay.core.cluster import Cluster
+
+FILE = "forebay.yaml"
+HOME = ".forebay"
+GATEWAY_URL = "http://127.0.0.1:8080"
+ADMIN_URL = "http://127.0.0.1:8081"
+PREFIX = "FOREBAY_"
+VARIABLES = {
+    "FOREBAY_HOME": f"folder for models, caches and run-time state; default: `{HOME}` in the current folder",
+    "FOREBAY_URL": f"base URL that `chat` and `bench` talk to; default: `{GATEWAY_URL}`",
+    "FOREBAY_ADMIN_URL": f"admin API that `status` asks; default: `{ADMIN_URL}`",
+    "FOREBAY_API_KEY": "bearer token that `chat` and `bench` send, for servers that want one",
+    "FOREBAY_<KEY>__<KEY>": "a setting of the cluster file, for example `FOREBAY_GATEWAY__PORT=9000` or "
+    "`FOREBAY_MODELS__0__REPLICAS=2`; `--set` goes over it",
+}
+"""The environment variables that the command line reads."""
+
+FILE_BYTES_MAX = 1_000_000
+PIPE_COLUMNS = 160
+WRONG_USAGE, NOT_REACHED, INTERRUPTED = 2, 3, 130
+"""Exit codes besides 0 (done) and 1 (failed)."""
+
+
+class UserError(Exception):
+    """Something the user can mend; the text says how. `exit_code` tells scripts what kind it is."""
+
+    def __init__(self, text: str, exit_code: int = 1) -> None:
+        self.exit_code = exit_code
+        super().__init__(text)
+
+
+@dataclass(frozen=True, slots=True)
+class FileText:
+    """A cluster file as read. `name` is what messages call it."""
+
+    name: str
+    text: bytes
+    is_demo: bool = False
+
+
+def screen(stderr: bool = False) -> "Console":
+    """Where results (or, on standard error, notes) are printed. A pipe is as wide as the lines need."""
+    from rich.console import Console
+
+    stream = sys.stderr if stderr else sys.stdout
+    return Console(stderr=stderr, highlight=False, width=None if stream.isatty() else PIPE_COLUMNS)
+
+
+def home() -> Path:
+    """FOREBAY_HOME, absolute."""
+    return Path(os.environ.get("FOREBAY_HOME") or HOME).absolute()
+
+
+def gateway_url() -> str:
+    """Base URL of the gateway, without a slash at the end."""
+    return (os.environ.get("FOREBAY_URL") or GATEWAY_URL).rstrip("/")
+
+
+def admin_url() -> str:
+    """Base URL of the admin API, without a slash at the end."""
+    return (os.environ.get("FOREBAY_ADMIN_URL") or ADMIN_URL).rstrip("/")
+
+
+def demo_file() -> FileText:
+    """The cluster file that comes with the package."""
+    return FileText(f"demo/{FILE}", (resources.files("forebay.cli") / "demo" / FILE).read_bytes(), is_demo=True)
+
+
+def read_file(path: Path | None) -> FileText:
+    """The cluster file at `path`; without one ./forebay.yaml, else the demo. Raises `UserError`."""
+    if path is None:
+        if not Path(FILE).exists():
+            return demo_file()
+        path = Path(FILE)
+    try:
+        with path.open("rb") as file:
+            return FileText(str(path), file.read(FILE_BYTES_MAX + 1))
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file. `forebay up` without -f starts the demo.") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}).") from None
+
+
+def variable_overrides(environ: Mapping[str, str]) -> dict[str, str]:
+    """`FOREBAY_GATEWAY__PORT=1` as `{"gateway.port": "1"}`; a number as a key is an index."""
+    from forebay.core.cluster import Cluster
+
+    top = set(Cluster.model_fields)
+    overrides = {}
+    for name in sorted(environ):
+        if not name.startswith(PREFIX):
+            continue
+        first, *rest = name.removeprefix(PREFIX).lower().split("__")
+        if rest or first in top:
+            steps = [f"[{step}]" if step.isdigit() else f".{step}" for step in (first, *rest)]
+            overrides["".join(steps).lstrip(".")] = environ[name]
+    return overrides
+
+
+def set_overrides(assignments: Iterable[str]) -> dict[str, str]:
+    """The `PATH=VALUE` of `--set`. Raises `UserError`."""
+    overrides = {}
+    for assignment in assignments:
+        path, equals, value = assignment.partition("=")
+        if not equals or not path.strip():
+            raise UserError(
+                f"--set {assignment!r}: expected PATH=VALUE, for example --set gateway.port=9000", WRONG_USAGE
+            )
+        overrides[path.strip()] = value
+    return overrides
+
+
+def load_cluster(file: FileText, assignments: Iterable[str], environ: Mapping[str, str]) -> "Cluster":
+    """The cluster of a file with environment and `--set` on top. Raises `UserError` with all problems."""
+    return parse_cluster(file, {**variable_overrides(environ), **set_overrides(assignments)})
+
+
+def parse_cluster(file: FileText, overrides: Mapping[str, str]) -> "Cluster":
+    """The cluster of a text. Raises `UserError` with all problems."""
+    from forebay.wire import clusterfile
+
+    try:
+        return clusterfile.load(file.text, file.name, overrides)
+    except clusterfile.ClusterFileError as error:
+        count = len(error.problems)
+        lines = [f"{f'line {p.line}' if p.line else 'set':>9}  {p}" for p in error.problems]
+        head = f"{file.name}: {count} problem{'s' if count > 1 else ''}; nothing was started."
+        raise UserError("\n".join([head, *lines])) from None

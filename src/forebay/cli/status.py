@@ -1,0 +1,135 @@
+"""`forebay status`: what control says about the cluster, as a table or as JSON."""
+
+import sys
+import time
+
+import httpx
+import msgspec
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from forebay.cli.settings import NOT_REACHED, UserError
+from forebay.control.status import ReplicaStatus, Status, UnitStatus
+
+ANSWER_TIMEOUT_S = 5.0
+REFRESH_S = 1.0
+WORDS_CHARS_MAX = 200
+COLOURS = {
+    "ready": "green",
+    "starting": "cyan",
+    "warming": "cyan",
+    "draining": "yellow",
+    "degraded": "yellow",
+    "quarantined": "bold red",
+    "stopped": "bold red",
+}
+COLUMNS = ("", "state", "load", "kv", "pid", "address", "restarts", "revision")
+RIGHT = ("load", "kv", "pid", "restarts")
+REVISION_CHARS = 9
+"""Enough to tell revisions apart; `--json` has the whole."""
+
+
+def fetch(url: str) -> bytes:
+    """The status document as JSON. Raises `UserError` if nothing answers."""
+    try:
+        answer = httpx.get(f"{url}/v1/status", timeout=ANSWER_TIMEOUT_S, trust_env=False)
+        answer.raise_for_status()
+    except httpx.ConnectError:
+        raise UserError(
+            f"No cluster runs at {url}. Start one with `forebay up`; "
+            "if it has another admin port, say --url or FOREBAY_ADMIN_URL.",
+            NOT_REACHED,
+        ) from None
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise UserError(f"{url} does not answer like the admin API of Forebay ({error}).", NOT_REACHED) from None
+    return answer.content
+
+
+def parse(url: str, document: bytes) -> Status:
+    """The status as a value. Raises `UserError` if it is something else."""
+    try:
+        return msgspec.json.decode(document, type=Status)
+    except msgspec.MsgspecError as error:
+        raise UserError(f"{url} does not answer like the admin API of this Forebay ({error}).", NOT_REACHED) from None
+
+
+def status(url: str, watch: bool, as_json: bool, screen: Console) -> int:
+    """Print the status once, or keep it up to date until Ctrl-C."""
+    if as_json:
+        while True:
+            print(msgspec.json.format(fetch(url), indent=0 if watch else 2).decode(), flush=True)
+            if not watch:
+                return 0
+            time.sleep(REFRESH_S)
+    first = view(parse(url, fetch(url)))
+    if not watch:
+        screen.print(first)
+        return 0
+    with Live(first, console=screen, auto_refresh=False, screen=sys.stdout.isatty()) as live:
+        try:
+            while True:
+                time.sleep(REFRESH_S)
+                live.update(_view_or_reason(url), refresh=True)
+        except KeyboardInterrupt:
+            return 0
+
+
+def _view_or_reason(url: str) -> RenderableType:
+    try:
+        return view(parse(url, fetch(url)))
+    except UserError as error:
+        return Text(f"{error}\nLooking again every second; Ctrl-C leaves.", style="yellow")
+
+
+def view(cluster: Status) -> RenderableType:
+    """The cluster for people."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for name in COLUMNS:
+        table.add_column(name, justify="right" if name in RIGHT else "left", no_wrap=True)
+    for model in cluster.models:
+        ready = Text(
+            f"{model.ready}/{model.wanted} ready", style="green" if model.ready == model.wanted else "yellow"
+        )
+        table.add_row(Text(model.name, style="bold"), ready, "", "", "", model.engine, "", _short(model.revision))
+        for replica in model.replicas:
+            table.add_row(*_replica(replica))
+    table.add_row(Text("gateway", style="bold"))
+    for gateway in cluster.gateways:
+        table.add_row(*_unit(gateway, "", ""))
+    units = [*(replica for model in cluster.models for replica in model.replicas), *cluster.gateways]
+    verdict = ("ready", "green") if cluster.ready else (f"not ready ({cluster.phase})", "bold yellow")
+    head = Text.assemble((cluster.cluster, "bold"), "  ", verdict, f"  {cluster.gateway_url}")
+    trouble = [Text(cluster.trouble, style="bold red")] if cluster.trouble else []
+    notes = [note for unit in units if (note := _note(unit))]
+    return Group(head, *trouble, Text(), table, *([Text(), *notes] if notes else []))
+
+
+def _short(revision: str) -> str:
+    return revision[:REVISION_CHARS] or "-"
+
+
+def _unit(unit: UnitStatus, load: str, kv: str) -> tuple[str | Text, ...]:
+    state = Text(unit.state, style=COLOURS.get(unit.state, ""))
+    address = unit.url.removeprefix("http://") or "-"
+    return f"  {unit.id}", state, load, kv, str(unit.pid or "-"), address, str(unit.restarts)
+
+
+def _replica(replica: ReplicaStatus) -> tuple[str | Text, ...]:
+    load = f"{replica.in_flight}/{replica.capacity}" if replica.capacity else "-"
+    kv = f"{replica.kv_used_tokens / replica.kv_total_tokens:.0%}" if replica.kv_total_tokens else "-"
+    return *_unit(replica, load, kv), _short(replica.revision)
+
+
+def _note(unit: UnitStatus) -> Text | None:
+    """Why a unit is not ready, when it is tried again, and what it said before it died."""
+    if unit.state == "ready" or not (unit.why or unit.last_words):
+        return None
+    again = f"; starts again in {unit.starts_again_in_s:g} s" if unit.starts_again_in_s else ""
+    text = Text.assemble((unit.id, "bold"), f"  {unit.why}{again}")
+    words = " ".join(unit.last_words.split())
+    if words:
+        cut = f"… {words[-WORDS_CHARS_MAX:]}" if len(words) > WORDS_CHARS_MAX else words
+        text.append(f"\n  last words: {cut}", style="dim")
+    return text

@@ -1,0 +1,194 @@
+"""`forebay up`: from a cluster to a running one, and down again in order."""
+
+import asyncio
+import fcntl
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+
+from forebay.cli.build import Parts, build, prepare_model
+from forebay.cli.screen import Screen
+from forebay.cli.settings import INTERRUPTED, UserError
+from forebay.control.loop import Controller
+from forebay.control.plan import Artifact, Places, Plan
+from forebay.control.ports import Taken, bind
+from forebay.control.status import Status, make_status
+from forebay.core.cluster import Cluster
+from forebay.core.model import Endpoint, Task
+from forebay.obs.clock import wall_s
+from forebay.providers.processes import identify, session_leaders
+
+SHOW_EVERY_S = 0.2
+BACKLOG = 128
+
+
+class Holder(msgspec.Struct, frozen=True):
+    """Content of the lock file: who runs the cluster."""
+
+    pid: int
+    since: float
+
+
+def run_up(cluster: Cluster, home: Path, console: Console) -> int:
+    """Run a cluster until Ctrl-C or SIGTERM; the exit code. Raises `UserError` for what the user can mend."""
+    home = home.absolute()
+    places = Places(home / "run" / cluster.name)
+    try:
+        places.folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{places.folder}: {error.strerror}. Set FOREBAY_HOME to a folder you can write.") from error
+    began = wall_s()
+    with _only_one(places, cluster.name), Screen(console) as screen:
+        listener = _take_ports(cluster, places)
+        with listener:
+            try:
+                artifacts = _prepare(cluster, home, screen)
+            except KeyboardInterrupt:
+                return INTERRUPTED
+            _clear_peers(places)
+            parts = build(cluster, artifacts, places, screen.event)
+            asyncio.run(_run(parts, listener, screen, began))
+    return 0
+
+
+@contextmanager
+def _only_one(places: Places, name: str) -> Iterator[None]:
+    """Hold the lock of the cluster; the kernel lets go of it however this process ends."""
+    with places.lock.open("a+b") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise UserError(_held(file.read(), name)) from None
+        file.truncate(0)
+        file.write(msgspec.json.encode(Holder(os.getpid(), wall_s())))
+        file.flush()
+        yield
+
+
+def _held(content: bytes, name: str) -> str:
+    try:
+        holder = msgspec.json.decode(content, type=Holder)
+    except msgspec.DecodeError:
+        return f"cluster {name} is being run by another process"
+    since = datetime.fromtimestamp(holder.since).isoformat(" ", "seconds")
+    return (
+        f"cluster {name} is run by process {holder.pid} since {since}. "
+        f"Stop it with Ctrl-C there or `kill {holder.pid}`, or give this cluster another `name`."
+    )
+
+
+def _take_ports(cluster: Cluster, places: Places) -> socket.socket:
+    """The bound socket of the admin API; the gateway's port is free, or held by a gateway of this very cluster."""
+    own = {pid for pid, _ in session_leaders(places.folder / "units")}
+    problems = []
+    gateway = bind(cluster.gateway.host, cluster.gateway.port)
+    if isinstance(gateway, Taken):
+        if not gateway.pids or not own.issuperset(gateway.pids):
+            problems.append(f"the gateway: {gateway.why}. Stop that, or change gateway.port or gateway.host.")
+    else:
+        gateway.close()
+    admin = bind(cluster.admin.host, cluster.admin.port)
+    if isinstance(admin, Taken):
+        problems.append(f"the admin API: {admin.why}. Stop that, or change admin.port or admin.host.")
+    if problems or isinstance(admin, Taken):
+        if not isinstance(admin, Taken):
+            admin.close()
+        raise UserError("\n".join(problems))
+    admin.listen(BACKLOG)
+    return admin
+
+
+def _clear_peers(places: Places) -> None:
+    """Gateways that were killed leave word of where they listened."""
+    for path in places.peers.glob("*.json"):
+        try:
+            endpoint = msgspec.json.decode(path.read_bytes(), type=Endpoint)
+        except (OSError, msgspec.DecodeError):
+            endpoint = None
+        if endpoint is None or identify(endpoint.pid) is None:
+            path.unlink(missing_ok=True)
+
+
+def _prepare(cluster: Cluster, home: Path, screen: Screen) -> dict[str, Artifact]:
+    """All models, or all that is wrong with them."""
+    artifacts, problems = {}, []
+    for model in cluster.models:
+        try:
+            artifacts[model.name] = prepare_model(model, home, screen.progress(model.name))
+        except UserError as error:
+            problems.append(str(error))
+        screen.done(model.name)
+    if problems:
+        raise UserError("\n".join([*problems, "Nothing was started."]))
+    return artifacts
+
+
+async def _run(parts: Parts, listener: socket.socket, screen: Screen, began: float) -> None:
+    control = parts.control
+    loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        screen.still()
+        if control.stopping:
+            screen.line("stopping at once: what runs is cut off", "red")
+            control.kill()
+        else:
+            control.stop()
+            screen.line("Ctrl-C once more cuts off what still runs.", "dim")
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup means it
+            loop.add_signal_handler(number, stop)
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(parts.server.run_on(listener))
+            showing = tasks.create_task(_show(parts, screen, began, listener.getsockname()))
+            await control.run()
+            parts.server.stop()
+            showing.cancel()
+    finally:
+        await parts.close()
+    screen.line("stopped; no process is left")
+
+
+def _status(control: Controller) -> Status:
+    return make_status(control, asyncio.get_running_loop().time(), wall_s())
+
+
+async def _show(parts: Parts, screen: Screen, began: float, admin: tuple[str, int]) -> None:
+    """Follow the start until everything is ready, then say so once."""
+    await parts.control.look()
+    if screen.adopted:
+        screen.line(f"adopted {screen.adopted} running processes")
+    while not (status := _status(parts.control)).complete:
+        screen.starting(status)
+        await asyncio.sleep(SHOW_EVERY_S)
+    screen.still()
+    screen.line(f"\nready after {wall_s() - began:.1f} s\n", "bold green")
+    screen.line(f"  OpenAI API  {parts.plan.gateway_url}/v1")
+    screen.line(f"  admin API   http://{admin[0]}:{admin[1]}/v1/status")
+    screen.line(f"\n{_example(parts.plan)}\n")
+    screen.line("Ctrl-C stops the cluster.", "dim")
+
+
+def _example(plan: Plan) -> str:
+    """A request to copy into a shell."""
+    routes = [model.routes for model in plan.models]
+    model = next((r for r in routes if r.task is Task.CHAT), routes[0])
+    if model.task is Task.CHAT:
+        path, rest = (
+            "chat/completions",
+            '"messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 32, "temperature": 0',
+        )
+    else:
+        path, rest = "embeddings", '"input": "A forebay feeds the turbines."'
+    body = f'{{"model": "{model.name}", {rest}}}'
+    return f"curl {plan.gateway_url}/v1/{path} \\\n  -H 'content-type: application/json' \\\n  -d '{body}'"

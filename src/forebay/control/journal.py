@@ -1,0 +1,65 @@
+"""What happened and why: a bounded history for the admin API, and the same lines in a bounded log file."""
+
+import logging
+import logging.handlers
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from forebay.obs.clock import wall_s
+
+EVENTS_MAX = 1000
+FILE_BYTES_MAX = 8 * 1024 * 1024
+TEXT_CHARS_MAX = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Happened:
+    """One thing that happened. `unit` is empty if it is about control itself; `at` is wall time."""
+
+    number: int
+    at: float
+    kind: str
+    unit: str
+    generation: int
+    state: str
+    why: str
+    last_words: str = ""
+
+
+class Journal:
+    """Keeps the history. `tell` hears everything at once."""
+
+    def __init__(self, path: Path, tell: Callable[[Happened], None]) -> None:
+        self._file = _File(path, maxBytes=FILE_BYTES_MAX, backupCount=1, encoding="utf-8", delay=True)
+        self._tell = tell
+        self._number = 0
+        self.events: deque[Happened] = deque(maxlen=EVENTS_MAX)
+
+    def note(
+        self, kind: str, why: str, *, unit: str = "", generation: int = 0, state: str = "", last_words: str = ""
+    ) -> None:
+        """Write down that something happened."""
+        self._number += 1
+        words = last_words[-TEXT_CHARS_MAX:]
+        happened = Happened(self._number, wall_s(), kind, unit, generation, state, why[:TEXT_CHARS_MAX], words)
+        self.events.append(happened)
+        line = msgspec.json.encode(happened).decode()
+        self._file.handle(logging.LogRecord("forebay.control", logging.INFO, "", 0, line, None, None))
+        self._tell(happened)
+
+    def since(self, number: int) -> list[Happened]:
+        """What happened after the event of that number, as far as it is remembered."""
+        return [event for event in self.events if event.number > number]
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class _File(logging.handlers.RotatingFileHandler):
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the library's name
+        """A full disk costs log lines and nothing else; the history in memory goes on."""

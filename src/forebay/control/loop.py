@@ -1,0 +1,244 @@
+"""The reconcile loop: observe, decide, publish, act, and wait until something can have changed."""
+
+import asyncio
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import replace
+from enum import Enum, auto
+
+from forebay.control.journal import Journal
+from forebay.control.plan import Plan
+from forebay.control.probe import Prober
+from forebay.control.snapshot import SnapshotFile, make_routes
+from forebay.core.model import LoadReport, ReplicaState
+from forebay.core.reconcile import (
+    Action,
+    Answered,
+    Kind,
+    Place,
+    Remove,
+    Rules,
+    Seen,
+    SeenUnit,
+    Slot,
+    State,
+    UnitKey,
+    Verdict,
+    decide,
+)
+from forebay.obs.metrics import Metrics
+from forebay.providers.protocol import Provider, ProviderError
+
+OBSERVE_TIMEOUT_S = 10.0
+PAUSE_S_MIN = 0.02
+PAUSE_AFTER_MISTAKE_S = 1.0
+LOOK_TIMEOUT_S = 2.0
+
+
+class Phase(Enum):
+    """What control works towards. Gateways go first, so that nothing is sent to a worker that stops."""
+
+    RUN = auto()
+    STOP_GATEWAYS = auto()
+    STOP_ALL = auto()
+    STOPPED = auto()
+
+
+class Controller:
+    """Keeps what runs equal to the plan. Everything else reads its public fields, which change once per round."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        provider: Provider,
+        prober: Prober,
+        *,
+        snapshot: SnapshotFile,
+        journal: Journal,
+        metrics: Metrics,
+        rules: Rules,
+    ) -> None:
+        self.plan = plan
+        self.state = State()
+        self.units: dict[UnitKey, SeenUnit] = {}
+        self.reports: dict[UnitKey, LoadReport] = {}
+        self.trouble = ""
+        """Why control cannot do its work at the moment; empty: it can."""
+        self.phase = Phase.RUN
+        self._provider = provider
+        self._prober = prober
+        self._snapshot = snapshot
+        self._journal = journal
+        self._metrics = metrics
+        self._rules = rules
+        self._refused: dict[str, str] = {}
+        self._failures = 0
+        self._wake = asyncio.Event()
+        self._askers: list[asyncio.Future[None]] = []
+
+    async def run(self) -> None:
+        """Work until stopped and drained. If cancelled, the units run on."""
+        self._snapshot.read()
+        async with asyncio.TaskGroup() as tasks:
+            watching = tasks.create_task(self._watch())
+            while not self.is_over:
+                self._wake.clear()
+                askers, self._askers = self._askers, []
+                try:
+                    again_s = await self._round()
+                except Exception as mistake:  # supervisor: the units need somebody to look after them, come what may
+                    self._fail("round", f"{type(mistake).__name__}: {mistake}")
+                    again_s = PAUSE_AFTER_MISTAKE_S
+                for asker in askers:
+                    if not asker.done():
+                        asker.set_result(None)
+                if not self.is_over:
+                    await self._pause(again_s)
+            watching.cancel()
+
+    @property
+    def stopping(self) -> bool:
+        """Control was asked to stop everything."""
+        return self.phase is not Phase.RUN
+
+    @property
+    def is_over(self) -> bool:
+        """Everything has been stopped."""
+        return self.phase is Phase.STOPPED
+
+    def stop(self) -> None:
+        """Drain: gateways first, then replicas; then `run` returns."""
+        if self.phase is Phase.RUN:
+            self.phase = Phase.STOP_GATEWAYS
+            self._rules = replace(self._rules, starting_max=0, unwanted_why="the cluster stops")
+            self._journal.note("stopping", "asked to stop: gateways drain first, then replicas")
+            self._wake.set()
+
+    def kill(self) -> None:
+        """Do not wait for anything that drains."""
+        self.stop()
+        self._rules = replace(self._rules, grace_s_max=0.0)
+        self._wake.set()
+
+    async def look(self) -> None:
+        """Return when a round has ended that began after this call, or after `LOOK_TIMEOUT_S`."""
+        asker = asyncio.get_running_loop().create_future()
+        self._askers.append(asker)
+        self._wake.set()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LOOK_TIMEOUT_S):
+                await asker
+
+    async def _watch(self) -> None:
+        while True:
+            await self._provider.changed()
+            self._wake.set()
+
+    async def _pause(self, longest_s: float) -> None:
+        await asyncio.sleep(PAUSE_S_MIN)  # whatever wakes us, it does not make us spin
+        with suppress(TimeoutError):
+            async with asyncio.timeout(longest_s):
+                await self._wake.wait()
+
+    async def _round(self) -> float:
+        """One round; returns when to look again."""
+        loop = asyncio.get_running_loop()
+        began, failures = loop.time(), self._failures
+        seen = await self._observe()
+        before = self.state
+        self.state, verdict = decide(self._wanted(), before, seen, loop.time(), self._rules)
+        self._report(before, seen, verdict)
+        if seen.units is not None:
+            self._publish(seen.units)
+            await self._act(verdict.actions)
+            self._advance(seen.units)
+        if self._failures == failures:
+            self.trouble = ""
+        self._metrics.histogram("reconcile_duration_seconds").observe(loop.time() - began)
+        return verdict.look_again_s
+
+    def _wanted(self) -> Iterable[Slot]:
+        match self.phase:
+            case Phase.RUN:
+                return self.plan.slots
+            case Phase.STOP_GATEWAYS:
+                return [slot for slot in self.plan.slots if slot.kind is Kind.REPLICA]
+            case _:
+                return []
+
+    def _advance(self, units: Iterable[SeenUnit]) -> None:
+        """The next phase of stopping, when this one is done."""
+        if self.phase is Phase.STOP_GATEWAYS and not any(u.alive for u in units if u.kind is Kind.GATEWAY):
+            self.phase = Phase.STOP_ALL
+            self._wake.set()
+        elif self.phase is Phase.STOP_ALL and not units:
+            self.phase = Phase.STOPPED
+
+    async def _observe(self) -> Seen:
+        try:
+            async with asyncio.timeout(OBSERVE_TIMEOUT_S):
+                units = await self._provider.observe()
+        except (ProviderError, TimeoutError) as error:
+            self._fail("observe", str(error) or f"nothing within {OBSERVE_TIMEOUT_S:g} s")
+            return Seen(None, trouble=self.trouble)
+        answers = await self._prober.ask(units)
+        refused, self._refused = self._refused, {}
+        self.units = {unit.key: unit for unit in units}
+        self.reports = {key: report for key, report in self.reports.items() if key in self.units}
+        for key, answer in answers.items():
+            if isinstance(answer, Answered) and answer.report:
+                self.reports[key] = answer.report
+        return Seen(units, answers, refused)
+
+    def _publish(self, units: Iterable[SeenUnit]) -> None:
+        """Before acting: gateways are told of a replica that stops before the replica is."""
+        known = {unit.key: unit for unit in units}
+        try:
+            self._snapshot.write(make_routes(self.plan, self.state, known, self.reports, self._snapshot.replicas))
+        except OSError as error:
+            self._fail("publish", f"the snapshot cannot be written: {error}")
+        self._metrics.gauge("snapshot_version").set(self._snapshot.current.version)
+
+    async def _act(self, actions: Iterable[Action]) -> None:
+        for action in actions:
+            try:
+                match action:
+                    case Place(slot, generation):
+                        await self._provider.place(slot, generation)
+                    case Remove(slot, generation, grace_s):
+                        await self._provider.remove(slot, generation, grace_s)
+            except ProviderError as error:
+                self._fail("act", str(error))
+                if isinstance(action, Place):
+                    self._refused[action.slot.id] = str(error)
+
+    def _fail(self, step: str, text: str) -> None:
+        if text != self.trouble:
+            self._journal.note("trouble", f"{step}: {text}")
+        self.trouble = text
+        self._failures += 1
+        self._metrics.counter("reconcile_failures_total", step).inc()
+
+    def _report(self, before: State, seen: Seen, verdict: Verdict) -> None:
+        """The same verdict for history, log, metrics and screen."""
+        for move in verdict.moves:
+            self._journal.note(
+                move.event.value,
+                move.why,
+                unit=move.slot,
+                generation=move.generation,
+                state=move.after.value,
+                last_words=move.last_words,
+            )
+        restarts = {s.id: s.restarts for s in before.slots}
+        for s in self.state.slots:
+            more = s.restarts - restarts.get(s.id, 0)
+            if more > 0:
+                self._metrics.counter("restarts_total", s.id).inc(more)
+        states = {s.id: s.state for s in self.state.slots}
+        for model in self.plan.models:
+            own = [states.get(slot.id, ReplicaState.STOPPED) for slot in model.slots]
+            for state in ReplicaState:
+                self._metrics.gauge("replicas", model.routes.name, state.value).set(own.count(state))
+        looping = sum(state is ReplicaState.QUARANTINED for state in states.values())
+        self._metrics.gauge("crash_loops").set(looping)

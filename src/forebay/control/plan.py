@@ -1,0 +1,150 @@
+"""What a cluster file asks for, as slots and routes, once its models are prepared."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from forebay.core.cluster import Cluster, ModelSettings, Slo
+from forebay.core.model import GatewaySpec, Limits, ModelRoutes, WorkerSpec
+from forebay.core.reconcile import Kind, Slot
+from forebay.core.revision import revision_id, spec_digest
+
+LOAD_MARGIN_S = 60.0
+"""A worker that does not notice itself that its engine cannot load gets this much longer."""
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A model on this machine, ready to be loaded by its engine."""
+
+    path: Path
+    digest: str
+    engine: str
+    settings: Mapping[str, int | float | str | bool]
+
+
+@dataclass(frozen=True)
+class PlannedModel:
+    """A model as it is wanted. `routes` has no replicas yet."""
+
+    routes: ModelRoutes
+    engine: str
+    source: str
+    slo: Slo
+    slots: tuple[Slot, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that control works towards."""
+
+    cluster: str
+    gateway_url: str
+    gateways: tuple[Slot, ...]
+    models: tuple[PlannedModel, ...]
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        """Everything that is to run."""
+        return (*self.gateways, *(slot for model in self.models for slot in model.slots))
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where a cluster keeps its run-time state."""
+
+    folder: Path
+
+    @property
+    def snapshot(self) -> Path:
+        """What gateways route on."""
+        return self.folder / "snapshot.json"
+
+    @property
+    def peers(self) -> Path:
+        """Where gateway processes find each other, and control finds them."""
+        return self.folder / "peers"
+
+    @property
+    def log(self) -> Path:
+        """Control's history."""
+        return self.folder / "control.log"
+
+    @property
+    def lock(self) -> Path:
+        """Held by the one process that runs the cluster."""
+        return self.folder / "lock"
+
+
+def make_plan(cluster: Cluster, artifacts: Mapping[str, Artifact], places: Places, version: str) -> Plan:
+    """The plan of a cluster; `artifacts` by model name. `version` of Forebay: another one replaces all units."""
+    host = cluster.gateway.host
+    return Plan(
+        cluster=cluster.name,
+        gateway_url=f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{cluster.gateway.port}",  # noqa: S104 - not bound here
+        gateways=tuple(_gateway(cluster, index, places, version) for index in range(cluster.gateway.processes)),
+        models=tuple(_model(cluster, model, artifacts[model.name], version) for model in cluster.models),
+    )
+
+
+def _gateway(cluster: Cluster, index: int, places: Places, version: str) -> Slot:
+    settings = cluster.gateway
+    spec = GatewaySpec(
+        id=f"gateway-{index}",
+        generation=0,
+        host=settings.host,
+        port=settings.port,
+        snapshot_path=str(places.snapshot),
+        endpoint_path="",
+        peers_dir=str(places.peers),
+        limits=Limits(**settings.limits.model_dump()),
+        replica_timeout_s=settings.replica_timeout_s,
+        retries_max=settings.retries_max,
+        drain_grace_s=settings.drain_grace_s,
+    )
+    digest = spec_digest(spec, version)
+    return Slot(spec.id, Kind.GATEWAY, "gateway", index, digest, spec, drain_grace_s=settings.drain_grace_s)
+
+
+def _model(cluster: Cluster, model: ModelSettings, artifact: Artifact, version: str) -> PlannedModel:
+    revision = revision_id(artifact.digest, artifact.engine, artifact.settings)
+    specs = [
+        WorkerSpec(
+            replica=f"{model.name}-{index}",
+            generation=0,
+            model=model.name,
+            revision=revision,
+            task=model.task,
+            engine=artifact.engine,
+            artifact=str(artifact.path),
+            endpoint_path="",
+            port_first=cluster.worker_port_first,
+            settings=dict(artifact.settings),
+            engine_hang_s=model.engine_hang_s,
+            drain_grace_s=model.drain_grace_s,
+            limits=Limits(body_bytes_max=cluster.gateway.limits.body_bytes_max),
+        )
+        for index in range(model.replicas)
+    ]
+    slots = tuple(
+        Slot(
+            id=spec.replica,
+            kind=Kind.REPLICA,
+            group=model.name,
+            index=index,
+            digest=spec_digest(spec, version),
+            spec=spec,
+            load_timeout_s=spec.engine_load_timeout_s + LOAD_MARGIN_S,
+            drain_grace_s=spec.drain_grace_s,
+        )
+        for index, spec in enumerate(specs)
+    )
+    routes = ModelRoutes(
+        name=model.name,
+        task=model.task,
+        policy=model.routing,
+        revision=revision,
+        queue_max=model.queue_max,
+        queue_timeout_s=model.queue_timeout_s,
+    )
+    return PlannedModel(routes, artifact.engine, model.source, model.slo, slots)

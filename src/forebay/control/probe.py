@@ -1,0 +1,86 @@
+"""Asks units how they are: replicas at `/load`, gateways at `/livez` of their own port. Never waits long."""
+
+import asyncio
+from collections.abc import Iterable
+from pathlib import Path
+
+import httpx
+import msgspec
+
+from forebay.core.model import Endpoint, LoadReport
+from forebay.core.reconcile import Answer, Answered, Kind, SeenUnit, Silent, UnitKey
+
+TIMEOUT_S = 1.0
+AT_ONCE_MAX = 32
+BODY_BYTES_MAX = 65_536
+
+
+class Prober:
+    """Holds the connections to the units. `peers` is where gateways write down their own ports."""
+
+    def __init__(self, peers: Path) -> None:
+        self._peers = peers
+        self._client = httpx.AsyncClient(
+            verify=False,  # noqa: S501 - plain HTTP on loopback; saves loading certificates
+            trust_env=False,
+            timeout=TIMEOUT_S,
+            limits=httpx.Limits(max_connections=AT_ONCE_MAX),
+        )
+
+    async def ask(self, units: Iterable[SeenUnit]) -> dict[UnitKey, Answer]:
+        """The answers of all units that have said where they listen; all together take little more than a second."""
+        listening = [unit for unit in units if unit.alive and unit.endpoint]
+        async with asyncio.TaskGroup() as tasks:
+            asked = [(unit.key, tasks.create_task(self._ask_one(unit))) for unit in listening]
+        return {key: task.result() for key, task in asked}
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._client.aclose()
+
+    async def _ask_one(self, unit: SeenUnit) -> Answer:
+        endpoint = self._own_port(unit)
+        path = "/livez" if unit.kind is Kind.GATEWAY else "/load"
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                body = await self._get(f"http://{endpoint.host}:{endpoint.port}{path}")
+        except TimeoutError:
+            return Silent(f"nothing within {TIMEOUT_S:g} s")
+        except (httpx.HTTPError, _Unfit) as error:
+            return Silent(str(error) or type(error).__name__)
+        if unit.kind is Kind.GATEWAY:
+            return Answered()
+        try:
+            report = msgspec.json.decode(body, type=LoadReport)
+        except msgspec.DecodeError as error:
+            return Silent(f"its load report cannot be read: {error}")
+        if (report.replica, report.generation) != unit.key:
+            return Silent(f"{report.replica} generation {report.generation} answers at its address")
+        return Answered(report)
+
+    async def _get(self, url: str) -> bytes:
+        body = b""
+        async with self._client.stream("GET", url) as answer:
+            if answer.status_code != httpx.codes.OK:
+                raise _Unfit(f"status {answer.status_code}")
+            async for chunk in answer.aiter_bytes():
+                body += chunk
+                if len(body) > BODY_BYTES_MAX:
+                    raise _Unfit("an answer without end")
+        return body
+
+    def _own_port(self, unit: SeenUnit) -> Endpoint:
+        """Gateway processes share the public port: there, another one might answer."""
+        assert unit.endpoint is not None
+        if unit.kind is Kind.GATEWAY:
+            try:
+                own = msgspec.json.decode((self._peers / f"{unit.slot}.json").read_bytes(), type=Endpoint)
+            except (OSError, msgspec.DecodeError):
+                return unit.endpoint
+            if own.pid == unit.pid:
+                return own
+        return unit.endpoint
+
+
+class _Unfit(Exception):  # noqa: N818 - never leaves this module
+    """Something answers, but not as a unit does."""

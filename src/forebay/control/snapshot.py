@@ -1,0 +1,83 @@
+"""What gateways may route on: made from the state of the slots, kept on disk, replaced as a whole."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from forebay.control.plan import Plan
+from forebay.core.model import LoadReport, ModelRoutes, Replica, Snapshot
+from forebay.core.reconcile import SeenUnit, SlotState, State, UnitKey
+from forebay.obs.clock import wall_s
+
+
+def make_routes(
+    plan: Plan,
+    state: State,
+    units: Mapping[UnitKey, SeenUnit],
+    reports: Mapping[UnitKey, LoadReport],
+    before: Mapping[UnitKey, Replica],
+) -> tuple[ModelRoutes, ...]:
+    """Every replica that runs and whose address is known.
+
+    One that this control has not heard yet stays as it was `before`: unknown is not gone.
+    """
+    slots = {s.id: s for s in state.slots}
+    models = []
+    for model in plan.models:
+        replicas = [_replica(slots[slot.id], units, reports, before) for slot in model.slots if slot.id in slots]
+        known = sorted((r for r in replicas if r), key=lambda r: r.id)
+        models.append(replace(model.routes, replicas=tuple(known)))
+    return tuple(sorted(models, key=lambda m: m.name))
+
+
+def _replica(
+    s: SlotState,
+    units: Mapping[UnitKey, SeenUnit],
+    reports: Mapping[UnitKey, LoadReport],
+    before: Mapping[UnitKey, Replica],
+) -> Replica | None:
+    generation = s.unit.generation if s.unit else s.leaving[-1].generation if s.leaving else 0
+    key = s.id, generation
+    unit, report = units.get(key), reports.get(key)
+    if not unit or not unit.endpoint:
+        return None
+    if report is None:
+        return before.get(key)
+    return Replica(s.id, generation, report.revision, unit.endpoint.host, unit.endpoint.port, s.state)
+
+
+class SnapshotFile:
+    """Writes the snapshot when it has changed; versions only grow, also from one control to the next."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.current = Snapshot(0)
+
+    def read(self) -> None:
+        """Take up what the last control has left, if anything."""
+        try:
+            self.current = msgspec.json.decode(self._path.read_bytes(), type=Snapshot)
+        except (OSError, msgspec.DecodeError):
+            self.current = Snapshot(int(wall_s()))  # above all that came before, should a gateway still know one
+
+    def write(self, models: tuple[ModelRoutes, ...]) -> bool:
+        """Replace the snapshot, unless it says the same. Raises OSError, and then it is as it was."""
+        if models == self.current.models and self._path.exists():
+            return False
+        snapshot = Snapshot(self.current.version + 1, models)
+        draft = self._path.with_suffix(".new")
+        try:
+            draft.write_bytes(msgspec.json.encode(snapshot))
+            draft.replace(self._path)
+        except OSError:
+            draft.unlink(missing_ok=True)
+            raise
+        self.current = snapshot
+        return True
+
+    @property
+    def replicas(self) -> dict[UnitKey, Replica]:
+        """The replicas of the current snapshot."""
+        return {(r.id, r.generation): r for model in self.current.models for r in model.replicas}

@@ -1,0 +1,167 @@
+"""The state of the cluster as one document: what `/v1/status` answers, and what the command line shows."""
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from forebay import __version__
+from forebay.control.loop import Controller, Phase
+from forebay.control.plan import PlannedModel
+from forebay.core.model import LoadReport, ReplicaState
+from forebay.core.reconcile import SeenUnit, SlotState
+
+
+@dataclass(frozen=True)
+class UnitStatus:
+    """A gateway process, or what replicas have in common with it. Times are wall time, seconds."""
+
+    id: str
+    generation: int
+    pid: int
+    url: str
+    state: ReplicaState
+    why: str
+    since: float
+    restarts: int
+    starts_again_in_s: float | None
+    last_words: str
+
+
+@dataclass(frozen=True)
+class ReplicaStatus(UnitStatus):
+    """A replica, with the last load report of its worker."""
+
+    model: str
+    revision: str
+    engine_pid: int
+    engine_restarts: int
+    in_flight: int
+    running: int
+    waiting: int
+    capacity: int
+    kv_used_tokens: int
+    kv_total_tokens: int
+    batch_fill: float
+
+
+@dataclass(frozen=True)
+class ModelStatus:
+    """A model. `revision` is the wanted one."""
+
+    name: str
+    task: str
+    engine: str
+    source: str
+    revision: str
+    slo: dict[str, Any]
+    ready: int
+    wanted: int
+    replicas: tuple[ReplicaStatus, ...]
+
+
+@dataclass(frozen=True)
+class Status:
+    """A cluster. `ready`: every model has a ready replica, and a gateway answers."""
+
+    cluster: str
+    version: str
+    pid: int
+    ready: bool
+    phase: str
+    trouble: str
+    gateway_url: str
+    gateways: tuple[UnitStatus, ...]
+    models: tuple[ModelStatus, ...]
+
+    @property
+    def complete(self) -> bool:
+        """Every gateway and every replica that is wanted is ready."""
+        gateways = all(g.state is ReplicaState.READY for g in self.gateways)
+        return self.ready and gateways and all(m.ready == m.wanted for m in self.models)
+
+
+def make_status(control: Controller, now: float, wall: float) -> Status:
+    """The status at `now` on the loop's clock, which is `wall` on the wall."""
+    states = {s.id: s for s in control.state.slots}
+    gateways = tuple(
+        _unit(control, states.get(g.id) or SlotState(g.id, now), now, wall) for g in control.plan.gateways
+    )
+    models = tuple(_model(control, model, states, now, wall) for model in control.plan.models)
+    up = any(g.state is ReplicaState.READY for g in gateways) and all(m.ready for m in models)
+    return Status(
+        cluster=control.plan.cluster,
+        version=__version__,
+        pid=os.getpid(),
+        ready=up and control.phase is Phase.RUN,
+        phase=control.phase.name.lower(),
+        trouble=control.trouble,
+        gateway_url=control.plan.gateway_url,
+        gateways=gateways,
+        models=models,
+    )
+
+
+def _seen(control: Controller, s: SlotState) -> SeenUnit | None:
+    generation = s.unit.generation if s.unit else s.leaving[-1].generation if s.leaving else s.generation
+    return control.units.get((s.id, generation))
+
+
+def _unit(control: Controller, s: SlotState, now: float, wall: float) -> UnitStatus:
+    return UnitStatus(**_common(control, s, now, wall))
+
+
+def _common(control: Controller, s: SlotState, now: float, wall: float) -> dict[str, Any]:
+    unit = _seen(control, s)
+    alive = unit if unit and unit.alive else None
+    endpoint = alive.endpoint if alive else None
+    return {
+        "id": s.id,
+        "generation": s.generation,
+        "pid": alive.pid if alive else 0,
+        "url": f"http://{endpoint.host}:{endpoint.port}" if endpoint else "",
+        "state": s.state,
+        "why": s.why,
+        "since": round(wall - (now - s.since), 3),
+        "restarts": s.restarts,
+        "starts_again_in_s": round(s.not_before - now, 1) if s.not_before > now and not s.unit else None,
+        "last_words": s.last_words,
+    }
+
+
+def _model(
+    control: Controller, model: PlannedModel, states: dict[str, SlotState], now: float, wall: float
+) -> ModelStatus:
+    replicas = tuple(
+        _replica(control, model, states.get(slot.id) or SlotState(slot.id, now), now, wall) for slot in model.slots
+    )
+    return ModelStatus(
+        name=model.routes.name,
+        task=model.routes.task.value,
+        engine=model.engine,
+        source=model.source,
+        revision=model.routes.revision,
+        slo=model.slo.model_dump(exclude_none=True),
+        ready=sum(r.state is ReplicaState.READY for r in replicas),
+        wanted=len(model.slots),
+        replicas=replicas,
+    )
+
+
+def _replica(control: Controller, model: PlannedModel, s: SlotState, now: float, wall: float) -> ReplicaStatus:
+    unit = _seen(control, s)
+    report = control.reports.get(unit.key) if unit and unit.alive else None
+    load = report or LoadReport(s.id, s.generation, model.routes.name, "", s.state)
+    return ReplicaStatus(
+        **_common(control, s, now, wall),
+        model=model.routes.name,
+        revision=load.revision,
+        engine_pid=load.engine_pid,
+        engine_restarts=load.engine_restarts,
+        in_flight=load.in_flight,
+        running=load.running,
+        waiting=load.waiting,
+        capacity=load.capacity,
+        kv_used_tokens=load.kv_used_tokens,
+        kv_total_tokens=load.kv_total_tokens,
+        batch_fill=load.batch_fill,
+    )

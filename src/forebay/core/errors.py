@@ -1,0 +1,109 @@
+"""The closed table of errors: one row says the HTTP status, whose fault it is and what may be retried.
+
+A failure is translated into a `Code` once, where it enters our code; every answer, metric, log line and
+document reads the same row.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Blame(StrEnum):
+    """Whose fault an error is; breakers and SLOs count only MODEL and PLATFORM."""
+
+    CLIENT = "client"
+    MODEL = "model"
+    PLATFORM = "platform"
+
+
+class Code(StrEnum):
+    """Stable error code: the `code` field of an error object and the `code` label of metrics."""
+
+    INVALID_JSON = "invalid_json"
+    INVALID_REQUEST = "invalid_request"
+    UNSUPPORTED_PARAMETER = "unsupported_parameter"
+    CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
+    WRONG_TASK = "wrong_task"
+    MODEL_NOT_FOUND = "model_not_found"
+    NOT_FOUND = "not_found"
+    METHOD_NOT_ALLOWED = "method_not_allowed"
+    BAD_HTTP = "bad_http"
+    BODY_TOO_LARGE = "body_too_large"
+    HEADERS_TOO_LARGE = "headers_too_large"
+    REQUEST_TIMEOUT = "request_timeout"
+    CONNECTION_LIMIT = "connection_limit"
+    QUEUE_FULL = "queue_full"
+    QUEUE_TIMEOUT = "queue_timeout"
+    NO_REPLICA = "no_replica"
+    OVERLOADED = "overloaded"
+    DRAINING = "draining"
+    ENGINE_LOADING = "engine_loading"
+    ENGINE_FAILED = "engine_failed"
+    ENGINE_STALLED = "engine_stalled"
+    REPLICA_LOST = "replica_lost"
+    STREAM_INTERRUPTED = "stream_interrupted"
+    SLOW_CONSUMER = "slow_consumer"
+    INTERNAL = "internal_error"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What an error means: `retry` says that another replica may be asked while no byte has been sent."""
+
+    status: int
+    blame: Blame
+    retry: bool
+    kind: str
+    text: str
+
+
+_C, _M, _P = Blame.CLIENT, Blame.MODEL, Blame.PLATFORM
+_BAD, _BUSY, _SERVER = "invalid_request_error", "rate_limit_error", "server_error"
+
+TABLE: dict[Code, Row] = {
+    Code.INVALID_JSON: Row(400, _C, False, _BAD, "The body is not valid JSON."),
+    Code.INVALID_REQUEST: Row(400, _C, False, _BAD, "A field of the request has a wrong type or value."),
+    Code.UNSUPPORTED_PARAMETER: Row(400, _C, False, _BAD, "The engine of this model cannot honour the parameter."),
+    Code.CONTEXT_LENGTH_EXCEEDED: Row(
+        400, _C, False, _BAD, "Prompt and requested output do not fit the context window."
+    ),
+    Code.WRONG_TASK: Row(400, _C, False, _BAD, "The model does not serve this kind of request."),
+    Code.MODEL_NOT_FOUND: Row(404, _C, False, _BAD, "No model of that name is configured."),
+    Code.NOT_FOUND: Row(404, _C, False, _BAD, "No such path."),
+    Code.METHOD_NOT_ALLOWED: Row(405, _C, False, _BAD, "The path exists, but not for this method."),
+    Code.BAD_HTTP: Row(400, _C, False, _BAD, "The bytes received are not a valid HTTP/1.1 request."),
+    Code.BODY_TOO_LARGE: Row(413, _C, False, _BAD, "The body is larger than gateway.limits.body_bytes_max."),
+    Code.HEADERS_TOO_LARGE: Row(
+        431, _C, False, _BAD, "The request head is larger than gateway.limits.header_bytes_max."
+    ),
+    Code.REQUEST_TIMEOUT: Row(408, _C, False, _BAD, "The request did not arrive completely in time."),
+    Code.CONNECTION_LIMIT: Row(503, _P, False, _SERVER, "Too many open connections."),
+    Code.QUEUE_FULL: Row(429, _P, False, _BUSY, "The waiting queue of this model is full."),
+    Code.QUEUE_TIMEOUT: Row(503, _P, False, _SERVER, "No replica became free in time."),
+    Code.NO_REPLICA: Row(503, _P, False, _SERVER, "No replica of this model is ready."),
+    Code.OVERLOADED: Row(503, _P, True, _SERVER, "The replica has no room for another request."),
+    Code.DRAINING: Row(503, _P, True, _SERVER, "The replica is shutting down."),
+    Code.ENGINE_LOADING: Row(503, _P, True, _SERVER, "The replica is still loading its model."),
+    Code.ENGINE_FAILED: Row(503, _M, True, _SERVER, "The engine process died; it is being replaced."),
+    Code.ENGINE_STALLED: Row(503, _M, True, _SERVER, "The engine makes no progress; it is being replaced."),
+    Code.REPLICA_LOST: Row(502, _M, True, _SERVER, "The replica closed the connection before it answered."),
+    Code.STREAM_INTERRUPTED: Row(
+        502,
+        _M,
+        False,
+        _SERVER,
+        "The replica was lost in the middle of the answer; what was sent is incomplete.",
+    ),
+    Code.SLOW_CONSUMER: Row(408, _C, False, _BAD, "The client did not read the answer in time."),
+    Code.INTERNAL: Row(500, _P, False, _SERVER, "Forebay made a mistake; the log has the request id."),
+}
+
+
+class Refusal(Exception):  # noqa: N818 - the product's word for an answer that is an error
+    """A request is answered with an error. `text` is safe to show; `param` names the offending field."""
+
+    def __init__(self, code: Code, text: str = "", param: str | None = None) -> None:
+        self.code = code
+        self.text = text or TABLE[code].text
+        self.param = param
+        super().__init__(f"{code}: {self.text}")

@@ -1,0 +1,159 @@
+"""The nouns that cross process borders: replicas, snapshots, unit specifications, load reports."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Task(StrEnum):
+    """What a model does; decides which endpoints accept it."""
+
+    CHAT = "chat"
+    EMBED = "embed"
+
+
+class Policy(StrEnum):
+    """How a gateway picks one of a model's ready replicas."""
+
+    ROUND_ROBIN = "round_robin"
+    LEAST_REQUESTS = "least_requests"
+    P2C = "p2c"
+
+
+class ReplicaState(StrEnum):
+    """Where a replica is in its life; `core.lifecycle` holds the table of moves."""
+
+    STARTING = "starting"
+    WARMING = "warming"
+    READY = "ready"
+    DEGRADED = "degraded"
+    DRAINING = "draining"
+    QUARANTINED = "quarantined"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds of one HTTP listener. Sizes in bytes, durations in seconds."""
+
+    header_bytes_max: int = 32_768
+    headers_max: int = 100
+    body_bytes_max: int = 8 * 1024 * 1024
+    connections_max: int = 10_000
+    pipelined_max: int = 16
+    head_timeout_s: float = 10.0
+    body_timeout_s: float = 30.0
+    idle_timeout_s: float = 75.0
+    write_timeout_s: float = 60.0
+    stream_buffer_bytes_max: int = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """What a worker says of itself at `/load`; `core.model.LoadReport` is the JSON document."""
+
+    replica: str
+    generation: int
+    model: str
+    revision: str
+    state: ReplicaState
+    in_flight: int = 0
+    running: int = 0
+    waiting: int = 0
+    capacity: int = 0
+    """How many requests run at once; more than this wait inside the worker."""
+    kv_used_tokens: int = 0
+    kv_total_tokens: int = 0
+    batch_fill: float = 0.0
+    """Share of the largest batch that the last step used, 0..1."""
+    stalled_s: float = 0.0
+    """How long the engine has owed an answer without giving a sign of life."""
+    engine_restarts: int = 0
+    engine_pid: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """One replica as gateways see it. `id` is the slot (`chat-0`); `generation` grows with every start."""
+
+    id: str
+    generation: int
+    revision: str
+    host: str
+    port: int
+    state: ReplicaState
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRoutes:
+    """A model and its replicas, sorted by id."""
+
+    name: str
+    task: Task
+    policy: Policy
+    revision: str
+    queue_max: int
+    queue_timeout_s: float
+    replicas: tuple[Replica, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All that a gateway may route on. Written by control, kept on disk, only ever replaced as a whole."""
+
+    version: int
+    models: tuple[ModelRoutes, ...] = ()
+
+
+@dataclass(frozen=True)
+class WorkerSpec:
+    """Everything a worker process is told at its start (a JSON file, `python -m forebay.worker FILE`)."""
+
+    replica: str
+    generation: int
+    model: str
+    revision: str
+    task: Task
+    engine: str
+    artifact: str
+    """Path of the prepared model: a file or a directory."""
+    endpoint_path: str
+    """Where the worker writes `Endpoint` once it listens."""
+    host: str = "127.0.0.1"
+    port_first: int = 8100
+    """The first port tried; the first free one at or above it is taken."""
+    settings: dict[str, int | float | str | bool] = field(default_factory=dict)
+    limits: Limits = field(default_factory=Limits)
+    queue_max: int = 256
+    engine_hang_s: float = 20.0
+    engine_load_timeout_s: float = 300.0
+    drain_grace_s: float = 30.0
+
+
+@dataclass(frozen=True)
+class GatewaySpec:
+    """Everything a gateway process is told at its start (a JSON file, `python -m forebay.gateway FILE`)."""
+
+    id: str
+    generation: int
+    host: str
+    port: int
+    snapshot_path: str
+    endpoint_path: str
+    peers_dir: str
+    """Folder in which every gateway process of the cluster writes `<id>.json` (an `Endpoint` of its own port)."""
+    limits: Limits = field(default_factory=Limits)
+    load_poll_s: float = 0.25
+    replica_timeout_s: float = 3.0
+    """A replica that answers no load poll for this long is lost: its waiting requests go elsewhere."""
+    retries_max: int = 3
+    response_buffer_bytes_max: int = 1024 * 1024
+    drain_grace_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where a unit listens; written by the unit itself, atomically, once it does."""
+
+    pid: int
+    host: str
+    port: int

@@ -1,0 +1,418 @@
+"""What control does next: wanted slots against seen units, as one pure function.
+
+A *slot* (`chat-0`, `gateway-0`) is a place for one unit; a *unit* is one process in it, numbered by its generation.
+Unknown is not "none": when units could not be observed, nothing is done.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from forebay.core.lifecycle import Event, step
+from forebay.core.model import Endpoint, GatewaySpec, LoadReport, ReplicaState, WorkerSpec
+
+UnitKey = tuple[str, int]
+"""Slot and generation."""
+
+
+class Kind(StrEnum):
+    """What runs in a slot."""
+
+    REPLICA = "replica"
+    GATEWAY = "gateway"
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A unit that is wanted. `digest` tells whether a running one is what is wanted; `group` is the model."""
+
+    id: str
+    kind: Kind
+    group: str
+    index: int
+    digest: str
+    spec: WorkerSpec | GatewaySpec
+    listen_timeout_s: float = 60.0
+    """Time from the start of the process to its first answer."""
+    load_timeout_s: float = 360.0
+    """Time from then until it is ready."""
+    drain_grace_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class SeenUnit:
+    """A unit as its provider sees it. `ended` and `last_words` are for people, and known only of the dead."""
+
+    slot: str
+    generation: int
+    kind: Kind
+    digest: str
+    drain_grace_s: float
+    alive: bool
+    pid: int = 0
+    endpoint: Endpoint | None = None
+    ended: str = ""
+    last_words: str = ""
+
+    @property
+    def key(self) -> UnitKey:
+        """Slot and generation."""
+        return self.slot, self.generation
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A unit answered its probe; replicas with a report."""
+
+    report: LoadReport | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Silent:
+    """A unit that should listen did not answer its probe."""
+
+    why: str
+
+
+Answer = Answered | Silent
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One observation. `units` None: unknown, because of `trouble`. `refused`: slots whose start failed, and why."""
+
+    units: tuple[SeenUnit, ...] | None
+    answers: Mapping[UnitKey, Answer] = field(default_factory=dict)
+    refused: Mapping[str, str] = field(default_factory=dict)
+    trouble: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """Durations and bounds of the decision."""
+
+    unresponsive_s: float = 10.0
+    """A unit that has answered no probe for this long is killed."""
+    silent_probes_min: int = 3
+    """… and at least so many probes, so that a pause of control itself condemns nobody."""
+    stable_s: float = 60.0
+    """A unit that was ready for this long ends a series of crashes."""
+    backoff_max_s: float = 30.0
+    starting_max: int = 4
+    """Replicas that start at once."""
+    grace_s_max: float = math.inf
+    """Caps every drain; 0 kills."""
+    unwanted_why: str = "no longer wanted"
+    """What is said of units whose slot is not wanted."""
+    look_again_s: float = 1.0
+    look_again_starting_s: float = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class UnitState:
+    """What is remembered of the unit that holds a slot. Times are control's monotonic seconds."""
+
+    generation: int
+    born: float
+    answered: bool = False
+    ready_since: float | None = None
+    silent_since: float | None = None
+    silent_probes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """A unit that was told to stop, and is killed at `by`."""
+
+    generation: int
+    by: float
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class SlotState:
+    """What is remembered of a slot."""
+
+    id: str
+    since: float
+    state: ReplicaState = ReplicaState.STOPPED
+    why: str = ""
+    generation: int = 0
+    unit: UnitState | None = None
+    leaving: tuple[Leaving, ...] = ()
+    restarts: int = 0
+    failures: int = 0
+    """Deaths in a row, without a stable time between them."""
+    not_before: float = 0.0
+    last_words: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Control's memory, rebuilt from observation after a restart. Sorted by id."""
+
+    slots: tuple[SlotState, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Start a unit."""
+
+    slot: Slot
+    generation: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Remove:
+    """Stop a unit: `grace_s` above 0 asks it to finish, 0 kills it and forgets what is left of it."""
+
+    slot: str
+    generation: int
+    grace_s: float
+    why: str
+
+
+Action = Place | Remove
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A slot changed its state; `restarts` and `last_words` are those after it."""
+
+    slot: str
+    generation: int
+    before: ReplicaState
+    after: ReplicaState
+    event: Event
+    why: str
+    last_words: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What to do, what has happened, when to look again. `why` says what holds everything up, if anything does."""
+
+    actions: tuple[Action, ...]
+    moves: tuple[Move, ...]
+    look_again_s: float
+    why: str = ""
+
+
+def decide(wanted: Iterable[Slot], state: State, seen: Seen, now: float, rules: Rules) -> tuple[State, Verdict]:
+    """Compare what is wanted with what is seen. Doing the actions and asking again ends in no actions."""
+    if seen.units is None:
+        why = f"the units are unknown, nothing is changed: {seen.trouble}"
+        return state, Verdict((), (), rules.look_again_s, why)
+    turn = _Turn(
+        slots={slot.id: slot for slot in wanted},
+        units={unit.key: unit for unit in seen.units},
+        states={s.id: s for s in state.slots},
+        seen=seen,
+        now=now,
+        rules=rules,
+    )
+    for id in sorted({*turn.slots, *turn.states, *(unit.slot for unit in seen.units)}):
+        turn.states[id] = turn.look(turn.states.get(id, SlotState(id, now)))
+    turn.retire()
+    places = turn.place()
+    removes = turn.remove()
+    kept = tuple(s for _, s in sorted(turn.states.items()) if s.id in turn.slots or s.leaving or s.unit)
+    return State(kept), Verdict((*removes, *places), tuple(turn.moves), turn.look_again_s(kept))
+
+
+@dataclass
+class _Turn:
+    """The scratch paper of one decision: facts, and what becomes of the slots."""
+
+    slots: dict[str, Slot]
+    units: dict[UnitKey, SeenUnit]
+    states: dict[str, SlotState]
+    seen: Seen
+    now: float
+    rules: Rules
+    moves: list[Move] = field(default_factory=list)
+
+    def move(self, s: SlotState, event: Event, why: str) -> SlotState:
+        after = step(s.state, event)
+        if after is s.state:
+            return replace(s, why=why)
+        words = s.last_words if event in (Event.DIED, Event.HELD_BACK) else ""
+        self.moves.append(Move(s.id, s.generation, s.state, after, event, why, words))
+        return replace(s, state=after, since=self.now, why=why)
+
+    def look(self, s: SlotState) -> SlotState:
+        """Take in what was seen of one slot."""
+        own = {g: unit for (id, g), unit in self.units.items() if id == s.id}
+        live = {g: unit for g, unit in own.items() if unit.alive}
+        latest = self.now + self.rules.grace_s_max
+        leaving = tuple(replace(x, by=min(x.by, latest)) for x in s.leaving if x.generation in live)
+        s = replace(s, generation=max([s.generation, *own]), leaving=leaving)
+        if s.unit and s.unit.generation not in live:
+            s = self.died(s, own.get(s.unit.generation))
+        if not s.unit and not s.leaving and s.state is ReplicaState.DRAINING:
+            killed = own.get(s.generation) if s.failures else None
+            s = self.emptied(replace(s, last_words=killed.last_words) if killed else s, s.why)
+        s = self.adopt(s, {g: unit for g, unit in live.items() if g not in {x.generation for x in s.leaving}})
+        if s.unit:
+            s = self.hear(s, s.unit, self.seen.answers.get((s.id, s.unit.generation)))
+        if s.unit and s.id in self.slots:
+            s = self.hurry(s, s.unit, self.slots[s.id])
+        return s
+
+    def adopt(self, s: SlotState, staying: Mapping[int, SeenUnit]) -> SlotState:
+        """Let the newest of the units that nobody told to stop hold the slot; the others leave."""
+        newest = max(staying, default=0)
+        if newest and (not s.unit or s.unit.generation < newest):
+            s = replace(s, unit=UnitState(newest, self.now))
+            if s.state is not ReplicaState.STOPPED:
+                s = self.move(s, Event.DIED, f"generation {newest} runs too")
+            s = self.move(s, Event.ADOPTED, f"the running process {staying[newest].pid}")
+        for generation, unit in sorted(staying.items()):
+            if s.unit and generation < s.unit.generation:
+                by = self.now + min(unit.drain_grace_s, self.rules.grace_s_max)
+                s = replace(s, leaving=(*s.leaving, Leaving(generation, by, f"generation {newest} runs too")))
+        return s
+
+    def emptied(self, s: SlotState, why: str) -> SlotState:
+        """A slot has lost its unit: it waits if it has to."""
+        if s.not_before > self.now:
+            why = f"{why}; {s.failures} failures in a row, starts again in {s.not_before - self.now:.0f} s"
+            return self.move(s, Event.HELD_BACK, why)
+        return self.move(s, Event.DIED, why)
+
+    def died(self, s: SlotState, unit: SeenUnit | None) -> SlotState:
+        """The unit of a slot ended without being told to."""
+        refused = self.seen.refused.get(s.id, "")
+        ended = f"could not be started: {refused}" if refused else unit.ended if unit else "its record is gone"
+        s = replace(self.failed(s), unit=None, last_words=unit.last_words if unit else refused)
+        return self.emptied(s, f"generation {s.generation} {ended or 'ended'}")
+
+    def failed(self, s: SlotState) -> SlotState:
+        """Count a failure; the first in a row is repaired at once, the following ones wait 1, 2, 4 … seconds."""
+        ready_since = s.unit.ready_since if s.unit else None
+        stable = ready_since is not None and self.now - ready_since >= self.rules.stable_s
+        failures = 1 if stable else s.failures + 1
+        wait_s = 0.0 if failures == 1 else min(2.0 ** min(failures - 2, 32), self.rules.backoff_max_s)
+        return replace(s, failures=failures, restarts=s.restarts + 1, not_before=self.now + wait_s)
+
+    def leave(self, s: SlotState, unit: UnitState, grace_s: float, why: str) -> SlotState:
+        """Tell the unit of a slot to stop."""
+        leaving = Leaving(unit.generation, self.now + min(grace_s, self.rules.grace_s_max), why)
+        return self.move(replace(s, unit=None, leaving=(*s.leaving, leaving)), Event.LEAVES, why)
+
+    def kill(self, s: SlotState, unit: UnitState, why: str) -> SlotState:
+        """Give up on the unit of a slot."""
+        return self.leave(self.failed(s), unit, 0.0, f"{why}; killed")
+
+    def hear(self, s: SlotState, unit: UnitState, answer: Answer | None) -> SlotState:
+        """Take in the answer to a probe; None: there was nothing to ask yet."""
+        match answer:
+            case None:
+                return s
+            case Answered(report):
+                event, why = _said(report)
+                ready_since = None if event is Event.LOADS else unit.ready_since
+                if event is Event.SERVES and ready_since is None:
+                    ready_since = self.now
+                heard = UnitState(unit.generation, unit.born, answered=True, ready_since=ready_since)
+                return self.move(replace(s, unit=heard), event, why)
+            case Silent(why):
+                since = self.now if unit.silent_since is None else unit.silent_since
+                unit = replace(unit, silent_since=since, silent_probes=unit.silent_probes + 1)
+                s = replace(s, unit=unit)
+                if unit.silent_probes >= 2 and s.state is ReplicaState.READY:
+                    s = self.move(s, Event.SUFFERS, f"does not answer: {why}")
+                if self.now - since < self.rules.unresponsive_s or unit.silent_probes < self.rules.silent_probes_min:
+                    return s
+                return self.kill(s, unit, f"no answer for {self.now - since:.0f} s ({why})")
+
+    def hurry(self, s: SlotState, unit: UnitState, slot: Slot) -> SlotState:
+        """Replace a unit that takes too long to get ready, or to leave by itself."""
+        age_s = self.now - s.since
+        if not unit.answered and self.now - unit.born >= slot.listen_timeout_s:
+            return self.kill(s, unit, f"did not answer within {slot.listen_timeout_s:.0f} s of its start")
+        if s.state is ReplicaState.WARMING and age_s >= slot.load_timeout_s:
+            return self.kill(s, unit, f"was not ready within {slot.load_timeout_s:.0f} s")
+        if s.state is ReplicaState.DRAINING and age_s >= slot.drain_grace_s + self.rules.unresponsive_s:
+            return self.kill(s, unit, "was asked to stop by something else, and did not end")
+        return s
+
+    def retire(self) -> None:
+        """Tell units to stop that are not wanted as they are; of a group, one ready unit at a time."""
+        for id, s in self.states.items():
+            unit = self.units.get((id, s.unit.generation)) if s.unit else None
+            if not unit or not s.unit:
+                continue
+            slot = self.slots.get(id)
+            if slot is None:
+                self.states[id] = self.leave(s, s.unit, unit.drain_grace_s, self.rules.unwanted_why)
+            elif unit.digest != slot.digest:
+                others = [
+                    self.states[x.id].state for x in self.slots.values() if x.group == slot.group and x.id != id
+                ]
+                if s.state is ReplicaState.READY and any(x is not ReplicaState.READY for x in others):
+                    self.states[id] = replace(s, why="outdated; waits for the others to be ready")
+                else:
+                    why = "outdated: its settings, model or version of Forebay have changed"
+                    self.states[id] = self.leave(s, s.unit, unit.drain_grace_s, why)
+
+    def place(self) -> list[Place]:
+        """Fill empty slots, gateways first, then the first replica of every model."""
+        replicas = [self.states[x.id].state for x in self.slots.values() if x.kind is Kind.REPLICA]
+        room = self.rules.starting_max - sum(x in (ReplicaState.STARTING, ReplicaState.WARMING) for x in replicas)
+        places = []
+        for slot in sorted(self.slots.values(), key=lambda x: (x.kind is not Kind.GATEWAY, x.index, x.id)):
+            s = self.states[slot.id]
+            # A replica may need all the memory there is, so its successor waits; gateways share their port.
+            waits = s.leaving and slot.kind is Kind.REPLICA
+            if s.unit or waits or self.now < s.not_before:
+                continue
+            if slot.kind is Kind.REPLICA:
+                if room <= 0:
+                    why = f"waits: {self.rules.starting_max} replicas are starting already"
+                    self.states[slot.id] = replace(s, why=why)
+                    continue
+                room -= 1
+            why = f"replaces generation {s.generation}" if s.generation else "wanted"
+            s = replace(s, generation=s.generation + 1, unit=UnitState(s.generation + 1, self.now))
+            self.states[slot.id] = self.move(s, Event.PLACED, why)
+            places.append(Place(slot, s.generation, why))
+        return places
+
+    def remove(self) -> list[Remove]:
+        """Stop what leaves; clear away the dead, but keep the newest of a wanted slot: its words may be asked for."""
+        removes = []
+        for (id, generation), unit in sorted(self.units.items()):
+            s = self.states[id]
+            if not unit.alive and (id not in self.slots or generation < s.generation):
+                removes.append(Remove(id, generation, 0.0, "has ended"))
+            for leaving in s.leaving:
+                if unit.alive and leaving.generation == generation:
+                    removes.append(Remove(id, generation, max(leaving.by - self.now, 0.0), leaving.why))
+        return removes
+
+    def look_again_s(self, slots: Iterable[SlotState]) -> float:
+        """When something can have changed that nothing announces."""
+        again = self.rules.look_again_s
+        for s in slots:
+            if s.unit is None and not s.leaving:
+                again = min(again, max(s.not_before - self.now, self.rules.look_again_starting_s))
+            elif s.leaving or s.state in (ReplicaState.STARTING, ReplicaState.WARMING):
+                again = min(again, self.rules.look_again_starting_s)
+        return again
+
+
+def _said(report: LoadReport | None) -> tuple[Event, str]:
+    match report.state if report else ReplicaState.READY:
+        case ReplicaState.READY:
+            return Event.SERVES, "ready"
+        case ReplicaState.STARTING | ReplicaState.WARMING:
+            return Event.LOADS, "loads its engine"
+        case ReplicaState.DEGRADED | ReplicaState.QUARANTINED:
+            stalled_s = report.stalled_s if report else 0.0
+            why = f"its engine has given no sign of life for {stalled_s:.0f} s" if stalled_s else "degraded"
+            return Event.SUFFERS, why
+        case ReplicaState.DRAINING | ReplicaState.STOPPED:
+            return Event.LEAVES, "drains by itself: something else asked it to stop"

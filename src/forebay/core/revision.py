@@ -1,0 +1,26 @@
+"""Identities by content: the revision of a model, the digest of a unit's specification."""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+
+from forebay.core.model import GatewaySpec, WorkerSpec
+
+_OWN = ("generation", "endpoint_path")
+"""Fields of a specification that differ from start to start of the same thing."""
+
+
+def revision_id(artifact_digest: str, engine: str, settings: Mapping[str, int | float | str | bool]) -> str:
+    """The name of a revision: equal content, equal name."""
+    return f"r-{_digest([artifact_digest, engine, dict(settings)])[:8]}"
+
+
+def spec_digest(spec: WorkerSpec | GatewaySpec, version: str) -> str:
+    """Differs if a unit has to be replaced to become what `spec` says under this version of Forebay."""
+    fields = {key: value for key, value in dataclasses.asdict(spec).items() if key not in _OWN}
+    return _digest([version, fields])[:16]
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

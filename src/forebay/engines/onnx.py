@@ -1,0 +1,237 @@
+"""Text embeddings through ONNX Runtime: tokenises, batches by length, pools and normalises."""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import onnxruntime
+from tokenizers import Tokenizer
+
+from forebay.core.batching import Batch, Batcher, BatchLimits, Idle, WaitUntil
+from forebay.core.cluster import OnnxSettings
+from forebay.core.errors import Code, Refusal
+from forebay.core.model import Task
+from forebay.engines.protocol import Embed, Embedded, EngineBroken, EngineInfo, EngineLoad, Event, Failed, Step, Work
+
+CONTEXT_TOKENS_DEFAULT = 512
+CHARS_PER_TOKEN_MAX = 100
+"""Text longer than this many times the context is refused before it costs time to tokenise."""
+BATCH_TOKENS_MAX = 4096
+"""Most tokens of a batch, padding included: more make it no quicker by the token, and others wait for it."""
+SENTENCE_OUTPUT = "sentence_embedding"
+"""The output of models that pool by themselves."""
+ELEMENT_TYPES: dict[str, "np.dtype[Any]"] = {"tensor(int64)": np.dtype(np.int64), "tensor(int32)": np.dtype(np.int32)}
+KNOWN_INPUTS = frozenset({"input_ids", "attention_mask", "token_type_ids"})
+
+Vectors = npt.NDArray[np.float32]
+
+
+class OnnxEngine:
+    """Embeds texts with the model in `artifact`: a folder with `model.onnx`, or such a file with its neighbours."""
+
+    def __init__(self, artifact: str, settings: Mapping[str, int | float | str | bool]) -> None:
+        self._settings = OnnxSettings.model_validate(dict(settings))
+        self._path = Path(artifact)
+        self._tokens: dict[str, Sequence[int]] = {}
+
+    def load(self) -> EngineInfo:
+        """Load the model, and run it once to learn the length of its vectors."""
+        file = self._path / "model.onnx" if self._path.is_dir() else self._path
+        folder = file.parent
+        config = _read_json(folder / "config.json")
+        self._tokenizer = _open_tokenizer(folder / "tokenizer.json")
+        self._session = _open_session(file, self._settings.threads)
+        self._inputs = _input_types(self._session, file)
+        outputs = [each.name for each in self._session.get_outputs()]
+        self._output = SENTENCE_OUTPUT if SENTENCE_OUTPUT in outputs else outputs[0]
+        self._pooling = _pooling(folder) if self._settings.pooling == "auto" else self._settings.pooling
+        self._pad_id = int(config.get("pad_token_id") or 0)
+        self._vocabulary = int(config.get("vocab_size") or self._tokenizer.get_vocab_size())
+        self._context = _context_tokens(config, folder)
+        options = self._settings
+        delay_s = options.max_delay_ms / 1000
+        limits = BatchLimits(options.max_batch, delay_s, options.queue_max, BATCH_TOKENS_MAX)
+        self._batcher: Batcher[str] = Batcher(limits, self._context)
+        with _loading(file):
+            dry = self._embed([self._tokenizer.encode("warm-up").ids] * 2, self._context)
+        return EngineInfo(
+            engine="onnx",
+            version=onnxruntime.__version__,
+            task=Task.EMBED,
+            context_tokens=self._context,
+            concurrency=self._settings.max_batch,
+            dimensions=dry.shape[1],
+        )
+
+    def add(self, work: Work, now: float) -> None:
+        """Tokenise an input and queue it for a batch."""
+        if not isinstance(work, Embed):
+            raise Refusal(Code.WRONG_TASK)
+        if work.id in self._batcher:
+            raise Refusal(Code.INVALID_REQUEST, f"id {work.id!r} is already in use", "id")
+        ids = self._encode(work.input) if isinstance(work.input, str) else self._checked(work.input)
+        if len(ids) > self._context:
+            text = f"`input` has {len(ids)} tokens; this model takes at most {self._context}"
+            raise Refusal(Code.CONTEXT_LENGTH_EXCEEDED, text, "input")
+        if not self._batcher.offer(work.id, len(ids), now):
+            raise Refusal(Code.OVERLOADED, f"{self._settings.queue_max} inputs wait already, the most that may")
+        self._tokens[work.id] = ids
+
+    def cancel(self, id: str) -> None:
+        """Take an input out of the queue."""
+        self._batcher.cancel(id)
+        self._tokens.pop(id, None)
+
+    def step(self, now: float) -> Step:
+        """Run the batch that is ready, if any."""
+        match self._batcher.poll(now):
+            case Batch(ids, length):
+                events = self._run(ids, length)
+                return Step(events, self._load(len(ids)), 0.0 if len(self._batcher) else None)
+            case WaitUntil(at):
+                return Step((), self._load(0), at - now)
+            case Idle():
+                return Step((), self._load(0), None)
+
+    def close(self) -> None:
+        """Let go of the model."""
+        del self._session, self._tokenizer
+
+    def _load(self, batch_size: int) -> EngineLoad:
+        return EngineLoad(waiting=len(self._batcher), batch_size=batch_size, batch_max=self._settings.max_batch)
+
+    def _encode(self, text: str) -> Sequence[int]:
+        if not text:
+            raise Refusal(
+                Code.INVALID_REQUEST, "`input` is an empty string; it must have at least one character", "input"
+            )
+        if len(text) > CHARS_PER_TOKEN_MAX * self._context:
+            reason = f"`input` has {len(text)} characters; this model takes at most {self._context} tokens"
+            raise Refusal(Code.CONTEXT_LENGTH_EXCEEDED, reason, "input")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise Refusal(Code.INVALID_REQUEST, f"`input` holds half a character: {error}", "input") from error
+        ids: list[int] = self._tokenizer.encode(text).ids
+        return ids
+
+    def _checked(self, ids: tuple[int, ...]) -> Sequence[int]:
+        if not ids:
+            raise Refusal(
+                Code.INVALID_REQUEST, "`input` is an empty list; it must have at least one token id", "input"
+            )
+        bad = next((each for each in ids if not 0 <= each < self._vocabulary), None)
+        if bad is not None:
+            text = f"`input` holds token id {bad}; ids of this model are 0 to {self._vocabulary - 1}"
+            raise Refusal(Code.INVALID_REQUEST, text, "input")
+        return ids
+
+    def _run(self, ids: tuple[str, ...], length: int) -> tuple[Event, ...]:
+        tokens = [self._tokens.pop(id) for id in ids]
+        vectors = self._embed(tokens, length)
+        finite = [bool(row.all()) for row in np.isfinite(vectors)]
+        return tuple(
+            Embedded(id, vectors[row].tobytes(), len(tokens[row]))
+            if finite[row]
+            else Failed(id, Code.ENGINE_FAILED, "the model gave a vector with infinite or undefined numbers")
+            for row, id in enumerate(ids)
+        )
+
+    def _embed(self, tokens: Sequence[Sequence[int]], length: int) -> Vectors:
+        """The vectors of a batch, one row each, float32 little-endian."""
+        shape = len(tokens), length
+        values = {"input_ids": np.full(shape, self._pad_id), "attention_mask": np.zeros(shape, np.int64)}
+        for row, ids in enumerate(tokens):
+            values["input_ids"][row, : len(ids)] = ids
+            values["attention_mask"][row, : len(ids)] = 1
+        values["token_type_ids"] = np.zeros(shape, np.int64)
+        feed = {name: values[name].astype(kind, copy=False) for name, kind in self._inputs.items()}
+        hidden = self._session.run([self._output], feed)[0].astype(np.float32, copy=False)
+        vectors: Vectors = hidden
+        if hidden.ndim == 3 and self._pooling == "cls":
+            vectors = hidden[:, 0]
+        elif hidden.ndim == 3:
+            mask = values["attention_mask"][:, :, None].astype(np.float32)
+            vectors = (hidden * mask).sum(axis=1) / mask.sum(axis=1)
+        if self._settings.normalize:
+            vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+        return vectors.astype("<f4", copy=False)
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    """The object in a file; empty if there is no such file."""
+    try:
+        found = msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
+    except FileNotFoundError:
+        return {}
+    except (OSError, msgspec.DecodeError) as error:
+        raise EngineBroken(f"{file}: cannot be read ({error}); fetch the model again") from error
+    return found
+
+
+def _context_tokens(config: Mapping[str, Any], folder: Path) -> int:
+    """The longest input: the smaller of what the model and its tokenizer say."""
+    said = (
+        config.get("max_position_embeddings"),
+        _read_json(folder / "tokenizer_config.json").get("model_max_length"),
+    )
+    return min((int(each) for each in said if each and each < 1e9), default=CONTEXT_TOKENS_DEFAULT)
+
+
+def _open_tokenizer(file: Path) -> Tokenizer:
+    if not file.is_file():
+        raise EngineBroken(f"{file} is missing; an embedding model needs its tokenizer.json beside the .onnx file")
+    with _loading(file):
+        tokenizer = Tokenizer.from_file(str(file))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _open_session(file: Path, threads: int) -> onnxruntime.InferenceSession:
+    if not file.is_file():
+        raise EngineBroken(f"{file} is missing; expected an ONNX model")
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads or len(os.sched_getaffinity(0))
+    options.inter_op_num_threads = 1
+    options.enable_mem_pattern = False  # patterns are kept per shape, and every batch has another one
+    options.log_severity_level = 3
+    with _loading(file):
+        return onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+
+
+@contextmanager
+def _loading(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # the exceptions of both libraries share no class of their own
+        raise EngineBroken(
+            f"{file}: not usable as a text embedding model: {error}. Fetch the model again."
+        ) from error
+
+
+def _input_types(session: onnxruntime.InferenceSession, file: Path) -> dict[str, "np.dtype[Any]"]:
+    found = {each.name: each.type for each in session.get_inputs()}
+    strange = sorted(name for name, kind in found.items() if name not in KNOWN_INPUTS or kind not in ELEMENT_TYPES)
+    if strange or "input_ids" not in found:
+        raise EngineBroken(
+            f"{file}: not a text embedding model: its inputs are {', '.join(sorted(found))}; "
+            f"known are {', '.join(sorted(KNOWN_INPUTS))}, of whole numbers"
+        )
+    return {name: ELEMENT_TYPES[kind] for name, kind in found.items()}
+
+
+def _pooling(folder: Path) -> str:
+    """`cls` or `mean`, as sentence-transformers notes it beside the model."""
+    modes = {key for key, on in _read_json(folder / "1_Pooling" / "config.json").items() if on is True}
+    modes = {key for key in modes if key.startswith("pooling_mode_")}
+    if not modes or modes == {"pooling_mode_cls_token"}:
+        return "cls"
+    if modes == {"pooling_mode_mean_tokens"}:
+        return "mean"
+    raise EngineBroken(f"{folder}/1_Pooling/config.json asks for {', '.join(sorted(modes))}; known are cls and mean")

@@ -1,0 +1,100 @@
+"""What a generating engine refuses at once: values without a meaning, prompts and answers that do not fit."""
+
+import math
+from collections.abc import Sequence
+
+from forebay.core.errors import Code, Refusal
+from forebay.engines.protocol import Sampling
+
+STOPS_MAX = 16
+STOP_CHARS_MAX = 1024
+LOGPROBS_MAX = 20
+_SMALLEST = 1e-6
+
+
+def check_sampling(sampling: Sampling, honours: Sequence[str]) -> None:
+    """Raises `Refusal`, naming the field, for a value out of range or a field that the engine does not honour."""
+    ranges = (
+        ("max_tokens", sampling.max_tokens, 1, math.inf),
+        ("temperature", sampling.temperature, 0, 2),
+        ("top_p", sampling.top_p, _SMALLEST, 1),
+        ("top_k", sampling.top_k, 1, math.inf),
+        ("min_p", sampling.min_p, 0, 1),
+        ("frequency_penalty", sampling.frequency_penalty, -2, 2),
+        ("presence_penalty", sampling.presence_penalty, -2, 2),
+        ("repetition_penalty", sampling.repetition_penalty, _SMALLEST, 1000),
+        ("logprobs", sampling.logprobs, 0, LOGPROBS_MAX),
+    )
+    for name, value, low, high in ranges:
+        if value is not None and not (low <= value <= high and math.isfinite(value)):
+            text = f"`{name}` is {value}; it must be at least {low:g}" + (
+                f" and at most {high:g}" if high < 1e9 else ""
+            )
+            raise Refusal(Code.INVALID_REQUEST, text, name)
+    if len(sampling.stop) > STOPS_MAX:
+        text = f"`stop` holds {len(sampling.stop)} strings; at most {STOPS_MAX} are taken"
+        raise Refusal(Code.INVALID_REQUEST, text, "stop")
+    if any(not 1 <= len(stop) <= STOP_CHARS_MAX for stop in sampling.stop):
+        text = f"every string of `stop` must have 1 to {STOP_CHARS_MAX} characters"
+        raise Refusal(Code.INVALID_REQUEST, text, "stop")
+    used = (
+        ("seed", sampling.seed is not None),
+        ("frequency_penalty", sampling.frequency_penalty != 0),
+        ("presence_penalty", sampling.presence_penalty != 0),
+        ("repetition_penalty", sampling.repetition_penalty is not None),
+        ("top_k", sampling.top_k is not None),
+        ("min_p", sampling.min_p is not None),
+        ("logprobs", sampling.logprobs is not None),
+        ("top_logprobs", bool(sampling.logprobs)),
+        ("json_schema", sampling.schema is not None),
+        ("ignore_eos", sampling.ignore_eos),
+    )
+    for name, asked in used:
+        if asked and name not in honours:
+            param = "response_format" if name == "json_schema" else name
+            raise Refusal(Code.UNSUPPORTED_PARAMETER, f"the engine of this model cannot honour `{param}`", param)
+    if sampling.schema is not None and sampling.ignore_eos:
+        text = "`ignore_eos` cannot be combined with a JSON answer: a complete JSON text has an end"
+        raise Refusal(Code.INVALID_REQUEST, text, "ignore_eos")
+
+
+def check_text(prompt: str, piece_bytes_max: int, context_tokens: int) -> None:
+    """Raises `Refusal` for text that is none, or so long that it cannot fit: tokenising it would stall the others."""
+    try:
+        bytes_count = len(prompt.encode())
+    except UnicodeEncodeError as error:
+        text = "the prompt holds half of a surrogate pair, which is not a character"
+        raise Refusal(Code.INVALID_REQUEST, text, "prompt") from error
+    if not prompt:
+        raise Refusal(Code.INVALID_REQUEST, "the prompt is empty", "prompt")
+    tokens_min = bytes_count // max(1, piece_bytes_max)
+    if tokens_min >= context_tokens:
+        text = f"the prompt has at least {tokens_min} tokens; this model takes {context_tokens} for prompt and answer"
+        raise Refusal(Code.CONTEXT_LENGTH_EXCEEDED, text, "prompt")
+
+
+def check_tokens(ids: Sequence[int], vocabulary_size: int) -> None:
+    """Raises `Refusal` for an empty prompt or an id that is no token."""
+    if not ids:
+        raise Refusal(Code.INVALID_REQUEST, "the prompt is empty; it must have at least one token", "prompt")
+    if min(ids) < 0 or max(ids) >= vocabulary_size:
+        bad = next(id for id in ids if not 0 <= id < vocabulary_size)
+        text = f"the prompt holds token id {bad}; ids of this model are 0 to {vocabulary_size - 1}"
+        raise Refusal(Code.INVALID_REQUEST, text, "prompt")
+
+
+def answer_tokens_max(prompt_tokens: int, max_tokens: int | None, context_tokens: int) -> int:
+    """How many tokens the answer may have. Raises `Refusal` if the prompt, or prompt and answer, do not fit."""
+    room = context_tokens - prompt_tokens
+    if room < 1:
+        text = (
+            f"the prompt has {prompt_tokens} tokens; this model takes {context_tokens} for prompt and answer together"
+        )
+        raise Refusal(Code.CONTEXT_LENGTH_EXCEEDED, text, "prompt")
+    if max_tokens is not None and max_tokens > room:
+        text = (
+            f"the prompt has {prompt_tokens} tokens and `max_tokens` asks for {max_tokens}; this model takes "
+            f"{context_tokens} for both together, so `max_tokens` can be at most {room}"
+        )
+        raise Refusal(Code.CONTEXT_LENGTH_EXCEEDED, text, "max_tokens")
+    return room if max_tokens is None else max_tokens

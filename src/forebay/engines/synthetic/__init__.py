@@ -1,0 +1,5 @@
+"""An engine without a model: deterministic text and vectors on a stated time model. For tests and dry runs."""
+
+from forebay.engines.synthetic.engine import SyntheticEngine
+
+__all__ = ["SyntheticEngine"]

@@ -1,0 +1,154 @@
+"""Text at the rim of an LLM engine: token bytes to text, stop strings, chat templates."""
+
+import codecs
+import json
+import time
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import jinja2
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from forebay.core.errors import Code, Refusal
+from forebay.engines.protocol import Delta, TokenLogprob
+from forebay.obs.clock import wall_s
+
+TEMPLATE_CHARS_MAX = 1_000_000
+RENDERED_CHARS_MAX = 16_000_000
+
+
+class AnswerText:
+    """The text of one answer as its tokens come: whole characters only, and never any part of a stop string.
+
+    Text that may be the beginning of a stop string is held until that is decided. Of several stop strings the one
+    that is complete first wins, so the result does not depend on how the text is cut into tokens.
+    """
+
+    __slots__ = ("_decoder", "_held", "_id", "_logprobs", "_said", "_stops", "_unsent", "stopped", "tokens")
+
+    def __init__(self, id: str, stops: Sequence[str] = ()) -> None:
+        self._id = id
+        self._stops = tuple(stops)
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._held = ""
+        self._said = 0  # characters sent so far
+        self._unsent = 0  # tokens since the last delta
+        self._logprobs: list[tuple[int, TokenLogprob]] = []  # with the place in the text where the token begins
+        self.tokens = 0
+        self.stopped = False
+        """A stop string is complete; what follows it is not part of the answer."""
+
+    def push(self, token: bytes, logprob: TokenLogprob | None = None, tokens: int = 1) -> Delta | None:
+        """One more token (or the bytes of several); the delta that can be sent now, if any."""
+        self.tokens += tokens
+        self._unsent += tokens
+        if logprob is not None:
+            self._logprobs.append((self._said + len(self._held), logprob))
+        text = self._decoder.decode(token)
+        if not self._stops:
+            return self._delta(text) if text else None
+        self._held += text
+        return self._release(self._sure())
+
+    def end(self) -> Delta | None:
+        """No more tokens; the rest of the text, with � for a character that was never completed."""
+        self._held += self._decoder.decode(b"", final=True)
+        length = self._sure()
+        if not self.stopped:
+            length = len(self._held)
+        last = self._release(length)
+        if self.stopped or not self._logprobs:
+            return last
+        rest = tuple(each for _, each in self._logprobs)
+        self._logprobs.clear()
+        if last is None:
+            return Delta(self._id, "", self._unsent, rest)
+        return Delta(self._id, last.text, last.tokens, last.logprobs + rest)
+
+    def _sure(self) -> int:
+        """How much of the held text is no part of a stop string, whatever follows."""
+        held = self._held
+        found = [(at + len(stop), at) for stop in self._stops if (at := held.find(stop)) >= 0]
+        if found:
+            self.stopped = True
+            return min(found)[1]
+        longest = max(map(len, self._stops), default=0) - 1
+        for at in range(max(0, len(held) - longest), len(held)):
+            tail = held[at:]
+            if any(stop.startswith(tail) for stop in self._stops):
+                return at
+        return len(held)
+
+    def _release(self, length: int) -> Delta | None:
+        text = self._held[:length]
+        self._held = "" if self.stopped else self._held[length:]
+        return self._delta(text) if text else None
+
+    def _delta(self, text: str) -> Delta:
+        self._said += len(text)
+        logprobs: tuple[TokenLogprob, ...] = ()
+        if self._logprobs:
+            logprobs = tuple(each for at, each in self._logprobs if at < self._said)
+            self._logprobs = [pair for pair in self._logprobs if pair[0] >= self._said]
+        count, self._unsent = self._unsent, 0
+        return Delta(self._id, text, count, logprobs)
+
+
+def token_logprob(token: bytes, logprob: float) -> TokenLogprob:
+    """A token as the API shows it."""
+    return TokenLogprob(token.decode("utf-8", "replace"), logprob, tuple(token))
+
+
+def render_chat(template: str, messages: Sequence[Mapping[str, Any]], special_tokens: Mapping[str, str]) -> str:
+    """The prompt of a conversation, ending where the assistant's turn begins. Raises `Refusal` if there is none.
+
+    Templates run in a sandbox, with the functions and settings that transformers gives them.
+    """
+    try:
+        compiled = _compile(template)
+    except jinja2.TemplateError as error:
+        raise Refusal(Code.INTERNAL, f"the chat template of this model is not valid: {error}") from error
+    try:
+        rendered = compiled.render({**special_tokens, "messages": messages, "add_generation_prompt": True})
+    except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
+        text = f"the chat template of this model does not accept these messages: {error}"
+        raise Refusal(Code.INVALID_REQUEST, text, "messages") from error
+    except (RecursionError, OverflowError, MemoryError) as error:
+        text = "the chat template of this model cannot render messages of this size"
+        raise Refusal(Code.INVALID_REQUEST, text, "messages") from error
+    if len(rendered) > RENDERED_CHARS_MAX:
+        text = f"the rendered conversation has {len(rendered)} characters; at most {RENDERED_CHARS_MAX} are taken"
+        raise Refusal(Code.CONTEXT_LENGTH_EXCEEDED, text, "messages")
+    return rendered
+
+
+@lru_cache(maxsize=8)
+def _compile(template: str) -> jinja2.Template:
+    if len(template) > TEMPLATE_CHARS_MAX:
+        raise jinja2.TemplateError(f"longer than {TEMPLATE_CHARS_MAX} characters")
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment.from_string(template)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Plain JSON: unlike Jinja's own filter it does not escape for HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(format: str) -> str:
+    return time.strftime(format, time.localtime(wall_s()))

@@ -1,0 +1,1 @@
+"""The request loop: admit, route, relay, settle."""

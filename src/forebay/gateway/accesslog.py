@@ -1,0 +1,70 @@
+"""The access log: one JSON line per request, written in batches. Never prompts, answers or headers."""
+
+import sys
+from typing import BinaryIO, Final
+
+import msgspec
+
+from forebay.obs.clock import wall_s
+
+HELD_LINES_MAX: Final = 20_000
+"""More lines than this between two writes are dropped, and the drop is logged."""
+
+
+class Line(msgspec.Struct, gc=False, omit_defaults=True):
+    """What is written of one request. `ts` is seconds since the epoch."""
+
+    event: str
+    ts: float
+    request_id: str
+    path: str
+    model: str
+    status: int
+    code: str
+    ms: int
+    stream: bool = False
+    replica: str = ""
+    retries: int = 0
+    ttft_ms: int = 0
+    queued_ms: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+
+
+class Dropped(msgspec.Struct):
+    """Says how many lines are missing."""
+
+    event: str
+    ts: float
+    lines: int
+
+
+class AccessLog:
+    """Collects lines; `flush` writes them."""
+
+    def __init__(self, stream: BinaryIO | None = None) -> None:
+        self._stream = stream or sys.stderr.buffer
+        self._lines: list[bytes] = []
+        self._dropped = 0
+        self._encode = msgspec.json.Encoder().encode
+
+    def add(self, line: Line) -> None:
+        """Note a line."""
+        if len(self._lines) < HELD_LINES_MAX:
+            self._lines.append(self._encode(line))
+        else:
+            self._dropped += 1
+
+    def flush(self) -> None:
+        """Write what was collected; what cannot be written is counted as dropped."""
+        if self._dropped:
+            self._lines.append(self._encode(Dropped("access lines dropped", wall_s(), self._dropped)))
+            self._dropped = 0
+        if self._lines:
+            lines, self._lines = self._lines, []
+            try:
+                self._stream.write(b"\n".join([*lines, b""]))
+                self._stream.flush()
+            except OSError:  # a full disk, say, is no reason to stop serving
+                self._dropped += len(lines)

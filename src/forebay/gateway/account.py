@@ -1,0 +1,68 @@
+"""Counting what happens to requests: metrics by model, one access log line each."""
+
+from forebay.obs.metrics import Counter, Metrics
+
+OK = "ok"
+CLIENT_CLOSED = "client_closed"
+
+
+class Account:
+    """The metrics of one model, looked up once."""
+
+    __slots__ = (
+        "_metrics",
+        "cached_tokens",
+        "completion_tokens",
+        "duration",
+        "events",
+        "model",
+        "ok",
+        "prompt_tokens",
+        "queue_wait",
+        "tpot",
+        "ttft",
+    )
+
+    def __init__(self, metrics: Metrics, model: str) -> None:
+        self._metrics = metrics
+        self.model = model
+        self.ok = metrics.counter("requests_total", model, OK)
+        self.duration = metrics.histogram("request_duration_seconds", model)
+        self.ttft = metrics.histogram("ttft_seconds", model)
+        self.tpot = metrics.histogram("tpot_seconds", model)
+        self.prompt_tokens = metrics.counter("prompt_tokens_total", model)
+        self.completion_tokens = metrics.counter("completion_tokens_total", model)
+        self.cached_tokens = metrics.counter("cached_tokens_total", model)
+        self.events = metrics.counter("stream_events_total", model)
+        self.queue_wait = metrics.histogram("queue_wait_seconds", model)
+
+    def answered(self, duration_s: float, tokens: tuple[int, int, int]) -> None:
+        """A request ended well; `tokens` are those of the prompt, of the answer, and of the prompt out of a cache."""
+        self.ok.value += 1
+        self.duration.observe(duration_s)
+        self.prompt_tokens.value += tokens[0]
+        self.completion_tokens.value += tokens[1]
+        self.cached_tokens.value += tokens[2]
+
+    def streamed(self, ttft_s: float, rest_s: float, tokens: int) -> None:
+        """A stream ended, well or not, that had at least one event."""
+        self.ttft.observe(ttft_s)
+        if tokens > 1:
+            self.tpot.observe(rest_s / (tokens - 1))
+
+    def failed(self, code: str) -> Counter:
+        """Requests that ended with this code."""
+        return self._metrics.counter("requests_total", self.model, code)
+
+    def retried(self, reason: str) -> Counter:
+        """Attempts that were repeated elsewhere."""
+        return self._metrics.counter("retries_total", self.model, reason)
+
+
+def usage(value: bytes) -> tuple[int, int, int]:
+    """Prompt, completion and cached tokens out of `x-forebay-usage`; zeros if it makes no sense."""
+    try:
+        prompt, completion, cached = value.split(b",")
+        return int(prompt), int(completion), int(cached)
+    except ValueError:
+        return 0, 0, 0

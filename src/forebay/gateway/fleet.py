@@ -1,0 +1,137 @@
+"""What the gateway knows of models and replicas: routes from the snapshot, load from the replicas themselves."""
+
+from typing import TYPE_CHECKING, Final
+
+from forebay.core.admission import WaitingRoom
+from forebay.core.model import LoadReport, ModelRoutes, Replica, ReplicaState, Task
+from forebay.core.routing import LIVE, effective_state, room
+from forebay.gateway.account import Account
+from forebay.net.client import Header, Pool
+
+if TYPE_CHECKING:
+    from forebay.gateway.relay import Relay
+
+UNHEARD: Final = ReplicaState.STARTING
+"""State of a replica that has not answered a load poll lately, or answered as another one."""
+
+
+class Link:
+    """One start of one replica: its connections, its load, the attempts under way. A routing `View`."""
+
+    __slots__ = (
+        "attempts",
+        "generation",
+        "headers",
+        "host",
+        "id",
+        "last_used",
+        "load",
+        "model",
+        "others",
+        "planned",
+        "pool",
+        "port",
+        "reported",
+        "retired",
+        "revision",
+        "room",
+        "state",
+        "task",
+    )
+
+    def __init__(self, replica: Replica, model: str, task: Task, pool: Pool) -> None:
+        self.id = replica.id
+        self.generation = replica.generation
+        self.revision = replica.revision
+        self.host = replica.host
+        self.port = replica.port
+        self.planned = replica.state
+        self.model = model
+        self.task = task
+        self.pool = pool
+        self.state = self.reported = UNHEARD
+        self.load = 0
+        self.others = 0
+        self.room = 0
+        self.last_used = 0
+        self.retired = False
+        self.attempts: dict[Relay, None] = {}
+        self.headers: tuple[Header, ...] = (
+            (b"x-forebay-replica", replica.id.encode()),
+            (b"x-forebay-model-revision", replica.revision.encode()),
+        )
+
+    @property
+    def live(self) -> bool:
+        """Whether requests may go there."""
+        return self.state in LIVE
+
+    def plan(self, state: ReplicaState) -> None:
+        """Take over what control says of it."""
+        self.planned = state
+        self.state = effective_state(state, self.reported)
+
+    def heard(self, report: LoadReport, own: int) -> str:
+        """Take over its load report; `own` attempts were under way when it was asked. Returns what is wrong."""
+        who = (report.replica, report.generation, report.model)
+        if who != (self.id, self.generation, self.model):
+            self.unheard()
+            return f"expected {self.id} generation {self.generation} of {self.model}, found {who}"
+        self.reported = report.state
+        self.state = effective_state(self.planned, report.state)
+        self.room = room(report.capacity, self.task)
+        self.others = max(0, report.in_flight - max(own, len(self.attempts)))
+        self.load = len(self.attempts) + self.others
+        return ""
+
+    def unheard(self) -> None:
+        """Nothing is known of it: no request goes there until it answers again."""
+        self.state = self.reported = UNHEARD
+        self.others = 0
+        self.load = len(self.attempts)
+
+    def retire(self) -> None:
+        """Control does not want it any more; attempts under way may finish."""
+        self.retired = True
+        self.unheard()
+        if not self.attempts:
+            self.pool.close()
+
+    def take(self, relay: "Relay", turn: int) -> None:
+        """An attempt begins."""
+        self.attempts[relay] = None
+        self.load += 1
+        self.last_used = turn
+
+    def give_back(self, relay: "Relay") -> bool:
+        """An attempt has ended. False if there was none."""
+        if relay not in self.attempts:
+            return False
+        del self.attempts[relay]
+        self.load -= 1
+        if self.retired and not self.attempts:
+            self.pool.close()
+        return True
+
+
+class Served:
+    """One model: its routes, its replicas sorted by id, the requests that wait."""
+
+    __slots__ = ("account", "links", "routes", "waiting")
+
+    def __init__(self, routes: ModelRoutes, account: Account) -> None:
+        self.routes = routes
+        self.account = account
+        self.links: list[Link] = []
+        self.waiting: WaitingRoom[Relay] = WaitingRoom(routes.queue_max, routes.queue_timeout_s)
+
+    def update(self, routes: ModelRoutes) -> None:
+        """Take over what control says."""
+        self.routes = routes
+        self.waiting.size_max = routes.queue_max
+        self.waiting.timeout_s = routes.queue_timeout_s
+
+    @property
+    def ready(self) -> bool:
+        """Whether any replica takes requests."""
+        return any(link.live for link in self.links)

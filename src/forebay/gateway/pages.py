@@ -1,0 +1,196 @@
+"""What the gateway answers itself: models, health, metrics."""
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import unquote
+
+import msgspec
+
+from forebay import __version__
+from forebay.core.errors import Code, Refusal
+from forebay.core.model import Endpoint, GatewaySpec
+from forebay.gateway.gateway import ENDPOINTS, Gateway
+from forebay.gateway.polling import fetch
+from forebay.net.client import Pool
+from forebay.net.server import Exchange, HttpServer
+from forebay.obs.clock import wall_s
+from forebay.obs.metrics import CONTENT_TYPE, PREFIX, TABLE, Metrics
+from forebay.wire import http1
+from forebay.wire.prometheus import merge
+
+PEER_TIMEOUT_S: Final = 1.0
+SCRAPES_MAX: Final = 8
+MODELS: Final = "/v1/models"
+GETS: Final = frozenset({"/livez", "/readyz", "/metrics", MODELS})
+MERGE_RULES: Final = {PREFIX + row.name: row.merge for row in TABLE if row.merge != "sum"}
+
+
+class Pages:
+    """The handlers of the public and of the private listener. Scrapes of peers run in tasks of `group`."""
+
+    def __init__(self, gateway: Gateway, spec: GatewaySpec, metrics: Metrics, group: asyncio.TaskGroup) -> None:
+        self._gateway = gateway
+        self._spec = spec
+        self._metrics = metrics
+        self._group = group
+        self._created = int(wall_s())
+        self._scrapes = 0
+        self.public: HttpServer | None = None
+        self.draining = False
+        metrics.gauge("build_info", __version__, "gateway").set(1)
+
+    def handle(self, exchange: Exchange) -> None:
+        """Serve a request of the public listener."""
+        target = exchange.target
+        endpoint = ENDPOINTS.get(target) or ENDPOINTS.get(target.partition(b"?")[0])
+        if endpoint is None:
+            self._page(exchange)
+        elif exchange.method != b"POST":
+            self._refuse_method(exchange, b"POST")
+        else:
+            self._gateway.handle(exchange, endpoint)
+
+    def handle_private(self, exchange: Exchange) -> None:
+        """Serve a request of control or of a peer: this very process' health and its own metrics."""
+        if exchange.path == "/metrics" and exchange.method == b"GET":
+            exchange.respond(200, [(b"content-type", CONTENT_TYPE)], self.render())
+        elif exchange.path == "/livez" and exchange.method == b"GET":
+            exchange.respond(200, [http1.TEXT], b"ok\n")
+        else:
+            self._gateway.refuse(exchange, Refusal(Code.NOT_FOUND))
+
+    def render(self) -> bytes:
+        """This process' metrics, after its gauges have been set."""
+        metrics = self._metrics
+        metrics.gauge("open_connections").set(self.public.connections if self.public else 0)
+        links = set()
+        for name, served in self._gateway.served.items():
+            metrics.gauge("queue_depth", name).set(len(served.waiting))
+            metrics.gauge("in_flight", name).set(sum(len(link.attempts) for link in served.links))
+            for link in served.links:
+                links.add((name, link.id))
+                metrics.gauge("replica_up", name, link.id).set(link.live)
+                metrics.gauge("replica_in_flight", name, link.id).set(len(link.attempts))
+        for gauge in ("replica_up", "replica_in_flight"):
+            for labels in metrics.labels(gauge):
+                if labels not in links:
+                    metrics.forget(gauge, *labels)
+        return metrics.render()
+
+    def missing(self) -> list[dict[str, str]]:
+        """Models that cannot be served now, and why."""
+        if self._gateway.snapshot is None:
+            return [{"model": "", "reason": "no snapshot has been read yet"}]
+        return [
+            {
+                "model": name,
+                "reason": ", ".join(f"{link.id} is {link.state}" for link in served.links) or "no replica",
+            }
+            for name, served in self._gateway.served.items()
+            if not served.ready
+        ]
+
+    def _page(self, exchange: Exchange) -> None:
+        path = exchange.path
+        if path not in GETS and not path.startswith(MODELS + "/"):
+            self._gateway.refuse(exchange, Refusal(Code.NOT_FOUND, f"No such path: {path[:256]}"))
+        elif exchange.method not in (b"GET", b"HEAD"):
+            self._refuse_method(exchange, b"GET")
+        elif path == "/livez":
+            exchange.respond(200, [http1.TEXT], b"ok\n")
+        elif path == "/readyz":
+            self._readyz(exchange)
+        elif path == "/metrics":
+            self._scrape(exchange)
+        elif path == MODELS:
+            _json(exchange, 200, {"object": "list", "data": [self._model(name) for name in self._gateway.served]})
+        else:
+            name = unquote(path[len(MODELS) + 1 :])
+            if name in self._gateway.served:
+                _json(exchange, 200, self._model(name))
+            else:
+                text = f"The model `{name[:128]}` does not exist."
+                self._gateway.refuse(exchange, Refusal(Code.MODEL_NOT_FOUND, text, "model"))
+
+    def _model(self, name: str) -> dict[str, str | int]:
+        return {"id": name, "object": "model", "created": self._created, "owned_by": "forebay"}
+
+    def _refuse_method(self, exchange: Exchange, allowed: bytes) -> None:
+        text = f"{exchange.path[:256]} takes {allowed.decode()}, not {exchange.method.decode('latin-1')}."
+        self._gateway.refuse(exchange, Refusal(Code.METHOD_NOT_ALLOWED, text))
+
+    def _readyz(self, exchange: Exchange) -> None:
+        missing = self.missing()
+        if self.draining:
+            _json(exchange, 503, {"status": "draining"})
+        elif missing:
+            _json(exchange, 503, {"status": "not ready", "missing": missing})
+        else:
+            _json(exchange, 200, {"status": "ready"})
+
+    def _scrape(self, exchange: Exchange) -> None:
+        others = peers(self._spec)
+        if not others or self._scrapes >= SCRAPES_MAX:
+            exchange.respond(200, [(b"content-type", CONTENT_TYPE)], self.render())
+            return
+        self._scrapes += 1
+        self._group.create_task(self._scrape_all(exchange, others))
+
+    async def _scrape_all(self, exchange: Exchange, others: list[Endpoint]) -> None:
+        """Answer with the sum over all processes that answer in time."""
+        try:
+            texts = await asyncio.gather(*(self._ask(peer) for peer in others))
+            mine = self.render()
+            try:
+                merged = merge([t.decode() for t in (mine, *texts) if t is not None], MERGE_RULES)
+            except ValueError:  # a peer of another version, say: its own figures are still good for something
+                merged = mine
+            exchange.respond(200, [(b"content-type", CONTENT_TYPE)], merged)
+        finally:
+            self._scrapes -= 1
+
+    async def _ask(self, peer: Endpoint) -> bytes | None:
+        pool = Pool(peer.host, peer.port, self._group, connect_timeout_s=PEER_TIMEOUT_S, idle_max=0)
+        try:
+            return await fetch(pool, b"/metrics", PEER_TIMEOUT_S)
+        finally:
+            pool.close()
+
+
+def peers(spec: GatewaySpec) -> list[Endpoint]:
+    """Where the cluster's other gateway processes listen for each other; those whose process is gone are left out."""
+    found = []
+    for path in sorted(Path(spec.peers_dir).glob("*.json")):
+        if path.stem == spec.id:
+            continue
+        try:
+            endpoint = msgspec.json.decode(path.read_bytes(), type=Endpoint)
+            os.kill(endpoint.pid, 0)
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+            continue
+        found.append(endpoint)
+    return found
+
+
+def write(path: Path, endpoint: Endpoint) -> None:
+    """Write an endpoint atomically."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{endpoint.pid}")
+    draft.write_bytes(msgspec.json.encode(endpoint))
+    draft.replace(path)
+
+
+def withdraw(path: Path) -> None:
+    """Remove this process' endpoint; one that a successor has written in the meantime stays."""
+    try:
+        endpoint = msgspec.json.decode(path.read_bytes(), type=Endpoint)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return
+    if endpoint.pid == os.getpid():
+        path.unlink(missing_ok=True)
+
+
+def _json(exchange: Exchange, status: int, value: Any) -> None:
+    exchange.respond(status, [http1.JSON], msgspec.json.encode(value))

@@ -1,0 +1,295 @@
+"""One request on its way: waiting, tried on a replica, answered. It ends, and is accounted for, exactly once."""
+
+from typing import TYPE_CHECKING, Final, Protocol
+
+import msgspec
+
+from forebay.core.errors import TABLE, Code, Refusal
+from forebay.gateway.accesslog import Line
+from forebay.gateway.account import CLIENT_CLOSED, OK, usage
+from forebay.net.client import Call, CallError, Header
+from forebay.net.server import Exchange
+from forebay.obs.clock import wall_s
+from forebay.wire import http1
+from forebay.wire.errors import error_body, error_event
+from forebay.wire.sse import EventCutter, last_data
+
+if TYPE_CHECKING:
+    from forebay.gateway.fleet import Link, Served
+
+USAGE: Final = b"x-forebay-usage"
+DONE: Final = b"[DONE]"
+"""What ends a complete stream of OpenAI's."""
+NOT_RELAYED: Final = frozenset(
+    {
+        b"connection",
+        b"content-length",
+        b"date",
+        b"keep-alive",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+        b"x-forebay-retryable",
+        b"x-request-id",
+        USAGE,
+    }
+)
+WAITING, WHOLE, EVENTS, BYTES, RETRY = range(5)
+"""How the answer is handled: none yet, buffered, as events, as bytes because it is too large, thrown away."""
+
+
+CODES: Final = frozenset(code.value for code in Code)
+
+
+class _Problem(msgspec.Struct):
+    code: str = ""
+
+
+class _ErrorObject(msgspec.Struct):
+    error: _Problem
+
+
+class Desk(Protocol):
+    """Where a request goes from here."""
+
+    response_buffer_bytes_max: int
+
+    def now(self) -> float:
+        """The loop's time."""
+
+    def again(self, relay: "Relay", reason: str, problem: Refusal) -> None:
+        """Try elsewhere or refuse; `problem` is why the last attempt failed."""
+
+    def over(self, relay: "Relay", code: str, status: int, now: float) -> None:
+        """The request has ended."""
+
+
+class Relay:
+    """An exchange and its attempts; the sink of the attempt that is under way."""
+
+    # what most requests never change stays on the class: less to set for each of them
+    link: "Link | None" = None
+    queued_s = -1.0
+    retries = 0
+    tried: tuple[tuple[str, int], ...] = ()
+    first_at = 0.0
+    usage = (0, 0, 0)
+    _call: Call | None = None
+    _cutter: EventCutter | None = None
+    _mode = WAITING
+    _over = False
+    _status = 0
+    _size = 0
+    _last = b""
+    _headers: list[Header]
+    _body: list[bytes]
+
+    def __init__(self, desk: Desk, served: "Served", exchange: Exchange, path: str, request_id: bytes) -> None:
+        self.desk = desk
+        self.served = served
+        self.exchange = exchange
+        self.path = path
+        self.request_id = request_id
+        self.request = b""
+        self.began = now = desk.now()
+        self.deadline = now + served.routes.queue_timeout_s
+        exchange.on_disconnect = self.client_gone
+
+    def run_on(self, link: "Link") -> None:
+        """Try it on a replica."""
+        self.link = link
+        self._mode = WAITING
+        self._size = 0
+        self._call = link.pool.call(self.request, self)
+
+    def refuse(self, refusal: Refusal, retry_after_s: int = 0) -> None:
+        """Answer with an error."""
+        status = TABLE[refusal.code].status
+        headers = [http1.JSON, (b"x-request-id", self.request_id)]
+        if retry_after_s:
+            headers.append((b"retry-after", b"%d" % retry_after_s))
+        self.exchange.respond(status, headers, error_body(refusal))
+        self._end(refusal.code.value, status)
+
+    def client_gone(self) -> None:
+        """The client closed its connection: stop the work on its answer."""
+        call = self._call
+        if call is not None:
+            if last_data(self._last) == DONE:  # it has everything; only the token counts are still on their way
+                call.resume()
+                return
+            call.cancel()
+        self._end(CLIENT_CLOSED, 499)
+
+    def replica_lost(self) -> None:
+        """The replica has been silent for too long."""
+        if self._call is not None:
+            self._call.cancel()
+        self.on_error(CallError("lost", True, "The replica does not answer any more."))
+
+    # --- the sink of an attempt
+
+    def on_head(self, status: int, headers: list[Header]) -> None:
+        self._status = status
+        self._body = []
+        if status == 503 and (b"x-forebay-retryable", b"1") in headers:
+            self._mode = RETRY
+            return
+        stream = False
+        self._headers = kept = []
+        for pair in headers:
+            name = pair[0]
+            if name == USAGE:
+                self.usage = usage(pair[1])
+            elif name not in NOT_RELAYED:
+                kept.append(pair)
+                if name == b"content-type":
+                    stream = pair[1].startswith(b"text/event-stream")
+        if stream:
+            self._mode = EVENTS
+            self._cutter = EventCutter()
+            self._start()
+        else:
+            self._mode = WHOLE
+
+    def on_body(self, data: bytes) -> None:
+        mode = self._mode
+        if mode == EVENTS:
+            assert self._cutter is not None
+            whole = self._cutter.feed(data)
+            if whole:
+                if not self.first_at:
+                    self.first_at = self.desk.now()
+                self._last = whole
+                self.exchange.write(whole)
+        elif mode == BYTES:
+            self.exchange.write(data)
+        else:
+            self._size += len(data)
+            self._body.append(data)
+            if self._size > self.desk.response_buffer_bytes_max:
+                self._overflow()
+
+    def on_end(self, trailers: list[Header]) -> None:
+        self._call = None
+        for name, value in trailers:
+            if name == USAGE:
+                self.usage = usage(value)
+        mode = self._mode
+        if mode == WHOLE:
+            body = self._body
+            whole = body[0] if len(body) == 1 else b"".join(body)
+            self.exchange.respond(self._status, self._answer_headers(), whole)
+            self._end(OK if self._status < 400 else _code_in(whole, Code.INTERNAL), self._status)
+        elif mode == RETRY:
+            self._retry_refused()
+        else:
+            cutter = self._cutter
+            if cutter is not None and cutter.held:
+                self.exchange.write(cutter.held)
+            self.exchange.end()
+            self._end(OK, self._status)
+
+    def on_error(self, error: CallError) -> None:
+        self._call = None
+        if self._mode == RETRY:
+            self._retry_refused()
+        elif not self.exchange.started:
+            text = f"{TABLE[Code.REPLICA_LOST].text} {error.text}"
+            self.desk.again(self, error.kind, Refusal(Code.REPLICA_LOST, text))
+        else:
+            self._interrupted()
+
+    # --- inside
+
+    def _start(self) -> None:
+        exchange, call = self.exchange, self._call
+        assert call is not None
+        exchange.on_pause = call.pause
+        exchange.on_resume = call.resume
+        exchange.start(self._status, self._answer_headers())
+
+    def _answer_headers(self) -> list[Header]:
+        link = self.link
+        assert link is not None
+        return [*self._headers, (b"x-request-id", self.request_id), *link.headers]
+
+    def _overflow(self) -> None:
+        """Too large to be kept: from here on the answer is passed on as it comes."""
+        body, self._body = self._body, []
+        if self._mode == RETRY:
+            return
+        self._mode = BYTES
+        self._start()
+        self.exchange.write(b"".join(body))
+
+    def _retry_refused(self) -> None:
+        code = _code_in(b"".join(self._body), Code.OVERLOADED)
+        self.desk.again(self, code, Refusal(Code(code)))
+
+    def _interrupted(self) -> None:
+        """The replica was lost after the head went out: say so inside the stream, and cut it."""
+        cutter = self._cutter
+        last = last_data(self._last)
+        code = Code.STREAM_INTERRUPTED.value
+        if last == DONE:
+            code = OK
+        elif last.startswith(b'{"error":'):  # the replica has said it itself
+            code = _code_in(last, Code.STREAM_INTERRUPTED)
+        elif cutter is not None:
+            self.exchange.write((b"\n\n" if cutter.open else b"") + error_event(Code.STREAM_INTERRUPTED))
+        self.exchange.abort()
+        self._end(code, self._status)
+
+    def _end(self, code: str, status: int) -> None:
+        if self._over:  # a last write found the client gone, which has ended it
+            return
+        self._over = True
+        self._call = None
+        now = self.desk.now()
+        account = self.served.account
+        if code == OK:
+            account.answered(now - self.began, self.usage)
+        else:
+            account.failed(code).inc()
+        cutter = self._cutter
+        if cutter is not None:
+            account.events.inc(cutter.events)
+            if self.first_at:
+                account.streamed(self.first_at - self.began, now - self.first_at, self.usage[1])
+        self.desk.over(self, code, status, now)
+
+    def line(self, code: str, status: int, now: float) -> Line:
+        """The line for the access log."""
+        began, link = self.began, self.link
+        return Line(
+            "request",
+            wall_s(),
+            self.request_id.decode("ascii"),
+            self.path,
+            self.served.routes.name,
+            status,
+            code,
+            _ms(now - began),
+            self._cutter is not None,
+            link.id if link is not None else "",
+            self.retries,
+            _ms(self.first_at - began) if self.first_at else 0,
+            _ms(self.queued_s) if self.queued_s > 0.0 else 0,
+            *self.usage,
+        )
+
+
+def _ms(seconds: float) -> int:
+    return int(seconds * 1000 + 0.5)
+
+
+def _code_in(body: bytes, default: Code) -> str:
+    """The error code of an error object; the default if there is none that we know."""
+    try:
+        code = msgspec.json.decode(body, type=_ErrorObject).error.code
+    except msgspec.DecodeError:
+        return default.value
+    return code if code in CODES else default.value

@@ -1,0 +1,129 @@
+"""A gateway process from start to end: listen, say where, follow the snapshot, drain when told to, exit."""
+
+import asyncio
+import os
+import signal
+import socket
+from pathlib import Path
+from random import Random
+from typing import Final
+
+import structlog
+
+from forebay.core.model import Endpoint, GatewaySpec, Limits
+from forebay.gateway import pages
+from forebay.gateway.accesslog import AccessLog
+from forebay.gateway.gateway import Gateway
+from forebay.gateway.polling import Fleet
+from forebay.net.server import HttpServer
+from forebay.obs.metrics import Metrics
+
+TICK_S: Final = 0.25
+PRIVATE_LIMITS: Final = Limits(connections_max=64)
+LOOPBACK: Final = "127.0.0.1"
+
+
+class NoPort(Exception):  # noqa: N818 - states the condition
+    """The public port cannot be had; the text is the process' last words."""
+
+
+async def serve(spec: GatewaySpec, log: structlog.stdlib.BoundLogger) -> None:
+    """Run a gateway until SIGTERM or SIGINT. Raises `NoPort`."""
+    signals: asyncio.Queue[int] = asyncio.Queue(maxsize=16)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, _note, signals, number)
+    await run(spec, log, AccessLog(), signals)
+
+
+async def run(
+    spec: GatewaySpec, log: structlog.stdlib.BoundLogger, access: AccessLog, signals: "asyncio.Queue[int]"
+) -> None:
+    """Run a gateway until the first signal, then drain; a second one ends it at once. Raises `NoPort`."""
+    metrics = Metrics()
+    gateway = Gateway(spec, metrics, access, Random())  # noqa: S311 - balancing, not secrecy
+    no_port: NoPort | None = None
+    async with asyncio.TaskGroup() as group:
+        page = pages.Pages(gateway, spec, metrics, group)
+        fleet = Fleet(gateway, spec, group, log)
+        public = HttpServer(page.handle, spec.limits, refused=gateway.refused)
+        private = HttpServer(page.handle_private, PRIVATE_LIMITS)
+        page.public = public
+        background = [group.create_task(fleet.follow()), group.create_task(_tick(gateway, access))]
+        try:
+            await _listen(public, private, spec)
+            log.info("listening", host=spec.host, port=public.port, private_port=private.port)
+            await signals.get()
+            log.info("draining", grace_s=spec.drain_grace_s, connections=public.connections)
+            page.draining = True
+            await _drain(public, spec.drain_grace_s, signals, log)
+        except NoPort as error:  # raised below: out of the group it would come as a group
+            no_port = error
+        finally:
+            pages.withdraw(_peer_file(spec))
+            public.close()
+            private.close()
+            fleet.close()
+            for task in background:
+                task.cancel()
+    access.flush()
+    if no_port is not None:
+        raise no_port
+    log.info("stopped")
+
+
+def _note(signals: "asyncio.Queue[int]", number: int) -> None:
+    if not signals.full():
+        signals.put_nowait(number)
+
+
+async def _drain(
+    public: HttpServer, grace_s: float, signals: "asyncio.Queue[int]", log: structlog.stdlib.BoundLogger
+) -> None:
+    async with asyncio.TaskGroup() as group:
+        drained = group.create_task(public.drain(grace_s))
+        again = group.create_task(signals.get())
+        await asyncio.wait((drained, again), return_when=asyncio.FIRST_COMPLETED)
+        if public.connections:
+            log.warning("drained incompletely", connections=public.connections)
+        drained.cancel()
+        again.cancel()
+
+
+async def _tick(gateway: Gateway, access: AccessLog) -> None:
+    while True:
+        await asyncio.sleep(TICK_S)
+        gateway.expire()
+        access.flush()
+
+
+async def _listen(public: HttpServer, private: HttpServer, spec: GatewaySpec) -> None:
+    """Listen for peers and for clients, and say where."""
+    try:
+        await private.start(LOOPBACK, 0)
+        pages.write(_peer_file(spec), Endpoint(os.getpid(), LOOPBACK, private.port))
+        _check_port(spec)
+        await public.start(spec.host, spec.port, reuse_port=True)
+    except OSError as error:
+        raise NoPort(f"cannot listen on {spec.host}:{spec.port}: {error.strerror or error}") from error
+    pages.write(Path(spec.endpoint_path), Endpoint(os.getpid(), spec.host, public.port))
+
+
+def _check_port(spec: GatewaySpec) -> None:
+    """Share the port with gateway processes of this cluster only.
+
+    SO_REUSEPORT alone would let two clusters of one user share a port, and get each other's requests, unnoticed.
+    """
+    if pages.peers(spec) or not spec.port:
+        return
+    with socket.socket(socket.AF_INET6 if ":" in spec.host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((spec.host, spec.port))
+        except OSError:
+            if not pages.peers(spec):  # one may have come up since
+                raise
+
+
+def _peer_file(spec: GatewaySpec) -> Path:
+    return Path(spec.peers_dir) / f"{spec.id}.json"

@@ -1,0 +1,371 @@
+"""An HTTP/1.1 client for one upstream: pooled keep-alive connections, answers handed on as they arrive.
+
+Bytes are forwarded only after they were parsed, and never past the end of a message.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Literal, Protocol, cast
+
+import httptools
+
+Header = tuple[bytes, bytes]
+
+CONNECT_TIMEOUT_S: Final = 2.0
+IDLE_MAX: Final = 256
+IDLE_AGE_S: Final = 50.0
+"""Shorter than the idle timeout of our own servers, so that they rarely close under a request."""
+HEAD_BYTES_MAX: Final = 65_536
+BODILESS: Final = frozenset({204, 304})
+
+
+@dataclass(frozen=True, slots=True)
+class CallError:
+    """Why there is no complete answer. `sent`: the upstream may have begun to work on the request."""
+
+    kind: Literal["connect", "lost", "protocol"]
+    sent: bool
+    text: str
+
+
+class Sink(Protocol):
+    """Receives an answer: one head, bodies, then exactly one of `on_end` and `on_error`; nothing after a cancel."""
+
+    def on_head(self, status: int, headers: list[Header]) -> None:
+        """The final status (1xx are dropped); header names are lower-case."""
+
+    def on_body(self, data: bytes) -> None:
+        """A piece of the body, without its framing."""
+
+    def on_end(self, trailers: list[Header]) -> None:
+        """The answer is complete."""
+
+    def on_error(self, error: CallError) -> None:
+        """The answer will not come, or not to its end."""
+
+
+class Call:
+    """One request on its way; the pool may try it on two connections."""
+
+    __slots__ = ("_pool", "_wants_read", "connection", "request", "sent", "sink")
+
+    def __init__(self, pool: "Pool", request: bytes, sink: Sink) -> None:
+        self._pool = pool
+        self._wants_read = True
+        self.request = request
+        self.sink: Sink | None = sink
+        self.connection: Upstream | None = None
+        self.sent = False
+
+    def cancel(self) -> None:
+        """Close the connection, so that the upstream stops working on it. Nothing more reaches the sink."""
+        self.sink = None
+        connection = self.connection
+        if connection is not None:
+            self.connection = None
+            connection.drop()
+
+    def pause(self) -> None:
+        """Stop reading: the upstream feels the back-pressure."""
+        if self._wants_read and self.connection is not None:
+            self._wants_read = False
+            self.connection.transport.pause_reading()
+
+    def resume(self) -> None:
+        """Read on."""
+        if not self._wants_read and self.connection is not None:
+            self._wants_read = True
+            self.connection.transport.resume_reading()
+
+    def run_on(self, connection: "Upstream") -> None:
+        """Send the request on a connection."""
+        self.connection = connection
+        self.sent = True
+        connection.send(self)
+
+    def end(self, trailers: list[Header]) -> None:
+        """Hand the end on."""
+        sink, self.sink, self.connection = self.sink, None, None
+        if sink is not None:
+            sink.on_end(trailers)
+
+    def fail(self, kind: Literal["connect", "lost", "protocol"], text: str) -> None:
+        """Hand an error on."""
+        sink, self.sink, self.connection = self.sink, None, None
+        if sink is not None:
+            sink.on_error(CallError(kind, self.sent, text))
+
+
+class Upstream(asyncio.Protocol):
+    """One connection to the upstream; also the callback object of its parser."""
+
+    __slots__ = (
+        "_body",
+        "_call",
+        "_complete",
+        "_head_bytes",
+        "_head_due",
+        "_headers",
+        "_keep_alive",
+        "_parser",
+        "_pool",
+        "_raw",
+        "_reused",
+        "_status",
+        "_to_eof",
+        "_touched",
+        "_trailers",
+        "idle_since",
+        "on_body",
+        "transport",
+    )
+
+    def __init__(self, pool: "Pool") -> None:
+        self._pool = pool
+        self._parser: httptools.HttpResponseParser | None = None
+        self.transport: asyncio.Transport
+        self.idle_since = 0.0
+        self._reused = False
+        self._call: Call | None = None
+        self._body: list[bytes] = []
+        self.on_body = self._body.append  # the parser calls this for every piece, so without a frame of our own
+        self._reset()
+
+    def _reset(self) -> None:
+        self._status = 0
+        self._headers: list[Header] = []
+        self._trailers: list[Header] = []
+        self._body.clear()
+        self._head_bytes = 0
+        self._head_due = False
+        self._keep_alive = False
+        self._to_eof = False
+        self._complete = False
+        self._touched = False
+        self._raw = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        self._parser = httptools.HttpResponseParser(self)
+
+    def send(self, call: Call) -> None:
+        """Send the request of a call."""
+        self._call = call
+        self.transport.write(call.request)
+
+    def drop(self) -> None:
+        """Close now; nobody waits for anything any more."""
+        self._call = None
+        self.transport.abort()
+
+    def eof_received(self) -> bool:
+        if self._to_eof and self._call is not None:
+            call, self._call = self._call, None
+            call.end([])
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._parser = None  # breaks the cycle through the parser's callbacks
+        self._pool.lost(self)
+        call, self._call = self._call, None
+        if call is None:
+            return
+        if self._reused and not self._touched:
+            self._pool.again(call)  # the upstream closed an idle connection while the request was on its way
+        else:
+            call.fail("lost", f"The connection was closed before the answer was complete{_because(exc)}.")
+
+    def data_received(self, data: bytes) -> None:
+        call = self._call
+        if call is None:  # nothing was asked: whatever this is, the connection is of no use
+            self.transport.abort()
+            return
+        self._touched = True
+        assert self._parser is not None
+        problem = ""
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            problem = "it switched protocols unasked"
+        except httptools.HttpParserError as error:
+            problem = str(error)
+            if isinstance(error, httptools.HttpParserCallbackError):
+                problem = str(error.__context__)
+        if self._head_due or self._body or self._complete:
+            self._raw = 0
+            if not (self._head_due or self._complete or problem):  # the middle of a stream, by far the most common
+                assert call.sink is not None
+                call.sink.on_body(self._body.pop() if len(self._body) == 1 else self._take_body())
+                return
+        else:  # an unfinished head, trailer or chunk size, which the parser would collect without end
+            self._raw += len(data)
+            if self._raw > HEAD_BYTES_MAX and not problem:
+                problem = f"its head or trailers are larger than {HEAD_BYTES_MAX} bytes"
+        self._deliver(call, problem)
+
+    def on_message_begin(self) -> None:
+        if self._complete:
+            raise ValueError("a second answer follows the first")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._head_bytes += len(name) + len(value)
+        if self._head_bytes > HEAD_BYTES_MAX:
+            raise ValueError(f"its head or trailers are larger than {HEAD_BYTES_MAX} bytes")
+        (self._trailers if self._status else self._headers).append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        parser = self._parser
+        assert parser is not None
+        status = parser.get_status_code()
+        if status < 200:
+            return
+        self._status = status
+        self._head_due = True
+        self._keep_alive = parser.should_keep_alive()
+        if not self._keep_alive and status not in BODILESS:
+            names = [name for name, _ in self._headers]
+            self._to_eof = b"content-length" not in names and b"transfer-encoding" not in names
+
+    def on_message_complete(self) -> None:
+        if self._status:
+            self._complete = True
+        else:  # a 1xx answer
+            self._headers = []
+
+    def _take_body(self) -> bytes:
+        whole = b"".join(self._body)
+        self._body.clear()
+        return whole
+
+    def _deliver(self, call: Call, problem: str) -> None:
+        """Hand on what the last read brought. The sink may cancel the call at every step."""
+        sink = call.sink
+        assert sink is not None
+        if self._head_due:
+            self._head_due = False
+            sink.on_head(self._status, self._headers)
+        if self._body and self._call is call:
+            sink.on_body(self._take_body())
+        if self._call is not call:
+            return
+        if self._complete:
+            trailers = self._trailers
+            self._call = None
+            if problem or not self._keep_alive or self.transport.is_closing():
+                self.transport.abort()
+            else:
+                self._reset()
+                self._reused = True
+                self._pool.release(self)
+            call.resume()
+            call.end(trailers)
+        elif problem:
+            self._call = None
+            self.transport.abort()
+            call.fail("protocol", f"The answer is not valid HTTP: {problem}.")
+
+
+class Pool:
+    """Connections to one upstream. Connecting runs in tasks of `group`; `close` ends them."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        group: asyncio.TaskGroup,
+        *,
+        connect_timeout_s: float = CONNECT_TIMEOUT_S,
+        idle_max: int = IDLE_MAX,
+        idle_age_s: float = IDLE_AGE_S,
+    ) -> None:
+        self.host = host
+        self.port = port
+        self._group = group
+        self._connect_timeout_s = connect_timeout_s
+        self._idle_max = idle_max
+        self._idle_age_s = idle_age_s
+        self._idle: deque[Upstream] = deque()
+        self._open: set[Upstream] = set()
+        self._connecting: dict[asyncio.Task[None], Call] = {}
+        self._closed = False
+        self._now: Callable[[], float] = asyncio.get_running_loop().time
+
+    @property
+    def connections(self) -> int:
+        """How many connections are open."""
+        return len(self._open)
+
+    def call(self, request: bytes, sink: Sink) -> Call:
+        """Send a complete request (not HEAD). The sink is never called before this returns."""
+        call = Call(self, request, sink)
+        oldest = self._now() - self._idle_age_s
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.idle_since >= oldest and not connection.transport.is_closing():
+                call.run_on(connection)
+                return call
+            connection.transport.abort()
+        self.again(call)
+        return call
+
+    def again(self, call: Call) -> None:
+        """Run a call on a fresh connection."""
+        call.connection = None
+        if call.sink is None:
+            return
+        if self._closed:
+            asyncio.get_running_loop().call_soon(call.fail, "connect", "The pool is closed.")
+            return
+        task = self._group.create_task(self._connect(call))
+        self._connecting[task] = call
+        task.add_done_callback(self._connecting.pop)
+
+    def release(self, connection: Upstream) -> None:
+        """Take back a connection that has finished its call."""
+        if self._closed:
+            connection.transport.abort()
+            return
+        connection.idle_since = now = self._now()
+        self._idle.append(connection)
+        oldest = now - self._idle_age_s
+        idle = self._idle
+        while idle and (len(idle) > self._idle_max or idle[0].idle_since < oldest):
+            idle.popleft().transport.abort()
+
+    def lost(self, connection: Upstream) -> None:
+        """Forget a connection that is closed."""
+        self._open.discard(connection)
+        if connection in self._idle:
+            self._idle.remove(connection)
+
+    def close(self) -> None:
+        """Close every connection; calls under way fail."""
+        self._closed = True
+        self._idle.clear()
+        for task, call in list(self._connecting.items()):
+            task.cancel()
+            call.fail("connect", "The pool is closed.")
+        for connection in list(self._open):
+            connection.transport.abort()
+
+    async def _connect(self, call: Call) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self._connect_timeout_s):
+                _, connection = await loop.create_connection(lambda: Upstream(self), self.host, self.port)
+        except TimeoutError:
+            call.fail("connect", f"No connection to {self.host}:{self.port} within {self._connect_timeout_s:g} s.")
+        except OSError as error:
+            call.fail("connect", f"No connection to {self.host}:{self.port}{_because(error)}.")
+        else:
+            self._open.add(connection)
+            if call.sink is None:
+                self.release(connection)
+            else:
+                call.run_on(connection)
+
+
+def _because(error: Exception | None) -> str:
+    return f": {error}" if error else ""

@@ -1,0 +1,455 @@
+"""One accepted HTTP/1.1 connection: parse requests within limits, answer them in order.
+
+At most one exchange is with the handler at a time. Requests that arrive meanwhile wait unparsed in a bounded buffer,
+after which reading stops. The end of the client's stream counts as the client being gone, as in other proxies:
+an abandoned generation must not run on for a half-closed socket.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from typing import Final, Protocol, cast
+
+import httptools
+
+from forebay.core.errors import TABLE, Code, Refusal
+from forebay.core.model import Limits
+from forebay.net.exchange import Exchange
+from forebay.wire import http1
+from forebay.wire.errors import error_body
+
+IDLE, HEAD, BODY, LINGER, CLOSED = range(5)
+HELD_BYTES_MAX: Final = 65_536
+LINGER_S: Final = 1.0
+
+
+class Owner(Protocol):
+    """What a connection needs of its server. `now` is coarse: it moves once per sweep."""
+
+    limits: Limits
+    now: float
+    date: bytes
+    draining: bool
+
+    def opened(self, connection: "Connection") -> bool:
+        """Take the connection in; False when there are too many."""
+
+    def closed(self, connection: "Connection") -> None:
+        """Forget the connection."""
+
+    def handle(self, exchange: "Exchange") -> None:
+        """Answer the exchange, now or later."""
+
+    def refused(self, code: Code) -> None:
+        """Note that bytes that never became an exchange were answered with an error."""
+
+
+class _Stop(Exception):  # noqa: N818 - control flow, never an error
+    """Ends a parser run from inside a callback."""
+
+
+class Connection(asyncio.Protocol):
+    """The protocol object of an accepted socket; also the callback object of its parser."""
+
+    __slots__ = (
+        "_active",
+        "_advancing",
+        "_body",
+        "_body_bytes",
+        "_exchange",
+        "_expects",
+        "_fed",
+        "_headers",
+        "_held",
+        "_parser",
+        "_paused",
+        "_phase",
+        "_priming",
+        "_progress",
+        "_queue",
+        "_raw",
+        "_reading",
+        "_refusal",
+        "_since",
+        "_target",
+        "_transport",
+        "_unsent",
+        "owner",
+    )
+
+    def __init__(self, owner: Owner) -> None:
+        self.owner = owner
+        self._transport: asyncio.Transport
+        self._parser: httptools.HttpRequestParser | None = None
+        self._phase = IDLE
+        self._since = owner.now
+        self._target = b""
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._body: list[bytes] = []
+        self._body_bytes = 0
+        self._exchange: Exchange | None = None
+        self._active: Exchange | None = None
+        self._queue: deque[Exchange] = deque()
+        self._held: list[bytes] = []
+        self._refusal: Refusal | None = None
+        self._expects = False
+        self._progress = False
+        self._priming = False
+        self._advancing = False
+        self._paused = False
+        self._reading = True
+        self._raw = 0
+        self._fed = 0
+        self._unsent = 0
+
+    # --- the socket
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._parser = httptools.HttpRequestParser(self)
+        if not self.owner.opened(self):
+            self._refusal = Refusal(Code.CONNECTION_LIMIT)
+            self._refuse()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._phase = CLOSED
+        self._parser = None  # breaks the cycle through the parser's callbacks
+        self._held.clear()
+        self._queue.clear()
+        self.owner.closed(self)
+        self._gone()
+
+    def eof_received(self) -> bool:
+        self._queue.clear()
+        self._close()
+        self._gone()
+        return False
+
+    def data_received(self, data: bytes) -> None:
+        if self._phase >= LINGER:
+            return
+        if self._active is not None or self._queue or self._paused:
+            self._hold(data)
+            return
+        self._feed(data)
+        if self._queue or self._refusal is not None:
+            self._advance()
+
+    def pause_writing(self) -> None:
+        self._paused = True
+        self._since = self.owner.now
+        self._unsent = self._transport.get_write_buffer_size()
+        active = self._active
+        if active is not None and active.on_pause is not None:
+            active.on_pause()
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        self._since = self.owner.now
+        active = self._active
+        if active is None:
+            self._advance()
+        elif active.on_resume is not None:
+            active.on_resume()
+
+    # --- what exchanges need
+
+    def peer(self) -> str:
+        """Address of the client."""
+        name = self._transport.get_extra_info("peername")
+        return str(name[0]) if name else ""
+
+    def send(self, data: bytes) -> None:
+        """Write bytes of an answer."""
+        self._transport.write(data)
+
+    def stream(self, data: bytes) -> None:
+        """Write a piece of a stream; a client too far behind is cut off."""
+        if self._paused and self._transport.get_write_buffer_size() > self.owner.limits.stream_buffer_bytes_max:
+            self._cut()
+        else:
+            self._transport.write(data)
+
+    def answered(self, keep_alive: bool) -> None:
+        """The active exchange has ended."""
+        self._active = None
+        if keep_alive and not self.owner.draining:
+            self._since = self.owner.now
+            if self._queue or self._held or self._refusal is not None or self._expects:
+                self._advance()
+        elif self._held or self._phase != IDLE:
+            self._linger()  # closing over unread bytes would reset the connection under the answer
+        else:
+            self._close()
+
+    # --- time, called by the server
+
+    def sweep(self, now: float) -> None:
+        """Enforce the timeouts."""
+        limits, age = self.owner.limits, now - self._since
+        if self._phase == CLOSED or self._paused:
+            unsent = self._transport.get_write_buffer_size()
+            if unsent < self._unsent:
+                self._unsent, self._since = unsent, now
+            elif age > limits.write_timeout_s:
+                self._cut()
+        elif self._active is not None or self._queue:
+            return  # its answer takes as long as it takes
+        elif self._phase == LINGER:
+            if age > LINGER_S:
+                self._close()
+        elif self._phase == IDLE:
+            if age > limits.idle_timeout_s:
+                self._close()
+        elif age > (limits.head_timeout_s if self._phase == HEAD else limits.body_timeout_s):
+            self._refusal = Refusal(Code.REQUEST_TIMEOUT)
+            self._refuse()
+
+    def quit(self) -> None:
+        """Close now if nothing is going on, otherwise after the current answer."""
+        if self._phase == IDLE and self._active is None and not self._queue:
+            self._close()
+
+    def abort(self) -> None:
+        """Close at once, whatever is going on."""
+        self._transport.abort()
+
+    # --- the parser's callbacks
+
+    def on_url(self, url: bytes) -> None:
+        if self._phase == IDLE:  # a pipelined request in the same read
+            self._begin()
+        self._target += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._phase == HEAD:
+            self._headers.append((name.lower(), value))
+        elif not self._priming:  # a trailer: counted, dropped
+            self._count_body(len(name) + len(value) + 4)
+
+    def on_headers_complete(self) -> None:
+        if self._priming:
+            self._priming = False
+            return
+        parser, headers = self._parser, self._headers
+        assert parser is not None
+        self._progress = True
+        fields = dict(headers)
+        self._check_head(headers, fields)
+        keep_alive = parser.should_keep_alive()
+        # HTTP/1.0 is either not kept alive or says so; asking for the version costs a formatted string
+        http_1_0 = (not keep_alive or b"connection" in fields) and parser.get_http_version() == "1.0"
+        length = fields.get(b"content-length")
+        coding = fields.get(b"transfer-encoding")
+        if coding is not None and (http_1_0 or length is not None or coding.lower() != b"chunked"):
+            raise self._stop(Code.BAD_HTTP, "Transfer-Encoding must be chunked, alone, and on HTTP/1.1.")
+        if not http_1_0 and b"host" not in fields:
+            raise self._stop(Code.BAD_HTTP, "The Host header is missing.")
+        if length is not None and int(length) > self.owner.limits.body_bytes_max:
+            raise self._stop(Code.BODY_TOO_LARGE)
+        self._exchange = exchange = Exchange(self, parser.get_method(), self._target, headers, fields)
+        exchange.http_1_0 = http_1_0
+        exchange.keep_alive = keep_alive
+        self._expects = not http_1_0 and fields.get(b"expect", b"").lower() == b"100-continue"
+        self._phase = BODY
+        self._since = self.owner.now
+
+    def on_body(self, data: bytes) -> None:
+        self._progress = True
+        self._count_body(len(data))
+        self._body.append(data)
+
+    def on_message_complete(self) -> None:
+        exchange, body = self._exchange, self._body
+        assert exchange is not None
+        self._progress = True
+        if body:
+            exchange.body = body[0] if len(body) == 1 else b"".join(body)
+            self._body = []
+        self._headers = []
+        self._exchange = None
+        self._expects = False
+        self._phase = IDLE
+        self._queue.append(exchange)
+        if len(self._queue) >= self.owner.limits.pipelined_max:
+            exchange.keep_alive = False  # the client sends the rest again on another connection
+            raise _Stop
+
+    # --- inside
+
+    def _begin(self) -> None:
+        self._phase = HEAD
+        self._since = self.owner.now
+        self._target = b""
+        self._body_bytes = 0
+        self._raw = 0
+
+    def _check_head(self, headers: Sequence[tuple[bytes, bytes]], fields: dict[bytes, bytes]) -> None:
+        limits = self.owner.limits
+        if len(headers) > limits.headers_max:
+            raise self._stop(Code.HEADERS_TOO_LARGE, f"More than {limits.headers_max} header fields.")
+        if self._raw + self._fed > limits.header_bytes_max:  # only then can the head itself be too large
+            size = len(self._target) + sum(len(name) + len(value) + 4 for name, value in headers)
+            if size > limits.header_bytes_max:
+                raise self._stop(Code.HEADERS_TOO_LARGE)
+        if len(fields) != len(headers):
+            hosts = sum(name == b"host" for name, _ in headers)
+            codings = sum(name == b"transfer-encoding" for name, _ in headers)
+            if hosts > 1 or codings > 1:
+                raise self._stop(Code.BAD_HTTP, "Host or Transfer-Encoding is given more than once.")
+
+    def _count_body(self, size: int) -> None:
+        self._body_bytes += size
+        if self._body_bytes > self.owner.limits.body_bytes_max:
+            raise self._stop(Code.BODY_TOO_LARGE)
+
+    def _stop(self, code: Code, text: str = "") -> _Stop:
+        self._refusal = Refusal(code, text)
+        return _Stop()
+
+    def _feed(self, data: bytes) -> None:
+        if self._phase == IDLE:
+            self._begin()
+        parser = self._parser
+        assert parser is not None
+        self._progress = False
+        self._fed = len(data)
+        try:
+            parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._ignore_upgrade(data[upgrade.args[0] :])
+        except httptools.HttpParserError as error:
+            self._parse_failed(error)
+        else:
+            self._after_feed(len(data))
+
+    def _after_feed(self, size: int) -> None:
+        if self._progress:
+            self._raw = 0
+            if self._expects and self._phase == BODY and not self._queue and not self._body:
+                self._expects = False
+                self._transport.write(http1.CONTINUE)
+            return
+        self._raw += size
+        if self._raw > self.owner.limits.header_bytes_max:
+            head = self._phase == HEAD
+            self._refusal = Refusal(Code.HEADERS_TOO_LARGE if head else Code.BAD_HTTP)
+
+    def _parse_failed(self, error: httptools.HttpParserError) -> None:
+        if self._refusal is not None:
+            return
+        if self._queue and not self._queue[-1].keep_alive:
+            self._phase = LINGER  # the bytes after the last request are dropped
+            return
+        cause = error.__context__
+        if isinstance(error, httptools.HttpParserCallbackError) and cause is not None:
+            asyncio.get_running_loop().call_exception_handler(
+                {"message": "request parsing failed", "exception": cause}
+            )
+            self._refusal = Refusal(Code.INTERNAL)
+            return
+        self._refusal = Refusal(Code.BAD_HTTP, f"{TABLE[Code.BAD_HTTP].text} {error}.")
+
+    def _ignore_upgrade(self, rest: bytes) -> None:
+        """Serve a request that offers another protocol (h2c, for one) as plain HTTP/1.1."""
+        exchange = self._queue.pop()
+        if exchange.method == b"CONNECT":
+            self._refusal = Refusal(Code.METHOD_NOT_ALLOWED)
+            return
+        # The parser takes all that follows an upgrade for the other protocol. A fresh one, told the framing of
+        # this request, reads its body and what comes after.
+        framing = [pair for pair in exchange.headers if pair[0] in (b"content-length", b"transfer-encoding")]
+        self._exchange = exchange
+        self._phase = BODY
+        self._priming = True
+        self._parser = httptools.HttpRequestParser(self)
+        self._parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n" % http1.fields(framing))
+        if rest:
+            self._feed(rest)
+
+    def _hold(self, data: bytes) -> None:
+        self._held.append(data)
+        if self._reading and sum(map(len, self._held)) > HELD_BYTES_MAX:
+            self._reading = False
+            self._transport.pause_reading()
+
+    def _advance(self) -> None:
+        """Go on with what waits: queued requests, a refusal, bytes not parsed yet."""
+        if self._advancing:
+            return
+        self._advancing = True
+        while self._active is None and not self._paused and self._phase != CLOSED:
+            if self._queue:
+                self._active = exchange = self._queue.popleft()
+                self._dispatch(exchange)
+            elif self._phase == LINGER:
+                break
+            elif self._refusal is not None:
+                self._refuse()
+            elif self._held:
+                data = b"".join(self._held)
+                self._held.clear()
+                if not self._reading:
+                    self._reading = True
+                    self._transport.resume_reading()
+                self._feed(data)
+            else:
+                if self._expects and self._phase == BODY:
+                    self._expects = False
+                    self._transport.write(http1.CONTINUE)
+                break
+        self._advancing = False
+
+    def _dispatch(self, exchange: Exchange) -> None:
+        try:
+            self.owner.handle(exchange)
+        except Exception as error:  # supervisor: a mistake in a handler costs one answer, not the connection
+            asyncio.get_running_loop().call_exception_handler({"message": "handler failed", "exception": error})
+            if exchange.started:
+                exchange.abort()
+            else:
+                exchange.respond(500, [http1.JSON], error_body(Refusal(Code.INTERNAL)))
+
+    def _refuse(self) -> None:
+        """Answer bytes that are no acceptable request, then close."""
+        refusal = self._refusal
+        assert refusal is not None
+        self._refusal = None
+        self.owner.refused(refusal.code)
+        body = error_body(refusal)
+        line = http1.status_line(TABLE[refusal.code].status)
+        headers = http1.fields([http1.JSON, (b"content-length", b"%d" % len(body)), (b"connection", b"close")])
+        self._transport.write(b"%b%b%b\r\n%b" % (line, self.owner.date, headers, body))
+        self._linger()
+
+    def _linger(self) -> None:
+        """Half-close and drop what still arrives for a moment, so that the client can read its answer."""
+        if self._phase == CLOSED:
+            return
+        self._phase = LINGER
+        self._since = self.owner.now
+        self._queue.clear()
+        self._held.clear()
+        if not self._reading:
+            self._reading = True
+            self._transport.resume_reading()
+        if not self._transport.is_closing():
+            self._transport.write_eof()
+
+    def _close(self) -> None:
+        if self._phase != CLOSED:
+            self._phase = CLOSED
+            self._since = self.owner.now
+            self._unsent = self._transport.get_write_buffer_size()
+            self._transport.close()
+
+    def _cut(self) -> None:
+        self._phase = CLOSED
+        self._transport.abort()
+        self._gone()
+
+    def _gone(self) -> None:
+        exchange = self._active
+        self._active = None
+        if exchange is not None:
+            exchange.gone()

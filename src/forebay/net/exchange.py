@@ -1,0 +1,170 @@
+"""One HTTP request that is complete, and the ways to answer it."""
+
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from forebay.wire import http1
+
+BODILESS: Final = frozenset({204, 304})
+
+
+class Listener(Protocol):
+    """What an exchange needs of the server: the Date line, and whether connections close after their answer."""
+
+    date: bytes
+    draining: bool
+
+
+class Line(Protocol):
+    """What an exchange needs of the connection that it came in on."""
+
+    @property
+    def owner(self) -> Listener:
+        """The server."""
+
+    def peer(self) -> str:
+        """Address of the client."""
+
+    def send(self, data: bytes) -> None:
+        """Write bytes of an answer."""
+
+    def stream(self, data: bytes) -> None:
+        """Write a piece of a stream; a client too far behind is cut off."""
+
+    def answered(self, keep_alive: bool) -> None:
+        """The exchange has ended."""
+
+
+class Exchange:
+    """One complete request and the way to answer it. Header names are lower-case.
+
+    Every method is a no-op once `finished`: the client is gone or has its answer.
+    """
+
+    __slots__ = (
+        "_fields",
+        "_line",
+        "body",
+        "finished",
+        "headers",
+        "http_1_0",
+        "keep_alive",
+        "method",
+        "on_disconnect",
+        "on_pause",
+        "on_resume",
+        "started",
+        "target",
+    )
+
+    def __init__(
+        self,
+        line: Line,
+        method: bytes,
+        target: bytes,
+        headers: list[tuple[bytes, bytes]],
+        fields: dict[bytes, bytes],
+    ) -> None:
+        self._line = line
+        self._fields = fields
+        self.method = method
+        self.target = target
+        self.headers = headers
+        self.body = b""
+        self.http_1_0 = False
+        self.keep_alive = True
+        self.started = False
+        self.finished = False
+        self.on_disconnect: Callable[[], None] | None = None
+        self.on_pause: Callable[[], None] | None = None
+        self.on_resume: Callable[[], None] | None = None
+
+    @property
+    def path(self) -> str:
+        """The target up to the query."""
+        return self.target.partition(b"?")[0].decode("latin-1")
+
+    @property
+    def query(self) -> str:
+        """The target after the question mark, undecoded."""
+        return self.target.partition(b"?")[2].decode("latin-1")
+
+    @property
+    def peer(self) -> str:
+        """Address of the client."""
+        return self._line.peer()
+
+    def header(self, name: bytes) -> bytes | None:
+        """The value of a header by its lower-case name; of repeated ones the last."""
+        return self._fields.get(name)
+
+    def respond(self, status: int, headers: http1.Headers, body: bytes) -> None:
+        """Send a complete answer."""
+        if self.finished:
+            return
+        assert not self.started, "respond() after start()"
+        self.started = True
+        line = self._finish()
+        if status in BODILESS:
+            line.send(self._head(status, headers, b"\r\n"))
+        elif self.method == b"HEAD":
+            line.send(self._head(status, headers, b"content-length: %d\r\n\r\n" % len(body)))
+        else:
+            line.send(self._head(status, headers, b"content-length: %d\r\n\r\n%b" % (len(body), body)))
+        line.answered(self.keep_alive)
+
+    def start(self, status: int, headers: http1.Headers) -> None:
+        """Begin an answer of unknown length."""
+        if self.finished:
+            return
+        assert not self.started, "start() twice"
+        self.started = True
+        if self.http_1_0:
+            self.keep_alive = False
+        end = b"\r\n" if self.http_1_0 else b"transfer-encoding: chunked\r\n\r\n"
+        self._line.send(self._head(status, headers, end))
+
+    def write(self, data: bytes) -> None:
+        """Send a piece of the answer."""
+        if self.finished or self.method == b"HEAD" or not data:
+            return
+        self._line.stream(data if self.http_1_0 else b"%x\r\n%b\r\n" % (len(data), data))
+
+    def end(self, trailers: http1.Headers = ()) -> None:
+        """End the answer cleanly. HTTP/1.0 has no trailers."""
+        if self.finished:
+            return
+        line = self._finish()
+        if not self.http_1_0 and self.method != b"HEAD":
+            line.send(http1.last_chunk(trailers))
+        line.answered(self.keep_alive)
+
+    def abort(self) -> None:
+        """Cut the connection after what was written: the client sees that the answer is incomplete."""
+        if self.finished:
+            return
+        self._finish().answered(keep_alive=False)
+
+    def gone(self) -> None:
+        """The client went away: say so to whoever works on the answer."""
+        tell = self.on_disconnect
+        if not self.finished:
+            self._finish()
+            if tell is not None:
+                tell()
+
+    def _finish(self) -> Line:
+        self.finished = True
+        self.on_disconnect = self.on_pause = self.on_resume = None  # they hold their owner, which holds this
+        return self._line
+
+    def _head(self, status: int, headers: http1.Headers, end: bytes) -> bytes:
+        owner = self._line.owner
+        if owner.draining:
+            self.keep_alive = False
+        if not self.keep_alive:
+            end = b"connection: close\r\n" + end
+        elif self.http_1_0:
+            end = b"connection: keep-alive\r\n" + end
+        first = http1.STATUS_LINES.get(status) or http1.status_line(status)
+        return b"%b%b%b%b" % (first, owner.date, http1.fields(headers), end)

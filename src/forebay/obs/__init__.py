@@ -1,0 +1,1 @@
+"""Metric table, structured logs, the wall clock."""

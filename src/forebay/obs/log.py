@@ -1,0 +1,50 @@
+"""Structured logs: one JSON object a line on standard error. Prompts, answers and headers are never logged."""
+
+import sys
+from contextlib import suppress
+from typing import Any, TextIO, cast
+
+import structlog
+
+LINE_BYTES_MAX = 16_384
+
+
+def _bounded(_: Any, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    """Cut long values, so that no request can write an endless line."""
+    for key, value in event.items():
+        if isinstance(value, str) and len(value) > LINE_BYTES_MAX:
+            event[key] = value[:LINE_BYTES_MAX] + "…"
+    return event
+
+
+class _Sink:
+    """A stream that drops what it cannot write: a full disk must cost log lines, not requests."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> None:
+        with suppress(OSError):
+            self._stream.write(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self._stream.flush()
+
+
+def configure(stream: TextIO | None = None, **bound: str) -> structlog.stdlib.BoundLogger:
+    """Set up logging of this process and return its logger; `bound` (process, replica, …) is on every line."""
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            _bounded,
+            structlog.processors.JSONRenderer(),
+        ],
+        logger_factory=structlog.WriteLoggerFactory(cast(TextIO, _Sink(stream or sys.stderr))),
+        cache_logger_on_first_use=False,
+    )
+    logger: structlog.stdlib.BoundLogger = structlog.get_logger(**bound)
+    return logger

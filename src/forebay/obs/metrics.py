@@ -1,0 +1,230 @@
+"""The table of all metrics of all processes, and the per-process store behind `/metrics`."""
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, Literal, TypeVar
+
+from prometheus_client import generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.core import Metric as Family
+
+PREFIX: Final = "forebay_"
+CHILDREN_MAX: Final = 2000
+"""Most label combinations of one metric; the rest is counted under `OVERFLOW`."""
+OVERFLOW: Final = "other"
+UNKNOWN: Final = "unknown"
+"""Label value for names that clients made up."""
+CONTENT_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
+
+SECONDS: Final = (
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    30.0,
+    60.0,
+    120.0,
+    300.0,
+)
+TOKEN_SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5)
+
+Kind = Literal["counter", "gauge", "histogram"]
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One row: `merge` says what several gateway processes' values add up to in one scrape."""
+
+    name: str
+    kind: Kind
+    labels: tuple[str, ...]
+    help: str
+    buckets: tuple[float, ...] = ()
+    merge: Literal["sum", "min", "max"] = "sum"
+
+
+_M = ("model",)
+_MR = ("model", "replica")
+
+TABLE: tuple[Metric, ...] = (
+    Metric("build_info", "gauge", ("version", "process"), "1; the labels say what runs.", merge="max"),
+    # gateway
+    Metric("requests_total", "counter", ("model", "code"), "Requests answered, by `ok` or error code."),
+    Metric("request_duration_seconds", "histogram", _M, "From the whole request to the end of the answer.", SECONDS),
+    Metric("ttft_seconds", "histogram", _M, "From the whole request to the first event of a stream.", SECONDS),
+    Metric("tpot_seconds", "histogram", _M, "Per output token after the first, of streams.", TOKEN_SECONDS),
+    Metric("prompt_tokens_total", "counter", _M, "Prompt tokens of answered requests."),
+    Metric("completion_tokens_total", "counter", _M, "Tokens generated for answered requests."),
+    Metric("cached_tokens_total", "counter", _M, "Prompt tokens that came from a prefix cache."),
+    Metric("stream_events_total", "counter", _M, "Server-sent events relayed."),
+    Metric("queue_depth", "gauge", _M, "Requests that wait in the gateway for a replica."),
+    Metric("queue_wait_seconds", "histogram", _M, "How long requests waited for a replica.", SECONDS),
+    Metric("retries_total", "counter", ("model", "reason"), "Attempts that were repeated on another replica."),
+    Metric("in_flight", "gauge", _M, "Requests that a replica works on for this gateway."),
+    Metric("open_connections", "gauge", (), "Open client connections."),
+    Metric("replica_up", "gauge", _MR, "1 if every gateway process may route to the replica.", merge="min"),
+    Metric("replica_in_flight", "gauge", _MR, "Requests that the gateways have under way at a replica."),
+    # worker
+    Metric("worker_requests_total", "counter", (*_MR, "endpoint", "code"), "Requests ended, by `ok` or error code."),
+    Metric("worker_ttft_seconds", "histogram", _MR, "From the whole request to the engine's first token.", SECONDS),
+    Metric("worker_tpot_seconds", "histogram", _MR, "Per output token of a sequence after its first.", TOKEN_SECONDS),
+    Metric("worker_e2e_seconds", "histogram", (*_MR, "endpoint"), "From the whole request to its answer.", SECONDS),
+    Metric("worker_prompt_tokens_total", "counter", _MR, "Prompt tokens of answered requests."),
+    Metric("worker_cached_tokens_total", "counter", _MR, "Prompt tokens that came from the prefix cache."),
+    Metric("worker_generated_tokens_total", "counter", _MR, "Tokens that the engine generated, answered or not."),
+    Metric("worker_in_flight", "gauge", _MR, "Requests under way."),
+    Metric("worker_running", "gauge", _MR, "Sequences that the engine works on."),
+    Metric("worker_waiting", "gauge", _MR, "Sequences that wait for the engine."),
+    Metric("worker_kv_used_tokens", "gauge", _MR, "Tokens in the KV cache that running sequences hold."),
+    Metric("worker_kv_total_tokens", "gauge", _MR, "Size of the KV cache, tokens."),
+    Metric("worker_batch_fill_ratio", "gauge", _MR, "Share of the largest batch that the last step used, 0 to 1."),
+    Metric("worker_engine_up", "gauge", _MR, "1 if the engine is loaded and not stalled."),
+    Metric("worker_engine_stalled_seconds", "gauge", _MR, "How long the engine has owed a sign of life."),
+    Metric("worker_engine_restarts_total", "counter", _MR, "Engine processes that were replaced."),
+    # control
+    Metric("replicas", "gauge", ("model", "state"), "Replicas of the model by state, all states, wanted ones."),
+    Metric("restarts_total", "counter", ("unit",), "Replicas and gateways replaced because they died or hung."),
+    Metric("crash_loops", "gauge", (), "Units that wait for their next start after failing twice in a row or more."),
+    Metric("reconcile_duration_seconds", "histogram", (), "One round: observe, decide, act.", SECONDS),
+    Metric("reconcile_failures_total", "counter", ("step",), "Rounds in which a step failed; it is tried again."),
+    Metric("snapshot_version", "gauge", (), "The snapshot that the gateways are to route on."),
+)
+
+
+class Counter:
+    """Only goes up."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value = 0.0
+
+    def inc(self, n: float = 1) -> None:
+        """Count."""
+        self.value += n
+
+
+class Gauge:
+    """A value that goes up and down."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value = 0.0
+
+    def set(self, value: float) -> None:
+        """Set the value."""
+        self.value = value
+
+    def inc(self, n: float = 1) -> None:
+        """Change the value by `n`."""
+        self.value += n
+
+
+class Histogram:
+    """Counts of observations by bucket, with their sum."""
+
+    __slots__ = ("bounds", "counts", "sum")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count one observation."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """Cumulated counts with their `le`."""
+        total, rows = 0, []
+        for bound, count in zip((*self.bounds, float("inf")), self.counts, strict=True):
+            total += count
+            rows.append(("+Inf" if bound == float("inf") else repr(float(bound)), float(total)))
+        return rows
+
+
+Child = Counter | Gauge | Histogram
+_T = TypeVar("_T", Counter, Gauge, Histogram)
+
+
+class Metrics:
+    """The metrics of one process. Keep the children that are used often: looking one up costs a dict access."""
+
+    def __init__(self, table: tuple[Metric, ...] = TABLE) -> None:
+        self._rows = {row.name: row for row in table}
+        self._children: dict[str, dict[tuple[str, ...], Child]] = {row.name: {} for row in table}
+
+    def counter(self, name: str, *labels: str) -> Counter:
+        """The counter of these label values."""
+        return self._child(Counter, name, labels)
+
+    def gauge(self, name: str, *labels: str) -> Gauge:
+        """The gauge of these label values."""
+        return self._child(Gauge, name, labels)
+
+    def histogram(self, name: str, *labels: str) -> Histogram:
+        """The histogram of these label values."""
+        return self._child(Histogram, name, labels)
+
+    def labels(self, name: str) -> list[tuple[str, ...]]:
+        """The label values of all children of a metric."""
+        return list(self._children[name])
+
+    def forget(self, name: str, *labels: str) -> None:
+        """Drop a child, so that a thing that is gone is no longer reported."""
+        self._children[name].pop(labels, None)
+
+    def render(self) -> bytes:
+        """All metrics that have a value, in Prometheus' text format."""
+        return generate_latest(self)  # it asks a registry for collect() only
+
+    def collect(self) -> Iterator[Family]:
+        """The metrics as prometheus_client's families."""
+        for row in self._rows.values():
+            children = self._children[row.name]
+            if children:
+                yield _family(row, children)
+
+    def _child(self, cls: type[_T], name: str, labels: tuple[str, ...]) -> _T:
+        children = self._children[name]
+        child = children.get(labels)
+        if child is None:
+            row = self._rows[name]
+            assert len(labels) == len(row.labels), f"{name} has the labels {row.labels}"
+            if len(children) >= CHILDREN_MAX:
+                labels = (OVERFLOW,) * len(labels)
+            new = Histogram(row.buckets) if row.kind == "histogram" else Gauge() if row.kind == "gauge" else Counter()
+            child = children.setdefault(labels, new)
+        assert isinstance(child, cls), f"{name} is a {self._rows[name].kind}"
+        return child
+
+
+def _family(row: Metric, children: dict[tuple[str, ...], Child]) -> Family:
+    name = PREFIX + row.name
+    family: CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
+    if row.kind == "histogram":
+        family = HistogramMetricFamily(name, row.help, labels=row.labels)
+    elif row.kind == "gauge":
+        family = GaugeMetricFamily(name, row.help, labels=row.labels)
+    else:
+        family = CounterMetricFamily(name, row.help, labels=row.labels)
+    for labels, child in children.items():
+        if isinstance(child, Histogram):
+            assert isinstance(family, HistogramMetricFamily)
+            family.add_metric(labels, buckets=child.buckets(), sum_value=child.sum)
+        else:
+            assert not isinstance(family, HistogramMetricFamily)
+            family.add_metric(labels, child.value)
+    return family

@@ -1,0 +1,1 @@
+"""Provider protocol and its adapters: who starts and stops units."""

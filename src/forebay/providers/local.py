@@ -1,0 +1,307 @@
+"""Units as processes of this machine, each in a session of its own, with a folder that outlives whoever started it.
+
+`units/SLOT.gN/`: `unit.json` and `spec.json` (what is meant; written before the process starts), `record.json`
+(which process it is), `endpoint.json` (written by the unit), `log`. The log of the last removed unit of a slot is
+kept as `logs/SLOT.log`.
+"""
+
+import asyncio
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from forebay.core.model import Endpoint
+from forebay.core.reconcile import Kind, SeenUnit, Slot, UnitKey
+from forebay.providers.processes import Identity, identify, is_alive, kill, reap, session_leaders
+from forebay.providers.protocol import ProviderError
+
+LOG_BYTES_MAX = 32 * 1024 * 1024
+LOG_BYTES_KEPT = 4 * 1024 * 1024
+LAST_WORDS_BYTES_MAX = 4096
+LAST_WORDS_LINES_MAX = 15
+ENV_NAMES = (
+    "PATH", "HOME", "USER", "LOGNAME", "LANG", "TZ", "TMPDIR", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV",
+    "LD_LIBRARY_PATH", "LD_PRELOAD", "SSL_CERT_FILE", "SSL_CERT_DIR",
+)  # fmt: skip
+ENV_PREFIXES = (
+    "LC_", "OMP_", "MKL_", "KMP_", "OPENBLAS_", "MALLOC_", "CUDA_", "NVIDIA_", "HIP_", "ROCR_", "OV_", "OPENVINO_",
+    "ONEDNN_", "ORT_",
+)  # fmt: skip
+
+T = TypeVar("T")
+
+
+class Intent(msgspec.Struct, frozen=True):
+    """`unit.json`: what the folder is for."""
+
+    slot: str
+    generation: int
+    kind: Kind
+    digest: str
+    drain_grace_s: float
+
+
+@dataclass
+class _Unit:
+    """What this process knows of a folder; all of it can be read again from disk, but for `ended`."""
+
+    intent: Intent
+    folder: Path
+    process: Identity | None
+    child: bool = False
+    endpoint: Endpoint | None = None
+    asked: bool = False
+    ended: str | None = None
+    pidfd: int | None = None
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "log"
+
+
+def clean_env(environ: Mapping[str, str]) -> dict[str, str]:
+    """What units inherit: all they need to run, and neither settings of Forebay nor anybody's secrets."""
+    return {k: v for k, v in environ.items() if k in ENV_NAMES or k.startswith(ENV_PREFIXES)}
+
+
+class LocalProvider:
+    """Runs `commands[kind] + [spec.json]` for every unit. `folder` must be absolute and is made if missing."""
+
+    def __init__(self, folder: Path, commands: Mapping[Kind, Sequence[str]], env: Mapping[str, str]) -> None:
+        self._folder = folder / "units"
+        self._logs = folder / "logs"
+        self._commands = commands
+        self._env = dict(env)
+        self._units: dict[UnitKey, _Unit] = {}
+        self._change = asyncio.Event()
+        self._swept = False
+
+    async def place(self, slot: Slot, generation: int) -> None:
+        intent = Intent(slot.id, generation, slot.kind, slot.digest, slot.drain_grace_s)
+        folder = self._folder / f"{slot.id}.g{generation}"
+        try:
+            self._prepare(folder, intent, slot)
+            unit = _Unit(intent, folder, None)
+            self._units[slot.id, generation] = unit
+            self._start(unit)
+        except OSError as error:
+            raise ProviderError(f"{error.strerror}: {error.filename or folder}") from error
+
+    async def observe(self) -> tuple[SeenUnit, ...]:
+        try:
+            if not self._swept:
+                self._sweep()
+                self._swept = True
+            self._read_folders()
+            return tuple(self._see(unit) for _, unit in sorted(self._units.items()))
+        except OSError as error:
+            raise ProviderError(str(error)) from error
+
+    async def remove(self, slot: str, generation: int, grace_s: float) -> None:
+        unit = self._units.get((slot, generation))
+        if unit is None:
+            return
+        if unit.process and unit.ended is None:
+            if grace_s <= 0:
+                kill(unit.process, signal.SIGKILL, group=True)
+            elif not unit.asked:
+                unit.asked = True
+                kill(unit.process, signal.SIGTERM)
+        elif grace_s <= 0:
+            try:
+                self._forget(unit)
+            except OSError as error:
+                raise ProviderError(str(error)) from error
+
+    async def changed(self) -> None:
+        await self._change.wait()
+        self._change.clear()
+
+    def close(self) -> None:
+        for unit in self._units.values():
+            self._unwatch(unit)
+
+    def _prepare(self, folder: Path, intent: Intent, slot: Slot) -> None:
+        """The folder appears complete or not at all."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        if folder.exists():
+            raise FileExistsError(17, "exists already", str(folder))
+        draft = Path(tempfile.mkdtemp(prefix=".", dir=self._folder))
+        try:
+            spec = replace(slot.spec, generation=intent.generation, endpoint_path=str(folder / "endpoint.json"))
+            (draft / "spec.json").write_bytes(msgspec.json.encode(spec))
+            (draft / "unit.json").write_bytes(msgspec.json.encode(intent))
+            draft.rename(folder)
+        except OSError:
+            shutil.rmtree(draft, ignore_errors=True)
+            raise
+
+    def _start(self, unit: _Unit) -> None:
+        command = [*self._commands[unit.intent.kind], str(unit.folder / "spec.json")]
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        pid = os.posix_spawn(
+            command[0],
+            command,
+            self._env,
+            file_actions=[
+                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_OPEN, 1, str(unit.log), flags, 0o600),
+                (os.POSIX_SPAWN_DUP2, 1, 2),
+            ],
+            setsid=True,  # a Ctrl-C in the terminal is for `up`, which then asks units in the right order
+            setsigmask=[],
+            setsigdef=[signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE],
+        )
+        unit.process, unit.child = identify(pid), True
+        self._record(unit)
+        self._watch(unit)
+
+    def _record(self, unit: _Unit) -> None:
+        draft = unit.folder / "record.tmp"
+        draft.write_bytes(msgspec.json.encode(unit.process))
+        draft.rename(unit.folder / "record.json")
+
+    def _sweep(self) -> None:
+        """Once, before anything else: kill processes whose folder is gone, clear away half-made folders."""
+        for pid, spec in session_leaders(self._folder):
+            lost = identify(pid)
+            if lost and not (spec.parent / "unit.json").exists():
+                kill(lost, signal.SIGKILL, group=True)
+        for draft in self._folder.glob(".*"):
+            shutil.rmtree(draft, ignore_errors=True)
+
+    def _read_folders(self) -> None:
+        """Take up folders that are new to this process, forget those that are gone."""
+        known = {unit.folder.name for unit in self._units.values()}
+        there = set(os.listdir(self._folder)) if self._folder.exists() else set()
+        for name in sorted(there - known):
+            folder = self._folder / name
+            intent = _read(folder / "unit.json", Intent)
+            if intent is None:
+                shutil.rmtree(folder, ignore_errors=True)
+                continue
+            unit = _Unit(intent, folder, _read(folder / "record.json", Identity))
+            if unit.process is None:
+                self._find(unit)
+            self._watch(unit)
+            self._units[intent.slot, intent.generation] = unit
+        for key, unit in list(self._units.items()):
+            if unit.folder.name not in there:
+                self._unwatch(unit)
+                if unit.process:
+                    kill(unit.process, signal.SIGKILL, group=True)  # nobody could find it any more
+                del self._units[key]
+
+    def _find(self, unit: _Unit) -> None:
+        """Whoever made this folder died before it could note the process."""
+        for pid, spec in session_leaders(self._folder):
+            if spec.parent == unit.folder:
+                unit.process = identify(pid)
+                self._record(unit)
+
+    def _see(self, unit: _Unit) -> SeenUnit:
+        if unit.ended is None:
+            unit.ended = _ended(unit)
+            if unit.ended is None:
+                _bound_log(unit.log)
+                unit.endpoint = unit.endpoint or self._endpoint(unit)
+            else:
+                self._unwatch(unit)
+        intent, alive = unit.intent, unit.ended is None
+        return SeenUnit(
+            slot=intent.slot,
+            generation=intent.generation,
+            kind=intent.kind,
+            digest=intent.digest,
+            drain_grace_s=intent.drain_grace_s,
+            alive=alive,
+            pid=unit.process.pid if unit.process else 0,
+            endpoint=unit.endpoint if alive else None,
+            ended=unit.ended or "",
+            last_words="" if alive else _last_words(unit.log),
+        )
+
+    def _endpoint(self, unit: _Unit) -> Endpoint | None:
+        found = _read(unit.folder / "endpoint.json", Endpoint)
+        return found if found and unit.process and found.pid == unit.process.pid else None
+
+    def _forget(self, unit: _Unit) -> None:
+        self._unwatch(unit)
+        if unit.log.exists():
+            self._logs.mkdir(exist_ok=True)
+            unit.log.replace(self._logs / f"{unit.intent.slot}.log")
+        shutil.rmtree(unit.folder)
+        del self._units[unit.intent.slot, unit.intent.generation]
+
+    def _watch(self, unit: _Unit) -> None:
+        if unit.process is None or not is_alive(unit.process):
+            self._change.set()
+            return
+        try:
+            unit.pidfd = os.pidfd_open(unit.process.pid)
+        except OSError:  # it ended just now, or this kernel cannot: then `observe` finds out
+            self._change.set()
+            return
+        asyncio.get_running_loop().add_reader(unit.pidfd, self._woken(unit))
+
+    def _woken(self, unit: _Unit) -> Callable[[], None]:
+        def woken() -> None:
+            self._unwatch(unit)
+            self._change.set()
+
+        return woken
+
+    def _unwatch(self, unit: _Unit) -> None:
+        if unit.pidfd is not None:
+            asyncio.get_running_loop().remove_reader(unit.pidfd)
+            os.close(unit.pidfd)
+            unit.pidfd = None
+
+
+def _ended(unit: _Unit) -> str | None:
+    """How the unit ended, None while it runs."""
+    if unit.process is None:
+        return "was never started: its starter died"
+    if unit.child:
+        return reap(unit.process.pid)
+    return None if is_alive(unit.process) else "ended; how is unknown, for it was no child of this process"
+
+
+def _read(path: Path, type: type[T]) -> T | None:
+    """A small JSON document; None if it is missing or damaged."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=type)
+    except (FileNotFoundError, msgspec.DecodeError):
+        return None
+
+
+def _bound_log(log: Path) -> None:
+    """Keep the tail of a log that has grown too large. The unit appends, so it goes on at the new end."""
+    try:
+        size = log.stat().st_size
+    except FileNotFoundError:
+        return
+    if size <= LOG_BYTES_MAX:
+        return
+    with log.open("r+b") as file:
+        file.seek(size - LOG_BYTES_KEPT)
+        tail = file.read(LOG_BYTES_KEPT)
+        log.with_name("log.old").write_bytes(tail)
+        file.truncate(0)
+
+
+def _last_words(log: Path) -> str:
+    try:
+        with log.open("rb") as file:
+            file.seek(max(log.stat().st_size - LAST_WORDS_BYTES_MAX, 0))
+            text = file.read(LAST_WORDS_BYTES_MAX).decode(errors="replace")
+    except FileNotFoundError:
+        return ""
+    return "\n".join(text.splitlines()[-LAST_WORDS_LINES_MAX:])

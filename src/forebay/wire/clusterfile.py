@@ -1,0 +1,394 @@
+"""Reads the cluster file: YAML text to `core.cluster.Cluster`, or every problem at once with its path.
+
+YAML 1.2 scalars only: `no` is a word and `1e3` a number. Tags are refused; size, depth and aliases are bounded.
+"""
+
+import difflib
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from forebay.core.cluster import NAME_PATTERN, SHA256_PATTERN, Cluster, conflicts
+
+TEXT_BYTES_MAX = 1_000_000
+NODES_MAX = 50_000
+DEPTH_MAX = 32
+PROBLEMS_MAX = 100
+FOUND_CHARS_MAX = 80
+
+_BOOL = re.compile(r"true|True|TRUE|false|False|FALSE")
+_NULL = re.compile(r"~|null|Null|NULL|")
+_INT = re.compile(r"[-+]?[0-9]+|0x[0-9a-fA-F]+|0o[0-7]+")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
+_PATTERNS = {
+    NAME_PATTERN: "up to 63 of a-z, 0-9, `.`, `_`, `-`, with a letter or digit at both ends",
+    SHA256_PATTERN: "64 digits of 0-9 and a-f",
+}
+_STEP = re.compile(r"[^.\[\]]+|\[\d+\]")
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong: where, what was found there, what is allowed. `line` None: not from the file."""
+
+    path: str
+    found: str
+    allowed: str
+    line: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.path or 'the file'}: found {self.found}; allowed: {self.allowed}"
+
+
+class ClusterFileError(Exception):
+    """A cluster file cannot be used; `problems` is never empty and holds all of them, in the file's order."""
+
+    def __init__(self, source_name: str, problems: Iterable[Problem]) -> None:
+        ordered = sorted(problems, key=lambda p: (p.line is None, p.line or 0))
+        self.source_name = source_name
+        self.problems = tuple(ordered[:PROBLEMS_MAX])
+        lines = [f"{source_name}{f':{p.line}' if p.line else ''}: {p}" for p in self.problems]
+        super().__init__("\n".join(lines))
+
+
+def load(text: str | bytes, source_name: str, overrides: Mapping[str, str] | None = None) -> Cluster:
+    """The cluster of a file, with `overrides` (`gateway.port`, `models[0].replicas`, `models.chat.replicas`) on top.
+
+    Raises `ClusterFileError` with all problems of file and overrides.
+    """
+    reader = _Reader()
+    root = reader.read(text)
+    if root is None and not reader.problems:
+        reader.problem("", "nothing", "a section with the key `models`", None)
+    if root is not None and not isinstance(root, dict):
+        reader.problem("", _show(root), "a section with the key `models`", 1)
+    if reader.problems and not isinstance(root, dict):
+        raise ClusterFileError(source_name, reader.problems)
+    assert isinstance(root, dict)
+    for path, value in (overrides or {}).items():
+        reader.override(root, path, value)
+    cluster = _validate(root, reader)
+    if cluster is None:
+        raise ClusterFileError(source_name, reader.problems)
+    return cluster
+
+
+def _validate(root: dict[str, Any], reader: "_Reader") -> Cluster | None:
+    reported = {p.path for p in reader.problems}
+    for path, found, allowed in conflicts(root):
+        reader.problem(path, found, allowed, reader.line_of(path))
+    try:
+        # Through JSON: there a list may become a tuple and a word an enum member, yet "8080" is no number.
+        cluster = Cluster.model_validate_json(json.dumps(root), strict=True)
+    except ValidationError as error:
+        schema = Cluster.model_json_schema()
+        for details in error.errors(include_url=False):
+            if details["type"] == "value_error":
+                continue  # what validators of ours say is in `conflicts` already
+            if details["type"] == "too_short" and details["input"]:
+                continue  # pydantic counts the valid entries only
+            problem = _translate(details, root, schema, reader)
+            if problem.path not in reported:
+                reader.problems.append(problem)
+        return None
+    return None if reader.problems else cluster
+
+
+class _Reader:
+    """Turns YAML into plain data, remembers the line of every path, collects problems."""
+
+    def __init__(self) -> None:
+        self.problems: list[Problem] = []
+        self._lines: dict[str, int | None] = {}
+        self._nodes = 0
+
+    def problem(self, path: str, found: str, allowed: str, line: int | None) -> None:
+        self.problems.append(Problem(path, found, allowed, line))
+
+    def line_of(self, path: str) -> int | None:
+        """The line of the value at `path`, or of the nearest section around it that the file has."""
+        while path and path not in self._lines:
+            path = path[: max(path.rfind("."), path.rfind("["), 0)]
+        return self._lines.get(path)
+
+    def read(self, text: str | bytes) -> Any:
+        """The data, or None with problems noted."""
+        if len(text) > TEXT_BYTES_MAX:
+            return self.problem("", f"{len(text)} bytes", f"at most {TEXT_BYTES_MAX} bytes", None)
+        try:
+            if isinstance(text, bytes):
+                text = text.decode("utf-8-sig")
+            if self._unfit(text):
+                return None
+            node = yaml.compose(text, Loader=yaml.SafeLoader)
+        except UnicodeDecodeError as error:
+            return self.problem("", f"a byte that is not UTF-8 at offset {error.start}", "UTF-8 text", None)
+        except yaml.MarkedYAMLError as error:
+            mark = error.problem_mark or error.context_mark
+            words = " ".join(str(part) for part in (error.problem, error.context) if part)
+            found, line = f"a syntax error ({words})", mark.line + 1 if mark else None
+            return self.problem("", found, "valid YAML, one document, indented with spaces", line)
+        except yaml.YAMLError as error:
+            return self.problem("", f"a syntax error ({' '.join(str(error).split())})", "valid YAML", None)
+        return None if node is None else self._value(node, "", ())
+
+    def _unfit(self, text: str) -> bool:
+        """Notes tags; bounds what follows, which recurses and follows aliases. Events are read without recursion."""
+        depth = 0
+        for count, event in enumerate(yaml.parse(text, Loader=yaml.SafeLoader)):
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            line = event.start_mark.line + 1 if event.start_mark else None
+            tag = getattr(event, "tag", None)
+            if tag is not None:
+                self.problem("", f"the tag {tag}", "values without tags", line)
+            if depth > DEPTH_MAX:
+                self.problem("", f"sections nested more than {DEPTH_MAX} deep", f"at most {DEPTH_MAX}", line)
+                return True
+            if count > NODES_MAX:
+                self.problem("", f"more than {NODES_MAX} values", f"at most {NODES_MAX}", line)
+                return True
+        return False
+
+    def _value(self, node: yaml.Node, path: str, above: tuple[int, ...]) -> Any:
+        line = _line(node)
+        self._lines[path] = line
+        self._nodes += 1
+        if id(node) in above:
+            return self.problem(path, "a section that contains itself", "no alias to a section around it", line)
+        if self._nodes > NODES_MAX:
+            if self._nodes == NODES_MAX + 1:
+                found = f"aliases that unfold to more than {NODES_MAX} values"
+                self.problem(path, found, f"at most {NODES_MAX}", line)
+            return None
+        above = (*above, id(node))
+        if isinstance(node, yaml.MappingNode):
+            return self._section(node, path, above)
+        if isinstance(node, yaml.SequenceNode):
+            return [self._value(item, f"{path}[{i}]", above) for i, item in enumerate(node.value)]
+        return self._scalar(node, path)
+
+    def _section(self, node: yaml.MappingNode, path: str, above: tuple[int, ...]) -> dict[str, Any]:
+        section: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            line = _line(key_node)
+            if not isinstance(key_node, yaml.ScalarNode):
+                self.problem(path, "a key that is a section or list", "keys that are plain words", line)
+                continue
+            key = str(key_node.value)
+            key_path = f"{path}.{key}" if path else key
+            if key in section:
+                self.problem(key_path, f"the key again, first on line {self._lines[key_path]}", "each key once", line)
+                continue
+            section[key] = self._value(value_node, key_path, above)
+            self._lines[key_path] = line
+        return section
+
+    def _scalar(self, node: yaml.Node, path: str) -> Any:
+        text = str(node.value)
+        plain = isinstance(node, yaml.ScalarNode) and node.style is None
+        value = _plain_value(text) if plain else text
+        if isinstance(value, float) and not math.isfinite(value):
+            return self.problem(path, text, "a finite number", _line(node))
+        return value
+
+    def override(self, root: dict[str, Any], path: str, text: str) -> None:
+        """Set one value. The text is YAML, so lists and quoted words work."""
+        inner = _Reader()
+        value = inner.read(text)
+        steps = _steps(path, root)
+        if inner.problems or not steps:
+            found = inner.problems[0].found if inner.problems else "a path that cannot be read"
+            return self.problem(path, found, "KEY.KEY=VALUE, such as gateway.port=9000", None)
+        place: Any = root
+        for step, following in zip(steps, [*steps[1:], None], strict=True):
+            if isinstance(step, int):
+                if not isinstance(place, list) or step >= len(place):
+                    return self.problem(path, f"no entry {step}", "the number of an existing entry", None)
+            elif not isinstance(place, dict):
+                return self.problem(path, f"`{step}` where there is no section", "the path of a setting", None)
+            if following is None:
+                place[step] = value
+            elif isinstance(place, dict):
+                if step == "engine" and isinstance(place.get(step), str):
+                    place[step] = {"name": place[step]}
+                place = place.setdefault(step, {})
+            else:
+                place = place[step]
+        self._lines[_path(steps)] = None
+        return None
+
+
+def _line(node: yaml.Node) -> int:
+    return int(node.start_mark.line) + 1
+
+
+def _plain_value(text: str) -> Any:
+    """A plain scalar by the rules of YAML 1.2."""
+    if _NULL.fullmatch(text):
+        return None
+    if _BOOL.fullmatch(text):
+        return text.lower() == "true"
+    if _INT.fullmatch(text):
+        return int(text, 0) if text[:2] in ("0x", "0o") else _bounded_int(text)
+    if _FLOAT.fullmatch(text):
+        return float(text.replace(".inf", "inf").replace(".Inf", "inf").replace(".INF", "inf").replace(".n", "n"))
+    return text
+
+
+def _bounded_int(text: str) -> int | str:
+    # Longer digit strings are no setting of ours, and Python refuses to convert thousands of digits.
+    return int(text) if len(text) <= 30 else text
+
+
+def _steps(path: str, root: Mapping[str, Any]) -> list[str | int]:
+    """`models[0].engine.threads` or `models.chat.engine.threads` as keys and indexes; empty: not a path."""
+    models = root.get("models")
+    names = [m.get("name") if isinstance(m, dict) else None for m in models] if isinstance(models, list) else []
+    steps: list[str | int] = []
+    if path.startswith("models."):
+        rest = path.removeprefix("models.")
+        fitting = [n for n in names if isinstance(n, str) and rest.startswith(f"{n}.")]
+        if fitting:
+            name = max(fitting, key=len)
+            steps = ["models", names.index(name)]
+            path = rest.removeprefix(f"{name}.")
+    if _STEP.sub("", path).strip(".") or ".." in path or not path:
+        return []
+    return steps + [int(s[1:-1]) if s.startswith("[") else s for s in _STEP.findall(path)]
+
+
+def _path(steps: Iterable[str | int]) -> str:
+    path = ""
+    for step in steps:
+        path += f"[{step}]" if isinstance(step, int) else f"{'.' if path else ''}{step}"
+    return path
+
+
+def _translate(details: ErrorDetails, root: Any, schema: dict[str, Any], reader: _Reader) -> Problem:
+    """One of pydantic's errors in the words of the cluster file."""
+    steps = _real_steps(details["loc"], root)
+    path = _path(steps)
+    match details["type"]:
+        case "extra_forbidden":
+            section = _schema_at(steps[:-1], root, schema)
+            keys = sorted(section.get("properties", {}))
+            allowed = f"the keys {', '.join(keys)}" + _guess(str(steps[-1]), keys)
+            return Problem(path, "an unknown key", allowed, reader.line_of(path))
+        case "missing":
+            return Problem(path, "nothing", _describe(_schema_at(steps, root, schema), schema), reader.line_of(path))
+        case "union_tag_not_found":
+            steps = [*steps, "name"] if isinstance(_at(steps, root), dict) else steps
+        case "union_tag_invalid":
+            steps = [*steps, "name"]
+    allowed = _describe(_schema_at(steps, root, schema), schema)
+    value = _at(steps, root)
+    if isinstance(value, str) and " or a section" not in allowed:
+        words = [word.strip('"') for word in allowed.removeprefix("one of ").split(", ")]
+        allowed += _guess(value, words)
+    return Problem(_path(steps), _show(value), allowed, reader.line_of(_path(steps)))
+
+
+def _real_steps(loc: tuple[int | str, ...], root: Any) -> list[str | int]:
+    """Pydantic's location without the name of the union member, which it puts behind `engine`."""
+    steps: list[str | int] = []
+    for index, step in enumerate(loc):
+        if not (index and loc[index - 1] == "engine"):
+            steps.append(step)
+    return steps
+
+
+def _at(steps: Iterable[str | int], root: Any) -> Any:
+    place = root
+    for step in steps:
+        if isinstance(place, str) and step == "name":
+            continue  # `engine: NAME` is short for `engine: {name: NAME}`
+        try:
+            place = place[step]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return place
+
+
+def _schema_at(steps: Iterable[str | int], root: Any, schema: dict[str, Any]) -> dict[str, Any]:
+    """The part of the JSON Schema that rules the place."""
+    part, place = schema, root
+    for step in steps:
+        part = _resolved(part, place, schema)
+        if isinstance(step, int):
+            part = part.get("items", {})
+        elif "discriminator" in part and step == "name":
+            part = {"enum": sorted(part["discriminator"]["mapping"])}
+        else:
+            part = part.get("properties", {}).get(step, {})
+        place = _at([step], place)
+    return _resolved(part, place, schema)
+
+
+def _resolved(part: dict[str, Any], place: Any, schema: dict[str, Any]) -> dict[str, Any]:
+    """Follow references; of an optional value the value; of a union the member that the data names."""
+    while True:
+        if "$ref" in part:
+            part = schema["$defs"][part["$ref"].rsplit("/", 1)[1]]
+        elif "anyOf" in part:
+            part = next(p for p in part["anyOf"] if p.get("type") != "null")
+        elif "discriminator" in part and isinstance(place, dict) and isinstance(place.get("name"), str):
+            mapping = part["discriminator"]["mapping"]
+            if place["name"] not in mapping:
+                return part
+            part = {"$ref": mapping[place["name"]]}
+        else:
+            return part
+
+
+def _describe(part: dict[str, Any], schema: dict[str, Any]) -> str:
+    """What a place takes, in plain words."""
+    if "discriminator" in part:
+        return f"one of {', '.join(sorted(part['discriminator']['mapping']))}, or a section with `name`"
+    if "enum" in part or "const" in part:
+        return "one of " + ", ".join(f'"{v}"' for v in part.get("enum", [part.get("const")]))
+    match part.get("type"):
+        case "integer":
+            return f"a whole number{_range(part)}"
+        case "number":
+            return f"a number{_range(part)}"
+        case "boolean":
+            return "true or false"
+        case "string":
+            return _PATTERNS.get(part.get("pattern", ""), "text (not empty)")
+        case "array":
+            return f"a list of at least {part.get('minItems', 0)}"
+        case _:
+            return f"a section with the keys {', '.join(sorted(part.get('properties', {})))}"
+
+
+def _range(part: dict[str, Any]) -> str:
+    words = {"minimum": "from", "exclusiveMinimum": "above", "maximum": "to", "exclusiveMaximum": "and below"}
+    return "".join(f" {word} {part[key]:.15g}" for key, word in words.items() if key in part)
+
+
+def _guess(word: str, words: Iterable[str]) -> str:
+    close = difflib.get_close_matches(word, list(words), n=1)
+    return f" (did you mean `{close[0]}`?)" if close else ""
+
+
+def _show(value: Any) -> str:
+    """What was found, shortened, as it would stand in the file."""
+    match value:
+        case None:
+            return "nothing"
+        case dict():
+            return "a section"
+        case list():
+            return f"a list of {len(value)}"
+        case str():
+            text = json.dumps(value, ensure_ascii=False)
+        case _:
+            text = json.dumps(value)
+    return text if len(text) <= FOUND_CHARS_MAX else text[: FOUND_CHARS_MAX - 1] + "…"

@@ -1,0 +1,42 @@
+"""Frames on a byte stream: a length of four bytes (big-endian), then that many bytes of payload. Sans-IO."""
+
+HEADER_BYTES = 4
+FRAME_BYTES_MAX = 256 * 1024 * 1024
+"""Largest payload. A body of the largest size allowed, or a batch of the longest vectors, fits with room to spare."""
+
+
+class FrameTooLarge(Exception):  # noqa: N818 - states the condition
+    """A payload is larger than the bound; the stream cannot be read any further."""
+
+
+def frame(payload: bytes, bytes_max: int = FRAME_BYTES_MAX) -> bytes:
+    """The payload as it goes on the wire."""
+    if len(payload) > bytes_max:
+        raise FrameTooLarge(f"a frame of {len(payload)} bytes is over the limit of {bytes_max}")
+    return len(payload).to_bytes(HEADER_BYTES, "big") + payload
+
+
+class FrameReader:
+    """Turns received bytes, split anywhere, back into payloads."""
+
+    def __init__(self, bytes_max: int = FRAME_BYTES_MAX) -> None:
+        self._bytes_max = bytes_max
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The payloads that `data` completes. Raises `FrameTooLarge` as soon as a length says so."""
+        buffer = self._buffer
+        buffer += data
+        payloads: list[bytes] = []
+        start, have = 0, len(buffer)
+        while have - start >= HEADER_BYTES:
+            size = int.from_bytes(buffer[start : start + HEADER_BYTES], "big")
+            if size > self._bytes_max:
+                raise FrameTooLarge(f"a frame of {size} bytes is over the limit of {self._bytes_max}")
+            end = start + HEADER_BYTES + size
+            if end > have:
+                break
+            payloads.append(bytes(buffer[start + HEADER_BYTES : end]))
+            start = end
+        del buffer[:start]
+        return payloads

@@ -1,0 +1,182 @@
+"""Readers of JSON fields: a value goes in, a checked value or a Refusal that names the field comes out.
+
+A table `name -> Reader` describes an object; every refusal says which field, what was found and what is allowed.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+import msgspec
+
+from forebay.core.errors import Code, Refusal
+
+Reader = Callable[[Any, str], Any]
+"""Takes the decoded value and its path (`messages[1].content`)."""
+
+SHOWN_CHARS_MAX = 60
+PATH_CHARS_MAX = 120
+INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+_KINDS = {
+    type(None): "null",
+    bool: "a boolean",
+    int: "an integer",
+    float: "a number",
+    str: "a string",
+    list: "an array",
+}
+
+
+def decode(body: bytes) -> dict[str, Any]:
+    """The JSON object in a request body."""
+    try:
+        value = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Refusal(Code.INVALID_JSON, f"The body is not valid JSON: {error}.") from None
+    except RecursionError:
+        raise Refusal(Code.INVALID_JSON, "The body is nested too deeply.") from None
+    if type(value) is not dict:
+        raise Refusal(Code.INVALID_REQUEST, f"The body must be a JSON object, found {shown(value)}.")
+    return value
+
+
+def shown(value: Any) -> str:
+    """A value as error texts show it: its kind, and itself if it is short enough to help."""
+    kind = _KINDS.get(type(value), "an object")
+    match value:
+        case None:
+            return kind
+        case bool():
+            return f"{str(value).lower()} ({kind})"
+        case str():
+            cut = value if len(value) <= SHOWN_CHARS_MAX else value[:SHOWN_CHARS_MAX] + "…"
+            return f"{cut!r} ({kind})"
+        case int() | float():
+            text = repr(value)
+            return f"{text if len(text) <= SHOWN_CHARS_MAX else 'a huge number'} ({kind})"
+        case list() | dict():
+            return f"{kind} of {len(value)} items"
+    return kind
+
+
+def invalid(path: str, expected: str, value: Any) -> NoReturn:
+    """Refuse a value of a wrong type or out of range."""
+    raise Refusal(
+        Code.INVALID_REQUEST, f"Invalid value for '{path}': expected {expected}, found {shown(value)}.", _cut(path)
+    )
+
+
+def unsupported(path: str, text: str) -> NoReturn:
+    """Refuse a parameter that is valid but cannot be honoured."""
+    raise Refusal(Code.UNSUPPORTED_PARAMETER, f"'{path}' is not supported: {text}", _cut(path))
+
+
+def missing(path: str) -> NoReturn:
+    """Refuse an object that lacks a required field."""
+    raise Refusal(Code.INVALID_REQUEST, f"Missing required parameter: '{path}'.", path)
+
+
+def read(value: Any, path: str, fields: Mapping[str, Reader], required: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The checked fields of an object. An optional field that is null counts as absent."""
+    if type(value) is not dict:
+        invalid(path, "an object", value)
+    checked: dict[str, Any] = {}
+    for name, found in value.items():
+        where = f"{path}.{name}" if path else name
+        reader = fields.get(name)
+        if reader is None:
+            cut = _cut(where)
+            raise Refusal(Code.INVALID_REQUEST, f"Unrecognized request argument supplied: {cut}", cut)
+        if found is not None:
+            checked[name] = reader(found, where)
+        elif name in required:
+            invalid(where, "a value", None)
+    for name in required:
+        if name not in checked:
+            missing(f"{path}.{name}" if path else name)
+    return checked
+
+
+def nested(fields: Mapping[str, Reader], required: tuple[str, ...] = ()) -> Reader:
+    """An object."""
+
+    def reader(value: Any, path: str) -> dict[str, Any]:
+        return read(value, path, fields, required)
+
+    return reader
+
+
+def number(low: float, high: float, *, above: bool = False) -> Reader:
+    """A number in [low, high], or in (low, high] with `above`."""
+    expected = f"a number above {low:g}, at most {high:g}" if above else f"a number from {low:g} to {high:g}"
+
+    def reader(value: Any, path: str) -> float:
+        if type(value) not in (int, float) or not low <= value <= high or (above and value == low):
+            invalid(path, expected, value)
+        return float(value)
+
+    return reader
+
+
+def integer(low: int, high: int) -> Reader:
+    """A whole number in [low, high]."""
+    expected = f"an integer from {low} to {high}"
+
+    def reader(value: Any, path: str) -> int:
+        if type(value) is not int or not low <= value <= high:
+            invalid(path, expected, value)
+        return value
+
+    return reader
+
+
+def boolean(value: Any, path: str) -> bool:
+    """True or false."""
+    if type(value) is not bool:
+        invalid(path, "a boolean", value)
+    return value
+
+
+def text(chars_min: int = 0, chars_max: int | None = None) -> Reader:
+    """A string, its length bounded if asked."""
+    expected = "a string"
+    if chars_min or chars_max:
+        expected += (
+            f" of {chars_min} characters or more"
+            if chars_max is None
+            else f" of {chars_min} to {chars_max} characters"
+        )
+
+    def reader(value: Any, path: str) -> str:
+        if type(value) is not str or len(value) < chars_min or (chars_max is not None and len(value) > chars_max):
+            invalid(path, expected, value)
+        return value
+
+    return reader
+
+
+def one_of(*allowed: str) -> Reader:
+    """One of some strings."""
+    expected = " or ".join(f"'{word}'" for word in allowed)
+
+    def reader(value: Any, path: str) -> str:
+        if type(value) is not str or value not in allowed:
+            invalid(path, expected, value)
+        return value
+
+    return reader
+
+
+def only(*allowed: Any) -> Reader:
+    """A parameter that we cannot honour: only the values under which it changes nothing pass."""
+    hint = " or ".join(msgspec.json.encode(one).decode() for one in allowed)
+
+    def reader(value: Any, path: str) -> Any:
+        if not any(type(value) is type(one) and value == one for one in allowed):
+            unsupported(path, f"found {shown(value)}; leave it out{' or send ' + hint if hint else ''}.")
+        return value
+
+    return reader
+
+
+def _cut(path: str) -> str:
+    return path if len(path) <= PATH_CHARS_MAX else path[:PATH_CHARS_MAX] + "…"

@@ -1,0 +1,1 @@
+"""The batch loop: an HTTP shell around one engine child process."""

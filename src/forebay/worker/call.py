@@ -1,0 +1,130 @@
+"""One request on its way through the worker: whatever happens to it, it ends, and is counted, exactly once."""
+
+import asyncio
+from collections.abc import Callable
+
+import structlog
+
+from forebay.core.errors import TABLE, Blame, Code, Refusal
+from forebay.net.server import Exchange
+from forebay.wire.errors import error_body, error_event
+from forebay.wire.http1 import JSON
+from forebay.wire.openai_answer import Usage
+from forebay.worker.meters import Meters
+
+OK = "ok"
+CLIENT_CLOSED = "client_closed"
+EVENT_STREAM = (b"content-type", b"text/event-stream; charset=utf-8")
+NO_CACHE = (b"cache-control", b"no-cache")
+RETRYABLE = (b"x-forebay-retryable", b"1")
+USAGE = b"x-forebay-usage"
+
+
+class Call:
+    """An exchange with its request id, its metrics and its log lines. `ended` is called at the end, once."""
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        endpoint: str,
+        request_id: str,
+        *,
+        meters: Meters,
+        log: structlog.stdlib.BoundLogger,
+        ended: Callable[["Call"], None],
+    ) -> None:
+        self.exchange = exchange
+        self.request_id = request_id
+        self._endpoint = endpoint
+        self._meters = meters
+        self._log = log
+        self._ended = ended
+        self._began = asyncio.get_running_loop().time()
+        self._blocked = False
+        self.over = False
+
+    def answer(self, body: bytes, usage: Usage) -> None:
+        """Send a whole answer."""
+        if not self.over:
+            self.exchange.respond(200, [JSON, self._id_header(), (USAGE, _usage_value(usage))], body)
+            self._count(usage)
+            self._end(OK)
+
+    def write(self, data: bytes) -> None:
+        """Send a part of a stream; the head goes out with the first one."""
+        if self.over:
+            return
+        if not self.exchange.started:
+            self.exchange.on_pause, self.exchange.on_resume = self._paused, self._resumed
+            self.exchange.start(200, [EVENT_STREAM, NO_CACHE, self._id_header()])
+        self.exchange.write(data)
+
+    def finish(self, usage: Usage) -> None:
+        """End a stream cleanly."""
+        if not self.over:
+            self.exchange.end([(USAGE, _usage_value(usage))])
+            self._count(usage)
+            self._end(OK)
+
+    def fail(self, refusal: Refusal) -> None:
+        """Answer with an error: as such if nothing has been sent yet, else inside the stream, which is then cut."""
+        if self.over:
+            return
+        row = TABLE[refusal.code]
+        if self.exchange.started:
+            self.exchange.write(error_event(refusal.code, refusal.text))
+            self.exchange.abort()
+        else:
+            retryable = [RETRYABLE] if row.retry else []
+            self.exchange.respond(row.status, [JSON, self._id_header(), *retryable], error_body(refusal))
+        facts = {"request_id": self.request_id, "endpoint": self._endpoint, "code": refusal.code.value}
+        if row.blame is Blame.CLIENT:  # its text may quote the request, which is nobody's business
+            self._log.info("request refused", **facts, param=refusal.param)
+        else:
+            self._log.warning("request failed", **facts, reason=refusal.text)
+        self._end(refusal.code)
+
+    def gone(self) -> None:
+        """The client went away before its answer was complete, or was cut off for not reading it."""
+        if not self.over:
+            code = Code.SLOW_CONSUMER.value if self._blocked else CLIENT_CLOSED
+            self._log.info("client went away", request_id=self.request_id, endpoint=self._endpoint, code=code)
+            self._end(code)
+
+    def first_token(self, now: float) -> None:
+        """Note the time to the first token."""
+        self._meters.ttft.observe(now - self._began)
+
+    def pace(self, seconds_per_token: float) -> None:
+        """Note the time per token of a choice, after its first."""
+        self._meters.tpot.observe(seconds_per_token)
+
+    def _paused(self) -> None:
+        self._blocked = True
+
+    def _resumed(self) -> None:
+        self._blocked = False
+
+    def _id_header(self) -> tuple[bytes, bytes]:
+        return (b"x-request-id", self.request_id.encode("latin-1"))
+
+    def _count(self, usage: Usage) -> None:
+        self._meters.prompt_tokens.inc(usage.prompt)
+        self._meters.cached_tokens.inc(usage.cached or 0)
+
+    def _end(self, code: str) -> None:
+        self.over = True
+        self._meters.requests(self._endpoint, code).inc()
+        if code == OK:
+            elapsed = asyncio.get_running_loop().time() - self._began
+            self._meters.e2e(self._endpoint).observe(elapsed)
+        self._ended(self)
+
+
+def failed(code: Code, text: str, param: str | None, names: dict[str, str]) -> Refusal:
+    """The refusal behind a `Failed` event; `names` says what the request calls the engine's parameters."""
+    return Refusal(code, text, names.get(param, param) if param is not None else None)
+
+
+def _usage_value(usage: Usage) -> bytes:
+    return b"%d,%d,%d" % (usage.prompt, usage.completion, usage.cached or 0)

@@ -1,0 +1,148 @@
+"""The engine child: `python -m forebay.worker.child FD PARENT_PID`.
+
+One single-threaded loop: take what arrived, step, send what came out. Engine libraries hold the GIL while they step
+and may crash; in a process of their own they can do neither harm to the HTTP side. The child dies with its parent.
+"""
+
+import ctypes
+import faulthandler
+import gc
+import os
+import select
+import signal
+import socket
+import sys
+import time
+import traceback
+from contextlib import suppress
+
+from forebay.core.errors import Refusal
+from forebay.engines import create
+from forebay.engines.protocol import Embed, Engine, EngineBroken, EngineLoad, Event, Failed, Generate
+from forebay.wire.frames import FrameReader
+from forebay.worker.channel import (
+    Broken,
+    Cancel,
+    Configure,
+    Ping,
+    Pong,
+    Progress,
+    Ready,
+    Stop,
+    ToChild,
+    ToWorker,
+    decode_to_child,
+    encode,
+)
+
+EXIT_BROKEN = 3
+READ_BYTES = 1 << 18
+REPORT_S = 0.25
+"""A step without events is reported at least this often, as a sign of life."""
+PR_SET_PDEATHSIG = 1
+
+
+class Pipe:
+    """The child's end of the socket pair. Sending blocks: the worker always reads."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._reader = FrameReader()
+
+    def send(self, *messages: ToWorker) -> None:
+        """Send messages as one frame."""
+        self._socket.sendall(encode(messages))
+
+    def receive(self, wait_s: float | None) -> list[ToChild]:
+        """What has arrived; waits for `wait_s` (None: for ever) while there is nothing. Raises EOFError."""
+        if not select.select([self._socket], [], [], wait_s)[0]:  # not poll(): its unit is the millisecond
+            return []
+        data = self._socket.recv(READ_BYTES)
+        if not data:
+            raise EOFError
+        return [message for payload in self._reader.feed(data) for message in decode_to_child(payload)]
+
+
+def serve(pipe: Pipe, engine: Engine) -> None:
+    """Run the engine until the worker says stop. Any exception but EOFError means that the engine is broken."""
+    wait_s: float | None = None
+    reported, reported_at = EngineLoad(), time.monotonic()
+    while True:
+        events: list[Event] = []
+        for message in pipe.receive(wait_s):
+            match message:
+                case Generate() | Embed():
+                    try:
+                        engine.add(message, time.monotonic())
+                    except Refusal as refusal:
+                        events.append(Failed(message.id, refusal.code, refusal.text, refusal.param))
+                case Cancel(id):
+                    engine.cancel(id)
+                case Ping():
+                    pipe.send(Pong())
+                case Stop():
+                    return
+                case Configure():
+                    raise AssertionError("configured twice")
+        step = engine.step(time.monotonic())
+        events += step.events
+        wait_s = step.wait_s
+        now = time.monotonic()
+        if events or step.load != reported or now - reported_at > REPORT_S:
+            pipe.send(Progress(tuple(events), step.load))
+            reported, reported_at = step.load, now
+
+
+def _die_with_parent(parent_pid: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    if os.getppid() != parent_pid:
+        sys.exit("the worker is gone")
+
+
+def _run(pipe: Pipe) -> int:
+    first = pipe.receive(None)
+    while not first:
+        first = pipe.receive(None)
+    match first:
+        case [Configure(name, artifact, settings)]:
+            pass
+        case _:
+            raise AssertionError("the first message must be Configure, alone")
+    try:
+        engine = create(name, artifact, settings)
+        info = engine.load()
+    except EngineBroken as broken:
+        pipe.send(Broken(str(broken)))
+        return EXIT_BROKEN
+    gc.collect()
+    gc.freeze()  # what a loaded model consists of never becomes garbage: do not look at it again and again
+    pipe.send(Ready(info))
+    serve(pipe, engine)
+    engine.close()
+    return 0
+
+
+def main() -> None:
+    """Run until the worker closes the channel; never returns."""
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # libraries print; nobody reads this process's stdout
+    faulthandler.enable()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _die_with_parent(int(sys.argv[2]))
+    pipe = Pipe(socket.socket(fileno=int(sys.argv[1])))
+    try:
+        status = _run(pipe)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        status = 0  # the worker is gone
+    except Exception as error:  # supervisor: after an exception inside an engine nothing about it is known any more
+        traceback.print_exc()
+        with suppress(OSError):
+            pipe.send(Broken(f"{type(error).__name__}: {error}"))
+        status = EXIT_BROKEN
+    sys.stderr.flush()
+    os._exit(status)  # not sys.exit: libraries with threads of their own are known to hang in their destructors
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""Requests become work for the engine. What the engine cannot do, or would choke on, is refused here."""
+
+from collections.abc import Sequence
+
+from forebay.core.errors import Code, Refusal
+from forebay.core.model import Task
+from forebay.engines.protocol import Embed, EngineInfo, Generate, Sampling
+from forebay.engines.text import render_chat
+from forebay.wire import openai_request as wire
+from forebay.wire.openai_fields import INT64_MIN
+
+TOKEN_CHARS_MAX = 64
+"""No text has tokens longer than this on average: one that does not fit by this measure is not even tokenised."""
+
+
+def chat_work(request: wire.ChatRequest, info: EngineInfo, id: str) -> list[Generate]:
+    """One sequence for each choice. Raises `Refusal`."""
+    if info.task is not Task.CHAT or info.chat_template is None:
+        raise Refusal(Code.WRONG_TASK, f"Model '{request.model}' does not chat.{_hint(info)}", "model")
+    _check_needs(request, info)
+    prompt = render_chat(info.chat_template, request.messages, info.special_tokens)
+    _check_length(prompt, info, "messages")
+    return [Generate(f"{id}#{k}", prompt, _sampling(request.sampling, k)) for k in range(request.n)]
+
+
+def completion_work(request: wire.CompletionRequest, info: EngineInfo, id: str) -> list[Generate]:
+    """One sequence for each choice of each prompt. Raises `Refusal`."""
+    if info.task is not Task.CHAT:
+        raise Refusal(Code.WRONG_TASK, f"Model '{request.model}' does not complete text.{_hint(info)}", "model")
+    _check_needs(request, info)
+    _check_lengths(request.prompts, info, "prompt")
+    n = request.n
+    return [
+        Generate(f"{id}#{i * n + k}", prompt, _sampling(request.sampling, k))
+        for i, prompt in enumerate(request.prompts)
+        for k in range(n)
+    ]
+
+
+def embed_work(request: wire.EmbeddingsRequest, info: EngineInfo, id: str) -> list[Embed]:
+    """One sequence for each input. Raises `Refusal`."""
+    if info.task is not Task.EMBED:
+        raise Refusal(Code.WRONG_TASK, f"Model '{request.model}' does not make embeddings.{_hint(info)}", "model")
+    if request.dimensions is not None and request.dimensions != info.dimensions:
+        text = f"'dimensions' is {request.dimensions}; this model always gives {info.dimensions}."
+        raise Refusal(Code.UNSUPPORTED_PARAMETER, text, "dimensions")
+    _check_lengths(request.inputs, info, "input")
+    return [Embed(f"{id}#{i}", item) for i, item in enumerate(request.inputs)]
+
+
+def _hint(info: EngineInfo) -> str:
+    if info.task is Task.EMBED:
+        return " Use /v1/embeddings."
+    return " Use /v1/completions." if info.chat_template is None else " Use /v1/chat/completions or /v1/completions."
+
+
+def _check_needs(request: wire.ChatRequest | wire.CompletionRequest, info: EngineInfo) -> None:
+    for capability, param in wire.needs(request):
+        if capability not in info.honours:
+            text = f"'{param}' is not supported: engine {info.engine} of this model cannot honour it; leave it out."
+            raise Refusal(Code.UNSUPPORTED_PARAMETER, text, param)
+
+
+def _check_lengths(inputs: Sequence[wire.Input], info: EngineInfo, param: str) -> None:
+    for i, one in enumerate(inputs):
+        _check_length(one, info, param if len(inputs) == 1 else f"{param}[{i}]")
+
+
+def _check_length(prompt: wire.Input, info: EngineInfo, param: str) -> None:
+    """What is certainly too long for the model is refused at once; exact counting is the engine's business."""
+    limit = info.context_tokens if isinstance(prompt, tuple) else info.context_tokens * TOKEN_CHARS_MAX
+    if len(prompt) > limit:
+        unit = "tokens" if isinstance(prompt, tuple) else "characters"
+        text = f"'{param}' has {len(prompt)} {unit}; the context of this model is {info.context_tokens} tokens."
+        raise Refusal(Code.CONTEXT_LENGTH_EXCEEDED, text, param)
+
+
+def _sampling(params: wire.SamplingParams, k: int) -> Sampling:
+    """Choice `k` gets a seed of its own: with one and the same seed all choices would be alike."""
+    seed = params.seed
+    if seed is not None and k:
+        seed = (seed - INT64_MIN + k) % 2**64 + INT64_MIN
+    return Sampling(
+        max_tokens=params.max_tokens,
+        temperature=params.temperature,
+        top_p=params.top_p,
+        top_k=params.top_k,
+        min_p=params.min_p,
+        frequency_penalty=params.frequency_penalty,
+        presence_penalty=params.presence_penalty,
+        repetition_penalty=params.repetition_penalty,
+        seed=seed,
+        stop=params.stop,
+        ignore_eos=params.ignore_eos,
+        logprobs=params.logprobs,
+        schema=params.schema,
+    )

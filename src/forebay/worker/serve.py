@@ -1,0 +1,90 @@
+"""A worker from start to end: listen, say where, keep the engine running, drain when told to, exit."""
+
+import asyncio
+import errno
+import os
+import signal
+from pathlib import Path
+
+import msgspec
+import structlog
+
+from forebay import __version__
+from forebay.core.model import Endpoint, WorkerSpec
+from forebay.net.server import HttpServer
+from forebay.obs.metrics import Metrics
+from forebay.worker.channel import Configure
+from forebay.worker.engine_process import EngineProcess, GaveUp
+from forebay.worker.meters import Meters
+from forebay.worker.shell import Shell
+
+PORTS_MAX = 1000
+"""How many ports are tried from the first one on."""
+CLOSE_GRACE_S = 1.0
+"""What connections get to take their last answer."""
+
+
+class NoPort(Exception):  # noqa: N818 - states the condition
+    """No port could be had; the text is the worker's last words."""
+
+
+async def serve(spec: WorkerSpec, log: structlog.stdlib.BoundLogger) -> None:
+    """Run the worker until SIGTERM or SIGINT and drain. Raises `GaveUp` or `NoPort`."""
+    settings = spec.settings
+    if spec.engine == "synthetic":  # the one engine that no artifact tells what it is for
+        settings = {"task": spec.task.value, **settings}
+    engine = EngineProcess(
+        Configure(spec.engine, spec.artifact, settings),
+        hang_s=spec.engine_hang_s,
+        load_timeout_s=spec.engine_load_timeout_s,
+        log=log,
+    )
+    shell = Shell(spec, engine, Meters(Metrics(), spec, __version__), log)
+    server = HttpServer(shell.handle, spec.limits, refused=shell.refused)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    await _listen(server, spec)
+    log.info("listening", host=spec.host, port=server.port)
+    gave_up: GaveUp | None = None
+    async with asyncio.TaskGroup() as tasks:
+        drain = tasks.create_task(_drain_when_told(stop, shell, engine, spec.drain_grace_s, log))
+        try:
+            await engine.run()
+        except GaveUp as error:
+            gave_up = error
+        drain.cancel()
+    await server.drain(CLOSE_GRACE_S)
+    server.close()
+    if gave_up is not None:
+        raise gave_up
+
+
+async def _drain_when_told(
+    stop: asyncio.Event, shell: Shell, engine: EngineProcess, grace_s: float, log: structlog.stdlib.BoundLogger
+) -> None:
+    await stop.wait()
+    log.info("draining", grace_s=grace_s)
+    if not await shell.drain(grace_s):
+        log.warning("drained incompletely", left=shell.report().in_flight)
+    engine.stop()
+
+
+async def _listen(server: HttpServer, spec: WorkerSpec) -> None:
+    """Take the first free port and write down where that is."""
+    last = min(spec.port_first + PORTS_MAX, 65_536)
+    for port in range(spec.port_first, last):
+        try:
+            await server.start(spec.host, port)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise NoPort(f"cannot listen on {spec.host}:{port}: {error}") from error
+            continue
+        path = Path(spec.endpoint_path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = path.with_name(f"{path.name}.{os.getpid()}")
+        draft.write_bytes(msgspec.json.encode(Endpoint(os.getpid(), spec.host, server.port)))
+        draft.replace(path)
+        return
+    raise NoPort(f"no free port on {spec.host} from {spec.port_first} to {last - 1}")

@@ -1,0 +1,204 @@
+"""The worker's HTTP side: OpenAI's endpoints, and what control and gateways ask of a replica."""
+
+import asyncio
+from collections.abc import Callable
+
+import msgspec
+import structlog
+
+from forebay.core.errors import TABLE, Code, Refusal
+from forebay.core.model import LoadReport, ReplicaState, WorkerSpec
+from forebay.engines.protocol import EngineInfo
+from forebay.net.server import Exchange
+from forebay.obs.clock import new_id, wall_s
+from forebay.obs.metrics import CONTENT_TYPE
+from forebay.wire import openai_request as wire
+from forebay.wire.errors import error_body
+from forebay.wire.http1 import JSON, TEXT
+from forebay.wire.openai_answer import Head
+from forebay.worker.call import Call
+from forebay.worker.embedding import Embedding
+from forebay.worker.engine_process import EngineProcess
+from forebay.worker.generation import Generation, Plan
+from forebay.worker.meters import Meters
+from forebay.worker.preflight import chat_work, completion_work, embed_work
+
+REQUEST_ID_BYTES_MAX = 128
+NO_ENDPOINT = "none"
+
+
+class Shell:
+    """Answers the exchanges of the worker's server."""
+
+    def __init__(
+        self, spec: WorkerSpec, engine: EngineProcess, meters: Meters, log: structlog.stdlib.BoundLogger
+    ) -> None:
+        self._spec = spec
+        self._engine = engine
+        self._meters = meters
+        self._log = log
+        self._calls: set[Call] = set()
+        self._idle = asyncio.Event()
+        self._draining = False
+        self._posts = {
+            "/v1/chat/completions": self._chat,
+            "/v1/completions": self._complete,
+            "/v1/embeddings": self._embed,
+        }
+        self._gets = {"/livez": self._livez, "/readyz": self._readyz, "/metrics": self._metrics, "/load": self._load}
+
+    async def drain(self, grace_s: float) -> bool:
+        """Take no new requests and wait for those under way; False if some are left after `grace_s`."""
+        self._draining = True
+        try:
+            async with asyncio.timeout(grace_s):
+                while self._calls:
+                    self._idle.clear()
+                    await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def handle(self, exchange: Exchange) -> None:
+        """Answer one exchange, now or later."""
+        path, method = exchange.path, exchange.method
+        if (post := self._posts.get(path)) is not None:
+            if method == b"POST":
+                self._serve(exchange, path, post)
+                return
+            allowed = b"POST"
+        elif (get := self._gets.get(path)) is not None:
+            if method in (b"GET", b"HEAD"):
+                get(exchange)
+                return
+            allowed = b"GET"
+        else:
+            self._reject(exchange, Refusal(Code.NOT_FOUND, f"No such path: {path[:200]}"))
+            return
+        self._reject(exchange, Refusal(Code.METHOD_NOT_ALLOWED), (b"allow", allowed))
+
+    def refused(self, code: Code) -> None:
+        """Count bytes that never became a request."""
+        self._meters.requests(NO_ENDPOINT, code).inc()
+
+    def report(self) -> LoadReport:
+        """What the worker says of itself."""
+        engine, spec = self._engine, self._spec
+        load, info, stalled_s = engine.load, engine.info, engine.stalled_s
+        running = min(load.running, engine.outstanding)  # an account older than the last events
+        return LoadReport(
+            replica=spec.replica,
+            generation=spec.generation,
+            model=spec.model,
+            revision=spec.revision,
+            state=ReplicaState.DRAINING if self._draining else engine.state,
+            in_flight=len(self._calls),
+            running=running,
+            waiting=engine.outstanding - running,
+            capacity=info.concurrency if info else 0,
+            kv_used_tokens=load.kv_used_tokens or 0,
+            kv_total_tokens=load.kv_total_tokens or 0,
+            batch_fill=load.batch_size / load.batch_max if load.batch_max else 0.0,
+            stalled_s=stalled_s,
+            engine_restarts=engine.restarts,
+            engine_pid=engine.pid,
+        )
+
+    # --- OpenAI's endpoints
+
+    def _serve(self, exchange: Exchange, path: str, post: Callable[[Call, EngineInfo], None]) -> None:
+        endpoint = path.removeprefix("/v1/")
+        request_id = _request_id(exchange)
+        call = Call(exchange, endpoint, request_id, meters=self._meters, log=self._log, ended=self._ended)
+        self._calls.add(call)
+        try:
+            post(call, self._admit())
+        except Refusal as refusal:
+            call.fail(refusal)
+        except Exception as error:  # supervisor: an answer for every request, even one that meets our own mistake
+            self._log.error("request handling failed", request_id=call.request_id, exc_info=error)
+            call.fail(Refusal(Code.INTERNAL))
+
+    def _admit(self) -> EngineInfo:
+        """What the engine can do, if it may get more to do."""
+        if self._draining:
+            raise Refusal(Code.DRAINING)
+        engine = self._engine
+        if engine.info is None:
+            raise Refusal(Code.ENGINE_LOADING)
+        if not engine.ready:
+            raise Refusal(Code.ENGINE_FAILED)
+        if engine.outstanding >= self._spec.queue_max:
+            raise Refusal(
+                Code.OVERLOADED, f"The replica has {engine.outstanding} sequences to do; that is its limit."
+            )
+        return engine.info
+
+    def _chat(self, call: Call, info: EngineInfo) -> None:
+        request = wire.parse_chat(call.exchange.body)
+        self._check_model(request.model)
+        head = self._head("chatcmpl")
+        works = chat_work(request, info, head.id)
+        logprobs = request.sampling.logprobs is not None
+        plan = Plan(True, head, request.n, request.stream, request.include_usage, logprobs)
+        Generation(call, self._engine, plan, works).start()
+
+    def _complete(self, call: Call, info: EngineInfo) -> None:
+        request = wire.parse_completion(call.exchange.body)
+        self._check_model(request.model)
+        head = self._head("cmpl")
+        works = completion_work(request, info, head.id)
+        prefixes: tuple[str, ...] = ()
+        if request.echo:
+            prefixes = tuple(str(prompt) for prompt in request.prompts for _ in range(request.n))
+        logprobs = request.sampling.logprobs is not None
+        plan = Plan(False, head, request.n, request.stream, request.include_usage, logprobs, prefixes)
+        Generation(call, self._engine, plan, works).start()
+
+    def _embed(self, call: Call, info: EngineInfo) -> None:
+        request = wire.parse_embeddings(call.exchange.body)
+        self._check_model(request.model)
+        works = embed_work(request, info, new_id("embd"))
+        Embedding(call, self._engine, request.model, request.base64, works).start()
+
+    def _check_model(self, name: str) -> None:
+        if name != self._spec.model:
+            text = f"The model '{name[:100]}' does not exist here; this replica serves '{self._spec.model}'."
+            raise Refusal(Code.MODEL_NOT_FOUND, text, "model")
+
+    def _head(self, prefix: str) -> Head:
+        return Head(new_id(prefix), int(wall_s()), self._spec.model, self._spec.revision)
+
+    def _ended(self, call: Call) -> None:
+        self._calls.discard(call)
+        if not self._calls:
+            self._idle.set()
+
+    # --- what control and gateways ask
+
+    def _livez(self, exchange: Exchange) -> None:
+        exchange.respond(200, [TEXT], b"ok\n")
+
+    def _readyz(self, exchange: Exchange) -> None:
+        state = self.report().state
+        exchange.respond(200 if state is ReplicaState.READY else 503, [TEXT], state.encode() + b"\n")
+
+    def _load(self, exchange: Exchange) -> None:
+        exchange.respond(200, [JSON], msgspec.json.encode(self.report()))
+
+    def _metrics(self, exchange: Exchange) -> None:
+        kv_known = self._engine.load.kv_total_tokens is not None
+        body = self._meters.render(self.report(), self._engine.tokens_total, kv_known=kv_known)
+        exchange.respond(200, [(b"content-type", CONTENT_TYPE)], body)
+
+    def _reject(self, exchange: Exchange, refusal: Refusal, *headers: tuple[bytes, bytes]) -> None:
+        self.refused(refusal.code)
+        exchange.respond(TABLE[refusal.code].status, [JSON, *headers], error_body(refusal))
+
+
+def _request_id(exchange: Exchange) -> str:
+    """The client's, if it is fit to be put into headers and logs; else a new one."""
+    given = exchange.header(b"x-request-id") or b""
+    if 0 < len(given) <= REQUEST_ID_BYTES_MAX and all(33 <= byte <= 126 for byte in given):
+        return given.decode("ascii")
+    return new_id("req")

@@ -1,0 +1,39 @@
+"""The command line as a process, and a server to point it at."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.cli.fake_server import FakeServer, fake_server
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[FakeServer]:
+    """A server for all tests of a file; its records are emptied by whoever reads them."""
+    with fake_server() as server:
+        yield server
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """Runs `forebay` in an empty folder and returns what it said."""
+
+    def run_cli(*words: str, stdin: str | None = None, **environ: str) -> "subprocess.CompletedProcess[str]":
+        known = {name: value for name, value in os.environ.items() if not name.startswith("FOREBAY_")}
+        return subprocess.run(
+            [sys.executable, "-m", "forebay.cli.main", *words],
+            cwd=tmp_path,
+            env={**known, "NO_COLOR": "1", "TERM": "dumb", **environ},
+            input=stdin,
+            stdin=subprocess.DEVNULL if stdin is None else None,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+
+    return run_cli

@@ -1,0 +1,91 @@
+"""`forebay chat`: what a person sees of good and bad answers."""
+
+import pytest
+from tests.cli.conftest import Run
+from tests.cli.fake_server import FakeServer
+
+TEXT = "The capital of France is Paris."
+
+
+def test_an_answer_is_printed_as_it_is(run: Run, server: FakeServer) -> None:
+    done = run("chat", "--url", server.url, "What is the capital of France?")
+
+    assert done.stdout == f"{TEXT}\n"
+    assert done.stderr == ""
+    assert done.returncode == 0
+
+
+def test_the_question_can_come_on_standard_input_and_the_system_message_goes_first(
+    run: Run, server: FakeServer
+) -> None:
+    server.documents.clear()
+    done = run(
+        "chat",
+        "--system",
+        "Be brief.",
+        "--max-tokens",
+        "9",
+        "--temperature",
+        "0",
+        stdin="What?\n",
+        FOREBAY_URL=server.url,
+    )
+
+    assert done.stdout == f"{TEXT}\n"
+    (document,) = server.documents
+    assert document["messages"] == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "What?"},
+    ]
+    assert document["max_tokens"] == 9
+    assert document["temperature"] == 0
+    assert document["model"] == "chat"
+
+
+def test_an_api_key_is_sent(run: Run, server: FakeServer) -> None:
+    server.authorizations.clear()
+    run("chat", "--url", f"{server.url}/v1", "hi", FOREBAY_API_KEY="secret")
+
+    assert server.authorizations == ["Bearer secret"]
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        ("refuse", "No answer: The waiting queue is full. [queue_full] (HTTP 429; try again in 7 s)"),
+        ("cut", "Incomplete: the answer broke off"),
+        ("error-event", "Incomplete: The replica was lost. [stream_interrupted]"),
+    ],
+)
+def test_a_failure_is_one_readable_line(run: Run, server: FakeServer, model: str, says: str) -> None:
+    done = run("chat", "--url", server.url, "--model", model, "hi")
+
+    assert done.returncode == 1
+    assert says in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_model_cannot_drive_the_terminal(run: Run, server: FakeServer) -> None:
+    assert "\x1b" not in run("chat", "--url", server.url, "--model", "rude", "hi").stdout
+
+
+def test_an_unknown_model_is_answered_with_those_there_are(run: Run, server: FakeServer) -> None:
+    done = run("chat", "--url", server.url, "--model", "gpt", "hi")
+
+    assert done.returncode == 1
+    assert "There is no model 'gpt'" in done.stderr
+    assert "chat, cut" in done.stderr
+
+
+def test_nothing_running_says_how_to_start(run: Run) -> None:
+    done = run("chat", "hi", FOREBAY_URL="http://127.0.0.1:9")
+
+    assert done.returncode == 3
+    assert "forebay up" in done.stderr
+
+
+def test_an_empty_question_is_wrong_usage(run: Run, server: FakeServer) -> None:
+    done = run("chat", "--url", server.url, stdin="\n")
+
+    assert done.returncode == 2
+    assert "no question" in done.stderr

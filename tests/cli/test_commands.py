@@ -1,0 +1,144 @@
+"""Commands that start nothing: help, version, schema, config check, status without a cluster."""
+
+import json
+from pathlib import Path
+
+import jsonschema
+import msgspec
+import pytest
+import yaml
+from rich.console import Console
+from tests.cli.conftest import Run
+
+from forebay import __version__
+from forebay.cli.settings import demo_file
+from forebay.cli.status import parse, view
+
+COMMANDS = (
+    "up",
+    "serve",
+    "status",
+    "chat",
+    "bench",
+    "doctor",
+    "schema",
+    "config check",
+)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself(run: Run, command: str) -> None:
+    done = run(*command.split(), "--help")
+
+    assert done.returncode == 0
+    assert "Usage:" in done.stdout
+
+
+def test_help_does_not_import_what_only_commands_need(run: Run) -> None:
+    done = run("--help", PYTHONPROFILEIMPORTTIME="1")
+
+    assert " typer\n" in done.stderr, "the interpreter lists what it imports"
+    for heavy in ("pydantic", "httpx", "uvloop", "openvino_genai", "matplotlib", "starlette"):
+        assert f" {heavy}\n" not in done.stderr
+
+
+def test_the_version_is_printed(run: Run) -> None:
+    assert run("--version").stdout == f"forebay {__version__}\n"
+
+
+def test_the_schema_accepts_the_demo_and_refuses_nonsense(run: Run) -> None:
+    schema = json.loads(run("schema").stdout)
+    jsonschema.Draft202012Validator.check_schema(schema)
+
+    jsonschema.validate(yaml.safe_load(demo_file().text), schema)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({"models": [], "gatway": {}}, schema)
+
+
+def test_config_check_lists_every_problem_with_line_and_path(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "bad.yaml").write_text("gateway:\n  port: 0\n  prot: 1\nmodels:\n  - {name: Chat!, task: x}\n")
+    done = run("config", "check", "bad.yaml")
+
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert "5 problems; nothing was started" in done.stderr
+    for words in ("line 2", "gateway.port", "line 3", "gateway.prot", "models[0].name", "models[0].task", "source"):
+        assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_config_check_of_a_good_file_says_so(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "forebay.yaml").write_bytes(demo_file().text)
+    done = run("config", "check")
+
+    assert done.returncode == 0
+    assert "fine" in done.stdout
+    assert "chat (chat, 2 replicas)" in done.stdout
+
+
+def test_a_bad_cluster_file_starts_nothing(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "forebay.yaml").write_text("models: 5\n")
+    done = run("up")
+
+    assert done.returncode == 1
+    assert "nothing was started" in done.stderr
+    assert not (tmp_path / ".forebay").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "says", "code"),
+    [
+        (("up", "-f", "nowhere.yaml"), "no such file", 1),
+        (("up", "--demo", "-f", "x.yaml"), "exclude", 2),
+        (("up", "--set", "nonsense"), "PATH=VALUE", 2),
+        (("serve", "nowhere.gguf"), "no such file", 1),
+        (("serve", "x", "--task", "paint"), "allowed: chat, embed", 2),
+        (("status", "--url", "http://127.0.0.1:9"), "forebay up", 3),
+        (("status", "--json", "--url", "http://127.0.0.1:9"), "forebay up", 3),
+        (("frobnicate",), "No such command", 2),
+    ],
+)
+def test_mistakes_end_with_a_sentence_and_their_exit_code(
+    run: Run, words: tuple[str, ...], says: str, code: int
+) -> None:
+    done = run(*words)
+
+    assert done.returncode == code
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+UNIT = {
+    "id": "gateway-0", "generation": 1, "pid": 7, "url": "http://127.0.0.1:8080", "state": "ready", "why": "",
+    "since": 1.0, "restarts": 0, "starts_again_in_s": None, "last_words": "",
+}  # fmt: skip
+REPLICA = {
+    **UNIT, "id": "chat-0", "model": "chat", "revision": "0123456789ab", "engine_pid": 8, "engine_restarts": 0,
+    "in_flight": 3, "running": 3, "waiting": 0, "capacity": 32, "kv_used_tokens": 1000, "kv_total_tokens": 4000,
+    "batch_fill": 0.5,
+}  # fmt: skip
+BROKEN = {
+    **REPLICA, "id": "chat-1", "state": "quarantined", "pid": 0, "url": "", "why": "it ended with code 1",
+    "starts_again_in_s": 4.5, "restarts": 9, "last_words": "Error: [no] such file",
+}  # fmt: skip
+MODEL = {
+    "name": "chat", "task": "chat", "engine": "openvino", "source": "x", "revision": "0123456789ab", "slo": {},
+    "ready": 1, "wanted": 2, "replicas": [REPLICA, BROKEN],
+}  # fmt: skip
+STATUS = {
+    "cluster": "demo", "version": "1", "pid": 6, "ready": True, "phase": "run", "trouble": "",
+    "gateway_url": "http://127.0.0.1:8080", "gateways": [UNIT], "models": [MODEL],
+}  # fmt: skip
+
+
+def test_the_status_table_fits_a_terminal_and_says_why_something_is_not_ready() -> None:
+    console = Console(width=80, record=True, file=None, quiet=False, force_terminal=False)
+    with console.capture() as captured:
+        console.print(view(parse("x", msgspec.json.encode(STATUS))))
+    shown = captured.get()
+
+    for words in ("1/2 ready", "chat-0", "3/32", "25%", "127.0.0.1:8080", "0123456", "quarantined", "gateway-0"):
+        assert words in shown
+    assert "it ended with code 1; starts again in 4.5 s" in shown
+    assert "last words: Error: [no] such file" in shown
+    assert "…" not in shown

@@ -1,0 +1,58 @@
+"""What `forebay doctor` finds."""
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import Run
+
+from forebay.cli.doctor import State, check_disk, check_extra, check_port, memory_available
+
+
+def test_a_free_port_is_fine_and_a_taken_one_names_its_setting() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        taken.listen()
+        found = check_port("gateway.port", "127.0.0.1", port)
+
+    assert found.state is State.MISSING
+    assert "gateway.port" in found.advice
+    assert check_port("gateway.port", "127.0.0.1", port).state is State.OK
+
+
+@pytest.mark.parametrize(
+    ("meminfo", "cgroup", "available"),
+    [
+        ("MemTotal: 9 kB\nMemAvailable:    2048 kB\n", None, 2048 * 1024),
+        ("MemAvailable: 2048 kB\n", "1000\n", 1000),
+        ("MemAvailable: 2048 kB\n", "max\n", 2048 * 1024),
+        ("", None, None),
+    ],
+)
+def test_available_memory_respects_the_container(meminfo: str, cgroup: str | None, available: int | None) -> None:
+    assert memory_available(meminfo, cgroup) == available
+
+
+def test_a_library_that_is_absent_says_how_to_get_it() -> None:
+    found = check_extra("no-such-library-anywhere", "llm", "testing")
+
+    assert found.state is State.WARN
+    assert "forebay[llm]" in found.advice
+
+
+def test_the_home_folder_may_still_be_missing(tmp_path: Path) -> None:
+    assert check_disk(tmp_path / "a" / "b").state in (State.OK, State.WARN)
+
+
+def test_the_report_is_complete_and_machine_readable(run: Run) -> None:
+    done = run("doctor", "--json", FOREBAY_GATEWAY__PORT="18080", FOREBAY_ADMIN__PORT="18081")
+    document = json.loads(done.stdout)
+    names = [check["name"] for check in document["checks"]]
+
+    assert {"python", "cores", "memory", "disk", "port 18080", "port 18081", "open files", "gpu", "pip"} <= set(names)
+    assert {"openvino-genai", "onnxruntime", "tokenizers", "xllamacpp", "matplotlib"} <= set(names)
+    assert document["ok"] == all(check["state"] != "missing" for check in document["checks"])
+    assert done.returncode == (0 if document["ok"] else 1)
+    assert all(check["advice"] for check in document["checks"] if check["state"] != "ok")

@@ -1,0 +1,82 @@
+"""What the synthetic engine promises beyond the engine contract: its clock, its KV account, its text."""
+
+import pytest
+from tests.contract.engine_contract import Subject, finished, sampling
+
+from forebay import engines
+from forebay.engines.protocol import Delta, Finished, Generate, Sampling
+from forebay.engines.synthetic.model import encode
+
+
+def subject(**settings: float) -> Subject:
+    engine = engines.create("synthetic", "", settings)
+    return Subject(engine, engine.load(), {}, vocabulary=0, batch_invariant=True)
+
+
+def test_a_prompt_that_ends_with_part_of_an_answer_continues_with_the_rest() -> None:
+    engine = subject()
+    whole = engine.run("Tell me of the river.", sampling(max_tokens=200))
+    words = whole.text.split(" ")
+    for count in (1, 5, len(words) - 1):
+        begun = " ".join(words[:count])
+        rest = engine.run("Tell me of the river." + begun, sampling(max_tokens=200))
+        assert begun + rest.text == whole.text
+        assert finished(rest).reason == finished(whole).reason
+
+
+def test_time_passes_as_the_settings_say() -> None:
+    engine = subject(prefill_tokens_per_s=100, step_ms=10)
+    start = engine.now
+    prompt = "a b c d e"
+    engine.run(prompt, sampling(max_tokens=20, ignore_eos=True))
+    assert engine.now - start == pytest.approx(len(encode(prompt)) / 100 + 20 * 0.010)
+
+
+def test_requests_that_run_together_share_the_steps() -> None:
+    engine = subject(prefill_tokens_per_s=1e9, step_ms=10, concurrency=4)
+    start = engine.now
+    for n in range(8):
+        engine.generate(f"prompt {n}", sampling(max_tokens=10, ignore_eos=True))
+    engine.drain()
+    assert engine.now - start == pytest.approx(2 * 10 * 0.010, rel=1e-3)
+
+
+def test_nothing_happens_before_its_time() -> None:
+    engine = engines.create("synthetic", "", {"step_ms": 100})
+    engine.load()
+    engine.add(Generate("a", "hello", Sampling(max_tokens=1)), 50.0)
+    first = engine.step(50.0)
+    assert first.wait_s is not None
+    assert engine.step(50.0 + first.wait_s / 2).events == ()
+    done = engine.step(50.0 + first.wait_s)
+    assert [type(event) for event in done.events] == [Delta, Finished]
+    assert engine.step(50.0 + first.wait_s).wait_s is None
+
+
+def test_when_the_kv_cache_is_full_the_youngest_waits_and_all_finish() -> None:
+    engine = subject(kv_cache_tokens=256, concurrency=8)
+    ids = [engine.generate(f"prompt {n}", sampling(max_tokens=100, ignore_eos=True)) for n in range(6)]
+    most = most_waiting = 0
+    while not all(engine.heard[id].ended for id in ids):
+        engine.step()
+        most = max(most, engine.load.kv_used_tokens or 0)
+        most_waiting = max(most_waiting, engine.load.waiting)
+    assert most <= 256
+    assert most_waiting > 0
+    alone = subject()
+    for n, id in enumerate(ids):
+        assert engine.heard[id].text == alone.run(f"prompt {n}", sampling(max_tokens=100, ignore_eos=True)).text
+
+
+@pytest.mark.parametrize(
+    ("schema", "answer"),
+    [
+        ('{"type": "object"}', "{}"),
+        ('{"type": "array", "items": {"type": "integer", "minimum": 3}, "minItems": 2}', "[3,3]"),
+        ('{"anyOf": [{"$ref": "#/$defs/on"}], "$defs": {"on": {"const": "yes"}}}', '"yes"'),
+        ('{"type": "number", "exclusiveMaximum": -5, "multipleOf": 3}', "-6"),
+        ('{"type": ["string", "null"], "minLength": 2}', '"aa"'),
+    ],
+)
+def test_a_schema_is_answered_with_a_small_instance(schema: str, answer: str) -> None:
+    assert subject().run("x", sampling(max_tokens=None, schema=schema)).text == answer

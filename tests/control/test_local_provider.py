@@ -1,0 +1,189 @@
+"""What only processes can do: outlive their starter, share pids, fill disks."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.control.units import STAND_IN, kill_all, local, replica, seen, wait_for
+
+from forebay.providers import local as local_module
+from forebay.providers.local import LocalProvider, clean_env
+from forebay.providers.processes import Identity, describe, identify, is_alive, kill
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path
+    kill_all(tmp_path)
+
+
+def run(folder: Path, *lives: Callable[[LocalProvider], Awaitable[None]]) -> None:
+    """Every life gets a provider of its own on the same folder, as after a restart of control."""
+
+    async def all_lives() -> None:
+        for life in lives:
+            provider = local(folder)
+            try:
+                await asyncio.wait_for(life(provider), 30)
+            finally:
+                provider.close()
+
+    asyncio.run(all_lives())
+
+
+async def _place_one(provider: LocalProvider) -> None:
+    await provider.place(replica(), 1)
+    await wait_for(provider, "chat-0", lambda u: u.endpoint)
+
+
+def test_a_new_provider_adopts_what_runs_and_notices_its_end(folder: Path) -> None:
+    async def second(provider: LocalProvider) -> None:
+        unit = await seen(provider, "chat-0")
+        assert unit
+        assert unit.alive
+        assert unit.endpoint
+        os.kill(unit.pid, signal.SIGKILL)
+        async with asyncio.timeout(15):
+            await provider.changed()
+        await wait_for(provider, "chat-0", lambda u: not u.alive)
+
+    run(folder, _place_one, second)
+
+
+def test_a_reused_pid_is_not_taken_for_the_unit_and_not_killed(folder: Path) -> None:
+    async def second(provider: LocalProvider) -> None:
+        record = folder / "units" / "chat-0.g1" / "record.json"
+        stranger = identify(os.getpid())
+        assert stranger
+        record.write_text(json.dumps({"pid": os.getpid(), "ticks": stranger.ticks - 1, "boot": stranger.boot}))
+        unit = await seen(provider, "chat-0")
+        assert unit
+        assert not unit.alive
+        await provider.remove("chat-0", 1, 0.0)
+        assert await seen(provider, "chat-0") is None
+
+    run(folder, _place_one, second)
+
+
+def test_a_starter_that_died_before_it_noted_the_process_loses_nothing(folder: Path) -> None:
+    pids = []
+
+    async def first(provider: LocalProvider) -> None:
+        await _place_one(provider)
+        unit = await seen(provider, "chat-0")
+        assert unit
+        pids.append(unit.pid)
+        (folder / "units" / "chat-0.g1" / "record.json").unlink()
+
+    async def second(provider: LocalProvider) -> None:
+        unit = await seen(provider, "chat-0")
+        assert unit
+        assert unit.alive
+        assert unit.pid == pids[0]
+
+    run(folder, first, second, second)
+
+
+def test_a_starter_that_died_before_it_started_the_process_leaves_a_dead_unit(folder: Path) -> None:
+    async def first(provider: LocalProvider) -> None:
+        await _place_one(provider)
+        (folder / "units" / "chat-0.g1" / "record.json").unlink()
+        await provider.remove("chat-0", 1, 0.0)
+        await wait_for(provider, "chat-0", lambda u: not u.alive)
+
+    async def second(provider: LocalProvider) -> None:
+        unit = await seen(provider, "chat-0")
+        assert unit
+        assert not unit.alive
+        assert "never started" in unit.ended
+
+    run(folder, first, second)
+
+
+def test_a_process_whose_folder_is_gone_is_killed_at_the_next_start(folder: Path) -> None:
+    lost = folder / "units" / "chat-0.g9" / "spec.json"
+    lost.parent.mkdir(parents=True)
+    lost.write_text(json.dumps({"host": "127.0.0.1", "endpoint_path": str(lost.parent / "e"), "generation": 9}))
+    process = subprocess.Popen([*STAND_IN, str(lost)], start_new_session=True, stdout=subprocess.PIPE)
+    assert process.stdout
+    with process.stdout:
+        assert b"started" in process.stdout.readline()
+
+    async def life(provider: LocalProvider) -> None:
+        assert await provider.observe() == ()
+
+    run(folder, life)
+    assert process.wait(15) == -signal.SIGKILL
+    assert not lost.parent.exists()
+
+
+def test_half_made_and_damaged_folders_are_cleared_away(folder: Path) -> None:
+    for name in (".draft", "chat-0.g1", "chat-0.g2"):
+        (folder / "units" / name).mkdir(parents=True)
+    (folder / "units" / "chat-0.g2" / "unit.json").write_text("{")
+
+    async def life(provider: LocalProvider) -> None:
+        assert await provider.observe() == ()
+
+    run(folder, life)
+    assert list((folder / "units").iterdir()) == []
+
+
+def test_the_last_log_of_a_slot_is_kept_when_its_unit_is_removed(folder: Path) -> None:
+    async def life(provider: LocalProvider) -> None:
+        await provider.place(replica(behave="dies"), 1)
+        await wait_for(provider, "chat-0", lambda u: not u.alive)
+        await provider.remove("chat-0", 1, 0.0)
+
+    run(folder, life)
+    assert "the moon is full" in (folder / "logs" / "chat-0.log").read_text()
+    assert list((folder / "units").iterdir()) == []
+
+
+def test_a_log_that_grows_too_large_is_cut_and_its_tail_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_module, "LOG_BYTES_MAX", 1000)
+    monkeypatch.setattr(local_module, "LOG_BYTES_KEPT", 100)
+
+    async def life(provider: LocalProvider) -> None:
+        await _place_one(provider)
+        log = folder / "units" / "chat-0.g1" / "log"
+        with log.open("ab") as file:
+            file.write(b"x" * 5000 + b"the end")
+        await provider.observe()
+        assert log.stat().st_size == 0
+        kept = (log.with_name("log.old")).read_bytes()
+        assert len(kept) == 100
+        assert kept.endswith(b"the end")
+
+    run(folder, life)
+
+
+def test_units_inherit_neither_settings_of_forebay_nor_secrets() -> None:
+    environ = {"PATH": "/bin", "FOREBAY_HOME": "/x", "HF_TOKEN": "secret", "OMP_NUM_THREADS": "2", "LC_ALL": "C"}
+    assert clean_env(environ) == {"PATH": "/bin", "OMP_NUM_THREADS": "2", "LC_ALL": "C"}
+
+
+def test_an_identity_is_of_one_process_only() -> None:
+    me = identify(os.getpid())
+    assert me
+    assert is_alive(me)
+    for other in (Identity(me.pid, me.ticks + 1, me.boot), Identity(me.pid, me.ticks, "another boot")):
+        assert not is_alive(other)
+        kill(other, signal.SIGKILL)
+    child = subprocess.Popen(["true"])
+    who = identify(child.pid)
+    assert who
+    child.wait()
+    assert not is_alive(who)
+    kill(who, signal.SIGKILL)
+
+
+def test_how_a_process_ended_is_said_in_words() -> None:
+    assert describe(3) == "ended with exit code 3"
+    assert describe(-9) == "was killed by signal 9 (SIGKILL)"
+    assert describe(-63) == "was killed by signal 63"

@@ -1,0 +1,138 @@
+"""What is published to gateways, what a probe believes, what a cluster file becomes."""
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+from tests.control.rig import plan
+from tests.control.units import kill_all, local, replica, wait_for
+
+from forebay.control.plan import Artifact, Places, make_plan
+from forebay.control.probe import Prober
+from forebay.control.snapshot import SnapshotFile, make_routes
+from forebay.core.cluster import Cluster
+from forebay.core.model import Endpoint, LoadReport, Replica, ReplicaState, Snapshot
+from forebay.core.reconcile import Answered, Kind, Leaving, SeenUnit, Silent, SlotState, State, UnitState
+
+HERE = Endpoint(7, "127.0.0.1", 8100)
+UNIT = SeenUnit("chat-0", 2, Kind.REPLICA, "d1", 5.0, True, 7, HERE)
+REPORT = LoadReport("chat-0", 2, "chat", "r-9", ReplicaState.READY)
+KEY = ("chat-0", 2)
+
+
+def state(
+    state: ReplicaState = ReplicaState.STOPPED, unit: UnitState | None = None, leaving: tuple[Leaving, ...] = ()
+) -> State:
+    return State((SlotState("chat-0", 0.0, state, generation=2, unit=unit, leaving=leaving),))
+
+
+def replicas(
+    tmp_path: Path, now: State, reports: dict[tuple[str, int], LoadReport], *before: Replica
+) -> list[Replica]:
+    kept = {(r.id, r.generation): r for r in before}
+    [model] = make_routes(plan(tmp_path, replica("chat-0")), now, {KEY: UNIT}, reports, kept)
+    return list(model.replicas)
+
+
+def test_a_ready_replica_is_published_with_the_revision_it_says_it_has(tmp_path: Path) -> None:
+    now = state(state=ReplicaState.READY, unit=UnitState(2, 0.0))
+
+    assert replicas(tmp_path, now, {KEY: REPORT}) == [
+        Replica("chat-0", 2, "r-9", "127.0.0.1", 8100, ReplicaState.READY)
+    ]
+
+
+def test_a_replica_that_leaves_is_published_as_draining(tmp_path: Path) -> None:
+    now = state(state=ReplicaState.DRAINING, leaving=(Leaving(2, 9.0, "outdated"),))
+
+    assert [r.state for r in replicas(tmp_path, now, {KEY: REPORT})] == [ReplicaState.DRAINING]
+
+
+def test_a_replica_that_was_not_heard_yet_stays_as_it_was(tmp_path: Path) -> None:
+    now = state(state=ReplicaState.STARTING, unit=UnitState(2, 0.0))
+    before = Replica("chat-0", 2, "r-9", "127.0.0.1", 8100, ReplicaState.READY)
+    older = Replica("chat-0", 1, "r-9", "127.0.0.1", 8099, ReplicaState.READY)
+
+    assert replicas(tmp_path, now, {}, before) == [before]
+    assert replicas(tmp_path, now, {}, older) == []
+
+
+def test_an_empty_slot_is_not_published(tmp_path: Path) -> None:
+    assert replicas(tmp_path, state(), {KEY: REPORT}) == []
+
+
+def test_the_version_grows_only_when_something_changes_and_never_falls_back(tmp_path: Path) -> None:
+    path = tmp_path / "snapshot.json"
+    routes = plan(tmp_path, replica("chat-0")).models[0].routes
+    first = SnapshotFile(path)
+    first.read()
+    assert first.write(())
+    version = first.current.version
+    assert not first.write(())
+    assert first.write((routes,))
+    assert first.current.version == version + 1
+
+    second = SnapshotFile(path)
+    second.read()
+    assert second.current == Snapshot(version + 1, (routes,))
+    path.write_text("{half a docu")
+    third = SnapshotFile(path)
+    third.read()
+    assert third.write((routes,))
+    assert third.current.version >= version
+    assert msgspec.json.decode(path.read_bytes(), type=Snapshot) == third.current
+    path.unlink()
+    assert third.write((routes,))
+
+
+def test_a_probe_believes_only_the_unit_it_asked(tmp_path: Path) -> None:
+    async def test() -> None:
+        provider, prober = local(tmp_path), Prober(tmp_path / "peers")
+        try:
+            await provider.place(replica("chat-0"), 1)
+            unit = await wait_for(provider, "chat-0", lambda u: u.endpoint)
+            other = SeenUnit("embed-0", 1, Kind.REPLICA, "d", 5.0, True, unit.pid, unit.endpoint)
+            nobody = SeenUnit("none-0", 1, Kind.REPLICA, "d", 5.0, True, 7, Endpoint(7, "127.0.0.1", 1))
+            unheard = SeenUnit("new-0", 1, Kind.REPLICA, "d", 5.0, True, 7, None)
+
+            answers = await prober.ask([unit, other, nobody, unheard])
+
+            assert isinstance(answers[unit.key], Answered)
+            assert answers[other.key] == Silent("chat-0 generation 1 answers at its address")
+            assert isinstance(answers[nobody.key], Silent)
+            assert unheard.key not in answers
+        finally:
+            await prober.close()
+            provider.close()
+
+    try:
+        asyncio.run(test())
+    finally:
+        kill_all(tmp_path)
+
+
+def test_a_cluster_becomes_slots_whose_digest_changes_with_what_runs_in_them(tmp_path: Path) -> None:
+    document = {
+        "gateway": {"processes": 2},
+        "models": [{"name": "chat", "task": "chat", "source": "x", "engine": "synthetic", "replicas": 2}],
+    }
+    artifact = Artifact(Path("/x"), "digest", "synthetic", {"step_ms": 1.0})
+    cluster = Cluster.model_validate(document)
+    made = make_plan(cluster, {"chat": artifact}, Places(tmp_path), "1")
+
+    assert [s.id for s in made.slots] == ["gateway-0", "gateway-1", "chat-0", "chat-1"]
+    assert made == make_plan(cluster, {"chat": artifact}, Places(tmp_path), "1")
+    newer = make_plan(cluster, {"chat": artifact}, Places(tmp_path), "2")
+    assert not {s.digest for s in made.slots} & {s.digest for s in newer.slots}
+    other = Artifact(Path("/x"), "another digest", "synthetic", {"step_ms": 1.0})
+    changed = make_plan(cluster, {"chat": other}, Places(tmp_path), "1")
+    assert changed.models[0].routes.revision != made.models[0].routes.revision
+    assert [a.digest == b.digest for a, b in zip(made.slots, changed.slots, strict=True)] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    document["models"][0]["replicas"] = 3  # type: ignore[index]
+    more = make_plan(Cluster.model_validate(document), {"chat": artifact}, Places(tmp_path), "1")
+    assert [s.digest for s in more.slots[:4]] == [s.digest for s in made.slots]

@@ -1,0 +1,170 @@
+"""Waiting for a replica, draining, and several gateways at once."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.gateway.rig import (
+    ROUTES,
+    Front,
+    Worker,
+    chat,
+    closed_port,
+    cluster,
+    error_code,
+    events,
+    fronting,
+    post,
+    routes,
+    whole,
+    working,
+)
+from tests.net.rig import peer, run, until
+
+from forebay.net.server import Exchange
+
+
+def test_requests_wait_for_a_replica_and_go_in_order(tmp_path: Path) -> None:
+    async def main() -> None:
+        worker = Worker()
+        async with (
+            working(worker),
+            fronting(tmp_path, ROUTES) as front,
+            peer(front.port) as first,
+            peer(front.port) as second,
+        ):
+            first.send(post(chat(n=1)))
+            await _queued(front, 1)
+            second.send(post(chat(n=2)))
+            await _queued(front, 2)
+            front.write(routes(worker))
+            assert (await first.answer()).status == (await second.answer()).status == 200
+            assert worker.bodies == [chat(n=1), chat(n=2)]
+            assert await front.metric('forebay_queue_wait_seconds_count{model="chat"}') == 2
+
+    run(main())
+
+
+async def _queued(front: Front, depth: int) -> None:
+    async with asyncio.timeout(10):
+        while await front.metric('forebay_queue_depth{model="chat"}') != depth:
+            await asyncio.sleep(0.002)
+
+
+def test_a_full_queue_refuses_with_retry_after_and_a_client_that_leaves_frees_its_place(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with fronting(tmp_path, replace(ROUTES, queue_max=1)) as front:
+            async with peer(front.port) as client:
+                client.send(post(chat()))
+                await _queued(front, 1)
+                answer = await front.ask(post(chat()))
+                assert (answer.status, error_code(answer)) == (429, "queue_full")
+                assert 1 <= int(answer.headers[b"retry-after"]) <= 60
+            await _queued(front, 0)
+            assert await front.metric('forebay_requests_total{code="client_closed",model="chat"}') == 1
+
+    run(main())
+
+
+def test_waiting_has_a_deadline(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with fronting(tmp_path, replace(ROUTES, queue_timeout_s=0.05)) as front:
+            answer = await front.ask(post(chat()))
+            assert (answer.status, error_code(answer)) == (503, "no_replica")
+            assert b"retry-after" in answer.headers
+
+    run(main())
+
+
+def test_a_replica_never_has_more_than_its_room_and_all_requests_are_served(tmp_path: Path) -> None:
+    held: list[Exchange] = []
+    most = 0
+
+    def hold(exchange: Exchange) -> None:
+        nonlocal most
+        held.append(exchange)
+        most = max(most, len(held))
+
+    async def main() -> None:
+        worker = Worker(hold)
+        worker.report = replace(worker.report, capacity=4)
+        base = replace(ROUTES, queue_max=100)
+        async with cluster(tmp_path, worker, base=base) as front, asyncio.TaskGroup() as group:
+            asks = [group.create_task(front.ask(post(chat(n=n)))) for n in range(30)]
+            await until(lambda: len(held) == 6)
+            await _queued(front, 24)
+            while not all(ask.done() for ask in asks):
+                if held:
+                    whole(held.pop(0))
+                await asyncio.sleep(0)
+            assert all(ask.result().status == 200 for ask in asks)
+        assert most == 6
+
+    run(main())
+
+
+def test_a_model_that_is_removed_is_gone_and_its_waiting_requests_are_told(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with fronting(tmp_path, ROUTES) as front, peer(front.port) as client:
+            client.send(post(chat()))
+            await _queued(front, 1)
+            front.write(replace(ROUTES, name="other"))
+            assert error_code(await client.answer()) == "model_not_found"
+            assert error_code(await front.ask(post(chat()))) == "model_not_found"
+
+    run(main())
+
+
+def test_draining_finishes_streams_and_waiting_requests_then_stops(tmp_path: Path) -> None:
+    async def main() -> None:
+        worker = Worker(lambda _: None)
+        async with cluster(tmp_path, worker) as front, peer(front.port) as client, peer(front.port) as idle:
+            client.send(post(chat(stream=True)))
+            await until(lambda: bool(worker.requests))
+            front.signals.put_nowait(15)
+            assert await idle.rest() == b""
+            with pytest.raises(ConnectionRefusedError):
+                await front.get(b"/livez")
+            assert not front.done.done()
+            events(worker.requests[0])
+            assert (await client.answer()).body.endswith(b"data: [DONE]\n\n")
+            await until(front.done.done)
+
+    run(main())
+
+
+def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
+    async def main() -> None:
+        worker = Worker(lambda _: None)
+        async with cluster(tmp_path, worker) as front, peer(front.port) as client:
+            client.send(post(chat(stream=True)))
+            await until(lambda: bool(worker.requests))
+            front.signals.put_nowait(15)
+            front.signals.put_nowait(15)
+            await until(front.done.done)
+            assert await client.rest() == b""
+
+    run(main())
+
+
+def test_a_scrape_sums_over_all_gateways_and_ignores_dead_ones(tmp_path: Path) -> None:
+    async def main() -> None:
+        worker = Worker()
+        async with (
+            cluster(tmp_path, worker) as one,
+            fronting(tmp_path, routes(worker), id="gateway-1") as two,
+        ):
+            await two.ready()
+            peers = tmp_path / "peers"
+            (peers / "gateway-2.json").write_bytes(b'{"pid":%d,"host":"127.0.0.1","port":%d}' % (1, closed_port()))
+            (peers / "gateway-3.json").write_bytes(b'{"pid":4194303,"host":"127.0.0.1","port":1}')
+            (peers / "gateway-4.json").write_bytes(b"{")
+            for front in (one, one, two):
+                await front.ask(post(chat()))
+            for front in (one, two):
+                assert await front.metric('forebay_requests_total{code="ok",model="chat"}') == 3
+                assert await front.metric('forebay_request_duration_seconds_count{model="chat"}') == 3
+                assert await front.metric('forebay_replica_up{model="chat",replica="chat-0"}') == 1
+
+    run(main())

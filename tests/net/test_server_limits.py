@@ -1,0 +1,150 @@
+"""The HTTP server: what goes over a limit is refused or cut off, and the client can tell why."""
+
+import asyncio
+import contextlib
+
+import msgspec
+import pytest
+from tests.net.rig import echo, get, peer, post, run, serving, until
+
+from forebay.core.errors import Code
+from forebay.core.model import Limits
+from forebay.net.server import Exchange
+
+
+def code_of(body: bytes) -> str:
+    return str(msgspec.json.decode(body)["error"]["code"])
+
+
+CHUNKED = b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n"
+
+BAD = [
+    (b"nonsense\r\n\r\n", 400, Code.BAD_HTTP),
+    (b"GET / HTTP/1.1\r\n\r\n", 400, Code.BAD_HTTP),
+    (b"GET / HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n", 400, Code.BAD_HTTP),
+    (b"GET / HTTP/1.1\r\nhost : a\r\n\r\n", 400, Code.BAD_HTTP),
+    (b"GET / HTTP/1.1\r\nhost: a\r\nx: \x00\r\n\r\n", 400, Code.BAD_HTTP),
+    (b"GET / HTTP/1.1\nhost: a\n\n", 400, Code.BAD_HTTP),
+    (CHUNKED[:-2] + b"content-length: 3\r\n\r\n0\r\n\r\n", 400, Code.BAD_HTTP),
+    (b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 3\r\ntransfer-encoding: chunked\r\n\r\nabc", 400, Code.BAD_HTTP),
+    (b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 3\r\ncontent-length: 4\r\n\r\nabc", 400, Code.BAD_HTTP),
+    (b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: -3\r\n\r\nabc", 400, Code.BAD_HTTP),
+    (b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: +3\r\n\r\nabc", 400, Code.BAD_HTTP),
+    (b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n", 400, Code.BAD_HTTP),
+    (b"POST / HTTP/1.0\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n", 400, Code.BAD_HTTP),
+    (CHUNKED + b"zz\r\n", 400, Code.BAD_HTTP),
+    (CHUNKED + b"3\r\nabcd\r\n", 400, Code.BAD_HTTP),
+    (b"CONNECT a:80 HTTP/1.1\r\nhost: a\r\n\r\n", 405, Code.METHOD_NOT_ALLOWED),
+    (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400, Code.BAD_HTTP),
+    (b"GET / HTTP/1.1\r\nhost: a\r\n" + b"x: y\r\n" * 20 + b"\r\n", 431, Code.HEADERS_TOO_LARGE),
+    (b"GET / HTTP/1.1\r\nhost: a\r\nx: " + b"y" * 3000 + b"\r\n\r\n", 431, Code.HEADERS_TOO_LARGE),
+    (b"GET / HTTP/1.1\r\nhost: a\r\nx: " + b"y" * 3000, 431, Code.HEADERS_TOO_LARGE),
+    (b"GET /" + b"y" * 3000 + b" HTTP/1.1\r\nhost: a\r\n\r\n", 431, Code.HEADERS_TOO_LARGE),
+    (post(b"x" * 5001), 413, Code.BODY_TOO_LARGE),
+    (b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 5001\r\n\r\n", 413, Code.BODY_TOO_LARGE),
+    (b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 99999999999999999\r\n\r\n", 413, Code.BODY_TOO_LARGE),
+    (CHUNKED + (b"1000\r\n" + b"x" * 4096 + b"\r\n") * 2, 413, Code.BODY_TOO_LARGE),
+    (CHUNKED + b"0\r\nx: " + b"y" * 6000 + b"\r\n\r\n", 413, Code.BODY_TOO_LARGE),
+]
+SMALL = Limits(header_bytes_max=2048, headers_max=16, body_bytes_max=5000)
+
+
+@pytest.mark.parametrize(("data", "status", "code"), BAD)
+def test_what_is_not_acceptable_gets_an_error_object_and_the_connection_closes(
+    data: bytes, status: int, code: Code
+) -> None:
+    refused: list[Code] = []
+
+    async def main() -> None:
+        async with serving(echo, SMALL, refused=refused.append) as server, peer(server.port) as client:
+            client.send(get(b"/good"))
+            assert (await client.answer()).body == b"GET /good 0 "
+            client.send(data)
+            answer = await client.answer()
+            assert (answer.status, code_of(answer.body)) == (status, code)
+            assert answer.headers[b"connection"] == b"close"
+            assert await client.rest() == b""
+            assert refused == [code]
+
+    run(main())
+
+
+def test_bad_bytes_behind_good_requests_are_refused_after_these_were_answered() -> None:
+    waiting: list[Exchange] = []
+
+    async def main() -> None:
+        async with serving(waiting.append) as server, peer(server.port) as client:
+            client.send(get(b"/good") + b"nonsense\r\n\r\n")
+            await until(lambda: bool(waiting))
+            waiting[0].respond(200, [], b"good")
+            assert (await client.answer()).body == b"good"
+            assert (await client.answer()).status == 400
+            assert await client.rest() == b""
+
+    run(main())
+
+
+def test_a_head_of_just_the_allowed_size_passes_in_one_read_with_a_body_behind_it() -> None:
+    async def main() -> None:
+        async with serving(echo, SMALL) as server, peer(server.port) as client:
+            client.send(post(b"b" * 4000, b"x: " + b"y" * 1900))
+            assert (await client.answer()).status == 200
+
+    run(main())
+
+
+def test_a_client_that_is_still_sending_a_refused_body_can_read_the_refusal() -> None:
+    async def main() -> None:
+        async with serving(echo, SMALL) as server, peer(server.port) as client:
+            client.send(b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 3000000\r\n\r\n" + b"x" * 3_000_000)
+            assert (await client.answer()).status == 413
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("part", "limits", "answer"),
+    [
+        (b"", Limits(idle_timeout_s=0.1), b""),
+        (b"GET / HT", Limits(head_timeout_s=0.1), b"408"),
+        (post(b"xyz")[:-1], Limits(body_timeout_s=0.1), b"408"),
+        (get(), Limits(idle_timeout_s=0.1), b"200"),
+    ],
+)
+def test_a_client_that_falls_silent_is_cut_off(part: bytes, limits: Limits, answer: bytes) -> None:
+    async def main() -> None:
+        async with serving(echo, limits) as server, peer(server.port) as client:
+            client.send(part)
+            assert (await client.rest())[9:12] == answer
+            await until(lambda: server.connections == 0)
+
+    run(main())
+
+
+def test_a_slowloris_that_drips_header_bytes_is_cut_off() -> None:
+    async def main() -> None:
+        async with serving(echo, Limits(head_timeout_s=0.2)) as server, peer(server.port) as client:
+            client.send(b"GET / HTTP/1.1\r\n")
+            dripped = 0
+            while server.connections:
+                client.send(b"x: y\r\n")
+                dripped += 1
+                assert dripped < 2000
+                await asyncio.sleep(0.005)
+
+    run(main())
+
+
+def test_too_many_connections_are_refused_with_503() -> None:
+    async def main() -> None:
+        async with serving(echo, Limits(connections_max=2)) as server, contextlib.AsyncExitStack() as stack:
+            first, _ = [await stack.enter_async_context(peer(server.port)) for _ in range(2)]
+            await until(lambda: server.connections == 2)
+            async with peer(server.port) as third:
+                answer = await third.answer()
+                assert (answer.status, code_of(answer.body)) == (503, Code.CONNECTION_LIMIT)
+            await until(lambda: server.connections == 2)
+            first.send(get())
+            assert (await first.answer()).status == 200
+
+    run(main())

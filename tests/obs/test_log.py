@@ -1,0 +1,36 @@
+"""Structured logs: one JSON object a line, and no disaster where they cannot be written."""
+
+import contextlib
+import io
+import json
+
+from forebay.obs import log
+
+
+def test_a_line_is_one_json_object_with_what_was_bound() -> None:
+    stream = io.StringIO()
+
+    log.configure(stream, process="gateway").warning("replica unusable", replica="chat-0")
+
+    line = json.loads(stream.getvalue())
+    assert (line["event"], line["process"], line["replica"], line["level"]) == (
+        "replica unusable",
+        "gateway",
+        "chat-0",
+        "warning",
+    )
+
+
+def test_a_long_value_is_cut() -> None:
+    stream = io.StringIO()
+
+    log.configure(stream).info("odd", text="x" * 100_000)
+
+    assert len(stream.getvalue()) < log.LINE_BYTES_MAX + 1000
+
+
+def test_a_full_disk_costs_the_line_and_nothing_else() -> None:
+    with open("/dev/full", "w", buffering=1) as full:
+        log.configure(full).info("never written")
+        with contextlib.suppress(OSError):
+            full.close()

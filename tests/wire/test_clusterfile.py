@@ -1,0 +1,291 @@
+"""The cluster file: every problem at once, in plain words, and nothing that can blow up."""
+
+from importlib import resources
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forebay.core.cluster import Cluster, LlamaCppSettings, OnnxSettings
+from forebay.core.model import Task
+from forebay.wire import clusterfile
+from forebay.wire.clusterfile import ClusterFileError, Problem, load
+
+CHAT = "{name: chat, task: chat, source: a.gguf}"
+GOOD = f"models: [{CHAT}]"
+
+
+def problems(text: str | bytes, **overrides: str) -> dict[str, Problem]:
+    with pytest.raises(ClusterFileError) as caught:
+        load(text, "f.yaml", overrides)
+    paths = [p.path for p in caught.value.problems if p.path]
+    assert len(set(paths)) == len(paths)
+    return {p.path: p for p in caught.value.problems}
+
+
+def one(text: str | bytes, **overrides: str) -> Problem:
+    found = list(problems(text, **overrides).values())
+    assert len(found) == 1, found
+    return found[0]
+
+
+def test_a_small_file_gets_all_defaults() -> None:
+    cluster = load(GOOD, "f.yaml")
+
+    assert cluster == Cluster.model_validate({"models": [{"name": "chat", "task": "chat", "source": "a.gguf"}]})
+    assert cluster.gateway.port == 8080
+    assert cluster.models[0].engine is None
+
+
+def test_the_bundled_demo_is_fine_and_short() -> None:
+    text = (resources.files("forebay.cli") / "demo" / "forebay.yaml").read_text()
+
+    cluster = load(text, "demo")
+
+    assert [(m.name, m.task, m.replicas) for m in cluster.models] == [
+        ("chat", Task.CHAT, 2),
+        ("embed", Task.EMBED, 1),
+    ]
+    assert len(text.splitlines()) <= 30
+
+
+def test_an_engine_can_be_a_name_or_a_section() -> None:
+    short = load(f"models: [{CHAT[:-1]}, engine: llamacpp}}]", "f.yaml")
+    long = load("models: [{name: e, task: embed, source: x, engine: {name: onnx, max_batch: 8}}]", "f.yaml")
+
+    assert short.models[0].engine == LlamaCppSettings()
+    assert long.models[0].engine == OnnxSettings(max_batch=8)
+
+
+def test_all_problems_are_listed_at_once_in_the_order_of_the_file() -> None:
+    text = """\
+name: Forebay!
+gatway: {}
+gateway:
+  port: "abc"
+  processes: true
+  limits: {idle_timeout_s: .inf, headers_max: 1}
+admin: 3
+worker_port_first: 0x1F90
+models:
+  - name: chat
+    task: chta
+    source: ""
+    replicas: 2.5
+    engine: openvinno
+  - name: chat
+    task: embed
+    engine: {name: openvino, threads: x, bogus: 1, threads: 2}
+    slo: {availability: 2}
+    queue_timeout_s: no
+  - {name: gateway, source: x, sha256: zz, engine: {threads: 1}, routing: lest_requests}
+  - 5
+"""
+    found = problems(text)
+
+    assert list(found) == [
+        "name", "gatway", "gateway.port", "gateway.processes", "gateway.limits.idle_timeout_s",
+        "gateway.limits.headers_max", "admin", "models[0].task", "models[0].source", "models[0].replicas",
+        "models[0].engine.name", "models[1].name", "models[1].source", "models[1].engine.threads",
+        "models[1].engine.name", "models[1].engine.bogus", "models[1].slo.availability", "models[1].queue_timeout_s",
+        "models[2].name", "models[2].task", "models[2].sha256", "models[2].engine.name", "models[2].routing",
+        "models[3]",
+    ]  # fmt: skip
+    assert found["models[1].slo.availability"].line == 18
+    assert found["models[1].source"] == Problem("models[1].source", "nothing", "text (not empty)", 15)
+    assert "did you mean `gateway`" in found["gatway"].allowed
+    assert "did you mean `openvino`" in found["models[0].engine.name"].allowed
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        ('"abc"', '"abc"'), ('"8080"', '"8080"'), ("2.5", "2.5"), ("true", "true"), ("0", "0"), ("-1", "-1"),
+        ("65536", "65536"), ("[1]", "a list of 1"), ("{a: 1}", "a section"), ("", "nothing"), ("~", "nothing"),
+        ("0b11", '"0b11"'), ("1_000", '"1_000"'), ("2026-01-01", '"2026-01-01"'), ("9" * 5000, None),
+        (".nan", ".nan"),
+    ],
+)  # fmt: skip
+def test_a_port_is_a_whole_number_and_nothing_else(value: str, found: str | None) -> None:
+    problem = one(f"gateway:\n  port: {value}\n{GOOD}")
+
+    assert problem.path == "gateway.port"
+    assert problem.line == 2
+    assert "number" in problem.allowed
+    if found is not None:
+        assert problem.found == found
+
+
+@pytest.mark.parametrize("value", ["no", "yes", "on", "off", "y", "1", '"true"', "null"])
+def test_a_switch_is_true_or_false_and_no_other_word(value: str) -> None:
+    engine = f"models: [{CHAT[:-1]}, engine: {{name: openvino, prefix_cache: {value}}}}}]"
+
+    assert one(engine).allowed == "true or false"
+
+
+def test_words_that_old_yaml_takes_for_booleans_are_words() -> None:
+    assert load("models: [{name: no, task: chat, source: yes}]", "f.yaml").models[0].source == "yes"
+
+
+def test_numbers_may_be_written_as_people_write_them() -> None:
+    cluster = load(f"gateway: {{port: 0x1F90, drain_grace_s: 1e1, replica_timeout_s: 5}}\n{GOOD}", "f.yaml")
+
+    assert cluster.gateway.port == 8080
+    assert cluster.gateway.drain_grace_s == 10
+    assert cluster.gateway.replica_timeout_s == 5
+
+
+@pytest.mark.parametrize(
+    ("text", "found", "line"),
+    [
+        ("", "nothing", None),
+        ("# only a comment\n", "nothing", None),
+        ("- a\n", "a list of 1", 1),
+        ("just words", '"just words"', 1),
+        ("a: [", "a syntax error", 1),
+        ("a:\n\tb: 1", "a syntax error", 2),
+        ("a: 1\n---\nb: 2", "a syntax error", 2),
+        ("a: *x", "a syntax error", 1),
+        ("a: \x00", "a syntax error", None),
+        (b"a: \xff", "a byte that is not UTF-8 at offset 3", None),
+        ("[" * 5000, "sections nested more than 32 deep", 1),
+        ("a: b: c", "a syntax error", 1),
+    ],
+)
+def test_what_is_no_cluster_file_at_all_is_one_problem(text: str | bytes, found: str, line: int | None) -> None:
+    problem = one(text)
+
+    assert problem.path == ""
+    assert problem.found.startswith(found)
+    assert problem.line == line
+
+
+def test_a_byte_order_mark_and_windows_line_ends_are_fine() -> None:
+    assert load(b"\xef\xbb\xbfname: x\r\n" + GOOD.encode(), "f.yaml").name == "x"
+
+
+def test_keys_twice_keys_that_are_no_words_tags_and_merges_are_problems() -> None:
+    text = f"""\
+name: a
+name: b
+? [x]
+: 1
+admin: !!python/object:os.system {{}}
+gateway: &g {{port: 1}}
+<<: *g
+{GOOD}
+"""
+    with pytest.raises(ClusterFileError) as caught:
+        load(text, "f.yaml")
+    found = {p.found for p in caught.value.problems}
+
+    assert "the key again, first on line 1" in found
+    assert "a key that is a section or list" in found
+    assert "the tag tag:yaml.org,2002:python/object:os.system" in found
+    assert "an unknown key" in found
+    assert one(f"name: !!str abc\n{GOOD}").found == "the tag tag:yaml.org,2002:str"
+
+
+def test_aliases_are_fine_until_they_explode_or_bite_their_tail() -> None:
+    same = load(f"models:\n - &m {CHAT}\nname: x", "f.yaml")
+    assert len(same.models) == 1
+    bomb = "a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
+        f"a{n + 1}: &a{n + 1} [{', '.join([f'*a{n}'] * 10)}]\n" for n in range(9)
+    )
+    assert any("unfold to more than" in p.found for p in problems(bomb).values())
+    assert any("contains itself" in p.found for p in problems("models: &a [*a]").values())
+
+
+def test_a_huge_file_is_refused_before_it_is_read() -> None:
+    assert one("a" * (clusterfile.TEXT_BYTES_MAX + 1)).allowed == "at most 1000000 bytes"
+    assert "more than" in one("models: [" + "1, " * 60_000 + "]").found
+
+
+def test_an_engine_has_to_fit_the_task_and_ports_must_differ() -> None:
+    text = "admin: {port: 8080}\nmodels:\n - {name: a, task: embed, source: x, engine: llamacpp}"
+    found = problems(text)
+
+    assert found["models[0].engine.name"].allowed == "onnx or synthetic, for `task: embed`"
+    assert found["admin.port"].found == "8080, the port of the gateway too"
+
+
+def test_the_same_rules_hold_for_clusters_that_do_not_come_from_a_file() -> None:
+    model = {"name": "a", "task": "chat", "source": "x", "engine": "onnx"}
+    with pytest.raises(ValueError, match="openvino or llamacpp or synthetic"):
+        Cluster.model_validate({"models": [model]})
+    with pytest.raises(ValueError, match="no other model has"):
+        Cluster.model_validate({"models": [{**model, "engine": None}] * 2})
+
+
+def test_overrides_go_over_the_file() -> None:
+    text = f"models: [{CHAT[:-1]}, engine: openvino}}, {{name: bge-v1.5, task: embed, source: b}}]"
+    overrides = {
+        "gateway.port": "9000",
+        "gateway.limits.headers_max": "50",
+        "models[0].engine.threads": "2",
+        "models.chat.replicas": "3",
+        "models.bge-v1.5.replicas": "4",
+        "models[1].engine": "onnx",
+        "name": '"8080"',
+    }
+    cluster = load(text, "f.yaml", overrides)
+
+    assert (cluster.gateway.port, cluster.gateway.limits.headers_max, cluster.name) == (9000, 50, "8080")
+    assert [m.replicas for m in cluster.models] == [3, 4]
+    assert cluster.models[0].engine is not None
+    assert cluster.models[0].engine.threads == 2  # type: ignore[union-attr]
+    assert cluster.models[1].engine == OnnxSettings()
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("gateway.port", "abc"), ("gateway.port", "1.5"), ("gateway.prot", "1"), ("gateway", "[1"), ("a..b", "1"),
+        ("", "1"), ("models[9].replicas", "1"), ("models.none.replicas", "1"), ("gateway.port.x", "1"),
+        ("models[x]", "1"), ("]", "1"), ("models[0][0]", "1"),
+    ],
+)  # fmt: skip
+def test_a_bad_override_is_a_problem_with_its_path_and_no_line(path: str, value: str) -> None:
+    found = problems(f"gateway: {{port: 1}}\n{GOOD}", **{path: value})
+
+    assert path in found
+    assert found[path].line is None
+
+
+def test_the_error_is_a_list_for_people() -> None:
+    with pytest.raises(ClusterFileError) as caught:
+        load(f"gateway: {{port: x}}\n{GOOD}", "f.yaml")
+
+    assert str(caught.value) == 'f.yaml:1: gateway.port: found "x"; allowed: a whole number from 1 to 65535'
+
+
+def attempt(text: str | bytes, overrides: dict[str, str]) -> Cluster | tuple[Problem, ...]:
+    try:
+        return load(text, "f.yaml", overrides)
+    except ClusterFileError as error:
+        return error.problems
+
+
+KEYS = st.sampled_from(
+    ["models", "gateway", "admin", "name", "port", "engine", "limits", "task", "source", "x", "slo"]
+)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | KEYS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.dictionaries(KEYS, VALUES), st.dictionaries(KEYS, st.text(max_size=6), max_size=2))
+def test_any_data_is_a_cluster_or_a_list_of_problems(data: dict[str, object], overrides: dict[str, str]) -> None:
+    outcome = attempt(yaml.safe_dump(data, allow_unicode=True), overrides)
+
+    assert isinstance(outcome, Cluster) or all(p.found and p.allowed for p in outcome)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=60) | st.text(alphabet="ab:-[]{}&*!|>'\"#% \n\t,?01.~", max_size=60))
+def test_any_text_is_a_cluster_or_a_list_of_problems(text: str | bytes) -> None:
+    assert attempt(text, {})

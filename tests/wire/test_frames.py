@@ -1,0 +1,27 @@
+"""Frames: what goes in comes out, however the bytes are split, and never past the bound."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forebay.wire.frames import FrameReader, FrameTooLarge, frame
+
+
+@given(st.lists(st.binary(max_size=300), max_size=12), st.lists(st.integers(1, 97), min_size=1, max_size=20))
+def test_any_split_of_the_bytes_gives_the_same_payloads(payloads: list[bytes], sizes: list[int]) -> None:
+    stream = b"".join(frame(payload) for payload in payloads)
+    reader, got, at, turn = FrameReader(), [], 0, 0
+    while at < len(stream):
+        size = sizes[turn % len(sizes)]
+        got += reader.feed(stream[at : at + size])
+        at, turn = at + size, turn + 1
+    assert got == payloads
+
+
+def test_a_payload_at_the_bound_passes_and_one_byte_more_does_not() -> None:
+    reader = FrameReader(bytes_max=10)
+    assert reader.feed(frame(b"x" * 10)) == [b"x" * 10]
+    with pytest.raises(FrameTooLarge, match="11 bytes is over the limit of 10"):
+        reader.feed((11).to_bytes(4, "big"))
+    with pytest.raises(FrameTooLarge):
+        frame(b"x" * 11, bytes_max=10)

@@ -1,0 +1,23 @@
+"""Heads, chunks and requests as bytes."""
+
+from forebay.wire import http1
+
+
+def test_an_empty_chunk_is_never_written_because_it_would_end_the_body() -> None:
+    assert http1.chunk(b"") == b""
+    assert http1.chunk(b"x" * 17) == b"11\r\n" + b"x" * 17 + b"\r\n"
+
+
+def test_the_last_chunk_carries_the_trailers() -> None:
+    assert http1.last_chunk(()) == b"0\r\n\r\n"
+    assert http1.last_chunk([(b"a", b"1"), (b"b", b"2")]) == b"0\r\na: 1\r\nb: 2\r\n\r\n"
+
+
+def test_a_status_without_a_phrase_has_a_line_all_the_same() -> None:
+    assert http1.status_line(200) == b"HTTP/1.1 200 OK\r\n"
+    assert http1.status_line(499) == b"HTTP/1.1 499 \r\n"
+
+
+def test_a_request_has_its_length() -> None:
+    request = http1.request(b"POST", b"/x", [(b"host", b"a")], b"body")
+    assert request == b"POST /x HTTP/1.1\r\nhost: a\r\ncontent-length: 4\r\n\r\nbody"
