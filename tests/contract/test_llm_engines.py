@@ -121,7 +121,8 @@ def test_the_engine_says_what_the_pipeline_alone_says(openvino: Subject, convert
         "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n",
     ):
         alone = pipeline.generate(prompt, config)[0].m_generation_ids[0]
-        assert openvino.run(prompt, sampling(max_tokens=24)).text == alone
+        said = openvino.run(prompt, sampling(max_tokens=24)).text
+        assert said.removesuffix("\N{REPLACEMENT CHARACTER}") == alone  # alone, it drops an unfinished character
 
 
 def test_chat_prompts_are_those_of_the_engines_own_template(openvino: Subject, converted: Path) -> None:

@@ -239,13 +239,17 @@ def _machine(result: _GatewayResult | _PathResult) -> str:
     return f"{machine['cpus']} cores, Python {machine['python']}, median of {result.rounds} rounds"
 
 
+def _share(ratio: float) -> str:
+    return f"{ratio:.2f}x" if ratio >= 0.1 else f"1/{1 / ratio:.0f}"
+
+
 def _gateway_part(result: _GatewayResult) -> list[str]:
     ours = result.figures["forebay"]
     peers = [name for name in result.figures if name != "forebay"]
     rows = []
     for scenario, figures in ours.items():
         costs = [result.figures[p].get(scenario, {}).get("cpu_us") for p in peers]
-        ratios = [f"{_figure(c)} (forebay: {figures['cpu_us'] / c:.2f}x)" if c else "-" for c in costs]
+        ratios = [f"{_figure(c)} (forebay: {_share(figures['cpu_us'] / c)})" if c else "-" for c in costs]
         rows.append((scenario, f"**{_figure(figures['cpu_us'])}**", *ratios))
     named = [f"{name} {result.versions.get(name, '')}".strip() for name in ("forebay", *peers)]
     title = f"**CPU of the gateway, microseconds per request or per relayed event** ({_machine(result)}):\n"

@@ -220,7 +220,8 @@ def body(plan: Recipe, number: int, rng: Random) -> bytes:
     """The JSON document of one request."""
     texts = [prompt(number * plan.batch + i, plan.prompt.draw(rng), rng) for i in range(plan.batch)]
     if plan.kind is Kind.EMBED:
-        return msgspec.json.encode({"model": plan.model, "input": texts})
+        # base64 is what OpenAI's client asks for unless it is told otherwise
+        return msgspec.json.encode({"model": plan.model, "input": texts, "encoding_format": "base64"})
     document: dict[str, object] = {"model": plan.model, "max_tokens": plan.output.draw(rng)}
     if plan.kind is Kind.CHAT:
         document["messages"] = [{"role": "user", "content": texts[0]}]
