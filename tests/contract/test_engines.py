@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.contract.engine_contract import EmbedContract, GenerateContract, Subject, cosine
+from tests.contract.resume_contract import ResumeContract
 
 from forebay import engines
 from forebay.core.model import Task
@@ -83,6 +84,12 @@ class TestGenerate(GenerateContract):
     @pytest.fixture
     def small(self, small_generator: Subject) -> Subject:
         return small_generator.fresh()
+
+
+class TestResume(ResumeContract):
+    @pytest.fixture
+    def subject(self, generator: Subject) -> Subject:
+        return generator.fresh()
 
 
 class TestEmbed(EmbedContract):

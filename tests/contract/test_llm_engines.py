@@ -15,7 +15,7 @@ from tests.contract.llm_reference import Reference
 from tests.engines.schema_strategy import schemas
 
 from forebay import engines
-from forebay.core.errors import Refusal
+from forebay.core.errors import Code, Refusal
 from forebay.engines.prepare import prepare
 from forebay.engines.protocol import EngineBroken, Generate
 from forebay.engines.text import render_chat
@@ -258,6 +258,31 @@ def test_seeds_repeat_alone_and_differ_from_each_other(either: Subject) -> None:
     assert texts[0] == texts[1]
     assert len(set(texts)) == 4
     assert len(unseeded) > 1
+
+
+@pytest.mark.parametrize(
+    ("said", "changes"), [(" <|im_end|> is a special token", {}), (" a time", {"presence_penalty": 1.0})]
+)
+def test_openvino_refuses_to_resume_what_it_would_not_say_alike_and_llamacpp_resumes_it(
+    either: Subject, said: str, changes: dict[str, float]
+) -> None:
+    work = Generate("resumed", "Once upon", sampling(max_tokens=20, ignore_eos=True, **changes), said)
+    if either.fresh().info.engine == "openvino":
+        assert either.refuses(work).code is Code.NOT_RESUMABLE
+        return
+    either.add(work)
+    either.drain()
+    assert finished(either.heard["resumed"]).completion_tokens == 20
+
+
+def test_a_resumed_answer_has_no_more_cached_tokens_than_its_prompt_has(smollm2_gguf: Path) -> None:
+    said = " and the river runs down to the sea, where the water is salt and the wind is cold," * 6
+    with closing(loaded("llamacpp", smollm2_gguf)) as subject:
+        for _ in range(2):
+            id = subject.add(Generate(subject.id(), "Once upon a time", sampling(max_tokens=200), said))
+            subject.drain()
+        usage = finished(subject.heard[id])
+        assert (usage.prompt_tokens, usage.cached_tokens) == (4, 4)
 
 
 def test_work_after_close_of_another_engine_goes_on(openvino: Subject, converted: Path) -> None:

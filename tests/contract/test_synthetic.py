@@ -1,7 +1,11 @@
 """What the synthetic engine promises beyond the engine contract: its clock, its KV account, its text."""
 
+import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.contract.engine_contract import Subject, finished, sampling
+from tests.contract.resume_contract import begun, resumed
 
 from forebay import engines
 from forebay.engines.protocol import Delta, Finished, Generate, Sampling
@@ -22,6 +26,38 @@ def test_a_prompt_that_ends_with_part_of_an_answer_continues_with_the_rest() -> 
         rest = engine.run("Tell me of the river." + begun, sampling(max_tokens=200))
         assert begun + rest.text == whole.text
         assert finished(rest).reason == finished(whole).reason
+
+
+@given(
+    wanted=st.builds(
+        Sampling,
+        max_tokens=st.integers(1, 60),
+        temperature=st.sampled_from([0.0, 0.7, 2.0]),
+        top_p=st.sampled_from([0.5, 1.0]),
+        top_k=st.sampled_from([None, 4]),
+        frequency_penalty=st.sampled_from([0.0, 1.5]),
+        presence_penalty=st.sampled_from([0.0, -1.0]),
+        repetition_penalty=st.sampled_from([None, 1.3]),
+        seed=st.integers(-(2**63), 2**63 - 1),
+        ignore_eos=st.booleans(),
+        stop=st.lists(st.sampled_from([" the", "er f", "s t", "n", "\u2603"]), max_size=2).map(tuple),
+    ),
+    place=st.floats(0, 1),
+    logprobs=st.sampled_from([None, 2]),
+)
+def test_a_resumed_answer_is_the_undisturbed_one_wherever_it_broke_off(
+    wanted: Sampling, place: float, logprobs: int | None
+) -> None:
+    engine, prompt = subject(), "Tell me of the river"
+    wanted = msgspec.structs.replace(wanted, logprobs=logprobs)
+    texts, whole = begun(engine, prompt, wanted)
+    if finished(whole).reason == "length":
+        texts.append(whole.text)  # all was said, only the end is missing
+    said = texts[round(place * (len(texts) - 1))]
+    rest = resumed(engine, prompt, said, wanted)
+    assert said + rest.text == whole.text
+    assert finished(rest) == msgspec.structs.replace(finished(whole), id=finished(rest).id)
+    assert rest.logprobs == whole.logprobs[len(whole.logprobs) - len(rest.logprobs) :]
 
 
 def test_time_passes_as_the_settings_say() -> None:

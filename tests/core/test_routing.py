@@ -1,5 +1,6 @@
 """Routing: never a full or dead replica, never a refusal while one is open, the same choice for the same view."""
 
+from collections import Counter
 from dataclasses import dataclass
 from random import Random
 
@@ -9,7 +10,20 @@ from hypothesis import strategies as st
 
 from forebay.core.errors import Code
 from forebay.core.model import Policy, ReplicaState, Task
-from forebay.core.routing import LIVE, Route, Shed, Wait, Why, choose, effective_state, room
+from forebay.core.routing import (
+    LIVE,
+    Ask,
+    Meter,
+    PrefixIndex,
+    Pricing,
+    Route,
+    Shed,
+    Wait,
+    Why,
+    choose,
+    effective_state,
+    room,
+)
 
 READY, DEGRADED, STARTING, DRAINING = (
     ReplicaState.READY,
@@ -27,6 +41,19 @@ class Seen:
     room: int = 10
     last_used: int = 0
     generation: int = 1
+
+    @property
+    def meter(self) -> Meter:
+        return METERS[self.id]
+
+
+INDEX = PrefixIndex()
+METERS = {id: Meter(id, INDEX.join()) for id in "abcdefgh"}
+PROMPT = (11, 12, 13, 14)
+INDEX.note(METERS["a"].mask, PROMPT[:3])
+INDEX.note(METERS["b"].mask, PROMPT[:3])
+INDEX.note(METERS["c"].mask, PROMPT[:2])
+ASK = Ask(seed=7, tokens=400, blocks=PROMPT, block_tokens=100)
 
 
 def pick(policy: Policy, *replicas: Seen, tried: tuple[tuple[str, int], ...] = ()) -> Route | Wait | Shed:
@@ -51,6 +78,63 @@ TABLE = [
 @pytest.mark.parametrize(("policy", "replicas", "index", "why"), TABLE)
 def test_each_policy_picks_as_its_name_says(policy: Policy, replicas: tuple[Seen, ...], index: int, why: Why) -> None:
     assert pick(policy, *replicas) == Route(index, why)
+
+
+@pytest.mark.parametrize("policy", [Policy.CPR, Policy.PREFIX_AFFINITY, Policy.CONSISTENT_HASH])
+def test_a_policy_that_needs_to_know_the_request_counts_requests_without(policy: Policy) -> None:
+    assert pick(policy, Seen("a", 3), Seen("b", 1)) == Route(1, Why.FEWEST)
+
+
+AFFINE = [
+    ((Seen("a", 1), Seen("c"), Seen("d")), 0, Why.LONGEST_PREFIX, 300),
+    ((Seen("a", 2), Seen("b", 1), Seen("d")), 1, Why.LONGEST_PREFIX, 300),
+    ((Seen("a", 3), Seen("c", 2), Seen("d", 1)), 0, Why.LONGEST_PREFIX, 300),
+    ((Seen("a", 4), Seen("c", 1), Seen("d", 1)), 1, Why.FEWEST, 200),
+    ((Seen("c"), Seen("d")), 0, Why.FEWEST, 200),
+    ((Seen("c", 1), Seen("d")), 1, Why.FEWEST, 0),
+]
+
+
+@pytest.mark.parametrize(("replicas", "index", "why", "hit_tokens"), AFFINE)
+def test_affinity_follows_most_of_the_prompt_unless_the_load_there_is_far_above_the_mean(
+    replicas: tuple[Seen, ...], index: int, why: Why, hit_tokens: int
+) -> None:
+    choice = choose(Policy.PREFIX_AFFINITY, replicas, (), Random(1), ask=ASK, pricing=Pricing(INDEX))
+    assert choice == Route(index, why, hit_tokens)
+
+
+def hashed(fleet: list[Seen], ask: Ask) -> tuple[str, Why]:
+    choice = choose(Policy.CONSISTENT_HASH, fleet, (), Random(1), ask=ask, pricing=Pricing(INDEX))
+    assert isinstance(choice, Route)
+    return fleet[choice.at].id, choice.why
+
+
+def test_a_key_stays_where_it_belongs_and_only_the_keys_of_a_lost_replica_move() -> None:
+    fleet = [Seen(i) for i in "abcde"]
+    homes = {key: hashed(fleet, Ask(key, 1, key=key))[0] for key in range(1, 2001)}
+    assert all(320 <= count <= 480 for count in Counter(homes.values()).values())
+    rest = [r for r in fleet if r.id != "c"]
+    moved = Counter()
+    for key, home in homes.items():
+        now = hashed(rest, Ask(0, 1, key=key))[0]
+        assert home in (now, "c")
+        moved[now] += home == "c"
+    assert all(count >= 0.15 * moved.total() for count in moved.values())
+
+
+def test_a_key_goes_elsewhere_while_its_replica_is_far_above_the_mean_load() -> None:
+    home, why = hashed([Seen(i) for i in "abcd"], Ask(0, 1, key=5))
+    assert why is Why.ITS_KEY
+    for load, stays in ((0, True), (7, True), (8, False)):  # 8 is a quarter above the mean, rounded up
+        now, why = hashed([Seen(i, load if i == home else 5) for i in "abcd"], Ask(0, 1, key=5))
+        assert (now == home, why) == ((True, Why.ITS_KEY) if stays else (False, Why.KEY_OVERFLOW))
+
+
+def test_without_a_key_the_first_block_counts_and_without_blocks_the_request() -> None:
+    fleet = [Seen(i) for i in "abcdefgh"]
+    assert len({hashed(fleet, Ask(seed, 1, blocks=(99,))) for seed in range(50)}) == 1
+    assert hashed(fleet, Ask(3, 1, blocks=(99,))) == hashed(fleet, Ask(1, 1, key=99))
+    assert len({hashed(fleet, Ask(seed, 1)) for seed in range(50)}) > 3
 
 
 @pytest.mark.parametrize("policy", list(Policy))
@@ -90,13 +174,25 @@ def fleets(draw: st.DrawFn) -> list[Seen]:
 tries = st.lists(st.tuples(st.sampled_from("abcdefgh"), st.integers(1, 2)))
 
 
-@given(st.sampled_from(list(Policy)), fleets(), tries, st.integers())
+asks = st.builds(
+    Ask,
+    st.integers(0, 2**64 - 1),
+    st.integers(1, 10**6),
+    st.floats(0, 1e5),
+    st.sampled_from([(), PROMPT, (99,)]),
+    st.integers(0, 512),
+    st.integers(0, 2**64 - 1),
+    ttft_budget_s=st.none() | st.floats(0, 100),
+)
+
+
+@given(st.sampled_from(list(Policy)), fleets(), tries, st.integers(), st.none() | asks)
 def test_the_choice_is_open_and_repeatable_and_nothing_waits_while_one_is_open(
-    policy: Policy, fleet: list[Seen], tried: list[tuple[str, int]], seed: int
+    policy: Policy, fleet: list[Seen], tried: list[tuple[str, int]], seed: int, ask: Ask | None
 ) -> None:
     is_open = [r.state in LIVE and r.load < r.room and (r.id, r.generation) not in tried for r in fleet]
-    choice = choose(policy, fleet, tried, Random(seed))
-    assert choice == choose(policy, fleet, tried, Random(seed))
+    choice, again = (choose(policy, fleet, tried, Random(seed), ask=ask, pricing=Pricing(INDEX)) for _ in range(2))
+    assert choice == again
     match choice:
         case Route(index):
             assert is_open[index]

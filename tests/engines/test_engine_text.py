@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 
 from forebay.core.errors import Code, Refusal
 from forebay.engines.protocol import Delta, Sampling, TokenLogprob
-from forebay.engines.sampling import answer_tokens_max, check_sampling, check_text, check_tokens
+from forebay.engines.sampling import (
+    answer_tokens_max,
+    check_said,
+    check_sampling,
+    check_spelling,
+    check_text,
+    check_tokens,
+)
 from forebay.engines.text import AnswerText, render_chat, token_logprob
 
 CHATML = (
@@ -19,8 +26,10 @@ CHATML = (
 )
 
 
-def said(pieces: list[bytes], stops: tuple[str, ...] = (), logprobs: bool = False) -> tuple[list[Delta], AnswerText]:
-    text, deltas = AnswerText("a", stops), []
+def said(
+    pieces: list[bytes], stops: tuple[str, ...] = (), logprobs: bool = False, before: str = ""
+) -> tuple[list[Delta], AnswerText]:
+    text, deltas = AnswerText("a", stops, before, 100 if before else 0), []
     for piece in pieces:
         deltas.append(text.push(piece, token_logprob(piece, -1.0) if logprobs else None))
         if text.stopped:
@@ -77,9 +86,51 @@ def test_text_that_may_begin_a_stop_string_is_held_until_that_is_decided() -> No
     assert text.push(b"\n") is None
     assert text.push(b"Us") is None
     assert text.push(b"ually") == Delta("a", "\n\nUsually", 4)
-    assert text.push(b".\n\nUser") == Delta("a", ".", 1)
-    assert text.push(b": more") is None
+    assert text.push(b".\n\nUser") is None  # only whole tokens are let out
+    assert text.push(b": more") == Delta("a", ".", 2)
     assert text.stopped
+
+
+@given(st.text("ab é🌊", max_size=20), st.lists(st.text("ab é", min_size=1, max_size=3), max_size=2), st.data())
+def test_wherever_an_answer_breaks_off_whole_tokens_were_sent(
+    text: str, stops: list[str], data: st.DataObject
+) -> None:
+    pieces = cut(text.encode(), data.draw(st.lists(st.integers(0, 60))))
+    answer, sent, ends = AnswerText("a", stops), "", {""}
+    for count, piece in enumerate(pieces, 1):
+        delta = answer.push(piece)
+        ends.add(b"".join(pieces[:count]).decode("utf-8", "ignore"))
+        if answer.stopped:
+            return
+        sent += delta.text if delta is not None else ""
+        assert sent in ends
+
+
+@given(st.text("abc", max_size=30), st.lists(st.text("abc", min_size=1, max_size=4), max_size=3), st.data())
+def test_what_was_said_before_is_not_said_again_but_a_stop_string_may_begin_in_it(
+    text: str, stops: list[str], data: st.DataObject
+) -> None:
+    expected = first_complete_stop(text, stops)
+    begun = [end for end in range(len(text) + 1) if first_complete_stop(text[:end], stops) == text[:end]]
+    seam = data.draw(st.sampled_from(begun))
+    pieces = cut(text[seam:].encode(), data.draw(st.lists(st.integers(0, 30))))
+    deltas, answer = said(pieces, tuple(stops), before=text[:seam])
+    assert joined(deltas) == expected[seam:]
+    assert answer.stopped == (expected != text)
+
+
+def test_only_new_tokens_are_in_deltas_and_all_are_in_the_count() -> None:
+    deltas, text = said([b"User", b" x", b": y"], ("\n\nUser:",), logprobs=True, before="Hi\n\n")
+    assert joined(deltas) == "User x: y"
+    assert sum(each.tokens for each in deltas) == 3
+    assert text.tokens == 103
+    assert [each.token for delta in deltas for each in delta.logprobs] == ["User", " x", ": y"]
+    assert said([b"User", b": y"], ("\n\nUser:",), before="Hi\n\n")[0] == []
+
+
+def test_a_stop_string_that_was_sent_whole_is_over() -> None:
+    deltas, text = said([b"c", b"b"], ("ab", "abcabc"), before="ab")
+    assert (joined(deltas), text.stopped) == ("cb", False)
 
 
 def test_every_token_is_counted_and_has_its_logprob_once() -> None:
@@ -170,11 +221,32 @@ def test_fields_that_an_engine_does_not_honour_are_refused_by_name(sampling: Sam
     assert (caught.value.code, caught.value.param) == (Code.UNSUPPORTED_PARAMETER, param)
 
 
+@pytest.mark.parametrize("sampling", [Sampling(frequency_penalty=0.1), Sampling(presence_penalty=-1.0)])
+def test_an_answer_under_penalties_goes_on_only_where_they_count_what_was_said(sampling: Sampling) -> None:
+    check_said(sampling, counts_said=True)
+    check_said(Sampling(repetition_penalty=1.2), counts_said=False)
+    with pytest.raises(Refusal, match=r"_penalty`: it counts its own tokens only") as caught:
+        check_said(sampling, counts_said=False)
+    assert caught.value.code is Code.NOT_RESUMABLE
+
+
+def test_an_answer_under_a_schema_does_not_go_on_and_neither_does_one_that_is_spelt_otherwise() -> None:
+    check_spelling("é", "é")
+    with pytest.raises(Refusal) as caught:
+        check_said(Sampling(schema="{}"), counts_said=True)
+    assert (caught.value.code, caught.value.param) == (Code.NOT_RESUMABLE, "response_format")
+    with pytest.raises(Refusal) as caught:
+        check_spelling("<|end|>", "")
+    assert caught.value.code is Code.NOT_RESUMABLE
+
+
 def test_prompts_are_bounded_before_they_are_tokenised() -> None:
     check_text("word", 8, 100)
     for text in ("", "\ud800", "x" * 10_000):
         with pytest.raises(Refusal):
             check_text(text, 8, 100)
+    with pytest.raises(Refusal, match="`said` has at least"):
+        check_text("x" * 10_000, 8, 100, "said")
     for ids in ((), (-1,), (5,)):
         with pytest.raises(Refusal):
             check_tokens(ids, 5)

@@ -129,6 +129,7 @@ def test_a_generated_schema_is_refused_or_its_grammar_keeps_it(schema: Any, seed
         ({"anyOf": [False]}, Code.INVALID_REQUEST, "no branch"),
         ({"allOf": [{}, {}]}, Code.UNSUPPORTED_PARAMETER, "merge them"),
         ({"oneOf": [{"type": "number"}, {"type": "integer"}]}, Code.UNSUPPORTED_PARAMETER, "same time"),
+        ({"oneOf": [{"const": None}, {"format": "date"}]}, Code.UNSUPPORTED_PARAMETER, "same time"),
         ({"$ref": "#/$defs/x"}, Code.INVALID_REQUEST, "points to nothing"),
         ({"$ref": "#/$defs", "$defs": []}, Code.INVALID_REQUEST, ""),
         ({"$ref": "https://example.org/x"}, Code.UNSUPPORTED_PARAMETER, "inside the schema"),

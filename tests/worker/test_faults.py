@@ -87,6 +87,30 @@ def test_a_killed_engine_is_replaced_and_its_requests_fail_retryably(tmp_path: P
         assert "killed by signal 9" in w.log()
 
 
+def test_a_gateway_hears_of_a_failure_in_a_trailer_and_keeps_its_connection(tmp_path: Path) -> None:
+    body = json.dumps(LONG | {"stream": True}).encode()
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nx-forebay-gateway: 1\r\ncontent-length: %d\r\n\r\n"
+    with worker(tmp_path, settings=SLOW_STEPS) as w:
+        address = w.ready().endpoint.host, w.endpoint.port
+        with socket.create_connection(address, timeout=20) as raw:
+            raw.sendall(head % len(body) + body)
+            answer = b""
+            while b'"role"' not in answer:
+                answer += raw.recv(65_536)
+            w.signal_engine(signal.SIGKILL)
+            while not answer.endswith(b"\r\n0\r\nx-forebay-error: engine_failed\r\n\r\n"):
+                answer += raw.recv(65_536) or b"cut"
+                assert not answer.endswith(b"cut")
+            assert b'"error"' not in answer
+            assert b"[DONE]" not in answer
+            raw.sendall(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert raw.recv(65_536).startswith(b"HTTP/1.1 200")
+        w.ready()
+        bad = w.http.post(f"{w.url}/v1/chat/completions", content=b"{", headers={"x-forebay-gateway": "1"})
+        assert (bad.status_code, bad.json()["error"]["code"]) == (400, "invalid_json")
+        assert w.metric("worker_requests_total", code="engine_failed") == 1
+
+
 def test_a_stopped_engine_is_reported_as_stalled_and_recovers_by_itself(tmp_path: Path) -> None:
     with worker(tmp_path, settings=SLOW_STEPS, engine_hang_s=16.0) as w:
         w.ready()

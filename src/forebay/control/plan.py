@@ -8,6 +8,7 @@ from forebay.core.cluster import Cluster, ModelSettings, Slo
 from forebay.core.model import GatewaySpec, Limits, ModelRoutes, WorkerSpec
 from forebay.core.reconcile import Kind, Slot
 from forebay.core.revision import revision_id, spec_digest
+from forebay.wire.transcript import TEXT_BYTES_MAX
 
 LOAD_MARGIN_S = 60.0
 """A worker that does not notice itself that its engine cannot load gets this much longer."""
@@ -122,7 +123,8 @@ def _model(cluster: Cluster, model: ModelSettings, artifact: Artifact, version: 
             settings=dict(artifact.settings),
             engine_hang_s=model.engine_hang_s,
             drain_grace_s=model.drain_grace_s,
-            limits=Limits(body_bytes_max=cluster.gateway.limits.body_bytes_max),
+            # a request that goes on with another replica's answer brings that answer's text
+            limits=Limits(body_bytes_max=cluster.gateway.limits.body_bytes_max + TEXT_BYTES_MAX),
         )
         for index in range(model.replicas)
     ]

@@ -171,7 +171,7 @@ class ModelSettings(_Section):
     """The engine by name, or a section with `name` and its settings; default: chosen from the source."""
     replicas: Annotated[int, Field(ge=1, le=1000)] = 1
     """How many replicas to keep running."""
-    routing: Policy = Policy.LEAST_REQUESTS
+    routing: Policy = Policy.CPR
     """How gateways pick a replica."""
     queue_max: Annotated[int, Field(ge=0, le=1_000_000)] = 1024
     """Most requests that wait in a gateway while no replica has room."""

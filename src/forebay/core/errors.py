@@ -42,6 +42,7 @@ class Code(StrEnum):
     ENGINE_STALLED = "engine_stalled"
     REPLICA_LOST = "replica_lost"
     STREAM_INTERRUPTED = "stream_interrupted"
+    NOT_RESUMABLE = "not_resumable"
     SLOW_CONSUMER = "slow_consumer"
     INTERNAL = "internal_error"
 
@@ -93,6 +94,9 @@ TABLE: dict[Code, Row] = {
         False,
         _SERVER,
         "The replica was lost in the middle of the answer; what was sent is incomplete.",
+    ),
+    Code.NOT_RESUMABLE: Row(
+        409, _P, False, _SERVER, "This replica cannot go on with an answer that another one has begun."
     ),
     Code.SLOW_CONSUMER: Row(408, _C, False, _BAD, "The client did not read the answer in time."),
     Code.INTERNAL: Row(500, _P, False, _SERVER, "Forebay made a mistake; the log has the request id."),

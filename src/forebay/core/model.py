@@ -14,6 +14,9 @@ class Task(StrEnum):
 class Policy(StrEnum):
     """How a gateway picks one of a model's ready replicas."""
 
+    CPR = "cpr"
+    PREFIX_AFFINITY = "prefix_affinity"
+    CONSISTENT_HASH = "consistent_hash"
     ROUND_ROBIN = "round_robin"
     LEAST_REQUESTS = "least_requests"
     P2C = "p2c"

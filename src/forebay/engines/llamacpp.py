@@ -46,7 +46,14 @@ from forebay.engines.protocol import (
     TokenLogprob,
     Work,
 )
-from forebay.engines.sampling import answer_tokens_max, check_sampling, check_text, check_tokens
+from forebay.engines.sampling import (
+    answer_tokens_max,
+    check_said,
+    check_sampling,
+    check_spelling,
+    check_text,
+    check_tokens,
+)
 from forebay.engines.schema import json_grammar
 from forebay.engines.text import AnswerText
 
@@ -80,6 +87,8 @@ class _Sequence:
     id: str
     request: dict[str, Any]
     prompt_tokens: int
+    said_tokens: int
+    """Of the answer, what another replica has generated; `request` has it as a part of the prompt."""
     reserved_tokens: int
     """Prompt and longest answer: llama.cpp cannot take KV cells back, so they are there before it starts."""
     text: AnswerText
@@ -92,6 +101,8 @@ class LlamaCppEngine:
 
     Log-probabilities come per character where a character has several tokens. A seed makes an answer repeatable as
     long as the batch around it and what is cached are the same.
+
+    What another replica has said is read as a part of the prompt. All penalties count it; a seed starts over there.
     """
 
     def __init__(self, artifact: str, settings: Mapping[str, int | float | str | bool]) -> None:
@@ -142,18 +153,24 @@ class LlamaCppEngine:
         check_sampling(sampling, HONOURS)
         ids = self._tokens(work.prompt)
         most = answer_tokens_max(len(ids), sampling.max_tokens, self._context)
+        said_ids: list[int] = []
+        if work.said:
+            check_said(sampling, counts_said=True)
+            said_ids = self._said_tokens(work.said)
+        read = ids + said_ids
         sequence = _Sequence(
             id=work.id,
             request={
-                "prompt": ids,
-                "n_predict": most,
+                "prompt": read,
+                "n_predict": most - len(said_ids),
                 "repeat_last_n": len(ids) + most,
-                "cache_prompt": len(ids) >= CACHED_PROMPT_TOKENS_MIN,
+                "cache_prompt": len(read) >= CACHED_PROMPT_TOKENS_MIN,
                 **_request(sampling),
             },
             prompt_tokens=len(ids),
+            said_tokens=len(said_ids),
             reserved_tokens=len(ids) + most,
-            text=AnswerText(work.id, sampling.stop),
+            text=AnswerText(work.id, sampling.stop, work.said, len(said_ids)),
             top=sampling.logprobs,
         )
         self._waiting.append(sequence)
@@ -166,13 +183,17 @@ class LlamaCppEngine:
 
     def step(self, now: float) -> Step:
         """Start what fits, then take what the server says within a moment."""
-        while self._waiting and self._fits(self._waiting[0]):
-            self._start(self._waiting.popleft())
         events: list[Event] = []
+        while self._waiting and self._fits(self._waiting[0]):
+            sequence = self._waiting.popleft()
+            if sequence.request["n_predict"] > 0:
+                self._start(sequence)
+            else:  # for the server, 0 and less have meanings of their own
+                events.append(Finished(sequence.id, "length", sequence.prompt_tokens, sequence.text.tokens))
         if self._running and self._selector is not None:
             batch = len(self._running)
             for key, _ in self._selector.select(STEP_WAIT_S):
-                sequence: _Sequence = key.data
+                sequence = key.data
                 if self._listen(sequence, events):
                     self._end(sequence)
         else:
@@ -247,6 +268,13 @@ class LlamaCppEngine:
         check_tokens(ids, self._vocabulary_size)
         return [*self._bos, *ids] if self._bos and ids[0] != self._bos[0] else ids
 
+    def _said_tokens(self, said: str) -> list[int]:
+        check_text(said, self._piece_bytes_max, self._context, "said")
+        asked = {"content": said, "add_special": False, "parse_special": False}
+        ids: list[int] = self._call("/tokenize", asked)["tokens"]
+        check_spelling(said, self._call("/detokenize", {"tokens": ids})["content"])
+        return ids
+
     def _call(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """One request to the server and its whole answer."""
         with closing(http.client.HTTPConnection(*self._address, timeout=CALL_TIMEOUT_S)) as connection:
@@ -302,11 +330,11 @@ class LlamaCppEngine:
     def _book(self, sequence: _Sequence, message: dict[str, Any], events: list[Event]) -> bool:
         text, delta = sequence.text, None
         ended = message["stop"]
-        made = message["tokens_predicted"] - text.tokens
+        generated = sequence.said_tokens + message["tokens_predicted"]
         if not ended:
-            delta = text.push(message["content"].encode(), _logprob(message, sequence.top), made)
-        elif sequence.text.tokens < message["tokens_predicted"]:
-            text.tokens = message["tokens_predicted"]  # the end token, or the rest of a character never completed
+            delta = text.push(message["content"].encode(), _logprob(message, sequence.top), generated - text.tokens)
+        elif text.tokens < generated:
+            text.tokens = generated  # the end token, or the rest of a character never completed
         if delta is None and ended:
             delta = text.end()
         if delta is not None:
@@ -314,7 +342,7 @@ class LlamaCppEngine:
         if not ended and not text.stopped:
             return False
         reason = "length" if ended and message["stop_type"] == "limit" else "stop"
-        cached = message["timings"]["cache_n"] if ended else None
+        cached = min(message["timings"]["cache_n"], sequence.prompt_tokens) if ended else None
         events.append(Finished(sequence.id, reason, sequence.prompt_tokens, text.tokens, cached))
         return True
 

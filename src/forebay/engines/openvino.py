@@ -37,7 +37,14 @@ from forebay.engines.protocol import (
     Step,
     Work,
 )
-from forebay.engines.sampling import answer_tokens_max, check_sampling, check_text, check_tokens
+from forebay.engines.sampling import (
+    answer_tokens_max,
+    check_said,
+    check_sampling,
+    check_spelling,
+    check_text,
+    check_tokens,
+)
 from forebay.engines.schema import json_grammar
 from forebay.engines.text import AnswerText, token_logprob
 
@@ -65,15 +72,14 @@ _IR_FILES = ("openvino_model.xml", "openvino_model.bin", "openvino_tokenizer.xml
 class _Sequence:
     id: str
     prompt: Any
-    """The token ids: int64, shape [1, n]."""
+    """The token ids, with those of what was said before: int64, shape [1, n]."""
+    prompt_tokens: int
+    """Those of the prompt alone."""
     config: Any
+    """None: there is nothing left to generate."""
     text: AnswerText
     logprobs: bool
     handle: Any = None
-
-    @property
-    def prompt_tokens(self) -> int:
-        return int(self.prompt.shape[1])
 
 
 class OpenVinoEngine:
@@ -81,6 +87,9 @@ class OpenVinoEngine:
 
     A seed makes an answer repeatable as long as the batch around it is the same (measured: 8 of 8 alone, 8 of 8 in
     the same batch). In another batch sums are rounded differently, and at temperature 1 most answers come to differ.
+
+    What another replica has said is read as a part of the prompt. So an answer under a frequency or presence penalty
+    cannot be continued: OpenVINO computes these over the tokens that it generated itself. A seed starts over there.
     """
 
     def __init__(self, artifact: str, settings: Mapping[str, int | float | str | bool]) -> None:
@@ -139,12 +148,18 @@ class OpenVinoEngine:
         sampling = work.sampling
         check_sampling(sampling, HONOURS)
         ids = self._tokens(work.prompt)
-        config = self._config(sampling, answer_tokens_max(len(ids), sampling.max_tokens, self._context))
+        left = answer_tokens_max(len(ids), sampling.max_tokens, self._context)
+        said_ids: list[int] = []
+        if work.said:
+            check_said(sampling, counts_said=False)
+            said_ids = self._said_tokens(work.said)
+            left -= len(said_ids)
         sequence = _Sequence(
             id=work.id,
-            prompt=np.array([ids], dtype=np.int64),
-            config=config,
-            text=AnswerText(work.id, sampling.stop),
+            prompt=np.array([ids + said_ids], dtype=np.int64),
+            prompt_tokens=len(ids),
+            config=self._config(sampling, left) if left > 0 else None,
+            text=AnswerText(work.id, sampling.stop, work.said, len(said_ids)),
             logprobs=sampling.logprobs is not None,
         )
         self._sequences[work.id] = sequence
@@ -165,12 +180,17 @@ class OpenVinoEngine:
 
     def step(self, now: float) -> Step:
         """One forward pass over all that run: at most one new token each, or a piece of their prompts."""
-        while self._waiting and self._may_start(self._waiting[0]):
-            self._start(self._waiting.popleft())
-        if not self._running:
-            return Step((), self._load(), None)
-        self._pipe.step()
         events: list[Event] = []
+        while self._waiting and self._may_start(self._waiting[0]):
+            sequence = self._waiting.popleft()
+            if sequence.config is None:
+                events.append(self._finished(sequence, "length", 0))
+                del self._sequences[sequence.id]
+            else:
+                self._start(sequence)
+        if not self._running:
+            return Step(tuple(events), self._load(), None)
+        self._pipe.step()
         ended = [number for number, sequence in self._running.items() if self._read(sequence, events)]
         for number in ended:
             id = self._running.pop(number).id
@@ -218,6 +238,13 @@ class OpenVinoEngine:
         check_tokens(ids, len(self._raw))
         if self._bos and ids[0] != self._bos[0]:
             ids[:0] = self._bos
+        return ids
+
+    def _said_tokens(self, said: str) -> list[int]:
+        check_text(said, self._piece_bytes_max, self._context, "said")
+        ids: list[int] = self._tokenizer.encode(said, add_special_tokens=False).input_ids.data[0].tolist()
+        check_tokens(ids, len(self._raw))
+        check_spelling(said, b"".join([self._shown[id] for id in ids]).decode("utf-8", "replace"))
         return ids
 
     def _config(self, sampling: Sampling, max_tokens: int) -> Any:

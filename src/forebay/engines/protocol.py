@@ -39,11 +39,18 @@ class Sampling(_Value, frozen=True):
 
 
 class Generate(_Value, frozen=True):
-    """Continue a prompt, given as text (special tokens are recognised) or as token ids."""
+    """Continue a prompt, given as text (special tokens are recognised) or as token ids.
+
+    `said` is text that another replica has generated for this very request: the answer goes on right after it. It is
+    turned into tokens by itself, not together with the prompt, because that is how its tokens came to be. They count
+    as generated: for `max_tokens`, for penalties, for stop strings that begin in them, and in `Finished`. Refused as
+    NOT_RESUMABLE where that cannot be done; `engines.sampling.check_said` has the cases.
+    """
 
     id: str
     prompt: str | tuple[int, ...]
     sampling: Sampling
+    said: str = ""
 
 
 class Embed(_Value, frozen=True):
@@ -75,7 +82,11 @@ class Delta(_Value, frozen=True):
 
 
 class Finished(_Value, frozen=True):
-    """A sequence ended. `reason` is OpenAI's: `stop` or `length`. `cached_tokens` None: the engine cannot say."""
+    """A sequence ended. `reason` is OpenAI's: `stop` or `length`. `cached_tokens` None: the engine cannot say.
+
+    `prompt_tokens` are those of the prompt alone; `completion_tokens` are those of the whole answer, of which an
+    earlier replica may have said a part.
+    """
 
     id: str
     reason: str

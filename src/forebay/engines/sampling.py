@@ -58,19 +58,44 @@ def check_sampling(sampling: Sampling, honours: Sequence[str]) -> None:
         raise Refusal(Code.INVALID_REQUEST, text, "ignore_eos")
 
 
-def check_text(prompt: str, piece_bytes_max: int, context_tokens: int) -> None:
+def check_said(sampling: Sampling, *, counts_said: bool) -> None:
+    """Raises `Refusal` if an answer under this sampling cannot be continued where another replica left it.
+
+    No engine here can bring a grammar to where the other one's stood. `counts_said`: frequency and presence penalties
+    count the tokens of what was said before too, as if this engine had generated them.
+    """
+    if sampling.schema is not None:
+        text = "an answer that must satisfy a JSON Schema cannot be continued by another replica"
+        raise Refusal(Code.NOT_RESUMABLE, text, "response_format")
+    for name, value in (
+        ("frequency_penalty", sampling.frequency_penalty),
+        ("presence_penalty", sampling.presence_penalty),
+    ):
+        if value and not counts_said:
+            text = f"the engine of this model cannot continue an answer under `{name}`: it counts its own tokens only"
+            raise Refusal(Code.NOT_RESUMABLE, text, name)
+
+
+def check_spelling(said: str, spelt: str) -> None:
+    """Raises `Refusal` if the tokens of `said` spell other text, because the tokenizer changes or interprets it."""
+    if said != spelt:
+        text = "the tokenizer of this model does not give back the text that the answer began with"
+        raise Refusal(Code.NOT_RESUMABLE, text)
+
+
+def check_text(content: str, piece_bytes_max: int, context_tokens: int, param: str = "prompt") -> None:
     """Raises `Refusal` for text that is none, or so long that it cannot fit: tokenising it would stall the others."""
     try:
-        bytes_count = len(prompt.encode())
+        bytes_count = len(content.encode())
     except UnicodeEncodeError as error:
-        text = "the prompt holds half of a surrogate pair, which is not a character"
-        raise Refusal(Code.INVALID_REQUEST, text, "prompt") from error
-    if not prompt:
-        raise Refusal(Code.INVALID_REQUEST, "the prompt is empty", "prompt")
+        text = f"`{param}` holds half of a surrogate pair, which is not a character"
+        raise Refusal(Code.INVALID_REQUEST, text, param) from error
+    if not content:
+        raise Refusal(Code.INVALID_REQUEST, f"`{param}` is empty", param)
     tokens_min = bytes_count // max(1, piece_bytes_max)
     if tokens_min >= context_tokens:
-        text = f"the prompt has at least {tokens_min} tokens; this model takes {context_tokens} for prompt and answer"
-        raise Refusal(Code.CONTEXT_LENGTH_EXCEEDED, text, "prompt")
+        text = f"`{param}` has at least {tokens_min} tokens; this model takes {context_tokens} for prompt and answer"
+        raise Refusal(Code.CONTEXT_LENGTH_EXCEEDED, text, param)
 
 
 def check_tokens(ids: Sequence[int], vocabulary_size: int) -> None:

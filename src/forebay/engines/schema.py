@@ -246,8 +246,8 @@ class _Builder:
             return False
         kinds = [set(_constant_kinds(each) or _kinds(each) or ()) for each in (a, b)]
         kinds = [each | {"integer"} if "number" in each else each for each in kinds]
-        if all(kinds) and not kinds[0] & kinds[1]:
-            return True
+        if all(kinds) and not kinds[0] & kinds[1] and all("type" in each or _values(each) for each in (a, b)):
+            return True  # without a type, a keyword about strings, say, lets everything else through
         if kinds != [{"object"}, {"object"}] and not (_values(a) and _values(b)):
             return False
         if _values(a) and _values(b):

@@ -24,19 +24,41 @@ class AnswerText:
 
     Text that may be the beginning of a stop string is held until that is decided. Of several stop strings the one
     that is complete first wins, so the result does not depend on how the text is cut into tokens.
+
+    Only whole tokens are let out. So wherever an answer breaks off, what was sent of it is the text of tokens, and an
+    engine that reads these again stands where the other one stood.
+
+    `said`, of `said_tokens` tokens, is what was sent before, by another replica: it is never sent again, but a stop
+    string may begin in it.
     """
 
-    __slots__ = ("_decoder", "_held", "_id", "_logprobs", "_said", "_stops", "_unsent", "stopped", "tokens")
+    __slots__ = (
+        "_decoder",
+        "_ends",
+        "_held",
+        "_id",
+        "_logprobs",
+        "_passed",
+        "_seam",
+        "_stops",
+        "_unsent",
+        "stopped",
+        "tokens",
+    )
 
-    def __init__(self, id: str, stops: Sequence[str] = ()) -> None:
+    def __init__(self, id: str, stops: Sequence[str] = (), said: str = "", said_tokens: int = 0) -> None:
         self._id = id
         self._stops = tuple(stops)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._held = ""
-        self._said = 0  # characters sent so far
+        longest = max(map(len, self._stops), default=1)
+        self._held = said[max(0, len(said) - longest + 1) :]
+        self._ends: list[int] = []  # where in what is held tokens end, unless in the middle of a character
+        self._seam = len(self._held)  # characters of what is held that were sent before
+        self._passed = 0  # characters that are held no more
         self._unsent = 0  # tokens since the last delta
         self._logprobs: list[tuple[int, TokenLogprob]] = []  # with the place in the text where the token begins
-        self.tokens = 0
+        self.tokens = said_tokens
+        """Tokens of the whole answer."""
         self.stopped = False
         """A stop string is complete; what follows it is not part of the answer."""
 
@@ -45,12 +67,19 @@ class AnswerText:
         self.tokens += tokens
         self._unsent += tokens
         if logprob is not None:
-            self._logprobs.append((self._said + len(self._held), logprob))
+            self._logprobs.append((self._passed + len(self._held), logprob))
         text = self._decoder.decode(token)
-        if not self._stops:
+        whole = not self._decoder.getstate()[0]
+        if whole and not self._stops and not self._held:  # nearly always
+            self._passed += len(text)
             return self._delta(text) if text else None
         self._held += text
-        return self._release(self._sure())
+        if whole:
+            self._ends.append(len(self._held))
+        length = self._sure()
+        if not self.stopped:
+            length = max((end for end in self._ends if end <= length), default=0)
+        return self._release(length)
 
     def end(self) -> Delta | None:
         """No more tokens; the rest of the text, with � for a character that was never completed."""
@@ -70,7 +99,10 @@ class AnswerText:
     def _sure(self) -> int:
         """How much of the held text is no part of a stop string, whatever follows."""
         held = self._held
-        found = [(at + len(stop), at) for stop in self._stops if (at := held.find(stop)) >= 0]
+        seam = self._seam  # a stop string must end after it: what was sent is sent
+        found = [
+            (at + len(stop), at) for stop in self._stops if (at := held.find(stop, max(0, seam - len(stop) + 1))) >= 0
+        ]
         if found:
             self.stopped = True
             return min(found)[1]
@@ -82,16 +114,18 @@ class AnswerText:
         return len(held)
 
     def _release(self, length: int) -> Delta | None:
-        text = self._held[:length]
+        text = self._held[self._seam : length]
         self._held = "" if self.stopped else self._held[length:]
+        self._seam = max(0, self._seam - length)
+        self._ends = [end - length for end in self._ends if end > length]
+        self._passed += length
         return self._delta(text) if text else None
 
     def _delta(self, text: str) -> Delta:
-        self._said += len(text)
         logprobs: tuple[TokenLogprob, ...] = ()
         if self._logprobs:
-            logprobs = tuple(each for at, each in self._logprobs if at < self._said)
-            self._logprobs = [pair for pair in self._logprobs if pair[0] >= self._said]
+            logprobs = tuple(each for at, each in self._logprobs if at < self._passed)
+            self._logprobs = [pair for pair in self._logprobs if pair[0] >= self._passed]
         count, self._unsent = self._unsent, 0
         return Delta(self._id, text, count, logprobs)
 

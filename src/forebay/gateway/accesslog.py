@@ -30,6 +30,7 @@ class Line(msgspec.Struct, gc=False, omit_defaults=True):
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    resumes: int = 0
 
 
 class Dropped(msgspec.Struct):

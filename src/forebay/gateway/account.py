@@ -2,6 +2,8 @@
 
 from forebay.obs.metrics import Counter, Metrics
 
+Tokens = tuple[int, int, int | None]
+"""Of the prompt, of the answer, and of the prompt out of a cache: None if the engine cannot say."""
 OK = "ok"
 CLIENT_CLOSED = "client_closed"
 
@@ -36,13 +38,13 @@ class Account:
         self.events = metrics.counter("stream_events_total", model)
         self.queue_wait = metrics.histogram("queue_wait_seconds", model)
 
-    def answered(self, duration_s: float, tokens: tuple[int, int, int]) -> None:
-        """A request ended well; `tokens` are those of the prompt, of the answer, and of the prompt out of a cache."""
+    def answered(self, duration_s: float, tokens: Tokens) -> None:
+        """A request ended well."""
         self.ok.value += 1
         self.duration.observe(duration_s)
         self.prompt_tokens.value += tokens[0]
         self.completion_tokens.value += tokens[1]
-        self.cached_tokens.value += tokens[2]
+        self.cached_tokens.value += tokens[2] or 0
 
     def streamed(self, ttft_s: float, rest_s: float, tokens: int) -> None:
         """A stream ended, well or not, that had at least one event."""
@@ -54,15 +56,19 @@ class Account:
         """Requests that ended with this code."""
         return self._metrics.counter("requests_total", self.model, code)
 
+    def resumed(self, reason: str) -> Counter:
+        """Streams that another replica went on with."""
+        return self._metrics.counter("resumes_total", self.model, reason)
+
     def retried(self, reason: str) -> Counter:
         """Attempts that were repeated elsewhere."""
         return self._metrics.counter("retries_total", self.model, reason)
 
 
-def usage(value: bytes) -> tuple[int, int, int]:
-    """Prompt, completion and cached tokens out of `x-forebay-usage`; zeros if it makes no sense."""
+def usage(value: bytes) -> Tokens:
+    """Prompt, completion and cached tokens out of `x-forebay-usage`; nothing is known if it makes no sense."""
     try:
         prompt, completion, cached = value.split(b",")
-        return int(prompt), int(completion), int(cached)
+        return int(prompt), int(completion), int(cached) if cached else None
     except ValueError:
-        return 0, 0, 0
+        return 0, 0, None

@@ -4,8 +4,10 @@ from typing import TYPE_CHECKING, Final
 
 from forebay.core.admission import WaitingRoom
 from forebay.core.model import LoadReport, ModelRoutes, Replica, ReplicaState, Task
-from forebay.core.routing import LIVE, effective_state, room
+from forebay.core.routing import LIVE, Meter, PrefixIndex, Pricing, effective_state, room
+from forebay.core.routing.speed import Lengths
 from forebay.gateway.account import Account
+from forebay.gateway.asking import BLOCK_BYTES
 from forebay.net.client import Header, Pool
 
 if TYPE_CHECKING:
@@ -26,6 +28,7 @@ class Link:
         "id",
         "last_used",
         "load",
+        "meter",
         "model",
         "others",
         "planned",
@@ -39,7 +42,7 @@ class Link:
         "task",
     )
 
-    def __init__(self, replica: Replica, model: str, task: Task, pool: Pool) -> None:
+    def __init__(self, replica: Replica, model: str, task: Task, pool: Pool, meter: Meter) -> None:
         self.id = replica.id
         self.generation = replica.generation
         self.revision = replica.revision
@@ -49,6 +52,7 @@ class Link:
         self.model = model
         self.task = task
         self.pool = pool
+        self.meter = meter
         self.state = self.reported = UNHEARD
         self.load = 0
         self.others = 0
@@ -117,13 +121,43 @@ class Link:
 class Served:
     """One model: its routes, its replicas sorted by id, the requests that wait."""
 
-    __slots__ = ("account", "links", "routes", "waiting")
+    __slots__ = ("account", "lengths", "links", "pricing", "routes", "waiting")
 
     def __init__(self, routes: ModelRoutes, account: Account) -> None:
         self.routes = routes
         self.account = account
         self.links: list[Link] = []
+        self.pricing = Pricing(PrefixIndex())
+        self.lengths = Lengths()
         self.waiting: WaitingRoom[Relay] = WaitingRoom(routes.queue_max, routes.queue_timeout_s)
+
+    def link(self, replica: Replica, pool: Pool) -> Link:
+        """A new start of a replica."""
+        meter = Meter(replica.id, self.pricing.index.join())
+        return Link(replica, self.routes.name, self.routes.task, pool, meter)
+
+    def heard(self, link: Link, report: LoadReport, own: int) -> str:
+        """Take over a load report; `own` attempts were under way when it was asked. Returns what is wrong."""
+        problem = link.heard(report, own)
+        if not problem and not link.retired:
+            lengths, kv_tokens = self.lengths, report.kv_total_tokens
+            # an engine counts waiting sequences, not their tokens: each is taken for a usual prompt
+            queue_tokens = round(report.waiting * lengths.prompt_tokens)
+            kv_share = report.kv_used_tokens / kv_tokens if kv_tokens else 0.0
+            link.meter.report(queue_tokens, kv_share, self.pricing.gateways)
+            if kv_tokens:
+                self.pricing.index.resize(link.meter.mask, kv_tokens // lengths.tokens(BLOCK_BYTES))
+        return problem
+
+    def unheard(self, link: Link) -> None:
+        """Its last report is too old."""
+        link.unheard()
+        link.meter.report(None, link.meter.kv_share, self.pricing.gateways)
+
+    def unlink(self, link: Link) -> None:
+        """Control does not want it any more; attempts under way may finish."""
+        link.retire()
+        self.pricing.index.leave(link.meter.mask)
 
     def update(self, routes: ModelRoutes) -> None:
         """Take over what control says."""

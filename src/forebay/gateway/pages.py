@@ -73,7 +73,9 @@ class Pages:
                 links.add((name, link.id))
                 metrics.gauge("replica_up", name, link.id).set(link.live)
                 metrics.gauge("replica_in_flight", name, link.id).set(len(link.attempts))
-        for gauge in ("replica_up", "replica_in_flight"):
+                metrics.gauge("replica_queue_tokens", name, link.id).set(link.meter.queue_tokens)
+                metrics.gauge("replica_trust", name, link.id).set(link.meter.trust)
+        for gauge in ("replica_up", "replica_in_flight", "replica_queue_tokens", "replica_trust"):
             for labels in metrics.labels(gauge):
                 if labels not in links:
                     metrics.forget(gauge, *labels)

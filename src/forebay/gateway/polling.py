@@ -134,7 +134,7 @@ class Fleet:
         for replica in sorted(routes.replicas, key=lambda r: r.id):
             link = known.pop((replica.id, replica.generation, replica.host, replica.port), None)
             if link is None:
-                link = Link(replica, routes.name, routes.task, Pool(replica.host, replica.port, self._group))
+                link = served.link(replica, Pool(replica.host, replica.port, self._group))
                 task = self._group.create_task(self._watch(link, served))
                 self._watching.add(task)
                 task.add_done_callback(self._watching.discard)
@@ -143,7 +143,7 @@ class Fleet:
             links.append(link)
         served.links = links
         for gone in known.values():
-            gone.retire()
+            served.unlink(gone)
 
     async def _watch(self, link: Link, served: Served) -> None:
         """Ask a replica for its load, for as long as it is wanted or has attempts under way."""
@@ -162,10 +162,10 @@ class Fleet:
             report = _report(await fetch(pool, b"/load", max(patience_s, spec.load_poll_s)))
             problem = ""
             if report is not None:
-                problem = link.heard(report, own)
+                problem = served.heard(link, report, own)
                 heard_at, lost = now(), False
             else:
-                link.unheard()
+                served.unheard(link)
                 lost = now() - heard_at >= spec.replica_timeout_s
             if lost:
                 problem = f"no load report for {spec.replica_timeout_s:g} s"

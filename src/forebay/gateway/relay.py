@@ -1,25 +1,32 @@
-"""One request on its way: waiting, tried on a replica, answered. It ends, and is accounted for, exactly once."""
+"""One request on its way: waiting, tried on a replica, answered. It ends, and is accounted for, exactly once.
+
+When a replica is lost before anything was sent, the request is tried elsewhere. When it is lost in the middle of a
+stream, another replica gets the request and the text that the client already has, and goes on from there.
+"""
 
 from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
 from forebay.core.errors import TABLE, Code, Refusal
+from forebay.core.routing import Ask, Charge, Route, Why
 from forebay.gateway.accesslog import Line
-from forebay.gateway.account import CLIENT_CLOSED, OK, usage
+from forebay.gateway.account import CLIENT_CLOSED, OK, Tokens, usage
 from forebay.net.client import Call, CallError, Header
 from forebay.net.server import Exchange
 from forebay.obs.clock import wall_s
 from forebay.wire import http1
 from forebay.wire.errors import error_body, error_event
-from forebay.wire.sse import EventCutter, last_data
+from forebay.wire.transcript import DONE, Transcript, last_data
 
 if TYPE_CHECKING:
     from forebay.gateway.fleet import Link, Served
 
 USAGE: Final = b"x-forebay-usage"
-DONE: Final = b"[DONE]"
-"""What ends a complete stream of OpenAI's."""
+ERROR: Final = b"x-forebay-error"
+"""Trailer of a stream that a worker cannot finish: the error code. Its value decides whether it goes on elsewhere."""
+CONTINUE: Final = b"\r\nx-forebay-continue: %b,%d,%d\r\ncontent-length: %d\r\n\r\n"
+LENGTH: Final = b"\r\ncontent-length: "
 NOT_RELAYED: Final = frozenset(
     {
         b"connection",
@@ -36,10 +43,12 @@ NOT_RELAYED: Final = frozenset(
         USAGE,
     }
 )
-WAITING, WHOLE, EVENTS, BYTES, RETRY = range(5)
-"""How the answer is handled: none yet, buffered, as events, as bytes because it is too large, thrown away."""
+WAITING, WHOLE, EVENTS, BYTES, RETRY, FAILED = range(6)
+"""How the answer is handled: none yet, buffered, as events, as bytes because it is too large, thrown away because
+the replica is to be replaced, thrown away because it ends the stream that it was to continue."""
 
 
+REASONS: Final = {why: why.encode() for why in Why}
 CODES: Final = frozenset(code.value for code in Code)
 
 
@@ -75,14 +84,21 @@ class Relay:
     retries = 0
     tried: tuple[tuple[str, int], ...] = ()
     first_at = 0.0
-    usage = (0, 0, 0)
+    usage: Tokens = (0, 0, None)
+    ask: Ask | None = None
+    route: Route | None = None
+    charge: Charge | None = None
+    streams = False
+    prompt_bytes = 1
+    resumes = 0
+    stuck = 0
     _call: Call | None = None
-    _cutter: EventCutter | None = None
+    _transcript: Transcript | None = None
     _mode = WAITING
     _over = False
     _status = 0
     _size = 0
-    _last = b""
+    _error = ""
     _headers: list[Header]
     _body: list[bytes]
 
@@ -102,10 +118,13 @@ class Relay:
         self.link = link
         self._mode = WAITING
         self._size = 0
-        self._call = link.pool.call(self.request, self)
+        self._call = link.pool.call(self._continuation() if self.exchange.started else self.request, self)
 
     def refuse(self, refusal: Refusal, retry_after_s: int = 0) -> None:
         """Answer with an error."""
+        if self.exchange.started:
+            self._interrupted()
+            return
         status = TABLE[refusal.code].status
         headers = [http1.JSON, (b"x-request-id", self.request_id)]
         if retry_after_s:
@@ -117,7 +136,9 @@ class Relay:
         """The client closed its connection: stop the work on its answer."""
         call = self._call
         if call is not None:
-            if last_data(self._last) == DONE:  # it has everything; only the token counts are still on their way
+            if (
+                self._transcript is not None and last_data(self._transcript.last) == DONE
+            ):  # it has everything; only the token counts are still on their way
                 call.resume()
                 return
             call.cancel()
@@ -129,6 +150,11 @@ class Relay:
             self._call.cancel()
         self.on_error(CallError("lost", True, "The replica does not answer any more."))
 
+    @property
+    def refused(self) -> bool:
+        """Whether the last attempt was turned away, so that it tells nothing of the request."""
+        return self._mode == RETRY
+
     # --- the sink of an attempt
 
     def on_head(self, status: int, headers: list[Header]) -> None:
@@ -136,6 +162,9 @@ class Relay:
         self._body = []
         if status == 503 and (b"x-forebay-retryable", b"1") in headers:
             self._mode = RETRY
+            return
+        if self.exchange.started:
+            self._go_on(status, headers)
             return
         stream = False
         self._headers = kept = []
@@ -149,7 +178,7 @@ class Relay:
                     stream = pair[1].startswith(b"text/event-stream")
         if stream:
             self._mode = EVENTS
-            self._cutter = EventCutter()
+            self._transcript = Transcript()
             self._start()
         else:
             self._mode = WHOLE
@@ -157,16 +186,17 @@ class Relay:
     def on_body(self, data: bytes) -> None:
         mode = self._mode
         if mode == EVENTS:
-            assert self._cutter is not None
-            whole = self._cutter.feed(data)
+            assert self._transcript is not None
+            whole = self._transcript.feed(data)
             if whole:
                 if not self.first_at:
-                    self.first_at = self.desk.now()
-                self._last = whole
+                    self._first()
+                if self.stuck:
+                    self.stuck = 0
                 self.exchange.write(whole)
         elif mode == BYTES:
             self.exchange.write(data)
-        else:
+        elif mode != FAILED:
             self._size += len(data)
             self._body.append(data)
             if self._size > self.desk.response_buffer_bytes_max:
@@ -177,6 +207,8 @@ class Relay:
         for name, value in trailers:
             if name == USAGE:
                 self.usage = usage(value)
+            elif name == ERROR:
+                self._error = value.decode("latin-1")
         mode = self._mode
         if mode == WHOLE:
             body = self._body
@@ -185,10 +217,14 @@ class Relay:
             self._end(OK if self._status < 400 else _code_in(whole, Code.INTERNAL), self._status)
         elif mode == RETRY:
             self._retry_refused()
+        elif mode == FAILED:
+            self._interrupted()
+        elif self._error:
+            self._broken(self._error if self._error in CODES else Code.STREAM_INTERRUPTED.value)
         else:
-            cutter = self._cutter
-            if cutter is not None and cutter.held:
-                self.exchange.write(cutter.held)
+            transcript = self._transcript
+            if transcript is not None and transcript.held:
+                self.exchange.write(transcript.held)
             self.exchange.end()
             self._end(OK, self._status)
 
@@ -199,22 +235,81 @@ class Relay:
         elif not self.exchange.started:
             text = f"{TABLE[Code.REPLICA_LOST].text} {error.text}"
             self.desk.again(self, error.kind, Refusal(Code.REPLICA_LOST, text))
-        else:
+        elif self._mode == FAILED:
             self._interrupted()
+        else:
+            self._broken(error.kind)
 
     # --- inside
 
+    def _first(self) -> None:
+        """The first event has come."""
+        self.first_at = self.desk.now()
+        if self.charge is not None and self.link is not None:
+            self.charge.first_token(self.first_at, self.link.load)
+
+    def _broken(self, reason: str) -> None:
+        """The replica was lost after the head went out: go on elsewhere, if that can be done."""
+        transcript = self._transcript
+        last = last_data(transcript.last) if transcript is not None else b""
+        said = transcript.said() if transcript is not None else None
+        if last == DONE or (said is not None and said.finished):
+            if last != DONE:
+                self.exchange.write(b"data: %b\n\n" % DONE)
+            self.exchange.end()
+            self._end(OK, self._status)
+        elif last.startswith(b'{"error":'):  # the replica has told the client itself
+            self.exchange.abort()
+            self._end(_code_in(last, Code.STREAM_INTERRUPTED), self._status)
+        elif said is None or (self._error and not TABLE[Code(self._error)].retry):
+            self._interrupted()
+        else:
+            self._error = ""
+            self.desk.again(self, reason, Refusal(Code.STREAM_INTERRUPTED))
+
+    def _continuation(self) -> bytes:
+        """The request for a replica that is to go on where the last one was lost."""
+        assert self._transcript is not None
+        said = self._transcript.said()
+        assert said is not None
+        head, _, body = self.request.partition(b"\r\n\r\n")
+        length = len(body) + len(said.text)
+        more = CONTINUE % (said.id.encode(), said.created, len(said.text), length)
+        return b"%b%b%b%b" % (head.rpartition(LENGTH)[0], more, body, said.text)
+
+    def _go_on(self, status: int, headers: list[Header]) -> None:
+        """A replica answers that was to continue a stream."""
+        if status != 200 or not any(n == b"content-type" and v.startswith(b"text/event-stream") for n, v in headers):
+            self._mode = FAILED
+            return
+        self._mode = EVENTS
+        self._listen()
+
     def _start(self) -> None:
+        self._listen()
+        self.exchange.start(self._status, self._answer_headers())
+
+    def _listen(self) -> None:
+        """The client's pace becomes that of the replica."""
         exchange, call = self.exchange, self._call
         assert call is not None
         exchange.on_pause = call.pause
         exchange.on_resume = call.resume
-        exchange.start(self._status, self._answer_headers())
+        if exchange.paused:
+            call.pause()
 
     def _answer_headers(self) -> list[Header]:
         link = self.link
         assert link is not None
-        return [*self._headers, (b"x-request-id", self.request_id), *link.headers]
+        route = self.route
+        assert route is not None
+        return [
+            *self._headers,
+            (b"x-request-id", self.request_id),
+            (b"x-forebay-queue-ms", b"%d" % _ms(self.queued_s)),
+            (b"x-forebay-route", REASONS[route.why]),
+            *link.headers,
+        ]
 
     def _overflow(self) -> None:
         """Too large to be kept: from here on the answer is passed on as it comes."""
@@ -230,18 +325,12 @@ class Relay:
         self.desk.again(self, code, Refusal(Code(code)))
 
     def _interrupted(self) -> None:
-        """The replica was lost after the head went out: say so inside the stream, and cut it."""
-        cutter = self._cutter
-        last = last_data(self._last)
-        code = Code.STREAM_INTERRUPTED.value
-        if last == DONE:
-            code = OK
-        elif last.startswith(b'{"error":'):  # the replica has said it itself
-            code = _code_in(last, Code.STREAM_INTERRUPTED)
-        elif cutter is not None:
-            self.exchange.write((b"\n\n" if cutter.open else b"") + error_event(Code.STREAM_INTERRUPTED))
+        """The answer will not be complete: say so inside the stream, and cut it."""
+        transcript = self._transcript
+        if transcript is not None:
+            self.exchange.write((b"\n\n" if transcript.open else b"") + error_event(Code.STREAM_INTERRUPTED))
         self.exchange.abort()
-        self._end(code, self._status)
+        self._end(Code.STREAM_INTERRUPTED.value, self._status)
 
     def _end(self, code: str, status: int) -> None:
         if self._over:  # a last write found the client gone, which has ended it
@@ -254,9 +343,9 @@ class Relay:
             account.answered(now - self.began, self.usage)
         else:
             account.failed(code).inc()
-        cutter = self._cutter
-        if cutter is not None:
-            account.events.inc(cutter.events)
+        transcript = self._transcript
+        if transcript is not None:
+            account.events.inc(transcript.events)
             if self.first_at:
                 account.streamed(self.first_at - self.began, now - self.first_at, self.usage[1])
         self.desk.over(self, code, status, now)
@@ -273,12 +362,15 @@ class Relay:
             status,
             code,
             _ms(now - began),
-            self._cutter is not None,
+            self._transcript is not None,
             link.id if link is not None else "",
             self.retries,
             _ms(self.first_at - began) if self.first_at else 0,
             _ms(self.queued_s) if self.queued_s > 0.0 else 0,
-            *self.usage,
+            self.usage[0],
+            self.usage[1],
+            self.usage[2] or 0,
+            self.resumes,
         )
 
 

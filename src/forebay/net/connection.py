@@ -154,6 +154,11 @@ class Connection(asyncio.Protocol):
 
     # --- what exchanges need
 
+    @property
+    def paused(self) -> bool:
+        """Whether the client is behind with reading."""
+        return self._paused
+
     def peer(self) -> str:
         """Address of the client."""
         name = self._transport.get_extra_info("peername")

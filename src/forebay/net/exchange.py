@@ -22,6 +22,10 @@ class Line(Protocol):
     def owner(self) -> Listener:
         """The server."""
 
+    @property
+    def paused(self) -> bool:
+        """Whether the client is behind with reading."""
+
     def peer(self) -> str:
         """Address of the client."""
 
@@ -42,6 +46,7 @@ class Exchange:
     """
 
     __slots__ = (
+        "_chunked",
         "_fields",
         "_line",
         "body",
@@ -67,6 +72,8 @@ class Exchange:
     ) -> None:
         self._line = line
         self._fields = fields
+        self._chunked = False
+        """Whether `write` sends chunks now."""
         self.method = method
         self.target = target
         self.headers = headers
@@ -93,6 +100,11 @@ class Exchange:
     def peer(self) -> str:
         """Address of the client."""
         return self._line.peer()
+
+    @property
+    def paused(self) -> bool:
+        """Whether the client is behind with reading."""
+        return self._line.paused
 
     def header(self, name: bytes) -> bytes | None:
         """The value of a header by its lower-case name; of repeated ones the last."""
@@ -121,14 +133,16 @@ class Exchange:
         self.started = True
         if self.http_1_0:
             self.keep_alive = False
+        self._chunked = not self.http_1_0 and self.method != b"HEAD"
         end = b"\r\n" if self.http_1_0 else b"transfer-encoding: chunked\r\n\r\n"
         self._line.send(self._head(status, headers, end))
 
     def write(self, data: bytes) -> None:
         """Send a piece of the answer."""
-        if self.finished or self.method == b"HEAD" or not data:
-            return
-        self._line.stream(data if self.http_1_0 else b"%x\r\n%b\r\n" % (len(data), data))
+        if self._chunked and data:
+            self._line.stream(b"%x\r\n%b\r\n" % (len(data), data))
+        elif not self.finished and self.method != b"HEAD":
+            self._line.stream(data)
 
     def end(self, trailers: http1.Headers = ()) -> None:
         """End the answer cleanly. HTTP/1.0 has no trailers."""
@@ -155,6 +169,7 @@ class Exchange:
 
     def _finish(self) -> Line:
         self.finished = True
+        self._chunked = False
         self.on_disconnect = self.on_pause = self.on_resume = None  # they hold their owner, which holds this
         return self._line
 

@@ -70,10 +70,13 @@ TABLE: tuple[Metric, ...] = (
     Metric("queue_depth", "gauge", _M, "Requests that wait in the gateway for a replica."),
     Metric("queue_wait_seconds", "histogram", _M, "How long requests waited for a replica.", SECONDS),
     Metric("retries_total", "counter", ("model", "reason"), "Attempts that were repeated on another replica."),
+    Metric("resumes_total", "counter", ("model", "reason"), "Streams that another replica was asked to go on with."),
     Metric("in_flight", "gauge", _M, "Requests that a replica works on for this gateway."),
     Metric("open_connections", "gauge", (), "Open client connections."),
     Metric("replica_up", "gauge", _MR, "1 if every gateway process may route to the replica.", merge="min"),
     Metric("replica_in_flight", "gauge", _MR, "Requests that the gateways have under way at a replica."),
+    Metric("replica_queue_tokens", "gauge", _MR, "Prompt tokens that the gateways believe to wait at a replica."),
+    Metric("replica_trust", "gauge", _MR, "Cached prompt tokens found per expected one, 0 to 1.", merge="min"),
     # worker
     Metric("worker_requests_total", "counter", (*_MR, "endpoint", "code"), "Requests ended, by `ok` or error code."),
     Metric("worker_ttft_seconds", "histogram", _MR, "From the whole request to the engine's first token.", SECONDS),

@@ -18,6 +18,10 @@ EVENT_STREAM = (b"content-type", b"text/event-stream; charset=utf-8")
 NO_CACHE = (b"cache-control", b"no-cache")
 RETRYABLE = (b"x-forebay-retryable", b"1")
 USAGE = b"x-forebay-usage"
+GATEWAY = b"x-forebay-gateway"
+"""Request header `1` of a gateway, which can have another replica finish what we cannot."""
+ERROR = b"x-forebay-error"
+"""Trailer that tells a gateway why a stream ends before its time: an error code."""
 
 
 class Call:
@@ -67,11 +71,16 @@ class Call:
             self._end(OK)
 
     def fail(self, refusal: Refusal) -> None:
-        """Answer with an error: as such if nothing has been sent yet, else inside the stream, which is then cut."""
+        """Answer with an error: as such if nothing has been sent yet, else inside the stream, which is then cut.
+
+        A gateway learns it from a trailer instead, since its client may still get the whole answer.
+        """
         if self.over:
             return
         row = TABLE[refusal.code]
-        if self.exchange.started:
+        if self.exchange.started and self.exchange.header(GATEWAY) == b"1":
+            self.exchange.end([(ERROR, refusal.code.encode())])
+        elif self.exchange.started:
             self.exchange.write(error_event(refusal.code, refusal.text))
             self.exchange.abort()
         else:
@@ -127,4 +136,6 @@ def failed(code: Code, text: str, param: str | None, names: dict[str, str]) -> R
 
 
 def _usage_value(usage: Usage) -> bytes:
-    return b"%d,%d,%d" % (usage.prompt, usage.completion, usage.cached or 0)
+    """Tokens of prompt and answer, and of the prompt those out of a cache; nothing there if the engine cannot say."""
+    cached = b"" if usage.cached is None else b"%d" % usage.cached
+    return b"%d,%d,%b" % (usage.prompt, usage.completion, cached)

@@ -25,7 +25,10 @@ COMPLETION_NAMES = {"schema": "response_format", "top_logprobs": "logprobs"}
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What the answer looks like. `prefixes` are texts that choices begin with (`echo`), by index; else empty."""
+    """What the answer looks like. `prefixes` are texts that choices begin with (`echo`), by index; else empty.
+
+    `begun`: the text of the only choice of a stream that another replica has begun; None for a new answer.
+    """
 
     chat: bool
     head: Head
@@ -34,6 +37,7 @@ class Plan:
     include_usage: bool
     logprobs: bool
     prefixes: tuple[str, ...] = ()
+    begun: str | None = None
 
 
 class _Choice:
@@ -81,6 +85,8 @@ class Generation:
         self._cached_tokens: int | None = None
         self._out: list[bytes] = []
         self._chunks: Chunks | None = None
+        if plan.begun is not None:
+            self._go_on(plan.begun)
         if plan.stream:
             self._chunks = Chunks(plan.head, chat=plan.chat, choices=len(works), include_usage=plan.include_usage)
 
@@ -112,6 +118,12 @@ class Generation:
             self._send(self._chunks)
         elif not self._open:
             self._answer()
+
+    def _go_on(self, begun: str) -> None:
+        """The client has the beginning of the only choice: who speaks in a chat, and text, if there was any."""
+        (choice,) = self._choices.values()
+        choice.opened = self._plan.chat or bool(begun)
+        choice.offset = len(begun)
 
     def on_lost(self, refusal: Refusal) -> None:
         """The engine is gone."""

@@ -1,6 +1,9 @@
 """Requests become work for the engine. What the engine cannot do, or would choke on, is refused here."""
 
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
 
 from forebay.core.errors import Code, Refusal
 from forebay.core.model import Task
@@ -12,26 +15,71 @@ from forebay.wire.openai_fields import INT64_MIN
 TOKEN_CHARS_MAX = 64
 """No text has tokens longer than this on average: one that does not fit by this measure is not even tokenised."""
 
+CONTINUE: Final = b"x-forebay-continue"
+"""Request header `ID,CREATED,BYTES`: the body ends with so many bytes of text that the client already has. They are
+of the one choice of a stream that another replica began under this id, at this time (Unix seconds)."""
+_CONTINUE: Final = re.compile(rb"([!-+\--~]{1,128}),([0-9]{1,15}),([0-9]{1,15})")
 
-def chat_work(request: wire.ChatRequest, info: EngineInfo, id: str) -> list[Generate]:
+
+@dataclass(frozen=True, slots=True)
+class Seam:
+    """Where another replica's stream broke off: its `id` and `created`, and the text that the client already has."""
+
+    id: str
+    created: int
+    text: str
+
+
+def cut_body(header: bytes | None, body: bytes) -> tuple[bytes, Seam | None]:
+    """The body that the client sent, and the seam if its answer is to be continued. Raises `Refusal`.
+
+    `header` is the value of `x-forebay-continue`.
+    """
+    if header is None:
+        return body, None
+    found = _CONTINUE.fullmatch(header)
+    if found is None:
+        raise bad_seam("expected ID,CREATED,BYTES")
+    id, created, length = found[1].decode("ascii"), int(found[2]), int(found[3])
+    if length > len(body):
+        raise bad_seam(f"the body has only {len(body)} bytes")
+    end = len(body) - length
+    try:
+        return body[:end], Seam(id, created, body[end:].decode())
+    except UnicodeDecodeError as error:
+        raise bad_seam(f"the text at the end of the body is not UTF-8: {error}") from error
+
+
+def bad_seam(why: str) -> Refusal:
+    """The refusal of a request to continue that makes no sense."""
+    name = CONTINUE.decode()
+    return Refusal(Code.INVALID_REQUEST, f"'{name}': {why}.", name)
+
+
+def chat_work(request: wire.ChatRequest, info: EngineInfo, id: str, seam: Seam | None = None) -> list[Generate]:
     """One sequence for each choice. Raises `Refusal`."""
     if info.task is not Task.CHAT or info.chat_template is None:
         raise Refusal(Code.WRONG_TASK, f"Model '{request.model}' does not chat.{_hint(info)}", "model")
     _check_needs(request, info)
     prompt = render_chat(info.chat_template, request.messages, info.special_tokens)
     _check_length(prompt, info, "messages")
-    return [Generate(f"{id}#{k}", prompt, _sampling(request.sampling, k)) for k in range(request.n)]
+    said = _said(seam, "", stream=request.stream, choices=request.n)
+    return [Generate(f"{id}#{k}", prompt, _sampling(request.sampling, k), said) for k in range(request.n)]
 
 
-def completion_work(request: wire.CompletionRequest, info: EngineInfo, id: str) -> list[Generate]:
+def completion_work(
+    request: wire.CompletionRequest, info: EngineInfo, id: str, seam: Seam | None = None
+) -> list[Generate]:
     """One sequence for each choice of each prompt. Raises `Refusal`."""
     if info.task is not Task.CHAT:
         raise Refusal(Code.WRONG_TASK, f"Model '{request.model}' does not complete text.{_hint(info)}", "model")
     _check_needs(request, info)
     _check_lengths(request.prompts, info, "prompt")
     n = request.n
+    echoed = str(request.prompts[0]) if request.echo else ""
+    said = _said(seam, echoed, stream=request.stream, choices=n * len(request.prompts))
     return [
-        Generate(f"{id}#{i * n + k}", prompt, _sampling(request.sampling, k))
+        Generate(f"{id}#{i * n + k}", prompt, _sampling(request.sampling, k), said)
         for i, prompt in enumerate(request.prompts)
         for k in range(n)
     ]
@@ -46,6 +94,17 @@ def embed_work(request: wire.EmbeddingsRequest, info: EngineInfo, id: str) -> li
         raise Refusal(Code.UNSUPPORTED_PARAMETER, text, "dimensions")
     _check_lengths(request.inputs, info, "input")
     return [Embed(f"{id}#{i}", item) for i, item in enumerate(request.inputs)]
+
+
+def _said(seam: Seam | None, echoed: str, *, stream: bool, choices: int) -> str:
+    """What of the text at the seam an engine has generated: all but the echoed prompt, which is sent in one piece."""
+    if seam is None:
+        return ""
+    if not stream or choices != 1:
+        raise bad_seam("only a stream with one choice can be continued")
+    if seam.text and not seam.text.startswith(echoed):
+        raise bad_seam("the text does not begin with the prompt, as 'echo' has it")
+    return seam.text[len(echoed) :]
 
 
 def _hint(info: EngineInfo) -> str:

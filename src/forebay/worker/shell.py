@@ -21,7 +21,7 @@ from forebay.worker.embedding import Embedding
 from forebay.worker.engine_process import EngineProcess
 from forebay.worker.generation import Generation, Plan
 from forebay.worker.meters import Meters
-from forebay.worker.preflight import chat_work, completion_work, embed_work
+from forebay.worker.preflight import CONTINUE, Seam, bad_seam, chat_work, completion_work, cut_body, embed_work
 
 REQUEST_ID_BYTES_MAX = 128
 NO_ENDPOINT = "none"
@@ -135,27 +135,35 @@ class Shell:
         return engine.info
 
     def _chat(self, call: Call, info: EngineInfo) -> None:
-        request = wire.parse_chat(call.exchange.body)
+        body, seam = cut_body(call.exchange.header(CONTINUE), call.exchange.body)
+        request = wire.parse_chat(body)
         self._check_model(request.model)
-        head = self._head("chatcmpl")
-        works = chat_work(request, info, head.id)
+        id = new_id("chatcmpl")
+        works = chat_work(request, info, id, seam)
         logprobs = request.sampling.logprobs is not None
-        plan = Plan(True, head, request.n, request.stream, request.include_usage, logprobs)
+        begun = seam.text if seam is not None else None
+        head = self._head(id, seam)
+        plan = Plan(True, head, request.n, request.stream, request.include_usage, logprobs, begun=begun)
         Generation(call, self._engine, plan, works).start()
 
     def _complete(self, call: Call, info: EngineInfo) -> None:
-        request = wire.parse_completion(call.exchange.body)
+        body, seam = cut_body(call.exchange.header(CONTINUE), call.exchange.body)
+        request = wire.parse_completion(body)
         self._check_model(request.model)
-        head = self._head("cmpl")
-        works = completion_work(request, info, head.id)
+        id = new_id("cmpl")
+        works = completion_work(request, info, id, seam)
         prefixes: tuple[str, ...] = ()
         if request.echo:
             prefixes = tuple(str(prompt) for prompt in request.prompts for _ in range(request.n))
         logprobs = request.sampling.logprobs is not None
-        plan = Plan(False, head, request.n, request.stream, request.include_usage, logprobs, prefixes)
+        begun = seam.text if seam is not None else None
+        head = self._head(id, seam)
+        plan = Plan(False, head, request.n, request.stream, request.include_usage, logprobs, prefixes, begun)
         Generation(call, self._engine, plan, works).start()
 
     def _embed(self, call: Call, info: EngineInfo) -> None:
+        if call.exchange.header(CONTINUE) is not None:
+            raise bad_seam("embeddings are not continued")
         request = wire.parse_embeddings(call.exchange.body)
         self._check_model(request.model)
         works = embed_work(request, info, new_id("embd"))
@@ -166,8 +174,10 @@ class Shell:
             text = f"The model '{name[:100]}' does not exist here; this replica serves '{self._spec.model}'."
             raise Refusal(Code.MODEL_NOT_FOUND, text, "model")
 
-    def _head(self, prefix: str) -> Head:
-        return Head(new_id(prefix), int(wall_s()), self._spec.model, self._spec.revision)
+    def _head(self, id: str, seam: Seam | None) -> Head:
+        """To the client a continued stream is one stream; to the engine its id is a new one, as two could be here."""
+        created = int(wall_s()) if seam is None else seam.created
+        return Head(id if seam is None else seam.id, created, self._spec.model, self._spec.revision)
 
     def _ended(self, call: Call) -> None:
         self._calls.discard(call)

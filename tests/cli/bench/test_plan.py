@@ -119,7 +119,7 @@ def test_embeddings_send_a_batch_and_never_stream() -> None:
     document = msgspec.json.decode(body(checked, 5, Random(0)))
 
     assert not checked.stream
-    assert document.keys() == {"model", "input"}
+    assert document.keys() == {"model", "input", "encoding_format"}
     assert [text.split()[0] for text in document["input"]] == ["15:", "16:", "17:"]
 
 

@@ -1,7 +1,8 @@
 """Queue, batch, KV account and clock of the synthetic engine; what it says is decided in `model`.
 
 A rolling hash over all tokens, prompt and answer alike, decides what comes next. So an answer does not depend on
-its batch, and a prompt that ends with the first part of an answer continues with the rest of it.
+its batch, and a prompt that ends with the first part of an answer continues with the rest of it. The same hash, with
+the seed, stands for chance: a continued answer ends as it would have ended undisturbed.
 """
 
 from collections import Counter, deque
@@ -26,7 +27,7 @@ from forebay.engines.protocol import (
     TokenLogprob,
     Work,
 )
-from forebay.engines.sampling import answer_tokens_max, check_sampling, check_tokens
+from forebay.engines.sampling import answer_tokens_max, check_said, check_sampling, check_tokens
 from forebay.engines.synthetic import model
 from forebay.engines.text import AnswerText
 
@@ -61,8 +62,8 @@ class _Sequence:
 
     @property
     def held(self) -> int:
-        """Tokens in the KV cache."""
-        return len(self.prompt_ids) + self.text.tokens
+        """Tokens in the KV cache; of what was said before, no more than an answer may have."""
+        return len(self.prompt_ids) + min(self.text.tokens, self.limit)
 
 
 class SyntheticEngine:
@@ -139,6 +140,9 @@ class SyntheticEngine:
         ids = _token_ids(work.prompt, "prompt")
         check_tokens(ids, model.VOCABULARY)
         limit = answer_tokens_max(len(ids), sampling.max_tokens, self._context)
+        if work.said:
+            check_said(sampling, counts_said=True)
+        said_ids = _token_ids(work.said, "said")
         forced = None
         if sampling.schema is not None:
             forced = tuple(model.pieces(model.smallest_instance(sampling.schema)))
@@ -149,9 +153,10 @@ class SyntheticEngine:
             limit=limit,
             forced=forced,
             seed=model.roll(0, model.encode(work.id)) if sampling.seed is None else sampling.seed,
-            text=AnswerText(work.id, sampling.stop),
-            state=model.roll(0, ids),
-            last_id=ids[-1],
+            text=AnswerText(work.id, sampling.stop, work.said, len(said_ids)),
+            state=model.roll(model.roll(0, ids), said_ids),
+            last_id=(ids + said_ids)[-1],
+            said=model.count_words(work.said),
             prompt_set=frozenset(ids) if sampling.repetition_penalty is not None else frozenset(),
         )
 
@@ -232,6 +237,8 @@ def _token_ids(content: str | tuple[int, ...], param: str) -> tuple[int, ...]:
 def _advance(sequence: _Sequence, events: list[Event]) -> str | None:
     """One more token; the reason if it was the last."""
     sampling, answer = sequence.sampling, sequence.text
+    if answer.tokens >= sequence.limit:  # another replica has said all that may be said
+        return _end(answer, "length", events)
     over = False
     logprob: TokenLogprob | None = None
     if sequence.forced is not None:

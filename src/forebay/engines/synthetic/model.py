@@ -4,6 +4,7 @@ import math
 import re
 import zlib
 from array import array
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -45,6 +46,11 @@ def encode(text: str) -> tuple[int, ...]:
 WORD_IDS = tuple(encode(word)[0] for word in WORDS)
 _RANK_LOGITS = tuple(LOGIT_TOP - LOGIT_STEP * rank for rank in range(len(WORDS)))
 _LOG_TOTAL = math.log(sum(math.exp(logit) for logit in _RANK_LOGITS))
+
+
+def count_words(text: str) -> Counter[int]:
+    """How often each of our words is a token of a text, by index."""
+    return Counter(WORDS.index(piece) for piece in pieces(text) if piece in WORDS)
 
 
 def roll(state: int, ids: tuple[int, ...]) -> int:

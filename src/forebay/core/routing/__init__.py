@@ -1,0 +1,46 @@
+"""Which replica gets a request, and what is learned from how it went: pure choices and plain accounts."""
+
+from forebay.core.routing.choice import CAPACITY_UNKNOWN, ENDING, LIVE, choose, effective_state, room
+from forebay.core.routing.meter import Charge, Meter
+from forebay.core.routing.prefix import PrefixIndex
+from forebay.core.routing.pricing import Pricing
+from forebay.core.routing.speed import Lengths, slow_start
+from forebay.core.routing.values import (
+    BATCH,
+    INTERACTIVE,
+    Ask,
+    Rng,
+    Route,
+    Score,
+    Shed,
+    View,
+    Wait,
+    Weights,
+    Why,
+)
+
+__all__ = [
+    "BATCH",
+    "CAPACITY_UNKNOWN",
+    "ENDING",
+    "INTERACTIVE",
+    "LIVE",
+    "Ask",
+    "Charge",
+    "Lengths",
+    "Meter",
+    "PrefixIndex",
+    "Pricing",
+    "Rng",
+    "Route",
+    "Score",
+    "Shed",
+    "View",
+    "Wait",
+    "Weights",
+    "Why",
+    "choose",
+    "effective_state",
+    "room",
+    "slow_start",
+]

@@ -1,0 +1,88 @@
+"""Which replica gets a request: a pure choice over read-only views, with its reason."""
+
+from collections.abc import Collection, Sequence
+from typing import Final
+
+from forebay.core.errors import Code
+from forebay.core.model import Policy, ReplicaState, Task
+from forebay.core.routing.cpr import cheapest
+from forebay.core.routing.policies import consistent_hash, least_requests, p2c, prefix_affinity, round_robin
+from forebay.core.routing.pricing import Pricing
+from forebay.core.routing.values import Ask, Rng, Route, Shed, View, Wait, Why
+
+CAPACITY_UNKNOWN: Final = 32
+"""Assumed of a replica that reports no capacity: unknown is never zero."""
+LIVE: Final = (ReplicaState.READY, ReplicaState.DEGRADED)
+ENDING: Final = (ReplicaState.DRAINING, ReplicaState.QUARANTINED, ReplicaState.STOPPED)
+
+
+def room(capacity: int, task: Task) -> int:
+    """How many requests a replica may hold: what runs at once, and enough waiting to never run dry.
+
+    A generating engine takes in the next request between two steps, so a quarter more is plenty. A batching engine
+    needs the whole next batch at hand when the current one ends.
+    """
+    capacity = capacity or CAPACITY_UNKNOWN
+    return 2 * capacity if task is Task.EMBED else capacity + max(2, capacity // 4)
+
+
+def effective_state(planned: ReplicaState, reported: ReplicaState) -> ReplicaState:
+    """The replica's own word counts, except that control can take it out of service or call it degraded."""
+    if planned in ENDING or (planned is ReplicaState.DEGRADED and reported is ReplicaState.READY):
+        return planned
+    return reported
+
+
+def choose(
+    policy: Policy,
+    replicas: Sequence[View],
+    tried: Collection[tuple[str, int]],
+    rng: Rng,
+    *,
+    ask: Ask | None = None,
+    pricing: Pricing | None = None,
+) -> Route | Wait | Shed:
+    """Pick a replica. `tried` holds (id, generation) of those that already failed this request.
+
+    `ask` and `pricing` may be left out for a policy that only counts requests; the others count them too without.
+    """
+    ready: list[int] = []
+    degraded: list[int] = []
+    full = dead = False
+    for index, replica in enumerate(replicas):
+        state = replica.state
+        if state not in LIVE:
+            dead = True
+        elif tried and (replica.id, replica.generation) in tried:
+            continue
+        elif replica.load >= replica.room:
+            full = True
+        else:
+            (ready if state is ReplicaState.READY else degraded).append(index)
+    pool = ready or degraded
+    if pool:
+        return _pick(policy, replicas, pool, rng, ask=ask, pricing=pricing)
+    if full:
+        return Wait(Why.FULL)
+    if dead or not replicas:  # what comes back is a new generation, which was not tried
+        return Wait(Why.NONE_READY)
+    return Shed(Code.NO_REPLICA, Why.ALL_TRIED, retry_after_s=1)
+
+
+def _pick(
+    policy: Policy, replicas: Sequence[View], pool: list[int], rng: Rng, *, ask: Ask | None, pricing: Pricing | None
+) -> Route:
+    if len(pool) == 1:
+        return Route(pool[0], Why.ONLY)
+    if policy is Policy.ROUND_ROBIN:
+        return round_robin(replicas, pool)
+    if policy is Policy.P2C:
+        return p2c(replicas, pool, rng)
+    if ask is not None and pricing is not None:
+        if policy is Policy.CPR:
+            return cheapest(replicas, pool, ask, pricing)
+        if policy is Policy.PREFIX_AFFINITY:
+            return prefix_affinity(replicas, pool, ask, pricing.index)
+        if policy is Policy.CONSISTENT_HASH:
+            return consistent_hash(replicas, pool, ask)
+    return least_requests(replicas, pool)

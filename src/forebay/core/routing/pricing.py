@@ -1,0 +1,92 @@
+"""What the replicas of one model have in common: how busy they are together, their usual speed, who holds what."""
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+from forebay.core.routing.meter import Charge, Meter
+from forebay.core.routing.prefix import PrefixIndex
+from forebay.core.routing.values import Ask
+
+PREFILL_TOKENS_PER_S: Final = 2000.0
+"""Assumed while no replica's speed is known."""
+DECODE_SLOPE_S: Final = 0.0004
+"""Assumed while no replica's is known: a large model on a data-centre GPU."""
+SPREAD_MAX: Final = 8.0
+"""No replica is believed to be slower than the usual one by more: a wrong belief would never be tested again."""
+RHO_WINDOW_S: Final = 30.0
+RHO_MAX: Final = 0.99
+"""Bounds the price: unbounded, it would send everything to one owner of a prefix for ever."""
+BETA: Final = 1.0
+"""How much the delays of others count."""
+WAIT_HALF_S: Final = 1.0
+"""Mean queue wait at which the replicas count as half used, whatever the arrivals say."""
+REUSE: Final = 1.0
+"""Probability that what a new prefix pushes out of a cache is needed again."""
+
+
+class Pricing:
+    """One model in one gateway. `gateways` is how many live ones share the load."""
+
+    __slots__ = (
+        "_arriving",
+        "_as_of",
+        "decode_slope_s",
+        "gateways",
+        "index",
+        "prefill_tokens_per_s",
+        "rho",
+    )
+
+    def __init__(self, index: PrefixIndex) -> None:
+        self.index = index
+        self.gateways = 1
+        self.rho = 0.0
+        """Prompt work that arrives, in shares of what the replicas can do."""
+        self.prefill_tokens_per_s = PREFILL_TOKENS_PER_S
+        """Of the usual replica: the median of those known."""
+        self.decode_slope_s = DECODE_SLOPE_S
+        self._arriving = 0.0
+        self._as_of = 0.0
+
+    def refresh(self, meters: Sequence[Meter], now: float) -> None:
+        """Look again at all live replicas; to be done a few times a second."""
+        self.prefill_tokens_per_s = usual = _median([m.prefill_tokens_per_s for m in meters]) or PREFILL_TOKENS_PER_S
+        self.decode_slope_s = _median([m.decode_slope_s for m in meters]) or DECODE_SLOPE_S
+        capacity = 0.0
+        for meter in meters:
+            speed = max(meter.prefill_tokens_per_s or usual, usual / SPREAD_MAX)
+            capacity += speed
+            meter.settle(now, speed)
+        self._fade(now)
+        self.rho = self.gateways * self._arriving / (RHO_WINDOW_S * capacity) if capacity else 0.0
+
+    def sent(self, meter: Meter, ask: Ask, hit_tokens: int, streams: bool, now: float) -> Charge:
+        """A request was routed: charge its replica, and expect its prompt to be in that one's cache from now on."""
+        tokens = max(1, ask.tokens - int(meter.trust * hit_tokens))
+        self._fade(now)
+        self._arriving += tokens
+        self.index.note(meter.mask, ask.blocks)
+        charge = meter.charge(tokens, hit_tokens, now)
+        if not streams:
+            meter.watch(charge)
+        return charge
+
+    def price(self, wait_s: float, tokens_per_s: float) -> float:
+        """Seconds that a prompt token costs others, where requests wait so long and replicas are so fast on average.
+
+        A queue at utilisation rho passes a delay on rho/(1 - rho) times. What the token evicts may be needed again.
+        """
+        rho = min(RHO_MAX, max(self.rho, wait_s / (wait_s + WAIT_HALF_S)))
+        delay = BETA * rho / (1.0 - rho)
+        return (delay * (1.0 + REUSE) + REUSE) / tokens_per_s
+
+    def _fade(self, now: float) -> None:
+        self._arriving *= math.exp((self._as_of - now) / RHO_WINDOW_S)
+        self._as_of = now
+
+
+def _median(values: list[float]) -> float:
+    """The lower median of those that are known; 0 if none is."""
+    known = sorted(value for value in values if value)
+    return known[(len(known) - 1) // 2] if known else 0.0

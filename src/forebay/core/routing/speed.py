@@ -1,0 +1,91 @@
+"""Learning from finished requests how fast a replica is and how long prompts and answers are."""
+
+import math
+from typing import Final
+
+DECAY: Final = 0.97
+"""Weight of each sample against the next one: about the last thirty count."""
+SAMPLES_MIN: Final = 3
+"""Fewer say nothing: the first request after a start often waits for a compilation."""
+PRIOR_WEIGHT: Final = 0.5
+"""Of the assumed slope, in samples one mean away from the mean: decides alone while x hardly changes."""
+FLATTEST: Final = 0.5
+"""Of the assumed slope: noise in x makes any fitted line too flat."""
+OUTLIER: Final = 4.0
+"""A sample moves the line as if it were at most this many times off."""
+LENGTH_STEP: Final = 0.05
+TOKENS_PER_BYTE: Final = 0.25
+"""Until the first answer says better: English prose in JSON."""
+OUTPUT_TOKENS: Final = 256.0
+PROMPT_TOKENS: Final = 1024.0
+SLOW_START_EXTRA: Final = 4.0
+SLOW_START_S: Final = 20.0
+
+
+class Line:
+    """y = base + slope·x, base and slope not negative, by least squares over samples of fading weight.
+
+    While x does not vary, the slope is `assumed` (0..1) times mean y over mean x: 1 is a line through the origin, 0 a
+    level one. It never falls below half of that, nor rises above y/x, where the base would be negative.
+    """
+
+    __slots__ = ("_cross", "_spread", "_weight", "assumed", "samples", "x", "y")
+
+    def __init__(self, assumed: float) -> None:
+        self.assumed = assumed
+        self.samples = 0
+        self.x = 0.0
+        self.y = 0.0
+        self._weight = 0.0
+        self._spread = 0.0
+        self._cross = 0.0
+
+    def add(self, x: float, y: float) -> None:
+        """Take over a sample; both numbers are above 0."""
+        if self.samples >= SAMPLES_MIN:
+            expected = self.y + self.slope() * (x - self.x)
+            y = min(max(y, expected / OUTLIER), expected * OUTLIER)
+        self.samples += 1
+        self._weight = DECAY * self._weight + 1.0
+        off = x - self.x
+        self.x += off / self._weight
+        self.y += (y - self.y) / self._weight
+        self._spread = DECAY * self._spread + off * (x - self.x)
+        self._cross = DECAY * self._cross + off * (y - self.y)
+
+    def slope(self) -> float:
+        """Of the line; at least one sample is there."""
+        steepest = self.y / self.x
+        prior = self.assumed * steepest
+        weight = PRIOR_WEIGHT * self.x * self.x
+        slope = (self._cross + weight * prior) / (self._spread + weight)
+        return min(max(slope, FLATTEST * prior), steepest)
+
+
+class Lengths:
+    """How long the prompts and answers of one model are: means of what replicas counted, the last ones most."""
+
+    __slots__ = ("_samples", "output_tokens", "prompt_tokens", "tokens_per_byte")
+
+    def __init__(self) -> None:
+        self.tokens_per_byte = TOKENS_PER_BYTE
+        self.output_tokens = OUTPUT_TOKENS
+        self.prompt_tokens = PROMPT_TOKENS
+        self._samples = 0
+
+    def learn(self, body_bytes: int, prompt_tokens: int, output_tokens: int) -> None:
+        """A request of this size has been answered completely."""
+        self._samples += 1
+        step = max(LENGTH_STEP, 1 / self._samples)
+        self.tokens_per_byte += step * (prompt_tokens / body_bytes - self.tokens_per_byte)
+        self.output_tokens += step * (output_tokens - self.output_tokens)
+        self.prompt_tokens += step * (prompt_tokens - self.prompt_tokens)
+
+    def tokens(self, body_bytes: int) -> int:
+        """Expected length of the prompt in a request of this size."""
+        return max(1, round(body_bytes * self.tokens_per_byte))
+
+
+def slow_start(age_s: float) -> float:
+    """Handicap of a replica that came into service so long ago: falls from 5 to 1 in a minute and a half."""
+    return 1.0 + SLOW_START_EXTRA * math.exp(-max(0.0, age_s) / SLOW_START_S)

@@ -1,0 +1,142 @@
+"""What every generating engine must do with an answer that another replica has begun."""
+
+from typing import Any
+
+import pytest
+from tests.contract.engine_contract import GREEDY, Outcome, Subject, finished, sampling
+
+from forebay.core.errors import Code, Refusal
+from forebay.engines.protocol import Generate, Sampling
+
+COUNTING = "1, 2, 3, 4,"
+REPEATING = (COUNTING, "🌊🐟🌊🐟🌊🐟🌊🐟", "日本 日本 日本 日本")
+"""What comes next is beyond doubt, so that an engine whose sums depend on the batch says it again too."""
+LONG = sampling(max_tokens=16, ignore_eos=True)
+
+
+def resumed(subject: Subject, prompt: str, said: str, wanted: Sampling = GREEDY) -> Outcome:
+    """An answer that goes on after `said`, alone."""
+    id = subject.add(Generate(subject.id(), prompt, wanted, said))
+    subject.drain()
+    return subject.heard[id]
+
+
+def resumed_or_refused(subject: Subject, prompt: str, said: str, wanted: Sampling) -> Outcome | Refusal:
+    try:
+        return resumed(subject, prompt, said, wanted)
+    except Refusal as refusal:
+        return refusal
+
+
+def begun(subject: Subject, prompt: str, wanted: Sampling) -> tuple[list[str], Outcome]:
+    """What a client has after each step of an answer but the last one, and the whole answer."""
+    id = subject.generate(prompt, wanted)
+    outcome, texts = subject.heard[id], [""]
+    while not outcome.ended:
+        if outcome.text != texts[-1]:
+            texts.append(outcome.text)
+        subject.step()
+    subject.drain()
+    return texts, outcome
+
+
+class ResumeContract:
+    """Fixture: `subject`, a loaded engine shared by the class."""
+
+    @pytest.mark.parametrize("prompt", REPEATING)
+    def test_an_answer_goes_on_wherever_it_broke_off(self, subject: Subject, prompt: str) -> None:
+        subject.honours("ignore_eos")
+        texts, whole = begun(subject, prompt, LONG)
+        for text in texts[::2]:
+            rest = resumed(subject, prompt, text, LONG)
+            assert text + rest.text == whole.text
+            assert finished(rest).reason == "length"
+            assert finished(rest).prompt_tokens == finished(whole).prompt_tokens
+            assert finished(rest).completion_tokens == 16
+            assert rest.tokens <= 16 - bool(text)
+        subject.assert_idle()
+
+    @pytest.mark.parametrize("said", [" 5, 6,", " naïve 日本🌊", "\n"])
+    def test_tokens_said_before_count_as_generated(self, subject: Subject, said: str) -> None:
+        subject.honours("ignore_eos")
+        free = finished(resumed(subject, COUNTING, said, LONG))
+        plain = finished(subject.run(COUNTING, LONG))
+        assert free.prompt_tokens == plain.prompt_tokens
+        assert free.completion_tokens == plain.completion_tokens == 16
+        one_more = resumed(subject, COUNTING, said, sampling(max_tokens=1, ignore_eos=True))
+        said_tokens = finished(one_more).completion_tokens
+        assert (one_more.text, one_more.tokens, finished(one_more).reason) == ("", 0, "length")
+        assert said_tokens >= 1
+        for limit, new in ((said_tokens, 0), (said_tokens + 2, 2)):
+            outcome = resumed(subject, COUNTING, said, sampling(max_tokens=limit, ignore_eos=True))
+            assert (outcome.tokens, finished(outcome).completion_tokens) == (new, limit)
+            assert finished(outcome).reason == "length"
+        subject.assert_idle()
+
+    def test_a_stop_string_is_found_across_the_seam(self, subject: Subject) -> None:
+        subject.honours("ignore_eos")
+        texts, whole = begun(subject, COUNTING, LONG)
+        said = texts[len(texts) // 2]
+        rest = whole.text.removeprefix(said)
+        near = said[-2:] + "\u2603"
+        across = resumed(subject, COUNTING, said, sampling(max_tokens=16, stop=(near, said[-3:] + rest[:2])))
+        assert (across.text, finished(across).reason) == ("", "stop")
+        beyond = resumed(subject, COUNTING, said, sampling(max_tokens=16, stop=(rest[3:6], near)))
+        assert (beyond.text, finished(beyond).reason) == (rest[: rest.index(rest[3:6])], "stop")
+        never = resumed(subject, COUNTING, said, sampling(max_tokens=16, ignore_eos=True, stop=(near,)))
+        assert (never.text, finished(never).reason) == (rest, "length")
+
+    @pytest.mark.parametrize("name", ["frequency_penalty", "presence_penalty", "repetition_penalty"])
+    def test_a_penalty_counts_what_was_said_or_is_refused(self, subject: Subject, name: str) -> None:
+        subject.honours(name, "ignore_eos")
+        wanted = sampling(max_tokens=16, ignore_eos=True, **{name: 2.0})
+        texts, whole = begun(subject, "Once upon a time", wanted)
+        rest = resumed_or_refused(subject, "Once upon a time", texts[5], wanted)
+        if isinstance(rest, Refusal):
+            assert (rest.code, rest.param) == (Code.NOT_RESUMABLE, name)
+            assert name != "repetition_penalty", "it is about the prompt too, so any engine can do it"
+        else:
+            assert texts[5] + rest.text == whole.text
+
+    def test_an_answer_under_a_schema_goes_on_only_from_its_start(self, subject: Subject) -> None:
+        subject.honours("json_schema")
+        wanted = sampling(max_tokens=40, schema='{"type": "object"}')
+        refusal = subject.refuses(Generate(subject.id(), "As JSON: ", wanted, "{"))
+        assert (refusal.code, refusal.param) == (Code.NOT_RESUMABLE, "response_format")
+        assert resumed(subject, "As JSON: ", "", wanted).text.startswith("{")
+
+    @pytest.mark.parametrize("changes", [{}, {"seed": 7}, {"seed": 7, "top_k": 5}], ids=str)
+    def test_a_sampled_answer_goes_on(self, subject: Subject, changes: dict[str, Any]) -> None:
+        subject.honours("ignore_eos", *changes)
+        wanted = sampling(max_tokens=16, ignore_eos=True, temperature=1.0, **changes)
+        texts, whole = begun(subject, "The river", wanted)
+        rest = resumed(subject, "The river", texts[5], wanted)
+        assert finished(rest).completion_tokens == 16
+        if subject.batch_invariant and changes:
+            assert texts[5] + rest.text == whole.text
+
+    def test_log_probabilities_are_those_of_the_new_tokens(self, subject: Subject) -> None:
+        subject.honours("logprobs", "ignore_eos")
+        wanted = sampling(max_tokens=16, ignore_eos=True, logprobs=0)
+        texts, _ = begun(subject, COUNTING, wanted)
+        rest = resumed(subject, COUNTING, texts[5], wanted)
+        assert "".join(each.token for each in rest.logprobs) == rest.text
+        assert len(rest.logprobs) == rest.tokens
+
+    def test_half_a_character_said_before_is_refused(self, subject: Subject) -> None:
+        refusal = subject.refuses(Generate(subject.id(), COUNTING, GREEDY, "half: \ud83d"))
+        assert refusal.code is Code.INVALID_REQUEST
+        subject.assert_idle()
+
+    def test_a_resumed_answer_can_be_cancelled_before_it_starts_and_while_it_runs(self, subject: Subject) -> None:
+        works = [
+            Generate(subject.id(), COUNTING, sampling(max_tokens=tokens, ignore_eos=True), " 5, 6,")
+            for tokens in (1, 40, 40)
+        ]
+        for work in works:
+            subject.add(work)
+        subject.cancel(works[0].id)
+        subject.cancel(works[1].id)
+        subject.step_until("the last one speaks", lambda: subject.heard[works[2].id].deltas >= 1)
+        subject.cancel(works[2].id)
+        subject.assert_idle()

@@ -1,0 +1,118 @@
+"""Replicas are killed under streaming clients, again and again, and no client sees it."""
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from tests.e2e.cluster import CHAT, Cluster, running
+
+STREAMS, REPLICAS = 64, 4
+KILL_EVERY_S = 5.0
+SYNTHETIC = {
+    "name": "chat",
+    "task": "chat",
+    "source": "synthetic",
+    "engine": {"name": "synthetic", "step_ms": 20},
+    "replicas": REPLICAS,
+}
+
+
+def ask(client: openai.OpenAI, number: int, tokens: int) -> str:
+    """The whole text of a stream; any error is raised."""
+    stream = client.chat.completions.create(
+        model="chat",
+        messages=[{"role": "user", "content": f"Story number {number}: tell me about the sea."}],
+        max_tokens=tokens,
+        temperature=0,
+        stream=True,
+        stream_options={"include_usage": True},
+        extra_body={"ignore_eos": True},
+    )
+    text, reason, used = "", None, 0
+    for chunk in stream:
+        if chunk.usage is not None:
+            used = chunk.usage.completion_tokens
+        for choice in chunk.choices:
+            text += choice.delta.content or ""
+            reason = choice.finish_reason or reason
+    assert (reason, used) == ("length", tokens), f"story {number} ended with {reason} after {used} tokens"
+    return text
+
+
+@contextmanager
+def killing(cluster: Cluster, which: Callable[[dict[str, Any]], int], for_s: float) -> Iterator[list[int]]:
+    """Kill one process of a ready replica every few seconds, a different replica each time."""
+    killed: list[int] = []
+    over = threading.Event()
+
+    def run() -> None:
+        for turn in count():
+            if over.wait(KILL_EVERY_S) or turn * KILL_EVERY_S >= for_s:
+                return
+            ready = {r["id"]: r for r in cluster.ready_replicas("chat")}
+            victim = ready.get(f"chat-{turn % REPLICAS}")
+            if victim is not None and len(ready) > 1:
+                os.kill(which(victim), signal.SIGKILL)
+                killed.append(which(victim))
+
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(run)
+        try:
+            yield killed
+            done.result()
+        finally:
+            over.set()
+
+
+@pytest.mark.parametrize(("victim", "for_s"), [("pid", 60.0), ("engine_pid", 25.0)])
+def test_killing_a_replica_every_five_seconds_for_a_minute_is_seen_by_no_client(
+    tmp_path: Path, victim: str, for_s: float
+) -> None:
+    tokens = 150  # 3 s at the synthetic engine's pace, so that most kills hit many streams
+    with running(tmp_path, f"resume-{victim}".replace("_", "-"), [SYNTHETIC]) as cluster, cluster.client() as client:
+        with ThreadPoolExecutor(STREAMS) as pool:
+            undisturbed = list(pool.map(lambda n: ask(client, n, tokens), range(STREAMS)))
+            with killing(cluster, lambda replica: int(replica[victim]), for_s) as killed:
+                over = threading.Event()
+
+                def keep_asking(number: int) -> list[str]:
+                    texts = []
+                    while not over.is_set():
+                        texts.append(ask(client, number, tokens))
+                    return texts
+
+                futures = [pool.submit(keep_asking, n) for n in range(STREAMS)]
+                threading.Event().wait(for_s)
+                over.set()
+                answers = [future.result() for future in futures]
+
+        assert len(killed) >= for_s / KILL_EVERY_S / 2
+        assert [set(texts) for texts in answers] == [{text} for text in undisturbed]
+        assert sum(v for k, v in cluster.metrics().items() if k.startswith("forebay_resumes_total")) > len(killed)
+
+
+def test_a_real_model_goes_on_with_its_own_words(tmp_path: Path) -> None:
+    tokens = 96
+    with (
+        running(tmp_path, "resume-real", [{**CHAT, "replicas": 2}]) as cluster,
+        cluster.client() as client,
+        ThreadPoolExecutor(8) as pool,
+    ):
+        futures = [pool.submit(ask, client, n, tokens) for n in range(8)]
+        half = threading.Event()
+        half.wait(1.5)
+        victim = cluster.ready_replicas("chat")[0]
+        os.kill(victim["pid"], signal.SIGKILL)
+
+        for text in (future.result() for future in futures):
+            assert len(text.split()) > tokens // 4
+        resumed = sum(v for k, v in cluster.metrics().items() if k.startswith("forebay_resumes_total"))
+        assert resumed >= 1

@@ -1,0 +1,224 @@
+"""A stream whose replica is lost goes on elsewhere: nothing repeated, nothing lost, one end."""
+
+import asyncio
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.gateway.rig import (
+    EVENT_STREAM,
+    RETRYABLE,
+    USAGE,
+    Front,
+    Worker,
+    chat,
+    cluster,
+    failing,
+    post,
+    read_until,
+    routes,
+    working,
+)
+from tests.net.rig import peer, run, until
+
+from forebay.core.model import ReplicaState
+from forebay.gateway.gateway import STUCK_MAX
+from forebay.net.server import Exchange, Handler
+from forebay.wire.openai_answer import DONE, Chunks, Head, Usage
+
+WORDS = tuple(f" wörd{n}\n" for n in range(60))
+TEXT = "".join(WORDS)
+FIRST_ID, FIRST_CREATED = "chatcmpl-first", 17
+
+
+class Story:
+    """Tells WORDS as a stream of chat chunks; `cuts`: the words in all after which it dies, one for each attempt."""
+
+    def __init__(self, *cuts: int, how: str = "abort") -> None:
+        self.cuts: Iterator[int] = itertools.chain(cuts, itertools.repeat(len(WORDS)))
+        self.how = how
+        self.said: list[bytes] = []
+        self.bodies: list[bytes] = []
+
+    def __call__(self, exchange: Exchange) -> None:
+        wanted = exchange.header(b"x-forebay-continue")
+        assert exchange.header(b"x-forebay-gateway") == b"1"
+        head, said = Head(f"chatcmpl-{len(self.said)}", 99, "chat", "r1"), b""
+        if wanted is None:
+            head = Head(FIRST_ID, FIRST_CREATED, "chat", "r1")
+            self.bodies.append(exchange.body)
+        else:
+            id, created, size = wanted.decode().split(",")
+            head = Head(id, int(created), "chat", "r1")
+            cut = len(exchange.body) - int(size)
+            said = exchange.body[cut:]
+            self.bodies.append(exchange.body[:cut])
+        self.said.append(said)
+        self._tell(exchange, Chunks(head, chat=True, choices=1, include_usage=False), said.decode(), not wanted)
+
+    def _tell(self, exchange: Exchange, chunks: Chunks, said: str, opening: bool) -> None:
+        assert TEXT.startswith(said)
+        begun = next(n for n in range(len(WORDS) + 1) if "".join(WORDS[:n]) == said)
+        end = next(self.cuts)
+        exchange.start(200, [EVENT_STREAM])
+        if opening:
+            exchange.write(chunks.opening(0))
+        for word in WORDS[begun:end]:
+            exchange.write(chunks.delta(0, word))
+        if end < len(WORDS):
+            exchange.write(chunks.delta(0, "never sent whole")[:-9])
+            if self.how == "abort":
+                exchange.abort()
+            else:
+                exchange.end([(b"x-forebay-error", self.how.encode())])
+            return
+        exchange.write(chunks.finish(0, "stop"))
+        exchange.write(DONE)
+        exchange.end([USAGE])
+
+
+def contents(body: bytes) -> tuple[str, set[tuple[str, int]], int]:
+    """Text, identities and opening chunks of a stream, which must be whole."""
+    *events, done = body.removesuffix(b"\n\n").split(b"\n\n")
+    assert done == b"data: [DONE]"
+    chunks = [msgspec.json.decode(event.removeprefix(b"data: ")) for event in events]
+    text = "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
+    openings = sum("role" in chunk["choices"][0]["delta"] for chunk in chunks)
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None] * (len(chunks) - 1) + ["stop"]
+    return text, {(chunk["id"], chunk["created"]) for chunk in chunks}, openings
+
+
+@pytest.mark.parametrize("how", ["abort", "engine_failed"])
+@pytest.mark.parametrize("cuts", [(0,), (1,), (40,), (0, 0), (5, 5, 23), (1, 2, 3, 4, 5, 6, 7, 8)])
+def test_a_lost_stream_goes_on_elsewhere_as_if_nothing_had_happened(
+    tmp_path: Path, cuts: tuple[int, ...], how: str
+) -> None:
+    story = Story(*cuts, how=how)
+
+    async def main() -> None:
+        workers = [Worker(story, f"chat-{n}") for n in range(4)]
+        async with cluster(tmp_path, *workers) as front:
+            await until(lambda: all(worker.polls for worker in workers))
+            answer = await front.ask(post(chat(stream=True)))
+            assert contents(answer.body) == (TEXT, {(FIRST_ID, FIRST_CREATED)}, 1)
+            assert [said.decode() for said in story.said] == ["", *("".join(WORDS[:cut]) for cut in cuts)]
+            assert set(story.bodies) == {chat(stream=True)}
+            reason = "lost" if how == "abort" else how
+            assert await front.metric(f'forebay_resumes_total{{model="chat",reason="{reason}"}}') == len(cuts)
+            assert await front.metric('forebay_requests_total{code="ok",model="chat"}') == 1
+            assert await front.metric('forebay_completion_tokens_total{model="chat"}') == 3
+            assert await front.metric('forebay_in_flight{model="chat"}') == 0
+            await until(lambda: bool(front.lines()))
+            assert [line["resumes"] for line in front.lines()] == [len(cuts)]
+
+    run(main())
+
+
+def test_a_stream_waits_for_a_replica_that_can_go_on(tmp_path: Path) -> None:
+    story = Story(7)
+
+    async def main() -> None:
+        first, second = Worker(story), Worker(story, generation=2)
+        async with cluster(tmp_path, first) as front, asyncio.TaskGroup() as group:
+            asked = group.create_task(front.ask(post(chat(stream=True))))
+            async with asyncio.timeout(10):
+                while not story.said:
+                    await asyncio.sleep(0.005)
+            async with working(second):
+                front.write(routes(second))
+                assert contents((await asked).body)[0] == TEXT
+        assert story.said == [b"", "".join(WORDS[:7]).encode()]
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    "other", [failing(409, "not_resumable"), failing(400, "invalid_request"), failing(503, "overloaded", RETRYABLE)]
+)
+def test_what_nobody_can_go_on_with_ends_in_one_explicit_error(tmp_path: Path, other: Handler) -> None:
+    async def main() -> None:
+        workers = [Worker(Story(*[3] * 50), "chat-0"), Worker(other, "chat-1")]
+        async with cluster(tmp_path, *workers) as front, peer(front.port) as client:
+            await until(lambda: all(worker.polls for worker in workers))
+            client.send(post(chat(stream=True)))
+            data = await client.rest()
+            assert data.count(b'"error"') == 1
+            assert b"stream_interrupted" in data
+            assert not data.endswith(b"0\r\n\r\n")
+            assert await front.metric('forebay_in_flight{model="chat"}') == 0
+
+    run(main())
+
+
+def test_a_request_that_kills_whatever_it_touches_is_given_up(tmp_path: Path) -> None:
+    story = Story(*[3] * 50)
+
+    async def main() -> None:
+        workers = [Worker(story, f"chat-{n}") for n in range(2)]
+        async with cluster(tmp_path, *workers) as front, peer(front.port) as client:
+            client.send(post(chat(stream=True)))
+            assert b"stream_interrupted" in await client.rest()
+            assert len(story.said) == 1 + STUCK_MAX
+
+    run(main())
+
+
+def test_a_code_that_is_not_retryable_is_not_tried_elsewhere(tmp_path: Path) -> None:
+    story = Story(3, how="internal_error")
+
+    async def main() -> None:
+        workers = [Worker(story, f"chat-{n}") for n in range(2)]
+        async with cluster(tmp_path, *workers) as front, peer(front.port) as client:
+            client.send(post(chat(stream=True)))
+            assert b"stream_interrupted" in await client.rest()
+            assert len(story.said) == 1
+
+    run(main())
+
+
+def test_only_the_end_is_supplied_when_only_the_end_is_missing(tmp_path: Path) -> None:
+    def endless(exchange: Exchange) -> None:
+        chunks = Chunks(Head(FIRST_ID, FIRST_CREATED, "chat", "r1"), chat=True, choices=1, include_usage=True)
+        exchange.start(200, [EVENT_STREAM])
+        exchange.write(chunks.opening(0) + chunks.delta(0, "all") + chunks.finish(0, "stop"))
+        exchange.write(chunks.usage(Usage(1, 1))[:20])
+        exchange.abort()
+
+    async def main() -> None:
+        workers = [Worker(endless, f"chat-{n}") for n in range(2)]
+        async with cluster(tmp_path, *workers) as front:
+            answer = await front.ask(post(chat(stream=True)))
+            assert contents(answer.body)[0] == "all"
+            assert sum(len(worker.requests) for worker in workers) == 1
+
+    run(main())
+
+
+def test_a_client_that_leaves_while_its_stream_waits_leaves_nothing_behind(tmp_path: Path) -> None:
+    def last_words(exchange: Exchange) -> None:
+        worker.report = replace(worker.report, state=ReplicaState.WARMING)
+        worker.polls = 0
+        held.append(exchange)
+
+    async def main() -> None:
+        async with cluster(tmp_path, worker) as front:
+            async with peer(front.port) as client:
+                client.send(post(chat(stream=True)))
+                await until(lambda: bool(held) and worker.polls > 1)  # by now the gateway knows that it is warming
+                Story(3)(held[0])
+                await read_until(client, WORDS[2].encode()[1:-1])
+                await reaches(front, 1)
+            await reaches(front, 0)
+            assert await front.metric('forebay_requests_total{code="client_closed",model="chat"}') == 1
+
+    async def reaches(front: Front, depth: int) -> None:
+        async with asyncio.timeout(10):
+            while await front.metric('forebay_queue_depth{model="chat"}') != depth:
+                await asyncio.sleep(0.005)
+
+    held: list[Exchange] = []
+    worker = Worker(last_words)
+    run(main())

@@ -1,0 +1,181 @@
+"""How the gateway routes by prompt: affinity, sessions, learning, and policies that change under way."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.gateway.rig import EVENT_STREAM, JSON, ROUTES, Front, Worker, chat, cluster, events, post, routes, whole
+from tests.net.rig import run, until
+
+from forebay.core.model import Policy, ReplicaState, Task
+from forebay.core.routing.speed import Lengths
+from forebay.gateway.asking import BLOCK_BYTES, blocks, make_ask, wanted
+from forebay.net.server import Exchange
+
+CPR = replace(ROUTES, policy=Policy.CPR)
+LONG = "The history of the river and of all its mills. " * 60
+
+
+def asked(body: bytes, **more: Any) -> Any:
+    """What routing learns of a body."""
+    fields = more.pop("fields", {})
+    exchange = Exchange(None, b"POST", b"/", [], fields)  # type: ignore[arg-type]
+    return make_ask(wanted(body), exchange, b"req-1", more.pop("task", Task.CHAT), Lengths())
+
+
+def conversation(*turns: str, **more: Any) -> bytes:
+    """The body of a chat of several messages."""
+    return chat(messages=[{"role": "user", "content": turn} for turn in turns], **more)
+
+
+def test_a_conversation_that_goes_on_begins_with_the_blocks_it_had() -> None:
+    first, second = asked(conversation(LONG)), asked(conversation(LONG, "And then?"))
+    assert len(first.blocks) >= 5
+    assert second.blocks[: len(first.blocks)] == first.blocks
+    assert second.tokens > first.tokens
+
+
+def test_another_beginning_or_another_model_shares_nothing() -> None:
+    first, other = asked(conversation(LONG)), asked(conversation("x" + LONG))
+    assert not set(first.blocks) & set(other.blocks)
+    text = memoryview(b"a" * 3 * BLOCK_BYTES)
+    assert not set(blocks(text, "a")) & set(blocks(text, "b"))
+
+
+@pytest.mark.parametrize(
+    ("more", "tokens"),
+    [({}, 256.0), ({"max_tokens": 7}, 7), ({"max_completion_tokens": 9, "max_tokens": 7}, 9),
+     ({"max_tokens": "many"}, 256.0), ({"max_tokens": -3}, 256.0), ({"max_tokens": 10**30}, 256.0)],
+)  # fmt: skip
+def test_the_answer_is_expected_to_be_no_longer_than_allowed(more: dict[str, Any], tokens: float) -> None:
+    assert asked(chat(**more)).output_tokens == tokens
+
+
+def test_an_input_has_no_blocks_and_no_answer() -> None:
+    ask = asked(b'{"model":"chat","input":"' + b"x" * 4096 + b'"}', task=Task.EMBED)
+    assert (ask.blocks, ask.output_tokens) == ((), 0.0)
+    assert ask.tokens > 1000
+
+
+def test_a_session_gives_a_key() -> None:
+    assert asked(chat()).key == 0
+    keys = {asked(chat(), fields={b"x-forebay-session": name}).key for name in (b"a", b"a", b"b")}
+    assert len(keys) == 2
+    assert 0 not in keys
+
+
+async def replica_of(front: Front, body: bytes, *fields: bytes) -> bytes:
+    """Where a request was answered."""
+    answer = await front.ask(post(body, b"/v1/chat/completions", *fields))
+    assert answer.status == 200
+    assert answer.headers[b"x-forebay-route"]
+    assert int(answer.headers[b"x-forebay-queue-ms"]) >= 0
+    return answer.headers[b"x-forebay-replica"]
+
+
+def streaming(exchange: Exchange) -> None:
+    """Answer with a stream, and with counts that fit the prompt; what was cached is not known."""
+    exchange.start(200, [EVENT_STREAM])
+    exchange.write(b'data: {"n":1}\n\ndata: [DONE]\n\n')
+    exchange.end([(b"x-forebay-usage", b"%d,3," % (len(exchange.body) // 4))])
+
+
+def at_once(exchange: Exchange) -> None:
+    """Answer as a whole, with such counts."""
+    exchange.respond(200, [JSON, (b"x-forebay-usage", b"%d,3," % (len(exchange.body) // 4))], b"{}")
+
+
+@pytest.mark.parametrize(
+    ("policy", "answer"),
+    [  # not streaming by price: a replica that is seen to read a prompt in no time makes a cache worth nothing
+        (Policy.CPR, at_once),
+        (Policy.PREFIX_AFFINITY, at_once),
+        (Policy.PREFIX_AFFINITY, streaming),
+    ],
+)
+def test_a_conversation_stays_where_its_beginning_is_held(tmp_path: Path, policy: Policy, answer: Any) -> None:
+    async def main() -> None:
+        workers = [Worker(answer, f"chat-{n}") for n in range(4)]
+        async with cluster(tmp_path, *workers, base=replace(ROUTES, policy=policy)) as front:
+            await until(lambda: all(worker.polls for worker in workers))
+            homes = set()
+            for topic in range(6):
+                turns = [f"{topic}{LONG}"]
+                seen = set()
+                for turn in range(4):
+                    seen.add(await replica_of(front, conversation(*turns)))
+                    turns.append(f"turn {turn}")
+                assert len(seen) == 1
+                homes |= seen
+            assert len(homes) > 1
+
+    run(main())
+
+
+def test_a_session_stays_at_one_replica_while_it_is_healthy(tmp_path: Path) -> None:
+    async def main() -> None:
+        workers = [Worker(whole, f"chat-{n}") for n in range(4)]
+        base = replace(ROUTES, policy=Policy.CONSISTENT_HASH)
+        async with cluster(tmp_path, *workers, base=base) as front:
+            await until(lambda: all(worker.polls for worker in workers))
+            homes = {}
+            for name in range(12):
+                field = b"x-forebay-session: s%d" % name
+                seen = {await replica_of(front, chat(), field) for _ in range(3)}
+                assert len(seen) == 1
+                homes[field] = seen.pop()
+            assert len(set(homes.values())) > 1
+            lost = workers[0]
+            lost.report = replace(lost.report, state=ReplicaState.DRAINING)
+            polls = lost.polls
+            await until(lambda: lost.polls > polls + 2)
+            moved = {field: await replica_of(front, chat(), field) for field in homes}
+            assert all(moved[f] == home for f, home in homes.items() if home != b"chat-0")
+            assert b"chat-0" not in moved.values()
+
+    run(main())
+
+
+def test_policies_change_while_requests_run(tmp_path: Path) -> None:
+    async def main() -> None:
+        held: list[Exchange] = []
+        workers = [Worker(held.append, f"chat-{n}") for n in range(2)]
+        async with cluster(tmp_path, *workers, base=CPR) as front, asyncio.TaskGroup() as group:
+            await until(lambda: all(worker.polls for worker in workers))
+            answers = []
+            for policy in Policy:
+                mark = replace(ROUTES, name=f"seen-{policy}")
+                front.write(routes(*workers, base=replace(ROUTES, policy=policy)), mark)
+                async with asyncio.timeout(10):
+                    while (await front.get(b"/v1/models/%b" % mark.name.encode())).status != 200:
+                        await asyncio.sleep(0.005)
+                answers += [group.create_task(front.ask(post(chat()))) for _ in range(2)]
+                await until(lambda: len(held) == len(answers))  # noqa: B023 - awaited at once
+            for exchange in held:
+                whole(exchange)
+            assert {(await answer).status for answer in answers} == {200}
+
+    run(main())
+
+
+def test_no_charge_is_left_when_nothing_is_under_way(tmp_path: Path) -> None:
+    def hasty(exchange: Exchange) -> None:
+        exchange.abort()
+
+    async def main() -> None:
+        workers = [Worker(handler, f"chat-{n}") for n, handler in enumerate((whole, events, hasty))]
+        async with cluster(tmp_path, *workers, base=CPR) as front:
+            await until(lambda: all(worker.polls for worker in workers))
+            async with asyncio.TaskGroup() as group:
+                for n in range(20):
+                    group.create_task(front.ask(post(conversation(f"{n % 3}{LONG}"))))
+            for worker in workers:
+                assert (
+                    await front.metric(f'forebay_replica_queue_tokens{{model="chat",replica="{worker.replica}"}}')
+                    == 0
+                )
+            assert await front.metric('forebay_in_flight{model="chat"}') == 0
+
+    run(main())
