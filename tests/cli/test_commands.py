@@ -12,7 +12,7 @@ from tests.cli.conftest import Run
 
 from forebay import __version__
 from forebay.cli.settings import demo_file
-from forebay.cli.status import parse, view
+from forebay.cli.view.status import parse, view
 
 COMMANDS = (
     "up",
@@ -23,6 +23,10 @@ COMMANDS = (
     "doctor",
     "schema",
     "config check",
+    "keys create",
+    "keys list",
+    "keys revoke",
+    "keys rotate",
 )
 
 

@@ -97,17 +97,17 @@ def test_ctrl_c_at_the_prompt_asks_once_and_then_leaves(terminal: Terminal) -> N
     terminal.wait_for(PROMPT)
 
     # A signal between the prompt and the first look at the keyboard waits for a key (CPython): press again.
-    for _ in range(4):
+    for _ in range(12):
         terminal.interrupt()
         with suppress(AssertionError):
-            terminal.wait_for("Ctrl-C again", 5)
+            terminal.wait_for("Ctrl-C again", 1)
             break
     assert terminal.process.poll() is None
     terminal.wait_for(PROMPT)
-    for _ in range(4):
+    for _ in range(12):
         terminal.interrupt()
         with suppress(subprocess.TimeoutExpired):
-            terminal.process.wait(5)
+            terminal.process.wait(2)
             break
 
     assert terminal.process.returncode == 130

@@ -272,7 +272,7 @@ class GenerateContract:
         stop = whole[middle : middle + length]
         cut = subject.run(PROMPTS[0], sampling(max_tokens=24, stop=("\u2603 no such text", stop)))
         assert cut.text == whole[: whole.index(stop)]
-        assert finished(cut).reason == "stop"
+        assert (finished(cut).reason, finished(cut).stop) == ("stop", stop)
 
     def test_text_that_only_begins_like_a_stop_string_is_not_lost(self, subject: Subject) -> None:
         whole = subject.run(PROMPTS[0])

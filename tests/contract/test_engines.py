@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from tests.contract.engine_contract import EmbedContract, GenerateContract, Subject, cosine
 from tests.contract.resume_contract import ResumeContract
+from tests.contract.token_contract import TokenContract
 
 from forebay import engines
 from forebay.core.model import Task
@@ -90,6 +91,18 @@ class TestResume(ResumeContract):
     @pytest.fixture
     def subject(self, generator: Subject) -> Subject:
         return generator.fresh()
+
+
+class TestTokensOfGenerators(TokenContract):
+    @pytest.fixture
+    def subject(self, generator: Subject) -> Subject:
+        return generator.fresh()
+
+
+class TestTokensOfEmbedders(TokenContract):
+    @pytest.fixture
+    def subject(self, embedder: Subject) -> Subject:
+        return embedder.fresh()
 
 
 class TestEmbed(EmbedContract):

@@ -11,7 +11,18 @@ from forebay.control.plan import Artifact, Places, make_plan
 from forebay.control.probe import Prober
 from forebay.control.snapshot import SnapshotFile, make_routes
 from forebay.core.cluster import Cluster
-from forebay.core.model import Endpoint, LoadReport, Replica, ReplicaState, Snapshot
+from forebay.core.model import (
+    Dispatch,
+    Endpoint,
+    LoadReport,
+    Replica,
+    ReplicaState,
+    Rule,
+    Snapshot,
+    StandIn,
+    Task,
+    When,
+)
 from forebay.core.reconcile import Answered, Kind, Leaving, SeenUnit, Silent, SlotState, State, UnitState
 
 HERE = Endpoint(7, "127.0.0.1", 8100)
@@ -83,6 +94,38 @@ def test_the_version_grows_only_when_something_changes_and_never_falls_back(tmp_
     assert msgspec.json.decode(path.read_bytes(), type=Snapshot) == third.current
     path.unlink()
     assert third.write((routes,))
+
+
+def test_names_are_published_and_a_change_of_them_alone_is_news(tmp_path: Path) -> None:
+    path = tmp_path / "snapshot.json"
+    names = Dispatch({"best": "chat"}, (Rule("auto", "chat", "r-1", When(Task.CHAT, header="x-tier")),))
+    file = SnapshotFile(path)
+    assert file.write((), names)
+    assert msgspec.json.decode(path.read_bytes(), type=Snapshot).dispatch == names
+    assert not file.write((), names)
+    assert file.write(())
+    path.write_text('{"version": 3, "models": []}')
+    file.read()
+    assert file.current == Snapshot(3)
+
+
+def test_names_and_models_that_step_in_come_from_the_cluster_file(tmp_path: Path) -> None:
+    model = {"task": "chat", "source": "x", "engine": "synthetic"}
+    document = {
+        "models": [
+            {**model, "name": "big", "fallback": ["small"], "fallback_default": "deny", "price_per_mtok": 3},
+            {**model, "name": "small"},
+        ],
+        "aliases": {"best": "top", "top": "big"},
+        "routes": [{"name": "auto", "then": "best"}],
+    }
+    artifact = Artifact(Path("/x"), "digest", "synthetic", {})
+    made = make_plan(Cluster.model_validate(document), {"big": artifact, "small": artifact}, Places(tmp_path), "1")
+
+    assert made.dispatch == Dispatch({"best": "big", "top": "big"}, (Rule("auto", "big"),))
+    routes = made.models[0].routes
+    assert (routes.fallback, routes.fallback_default, routes.price_per_mtok) == ((StandIn("small"),), False, 3)
+    assert made.models[1].routes.fallback_default
 
 
 def test_a_probe_believes_only_the_unit_it_asked(tmp_path: Path) -> None:

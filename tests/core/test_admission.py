@@ -1,44 +1,319 @@
-"""The waiting room: bounded, in order, with deadlines; Retry-After follows the drain rate."""
+"""The waiting room: who goes next, who is refused, who gives way, and that nobody starves or saves up."""
 
+import math
+from collections import Counter
+from dataclasses import dataclass
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from forebay.core.admission import RETRY_AFTER_S_MAX, DrainRate, Refused, WaitingRoom
+from forebay.core.admission import AGE_S, RETRY_AFTER_S_MAX, Band, DrainRate, Refused, Ticket, WaitingRoom, preempt
+from forebay.core.admission.line import TENANTS_MAX, Line, Place
 from forebay.core.errors import Code
 
+SYSTEM, INTERACTIVE, DEFAULT, BATCH = Band
 
-def test_items_wait_in_order_and_a_full_room_refuses() -> None:
-    waiting: WaitingRoom[str] = WaitingRoom(2, 60.0)
-    assert waiting.enter("a", 0.0) is None
-    assert waiting.enter("b", 0.0) is None
-    assert waiting.enter("c", 0.0) == Refused(Code.QUEUE_FULL, RETRY_AFTER_S_MAX)
-    assert waiting.waiting() == ["a", "b"]
-    waiting.leave("a")
+
+def room(size_max: int = 100, timeout_s: float = 1000.0) -> WaitingRoom[str]:
+    return WaitingRoom(size_max, timeout_s)
+
+
+def enter(waiting: WaitingRoom[str], *tickets: tuple[str, Ticket], now: float = 0.0) -> None:
+    for item, ticket in tickets:
+        assert waiting.enter(item, ticket, now) is None
+
+
+def go(waiting: WaitingRoom[str], tickets: dict[str, Ticket]) -> str:
+    """The next one goes to a replica."""
+    item = next(iter(waiting))
+    waiting.leave(item)
+    waiting.served(tickets[item])
+    return item
+
+
+ORDERS: dict[str, tuple[list[Ticket], str]] = {
+    "first come, first served": ([Ticket(), Ticket(), Ticket()], "abc"),
+    "the higher band first": ([Ticket(BATCH), Ticket(), Ticket(SYSTEM), Ticket(INTERACTIVE)], "cdba"),
+    "the earlier deadline first": ([Ticket(deadline=9.0), Ticket(deadline=7.0), Ticket(deadline=8.0)], "bca"),
+    "the band counts more than the deadline": ([Ticket(deadline=1.0), Ticket(SYSTEM, deadline=9.0)], "ba"),
+    "all of the tenant that waits longest": ([Ticket(tenant="z"), Ticket(tenant="y"), Ticket(tenant="z")], "acb"),
+}
+
+
+@pytest.mark.parametrize("case", ORDERS)
+def test_items_go_by_band_then_tenant_then_deadline_then_arrival(case: str) -> None:
+    tickets, order = ORDERS[case]
+    waiting = room()
+    enter(waiting, *zip("abcd", tickets, strict=False))
+    assert "".join(waiting.waiting()) == order
+    waiting.leave(order[0])
     waiting.leave("never there")
-    assert waiting.enter("c", 0.0) is None
-    assert waiting.waiting() == ["b", "c"]
+    assert "".join(waiting) == order[1:]
+    assert len(waiting) == len(order) - 1
+
+
+def test_tenants_take_turns_by_tokens_and_not_by_requests() -> None:
+    tickets = {
+        f"{name}{n}": Ticket(tenant=name, work_tokens=work)
+        for n in range(9)
+        for name, work in (("a", 100.0), ("b", 300.0))
+    }
+    waiting = room()
+    enter(waiting, *tickets.items())
+    assert Counter(go(waiting, tickets)[0] for _ in range(8)) == {"a": 6, "b": 2}
+
+
+def test_what_an_answer_really_took_decides_who_is_next() -> None:
+    tickets = {item: Ticket(tenant=item[0], work_tokens=100.0) for item in ("a1", "b1", "a2", "b2", "a3")}
+    waiting = room()
+    enter(waiting, *tickets.items())
+    assert [go(waiting, tickets), go(waiting, tickets)] == ["a1", "b1"]
+    waiting.charge(tickets["a1"], 400.0)
+    waiting.charge(tickets["b1"], -50.0)
+    assert waiting.waiting() == ["b2", "a2", "a3"]
+    waiting.charge(tickets["a1"], -451.0)
+    assert waiting.waiting() == ["a2", "a3", "b2"]
+
+
+def test_being_idle_earns_none_past_an_empty_room_either() -> None:
+    waiting = room()
+    for tenant, work in (("a", 100.0), ("b", 1000.0), ("a", 1.0)):
+        waiting.served(Ticket(tenant=tenant, work_tokens=work))
+    enter(waiting, ("a", Ticket(tenant="a")), ("b", Ticket(tenant="b")))
+    waiting.charge(Ticket(tenant="b"), 2.0)
+    assert waiting.waiting() == ["a", "b"]
+    waiting.charge(Ticket(tenant="a"), 3.0)
+    assert waiting.waiting() == ["b", "a"]
+
+
+def test_who_sends_one_at_a_time_is_charged_no_more_than_that() -> None:
+    tickets = {item: Ticket(tenant=item[0], work_tokens=work) for item, work in (("a1", 150.0), ("a2", 150.0))}
+    tickets |= {f"b{n}": Ticket(tenant="b", work_tokens=100.0) for n in range(3)}
+    waiting = room()
+    enter(waiting, *((item, ticket) for item, ticket in tickets.items() if item != "a2"))
+    waiting.charge(tickets["b1"], 100.0)
+    assert go(waiting, tickets) == "a1"
+    enter(waiting, ("a2", tickets["a2"]))
+    assert [go(waiting, tickets) for _ in range(3)] == ["b0", "a2", "b1"]
+
+
+@pytest.mark.parametrize("waited", [True, False], ids=["from the room", "past an empty room"])
+def test_being_idle_earns_no_credit(waited: bool) -> None:
+    """B comes when A alone has been served for a while; from then on they take turns."""
+    tickets = {f"{name}{n}": Ticket(tenant=name, work_tokens=100.0) for n in range(20) for name in "ba"}
+    waiting = room()
+    for n in range(10):
+        if waited:
+            enter(waiting, (f"a{n}", tickets[f"a{n}"]))
+            go(waiting, tickets)
+        else:
+            waiting.served(tickets[f"a{n}"])
+    enter(waiting, *((f"{name}{n}", tickets[f"{name}{n}"]) for n in range(10, 20) for name in "ba"))
+    assert Counter(go(waiting, tickets)[0] for _ in range(10)) == {"a": 5, "b": 5}
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 50)), min_size=1, max_size=200))
+def test_no_tenant_that_waits_is_ever_more_than_two_requests_behind_another(work: list[tuple[str, int]]) -> None:
+    """The bound of the paper: while both wait, what two tenants were served differs by twice the largest request."""
+    tickets = {f"{tenant}{n}": Ticket(tenant=tenant, work_tokens=tokens) for n, (tenant, tokens) in enumerate(work)}
+    left = Counter(tenant for tenant, _ in work)
+    waiting = room(200)
+    enter(waiting, *tickets.items())
+    served: Counter[str] = Counter()
+    while waiting:
+        item = go(waiting, tickets)
+        served[item[0]] += int(tickets[item].work_tokens)
+        left[item[0]] -= 1
+        behind = [served[tenant] for tenant in left if left[tenant]]
+        assert not behind or max(behind) - min(behind) <= 2 * 50
+
+
+def test_bands_count_tokens_for_themselves() -> None:
+    waiting = room()
+    waiting.served(Ticket(BATCH, "a", 1e6))
+    enter(waiting, ("b", Ticket(tenant="b")), ("a", Ticket(tenant="a")))
+    waiting.served(Ticket(DEFAULT, "b", 1.0))
+    assert waiting.waiting() == ["a", "b"]
+
+
+def test_a_full_room_refuses_whom_nobody_is_below() -> None:
+    waiting = room(2)
+    enter(waiting, ("a", Ticket()), ("b", Ticket()))
+    for newcomer in (Ticket(), Ticket(BATCH)):
+        assert waiting.enter("c", newcomer, 0.0) == Refused("c", Code.QUEUE_FULL, RETRY_AFTER_S_MAX)
+    assert waiting.waiting() == ["a", "b"]
+
+
+def test_a_newcomer_takes_the_place_of_the_newest_of_the_lowest_band() -> None:
+    waiting = room(4)
+    enter(
+        waiting,
+        ("default", Ticket()),
+        ("batch 1", Ticket(BATCH, deadline=9.0)),
+        ("batch 2", Ticket(BATCH, deadline=5.0)),
+    )
+    waiting.enter_again("batch 0", Ticket(BATCH), 0.0)
+    assert waiting.enter("i", Ticket(INTERACTIVE), 0.0) == Refused("batch 2", Code.QUEUE_FULL, RETRY_AFTER_S_MAX)
+    assert [waiting.enter(f"d{n}", Ticket(), 0.0) for n in range(2)] == [
+        Refused("batch 1", Code.QUEUE_FULL, RETRY_AFTER_S_MAX),
+        Refused("d1", Code.QUEUE_FULL, RETRY_AFTER_S_MAX),  # who was admitted before is not sent away
+    ]
+    assert waiting.waiting() == ["i", "default", "d0", "batch 0"]
 
 
 def test_a_room_of_size_zero_refuses_everyone() -> None:
-    assert WaitingRoom[str](0, 60.0).enter("a", 0.0) is not None
+    assert room(0).enter("a", Ticket(SYSTEM), 0.0) is not None
 
 
-def test_deadlines_take_items_out_and_are_kept_on_a_second_entry() -> None:
-    waiting: WaitingRoom[str] = WaitingRoom(2, 10.0)
-    waiting.enter("a", 0.0)
-    waiting.enter("b", 5.0)
-    waiting.enter_again("c", deadline=12.0)
-    assert waiting.waiting() == ["c", "a", "b"]
-    assert waiting.expire(9.9) == []
-    assert waiting.expire(12.0) == ["c", "a"]
-    assert waiting.waiting() == ["b"]
+def test_an_item_waits_until_its_deadline_or_as_long_as_the_room_says() -> None:
+    waiting = room(timeout_s=10.0)
+    enter(waiting, ("none", Ticket()), ("later", Ticket(deadline=11.0)), ("soon", Ticket(BATCH, deadline=3.0)))
+    enter(waiting, ("not a number", Ticket(deadline=math.nan)))
+    waiting.enter_again("again", Ticket(deadline=12.0), 5.0)
+    assert waiting.expire(2.9) == []
+    assert waiting.expire(3.0) == ["soon"]
+    waiting.timeout_s = 1.0
+    assert waiting.expire(10.0) == ["none", "not a number"]
+    assert waiting.expire(11.5) == ["later"]
+    assert waiting.waiting() == ["again"]
+    assert waiting.expire(12.0) == ["again"]
+    assert not waiting
+
+
+def test_who_lost_a_replica_goes_to_the_front_of_its_band_and_no_further() -> None:
+    waiting = room(2)
+    enter(waiting, ("a", Ticket(tenant="a", deadline=1.0)), ("i", Ticket(INTERACTIVE)))
+    waiting.enter_again("y", Ticket(tenant="y", deadline=8.0), 0.0)
+    waiting.enter_again("x", Ticket(tenant="x", deadline=7.0), 0.0)
+    assert waiting.waiting() == ["i", "x", "y", "a"]
+    waiting.leave("x")
+    assert waiting.waiting() == ["i", "y", "a"]
+
+
+def test_who_waits_twice_is_a_mistake_of_the_caller() -> None:
+    waiting = room()
+    enter(waiting, ("a", Ticket()))
+    with pytest.raises(AssertionError):
+        waiting.enter("a", Ticket(), 0.0)
+
+
+def test_the_oldest_of_a_band_rises_once_in_a_while() -> None:
+    waiting = room()
+    enter(waiting, *((f"b{n}", Ticket(BATCH)) for n in range(3)))
+    age_s = AGE_S[BATCH]
+    enter(waiting, ("d1", Ticket()), now=age_s)
+    waiting.expire(age_s - 1)
+    assert waiting.waiting() == ["d1", "b0", "b1", "b2"]
+    waiting.expire(age_s)
+    assert waiting.waiting() == ["b0", "d1", "b1", "b2"], "it goes before those of the band above"
+    waiting.expire(age_s + 1)
+    assert waiting.waiting() == ["b0", "d1", "b1", "b2"], "only one"
+    enter(waiting, ("i", Ticket(INTERACTIVE)), now=age_s + AGE_S[DEFAULT])
+    waiting.expire(age_s + AGE_S[DEFAULT])
+    assert waiting.waiting() == ["b0", "i", "d1", "b1", "b2"], "and on, from band to band"
+    waiting.expire(2 * age_s)
+    assert waiting.waiting() == ["b0", "d1", "i", "b1", "b2"], "each band its own, once in its time"
+
+
+@given(
+    band=st.sampled_from([INTERACTIVE, DEFAULT, BATCH]),
+    above=st.sampled_from(list(Band)),
+    every_s=st.sampled_from([1, 2, 5]),
+)
+def test_strict_priority_starves_nobody(band: Band, above: Band, every_s: int) -> None:
+    """One goes every so often, others never run out: the oldest of a band goes when it has risen to the top."""
+    waiting = room(100, 1e6)
+    enter(waiting, ("low", Ticket(band, "low")), *((f"stuck {n}", Ticket(DEFAULT)) for n in range(20)))
+    waiting.charge(Ticket(band, "low"), 1e9)
+    for now in range(0, int(sum(AGE_S.values())) + 3 * every_s, every_s):
+        enter(waiting, (f"flood {now}", Ticket(above)), now=now)
+        waiting.expire(now)
+        item = next(iter(waiting))
+        waiting.leave(item)
+        if item == "low":
+            return
+    raise AssertionError("it still waits")
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["i", "d", "b", "go"]), st.sampled_from("xyz"), st.integers(1, 9)), max_size=60
+    )
+)
+def test_lower_bands_change_nothing_for_interactive_requests(steps: list[tuple[str, str, int]]) -> None:
+    """The same requests with and without the lower ones, until one of these is old enough to rise."""
+    bands = {"i": INTERACTIVE, "d": DEFAULT, "b": BATCH}
+    alone, mixed = room(5), room(5)
+    tickets = {
+        f"{n}": Ticket(bands[what], tenant, work) for n, (what, tenant, work) in enumerate(steps) if what != "go"
+    }
+    for n, (what, _, _) in enumerate(steps):
+        if what == "go":
+            for waiting in (alone, mixed):
+                if waiting:
+                    go(waiting, tickets)
+        elif what == "i":
+            refusals = [waiting.enter(f"{n}", tickets[f"{n}"], 0.0) for waiting in (alone, mixed)]
+            assert (refusals[0] is not None) == (refusals[1] is not None and refusals[1].item == f"{n}")
+        else:
+            mixed.enter(f"{n}", tickets[f"{n}"], 0.0)
+        assert alone.waiting() == [item for item in mixed if tickets[item].band is INTERACTIVE]
+
+
+def test_counters_of_tenants_that_left_are_bounded() -> None:
+    line: Line[int] = Line()
+    line.join(Place((0.0, 0, 0), "waits", BATCH, False, 0.0))
+    line.charge("waits", 5.0)
+    for n in range(3 * TENANTS_MAX):
+        line.serve(f"{n}", 1.0)
+    assert len(line._counters) <= TENANTS_MAX + 1
+    line.join(Place((0.0, 1, 1), "new", BATCH, False, 0.0))
+    assert list(line) == [0, 1], "who waits keeps its count, and a newcomer has no credit"
+    line.charge("forgotten", 1.0)
+    line.join(Place((0.0, 2, 2), "forgotten", BATCH, False, 0.0))
+    line.join(Place((0.0, 3, 3), "newer", BATCH, False, 0.0))
+    assert list(line) == [0, 1, 3, 2]
+
+
+def test_an_empty_line_remembers_whom_it_served_last() -> None:
+    line: Line[int] = Line()
+    line.serve("last", 100.0)
+    for n in range(TENANTS_MAX):
+        line.charge(f"{n}", 1.0)
+    line.join(Place((0.0, 0, 0), "new", BATCH, False, 0.0))
+    line.join(Place((0.0, 1, 1), f"{TENANTS_MAX - 1}", BATCH, False, 0.0))
+    assert list(line) == [0, 1]
+    line.charge("new", 2.0)
+    assert list(line) == [1, 0]
+
+
+@dataclass(frozen=True)
+class Attempt:
+    band: Band
+    since: float
+    yields: bool = True
+
+
+YIELD: dict[str, tuple[list[Attempt], int | None]] = {
+    "nobody runs": ([], None),
+    "nobody is below": ([Attempt(SYSTEM, 1.0), Attempt(INTERACTIVE, 2.0)], None),
+    "the lowest band": ([Attempt(DEFAULT, 9.0), Attempt(BATCH, 1.0), Attempt(DEFAULT, 8.0)], 1),
+    "the newest of it": ([Attempt(BATCH, 1.0), Attempt(BATCH, 3.0), Attempt(BATCH, 2.0)], 1),
+    "not one that answers": ([Attempt(BATCH, 3.0, False), Attempt(DEFAULT, 2.0)], 1),
+    "the first of equals": ([Attempt(BATCH, 1.0), Attempt(BATCH, 1.0)], 0),
+}
+
+
+@pytest.mark.parametrize("case", YIELD)
+def test_who_gives_way_to_an_interactive_request(case: str) -> None:
+    running, index = YIELD[case]
+    assert preempt(running, INTERACTIVE) is (None if index is None else running[index])
 
 
 def test_retry_after_is_the_length_of_the_line_over_the_drain_rate() -> None:
-    waiting: WaitingRoom[int] = WaitingRoom(100, 60.0)
-    for n in range(39):
-        waiting.enter(n, 100.0)
+    waiting = room()
+    enter(waiting, *((f"{n}", Ticket()) for n in range(39)), now=100.0)
     for n in range(40):
         waiting.rate.count(100.0 + n / 5)
     assert waiting.rate.per_s(108.0) == 4.0
@@ -56,53 +331,8 @@ def test_old_completions_are_forgotten() -> None:
 
 
 @given(st.lists(st.floats(0, 100), max_size=50), st.integers(0, 2000))
-def test_retry_after_is_always_between_one_second_and_a_minute(finished: list[float], length: int) -> None:
-    waiting: WaitingRoom[int] = WaitingRoom(length, 60.0)
-    for n in range(length):
-        waiting.enter(n, 0.0)
+def test_retry_after_is_always_between_one_second_and_a_minute(finished: list[float], waiting: int) -> None:
+    rate = DrainRate()
     for at in sorted(finished):
-        waiting.rate.count(at)
-    assert 1 <= waiting.retry_after_s(100.0) <= RETRY_AFTER_S_MAX
-
-
-class Rooms(RuleBasedStateMachine):
-    """The room against a plain list."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.room: WaitingRoom[int] = WaitingRoom(3, 10.0)
-        self.model: list[tuple[int, float]] = []
-        self.now = 0.0
-        self.next = 0
-
-    @rule()
-    def enter(self) -> None:
-        self.next += 1
-        refused = self.room.enter(self.next, self.now)
-        assert (refused is not None) == (len(self.model) >= 3)
-        if refused is None:
-            self.model.append((self.next, self.now + 10.0))
-
-    @rule(deadline=st.floats(0, 50))
-    def enter_again(self, deadline: float) -> None:
-        self.next += 1
-        self.room.enter_again(self.next, deadline)
-        self.model.insert(0, (self.next, deadline))
-
-    @rule(which=st.integers(1, 20))
-    def leave(self, which: int) -> None:
-        self.room.leave(which)
-        self.model = [row for row in self.model if row[0] != which]
-
-    @rule(passed=st.floats(0, 8))
-    def time_passes(self, passed: float) -> None:
-        self.now += passed
-        assert self.room.expire(self.now) == [item for item, deadline in self.model if deadline <= self.now]
-        self.model = [row for row in self.model if row[1] > self.now]
-
-    @invariant()
-    def same_line(self) -> None:
-        assert self.room.waiting() == [item for item, _ in self.model]
-
-
-TestRooms = Rooms.TestCase
+        rate.count(at)
+    assert 1 <= rate.retry_after_s(waiting, 100.0) <= RETRY_AFTER_S_MAX

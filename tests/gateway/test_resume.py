@@ -27,7 +27,7 @@ from tests.net.rig import peer, run, until
 from forebay.core.model import ReplicaState
 from forebay.gateway.gateway import STUCK_MAX
 from forebay.net.server import Exchange, Handler
-from forebay.wire.openai_answer import DONE, Chunks, Head, Usage
+from forebay.wire.openai_answer import DONE, ChatAnswer, Head, Usage
 
 WORDS = tuple(f" wörd{n}\n" for n in range(60))
 TEXT = "".join(WORDS)
@@ -57,9 +57,9 @@ class Story:
             said = exchange.body[cut:]
             self.bodies.append(exchange.body[:cut])
         self.said.append(said)
-        self._tell(exchange, Chunks(head, chat=True, choices=1, include_usage=False), said.decode(), not wanted)
+        self._tell(exchange, ChatAnswer(head, stream=True), said.decode(), not wanted)
 
-    def _tell(self, exchange: Exchange, chunks: Chunks, said: str, opening: bool) -> None:
+    def _tell(self, exchange: Exchange, chunks: ChatAnswer, said: str, opening: bool) -> None:
         assert TEXT.startswith(said)
         begun = next(n for n in range(len(WORDS) + 1) if "".join(WORDS[:n]) == said)
         end = next(self.cuts)
@@ -181,10 +181,10 @@ def test_a_code_that_is_not_retryable_is_not_tried_elsewhere(tmp_path: Path) -> 
 
 def test_only_the_end_is_supplied_when_only_the_end_is_missing(tmp_path: Path) -> None:
     def endless(exchange: Exchange) -> None:
-        chunks = Chunks(Head(FIRST_ID, FIRST_CREATED, "chat", "r1"), chat=True, choices=1, include_usage=True)
+        chunks = ChatAnswer(Head(FIRST_ID, FIRST_CREATED, "chat", "r1"), stream=True, include_usage=True)
         exchange.start(200, [EVENT_STREAM])
         exchange.write(chunks.opening(0) + chunks.delta(0, "all") + chunks.finish(0, "stop"))
-        exchange.write(chunks.usage(Usage(1, 1))[:20])
+        exchange.write(chunks.end(Usage(1, 1))[:20])
         exchange.abort()
 
     async def main() -> None:

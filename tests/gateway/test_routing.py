@@ -9,6 +9,7 @@ import pytest
 from tests.gateway.rig import EVENT_STREAM, JSON, ROUTES, Front, Worker, chat, cluster, events, post, routes, whole
 from tests.net.rig import run, until
 
+from forebay.core.admission import Band
 from forebay.core.model import Policy, ReplicaState, Task
 from forebay.core.routing.speed import Lengths
 from forebay.gateway.asking import BLOCK_BYTES, blocks, make_ask, wanted
@@ -22,7 +23,8 @@ def asked(body: bytes, **more: Any) -> Any:
     """What routing learns of a body."""
     fields = more.pop("fields", {})
     exchange = Exchange(None, b"POST", b"/", [], fields)  # type: ignore[arg-type]
-    return make_ask(wanted(body), exchange, b"req-1", more.pop("task", Task.CHAT), Lengths())
+    routes = replace(ROUTES, task=more.pop("task", Task.CHAT))
+    return make_ask(wanted(body), exchange, b"req-1", routes=routes, lengths=Lengths(), band=Band.DEFAULT)
 
 
 def conversation(*turns: str, **more: Any) -> bytes:

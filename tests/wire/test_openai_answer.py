@@ -39,8 +39,8 @@ def event(data: bytes) -> dict[str, Any]:
 
 
 def test_a_chat_answer_is_what_the_client_expects() -> None:
-    choices = [wire.Choice("hi", "stop", wire.chat_logprobs(TOKENS)), wire.Choice("ho", "length")]
-    body = wire.chat_body(HEAD, choices, wire.Usage(5, 7, 3))
+    choices = [wire.Choice("hi", "stop", TOKENS), wire.Choice("ho", "length")]
+    body = wire.ChatAnswer(HEAD, 2).whole(choices, wire.Usage(5, 7, 3))
     answer = ChatCompletion.model_validate_json(body, strict=True)
     assert [(c.index, c.message.content, c.finish_reason) for c in answer.choices] == [
         (0, "hi", "stop"),
@@ -64,8 +64,10 @@ def test_a_chat_answer_is_what_the_client_expects() -> None:
 
 
 def test_a_completion_answer_is_what_the_client_expects() -> None:
-    choice = wire.Choice("Hello", "stop", wire.completion_logprobs(TOKENS, 10))
-    answer = Completion.model_validate_json(wire.completion_body(HEAD, [choice], wire.Usage(1, 2)), strict=True)
+    voice = wire.CompletionAnswer(HEAD, prefixes=["x" * 10])
+    body = voice.whole([wire.Choice("Hello", "stop", TOKENS)], wire.Usage(1, 2))
+    answer = Completion.model_validate_json(body, strict=True)
+    assert answer.choices[0].text == "xxxxxxxxxxHello"
     logprobs = answer.choices[0].logprobs
     assert logprobs is not None
     assert (logprobs.tokens, logprobs.text_offset) == (["He", "llo"], [10, 12])
@@ -78,11 +80,11 @@ def test_a_completion_answer_is_what_the_client_expects() -> None:
 
 @pytest.mark.parametrize("include_usage", [True, False])
 def test_a_chat_stream_is_what_the_client_expects(include_usage: bool) -> None:
-    chunks = wire.Chunks(HEAD, chat=True, choices=2, include_usage=include_usage)
+    chunks = wire.ChatAnswer(HEAD, 2, stream=True, include_usage=include_usage)
     stream = [
         chunks.opening(1),
         chunks.delta(1, 'a"\n\u2028é'),
-        chunks.delta(1, "b", wire.chat_logprobs(TOKENS)),
+        chunks.delta(1, "b", TOKENS),
         chunks.finish(1, "stop"),
     ]
     documents = [event(data) for data in stream]
@@ -96,16 +98,21 @@ def test_a_chat_stream_is_what_the_client_expects(include_usage: bool) -> None:
     assert documents[1]["choices"][0]["finish_reason"] is None
     assert documents[2]["choices"][0]["logprobs"]["content"][0]["token"] == "He"
     assert (documents[3]["choices"][0]["delta"], documents[3]["choices"][0]["finish_reason"]) == ({}, "stop")
-    last = event(chunks.usage(wire.Usage(1, 2)))
-    assert (last["choices"], last["usage"]["total_tokens"]) == ([], 3)
+    end = chunks.end(wire.Usage(1, 2))
+    assert end.endswith(wire.DONE)
+    assert (end != wire.DONE) is include_usage
+    if include_usage:
+        last = event(end.removesuffix(wire.DONE))
+        assert (last["choices"], last["usage"]["total_tokens"]) == ([], 3)
 
 
 def test_a_completion_stream_is_what_the_client_expects() -> None:
-    chunks = wire.Chunks(HEAD, chat=False, choices=1, include_usage=False)
+    chunks = wire.CompletionAnswer(HEAD, stream=True)
     assert chunks.opening(0) == b""
     documents = [
         event(chunks.delta(0, "x")),
-        event(chunks.delta(0, "y", wire.completion_logprobs(TOKENS, 0))),
+        event(chunks.delta(0, "y", TOKENS)),
+        event(chunks.delta(0, "z", TOKENS)),
         event(chunks.finish(0, "length")),
     ]
     for document in documents:
@@ -113,14 +120,23 @@ def test_a_completion_stream_is_what_the_client_expects() -> None:
         choice = {k: v for k, v in document["choices"][0].items() if v is not None}
         Completion.model_validate(document | {"choices": [whole | choice]}, strict=True)
         assert document["object"] == "text_completion"
-    assert [document["choices"][0]["text"] for document in documents] == ["x", "y", ""]
+    assert [document["choices"][0]["text"] for document in documents] == ["x", "y", "z", ""]
     assert documents[1]["choices"][0]["logprobs"]["tokens"] == ["He", "llo"]
-    assert documents[2]["choices"][0]["finish_reason"] == "length"
+    assert [d["choices"][0]["logprobs"]["text_offset"] for d in documents[1:3]] == [[0, 2], [5, 7]]
+    assert documents[3]["choices"][0]["finish_reason"] == "length"
+
+
+def test_what_a_client_has_of_a_continued_stream_is_not_opened_again() -> None:
+    echoed = wire.CompletionAnswer(HEAD, stream=True, prefixes=["ab"])
+    assert event(echoed.opening(0))["choices"][0]["text"] == "ab"
+    assert wire.CompletionAnswer(HEAD, stream=True, prefixes=["ab"], begun="abc").opening(0) == b""
+    assert wire.CompletionAnswer(HEAD, stream=True, prefixes=["ab"], begun="").opening(0) == echoed.opening(0)
+    assert wire.ChatAnswer(HEAD, stream=True, begun="").opening(0) == b""
 
 
 @given(st.text())
 def test_any_text_survives_a_chunk(text: str) -> None:
-    chunks = wire.Chunks(HEAD, chat=True, choices=1, include_usage=True)
+    chunks = wire.ChatAnswer(HEAD, stream=True, include_usage=True)
     assert event(chunks.delta(0, text))["choices"][0]["delta"]["content"] == text
 
 

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.wire.openai_answer import Chunks, Head
+from forebay.engines.protocol import TokenLogprob
+from forebay.wire.openai_answer import ChatAnswer, CompletionAnswer, Head
 from forebay.wire.transcript import HELD_BYTES_MAX, Said, Transcript, last_data
 
 LF = (b"data: 1\n\n", b"event: x\ndata: two\ndata: lines\n\n", b": comment\n\n")
@@ -56,7 +57,7 @@ texts = st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, m
 
 def stream(words: list[str], *, chat: bool) -> Iterator[bytes]:
     """The events of an answer up to its last word."""
-    chunks = Chunks(HEAD, chat=chat, choices=1, include_usage=True)
+    chunks = (ChatAnswer if chat else CompletionAnswer)(HEAD, stream=True, include_usage=True)
     yield chunks.opening(0)
     for word in words:
         yield chunks.delta(0, word)
@@ -91,14 +92,14 @@ def test_text_that_looks_like_events_is_text() -> None:
 
 
 def test_a_log_probability_beside_the_text_does_not_hide_it() -> None:
-    chunks = Chunks(HEAD, chat=True, choices=1, include_usage=False)
-    said = told(*(chunks.delta(0, str(n), {"content": [n]}) for n in range(40))).said()
+    chunks = ChatAnswer(HEAD, stream=True)
+    said = told(*(chunks.delta(0, str(n), [TokenLogprob(str(n), -0.5, (48,))]) for n in range(40))).said()
     assert said is not None
     assert said.text.decode() == "".join(map(str, range(40)))
 
 
 def test_a_text_that_is_complete_is_known_to_be() -> None:
-    chunks = Chunks(HEAD, chat=True, choices=1, include_usage=False)
+    chunks = ChatAnswer(HEAD, stream=True)
     said = told(*stream(["a"], chat=True), chunks.finish(0, "stop")).said()
     assert said == Said("chatcmpl-1", 7, b"a", finished=True)
 

@@ -8,6 +8,7 @@ import pytest
 from forebay.core.errors import Code, Refusal
 from forebay.core.model import Task
 from forebay.engines.protocol import EngineInfo
+from forebay.wire.openai_answer import ChatAnswer
 from forebay.wire.openai_request import parse_chat, parse_completion, parse_embeddings
 from forebay.worker.preflight import TOKEN_CHARS_MAX, chat_work, completion_work, embed_work
 
@@ -19,7 +20,8 @@ HI = [{"role": "developer", "content": "a"}, {"role": "user", "content": "b"}]
 
 
 def chat(info: EngineInfo = CHAT, **fields: Any) -> Any:
-    return chat_work(parse_chat(msgspec.json.encode({"model": "m", "messages": HI} | fields)), info, "r")
+    request = parse_chat(msgspec.json.encode({"model": "m", "messages": HI} | fields))
+    return chat_work(request, info, "r", ChatAnswer.names)
 
 
 def complete(info: EngineInfo = CHAT, **fields: Any) -> Any:

@@ -17,7 +17,15 @@ from pydantic import BaseModel
 
 from forebay.cli.main import EPILOG, app
 from forebay.cli.settings import VARIABLES
-from forebay.core.cluster import Cluster, EngineSettings, GatewaySettings, ModelSettings
+from forebay.core.cluster import (
+    Cluster,
+    EngineSettings,
+    GatewaySettings,
+    ModelSettings,
+    QuotaSettings,
+    TenantSettings,
+)
+from forebay.core.dispatch.settings import FallbackSettings, HeaderSettings, RouteSettings, WhenSettings
 from forebay.core.errors import TABLE as ERRORS
 from forebay.core.errors import Blame
 from forebay.obs.metrics import PREFIX
@@ -79,8 +87,15 @@ def _sections() -> Iterator[tuple[str, type[BaseModel]]]:
     for key in ("gateway", "admin"):
         yield f"`{key}`", _model(Cluster, key)
     yield "`gateway.limits`", _model(GatewaySettings, "limits")
+    yield "`gateway.records`", _model(GatewaySettings, "records")
+    yield "`tenants[]`", TenantSettings
+    yield "`tenants[].limits`", QuotaSettings
     yield "`models[]`", ModelSettings
     yield "`models[].slo`", _model(ModelSettings, "slo")
+    yield "`models[].fallback[]`", FallbackSettings
+    yield "`routes[]`", RouteSettings
+    yield "`routes[].when`", WhenSettings
+    yield "`routes[].when.header`", HeaderSettings
     for member in get_args(get_args(EngineSettings)[0]):
         yield f"`models[].engine`, name `{member.model_fields['name'].default}`", member
 

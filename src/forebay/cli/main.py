@@ -9,6 +9,8 @@ import typer
 
 from forebay import __version__
 from forebay.cli import settings
+from forebay.cli.keys import keys
+from forebay.cli.records import command as records
 from forebay.cli.settings import UserError
 
 EPILOG = "Exit codes: 0 done · 1 failed · 2 wrong usage · 3 nothing answers at the address · 130 stopped with Ctrl-C"
@@ -24,6 +26,8 @@ app = typer.Typer(
 )
 config = typer.Typer(help="The cluster file.", no_args_is_help=True)
 app.add_typer(config, name="config")
+app.add_typer(records.audit, name="audit")
+app.add_typer(keys, name="keys")
 
 FileOption = Annotated[
     Path | None,
@@ -121,9 +125,13 @@ def status(
     ] = None,
 ) -> None:
     """Show every replica of the running cluster."""
-    from forebay.cli import status as view
+    from forebay.cli.view import status as view
 
     raise typer.Exit(view.status((url or settings.admin_url()).rstrip("/"), watch, as_json, settings.screen()))
+
+
+app.command()(records.explain)
+app.command()(records.usage)
 
 
 @app.command()

@@ -14,8 +14,8 @@ import msgspec
 from rich.console import Console
 
 from forebay.cli.build import Parts, build, prepare_model
-from forebay.cli.screen import Screen
 from forebay.cli.settings import INTERRUPTED, UserError
+from forebay.cli.view.screen import Screen
 from forebay.control.loop import Controller
 from forebay.control.plan import Artifact, Places, Plan
 from forebay.control.ports import Taken, bind
@@ -27,6 +27,12 @@ from forebay.providers.processes import identify, session_leaders
 
 SHOW_EVERY_S = 0.2
 BACKLOG = 128
+ACCESS = {
+    "off": "no API key is asked for, so only this machine can reach it (gateway.auth: off)",
+    "open": "no API key is asked for: open to everybody who can reach it (gateway.auth: open)",
+    "keys": "asks for an API key; `forebay keys create --tenant NAME` makes one",
+}
+"""What `gateway.auth` means, by its values."""
 
 
 class Holder(msgspec.Struct, frozen=True):
@@ -174,6 +180,7 @@ async def _show(parts: Parts, screen: Screen, began: float, admin: tuple[str, in
     screen.still()
     screen.line(f"\nready after {wall_s() - began:.1f} s\n", "bold green")
     screen.line(f"  OpenAI API  {parts.plan.gateway_url}/v1")
+    screen.line(f"  access      {ACCESS[parts.plan.auth]}")
     screen.line(f"  admin API   http://{admin[0]}:{admin[1]}/v1/status")
     screen.line(f"\n{_example(parts.plan)}\n")
     screen.line("Ctrl-C stops the cluster.", "dim")
@@ -191,4 +198,5 @@ def _example(plan: Plan) -> str:
     else:
         path, rest = "embeddings", '"input": "A forebay feeds the turbines."'
     body = f'{{"model": "{model.name}", {rest}}}'
-    return f"curl {plan.gateway_url}/v1/{path} \\\n  -H 'content-type: application/json' \\\n  -d '{body}'"
+    key = ' \\\n  -H "authorization: Bearer $FOREBAY_API_KEY"' if plan.auth == "keys" else ""
+    return f"curl {plan.gateway_url}/v1/{path} \\\n  -H 'content-type: application/json'{key} \\\n  -d '{body}'"

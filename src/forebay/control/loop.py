@@ -194,7 +194,8 @@ class Controller:
         """Before acting: gateways are told of a replica that stops before the replica is."""
         known = {unit.key: unit for unit in units}
         try:
-            self._snapshot.write(make_routes(self.plan, self.state, known, self.reports, self._snapshot.replicas))
+            models = make_routes(self.plan, self.state, known, self.reports, self._snapshot.replicas)
+            self._snapshot.write(models, self.plan.dispatch)
         except OSError as error:
             self._fail("publish", f"the snapshot cannot be written: {error}")
         self._metrics.gauge("snapshot_version").set(self._snapshot.current.version)

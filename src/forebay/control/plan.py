@@ -1,11 +1,12 @@
 """What a cluster file asks for, as slots and routes, once its models are prepared."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from forebay.core.cluster import Cluster, ModelSettings, Slo
-from forebay.core.model import GatewaySpec, Limits, ModelRoutes, WorkerSpec
+from forebay.core.dispatch.settings import make_dispatch, stand_ins
+from forebay.core.model import Dispatch, GatewaySpec, Limits, ModelRoutes, RecordsSpec, TenancySpec, WorkerSpec
 from forebay.core.reconcile import Kind, Slot
 from forebay.core.revision import revision_id, spec_digest
 from forebay.wire.transcript import TEXT_BYTES_MAX
@@ -43,6 +44,10 @@ class Plan:
     gateway_url: str
     gateways: tuple[Slot, ...]
     models: tuple[PlannedModel, ...]
+    auth: str = "off"
+    """`gateway.auth`: who may come in."""
+    dispatch: Dispatch = field(default_factory=Dispatch)
+    """Names beside those of the models."""
 
     @property
     def slots(self) -> tuple[Slot, ...]:
@@ -72,6 +77,26 @@ class Places:
         return self.folder / "control.log"
 
     @property
+    def records(self) -> Path:
+        """What gateways write down of finished requests."""
+        return self.folder / "records"
+
+    @property
+    def keys(self) -> Path:
+        """API keys, unless the cluster file says where."""
+        return self.folder / "keys.json"
+
+    @property
+    def counts(self) -> Path:
+        """What each gateway has counted of tenants."""
+        return self.folder / "counts"
+
+    @property
+    def leases(self) -> Path:
+        """What several gateways share limits by."""
+        return self.folder / "leases.json"
+
+    @property
     def lock(self) -> Path:
         """Held by the one process that runs the cluster."""
         return self.folder / "lock"
@@ -85,6 +110,25 @@ def make_plan(cluster: Cluster, artifacts: Mapping[str, Artifact], places: Place
         gateway_url=f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{cluster.gateway.port}",  # noqa: S104 - not bound here
         gateways=tuple(_gateway(cluster, index, places, version) for index in range(cluster.gateway.processes)),
         models=tuple(_model(cluster, model, artifacts[model.name], version) for model in cluster.models),
+        auth=cluster.gateway.auth,
+        dispatch=make_dispatch(cluster.aliases, cluster.routes),
+    )
+
+
+def keys_path(cluster: Cluster, places: Places) -> Path:
+    """Where the API keys of a cluster are."""
+    return Path(cluster.gateway.keys_file).absolute() if cluster.gateway.keys_file else places.keys
+
+
+def _tenancy(cluster: Cluster, places: Places, gateway: str) -> TenancySpec | None:
+    if cluster.gateway.auth != "keys":
+        return None
+    return TenancySpec(
+        tenants=tuple(tenant.value() for tenant in cluster.tenants),
+        keys_path=str(keys_path(cluster, places)),
+        counts_path=str(places.counts / f"{gateway}.json"),
+        leases_path=str(places.leases),
+        gateways=cluster.gateway.processes,
     )
 
 
@@ -102,6 +146,8 @@ def _gateway(cluster: Cluster, index: int, places: Places, version: str) -> Slot
         replica_timeout_s=settings.replica_timeout_s,
         retries_max=settings.retries_max,
         drain_grace_s=settings.drain_grace_s,
+        records=RecordsSpec(str(places.records), **settings.records.model_dump()),
+        tenancy=_tenancy(cluster, places, f"gateway-{index}"),
     )
     digest = spec_digest(spec, version)
     return Slot(spec.id, Kind.GATEWAY, "gateway", index, digest, spec, drain_grace_s=settings.drain_grace_s)
@@ -148,5 +194,9 @@ def _model(cluster: Cluster, model: ModelSettings, artifact: Artifact, version: 
         revision=revision,
         queue_max=model.queue_max,
         queue_timeout_s=model.queue_timeout_s,
+        ttft_budget_s=model.slo.ttft_p99_ms / 1000 if model.slo.ttft_p99_ms else None,
+        fallback=stand_ins(model.fallback),
+        fallback_default=model.fallback_default == "allow",
+        price_per_mtok=model.price_per_mtok,
     )
     return PlannedModel(routes, artifact.engine, model.source, model.slo, slots)

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from forebay.control.plan import Plan
-from forebay.core.model import LoadReport, ModelRoutes, Replica, Snapshot
+from forebay.core.model import Dispatch, LoadReport, ModelRoutes, Replica, Snapshot
 from forebay.core.reconcile import SeenUnit, SlotState, State, UnitKey
 from forebay.obs.clock import wall_s
 
@@ -62,11 +62,12 @@ class SnapshotFile:
         except (OSError, msgspec.DecodeError):
             self.current = Snapshot(int(wall_s()))  # above all that came before, should a gateway still know one
 
-    def write(self, models: tuple[ModelRoutes, ...]) -> bool:
+    def write(self, models: tuple[ModelRoutes, ...], dispatch: Dispatch | None = None) -> bool:
         """Replace the snapshot, unless it says the same. Raises OSError, and then it is as it was."""
-        if models == self.current.models and self._path.exists():
+        current = self.current
+        snapshot = Snapshot(current.version + 1, models, dispatch or Dispatch())
+        if replace(snapshot, version=current.version) == current and self._path.exists():
             return False
-        snapshot = Snapshot(self.current.version + 1, models)
         draft = self._path.with_suffix(".new")
         try:
             draft.write_bytes(msgspec.json.encode(snapshot))

@@ -5,24 +5,24 @@ and listing all problems at once, is `wire.clusterfile`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal, NamedTuple
+from fnmatch import fnmatchcase
+from ipaddress import ip_address
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
+from forebay.core import admission
 from forebay.core import model as nouns
+from forebay.core.dispatch.settings import RouteSettings, StandInSettings, dispatch_conflicts
 from forebay.core.model import Policy, Task
+from forebay.core.section import Conflict, Name, Section, sections
+from forebay.core.tenancy import Quota, Tenant
 
-NAME_PATTERN = r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$"
 SHA256_PATTERN = r"^[0-9a-f]{64}$"
-Name = Annotated[str, Field(pattern=NAME_PATTERN)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True)
-
-
-class LimitSettings(_Section):
+class LimitSettings(Section):
     """Bounds of the gateway's listener; what goes over one is refused with an error that names it."""
 
     header_bytes_max: Annotated[int, Field(ge=1024, le=1_048_576)] = nouns.Limits.header_bytes_max
@@ -43,13 +43,36 @@ class LimitSettings(_Section):
     """A client that reads nothing of its answer for this long is cut off, seconds."""
 
 
-class GatewaySettings(_Section):
+class RecordSettings(Section):
+    """What each gateway process writes down of finished requests, below `FOREBAY_HOME/run/NAME/records`."""
+
+    decisions: bool = nouns.RecordsSpec.decisions
+    """Keep a record of how each request was routed and what came of it; `forebay explain` shows it."""
+    decision_files_max: Annotated[int, Field(ge=1, le=10_000)] = nouns.RecordsSpec.decision_files_max
+    """Files of decision records that are kept; the oldest are removed."""
+    audit: bool = nouns.RecordsSpec.audit
+    """Keep the audit log: who called which model when, from where, with what outcome. Without it, a gateway that is
+    killed forgets the usage of its last seconds."""
+    audit_files_max: Annotated[int, Field(ge=0, le=1_000_000)] = nouns.RecordsSpec.audit_files_max
+    """Files of the audit log that are kept; that older ones were removed is a line of the log. 0: keep all."""
+    file_bytes_max: Annotated[int, Field(ge=65_536, le=1_073_741_824)] = nouns.RecordsSpec.file_bytes_max
+    """Largest file of either kind, bytes; then the next one is begun."""
+    prompts: bool = nouns.RecordsSpec.prompts
+    """Store the bodies of requests in the audit log."""
+
+
+class GatewaySettings(Section):
     """The public endpoint."""
 
     host: str = "127.0.0.1"
     """Address to listen on."""
     port: Port = 8080
     """Port to listen on."""
+    auth: Literal["off", "open", "keys"] = "off"
+    """`keys`: a request needs an API key of one of `tenants`. `off`: it needs none, so `host` has to be loopback.
+    `open`: it needs none wherever it comes from."""
+    keys_file: Annotated[str, Field(min_length=1)] | None = None
+    """Where the API keys are kept (their digests only); none: `keys.json` below `FOREBAY_HOME/run/NAME`."""
     processes: Annotated[int, Field(ge=1, le=64)] = 1
     """Gateway processes that share the port (SO_REUSEPORT)."""
     retries_max: Annotated[int, Field(ge=0, le=10)] = nouns.GatewaySpec.retries_max
@@ -60,9 +83,11 @@ class GatewaySettings(_Section):
     """Time that running requests get to finish when the gateway stops, seconds."""
     limits: LimitSettings = LimitSettings()
     """Bounds of the listener."""
+    records: RecordSettings = RecordSettings()
+    """What is written down of finished requests."""
 
 
-class AdminSettings(_Section):
+class AdminSettings(Section):
     """The admin API: status, metrics, later the console."""
 
     host: str = "127.0.0.1"
@@ -71,7 +96,7 @@ class AdminSettings(_Section):
     """Port to listen on."""
 
 
-class Slo(_Section):
+class Slo(Section):
     """What users of the model are promised; `forebay status` and metrics report against it."""
 
     availability: Annotated[float, Field(gt=0, lt=1)] | None = None
@@ -84,7 +109,7 @@ class Slo(_Section):
     """End-to-end time of a request, 99th percentile, milliseconds."""
 
 
-class OpenVinoSettings(_Section):
+class OpenVinoSettings(Section):
     """LLMs on CPU through OpenVINO GenAI: continuous batching, prefix cache."""
 
     name: Literal["openvino"] = "openvino"
@@ -100,7 +125,7 @@ class OpenVinoSettings(_Section):
     """`auto`: GGUF files of a type that OpenVINO renders inexactly (Q4_1) are converted to Q8_0 once and cached."""
 
 
-class LlamaCppSettings(_Section):
+class LlamaCppSettings(Section):
     """Any GGUF through llama.cpp (package xllamacpp)."""
 
     name: Literal["llamacpp"] = "llamacpp"
@@ -112,7 +137,7 @@ class LlamaCppSettings(_Section):
     """Slots: sequences that run at once; more wait in the worker."""
 
 
-class OnnxSettings(_Section):
+class OnnxSettings(Section):
     """Embedding models through ONNX Runtime with dynamic batching."""
 
     name: Literal["onnx"] = "onnx"
@@ -130,7 +155,7 @@ class OnnxSettings(_Section):
     """Scale vectors to length 1."""
 
 
-class SyntheticSettings(_Section):
+class SyntheticSettings(Section):
     """An engine without a model: deterministic text or vectors on a stated time model. For tests and dry runs."""
 
     name: Literal["synthetic"] = "synthetic"
@@ -156,7 +181,7 @@ def _named(value: Any) -> Any:
     return {"name": value} if isinstance(value, str) else value
 
 
-class ModelSettings(_Section):
+class ModelSettings(Section):
     """One model: where it comes from, what runs it, how many replicas, what is promised."""
 
     name: Name
@@ -183,9 +208,53 @@ class ModelSettings(_Section):
     """Time that running requests get to finish when a replica stops, seconds."""
     slo: Slo = Slo()
     """Targets."""
+    fallback: tuple[StandInSettings, ...] = ()
+    """Models that serve its requests when it cannot, the first one first: names, or sections."""
+    fallback_default: Literal["allow", "deny"] = "allow"
+    """Whether they may, for a request that does not say so with the header `x-forebay-fallback`."""
+    price_per_mtok: Annotated[float, Field(ge=0)] | None = None
+    """Price of a million tokens, in the unit of the header `x-forebay-max-cost`."""
 
 
-class Cluster(_Section):
+Band = Literal["system", "interactive", "default", "batch"]
+Limit = Annotated[int, Field(ge=1, le=1_000_000_000_000)]
+
+
+class QuotaSettings(Section):
+    """What a tenant may use, over all gateway processes together. Each limit is at least `gateway.processes`."""
+
+    requests_per_min: Limit | None = None
+    """Requests in any 60 seconds; none: as many as there is room for."""
+    tokens_per_min: Limit | None = None
+    """Tokens in any 60 seconds, prompts and answers. A request counts as its estimate until it ends."""
+    streams_max: Limit | None = None
+    """Streams that are open at once."""
+    tokens_per_day: Limit | None = None
+    """Tokens from midnight to midnight, UTC."""
+
+
+class TenantSettings(Section):
+    """A client of the cluster. `forebay keys create --tenant NAME` makes its API keys."""
+
+    name: Name
+    """Name of the tenant."""
+    models: Annotated[tuple[str, ...], Field(min_length=1)] = ("*",)
+    """Models it may use: names, or patterns with `*`."""
+    band: Band = "default"
+    """How urgent its requests are if they do not say."""
+    band_max: Band | None = None
+    """The most urgent band that a request may ask for; none: `band`."""
+    limits: QuotaSettings = QuotaSettings()
+    """What it may use."""
+
+    def value(self) -> Tenant:
+        """The tenant as gateways know it."""
+        band = admission.Band[self.band.upper()]
+        band_max = admission.Band[self.band_max.upper()] if self.band_max else band
+        return Tenant(self.name, self.models, band, band_max, Quota(**self.limits.model_dump()))
+
+
+class Cluster(Section):
     """A Forebay cluster: the whole content of `forebay.yaml`."""
 
     name: Name = "forebay"
@@ -198,6 +267,12 @@ class Cluster(_Section):
     """Workers take the first free port at or above this one."""
     models: Annotated[tuple[ModelSettings, ...], Field(min_length=1)]
     """The models to serve."""
+    aliases: dict[str, str] = Field(default_factory=dict)
+    """Other names of models, or of names in `routes`, for clients to use."""
+    routes: tuple[RouteSettings, ...] = ()
+    """Rules that choose a model by what a request is like."""
+    tenants: tuple[TenantSettings, ...] = ()
+    """Who may use them, with `gateway.auth: keys`."""
 
     @model_validator(mode="after")
     def _parts_fit(self) -> "Cluster":
@@ -205,14 +280,6 @@ class Cluster(_Section):
         if found:
             raise ValueError("; ".join(f"{c.path}: {c.found}; allowed: {c.allowed}" for c in found))
         return self
-
-
-class Conflict(NamedTuple):
-    """Two settings, each fine alone, that do not go together."""
-
-    path: str
-    found: str
-    allowed: str
 
 
 ENGINES_OF: dict[Task, tuple[str, ...]] = {
@@ -225,22 +292,39 @@ RESERVED_NAMES = ("gateway",)
 
 def conflicts(raw: Mapping[str, Any]) -> tuple[Conflict, ...]:
     """All conflicts in a cluster given as plain data. Parts of a wrong type are skipped: others report those."""
-    models = raw.get("models")
-    sections = [m if isinstance(m, Mapping) else {} for m in models] if isinstance(models, Sequence) else []
-    return (*_name_conflicts(sections), *_engine_conflicts(sections), *_port_conflicts(raw))
+    models, tenants = sections(raw.get("models")), sections(raw.get("tenants"))
+    gateway = raw.get("gateway")
+    gateway = gateway if isinstance(gateway, Mapping) else {}
+    return (
+        *_reserved_names(models),
+        *_same_names("models", models),
+        *_engine_conflicts(models),
+        *_port_conflicts(raw),
+        *_auth_conflicts(gateway, raw.get("tenants", [])),
+        *_same_names("tenants", tenants),
+        *_tenant_conflicts(tenants, models),
+        *_limit_conflicts(tenants, gateway.get("processes", 1)),
+        *dispatch_conflicts(raw),
+    )
 
 
-def _name_conflicts(sections: Sequence[Mapping[str, Any]]) -> Iterator[Conflict]:
+def _reserved_names(models: Sequence[Mapping[str, Any]]) -> Iterator[Conflict]:
+    for index, section in enumerate(models):
+        name = section.get("name")
+        if name in RESERVED_NAMES:
+            path = f"models[{index}].name"
+            yield Conflict(path, f'"{name}"', f'any other name: "{name}" is taken by Forebay itself')
+
+
+def _same_names(key: str, sections: Sequence[Mapping[str, Any]]) -> Iterator[Conflict]:
     first: dict[str, int] = {}
     for index, section in enumerate(sections):
         name = section.get("name")
         if not isinstance(name, str):
             continue
-        path = f"models[{index}].name"
-        if name in RESERVED_NAMES:
-            yield Conflict(path, f'"{name}"', f'any other name: "{name}" is taken by Forebay itself')
         if name in first:
-            yield Conflict(path, f'"{name}", the name of models[{first[name]}] too', "a name that no other model has")
+            found = f'"{name}", the name of {key}[{first[name]}] too'
+            yield Conflict(f"{key}[{index}].name", found, f"a name that no other {key.removesuffix('s')} has")
         first.setdefault(name, index)
 
 
@@ -266,3 +350,54 @@ def _port_conflicts(raw: Mapping[str, Any]) -> Iterator[Conflict]:
 def _port(section: Any, settings: type[GatewaySettings] | type[AdminSettings]) -> Any:
     default = settings.model_fields["port"].default
     return section.get("port", default) if isinstance(section, Mapping) else default
+
+
+def _auth_conflicts(gateway: Mapping[str, Any], tenants: Any) -> Iterator[Conflict]:
+    auth = gateway.get("auth", GatewaySettings.model_fields["auth"].default)
+    host = gateway.get("host", GatewaySettings.model_fields["host"].default)
+    if auth == "keys" and tenants == []:
+        yield Conflict("tenants", "nothing", "at least one tenant, as `gateway.auth: keys` asks for their keys")
+    if auth in ("off", "open") and tenants and isinstance(tenants, Sequence):
+        yield Conflict("gateway.auth", f'"{auth}" beside tenants', '"keys", without which their limits mean nothing')
+    if auth == "off" and isinstance(host, str) and not _is_loopback(host):
+        allowed = (
+            "127.0.0.1, as everybody may use a gateway with `auth: off`; for another address ask for keys with "
+            "`gateway.auth: keys`, or write `gateway.auth: open` if everybody is meant"
+        )
+        yield Conflict("gateway.host", f'"{host}"', allowed)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _tenant_conflicts(
+    tenants: Sequence[Mapping[str, Any]], models: Sequence[Mapping[str, Any]]
+) -> Iterator[Conflict]:
+    names = [model["name"] for model in models if isinstance(model.get("name"), str)]
+    for index, tenant in enumerate(tenants):
+        patterns = tenant.get("models", [])
+        for place, pattern in enumerate(patterns if isinstance(patterns, list) else []):
+            if isinstance(pattern, str) and not any(fnmatchcase(name, pattern) for name in names):
+                allowed = f"`*`, or what fits the name of a model: {', '.join(names) or 'there is none'}"
+                yield Conflict(f"tenants[{index}].models[{place}]", f'"{pattern}"', allowed)
+        band, band_max = tenant.get("band", "default"), tenant.get("band_max")
+        known = get_args(Band)
+        if band in known and band_max in known and known.index(band) < known.index(band_max):
+            allowed = f'"{band}", the `band` of the tenant, or a more urgent one'
+            yield Conflict(f"tenants[{index}].band_max", f'"{band_max}"', allowed)
+
+
+def _limit_conflicts(tenants: Sequence[Mapping[str, Any]], processes: Any) -> Iterator[Conflict]:
+    if not isinstance(processes, int):
+        return
+    for index, tenant in enumerate(tenants):
+        limits = tenant.get("limits")
+        for key in QuotaSettings.model_fields:
+            limit = limits.get(key) if isinstance(limits, Mapping) else None
+            if isinstance(limit, int) and 1 <= limit < processes:
+                allowed = f"at least {processes}, so that each of the `gateway.processes` can give out one"
+                yield Conflict(f"tenants[{index}].limits.{key}", str(limit), allowed)

@@ -31,9 +31,15 @@ class Code(StrEnum):
     BODY_TOO_LARGE = "body_too_large"
     HEADERS_TOO_LARGE = "headers_too_large"
     REQUEST_TIMEOUT = "request_timeout"
+    UNAUTHORIZED = "invalid_api_key"
+    MODEL_NOT_ALLOWED = "model_not_allowed"
+    RATE_LIMITED = "rate_limit_exceeded"
+    STREAMS_LIMIT = "streams_limit"
+    BUDGET_EXCEEDED = "insufficient_quota"
     CONNECTION_LIMIT = "connection_limit"
     QUEUE_FULL = "queue_full"
     QUEUE_TIMEOUT = "queue_timeout"
+    DEADLINE_EXCEEDED = "deadline_exceeded"
     NO_REPLICA = "no_replica"
     OVERLOADED = "overloaded"
     DRAINING = "draining"
@@ -78,9 +84,17 @@ TABLE: dict[Code, Row] = {
         431, _C, False, _BAD, "The request head is larger than gateway.limits.header_bytes_max."
     ),
     Code.REQUEST_TIMEOUT: Row(408, _C, False, _BAD, "The request did not arrive completely in time."),
+    Code.UNAUTHORIZED: Row(401, _C, False, _BAD, "The API key is missing or not valid."),
+    Code.MODEL_NOT_ALLOWED: Row(403, _C, False, _BAD, "The tenant of this API key may not use the model."),
+    Code.RATE_LIMITED: Row(429, _C, False, _BUSY, "The tenant is over its requests or tokens per minute."),
+    Code.STREAMS_LIMIT: Row(429, _C, False, _BUSY, "The tenant has as many open streams as it may have."),
+    Code.BUDGET_EXCEEDED: Row(429, _C, False, _BUSY, "The tenant has used its tokens of the day."),
     Code.CONNECTION_LIMIT: Row(503, _P, False, _SERVER, "Too many open connections."),
     Code.QUEUE_FULL: Row(429, _P, False, _BUSY, "The waiting queue of this model is full."),
     Code.QUEUE_TIMEOUT: Row(503, _P, False, _SERVER, "No replica became free in time."),
+    Code.DEADLINE_EXCEEDED: Row(
+        504, _P, False, _SERVER, "No replica became free before the deadline that the request names."
+    ),
     Code.NO_REPLICA: Row(503, _P, False, _SERVER, "No replica of this model is ready."),
     Code.OVERLOADED: Row(503, _P, True, _SERVER, "The replica has no room for another request."),
     Code.DRAINING: Row(503, _P, True, _SERVER, "The replica is shutting down."),

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from forebay.core.tenancy.keys import Tenant
+
 
 class Task(StrEnum):
     """What a model does; decides which endpoints accept it."""
@@ -16,10 +18,20 @@ class Policy(StrEnum):
 
     CPR = "cpr"
     PREFIX_AFFINITY = "prefix_affinity"
-    CONSISTENT_HASH = "consistent_hash"
-    ROUND_ROBIN = "round_robin"
     LEAST_REQUESTS = "least_requests"
     P2C = "p2c"
+    CONSISTENT_HASH = "consistent_hash"
+    ROUND_ROBIN = "round_robin"
+
+
+class Condition(StrEnum):
+    """How a model is just now, to one gateway."""
+
+    FREE = "free"
+    """A replica would take a request at once."""
+    SATURATED = "saturated"
+    DOWN = "down"
+    """No replica takes requests."""
 
 
 class ReplicaState(StrEnum):
@@ -87,6 +99,50 @@ class Replica:
 
 
 @dataclass(frozen=True, slots=True)
+class StandIn:
+    """A model that may serve what another one cannot, `when` that one is in such a condition."""
+
+    model: str
+    when: tuple[Condition, ...] = (Condition.SATURATED, Condition.DOWN)
+
+
+@dataclass(frozen=True, slots=True)
+class When:
+    """What a request has to be like for a rule to fit: all of this. A default asks for nothing."""
+
+    task: Task | None = None
+    prompt_tokens_min: int = 0
+    prompt_tokens_max: int | None = None
+    tenant: str = ""
+    header: str = ""
+    """Lower-case name of a header that has to be there."""
+    header_value: str | None = None
+    header_prefix: str = ""
+    budget_ms_below: float | None = None
+    budget_ms_above: float | None = None
+    within_max_cost: bool = False
+    """The model of the rule costs no more than the caller says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Requests for `name` that fit `when` go to the model `then`, to replicas of `revision` if it has one."""
+
+    name: str
+    then: str
+    revision: str = ""
+    when: When = When()
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """Names beside those of the models. `aliases` lead to what they stand for at once; of rules the first counts."""
+
+    aliases: dict[str, str] = field(default_factory=dict)
+    rules: tuple[Rule, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class ModelRoutes:
     """A model and its replicas, sorted by id."""
 
@@ -97,6 +153,13 @@ class ModelRoutes:
     queue_max: int
     queue_timeout_s: float
     replicas: tuple[Replica, ...] = ()
+    ttft_budget_s: float | None = None
+    """Promised time to the first token; replicas that cannot keep it are avoided."""
+    fallback: tuple[StandIn, ...] = ()
+    fallback_default: bool = True
+    """Whether a request that says nothing of it may be served by those."""
+    price_per_mtok: float | None = None
+    """Price of a million tokens, in the unit that callers give budgets in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +168,7 @@ class Snapshot:
 
     version: int
     models: tuple[ModelRoutes, ...] = ()
+    dispatch: Dispatch = field(default_factory=Dispatch)
 
 
 @dataclass(frozen=True)
@@ -133,6 +197,36 @@ class WorkerSpec:
 
 
 @dataclass(frozen=True)
+class RecordsSpec:
+    """What a gateway writes down of finished requests, and where. The usage ledger is always kept."""
+
+    folder: str
+    """Each gateway process of the cluster has a folder of its own in it."""
+    decisions: bool = True
+    audit: bool = True
+    prompts: bool = False
+    """Whether the audit log holds the bodies of requests."""
+    file_bytes_max: int = 64 * 1024 * 1024
+    decision_files_max: int = 4
+    audit_files_max: int = 0
+    """0: all are kept."""
+
+
+@dataclass(frozen=True)
+class TenancySpec:
+    """Who may use a gateway, and how much."""
+
+    tenants: tuple[Tenant, ...]
+    keys_path: str
+    counts_path: str
+    """Where this gateway process keeps what it has counted, for its next start."""
+    leases_path: str
+    """Where it finds its share of the limits, if there are several: gateway id to `core.tenancy.Lease`."""
+    gateways: int = 1
+    """How many gateway processes share the limits."""
+
+
+@dataclass(frozen=True)
 class GatewaySpec:
     """Everything a gateway process is told at its start (a JSON file, `python -m forebay.gateway FILE`)."""
 
@@ -151,6 +245,10 @@ class GatewaySpec:
     retries_max: int = 3
     response_buffer_bytes_max: int = 1024 * 1024
     drain_grace_s: float = 30.0
+    records: RecordsSpec | None = None
+    """None: nothing is written down."""
+    tenancy: TenancySpec | None = None
+    """None: everybody may use everything."""
 
 
 @dataclass(frozen=True, slots=True)

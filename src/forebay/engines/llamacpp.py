@@ -33,6 +33,9 @@ from forebay.core.errors import Code, Refusal
 from forebay.core.model import Task
 from forebay.engines.gguf_header import Header, read_header
 from forebay.engines.protocol import (
+    Answered,
+    Detokenize,
+    Detokenized,
     Embed,
     EngineBroken,
     EngineInfo,
@@ -43,6 +46,8 @@ from forebay.engines.protocol import (
     Generate,
     Sampling,
     Step,
+    Tokenize,
+    Tokenized,
     TokenLogprob,
     Work,
 )
@@ -143,10 +148,15 @@ class LlamaCppEngine:
         self._warm_up()
         return self._info(header)
 
-    def add(self, work: Work, now: float) -> None:
+    def add(self, work: Work, now: float) -> Answered | None:
         """Accept a `Generate`; it starts when a slot and enough of the KV cache are free."""
         if isinstance(work, Embed):
             raise Refusal(Code.WRONG_TASK)
+        if isinstance(work, Tokenize):
+            return Tokenized(work.id, tuple(self._tokens(work.text, bos=work.special)))
+        if isinstance(work, Detokenize):
+            check_tokens(work.tokens, self._vocabulary_size)
+            return Detokenized(work.id, self._call("/detokenize", {"tokens": work.tokens})["content"])
         if work.id in self._running or any(each.id == work.id for each in self._waiting):
             raise Refusal(Code.INVALID_REQUEST, f"id {work.id!r} is already in use", "id")
         sampling = work.sampling
@@ -174,6 +184,7 @@ class LlamaCppEngine:
             top=sampling.logprobs,
         )
         self._waiting.append(sequence)
+        return None
 
     def cancel(self, id: str) -> None:
         """Forget a sequence; the server notices the closed connection at its next token and frees the slot."""
@@ -257,7 +268,7 @@ class LlamaCppEngine:
             parameters.cpuparams_batch.n_threads = self._settings.threads
         return parameters
 
-    def _tokens(self, prompt: str | tuple[int, ...]) -> list[int]:
+    def _tokens(self, prompt: str | tuple[int, ...], *, bos: bool = True) -> list[int]:
         if not isinstance(prompt, str):
             check_tokens(prompt, self._vocabulary_size)
             return list(prompt)
@@ -266,7 +277,7 @@ class LlamaCppEngine:
             "tokens"
         ]
         check_tokens(ids, self._vocabulary_size)
-        return [*self._bos, *ids] if self._bos and ids[0] != self._bos[0] else ids
+        return [*self._bos, *ids] if bos and self._bos and ids[0] != self._bos[0] else ids
 
     def _said_tokens(self, said: str) -> list[int]:
         check_text(said, self._piece_bytes_max, self._context, "said")
@@ -343,7 +354,7 @@ class LlamaCppEngine:
             return False
         reason = "length" if ended and message["stop_type"] == "limit" else "stop"
         cached = min(message["timings"]["cache_n"], sequence.prompt_tokens) if ended else None
-        events.append(Finished(sequence.id, reason, sequence.prompt_tokens, text.tokens, cached))
+        events.append(Finished(sequence.id, reason, sequence.prompt_tokens, text.tokens, cached, text.stop))
         return True
 
     def _warm_up(self) -> None:

@@ -16,7 +16,22 @@ from forebay.core.batching import Batch, Batcher, BatchLimits, Idle, WaitUntil
 from forebay.core.cluster import OnnxSettings
 from forebay.core.errors import Code, Refusal
 from forebay.core.model import Task
-from forebay.engines.protocol import Embed, Embedded, EngineBroken, EngineInfo, EngineLoad, Event, Failed, Step, Work
+from forebay.engines.protocol import (
+    Answered,
+    Detokenize,
+    Detokenized,
+    Embed,
+    Embedded,
+    EngineBroken,
+    EngineInfo,
+    EngineLoad,
+    Event,
+    Failed,
+    Step,
+    Tokenize,
+    Tokenized,
+    Work,
+)
 
 CONTEXT_TOKENS_DEFAULT = 512
 CHARS_PER_TOKEN_MAX = 100
@@ -68,8 +83,13 @@ class OnnxEngine:
             dimensions=dry.shape[1],
         )
 
-    def add(self, work: Work, now: float) -> None:
+    def add(self, work: Work, now: float) -> Answered | None:
         """Tokenise an input and queue it for a batch."""
+        if isinstance(work, Tokenize):
+            return Tokenized(work.id, tuple(self._encode(work.text, special=work.special)))
+        if isinstance(work, Detokenize):
+            ids = self._checked(work.tokens)
+            return Detokenized(work.id, self._tokenizer.decode(ids, skip_special_tokens=False))
         if not isinstance(work, Embed):
             raise Refusal(Code.WRONG_TASK)
         if work.id in self._batcher:
@@ -81,6 +101,7 @@ class OnnxEngine:
         if not self._batcher.offer(work.id, len(ids), now):
             raise Refusal(Code.OVERLOADED, f"{self._settings.queue_max} inputs wait already, the most that may")
         self._tokens[work.id] = ids
+        return None
 
     def cancel(self, id: str) -> None:
         """Take an input out of the queue."""
@@ -105,7 +126,7 @@ class OnnxEngine:
     def _load(self, batch_size: int) -> EngineLoad:
         return EngineLoad(waiting=len(self._batcher), batch_size=batch_size, batch_max=self._settings.max_batch)
 
-    def _encode(self, text: str) -> Sequence[int]:
+    def _encode(self, text: str, *, special: bool = True) -> Sequence[int]:
         if not text:
             raise Refusal(
                 Code.INVALID_REQUEST, "`input` is an empty string; it must have at least one character", "input"
@@ -117,7 +138,7 @@ class OnnxEngine:
             text.encode()
         except UnicodeEncodeError as error:
             raise Refusal(Code.INVALID_REQUEST, f"`input` holds half a character: {error}", "input") from error
-        ids: list[int] = self._tokenizer.encode(text).ids
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=special).ids
         return ids
 
     def _checked(self, ids: tuple[int, ...]) -> Sequence[int]:

@@ -25,6 +25,9 @@ from forebay.core.errors import Code, Refusal
 from forebay.core.model import Task
 from forebay.engines.gguf_header import Header, read_header
 from forebay.engines.protocol import (
+    Answered,
+    Detokenize,
+    Detokenized,
     Embed,
     EngineBroken,
     EngineInfo,
@@ -35,6 +38,8 @@ from forebay.engines.protocol import (
     Generate,
     Sampling,
     Step,
+    Tokenize,
+    Tokenized,
     Work,
 )
 from forebay.engines.sampling import (
@@ -139,10 +144,15 @@ class OpenVinoEngine:
             special_tokens=facts.special_tokens,
         )
 
-    def add(self, work: Work, now: float) -> None:
+    def add(self, work: Work, now: float) -> Answered | None:
         """Accept a `Generate`; it starts in a later step when there is room."""
         if isinstance(work, Embed):
             raise Refusal(Code.WRONG_TASK)
+        if isinstance(work, Tokenize):
+            return Tokenized(work.id, tuple(self._tokens(work.text, bos=work.special)))
+        if isinstance(work, Detokenize):
+            check_tokens(work.tokens, len(self._raw))
+            return Detokenized(work.id, self._tokenizer.decode(list(work.tokens), skip_special_tokens=False))
         if work.id in self._sequences:
             raise Refusal(Code.INVALID_REQUEST, f"id {work.id!r} is already in use", "id")
         sampling = work.sampling
@@ -164,6 +174,7 @@ class OpenVinoEngine:
         )
         self._sequences[work.id] = sequence
         self._waiting.append(sequence)
+        return None
 
     def cancel(self, id: str) -> None:
         """Forget a sequence. No more is computed for it, and its KV blocks are free at the end of the next step."""
@@ -229,14 +240,14 @@ class OpenVinoEngine:
         self._shown = [b"" if shown[id] != plain[id] else self._raw[id] for id in range(size)]
         self._piece_bytes_max = max(map(len, self._raw))
 
-    def _tokens(self, prompt: str | tuple[int, ...]) -> list[int]:
+    def _tokens(self, prompt: str | tuple[int, ...], *, bos: bool = True) -> list[int]:
         if not isinstance(prompt, str):
             check_tokens(prompt, len(self._raw))
             return list(prompt)
         check_text(prompt, self._piece_bytes_max, self._context)
         ids: list[int] = self._tokenizer.encode(prompt, add_special_tokens=False).input_ids.data[0].tolist()
         check_tokens(ids, len(self._raw))
-        if self._bos and ids[0] != self._bos[0]:
+        if bos and self._bos and ids[0] != self._bos[0]:
             ids[:0] = self._bos
         return ids
 
@@ -323,7 +334,8 @@ class OpenVinoEngine:
         return False
 
     def _finished(self, sequence: _Sequence, reason: str, unseen: int) -> Finished:
-        return Finished(sequence.id, reason, sequence.prompt_tokens, sequence.text.tokens + unseen)
+        text = sequence.text
+        return Finished(sequence.id, reason, sequence.prompt_tokens, text.tokens + unseen, stop=text.stop)
 
     def _settle(self) -> None:
         """If all that the pipeline still holds is cancelled, let it free that now: a step without any computation."""

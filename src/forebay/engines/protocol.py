@@ -60,7 +60,22 @@ class Embed(_Value, frozen=True):
     input: str | tuple[int, ...]
 
 
-Work = Generate | Embed
+class Tokenize(_Value, frozen=True):
+    """Turn a text into tokens, as a prompt (or input) of this model is; `special` with those that frame it."""
+
+    id: str
+    text: str
+    special: bool = True
+
+
+class Detokenize(_Value, frozen=True):
+    """Turn tokens into their text, special tokens as they are spelt."""
+
+    id: str
+    tokens: tuple[int, ...]
+
+
+Work = Generate | Embed | Tokenize | Detokenize
 
 
 class TokenLogprob(_Value, frozen=True):
@@ -85,7 +100,7 @@ class Finished(_Value, frozen=True):
     """A sequence ended. `reason` is OpenAI's: `stop` or `length`. `cached_tokens` None: the engine cannot say.
 
     `prompt_tokens` are those of the prompt alone; `completion_tokens` are those of the whole answer, of which an
-    earlier replica may have said a part.
+    earlier replica may have said a part. `stop` is the stop string that ended it, if one did.
     """
 
     id: str
@@ -93,6 +108,7 @@ class Finished(_Value, frozen=True):
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int | None = None
+    stop: str | None = None
 
 
 class Embedded(_Value, frozen=True):
@@ -101,6 +117,20 @@ class Embedded(_Value, frozen=True):
     id: str
     vector: bytes
     prompt_tokens: int
+
+
+class Tokenized(_Value, frozen=True):
+    """The tokens of a text."""
+
+    id: str
+    tokens: tuple[int, ...]
+
+
+class Detokenized(_Value, frozen=True):
+    """The text of tokens."""
+
+    id: str
+    text: str
 
 
 class Failed(_Value, frozen=True):
@@ -112,7 +142,8 @@ class Failed(_Value, frozen=True):
     param: str | None = None
 
 
-Event = Delta | Finished | Embedded | Failed
+Answered = Tokenized | Detokenized
+Event = Delta | Finished | Embedded | Failed | Answered
 
 
 class EngineLoad(_Value, frozen=True):
@@ -165,10 +196,11 @@ class Engine(Protocol):
     def load(self) -> EngineInfo:
         """Load and warm up the model. Raises `EngineBroken` with a text for the operator."""
 
-    def add(self, work: Work, now: float) -> None:
+    def add(self, work: Work, now: float) -> Answered | None:
         """Accept work. Raises `core.errors.Refusal` without any effect if it cannot be served.
 
-        A `Generate` that fails after this is reported by a `Failed` event. `now` is monotonic seconds.
+        A `Tokenize` or `Detokenize` needs no step: it is answered at once and forgotten. A `Generate` that fails
+        after this is reported by a `Failed` event. `now` is monotonic seconds.
         """
 
     def cancel(self, id: str) -> None:

@@ -42,6 +42,7 @@ class AnswerText:
         "_seam",
         "_stops",
         "_unsent",
+        "stop",
         "stopped",
         "tokens",
     )
@@ -61,6 +62,8 @@ class AnswerText:
         """Tokens of the whole answer."""
         self.stopped = False
         """A stop string is complete; what follows it is not part of the answer."""
+        self.stop: str | None = None
+        """That stop string."""
 
     def push(self, token: bytes, logprob: TokenLogprob | None = None, tokens: int = 1) -> Delta | None:
         """One more token (or the bytes of several); the delta that can be sent now, if any."""
@@ -101,11 +104,14 @@ class AnswerText:
         held = self._held
         seam = self._seam  # a stop string must end after it: what was sent is sent
         found = [
-            (at + len(stop), at) for stop in self._stops if (at := held.find(stop, max(0, seam - len(stop) + 1))) >= 0
+            (at + len(stop), at, stop)
+            for stop in self._stops
+            if (at := held.find(stop, max(0, seam - len(stop) + 1))) >= 0
         ]
         if found:
             self.stopped = True
-            return min(found)[1]
+            _, at, self.stop = min(found)
+            return at
         longest = max(map(len, self._stops), default=0) - 1
         for at in range(max(0, len(held) - longest), len(held)):
             tail = held[at:]
@@ -135,10 +141,16 @@ def token_logprob(token: bytes, logprob: float) -> TokenLogprob:
     return TokenLogprob(token.decode("utf-8", "replace"), logprob, tuple(token))
 
 
-def render_chat(template: str, messages: Sequence[Mapping[str, Any]], special_tokens: Mapping[str, str]) -> str:
+def render_chat(
+    template: str,
+    messages: Sequence[Mapping[str, Any]],
+    special_tokens: Mapping[str, str],
+    param: str = "messages",
+) -> str:
     """The prompt of a conversation, ending where the assistant's turn begins. Raises `Refusal` if there is none.
 
-    Templates run in a sandbox, with the functions and settings that transformers gives them.
+    Templates run in a sandbox, with the functions and settings that transformers gives them. `param` is what the
+    request calls its messages.
     """
     try:
         compiled = _compile(template)
@@ -148,13 +160,13 @@ def render_chat(template: str, messages: Sequence[Mapping[str, Any]], special_to
         rendered = compiled.render({**special_tokens, "messages": messages, "add_generation_prompt": True})
     except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
         text = f"the chat template of this model does not accept these messages: {error}"
-        raise Refusal(Code.INVALID_REQUEST, text, "messages") from error
+        raise Refusal(Code.INVALID_REQUEST, text, param) from error
     except (RecursionError, OverflowError, MemoryError) as error:
         text = "the chat template of this model cannot render messages of this size"
-        raise Refusal(Code.INVALID_REQUEST, text, "messages") from error
+        raise Refusal(Code.INVALID_REQUEST, text, param) from error
     if len(rendered) > RENDERED_CHARS_MAX:
         text = f"the rendered conversation has {len(rendered)} characters; at most {RENDERED_CHARS_MAX} are taken"
-        raise Refusal(Code.CONTEXT_LENGTH_EXCEEDED, text, "messages")
+        raise Refusal(Code.CONTEXT_LENGTH_EXCEEDED, text, param)
     return rendered
 
 

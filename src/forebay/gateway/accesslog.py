@@ -31,6 +31,8 @@ class Line(msgspec.Struct, gc=False, omit_defaults=True):
     completion_tokens: int = 0
     cached_tokens: int = 0
     resumes: int = 0
+    asked: str = ""
+    """The name in the request, if it is not that of the model that served it."""
 
 
 class Dropped(msgspec.Struct):

@@ -1,5 +1,6 @@
 """Counting what happens to requests: metrics by model, one access log line each."""
 
+from forebay.gateway.records.facts import Used
 from forebay.obs.metrics import Counter, Metrics
 
 Tokens = tuple[int, int, int | None]
@@ -38,13 +39,16 @@ class Account:
         self.events = metrics.counter("stream_events_total", model)
         self.queue_wait = metrics.histogram("queue_wait_seconds", model)
 
-    def answered(self, duration_s: float, tokens: Tokens) -> None:
+    def answered(self, duration_s: float) -> None:
         """A request ended well."""
         self.ok.value += 1
         self.duration.observe(duration_s)
-        self.prompt_tokens.value += tokens[0]
-        self.completion_tokens.value += tokens[1]
-        self.cached_tokens.value += tokens[2] or 0
+
+    def spent(self, used: Used) -> None:
+        """What a request has used, however it ended."""
+        self.prompt_tokens.value += used.prompt
+        self.completion_tokens.value += used.completion
+        self.cached_tokens.value += used.cached
 
     def streamed(self, ttft_s: float, rest_s: float, tokens: int) -> None:
         """A stream ended, well or not, that had at least one event."""
@@ -59,6 +63,14 @@ class Account:
     def resumed(self, reason: str) -> Counter:
         """Streams that another replica went on with."""
         return self._metrics.counter("resumes_total", self.model, reason)
+
+    def fell_back(self, trouble: str) -> Counter:
+        """Requests that another model was to serve."""
+        return self._metrics.counter("fallbacks_total", self.model, trouble)
+
+    def preempted(self, band: str) -> Counter:
+        """Attempts of a band that gave way to more urgent requests."""
+        return self._metrics.counter("preemptions_total", self.model, band)
 
     def retried(self, reason: str) -> Counter:
         """Attempts that were repeated elsewhere."""

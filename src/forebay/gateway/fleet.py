@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Final
 
 from forebay.core.admission import WaitingRoom
 from forebay.core.model import LoadReport, ModelRoutes, Replica, ReplicaState, Task
+from forebay.core.resilience import Breaker, State, pool_ttft_s
 from forebay.core.routing import LIVE, Meter, PrefixIndex, Pricing, effective_state, room
 from forebay.core.routing.speed import Lengths
 from forebay.gateway.account import Account
@@ -13,6 +14,9 @@ from forebay.net.client import Header, Pool
 if TYPE_CHECKING:
     from forebay.gateway.relay import Relay
 
+STALL_S: Final = 2.0
+"""An engine that owes a sign of life for so long makes its streams stall."""
+JUDGE_EVERY_S: Final = 1.0
 UNHEARD: Final = ReplicaState.STARTING
 """State of a replica that has not answered a load poll lately, or answered as another one."""
 
@@ -22,8 +26,10 @@ class Link:
 
     __slots__ = (
         "attempts",
+        "breaker",
         "generation",
         "headers",
+        "heard_at",
         "host",
         "id",
         "last_used",
@@ -38,6 +44,7 @@ class Link:
         "retired",
         "revision",
         "room",
+        "stalled",
         "state",
         "task",
     )
@@ -53,15 +60,19 @@ class Link:
         self.task = task
         self.pool = pool
         self.meter = meter
+        self.breaker = Breaker()
         self.state = self.reported = UNHEARD
         self.load = 0
         self.others = 0
         self.room = 0
         self.last_used = 0
+        self.heard_at = 0.0
         self.retired = False
+        self.stalled = False
         self.attempts: dict[Relay, None] = {}
         self.headers: tuple[Header, ...] = (
             (b"x-forebay-replica", replica.id.encode()),
+            (b"x-forebay-model", model.encode()),
             (b"x-forebay-model-revision", replica.revision.encode()),
         )
 
@@ -121,7 +132,7 @@ class Link:
 class Served:
     """One model: its routes, its replicas sorted by id, the requests that wait."""
 
-    __slots__ = ("account", "lengths", "links", "pricing", "routes", "waiting")
+    __slots__ = ("_judged_at", "account", "lengths", "links", "pricing", "routes", "troubled", "waiting")
 
     def __init__(self, routes: ModelRoutes, account: Account) -> None:
         self.routes = routes
@@ -129,6 +140,9 @@ class Served:
         self.links: list[Link] = []
         self.pricing = Pricing(PrefixIndex())
         self.lengths = Lengths()
+        self.troubled = False
+        """Whether the breaker of any replica may be other than closed."""
+        self._judged_at = 0.0
         self.waiting: WaitingRoom[Relay] = WaitingRoom(routes.queue_max, routes.queue_timeout_s)
 
     def link(self, replica: Replica, pool: Pool) -> Link:
@@ -136,9 +150,16 @@ class Served:
         meter = Meter(replica.id, self.pricing.index.join())
         return Link(replica, self.routes.name, self.routes.task, pool, meter)
 
-    def heard(self, link: Link, report: LoadReport, own: int) -> str:
+    def heard(self, link: Link, report: LoadReport, own: int, now: float) -> str:
         """Take over a load report; `own` attempts were under way when it was asked. Returns what is wrong."""
+        was_live = link.live
         problem = link.heard(report, own)
+        if link.live and not was_live:
+            link.breaker.ready(now)
+        stalled, link.stalled = link.stalled, report.stalled_s > STALL_S
+        if link.stalled and not stalled:
+            link.breaker.brown_out.note_stall(now)
+        link.heard_at = now
         if not problem and not link.retired:
             lengths, kv_tokens = self.lengths, report.kv_total_tokens
             # an engine counts waiting sequences, not their tokens: each is taken for a usual prompt
@@ -148,6 +169,19 @@ class Served:
             if kv_tokens:
                 self.pricing.index.resize(link.meter.mask, kv_tokens // lengths.tokens(BLOCK_BYTES))
         return problem
+
+    def look_again(self, now: float) -> None:
+        """Take the time into account: speeds and prices, handicaps, who is slow. To be done a few times a second."""
+        live = [link for link in self.links if link.live]
+        self.pricing.refresh([link.meter for link in live], now)
+        if now - self._judged_at >= JUDGE_EVERY_S:
+            self._judged_at = now
+            pool_s = pool_ttft_s((link.breaker.brown_out for link in live), now)
+            for link in live:
+                link.breaker.brown_out.judge(pool_s, now)
+        for link in live:
+            link.meter.handicap = link.breaker.handicap(now)
+        self.troubled = any(link.breaker.state is not State.CLOSED for link in live)
 
     def unheard(self, link: Link) -> None:
         """Its last report is too old."""

@@ -7,39 +7,56 @@ import secrets
 from random import Random
 from typing import Final, NamedTuple
 
+from forebay.core.admission import Band, preempt
+from forebay.core.dispatch import Chosen
 from forebay.core.errors import TABLE, Code, Refusal
-from forebay.core.model import GatewaySpec, Policy, Snapshot, Task
-from forebay.core.routing import Route, Shed, Wait, choose
+from forebay.core.model import Condition, GatewaySpec, Policy, Snapshot, Task
+from forebay.core.resilience import Outcome, RetryBudget, admissible, outcome_of
+from forebay.core.routing import Route, Shed, Wait, Why, choose
+from forebay.core.tenancy import ANONYMOUS, Denied, Tenant
 from forebay.gateway.accesslog import AccessLog, Line
-from forebay.gateway.account import OK, Account
-from forebay.gateway.asking import make_ask, wanted
+from forebay.gateway.account import CLIENT_CLOSED, OK, Account
+from forebay.gateway.asking import Wanted, expected_tokens, make_ask, make_ticket, wanted
+from forebay.gateway.dispatch.dispatching import Dispatcher, check_revision, condition, renamed, strangers
 from forebay.gateway.fleet import Link, Served
-from forebay.gateway.relay import Relay
+from forebay.gateway.records.facts import Facts, used
+from forebay.gateway.records.recorder import Recorder
+from forebay.gateway.relay import CODES, Relay, candidates
+from forebay.gateway.tenancy import Admitted, Doorman, credential
 from forebay.net.server import Exchange
 from forebay.obs.clock import wall_s
 from forebay.obs.metrics import UNKNOWN, Metrics
 from forebay.wire import http1
-from forebay.wire.errors import error_body
+from forebay.wire.errors import error_body, id_headers
+from forebay.wire.records import Attempt, Decision
 
 
 class Endpoint(NamedTuple):
-    """A path that replicas serve, and the start of the requests they get for it."""
+    """A path that replicas serve, and the start of the requests they get for it.
+
+    `any_task`: models of every task serve it; `task` is what it counts as where that matters.
+    """
 
     path: str
     task: Task
     head: bytes
+    any_task: bool = False
 
 
-def _endpoint(path: str, task: Task) -> Endpoint:
+def _endpoint(path: str, task: Task, *, any_task: bool = False) -> Endpoint:
     head = f"POST {path} HTTP/1.1\r\nhost: forebay\r\ncontent-type: application/json\r\nx-forebay-gateway: 1\r\n"
     head += "x-request-id: "
-    return Endpoint(path, task, head.encode())
+    return Endpoint(path, task, head.encode(), any_task)
 
 
 ENDPOINTS: Final = {
     b"/v1/chat/completions": _endpoint("/v1/chat/completions", Task.CHAT),
     b"/v1/completions": _endpoint("/v1/completions", Task.CHAT),
     b"/v1/embeddings": _endpoint("/v1/embeddings", Task.EMBED),
+    b"/v1/messages": _endpoint("/v1/messages", Task.CHAT),
+    b"/v1/responses": _endpoint("/v1/responses", Task.CHAT),
+    b"/v1/tokenize": _endpoint("/v1/tokenize", Task.CHAT, any_task=True),
+    b"/v1/detokenize": _endpoint("/v1/detokenize", Task.CHAT, any_task=True),
 }
 COUNTING: Final = frozenset({Policy.ROUND_ROBIN, Policy.LEAST_REQUESTS, Policy.P2C})
 """Policies that look at no prompt."""
@@ -50,18 +67,34 @@ STUCK_MAX: Final = 3
 REQUEST_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
+class DeniedRefusal(Refusal):
+    """The doorman does not let a request in; coming back makes sense after `retry_after_s`, if that is not 0."""
+
+    def __init__(self, verdict: Denied) -> None:
+        super().__init__(verdict.code, verdict.text, "model" if verdict.code is Code.MODEL_NOT_ALLOWED else None)
+        self.retry_after_s = verdict.retry_after_s
+
+
 class Gateway:
     """Requests of the public listener, in flight and waiting. Replicas come and go by `fleet`."""
 
-    def __init__(self, spec: GatewaySpec, metrics: Metrics, log: AccessLog, rng: Random) -> None:
+    def __init__(
+        self, spec: GatewaySpec, metrics: Metrics, log: AccessLog, rng: Random, recorder: Recorder | None = None
+    ) -> None:
         self.served: dict[str, Served] = {}
         self.snapshot: Snapshot | None = None
+        self.dispatcher = Dispatcher()
         self.response_buffer_bytes_max = spec.response_buffer_bytes_max
         self._retries_max = spec.retries_max
         self._metrics = metrics
         self._log = log
         self._rng = rng
+        self.doorman: Doorman | None = None
+        """Who asks for keys; None: everybody may use everything."""
+        self._recorder = recorder
+        self.keeps_prompts = recorder is not None and recorder.prompts
         self._turn = 0
+        self._budget = RetryBudget()
         self._id_start = secrets.token_hex(8).encode()
         self._id_count = itertools.count()
         self.now = asyncio.get_running_loop().time
@@ -80,69 +113,206 @@ class Gateway:
         given = exchange.header(b"x-request-id")
         request_id = given if given and REQUEST_ID.fullmatch(given) else self._new_id()
         body = exchange.body
+        began = self.now()
+        admitted: Admitted | None = None
+        chosen: Chosen | None = None
         try:
             request = wanted(body)
-            served = self._served(request.model, endpoint.task)
+            asked = request.model
+            if asked not in self.dispatcher.plain:
+                chosen = self.dispatcher.resolve(request, exchange, endpoint.task, self._tenant(exchange))
+                if chosen is not None and chosen.model != asked:
+                    request.model = chosen.model
+                    body = renamed(body, chosen.model)
+            admitted = self._let_in(exchange, request)
+            served = self._served(request.model, endpoint)
+            if chosen is not None and chosen.revision:
+                check_revision(served, chosen.revision)
+            tenant = admitted.tenant if admitted is not None else ANONYMOUS
+            ticket = make_ticket(
+                request,
+                exchange,
+                tenant,
+                lengths=served.lengths,
+                began=began,
+                queue_timeout_s=served.routes.queue_timeout_s,
+            )
         except Refusal as refusal:
+            if admitted is not None:
+                self._settle(admitted, 0)
             self.refuse(exchange, refusal, request_id)
             return
         exchange.body = b""  # it is kept once, inside the request
         relay = Relay(self, served, exchange, endpoint.path, request_id)
-        if served.routes.policy not in COUNTING:
-            relay.ask = make_ask(request, exchange, request_id, endpoint.task, served.lengths)
-            relay.prompt_bytes = max(1, len(request.text))
-            relay.streams = request.stream is True
-        relay.request = b"%b%b\r\ncontent-length: %d\r\n\r\n%b" % (endpoint.head, request_id, len(body), body)
+        relay.began = began  # by which its deadline was set
+        relay.ticket = ticket
+        if chosen is not None:
+            relay.chosen, relay.revision = chosen, chosen.revision
+            relay.asked = asked if asked != chosen.model else ""
+        relay.admitted = admitted
+        if self._recorder is not None:
+            relay.client = exchange.peer
+        relay.prompt_bytes = max(1, len(request.text))
+        relay.streams = request.stream is True
+        self._aim(relay, request, body, endpoint)
         self._admit(relay)
+
+    def _aim(self, relay: Relay, request: Wanted, body: bytes, endpoint: Endpoint) -> None:
+        """Make what the replicas of its model get, and what choosing one of them takes."""
+        routes, lengths, id = relay.served.routes, relay.served.lengths, relay.request_id
+        if routes.policy not in COUNTING:
+            relay.ask = make_ask(request, relay.exchange, id, routes=routes, lengths=lengths, band=relay.band)
+        relay.request = b"%b%b\r\ncontent-length: %d\r\n\r\n%b" % (endpoint.head, id, len(body), body)
 
     def refuse(self, exchange: Exchange, refusal: Refusal, request_id: bytes = b"") -> None:
         """Answer a request that belongs to no model with an error."""
         request_id = request_id or self._new_id()
         status = TABLE[refusal.code].status
-        headers = [http1.JSON, (b"x-request-id", request_id)]
+        headers = [http1.JSON, *id_headers(request_id, exchange.path)]
+        if refusal.code is Code.UNAUTHORIZED:
+            headers.append((b"www-authenticate", b"Bearer"))
+        retry_after_s = refusal.retry_after_s if isinstance(refusal, DeniedRefusal) else 0
         if refusal.code is Code.NO_REPLICA:
-            headers.append((b"retry-after", b"1"))
-        exchange.respond(status, headers, error_body(refusal))
+            retry_after_s = 1
+        if retry_after_s:
+            headers.append((b"retry-after", b"%d" % retry_after_s))
+        exchange.respond(status, headers, error_body(refusal, exchange.path))
         self.refused(refusal.code)
-        self._log.add(
-            Line("request", wall_s(), request_id.decode(), exchange.path[:256], "", status, refusal.code.value, 0)
-        )
+        id, path, code = request_id.decode(), exchange.path[:256], refusal.code.value
+        self._log.add(Line("request", wall_s(), id, path, "", status, code, 0))
+        if self._recorder is not None and exchange.method == b"POST":
+            decision = Decision(wall_s(), id, "", "", status, code, 0.0)
+            self._recorder.finished(Facts(decision, path, client=exchange.peer))
 
     def refused(self, code: Code) -> None:
         """Count an answer that belongs to no model."""
         self._metrics.counter("requests_total", UNKNOWN, code.value).inc()
 
-    def _served(self, name: str, task: Task) -> Served:
+    def _tenant(self, exchange: Exchange) -> Tenant:
+        """Whose request it is. Raises `Refusal`."""
+        if self.doorman is None:
+            return ANONYMOUS
+        tenant = self.doorman.identify(credential(exchange.header), self.now())
+        if isinstance(tenant, Denied):
+            raise DeniedRefusal(tenant)
+        return tenant
+
+    def _let_in(self, exchange: Exchange, request: Wanted) -> Admitted | None:
+        """Ask the doorman, before anything is said of models. Raises `Refusal`."""
+        if self.doorman is None:
+            return None
+        served = self.served.get(request.model)
+        tokens = expected_tokens(request, served.lengths) if served is not None else 0
+        verdict = self.doorman.admit(
+            credential(exchange.header), request.model, int(tokens), request.stream is True, now=self.now()
+        )
+        if isinstance(verdict, Denied):
+            raise DeniedRefusal(verdict)
+        return verdict
+
+    def _settle(self, admitted: Admitted, tokens: int) -> None:
+        assert self.doorman is not None
+        self.doorman.settle(admitted.reservation, tokens, self.now())
+
+    def _served(self, name: str, endpoint: Endpoint) -> Served:
         served = self.served.get(name)
         if served is None:
             if self.snapshot is None:
                 raise Refusal(Code.NO_REPLICA, "The gateway does not know its models yet.")
             shown = name if len(name) <= 128 else f"{name[:128]}…"
             raise Refusal(Code.MODEL_NOT_FOUND, f"The model `{shown}` does not exist.", "model")
-        if served.routes.task is not task:
+        if served.routes.task is not endpoint.task and not endpoint.any_task:
             raise Refusal(
-                Code.WRONG_TASK, f"The model `{name}` serves {served.routes.task} requests, not {task}.", "model"
+                Code.WRONG_TASK,
+                f"The model `{name}` serves {served.routes.task} requests, not {endpoint.task}.",
+                "model",
             )
         return served
 
     # --- waiting and routing
 
     def _admit(self, relay: Relay) -> None:
-        served = relay.served
+        served, now = relay.served, relay.began
+        self._budget.request(now)
+        if served.routes.fallback and not served.ready and self._fall_back(relay, Condition.DOWN):
+            return
+        choice: Route | Wait | Shed | None = None
         if not served.waiting:
             choice = self._choose(relay)
             if isinstance(choice, Route):
                 self._send(relay, choice)
                 return
-        refused = served.waiting.enter(relay, relay.began)
+        refused = served.waiting.enter(relay, relay.ticket, now)
         if refused is not None:
-            relay.refuse(Refusal(refused.code), refused.retry_after_s)
+            self._turn_away(refused.item, Refusal(refused.code), refused.retry_after_s)
+        if (refused is None or refused.item is not relay) and (choice is None or choice.why is Why.FULL):
+            self._make_room(relay)
+
+    def _turn_away(
+        self, relay: Relay, problem: Refusal, retry_after_s: int, trouble: Condition = Condition.SATURATED
+    ) -> None:
+        """Its model cannot serve it: let another one do so, or refuse it."""
+        if not relay.served.ready:
+            trouble = Condition.DOWN
+        if not self._fall_back(relay, trouble):
+            relay.refuse(problem, retry_after_s)
+
+    def _fall_back(self, relay: Relay, trouble: Condition) -> bool:
+        """Send it to a model that steps in for its own, if there is one and its caller agrees."""
+        before = relay.served
+        if relay.exchange.started:
+            return False
+        chosen = relay.chosen or Chosen(before.routes.name, "")
+        tenant = relay.admitted.tenant if relay.admitted is not None else ANONYMOUS
+        found = self.dispatcher.fall_back(chosen, relay.exchange, self.served, trouble, tenant)
+        if found is None:
+            return False
+        try:
+            body = renamed(relay.request.partition(b"\r\n\r\n")[2], found.model)
+        except Refusal:  # the replica will say so
+            return False
+        before.waiting.leave(relay)
+        before.account.fell_back(trouble).inc()
+        relay.asked = relay.asked or chosen.model
+        relay.chosen, relay.served = found, self.served[found.model]
+        relay.tried, relay.ask, relay.charge = (), None, None
+        self._aim(relay, wanted(body), body, ENDPOINTS[relay.path.encode()])
+        choice = self._choose(relay)
+        if isinstance(choice, Route):
+            self._send(relay, choice)
+        else:  # breakers may have changed their mind
+            relay.served.waiting.enter_again(relay, relay.ticket, self.now())
+        return True
+
+    def _make_room(self, relay: Relay) -> None:
+        """Let an attempt of a lower band that nothing was seen of yet give way."""
+        served = relay.served
+        if relay.ticket.band is Band.BATCH:
+            return
+        victim = preempt((each for link in served.links for each in link.attempts), relay.ticket.band)
+        if victim is None:
+            return
+        now = self.now()
+        served.account.preempted(victim.ticket.band.name.lower()).inc()
+        victim.give_way()
+        self._take_back(victim, Outcome.NEUTRAL, now)
+        served.waiting.enter_again(victim, victim.ticket, now)
+        self.pump(served)
 
     def _choose(self, relay: Relay) -> Route | Wait | Shed:
-        served = relay.served
-        return choose(
-            served.routes.policy, served.links, relay.tried, self._rng, ask=relay.ask, pricing=served.pricing
-        )
+        served, tried = relay.served, relay.tried
+        if relay.revision:
+            tried = (*tried, *strangers(served.links, relay.revision))
+        policy, links, ask, pricing = served.routes.policy, served.links, relay.ask, served.pricing
+        if served.troubled:
+            live = [link for link in links if link.live]
+            allowed = admissible([link.breaker for link in live], self.now())
+            shut = [(link.id, link.generation) for at, link in enumerate(live) if at not in allowed]
+            if shut:
+                choice = choose(policy, links, (*tried, *shut), self._rng, ask=ask, pricing=pricing)
+                if not isinstance(choice, Shed):
+                    return choice
+        return choose(policy, links, tried, self._rng, ask=ask, pricing=pricing)
 
     def _send(self, relay: Relay, route: Route) -> None:
         served, now = relay.served, self.now()
@@ -150,9 +320,15 @@ class Gateway:
         if relay.queued_s < 0:
             relay.queued_s = now - relay.began
             served.account.queue_wait.observe(relay.queued_s)
+        if self._recorder is not None:
+            relay.candidates = candidates(served.links, route)
+            relay.report_age_s = now - link.heard_at
         self._turn += 1
         link.take(relay, self._turn)
+        served.waiting.served(relay.ticket)
         relay.route = route
+        relay.since = now
+        relay.mark = link.breaker.begin(now)
         if relay.ask is not None:
             relay.charge = served.pricing.sent(link.meter, relay.ask, route.hit_tokens, relay.streams, now)
         relay.run_on(link)
@@ -161,45 +337,60 @@ class Gateway:
         """Send what waits, in order, as far as there is room."""
         waiting = served.waiting
         while waiting:
-            for relay in waiting.waiting():
+            for relay in waiting:
                 choice = self._choose(relay)
                 if isinstance(choice, Wait):
-                    if not relay.tried:  # then nobody who has tried nothing can go either
+                    if not relay.tried and not relay.revision:  # then nobody else of this kind can go either
                         return
                     continue
                 waiting.leave(relay)
                 if isinstance(choice, Route):
                     self._send(relay, choice)
                 else:
-                    relay.refuse(Refusal(Code.REPLICA_LOST, choice.why), choice.retry_after_s)
+                    problem = Refusal(Code.REPLICA_LOST, choice.why)
+                    self._turn_away(relay, problem, choice.retry_after_s, Condition.DOWN)
                 break
             else:
                 return
 
     def again(self, relay: Relay, reason: str, problem: Refusal) -> None:
         """An attempt failed before anything was sent to the client."""
-        link, served = relay.link, relay.served
+        link, served, now = relay.link, relay.served, self.now()
         assert link is not None
-        link.give_back(relay)
-        if relay.charge is not None:
-            relay.charge.release()
+        relay.attempts.append(Attempt(link.id, relay.why, reason, now - relay.since))
+        self._take_back(relay, outcome_of(Code(reason)) if reason in CODES else Outcome.FAILED, now)
         if reason == "connect":
             link.unheard()
         begun = relay.exchange.started
         failed = (link.id, link.generation)
         relay.tried = (*relay.tried, failed) if relay.stuck or not begun else (failed,)
         if not self._may_go_on(relay, reason):
-            relay.refuse(problem, served.waiting.retry_after_s(self.now()))
+            relay.refuse(problem, served.waiting.retry_after_s(now))
             return
-        choice = self._choose(relay)
+        # who was turned away waits if too many are tried again; a replica that is lost gets nothing more by it
+        choice = Wait(Why.FULL) if relay.refused and not self._budget.allow(now) else self._choose(relay)
         if isinstance(choice, Route):
             self._send(relay, choice)
         elif isinstance(choice, Shed) and not begun:
-            relay.refuse(problem, choice.retry_after_s)
+            trouble = Condition.SATURATED if problem.code is Code.OVERLOADED else Condition.DOWN
+            self._turn_away(relay, problem, choice.retry_after_s, trouble)
         else:
             if begun:  # a replica may come back as it is: its engine is replaced within seconds
                 relay.tried = ()
-            served.waiting.enter_again(relay, relay.deadline)
+            served.waiting.enter_again(relay, relay.ticket, now)
+
+    def _take_back(self, relay: Relay, outcome: Outcome, now: float) -> bool:
+        """Take an attempt off all accounts. False if there was none."""
+        link, served = relay.link, relay.served
+        if link is None or not link.give_back(relay):
+            return False
+        if relay.charge is not None:
+            relay.charge.release()
+        link.breaker.end(relay.mark, outcome, now)
+        if outcome is Outcome.FAILED:
+            served.troubled = True
+        served.waiting.charge(relay.ticket, -relay.ticket.work_tokens)
+        return True
 
     def _may_go_on(self, relay: Relay, reason: str) -> bool:
         """Count another attempt, unless it is one too many."""
@@ -209,10 +400,11 @@ class Gateway:
                 return False
             relay.resumes += 1
             relay.stuck += not relay.refused
-            relay.deadline = self.now() + relay.served.routes.queue_timeout_s  # it had its place: a wait begins anew
+            # it had its place: a wait begins anew
+            relay.ticket = relay.ticket._replace(deadline=self.now() + relay.served.routes.queue_timeout_s)
             account.resumed(reason).inc()
             return True
-        if relay.retries >= self._retries_max or self.now() >= relay.deadline:
+        if relay.retries >= self._retries_max or self.now() >= relay.ticket.deadline:
             return False
         relay.retries += 1
         account.retried(reason).inc()
@@ -221,38 +413,62 @@ class Gateway:
     def over(self, relay: Relay, code: str, status: int, now: float) -> None:
         """A request has ended: free its place for the next one."""
         served, link = relay.served, relay.link
-        if link is not None and link.give_back(relay):
+        if code == OK:
+            self._learn(relay, link, now)
+            outcome = Outcome.OK
+        else:
+            outcome = Outcome.NEUTRAL if code == CLIENT_CLOSED else outcome_of(Code(code))
+        spent = used(relay.told, relay.events, served.lengths.tokens(relay.prompt_bytes))
+        if self._take_back(relay, outcome, now):
+            assert link is not None
+            relay.attempts.append(Attempt(link.id, relay.why, code, now - relay.since))
             served.waiting.rate.count(now)
-            if relay.charge is not None:
-                self._learn(relay, link, code, now)
+            served.waiting.charge(relay.ticket, spent.prompt + spent.completion)
         else:
             served.waiting.leave(relay)
+        served.account.spent(spent)
+        if relay.admitted is not None:
+            self._settle(relay.admitted, spent.prompt + spent.completion)
+        if self._recorder is not None:
+            self._recorder.finished(relay.facts(code, status, now, spent))
         self._log.add(relay.line(code, status, now))
         if served.waiting:
             self.pump(served)
 
-    def _learn(self, relay: Relay, link: Link, code: str, now: float) -> None:
-        """Take a request off its replica's account, and see how long it really took."""
-        charge, ask = relay.charge, relay.ask
-        assert charge is not None
-        assert ask is not None
-        if code != OK or not relay.usage[0]:
-            charge.release()
-            return
+    def _learn(self, relay: Relay, link: Link | None, now: float) -> None:
+        """See how long it really took."""
+        charge = relay.charge
         prompt_tokens, output_tokens, cached_tokens = relay.usage
+        if not prompt_tokens:
+            return
+        relay.served.lengths.learn(relay.prompt_bytes, prompt_tokens, output_tokens)
+        if charge is None or link is None or relay.resumes:
+            return
         if relay.served.routes.task is Task.EMBED:  # the answer is there when the prompt has been read
             charge.first_token(now, link.load)
-        charge.done(now, link.load + 1, prompt_tokens, cached_tokens, output_tokens)
-        relay.served.lengths.learn(relay.prompt_bytes, prompt_tokens, output_tokens)
+        charge.done(now, link.load, prompt_tokens, cached_tokens, output_tokens)
 
     def expire(self) -> None:
         """Refuse what has waited too long, and send what can go."""
         now = self.now()
         for served in self.served.values():
-            served.pricing.refresh([link.meter for link in served.links if link.live], now)
+            served.look_again(now)
             if not served.waiting:
                 continue
             for relay in served.waiting.expire(now):
                 code = Code.QUEUE_TIMEOUT if served.ready else Code.NO_REPLICA
-                relay.refuse(Refusal(code), served.waiting.retry_after_s(now))
+                if relay.impatient and not relay.exchange.started:
+                    relay.refuse(Refusal(Code.DEADLINE_EXCEEDED), served.waiting.retry_after_s(now))
+                    continue
+                self._turn_away(relay, Refusal(code), served.waiting.retry_after_s(now))
+            if served.routes.fallback and not served.ready:
+                self._clear(served)
             self.pump(served)
+
+    def _clear(self, served: Served) -> None:
+        """No replica takes requests: do not let them wait for it where others can step in at once."""
+        others = [self.served[each.model] for each in served.routes.fallback if each.model in self.served]
+        for relay in served.waiting.waiting():
+            if not any(condition(other) is Condition.FREE for other in others):
+                return
+            self._fall_back(relay, Condition.DOWN)

@@ -11,8 +11,11 @@ import msgspec
 from forebay import __version__
 from forebay.core.errors import Code, Refusal
 from forebay.core.model import Endpoint, GatewaySpec
-from forebay.gateway.gateway import ENDPOINTS, Gateway
+from forebay.core.resilience import State
+from forebay.core.tenancy import Denied
+from forebay.gateway.gateway import ENDPOINTS, DeniedRefusal, Gateway
 from forebay.gateway.polling import fetch
+from forebay.gateway.tenancy import credential
 from forebay.net.client import Pool
 from forebay.net.server import Exchange, HttpServer
 from forebay.obs.clock import wall_s
@@ -24,6 +27,7 @@ PEER_TIMEOUT_S: Final = 1.0
 SCRAPES_MAX: Final = 8
 MODELS: Final = "/v1/models"
 GETS: Final = frozenset({"/livez", "/readyz", "/metrics", MODELS})
+REPLICA_GAUGES: Final = tuple(row.name for row in TABLE if row.name.startswith("replica_") and row.kind == "gauge")
 MERGE_RULES: Final = {PREFIX + row.name: row.merge for row in TABLE if row.merge != "sum"}
 
 
@@ -75,9 +79,12 @@ class Pages:
                 metrics.gauge("replica_in_flight", name, link.id).set(len(link.attempts))
                 metrics.gauge("replica_queue_tokens", name, link.id).set(link.meter.queue_tokens)
                 metrics.gauge("replica_trust", name, link.id).set(link.meter.trust)
-        for gauge in ("replica_up", "replica_in_flight", "replica_queue_tokens", "replica_trust"):
+                metrics.gauge("replica_handicap", name, link.id).set(link.meter.handicap)
+                for state in State:
+                    metrics.gauge("replica_breaker", name, link.id, state).set(link.breaker.state is state)
+        for gauge in REPLICA_GAUGES:
             for labels in metrics.labels(gauge):
-                if labels not in links:
+                if labels[:2] not in links:
                     metrics.forget(gauge, *labels)
         return metrics.render()
 
@@ -106,18 +113,32 @@ class Pages:
             self._readyz(exchange)
         elif path == "/metrics":
             self._scrape(exchange)
+        elif isinstance(allowed := self._allowed(exchange), Refusal):
+            self._gateway.refuse(exchange, allowed)
         elif path == MODELS:
-            _json(exchange, 200, {"object": "list", "data": [self._model(name) for name in self._gateway.served]})
+            _json(exchange, 200, {"object": "list", "data": [self._model(*each) for each in allowed.items()]})
         else:
             name = unquote(path[len(MODELS) + 1 :])
-            if name in self._gateway.served:
-                _json(exchange, 200, self._model(name))
+            if name in allowed:
+                _json(exchange, 200, self._model(name, allowed[name]))
             else:
                 text = f"The model `{name[:128]}` does not exist."
                 self._gateway.refuse(exchange, Refusal(Code.MODEL_NOT_FOUND, text, "model"))
 
-    def _model(self, name: str) -> dict[str, str | int]:
-        return {"id": name, "object": "model", "created": self._created, "owned_by": "forebay"}
+    def _allowed(self, exchange: Exchange) -> dict[str, tuple[str, ...]] | Refusal:
+        """The names that whoever asks may use, with the models that they may lead to."""
+        doorman = self._gateway.doorman
+        names = {**{name: (name,) for name in self._gateway.served}, **self._gateway.dispatcher.names}
+        if doorman is None:
+            return names
+        tenant = doorman.identify(credential(exchange.header), self._gateway.now())
+        if isinstance(tenant, Denied):
+            return DeniedRefusal(tenant)
+        return {name: models for name, models in names.items() if any(map(tenant.may_use, models))}
+
+    def _model(self, name: str, models: tuple[str, ...]) -> dict[str, str | int]:
+        shown: dict[str, str | int] = {"id": name, "object": "model", "created": self._created, "owned_by": "forebay"}
+        return shown if models == (name,) or len(models) > 1 else {**shown, "parent": models[0]}
 
     def _refuse_method(self, exchange: Exchange, allowed: bytes) -> None:
         text = f"{exchange.path[:256]} takes {allowed.decode()}, not {exchange.method.decode('latin-1')}."

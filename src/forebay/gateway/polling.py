@@ -126,6 +126,7 @@ class Fleet:
             served.update(routes)
             self._relink(served, routes)
             gateway.pump(served)
+        gateway.dispatcher.take_over(snapshot)
         self._log.info("snapshot taken over", version=snapshot.version, models=len(snapshot.models))
 
     def _relink(self, served: Served, routes: ModelRoutes) -> None:
@@ -162,7 +163,7 @@ class Fleet:
             report = _report(await fetch(pool, b"/load", max(patience_s, spec.load_poll_s)))
             problem = ""
             if report is not None:
-                problem = served.heard(link, report, own)
+                problem = served.heard(link, report, own, now())
                 heard_at, lost = now(), False
             else:
                 served.unheard(link)

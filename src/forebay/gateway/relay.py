@@ -4,23 +4,30 @@ When a replica is lost before anything was sent, the request is tried elsewhere.
 stream, another replica gets the request and the text that the client already has, and goes on from there.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
+from forebay.core.admission import Band, Ticket
+from forebay.core.dispatch import Chosen
 from forebay.core.errors import TABLE, Code, Refusal
+from forebay.core.resilience import Outcome, State
 from forebay.core.routing import Ask, Charge, Route, Why
 from forebay.gateway.accesslog import Line
 from forebay.gateway.account import CLIENT_CLOSED, OK, Tokens, usage
+from forebay.gateway.records.facts import Facts, Used
 from forebay.net.client import Call, CallError, Header
 from forebay.net.server import Exchange
 from forebay.obs.clock import wall_s
 from forebay.wire import http1
-from forebay.wire.errors import error_body, error_event
-from forebay.wire.transcript import DONE, Transcript, last_data
+from forebay.wire.errors import error_body, error_event, id_headers
+from forebay.wire.records import CANDIDATES_MAX, Attempt, Candidate, Decision
+from forebay.wire.transcript import DONE, Transcript, ended, last_data
 
 if TYPE_CHECKING:
     from forebay.gateway.fleet import Link, Served
+    from forebay.gateway.tenancy import Admitted
 
 USAGE: Final = b"x-forebay-usage"
 ERROR: Final = b"x-forebay-error"
@@ -48,6 +55,8 @@ WAITING, WHOLE, EVENTS, BYTES, RETRY, FAILED = range(6)
 the replica is to be replaced, thrown away because it ends the stream that it was to continue."""
 
 
+ENDED: Final = -1
+"""Mark of an attempt that its breaker has heard of already."""
 REASONS: Final = {why: why.encode() for why in Why}
 CODES: Final = frozenset(code.value for code in Code)
 
@@ -64,6 +73,7 @@ class Desk(Protocol):
     """Where a request goes from here."""
 
     response_buffer_bytes_max: int
+    keeps_prompts: bool
 
     def now(self) -> float:
         """The loop's time."""
@@ -88,8 +98,21 @@ class Relay:
     ask: Ask | None = None
     route: Route | None = None
     charge: Charge | None = None
+    chosen: Chosen | None = None
+    asked = ""
+    """The name in the request, if another one serves it."""
+    revision = ""
+    """Only replicas of this one may serve it."""
     streams = False
     prompt_bytes = 1
+    since = 0.0
+    mark = 0
+    gave_way = False
+    client = ""
+    admitted: "Admitted | None" = None
+    report_age_s = 0.0
+    candidates: tuple[Candidate, ...] = ()
+    ticket: Ticket
     resumes = 0
     stuck = 0
     _call: Call | None = None
@@ -109,8 +132,8 @@ class Relay:
         self.path = path
         self.request_id = request_id
         self.request = b""
-        self.began = now = desk.now()
-        self.deadline = now + served.routes.queue_timeout_s
+        self.began = desk.now()
+        self.attempts: list[Attempt] = []
         exchange.on_disconnect = self.client_gone
 
     def run_on(self, link: "Link") -> None:
@@ -126,18 +149,18 @@ class Relay:
             self._interrupted()
             return
         status = TABLE[refusal.code].status
-        headers = [http1.JSON, (b"x-request-id", self.request_id)]
+        headers = [http1.JSON, *id_headers(self.request_id, self.path)]
         if retry_after_s:
             headers.append((b"retry-after", b"%d" % retry_after_s))
-        self.exchange.respond(status, headers, error_body(refusal))
+        self.exchange.respond(status, headers, error_body(refusal, self.path))
         self._end(refusal.code.value, status)
 
     def client_gone(self) -> None:
         """The client closed its connection: stop the work on its answer."""
         call = self._call
         if call is not None:
-            if (
-                self._transcript is not None and last_data(self._transcript.last) == DONE
+            if self._transcript is not None and ended(
+                last_data(self._transcript.last)
             ):  # it has everything; only the token counts are still on their way
                 call.resume()
                 return
@@ -149,6 +172,44 @@ class Relay:
         if self._call is not None:
             self._call.cancel()
         self.on_error(CallError("lost", True, "The replica does not answer any more."))
+
+    @property
+    def band(self) -> Band:
+        """How urgent it is."""
+        return self.ticket.band
+
+    @property
+    def yields(self) -> bool:
+        """Whether its attempt may be stopped for a more urgent request."""
+        return not self.exchange.started and not self.gave_way
+
+    @property
+    def impatient(self) -> bool:
+        """Whether its client would have waited less than the queue lets it."""
+        return self.ticket.deadline < self.began + self.served.routes.queue_timeout_s
+
+    @property
+    def why(self) -> str:
+        """Why the last attempt went where it went."""
+        return self.route.why if self.route is not None else ""
+
+    @property
+    def events(self) -> int:
+        """Events that the client was sent."""
+        return self._transcript.events if self._transcript is not None else 0
+
+    @property
+    def told(self) -> tuple[int, int, int] | None:
+        """Tokens by the worker's count; None if it has told none."""
+        prompt, completion, cached = self.usage
+        return (prompt, completion, cached or 0) if prompt or completion else None
+
+    def give_way(self) -> None:
+        """Stop the attempt for a more urgent request; it waits again."""
+        self.gave_way = True
+        if self._call is not None:
+            self._call.cancel()
+            self._call = None
 
     @property
     def refused(self) -> bool:
@@ -244,17 +305,23 @@ class Relay:
 
     def _first(self) -> None:
         """The first event has come."""
-        self.first_at = self.desk.now()
-        if self.charge is not None and self.link is not None:
-            self.charge.first_token(self.first_at, self.link.load)
+        self.first_at = now = self.desk.now()
+        link = self.link
+        assert link is not None
+        link.breaker.brown_out.note_ttft(now - self.since, now)
+        if link.breaker.state is State.HALF_OPEN:  # a long answer should not hold the place of a probe
+            link.breaker.end(self.mark, Outcome.OK, now)
+            self.mark = ENDED
+        if self.charge is not None:
+            self.charge.first_token(now, link.load)
 
     def _broken(self, reason: str) -> None:
         """The replica was lost after the head went out: go on elsewhere, if that can be done."""
         transcript = self._transcript
         last = last_data(transcript.last) if transcript is not None else b""
         said = transcript.said() if transcript is not None else None
-        if last == DONE or (said is not None and said.finished):
-            if last != DONE:
+        if ended(last) or (said is not None and said.finished):
+            if not ended(last):
                 self.exchange.write(b"data: %b\n\n" % DONE)
             self.exchange.end()
             self._end(OK, self._status)
@@ -309,6 +376,7 @@ class Relay:
             (b"x-forebay-queue-ms", b"%d" % _ms(self.queued_s)),
             (b"x-forebay-route", REASONS[route.why]),
             *link.headers,
+            *(((b"x-forebay-dispatch", self.chosen.why.encode()),) if self.chosen is not None else ()),
         ]
 
     def _overflow(self) -> None:
@@ -328,7 +396,8 @@ class Relay:
         """The answer will not be complete: say so inside the stream, and cut it."""
         transcript = self._transcript
         if transcript is not None:
-            self.exchange.write((b"\n\n" if transcript.open else b"") + error_event(Code.STREAM_INTERRUPTED))
+            event = error_event(Code.STREAM_INTERRUPTED, path=self.path, events=transcript.events)
+            self.exchange.write((b"\n\n" if transcript.open else b"") + event)
         self.exchange.abort()
         self._end(Code.STREAM_INTERRUPTED.value, self._status)
 
@@ -340,7 +409,7 @@ class Relay:
         now = self.desk.now()
         account = self.served.account
         if code == OK:
-            account.answered(now - self.began, self.usage)
+            account.answered(now - self.began)
         else:
             account.failed(code).inc()
         transcript = self._transcript
@@ -349,6 +418,36 @@ class Relay:
             if self.first_at:
                 account.streamed(self.first_at - self.began, now - self.first_at, self.usage[1])
         self.desk.over(self, code, status, now)
+
+    def facts(self, code: str, status: int, now: float, spent: Used) -> Facts:
+        """What is written down of it."""
+        link, routes = self.link, self.served.routes
+        decision = Decision(
+            wall_s(),
+            self.request_id.decode("ascii"),
+            routes.name,
+            self.ticket.tenant,
+            status,
+            code,
+            now - self.began,
+            policy=routes.policy,
+            why=self.why,
+            candidates=self.candidates[:CANDIDATES_MAX],
+            others=max(0, len(self.candidates) - CANDIDATES_MAX),
+            chosen=link.id if link is not None else "",
+            attempts=tuple(self.attempts),
+            queued_s=max(0.0, self.queued_s),
+            ttft_s=self.first_at - self.began if self.first_at else 0.0,
+            prompt_tokens=spent.prompt,
+            completion_tokens=spent.completion,
+            cached_tokens=spent.cached,
+            estimated=spent.estimated,
+            resumed=self.resumes,
+            report_age_s=self.report_age_s,
+        )
+        revision = link.revision if link is not None else ""
+        body = self.request.partition(b"\r\n\r\n")[2] if self.desk.keeps_prompts else b""
+        return Facts(decision, self.path, revision, client=self.client, prompt=body)
 
     def line(self, code: str, status: int, now: float) -> Line:
         """The line for the access log."""
@@ -371,6 +470,7 @@ class Relay:
             self.usage[1],
             self.usage[2] or 0,
             self.resumes,
+            self.asked,
         )
 
 
@@ -385,3 +485,14 @@ def _code_in(body: bytes, default: Code) -> str:
     except msgspec.DecodeError:
         return default.value
     return code if code in CODES else default.value
+
+
+def candidates(links: Sequence["Link"], route: Route) -> tuple[Candidate, ...]:
+    """All that a choice looked at, the best first if it had a score."""
+    if not route.terms:
+        return tuple(Candidate(x.id, x.generation, x.state, x.load, x.room) for x in links)
+    rows = []
+    for score in sorted(route.terms, key=lambda score: (score.total_s, score.at)):
+        x = links[score.at]
+        rows.append(Candidate(x.id, x.generation, x.state, x.load, x.room, *score[1:]))
+    return tuple(rows)

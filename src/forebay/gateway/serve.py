@@ -15,6 +15,8 @@ from forebay.gateway import pages
 from forebay.gateway.accesslog import AccessLog
 from forebay.gateway.gateway import Gateway
 from forebay.gateway.polling import Fleet
+from forebay.gateway.records.recorder import Recorder
+from forebay.gateway.tenancy import Doorman
 from forebay.net.server import HttpServer
 from forebay.obs.metrics import Metrics
 
@@ -41,7 +43,8 @@ async def run(
 ) -> None:
     """Run a gateway until the first signal, then drain; a second one ends it at once. Raises `NoPort`."""
     metrics = Metrics()
-    gateway = Gateway(spec, metrics, access, Random())  # noqa: S311 - balancing, not secrecy
+    recorder = Recorder(spec.records, spec.id, log) if spec.records is not None else None
+    gateway = Gateway(spec, metrics, access, Random(), recorder)  # noqa: S311 - balancing, not secrecy
     no_port: NoPort | None = None
     async with asyncio.TaskGroup() as group:
         page = pages.Pages(gateway, spec, metrics, group)
@@ -49,13 +52,24 @@ async def run(
         public = HttpServer(page.handle, spec.limits, refused=gateway.refused)
         private = HttpServer(page.handle_private, PRIVATE_LIMITS)
         page.public = public
-        background = [group.create_task(fleet.follow()), group.create_task(_tick(gateway, access))]
+        background = [group.create_task(fleet.follow()), group.create_task(_tick(gateway, access, recorder, metrics))]
+        keys: asyncio.Task[None] | None = None
+        if spec.tenancy is not None:
+            gateway.doorman = Doorman(spec.id, spec.tenancy, log, now=gateway.now)
+            gateway.doorman.start()
+            keys = group.create_task(gateway.doorman.follow())
+            background.append(keys)
         try:
+            if recorder is not None:
+                recorder.start()
             await _listen(public, private, spec)
             log.info("listening", host=spec.host, port=public.port, private_port=private.port)
             await signals.get()
             log.info("draining", grace_s=spec.drain_grace_s, connections=public.connections)
             page.draining = True
+            if gateway.doorman is not None and keys is not None:  # from here on its successor counts
+                keys.cancel()
+                gateway.doorman.save()
             await _drain(public, spec.drain_grace_s, signals, log)
         except NoPort as error:  # raised below: out of the group it would come as a group
             no_port = error
@@ -67,6 +81,8 @@ async def run(
             for task in background:
                 task.cancel()
     access.flush()
+    if recorder is not None:
+        recorder.close()
     if no_port is not None:
         raise no_port
     log.info("stopped")
@@ -90,11 +106,14 @@ async def _drain(
         again.cancel()
 
 
-async def _tick(gateway: Gateway, access: AccessLog) -> None:
+async def _tick(gateway: Gateway, access: AccessLog, recorder: Recorder | None, metrics: Metrics) -> None:
     while True:
         await asyncio.sleep(TICK_S)
         gateway.expire()
         access.flush()
+        if recorder is not None:
+            recorder.flush(gateway.now())
+            metrics.counter("records_lost_total").value = recorder.lost
 
 
 async def _listen(public: HttpServer, private: HttpServer, spec: GatewaySpec) -> None:

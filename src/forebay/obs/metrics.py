@@ -63,19 +63,28 @@ TABLE: tuple[Metric, ...] = (
     Metric("request_duration_seconds", "histogram", _M, "From the whole request to the end of the answer.", SECONDS),
     Metric("ttft_seconds", "histogram", _M, "From the whole request to the first event of a stream.", SECONDS),
     Metric("tpot_seconds", "histogram", _M, "Per output token after the first, of streams.", TOKEN_SECONDS),
-    Metric("prompt_tokens_total", "counter", _M, "Prompt tokens of answered requests."),
-    Metric("completion_tokens_total", "counter", _M, "Tokens generated for answered requests."),
+    Metric("prompt_tokens_total", "counter", _M, "Prompt tokens of requests that were answered, also in part."),
+    Metric("completion_tokens_total", "counter", _M, "Tokens of answers, also of those that were broken off."),
     Metric("cached_tokens_total", "counter", _M, "Prompt tokens that came from a prefix cache."),
     Metric("stream_events_total", "counter", _M, "Server-sent events relayed."),
     Metric("queue_depth", "gauge", _M, "Requests that wait in the gateway for a replica."),
     Metric("queue_wait_seconds", "histogram", _M, "How long requests waited for a replica.", SECONDS),
     Metric("retries_total", "counter", ("model", "reason"), "Attempts that were repeated on another replica."),
     Metric("resumes_total", "counter", ("model", "reason"), "Streams that another replica was asked to go on with."),
+    Metric("fallbacks_total", "counter", ("model", "trouble"), "Requests that went on to another model."),
+    Metric("preemptions_total", "counter", ("model", "band"), "Attempts of a band that gave way to urgent requests."),
     Metric("in_flight", "gauge", _M, "Requests that a replica works on for this gateway."),
+    Metric("records_lost_total", "counter", (), "Decision records and audit lines that could not be written."),
     Metric("open_connections", "gauge", (), "Open client connections."),
     Metric("replica_up", "gauge", _MR, "1 if every gateway process may route to the replica.", merge="min"),
     Metric("replica_in_flight", "gauge", _MR, "Requests that the gateways have under way at a replica."),
     Metric("replica_queue_tokens", "gauge", _MR, "Prompt tokens that the gateways believe to wait at a replica."),
+    Metric(
+        "replica_handicap", "gauge", _MR, "How many times as costly it counts: just started, or slow.", merge="max"
+    ),
+    Metric(
+        "replica_breaker", "gauge", (*_MR, "state"), "1 for the state that the replica's breaker is in.", merge="max"
+    ),
     Metric("replica_trust", "gauge", _MR, "Cached prompt tokens found per expected one, 0 to 1.", merge="min"),
     # worker
     Metric("worker_requests_total", "counter", (*_MR, "endpoint", "code"), "Requests ended, by `ok` or error code."),

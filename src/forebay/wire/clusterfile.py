@@ -15,7 +15,9 @@ import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from forebay.core.cluster import NAME_PATTERN, SHA256_PATTERN, Cluster, conflicts
+from forebay.core.cluster import SHA256_PATTERN, Cluster, conflicts
+from forebay.core.dispatch.settings import HEADER_PATTERN, PUBLIC_PATTERN, TARGET_PATTERN
+from forebay.core.section import NAME_PATTERN
 
 TEXT_BYTES_MAX = 1_000_000
 NODES_MAX = 50_000
@@ -30,6 +32,9 @@ _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\
 _PATTERNS = {
     NAME_PATTERN: "up to 63 of a-z, 0-9, `.`, `_`, `-`, with a letter or digit at both ends",
     SHA256_PATTERN: "64 digits of 0-9 and a-f",
+    PUBLIC_PATTERN: "up to 128 letters, digits, `.`, `_`, `:`, `/`, `-`, with a letter or digit at both ends",
+    TARGET_PATTERN: "the name of a model or an alias, or NAME@REVISION",
+    HEADER_PATTERN: "up to 64 of a-z, 0-9, `-`, with a letter or digit at both ends",
 }
 _STEP = re.compile(r"[^.\[\]]+|\[\d+\]")
 
@@ -326,7 +331,7 @@ def _schema_at(steps: Iterable[str | int], root: Any, schema: dict[str, Any]) ->
         elif "discriminator" in part and step == "name":
             part = {"enum": sorted(part["discriminator"]["mapping"])}
         else:
-            part = part.get("properties", {}).get(step, {})
+            part = part.get("properties", {}).get(step) or part.get("additionalProperties") or {}
         place = _at([step], place)
     return _resolved(part, place, schema)
 

@@ -1,8 +1,30 @@
-"""Errors as OpenAI's error object: `{"error": {"message", "type", "param", "code"}}`."""
+"""Errors as the API of a path words them: OpenAI's error object, or Anthropic's for the Messages API.
+
+`path` is that of the request; every path but those below speaks as OpenAI's chat completions do.
+"""
+
+from typing import Any, Final
 
 import msgspec
 
 from forebay.core.errors import TABLE, Code, Refusal
+
+MESSAGES: Final = "/v1/messages"
+RESPONSES: Final = "/v1/responses"
+
+ANTHROPIC_TYPES: Final = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+"""Anthropic's type of error by HTTP status; others below 500 are `invalid_request_error`, above `api_error`."""
+
+_encode = msgspec.json.Encoder().encode
 
 
 def error_object(code: Code, text: str = "", param: str | None = None) -> dict[str, dict[str, str | None]]:
@@ -11,11 +33,33 @@ def error_object(code: Code, text: str = "", param: str | None = None) -> dict[s
     return {"error": {"message": text or row.text, "type": row.kind, "param": param, "code": code.value}}
 
 
-def error_body(refusal: Refusal) -> bytes:
+def error_body(refusal: Refusal, path: str = "") -> bytes:
     """The JSON body of an error answer."""
-    return msgspec.json.encode(error_object(refusal.code, refusal.text, refusal.param))
+    if path.startswith(MESSAGES):
+        return _encode(_anthropic_object(refusal.code, refusal.text, refusal.param))
+    return _encode(error_object(refusal.code, refusal.text, refusal.param))
 
 
-def error_event(code: Code, text: str = "") -> bytes:
-    """A server-sent event that ends a stream with an error."""
-    return b"data: " + msgspec.json.encode(error_object(code, text)) + b"\n\n"
+def error_event(code: Code, text: str = "", path: str = "", events: int = 0) -> bytes:
+    """A server-sent event that ends a stream with an error; `events` went before it."""
+    if path == MESSAGES:
+        return b"event: error\ndata: " + _encode(_anthropic_object(code, text, None)) + b"\n\n"
+    if path == RESPONSES:
+        said = {"type": "error", "code": code.value, "message": text or TABLE[code].text, "param": None}
+        return b"event: error\ndata: " + _encode(said | {"sequence_number": events}) + b"\n\n"
+    return b"data: " + _encode(error_object(code, text)) + b"\n\n"
+
+
+def id_headers(request_id: bytes, path: str = "") -> list[tuple[bytes, bytes]]:
+    """The headers in which an answer names its request."""
+    if path.startswith(MESSAGES):
+        return [(b"x-request-id", request_id), (b"request-id", request_id)]
+    return [(b"x-request-id", request_id)]
+
+
+def _anthropic_object(code: Code, text: str, param: str | None) -> dict[str, Any]:
+    """Our code stands twice: where Anthropic's client looks for such codes, and where all our errors have it."""
+    row = TABLE[code]
+    kind = ANTHROPIC_TYPES.get(row.status, "invalid_request_error" if row.status < 500 else "api_error")
+    error = {"type": kind, "message": text or row.text, "param": param, "code": code.value}
+    return {"type": "error", "error": error | {"details": {"error_code": code.value}}}

@@ -1,13 +1,17 @@
-"""OpenAI's answers as bytes: whole bodies, stream chunks, embeddings.
+"""OpenAI's answers as bytes: chat completions and text completions, whole or as stream chunks, and embeddings.
 
 A stream chunk costs one JSON string: all that stays the same within a choice is encoded once.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import msgspec
+
+from forebay.core.errors import Code
+from forebay.wire.errors import error_event
 
 DONE = b"data: [DONE]\n\n"
 LOGPROB_MIN = -9999.0
@@ -68,11 +72,12 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One finished choice; `logprobs` is OpenAI's object for its endpoint, ready to encode."""
+    """One finished choice. `logprobs` None: nobody asked. `stop`: the stop string that ended it, if one did."""
 
     text: str
     finish_reason: str
-    logprobs: Mapping[str, Any] | None = None
+    logprobs: Sequence[Logprob] | None = None
+    stop: str | None = None
 
 
 def chat_logprobs(tokens: Sequence[Logprob]) -> dict[str, Any]:
@@ -107,94 +112,154 @@ def completion_logprobs(tokens: Sequence[Logprob], offset: int) -> dict[str, Any
     }
 
 
-def chat_body(head: Head, choices: Sequence[Choice], usage: Usage) -> bytes:
-    """The whole answer to a chat request."""
-    listed: list[dict[str, Any]] = [
-        {
-            "index": index,
-            "message": {"role": "assistant", "content": choice.text, "refusal": None, "annotations": []},
-            "logprobs": choice.logprobs,
-            "finish_reason": choice.finish_reason,
-        }
-        for index, choice in enumerate(choices)
-    ]
-    return _body(head, "chat.completion", listed, usage)
+class _Chunks(ABC):
+    """The chunks of a stream, and what they have in common with a whole answer.
 
+    `begun`: the text of the only choice of a stream that another replica has begun; None for a new answer.
+    """
 
-def completion_body(head: Head, choices: Sequence[Choice], usage: Usage) -> bytes:
-    """The whole answer to a text completion request."""
-    listed = [
-        {
-            "text": choice.text,
-            "index": index,
-            "logprobs": choice.logprobs,
-            "finish_reason": choice.finish_reason,
-        }
-        for index, choice in enumerate(choices)
-    ]
-    return _body(head, "text_completion", listed, usage)
+    names: ClassVar[Mapping[str, str]]
+    """What a request calls the parameters of the engine, where the words differ."""
+    _kind: ClassVar[str]
+    _chunk_kind: ClassVar[str]
+    _around: ClassVar[tuple[bytes, bytes, bytes]]
+    """What stands before and after the text of a choice, and instead of all three at its end."""
 
+    def __init__(
+        self,
+        head: Head,
+        choices: int = 1,
+        *,
+        stream: bool = False,
+        include_usage: bool = False,
+        begun: str | None = None,
+    ) -> None:
+        self._head = head
+        self._begun = begun
+        self._include_usage = include_usage
+        if not stream:
+            return
+        self._start = b"data: " + _encode(self._shared(self._chunk_kind))[:-1] + b',"choices":['
+        self._tail = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
+        before, after, _ = self._around
+        self._before = tuple(self._start + b'{"index":%d,' % index + before for index in range(choices))
+        self._with_logprobs = after + b',"logprobs":'
+        self._after = after + b',"logprobs":null,"finish_reason":null}' + self._tail
 
-def _body(head: Head, kind: str, choices: list[dict[str, Any]], usage: Usage) -> bytes:
-    return _encode(
-        {
+    def delta(self, index: int, text: str, tokens: Sequence[Logprob] = ()) -> bytes:
+        """New text of a choice, with the log probabilities of its tokens if these were asked for."""
+        if not tokens:
+            return self._before[index] + _encode(text) + self._after
+        shown = self._with_logprobs + _encode(self._logprobs(index, tokens)) + b',"finish_reason":null}'
+        return self._before[index] + _encode(text) + shown + self._tail
+
+    def finish(self, index: int, reason: str, stop: str | None = None) -> bytes:
+        """The last event of a choice."""
+        end = b',"logprobs":null,"finish_reason":%b}' % _encode(reason)
+        return self._start + b'{"index":%d,' % index + self._around[2] + end + self._tail
+
+    def end(self, usage: Usage) -> bytes:
+        """The end of a stream; the event with the token counts, which has no choices, if it was asked for."""
+        if not self._include_usage:
+            return DONE
+        return self._start + b'],"usage":' + _encode(usage.document()) + b"}\n\n" + DONE
+
+    def error(self, code: Code, text: str) -> bytes:
+        """An event that ends a stream before its time."""
+        return error_event(code, text)
+
+    @abstractmethod
+    def _logprobs(self, index: int, tokens: Sequence[Logprob]) -> dict[str, Any]:
+        """OpenAI's object for these tokens of a choice."""
+
+    def _shared(self, kind: str) -> dict[str, Any]:
+        head = self._head
+        return {
             "id": head.id,
             "object": kind,
             "created": head.created,
             "model": head.model,
             "system_fingerprint": head.fingerprint,
-            "choices": choices,
-            "usage": usage.document(),
         }
-    )
+
+    def _body(self, choices: list[dict[str, Any]], usage: Usage) -> bytes:
+        return _encode(self._shared(self._kind) | {"choices": choices, "usage": usage.document()})
 
 
-class Chunks:
-    """Builds the server-sent events of one stream."""
+class ChatAnswer(_Chunks):
+    """What `/v1/chat/completions` answers."""
 
-    def __init__(self, head: Head, *, chat: bool, choices: int, include_usage: bool) -> None:
-        kind = "chat.completion.chunk" if chat else "text_completion"
-        shared = _encode(
-            {
-                "id": head.id,
-                "object": kind,
-                "created": head.created,
-                "model": head.model,
-                "system_fingerprint": head.fingerprint,
-            }
-        )
-        self._start = b"data: " + shared[:-1] + b',"choices":['
-        self._chat = chat
-        self._tail = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
-        before = b'"delta":{"content":' if chat else b'"text":'
-        after = b"}" if chat else b""
-        self._before = tuple(self._start + b'{"index":%d,' % index + before for index in range(choices))
-        self._logprobs = after + b',"logprobs":'
-        self._after = after + b',"logprobs":null,"finish_reason":null}' + self._tail
+    names: ClassVar[Mapping[str, str]] = {"prompt": "messages", "schema": "response_format"}
+    _kind, _chunk_kind = "chat.completion", "chat.completion.chunk"
+    _around = (b'"delta":{"content":', b"}", b'"delta":{}')
 
     def opening(self, index: int) -> bytes:
-        """The first event of a choice: in a chat it says who speaks, in a completion there is none."""
-        if not self._chat:
+        """The first event of a choice: it says who speaks."""
+        if self._begun is not None:
             return b""
         delta = b'{"index":%d,"delta":{"role":"assistant","content":"","refusal":null},' % index
         return self._start + delta + b'"logprobs":null,"finish_reason":null}' + self._tail
 
-    def delta(self, index: int, text: str, logprobs: Mapping[str, Any] | None = None) -> bytes:
-        """New text of a choice."""
-        if logprobs is None:
-            return self._before[index] + _encode(text) + self._after
-        shown = self._logprobs + _encode(logprobs) + b',"finish_reason":null}'
-        return self._before[index] + _encode(text) + shown + self._tail
+    def whole(self, choices: Sequence[Choice], usage: Usage) -> bytes:
+        """The whole answer."""
+        listed: list[dict[str, Any]] = [
+            {
+                "index": index,
+                "message": {"role": "assistant", "content": choice.text, "refusal": None, "annotations": []},
+                "logprobs": None if choice.logprobs is None else chat_logprobs(choice.logprobs),
+                "finish_reason": choice.finish_reason,
+            }
+            for index, choice in enumerate(choices)
+        ]
+        return self._body(listed, usage)
 
-    def finish(self, index: int, reason: str) -> bytes:
-        """The last event of a choice."""
-        nothing = b'"delta":{}' if self._chat else b'"text":""'
-        end = b',"logprobs":null,"finish_reason":%b}' % _encode(reason)
-        return self._start + b'{"index":%d,' % index + nothing + end + self._tail
+    def _logprobs(self, index: int, tokens: Sequence[Logprob]) -> dict[str, Any]:
+        return chat_logprobs(tokens)
 
-    def usage(self, usage: Usage) -> bytes:
-        """The event with the token counts, which has no choices."""
-        return self._start + b'],"usage":' + _encode(usage.document()) + b"}\n\n"
+
+class CompletionAnswer(_Chunks):
+    """What `/v1/completions` answers. `prefixes` are texts that choices begin with (`echo`), by index; else empty."""
+
+    names: ClassVar[Mapping[str, str]] = {"schema": "response_format", "top_logprobs": "logprobs"}
+    _kind = _chunk_kind = "text_completion"
+    _around = (b'"text":', b"", b'"text":""')
+
+    def __init__(
+        self,
+        head: Head,
+        choices: int = 1,
+        *,
+        stream: bool = False,
+        include_usage: bool = False,
+        prefixes: Sequence[str] = (),
+        begun: str | None = None,
+    ) -> None:
+        super().__init__(head, choices, stream=stream, include_usage=include_usage, begun=begun)
+        self._prefixes = prefixes or ("",) * choices
+        self._offsets = [len(begun or prefix) for prefix in self._prefixes]
+
+    def opening(self, index: int) -> bytes:
+        """The first event of a choice: the echoed prompt, unless the client has it already."""
+        prefix = self._prefixes[index]
+        return b"" if self._begun or not prefix else self.delta(index, prefix)
+
+    def whole(self, choices: Sequence[Choice], usage: Usage) -> bytes:
+        """The whole answer."""
+        listed = [
+            {
+                "text": self._prefixes[index] + choice.text,
+                "index": index,
+                "logprobs": None if choice.logprobs is None else self._logprobs(index, choice.logprobs),
+                "finish_reason": choice.finish_reason,
+            }
+            for index, choice in enumerate(choices)
+        ]
+        return self._body(listed, usage)
+
+    def _logprobs(self, index: int, tokens: Sequence[Logprob]) -> dict[str, Any]:
+        offset = self._offsets[index]
+        self._offsets[index] += sum(len(each.token) for each in tokens)
+        return completion_logprobs(tokens, offset)
 
 
 def embedding_item(index: int, embedding: bytes) -> bytes:

@@ -14,6 +14,8 @@ Reader = Callable[[Any, str], Any]
 """Takes the decoded value and its path (`messages[1].content`)."""
 
 SHOWN_CHARS_MAX = 60
+PARTS_MAX = 1024
+METADATA_PAIRS_MAX, METADATA_KEY_CHARS_MAX, METADATA_VALUE_CHARS_MAX = 16, 64, 512
 PATH_CHARS_MAX = 120
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 _KINDS = {
@@ -176,6 +178,57 @@ def only(*allowed: Any) -> Reader:
         return value
 
     return reader
+
+
+def texts(part: Reader, words: str = "text parts") -> Reader:
+    """A string, or an array of parts, of which `part` gives the text each; they are joined by line breaks."""
+    expected = f"a string or an array of 1 to {PARTS_MAX} {words}"
+
+    def reader(value: Any, path: str) -> str:
+        if type(value) is str:
+            return value
+        if type(value) is not list or not 0 < len(value) <= PARTS_MAX:
+            invalid(path, expected, value)
+        return "\n".join([part(one, f"{path}[{i}]") for i, one in enumerate(value)])
+
+    return reader
+
+
+def ignored_text(value: Any, path: str) -> None:
+    """A string that changes nothing."""
+    _ANY_TEXT(value, path)
+
+
+def metadata(value: Any, path: str) -> dict[str, str]:
+    """OpenAI's metadata: a few short strings."""
+    if type(value) is not dict or len(value) > METADATA_PAIRS_MAX:
+        invalid(path, f"an object of at most {METADATA_PAIRS_MAX} strings", value)
+    for key, one in value.items():
+        _METADATA_KEY(key, f"{path} (a key)")
+        _METADATA_VALUE(one, f"{path}.{key}")
+    return value
+
+
+def format_name(value: Any, path: str) -> str:
+    """The name of an answer format."""
+    if type(value) is not str or not 0 < len(value) <= 64 or not value.isascii() or value.strip(_NAME_CHARS):
+        invalid(path, "1 to 64 letters, digits, underscores or dashes", value)
+    return value
+
+
+def json_schema(value: Any, path: str) -> str:
+    """A JSON Schema, as text."""
+    if type(value) is not dict:
+        invalid(path, "a JSON Schema (an object)", value)
+    try:
+        return msgspec.json.encode(value).decode()
+    except (OverflowError, RecursionError):
+        invalid(path, "a JSON Schema of moderate depth and integers of at most 64 bits", value)
+
+
+_NAME_CHARS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-"
+_ANY_TEXT = text()
+_METADATA_KEY, _METADATA_VALUE = text(1, METADATA_KEY_CHARS_MAX), text(0, METADATA_VALUE_CHARS_MAX)
 
 
 def _cut(path: str) -> str:

@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from forebay.core.errors import Code, Refusal
 from forebay.wire.openai_fields import (
     INT64_MAX,
@@ -17,8 +15,12 @@ from forebay.wire.openai_fields import (
     Reader,
     boolean,
     decode,
+    format_name,
+    ignored_text,
     integer,
     invalid,
+    json_schema,
+    metadata,
     missing,
     nested,
     number,
@@ -27,11 +29,11 @@ from forebay.wire.openai_fields import (
     read,
     shown,
     text,
+    texts,
     unsupported,
 )
 
 MESSAGES_MAX = 2048
-PARTS_MAX = 1024
 CHOICES_MAX = 8
 PROMPTS_MAX = 128
 INPUTS_MAX = 2048
@@ -43,7 +45,6 @@ COMPLETION_TOKENS_DEFAULT = 16
 TOKEN_ID_MAX = 2**31 - 1
 TOKENS_MAX = 2**31 - 1
 REPETITION_PENALTY_MAX = 10.0
-METADATA_PAIRS_MAX, METADATA_KEY_CHARS_MAX, METADATA_VALUE_CHARS_MAX = 16, 64, 512
 ANY_OBJECT_SCHEMA = '{"type":"object"}'
 
 Input = str | tuple[int, ...]
@@ -198,7 +199,8 @@ def _usage(given: dict[str, Any]) -> bool:
     return bool(options and options.get("include_usage", False))
 
 
-def _messages(value: Any, path: str) -> tuple[dict[str, str], ...]:
+def messages(value: Any, path: str) -> tuple[dict[str, str], ...]:
+    """Reads the messages of a chat."""
     if type(value) is not list or not 0 < len(value) <= MESSAGES_MAX:
         invalid(path, f"an array of 1 to {MESSAGES_MAX} messages", value)
     return tuple([_message(one, f"{path}[{i}]") for i, one in enumerate(value)])
@@ -211,14 +213,6 @@ def _message(value: Any, path: str) -> dict[str, str]:
     if given["role"] == "developer":
         given["role"] = "system"  # OpenAI's newer word for it; chat templates know only the older
     return {key: given[key] for key in ("role", "content", "name") if key in given}
-
-
-def _content(value: Any, path: str) -> str:
-    if type(value) is str:
-        return value
-    if type(value) is not list or not 0 < len(value) <= PARTS_MAX:
-        invalid(path, f"a string or an array of 1 to {PARTS_MAX} text parts", value)
-    return "\n".join([_part(part, f"{path}[{i}]") for i, part in enumerate(value)])
 
 
 def _part(value: Any, path: str) -> str:
@@ -247,17 +241,18 @@ def _inputs(items_max: int) -> Reader:
         if type(value) is not list or not value:
             invalid(path, expected, value)
         if type(value[0]) is int:
-            return (_tokens(value, path),)
+            return (tokens(value, path),)
         if len(value) > items_max:
             invalid(path, expected, value)
         if type(value[0]) is list:
-            return tuple([_tokens(one, f"{path}[{i}]") for i, one in enumerate(value)])
+            return tuple([tokens(one, f"{path}[{i}]") for i, one in enumerate(value)])
         return tuple([_TEXT_INPUT(one, f"{path}[{i}]") for i, one in enumerate(value)])
 
     return reader
 
 
-def _tokens(value: Any, path: str) -> tuple[int, ...]:
+def tokens(value: Any, path: str) -> tuple[int, ...]:
+    """Reads an array of token ids."""
     if type(value) is not list or not value:
         invalid(path, "an array of one token or more", value)
     if set(map(type, value)) != {int} or min(value) < 0 or max(value) > TOKEN_ID_MAX:
@@ -273,49 +268,21 @@ def _response_format(value: Any, path: str) -> str | None:
         kind = read(value, path, _FORMAT, ("type",))["type"]
         return ANY_OBJECT_SCHEMA if kind == "json_object" else None
     given = read(value, path, _SCHEMA_FORMAT, ("type", "json_schema"))["json_schema"]
-    where = f"{path}.json_schema.schema"
     if "schema" not in given:
-        missing(where)
-    try:
-        return msgspec.json.encode(given["schema"]).decode()
-    except (OverflowError, RecursionError):
-        invalid(where, "a JSON Schema of moderate depth and integers of at most 64 bits", given["schema"])
+        missing(f"{path}.json_schema.schema")
+    schema: str = given["schema"]
+    return schema
 
 
-def _schema(value: Any, path: str) -> dict[str, Any]:
-    if type(value) is not dict:
-        invalid(path, "a JSON Schema (an object)", value)
-    return value
-
-
-def _name(value: Any, path: str) -> str:
-    if type(value) is not str or not 0 < len(value) <= 64 or not value.isascii() or value.strip(_NAME_CHARS):
-        invalid(path, "1 to 64 letters, digits, underscores or dashes", value)
-    return value
-
-
-def _metadata(value: Any, path: str) -> None:
-    if type(value) is not dict or len(value) > METADATA_PAIRS_MAX:
-        invalid(path, f"an object of at most {METADATA_PAIRS_MAX} strings", value)
-    for key, one in value.items():
-        _METADATA_KEY(key, f"{path} (a key)")
-        _METADATA_VALUE(one, f"{path}.{key}")
-
-
-def _ignored_text(value: Any, path: str) -> None:
-    _ANY_TEXT(value, path)
-
-
-_NAME_CHARS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-"
 _STOP = text(1, STOP_CHARS_MAX)
 _TEXT_INPUT = text(1)
 _TOKEN = integer(0, TOKEN_ID_MAX)
 _ANY_TEXT = text()
-_METADATA_KEY, _METADATA_VALUE = text(1, METADATA_KEY_CHARS_MAX), text(0, METADATA_VALUE_CHARS_MAX)
 
+_PART: dict[str, Reader] = {"type": one_of("text"), "text": _ANY_TEXT, "prompt_cache_breakpoint": only()}
 _MESSAGE: dict[str, Reader] = {
     "role": one_of("system", "developer", "user", "assistant"),
-    "content": _content,
+    "content": texts(_part),
     "name": text(1),
     "refusal": only(),
     "audio": only(),
@@ -323,12 +290,11 @@ _MESSAGE: dict[str, Reader] = {
     "function_call": only(),
     "tool_calls": only([]),
 }
-_PART: dict[str, Reader] = {"type": one_of("text"), "text": _ANY_TEXT, "prompt_cache_breakpoint": only()}
 _FORMAT: dict[str, Reader] = {"type": one_of("text", "json_object", "json_schema")}
 _SCHEMA_FORMAT: dict[str, Reader] = {
     "type": one_of("json_schema"),
     "json_schema": nested(
-        {"name": _name, "description": _ANY_TEXT, "schema": _schema, "strict": boolean}, required=("name",)
+        {"name": format_name, "description": _ANY_TEXT, "schema": json_schema, "strict": boolean}, required=("name",)
     ),
 }
 _STREAM_OPTIONS: dict[str, Reader] = {"include_usage": boolean, "include_obfuscation": only(False)}
@@ -344,7 +310,7 @@ _SHARED: dict[str, Reader] = {
     "stop": _stop,
     "stream": boolean,
     "stream_options": nested(_STREAM_OPTIONS),
-    "user": _ignored_text,
+    "user": ignored_text,
     "logit_bias": only({}),
     "top_k": integer(-1, TOKENS_MAX),
     "min_p": number(0, 1),
@@ -352,14 +318,14 @@ _SHARED: dict[str, Reader] = {
     "ignore_eos": boolean,
 }
 _CHAT: dict[str, Reader] = _SHARED | {
-    "messages": _messages,
+    "messages": messages,
     "max_completion_tokens": integer(1, TOKENS_MAX),
     "logprobs": boolean,
     "top_logprobs": integer(0, TOP_LOGPROBS_MAX),
     "response_format": _response_format,
-    "metadata": _metadata,
-    "safety_identifier": _ignored_text,
-    "prompt_cache_key": _ignored_text,
+    "metadata": metadata,
+    "safety_identifier": ignored_text,
+    "prompt_cache_key": ignored_text,
     "audio": only(),
     "function_call": only("none", "auto"),
     "functions": only([]),
@@ -389,5 +355,5 @@ _EMBEDDINGS: dict[str, Reader] = {
     "input": _inputs(INPUTS_MAX),
     "encoding_format": one_of("float", "base64"),
     "dimensions": integer(1, TOKENS_MAX),
-    "user": _ignored_text,
+    "user": ignored_text,
 }

@@ -19,6 +19,8 @@ TEXT_BYTES_MAX: Final = 4 * 1024 * 1024
 END: Final = b"\n\n"
 DONE: Final = b"[DONE]"
 """What ends a complete stream of OpenAI's."""
+ENDS: Final = (b'{"type":"message_stop"', b'{"type":"response.completed"', b'{"type":"response.incomplete"')
+"""How the data of the last event begins in a complete stream of Anthropic's Messages and of OpenAI's Responses."""
 KEYS: Final = (b'"content":"', b'"text":"')
 
 
@@ -191,6 +193,11 @@ class Transcript:
                 self._prefix = before + found
                 self._suffix = after[len(text) :] + END
                 self._seam = self._suffix + self._prefix
+
+
+def ended(last: bytes) -> bool:
+    """Whether this is the last data of a complete stream."""
+    return last == DONE or last.startswith(ENDS)
 
 
 def last_data(events: bytes) -> bytes:

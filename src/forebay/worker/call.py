@@ -1,13 +1,13 @@
 """One request on its way through the worker: whatever happens to it, it ends, and is counted, exactly once."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import structlog
 
 from forebay.core.errors import TABLE, Blame, Code, Refusal
 from forebay.net.server import Exchange
-from forebay.wire.errors import error_body, error_event
+from forebay.wire.errors import error_body, error_event, id_headers
 from forebay.wire.http1 import JSON
 from forebay.wire.openai_answer import Usage
 from forebay.worker.meters import Meters
@@ -47,12 +47,16 @@ class Call:
         self._blocked = False
         self.over = False
 
-    def answer(self, body: bytes, usage: Usage) -> None:
-        """Send a whole answer."""
-        if not self.over:
-            self.exchange.respond(200, [JSON, self._id_header(), (USAGE, _usage_value(usage))], body)
+    def answer(self, body: bytes, usage: Usage | None) -> None:
+        """Send a whole answer; `usage` None: no model has run."""
+        if self.over:
+            return
+        headers = [JSON, *self._id_headers()]
+        if usage is not None:
+            headers.append((USAGE, _usage_value(usage)))
             self._count(usage)
-            self._end(OK)
+        self.exchange.respond(200, headers, body)
+        self._end(OK)
 
     def write(self, data: bytes) -> None:
         """Send a part of a stream; the head goes out with the first one."""
@@ -60,7 +64,7 @@ class Call:
             return
         if not self.exchange.started:
             self.exchange.on_pause, self.exchange.on_resume = self._paused, self._resumed
-            self.exchange.start(200, [EVENT_STREAM, NO_CACHE, self._id_header()])
+            self.exchange.start(200, [EVENT_STREAM, NO_CACHE, *self._id_headers()])
         self.exchange.write(data)
 
     def finish(self, usage: Usage) -> None:
@@ -70,8 +74,8 @@ class Call:
             self._count(usage)
             self._end(OK)
 
-    def fail(self, refusal: Refusal) -> None:
-        """Answer with an error: as such if nothing has been sent yet, else inside the stream, which is then cut.
+    def fail(self, refusal: Refusal, event: Callable[[Code, str], bytes] = error_event) -> None:
+        """Answer with an error: as such if nothing has been sent yet, else as `event` inside the stream, then cut.
 
         A gateway learns it from a trailer instead, since its client may still get the whole answer.
         """
@@ -81,11 +85,12 @@ class Call:
         if self.exchange.started and self.exchange.header(GATEWAY) == b"1":
             self.exchange.end([(ERROR, refusal.code.encode())])
         elif self.exchange.started:
-            self.exchange.write(error_event(refusal.code, refusal.text))
+            self.exchange.write(event(refusal.code, refusal.text))
             self.exchange.abort()
         else:
             retryable = [RETRYABLE] if row.retry else []
-            self.exchange.respond(row.status, [JSON, self._id_header(), *retryable], error_body(refusal))
+            body = error_body(refusal, self.exchange.path)
+            self.exchange.respond(row.status, [JSON, *self._id_headers(), *retryable], body)
         facts = {"request_id": self.request_id, "endpoint": self._endpoint, "code": refusal.code.value}
         if row.blame is Blame.CLIENT:  # its text may quote the request, which is nobody's business
             self._log.info("request refused", **facts, param=refusal.param)
@@ -114,8 +119,8 @@ class Call:
     def _resumed(self) -> None:
         self._blocked = False
 
-    def _id_header(self) -> tuple[bytes, bytes]:
-        return (b"x-request-id", self.request_id.encode("latin-1"))
+    def _id_headers(self) -> list[tuple[bytes, bytes]]:
+        return id_headers(self.request_id.encode("latin-1"), self.exchange.path)
 
     def _count(self, usage: Usage) -> None:
         self._meters.prompt_tokens.inc(usage.prompt)
@@ -130,7 +135,7 @@ class Call:
         self._ended(self)
 
 
-def failed(code: Code, text: str, param: str | None, names: dict[str, str]) -> Refusal:
+def failed(code: Code, text: str, param: str | None, names: Mapping[str, str]) -> Refusal:
     """The refusal behind a `Failed` event; `names` says what the request calls the engine's parameters."""
     return Refusal(code, text, names.get(param, param) if param is not None else None)
 

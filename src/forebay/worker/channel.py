@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from forebay.engines.protocol import Embed, EngineInfo, EngineLoad, Event, Generate
+from forebay.engines.protocol import EngineInfo, EngineLoad, Event, Work
 from forebay.wire.frames import frame
 
 
@@ -57,7 +57,7 @@ class Pong(_Message, frozen=True):
     """The answer to all pings so far."""
 
 
-ToChild = Configure | Generate | Embed | Cancel | Ping | Stop
+ToChild = Configure | Work | Cancel | Ping | Stop
 ToWorker = Ready | Broken | Progress | Pong
 
 _encoder = msgspec.msgpack.Encoder()

@@ -18,7 +18,17 @@ from contextlib import suppress
 
 from forebay.core.errors import Refusal
 from forebay.engines import create
-from forebay.engines.protocol import Embed, Engine, EngineBroken, EngineLoad, Event, Failed, Generate
+from forebay.engines.protocol import (
+    Detokenize,
+    Embed,
+    Engine,
+    EngineBroken,
+    EngineLoad,
+    Event,
+    Failed,
+    Generate,
+    Tokenize,
+)
 from forebay.wire.frames import FrameReader
 from forebay.worker.channel import (
     Broken,
@@ -71,9 +81,11 @@ def serve(pipe: Pipe, engine: Engine) -> None:
         events: list[Event] = []
         for message in pipe.receive(wait_s):
             match message:
-                case Generate() | Embed():
+                case Generate() | Embed() | Tokenize() | Detokenize():
                     try:
-                        engine.add(message, time.monotonic())
+                        answer = engine.add(message, time.monotonic())
+                        if answer is not None:
+                            events.append(answer)
                     except Refusal as refusal:
                         events.append(Failed(message.id, refusal.code, refusal.text, refusal.param))
                 case Cancel(id):

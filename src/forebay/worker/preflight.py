@@ -1,15 +1,16 @@
 """Requests become work for the engine. What the engine cannot do, or would choke on, is refused here."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from forebay.core.errors import Code, Refusal
 from forebay.core.model import Task
-from forebay.engines.protocol import Embed, EngineInfo, Generate, Sampling
+from forebay.engines.protocol import Detokenize, Embed, EngineInfo, Generate, Sampling, Tokenize
 from forebay.engines.text import render_chat
 from forebay.wire import openai_request as wire
+from forebay.wire.apis.tokens import DetokenizeRequest, TokenizeRequest
 from forebay.wire.openai_fields import INT64_MIN
 
 TOKEN_CHARS_MAX = 64
@@ -56,13 +57,12 @@ def bad_seam(why: str) -> Refusal:
     return Refusal(Code.INVALID_REQUEST, f"'{name}': {why}.", name)
 
 
-def chat_work(request: wire.ChatRequest, info: EngineInfo, id: str, seam: Seam | None = None) -> list[Generate]:
-    """One sequence for each choice. Raises `Refusal`."""
-    if info.task is not Task.CHAT or info.chat_template is None:
-        raise Refusal(Code.WRONG_TASK, f"Model '{request.model}' does not chat.{_hint(info)}", "model")
-    _check_needs(request, info)
-    prompt = render_chat(info.chat_template, request.messages, info.special_tokens)
-    _check_length(prompt, info, "messages")
+def chat_work(
+    request: wire.ChatRequest, info: EngineInfo, id: str, names: Mapping[str, str], seam: Seam | None = None
+) -> list[Generate]:
+    """One sequence for each choice. Raises `Refusal`; `names` says what the request calls the engine's parameters."""
+    prompt = _conversation(request.model, request.messages, info, names["prompt"])
+    _check_needs(request, info, names)
     said = _said(seam, "", stream=request.stream, choices=request.n)
     return [Generate(f"{id}#{k}", prompt, _sampling(request.sampling, k), said) for k in range(request.n)]
 
@@ -73,7 +73,7 @@ def completion_work(
     """One sequence for each choice of each prompt. Raises `Refusal`."""
     if info.task is not Task.CHAT:
         raise Refusal(Code.WRONG_TASK, f"Model '{request.model}' does not complete text.{_hint(info)}", "model")
-    _check_needs(request, info)
+    _check_needs(request, info, {})
     _check_lengths(request.prompts, info, "prompt")
     n = request.n
     echoed = str(request.prompts[0]) if request.echo else ""
@@ -96,6 +96,29 @@ def embed_work(request: wire.EmbeddingsRequest, info: EngineInfo, id: str) -> li
     return [Embed(f"{id}#{i}", item) for i, item in enumerate(request.inputs)]
 
 
+def tokenize_work(request: TokenizeRequest, info: EngineInfo, id: str) -> Tokenize:
+    """The text to be cut into tokens; messages become the prompt that they are for the engine. Raises `Refusal`."""
+    if isinstance(request.content, str):
+        _check_length(request.content, info, "prompt")
+        return Tokenize(id, request.content, request.special)
+    return Tokenize(id, _conversation(request.model, request.content, info, "messages"), request.special)
+
+
+def detokenize_work(request: DetokenizeRequest, info: EngineInfo, id: str) -> Detokenize:
+    """The tokens to be put together. Raises `Refusal`."""
+    _check_length(request.tokens, info, "tokens")
+    return Detokenize(id, request.tokens)
+
+
+def _conversation(model: str, messages: Sequence[Mapping[str, str]], info: EngineInfo, param: str) -> str:
+    """The prompt that messages become."""
+    if info.task is not Task.CHAT or info.chat_template is None:
+        raise Refusal(Code.WRONG_TASK, f"Model '{model}' does not chat.{_hint(info)}", "model")
+    prompt = render_chat(info.chat_template, messages, info.special_tokens, param)
+    _check_length(prompt, info, param)
+    return prompt
+
+
 def _said(seam: Seam | None, echoed: str, *, stream: bool, choices: int) -> str:
     """What of the text at the seam an engine has generated: all but the echoed prompt, which is sent in one piece."""
     if seam is None:
@@ -113,9 +136,12 @@ def _hint(info: EngineInfo) -> str:
     return " Use /v1/completions." if info.chat_template is None else " Use /v1/chat/completions or /v1/completions."
 
 
-def _check_needs(request: wire.ChatRequest | wire.CompletionRequest, info: EngineInfo) -> None:
-    for capability, param in wire.needs(request):
+def _check_needs(
+    request: wire.ChatRequest | wire.CompletionRequest, info: EngineInfo, names: Mapping[str, str]
+) -> None:
+    for capability, field in wire.needs(request):
         if capability not in info.honours:
+            param = names.get(field, field)
             text = f"'{param}' is not supported: engine {info.engine} of this model cannot honour it; leave it out."
             raise Refusal(Code.UNSUPPORTED_PARAMETER, text, param)
 

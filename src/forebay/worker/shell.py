@@ -1,4 +1,4 @@
-"""The worker's HTTP side: OpenAI's endpoints, and what control and gateways ask of a replica."""
+"""The worker's HTTP side: the endpoints of requests, and what control and gateways ask of a replica."""
 
 import asyncio
 from collections.abc import Callable
@@ -13,15 +13,31 @@ from forebay.net.server import Exchange
 from forebay.obs.clock import new_id, wall_s
 from forebay.obs.metrics import CONTENT_TYPE
 from forebay.wire import openai_request as wire
-from forebay.wire.errors import error_body
+from forebay.wire.apis.messages_answer import MessagesAnswer
+from forebay.wire.apis.messages_request import parse_messages
+from forebay.wire.apis.responses_answer import ResponsesAnswer
+from forebay.wire.apis.responses_request import parse_responses
+from forebay.wire.apis.tokens import parse_detokenize, parse_tokenize
+from forebay.wire.errors import MESSAGES, RESPONSES, error_body
 from forebay.wire.http1 import JSON, TEXT
-from forebay.wire.openai_answer import Head
+from forebay.wire.openai_answer import ChatAnswer, CompletionAnswer, Head
+from forebay.worker.answers.embedding import Embedding
+from forebay.worker.answers.generation import Generation
+from forebay.worker.answers.tokens import Translation
 from forebay.worker.call import Call
-from forebay.worker.embedding import Embedding
 from forebay.worker.engine_process import EngineProcess
-from forebay.worker.generation import Generation, Plan
 from forebay.worker.meters import Meters
-from forebay.worker.preflight import CONTINUE, Seam, bad_seam, chat_work, completion_work, cut_body, embed_work
+from forebay.worker.preflight import (
+    CONTINUE,
+    Seam,
+    bad_seam,
+    chat_work,
+    completion_work,
+    cut_body,
+    detokenize_work,
+    embed_work,
+    tokenize_work,
+)
 
 REQUEST_ID_BYTES_MAX = 128
 NO_ENDPOINT = "none"
@@ -43,7 +59,11 @@ class Shell:
         self._posts = {
             "/v1/chat/completions": self._chat,
             "/v1/completions": self._complete,
+            MESSAGES: self._message,
+            RESPONSES: self._respond,
             "/v1/embeddings": self._embed,
+            "/v1/tokenize": self._tokenize,
+            "/v1/detokenize": self._detokenize,
         }
         self._gets = {"/livez": self._livez, "/readyz": self._readyz, "/metrics": self._metrics, "/load": self._load}
 
@@ -104,7 +124,7 @@ class Shell:
             engine_pid=engine.pid,
         )
 
-    # --- OpenAI's endpoints
+    # --- the endpoints of requests
 
     def _serve(self, exchange: Exchange, path: str, post: Callable[[Call, EngineInfo], None]) -> None:
         endpoint = path.removeprefix("/v1/")
@@ -139,12 +159,16 @@ class Shell:
         request = wire.parse_chat(body)
         self._check_model(request.model)
         id = new_id("chatcmpl")
-        works = chat_work(request, info, id, seam)
+        works = chat_work(request, info, id, ChatAnswer.names, seam)
+        voice = ChatAnswer(
+            self._head(id, seam),
+            request.n,
+            stream=request.stream,
+            include_usage=request.include_usage,
+            begun=seam.text if seam is not None else None,
+        )
         logprobs = request.sampling.logprobs is not None
-        begun = seam.text if seam is not None else None
-        head = self._head(id, seam)
-        plan = Plan(True, head, request.n, request.stream, request.include_usage, logprobs, begun=begun)
-        Generation(call, self._engine, plan, works).start()
+        Generation(call, self._engine, voice, works, stream=request.stream, n=request.n, logprobs=logprobs).start()
 
     def _complete(self, call: Call, info: EngineInfo) -> None:
         body, seam = cut_body(call.exchange.header(CONTINUE), call.exchange.body)
@@ -155,19 +179,56 @@ class Shell:
         prefixes: tuple[str, ...] = ()
         if request.echo:
             prefixes = tuple(str(prompt) for prompt in request.prompts for _ in range(request.n))
+        voice = CompletionAnswer(
+            self._head(id, seam),
+            len(works),
+            stream=request.stream,
+            include_usage=request.include_usage,
+            prefixes=prefixes,
+            begun=seam.text if seam is not None else None,
+        )
         logprobs = request.sampling.logprobs is not None
-        begun = seam.text if seam is not None else None
-        head = self._head(id, seam)
-        plan = Plan(False, head, request.n, request.stream, request.include_usage, logprobs, prefixes, begun)
-        Generation(call, self._engine, plan, works).start()
+        Generation(call, self._engine, voice, works, stream=request.stream, n=request.n, logprobs=logprobs).start()
+
+    def _message(self, call: Call, info: EngineInfo) -> None:
+        _check_new(call)
+        request = parse_messages(call.exchange.body)
+        self._check_model(request.model)
+        id = new_id("msg")
+        works = chat_work(request, info, id, MessagesAnswer.names)
+        voice = MessagesAnswer(self._head(id, None))
+        Generation(call, self._engine, voice, works, stream=request.stream).start()
+
+    def _respond(self, call: Call, info: EngineInfo) -> None:
+        _check_new(call)
+        request = parse_responses(call.exchange.body)
+        self._check_model(request.chat.model)
+        id = new_id("resp")
+        works = chat_work(request.chat, info, id, ResponsesAnswer.names)
+        voice = ResponsesAnswer(self._head(id, None), new_id("msg"), request.echo)
+        Generation(call, self._engine, voice, works, stream=request.chat.stream).start()
 
     def _embed(self, call: Call, info: EngineInfo) -> None:
-        if call.exchange.header(CONTINUE) is not None:
-            raise bad_seam("embeddings are not continued")
+        _check_new(call)
         request = wire.parse_embeddings(call.exchange.body)
         self._check_model(request.model)
         works = embed_work(request, info, new_id("embd"))
         Embedding(call, self._engine, request.model, request.base64, works).start()
+
+    def _tokenize(self, call: Call, info: EngineInfo) -> None:
+        _check_new(call)
+        request = parse_tokenize(call.exchange.body)
+        self._check_model(request.model)
+        param = "prompt" if isinstance(request.content, str) else "messages"
+        work = tokenize_work(request, info, new_id("tok"))
+        Translation(call, self._engine, work, param, info.context_tokens).start()
+
+    def _detokenize(self, call: Call, info: EngineInfo) -> None:
+        _check_new(call)
+        request = parse_detokenize(call.exchange.body)
+        self._check_model(request.model)
+        work = detokenize_work(request, info, new_id("tok"))
+        Translation(call, self._engine, work, "tokens", info.context_tokens).start()
 
     def _check_model(self, name: str) -> None:
         if name != self._spec.model:
@@ -203,7 +264,12 @@ class Shell:
 
     def _reject(self, exchange: Exchange, refusal: Refusal, *headers: tuple[bytes, bytes]) -> None:
         self.refused(refusal.code)
-        exchange.respond(TABLE[refusal.code].status, [JSON, *headers], error_body(refusal))
+        exchange.respond(TABLE[refusal.code].status, [JSON, *headers], error_body(refusal, exchange.path))
+
+
+def _check_new(call: Call) -> None:
+    if call.exchange.header(CONTINUE) is not None:
+        raise bad_seam("only chat completions and text completions are continued")
 
 
 def _request_id(exchange: Exchange) -> str:

@@ -15,6 +15,9 @@ from forebay.core.cluster import SyntheticSettings
 from forebay.core.errors import Code, Refusal
 from forebay.core.model import Task
 from forebay.engines.protocol import (
+    Answered,
+    Detokenize,
+    Detokenized,
     Embed,
     Embedded,
     EngineInfo,
@@ -24,10 +27,12 @@ from forebay.engines.protocol import (
     Generate,
     Sampling,
     Step,
+    Tokenize,
+    Tokenized,
     TokenLogprob,
     Work,
 )
-from forebay.engines.sampling import answer_tokens_max, check_said, check_sampling, check_tokens
+from forebay.engines.sampling import answer_tokens_max, check_said, check_sampling, check_text, check_tokens
 from forebay.engines.synthetic import model
 from forebay.engines.text import AnswerText
 
@@ -96,8 +101,14 @@ class SyntheticEngine:
             chat_template=CHAT_TEMPLATE if chat else None,
         )
 
-    def add(self, work: Work, now: float) -> None:
+    def add(self, work: Work, now: float) -> Answered | None:
         """Queue a sequence or a text."""
+        if isinstance(work, Tokenize):
+            check_text(work.text, model.PIECE_BYTES_MAX, self._context)
+            return Tokenized(work.id, model.encode(work.text))
+        if isinstance(work, Detokenize):
+            check_tokens(work.tokens, model.VOCABULARY)
+            return Detokenized(work.id, model.decode(work.tokens))
         if work.id in self._ids:
             raise Refusal(Code.INVALID_REQUEST, f"id {work.id!r} is already in use", "id")
         if isinstance(work, Embed) != (self._task is Task.EMBED):
@@ -107,6 +118,7 @@ class SyntheticEngine:
         else:
             self._waiting.append(self._sequence(work))
         self._ids.add(work.id)
+        return None
 
     def cancel(self, id: str) -> None:
         """Forget a sequence or a text."""
@@ -211,11 +223,11 @@ class SyntheticEngine:
         self._embedding = []
         still = []
         for sequence in self._running:
-            reason = _advance(sequence, events)
+            reason, text = _advance(sequence, events), sequence.text
             if reason is None:
                 still.append(sequence)
             else:
-                events.append(Finished(sequence.id, reason, len(sequence.prompt_ids), sequence.text.tokens, 0))
+                events.append(Finished(sequence.id, reason, len(sequence.prompt_ids), text.tokens, 0, text.stop))
                 self._ids.discard(sequence.id)
         self._running = still
 

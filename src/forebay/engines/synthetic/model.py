@@ -29,6 +29,7 @@ WORDS = (
 )  # fmt: skip
 """All that it can say; each is one token."""
 
+PIECE_BYTES_MAX = 25
 _PIECE = re.compile(r" ?\w{1,6}|\W")
 _MASK = 2**64 - 1
 
@@ -39,13 +40,19 @@ def pieces(text: str) -> list[str]:
 
 
 def encode(text: str) -> tuple[int, ...]:
-    """The token ids of a text. Not reversible, and nothing here needs it to be."""
+    """The token ids of a text. Not reversible in general: `decode` knows the words above and single characters."""
     return tuple(zlib.crc32(piece.encode()) % VOCABULARY for piece in pieces(text))
 
 
 WORD_IDS = tuple(encode(word)[0] for word in WORDS)
+_KNOWN = {encode(piece)[0]: piece for piece in (*map(chr, range(0x7F)), *WORDS)}
 _RANK_LOGITS = tuple(LOGIT_TOP - LOGIT_STEP * rank for rank in range(len(WORDS)))
 _LOG_TOTAL = math.log(sum(math.exp(logit) for logit in _RANK_LOGITS))
+
+
+def decode(ids: tuple[int, ...]) -> str:
+    """The text of token ids; � for each that is neither a word of ours nor one ASCII character."""
+    return "".join([_KNOWN.get(id, "�") for id in ids])
 
 
 def count_words(text: str) -> Counter[int]:

@@ -1,0 +1,1 @@
+"""What `forebay up` and `forebay status` show of a cluster."""

@@ -1,0 +1,44 @@
+"""How fast a line moves, and what that means for who is turned away."""
+
+import math
+from typing import Final
+
+RETRY_AFTER_S_MAX: Final = 60
+WINDOW_S: Final = 10
+"""Events of the last ten seconds make a rate."""
+
+
+class DrainRate:
+    """How many events there have been lately, requests finished for one, counted in one-second slots."""
+
+    __slots__ = ("_counts", "_latest")
+
+    def __init__(self) -> None:
+        self._counts = [0] * WINDOW_S
+        self._latest = -WINDOW_S
+
+    def count(self, now: float) -> None:
+        """It has happened once more."""
+        self._roll(int(now))
+        self._counts[self._latest % WINDOW_S] += 1
+
+    def total(self, now: float) -> int:
+        """How often it happened in the window."""
+        self._roll(int(now))
+        return sum(self._counts)
+
+    def per_s(self, now: float) -> float:
+        """Mean over the window."""
+        return self.total(now) / WINDOW_S
+
+    def retry_after_s(self, waiting: int, now: float) -> int:
+        """Whole seconds until a newcomer behind `waiting` others could expect a place."""
+        rate = self.per_s(now)
+        wait_s = (waiting + 1) / rate if rate else math.inf
+        return max(1, math.ceil(wait_s)) if wait_s < RETRY_AFTER_S_MAX else RETRY_AFTER_S_MAX
+
+    def _roll(self, slot: int) -> None:
+        if slot > self._latest:
+            for passed in range(max(self._latest + 1, slot - WINDOW_S + 1), slot + 1):
+                self._counts[passed % WINDOW_S] = 0
+            self._latest = slot

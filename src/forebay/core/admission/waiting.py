@@ -1,0 +1,185 @@
+"""The waiting room of one model: bands, fairness between tenants, deadlines, a bound, and an honest Retry-After."""
+
+import math
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from itertools import takewhile
+from typing import Final, Generic, NamedTuple, Protocol, TypeVar
+
+from forebay.core.admission.drain import DrainRate
+from forebay.core.admission.line import Key, Line, Place
+from forebay.core.errors import Code
+
+
+class Band(IntEnum):
+    """How urgent a request is; a lower number goes first."""
+
+    SYSTEM = 0
+    INTERACTIVE = 1
+    DEFAULT = 2
+    BATCH = 3
+
+
+AGE_S: Final = {Band.INTERACTIVE: 5.0, Band.DEFAULT: 30.0, Band.BATCH: 120.0}
+"""Once in so many seconds, the oldest of a band that has waited as long goes to the front of the band above.
+
+Strict priority thus starves nobody, and a long line of batch work costs the others one place every two minutes.
+"""
+
+T = TypeVar("T")
+R = TypeVar("R", bound="RunningTicket")
+
+
+class Ticket(NamedTuple):
+    """What a request may claim. `work_tokens` is an estimate of prompt and answer.
+
+    It waits until `deadline`, and who names none for the room's `timeout_s`. What clients may ask is the caller's to
+    bound; batch work needs minutes to be reached by age.
+    """
+
+    band: Band = Band.DEFAULT
+    tenant: str = ""
+    work_tokens: float = 0.0
+    deadline: float = math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Refused(Generic[T]):
+    """There is no place for `item`, a newcomer or one that had to give way to it; come back after `retry_after_s`."""
+
+    item: T
+    code: Code
+    retry_after_s: int
+
+
+class WaitingRoom(Generic[T]):
+    """Requests that wait for a replica. `size_max` and `timeout_s` may change at any time, for newcomers.
+
+    Iterate to see who goes next, in order, and begin anew after any change: highest band, then who was put to the
+    front, then the tenant that was served the fewest tokens, then the earliest deadline, then the first to come.
+    """
+
+    __slots__ = ("_due", "_lines", "_number", "_places", "rate", "size_max", "timeout_s")
+
+    def __init__(self, size_max: int, timeout_s: float) -> None:
+        self.size_max = size_max
+        self.timeout_s = timeout_s
+        self.rate = DrainRate()
+        self._places: dict[T, Place[T]] = {}
+        self._lines: tuple[Line[T], ...] = tuple(Line() for _ in Band)
+        self._due: list[Key[T]] = []
+        self._number = 0
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __iter__(self) -> Iterator[T]:
+        for line in self._lines:
+            yield from line
+
+    def waiting(self) -> list[T]:
+        """All items in order."""
+        return list(self)
+
+    def enter(self, item: T, ticket: Ticket, now: float) -> Refused[T] | None:
+        """Take a place in order. Returns who is refused.
+
+        When the room is full that is the newest of the lowest band, or the item itself if nobody is below it.
+        """
+        refused = None
+        if len(self._places) >= self.size_max:
+            loser = self._newest_below(ticket.band)
+            refused = Refused(item if loser is None else loser, Code.QUEUE_FULL, self.retry_after_s(now))
+            if loser is None:
+                return refused
+            self.leave(loser)
+        self._add(item, ticket, False, now)
+        return refused
+
+    def enter_again(self, item: T, ticket: Ticket, now: float) -> None:
+        """Go to the front of its band: it was admitted before, so the bound does not apply. The deadline stands."""
+        self._add(item, ticket, True, now)
+
+    def leave(self, item: T) -> None:
+        """The item got a replica or is no longer wanted; unknown ones are ignored."""
+        place = self._places.pop(item, None)
+        if place is not None:
+            del self._due[bisect_left(self._due, place.key)]
+            self._lines[place.band].part(place)
+
+    def expire(self, now: float) -> list[T]:
+        """Take out the items whose deadline has come, earliest first; and let who has waited long rise a band.
+
+        Call it before asking who is next: only what is due costs time.
+        """
+        late = [key[2] for key in takewhile(lambda key: key[0] <= now, self._due)]
+        del self._due[: len(late)]
+        for item in late:
+            place = self._places.pop(item)
+            self._lines[place.band].part(place)
+        for band, age_s in AGE_S.items():  # from the top, so that nobody rises twice at once
+            risen = self._lines[band].rise(age_s, now)
+            if risen is not None:
+                risen.band, risen.front, risen.since = band - 1, True, now
+                self._lines[risen.band].join(risen)
+        return late
+
+    def served(self, ticket: Ticket) -> None:
+        """A request goes to a replica, from here or past an empty room: its tenant is charged the estimate."""
+        self._lines[ticket.band].serve(ticket.tenant, ticket.work_tokens)
+
+    def charge(self, ticket: Ticket, delta_tokens: float) -> None:
+        """Correct what `served` charged: the actual tokens less the estimate, when the attempt has ended."""
+        self._lines[ticket.band].charge(ticket.tenant, delta_tokens)
+
+    def retry_after_s(self, now: float) -> int:
+        """Whole seconds until a newcomer could expect a place: the line's length over the drain rate."""
+        return self.rate.retry_after_s(len(self._places), now)
+
+    def _add(self, item: T, ticket: Ticket, front: bool, now: float) -> None:
+        assert item not in self._places, f"{item} waits already"
+        self._number += 1
+        deadline = ticket.deadline if ticket.deadline < math.inf else now + self.timeout_s
+        key = (deadline, self._number, item)
+        place = self._places[item] = Place(key, ticket.tenant, ticket.band, front, now)
+        self._lines[place.band].join(place)
+        insort(self._due, key)
+
+    def _newest_below(self, band: Band) -> T | None:
+        for line in self._lines[:band:-1]:
+            place = line.newest()
+            if place is not None:
+                return place.key[2]
+        return None
+
+
+class RunningTicket(Protocol):
+    """An attempt at a replica, as far as it matters for who gives way."""
+
+    @property
+    def band(self) -> Band:
+        """That of its ticket."""
+
+    @property
+    def since(self) -> float:
+        """When it was sent."""
+
+    @property
+    def yields(self) -> bool:
+        """Whether it may be stopped: nothing of its answer was seen yet, and it has never given way before.
+
+        One that gave way again and again would starve.
+        """
+
+
+def preempt(running: Iterable[R], waiting: Band) -> R | None:
+    """Who gives way to a request of the band `waiting`: of the bands below it the lowest, there the newest."""
+    chosen: R | None = None
+    for attempt in running:
+        if attempt.band <= waiting or not attempt.yields:
+            continue
+        if chosen is None or (attempt.band, attempt.since) > (chosen.band, chosen.since):
+            chosen = attempt
+    return chosen

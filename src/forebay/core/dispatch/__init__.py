@@ -1,0 +1,25 @@
+"""Which model a request goes to: aliases, rules by what a request is like, and models that step in."""
+
+from forebay.core.dispatch.table import (
+    Chosen,
+    Facts,
+    Table,
+    fall_back,
+    make_table,
+    may_fall_back,
+    resolve,
+    split,
+    unfold,
+)
+
+__all__ = [
+    "Chosen",
+    "Facts",
+    "Table",
+    "fall_back",
+    "make_table",
+    "may_fall_back",
+    "resolve",
+    "split",
+    "unfold",
+]

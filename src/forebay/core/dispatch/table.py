@@ -1,0 +1,172 @@
+"""The choice of a model by name and by rule, and of the one that steps in for it. Each comes with its reason."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from forebay.core.model import Condition, Dispatch, ModelRoutes, Rule, Task, When
+
+PIN: Final = "@"
+"""`chat@r-1` asks for the replicas of `chat` that have the revision `r-1`."""
+ALLOW: Final = "allow"
+
+
+class Facts(NamedTuple):
+    """What rules may look at."""
+
+    name: str
+    """What the request asks for: a model, an alias, a name with rules; or one of the first two with a revision."""
+    task: Task
+    prompt_tokens: int = 0
+    """An estimate: the tokenizer is the engine's."""
+    tenant: str = ""
+    headers: Mapping[str, str] = {}
+    """At least those of `Table.headers` that the request has, by their lower-case names."""
+    budget_ms: float = math.inf
+    cost_max: float = math.inf
+
+
+class Chosen(NamedTuple):
+    """The model that is to serve a request."""
+
+    model: str
+    why: str
+    """Fit to be shown in a header: ASCII, on one line."""
+    revision: str = ""
+    """Only replicas of this one may serve it; empty: any."""
+    before: tuple[str, ...] = ()
+    """Models that it was to go to before, the one it was meant for first."""
+    trouble: Condition = Condition.FREE
+    """What was wrong with that one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A `Dispatch` beside the models that there are, ready for look-ups."""
+
+    models: Mapping[str, ModelRoutes]
+    aliases: Mapping[str, str]
+    rules: Mapping[str, tuple[tuple[int, Rule], ...]]
+    """By the name that they are for, each with its place in the file."""
+    plain: frozenset[str]
+    """Models without rules: who asks for one of them gets it, and nothing needs to be looked at."""
+    headers: tuple[str, ...]
+    """Names of the headers that rules look at."""
+
+
+def make_table(dispatch: Dispatch, models: Sequence[ModelRoutes]) -> Table:
+    """The table of a snapshot."""
+    rules: dict[str, tuple[tuple[int, Rule], ...]] = {}
+    for place, rule in enumerate(dispatch.rules):
+        rules[rule.name] = (*rules.get(rule.name, ()), (place, rule))
+    named = {routes.name: routes for routes in models}
+    return Table(
+        models=named,
+        aliases=dict(dispatch.aliases),
+        rules=rules,
+        plain=frozenset(named.keys() - rules.keys() - dispatch.aliases.keys()),
+        headers=tuple(sorted({rule.when.header for rule in dispatch.rules if rule.when.header})),
+    )
+
+
+def split(name: str) -> tuple[str, str]:
+    """A name and the revision behind it, which is empty if there is none."""
+    name, _, revision = name.partition(PIN)
+    return name, revision
+
+
+def unfold(aliases: Mapping[str, str]) -> tuple[dict[str, str], list[tuple[str, ...]]]:
+    """What every alias stands for in the end, and the circles: aliases each of which stands for the next.
+
+    One that only leads into a circle stands for nothing.
+    """
+    ends: dict[str, str] = {}
+    circles: list[tuple[str, ...]] = []
+    lost: set[str] = set()
+    for alias in aliases:
+        way: dict[str, None] = {}
+        at = alias
+        while at in aliases and at not in ends and at not in lost and at not in way:
+            way[at] = None
+            at = aliases[at]
+        if at in way:
+            names = tuple(way)
+            circles.append(names[names.index(at) :])
+        if at in way or at in lost:
+            lost.update(way)
+        else:
+            ends.update(dict.fromkeys(way, ends.get(at, at)))
+    return ends, circles
+
+
+def resolve(table: Table, facts: Facts) -> Chosen | None:
+    """The model for a request: that of its name, or by the first rule of the name that fits. None: there is none.
+
+    A rule fits only where its model has the task of the request. A revision is asked of a model or an alias: rules
+    are not looked at then.
+    """
+    asked, revision = split(facts.name)
+    name = table.aliases.get(asked, asked)
+    if revision:
+        return Chosen(name, "the revision asked for", revision) if name in table.models else None
+    for place, rule in table.rules.get(name, ()):
+        routes = table.models.get(rule.then)
+        if routes is not None and routes.task is facts.task and _fits(rule.when, facts, routes.price_per_mtok):
+            return Chosen(rule.then, f"routes[{place}]", rule.revision)
+    if name not in table.models:
+        return None
+    return Chosen(name, "the name asked for" if name == asked else f"{asked} is an alias of it")
+
+
+def _fits(when: When, facts: Facts, price: float | None) -> bool:
+    """Whether all conditions hold. A budget that was not given is without bounds."""
+    if when.task is not None and when.task is not facts.task:
+        return False
+    if not when.prompt_tokens_min <= facts.prompt_tokens <= (when.prompt_tokens_max or math.inf):
+        return False
+    if when.tenant and when.tenant != facts.tenant:
+        return False
+    if when.header and not _has(facts.headers.get(when.header), when):
+        return False
+    if when.budget_ms_below is not None and facts.budget_ms >= when.budget_ms_below:
+        return False
+    if when.budget_ms_above is not None and facts.budget_ms <= when.budget_ms_above:
+        return False
+    return not when.within_max_cost or (math.inf if price is None else price) <= facts.cost_max
+
+
+def _has(value: str | None, when: When) -> bool:
+    if value is None or not value.startswith(when.header_prefix):
+        return False
+    return when.header_value is None or value == when.header_value
+
+
+def may_fall_back(routes: ModelRoutes, asked: str | None) -> bool:
+    """Whether another model may serve what is meant for this one.
+
+    `asked` is what the caller says, None: nothing. Any word but `allow` is a no: a caller that is misunderstood gets
+    an error rather than a model that it did not want.
+    """
+    return routes.fallback_default if asked is None else asked.strip().lower() == ALLOW
+
+
+def fall_back(table: Table, chosen: Chosen, states: Mapping[str, Condition]) -> Chosen | None:
+    """The model that steps in: the next of those listed for the model that the request was meant for.
+
+    None: there is none. `states` holds the model it was meant for, and those that the caller may use. Nobody steps
+    in for a revision, nor with another task, nor twice.
+    """
+    meant = chosen.before[0] if chosen.before else chosen.model
+    routes = table.models.get(meant)
+    if routes is None or chosen.revision:
+        return None
+    trouble = chosen.trouble if chosen.before else states.get(meant, Condition.FREE)
+    before = (*chosen.before, chosen.model)
+    for stand_in in routes.fallback:
+        other = table.models.get(stand_in.model)
+        if other is None or other.task is not routes.task or other.name in before:
+            continue
+        if trouble in stand_in.when and states.get(other.name) is Condition.FREE:
+            return Chosen(other.name, f"{meant} is {trouble}", "", before, trouble)
+    return None

@@ -1,0 +1,32 @@
+"""What is done about replicas that fail or are slow, and how much may be spent on trying again."""
+
+from forebay.core.resilience.breaker import (
+    DEFAULTS,
+    NEXT,
+    Breaker,
+    BreakerLimits,
+    Event,
+    Outcome,
+    State,
+    Why,
+    admissible,
+    outcome_of,
+)
+from forebay.core.resilience.brownout import BrownOut, pool_ttft_s
+from forebay.core.resilience.retries import RetryBudget
+
+__all__ = [
+    "DEFAULTS",
+    "NEXT",
+    "Breaker",
+    "BreakerLimits",
+    "BrownOut",
+    "Event",
+    "Outcome",
+    "RetryBudget",
+    "State",
+    "Why",
+    "admissible",
+    "outcome_of",
+    "pool_ttft_s",
+]

@@ -1,0 +1,229 @@
+"""The breaker of one replica: who fails gets no requests for a while, then a few on trial, then slowly more.
+
+Three outcomes, because a client's mistake says nothing of the replica: counted as a failure it would shut replicas
+that are well, counted as a success it would open one that is not.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from forebay.core.errors import TABLE, Blame, Code
+from forebay.core.resilience.brownout import BrownOut
+
+SLOW_START_EXTRA: Final = 4.0
+SLOW_START_S: Final = 20.0
+"""A replica that has just come back counts as five times as loaded, which fades with this time constant."""
+SLOW_START_OVER_S: Final = 10 * SLOW_START_S
+BROWN_OUT_HANDICAP: Final = 4.0
+"""So many times as loaded counts a replica that is slow: it still gets what the others cannot take."""
+
+
+class Outcome(StrEnum):
+    """How an attempt ended, as far as it says something of the replica."""
+
+    OK = "ok"
+    NEUTRAL = "neutral"
+    """The client's mistake, the client left, it was cancelled, or the replica was full or about to stop."""
+    FAILED = "failed"
+
+
+class State(StrEnum):
+    """CLOSED lets requests through, OPEN none, HALF_OPEN a few."""
+
+    CLOSED = "closed"
+    OPEN = "open"
+    HALF_OPEN = "half_open"
+
+
+_CLOSED, _OPEN, _HALF_OPEN = State
+
+
+class Event(StrEnum):
+    """What moves a breaker."""
+
+    TRIPPED = "tripped"
+    """Too many failures."""
+    WAITED = "waited"
+    """It was open for its time, and a request wants to go."""
+    RECOVERED = "recovered"
+    """Enough probes went well."""
+    RELAPSED = "relapsed"
+    """A probe failed."""
+
+
+NEXT: Final = {
+    (_CLOSED, Event.TRIPPED): _OPEN,
+    (_OPEN, Event.WAITED): _HALF_OPEN,
+    (_HALF_OPEN, Event.RECOVERED): _CLOSED,
+    (_HALF_OPEN, Event.RELAPSED): _OPEN,
+}
+
+
+class Why(StrEnum):
+    """Why a replica is not treated as a sound one."""
+
+    SOUND = ""
+    IN_A_ROW = "too many failures in a row"
+    SHARE = "too many failures among the latest attempts"
+    PROBE = "a probe failed"
+    SLOW = "its answers begin much later than those of its peers"
+    STALLS = "its streams stall"
+
+
+@dataclass(frozen=True, slots=True)
+class BreakerLimits:
+    """When a breaker moves. `failed_share_max` x `window` of the last `window` attempts may fail."""
+
+    failures_max: int = 5
+    """So many failures in a row open it."""
+    window: int = 32
+    failed_share_max: float = 0.5
+    open_s: float = 5.0
+    open_s_max: float = 60.0
+    """Each opening lasts twice as long as the last one, up to this, until it was closed for this long."""
+    probes_max: int = 2
+    """So many requests at once while it is half open."""
+    successes_min: int = 3
+    """So many probes in a row close it."""
+
+
+DEFAULTS: Final = BreakerLimits()
+
+
+class Breaker:
+    """The breaker of one start of one replica. Each attempt is begun, and ended once with the mark of its begin."""
+
+    __slots__ = (
+        "_epoch",
+        "_failed",
+        "_in_a_row",
+        "_limits",
+        "_open_s",
+        "_sound_since",
+        "_successes",
+        "_until",
+        "_why",
+        "brown_out",
+        "probes",
+        "state",
+    )
+
+    def __init__(self, limits: BreakerLimits = DEFAULTS) -> None:
+        self.state = _CLOSED
+        self.brown_out = BrownOut()
+        self.probes = 0
+        self._limits = limits
+        self._epoch = 0
+        self._failed = self._in_a_row = self._successes = 0
+        self._open_s = limits.open_s
+        self._until = 0.0
+        self._sound_since = -math.inf
+        self._why = Why.SOUND
+
+    @property
+    def why(self) -> Why:
+        """For people: what is the matter with the replica."""
+        if self.state is _CLOSED and self.brown_out.active:
+            return Why.STALLS if self.brown_out.stalling else Why.SLOW
+        return self._why
+
+    def admits(self, now: float) -> bool:
+        """Whether a request may go to the replica."""
+        if self.state is _CLOSED:
+            return True
+        return now >= self._until if self.state is _OPEN else self.probes < self._limits.probes_max
+
+    def ready(self, now: float) -> None:
+        """The replica has just become ready: it starts slowly."""
+        self._sound_since = now
+
+    def begin(self, now: float) -> int:
+        """An attempt begins. Returns its mark."""
+        if self.state is _OPEN and now >= self._until:
+            self._move(Event.WAITED, now)
+        if self.state is _HALF_OPEN:
+            self.probes += 1
+        return self._epoch
+
+    def end(self, mark: int, outcome: Outcome, now: float) -> None:
+        """The attempt has ended. One that was begun before the last change of state says nothing of this state.
+
+        It may be called with OK, instead, when an answer begins: a long one should not hold the place of a probe.
+        """
+        if mark != self._epoch:
+            return
+        if self.state is _CLOSED:
+            self._count(outcome, now)
+        elif self.state is _HALF_OPEN:
+            self.probes -= 1
+            self._probed(outcome, now)
+
+    def slow_start(self, now: float) -> float:
+        """1 + 4 e^(-t / 20 s) for a replica that has been ready, and its breaker closed, for t."""
+        if self.state is not _CLOSED:
+            return 1.0 + SLOW_START_EXTRA
+        age_s = now - self._sound_since
+        return 1.0 + SLOW_START_EXTRA * math.exp(-age_s / SLOW_START_S) if age_s < SLOW_START_OVER_S else 1.0
+
+    def handicap(self, now: float) -> float:
+        """How many times as loaded as it is the replica counts when one is chosen; 1 for a sound one."""
+        return self.slow_start(now) * (BROWN_OUT_HANDICAP if self.brown_out.active else 1.0)
+
+    def _count(self, outcome: Outcome, now: float) -> None:
+        if outcome is Outcome.NEUTRAL:
+            return
+        limits = self._limits
+        failed = outcome is Outcome.FAILED
+        self._failed = (self._failed << 1 | failed) & ((1 << limits.window) - 1)
+        self._in_a_row = self._in_a_row + 1 if failed else 0
+        if self._in_a_row >= limits.failures_max:
+            self._trip(Why.IN_A_ROW, now)
+        elif self._failed.bit_count() > limits.failed_share_max * limits.window:
+            self._trip(Why.SHARE, now)
+
+    def _trip(self, why: Why, now: float) -> None:
+        if now - self._sound_since >= self._limits.open_s_max:
+            self._open_s = self._limits.open_s
+        self._why = why
+        self._move(Event.TRIPPED, now)
+
+    def _probed(self, outcome: Outcome, now: float) -> None:
+        if outcome is Outcome.FAILED:
+            self._why = Why.PROBE
+            self._move(Event.RELAPSED, now)
+        elif outcome is Outcome.OK:
+            self._successes += 1
+            if self._successes >= self._limits.successes_min:
+                self._why = Why.SOUND
+                self._move(Event.RECOVERED, now)
+
+    def _move(self, event: Event, now: float) -> None:
+        self.state = NEXT[self.state, event]
+        self._epoch += 1
+        self.probes = self._failed = self._in_a_row = self._successes = 0
+        if self.state is _OPEN:
+            self._until = now + self._open_s
+            self._open_s = min(2 * self._open_s, self._limits.open_s_max)
+        elif self.state is _CLOSED:
+            self._sound_since = now
+
+
+def admissible(breakers: Sequence[Breaker], now: float) -> list[int]:
+    """Which replicas may get a request; never nobody, if there are any.
+
+    When more than half are open, breakers are ignored: what is left would break under the load, and the fault is
+    likely elsewhere. Envoy does the same below its panic threshold, which is 50 % of the hosts.
+    """
+    admitted = [at for at, breaker in enumerate(breakers) if breaker.admits(now)]
+    if len(admitted) == len(breakers):
+        return admitted
+    shut = sum(breaker.state is _OPEN and not breaker.admits(now) for breaker in breakers)
+    return admitted if admitted and 2 * shut <= len(breakers) else list(range(len(breakers)))
+
+
+def outcome_of(code: Code) -> Outcome:
+    """What an answer with this error says of the replica that gave it. One that is full or stopping is not ill."""
+    return Outcome.FAILED if TABLE[code].blame is Blame.MODEL or code is Code.INTERNAL else Outcome.NEUTRAL

@@ -1,0 +1,155 @@
+"""Who may come in: tenants, their API keys, and the check of a key that a client presents.
+
+A key reads `fb-ID-SECRET`. The secret is 256 random bits, so a plain SHA-256 of the key is enough to keep: there is
+no dictionary to try, and a slow hash, made for passwords that people choose, would only cost time on every request.
+"""
+
+import base64
+import hashlib
+import hmac
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Final, NamedTuple
+
+from forebay.core.admission import Band
+from forebay.core.errors import Code
+
+ID_BYTES: Final = 5
+SECRET_BYTES: Final = 32
+ENTROPY_BYTES: Final = ID_BYTES + SECRET_BYTES
+"""Random bytes that make a key: 40 bits name it, 256 bits prove it."""
+CREDENTIAL: Final = re.compile(rb"(?:(?i:bearer) {1,8})?(fb-([a-z2-7]{8})-[a-z2-7]{52})")
+"""What a client may send: a key, with or without `Bearer` before it. Bounded, as gateways remember good ones."""
+ALL_MODELS: Final = ("*",)
+_NOBODY: Final = "0" * 64
+"""What an unknown id is compared with, so that it takes as long as a known one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """What a tenant may use; None: as much as there is. A minute is any 60 s, a day begins at midnight UTC."""
+
+    requests_per_min: int | None = None
+    tokens_per_min: int | None = None
+    streams_max: int | None = None
+    tokens_per_day: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """A client of the cluster: which models it may use, how urgent its requests are, and how much it may use."""
+
+    name: str
+    models: tuple[str, ...] = ALL_MODELS
+    """Names of models, or patterns with `*`."""
+    band: Band = Band.DEFAULT
+    band_max: Band = Band.DEFAULT
+    """The most urgent band that a request may ask for."""
+    limits: Quota = Quota()
+
+    def may_use(self, model: str) -> bool:
+        """Whether the allow-list has the model."""
+        return any(fnmatchcase(model, pattern) for pattern in self.models)
+
+    def band_of(self, asked: Band | None) -> Band:
+        """The band of a request that asks for one, or for none."""
+        return self.band if asked is None else max(asked, self.band_max)
+
+
+ANONYMOUS: Final = Tenant("anonymous", band_max=Band.INTERACTIVE)
+"""Who everybody is while no keys are asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRecord:
+    """What is kept of a key: never the key itself. Times in seconds since the epoch."""
+
+    id: str
+    tenant: str
+    digest: str
+    created: float
+    expires: float | None = None
+    revoked: float | None = None
+
+
+class Denied(NamedTuple):
+    """No, and why. `retry_after_s` 0: trying again does not help."""
+
+    code: Code
+    text: str
+    retry_after_s: int = 0
+
+
+class Granted(NamedTuple):
+    """A good key: whose it is, and when it ends (seconds since the epoch)."""
+
+    tenant: Tenant
+    expires: float
+
+
+_MISSING: Final = Denied(
+    Code.UNAUTHORIZED, "No API key was given: send `Authorization: Bearer KEY`, `x-api-key: KEY` or `api-key: KEY`."
+)
+_WRONG: Final = Denied(Code.UNAUTHORIZED, "The API key is not valid.")
+_REVOKED: Final = Denied(Code.UNAUTHORIZED, "The API key was revoked.")
+_EXPIRED: Final = Denied(Code.UNAUTHORIZED, "The API key has expired.")
+
+
+class Directory:
+    """Everybody's keys by id. Made as a whole from a document; never changed."""
+
+    __slots__ = ("_entries",)
+
+    def __init__(self, tenants: Iterable[Tenant], records: Iterable[KeyRecord]) -> None:
+        known = {tenant.name: tenant for tenant in tenants}
+        self._entries: Mapping[str, tuple[KeyRecord, Tenant | None]] = {
+            record.id: (record, known.get(record.tenant)) for record in records
+        }
+
+    def find(self, key_id: str) -> tuple[KeyRecord, Tenant | None] | None:
+        """A key's record and its tenant, if that is still configured."""
+        return self._entries.get(key_id)
+
+
+def mint(tenant: str, entropy: bytes, now: float, expires: float | None = None) -> tuple[str, KeyRecord]:
+    """A new key and what is kept of it. `entropy` is `ENTROPY_BYTES` from the system's secure source."""
+    if len(entropy) != ENTROPY_BYTES:
+        raise ValueError(f"a key is made of {ENTROPY_BYTES} random bytes, not {len(entropy)}")
+    key_id, secret = _letters(entropy[:ID_BYTES]), _letters(entropy[ID_BYTES:])
+    key = f"fb-{key_id}-{secret}"
+    return key, KeyRecord(key_id, tenant, _digest(key.encode()), now, expires)
+
+
+def authorise(directory: Directory, presented: bytes | None, now: float) -> Granted | Denied:
+    """Whose key this is. `presented` may begin with `Bearer `; `now` is seconds since the epoch.
+
+    Only who has the whole key learns that it was revoked or has expired.
+    """
+    if not presented:
+        return _MISSING
+    found = CREDENTIAL.fullmatch(presented)
+    if found is None:
+        return _WRONG
+    entry = directory.find(found[2].decode())
+    kept = entry[0].digest if entry else _NOBODY
+    if not hmac.compare_digest(_digest(found[1]), kept) or entry is None:
+        return _WRONG
+    record, tenant = entry
+    if record.revoked is not None:
+        return _REVOKED
+    expires = float("inf") if record.expires is None else record.expires
+    if now >= expires:
+        return _EXPIRED
+    if tenant is None:
+        return Denied(Code.UNAUTHORIZED, f"The tenant `{record.tenant}` of this API key is not configured any more.")
+    return Granted(tenant, expires)
+
+
+def _letters(data: bytes) -> str:
+    return base64.b32encode(data).decode().rstrip("=").lower()
+
+
+def _digest(key: bytes) -> str:
+    return hashlib.sha256(key).hexdigest()

@@ -1,0 +1,320 @@
+"""What one gateway process hands out of every tenant's limits: reserved as an estimate, settled as what was used.
+
+A minute is a sliding window: 60 whole seconds and the one that runs, so that no 60 s ever hold more than the share.
+What a request uses counts where it was reserved; what it used beyond its estimate counts when that became known.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from forebay.core.errors import Code
+from forebay.core.tenancy.keys import Denied, Quota, Tenant
+
+SLOTS: Final = 61
+LEASE_S: Final = 10.0
+"""How long a share of a minute is good after the report that it answers; control looks about once a second."""
+UNLIMITED: Final = 1 << 60
+"""Stands for a limit that there is not, larger than anything that is ever used."""
+
+
+class Amounts(NamedTuple):
+    """One number for each limit: requests and tokens of a minute, open streams, tokens of the day."""
+
+    requests: int
+    tokens: int
+    streams: int
+    day_tokens: int
+
+
+def amounts(quota: Quota) -> Amounts:
+    """A tenant's limits as numbers."""
+    limits = (quota.requests_per_min, quota.tokens_per_min, quota.streams_max, quota.tokens_per_day)
+    return Amounts(*(UNLIMITED if limit is None else limit for limit in limits))
+
+
+def equal_part(limit: Amounts, gateways: int) -> Amounts:
+    """What each gateway may hand out while nothing else was agreed."""
+    return Amounts(*(total if total >= UNLIMITED else total // gateways for total in limit))
+
+
+class Asked(NamedTuple):
+    """A tenant at one gateway: the share it goes by, what is used of it, and what was asked for, granted or not."""
+
+    share: Amounts
+    used: Amounts
+    wanted: Amounts
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What a gateway reports of all tenants with limits. `at`: its own clock; `day`: since the epoch, in UTC."""
+
+    at: float
+    day: int
+    tenants: Mapping[str, Asked]
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """What one gateway may hand out.
+
+    `asked_at` is `Demand.at` of the report that it answers (the gateway's clock), `heard_at` when control had that
+    report (control's clock). `held`: what the gateway may still go by or have used, until it reports otherwise.
+    """
+
+    asked_at: float
+    heard_at: float
+    day: int
+    shares: Mapping[str, Amounts]
+    held: Mapping[str, Amounts]
+
+
+class _Window:
+    """A sum over the last minute, in slots of one second; no slot is ever negative."""
+
+    __slots__ = ("slots", "total")
+
+    def __init__(self) -> None:
+        self.slots = [0] * SLOTS
+        self.total = 0
+
+    def add(self, second: int, amount: int) -> None:
+        self.slots[second % SLOTS] += amount
+        self.total += amount
+
+    def roll(self, last: int, second: int) -> None:
+        for passed in range(max(last, second - SLOTS) + 1, second + 1):
+            index = passed % SLOTS
+            self.total -= self.slots[index]
+            self.slots[index] = 0
+
+    def frees_at(self, amount: int, second: int) -> int:
+        """The second from which on `amount` less is in the window. At most `total`."""
+        for slot in range(second - SLOTS + 1, second):
+            amount -= self.slots[slot % SLOTS]
+            if amount <= 0:
+                return slot + SLOTS
+        return second + SLOTS
+
+
+class _Book:
+    """One tenant at this gateway."""
+
+    __slots__ = (
+        "day_tokens", "ended", "limit", "name", "part", "refused_requests", "refused_streams", "refused_tokens",
+        "requests", "second", "share", "streams", "tokens",
+    )  # fmt: skip
+
+    def __init__(self, tenant: Tenant, gateways: int) -> None:
+        self.name = tenant.name
+        self.limit = amounts(tenant.limits)
+        self.share = self.part = equal_part(self.limit, gateways)
+        self.second = 0
+        self.streams = 0
+        self.day_tokens = 0
+        self.requests = _Window()
+        self.tokens = _Window()
+        self.refused_requests = _Window()
+        self.refused_tokens = _Window()
+        self.refused_streams = _Window()
+        self.ended = _Window()
+
+    def roll(self, second: int) -> None:
+        """The present second is another one."""
+        windows = (
+            self.requests, self.tokens, self.refused_requests, self.refused_tokens, self.refused_streams, self.ended,
+        )  # fmt: skip
+        for window in windows:
+            if window.total:
+                window.roll(self.second, second)
+        self.second = second
+
+    def fall_back(self) -> None:
+        """Without news from control: of what control takes back after a while, no more than an equal part."""
+        share, part = self.share, self.part
+        self.share = share._replace(
+            requests=min(share.requests, part.requests), tokens=min(share.tokens, part.tokens)
+        )
+
+    def used(self) -> Amounts:
+        return Amounts(self.requests.total, self.tokens.total, self.streams, self.day_tokens)
+
+    def asked(self) -> Asked:
+        tokens = self.tokens.total + self.refused_tokens.total
+        wanted = Amounts(
+            self.requests.total + self.refused_requests.total,
+            tokens,
+            self.streams + self.refused_streams.total,
+            self.day_tokens + tokens,
+        )
+        return Asked(self.share, self.used(), wanted)
+
+
+class Reservation:
+    """What a request may use; settled exactly once, however it ends."""
+
+    __slots__ = ("book", "day", "second", "settled", "stream", "tokens")
+
+    def __init__(self, book: _Book, tokens: int, stream: bool, day: int) -> None:
+        self.book = book
+        self.tokens = tokens
+        self.stream = stream
+        self.second = book.second
+        self.day = day
+        self.settled = False
+
+
+class Limiter:
+    """Counts what tenants use at this gateway, one of `gateways`. `now` is a clock in seconds that never jumps."""
+
+    __slots__ = ("_books", "_day_ends_at", "_lease_until", "day")
+
+    def __init__(self, tenants: Iterable[Tenant], gateways: int = 1) -> None:
+        self._books = {tenant.name: _Book(tenant, gateways) for tenant in tenants}
+        self._lease_until = math.inf
+        self._day_ends_at = 0.0
+        self.day = 0
+
+    def reserve(self, tenant: str, tokens: int, stream: bool, now: float) -> Reservation | Denied:
+        """Let a request in that will use `tokens` at most, or say why not and when it may come again."""
+        if now >= self._lease_until:
+            self._fall_back()
+        book = self._books[tenant]
+        second = int(now)
+        if second > book.second:
+            book.roll(second)
+        share = book.share
+        requests, window = book.requests, book.tokens
+        if (
+            requests.total >= share.requests
+            or window.total + tokens > share.tokens
+            or book.day_tokens + tokens > share.day_tokens
+            or (stream and book.streams >= share.streams)
+        ):
+            return self._denied(book, tokens, stream, now)
+        slot = book.second % SLOTS
+        requests.slots[slot] += 1
+        requests.total += 1
+        window.slots[slot] += tokens
+        window.total += tokens
+        book.day_tokens += tokens
+        book.streams += stream
+        return Reservation(book, tokens, stream, self.day)
+
+    def settle(self, reservation: Reservation, tokens: int, now: float) -> None:
+        """The request has ended and has used `tokens`; 0 if it never ran."""
+        assert not reservation.settled, "a reservation is settled once"
+        reservation.settled = True
+        book = reservation.book
+        second = int(now)
+        if second > book.second:
+            book.roll(second)
+        more = tokens - reservation.tokens
+        if more > 0:
+            book.tokens.add(book.second, more)
+        elif reservation.second > book.second - SLOTS:
+            book.tokens.add(reservation.second, more)
+        if reservation.day == self.day:
+            book.day_tokens += more
+        if reservation.stream:
+            book.streams -= 1
+            book.ended.add(book.second, 1)
+
+    # --- the day, and what control agreed to
+
+    def begin_day(self, day: int, ends_at: float) -> None:
+        """Say which day it is (counted from the epoch) and when, on the clock of `now`, it ends."""
+        self._day_ends_at = ends_at
+        if day == self.day:
+            return
+        self.day = day
+        for book in self._books.values():
+            book.day_tokens = 0
+            book.share = book.share._replace(day_tokens=book.part.day_tokens)
+
+    def take(self, lease: Lease, now: float) -> None:
+        """Go by another share. One that has run out, or is of another start of the machine, counts as run out."""
+        for name, share in lease.shares.items():
+            book = self._books.get(name)
+            if book is not None:
+                day_tokens = share.day_tokens if lease.day == self.day else book.share.day_tokens
+                book.share = share._replace(day_tokens=day_tokens)
+        self._lease_until = lease.asked_at + LEASE_S if lease.asked_at <= now else now
+        if now >= self._lease_until:
+            self._fall_back()
+
+    def demand(self, now: float) -> Demand:
+        """The report for control."""
+        if now >= self._lease_until:
+            self._fall_back()
+        limited = [book for book in self._books.values() if min(book.limit) < UNLIMITED]
+        for book in limited:
+            book.roll(max(book.second, int(now)))
+        return Demand(now, self.day, {book.name: book.asked() for book in limited})
+
+    # --- across a restart
+
+    def used(self, now: float) -> dict[str, Amounts]:
+        """What is counted of every tenant that has used anything: to be kept, and given to `restore`."""
+        for book in self._books.values():
+            book.roll(max(book.second, int(now)))
+        used = {book.name: book.used() for book in self._books.values()}
+        return {name: each for name, each in used.items() if any(each)}
+
+    def restore(self, used: Mapping[str, Amounts], day: int, age_s: float, now: float) -> None:
+        """Take up what was counted `age_s` ago on that day, by a process that has ended: its streams are gone."""
+        then = int(now - max(0.0, age_s))
+        for name, before in used.items():
+            book = self._books.get(name)
+            if book is None:
+                continue
+            book.roll(max(book.second, int(now)))
+            if then > book.second - SLOTS:
+                book.requests.add(then, before.requests)
+                book.tokens.add(then, before.tokens)
+            if day == self.day:
+                book.day_tokens += before.day_tokens
+
+    # --- saying no
+
+    def _fall_back(self) -> None:
+        self._lease_until = math.inf
+        for book in self._books.values():
+            book.fall_back()
+
+    def _denied(self, book: _Book, tokens: int, stream: bool, now: float) -> Denied:
+        """Of all limits in the way, the one that is in the way longest."""
+        limit, share, name = book.limit, book.share, book.name
+        for code, most, span in (
+            (Code.RATE_LIMITED, limit.tokens, "minute"),
+            (Code.BUDGET_EXCEEDED, limit.day_tokens, "day"),
+        ):
+            if tokens > most:
+                text = f"The request may use {tokens} tokens, but tenant `{name}` has {most} for a whole {span}."
+                return Denied(code, text)
+        book.refused_requests.add(book.second, 1)
+        book.refused_tokens.add(book.second, tokens)
+        book.refused_streams.add(book.second, stream)
+        denials = []
+        if book.requests.total >= share.requests:
+            text = f"Tenant `{name}` has none left of its {limit.requests} requests per minute."
+            denials.append(Denied(Code.RATE_LIMITED, text, _wait_s(book, book.requests, 1, share.requests, now)))
+        if book.tokens.total + tokens > share.tokens:
+            text = f"Tenant `{name}` has not enough left of its {limit.tokens} tokens per minute."
+            denials.append(Denied(Code.RATE_LIMITED, text, _wait_s(book, book.tokens, tokens, share.tokens, now)))
+        if book.day_tokens + tokens > share.day_tokens:
+            text = f"Tenant `{name}` has not enough left of its {limit.day_tokens} tokens per day (UTC)."
+            denials.append(Denied(Code.BUDGET_EXCEEDED, text, max(1, math.ceil(self._day_ends_at - now))))
+        if stream and book.streams >= share.streams:
+            text = f"Tenant `{name}` has none left of its {limit.streams} streams."
+            denials.append(Denied(Code.STREAMS_LIMIT, text, math.ceil((SLOTS - 1) / max(1, book.ended.total))))
+        return max(denials, key=lambda denied: denied.retry_after_s)
+
+
+def _wait_s(book: _Book, window: _Window, amount: int, share: int, now: float) -> int:
+    """Whole seconds until enough has left the window; a share that is too small for it at all may be larger later."""
+    if amount > share:
+        return math.ceil(LEASE_S)
+    return math.ceil(window.frees_at(window.total + amount - share, book.second) - now)

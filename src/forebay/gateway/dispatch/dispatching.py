@@ -1,0 +1,154 @@
+"""What `core.dispatch` wants to know of a request, and what its choices mean for the request's bytes.
+
+A request for a model that has no rules costs one look-up here. Everything else is read only when it is needed.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from forebay.core.dispatch import Chosen, Facts, Table, fall_back, make_table, may_fall_back, resolve, split
+from forebay.core.errors import Code, Refusal
+from forebay.core.model import Condition, Dispatch, Snapshot, Task
+from forebay.core.routing.speed import TOKENS_PER_BYTE
+from forebay.core.tenancy import ANONYMOUS, Tenant
+from forebay.gateway.asking import Wanted
+from forebay.gateway.fleet import Link, Served
+from forebay.net.server import Exchange
+
+BUDGET: Final = b"x-forebay-budget-ms"
+"""How long the caller means to wait, milliseconds."""
+COST: Final = b"x-forebay-max-cost"
+"""What a million tokens may cost, in the unit of `price_per_mtok`."""
+FALLBACK: Final = b"x-forebay-fallback"
+"""`allow` or `deny`: whether another model may serve the request."""
+NUMBER: Final = re.compile(rb"\d{1,12}(\.\d{1,9})?")
+SHOWN_CHARS_MAX: Final = 128
+
+_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+
+
+class Dispatcher:
+    """The names of the last snapshot."""
+
+    __slots__ = ("_table", "plain")
+
+    def __init__(self) -> None:
+        self._take(make_table(Dispatch(), ()))
+
+    def take_over(self, snapshot: Snapshot) -> None:
+        """Go by this one from now on."""
+        self._take(make_table(snapshot.dispatch, snapshot.models))
+
+    def _take(self, table: Table) -> None:
+        self._table = table
+        self.plain = table.plain
+        """Models that are served under their names, whatever a request is like."""
+
+    @property
+    def names(self) -> dict[str, tuple[str, ...]]:
+        """Names beside those of the models, sorted, each with the models that it may lead to."""
+        table = self._table
+        ruled = {name: tuple(dict.fromkeys(r.then for _, r in rules)) for name, rules in table.rules.items()}
+        named = {alias: ruled.get(to, (to,)) for alias, to in table.aliases.items()}
+        return {name: to for name, to in sorted({**ruled, **named}.items()) if name not in table.models}
+
+    def resolve(self, request: Wanted, exchange: Exchange, task: Task, tenant: Tenant = ANONYMOUS) -> Chosen | None:
+        """The model for a request. None: the one that it names, if there is one.
+
+        Raises `Refusal` for a budget that makes no sense, and if the name stands for no model that would do.
+        """
+        name, table = request.model, self._table
+        asked, revision = split(name)
+        if asked not in table.aliases and asked not in table.rules and not revision:
+            return None
+        chosen = resolve(table, _facts(table, request, exchange, task, tenant))
+        if chosen is not None:
+            return chosen
+        shown = name[:SHOWN_CHARS_MAX]
+        if revision:
+            text = f"`{shown}` does not exist: revisions are those of a model or of an alias."
+            raise Refusal(Code.MODEL_NOT_FOUND, text, "model")
+        raise Refusal(Code.WRONG_TASK, f"`{shown}` stands for no model that serves {task} requests.", "model")
+
+    def fall_back(
+        self,
+        chosen: Chosen,
+        exchange: Exchange,
+        served: Mapping[str, Served],
+        trouble: Condition,
+        tenant: Tenant = ANONYMOUS,
+    ) -> Chosen | None:
+        """The model that steps in for one with such a trouble, if the caller agrees and may use it."""
+        table = self._table
+        meant = chosen.before[0] if chosen.before else chosen.model
+        routes = table.models.get(meant)
+        if routes is None or not routes.fallback:
+            return None
+        given = exchange.header(FALLBACK)
+        if not may_fall_back(routes, given.decode("latin-1") if given is not None else None):
+            return None
+        states = {
+            each.model: condition(served[each.model])
+            for each in routes.fallback
+            if each.model in served and tenant.may_use(each.model)
+        }
+        return fall_back(table, chosen, {**states, meant: trouble})
+
+
+def condition(served: Served) -> Condition:
+    """How a model is just now."""
+    live = [link for link in served.links if link.live]
+    if not live:
+        return Condition.DOWN
+    free = not served.waiting and any(link.load < link.room for link in live)
+    return Condition.FREE if free else Condition.SATURATED
+
+
+def check_revision(served: Served, revision: str) -> None:
+    """Raises `Refusal` if no replica has it."""
+    known = sorted({link.revision for link in served.links})
+    if revision not in known:
+        text = f"No replica of `{served.routes.name}` has the revision `{revision[:SHOWN_CHARS_MAX]}`"
+        raise Refusal(Code.MODEL_NOT_FOUND, f"{text}; there are: {', '.join(known) or 'none'}.", "model")
+
+
+def strangers(links: list[Link], revision: str) -> list[tuple[str, int]]:
+    """Replicas of other revisions, as (id, generation)."""
+    return [(link.id, link.generation) for link in links if link.revision != revision]
+
+
+def renamed(body: bytes, model: str) -> bytes:
+    """The body with another `model`; a replica accepts its own name only. Raises `Refusal`.
+
+    Every other value stays the bytes that it was. Of a key that is there twice the last counts, as for any reader.
+    """
+    try:
+        return msgspec.json.encode({**_fields(body), "model": model})
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Refusal(Code.INVALID_JSON, f"The body is not valid JSON: {error}.") from None
+
+
+def _facts(table: Table, request: Wanted, exchange: Exchange, task: Task, tenant: Tenant) -> Facts:
+    found = ((name, exchange.header(name.encode())) for name in table.headers)
+    return Facts(
+        name=request.model,
+        task=task,
+        prompt_tokens=max(1, round(len(request.text) * TOKENS_PER_BYTE)),
+        tenant=tenant.name,
+        headers={name: value.decode("latin-1") for name, value in found if value is not None},
+        budget_ms=_budget(exchange, BUDGET),
+        cost_max=_budget(exchange, COST),
+    )
+
+
+def _budget(exchange: Exchange, name: bytes) -> float:
+    given = exchange.header(name)
+    if given is None:
+        return math.inf
+    if not NUMBER.fullmatch(given):
+        raise Refusal(Code.INVALID_REQUEST, f"'{name.decode()}': a positive number is wanted.", name.decode())
+    return float(given)

@@ -1,0 +1,267 @@
+"""The audit log of one gateway: a chain of lines (`wire.records`) over a series of files, and its head."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import takewhile
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from forebay.gateway.records.facts import Facts
+from forebay.gateway.records.writer import Opener, Series, numbered, open_append, replace_file
+from forebay.obs.clock import wall_s
+from forebay.wire.records import LINE_BYTES_MAX, AuditLine, Chain, Event, Flaw, Head, Sealed, Verifier, unseal
+
+STEM: Final = "audit"
+SUFFIX: Final = ".jsonl"
+HEAD: Final = "audit.head"
+PROMPT_BYTES_MAX: Final = 65_536
+"""Longer bodies are cut."""
+FLAWS_MAX: Final = 100
+"""More flaws of one file are counted, not listed."""
+NOT_UP: Final = "the gateway could not open its records"
+TOO_MANY: Final = "more lines came at once than can be held"
+
+
+class AuditLog:
+    """Writes the lines. What cannot be written yet is kept in order up to a bound; a loss beyond it is a line too."""
+
+    def __init__(self, bytes_max: int, files_max: int, prompts: bool, open_file: Opener = open_append) -> None:
+        self.lost = 0
+        """Requests that no line tells of."""
+        self._files_max = files_max
+        self._prompts = prompts
+        self._series = Series(STEM, SUFFIX, bytes_max, open_file)
+        self._folder = Path()
+        self._chain: Chain | None = None
+        self._head: Head | None = None
+        self._gap = 0
+        self._gap_why = TOO_MANY
+
+    @property
+    def written(self) -> int:
+        """Number of the last line that is in a file."""
+        return self._chain.seq - len(self._series.held) if self._chain is not None else 0
+
+    @property
+    def behind(self) -> bool:
+        """Whether lines wait to be written, or their loss to be told."""
+        return bool(self._series.held or self._gap)
+
+    def start(self, folder: Path) -> None:
+        """Take up the chain where it ended, or begin one. Raises OSError.
+
+        Where files and head disagree, the chain goes on from the later of the two, so that verifying finds what is
+        missing, however often the gateway is started again.
+        """
+        files = numbered(folder, STEM, SUFFIX)
+        head, end = read_head(folder), _end(files)
+        begin = head if head is not None and end.seq <= head.seq else end
+        if head is None and not files:
+            head = begin
+            replace_file(folder / HEAD, msgspec.json.encode(head))
+        torn = _cut_torn(files[-1][1]) if files else 0
+        self._series.start(folder)
+        self._folder, self._head, self._chain = folder, head, Chain(folder.name, begin)
+        if head is None:
+            self._tell(Event.BROKEN, "there was no head that could be read: lines may be missing before this one")
+        if torn:
+            why = f"an unfinished line of {torn} bytes was cut off: the gateway was stopped while it wrote"
+            self._tell(Event.GAP, why, lines=1)
+
+    def add(self, facts: Facts) -> None:
+        """Note a request."""
+        if self._gap or self._chain is None or self._series.full:
+            self._gap += 1
+            self.lost += 1
+            if self._chain is None:
+                self._gap_why = NOT_UP
+            return
+        d = facts.decision
+        line = AuditLine(
+            0, "", "", "request", d.ts, d.request_id, d.tenant, facts.key, facts.client, facts.path, d.model,
+            facts.revision, d.chosen, d.status, d.code, int(d.total_s * 1000 + 0.5), d.prompt_tokens,
+            d.completion_tokens, d.cached_tokens, d.estimated,
+        )  # fmt: skip
+        if self._prompts:
+            line.prompt = facts.prompt[:PROMPT_BYTES_MAX].decode("utf-8", "replace")
+        self._series.add(self._chain.seal(line))
+
+    def flush(self) -> None:
+        """Write what was noted, then the head. Raises OSError if something is left; it is tried again."""
+        assert self._chain is not None, "flush() before start()"
+        series, number = self._series, self._series.number
+        if series.held:
+            try:
+                series.write()
+            except OSError as error:
+                self._gap_why = f"lines could not be written: {error.strerror or error}"
+                raise
+        if self._gap:
+            self._tell(Event.GAP, self._gap_why, lines=self._gap)
+            self._gap, self._gap_why = 0, TOO_MANY
+            series.write()
+        if self._files_max and series.number != number:
+            self._prune()
+        if self._chain.head != self._head:
+            replace_file(self._folder / HEAD, msgspec.json.encode(self._chain.head))
+            self._head = self._chain.head
+
+    def close(self) -> None:
+        """Close the file; what is still held is lost."""
+        self.lost += len(self._series.held)
+        self._series.close()
+
+    def _tell(self, event: Event, why: str, lines: int = 0, pruned: Head | None = None) -> None:
+        """Note what is about the log itself."""
+        assert self._chain is not None
+        line = AuditLine(0, "", "", event, wall_s(), why=why, lines=lines)
+        if pruned is not None:
+            line.pruned_seq, line.pruned_hash = pruned.seq, pruned.hash
+        self._series.add(self._chain.seal(line))
+
+    def _prune(self) -> None:
+        """Remove the oldest files, once a line of the chain says where it begins now."""
+        files = [path for _, path in self._series.files()]
+        surplus, kept = files[: -self._files_max], files[-self._files_max :]
+        first = _first_line(kept[0]) if surplus else None
+        if first is None:
+            return
+        why = f"at most {self._files_max} files are kept"
+        self._tell(Event.PRUNED, why, pruned=Head(first.seq - 1, first.prev))
+        self._series.write()
+        for path in surplus:
+            path.unlink(missing_ok=True)
+
+
+def read_head(folder: Path) -> Head | None:
+    """Where the chain of a folder ends by its head; None if there is none that makes sense. Raises OSError."""
+    try:
+        return msgspec.json.decode((folder / HEAD).read_bytes(), type=Head)
+    except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+def lines_after(folder: Path, seq: int, files_max: int) -> Iterator[AuditLine]:
+    """The lines of requests after the one of that number, out of the newest `files_max` files. Raises OSError."""
+    newest_first = numbered(folder, STEM, SUFFIX)[: -files_max - 1 : -1]
+    later = list(takewhile(lambda item: (first := _first_line(item[1])) and first.seq > seq + 1, newest_first))
+    for _, path in reversed(newest_first[: len(later) + 1]):
+        with path.open("rb") as file:
+            for raw in file:
+                sealed = unseal(raw.rstrip(b"\n"))
+                if (
+                    sealed is not None
+                    and sealed.fits
+                    and sealed.line.seq > seq
+                    and sealed.line.event == Event.REQUEST
+                ):
+                    yield sealed.line
+
+
+def _first_line(path: Path) -> AuditLine | None:
+    with path.open("rb") as file:
+        sealed = unseal(file.readline(LINE_BYTES_MAX).rstrip(b"\n"))
+    return sealed.line if sealed is not None else None
+
+
+def _tail(path: Path) -> tuple[bytes, bytes]:
+    """The last whole line of a file, empty if it has none, and what stands after it."""
+    with path.open("rb") as file:
+        size = file.seek(0, 2)
+        file.seek(max(0, size - 2 * LINE_BYTES_MAX))
+        whole, newline, rest = file.read().rpartition(b"\n")
+    return (whole.rpartition(b"\n")[2], rest) if newline else (b"", rest)
+
+
+def _last_line(path: Path) -> Sealed | None:
+    sealed = unseal(_tail(path)[0])
+    return sealed if sealed is not None and sealed.fits else None
+
+
+def _end(files: list[tuple[int, Path]]) -> Head:
+    """Where the chain ends by its files; an end that is damaged is none."""
+    for _, path in reversed(files):
+        if _tail(path)[0]:
+            last = _last_line(path)
+            return Head(last.line.seq, last.hash) if last else Head()
+    return Head()
+
+
+def _cut_torn(path: Path) -> int:
+    """Cut off what stands after the last whole line. Returns how many bytes that was."""
+    rest = len(_tail(path)[1])
+    if rest:
+        with path.open("rb+") as file:
+            file.truncate(file.seek(0, 2) - rest)
+    return rest
+
+
+# --- verifying
+
+
+@dataclass(slots=True)
+class FileReport:
+    """What verifying found in one file. Times are seconds since the epoch, None if no line could be read."""
+
+    name: str
+    lines: int = 0
+    first: float | None = None
+    last: float | None = None
+    flaws: list[Flaw] = field(default_factory=list)
+    flaws_more: int = 0
+    """Flaws beyond `FLAWS_MAX`."""
+    unfinished_bytes: int = 0
+    """At the end of the newest file: a line that is being written, or was when the gateway was killed."""
+
+
+@dataclass(slots=True)
+class ChainReport:
+    """What verifying found in one chain. `flaws` are those that belong to no file."""
+
+    chain: str
+    head: Head | None
+    files: list[FileReport] = field(default_factory=list)
+    flaws: list[Flaw] = field(default_factory=list)
+    gaps: list[AuditLine] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing was changed or removed."""
+        return not self.flaws and not any(report.flaws for report in self.files)
+
+
+def verify(folder: Path, *, archived: bool = False) -> ChainReport:
+    """Check the chain of a folder, which may grow meanwhile. Raises OSError.
+
+    `archived`: the oldest files were moved elsewhere on purpose, begin with what is here.
+    """
+    head = read_head(folder)
+    verifier = Verifier(folder.name, head, archived=archived)
+    report = ChainReport(folder.name, head)
+    files = numbered(folder, STEM, SUFFIX)
+    for number, path in files:
+        report.files.append(_verify_file(path, verifier, newest=number == files[-1][0]))
+    report.flaws = verifier.finish()
+    report.gaps = verifier.gaps
+    return report
+
+
+def _verify_file(path: Path, verifier: Verifier, *, newest: bool) -> FileReport:
+    report = FileReport(path.name)
+    with path.open("rb") as file:
+        for number, raw in enumerate(file, 1):
+            if newest and not raw.endswith(b"\n") and unseal(raw) is None:
+                report.unfinished_bytes = len(raw)
+                break
+            report.lines = number
+            flaw = verifier.feed(raw.removesuffix(b"\n"), number)
+            if flaw is not None and len(report.flaws) < FLAWS_MAX:
+                report.flaws.append(flaw)
+            elif flaw is not None:
+                report.flaws_more += 1
+            if verifier.ts is not None:
+                report.first = verifier.ts if report.first is None else report.first
+                report.last = verifier.ts
+    return report

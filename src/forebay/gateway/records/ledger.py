@@ -1,0 +1,220 @@
+"""The usage ledger of one gateway: requests and tokens by day, tenant, model and outcome.
+
+One small file a day, replaced as a whole every few seconds, says up to which audit line it has counted; `usage.json`
+says from which line on there is anything to count. So what a killed gateway had not saved is counted again from its
+audit lines, and no line twice.
+"""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import msgspec
+
+from forebay.core.errors import TABLE
+from forebay.gateway.records.audit import lines_after
+from forebay.gateway.records.writer import replace_file
+
+DAY_S: Final = 86_400
+ROWS_MAX: Final = 10_000
+"""Most rows of a day; what goes over it is counted under `OTHER`."""
+OTHER: Final = "other"
+DAYS_MAX: Final = 400
+"""Older days are removed."""
+REPLAY_FILES_MAX: Final = 4
+"""Most audit files that are looked through for lines that were not counted."""
+POSITION: Final = "usage.json"
+PREFIX: Final = "usage-"
+OUTCOMES: Final = {"ok": "ok", "client_closed": "cancelled"} | {
+    code.value: row.blame.value for code, row in TABLE.items()
+}
+"""Outcome by code: `ok`, `cancelled`, or whose fault it was."""
+
+Key = tuple[str, str, str]
+"""Tenant, model, outcome."""
+
+
+class Sums(msgspec.Struct, gc=False):
+    """What adds up. `estimated` are requests whose tokens are the gateway's own count."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    estimated: int = 0
+
+    def add(self, other: "Sums") -> None:
+        """Add another."""
+        self.requests += other.requests
+        self.prompt_tokens += other.prompt_tokens
+        self.completion_tokens += other.completion_tokens
+        self.cached_tokens += other.cached_tokens
+        self.estimated += other.estimated
+
+
+class Row(Sums, gc=False, kw_only=True):
+    """What is saved of a key."""
+
+    tenant: str
+    model: str
+    outcome: str
+
+
+class _Day(msgspec.Struct):
+    """A day's file. `seq`: audit lines up to this one are counted."""
+
+    seq: int = 0
+    rows: list[Row] = []
+
+
+class _Position(msgspec.Struct):
+    seq: int = 0
+
+
+class Ledger:
+    """Counts in memory; `checkpoint` saves. Nothing is read before `start`, and nothing is lost by it coming late."""
+
+    def __init__(self) -> None:
+        self._days: dict[int, dict[Key, Sums]] = {}
+        self._read: set[int] = set()
+        self._dirty: set[int] = set()
+        self._folder = Path()
+        self._seq = 0
+
+    def count(
+        self, ts: float, tenant: str, model: str, code: str, tokens: tuple[int, int, int], *, estimated: bool
+    ) -> None:
+        """Count a request that ended at `ts`; `tokens`: prompt, completion, cached (a part of the prompt)."""
+        day = int(ts // DAY_S)
+        rows = self._days.get(day)
+        if rows is None:
+            rows = self._days[day] = {}
+        key = (tenant, model, OUTCOMES.get(code, OTHER))
+        sums = rows.get(key)
+        if sums is None:
+            sums = _new(rows, key)
+        sums.requests += 1
+        sums.prompt_tokens += tokens[0]
+        sums.completion_tokens += tokens[1]
+        sums.cached_tokens += tokens[2]
+        if estimated:
+            sums.estimated += 1
+        self._dirty.add(day)
+
+    @property
+    def dirty(self) -> bool:
+        """Whether there is something to save."""
+        return bool(self._dirty)
+
+    def start(self, folder: Path) -> None:
+        """Take up what an earlier process counted, and what its audit lines tell beyond that. Raises OSError."""
+        seq, found = _read_position(folder), dict[tuple[int, Key], Sums]()
+        for late in _not_counted(folder, seq, {}):
+            found.setdefault((late.day, late.key), Sums()).add(late.sums)
+            seq = late.seq
+        for (day, key), sums in found.items():
+            rows = self._days.setdefault(day, {})
+            (rows.get(key) or _new(rows, key)).add(sums)
+            self._dirty.add(day)
+        self._folder, self._seq = folder, seq
+
+    def checkpoint(self, seq: int | None) -> None:
+        """Save. `seq`: the last audit line, which is written and counted; None: there is no audit. Raises OSError."""
+        self._seq = self._seq if seq is None else seq
+        for day in sorted(self._dirty):
+            rows, path = self._days[day], _day_file(self._folder, day)
+            if day not in self._read:  # another process, or this one long ago, has counted on that day
+                for row in _read_day(path).rows:
+                    key = (row.tenant, row.model, row.outcome)
+                    (rows.get(key) or _new(rows, key)).add(row)
+                self._read.add(day)
+            saved = [
+                Row(tenant=key[0], model=key[1], outcome=key[2], **msgspec.structs.asdict(sums))
+                for key, sums in sorted(rows.items())
+            ]
+            replace_file(path, msgspec.json.encode(_Day(self._seq, saved)))
+        replace_file(self._folder / POSITION, msgspec.json.encode(_Position(self._seq)))
+        newest = max(self._dirty, default=0)
+        self._dirty.clear()
+        over = [day for day in self._days if day < newest]
+        for day in over:
+            del self._days[day]
+            self._read.discard(day)
+        if over:
+            for _, path in _day_files(self._folder)[:-DAYS_MAX]:
+                path.unlink(missing_ok=True)
+
+
+class _Late(NamedTuple):
+    """A request that no file has counted."""
+
+    seq: int
+    day: int
+    key: Key
+    sums: Sums
+
+
+def _not_counted(folder: Path, position: int, days: dict[int, _Day]) -> Iterator[_Late]:
+    """What the audit lines tell beyond the days' files. Of those not in `days` the files are read. Raises OSError."""
+    for line in lines_after(folder, position, REPLAY_FILES_MAX):
+        day = int(line.ts // DAY_S)
+        if day not in days:
+            days[day] = _read_day(_day_file(folder, day))
+        if line.seq > days[day].seq:
+            tokens = (line.prompt_tokens, line.completion_tokens, line.cached_tokens)
+            key = (line.tenant, line.model, OUTCOMES.get(line.code, OTHER))
+            yield _Late(line.seq, day, key, Sums(1, *tokens, int(line.estimated)))
+
+
+def usage(folder: Path, day_first: int) -> dict[tuple[int, Key], Sums]:
+    """All that a gateway has counted from that day (days since the epoch) on, up to its last line. Raises OSError."""
+    position = _read_position(folder)  # first of all: what is saved from here on is told by the days' files
+    days = {day: _read_day(path) for day, path in _day_files(folder)}
+    found: dict[tuple[int, Key], Sums] = {}
+    for day, content in days.items():
+        for row in content.rows:
+            found.setdefault((day, (row.tenant, row.model, row.outcome)), Sums()).add(row)
+    for late in _not_counted(folder, position, days):
+        found.setdefault((late.day, late.key), Sums()).add(late.sums)
+    return {place: sums for place, sums in found.items() if place[0] >= day_first}
+
+
+def day_text(day: int) -> str:
+    """The date of a day since the epoch, UTC."""
+    return datetime.fromtimestamp(day * DAY_S, UTC).date().isoformat()
+
+
+def _new(rows: dict[Key, Sums], key: Key) -> Sums:
+    if len(rows) >= ROWS_MAX:
+        key = (OTHER, OTHER, key[2])
+    return rows.setdefault(key, Sums())
+
+
+def _day_file(folder: Path, day: int) -> Path:
+    return folder / f"{PREFIX}{day_text(day)}.json"
+
+
+def _day_files(folder: Path) -> list[tuple[int, Path]]:
+    found = []
+    for path in folder.glob(f"{PREFIX}*.json"):
+        try:
+            date = datetime.fromisoformat(path.stem.removeprefix(PREFIX)).replace(tzinfo=UTC)
+        except ValueError:
+            continue
+        found.append((int(date.timestamp()) // DAY_S, path))
+    return sorted(found)
+
+
+def _read_day(path: Path) -> _Day:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=_Day)
+    except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
+        return _Day()
+
+
+def _read_position(folder: Path) -> int:
+    try:
+        return msgspec.json.decode((folder / POSITION).read_bytes(), type=_Position).seq
+    except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
+        return 0

@@ -1,0 +1,215 @@
+"""Files that only grow: numbered series of them, written in batches, and the folder that one process owns.
+
+A full disk never stops serving: what cannot be written is held up to a bound. What was written in part goes on from
+that very byte.
+"""
+
+import errno
+import fcntl
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, Protocol
+
+from forebay.wire.records import Decision, frame
+
+HELD_BYTES_MAX: Final = 16 * 1024 * 1024
+"""With so much to be written, of one series, nothing more is taken."""
+FOLDERS_MAX: Final = 16
+"""Folders of one gateway id: a successor comes up while its predecessor drains."""
+MODE: Final = 0o600
+"""Records are for the user who runs the gateway."""
+
+
+class Sink(Protocol):
+    """An unbuffered file that only grows."""
+
+    def write(self, data: bytes, /) -> int | None:
+        """Write some of it, and say how much. Raises OSError."""
+
+    def close(self) -> None:
+        """Close the file."""
+
+
+Opener = Callable[[Path], Sink]
+
+
+def open_append(path: Path) -> Sink:
+    """The file at `path`, made if it is not there."""
+    return open(path, "ab", buffering=0, opener=lambda name, flags: os.open(name, flags, MODE))
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Put a whole new content into place. Raises OSError, and then the file is as it was."""
+    draft = path.with_name(f".{path.name}.new")
+    try:
+        with open(draft, "wb", opener=lambda name, flags: os.open(name, flags, MODE)) as file:
+            file.write(data)
+        draft.replace(path)
+    except OSError:
+        draft.unlink(missing_ok=True)
+        raise
+
+
+def numbered(folder: Path, stem: str, suffix: str) -> list[tuple[int, Path]]:
+    """The files `STEM-00000001SUFFIX` and so on of a folder, by number."""
+    found = []
+    for path in folder.glob(f"{stem}-*{suffix}"):
+        digits = path.name[len(stem) + 1 : -len(suffix)]
+        if digits.isdecimal():
+            found.append((int(digits), path))
+    return sorted(found)
+
+
+def folders(root: Path) -> list[Path]:
+    """The folders of all gateways, by name."""
+    return sorted(path for path in root.glob("*") if path.is_dir()) if root.is_dir() else []
+
+
+class OwnFolder:
+    """A folder that no other process writes to, for as long as this one lives: `GATEWAY`, `GATEWAY+1` and so on."""
+
+    def __init__(self, root: Path, gateway: str) -> None:
+        """Take the first that is free. Raises OSError."""
+        for number in range(FOLDERS_MAX):
+            self.path = root / (f"{gateway}+{number}" if number else gateway)
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, MODE)
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except OSError as error:
+                os.close(self._lock)
+                if not isinstance(error, BlockingIOError):
+                    raise
+        raise OSError(errno.EBUSY, f"{FOLDERS_MAX} other processes write records of this gateway", str(root))
+
+    def close(self) -> None:
+        """Let another process have it."""
+        os.close(self._lock)
+
+
+class Series:
+    """Numbered files with pieces in them. Pieces are written in order, and none is cut by the end of a file."""
+
+    def __init__(self, stem: str, suffix: str, bytes_max: int, open_file: Opener) -> None:
+        self.held: list[bytes] = []
+        """What is not written yet; the first piece may be the rest of one."""
+        self.held_bytes = 0
+        self.number = 0
+        """The file that grows, or grew last."""
+        self._stem = stem
+        self._suffix = suffix
+        self._bytes_max = bytes_max
+        self._open = open_file
+        self._folder = Path()
+        self._file: Sink | None = None
+        self._size = 0
+        self._cut = False
+
+    def start(self, folder: Path) -> None:
+        """Go on with the newest file of a folder. Raises OSError."""
+        files = numbered(folder, self._stem, self._suffix)
+        self._folder = folder
+        if files:
+            self.number, newest = files[-1]
+            self._size = newest.stat().st_size
+
+    @property
+    def full(self) -> bool:
+        """Whether no more may be added."""
+        return self.held_bytes >= HELD_BYTES_MAX
+
+    def add(self, piece: bytes) -> None:
+        """Hold a piece until the next `write`."""
+        self.held.append(piece)
+        self.held_bytes += len(piece)
+
+    def files(self) -> list[tuple[int, Path]]:
+        """All files of the series, by number."""
+        return numbered(self._folder, self._stem, self._suffix)
+
+    def write(self) -> None:
+        """Write what is held. Raises OSError if something is left."""
+        while self.held:
+            if self._size and not self._cut and self._size + len(self.held[0]) > self._bytes_max:
+                self.close()
+                self._size = 0
+            if self._file is None:
+                number = self.number if self._size else self.number + 1
+                self._file = self._open(self._folder / f"{self._stem}-{number:08}{self._suffix}")
+                self.number = number
+            count = self._fitting()
+            data = self.held[0] if count == 1 else b"".join(self.held[:count])
+            written = self._file.write(data) or 0
+            self._size += written
+            self.held_bytes -= written
+            if written == len(data):
+                self._cut = False
+                del self.held[:count]
+            elif written:
+                self._keep_rest(written)
+            else:
+                raise OSError(errno.EIO, "the file takes nothing")
+
+    def _fitting(self) -> int:
+        """How many of the pieces go into this file: at least one."""
+        room = self._bytes_max - self._size
+        for count, piece in enumerate(self.held):
+            room -= len(piece)
+            if room < 0 and count:
+                return count
+        return len(self.held)
+
+    def _keep_rest(self, written: int) -> None:
+        done = 0
+        while written >= len(self.held[done]):
+            written -= len(self.held[done])
+            done += 1
+        del self.held[:done]
+        self.held[0] = self.held[0][written:]
+        self._cut = written > 0
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+class RecordLog:
+    """Decisions, in a series of files of which the oldest are removed. What cannot be held is dropped and counted."""
+
+    STEM: Final = "decisions"
+    SUFFIX: Final = ".log"
+
+    def __init__(self, bytes_max: int, files_max: int, open_file: Opener = open_append) -> None:
+        self.dropped = 0
+        """Decisions that are in no file."""
+        self._files_max = files_max
+        self._series = Series(self.STEM, self.SUFFIX, bytes_max, open_file)
+
+    def start(self, folder: Path) -> None:
+        """Go on where the last process stopped. Raises OSError."""
+        self._series.start(folder)
+
+    def add(self, decision: Decision) -> None:
+        """Note a decision."""
+        piece = frame(decision)
+        if piece and not self._series.full:
+            self._series.add(piece)
+        else:
+            self.dropped += 1
+
+    def flush(self) -> None:
+        """Write what was noted. Raises OSError if something is left; it is tried again."""
+        series, number = self._series, self._series.number
+        series.write()
+        if series.number != number:
+            for _, path in series.files()[: -self._files_max]:
+                path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Close the file; what is still held is lost."""
+        self.dropped += len(self._series.held)
+        self._series.close()

@@ -1,0 +1,230 @@
+"""The door of a gateway: whose key a request carries, whether its tenant may have it, and what it has used after.
+
+Keys, leases and counts are files. They are looked at by one task, again and again; a request touches none of them.
+"""
+
+import asyncio
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, Generic, NamedTuple, TypeVar
+
+import msgspec
+import structlog
+
+from forebay.core.errors import Code
+from forebay.core.model import TenancySpec
+from forebay.core.tenancy import (
+    Amounts,
+    Demand,
+    Denied,
+    Directory,
+    Granted,
+    KeyRecord,
+    Lease,
+    Limiter,
+    Reservation,
+    Tenant,
+    authorise,
+)
+from forebay.obs.clock import wall_s
+from forebay.registry.keys import KeyFileError, read_keys
+
+LOOK_S: Final = 0.25
+"""A revoked key is good for this long at most."""
+SAVE_S: Final = 1.0
+"""What a gateway that is killed may forget: the counts of this long."""
+DAY_S: Final = 86_400
+KNOWN_MAX: Final = 4096
+"""Good credentials remembered; the one remembered longest makes room."""
+UNREAD: Final = Denied(Code.INTERNAL, "The gateway cannot read its API keys; its log says why.")
+
+T = TypeVar("T")
+
+
+class Counts(msgspec.Struct, frozen=True):
+    """What a gateway has counted, for its next start. `at` is seconds since the epoch."""
+
+    at: float
+    day: int
+    used: dict[str, Amounts]
+
+
+class Admitted(NamedTuple):
+    """A request that may go on; its reservation is to be settled once, however it ends."""
+
+    tenant: Tenant
+    reservation: Reservation
+
+
+def credential(header: Callable[[bytes], bytes | None]) -> bytes | None:
+    """What a request proves itself by. `header` finds a value by its lower-case name."""
+    return header(b"authorization") or header(b"x-api-key") or header(b"api-key")
+
+
+class _Watched(Generic[T]):
+    """A file that is read whenever it is another one. What cannot be read is logged once, and changes nothing."""
+
+    def __init__(self, path: Path, read: Callable[[Path], T], log: structlog.stdlib.BoundLogger) -> None:
+        self.complaint = ""
+        self._path = path
+        self._read = read
+        self._log = log
+        self._seen: tuple[int, int, int] | None = None
+
+    def news(self) -> T | None:
+        """The content, if it is another one than last time and good."""
+        complaint, content = "", None
+        try:
+            stat = os.stat(self._path)
+            seen = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
+            if seen != self._seen:
+                content = self._read(self._path)
+                self._seen = seen
+        except FileNotFoundError:
+            complaint = "missing"
+        except (OSError, KeyFileError, msgspec.DecodeError, UnicodeDecodeError) as error:
+            complaint = str(error)
+        if complaint and complaint != self.complaint:
+            self._log.warning("file unreadable, going on with what is known", path=str(self._path), problem=complaint)
+        self.complaint = complaint
+        return content
+
+
+class Doorman:
+    """Keys, allow-lists and limits of one gateway process.
+
+    `now` is the loop's time; `wall` says on which day it is, and whether a key has expired.
+    """
+
+    def __init__(
+        self,
+        gateway: str,
+        spec: TenancySpec,
+        log: structlog.stdlib.BoundLogger,
+        *,
+        now: Callable[[], float],
+        wall: Callable[[], float] = wall_s,
+    ) -> None:
+        self._gateway = gateway
+        self._tenants = spec.tenants
+        self._log = log
+        self._now = now
+        self._wall = wall
+        self._wall_ahead_s = 0.0
+        self._limiter = Limiter(spec.tenants, spec.gateways)
+        self._directory: Directory | None = None
+        self._known: dict[bytes, Granted] = {}
+        self._keys: _Watched[tuple[KeyRecord, ...]] = _Watched(Path(spec.keys_path), read_keys, log)
+        self._leases = _Watched(Path(spec.leases_path), _read_leases, log) if spec.gateways > 1 else None
+        self._counts = Path(spec.counts_path)
+        self._saved: dict[str, Amounts] = {}
+        self._save_at = 0.0
+        self._save_complaint = ""
+
+    # --- requests
+
+    def identify(self, presented: bytes | None, now: float) -> Tenant | Denied:
+        """Whose credential this is. `presented` is what `credential` found."""
+        granted = self._known.get(presented) if presented else None
+        if granted is not None and now + self._wall_ahead_s < granted.expires:
+            return granted.tenant
+        if self._directory is None:
+            return UNREAD
+        verdict = authorise(self._directory, presented, now + self._wall_ahead_s)
+        if isinstance(verdict, Denied):
+            return verdict
+        assert presented
+        if len(self._known) >= KNOWN_MAX:
+            del self._known[next(iter(self._known))]
+        self._known[presented] = verdict
+        return verdict.tenant
+
+    def admit(
+        self, presented: bytes | None, model: str, tokens: int, stream: bool, *, now: float
+    ) -> Admitted | Denied:
+        """Let a request in that may use up to `tokens`, prompt and answer, or say why not."""
+        tenant = self.identify(presented, now)
+        if isinstance(tenant, Denied):
+            return tenant
+        if not tenant.may_use(model):
+            return Denied(Code.MODEL_NOT_ALLOWED, f"Tenant `{tenant.name}` may not use the model `{model[:128]}`.")
+        verdict = self._limiter.reserve(tenant.name, tokens, stream, now)
+        return verdict if isinstance(verdict, Denied) else Admitted(tenant, verdict)
+
+    def settle(self, reservation: Reservation, tokens: int, now: float) -> None:
+        """A request has ended, in whatever way, and has used `tokens`; 0 if no replica got it. Exactly once each."""
+        self._limiter.settle(reservation, tokens, now)
+
+    def demand(self) -> Demand:
+        """What control shares the limits by."""
+        return self._limiter.demand(self._now())
+
+    # --- files
+
+    def start(self) -> None:
+        """Take up what the last process of this gateway has counted, and read keys and lease. Before any request."""
+        now, wall = self._now(), self._wall()
+        self._turn(now, wall)
+        try:
+            counts = msgspec.json.decode(self._counts.read_bytes(), type=Counts)
+        except FileNotFoundError:
+            pass
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+            self._log.warning("counts of tenants are lost", path=str(self._counts), problem=str(error))
+        else:
+            self._limiter.restore(counts.used, counts.day, wall - counts.at, now)
+        self.look()
+
+    async def follow(self) -> None:
+        """Look again and again."""
+        while True:
+            self.look()
+            await asyncio.sleep(LOOK_S)
+
+    def look(self) -> None:
+        """Take over what has changed; save what was counted."""
+        now, wall = self._now(), self._wall()
+        self._turn(now, wall)
+        records = self._keys.news()
+        if records is None and self._directory is None and self._keys.complaint == "missing":
+            records = ()
+        if records is not None:
+            self._directory = Directory(self._tenants, records)
+            self._known = {}
+            self._log.info("keys taken over", keys=len(records))
+        leases = self._leases.news() if self._leases else None
+        if leases and self._gateway in leases:
+            self._limiter.take(leases[self._gateway], now)
+        if now >= self._save_at:
+            self.save()
+
+    def save(self) -> None:
+        """Write down what was counted, if it has changed. A full disk costs the next start these counts, no more."""
+        now = self._now()
+        self._save_at = now + SAVE_S
+        used = self._limiter.used(now)
+        if used == self._saved:
+            return
+        complaint = ""
+        draft = self._counts.with_suffix(".new")
+        try:
+            draft.parent.mkdir(parents=True, exist_ok=True)
+            draft.write_bytes(msgspec.json.encode(Counts(self._wall(), self._limiter.day, used)))
+            draft.replace(self._counts)
+            self._saved = used
+        except OSError as error:
+            complaint = str(error)
+        if complaint and complaint != self._save_complaint:
+            self._log.warning("counts of tenants cannot be written", path=str(self._counts), problem=complaint)
+        self._save_complaint = complaint
+
+    def _turn(self, now: float, wall: float) -> None:
+        """Clocks differ, and wall time may be set: see where it is now."""
+        self._wall_ahead_s = wall - now
+        day, gone_s = divmod(wall, DAY_S)
+        self._limiter.begin_day(int(day), now + DAY_S - gone_s)
+
+
+def _read_leases(path: Path) -> dict[str, Lease]:
+    return msgspec.json.decode(path.read_bytes(), type=dict[str, Lease])

@@ -1,0 +1,96 @@
+"""Anthropic's Messages API: an answer as bytes, whole or as the events of a stream."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import msgspec
+
+from forebay.core.errors import Code
+from forebay.wire.errors import MESSAGES, error_event
+from forebay.wire.openai_answer import Choice, Head, Logprob, Usage
+
+_encode = msgspec.json.Encoder().encode
+_BEFORE = (
+    b'event: content_block_delta\ndata: {"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":'
+)
+_AFTER = b"}}\n\n"
+
+
+class MessagesAnswer:
+    """What `/v1/messages` answers. There is one choice, and it is one block of text."""
+
+    names: ClassVar[Mapping[str, str]] = {
+        "prompt": "messages",
+        "response_format": "output_config.format",
+        "schema": "output_config.format",
+        "stop": "stop_sequences",
+    }
+
+    def __init__(self, head: Head) -> None:
+        self._head = head
+        self._reason = ""
+        self._stop: str | None = None
+
+    def opening(self, index: int) -> bytes:
+        """The message, still empty, and its block. How long the prompt is becomes known at the end only."""
+        start = {"type": "message_start", "message": self._message([], Usage(0, 0))}
+        block = {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
+        return _event(start) + _event(block)
+
+    def delta(self, index: int, text: str, tokens: Sequence[Logprob] = ()) -> bytes:
+        """New text."""
+        return _BEFORE + _encode(text) + _AFTER
+
+    def finish(self, index: int, reason: str, stop: str | None) -> bytes:
+        """The block is complete."""
+        self._reason, self._stop = _stop_reason(reason, stop), stop
+        return _event({"type": "content_block_stop", "index": 0})
+
+    def end(self, usage: Usage) -> bytes:
+        """Why it ended, the token counts, and that nothing follows."""
+        delta = {"stop_reason": self._reason, "stop_sequence": self._stop}
+        last = _event({"type": "message_delta", "delta": delta, "usage": _usage(usage)})
+        return last + _event({"type": "message_stop"})
+
+    def error(self, code: Code, text: str) -> bytes:
+        """An event that ends a stream before its time."""
+        return error_event(code, text, MESSAGES)
+
+    def whole(self, choices: Sequence[Choice], usage: Usage) -> bytes:
+        """The whole message."""
+        (choice,) = choices
+        self._reason, self._stop = _stop_reason(choice.finish_reason, choice.stop), choice.stop
+        return _encode(self._message([{"type": "text", "text": choice.text}], usage))
+
+    def _message(self, content: list[dict[str, str]], usage: Usage) -> dict[str, Any]:
+        return {
+            "id": self._head.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._head.model,
+            "content": content,
+            "stop_reason": self._reason or None,
+            "stop_sequence": self._stop,
+            "usage": _usage(usage),
+        }
+
+
+def _stop_reason(reason: str, stop: str | None) -> str:
+    if reason == "length":
+        return "max_tokens"
+    return "end_turn" if stop is None else "stop_sequence"
+
+
+def _usage(usage: Usage) -> dict[str, int | None]:
+    """Anthropic's `input_tokens` are those that no cache knew; a cache that says nothing counts as none."""
+    return {
+        "input_tokens": usage.prompt - (usage.cached or 0),
+        "cache_creation_input_tokens": None,
+        "cache_read_input_tokens": usage.cached,
+        "output_tokens": usage.completion,
+    }
+
+
+def _event(data: dict[str, Any]) -> bytes:
+    kind: str = data["type"]
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), _encode(data))

@@ -1,0 +1,68 @@
+"""Tokens: `/v1/tokenize` and `/v1/detokenize`, in the shape that vLLM gave them."""
+
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from forebay.core.errors import Code, Refusal
+from forebay.wire.openai_fields import Reader, boolean, decode, missing, read, text
+from forebay.wire.openai_request import messages, tokens
+
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizeRequest:
+    """`POST /v1/tokenize`: a text, or messages, which become the prompt that a chat request makes of them.
+
+    `special`: with the tokens that the model wants around a text, if it wants any.
+    """
+
+    model: str
+    content: str | tuple[dict[str, str], ...]
+    special: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class DetokenizeRequest:
+    """`POST /v1/detokenize`."""
+
+    model: str
+    tokens: tuple[int, ...]
+
+
+def parse_tokenize(body: bytes) -> TokenizeRequest:
+    """A text to be cut into tokens. Raises `Refusal`."""
+    given = read(decode(body), "", _TOKENIZE, ("model",))
+    if "prompt" in given and "messages" in given:
+        raise Refusal(Code.INVALID_REQUEST, "Send 'prompt' or 'messages', not both.", "messages")
+    content = given.get("prompt", given.get("messages"))
+    if content is None:
+        missing("prompt")
+    return TokenizeRequest(given["model"], content, given.get("add_special_tokens", True))
+
+
+def parse_detokenize(body: bytes) -> DetokenizeRequest:
+    """Tokens to be put together. Raises `Refusal`."""
+    given = read(decode(body), "", _DETOKENIZE, ("model", "tokens"))
+    return DetokenizeRequest(given["model"], given["tokens"])
+
+
+def tokenize_body(ids: tuple[int, ...], context_tokens: int) -> bytes:
+    """The tokens of a text, and how many fit the model."""
+    return _encode({"tokens": ids, "count": len(ids), "max_model_len": context_tokens})
+
+
+def detokenize_body(content: str) -> bytes:
+    """The text of tokens."""
+    return _encode({"prompt": content})
+
+
+_TOKENIZE: Final[dict[str, Reader]] = {
+    "model": text(1),
+    "prompt": text(1),
+    "messages": messages,
+    "add_special_tokens": boolean,
+}
+_DETOKENIZE: Final[dict[str, Reader]] = {"model": text(1), "tokens": tokens}

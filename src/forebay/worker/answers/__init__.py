@@ -1,0 +1,1 @@
+"""Requests under way: the events of their work become their answers."""

@@ -1,0 +1,172 @@
+"""A request for text under way: events of its sequences become one answer or one stream, as its endpoint words it."""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from forebay.core.errors import Code, Refusal
+from forebay.engines.protocol import Delta, Event, Failed, Finished, Generate, TokenLogprob
+from forebay.wire.openai_answer import Choice, Usage
+from forebay.worker.call import Call, failed
+from forebay.worker.engine_process import EngineProcess
+
+
+class Voice(Protocol):
+    """How an endpoint words an answer: whole, or as the events of a stream. One object per answer."""
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        """What a request calls the engine's parameters, where the words differ."""
+
+    def opening(self, index: int) -> bytes:
+        """What a stream says before the first text of a choice."""
+
+    def delta(self, index: int, text: str, tokens: Sequence[TokenLogprob] = (), /) -> bytes:
+        """New text of a choice, with the log probabilities of its tokens if these were asked for."""
+
+    def finish(self, index: int, reason: str, stop: str | None) -> bytes:
+        """The end of a choice; `stop` is the stop string that ended it, if one did."""
+
+    def end(self, usage: Usage) -> bytes:
+        """The end of a stream, after that of every choice."""
+
+    def error(self, code: Code, text: str) -> bytes:
+        """The end of a stream that cannot be completed."""
+
+    def whole(self, choices: Sequence[Choice], usage: Usage) -> bytes:
+        """All of an answer that is no stream."""
+
+
+class _Choice:
+    """What has come of one sequence."""
+
+    __slots__ = ("first_at", "index", "last_at", "logprobs", "opened", "reason", "stop", "texts", "tokens")
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.texts: list[str] = []
+        self.logprobs: list[TokenLogprob] = []
+        self.reason = ""
+        self.stop: str | None = None
+        self.opened = False
+        self.tokens = 0
+        self.first_at = self.last_at = 0.0
+
+
+class Generation:
+    """Fans a request out to sequences, `n` for each prompt, and gathers them again. The listener of its work."""
+
+    def __init__(
+        self,
+        call: Call,
+        engine: EngineProcess,
+        voice: Voice,
+        works: Sequence[Generate],
+        *,
+        stream: bool,
+        n: int = 1,
+        logprobs: bool = False,
+    ) -> None:
+        self._call = call
+        self._engine = engine
+        self._voice = voice
+        self._works = works
+        self._stream = stream
+        self._n = n
+        self._logprobs = logprobs
+        self._choices = {work.id: _Choice(i) for i, work in enumerate(works)}
+        self._open = len(works)
+        self._started = False
+        self._prompt_tokens = 0
+        self._completion_tokens = 0
+        self._cached_tokens: int | None = None
+        self._out: list[bytes] = []
+
+    def start(self) -> None:
+        """Hand the work to the engine. Raises `Refusal`."""
+        self._engine.submit(self._works, self)
+        self._call.exchange.on_disconnect = self._gone
+
+    def on_events(self, events: Sequence[Event], now: float) -> None:
+        """Take news in, and send what can be sent."""
+        for event in events:
+            choice = self._choices[event.id]
+            match event:
+                case Delta():
+                    self._delta(choice, event, now)
+                case Finished():
+                    self._finished(choice, event)
+                case Failed(_, code, text, param):
+                    self._engine.cancel(self._choices)
+                    self.on_lost(failed(code, text, param, self._voice.names))
+                    return
+                case _:
+                    raise AssertionError("neither text nor its end in answer to a prompt")
+        if not self._started:
+            self._started = True
+            self._call.first_token(now)
+        if self._stream:
+            self._send()
+        elif not self._open:
+            self._answer()
+
+    def on_lost(self, refusal: Refusal) -> None:
+        """The answer cannot be completed."""
+        self._call.fail(refusal, self._voice.error)
+
+    def _gone(self) -> None:
+        self._engine.cancel(self._choices)
+        self._call.gone()
+
+    def _delta(self, choice: _Choice, delta: Delta, now: float) -> None:
+        if not choice.tokens:
+            choice.first_at = now
+        choice.last_at = now
+        choice.tokens += delta.tokens
+        if not self._stream:
+            choice.texts.append(delta.text)
+            choice.logprobs += delta.logprobs
+            return
+        if not choice.opened:
+            self._begin(choice)
+        if delta.logprobs:
+            self._out.append(self._voice.delta(choice.index, delta.text, delta.logprobs))
+        elif delta.text:
+            self._out.append(self._voice.delta(choice.index, delta.text))
+
+    def _begin(self, choice: _Choice) -> None:
+        choice.opened = True
+        self._out.append(self._voice.opening(choice.index))
+
+    def _finished(self, choice: _Choice, event: Finished) -> None:
+        choice.reason, choice.stop = event.reason, event.stop
+        self._open -= 1
+        self._completion_tokens += event.completion_tokens
+        if choice.index % self._n == 0:  # the choices of a prompt share it: count it once
+            self._prompt_tokens += event.prompt_tokens
+            if event.cached_tokens is not None:
+                self._cached_tokens = (self._cached_tokens or 0) + event.cached_tokens
+        if choice.tokens > 1:
+            self._call.pace((choice.last_at - choice.first_at) / (choice.tokens - 1))
+        if self._stream:
+            if not choice.opened:
+                self._begin(choice)
+            self._out.append(self._voice.finish(choice.index, event.reason, event.stop))
+
+    def _usage(self) -> Usage:
+        return Usage(self._prompt_tokens, self._completion_tokens, self._cached_tokens)
+
+    def _send(self) -> None:
+        out, self._out = self._out, []
+        if not self._open:
+            out.append(self._voice.end(self._usage()))
+        self._call.write(b"".join(out))
+        if not self._open:
+            self._call.finish(self._usage())
+
+    def _answer(self) -> None:
+        choices = [
+            Choice("".join(each.texts), each.reason, each.logprobs if self._logprobs else None, each.stop)
+            for each in self._choices.values()
+        ]
+        usage = self._usage()
+        self._call.answer(self._voice.whole(choices, usage), usage)

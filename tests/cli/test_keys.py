@@ -1,0 +1,186 @@
+"""`forebay keys`: a key is shown once, what is kept of it opens the door, and every mistake says what to do."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from forebay.cli.keys import duration_s
+from forebay.cli.main import app
+from forebay.cli.settings import UserError
+from forebay.core.tenancy import Denied, Directory, Granted, Tenant, authorise
+from forebay.obs.clock import wall_s
+from forebay.registry.keys import read_keys
+
+FILE = """\
+name: test
+gateway: {auth: keys}
+tenants: [{name: team-a}, {name: ops}]
+models: [{name: chat, task: chat, source: none, engine: synthetic}]
+"""
+KEYS = ".forebay/run/test/keys.json"
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Runs `forebay keys` in this process, in a folder with a cluster file."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("FOREBAY_HOME", raising=False)
+    (tmp_path / "forebay.yaml").write_text(FILE)
+    return lambda *words: CliRunner().invoke(app, ["keys", *words])
+
+
+def made(run: Run, *words: str) -> tuple[str, str]:
+    """Create a key: its id, and the key."""
+    done = run("create", *words)
+    assert done.exit_code == 0, done.output
+    key = done.stdout.strip()
+    return key[3:11], key
+
+
+def opens(key: str) -> bool:
+    tenants = [Tenant("team-a"), Tenant("ops")]
+    verdict = authorise(Directory(tenants, read_keys(Path(KEYS))), key.encode(), wall_s())
+    assert isinstance(verdict, Granted | Denied)
+    return isinstance(verdict, Granted)
+
+
+def refused(run: Run, *words: str) -> UserError:
+    done = run(*words)
+    assert isinstance(done.exception, UserError), done.output
+    return done.exception
+
+
+def test_a_new_key_is_the_only_thing_on_standard_output_and_opens_the_door(run: Run) -> None:
+    done = run("create", "--tenant", "team-a")
+
+    assert done.exit_code == 0
+    assert opens(done.stdout.rstrip("\n"))
+    assert "shown this once" in done.stderr
+    assert done.stdout.strip() not in done.stderr
+
+
+def test_nothing_that_is_kept_or_listed_holds_a_secret(run: Run) -> None:
+    key_id, key = made(run, "--tenant", "ops")
+    secret = key[12:]
+
+    for shown in (Path(KEYS).read_text(), run("list").stdout, run("list", "--json").stdout):
+        assert key_id in shown
+        assert secret not in shown
+
+
+def test_the_list_says_whose_keys_there_are_and_which_are_good(run: Run) -> None:
+    good, _ = made(run, "--tenant", "team-a", "--expires", "90d")
+    ended, _ = made(run, "--tenant", "ops")
+    run("revoke", ended)
+    rows = json.loads(run("list", "--json").stdout)
+
+    assert [(row["id"], row["tenant"], row["state"]) for row in rows] == [
+        (good, "team-a", "good"),
+        (ended, "ops", "revoked"),
+    ]
+    assert rows[0]["expires"] > rows[0]["created"]
+    assert rows[0]["revoked"] is None
+    table = run("list").stdout
+    assert all(word in table for word in (good, "team-a", ended, "revoked", "never"))
+
+
+def test_without_keys_the_list_is_empty(run: Run) -> None:
+    assert json.loads(run("list", "--json").stdout) == []
+
+
+def test_a_revoked_key_is_over_and_stays_so(run: Run) -> None:
+    key_id, key = made(run, "--tenant", "ops")
+    assert run("revoke", key_id).exit_code == 0
+    before = Path(KEYS).read_bytes()
+    assert run("revoke", key_id).exit_code == 0
+
+    assert not opens(key)
+    assert Path(KEYS).read_bytes() == before
+
+
+def test_a_rotated_key_is_replaced_by_one_that_is_good_for_as_long(run: Run) -> None:
+    key_id, old = made(run, "--tenant", "ops", "--expires", "2h")
+    done = run("rotate", key_id)
+
+    assert opens(done.stdout.strip())
+    assert not opens(old)
+    assert f"{key_id} is revoked" in done.stderr
+    first, second = read_keys(Path(KEYS))
+    assert first.expires is not None
+    assert second.expires is not None
+    assert second.tenant == "ops"
+    assert second.expires - second.created == pytest.approx(7200)
+
+
+def test_with_an_overlap_both_keys_are_good_for_a_while(run: Run) -> None:
+    key_id, old = made(run, "--tenant", "ops", "--expires", "2h")
+    done = run("rotate", key_id, "--overlap", "1h")
+
+    assert opens(old)
+    assert opens(done.stdout.strip())
+    first, second = read_keys(Path(KEYS))
+    assert first.expires == second.created + 3600
+    run("rotate", second.id, "--overlap", "9d")
+    assert read_keys(Path(KEYS))[1].expires == second.expires, "an overlap makes no key last longer"
+
+
+def test_the_file_may_be_elsewhere(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "other.yaml").write_text(FILE.replace("auth: keys", "auth: keys, keys_file: secrets/k.json"))
+    made(run, "--tenant", "ops", "--file", "other.yaml")
+
+    assert len(read_keys(tmp_path / "secrets" / "k.json")) == 1
+    assert not Path(KEYS).exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "says", "code"),
+    [
+        (("create", "--tenant", "nobody"), "there is: team-a, ops", 1),
+        (("create", "--tenant", "ops", "--expires", "soon"), "such as 90d, 12h", 2),
+        (("create", "--tenant", "ops", "--expires", "0d"), "such as 90d, 12h", 2),
+        (("revoke", "aaaaaaaa"), "forebay keys list", 1),
+        (("rotate", "aaaaaaaa"), "forebay keys list", 1),
+        (("rotate", "aaaaaaaa", "--overlap", "1y"), "--overlap '1y'", 2),
+        (("create", "--tenant", "ops", "--file", "none.yaml"), "no such file", 1),
+    ],
+)
+def test_a_mistake_says_what_to_do(run: Run, words: tuple[str, ...], says: str, code: int) -> None:
+    error = refused(run, *words)
+
+    assert says in str(error)
+    assert error.exit_code == code
+    assert not Path(KEYS).exists()
+
+
+def test_a_key_that_has_ended_is_not_rotated(run: Run) -> None:
+    key_id, _ = made(run, "--tenant", "ops")
+    run("revoke", key_id)
+
+    assert "forebay keys create --tenant ops" in str(refused(run, "rotate", key_id))
+    assert len(read_keys(Path(KEYS))) == 1
+
+
+@pytest.mark.parametrize("words", [("list",), ("create", "--tenant", "ops"), ("revoke", "aaaaaaaa")])
+def test_a_broken_file_is_named_and_kept(run: Run, words: tuple[str, ...]) -> None:
+    Path(KEYS).parent.mkdir(parents=True)
+    Path(KEYS).write_text("{")
+
+    assert "keys.json: not a file of API keys" in str(refused(run, *words))
+    assert Path(KEYS).read_text() == "{"
+
+
+def test_the_demo_has_no_tenants_and_says_how_to_have_some(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "forebay.yaml").unlink()
+
+    assert "gateway.auth: keys" in str(refused(run, "create", "--tenant", "ops"))
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("45s", 45), ("30m", 1800), ("12h", 43_200), ("90d", 7_776_000)])
+def test_times_are_written_short(text: str, seconds: int) -> None:
+    assert duration_s(text, "--x") == seconds

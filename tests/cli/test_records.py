@@ -1,0 +1,293 @@
+"""`forebay explain`, `usage` and `audit` over records that gateways have left."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from forebay.cli.main import app
+from forebay.cli.settings import UserError
+from forebay.core.model import RecordsSpec
+from forebay.gateway.records.facts import Facts
+from forebay.gateway.records.ledger import DAY_S, day_text
+from forebay.gateway.records.recorder import Recorder
+from forebay.gateway.records.writer import RecordLog, numbered
+from forebay.obs import log
+from forebay.obs.clock import wall_s
+from forebay.wire.records import Attempt, Candidate, Decision
+
+CANDIDATES = (
+    Candidate("chat-0", 3, "ready", 2, 10, 0.012, 0.21, 0.034, 0.45, 0.0056, 1.5, 0.78, 128.0),
+    Candidate("chat-1", 4, "degraded", 9, 11, 0.6, 0.7, 0.08, 0.9, 0.001, 1.0, 2.3, 0.0),
+)
+ATTEMPTS = (Attempt("chat-1", "least score", "connect", 0.002), Attempt("chat-0", "the only one", "ok", 0.5))
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a command said."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+Run = Callable[..., Done]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Runs `forebay` in this process: the commands are many, and start nothing."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("FOREBAY_HOME", raising=False)
+
+    def run_cli(*words: str) -> Done:
+        result = CliRunner().invoke(app, words)
+        if isinstance(result.exception, UserError):
+            return Done(result.exception.exit_code, result.stdout, str(result.exception))
+        assert result.exception is None or isinstance(result.exception, SystemExit)
+        return Done(result.exit_code, result.stdout, result.stderr)
+
+    return run_cli
+
+
+def decided(request_id: str, code: str = "ok", tenant: str = "acme", ts: float | None = None) -> Decision:
+    ts = wall_s() if ts is None else ts
+    return Decision(
+        ts, request_id, "chat", tenant, 200, code, 0.512, "cpr", "least score", CANDIDATES, 62, "chat-0", ATTEMPTS,
+        0.001, 0.1, 123, 45, 64, code == "client_closed", 1, 0.05,
+    )  # fmt: skip
+
+
+def keep(root: Path, gateway: str, *decisions: Decision) -> None:
+    """Let a gateway write records and stop."""
+    records = Recorder(RecordsSpec(str(root)), gateway, log.configure(StringIO()))
+    assert records.start()
+    for decision in decisions:
+        records.finished(Facts(decision, "/v1/chat/completions", "r-0123abcd", "key-1", "127.0.0.1"))
+    records.close()
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Records of a cluster with two gateways."""
+    root = tmp_path / ".forebay/run/demo/records"
+    keep(root, "gateway-0", decided("req-1"), decided("req-2", tenant="[red]umbra"))
+    keep(root, "gateway-1", decided("req-3", code="client_closed"), decided("req-4", ts=wall_s() - 3 * DAY_S))
+    return root
+
+
+@pytest.mark.parametrize("command", ["explain", "usage", "audit verify", "audit tail"])
+def test_every_command_explains_itself(run: Run, command: str) -> None:
+    done = run(*command.split(), "--help")
+
+    assert done.returncode == 0
+    assert "Usage:" in done.stdout
+
+
+@pytest.mark.usefixtures("root")
+def test_explain_shows_every_term_the_attempts_and_the_outcome(run: Run) -> None:
+    done = run("explain", "req-1")
+
+    assert done.returncode == 0
+    for words in (
+        "ok (200) after 512 ms", "tenant acme", "chat-0: least score (cpr)", "gateway-0", "queued 1 ms",
+        "first token 100 ms", "123 prompt (64 cached), 45 completion", "resumed   1 times", "and 62 more", "degraded",
+        "12 ms", "210 ms", "34 ms", "450 ms", "5.6 ms", "1.5x", "780 ms", "2.3 s", "128", "2/10", "9/11", "connect",
+    ):  # fmt: skip
+        assert words in done.stdout, words
+    assert "→  chat-0" in done.stdout
+    assert "counted by the gateway" in run("explain", "req-3").stdout
+
+
+@pytest.mark.usefixtures("root")
+def test_explain_as_json_names_every_field(run: Run) -> None:
+    [record] = json.loads(run("explain", "req-1", "--json").stdout)
+
+    assert (record["gateway"], record["request_id"], record["chosen"]) == ("gateway-0", "req-1", "chat-0")
+    assert record["candidates"][1]["price_s"] == 0.9
+    assert record["attempts"][0]["outcome"] == "connect"
+
+
+def test_explain_reads_around_damage_and_says_if_that_is_why_nothing_is_found(run: Run, root: Path) -> None:
+    path = numbered(root / "gateway-0", RecordLog.STEM, RecordLog.SUFFIX)[0][1]
+    path.write_bytes(path.read_bytes().replace(b"acme", b"evil"))
+
+    assert run("explain", "req-2").returncode == 0
+    lost = run("explain", "req-1")
+    assert lost.returncode == 1
+    assert "There is no record of req-1" in lost.stderr
+    assert "1 damaged" in lost.stderr
+    assert "damaged" not in run("explain", "nobody").stderr
+
+
+@pytest.mark.usefixtures("root")
+def test_usage_adds_up_all_gateways(run: Run) -> None:
+    done = run("usage")
+    rows = [line.split() for line in done.stdout.splitlines()]
+
+    assert rows[0] == [
+        "tenant", "model", "requests", "ok", "cancelled", "failed", "refused", "prompt", "cached", "completion",
+        "estimated",
+    ]  # fmt: skip
+    assert rows[1:] == [
+        ["[red]umbra", "chat", "1", "1", "0", "0", "0", "123", "64", "45", "0"],
+        ["acme", "chat", "3", "2", "1", "0", "0", "369", "192", "135", "1"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "requests"),
+    [
+        ((), 4),
+        (("--tenant", "acme"), 3),
+        (("--tenant", "nobody"), 0),
+        (("--model", "chat"), 4),
+        (("--model", "embed"), 0),
+        (("--since", "2d"), 3),
+        (("--since", "7d"), 4),
+        (("--since", "2020-01-31"), 4),
+    ],
+)
+@pytest.mark.usefixtures("root")
+def test_usage_can_be_narrowed(run: Run, words: tuple[str, ...], requests: int) -> None:
+    rows = json.loads(run("usage", "--json", *words).stdout)
+
+    assert sum(row["requests"] for row in rows) == requests
+    assert {row["day"] for row in rows} <= {day_text(int(wall_s() // DAY_S) - days) for days in (0, 1, 3, 4)}
+
+
+def test_a_whole_audit_log_passes_and_a_changed_one_fails_with_the_place(run: Run, root: Path) -> None:
+    good = run("audit", "verify")
+    assert good.returncode == 0
+    assert "No line was changed or removed" in good.stdout
+    head = json.loads((root / "gateway-0/audit.head").read_bytes())
+    assert f"head 2 {head['hash']}" in good.stdout, "to be kept elsewhere"
+
+    path = root / "gateway-0/audit-00000001.jsonl"
+    path.write_bytes(path.read_bytes().replace(b"acme", b"evil"))
+    (root / "gateway-1/audit-00000001.jsonl").unlink()
+    bad = run("audit", "verify")
+    assert bad.returncode == 1
+    assert "audit-00000001.jsonl:1: changed" in bad.stdout
+    assert "the end: missing: lines 1 to 2" in bad.stdout
+    told = run("audit", "verify", "--json")
+    assert told.returncode == 1
+    report = json.loads(told.stdout)
+    assert not report["ok"]
+    assert report["chains"][0]["files"][0]["flaws"][0]["line"] == 1
+    assert report["chains"][1]["flaws"][0]["kind"] == "missing"
+
+
+def test_losses_and_moved_files_are_told(run: Run, root: Path) -> None:
+    path = root / "gateway-0/audit-00000001.jsonl"
+    with path.open("ab") as file:
+        file.write(b'{"half a li')
+    assert "the last 11 bytes are an unfinished line" in run("audit", "verify").stdout
+    keep(root, "gateway-0", decided("req-5"))
+    assert "1 lost, as the log itself says: an unfinished line" in run("audit", "verify").stdout
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[1:]))
+
+    missing = run("audit", "verify")
+    assert missing.returncode == 1
+    assert "audit-00000001.jsonl:1: missing: line 1 of the chain" in missing.stdout
+    assert run("audit", "verify", "--archived").returncode == 0
+
+
+def test_the_tail_is_the_newest_of_all_gateways_and_obeys_nobody(run: Run, root: Path) -> None:
+    keep(root, "gateway-0", decided("req-9", tenant="\x1b[2Jevil"))
+    done = run("audit", "tail", "-n", "2")
+    lines = done.stdout.splitlines()
+
+    assert len(lines) == 3
+    assert "req-9" in lines[2]
+    assert "\x1b" not in done.stdout
+    raw = run("audit", "tail", "--json").stdout.splitlines()
+    assert len(raw) == 5
+    assert json.loads(raw[0])["request_id"] == "req-4", "sorted by time"
+
+
+def test_lines_that_are_none_or_odd_do_not_stop_the_tail(run: Run, root: Path) -> None:
+    path = root / "gateway-0/audit-00000001.jsonl"
+    first = path.read_bytes().splitlines()[0]
+    odd = first.replace(b'"ts":', b'"ts":9e99,"was":')
+    path.write_bytes(b"nonsense\n" + odd + b"\n")
+
+    done = run("audit", "tail", "--folder", str(root))
+    assert done.returncode == 0
+    assert len(done.stdout.splitlines()) == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "says", "code"),
+    [
+        (("usage", "--since", "long ago"), "such as 7d", 2),
+        (("usage", "--since", "2026-02-31"), "such as 7d", 2),
+        (("usage", "--folder", "nowhere"), "no such folder", 1),
+        (("explain", "req-0"), "no record of req-0", 1),
+        (("explain",), "Missing argument", 2),
+    ],
+)
+@pytest.mark.usefixtures("root")
+def test_mistakes_end_with_a_sentence(run: Run, words: tuple[str, ...], says: str, code: int) -> None:
+    done = run(*words)
+
+    assert done.returncode == code
+    assert says in done.stderr
+
+
+def test_the_cluster_is_the_one_of_the_file_or_the_only_one(run: Run, tmp_path: Path, root: Path) -> None:
+    other = tmp_path / ".forebay/run/other/records"
+    keep(other, "gateway-0", decided("req-7"))
+    several = run("usage")
+    assert several.returncode == 1
+    assert "--folder" in several.stderr
+    assert str(root) in several.stderr
+    assert run("explain", "req-7", "--folder", str(other)).returncode == 0
+
+    synthetic = "models: [{name: chat, task: chat, source: x, engine: synthetic}]\n"
+    (tmp_path / "forebay.yaml").write_text(f"name: other\n{synthetic}")
+    assert run("explain", "req-7").returncode == 0
+    (tmp_path / "forebay.yaml").write_text(f"name: third\n{synthetic}")
+    assert "no records" in run("usage").stderr
+
+
+def test_without_records_or_an_audit_log_the_commands_say_so(run: Run, tmp_path: Path) -> None:
+    assert "There are no records" in run("audit", "verify").stderr
+    folder = tmp_path / ".forebay/run/demo/records/gateway-0"
+    folder.mkdir(parents=True)
+    for command in ("verify", "tail"):
+        done = run("audit", command)
+        assert done.returncode == 1
+        assert "There is no audit log" in done.stderr
+    assert run("usage").returncode == 0
+
+
+@pytest.mark.parametrize("command", ["explain req-1", "usage", "audit verify", "audit tail"])
+def test_files_that_cannot_be_read_are_named(run: Run, root: Path, command: str) -> None:
+    for name in ("decisions-00000002.log", "usage-2026-01-01.json", "audit-00000002.jsonl"):
+        (root / "gateway-0" / name).mkdir()
+    done = run(*command.split())
+
+    assert done.returncode == 1
+    assert "Is a directory" in done.stderr
+
+
+def test_many_flaws_are_not_all_listed(run: Run, root: Path) -> None:
+    keep(root, "gateway-2", *(decided(f"req-{n}") for n in range(110)))
+    path = root / "gateway-2/audit-00000001.jsonl"
+    path.write_bytes(path.read_bytes().replace(b"acme", b"evil"))
+
+    assert "audit-00000001.jsonl: and 10 more" in run("audit", "verify").stdout
+
+
+def test_the_tail_shows_what_the_log_says_of_itself(run: Run, root: Path) -> None:
+    (root / "gateway-0/audit.head").unlink()
+    keep(root, "gateway-0")
+
+    assert "broken: there was no head" in run("audit", "tail").stdout

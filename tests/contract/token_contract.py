@@ -1,0 +1,51 @@
+"""What every Engine must do about tokens: answer at once, as its model reads them, and hold nothing back."""
+
+import pytest
+from tests.contract.engine_contract import Subject
+
+from forebay.core.errors import Code, Refusal
+from forebay.engines.protocol import Detokenize, Detokenized, Tokenize, Tokenized
+
+
+class TokenContract:
+    """Fixture: `subject`, a loaded engine of any task, shared by the class."""
+
+    def test_the_tokens_of_a_text_are_those_that_its_model_reads(self, subject: Subject) -> None:
+        for text, ids in subject.token_ids.items():
+            assert subject.engine.add(Tokenize("t", text), subject.now) == Tokenized("t", ids)
+            plain = subject.engine.add(Tokenize("t", text, special=False), subject.now)
+            assert isinstance(plain, Tokenized)
+            assert f",{','.join(map(str, plain.tokens))}," in f",{','.join(map(str, ids))},"
+
+    def test_tokens_become_their_text_again(self, subject: Subject) -> None:
+        for text in (" the water", "a river runs to town", "\n"):
+            ids = subject.engine.add(Tokenize("t", text, special=False), subject.now)
+            assert isinstance(ids, Tokenized)
+            if not ids.tokens:  # an embedding model may see nothing in white space
+                continue
+            again = subject.engine.add(Detokenize("t", ids.tokens), subject.now)
+            assert isinstance(again, Detokenized)
+            assert again.text.split() == text.split()
+            if subject.info.task == "chat":
+                assert again.text == text
+
+    def test_nothing_is_held_of_what_was_answered(self, subject: Subject) -> None:
+        for _ in range(2):
+            assert subject.engine.add(Tokenize("same id", "x"), subject.now) is not None
+        subject.engine.cancel("same id")
+        subject.assert_idle()
+
+    def test_what_is_no_text_and_no_token_is_refused(self, subject: Subject) -> None:
+        context = subject.info.context_tokens
+        for work, code in (
+            (Tokenize("t", ""), Code.INVALID_REQUEST),
+            (Tokenize("t", "half a character: \ud83d"), Code.INVALID_REQUEST),
+            (Tokenize("t", "word " * (100 * context)), Code.CONTEXT_LENGTH_EXCEEDED),
+            (Detokenize("t", ()), Code.INVALID_REQUEST),
+            (Detokenize("t", (0, -1)), Code.INVALID_REQUEST),
+            (Detokenize("t", (0, subject.vocabulary)), Code.INVALID_REQUEST),
+        ):
+            with pytest.raises(Refusal) as caught:
+                subject.engine.add(work, subject.now)
+            assert (caught.value.code, caught.value.param in ("prompt", "input")) == (code, True), work
+        subject.assert_idle()

@@ -1,0 +1,61 @@
+"""What a gateway is told of access, and what that changes of its specification."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from forebay.control.plan import Artifact, Places, Plan, make_plan
+from forebay.core.cluster import Cluster
+from forebay.core.model import GatewaySpec
+from forebay.core.tenancy import Quota, Tenant
+
+MODEL = {"name": "chat", "task": "chat", "source": "x", "engine": "synthetic"}
+
+
+def plan(folder: Path, gateway: dict[str, Any], *tenants: dict[str, Any]) -> Plan:
+    cluster = Cluster.model_validate({"models": [MODEL], "gateway": gateway, "tenants": list(tenants)})
+    return make_plan(cluster, {"chat": Artifact(Path("x"), "d", "synthetic", {})}, Places(folder), "1")
+
+
+def specs(made: Plan) -> list[GatewaySpec]:
+    return [slot.spec for slot in made.gateways if isinstance(slot.spec, GatewaySpec)]
+
+
+def test_without_keys_a_gateway_is_told_nothing_of_tenants(tmp_path: Path) -> None:
+    made = plan(tmp_path, {})
+
+    assert specs(made)[0].tenancy is None
+    assert made.auth == "off"
+
+
+def test_with_keys_every_gateway_knows_tenants_and_files_and_has_counts_of_its_own(tmp_path: Path) -> None:
+    limits = {"requests_per_min": 60}
+    made = plan(tmp_path, {"auth": "keys", "processes": 2}, {"name": "t", "limits": limits})
+    first, second = (spec.tenancy for spec in specs(made))
+
+    assert first is not None
+    assert second is not None
+    assert first.tenants == (Tenant("t", limits=Quota(requests_per_min=60)),)
+    assert (first.keys_path, first.leases_path) == (str(tmp_path / "keys.json"), str(tmp_path / "leases.json"))
+    assert first.gateways == 2
+    assert first.counts_path != second.counts_path
+    assert made.auth == "keys"
+    spec = specs(made)[0]
+    assert msgspec.json.decode(msgspec.json.encode(spec), type=GatewaySpec) == spec
+
+
+def test_a_keys_file_of_the_cluster_file_is_found_from_anywhere(tmp_path: Path) -> None:
+    made = plan(tmp_path, {"auth": "keys", "keys_file": "k.json"}, {"name": "t"})
+    tenancy = specs(made)[0].tenancy
+
+    assert tenancy is not None
+    assert tenancy.keys_path == str(Path("k.json").absolute())
+
+
+def test_other_limits_replace_the_gateways_and_nothing_else(tmp_path: Path) -> None:
+    before = plan(tmp_path, {"auth": "keys"}, {"name": "t"})
+    after = plan(tmp_path, {"auth": "keys"}, {"name": "t", "limits": {"streams_max": 1}})
+
+    assert before.gateways[0].digest != after.gateways[0].digest
+    assert before.models == after.models

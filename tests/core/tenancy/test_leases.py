@@ -1,0 +1,339 @@
+"""Several gateways, one limit: however they crash, are cut off or read late, together they stay under it."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forebay.core.tenancy import (
+    LEASE_S,
+    Amounts,
+    Asked,
+    Demand,
+    Lease,
+    Limiter,
+    Quota,
+    Reservation,
+    Tenant,
+    allot,
+    amounts,
+)
+from forebay.core.tenancy.quota import SLOTS, UNLIMITED
+
+NAMES = ("g0", "g1", "g2", "g3")
+NIGHT = 1e9
+NOTHING = Amounts(0, 0, 0, 0)
+
+
+@dataclass
+class Let:
+    """A request that was let in, and what it has used."""
+
+    gateway: str
+    at: float
+    day: int
+    tokens: int
+    stream: bool
+    reservation: Reservation
+    limiter: Limiter
+
+
+class Cluster:
+    """Gateways with clocks of their own, a control that may lose sight of any of them, and one tenant."""
+
+    def __init__(self, limit: Quota, gateways: int) -> None:
+        self.tenant = Tenant("t", limits=limit)
+        self.limit = amounts(limit)
+        self.names = NAMES[:gateways]
+        self.now = 5000.0
+        self.day = 1
+        self.control_day = 1
+        self.leases: Mapping[str, Lease] = {}
+        self.up: dict[str, Limiter] = {}
+        self.kept: dict[str, tuple[dict[str, Amounts], int, float]] = {}
+        self.let: list[Let] = []
+        self.open: list[Let] = []
+        for name in self.names:
+            self.start(name)
+
+    def clock(self, name: str) -> float:
+        return self.now * 1.0 + 777.25 * NAMES.index(name)
+
+    def start(self, name: str) -> None:
+        limiter = self.up[name] = Limiter([self.tenant], len(self.names))
+        limiter.begin_day(self.day, NIGHT)
+        used, day, at = self.kept.get(name, ({}, 0, 0.0))
+        limiter.restore(used, day, self.now - at, self.clock(name))
+        self.read(name)
+
+    def save(self, name: str) -> None:
+        limiter = self.up[name]
+        self.kept[name] = limiter.used(self.clock(name)), limiter.day, self.now
+
+    def kill(self, name: str) -> None:
+        del self.up[name]
+        self.open = [let for let in self.open if let.gateway != name]
+
+    def read(self, name: str) -> None:
+        if name in self.leases:
+            self.up[name].take(self.leases[name], self.clock(name))
+
+    def ask(self, name: str, tokens: int, stream: bool = False) -> bool:
+        limiter = self.up[name]
+        answer = limiter.reserve("t", tokens, stream, self.clock(name))
+        if not isinstance(answer, Reservation):
+            return False
+        let = Let(name, self.now, limiter.day, tokens, stream, answer, limiter)
+        self.let.append(let)
+        self.open.append(let)
+        return True
+
+    def settle(self, let: Let, tokens: int) -> None:
+        self.open.remove(let)
+        let.tokens = tokens
+        let.limiter.settle(let.reservation, tokens, self.clock(let.gateway))
+
+    def look(self, heard: Iterable[str], reading: Iterable[str] = ()) -> None:
+        """A round of control; some gateways read their last lease while it works on the next one."""
+        demands = {name: self.up[name].demand(self.clock(name)) for name in heard if name in self.up}
+        for name in reading:
+            self.read(name)
+        self.leases = allot(
+            {"t": self.limit},
+            demands,
+            self.leases,
+            gateways=self.names,
+            day=self.control_day,
+            now=self.now - 3000.0,
+        )
+
+    def used(self) -> Amounts:
+        """By all gateways: in the last 60 s, open now, on the day that was used most of."""
+        minute = [let.tokens for let in self.let if let.at > self.now - 60]
+        days = [sum(let.tokens for let in self.let if let.day == day) for day in range(1, self.day + 1)]
+        return Amounts(len(minute), sum(minute), sum(let.stream for let in self.open), max(days))
+
+    def is_within(self) -> bool:
+        return all(used <= limit for used, limit in zip(self.used(), self.limit, strict=True))
+
+    def round(self, unheard: Iterable[str] = (), unread: Iterable[str] = (), late: Iterable[str] = ()) -> None:
+        """A second: control hears gateways and answers, they read the answer; some do not, or late."""
+        self.now += 1.0
+        self.look((name for name in sorted(self.up) if name not in unheard), sorted(self.up.keys() & set(late)))
+        for name in sorted(self.up):
+            if name not in unread:
+                self.read(name)
+
+
+def disturb(cluster: Cluster, rng: Random) -> None:
+    """One of the things that happen to gateways. One that dies has just saved its counts."""
+    up, down = sorted(cluster.up), sorted(set(cluster.names) - set(cluster.up))
+    name = rng.choice(up or down)
+    match rng.choice(("pass", "pass", "long", "look", "crash", "start", "midnight", "notice", "control")):
+        case "pass":
+            cluster.now += rng.uniform(0, 20)
+        case "long":
+            cluster.now += rng.choice((LEASE_S, SLOTS, LEASE_S + SLOTS + 1, 600.0))
+        case "look":
+            cluster.look(rng.sample(cluster.names, rng.randint(0, len(cluster.names))))
+        case "crash" if name in up:
+            cluster.save(name)
+            cluster.kill(name)
+        case "start" if down:
+            cluster.start(rng.choice(down))
+        case "midnight":
+            cluster.day += 1
+        case "notice" if name in up:
+            cluster.up[name].begin_day(cluster.day, NIGHT)
+        case "control":
+            cluster.control_day = cluster.day
+
+
+def press(cluster: Cluster, hot: Iterable[str], rng: Random) -> None:
+    """Clients ask gateways for all they have, or for a bit; some answers end."""
+    for name in sorted(cluster.up.keys() & set(hot)):
+        stream, tokens = rng.random() < 0.5, rng.randint(0, 12)
+        for _ in range(rng.choice((3, 400))):
+            if not cluster.ask(name, tokens, stream):
+                break
+    for let in list(cluster.open):
+        if rng.random() < 0.3:
+            cluster.settle(let, rng.randint(0, let.tokens))
+
+
+def some(names: Sequence[str], rng: Random) -> set[str]:
+    """Mostly nobody, or one or more."""
+    return set(rng.sample(names, rng.choice((0, 0, 1, rng.randint(0, len(names))))))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.randoms(use_true_random=True),
+    st.integers(1, 4),
+    st.builds(Quota, st.integers(4, 40), st.integers(4, 200), st.integers(4, 12), st.integers(4, 900)),
+)
+def test_together_gateways_stay_under_every_limit_whatever_happens(rng: Random, gateways: int, limit: Quota) -> None:
+    cluster = Cluster(limit, gateways)
+    for _ in range(50):
+        unheard, unread, late, hot = (some(cluster.names, rng) for _ in range(4))
+        for _ in range(rng.choice((1, 4, 16))):
+            cluster.round(unheard, unread, late)
+            press(cluster, hot, rng)
+        press(cluster, cluster.names, rng)
+        assert cluster.is_within()
+        disturb(cluster, rng)
+
+
+@pytest.mark.parametrize("gateways", [1, 2, 4])
+def test_hammered_at_every_gateway_a_tenant_gets_its_limit_and_no_more(gateways: int) -> None:
+    cluster = Cluster(Quota(requests_per_min=60, tokens_per_min=600), gateways)
+    most = 0
+    for _ in range(300):
+        cluster.round()
+        for name in cluster.names:
+            while cluster.ask(name, 10):
+                pass
+        most = max(most, cluster.used().tokens)
+
+    assert 0.9 * 600 <= most <= 600
+
+
+def test_a_share_goes_to_who_is_asked_and_comes_back_when_others_are() -> None:
+    cluster = Cluster(Quota(requests_per_min=100, tokens_per_day=1000), 4)
+
+    def minutes(count: int, *names: str) -> list[int]:
+        before = len(cluster.let)
+        for _ in range(60 * count):
+            cluster.round()
+            for name in names:
+                while cluster.ask(name, 1):
+                    pass
+        return [sum(let.gateway == name for let in cluster.let[before:]) for name in names]
+
+    cluster.ask("g3", 1)
+    assert minutes(2, "g0")[0] >= 150, "a floor of 7 stays with each of the other three"
+    first, second = minutes(4, "g0", "g1")
+    assert abs(first - second) <= 60
+    minutes(10, "g0")
+    assert cluster.used().day_tokens == 1000, "of the day nothing is kept back"
+
+
+def test_without_control_everybody_goes_on_with_something_and_never_with_more() -> None:
+    cluster = Cluster(Quota(requests_per_min=100), 4)
+    for _ in range(90):
+        cluster.round()
+        while cluster.ask("g0", 1):
+            pass
+    cluster.now += LEASE_S + SLOTS
+
+    got = []
+    for name in cluster.names:
+        before = len(cluster.let)
+        while cluster.ask(name, 1):
+            pass
+        got.append(len(cluster.let) - before)
+
+    assert got[0] == 25
+    assert min(got) >= 7
+    assert cluster.used().requests <= 100
+
+
+def test_a_silent_gateway_keeps_its_minute_for_a_lease_and_a_minute_and_its_day_for_good() -> None:
+    limit = Amounts(100, 1000, 40, 10_000)
+    share = Amounts(80, 800, 30, 9000)
+    before = {"g0": Lease(0.0, 500.0, 1, {"t": share}, {"t": share})}
+    want = Demand(7.0, 1, {"t": Asked(Amounts(20, 200, 10, 1000), NOTHING, limit)})
+
+    def shared(now: float) -> tuple[Amounts, Amounts]:
+        leases = allot({"t": limit}, {"g1": want}, before, gateways=("g0", "g1"), day=1, now=now)
+        assert leases["g1"].asked_at == 7.0
+        return leases["g0"].shares["t"], leases["g1"].shares["t"]
+
+    assert shared(500.0 + LEASE_S + SLOTS) == (share, Amounts(20, 200, 10, 1000))
+    assert shared(501.0 + LEASE_S + SLOTS) == (Amounts(50, 500, 30, 9000), Amounts(50, 500, 10, 1000))
+
+
+@pytest.mark.parametrize("heard", [False, True])
+def test_who_has_not_said_that_it_is_a_new_day_may_begin_it_with_an_equal_part(heard: bool) -> None:
+    limit, share = Amounts(4, 4, 4, 1000), Amounts(2, 2, 2, 10)
+    before = {"g0": Lease(0.0, 0.0, 1, {"t": share}, {"t": share})}
+    want = Asked(Amounts(2, 2, 2, 500), NOTHING, Amounts(9, 9, 9, 9000))
+    demands = {"g1": Demand(0.0, 2, {"t": want})}
+    if heard:
+        demands["g0"] = Demand(0.0, 1, {"t": Asked(share, NOTHING, NOTHING)})
+    after = allot({"t": limit}, demands, before, gateways=("g0", "g1"), day=2, now=0.0)
+
+    assert [after[name].shares["t"].day_tokens for name in ("g0", "g1")] == [500, 500]
+    assert after["g0"].day == 2
+
+
+def test_a_gateway_killed_without_notice_repeats_at_most_what_it_had_not_saved() -> None:
+    cluster = Cluster(Quota(requests_per_min=40), 2)
+    for _ in range(3):
+        cluster.round()
+    cluster.save("g0")
+    while cluster.ask("g0", 1):
+        pass
+    share = len(cluster.let)
+    cluster.kill("g0")
+    cluster.start("g0")
+    for _ in range(30):
+        cluster.round()
+        for name in cluster.names:
+            while cluster.ask(name, 1):
+                pass
+
+    assert cluster.used().requests <= 40 + share
+
+
+def test_limits_that_are_not_there_are_not_shared_and_new_tenants_and_gateways_begin_with_an_equal_part() -> None:
+    limits = {"free": amounts(Quota()), "t": Amounts(10, UNLIMITED, 4, UNLIMITED)}
+    leases = allot(limits, {}, {}, gateways=("b", "a"), day=3, now=9.0)
+
+    assert list(leases) == ["a", "b"]
+    assert leases["a"] == leases["b"]
+    assert leases["a"].shares == {
+        "free": Amounts(UNLIMITED, UNLIMITED, UNLIMITED, UNLIMITED),
+        "t": Amounts(5, UNLIMITED, 2, UNLIMITED),
+    }
+    older = Demand(1.0, 3, {})
+    assert allot(limits, {"a": older}, {}, gateways=("a", "b"), day=3, now=9.0)["a"].shares == leases["a"].shares
+
+
+def test_a_limit_that_was_lowered_gives_nobody_more_until_enough_was_given_back() -> None:
+    share = Amounts(50, 50, 50, 50)
+    before = {name: Lease(0.0, 0.0, 1, {"t": share}, {"t": share}) for name in ("a", "b")}
+    demands = {"a": Demand(1.0, 1, {"t": Asked(share, NOTHING, share)})}
+    leases = allot({"t": Amounts(10, 10, 10, 10)}, demands, before, gateways=("a", "b"), day=1, now=1.0)
+
+    assert leases["a"].shares["t"] == Amounts(0, 0, 0, 0)
+    assert leases["a"].held["t"] == share
+
+
+counts = st.integers(0, 200)
+rows = st.tuples(counts, counts, counts, counts, st.booleans())
+
+
+@given(st.integers(0, 300), st.lists(rows, min_size=1, max_size=5))
+def test_shares_grow_only_out_of_what_nobody_holds(
+    limit: int, given_rows: list[tuple[int, int, int, int, bool]]
+) -> None:
+    names = [f"g{n}" for n in range(len(given_rows))]
+    before, demands = {}, {}
+    for name, (share, goes_by, used, wanted, heard) in zip(names, given_rows, strict=True):
+        before[name] = Lease(0.0, 0.0, 1, {"t": Amounts(*[share] * 4)}, {"t": Amounts(*[max(share, goes_by)] * 4)})
+        if heard:
+            asked = Asked(*(Amounts(*[n] * 4) for n in (goes_by, used, wanted)))
+            demands[name] = Demand(0.0, 1, {"t": asked})
+    after = allot({"t": Amounts(*[limit] * 4)}, demands, before, gateways=names, day=1, now=0.0)
+
+    for column in range(4):
+        held = {n: max(r[0], r[1], r[2] if r[4] else 0) for n, r in zip(names, given_rows, strict=True)}
+        now_held = {name: after[name].held["t"][column] for name in names}
+        assert sum(now_held.values()) <= max(limit, sum(held.values()))
+        for name in names:
+            assert after[name].shares["t"][column] <= now_held[name]
+            assert now_held[name] >= held[name]

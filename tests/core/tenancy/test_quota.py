@@ -1,0 +1,318 @@
+"""One gateway's counts: never over the share, settled once, honest about when to come again."""
+
+from collections import deque
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from forebay.core.errors import Code
+from forebay.core.tenancy import LEASE_S, Amounts, Denied, Lease, Limiter, Quota, Reservation, Tenant, amounts
+from forebay.core.tenancy.quota import UNLIMITED, equal_part
+
+NOON = 43_200.0
+
+
+def limiter(gateways: int = 1, **limits: int) -> Limiter:
+    made = Limiter([Tenant("t", limits=Quota(**limits)), Tenant("other")], gateways)
+    made.begin_day(9, ends_at=NOON)
+    return made
+
+
+def got(answer: Reservation | Denied) -> Reservation:
+    assert isinstance(answer, Reservation), answer
+    return answer
+
+
+def no(answer: Reservation | Denied) -> Denied:
+    assert isinstance(answer, Denied)
+    return answer
+
+
+def test_a_tenant_without_limits_is_never_refused() -> None:
+    free = limiter()
+    for n in range(1000):
+        got(free.reserve("other", 1_000_000, True, n / 1000))
+    assert free.used(1.0) == {"other": Amounts(1000, 10**9, 1000, 10**9)}
+
+
+@pytest.mark.parametrize(
+    ("limits", "code", "retry_after_s", "says"),
+    [
+        ({"requests_per_min": 2}, Code.RATE_LIMITED, 60, "2 requests per minute"),
+        ({"tokens_per_min": 25}, Code.RATE_LIMITED, 60, "25 tokens per minute"),
+        ({"tokens_per_day": 25}, Code.BUDGET_EXCEEDED, 43_190, "25 tokens per day"),
+        ({"streams_max": 2}, Code.STREAMS_LIMIT, 60, "2 streams"),
+        ({"requests_per_min": 2, "tokens_per_day": 25}, Code.BUDGET_EXCEEDED, 43_190, "per day"),
+    ],
+)
+def test_the_third_request_of_ten_tokens_is_one_too_many(
+    limits: dict[str, int], code: Code, retry_after_s: int, says: str
+) -> None:
+    counts = limiter(**limits)
+    got(counts.reserve("t", 10, True, 9.5))
+    got(counts.reserve("t", 10, True, 9.75))
+    refused = no(counts.reserve("t", 10, True, 10.0))
+
+    assert (refused.code, refused.retry_after_s) == (code, retry_after_s)
+    assert "`t`" in refused.text
+    assert says in refused.text
+
+
+@pytest.mark.parametrize(
+    ("limits", "code"),
+    [({"tokens_per_min": 25}, Code.RATE_LIMITED), ({"tokens_per_day": 25}, Code.BUDGET_EXCEEDED)],
+)
+def test_what_can_never_be_let_in_is_not_told_to_come_again(limits: dict[str, int], code: Code) -> None:
+    refused = no(limiter(**limits).reserve("t", 26, False, 0.0))
+
+    assert (refused.code, refused.retry_after_s) == (code, 0)
+    assert "26 tokens" in refused.text
+
+
+def test_only_streams_count_as_streams() -> None:
+    counts = limiter(streams_max=1)
+    got(counts.reserve("t", 1, True, 0.0))
+    got(counts.reserve("t", 1, False, 0.0))
+    no(counts.reserve("t", 1, True, 0.0))
+
+
+def test_the_wait_for_a_stream_follows_from_how_many_have_ended_lately() -> None:
+    counts = limiter(streams_max=2)
+    for _ in range(10):
+        counts.settle(got(counts.reserve("t", 1, True, 5.0)), 1, 5.0)
+    got(counts.reserve("t", 1, True, 6.0))
+    got(counts.reserve("t", 1, True, 6.0))
+
+    assert no(counts.reserve("t", 1, True, 6.0)).retry_after_s == 6
+
+
+def test_a_reservation_is_settled_once() -> None:
+    counts = limiter(streams_max=1)
+    reservation = got(counts.reserve("t", 10, True, 0.0))
+    counts.settle(reservation, 5, 1.0)
+    with pytest.raises(AssertionError, match="once"):
+        counts.settle(reservation, 5, 1.0)
+
+
+def test_what_was_not_used_can_be_used_and_what_was_used_beyond_the_estimate_is_missing() -> None:
+    counts = limiter(tokens_per_min=100, tokens_per_day=1000)
+    first = got(counts.reserve("t", 100, False, 0.0))
+    no(counts.reserve("t", 1, False, 1.0))
+    counts.settle(first, 30, 2.0)
+    second = got(counts.reserve("t", 70, False, 3.0))
+    assert counts.used(3.0)["t"] == Amounts(2, 100, 0, 100)
+    counts.settle(second, 90, 10.0)
+    assert counts.used(10.0)["t"] == Amounts(2, 120, 0, 120)
+    assert counts.used(64.0)["t"] == Amounts(0, 20, 0, 120), "the excess counts from when it was known"
+    assert counts.used(71.0)["t"] == Amounts(0, 0, 0, 120)
+
+
+def test_a_refund_after_the_minute_changes_the_day_only() -> None:
+    counts = limiter(tokens_per_min=100, tokens_per_day=1000)
+    old = got(counts.reserve("t", 60, False, 0.0))
+    got(counts.reserve("t", 50, False, 61.0))
+    counts.settle(old, 10, 62.0)
+
+    assert counts.used(62.0)["t"] == Amounts(1, 50, 0, 60)
+
+
+def test_a_new_day_begins_with_nothing_used_and_what_is_under_way_belongs_to_the_old_one() -> None:
+    counts = limiter(tokens_per_day=100)
+    over_midnight = got(counts.reserve("t", 100, False, 0.0))
+    counts.begin_day(9, ends_at=NOON)
+    no(counts.reserve("t", 1, False, 1.0))
+    counts.begin_day(10, ends_at=NOON + 86_400)
+    counts.settle(over_midnight, 40, 2.0)
+
+    got(counts.reserve("t", 100, False, 3.0))
+    assert counts.day == 10
+
+
+def test_a_restart_takes_up_what_was_counted_except_streams() -> None:
+    before = limiter(tokens_per_min=100, tokens_per_day=500, streams_max=1)
+    got(before.reserve("t", 80, True, 100.0))
+    kept = before.used(100.5)
+
+    after = limiter(tokens_per_min=100, tokens_per_day=500, streams_max=1)
+    after.restore({**kept, "gone": Amounts(1, 1, 1, 1)}, 9, age_s=30.0, now=5.0)
+    no(after.reserve("t", 21, True, 5.0))
+    assert after.used(5.0) == {"t": Amounts(1, 80, 0, 80)}
+    assert after.used(36.0) == {"t": Amounts(0, 0, 0, 80)}
+
+    later = limiter(tokens_per_min=100, tokens_per_day=500)
+    later.restore(kept, 8, age_s=61.0, now=5.0)
+    assert later.used(5.0) == {}
+
+
+# --- shares
+
+
+def lease(share: Amounts, asked_at: float, day: int = 9) -> Lease:
+    return Lease(asked_at, 0.0, day, {"t": share, "unknown": share}, {})
+
+
+def test_a_gateway_among_several_begins_with_an_equal_part() -> None:
+    counts = limiter(4, requests_per_min=8, streams_max=7)
+
+    assert counts.demand(0.0).tenants["t"].share == Amounts(2, UNLIMITED, 1, UNLIMITED)
+    assert equal_part(amounts(Quota(tokens_per_day=9)), 1).day_tokens == 9
+
+
+def test_a_lease_that_runs_out_leaves_at_most_an_equal_part_of_a_minute() -> None:
+    counts = limiter(4, requests_per_min=8, tokens_per_min=80, streams_max=8, tokens_per_day=800)
+    counts.take(lease(Amounts(5, 10, 7, 600), asked_at=100.0), 101.0)
+    assert counts.demand(109.9).tenants["t"].share == Amounts(5, 10, 7, 600)
+    for _ in range(2):
+        got(counts.reserve("t", 1, False, 110.0))
+    no(counts.reserve("t", 1, False, 110.0))
+    assert counts.demand(110.0).tenants["t"].share == Amounts(2, 10, 7, 600)
+
+
+@pytest.mark.parametrize("asked_at", [90.0, 500.0])
+def test_a_lease_that_has_run_out_or_is_of_another_clock_gives_no_more_than_an_equal_part(asked_at: float) -> None:
+    counts = limiter(4, requests_per_min=8)
+    counts.take(lease(Amounts(5, UNLIMITED, UNLIMITED, UNLIMITED), asked_at), 100.0)
+
+    assert counts.demand(100.0).tenants["t"].share.requests == 2
+
+
+def test_a_days_share_is_good_for_that_day() -> None:
+    counts = limiter(4, tokens_per_day=800)
+    counts.take(lease(Amounts(UNLIMITED, UNLIMITED, UNLIMITED, 600), 0.0, day=10), 0.0)
+    assert counts.demand(0.0).tenants["t"].share.day_tokens == 200
+    counts.take(lease(Amounts(UNLIMITED, UNLIMITED, UNLIMITED, 600), 0.0, day=9), 0.0)
+    assert counts.demand(0.0).tenants["t"].share.day_tokens == 600
+    counts.begin_day(10, NOON)
+    assert counts.demand(0.0).tenants["t"].share.day_tokens == 200
+
+
+def test_what_does_not_fit_the_share_may_fit_the_next_one() -> None:
+    counts = limiter(4, tokens_per_min=80)
+
+    assert no(counts.reserve("t", 50, False, 3.0)).retry_after_s == LEASE_S
+
+
+def test_a_report_tells_what_was_asked_for_and_forgets_it_after_a_minute() -> None:
+    counts = limiter(requests_per_min=2, tokens_per_min=100, streams_max=1, tokens_per_day=1000)
+    got(counts.reserve("t", 60, True, 1.0))
+    no(counts.reserve("t", 50, True, 2.0))
+    report = counts.demand(3.0)
+
+    assert (report.at, report.day, list(report.tenants)) == (3.0, 9, ["t"])
+    assert report.tenants["t"].used == Amounts(1, 60, 1, 60)
+    assert report.tenants["t"].wanted == Amounts(2, 110, 2, 170)
+    assert counts.demand(90.0).tenants["t"].wanted == Amounts(0, 0, 1, 60)
+
+
+# --- properties
+
+times = st.integers(0, 400).map(lambda eighths: eighths / 8)
+
+
+@settings(max_examples=200)
+@given(
+    st.lists(st.tuples(times, st.integers(1, 40)), max_size=30),
+    st.integers(1, 6),
+    st.integers(40, 90),
+    st.integers(1, 40),
+)
+def test_who_comes_again_when_told_is_let_in_and_a_second_earlier_is_not(
+    requests: list[tuple[float, int]], requests_per_min: int, tokens_per_min: int, tokens: int
+) -> None:
+    counts = limiter(requests_per_min=requests_per_min, tokens_per_min=tokens_per_min)
+    now = 0.0
+    for gap, amount in requests:
+        now += gap
+        counts.reserve("t", amount, False, now)
+    answer = counts.reserve("t", tokens, False, now)
+    if isinstance(answer, Denied):
+        no(counts.reserve("t", tokens, False, now + answer.retry_after_s - 1))
+        got(counts.reserve("t", tokens, False, now + answer.retry_after_s))
+
+
+class Counts(RuleBasedStateMachine):
+    """The limiter against a plain list of what was let in. Answers use at most their estimate."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 1000.0
+        self.day = 1
+        self.open: list[tuple[list[float], bool, Reservation]] = []
+        self.seen: list[list[float]] = []
+        """When, tokens, day."""
+        self.ends: deque[float] = deque()
+
+    @initialize(
+        requests=st.integers(1, 8), tokens=st.integers(1, 60), streams=st.integers(1, 4), day=st.integers(1, 200)
+    )
+    def begin(self, requests: int, tokens: int, streams: int, day: int) -> None:
+        self.limit = Amounts(requests, tokens, streams, day)
+        self.counts = Limiter([Tenant("t", limits=Quota(*self.limit))])
+        self.counts.begin_day(self.day, NOON)
+
+    def used(self) -> Amounts:
+        minute = [(tokens, 1) for at, tokens, _ in self.seen if int(at) > int(self.now) - 61]
+        return Amounts(
+            len(minute),
+            int(sum(tokens for tokens, _ in minute)),
+            sum(stream for _, stream, _ in self.open),
+            int(sum(tokens for _, tokens, day in self.seen if day == self.day)),
+        )
+
+    @rule(tokens=st.integers(0, 50), stream=st.booleans())
+    def ask(self, tokens: int, stream: bool) -> None:
+        used = self.used()
+        fits = (
+            used.requests + 1 <= self.limit.requests
+            and used.tokens + tokens <= self.limit.tokens
+            and used.day_tokens + tokens <= self.limit.day_tokens
+            and (not stream or used.streams + 1 <= self.limit.streams)
+        )
+        answer = self.counts.reserve("t", tokens, stream, self.now)
+        assert isinstance(answer, Reservation) == fits
+        if isinstance(answer, Reservation):
+            entry = [self.now, tokens, self.day]
+            self.seen.append(entry)
+            self.open.append((entry, stream, answer))
+        else:
+            assert answer.code in (Code.RATE_LIMITED, Code.BUDGET_EXCEEDED, Code.STREAMS_LIMIT)
+            assert answer.text
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data())
+    def settle(self, data: st.DataObject) -> None:
+        entry, _, reservation = self.open.pop(data.draw(st.integers(0, len(self.open) - 1)))
+        entry[1] = data.draw(st.integers(0, int(entry[1])))
+        self.counts.settle(reservation, int(entry[1]), self.now)
+
+    @rule(passed=st.floats(0, 70))
+    def time_passes(self, passed: float) -> None:
+        self.now += passed
+
+    @rule()
+    def midnight(self) -> None:
+        self.day += 1
+        self.counts.begin_day(self.day, NOON)
+
+    @invariant()
+    def counts_are_right(self) -> None:
+        used = self.counts.used(self.now)
+        assert used.get("t", Amounts(0, 0, 0, 0)) == self.used()
+
+    @invariant()
+    def no_sixty_seconds_hold_more_than_the_limit(self) -> None:
+        recent = [tokens for at, tokens, _ in self.seen if at > self.now - 60]
+        assert len(recent) <= self.limit.requests
+        assert sum(recent) <= self.limit.tokens
+
+    def teardown(self) -> None:
+        for entry, _, reservation in self.open:
+            self.counts.settle(reservation, int(entry[1]), self.now)
+        self.open = []
+        if hasattr(self, "counts"):
+            assert self.counts.demand(self.now).tenants["t"].used.streams == 0
+
+
+TestCounts = Counts.TestCase

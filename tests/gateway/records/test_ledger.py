@@ -1,0 +1,104 @@
+"""The usage ledger: what is counted, under which name, and what a file that nobody understands costs."""
+
+from io import StringIO
+from pathlib import Path
+
+from tests.gateway.records.rig import DAY, NOON, counted, facts
+
+from forebay.core.model import RecordsSpec
+from forebay.gateway.records import ledger
+from forebay.gateway.records.audit import AuditLog
+from forebay.gateway.records.facts import Used, used
+from forebay.gateway.records.ledger import DAY_S, Ledger, usage
+from forebay.gateway.records.recorder import Recorder
+from forebay.obs import log
+from forebay.wire.records import unseal
+
+
+def test_tokens_are_those_that_were_told_or_else_seen() -> None:
+    assert used((100, 7, 64), 3, 90) == Used(100, 7, 64, False)
+    assert used(None, 3, 90) == Used(90, 3, 0, True)
+    assert used(None, 0, 90) == Used(0, 0, 0, False)
+
+
+def test_outcomes_say_whose_fault_it_was(tmp_path: Path) -> None:
+    book = Ledger()
+    for code in ("ok", "client_closed", "invalid_request", "replica_lost", "queue_full", "of another version"):
+        book.count(NOON, "acme", "chat", code, (1, 2, 0), estimated=code == "client_closed")
+    book.start(tmp_path)
+    book.checkpoint(None)
+    found = {key[2]: sums for (_, key), sums in usage(tmp_path, DAY).items()}
+
+    assert {outcome: sums.requests for outcome, sums in found.items()} == dict.fromkeys(
+        ("ok", "cancelled", "client", "model", "platform", "other"), 1
+    )
+    assert found["cancelled"].estimated == 1
+    assert usage(tmp_path, DAY + 1) == {}
+    assert not book.dirty
+
+
+def test_too_many_rows_are_counted_together(tmp_path: Path) -> None:
+    book = Ledger()
+    book.start(tmp_path)
+    for n in range(ledger.ROWS_MAX + 10):
+        book.count(NOON, f"tenant-{n}", "chat", "ok", (1, 1, 0), estimated=False)
+    book.checkpoint(None)
+    found = usage(tmp_path, 0)
+
+    assert len(found) == ledger.ROWS_MAX + 1
+    assert found[DAY, ("other", "other", "ok")].requests == 10
+
+
+def test_old_days_are_removed(tmp_path: Path) -> None:
+    book = Ledger()
+    book.start(tmp_path)
+    for day in range(ledger.DAYS_MAX + 3):
+        book.count((DAY + day) * DAY_S, "acme", "chat", "ok", (1, 1, 0), estimated=False)
+        book.checkpoint(None)
+    days = [day for day, _ in usage(tmp_path, 0)]
+
+    assert days == list(range(DAY + 3, DAY + 3 + ledger.DAYS_MAX))
+
+
+def test_files_that_are_not_understood_are_stepped_over(tmp_path: Path) -> None:
+    (tmp_path / "usage-of-mine.json").write_text("{}")
+    (tmp_path / f"usage-{ledger.day_text(DAY)}.json").write_text("nonsense")
+    (tmp_path / "usage.json").write_text("nonsense")
+    (tmp_path / "audit-mine.jsonl").write_text("nonsense")
+    (tmp_path / "audit-00000001.jsonl").write_text("nonsense\n")
+    book = Ledger()
+    book.start(tmp_path)
+    book.count(NOON, "acme", "chat", "ok", (1, 1, 0), estimated=False)
+    book.checkpoint(0)
+
+    assert [sums.requests for sums in usage(tmp_path, 0).values()] == [1]
+
+
+def test_a_checkpoint_that_fails_is_told_and_made_up_for(tmp_path: Path) -> None:
+    told_of = StringIO()
+    records = Recorder(RecordsSpec(str(tmp_path)), "gateway-0", log.configure(told_of))
+    assert records.start()
+    records.finished(facts(1))
+    in_the_way = tmp_path / "gateway-0" / f".usage-{ledger.day_text(DAY)}.json.new"
+    in_the_way.mkdir()
+    records.flush(0.0)
+    assert "cannot be written" in told_of.getvalue()
+    in_the_way.rmdir()
+    records.close()
+
+    assert "written again" in told_of.getvalue()
+    assert counted(tmp_path).requests == 1
+
+
+def test_a_line_that_somebody_changed_is_not_counted(tmp_path: Path) -> None:
+    log_file = AuditLog(1 << 20, 0, prompts=False)
+    log_file.start(tmp_path)
+    for n in range(3):
+        log_file.add(facts(n))
+    log_file.flush()
+    log_file.close()
+    path = tmp_path / "audit-00000001.jsonl"
+    path.write_bytes(path.read_bytes().replace(b'"prompt_tokens":10', b'"prompt_tokens":99', 1))
+
+    assert unseal(path.read_bytes().splitlines()[0]) is not None
+    assert sum(sums.requests for sums in usage(tmp_path, 0).values()) == 2

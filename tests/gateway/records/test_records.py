@@ -1,0 +1,269 @@
+"""Records on disk: all three books, rotation, full disks; no line is lost unless the log says so."""
+
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.gateway.records.rig import (
+    DAY,
+    NOON,
+    Disk,
+    audit_files,
+    counted,
+    facts,
+    ids,
+    recorder,
+    started,
+    told,
+    written,
+)  # fmt: skip
+
+from forebay.core.model import RecordsSpec
+from forebay.gateway.records import audit, ledger
+from forebay.gateway.records.audit import lines_after, verify
+from forebay.gateway.records.ledger import Sums
+from forebay.gateway.records.recorder import CHECKPOINT_S, Recorder
+from forebay.gateway.records.writer import Series, numbered
+from forebay.obs import log
+from forebay.wire.records import FRAME_BYTES_MAX, Event, Kind
+
+
+def test_a_request_is_in_all_three_books(tmp_path: Path) -> None:
+    records = started(tmp_path)
+    records.finished(facts(1))
+    records.flush(0.0)
+
+    assert written(tmp_path) == told(tmp_path) == ["req-1"]
+    assert counted(tmp_path) == Sums(1, 10, 5, 2, 0)
+    line = next(lines_after(tmp_path / "gateway-0", 0, 1))
+    assert (line.tenant, line.key, line.client, line.revision) == ("acme", "key-1", "127.0.0.1", "r-1")
+    assert (line.replica, line.code, line.ms, line.ts) == ("chat-0", "ok", 500, NOON)
+    records.close()
+    assert verify(tmp_path / "gateway-0").ok
+
+
+def test_only_the_owner_may_read_records(tmp_path: Path) -> None:
+    records = started(tmp_path)
+    records.finished(facts(1))
+    records.close()
+    folder = tmp_path / "gateway-0"
+
+    assert folder.stat().st_mode & 0o077 == 0
+    assert [path.name for path in folder.iterdir() if path.stat().st_mode & 0o077] == []
+
+
+@pytest.mark.parametrize("prompts", [False, True])
+def test_prompts_are_stored_only_if_configured(tmp_path: Path, prompts: bool) -> None:
+    records = started(tmp_path, prompts=prompts)
+    records.finished(facts(1, prompt=b'{"messages":"a secret \xff question"}'))
+    records.close()
+    everything = b"".join(path.read_bytes() for path in (tmp_path / "gateway-0").iterdir())
+
+    assert records.prompts == prompts
+    assert (b"secret" in everything) == prompts
+    assert verify(tmp_path / "gateway-0").ok
+
+
+def test_what_is_switched_off_is_not_written(tmp_path: Path) -> None:
+    records = started(tmp_path, decisions=False, audit=False, prompts=True)
+    records.finished(facts(1))
+    records.close()
+
+    assert sorted(path.name for path in (tmp_path / "gateway-0").iterdir()) == [
+        "lock", f"usage-{ledger.day_text(DAY)}.json", "usage.json",
+    ]  # fmt: skip
+    assert not records.prompts
+    assert counted(tmp_path).requests == 1
+
+
+# --- rotation
+
+
+def test_files_are_bounded_and_the_oldest_decisions_go(tmp_path: Path) -> None:
+    records = started(tmp_path, file_bytes_max=2000, decision_files_max=3)
+    for n in range(100):
+        records.finished(facts(n))
+        if n % 7 == 0:
+            records.flush(0.0)
+    records.close()
+    kept = written(tmp_path)
+
+    assert len(numbered(tmp_path / "gateway-0", "decisions", ".log")) == 3
+    assert kept == ids(range(100))[-len(kept) :]
+    assert told(tmp_path) == ids(range(100)), "audit lines all stay"
+    assert all(path.stat().st_size <= 2000 for path in (tmp_path / "gateway-0").iterdir())
+    assert verify(tmp_path / "gateway-0").ok
+
+
+@pytest.mark.parametrize("which", [0, 2, -1])
+def test_a_removed_audit_file_is_found(tmp_path: Path, which: int) -> None:
+    records = started(tmp_path, file_bytes_max=2000)
+    for n in range(40):
+        records.finished(facts(n))
+    records.close()
+    files = audit_files(tmp_path)
+    gone = [path.name for path in files][which]
+    files[which].unlink()
+    report = verify(tmp_path / "gateway-0")
+    flaws = [*report.flaws, *(flaw for file in report.files for flaw in file.flaws)]
+
+    assert len(files) > 4
+    assert not report.ok
+    assert [flaw.kind for flaw in flaws] == [Kind.MISSING], gone
+    assert verify(tmp_path / "gateway-0", archived=True).ok == (which == 0)
+
+
+def test_audit_files_that_the_gateway_removes_itself_are_on_record(tmp_path: Path) -> None:
+    records = started(tmp_path, file_bytes_max=2000, audit_files_max=2)
+    for n in range(60):
+        records.finished(facts(n))
+        records.flush(0.0)
+    records.close()
+
+    assert len(audit_files(tmp_path)) <= 3
+    assert verify(tmp_path / "gateway-0").ok
+    assert counted(tmp_path).requests == 60
+    audit_files(tmp_path)[0].unlink()
+    assert not verify(tmp_path / "gateway-0").ok
+
+
+# --- full disks
+
+
+@given(
+    rooms=st.lists(st.integers(0, 30), min_size=1, max_size=30),
+    sizes=st.lists(st.integers(1, 12), min_size=1, max_size=12),
+)
+def test_a_series_loses_and_repeats_nothing_whatever_the_disk_takes(
+    tmp_path_factory: pytest.TempPathFactory, rooms: list[int], sizes: list[int]
+) -> None:
+    folder, disk = tmp_path_factory.mktemp("series"), Disk(0)
+    series = Series("a", ".x", 20, disk.open)
+    series.start(folder)
+    pieces = [bytes([65 + n]) * size for n, size in enumerate(sizes)]
+    for n, room in enumerate([*rooms, 1000]):
+        for piece in pieces[n : n + 1] if n < len(rooms) else pieces[n:]:
+            series.add(piece)
+        disk.room += room
+        try:
+            series.write()
+        except OSError:
+            assert series.held
+    series.close()
+    contents = [path.read_bytes() for _, path in numbered(folder, "a", ".x")]
+
+    assert b"".join(contents) == b"".join(pieces)
+    assert all(len(content) <= 20 for content in contents)
+    assert all(sum(piece in content for content in contents) == 1 for piece in pieces), "no piece is cut in two"
+    assert (series.held, series.held_bytes) == ([], 0)
+
+
+def test_a_full_disk_costs_nothing_if_it_is_mended_in_time(tmp_path: Path) -> None:
+    disk = Disk()
+    records = started(tmp_path, disk)
+    for n in range(20):
+        disk.room = 300 if n == 5 else 1 << 30 if n == 15 else disk.room
+        records.finished(facts(n))
+        records.flush(n * CHECKPOINT_S)
+    records.close()
+
+    assert written(tmp_path) == told(tmp_path) == ids(range(20))
+    report = verify(tmp_path / "gateway-0")
+    assert (report.ok, report.gaps) == (True, [])
+    assert counted(tmp_path).requests == 20
+    assert records.lost == 0
+
+
+def test_more_than_can_be_held_is_a_gap_line_that_says_how_much_is_missing(tmp_path: Path) -> None:
+    disk = Disk(0)
+    records = started(tmp_path, disk, prompts=True)
+    prompt = b"x" * audit.PROMPT_BYTES_MAX
+    for n in range(300):
+        records.finished(facts(n, prompt=prompt))
+        if n % 100 == 0:
+            records.flush(0.0)
+    disk.room = 1 << 40
+    records.finished(facts(300))
+    records.flush(CHECKPOINT_S)
+    records.finished(facts(301))
+    records.close()
+    report = verify(tmp_path / "gateway-0")
+    kept = told(tmp_path)
+    missing = 302 - len(kept)
+
+    assert report.ok
+    assert missing > 1
+    assert [(gap.lines, gap.event) for gap in report.gaps] == [(missing, Event.GAP)]
+    assert "No space left" in report.gaps[0].why
+    assert kept == [*ids(range(300 - missing + 1)), "req-301"]
+    assert counted(tmp_path).requests == 302, "the ledger has it all"
+    assert records.lost == missing
+    assert written(tmp_path) == ids(range(302)), "decisions are smaller"
+
+
+def test_more_at_once_than_can_be_held_is_a_gap_too(tmp_path: Path) -> None:
+    records = started(tmp_path, prompts=True, decisions=False)
+    for n in range(300):
+        records.finished(facts(n, prompt=b"x" * audit.PROMPT_BYTES_MAX))
+    records.close()
+    gaps = verify(tmp_path / "gateway-0").gaps
+
+    assert [(gap.lines, gap.why) for gap in gaps] == [(records.lost, audit.TOO_MANY)]
+    assert len(told(tmp_path)) + records.lost == 300
+
+
+def test_a_decision_that_is_too_large_is_dropped_and_counted(tmp_path: Path) -> None:
+    records = started(tmp_path)
+    records.finished(facts(1, tenant="x" * FRAME_BYTES_MAX))
+    records.finished(facts(2))
+    records.close()
+
+    assert written(tmp_path) == ["req-2"]
+    assert records.lost == 1
+
+
+def test_a_file_that_takes_nothing_is_an_error_and_no_endless_loop(tmp_path: Path) -> None:
+    class Deaf:
+        def write(self, data: bytes, /) -> None:
+            """As a file that would block."""
+
+        def close(self) -> None:
+            """Nothing to close."""
+
+    series = Series("a", ".x", 100, lambda path: Deaf())
+    series.start(tmp_path)
+    series.add(b"x")
+    with pytest.raises(OSError, match="takes nothing"):
+        series.write()
+
+
+def test_a_folder_that_cannot_be_had_is_asked_for_again(tmp_path: Path) -> None:
+    root = tmp_path / "records"
+    root.write_text("in the way")
+    told_of = StringIO()
+    records = Recorder(RecordsSpec(str(root)), "gateway-0", log.configure(told_of))
+
+    assert not records.start()
+    records.finished(facts(1))
+    records.flush(0.0)
+    root.unlink()
+    records.flush(1.0)
+    records.finished(facts(2))
+    records.close()
+
+    assert told(root) == ["req-2"]
+    assert [gap.lines for gap in verify(root / "gateway-0").gaps] == [1]
+    assert written(root) == ["req-1", "req-2"]
+    assert counted(root).requests == 2
+    assert [words in told_of.getvalue() for words in ("cannot be written", "written again")] == [True, True]
+
+
+def test_a_recorder_that_never_had_a_folder_can_be_closed(tmp_path: Path) -> None:
+    (tmp_path / "records").write_text("in the way")
+    records = recorder(tmp_path / "records")
+    records.finished(facts(1))
+    records.close()
+
+    assert records.lost == 2

@@ -1,0 +1,160 @@
+"""A gateway that asks for keys: who gets in, what is counted, and that every reservation comes back."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.gateway.rig import (
+    RETRYABLE,
+    ROUTES,
+    Front,
+    Worker,
+    chat,
+    error_code,
+    failing,
+    fronting,
+    post,
+    routes,
+    whole,
+    working,
+)
+from tests.net.rig import peer, run, until
+
+from forebay.core.admission import Band
+from forebay.core.model import RecordsSpec, TenancySpec
+from forebay.core.tenancy import ENTROPY_BYTES, Quota, Tenant, mint
+from forebay.net.server import Exchange, Handler
+from forebay.registry.keys import change_keys
+
+CHAT = b"/v1/chat/completions"
+TEAM = Tenant("team", ("chat",), band_max=Band.INTERACTIVE, limits=Quota(requests_per_min=6, streams_max=2))
+KEY, RECORD = mint("team", bytes(ENTROPY_BYTES), now=0.0)
+BEARER = b"authorization: Bearer " + KEY.encode()
+BIG = replace(ROUTES, name="big")
+
+
+def spec(folder: Path) -> TenancySpec:
+    """One tenant with one key."""
+    change_keys(folder / "keys.json", lambda _: ((RECORD,), None))
+    return TenancySpec((TEAM,), str(folder / "keys.json"), str(folder / "counts.json"), str(folder / "leases.json"))
+
+
+async def ready(front: Front) -> None:
+    """Until the gateway has heard of its replicas."""
+    await front.ready()
+
+
+@pytest.mark.parametrize(
+    ("fields", "model", "status", "code"),
+    [
+        ((), "chat", 401, "invalid_api_key"),
+        ((b"authorization: Bearer fb-aaaaaaaa-bbbb",), "chat", 401, "invalid_api_key"),
+        ((b"authorization: Bearer fb-aaaaaaaa-bbbb",), "no-such-model", 401, "invalid_api_key"),
+        ((BEARER,), "big", 403, "model_not_allowed"),
+        ((BEARER,), "chat", 200, ""),
+        ((b"x-api-key: " + KEY.encode(),), "chat", 200, ""),
+    ],
+)
+def test_only_who_has_a_key_and_may_use_the_model_gets_in(
+    tmp_path: Path, fields: tuple[bytes, ...], model: str, status: int, code: str
+) -> None:
+    async def main() -> None:
+        worker, big = Worker(whole), Worker(whole, "big-0", "big")
+        async with (
+            working(worker, big),
+            fronting(tmp_path, routes(worker), routes(big, base=BIG), tenancy=spec(tmp_path)) as front,
+        ):
+            await ready(front)
+            answer = await front.ask(post(chat(model), CHAT, *fields))
+            assert answer.status == status
+            if code:
+                assert error_code(answer) == code
+                assert KEY.encode() not in answer.body
+                assert not worker.requests
+                assert not big.requests
+            assert (b"www-authenticate" in answer.headers) == (status == 401)
+
+    run(main())
+
+
+def test_models_are_shown_to_those_who_may_use_them(tmp_path: Path) -> None:
+    async def main() -> None:
+        worker, big = Worker(whole), Worker(whole, "big-0", "big")
+        async with (
+            working(worker, big),
+            fronting(tmp_path, routes(worker), routes(big, base=BIG), tenancy=spec(tmp_path)) as front,
+        ):
+            await ready(front)
+            assert (await front.get(b"/v1/models")).status == 401
+            get = b"GET /v1/models HTTP/1.1\r\nhost: a\r\n" + BEARER + b"\r\n\r\n"
+            listed = msgspec.json.decode((await front.ask(get)).body)
+            assert [model["id"] for model in listed["data"]] == ["chat"]
+
+    run(main())
+
+
+def dying(exchange: Exchange) -> None:
+    """Close the connection unanswered."""
+    exchange.abort()
+
+
+@pytest.mark.parametrize(
+    "answer", [whole, dying, failing(400, "invalid_request"), failing(503, "overloaded", RETRYABLE)]
+)
+def test_requests_are_limited_however_they_end(tmp_path: Path, answer: Handler) -> None:
+    async def main() -> None:
+        worker = Worker(answer)
+        async with working(worker), fronting(tmp_path, routes(worker), tenancy=spec(tmp_path)) as front:
+            await ready(front)
+            statuses = [(await front.ask(post(chat(), CHAT, BEARER))).status for _ in range(6)]
+            assert 429 not in statuses
+            over = await front.ask(post(chat(), CHAT, BEARER))
+            assert (over.status, error_code(over)) == (429, "rate_limit_exceeded")
+            assert 1 <= int(over.headers[b"retry-after"]) <= 61
+
+    run(main())
+
+
+def test_streams_are_limited_and_free_again_when_they_end_or_are_left(tmp_path: Path) -> None:
+    held: list[Exchange] = []
+
+    async def main() -> None:
+        worker = Worker(held.append)
+        request = post(chat(stream=True), CHAT, BEARER)
+        async with working(worker), fronting(tmp_path, routes(worker), tenancy=spec(tmp_path)) as front:
+            await ready(front)
+            async with peer(front.port) as one, peer(front.port) as two:
+                one.send(request)
+                two.send(request)
+                await until(lambda: len(held) == 2)
+                third = await front.ask(request)
+                assert (third.status, error_code(third)) == (429, "streams_limit")
+            await until(lambda: all(exchange.finished for exchange in held))
+            async with asyncio.TaskGroup() as group:
+                again = group.create_task(front.ask(request))
+                await until(lambda: len(held) == 3)
+                whole(held[2])
+            assert again.result().status == 200
+
+    run(main())
+
+
+def test_the_audit_log_knows_the_tenant_and_never_the_key(tmp_path: Path) -> None:
+    async def main() -> None:
+        worker = Worker(whole)
+        records = RecordsSpec(str(tmp_path / "records"))
+        async with (
+            working(worker),
+            fronting(tmp_path, routes(worker), tenancy=spec(tmp_path), records=records) as front,
+        ):
+            await ready(front)
+            await front.ask(post(chat(), CHAT, BEARER))
+            assert (await front.ask(post(chat(), CHAT, b"authorization: Bearer " + b"x" * 40))).status == 401
+
+    run(main())
+    written = b"".join(file.read_bytes() for file in (tmp_path / "records").rglob("*") if file.is_file())
+    assert b'"team"' in written
+    assert KEY.encode() not in written
+    assert KEY.rpartition("-")[2].encode() not in written

@@ -1,0 +1,136 @@
+"""The gateway speaks as the API of a path does: errors, ends of broken streams; tokens are for models of any task."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tests.gateway.rig import EVENT_STREAM, ROUTES, Worker, chat, cluster, error_code, failing, post
+from tests.net.rig import peer, run
+
+from forebay.core.model import Task
+from forebay.net.server import Exchange
+from forebay.wire.apis.messages_answer import MessagesAnswer
+from forebay.wire.apis.responses_answer import ResponsesAnswer
+from forebay.wire.openai_answer import Head, Usage
+
+MESSAGES, RESPONSES = b"/v1/messages", b"/v1/responses"
+HEAD = Head("id-1", 1, "chat", "r1")
+VOICES: dict[bytes, Any] = {
+    MESSAGES: lambda: MessagesAnswer(HEAD),
+    RESPONSES: lambda: ResponsesAnswer(HEAD, "msg-1", {}),
+}
+
+
+def last(body: bytes) -> dict[str, Any]:
+    """The last event of a stream."""
+    name, data = body[body.rindex(b"event: ") :].split(b"\n")[:2]
+    document: dict[str, Any] = msgspec.json.decode(data.removeprefix(b"data: "))
+    assert name == b"event: " + document["type"].encode()
+    return document
+
+
+@pytest.mark.parametrize("path", [MESSAGES, RESPONSES, b"/v1/tokenize", b"/v1/detokenize"])
+def test_requests_reach_a_worker_and_its_answers_the_client(tmp_path: Path, path: bytes) -> None:
+    async def main() -> None:
+        worker = Worker()
+        async with cluster(tmp_path, worker) as front:
+            answer = await front.ask(post(chat(), path))
+            assert (answer.status, answer.body) == (200, b'{"object":"chat.completion"}')
+            assert worker.requests[0].target == path
+
+    run(main())
+
+
+def test_tokens_are_for_models_of_any_task(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with cluster(tmp_path, Worker(), base=replace(ROUTES, task=Task.EMBED)) as front:
+            assert (await front.ask(post(chat(), b"/v1/tokenize"))).status == 200
+            assert (await front.ask(post(chat(), b"/v1/detokenize"))).status == 200
+            assert error_code(await front.ask(post(chat(), MESSAGES))) == "wrong_task"
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "kind", "code"),
+    [
+        (b"{", 400, "invalid_request_error", "invalid_json"),
+        (chat("nobody"), 404, "not_found_error", "model_not_found"),
+    ],
+)
+def test_what_the_gateway_refuses_has_anthropics_shape(
+    tmp_path: Path, body: bytes, status: int, kind: str, code: str
+) -> None:
+    async def main() -> None:
+        async with cluster(tmp_path, Worker()) as front:
+            answer = await front.ask(post(body, MESSAGES))
+            document = msgspec.json.decode(answer.body)
+            assert (answer.status, document["type"], document["error"]["type"]) == (status, "error", kind)
+            assert document["error"]["details"]["error_code"] == code
+            assert answer.headers[b"request-id"] == answer.headers[b"x-request-id"]
+            assert b"request-id" not in (await front.ask(post(body))).headers
+
+    run(main())
+
+
+def test_when_no_replica_can_serve_a_message_anthropics_client_hears_of_overload(tmp_path: Path) -> None:
+    async def main() -> None:
+        busy = failing(503, "overloaded", (b"x-forebay-retryable", b"1"))
+        async with cluster(tmp_path, Worker(busy)) as front:
+            answer = await front.ask(post(chat(), MESSAGES))
+            error = msgspec.json.decode(answer.body)["error"]
+            assert (answer.status, error["type"], error["code"]) == (503, "overloaded_error", "overloaded")
+            assert answer.headers[b"request-id"] == answer.headers[b"x-request-id"]
+
+    run(main())
+
+
+@pytest.mark.parametrize("path", [MESSAGES, RESPONSES])
+@pytest.mark.parametrize("how", ["abort", "engine_failed"])
+def test_a_broken_stream_ends_in_an_error_event_of_its_api(tmp_path: Path, path: bytes, how: str) -> None:
+    def broken(exchange: Exchange) -> None:
+        voice = VOICES[path]()
+        exchange.start(200, [EVENT_STREAM])
+        exchange.write(voice.opening(0) + voice.delta(0, "a") + voice.delta(0, "never sent whole")[:-9])
+        if how == "abort":
+            exchange.abort()
+        else:
+            exchange.end([(b"x-forebay-error", how.encode())])
+
+    async def main() -> None:
+        workers = [Worker(broken, f"chat-{n}") for n in range(2)]
+        async with cluster(tmp_path, *workers) as front:
+            async with peer(front.port) as client:
+                client.send(post(chat(stream=True), path))
+                raw = await client.rest()
+            assert not raw.endswith(b"0\r\n\r\n")
+            event = last(raw)
+            assert event["type"] == "error"
+            if path == MESSAGES:
+                assert (event["error"]["type"], event["error"]["code"]) == ("api_error", "stream_interrupted")
+            else:
+                assert (event["code"], event["sequence_number"]) == ("stream_interrupted", 5)
+            assert sum(len(worker.requests) for worker in workers) == 1
+
+    run(main())
+
+
+@pytest.mark.parametrize("path", [MESSAGES, RESPONSES])
+def test_a_stream_that_lacks_only_its_trailers_is_complete(tmp_path: Path, path: bytes) -> None:
+    def hasty(exchange: Exchange) -> None:
+        voice = VOICES[path]()
+        exchange.start(200, [EVENT_STREAM])
+        exchange.write(
+            voice.opening(0) + voice.delta(0, "a") + voice.finish(0, "stop", None) + voice.end(Usage(1, 1))
+        )
+        exchange.abort()
+
+    async def main() -> None:
+        async with cluster(tmp_path, Worker(hasty)) as front:
+            answer = await front.ask(post(chat(stream=True), path))
+            assert last(answer.body)["type"] in ("message_stop", "response.completed")
+            assert await front.metric('forebay_requests_total{code="ok",model="chat"}') == 1
+
+    run(main())

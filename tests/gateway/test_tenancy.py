@@ -1,0 +1,238 @@
+"""The door of a gateway: files that change under it, credentials it remembers, counts that outlive it."""
+
+import asyncio
+import io
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tests.net.rig import until
+
+from forebay.core.errors import Code
+from forebay.core.model import TenancySpec
+from forebay.core.tenancy import ENTROPY_BYTES, Amounts, Denied, KeyRecord, Lease, Quota, Tenant, mint
+from forebay.gateway import tenancy
+from forebay.gateway.tenancy import Admitted, Doorman, credential
+from forebay.obs import log
+from forebay.registry.keys import change_keys
+
+TEAM = Tenant("team", ("chat*",), limits=Quota(requests_per_min=4, tokens_per_day=1000, streams_max=4))
+KEY, RECORD = mint("team", bytes(ENTROPY_BYTES), now=0.0)
+OTHER, OTHER_RECORD = mint("team", bytes([7]) * ENTROPY_BYTES, now=0.0, expires=1_000_100.0)
+BEARER = f"Bearer {KEY}".encode()
+
+
+@dataclass
+class Door:
+    """A doorman with clocks that the test sets."""
+
+    folder: Path
+    gateways: int = 1
+    now: float = 500.0
+    wall: float = 1_000_000.0
+    said: io.StringIO = field(default_factory=io.StringIO)
+
+    def __post_init__(self) -> None:
+        self.keys = self.folder / "keys.json"
+        self.leases = self.folder / "leases.json"
+        self.counts = self.folder / "counts" / "gateway-0.json"
+        self.open()
+
+    def open(self) -> None:
+        paths = (str(self.keys), str(self.counts), str(self.leases))
+        spec = TenancySpec((TEAM, Tenant("free")), *paths, gateways=self.gateways)
+        logger = log.configure(self.said)
+        self.doorman = Doorman("gateway-0", spec, logger, now=lambda: self.now, wall=lambda: self.wall)
+        self.doorman.start()
+
+    def write(self, *records: KeyRecord) -> None:
+        change_keys(self.keys, lambda _: (records, None))
+        self.doorman.look()
+
+    def lease(self, requests: int) -> None:
+        share = Amounts(requests, 1 << 60, 4, 1000)
+        lease = Lease(self.now, 0.0, int(self.wall // 86_400), {"team": share}, {})
+        self.leases.write_bytes(msgspec.json.encode({"gateway-0": lease}))
+        self.doorman.look()
+
+    def pass_s(self, seconds: float) -> None:
+        self.now += seconds
+        self.wall += seconds
+        self.doorman.look()
+
+    def ask(self, presented: bytes | None = BEARER, model: str = "chat", tokens: int = 10) -> Admitted | Denied:
+        return self.doorman.admit(presented, model, tokens, False, now=self.now)
+
+    def code(self, *words: Any, **more: Any) -> Code | None:
+        answer = self.ask(*words, **more)
+        return answer.code if isinstance(answer, Denied) else None
+
+    def lines(self, event: str) -> list[dict[str, Any]]:
+        lines = [msgspec.json.decode(line) for line in self.said.getvalue().splitlines()]
+        return [line for line in lines if line["event"].startswith(event)]
+
+
+@pytest.fixture
+def door(tmp_path: Path) -> Door:
+    made = Door(tmp_path)
+    made.write(RECORD, OTHER_RECORD)
+    return made
+
+
+def test_a_credential_is_taken_from_any_of_three_headers() -> None:
+    def found(**fields: bytes) -> bytes | None:
+        return credential(lambda name: fields.get(name.decode().replace("-", "_")))
+
+    assert found() is None
+    assert found(api_key=b"a") == b"a"
+    assert found(api_key=b"a", x_api_key=b"b") == b"b"
+    assert found(api_key=b"a", x_api_key=b"b", authorization=b"Bearer c") == b"Bearer c"
+
+
+def test_a_good_key_lets_its_tenant_in_and_says_which(door: Door) -> None:
+    for presented in (BEARER, KEY.encode(), BEARER):
+        answer = door.ask(presented)
+        assert isinstance(answer, Admitted)
+        assert answer.tenant == TEAM
+    assert door.doorman.identify(BEARER, door.now) == TEAM
+
+
+@pytest.mark.parametrize("presented", [None, b"", b"Bearer none", BEARER[:-1] + b"b"])
+def test_without_a_good_key_nobody_gets_in(door: Door, presented: bytes | None) -> None:
+    assert door.code(presented) is Code.UNAUTHORIZED
+
+
+def test_a_model_that_is_not_on_the_list_is_refused_by_name_and_costs_nothing(door: Door) -> None:
+    answer = door.ask(model="embed" + "x" * 999)
+
+    assert isinstance(answer, Denied)
+    assert answer.code is Code.MODEL_NOT_ALLOWED
+    assert "`team`" in answer.text
+    assert len(answer.text) < 200
+    assert [door.code(model="chat-large") for _ in range(4)] == [None] * 4
+
+
+def test_limits_hold_and_what_was_not_used_comes_back(door: Door) -> None:
+    first = door.ask(tokens=900)
+    assert isinstance(first, Admitted)
+    assert door.code(tokens=900) is Code.BUDGET_EXCEEDED
+    door.doorman.settle(first.reservation, 50, door.now)
+    assert [door.code(tokens=300) for _ in range(3)] == [None, None, None]
+    assert [door.code(tokens=n) for n in (51, 50)] == [Code.BUDGET_EXCEEDED, Code.RATE_LIMITED]
+
+
+def test_a_revoked_key_is_over_at_the_next_look(door: Door) -> None:
+    assert door.code() is None
+    door.write(replace(RECORD, revoked=1_000_000.0))
+    assert door.code() is Code.UNAUTHORIZED
+    assert tenancy.LOOK_S <= 1.0
+
+
+def test_files_are_followed(door: Door) -> None:
+    async def test() -> None:
+        following = asyncio.get_running_loop().create_task(door.doorman.follow())
+        change_keys(door.keys, lambda _: ((), None))
+        await until(lambda: door.code() is Code.UNAUTHORIZED)
+        following.cancel()
+
+    asyncio.run(test())
+
+
+def test_a_key_expires_by_the_wall_clock_while_it_is_remembered(door: Door) -> None:
+    assert door.code(OTHER.encode()) is None
+    door.pass_s(99.0)
+    assert door.code(OTHER.encode()) is None
+    door.wall += 2.0
+    door.doorman.look()
+    assert door.code(OTHER.encode()) is Code.UNAUTHORIZED
+
+
+def test_a_broken_or_missing_file_keeps_the_last_good_keys_and_is_logged_once(door: Door) -> None:
+    good = door.keys.read_bytes()
+    for spoil in (lambda: door.keys.write_bytes(b"{"), door.keys.unlink):
+        spoil()
+        for _ in range(3):
+            door.pass_s(61.0)
+        assert door.code() is None
+    door.keys.write_bytes(good)
+    door.pass_s(61.0)
+    assert door.code() is None
+    assert len(door.lines("file unreadable")) == 3, "before the first key there was none"
+    assert KEY not in door.said.getvalue()
+
+
+def test_a_file_that_never_could_be_read_is_our_mistake_and_not_the_clients(tmp_path: Path) -> None:
+    (tmp_path / "keys.json").write_bytes(b"{")
+    door = Door(tmp_path)
+
+    assert door.code() is Code.INTERNAL
+
+
+def test_before_the_first_key_is_made_nobody_gets_in(tmp_path: Path) -> None:
+    assert Door(tmp_path).code() is Code.UNAUTHORIZED
+
+
+def test_good_credentials_are_remembered_up_to_a_bound(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tenancy, "KNOWN_MAX", 2)
+    for presented in (BEARER, KEY.encode(), OTHER.encode(), BEARER):
+        assert door.doorman.identify(presented, door.now) == TEAM
+        door.doorman.identify(presented + b"x", door.now)
+    assert len(door.doorman._known) == 2
+
+
+def test_counts_outlive_the_process(door: Door) -> None:
+    for _ in range(3):
+        door.ask(tokens=200)
+    door.doorman.save()
+    door.now = 7.0  # another boot: the loop's time begins anew
+    door.wall += 30.0
+    door.open()
+    assert [door.code() for _ in range(2)] == [None, Code.RATE_LIMITED]
+    door.pass_s(32.0)
+    assert [door.code(tokens=n) for n in (391, 390)] == [Code.BUDGET_EXCEEDED, None]
+    door.wall += 86_400.0
+    door.doorman.look()
+    assert door.code(tokens=1000) is None
+
+
+def test_counts_are_saved_once_a_second_and_only_when_they_change(door: Door) -> None:
+    door.ask()
+    door.pass_s(0.5)
+    assert not door.counts.exists()
+    door.pass_s(0.5)
+    saved = door.counts.stat().st_ino
+    door.pass_s(1.0)
+    assert door.counts.stat().st_ino == saved
+    door.ask()
+    door.pass_s(1.0)
+    assert door.counts.stat().st_ino != saved
+
+
+def test_counts_that_cannot_be_read_or_written_cost_no_request(door: Door) -> None:
+    door.counts.parent.mkdir()
+    door.counts.write_bytes(b"{")
+    door.open()
+    assert len(door.lines("counts of tenants are lost")) == 1
+    door.counts.unlink()
+    door.counts.mkdir()
+    for _ in range(2):
+        assert door.code() is None
+        door.pass_s(1.0)
+    assert len(door.lines("counts of tenants cannot be written")) == 1
+
+
+def test_one_of_several_gateways_goes_by_its_lease(tmp_path: Path) -> None:
+    door = Door(tmp_path, gateways=4)
+    door.write(RECORD)
+    assert [door.code() for _ in range(2)] == [None, Code.RATE_LIMITED]
+    door.lease(3)
+    assert [door.code() for _ in range(3)] == [None, None, Code.RATE_LIMITED]
+    demand = door.doorman.demand()
+    assert demand.tenants["team"].used.requests == 3
+    assert demand.tenants["team"].wanted.requests == 5
+    assert msgspec.json.decode(msgspec.json.encode(demand), type=type(demand)) == demand
+    door.leases.write_bytes(b"[]")
+    door.doorman.look()
+    assert door.doorman.demand().tenants["team"].share.requests == 3

@@ -1,0 +1,134 @@
+"""The file of API keys: private, whole, and changed by one at a time."""
+
+import os
+import stat
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from forebay.core.tenancy import KeyRecord
+from forebay.registry import keys
+from forebay.registry.keys import KeyFileError, Keys, change_keys, read_keys
+
+ONE = KeyRecord("aaaaaaaa", "team", "0" * 64, 100.0, expires=200.0)
+TWO = KeyRecord("bbbbbbbb", "team", "1" * 64, 101.0)
+
+
+def add(path: Path, *records: KeyRecord) -> None:
+    change_keys(path, lambda before: ((*before, *records), None))
+
+
+def test_without_a_file_there_are_no_keys(tmp_path: Path) -> None:
+    assert read_keys(tmp_path / "keys.json") == ()
+
+
+def test_what_is_written_is_read_in_order_by_the_owner_only(tmp_path: Path) -> None:
+    path = tmp_path / "run" / "keys.json"
+    add(path, ONE)
+    add(path, TWO)
+
+    assert read_keys(path) == (ONE, TWO)
+    assert [p.name for p in sorted(path.parent.iterdir())] == ["keys.json", "keys.json.lock"]
+    assert {stat.S_IMODE(p.stat().st_mode) for p in path.parent.iterdir()} == {0o600}
+
+
+def test_a_change_may_say_something_and_its_mistake_changes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    add(path, ONE, TWO)
+    assert change_keys(path, lambda before: (before[1:], len(before))) == 2
+
+    def broken(before: Keys) -> tuple[Keys, None]:
+        raise LookupError("no such key")
+
+    with pytest.raises(LookupError):
+        change_keys(path, broken)
+    assert read_keys(path) == (TWO,)
+
+
+def test_changes_at_the_same_time_come_one_after_the_other(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    records = [replace(ONE, id=f"{n:08}") for n in range(40)]
+    writers = [threading.Thread(target=add, args=(path, record)) for record in records]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+
+    assert sorted(read_keys(path), key=lambda record: record.id) == records
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"\xff",
+        b'{"keys": 5}',
+        b'{"keys": [{"id": "a"}]}',
+        b'{"keys": [], "version": 2}',
+        b'{"keys": [], "kyes": []}',
+    ],
+)
+def test_a_broken_file_is_refused_and_left_as_it_is(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "keys.json"
+    path.write_bytes(content)
+
+    with pytest.raises(KeyFileError, match=r"keys\.json: not a file of API keys .* put a copy back"):
+        read_keys(path)
+    with pytest.raises(KeyFileError):
+        add(path, ONE)
+    assert path.read_bytes() == content
+
+
+def test_an_id_is_there_once(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    add(path, ONE, TWO, replace(TWO, id=ONE.id))
+
+    with pytest.raises(KeyFileError, match="more than one key has the id aaaaaaaa"):
+        read_keys(path)
+
+
+def test_there_is_a_bound_on_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keys, "KEYS_MAX", 1)
+    add(tmp_path / "keys.json", ONE)
+
+    with pytest.raises(KeyFileError, match="has 1 keys"):
+        add(tmp_path / "keys.json", TWO)
+
+
+def test_a_place_that_cannot_be_read_or_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "keys.json").mkdir()
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(KeyFileError, match=r"keys\.json: cannot be read \(Is a directory\)"):
+        read_keys(tmp_path / "keys.json")
+    with pytest.raises(KeyFileError, match=r"cannot be written \((Not a directory|File exists)\)"):
+        add(tmp_path / "file" / "keys.json", ONE)
+
+
+def test_a_full_disk_leaves_the_old_file_and_no_draft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "keys.json"
+    add(path, ONE)
+
+    def full(file: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(KeyFileError, match="No space left"):
+        add(path, TWO)
+    assert read_keys(path) == (ONE,)
+    assert not path.with_name("keys.json.new").exists()
+
+
+def test_a_draft_that_somebody_left_open_to_all_becomes_private(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    draft = path.with_name("keys.json.new")
+    draft.write_text("left by a crash" * 100)
+    draft.chmod(0o666)
+    add(path, ONE)
+
+    assert read_keys(path) == (ONE,)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
