@@ -14,6 +14,7 @@ from forebay import __version__
 from forebay.cli.settings import demo_file
 from forebay.cli.view.status import parse, view
 
+pytestmark = pytest.mark.slow
 COMMANDS = (
     "up",
     "serve",

@@ -10,6 +10,7 @@ import openai
 import pytest
 from tests.worker.rig import PATIENCE_S, Worker, worker
 
+pytestmark = pytest.mark.slow
 HI: list[Any] = [{"role": "user", "content": "hi"}]
 GREEDY = {"temperature": 0}
 
