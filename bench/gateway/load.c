@@ -164,8 +164,9 @@ int main(int argc, char **argv) {
   int n = sprintf(body, "{\"model\":\"mock\",\"messages\":[{\"role\":\"user\",\"content\":\"%s\"}],\"max_tokens\":%d,\"seed\":%d%s}", fill,
                   streams ? events_wanted : 20, interval_us, streams ? ",\"stream\":true" : "");
   request = malloc(n + 512);
+  const char *key = getenv("BENCH_KEY");
   request_len = sprintf(request, "POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
-                        "authorization: Bearer sk-none\r\ncontent-length: %d\r\n\r\n%s", n, body);
+                        "authorization: Bearer %s\r\ncontent-length: %d\r\n\r\n%s", key ? key : "sk-none", n, body);
   ep = epoll_create1(0);
   for (int i = 0; i < connections; i++) { conns[i].buf = malloc(BUFFER); dial(&conns[i]); }
   long long begin = now_us() + warmup_s * 1e6, end = begin + window_s * 1e6;

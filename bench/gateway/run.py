@@ -32,7 +32,19 @@ from pathlib import Path
 
 import msgspec
 
-from forebay.core.model import GatewaySpec, ModelRoutes, Policy, Replica, ReplicaState, Snapshot, Task
+from forebay.core.model import (
+    GatewaySpec,
+    ModelRoutes,
+    Policy,
+    RecordsSpec,
+    Replica,
+    ReplicaState,
+    Snapshot,
+    Task,
+    TenancySpec,
+)
+from forebay.core.tenancy import ENTROPY_BYTES, Quota, Tenant, mint
+from forebay.registry.keys import change_keys
 
 HERE = Path(__file__).parent
 VENVS = HERE.parent / ".venvs"
@@ -40,6 +52,8 @@ PEERS = {"smg": "smg==1.13.0", "litellm": "litellm[proxy]==1.106.2"}
 REPLICAS = 4
 MOCK_PORT = 17100
 PROXY_PORT = 17200
+KEY, RECORD = mint("bench", bytes(ENTROPY_BYTES), now=0.0)
+"""Sent to every proxy; only Forebay with everything on asks for it."""
 
 
 @dataclass(frozen=True)
@@ -128,23 +142,36 @@ def litellm(folder: Path) -> list[str]:
 
 
 def forebay(folder: Path) -> list[str]:
-    """One Forebay gateway process with everything it does by default: load polls, metrics, access log."""
+    """One Forebay gateway process with everything on: keys and limits, routing by price, decisions, audit, ledger."""
+    change_keys(folder / "keys.json", lambda _: ((RECORD,), None))
+    limits = Quota(requests_per_min=1 << 40, tokens_per_min=1 << 50, streams_max=1 << 20, tokens_per_day=1 << 60)
+    paths = (str(folder / "keys.json"), str(folder / "counts.json"), str(folder / "leases.json"))
+    tenancy = TenancySpec((Tenant("bench", limits=limits),), *paths)
+    return _forebay(folder, Policy.CPR, RecordsSpec(str(folder / "records")), tenancy)
+
+
+def forebay_lean(folder: Path) -> list[str]:
+    """The same without keys and records, counting requests: what the peers are set up to do."""
+    return _forebay(folder, Policy.LEAST_REQUESTS, None, None)
+
+
+def _forebay(folder: Path, policy: Policy, records: RecordsSpec | None, tenancy: TenancySpec | None) -> list[str]:
     replicas = tuple(
         Replica(f"mock-{i}", 1, "r-0", "127.0.0.1", MOCK_PORT + i, ReplicaState.READY) for i in range(REPLICAS)
     )
-    routes = ModelRoutes("mock", Task.CHAT, Policy.LEAST_REQUESTS, "r-0", 1024, 60.0, replicas)
+    routes = ModelRoutes("mock", Task.CHAT, policy, "r-0", 1024, 60.0, replicas)
     (folder / "snapshot.json").write_bytes(msgspec.json.encode(Snapshot(1, (routes,))))
     (folder / "gateways").mkdir()
     spec = GatewaySpec(
         "gateway-0", 1, "127.0.0.1", PROXY_PORT, str(folder / "snapshot.json"), str(folder / "endpoint.json"),
-        str(folder / "gateways"),
+        str(folder / "gateways"), records=records, tenancy=tenancy,
     )  # fmt: skip
     (folder / "spec.json").write_bytes(msgspec.json.encode(spec))
     return [sys.executable, "-m", "forebay.gateway", str(folder / "spec.json")]
 
 
 PROXIES: dict[str, Callable[[Path], list[str]]] = {
-    "forebay": forebay, "smg": smg, "nginx": nginx, "litellm": litellm
+    "forebay": forebay, "forebay_lean": forebay_lean, "smg": smg, "nginx": nginx, "litellm": litellm
 }  # fmt: skip
 
 
@@ -195,7 +222,7 @@ def await_answer(port: int, process: subprocess.Popen[bytes], log: Path) -> None
     body = b'{"model":"mock","messages":[{"role":"user","content":"hi"}],"max_tokens":1}'
     request = (
         b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\nconnection: close\r\n"
-        b"authorization: Bearer sk-none\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
+        b"authorization: Bearer %s\r\ncontent-length: %d\r\n\r\n%s" % (KEY.encode(), len(body), body)
     )
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and process.poll() is None:
@@ -213,7 +240,10 @@ def measure(load: str, scenario: Scenario, port: int, pid: int, window_s: float)
         "taskset", "-c", "1", load, str(port), str(scenario.connections), scenario.kind, str(scenario.body_bytes),
         str(scenario.events), str(scenario.interval_us), "1.5", str(window_s),
     ]  # fmt: skip
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as generator:
+    environ = {**os.environ, "BENCH_KEY": KEY}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, start_new_session=True, env=environ
+    ) as generator:
         with contextlib.suppress(OSError):
             Path(f"/proc/{generator.pid}/autogroup").write_text("-15")
         assert generator.stdout is not None
@@ -251,7 +281,7 @@ def version(name: str) -> str:
         python = VENVS / name / "bin/python"
         code = f"from importlib.metadata import version; print(version({name!r}))"
         return subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
-    return metadata.version(name)
+    return metadata.version("forebay")
 
 
 def one_round(
@@ -281,13 +311,13 @@ def summarise(seen: dict[str, dict[str, list[dict[str, float]]]]) -> dict[str, o
         name: {scenario: _medians(runs) for scenario, runs in scenarios.items()} for name, scenarios in seen.items()
     }
     ratios = {
-        f"forebay/{name}": {
-            scenario: round(figures["forebay"][scenario]["cpu_us"] / values["cpu_us"], 3)
+        f"{ours}/{name}": {
+            scenario: round(figures[ours][scenario]["cpu_us"] / values["cpu_us"], 3)
             for scenario, values in scenarios.items()
-            if scenario in figures["forebay"]
         }
+        for ours in ("forebay", "forebay_lean")
         for name, scenarios in figures.items()
-        if name != "forebay" and "forebay" in figures
+        if ours in figures and not name.startswith("forebay")
     }
     return {"figures": figures, "ratios": ratios}
 

@@ -50,6 +50,7 @@ def environ(cluster: Cluster) -> dict[str, str]:
         "FOREBAY_HOME": str(TEST_HOME),
         "FOREBAY_URL": cluster.url,
         "FOREBAY_ADMIN_URL": cluster.admin,
+        "FOREBAY_NAME": cluster.name,
         "FOREBAY_GATEWAY__PORT": str(cluster.gateway_port),
         "FOREBAY_ADMIN__PORT": str(cluster.admin_port),
         "NO_COLOR": "1",

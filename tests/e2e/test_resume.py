@@ -25,8 +25,8 @@ SYNTHETIC = {
 }
 
 
-def ask(client: openai.OpenAI, number: int, tokens: int) -> str:
-    """The whole text of a stream; any error is raised."""
+def ask(client: openai.OpenAI, number: int, tokens: int, begun: threading.Semaphore | None = None) -> str:
+    """The whole text of a stream; any error is raised. `begun` is released at its first text."""
     stream = client.chat.completions.create(
         model="chat",
         messages=[{"role": "user", "content": f"Story number {number}: tell me about the sea."}],
@@ -41,6 +41,8 @@ def ask(client: openai.OpenAI, number: int, tokens: int) -> str:
         if chunk.usage is not None:
             used = chunk.usage.completion_tokens
         for choice in chunk.choices:
+            if begun is not None and not text and choice.delta.content:
+                begun.release()
             text += choice.delta.content or ""
             reason = choice.finish_reason or reason
     assert (reason, used) == ("length", tokens), f"story {number} ended with {reason} after {used} tokens"
@@ -106,9 +108,10 @@ def test_a_real_model_goes_on_with_its_own_words(tmp_path: Path) -> None:
         cluster.client() as client,
         ThreadPoolExecutor(8) as pool,
     ):
-        futures = [pool.submit(ask, client, n, tokens) for n in range(8)]
-        half = threading.Event()
-        half.wait(1.5)
+        begun = threading.Semaphore(0)
+        futures = [pool.submit(ask, client, n, tokens, begun) for n in range(8)]
+        for _ in range(8):
+            assert begun.acquire(timeout=60)
         victim = cluster.ready_replicas("chat")[0]
         os.kill(victim["pid"], signal.SIGKILL)
 

@@ -24,7 +24,7 @@ class Grammar:
     @classmethod
     def parse(cls, text: str) -> "Grammar":
         grammar = cls()
-        for line in text.splitlines():
+        for line in text.strip("\n").split("\n"):  # `splitlines` would cut at U+0085 too, inside a literal
             name, _, body = line.partition(" ::= ")
             tokens = _TOKEN.findall(body)
             assert re.sub(r"\s", "", _TOKEN.sub("", body)) == "", f"not in the notation: {body}"

@@ -10,6 +10,7 @@ from forebay import __version__
 from forebay.cli.settings import UserError
 from forebay.control.admin import AdminServer, make_app
 from forebay.control.journal import Happened, Journal
+from forebay.control.leasing import make_leases
 from forebay.control.loop import Controller
 from forebay.control.plan import Artifact, Places, Plan, make_plan
 from forebay.control.probe import Prober
@@ -110,5 +111,6 @@ def build(
         journal=journal,
         metrics=metrics,
         rules=Rules(),
+        leases=make_leases(plan),
     )
     return Parts(plan, control, provider, prober, journal, AdminServer(make_app(control, journal, metrics)))

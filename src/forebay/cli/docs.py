@@ -268,7 +268,11 @@ def _gateway_part(result: _GatewayResult) -> list[str]:
         rows.append((scenario, f"**{_figure(figures['cpu_us'])}**", *ratios))
     named = [f"{name} {result.versions.get(name, '')}".strip() for name in ("forebay", *peers)]
     title = f"**CPU of the gateway, microseconds per request or per relayed event** ({_machine(result)}):\n"
-    return [title, table(("scenario", *named), rows)]
+    note = (
+        "\n`forebay` has everything on: keys and limits, routing by price, decision records, audit log, ledger. "
+        "`forebay_lean` counts requests and keeps no records, which is what the peers are set up to do.\n"
+    )
+    return [title, table(("scenario", *named), rows), note]
 
 
 def _path_part(result: _PathResult) -> list[str]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from enum import Enum, auto
 
 from forebay.control.journal import Journal
+from forebay.control.leasing import Leases
 from forebay.control.plan import Plan
 from forebay.control.probe import Prober
 from forebay.control.snapshot import SnapshotFile, make_routes
@@ -26,6 +27,7 @@ from forebay.core.reconcile import (
     Verdict,
     decide,
 )
+from forebay.obs.clock import wall_s
 from forebay.obs.metrics import Metrics
 from forebay.providers.protocol import Provider, ProviderError
 
@@ -57,6 +59,7 @@ class Controller:
         journal: Journal,
         metrics: Metrics,
         rules: Rules,
+        leases: Leases | None = None,
     ) -> None:
         self.plan = plan
         self.state = State()
@@ -71,6 +74,7 @@ class Controller:
         self._journal = journal
         self._metrics = metrics
         self._rules = rules
+        self._leases = leases
         self._refused: dict[str, str] = {}
         self._failures = 0
         self._wake = asyncio.Event()
@@ -79,6 +83,8 @@ class Controller:
     async def run(self) -> None:
         """Work until stopped and drained. If cancelled, the units run on."""
         self._snapshot.read()
+        if self._leases is not None:
+            self._leases.read()
         async with asyncio.TaskGroup() as tasks:
             watching = tasks.create_task(self._watch())
             while not self.is_over:
@@ -150,6 +156,7 @@ class Controller:
         self._report(before, seen, verdict)
         if seen.units is not None:
             self._publish(seen.units)
+            await self._lend(seen.units)
             await self._act(verdict.actions)
             self._advance(seen.units)
         if self._failures == failures:
@@ -199,6 +206,16 @@ class Controller:
         except OSError as error:
             self._fail("publish", f"the snapshot cannot be written: {error}")
         self._metrics.gauge("snapshot_version").set(self._snapshot.current.version)
+
+    async def _lend(self, units: Iterable[SeenUnit]) -> None:
+        """Share the tenants' limits out. What goes wrong here leaves gateways with less, never with more."""
+        if self._leases is None:
+            return
+        demands = await self._prober.demands(units)
+        try:
+            self._leases.renew(demands, asyncio.get_running_loop().time(), wall_s())
+        except OSError as error:
+            self._fail("lend", f"the leases cannot be written: {error}")
 
     async def _act(self, actions: Iterable[Action]) -> None:
         for action in actions:

@@ -9,10 +9,11 @@ import msgspec
 
 from forebay.core.model import Endpoint, LoadReport
 from forebay.core.reconcile import Answer, Answered, Kind, SeenUnit, Silent, UnitKey
+from forebay.core.tenancy import Demand
 
 TIMEOUT_S = 1.0
 AT_ONCE_MAX = 32
-BODY_BYTES_MAX = 65_536
+BODY_BYTES_MAX = 1_048_576
 
 
 class Prober:
@@ -33,6 +34,13 @@ class Prober:
         async with asyncio.TaskGroup() as tasks:
             asked = [(unit.key, tasks.create_task(self._ask_one(unit))) for unit in listening]
         return {key: task.result() for key, task in asked}
+
+    async def demands(self, units: Iterable[SeenUnit]) -> dict[str, Demand]:
+        """What each gateway that answers has use for, by its slot; asked at once, in little more than a second."""
+        listening = [unit for unit in units if unit.alive and unit.endpoint and unit.kind is Kind.GATEWAY]
+        async with asyncio.TaskGroup() as tasks:
+            asked = [(unit.slot, tasks.create_task(self._demand(unit))) for unit in listening]
+        return {slot: demand for slot, task in asked if (demand := task.result()) is not None}
 
     async def close(self) -> None:
         """Close the connections."""
@@ -57,6 +65,15 @@ class Prober:
         if (report.replica, report.generation) != unit.key:
             return Silent(f"{report.replica} generation {report.generation} answers at its address")
         return Answered(report)
+
+    async def _demand(self, unit: SeenUnit) -> Demand | None:
+        endpoint = self._own_port(unit)
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                body = await self._get(f"http://{endpoint.host}:{endpoint.port}/demand")
+            return msgspec.json.decode(body, type=Demand)
+        except (TimeoutError, httpx.HTTPError, _Unfit, msgspec.DecodeError):
+            return None
 
     async def _get(self, url: str) -> bytes:
         body = b""

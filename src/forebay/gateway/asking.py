@@ -74,7 +74,7 @@ def expected_tokens(request: Wanted, lengths: Lengths) -> float:
 
 
 def make_ticket(
-    request: Wanted, exchange: Exchange, tenant: Tenant, *, lengths: Lengths, began: float, queue_timeout_s: float
+    exchange: Exchange, tenant: Tenant, *, work_tokens: float, began: float, queue_timeout_s: float
 ) -> Ticket:
     """What a request may claim. Raises `Refusal` for a priority or a deadline that makes no sense."""
     asked = exchange.header(PRIORITY)
@@ -89,7 +89,7 @@ def make_ticket(
             text = f"'{DEADLINE.decode()}': a whole number of milliseconds is wanted."
             raise Refusal(Code.INVALID_REQUEST, text, DEADLINE.decode())
         patience_s = min(patience_s, int(given) / 1000)
-    return Ticket(band, tenant.name, expected_tokens(request, lengths), began + patience_s)
+    return Ticket(band, tenant.name, work_tokens, began + patience_s)
 
 
 def make_ask(

@@ -124,16 +124,17 @@ class Gateway:
                 if chosen is not None and chosen.model != asked:
                     request.model = chosen.model
                     body = renamed(body, chosen.model)
-            admitted = self._let_in(exchange, request)
+            known = self.served.get(request.model)
+            work_tokens = expected_tokens(request, known.lengths) if known is not None else 0.0
+            admitted = self._let_in(exchange, request, work_tokens)
             served = self._served(request.model, endpoint)
             if chosen is not None and chosen.revision:
                 check_revision(served, chosen.revision)
             tenant = admitted.tenant if admitted is not None else ANONYMOUS
             ticket = make_ticket(
-                request,
                 exchange,
                 tenant,
-                lengths=served.lengths,
+                work_tokens=work_tokens,
                 began=began,
                 queue_timeout_s=served.routes.queue_timeout_s,
             )
@@ -197,14 +198,12 @@ class Gateway:
             raise DeniedRefusal(tenant)
         return tenant
 
-    def _let_in(self, exchange: Exchange, request: Wanted) -> Admitted | None:
+    def _let_in(self, exchange: Exchange, request: Wanted, work_tokens: float) -> Admitted | None:
         """Ask the doorman, before anything is said of models. Raises `Refusal`."""
         if self.doorman is None:
             return None
-        served = self.served.get(request.model)
-        tokens = expected_tokens(request, served.lengths) if served is not None else 0
         verdict = self.doorman.admit(
-            credential(exchange.header), request.model, int(tokens), request.stream is True, now=self.now()
+            credential(exchange.header), request.model, int(work_tokens), request.stream is True, now=self.now()
         )
         if isinstance(verdict, Denied):
             raise DeniedRefusal(verdict)
@@ -245,7 +244,8 @@ class Gateway:
         refused = served.waiting.enter(relay, relay.ticket, now)
         if refused is not None:
             self._turn_away(refused.item, Refusal(refused.code), refused.retry_after_s)
-        if (refused is None or refused.item is not relay) and (choice is None or choice.why is Why.FULL):
+        waits = (refused is None or refused.item is not relay) and relay.link is None
+        if waits and (choice is None or choice.why is Why.FULL):
             self._make_room(relay)
 
     def _turn_away(
@@ -379,8 +379,8 @@ class Gateway:
                 relay.tried = ()
             served.waiting.enter_again(relay, relay.ticket, now)
 
-    def _take_back(self, relay: Relay, outcome: Outcome, now: float) -> bool:
-        """Take an attempt off all accounts. False if there was none."""
+    def _take_back(self, relay: Relay, outcome: Outcome, now: float, tokens: int = 0) -> bool:
+        """Take an attempt off all accounts; `tokens` is what it has used. False if there was none."""
         link, served = relay.link, relay.served
         if link is None or not link.give_back(relay):
             return False
@@ -389,7 +389,7 @@ class Gateway:
         link.breaker.end(relay.mark, outcome, now)
         if outcome is Outcome.FAILED:
             served.troubled = True
-        served.waiting.charge(relay.ticket, -relay.ticket.work_tokens)
+        served.waiting.charge(relay.ticket, tokens - relay.ticket.work_tokens)
         return True
 
     def _may_go_on(self, relay: Relay, reason: str) -> bool:
@@ -419,11 +419,10 @@ class Gateway:
         else:
             outcome = Outcome.NEUTRAL if code == CLIENT_CLOSED else outcome_of(Code(code))
         spent = used(relay.told, relay.events, served.lengths.tokens(relay.prompt_bytes))
-        if self._take_back(relay, outcome, now):
+        if self._take_back(relay, outcome, now, spent.prompt + spent.completion):
             assert link is not None
             relay.attempts.append(Attempt(link.id, relay.why, code, now - relay.since))
             served.waiting.rate.count(now)
-            served.waiting.charge(relay.ticket, spent.prompt + spent.completion)
         else:
             served.waiting.leave(relay)
         served.account.spent(spent)

@@ -62,6 +62,8 @@ class Pages:
             exchange.respond(200, [(b"content-type", CONTENT_TYPE)], self.render())
         elif exchange.path == "/livez" and exchange.method == b"GET":
             exchange.respond(200, [http1.TEXT], b"ok\n")
+        elif exchange.path == "/demand" and exchange.method == b"GET" and self._gateway.doorman is not None:
+            exchange.respond(200, [http1.JSON], msgspec.json.encode(self._gateway.doorman.demand()))
         else:
             self._gateway.refuse(exchange, Refusal(Code.NOT_FOUND))
 

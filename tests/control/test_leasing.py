@@ -1,0 +1,55 @@
+"""Limits shared out among gateways: what one does not use another gets, and the sum stays the limit."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from forebay.control.leasing import Leases
+from forebay.core.tenancy import Lease, Limiter, Quota, Reservation, Tenant, amounts
+
+TEAM = Tenant("team", limits=Quota(requests_per_min=40))
+NAMES = ("gateway-0", "gateway-1")
+
+
+def read(path: Path) -> dict[str, Lease]:
+    """What gateways find."""
+    return msgspec.json.decode(path.read_bytes(), type=dict[str, Lease])
+
+
+def test_what_one_gateway_does_not_use_the_other_gets(tmp_path: Path) -> None:
+    path = tmp_path / "leases.json"
+    leases = Leases(path, {"team": amounts(TEAM.limits)}, NAMES)
+    leases.read()
+    gateways = {name: Limiter((TEAM,), 2) for name in NAMES}
+    passed = 0
+    for second in range(30):
+        now = 1000.0 + second
+        for _ in range(3):  # all traffic reaches one of them
+            passed += isinstance(gateways["gateway-0"].reserve("team", 1, False, now), Reservation)
+        leases.renew({name: limiter.demand(now) for name, limiter in gateways.items()}, now, 86_400.0 * 9)
+        for name, limiter in gateways.items():
+            limiter.take(read(path)[name], now)
+    assert 20 < passed <= 40
+
+
+def test_the_next_control_goes_on_from_what_was_lent(tmp_path: Path) -> None:
+    path = tmp_path / "leases.json"
+    for content in (None, b"{", b"[]"):
+        if content is not None:
+            path.write_bytes(content)
+        leases = Leases(path, {"team": amounts(TEAM.limits)}, NAMES)
+        leases.read()
+        leases.renew({}, 5.0, 0.0)
+        assert set(read(path)) == set(NAMES)
+    before = read(path)
+    again = Leases(path, {"team": amounts(TEAM.limits)}, NAMES)
+    again.read()
+    again.renew({}, 6.0, 0.0)
+    assert read(path).keys() == before.keys()
+
+
+def test_a_full_disk_leaves_the_old_leases_standing(tmp_path: Path) -> None:
+    leases = Leases(tmp_path / "none" / "leases.json", {"team": amounts(TEAM.limits)}, NAMES)
+    with pytest.raises(OSError, match="No such file"):
+        leases.renew({}, 1.0, 0.0)

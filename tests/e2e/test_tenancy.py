@@ -1,0 +1,62 @@
+"""Keys and limits in a running cluster with two gateway processes."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import yaml
+from tests.e2e.cluster import TEST_HOME, Cluster, launch, wait_for, write_file
+
+LIMIT = 40
+MODEL = {"name": "chat", "task": "chat", "source": "synthetic", "engine": {"name": "synthetic", "step_ms": 1}}
+TEAM = {"name": "team", "models": ["chat"], "limits": {"requests_per_min": LIMIT}}
+
+
+def forebay(cluster: Cluster, *words: str) -> str:
+    """What a command of the cluster's folder prints."""
+    done = subprocess.run(
+        [sys.executable, "-m", "forebay.cli.main", *words],
+        cwd=cluster.file.parent,
+        env={**os.environ, "FOREBAY_HOME": str(cluster.home), "NO_COLOR": "1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def ask(cluster: Cluster, key: str) -> int:
+    """The status of one request on a connection of its own, so that either gateway may get it."""
+    body: dict[str, Any] = {"model": "chat", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
+    headers = {"authorization": f"Bearer {key}"}
+    return httpx.post(f"{cluster.url}/v1/chat/completions", json=body, headers=headers, timeout=30).status_code
+
+
+def test_two_gateways_keep_one_limit_and_a_revoked_key_stops(tmp_path: Path) -> None:
+    path = tmp_path / "forebay.yaml"
+    ports = write_file(path, "tenancy", [MODEL], processes=2, auth="keys")
+    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | {"tenants": [TEAM]}))
+    cluster = launch(path, "tenancy", ports, TEST_HOME)
+    try:
+        cluster.wait_ready()
+        key = next(
+            line for line in forebay(cluster, "keys", "create", "--tenant", "team").splitlines() if "fb-" in line
+        )
+        key = key.strip()
+        wait_for("both gateways know the key", lambda: [ask(cluster, key) for _ in range(4)] == [200] * 4, 20)
+        used = 4
+        statuses = [ask(cluster, key) for _ in range(LIMIT * 2)]
+        assert set(statuses) == {200, 429}
+        assert LIMIT // 2 <= statuses.count(200) <= LIMIT - used
+
+        (row,) = json.loads(forebay(cluster, "keys", "list", "--json"))
+        forebay(cluster, "keys", "revoke", row["id"])
+        wait_for("the key is refused", lambda: {ask(cluster, key) for _ in range(6)} == {401}, 20)
+        assert "team" in forebay(cluster, "usage", "--json")
+    finally:
+        cluster.stop()
