@@ -1,8 +1,11 @@
-/* A closed-loop load generator: C connections, each sends a request when its answer is complete.
+/* A load generator. RATE 0, closed loop: each connection sends a request when its answer is complete. Any other RATE,
+ * open loop: so many requests a second, each on an idle connection, whose latency counts from the instant it was due.
  *
  * Every answer is checked: status 200; a stream must hold exactly N events and [DONE]. Prints `window` when the
- * counted window begins (after the warm-up) and one JSON line when it ends.
- * usage: load PORT CONNECTIONS unary|stream BODY_BYTES EVENTS INTERVAL_US WARMUP_S WINDOW_S
+ * counted window begins (after the warm-up) and one JSON line when it ends. p50_us and p99_us are of the whole answer,
+ * of a stream up to its first event. event_reads are the reads that brought an event: fewer than events, if some came
+ * glued together.
+ * usage: load PORT CONNECTIONS unary|stream BODY_BYTES EVENTS INTERVAL_US RATE WARMUP_S WINDOW_S
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -21,7 +24,7 @@
 #define SAMPLES 4000000
 
 struct conn {
-  int fd, closes, chunked, in_body, ended;
+  int fd, closes, chunked, in_body, idle;
   long long sent_us;
   long long left;      /* bytes of the body, or of the chunk, still to come */
   int state;           /* chunked: 0 size line, 1 data, 2 CRLF after data, 3 trailers */
@@ -30,11 +33,12 @@ struct conn {
   size_t used;
   char *buf;
 };
-static struct conn conns[CONNECTIONS];
-static int port, ep, events_wanted, streams;
+static struct conn conns[CONNECTIONS], *idle[CONNECTIONS]; /* idle: open loop; fd -1 if it is to be dialled first */
+static int idles, port, ep, events_wanted, streams;
+static double rate;
 static char *request;
 static int request_len;
-static long completed, events_seen, errors, reads, reconnects;
+static long completed, events_seen, event_reads, errors, reconnects;
 static int counting;
 static unsigned *samples;
 static long sampled;
@@ -44,10 +48,13 @@ static long long now_us(void) {
   clock_gettime(CLOCK_MONOTONIC, &t);
   return t.tv_sec * 1000000LL + t.tv_nsec / 1000;
 }
-static void fire(struct conn *c) {
-  c->in_body = c->chunked = c->ended = c->closes = c->state = c->match = c->done = 0;
+static void sample(struct conn *c) {
+  if (counting && sampled < SAMPLES) samples[sampled++] = now_us() - c->sent_us;
+}
+static void fire(struct conn *c, long long due_us) {
+  c->in_body = c->chunked = c->closes = c->state = c->match = c->done = c->idle = 0;
   c->events = 0;
-  c->sent_us = now_us();
+  c->sent_us = due_us;
   if (write(c->fd, request, request_len) != request_len) errors++;
 }
 static void dial(struct conn *c) {
@@ -59,28 +66,43 @@ static void dial(struct conn *c) {
   setsockopt(c->fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
   struct epoll_event e = {.events = EPOLLIN, .data.ptr = c};
   epoll_ctl(ep, EPOLL_CTL_ADD, c->fd, &e);
-  fire(c);
+}
+static void rest(struct conn *c) {
+  c->idle = 1;
+  idle[idles++] = c;
+}
+static void hang_up(struct conn *c) {
+  close(c->fd);
+  c->fd = -1;
+}
+/* The connection has no request under way: what next? */
+static void next(struct conn *c) {
+  if (rate) return rest(c);
+  if (c->fd < 0) dial(c);
+  fire(c, now_us());
 }
 static void redial(struct conn *c) {
-  close(c->fd);
-  reconnects++;
-  dial(c);
+  hang_up(c);
+  reconnects += counting;
+  next(c);
 }
 static void finish(struct conn *c) {
   if (streams && (c->events != events_wanted || !c->done)) errors++;
-  if (counting) {
-    completed++;
-    if (sampled < SAMPLES) samples[sampled++] = now_us() - c->sent_us;
-  }
+  if (counting) completed++;
+  if (!streams) sample(c);
   if (c->closes) redial(c);
-  else fire(c);
+  else next(c);
 }
 /* Count the events in a piece of body; pieces may cut anywhere. */
 static void count(struct conn *c, const char *at, size_t n) {
   static const char mark[] = "data: {";
   for (size_t i = 0; i < n; i++) {
     if (at[i] == mark[c->match]) {
-      if (++c->match == 7) { c->events++; events_seen += counting; c->match = 0; }
+      if (++c->match == 7) {
+        if (!c->events++) sample(c);
+        events_seen += counting;
+        c->match = 0;
+      }
     } else {
       if (c->match == 6 && at[i] == '[') c->done = 1;
       c->match = at[i] == 'd';
@@ -140,22 +162,27 @@ static int consume(struct conn *c) {
 }
 static void arrived(struct conn *c) {
   ssize_t n = read(c->fd, c->buf + c->used, BUFFER - c->used - 1);
+  if (n <= 0 && c->idle) return hang_up(c); /* idle for too long; it is dialled again when its turn comes */
   if (n <= 0) { errors++; redial(c); return; }
-  reads += counting;
   c->used += n;
   c->buf[c->used] = 0;
+  long before = c->events;
   int verdict = consume(c);
+  event_reads += counting && c->events > before;
   if (verdict > 0) finish(c);
   else if (verdict < 0) { errors++; redial(c); }
 }
 static int order(const void *a, const void *b) { return *(unsigned *)a > *(unsigned *)b ? 1 : -1; }
 int main(int argc, char **argv) {
-  if (argc != 9) return fprintf(stderr, "usage: load PORT CONNECTIONS unary|stream BODY_BYTES EVENTS INTERVAL_US WARMUP_S WINDOW_S\n"), 2;
+  if (argc != 10)
+    return fprintf(stderr, "usage: load PORT CONNECTIONS unary|stream BODY_BYTES EVENTS INTERVAL_US RATE WARMUP_S WINDOW_S\n"), 2;
   port = atoi(argv[1]);
   int connections = atoi(argv[2]), body_bytes = atoi(argv[4]), interval_us = atoi(argv[6]);
+  if (connections > CONNECTIONS) return fprintf(stderr, "load: at most %d connections\n", CONNECTIONS), 2;
   streams = !strcmp(argv[3], "stream");
   events_wanted = atoi(argv[5]);
-  double warmup_s = atof(argv[7]), window_s = atof(argv[8]);
+  rate = atof(argv[7]);
+  double warmup_s = atof(argv[8]), window_s = atof(argv[9]);
   samples = malloc(SAMPLES * sizeof *samples);
   char *fill = malloc(body_bytes + 1), *body = malloc(body_bytes + 1024);
   memset(fill, 'a', body_bytes);
@@ -168,18 +195,30 @@ int main(int argc, char **argv) {
   request_len = sprintf(request, "POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
                         "authorization: Bearer %s\r\ncontent-length: %d\r\n\r\n%s", key ? key : "sk-none", n, body);
   ep = epoll_create1(0);
-  for (int i = 0; i < connections; i++) { conns[i].buf = malloc(BUFFER); dial(&conns[i]); }
+  long long gap_us = rate ? 1e6 / rate : 1e6, due_us = now_us();
+  for (int i = 0; i < connections; i++) {
+    conns[i].buf = malloc(BUFFER);
+    conns[i].fd = -1;
+    next(&conns[i]);
+  }
   long long begin = now_us() + warmup_s * 1e6, end = begin + window_s * 1e6;
   for (struct epoll_event events[512];;) {
-    int ready = epoll_wait(ep, events, 512, 100);
+    long long wait = rate ? due_us - now_us() : 100000;
+    struct timespec t = {.tv_nsec = wait < 0 ? 0 : (wait > 100000 ? 100000 : wait) * 1000};
+    int ready = epoll_pwait2(ep, events, 512, &t, NULL);
     for (int i = 0; i < ready; i++) arrived(events[i].data.ptr);
-    long long t = now_us();
-    if (!counting && t >= begin) { counting = 1; errors = reconnects = 0; begin = t; puts("window"); fflush(stdout); }
-    if (counting && t >= end) { end = t; break; }
+    long long now = now_us();
+    for (; rate && due_us <= now && idles; due_us += gap_us) {
+      struct conn *c = idle[--idles];
+      if (c->fd < 0) dial(c);
+      fire(c, due_us);
+    }
+    if (!counting && now >= begin) { counting = 1; errors = 0; begin = now; puts("window"); fflush(stdout); }
+    if (counting && now >= end) { end = now; break; }
   }
   qsort(samples, sampled, sizeof *samples, order);
-  printf("{\"requests\":%ld,\"events\":%ld,\"errors\":%ld,\"reads\":%ld,\"reconnects\":%ld,\"seconds\":%.3f,\"p50_us\":%u,\"p99_us\":%u}\n",
-         completed, events_seen, errors, reads, reconnects, (end - begin) / 1e6, sampled ? samples[sampled / 2] : 0,
+  printf("{\"requests\":%ld,\"events\":%ld,\"errors\":%ld,\"event_reads\":%ld,\"reconnects\":%ld,\"seconds\":%.3f,\"p50_us\":%u,\"p99_us\":%u}\n",
+         completed, events_seen, errors, event_reads, reconnects, (end - begin) / 1e6, sampled ? samples[sampled / 2] : 0,
          sampled ? samples[sampled * 99 / 100] : 0);
   return 0;
 }

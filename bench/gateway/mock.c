@@ -1,6 +1,7 @@
 /* A model server that costs next to nothing: one thread, epoll, several ports (one replica each).
  *
- * POST with "stream":true  -> "max_tokens" server-sent events, one write each, "seed" microseconds apart, then [DONE];
+ * POST with "stream":true  -> "max_tokens" server-sent events, one write each, "seed" microseconds apart, then [DONE]
+ *                             (some routers write the request anew, with "max_completion_tokens" instead);
  * any other POST           -> a chat completion with a body of 1 KB;
  * GET /load                -> the load report that a Forebay gateway asks for;
  * GET /stats               -> how many connections and requests were seen (does the proxy keep connections alive?).
@@ -172,7 +173,7 @@ static void serve(struct conn *c) {
       requests++;
       if (memmem(body, length, "\"stream\":true", 13) || memmem(body, length, "\"stream\": true", 14)) {
         static const char start[] = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n";
-        c->left = number(body, length, "\"max_tokens\"", 20);
+        c->left = number(body, length, "\"max_tokens\"", number(body, length, "\"max_completion_tokens\"", 20));
         c->interval_us = number(body, length, "\"seed\"", 1000);
         c->due_us = now_us() + c->interval_us;
         put(c, start, sizeof start - 1);

@@ -19,6 +19,7 @@ COMMANDS = (
     "up",
     "serve",
     "status",
+    "reload",
     "chat",
     "bench",
     "doctor",

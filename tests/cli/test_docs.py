@@ -33,27 +33,88 @@ def test_a_cell_cannot_break_its_table() -> None:
     assert docs.table(("a",), [("x|y\nz",)]).splitlines()[2] == "| x\\|y z |"
 
 
+def write(path: Path, document: object) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(document))
+
+
 def test_measurements_become_tables_and_no_measurement_is_said(tmp_path: Path) -> None:
     assert docs.NOT_MEASURED in docs.bench_block(tmp_path)
 
-    for name in ("gateway", "path"):
-        (tmp_path / name).mkdir()
-    gateway = {"forebay": {"a": {"cpu_us": 30.0}}, "nginx": {"a": {"cpu_us": 10.0}}, "slow": {"b": {"cpu_us": 1.0}}}
-    (tmp_path / "gateway/results.json").write_text(
-        json.dumps({"machine": MACHINE, "rounds": 3, "versions": {"nginx": "1.2"}, "figures": gateway})
-    )
+    figures = {
+        "forebay": {"request_1k": {"cpu_us": 30.0}},
+        "forebay_lean": {"memory": {"stream_kb": 9.5}},
+        "nginx": {"request_1k": {"cpu_us": 10.0}},
+    }
+    versions = {"forebay": "0.1", "forebay_lean": "0.1", "nginx": "1.2"}
+    result = {"machine": MACHINE, "rounds": 3, "versions": versions, "figures": figures}
+    write(tmp_path / "gateway/results.json", result)
     path = {
         "bare_tokens_per_s": 60.0, "path_tokens_per_s": 57.0, "ratio": 0.95, "ratio_min": 0.9, "ratio_max": 1.0,
         "ttft_p50_ms": 50.0, "tpot_p50_ms": 16.0,
     }  # fmt: skip
-    (tmp_path / "path/results.json").write_text(
-        json.dumps({"machine": MACHINE, "rounds": 3, "figures": {"chat_8": path}})
-    )
+    write(tmp_path / "path/results.json", {"machine": MACHINE, "rounds": 3, "figures": {"chat_8": path}})
     block = docs.bench_block(tmp_path)
 
-    assert "| a | **30** | 10 (forebay: 3.00x) | - |" in block
-    assert "nginx 1.2" in block
+    assert "|  | forebay 0.1 | forebay-lean 0.1 | nginx 1.2 |" in block
+    assert "| CPU of a request of 1 KB, µs | **30** | - | 10 |" in block
+    assert "| memory of an open stream, KB | **-** | 9.5 | - |" in block
+    assert "32 KB" not in block, "what nobody was measured at has no row"
+    assert "Goals" not in block
     assert "| chat, at once: 8 | tokens | 60 | 57 | 0.95 (0.90 to 1.00) |" in block
+
+
+def test_goals_are_shown_met_missed_and_not_measured(tmp_path: Path) -> None:
+    def goal(most: float, ratio: bool, met: bool | None, *values: float | None) -> dict[str, object]:
+        return {
+            "goal": "g", "most": most, "ratio": ratio, "met": met,
+            "values": dict(zip(("forebay", "forebay_lean"), values, strict=True)),
+        }  # fmt: skip
+
+    goals = [
+        goal(0.35, True, True, 0.3, 0.2),
+        goal(1 / 150, True, False, 1 / 70, None),
+        goal(10.0, False, None, None, 9.0),
+    ]
+    result = {"machine": MACHINE, "rounds": 3, "versions": {}, "figures": {}, "goals": goals}
+    write(tmp_path / "gateway/results.json", result)
+    block = docs.bench_block(tmp_path)
+
+    assert "| g | ≤ 0.35x | 0.30x | 0.20x | yes |" in block
+    assert "| g | ≤ 1/150 | 1/70 | - | **missed** |" in block
+    assert "| g | ≤ 10 | - | 9 | not measured |" in block
+
+
+def test_behaviour_is_shown_with_what_fails_in_bold_and_the_picture_where_there_is_one(tmp_path: Path) -> None:
+    behaviour = {
+        "forebay": {"left_midstream_ms": {"value": 2.0, "passed": True}},
+        "other": {
+            "left_midstream_ms": {"value": None, "passed": False, "why": "not seen"},
+            "slow_reader_mb": {"value": 65.0, "passed": False},
+        },
+    }
+    limits = dict.fromkeys(docs.BEHAVIOUR, 100.0)
+    versions = {"forebay": "0.1", "other": "2"}
+    write(tmp_path / "bench/gateway/behaviour.json", {"versions": versions, "limits": limits, "behaviour": behaviour})
+    block = docs.bench_block(tmp_path / "bench")
+
+    assert f"| {docs.BEHAVIOUR['left_midstream_ms']} | ≤ 100 | 2 | **failed** |" in block
+    assert f"| {docs.BEHAVIOUR['slow_reader_mb']} | ≤ 100 | - | **65** |" in block
+    assert docs.CHART not in block
+
+    write(tmp_path / docs.CHART, "")
+    assert f"]({docs.CHART})" in docs.bench_block(tmp_path / "bench")
+
+
+def test_a_flood_of_batch_work_is_shown_beside_none(tmp_path: Path) -> None:
+    ttft = {"ttft_p50_ms": 38.0, "ttft_p95_ms": 50.0, "ttft_p99_ms": 60.0}
+    flood = {**ttft, "ttft_p99_ratio": 1.25, "flood_requests_per_s": 4.5}
+    run = {"rounds": 3, "capacity_requests_per_s": 18.0, "figures": {"alone": ttft, "batch_flood": flood}}
+    write(tmp_path / "priority/results.json", {"machine": MACHINE, "models": {"synthetic": run}})
+    block = docs.bench_block(tmp_path)
+
+    assert "| synthetic | alone | 38 ms | 50 ms | 60 ms |  |  |" in block
+    assert "| synthetic | with the flood as `batch` | 38 ms | 50 ms | 60 ms | 1.25x | 4.5 |" in block
 
 
 def test_a_page_without_its_markers_is_an_error(tmp_path: Path) -> None:

@@ -24,6 +24,8 @@ def main() -> None:
         sys.exit("cannot go on: the moon is full")
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if "peers_dir" in spec:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     listener.bind((spec["host"], spec.get("port", 0)))
     listener.listen(64)
     if behave == "deaf":

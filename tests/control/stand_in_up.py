@@ -7,10 +7,16 @@ from rich.console import Console
 from tests.control.units import COMMANDS
 
 from forebay.cli import build, settings, up
+from forebay.core.cluster import Cluster
 
 build.COMMANDS = COMMANDS  # type: ignore[assignment]
-source = settings.read_file(Path(sys.argv[1]))
+
+
+def read() -> Cluster:
+    return settings.load_cluster(settings.read_file(Path(sys.argv[1])), [], {}, otherwise="nothing was changed")
+
+
 try:
-    sys.exit(up.run_up(settings.load_cluster(source, [], {}), Path(sys.argv[2]), Console(highlight=False)))
+    sys.exit(up.run_up(read(), Path(sys.argv[2]), Console(highlight=False), read))
 except settings.UserError as error:
     sys.exit(str(error))

@@ -12,6 +12,7 @@ from tests.control.rig import Rig, controlled, plan
 from tests.control.units import kill_all, replica
 
 from forebay.control.admin import make_app
+from forebay.control.changes import Reloaded
 from forebay.control.plan import Places
 from forebay.core.model import ReplicaState
 from forebay.core.reconcile import Rules
@@ -210,9 +211,14 @@ def test_a_snapshot_that_cannot_be_written_is_trouble_and_no_reason_to_stop(fold
 
 
 def test_the_admin_api_tells_how_the_cluster_is(folder: Path) -> None:
+    results = [Reloaded(("line 1  bad",)), Reloaded((), (), ("chat: 1 replica more",))]
+
+    async def asked() -> Reloaded:
+        return results.pop(0)
+
     async def test() -> None:
         async with controlled(folder, plan(folder, replica("chat-0"), replica("embed-0", "loads"))) as rig:
-            app = httpx.ASGITransport(make_app(rig.control, rig.journal, rig.metrics))
+            app = httpx.ASGITransport(make_app(rig.control, rig.journal, rig.metrics, asked))
             async with httpx.AsyncClient(transport=app, base_url="http://admin") as client:
                 await rig.until(lambda: rig.replica("embed-0").state is ReplicaState.WARMING)
                 await rig.until(lambda: rig.replica("chat-0").state is READY)
@@ -238,5 +244,11 @@ def test_the_admin_api_tells_how_the_cluster_is(folder: Path) -> None:
                 missing = await client.get("/nothing")
                 assert (missing.status_code, missing.json()["error"]["code"]) == (404, "not_found")
                 assert (await client.post("/livez")).status_code == 405
+                assert (await client.get("/v1/reload")).status_code == 405
+                page = await client.post("/v1/reload", headers={"origin": "http://admin"})
+                assert (page.status_code, page.json()["error"]["param"]) == (400, "origin")
+                refused, done = await client.post("/v1/reload"), await client.post("/v1/reload")
+                assert (refused.status_code, refused.json()["problems"]) == (422, ["line 1  bad"])
+                assert (done.status_code, done.json()["effects"]) == (200, ["chat: 1 replica more"])
 
     run(test)

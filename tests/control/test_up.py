@@ -44,12 +44,14 @@ class Ups:
         document = {"name": "t", "gateway": gateway, "admin": admin, "models": [{**model, **settings}]}
         (self.folder / "f.yaml").write_text(json.dumps(document))
 
-    def start(self) -> subprocess.Popen[bytes]:
+    def start(self, terminal: int | None = None) -> subprocess.Popen[bytes]:
+        """With a terminal, it is the one that controls the process."""
+        command = [sys.executable, "-m", "tests.control.stand_in_up", str(self.folder / "f.yaml"), str(self.home)]
         with self.output.open("wb") as sink:
             process = subprocess.Popen(
-                [sys.executable, "-m", "tests.control.stand_in_up", str(self.folder / "f.yaml"), str(self.home)],
+                command if terminal is None else ["setsid", "--ctty", *command],
                 cwd=REPO,
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.DEVNULL if terminal is None else terminal,
                 stdout=sink,
                 stderr=subprocess.STDOUT,
             )
@@ -172,6 +174,44 @@ def test_a_second_ctrl_c_does_not_wait(ups: Ups) -> None:
     wait_for(lambda: "chat-1: stopped" in ups.said())
     assert process.poll() is None
     process.send_signal(signal.SIGINT)
+
+    assert process.wait(WAIT_S) == 0
+    assert ups.units() == []
+
+
+@pytest.mark.slow
+def test_a_changed_file_is_taken_over_on_sighup_and_a_bad_one_changes_nothing(ups: Ups) -> None:
+    process = ups.start()
+    wait_for(lambda: "ready after" in ups.said())
+    before = ups.pids()
+    good = (ups.folder / "f.yaml").read_text()
+
+    (ups.folder / "f.yaml").write_text(good.replace('"replicas": 2', '"replicas": 0') + "x: [")
+    process.send_signal(signal.SIGHUP)
+    wait_for(lambda: "nothing was changed" in ups.said())
+    (ups.folder / "f.yaml").write_text(good.replace('"name": "t"', '"name": "u"'))
+    process.send_signal(signal.SIGHUP)
+    wait_for(lambda: 'name: "t" → "u" needs a restart of forebay up' in ups.said())
+    assert ups.pids() == before
+    ups.configure(replicas=3)
+    process.send_signal(signal.SIGHUP)
+    wait_for(lambda: len(ups.pids()) == 4 and all(ups.pids().values()))
+
+    assert ups.pids().items() > before.items()
+    assert "models.chat.replicas: 2 → 3" in ups.said()
+    process.terminate()
+    assert process.wait(WAIT_S) == 0
+    assert ups.units() == []
+
+
+@pytest.mark.slow
+def test_a_terminal_that_is_closed_stops_the_cluster(ups: Ups) -> None:
+    main, terminal = os.openpty()
+    process = ups.start(terminal)
+    os.close(terminal)
+    wait_for(lambda: len(ups.units()) == 3 and ups.status()["ready"])
+
+    os.close(main)
 
     assert process.wait(WAIT_S) == 0
     assert ups.units() == []

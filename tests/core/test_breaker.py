@@ -16,6 +16,7 @@ from forebay.core.resilience import (
     Why,
     admissible,
     outcome_of,
+    pool_pace_s,
     pool_ttft_s,
 )
 
@@ -178,9 +179,10 @@ def noted(breaker: Breaker, ttft_s: float, now: float) -> None:
 
 
 def judged(pool: list[Breaker], now: float) -> list[bool]:
-    pool_s = pool_ttft_s([breaker.brown_out for breaker in pool], now)
-    for breaker in pool:
-        breaker.brown_out.judge(pool_s, now)
+    replicas = [breaker.brown_out for breaker in pool]
+    ttft_s, pace_s = pool_ttft_s(replicas, now), pool_pace_s(replicas, now)
+    for replica in replicas:
+        replica.judge(ttft_s, pace_s, now)
     return [breaker.brown_out.active for breaker in pool]
 
 
@@ -203,6 +205,19 @@ def test_a_slow_replica_gets_a_handicap_and_loses_it_with_hysteresis() -> None:
         assert slow.handicap(now) == (4.0 if active else 1.0)
         assert slow.why == (Why.SLOW if active else Why.SOUND)
         assert slow.state is State.CLOSED, "a handicap, not an exclusion"
+
+
+@pytest.mark.parametrize(("pace_s", "active"), [(0.1, True), (0.059, False), (0.02, False)])
+def test_a_low_pace_is_a_brown_out_however_soon_the_answers_begin(pace_s: float, active: bool) -> None:
+    slow, quick = pool = [Breaker(LIMITS), Breaker(LIMITS)]
+    for now in (0.0, 5.0):
+        for breaker, seconds in ((slow, pace_s), (quick, 0.02)):
+            noted(breaker, 0.2, now)
+            breaker.brown_out.note_paces([seconds] * 5, now)
+        assert judged(pool, now) == [active and now == 5.0, False]
+    assert slow.why == (Why.SLOW if active else Why.SOUND)
+    assert judged(pool, 36.0) == [active, False]
+    assert judged(pool, 41.0) == [False, False], "what is long past tells nothing"
 
 
 def test_a_moment_of_slowness_is_no_brown_out() -> None:

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from forebay.core.errors import Code
 from forebay.core.model import Policy, ReplicaState, Task
 from forebay.core.routing import (
+    BATCH,
+    INTERACTIVE,
     LIVE,
     Ask,
     Meter,
@@ -50,9 +52,9 @@ class Seen:
 INDEX = PrefixIndex()
 METERS = {id: Meter(id, INDEX.join()) for id in "abcdefgh"}
 PROMPT = (11, 12, 13, 14)
-INDEX.note(METERS["a"].mask, PROMPT[:3])
-INDEX.note(METERS["b"].mask, PROMPT[:3])
-INDEX.note(METERS["c"].mask, PROMPT[:2])
+INDEX.note(METERS["a"].mask, PROMPT[:3], 0.0)
+INDEX.note(METERS["b"].mask, PROMPT[:3], 0.0)
+INDEX.note(METERS["c"].mask, PROMPT[:2], 0.0)
 ASK = Ask(seed=7, tokens=400, blocks=PROMPT, block_tokens=100)
 
 
@@ -182,6 +184,8 @@ asks = st.builds(
     st.sampled_from([(), PROMPT, (99,)]),
     st.integers(0, 512),
     st.integers(0, 2**64 - 1),
+    stays=st.booleans(),
+    weights=st.sampled_from([INTERACTIVE, BATCH]),
     ttft_budget_s=st.none() | st.floats(0, 100),
 )
 
@@ -196,13 +200,42 @@ def test_the_choice_is_open_and_repeatable_and_nothing_waits_while_one_is_open(
     match choice:
         case Route(index):
             assert is_open[index]
-            if fleet[index].state is DEGRADED:
+            if fleet[index].state is DEGRADED and choice.why is not Why.ITS_SESSION:
                 assert not any(o and r.state is READY for o, r in zip(is_open, fleet, strict=True))
-        case Wait():
-            assert not any(is_open)
+        case Wait(why):
+            assert why is Why.SESSION_FULL or not any(is_open)
         case Shed():
             assert fleet
             assert all(r.state in LIVE and (r.id, r.generation) in tried for r in fleet)
+
+
+@given(st.sampled_from(list(Policy)), fleets(), fleets(), st.integers(0, 2**33))
+def test_a_session_stays_where_it_is_whatever_the_load_and_leaves_only_who_is_gone(
+    policy: Policy, fleet: list[Seen], later: list[Seen], key: int
+) -> None:
+    ask = Ask(seed=1, tokens=1, key=key, stays=True)
+
+    def of(fleet: list[Seen]) -> str:
+        """Where the session is; empty if it has to wait."""
+        choice = choose(policy, fleet, (), Random(1), ask=ask, pricing=Pricing(INDEX))
+        assert not isinstance(choice, Shed)
+        return fleet[choice.at].id if isinstance(choice, Route) else ""
+
+    live, live_later = ({r.id for r in each if r.state in LIVE} for each in (fleet, later))
+    before, after = of(fleet), of(later)
+    if before and after and before in live_later and live_later <= live:
+        assert after == before
+    if not after:
+        assert not live_later or any(r.state in LIVE and r.load >= r.room for r in later)
+
+
+def test_sessions_are_spread() -> None:
+    fleet = [Seen(chr(97 + n), 0, room=9) for n in range(4)]
+    asks = [Ask(seed=1, tokens=1, key=key, stays=True) for key in range(1, 401)]
+    choices = [choose(Policy.CPR, fleet, (), Random(1), ask=ask, pricing=Pricing(INDEX)) for ask in asks]
+    homes = Counter(choice.at for choice in choices if isinstance(choice, Route))
+    assert len(homes) == 4
+    assert min(homes.values()) > 60
 
 
 @given(st.lists(st.integers(0, 50), min_size=3, max_size=8), st.integers())

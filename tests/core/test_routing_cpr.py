@@ -190,7 +190,7 @@ def test_the_cost_is_the_weighted_sum_of_its_terms() -> None:
     fleet = pool(
         3, 0, queue_tokens=[4000, 0], kv_share=[0.5, 0.0], handicap=[1.0, 2.0], decode_slope_s=[0.001, 0.002]
     )
-    fleet.pricing.index.note(fleet.engines[0].meter.mask, PREFIX[:4])
+    fleet.pricing.index.note(fleet.engines[0].meter.mask, PREFIX[:4], 0.0)
     first, second = decide(fleet, LONG).terms
     rho = 0.25 / 1.25  # a mean wait of 0.25 s, half of the replicas' capacity at one second
     price = (rho / (1 - rho) * 2 + 1) / SPEED
@@ -209,7 +209,7 @@ def test_the_quickest_wins_while_little_goes_on_and_the_owner_of_the_prefix_near
     rho: float, weights: tuple[float, float], at: int
 ) -> None:
     fleet = pool(0, 0, queue_tokens=[4000, 0])
-    fleet.pricing.index.note(fleet.engines[0].meter.mask, PREFIX)
+    fleet.pricing.index.note(fleet.engines[0].meter.mask, PREFIX, 0.0)
     fleet.pricing.rho = rho
     assert decide(fleet, LONG._replace(weights=weights)).at == at
 
@@ -249,7 +249,7 @@ def test_an_unknown_speed_is_the_usual_one_and_no_replica_counts_as_hopelessly_s
 def test_an_untrusted_hit_counts_for_nothing() -> None:
     fleet = pool(0, 0, trust=[0.0, 1.0])
     for engine in fleet.engines:
-        fleet.pricing.index.note(engine.meter.mask, PREFIX)
+        fleet.pricing.index.note(engine.meter.mask, PREFIX, 0.0)
     doubted, believed = decide(fleet, LONG).terms
     assert doubted.hit_tokens == believed.hit_tokens == LONG.tokens
     assert doubted.prefill_s == LONG.tokens / SPEED
@@ -264,8 +264,8 @@ def test_without_blocks_the_least_work_wins() -> None:
 
 def test_who_cannot_answer_in_time_is_left_out_if_anyone_can() -> None:
     fleet = pool(0, 0, queue_tokens=[2000, 0], prefill_tokens_per_s=[8000.0, 1000.0])
-    fleet.pricing.index.note(fleet.engines[0].meter.mask, PREFIX)
-    fleet.pricing.index.note(fleet.engines[1].meter.mask, PREFIX[:7])
+    fleet.pricing.index.note(fleet.engines[0].meter.mask, PREFIX, 0.0)
+    fleet.pricing.index.note(fleet.engines[1].meter.mask, PREFIX[:7], 0.0)
     fleet.pricing.rho = 0.9
     assert decide(fleet, LONG).at == 0
     assert decide(fleet, LONG._replace(ttft_budget_s=0.2)).at == 1
@@ -355,6 +355,7 @@ class Unpriced(Pricing):
         return 0.0
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_without_the_price_prefixes_are_split_until_the_caches_thrash(seed: int) -> None:
     prompts = shared(seed, per_s=18, count=500, prefixes=40)

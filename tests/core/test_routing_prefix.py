@@ -49,7 +49,7 @@ def test_one_walk_finds_for_every_replica_what_its_own_cache_would(
             continue
         mask = sorted(caches)[which % len(caches)]
         if what == "note":
-            index.note(mask, blocks)
+            index.note(mask, blocks, 0.0)
             caches[mask].note(blocks)
         else:
             index.leave(mask)
@@ -64,7 +64,7 @@ def test_it_never_holds_more_than_its_bound(pairs_max: int, todo: list[tuple[int
     index = PrefixIndex(pairs_max)
     masks = [index.join() for _ in range(3)]
     for n, (which, blocks) in enumerate(todo):
-        index.note(masks[which], blocks)
+        index.note(masks[which], blocks, 0.0)
         assert len(index) <= pairs_max
         if n % 4 == 3:
             index.leave(masks[which])
@@ -74,31 +74,31 @@ def test_it_never_holds_more_than_its_bound(pairs_max: int, todo: list[tuple[int
 def test_the_start_of_a_prompt_is_forgotten_last() -> None:
     index = PrefixIndex()
     mask = index.join(4)
-    index.note(mask, (1, 2, 3))
-    index.note(mask, (7, 8))
+    index.note(mask, (1, 2, 3), 0.0)
+    index.note(mask, (7, 8), 0.0)
     assert index.depths((1, 2, 3), [mask]) == [2]
-    index.note(mask, tuple(range(20, 30)))
+    index.note(mask, tuple(range(20, 30)), 0.0)
     assert index.depths(tuple(range(20, 30)), [mask]) == [4]
 
 
 def test_a_replica_may_say_later_how_much_it_can_cache() -> None:
     index = PrefixIndex()
     mask = index.join()
-    index.note(mask, tuple(range(10)))
+    index.note(mask, tuple(range(10)), 0.0)
     index.resize(mask, 6)
-    index.note(mask, (0,))
+    index.note(mask, (0,), 0.0)
     assert len(index) == 6
     assert index.depths(tuple(range(10)), [mask]) == [6]
     index.resize(mask, 0)
-    index.note(mask, tuple(range(10)))
+    index.note(mask, tuple(range(10)), 0.0)
     assert len(index) == 10
 
 
 def test_when_all_of_it_is_full_the_largest_share_shrinks() -> None:
     index = PrefixIndex(pairs_max=100)
     large, small = index.join(), index.join()
-    index.note(large, tuple(range(100)))
-    index.note(small, tuple(range(200, 230)))
+    index.note(large, tuple(range(100)), 0.0)
+    index.note(small, tuple(range(200, 230)), 0.0)
     assert index.depths(tuple(range(100)), [large]) == [70]
     assert index.depths(tuple(range(200, 230)), [small]) == [30]
 
@@ -108,15 +108,15 @@ def test_what_a_lost_replica_held_is_gone_at_once_and_forgotten_bit_by_bit(pairs
     index = PrefixIndex(pairs_max)
     old, other = index.join(), index.join()
     prompt = tuple(range(4 * SWEEP_BLOCKS))
-    index.note(old, prompt)
-    index.note(other, prompt[:10])
+    index.note(old, prompt, 0.0)
+    index.note(other, prompt[:10], 0.0)
     index.leave(old)
     new = index.join()
     assert new not in (old, other)
     assert index.depths(prompt, [other, new]) == [10, 0]
     while len(index) > 11:
         before = len(index)
-        index.note(new, (0,))
+        index.note(new, (0,), 0.0)
         assert before - len(index) <= SWEEP_BLOCKS + 1
     assert index.join() == old
     assert index.depths(prompt, [other, new, old]) == [10, 1, 0]
@@ -132,8 +132,8 @@ def test_a_replica_that_held_nothing_leaves_no_trace() -> None:
 def test_room_is_made_by_lost_replicas_first() -> None:
     index = PrefixIndex(pairs_max=3 * SWEEP_BLOCKS)
     lost, live = index.join(), index.join()
-    index.note(lost, tuple(range(3 * SWEEP_BLOCKS)))
+    index.note(lost, tuple(range(3 * SWEEP_BLOCKS)), 0.0)
     index.leave(lost)
     prompt = tuple(range(10**6, 10**6 + 3 * SWEEP_BLOCKS))
-    index.note(live, prompt)
+    index.note(live, prompt, 0.0)
     assert index.depths(prompt, [live]) == [len(prompt)]

@@ -4,17 +4,19 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import openai
 import pytest
 from tests.e2e.cluster import CHAT, Cluster, running
 
 STREAMS, REPLICAS = 64, 4
+TOKENS = 150
 KILL_EVERY_S = 5.0
 SYNTHETIC = {
     "name": "chat",
@@ -47,6 +49,65 @@ def ask(client: openai.OpenAI, number: int, tokens: int, begun: threading.Semaph
             reason = choice.finish_reason or reason
     assert (reason, used) == ("length", tokens), f"story {number} ended with {reason} after {used} tokens"
     return text
+
+
+def ask_message(
+    client: anthropic.Anthropic, number: int, begun: threading.Semaphore | None = None
+) -> tuple[Any, ...]:
+    """Text, stop reason and token counts of a message that is streamed; any error is raised, also one of order."""
+    stream = client.messages.create(
+        model="chat",
+        system="Tell what you are asked for.",
+        messages=[{"role": "user", "content": f"Story number {number}: tell me about the sea."}],
+        max_tokens=TOKENS,
+        stream=True,
+        extra_body={"temperature": 0},
+    )
+    kinds: list[str] = []
+    text, last = "", None
+    for event in stream:
+        if not kinds or kinds[-1] != event.type:
+            kinds.append(event.type)
+        if event.type == "content_block_delta" and event.delta.type == "text_delta":
+            assert event.index == 0
+            if begun is not None and not text:
+                begun.release()
+            text += event.delta.text
+        elif event.type == "message_delta":
+            last = event
+    assert kinds == [
+        "message_start", "content_block_start", "content_block_delta", "content_block_stop", "message_delta",
+        "message_stop",
+    ]  # fmt: skip
+    assert last is not None
+    return text, last.delta.stop_reason, last.usage.input_tokens, last.usage.output_tokens
+
+
+def ask_response(client: openai.OpenAI, number: int, begun: threading.Semaphore | None = None) -> tuple[Any, ...]:
+    """The same of a response."""
+    stream = client.responses.create(
+        model="chat",
+        instructions="Tell what you are asked for.",
+        input=f"Story number {number}: tell me about the sea.",
+        max_output_tokens=TOKENS,
+        temperature=0,
+        stream=True,
+    )
+    text, numbers, ids, response = "", [], set(), None
+    for event in stream:
+        numbers.append(event.sequence_number)
+        if event.type == "response.output_text.delta":
+            if begun is not None and not text:
+                begun.release()
+            text += event.delta
+            ids.add(event.item_id)
+        elif event.type in ("response.completed", "response.incomplete"):
+            response = event.response
+    assert numbers == list(range(len(numbers)))
+    assert response is not None
+    assert response.usage is not None
+    assert (response.output_text, {item.id for item in response.output}) == (text, ids)
+    return text, response.status, response.usage.input_tokens, response.usage.output_tokens
 
 
 @contextmanager
@@ -99,6 +160,30 @@ def test_killing_a_replica_every_five_seconds_for_a_minute_is_seen_by_no_client(
         assert len(killed) >= for_s / KILL_EVERY_S / 2
         assert [set(texts) for texts in answers] == [{text} for text in undisturbed]
         assert sum(v for k, v in cluster.metrics().items() if k.startswith("forebay_resumes_total")) > len(killed)
+
+
+def test_messages_and_responses_outlive_a_replica_that_is_killed_under_them(tmp_path: Path) -> None:
+    with (
+        running(tmp_path, "resume-apis", [SYNTHETIC]) as cluster,
+        cluster.client() as client,
+        anthropic.Anthropic(base_url=cluster.url, api_key="none", max_retries=0, timeout=120) as claude,
+        ThreadPoolExecutor(STREAMS) as pool,
+    ):
+
+        def start(begun: threading.Semaphore | None = None) -> list[Future[tuple[Any, ...]]]:
+            numbers = range(STREAMS // 2)
+            messages = [pool.submit(ask_message, claude, n, begun) for n in numbers]
+            return messages + [pool.submit(ask_response, client, n, begun) for n in numbers]
+
+        undisturbed = [future.result() for future in start()]
+        begun = threading.Semaphore(0)
+        futures = start(begun)
+        for _ in futures:
+            assert begun.acquire(timeout=60)
+        os.kill(cluster.ready_replicas("chat")[0]["pid"], signal.SIGKILL)
+
+        assert [future.result() for future in futures] == undisturbed
+        assert sum(v for k, v in cluster.metrics().items() if k.startswith("forebay_resumes_total")) >= 1
 
 
 def test_a_real_model_goes_on_with_its_own_words(tmp_path: Path) -> None:

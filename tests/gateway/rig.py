@@ -24,7 +24,7 @@ from forebay.core.model import (
     Snapshot,
     Task,
 )
-from forebay.gateway.accesslog import AccessLog
+from forebay.gateway.records.accesslog import AccessLog
 from forebay.gateway.serve import run
 from forebay.net.server import Exchange, Handler, HttpServer
 from forebay.obs import log

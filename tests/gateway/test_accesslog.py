@@ -5,7 +5,7 @@ import io
 
 import msgspec
 
-from forebay.gateway.accesslog import HELD_LINES_MAX, AccessLog, Line
+from forebay.gateway.records.accesslog import HELD_LINES_MAX, AccessLog, Line
 
 
 def line(n: int) -> Line:

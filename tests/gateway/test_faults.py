@@ -50,6 +50,7 @@ def half(exchange: Exchange) -> None:
     exchange.abort()
 
 
+DONE = b"data: [DONE]\n\n"
 BUSY = failing(503, "overloaded", RETRYABLE)
 
 
@@ -319,8 +320,9 @@ def test_a_client_that_reads_slowly_holds_the_worker_back(tmp_path: Path) -> Non
                 await asyncio.sleep(0)
             reading = asyncio.gather(client.answer())
             await until(lambda: told == ["pause", "resume"])
+            exchange.write(DONE)
             exchange.end()
-            assert len((await reading)[0].body) == written
+            assert len((await reading)[0].body) == written + len(DONE)
 
     run(main())
 

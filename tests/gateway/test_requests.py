@@ -72,6 +72,7 @@ def test_an_unfinished_event_is_held_back_until_it_is_complete(tmp_path: Path) -
             exchange.write(b"f\n")
             exchange.write(b"\n")
             assert b"data: half\n\n" in await read_until(client, b"\n\n\r\n")
+            exchange.write(b"data: [DONE]\n\n")
             exchange.end()
             await read_until(client, b"0\r\n\r\n")
 
@@ -237,11 +238,11 @@ def test_the_access_log_has_one_line_per_request_and_no_prompt(tmp_path: Path) -
 def test_pipelined_requests_are_answered_in_order_also_behind_a_stream(tmp_path: Path) -> None:
     async def main() -> None:
         def answer(exchange: Exchange) -> None:
-            (events if b"stream" in exchange.body else lambda e: e.respond(200, [], b"second"))(exchange)
+            (events if b"stream" in exchange.body else lambda e: e.respond(200, [], b'{"n":2}'))(exchange)
 
         async with cluster(tmp_path, Worker(answer)) as front, peer(front.port) as client:
             client.send(post(chat(stream=True)) + post(chat()))
             assert (await client.answer()).body.endswith(b"data: [DONE]\n\n")
-            assert (await client.answer()).body == b"second"
+            assert (await client.answer()).body == b'{"n":2}'
 
     run(main())

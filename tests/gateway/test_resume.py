@@ -51,7 +51,7 @@ class Story:
             head = Head(FIRST_ID, FIRST_CREATED, "chat", "r1")
             self.bodies.append(exchange.body)
         else:
-            id, created, size = wanted.decode().split(",")
+            id, created, size, *_ = wanted.decode().split(",")
             head = Head(id, int(created), "chat", "r1")
             cut = len(exchange.body) - int(size)
             said = exchange.body[cut:]

@@ -6,14 +6,28 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.gateway.rig import EVENT_STREAM, JSON, ROUTES, Front, Worker, chat, cluster, events, post, routes, whole
+from tests.gateway.rig import (
+    CHAT,
+    EVENT_STREAM,
+    JSON,
+    ROUTES,
+    Front,
+    Worker,
+    chat,
+    cluster,
+    events,
+    post,
+    routes,
+    whole,
+)
 from tests.net.rig import run, until
 
-from forebay.core.admission import Band
-from forebay.core.model import Policy, ReplicaState, Task
+from forebay.core.model import Policy, ReplicaState, Sessions, Task
+from forebay.core.routing.blocks import BLOCK_BYTES, blocks
 from forebay.core.routing.speed import Lengths
-from forebay.gateway.asking import BLOCK_BYTES, blocks, make_ask, wanted
+from forebay.gateway.asking import make_ask, session_of
 from forebay.net.server import Exchange
+from forebay.wire.apis.wanted import wanted
 
 CPR = replace(ROUTES, policy=Policy.CPR)
 LONG = "The history of the river and of all its mills. " * 60
@@ -24,7 +38,7 @@ def asked(body: bytes, **more: Any) -> Any:
     fields = more.pop("fields", {})
     exchange = Exchange(None, b"POST", b"/", [], fields)  # type: ignore[arg-type]
     routes = replace(ROUTES, task=more.pop("task", Task.CHAT))
-    return make_ask(wanted(body), exchange, b"req-1", routes=routes, lengths=Lengths(), band=Band.DEFAULT)
+    return make_ask(wanted(body), b"req-1", routes=routes, lengths=Lengths(), session=session_of(exchange, routes))
 
 
 def conversation(*turns: str, **more: Any) -> bytes:
@@ -136,6 +150,57 @@ def test_a_session_stays_at_one_replica_while_it_is_healthy(tmp_path: Path) -> N
             moved = {field: await replica_of(front, chat(), field) for field in homes}
             assert all(moved[f] == home for f, home in homes.items() if home != b"chat-0")
             assert b"chat-0" not in moved.values()
+
+    run(main())
+
+
+@pytest.mark.parametrize("policy", [Policy.CPR, Policy.ROUND_ROBIN])
+def test_a_model_with_sessions_keeps_them_together_by_header_and_by_cookie(tmp_path: Path, policy: Policy) -> None:
+    async def main() -> None:
+        workers = [Worker(whole, f"chat-{n}") for n in range(4)]
+        base = replace(ROUTES, policy=policy, sessions=Sessions.COOKIE)
+        async with cluster(tmp_path, *workers, base=base) as front:
+            await until(lambda: all(worker.polls for worker in workers))
+            homes = set()
+            for name in range(8):
+                field = b"x-forebay-session: s%d" % name
+                seen = {await replica_of(front, chat(), field) for _ in range(3)}
+                assert len(seen) == 1
+                homes |= seen
+            assert len(homes) > 1
+
+            for _ in range(4):
+                first = await front.ask(post(chat(), b"/v1/chat/completions"))
+                cookie = first.headers[b"set-cookie"].partition(b";")[0]
+                field = b"cookie: a=b; %b; c=d" % cookie
+                again = await front.ask(post(chat(), b"/v1/chat/completions", field))
+                assert again.headers[b"x-forebay-replica"] == first.headers[b"x-forebay-replica"]
+                assert again.headers[b"x-forebay-route"] == b"its session is there"
+                assert b"set-cookie" not in again.headers
+
+    run(main())
+
+
+def test_a_session_waits_for_its_replica_and_holds_nobody_up(tmp_path: Path) -> None:
+    async def main() -> None:
+        workers = [Worker(lambda _: None, f"chat-{n}") for n in range(2)]
+        for worker in workers:
+            worker.report = replace(worker.report, capacity=1)
+        base = replace(ROUTES, sessions=Sessions.HEADER)
+        async with cluster(tmp_path, *workers, base=base) as front:
+            await until(lambda: all(worker.polls for worker in workers))
+            async with asyncio.TaskGroup() as group:
+                stays = post(chat(), CHAT, b"x-forebay-session: s")
+                asked = [group.create_task(front.ask(stays)) for _ in range(5)]
+                await until(lambda: any(len(worker.requests) == 3 for worker in workers))
+                home, other = sorted(workers, key=lambda worker: -len(worker.requests))
+                asked += [group.create_task(front.ask(post(chat(), CHAT))) for _ in range(3)]
+                await until(lambda: len(other.requests) == 3)
+                home.answer = other.answer = whole
+                for exchange in [*other.requests, *home.requests]:
+                    whole(exchange)
+            assert {answer.result().status for answer in asked} == {200}
+            assert (len(home.requests), len(other.requests)) == (5, 3)
 
     run(main())
 

@@ -12,7 +12,7 @@ from tests.net.rig import until
 
 from forebay.core.errors import Code
 from forebay.core.model import TenancySpec
-from forebay.core.tenancy import ENTROPY_BYTES, Amounts, Denied, KeyRecord, Lease, Quota, Tenant, mint
+from forebay.core.tenancy import ENTROPY_BYTES, Amounts, Denied, Granted, KeyRecord, Lease, Quota, Tenant, mint
 from forebay.gateway import tenancy
 from forebay.gateway.tenancy import Admitted, Doorman, credential
 from forebay.obs import log
@@ -63,7 +63,8 @@ class Door:
         self.doorman.look()
 
     def ask(self, presented: bytes | None = BEARER, model: str = "chat", tokens: int = 10) -> Admitted | Denied:
-        return self.doorman.admit(presented, model, tokens, False, now=self.now)
+        caller = self.doorman.identify(presented, self.now)
+        return caller if isinstance(caller, Denied) else self.doorman.admit(caller, model, tokens, False, self.now)
 
     def code(self, *words: Any, **more: Any) -> Code | None:
         answer = self.ask(*words, **more)
@@ -96,7 +97,7 @@ def test_a_good_key_lets_its_tenant_in_and_says_which(door: Door) -> None:
         answer = door.ask(presented)
         assert isinstance(answer, Admitted)
         assert answer.tenant == TEAM
-    assert door.doorman.identify(BEARER, door.now) == TEAM
+        assert answer.key_id == RECORD.id
 
 
 @pytest.mark.parametrize("presented", [None, b"", b"Bearer none", BEARER[:-1] + b"b"])
@@ -177,7 +178,7 @@ def test_before_the_first_key_is_made_nobody_gets_in(tmp_path: Path) -> None:
 def test_good_credentials_are_remembered_up_to_a_bound(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tenancy, "KNOWN_MAX", 2)
     for presented in (BEARER, KEY.encode(), OTHER.encode(), BEARER):
-        assert door.doorman.identify(presented, door.now) == TEAM
+        assert isinstance(door.doorman.identify(presented, door.now), Granted)
         door.doorman.identify(presented + b"x", door.now)
     assert len(door.doorman._known) == 2
 

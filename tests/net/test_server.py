@@ -410,6 +410,43 @@ def test_draining_finishes_what_runs_closes_what_idles_and_accepts_nothing_new()
     run(main())
 
 
+def test_who_asks_again_while_the_server_drains_is_answered_and_told_that_the_connection_closes() -> None:
+    exchanges: list[Exchange] = []
+
+    async def main() -> None:
+        async with serving(exchanges.append) as server, peer(server.port) as idle, peer(server.port) as busy:
+            busy.send(get())
+            await until(lambda: bool(exchanges) and server.connections == 2)
+            exchanges[0].start(200, [])  # promises to stay open
+            async with asyncio.TaskGroup() as group:
+                drained = group.create_task(server.drain(30, 25))
+                await until(lambda: server.draining)
+                exchanges[0].end()
+                await busy.answer()
+                for client in (busy, idle):
+                    client.send(get())
+                await until(lambda: len(exchanges) == 3)
+                for exchange in exchanges[1:]:
+                    exchange.respond(200, [], b"again")
+                for client in (busy, idle):
+                    answer = await client.answer()
+                    assert (answer.body, answer.headers[b"connection"]) == (b"again", b"close")
+                    assert await client.rest() == b""
+            assert drained.result()
+
+    run(main())
+
+
+def test_connections_that_stay_silent_while_the_server_drains_are_closed_when_their_time_is_over() -> None:
+    async def main() -> None:
+        async with serving(echo, Limits(idle_timeout_s=0.2)) as server, peer(server.port) as idle:
+            await until(lambda: server.connections == 1)
+            assert await server.drain(30, 0.1)
+            assert await idle.rest() == b""
+
+    run(main())
+
+
 def test_draining_gives_up_after_the_grace() -> None:
     exchanges: list[Exchange] = []
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -66,6 +67,61 @@ def test_what_is_not_acceptable_gets_an_error_object_and_the_connection_closes(
             assert await client.rest() == b""
             assert refused == [code]
 
+    run(main())
+
+
+@pytest.mark.parametrize("target", [b"/v1/messages", b"/v1/messages/count_tokens?beta=true"])
+@pytest.mark.parametrize(
+    ("rest", "status", "kind", "code"),
+    [
+        (b"host: a\r\ncontent-length: 5001\r\n\r\n", 413, "request_too_large", "body_too_large"),
+        (b"host: a\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n", 400, "invalid_request_error", "bad_http"),
+        (b"\r\n", 400, "invalid_request_error", "bad_http"),
+        (b"host: a\r\n" + b"x: y\r\n" * 20 + b"\r\n", 431, "invalid_request_error", "headers_too_large"),
+        (b"host: a\r\ncontent-length: 9\r\n\r\nslow", 408, "timeout_error", "request_timeout"),
+    ],
+)
+def test_who_asks_for_a_message_is_refused_in_anthropics_words(
+    target: bytes, rest: bytes, status: int, kind: str, code: str
+) -> None:
+    async def main() -> None:
+        async with serving(echo, replace(SMALL, body_timeout_s=0.05)) as server, peer(server.port) as client:
+            client.send(get(b"/good"))
+            assert (await client.answer()).status == 200
+            client.send(b"POST %b HTTP/1.1\r\n" % target + rest)
+            answer = await client.answer()
+            said = msgspec.json.decode(answer.body)
+            assert (answer.status, said["type"], said["error"]["type"]) == (status, "error", kind)
+            assert said["error"]["details"]["error_code"] == code
+
+    run(main())
+
+
+def test_bytes_behind_a_message_are_refused_in_nobodys_words_but_ours() -> None:
+    async def main() -> None:
+        async with serving(echo, SMALL) as server, peer(server.port) as client:
+            client.send(b"POST /v1/messages HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\n\r\nhi" + b"\x00nonsense\r\n")
+            assert (await client.answer()).status == 200
+            said = msgspec.json.decode((await client.answer()).body)
+            assert "type" not in said
+            assert said["error"]["code"] == "bad_http"
+
+    run(main())
+
+
+def test_a_mistake_in_a_handler_is_told_in_the_words_of_the_path() -> None:
+    def broken(exchange: Exchange) -> None:
+        raise RuntimeError("a mistake")
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _loop, context: told.append(context["message"]))
+        async with serving(broken, SMALL) as server, peer(server.port) as client:
+            client.send(get(b"/v1/messages"))
+            answer = await client.answer()
+            assert (answer.status, msgspec.json.decode(answer.body)["error"]["type"]) == (500, "api_error")
+        assert told == ["handler failed"]
+
+    told: list[str] = []
     run(main())
 
 

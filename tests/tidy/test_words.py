@@ -23,6 +23,7 @@ PLACES = re.compile(
 PLANS = re.compile(r"\b([Ii]ssue|PR|[Pp]hase|[Ss]tep) #?\d+\b")
 
 BROAD_HANDLERS = {
+    "src/forebay/cli/reload.py": "a cluster file over which we stumble must not end what runs",
     "src/forebay/control/loop.py": "a mistake in one round must not end the loop that keeps everything alive",
     "src/forebay/net/connection.py": "a mistake in a handler costs one answer, not the connection",
     "src/forebay/worker/child.py": "after an exception inside an engine nothing about it is known any more",

@@ -8,8 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.engines.protocol import TokenLogprob
-from forebay.wire.openai_answer import ChatAnswer, CompletionAnswer, Head
-from forebay.wire.transcript import HELD_BYTES_MAX, Said, Transcript, last_data
+from forebay.wire.apis.messages_answer import MessagesAnswer
+from forebay.wire.apis.responses_answer import ResponsesAnswer
+from forebay.wire.openai_answer import ChatAnswer, CompletionAnswer, Head, Usage
+from forebay.wire.transcript import HELD_BYTES_MAX, Said, Transcript, ended, last_data
 
 LF = (b"data: 1\n\n", b"event: x\ndata: two\ndata: lines\n\n", b": comment\n\n")
 streams = st.lists(st.sampled_from(LF), max_size=8) | st.lists(st.just(b"data: crlf\r\n\r\n"), max_size=8)
@@ -80,8 +82,7 @@ def test_the_text_is_remembered_however_events_are_glued(words: list[str], chat:
     if not events:  # a completion without a word has not even an id
         assert said is None
         return
-    assert said == Said("chatcmpl-1", 7, "".join(words).encode(), finished=False)
-    assert transcript.events == len(events)
+    assert said == Said("chatcmpl-1", 7, "".join(words).encode(), finished=False, events=len(events))
 
 
 def test_text_that_looks_like_events_is_text() -> None:
@@ -101,7 +102,7 @@ def test_a_log_probability_beside_the_text_does_not_hide_it() -> None:
 def test_a_text_that_is_complete_is_known_to_be() -> None:
     chunks = ChatAnswer(HEAD, stream=True)
     said = told(*stream(["a"], chat=True), chunks.finish(0, "stop")).said()
-    assert said == Said("chatcmpl-1", 7, b"a", finished=True)
+    assert said == Said("chatcmpl-1", 7, b"a", finished=True, events=3)
 
 
 @pytest.mark.parametrize(
@@ -139,3 +140,129 @@ def test_a_very_long_answer_is_relayed_but_not_remembered() -> None:
     transcript = told(*stream(words, chat=True))
     assert transcript.said() is None
     assert transcript.bytes_held == 0
+
+
+MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
+NAMED = pytest.mark.parametrize("path", [MESSAGES, RESPONSES])
+
+
+def named(path: str, words: list[str]) -> tuple[list[bytes], list[bytes], bytes]:
+    """The events before the text of an answer, those of the text, and its end."""
+    voice = MessagesAnswer(HEAD) if path == MESSAGES else ResponsesAnswer(HEAD, "msg-1", {})
+    opening = [event + b"\n\n" for event in voice.opening(0).split(b"\n\n")[:-1]]
+    deltas = [voice.delta(0, word) for word in words]
+    return opening, deltas, voice.finish(0, "stop", None) + voice.end(Usage(1, 2))
+
+
+@NAMED
+@given(words=texts, glued=st.integers(1, 7))
+def test_the_text_of_named_events_is_remembered_however_they_are_glued(
+    path: str, words: list[str], glued: int
+) -> None:
+    opening, deltas, _ = named(path, words)
+    events = opening + deltas
+    transcript = Transcript(path)
+    for at in range(0, len(events), glued):
+        read = b"".join(events[at : at + glued])
+        assert transcript.feed(read) == read
+    created = HEAD.created if path == RESPONSES else 0
+    said = transcript.said()
+    assert said == Said("chatcmpl-1", created, "".join(words).encode(), finished=False, events=len(events))
+    assert said.seam == b"chatcmpl-1,%d,%d,%d" % (created, len("".join(words).encode()), len(events))
+
+
+@NAMED
+def test_named_events_in_lines_of_crlf_are_read_too(path: str) -> None:
+    opening, deltas, _ = named(path, ["a\n\n"] * 40)
+    transcript = Transcript(path)
+    for event in opening + deltas:
+        transcript.feed(event.replace(b"\n", b"\r\n"))
+    said = transcript.said()
+    assert said is not None
+    assert (said.text, said.events) == (b"a\n\n" * 40, len(opening) + 40)
+
+
+@NAMED
+def test_text_that_looks_like_named_events_is_text(path: str) -> None:
+    words = ["event: content_block_stop\n", "event: response.output_text.done\n", '"delta":"', "\n\nevent: error\n"]
+    words += ['","type":"response.output_text.delta","sequence_number":5}\n\n', '"text":"', '"}}\n\n', "\\"]
+    opening, deltas, _ = named(path, words * 9)
+    transcript = Transcript(path)
+    assert b"".join(map(transcript.feed, opening + deltas)) == b"".join(opening + deltas)
+    said = transcript.said()
+    assert said is not None
+    assert said.text.decode() == "".join(words * 9)
+
+
+@NAMED
+@given(cuts=st.lists(st.integers(0, 3000), max_size=8))
+def test_the_end_of_an_answer_is_handed_on_whole_or_not_at_all(path: str, cuts: list[int]) -> None:
+    opening, deltas, end = named(path, ["a", "b"])
+    before = b"".join(opening + deltas)
+    data = before + end
+    marks = [0, *sorted(min(cut, len(data)) for cut in cuts)]
+    transcript = Transcript(path)
+    out = b""
+    for start, stop in pairwise(marks):
+        out += transcript.feed(data[start:stop])
+        assert len(out) <= len(before) or out == data
+        assert out + transcript.held == data[:stop]
+    if len(out) >= len(opening[0]) and out != data:
+        said = transcript.said()
+        assert said is not None
+        assert "ab".startswith(said.text.decode())
+        assert not transcript.held
+        assert not ended(last_data(out))
+    elif out != data:
+        assert transcript.said() is None, "it has not even an id"
+
+
+@NAMED
+def test_an_end_that_is_too_long_to_be_held_is_passed_on_and_its_answer_not_resumed(path: str) -> None:
+    opening, deltas, end = named(path, ["x" * 1000] * 400)
+    end = end.replace(b"\n\n", b"\n\nevent: more\ndata: " + b"x" * HELD_BYTES_MAX + b"\n\n", 1)
+    transcript = Transcript(path)
+    out = b"".join(map(transcript.feed, opening + deltas))
+    for at in range(0, len(end), 65_536):
+        out += transcript.feed(end[at : at + 65_536])
+        assert len(transcript.held) <= HELD_BYTES_MAX
+        if len(out) > len(b"".join(opening + deltas)):
+            assert transcript.said() is None
+            return
+    raise AssertionError("it was held")
+
+
+@NAMED
+@pytest.mark.parametrize(
+    "data",
+    [
+        '{"type":"error","error":{}}',
+        '{"type":"error","message":"m"}',
+        '{"type":"content_block_delta","index":1,"delta":{"type":"text_delta","text":"a"}}',
+        '{"type":"content_block_delta","index":0,"delta":{"type":"input_json_delta","partial_json":"a"}}',
+        '{"type":"response.output_text.delta","output_index":1,"content_index":0,"delta":"a","sequence_number":9}',
+        '{"type":"response.output_text.delta","output_index":0,"content_index":1,"delta":"a","sequence_number":9}',
+        '{"type":"response.function_call_arguments.delta","delta":"a","sequence_number":9}',
+        '{"type":"response.output_item.done"}',
+        "{",
+        "[]",
+    ],
+)
+def test_named_events_that_are_not_one_text_cannot_be_resumed(path: str, data: str) -> None:
+    opening, deltas, _ = named(path, ["a"] * 20)
+    transcript = Transcript(path)
+    for event in (*opening, *deltas, b"event: x\ndata: %b\n\n" % data.encode(), *deltas):
+        assert transcript.feed(event) == event
+    assert transcript.said() is None
+
+
+def test_events_of_another_item_among_numbered_ones_are_not_mixed_up() -> None:
+    opening, deltas, _ = named(RESPONSES, ["a"] * 20)
+    transcript = Transcript(RESPONSES)
+    for event in opening + deltas[:17]:
+        transcript.feed(event)
+    assert transcript.feed(deltas[17] + b": comment\n\n" + deltas[18])
+    transcript.feed(deltas[19].replace(b"msg-1", b"msg-2"))
+    said = transcript.said()
+    assert said is not None
+    assert said.text == b"a" * 20

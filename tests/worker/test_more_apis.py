@@ -138,9 +138,48 @@ def test_anthropics_client_understands_refusals(
     assert error.request_id
 
 
-def test_a_message_is_neither_continued_nor_made_by_an_embedding_model(chat: Worker, embed: Worker) -> None:
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"system": "Be brief."},
+        {
+            "system": [{"type": "text", "text": "Be"}, {"type": "text", "text": "brief."}],
+            "tool_choice": {"type": "auto"},
+        },
+        {"messages": [*HI, {"role": "assistant", "content": "Hello."}, {"role": "user", "content": "naïve 🌊"}]},
+    ],
+    ids=str,
+)
+def test_the_tokens_of_a_message_are_counted_as_it_will_use_them(
+    chat: Worker, claude: anthropic.Anthropic, fields: dict[str, Any]
+) -> None:
+    asked = {"model": "m", "messages": HI} | fields
+    counted = claude.messages.count_tokens(**asked)
+    message = claude.messages.create(**asked, max_tokens=1)
+    usage = message.usage
+    assert counted.input_tokens == usage.input_tokens + (usage.cache_read_input_tokens or 0) > 1
+    same = post(chat, "/v1/messages/count_tokens", asked | {"max_tokens": 1, "stream": True})
+    assert same.json() == {"input_tokens": counted.input_tokens}
+    assert "x-forebay-usage" not in same.headers
+
+
+def test_what_is_wrong_with_a_message_is_wrong_for_counting_too(claude: anthropic.Anthropic, embed: Worker) -> None:
+    for fields, code in (
+        ({"model": "other"}, "model_not_found"),
+        ({"tools": [{"name": "f", "input_schema": {}}]}, "unsupported_parameter"),
+        ({"messages": [{"role": "user", "content": "x y " * 200_000}]}, "context_length_exceeded"),
+    ):
+        with pytest.raises(anthropic.APIStatusError) as caught:
+            claude.messages.count_tokens(**{"model": "m", "messages": HI} | fields)
+        assert caught.value.error_code == code
+    answer = post(embed, "/v1/messages/count_tokens", {"model": "m", "messages": HI})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "wrong_task")
+
+
+def test_counts_are_not_continued_nor_are_messages_made_by_an_embedding_model(chat: Worker, embed: Worker) -> None:
     body = {"model": "m", "max_tokens": 9, "messages": HI, "stream": True}
-    for path in ("/v1/messages", "/v1/responses", "/v1/tokenize", "/v1/detokenize"):
+    for path in ("/v1/messages/count_tokens", "/v1/tokenize", "/v1/detokenize"):
         answer = post(chat, path, body, **{"x-forebay-continue": "a,1,0"})
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "x-forebay-continue")
     answer = post(embed, "/v1/messages", body)

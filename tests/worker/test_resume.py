@@ -8,9 +8,17 @@ import httpx
 import pytest
 from tests.worker.rig import Worker, worker
 
+from forebay.wire.transcript import TEXTS
+
 HI: list[Any] = [{"role": "user", "content": "hi"}]
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
 BODIES: dict[str, dict[str, Any]] = {CHAT: {"messages": HI}, COMPLETIONS: {"prompt": "Tell me"}}
+NAMED: dict[str, dict[str, Any]] = {
+    MESSAGES: {"messages": HI, "system": "Be brief.", "max_tokens": 12},
+    RESPONSES: {"input": "hi", "instructions": "Be brief.", "max_output_tokens": 12, "metadata": {"a": "b"}},
+}
+"""Bodies of the APIs whose events have names."""
 FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
 
 
@@ -73,6 +81,82 @@ def test_two_halves_of_a_stream_are_the_whole_byte_for_byte(chat: Worker, path: 
     assert chat.idle().in_flight == 0
 
 
+def named(path: str, **fields: Any) -> dict[str, Any]:
+    return {"model": "m", "stream": True, "temperature": 0} | NAMED[path] | fields
+
+
+def document(event: bytes) -> dict[str, Any]:
+    """The data of an event with a name."""
+    name, data = event.split(b"\n")[:2]
+    found: dict[str, Any] = json.loads(data.removeprefix(b"data: "))
+    assert name == b"event: " + found["type"].encode()
+    return found
+
+
+def named_text(begun: list[bytes]) -> bytes:
+    """What a client has of the text after these events."""
+    deltas = [each["delta"] for event in begun if (each := document(event))["type"] in TEXTS]
+    return "".join(each if isinstance(each, str) else each["text"] for each in deltas).encode()
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (MESSAGES, {}),
+        (MESSAGES, {"max_tokens": 60, "stop_sequences": [" the w", "er t"]}),
+        (RESPONSES, {}),
+        (RESPONSES, {"max_output_tokens": 400}),
+    ],
+    ids=str,
+)
+def test_two_halves_of_a_stream_of_named_events_are_the_whole_byte_for_byte(
+    chat: Worker, path: str, fields: dict[str, Any]
+) -> None:
+    body = named(path, **fields)
+    whole = events(post(chat, path, body))
+    first = document(whole[0])
+    begun = first.get("message") or first["response"]
+    kinds = [document(event)["type"] for event in whole]
+    closing = kinds.index("content_block_stop" if path == MESSAGES else "response.output_text.done")
+    assert closing > 8
+    last = closing - 1 if "stop_sequences" in fields else closing  # it may leave with the text that a stop cut off
+    for end in range(1, last + 1):
+        said = named_text(whole[:end])
+        seam = f"{begun['id']},{begun.get('created_at', 0)},{len(said)},{end}"
+        rest = events(post(chat, path, body, seam, said))
+        assert b"".join(whole[:end] + rest) == b"".join(whole)
+    if path == RESPONSES:
+        assert [document(event)["sequence_number"] for event in whole] == list(range(len(whole)))
+    assert chat.idle().in_flight == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        (MESSAGES, {"output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}}},
+         "output_config.format"),
+        (RESPONSES, {"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "object"}}}},
+         "text.format"),
+    ],
+)  # fmt: skip
+def test_a_named_answer_under_a_schema_is_not_continued_unless_nothing_was_said(
+    chat: Worker, path: str, fields: dict[str, Any], param: str
+) -> None:
+    body = named(path, **fields)
+    answer = post(chat, path, body, "a,1,1,4", b"{")
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (409, "not_resumable", param)
+    opening = 2 if path == MESSAGES else 4
+    rest = events(post(chat, path, body, f"a,1,0,{opening}"))
+    assert json.loads(named_text(rest)) == {}
+
+
+@pytest.mark.parametrize("path", [MESSAGES, RESPONSES])
+def test_only_a_stream_of_named_events_is_continued(chat: Worker, path: str) -> None:
+    answer = post(chat, path, named(path, stream=False), "a,1,0,1")
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "x-forebay-continue")
+
+
 def test_text_at_the_seam_is_counted_in_bytes_and_the_stream_keeps_its_name(chat: Worker) -> None:
     said = " naïve 🌊".encode()
     body = stream(CHAT, stream_options={"include_usage": True}, ignore_eos=True)
@@ -113,7 +197,9 @@ def test_two_streams_of_one_name_do_not_meet(chat: Worker) -> None:
         (CHAT, {}, "a,1,-1", b""),
         (CHAT, {}, "a b,1,0", b""),
         (CHAT, {}, ",1,0", b""),
-        (CHAT, {}, "a,1,0,0", b""),
+        (CHAT, {}, "a,1,0,", b""),
+        (CHAT, {}, "a,1,0,x", b""),
+        (CHAT, {}, "a,1,0,0,0", b""),
         (CHAT, {}, "a" * 129 + ",1,0", b""),
         (CHAT, {}, "a,1,9999999", b""),
         (CHAT, {}, "a,1,2", b"\xff\xff"),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from forebay import __version__
+from forebay.cli.reload import UNCHANGED, Reloader
 from forebay.cli.settings import UserError
 from forebay.control.admin import AdminServer, make_app
 from forebay.control.journal import Happened, Journal
@@ -49,6 +50,7 @@ class Parts:
     provider: LocalProvider
     prober: Prober
     journal: Journal
+    reload: Reloader
     server: AdminServer
 
     async def close(self) -> None:
@@ -81,6 +83,19 @@ def prepare_model(model: ModelSettings, home: Path, progress: Progress) -> Artif
     return Artifact(prepared.absolute(), digest, engine.name, settings)
 
 
+def prepare_models(cluster: Cluster, home: Path, progress: Callable[[str], Progress]) -> dict[str, Artifact]:
+    """All models, by name. Raises `UserError` with all that is wrong with any of them."""
+    artifacts, problems = {}, []
+    for model in cluster.models:
+        try:
+            artifacts[model.name] = prepare_model(model, home, progress(model.name))
+        except UserError as error:
+            problems.append(str(error))
+    if problems:
+        raise UserError("\n".join(problems))
+    return artifacts
+
+
 def _default_engine(path: Path) -> EngineSettings:
     match choose_engine(path):
         case "openvino":
@@ -94,9 +109,15 @@ def _default_engine(path: Path) -> EngineSettings:
 
 
 def build(
-    cluster: Cluster, artifacts: Mapping[str, Artifact], places: Places, tell: Callable[[Happened], None]
+    cluster: Cluster,
+    artifacts: Mapping[str, Artifact],
+    places: Places,
+    tell: Callable[[Happened], None],
+    *,
+    home: Path,
+    read: Callable[[], Cluster] | None = None,
 ) -> Parts:
-    """Wire a control plane over processes of this machine."""
+    """Wire a control plane over processes of this machine. `read` reads the cluster file again, if there is one."""
     plan = make_plan(cluster, artifacts, places, __version__)
     metrics = Metrics()
     metrics.gauge("build_info", __version__, "control").set(1)
@@ -113,4 +134,18 @@ def build(
         rules=Rules(),
         leases=make_leases(plan),
     )
-    return Parts(plan, control, provider, prober, journal, AdminServer(make_app(control, journal, metrics)))
+
+    def unless_stopping(stage: str, done: int, total: int | None) -> None:
+        if control.stopping:
+            raise UserError("the cluster stops")
+
+    def plan_again(changed: Cluster) -> Plan:
+        try:
+            prepared = prepare_models(changed, home, lambda _: unless_stopping)
+        except UserError as error:
+            raise UserError(f"{error}\n{UNCHANGED}") from error
+        return make_plan(changed, prepared, places, __version__)
+
+    reload = Reloader(control, journal, cluster, plan, read, plan_again)
+    server = AdminServer(make_app(control, journal, metrics, reload))
+    return Parts(plan, control, provider, prober, journal, reload, server)

@@ -17,6 +17,8 @@ import msgspec
 from rich.markup import escape
 from rich.table import Table
 
+from forebay.core.model import TlsSpec
+from forebay.net import tls
 from forebay.obs.clock import wall_s
 
 PYTHON_MIN = (3, 11)
@@ -123,7 +125,7 @@ def check_disk(home: Path) -> Check:
     return Check("disk", State.OK, found)
 
 
-def check_port(setting: str, host: str, port: int) -> Check:
+def check_port(setting: str, host: str, port: int, scheme: str = "http") -> Check:
     """Free, held by Forebay, or held by somebody else."""
     name = f"port {port}"
     with socket.socket() as probe:
@@ -136,12 +138,29 @@ def check_port(setting: str, host: str, port: int) -> Check:
             return Check(name, State.OK, "free")
     for path in ("/v1/status", "/livez"):
         try:
-            answer = httpx.get(f"http://{host}:{port}{path}", timeout=2, trust_env=False)
+            # whoever answers is told nothing, so it need not prove who it is
+            answer = httpx.get(f"{scheme}://{host}:{port}{path}", timeout=2, trust_env=False, verify=False)  # noqa: S501
         except httpx.HTTPError:
             break
         if answer.status_code == 200 and (path == "/livez" or "models" in answer.text):
             return Check(name, State.OK, "in use, by a Forebay that is running")
     return Check(name, State.MISSING, taken, f"stop what listens there, or set another {setting}")
+
+
+def check_certificate(spec: TlsSpec) -> Check:
+    """The certificate of `gateway.tls`: whether it can be served with, and for how much longer."""
+    try:
+        expires_s = tls.load(spec).expires_s
+    except tls.BadPair as error:
+        return Check("certificate", State.MISSING, str(error), "mend the files that gateway.tls names")
+    left_s = expires_s - wall_s()
+    on = tls.day(expires_s)
+    if left_s <= 0:
+        return Check("certificate", State.MISSING, f"expired on {on}", f"renew {spec.certificate}")
+    if left_s < tls.EXPIRY_WARNING_S:
+        advice = f"renew {spec.certificate}; running gateways take the new one over by themselves"
+        return Check("certificate", State.WARN, f"expires on {on}", advice)
+    return Check("certificate", State.OK, f"expires on {on}")
 
 
 def check_files() -> Check:
@@ -205,14 +224,16 @@ def check_clock() -> Check:
     return Check("clock", State.OK, "plausible")
 
 
-def checks(home: Path, ports: tuple[tuple[str, str, int], ...]) -> Iterator[Check]:
-    """All checks, one after the other; the slow one is last."""
+def checks(home: Path, ports: tuple[tuple[str, str, int, str], ...], certificate: TlsSpec | None) -> Iterator[Check]:
+    """All checks, one after the other; the slow one is last. `ports`: setting, host, port, scheme."""
     plain: tuple[Callable[[], Check], ...] = (check_python, check_system, check_cores, check_memory)
     for check in plain:
         yield check()
     yield check_disk(home)
-    for setting, host, port in ports:
-        yield check_port(setting, host, port)
+    for setting, host, port, scheme in ports:
+        yield check_port(setting, host, port, scheme)
+    if certificate is not None:
+        yield check_certificate(certificate)
     yield check_files()
     yield check_clock()
     yield check_gpu()

@@ -3,7 +3,7 @@
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,6 +12,9 @@ from forebay.cli import settings
 from forebay.cli.keys import keys
 from forebay.cli.records import command as records
 from forebay.cli.settings import UserError
+
+if TYPE_CHECKING:
+    from forebay.core.cluster import Cluster
 
 EPILOG = "Exit codes: 0 done · 1 failed · 2 wrong usage · 3 nothing answers at the address · 130 stopped with Ctrl-C"
 
@@ -44,6 +47,17 @@ UrlOption = Annotated[
 KeyOption = Annotated[
     str | None,
     typer.Option("--api-key", envvar="FOREBAY_API_KEY", help="Bearer token to send.", show_envvar=True),
+]
+HeaderOption = Annotated[
+    list[str] | None, typer.Option(help="NAME:VALUE, sent with every request; repeatable.", show_default=False)
+]
+RateOption = Annotated[
+    float | None,
+    typer.Option(help="Open loop: requests per second, Poisson arrivals; latency counts from when one was due."),
+]
+CaOption = Annotated[
+    Path | None,
+    typer.Option("--ca", envvar="FOREBAY_CA", help="PEM file of the CA to trust for https.", show_envvar=True),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -78,8 +92,25 @@ def up(
     console = settings.screen()
     if source.is_demo and not demo:
         console.print("[dim]There is no forebay.yaml here: starting the demo.[/]")
-    cluster = settings.load_cluster(source, set_ or [], os.environ)
-    raise typer.Exit(run_up(cluster, settings.home(), console))
+
+    def read_again() -> "Cluster":
+        again = settings.read_file(Path(source.name))
+        return settings.load_cluster(again, set_ or [], os.environ, to_run=True, otherwise="nothing was changed")
+
+    cluster = settings.load_cluster(source, set_ or [], os.environ, to_run=True)
+    raise typer.Exit(run_up(cluster, settings.home(), console, None if source.is_demo else read_again))
+
+
+@app.command()
+def reload(
+    url: Annotated[
+        str | None, typer.Option("--url", help="Admin API.", show_default="FOREBAY_ADMIN_URL, else the demo's")
+    ] = None,
+) -> None:
+    """Let the running cluster take its changed cluster file over; no request is dropped."""
+    from forebay.cli.view import reload as view
+
+    raise typer.Exit(view.reload((url or settings.admin_url()).rstrip("/"), settings.screen()))
 
 
 @app.command()
@@ -148,13 +179,15 @@ def chat(
     ] = None,
     url: UrlOption = None,
     api_key: KeyOption = None,
+    ca: CaOption = None,
 ) -> None:
     """Talk to a model. Ctrl-C stops an answer, Ctrl-D leaves."""
     from forebay.cli import chat as talk
-    from forebay.cli.server import choose_model, connect
+    from forebay.cli.server import choose_model, connect, trusted
 
     out, notes = settings.screen(), settings.screen(stderr=True)
-    with connect(url or settings.gateway_url(), api_key) as client:
+    base = url or settings.gateway_url()
+    with connect(base, api_key, trusted(base, ca)) as client:
         chosen = choose_model(client, model, "chat")
         conversation = talk.Talk(client, chosen, max_tokens, temperature, talk.system_message(system))
         raise typer.Exit(talk.chat(conversation, prompt, out, notes))
@@ -167,10 +200,7 @@ def bench(
     model: Annotated[str | None, typer.Option(help="Model.", show_default="the only one, or by task")] = None,
     task: Annotated[str, typer.Option(help="chat, completions or embed.")] = "chat",
     concurrency: Annotated[int, typer.Option("--concurrency", "-c", help="Closed loop: requests at once.")] = 8,
-    rate: Annotated[
-        float | None,
-        typer.Option(help="Open loop: requests per second, Poisson arrivals; latency counts from when one was due."),
-    ] = None,
+    rate: RateOption = None,
     requests: Annotated[
         int | None, typer.Option("--requests", "-n", help="End after this many.", show_default="100")
     ] = None,
@@ -186,6 +216,7 @@ def bench(
     batch: Annotated[int, typer.Option(help="embed: inputs per request.")] = 1,
     warmup: Annotated[int, typer.Option(help="Requests sent first and not counted.")] = 0,
     timeout: Annotated[float, typer.Option(help="Give up on a request after this, seconds.")] = 300.0,
+    header: HeaderOption = None,
     slo_ttft_ms: Annotated[float | None, typer.Option(help="Goodput: time to first token.")] = None,
     slo_tpot_ms: Annotated[float | None, typer.Option(help="Goodput: time per output token.")] = None,
     slo_e2e_ms: Annotated[float | None, typer.Option(help="Goodput: end to end.")] = None,
@@ -193,6 +224,7 @@ def bench(
     as_json: JsonOption = False,
     plot: Annotated[Path | None, typer.Option(help="Draw latencies and rates (.png, .svg, .pdf).")] = None,
     api_key: KeyOption = None,
+    ca: CaOption = None,
 ) -> None:
     """Load an OpenAI-compatible server and report latency, throughput and errors."""
     from forebay.cli.bench.command import Output, bench
@@ -216,6 +248,8 @@ def bench(
         seed=seed,
         timeout_s=timeout,
         api_key=api_key,
+        ca=ca,
+        headers=tuple(header or ()),
     )
     raise typer.Exit(bench(plan, Slo(slo_ttft_ms, slo_tpot_ms, slo_e2e_ms), Output(as_json, plot)))
 
@@ -228,13 +262,14 @@ def doctor(file: FileOption = None, as_json: JsonOption = False) -> None:
     from forebay.cli import doctor as look
 
     cluster = settings.load_cluster(settings.read_file(file), [], os.environ)
+    gateway, admin = cluster.gateway, cluster.admin
     ports = (
-        ("gateway.port", cluster.gateway.host, cluster.gateway.port),
-        ("admin.port", cluster.admin.host, cluster.admin.port),
+        ("gateway.port", gateway.host, gateway.port, "https" if gateway.tls else "http"),
+        ("admin.port", admin.host, admin.port, "http"),
     )
     console, notes = settings.screen(), settings.screen(stderr=True)
     with notes.status("looking at the machine"):
-        found = list(look.checks(settings.home(), ports))
+        found = list(look.checks(settings.home(), ports, gateway.tls.value() if gateway.tls else None))
     missing = [check.name for check in found if check.state is look.State.MISSING]
     if as_json:
         document = {"ok": not missing, "checks": found}
@@ -265,9 +300,14 @@ def check(
 ) -> None:
     """Check a cluster file; prints all problems at once."""
     source = settings.read_file(file)
-    cluster = settings.load_cluster(source, set_ or [], os.environ)
+    cluster = settings.load_cluster(source, set_ or [], os.environ, to_run=True)
     models = ", ".join(f"{m.name} ({m.task}, {m.replicas} replica{'s' * (m.replicas > 1)})" for m in cluster.models)
     typer.echo(f"{source.name}: fine. Cluster {cluster.name}: {models}")
+    if cluster.gateway.tls:
+        from forebay.cli.doctor import check_certificate
+
+        found = check_certificate(cluster.gateway.tls.value())
+        typer.echo(f"The certificate {found.found}{f': {found.advice}' if found.advice else ''}")
 
 
 def main() -> None:

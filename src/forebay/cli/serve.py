@@ -81,4 +81,4 @@ def cluster_of(wish: Wish, assignments: Iterable[str], environ: Mapping[str, str
     for path, value in set_overrides(assignments).items():
         known = path.partition(".")[0].partition("[")[0] in Cluster.model_fields
         overrides[path if known else f"models[0].{path}"] = value
-    return parse_cluster(text, overrides)
+    return parse_cluster(text, overrides, to_run=True)

@@ -1,5 +1,8 @@
 """The server that `chat` and `bench` talk to: reach it, see what it serves, put its refusals in words."""
 
+import ssl
+from pathlib import Path
+
 import httpx
 
 from forebay.cli.settings import NOT_REACHED, UserError
@@ -19,9 +22,25 @@ def refusal(response: httpx.Response) -> str:
     return f"{text} (HTTP {response.status_code}{f'; try again in {after} s' if after else ''})"
 
 
-def connect(url: str, api_key: str | None) -> httpx.Client:
-    """A client for an OpenAI-compatible server at `url`, with or without `/v1`."""
+def trusted(url: str, ca: Path | None) -> ssl.SSLContext | None:
+    """What a server at an https `url` is known by: certificates of `ca`, or of the usual authorities.
+
+    None: `url` is not https. Raises `UserError`.
+    """
+    if not url.lower().startswith("https:"):
+        return None
+    if ca is None:
+        return httpx.create_ssl_context(trust_env=False)
+    try:
+        return ssl.create_default_context(cafile=ca)
+    except OSError as error:
+        raise UserError(f"--ca: {ca} is no PEM file with certificates ({error.strerror or error}).") from None
+
+
+def connect(url: str, api_key: str | None, tls: ssl.SSLContext | None = None) -> httpx.Client:
+    """A client for an OpenAI-compatible server at `url`, with or without `/v1`. `tls` is what `trusted` says."""
     return httpx.Client(
+        verify=True if tls is None else tls,
         base_url=url.removesuffix("/v1"),
         headers={"authorization": f"Bearer {api_key}"} if api_key else {},
         timeout=httpx.Timeout(ANSWER_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
@@ -35,7 +54,13 @@ def choose_model(client: httpx.Client, wanted: str | None, preferred: str) -> st
         response = client.get("/v1/models")
         response.raise_for_status()
         names = sorted(str(entry["id"]) for entry in response.json()["data"])
-    except httpx.ConnectError:
+    except httpx.ConnectError as error:
+        if "CERTIFICATE_VERIFY_FAILED" in str(error):
+            raise UserError(
+                f"The certificate of {client.base_url} is not trusted ({str(error).partition('failed: ')[2]}). "
+                "If a CA of your own has issued it, name that with --ca or FOREBAY_CA.",
+                NOT_REACHED,
+            ) from None
         raise UserError(
             f"Nothing answers at {client.base_url}. Start a cluster with `forebay up`, "
             "or name another server with --url or FOREBAY_URL.",

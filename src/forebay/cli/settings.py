@@ -23,6 +23,7 @@ VARIABLES = {
     "FOREBAY_URL": f"base URL that `chat` and `bench` talk to; default: `{GATEWAY_URL}`",
     "FOREBAY_ADMIN_URL": f"admin API that `status` asks; default: `{ADMIN_URL}`",
     "FOREBAY_API_KEY": "bearer token that `chat` and `bench` send, for servers that want one",
+    "FOREBAY_CA": "PEM file of the CA that `chat` and `bench` trust for https; default: the usual ones",
     "FOREBAY_<KEY>__<KEY>": "a setting of the cluster file, for example `FOREBAY_GATEWAY__PORT=9000` or "
     "`FOREBAY_MODELS__0__REPLICAS=2`; `--set` goes over it",
 }
@@ -123,19 +124,33 @@ def set_overrides(assignments: Iterable[str]) -> dict[str, str]:
     return overrides
 
 
-def load_cluster(file: FileText, assignments: Iterable[str], environ: Mapping[str, str]) -> "Cluster":
+def load_cluster(
+    file: FileText,
+    assignments: Iterable[str],
+    environ: Mapping[str, str],
+    *,
+    to_run: bool = False,
+    otherwise: str = "nothing was started",
+) -> "Cluster":
     """The cluster of a file with environment and `--set` on top. Raises `UserError` with all problems."""
-    return parse_cluster(file, {**variable_overrides(environ), **set_overrides(assignments)})
+    overrides = {**variable_overrides(environ), **set_overrides(assignments)}
+    return parse_cluster(file, overrides, to_run=to_run, otherwise=otherwise)
 
 
-def parse_cluster(file: FileText, overrides: Mapping[str, str]) -> "Cluster":
-    """The cluster of a text. Raises `UserError` with all problems."""
+def parse_cluster(
+    file: FileText, overrides: Mapping[str, str], *, to_run: bool = False, otherwise: str = "nothing was started"
+) -> "Cluster":
+    """The cluster of a text. `to_run`: the certificate that it names has to be good too.
+
+    Raises `UserError` with all problems; `otherwise` is what they are the reason for.
+    """
+    from forebay.net import tls
     from forebay.wire import clusterfile
 
     try:
-        return clusterfile.load(file.text, file.name, overrides)
+        return clusterfile.load(file.text, file.name, overrides, look=tls.conflicts if to_run else lambda _: ())
     except clusterfile.ClusterFileError as error:
         count = len(error.problems)
         lines = [f"{f'line {p.line}' if p.line else 'set':>9}  {p}" for p in error.problems]
-        head = f"{file.name}: {count} problem{'s' if count > 1 else ''}; nothing was started."
+        head = f"{file.name}: {count} problem{'s' if count > 1 else ''}; {otherwise}."
         raise UserError("\n".join([head, *lines])) from None

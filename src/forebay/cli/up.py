@@ -5,7 +5,7 @@ import fcntl
 import os
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -13,7 +13,9 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
-from forebay.cli.build import Parts, build, prepare_model
+from forebay.cli.build import Parts, build, prepare_models
+from forebay.cli.doctor import check_certificate
+from forebay.cli.reload import Reloader
 from forebay.cli.settings import INTERRUPTED, UserError
 from forebay.cli.view.screen import Screen
 from forebay.control.loop import Controller
@@ -24,6 +26,7 @@ from forebay.core.cluster import Cluster
 from forebay.core.model import Endpoint, Task
 from forebay.obs.clock import wall_s
 from forebay.providers.processes import identify, session_leaders
+from forebay.wire.documents import UNREADABLE
 
 SHOW_EVERY_S = 0.2
 BACKLOG = 128
@@ -42,8 +45,11 @@ class Holder(msgspec.Struct, frozen=True):
     since: float
 
 
-def run_up(cluster: Cluster, home: Path, console: Console) -> int:
-    """Run a cluster until Ctrl-C or SIGTERM; the exit code. Raises `UserError` for what the user can mend."""
+def run_up(cluster: Cluster, home: Path, console: Console, read: Callable[[], Cluster] | None = None) -> int:
+    """Run a cluster until Ctrl-C or SIGTERM; the exit code. Raises `UserError` for what the user can mend.
+
+    `read` reads the cluster file again, for `forebay reload` and SIGHUP; None: there is none.
+    """
     home = home.absolute()
     places = Places(home / "run" / cluster.name)
     try:
@@ -59,7 +65,11 @@ def run_up(cluster: Cluster, home: Path, console: Console) -> int:
             except KeyboardInterrupt:
                 return INTERRUPTED
             _clear_peers(places)
-            parts = build(cluster, artifacts, places, screen.event)
+            if cluster.gateway.tls:
+                certificate = check_certificate(cluster.gateway.tls.value())
+                if certificate.advice:
+                    screen.line(f"the certificate {certificate.found}: {certificate.advice}", "yellow")
+            parts = build(cluster, artifacts, places, screen.event, home=home, read=read)
             asyncio.run(_run(parts, listener, screen, began))
     return 0
 
@@ -82,7 +92,7 @@ def _only_one(places: Places, name: str) -> Iterator[None]:
 def _held(content: bytes, name: str) -> str:
     try:
         holder = msgspec.json.decode(content, type=Holder)
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return f"cluster {name} is being run by another process"
     since = datetime.fromtimestamp(holder.since).isoformat(" ", "seconds")
     return (
@@ -117,7 +127,7 @@ def _clear_peers(places: Places) -> None:
     for path in places.peers.glob("*.json"):
         try:
             endpoint = msgspec.json.decode(path.read_bytes(), type=Endpoint)
-        except (OSError, msgspec.DecodeError):
+        except (OSError, *UNREADABLE):
             endpoint = None
         if endpoint is None or identify(endpoint.pid) is None:
             path.unlink(missing_ok=True)
@@ -125,16 +135,13 @@ def _clear_peers(places: Places) -> None:
 
 def _prepare(cluster: Cluster, home: Path, screen: Screen) -> dict[str, Artifact]:
     """All models, or all that is wrong with them."""
-    artifacts, problems = {}, []
-    for model in cluster.models:
-        try:
-            artifacts[model.name] = prepare_model(model, home, screen.progress(model.name))
-        except UserError as error:
-            problems.append(str(error))
-        screen.done(model.name)
-    if problems:
-        raise UserError("\n".join([*problems, "Nothing was started."]))
-    return artifacts
+    try:
+        return prepare_models(cluster, home, screen.progress)
+    except UserError as error:
+        raise UserError(f"{error}\nNothing was started.") from error
+    finally:
+        for model in cluster.models:
+            screen.done(model.name)
 
 
 async def _run(parts: Parts, listener: socket.socket, screen: Screen, began: float) -> None:
@@ -150,19 +157,46 @@ async def _run(parts: Parts, listener: socket.socket, screen: Screen, began: flo
             control.stop()
             screen.line("Ctrl-C once more cuts off what still runs.", "dim")
 
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    hung_up, terminal = asyncio.Event(), _has_terminal()
+
+    def hang_up() -> None:
+        if terminal and not _has_terminal():
+            stop()
+        else:
+            hung_up.set()
+
+    for number, act in ((signal.SIGINT, stop), (signal.SIGTERM, stop), (signal.SIGHUP, hang_up)):
         if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup means it
-            loop.add_signal_handler(number, stop)
+            loop.add_signal_handler(number, act)
     try:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(parts.server.run_on(listener))
+            reloading = tasks.create_task(_reload_on(hung_up, parts.reload))
             showing = tasks.create_task(_show(parts, screen, began, listener.getsockname()))
             await control.run()
             parts.server.stop()
             showing.cancel()
+            reloading.cancel()
     finally:
         await parts.close()
     screen.line("stopped; no process is left")
+
+
+def _has_terminal() -> bool:
+    """Whether there is a terminal to press Ctrl-C at. When it is closed, SIGHUP comes too, and means to stop."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
+
+
+async def _reload_on(asked: asyncio.Event, reload: Reloader) -> None:
+    """Read the cluster file again whenever it is asked for; several requests at once are one."""
+    while True:
+        await asked.wait()
+        asked.clear()
+        await reload()
 
 
 def _status(control: Controller) -> Status:
@@ -180,10 +214,14 @@ async def _show(parts: Parts, screen: Screen, began: float, admin: tuple[str, in
     screen.still()
     screen.line(f"\nready after {wall_s() - began:.1f} s\n", "bold green")
     screen.line(f"  OpenAI API  {parts.plan.gateway_url}/v1")
+    if parts.plan.gateway_url.startswith("https:"):
+        screen.line("  TLS         clients use a name that the certificate holds, and trust its CA (curl --cacert)")
     screen.line(f"  access      {ACCESS[parts.plan.auth]}")
     screen.line(f"  admin API   http://{admin[0]}:{admin[1]}/v1/status")
     screen.line(f"\n{_example(parts.plan)}\n")
     screen.line("Ctrl-C stops the cluster.", "dim")
+    if parts.reload.read is not None:
+        screen.line("`forebay reload` takes over what is changed in its file.", "dim")
 
 
 def _example(plan: Plan) -> str:

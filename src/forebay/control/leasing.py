@@ -8,6 +8,7 @@ import msgspec
 from forebay.control.plan import Plan
 from forebay.core.model import GatewaySpec
 from forebay.core.tenancy import Amounts, Demand, Lease, allot, amounts
+from forebay.wire.documents import UNREADABLE
 
 DAY_S = 86_400
 
@@ -25,7 +26,7 @@ class Leases:
         """Go on from what the last control has lent; a file that is missing or broken counts as none."""
         try:
             self._leases = msgspec.json.decode(self._path.read_bytes(), type=dict[str, Lease])
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        except (OSError, *UNREADABLE):
             self._leases = {}
 
     def renew(self, demands: Mapping[str, Demand], now: float, wall: float) -> None:

@@ -62,12 +62,14 @@ class Controller:
         leases: Leases | None = None,
     ) -> None:
         self.plan = plan
+        """What is wanted, and for the time of a replacement a little more."""
         self.state = State()
         self.units: dict[UnitKey, SeenUnit] = {}
         self.reports: dict[UnitKey, LoadReport] = {}
         self.trouble = ""
         """Why control cannot do its work at the moment; empty: it can."""
         self.phase = Phase.RUN
+        self._asked = plan
         self._provider = provider
         self._prober = prober
         self._snapshot = snapshot
@@ -112,6 +114,17 @@ class Controller:
         """Everything has been stopped."""
         return self.phase is Phase.STOPPED
 
+    def take_over(self, plan: Plan, leases: Leases | None) -> None:
+        """Work towards another plan from the next round on: gateways are told of it, units follow one by one."""
+        kept = {model.routes.name for model in plan.models}
+        for name in sorted({model.routes.name for model in self._asked.models} - kept):
+            for state in ReplicaState:
+                self._metrics.forget("replicas", name, state.value)
+        if leases is not None:
+            leases.read()
+        self._asked, self._leases = plan, leases
+        self._wake.set()
+
     def stop(self) -> None:
         """Drain: gateways first, then replicas; then `run` returns."""
         if self.phase is Phase.RUN:
@@ -152,6 +165,8 @@ class Controller:
         began, failures = loop.time(), self._failures
         seen = await self._observe()
         before = self.state
+        if seen.units is not None:
+            self.plan = self._asked.with_spares(before, seen.units)
         self.state, verdict = decide(self._wanted(), before, seen, loop.time(), self._rules)
         self._report(before, seen, verdict)
         if seen.units is not None:
@@ -209,11 +224,12 @@ class Controller:
 
     async def _lend(self, units: Iterable[SeenUnit]) -> None:
         """Share the tenants' limits out. What goes wrong here leaves gateways with less, never with more."""
-        if self._leases is None:
+        leases = self._leases
+        if leases is None:
             return
         demands = await self._prober.demands(units)
         try:
-            self._leases.renew(demands, asyncio.get_running_loop().time(), wall_s())
+            leases.renew(demands, asyncio.get_running_loop().time(), wall_s())
         except OSError as error:
             self._fail("lend", f"the leases cannot be written: {error}")
 

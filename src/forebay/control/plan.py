@@ -1,13 +1,22 @@
 """What a cluster file asks for, as slots and routes, once its models are prepared."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from forebay.core.cluster import Cluster, ModelSettings, Slo
+from forebay.core.cluster import Cluster, GatewaySettings, ModelSettings, Slo
 from forebay.core.dispatch.settings import make_dispatch, stand_ins
-from forebay.core.model import Dispatch, GatewaySpec, Limits, ModelRoutes, RecordsSpec, TenancySpec, WorkerSpec
-from forebay.core.reconcile import Kind, Slot
+from forebay.core.model import (
+    Dispatch,
+    GatewaySpec,
+    Limits,
+    ModelRoutes,
+    RecordsSpec,
+    TenancySpec,
+    TlsSpec,
+    WorkerSpec,
+)
+from forebay.core.reconcile import Kind, SeenUnit, Slot, State, needs_spare
 from forebay.core.revision import revision_id, spec_digest
 from forebay.wire.transcript import TEXT_BYTES_MAX
 
@@ -34,6 +43,8 @@ class PlannedModel:
     source: str
     slo: Slo
     slots: tuple[Slot, ...]
+    spare: Slot | None = None
+    """The replica after the last one, wanted only while the others are replaced."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +64,17 @@ class Plan:
     def slots(self) -> tuple[Slot, ...]:
         """Everything that is to run."""
         return (*self.gateways, *(slot for model in self.models for slot in model.slots))
+
+    def with_spares(self, state: State, units: Iterable[SeenUnit]) -> "Plan":
+        """The same, with the spare of every model whose replicas are being replaced among its slots."""
+        seen = tuple(units)
+        models = tuple(
+            replace(model, slots=(*model.slots, model.spare))
+            if model.spare and needs_spare(model.slots, model.spare, state, seen)
+            else model
+            for model in self.models
+        )
+        return replace(self, models=models) if models != self.models else self
 
 
 @dataclass(frozen=True)
@@ -104,15 +126,25 @@ class Places:
 
 def make_plan(cluster: Cluster, artifacts: Mapping[str, Artifact], places: Places, version: str) -> Plan:
     """The plan of a cluster; `artifacts` by model name. `version` of Forebay: another one replaces all units."""
-    host = cluster.gateway.host
     return Plan(
         cluster=cluster.name,
-        gateway_url=f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{cluster.gateway.port}",  # noqa: S104 - not bound here
+        gateway_url=_url(cluster.gateway),
         gateways=tuple(_gateway(cluster, index, places, version) for index in range(cluster.gateway.processes)),
         models=tuple(_model(cluster, model, artifacts[model.name], version) for model in cluster.models),
         auth=cluster.gateway.auth,
         dispatch=make_dispatch(cluster.aliases, cluster.routes),
     )
+
+
+def _url(gateway: GatewaySettings) -> str:
+    host = "127.0.0.1" if gateway.host in ("0.0.0.0", "::") else gateway.host  # noqa: S104 - not bound here
+    return f"{'https' if gateway.tls else 'http'}://{host}:{gateway.port}"
+
+
+def _tls(gateway: GatewaySettings) -> TlsSpec | None:
+    if gateway.tls is None:
+        return None
+    return TlsSpec(str(Path(gateway.tls.certificate).absolute()), str(Path(gateway.tls.key).absolute()))
 
 
 def keys_path(cluster: Cluster, places: Places) -> Path:
@@ -148,6 +180,7 @@ def _gateway(cluster: Cluster, index: int, places: Places, version: str) -> Slot
         drain_grace_s=settings.drain_grace_s,
         records=RecordsSpec(str(places.records), **settings.records.model_dump()),
         tenancy=_tenancy(cluster, places, f"gateway-{index}"),
+        tls=_tls(settings),
     )
     digest = spec_digest(spec, version)
     return Slot(spec.id, Kind.GATEWAY, "gateway", index, digest, spec, drain_grace_s=settings.drain_grace_s)
@@ -172,9 +205,9 @@ def _model(cluster: Cluster, model: ModelSettings, artifact: Artifact, version: 
             # a request that goes on with another replica's answer brings that answer's text
             limits=Limits(body_bytes_max=cluster.gateway.limits.body_bytes_max + TEXT_BYTES_MAX),
         )
-        for index in range(model.replicas)
+        for index in range(model.replicas + 1)
     ]
-    slots = tuple(
+    *slots, spare = (
         Slot(
             id=spec.replica,
             kind=Kind.REPLICA,
@@ -191,6 +224,8 @@ def _model(cluster: Cluster, model: ModelSettings, artifact: Artifact, version: 
         name=model.name,
         task=model.task,
         policy=model.routing,
+        sessions=model.sessions,
+        hedge_after_s=model.hedge_after_s or 0.0,
         revision=revision,
         queue_max=model.queue_max,
         queue_timeout_s=model.queue_timeout_s,
@@ -199,4 +234,4 @@ def _model(cluster: Cluster, model: ModelSettings, artifact: Artifact, version: 
         fallback_default=model.fallback_default == "allow",
         price_per_mtok=model.price_per_mtok,
     )
-    return PlannedModel(routes, artifact.engine, model.source, model.slo, slots)
+    return PlannedModel(routes, artifact.engine, model.source, model.slo, tuple(slots), spare)

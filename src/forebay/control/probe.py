@@ -10,6 +10,7 @@ import msgspec
 from forebay.core.model import Endpoint, LoadReport
 from forebay.core.reconcile import Answer, Answered, Kind, SeenUnit, Silent, UnitKey
 from forebay.core.tenancy import Demand
+from forebay.wire.documents import UNREADABLE
 
 TIMEOUT_S = 1.0
 AT_ONCE_MAX = 32
@@ -60,7 +61,7 @@ class Prober:
             return Answered()
         try:
             report = msgspec.json.decode(body, type=LoadReport)
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             return Silent(f"its load report cannot be read: {error}")
         if (report.replica, report.generation) != unit.key:
             return Silent(f"{report.replica} generation {report.generation} answers at its address")
@@ -72,7 +73,7 @@ class Prober:
             async with asyncio.timeout(TIMEOUT_S):
                 body = await self._get(f"http://{endpoint.host}:{endpoint.port}/demand")
             return msgspec.json.decode(body, type=Demand)
-        except (TimeoutError, httpx.HTTPError, _Unfit, msgspec.DecodeError):
+        except (TimeoutError, httpx.HTTPError, _Unfit, *UNREADABLE):
             return None
 
     async def _get(self, url: str) -> bytes:
@@ -92,7 +93,7 @@ class Prober:
         if unit.kind is Kind.GATEWAY:
             try:
                 own = msgspec.json.decode((self._peers / f"{unit.slot}.json").read_bytes(), type=Endpoint)
-            except (OSError, msgspec.DecodeError):
+            except (OSError, *UNREADABLE):
                 return unit.endpoint
             if own.pid == unit.pid:
                 return own

@@ -10,6 +10,7 @@ from forebay.control.plan import Plan
 from forebay.core.model import Dispatch, LoadReport, ModelRoutes, Replica, Snapshot
 from forebay.core.reconcile import SeenUnit, SlotState, State, UnitKey
 from forebay.obs.clock import wall_s
+from forebay.wire.documents import UNREADABLE
 
 
 def make_routes(
@@ -59,7 +60,7 @@ class SnapshotFile:
         """Take up what the last control has left, if anything."""
         try:
             self.current = msgspec.json.decode(self._path.read_bytes(), type=Snapshot)
-        except (OSError, msgspec.DecodeError):
+        except (OSError, *UNREADABLE):
             self.current = Snapshot(int(wall_s()))  # above all that came before, should a gateway still know one
 
     def write(self, models: tuple[ModelRoutes, ...], dispatch: Dispatch | None = None) -> bool:

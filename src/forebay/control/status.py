@@ -107,10 +107,10 @@ def _seen(control: Controller, s: SlotState) -> SeenUnit | None:
 
 
 def _unit(control: Controller, s: SlotState, now: float, wall: float) -> UnitStatus:
-    return UnitStatus(**_common(control, s, now, wall))
+    return UnitStatus(**_common(control, s, now, wall, control.plan.gateway_url.partition(":")[0]))
 
 
-def _common(control: Controller, s: SlotState, now: float, wall: float) -> dict[str, Any]:
+def _common(control: Controller, s: SlotState, now: float, wall: float, scheme: str = "http") -> dict[str, Any]:
     unit = _seen(control, s)
     alive = unit if unit and unit.alive else None
     endpoint = alive.endpoint if alive else None
@@ -118,7 +118,7 @@ def _common(control: Controller, s: SlotState, now: float, wall: float) -> dict[
         "id": s.id,
         "generation": s.generation,
         "pid": alive.pid if alive else 0,
-        "url": f"http://{endpoint.host}:{endpoint.port}" if endpoint else "",
+        "url": f"{scheme}://{endpoint.host}:{endpoint.port}" if endpoint else "",
         "state": s.state,
         "why": s.why,
         "since": round(wall - (now - s.since), 3),

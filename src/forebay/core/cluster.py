@@ -61,6 +61,19 @@ class RecordSettings(Section):
     """Store the bodies of requests in the audit log."""
 
 
+class TlsSettings(Section):
+    """HTTPS. Both files are read again when they change; open connections go on."""
+
+    certificate: Annotated[str, Field(min_length=1)]
+    """PEM file of the server's certificate, followed by the chain that leads to its CA."""
+    key: Annotated[str, Field(min_length=1)]
+    """PEM file of the private key that belongs to the certificate, without a password."""
+
+    def value(self) -> nouns.TlsSpec:
+        """The files as they are written: a relative path starts where `forebay` does."""
+        return nouns.TlsSpec(self.certificate, self.key)
+
+
 class GatewaySettings(Section):
     """The public endpoint."""
 
@@ -73,6 +86,8 @@ class GatewaySettings(Section):
     `open`: it needs none wherever it comes from."""
     keys_file: Annotated[str, Field(min_length=1)] | None = None
     """Where the API keys are kept (their digests only); none: `keys.json` below `FOREBAY_HOME/run/NAME`."""
+    tls: TlsSettings | None = None
+    """Certificate and key; none: plain HTTP."""
     processes: Annotated[int, Field(ge=1, le=64)] = 1
     """Gateway processes that share the port (SO_REUSEPORT)."""
     retries_max: Annotated[int, Field(ge=0, le=10)] = nouns.GatewaySpec.retries_max
@@ -198,6 +213,13 @@ class ModelSettings(Section):
     """How many replicas to keep running."""
     routing: Policy = Policy.CPR
     """How gateways pick a replica."""
+    hedge_after_s: Annotated[float, Field(gt=0, le=60)] | None = None
+    """Embeddings and token counts without an answer after this time go to a second replica too, seconds; the first
+    answer counts. About the p95 latency is a good value. None: never."""
+    sessions: nouns.Sessions = nouns.Sessions.OFF
+    """`header`: requests with the same `x-forebay-session` go to the same replica as long as it is healthy, whatever
+    `routing` says, and wait when it is full. `cookie`: so do those with the cookie `forebay-session`, which every
+    client without one is given."""
     queue_max: Annotated[int, Field(ge=0, le=1_000_000)] = 1024
     """Most requests that wait in a gateway while no replica has room."""
     queue_timeout_s: Annotated[float, Field(gt=0, le=3600)] = 60.0
@@ -329,7 +351,7 @@ def _same_names(key: str, sections: Sequence[Mapping[str, Any]]) -> Iterator[Con
 
 
 def _engine_conflicts(sections: Sequence[Mapping[str, Any]]) -> Iterator[Conflict]:
-    known = {name for names in ENGINES_OF.values() for name in names}
+    known = [name for names in ENGINES_OF.values() for name in names]  # of a name that is a list no hash is taken
     for index, section in enumerate(sections):
         engine, task = _named(section.get("engine")), section.get("task")
         name = engine.get("name") if isinstance(engine, Mapping) else None

@@ -63,6 +63,20 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class BlockNews:
+    """Changes of a replica's prefix cache since the one asked for, in hashes of `core.routing.blocks`."""
+
+    seq: int
+    """Number of the last change; to be asked for next time."""
+    reset: bool
+    """`stored` is all that the cache holds; what was believed before is void."""
+    estimated: bool
+    """The engine does not say what it holds: the worker infers it from what it was sent."""
+    stored: tuple[int, ...] = ()
+    removed: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class LoadReport:
     """What a worker says of itself at `/load`; `core.model.LoadReport` is the JSON document."""
 
@@ -84,6 +98,8 @@ class LoadReport:
     """How long the engine has owed an answer without giving a sign of life."""
     engine_restarts: int = 0
     engine_pid: int = 0
+    blocks: BlockNews | None = None
+    """Only for who asks with `?blocks_since=SEQ` (0: all of it), and where something is known of the prefix cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +158,14 @@ class Dispatch:
     rules: tuple[Rule, ...] = ()
 
 
+class Sessions(StrEnum):
+    """Which requests stay at one replica while it is healthy: none, those with a session header, or a cookie too."""
+
+    OFF = "off"
+    HEADER = "header"
+    COOKIE = "cookie"
+
+
 @dataclass(frozen=True, slots=True)
 class ModelRoutes:
     """A model and its replicas, sorted by id."""
@@ -160,6 +184,9 @@ class ModelRoutes:
     """Whether a request that says nothing of it may be served by those."""
     price_per_mtok: float | None = None
     """Price of a million tokens, in the unit that callers give budgets in."""
+    sessions: Sessions = Sessions.OFF
+    hedge_after_s: float = 0.0
+    """After so long without an answer, short requests without side effects go to a second replica; 0: never."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +254,14 @@ class TenancySpec:
 
 
 @dataclass(frozen=True)
+class TlsSpec:
+    """The files of what a gateway proves itself by: PEM, the server's certificate first, then its chain."""
+
+    certificate: str
+    key: str
+
+
+@dataclass(frozen=True)
 class GatewaySpec:
     """Everything a gateway process is told at its start (a JSON file, `python -m forebay.gateway FILE`)."""
 
@@ -249,6 +284,8 @@ class GatewaySpec:
     """None: nothing is written down."""
     tenancy: TenancySpec | None = None
     """None: everybody may use everything."""
+    tls: TlsSpec | None = None
+    """None: plain HTTP."""
 
 
 @dataclass(frozen=True, slots=True)

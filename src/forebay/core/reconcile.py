@@ -5,7 +5,7 @@ Unknown is not "none": when units could not be observed, nothing is done.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -128,6 +128,8 @@ class Leaving:
     generation: int
     by: float
     why: str
+    stays: bool = False
+    """It is told only when its successor answers: a gateway that is the only one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +224,21 @@ def decide(wanted: Iterable[Slot], state: State, seen: Seen, now: float, rules: 
     return State(kept), Verdict((*removes, *places), tuple(turn.moves), turn.look_again_s(kept))
 
 
+def needs_spare(slots: Sequence[Slot], spare: Slot, state: State, units: Iterable[SeenUnit]) -> bool:
+    """Whether one more replica stands in while those of `slots`, a model's, are replaced one after the other.
+
+    It starts before the first one leaves and goes when the last one is ready, so that there are never fewer than
+    before. A single replica gets none: whoever runs one may have no room for two.
+    """
+    leaving = {(s.id, x.generation) for s in state.slots for x in s.leaving}
+    running = {unit.slot: unit for unit in units if unit.alive and unit.key not in leaving}
+    stands = spare.id in running
+    if any(slot.id in running and running[slot.id].digest != slot.digest for slot in slots):
+        return stands or len(slots) > 1
+    states = {s.id: s.state for s in state.slots}
+    return stands and any(states.get(slot.id) is not ReplicaState.READY for slot in slots)
+
+
 @dataclass
 class _Turn:
     """The scratch paper of one decision: facts, and what becomes of the slots."""
@@ -259,7 +276,21 @@ class _Turn:
             s = self.hear(s, s.unit, self.seen.answers.get((s.id, s.unit.generation)))
         if s.unit and s.id in self.slots:
             s = self.hurry(s, s.unit, self.slots[s.id])
-        return s
+        return self.dismiss(s, live)
+
+    def dismiss(self, s: SlotState, live: Mapping[int, SeenUnit]) -> SlotState:
+        """Tell those to stop that stayed for a successor, when it answers or there is to be none."""
+        if s.id in self.slots and not (s.unit and s.unit.answered):
+            return s
+        leaving = tuple(
+            replace(x, by=self.deadline(live[x.generation].drain_grace_s), stays=False) if x.stays else x
+            for x in s.leaving
+        )
+        return replace(s, leaving=leaving)
+
+    def deadline(self, grace_s: float) -> float:
+        """When a unit that is told to stop now is killed."""
+        return self.now + min(grace_s, self.rules.grace_s_max)
 
     def adopt(self, s: SlotState, staying: Mapping[int, SeenUnit]) -> SlotState:
         """Let the newest of the units that nobody told to stop hold the slot; the others leave."""
@@ -271,8 +302,9 @@ class _Turn:
             s = self.move(s, Event.ADOPTED, f"the running process {staying[newest].pid}")
         for generation, unit in sorted(staying.items()):
             if s.unit and generation < s.unit.generation:
-                by = self.now + min(unit.drain_grace_s, self.rules.grace_s_max)
-                s = replace(s, leaving=(*s.leaving, Leaving(generation, by, f"generation {newest} runs too")))
+                by, stays = self.deadline(unit.drain_grace_s), unit.kind is Kind.GATEWAY
+                left = Leaving(generation, by, f"generation {newest} runs too", stays)
+                s = replace(s, leaving=(*s.leaving, left))
         return s
 
     def emptied(self, s: SlotState, why: str) -> SlotState:
@@ -297,9 +329,9 @@ class _Turn:
         wait_s = 0.0 if failures == 1 else min(2.0 ** min(failures - 2, 32), self.rules.backoff_max_s)
         return replace(s, failures=failures, restarts=s.restarts + 1, not_before=self.now + wait_s)
 
-    def leave(self, s: SlotState, unit: UnitState, grace_s: float, why: str) -> SlotState:
+    def leave(self, s: SlotState, unit: UnitState, grace_s: float, why: str, stays: bool = False) -> SlotState:
         """Tell the unit of a slot to stop."""
-        leaving = Leaving(unit.generation, self.now + min(grace_s, self.rules.grace_s_max), why)
+        leaving = Leaving(unit.generation, self.deadline(grace_s), why, stays)
         return self.move(replace(s, unit=None, leaving=(*s.leaving, leaving)), Event.LEAVES, why)
 
     def kill(self, s: SlotState, unit: UnitState, why: str) -> SlotState:
@@ -356,7 +388,8 @@ class _Turn:
                     self.states[id] = replace(s, why="outdated; waits for the others to be ready")
                 else:
                     why = "outdated: its settings, model or version of Forebay have changed"
-                    self.states[id] = self.leave(s, s.unit, unit.drain_grace_s, why)
+                    alone = slot.kind is Kind.GATEWAY and not others  # nobody else listens on the port
+                    self.states[id] = self.leave(s, s.unit, unit.drain_grace_s, why, stays=alone)
 
     def place(self) -> list[Place]:
         """Fill empty slots, gateways first, then the first replica of every model."""
@@ -389,7 +422,7 @@ class _Turn:
             if not unit.alive and (id not in self.slots or generation < s.generation):
                 removes.append(Remove(id, generation, 0.0, "has ended"))
             for leaving in s.leaving:
-                if unit.alive and leaving.generation == generation:
+                if unit.alive and leaving.generation == generation and not leaving.stays:
                     removes.append(Remove(id, generation, max(leaving.by - self.now, 0.0), leaving.why))
         return removes
 

@@ -59,7 +59,10 @@ class Header:
             self.metadata.get("tokenizer.ggml.tokens", ()),
             self.metadata.get(f"tokenizer.ggml.{kind}_token_id"),
         )
-        return tokens[id] if isinstance(id, int) and 0 <= id < len(tokens) else None
+        if not isinstance(tokens, list) or not isinstance(id, int) or not 0 <= id < len(tokens):
+            return None
+        token = tokens[id]
+        return token if isinstance(token, str) else None
 
 
 def read_header(path: Path) -> Header:

@@ -34,6 +34,7 @@ from forebay.core.model import Task
 from forebay.engines.gguf_header import Header, read_header
 from forebay.engines.protocol import (
     Answered,
+    Cached,
     Detokenize,
     Detokenized,
     Embed,
@@ -98,7 +99,10 @@ class _Sequence:
     """Prompt and longest answer: llama.cpp cannot take KV cells back, so they are there before it starts."""
     text: AnswerText
     top: int | None
+    blocks: tuple[int, ...]
     answer: "_Answer | None" = None
+    slot: int = -1
+    """Where it runs, once the server has said so."""
 
 
 class LlamaCppEngine:
@@ -124,6 +128,7 @@ class LlamaCppEngine:
         self._waiting: deque[_Sequence] = deque()
         self._running: dict[str, _Sequence] = {}
         self._reserved_tokens = 0
+        self._slots = _Slots()
 
     def load(self) -> EngineInfo:
         """Load the model, start the server and generate a few tokens."""
@@ -182,6 +187,7 @@ class LlamaCppEngine:
             reserved_tokens=len(ids) + most,
             text=AnswerText(work.id, sampling.stop, work.said, len(said_ids)),
             top=sampling.logprobs,
+            blocks=work.blocks,
         )
         self._waiting.append(sequence)
         return None
@@ -218,7 +224,9 @@ class LlamaCppEngine:
             batch_size=batch,
             batch_max=self._settings.concurrency,
         )
-        return Step(tuple(events), load, 0.0 if self._running or self._waiting else None)
+        self._slots.purge(self._running, self._pool - used)
+        wait_s = 0.0 if self._running or self._waiting else None
+        return Step(tuple(events), load, wait_s, self._slots.news())
 
     def close(self) -> None:
         """Stop the server and release everything."""
@@ -246,6 +254,7 @@ class LlamaCppEngine:
             kv_total_tokens=self._pool,
             chat_template=header.metadata.get("tokenizer.chat_template"),
             special_tokens={name: text for name, kind in kinds if (text := header.token(kind)) is not None},
+            blocks_exact=False,  # what a slot holds is of no use to others while somebody runs there
         )
 
     def _parameters(self) -> Any:
@@ -334,6 +343,9 @@ class LlamaCppEngine:
             if "error" in message:
                 events.append(_failure(sequence.id, message["error"]))
                 return True
+            if sequence.slot < 0:
+                sequence.slot = message["id_slot"]
+                self._slots.fill(sequence)
             if self._book(sequence, message, events):
                 return True
         return False
@@ -363,6 +375,38 @@ class LlamaCppEngine:
             for event in self.step(0.0).events:
                 if isinstance(event, Failed):
                     raise EngineBroken(f"{self._path}: llama.cpp cannot generate: {event.text}")
+
+
+class _Slots:
+    """What the server's slots hold: each its last prompt, until another one runs there or its cells are needed."""
+
+    def __init__(self) -> None:
+        self._held: dict[int, _Sequence] = {}
+        self._told: dict[int, None] = {}
+        self._changed = False
+
+    def fill(self, sequence: _Sequence) -> None:
+        """A prompt has been read."""
+        self._held[sequence.slot] = sequence
+        self._changed = True
+
+    def purge(self, running: Mapping[str, _Sequence], cells_max: int) -> None:
+        """Where nothing runs, so many cells may be in use: the server empties such slots, the first one first."""
+        idle = {slot: each for slot, each in sorted(self._held.items()) if each.id not in running}
+        cells = sum(each.prompt_tokens + each.text.tokens for each in idle.values())
+        for slot, each in idle.items():
+            if cells > cells_max:
+                cells -= each.prompt_tokens + each.text.tokens
+                del self._held[slot]
+                self._changed = True
+
+    def news(self) -> Cached | None:
+        """What has changed since the last call."""
+        if not self._changed:
+            return None
+        self._changed, before = False, self._told
+        self._told = now = dict.fromkeys(block for each in self._held.values() for block in each.blocks)
+        return Cached(tuple([b for b in now if b not in before]), tuple([b for b in before if b not in now]))
 
 
 @dataclass(slots=True)

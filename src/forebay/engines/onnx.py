@@ -32,6 +32,7 @@ from forebay.engines.protocol import (
     Tokenized,
     Work,
 )
+from forebay.wire.documents import UNREADABLE
 
 CONTEXT_TOKENS_DEFAULT = 512
 CHARS_PER_TOKEN_MAX = 100
@@ -190,7 +191,7 @@ def _read_json(file: Path) -> dict[str, Any]:
         found = msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
     except FileNotFoundError:
         return {}
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, *UNREADABLE) as error:
         raise EngineBroken(f"{file}: cannot be read ({error}); fetch the model again") from error
     return found
 

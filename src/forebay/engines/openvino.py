@@ -23,9 +23,11 @@ import openvino_genai as genai
 from forebay.core.cluster import OpenVinoSettings
 from forebay.core.errors import Code, Refusal
 from forebay.core.model import Task
+from forebay.core.routing.journal import BlockCache
 from forebay.engines.gguf_header import Header, read_header
 from forebay.engines.protocol import (
     Answered,
+    Cached,
     Detokenize,
     Detokenized,
     Embed,
@@ -84,7 +86,10 @@ class _Sequence:
     """None: there is nothing left to generate."""
     text: AnswerText
     logprobs: bool
+    blocks: tuple[int, ...]
     handle: Any = None
+    read: bool = False
+    """Whether its prompt has been read: then it is in the prefix cache."""
 
 
 class OpenVinoEngine:
@@ -114,6 +119,7 @@ class OpenVinoEngine:
         self._running: dict[int, _Sequence] = {}  # by the pipeline's request id
         self._next_request = 0
         self._guard = _PrefixGuard(self._blocks)
+        self._cache = BlockCache()  # of what OpenVINO's own must hold; it does not say
 
     def load(self) -> EngineInfo:
         """Load the model and generate a few tokens, plain and as JSON, so that the first request is not slow."""
@@ -142,6 +148,7 @@ class OpenVinoEngine:
             kv_total_tokens=pool,
             chat_template=facts.chat_template,
             special_tokens=facts.special_tokens,
+            blocks_exact=False if self._settings.prefix_cache else None,
         )
 
     def add(self, work: Work, now: float) -> Answered | None:
@@ -171,6 +178,7 @@ class OpenVinoEngine:
             config=self._config(sampling, left) if left > 0 else None,
             text=AnswerText(work.id, sampling.stop, work.said, len(said_ids)),
             logprobs=sampling.logprobs is not None,
+            blocks=work.blocks,
         )
         self._sequences[work.id] = sequence
         self._waiting.append(sequence)
@@ -209,7 +217,7 @@ class OpenVinoEngine:
             self._guard.has_read(id)
         load = self._load()
         self._settle()
-        return Step(tuple(events), load, 0.0 if self._sequences else None)
+        return Step(tuple(events), load, 0.0 if self._sequences else None, self._cache_news())
 
     def close(self) -> None:
         """Release everything."""
@@ -297,6 +305,7 @@ class OpenVinoEngine:
         number, self._next_request = self._next_request, self._next_request + 1
         sequence.handle = self._pipe.add_request(number, openvino.Tensor(sequence.prompt), sequence.config)
         self._guard.reads(sequence.id, sequence.prompt)
+        self._cache.use(sequence.blocks)
         self._running[number] = sequence
 
     def _read(self, sequence: _Sequence, events: list[Event]) -> bool:
@@ -308,6 +317,9 @@ class OpenVinoEngine:
             events.append(Failed(sequence.id, Code.OVERLOADED, "the KV cache has no room for this request"))
             return True
         self._guard.has_read(sequence.id)
+        if not sequence.read:
+            sequence.read = True
+            self._cache.store(sequence.blocks, sequence.prompt_tokens)
         while handle.can_read():
             for output in handle.read().values():
                 ids = output.generated_ids
@@ -341,6 +353,14 @@ class OpenVinoEngine:
         """If all that the pipeline still holds is cancelled, let it free that now: a step without any computation."""
         if not self._running and self._pipe.has_non_finished_requests():
             self._pipe.step()
+
+    def _cache_news(self) -> Cached | None:
+        """OpenVINO keeps what was used last in the blocks that running requests leave it."""
+        running = self._running.values()
+        beyond = sum(each.text.tokens + (0 if each.read else each.prompt_tokens) for each in running)
+        self._cache.shrink(self._blocks * KV_BLOCK_TOKENS - beyond)
+        news = self._cache.news()
+        return None if news is None else Cached(*news)
 
     def _load(self) -> EngineLoad:
         batch, used = 0, 0

@@ -15,6 +15,7 @@ from forebay.engines.gguf_header import read_header
 from forebay.engines.protocol import EngineBroken
 from forebay.registry.digests import file_digest
 from forebay.registry.sources import Progress, exclusive
+from forebay.wire.documents import UNREADABLE
 
 DIGEST_CHARS = 16
 _ONNX_GRAPH_FIELD = 7
@@ -88,7 +89,7 @@ def _check_embedding_model(path: Path) -> None:
         raise EngineBroken(f"{tokenizer} is missing; an embedding model needs it beside {file.name}")
     try:
         msgspec.json.decode(tokenizer.read_bytes(), type=dict[str, msgspec.Raw])
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise EngineBroken(f"{tokenizer}: not a tokenizer: {error}; fetch the model again") from error
     with file.open("rb") as model:
         if not _is_whole_onnx(model, file.stat().st_size):

@@ -45,12 +45,16 @@ class Generate(_Value, frozen=True):
     turned into tokens by itself, not together with the prompt, because that is how its tokens came to be. They count
     as generated: for `max_tokens`, for penalties, for stop strings that begin in them, and in `Finished`. Refused as
     NOT_RESUMABLE where that cannot be done; `engines.sampling.check_said` has the cases.
+
+    `blocks` is what routing calls the parts of the prompt, the first part first; each name stands for all before it
+    too. Empty where nobody wants to hear of them.
     """
 
     id: str
     prompt: str | tuple[int, ...]
     sampling: Sampling
     said: str = ""
+    blocks: tuple[int, ...] = ()
 
 
 class Embed(_Value, frozen=True):
@@ -157,12 +161,20 @@ class EngineLoad(_Value, frozen=True):
     batch_max: int = 0
 
 
+class Cached(_Value, frozen=True):
+    """What has changed in the prefix cache, in the names of `Generate.blocks`. It begins empty."""
+
+    stored: tuple[int, ...]
+    removed: tuple[int, ...]
+
+
 class Step(_Value, frozen=True):
     """The result of a step. `wait_s` 0: call again now; > 0: at the latest after that; None: idle until input."""
 
     events: tuple[Event, ...]
     load: EngineLoad
     wait_s: float | None
+    cached: Cached | None = None
 
 
 class EngineInfo(_Value, frozen=True):
@@ -188,6 +200,8 @@ class EngineInfo(_Value, frozen=True):
     """Jinja template; None: the model cannot chat."""
     special_tokens: dict[str, str] = {}
     """`bos_token`, `eos_token`, … as text, for the template."""
+    blocks_exact: bool | None = None
+    """Whether `Step.cached` says what the prefix cache really holds, or infers it; None: nothing is said of it."""
 
 
 class Engine(Protocol):

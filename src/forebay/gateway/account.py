@@ -1,5 +1,8 @@
 """Counting what happens to requests: metrics by model, one access log line each."""
 
+import re
+from typing import Final
+
 from forebay.gateway.records.facts import Used
 from forebay.obs.metrics import Counter, Metrics
 
@@ -7,6 +10,8 @@ Tokens = tuple[int, int, int | None]
 """Of the prompt, of the answer, and of the prompt out of a cache: None if the engine cannot say."""
 OK = "ok"
 CLIENT_CLOSED = "client_closed"
+USAGE: Final = re.compile(rb"(\d{1,12}),(\d{1,12}),(\d{1,12})?")
+"""Nothing longer, and nothing below zero, is a count of tokens."""
 
 
 class Account:
@@ -72,6 +77,10 @@ class Account:
         """Attempts of a band that gave way to more urgent requests."""
         return self._metrics.counter("preemptions_total", self.model, band)
 
+    def hedged(self, outcome: str) -> Counter:
+        """Second attempts of late requests that won, or lost."""
+        return self._metrics.counter("hedges_total", self.model, outcome)
+
     def retried(self, reason: str) -> Counter:
         """Attempts that were repeated elsewhere."""
         return self._metrics.counter("retries_total", self.model, reason)
@@ -79,8 +88,8 @@ class Account:
 
 def usage(value: bytes) -> Tokens:
     """Prompt, completion and cached tokens out of `x-forebay-usage`; nothing is known if it makes no sense."""
-    try:
-        prompt, completion, cached = value.split(b",")
-        return int(prompt), int(completion), int(cached) if cached else None
-    except ValueError:
+    told = USAGE.fullmatch(value)
+    if told is None:
         return 0, 0, None
+    prompt, completion, cached = told.groups()
+    return int(prompt), int(completion), int(cached) if cached else None

@@ -2,13 +2,13 @@
 
 from typing import TYPE_CHECKING, Final
 
-from forebay.core.admission import WaitingRoom
-from forebay.core.model import LoadReport, ModelRoutes, Replica, ReplicaState, Task
-from forebay.core.resilience import Breaker, State, pool_ttft_s
-from forebay.core.routing import LIVE, Meter, PrefixIndex, Pricing, effective_state, room
+from forebay.core.admission import Band, WaitingRoom
+from forebay.core.model import BlockNews, LoadReport, ModelRoutes, Replica, ReplicaState, Task
+from forebay.core.resilience import Breaker, State, pool_pace_s, pool_ttft_s
+from forebay.core.routing import LIVE, Ask, Meter, PrefixIndex, Pricing, Source, effective_state, room
+from forebay.core.routing.blocks import BLOCK_BYTES, flaw
 from forebay.core.routing.speed import Lengths
 from forebay.gateway.account import Account
-from forebay.gateway.asking import BLOCK_BYTES
 from forebay.net.client import Header, Pool
 
 if TYPE_CHECKING:
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 STALL_S: Final = 2.0
 """An engine that owes a sign of life for so long makes its streams stall."""
 JUDGE_EVERY_S: Final = 1.0
+FIGURE_MAX: Final = 2**40
+"""No true figure of a load report is larger, and none is below zero. What is, is cut: the rest may still be true."""
 UNHEARD: Final = ReplicaState.STARTING
 """State of a replica that has not answered a load poll lately, or answered as another one."""
 
@@ -26,6 +28,8 @@ class Link:
 
     __slots__ = (
         "attempts",
+        "blocks_estimated",
+        "blocks_seq",
         "breaker",
         "generation",
         "headers",
@@ -69,6 +73,9 @@ class Link:
         self.heard_at = 0.0
         self.retired = False
         self.stalled = False
+        self.blocks_seq: int | None = 0
+        """The last change of its prefix cache that is known, 0 if none is; None: it is not believed any more."""
+        self.blocks_estimated = False
         self.attempts: dict[Relay, None] = {}
         self.headers: tuple[Header, ...] = (
             (b"x-forebay-replica", replica.id.encode()),
@@ -94,8 +101,8 @@ class Link:
             return f"expected {self.id} generation {self.generation} of {self.model}, found {who}"
         self.reported = report.state
         self.state = effective_state(self.planned, report.state)
-        self.room = room(report.capacity, self.task)
-        self.others = max(0, report.in_flight - max(own, len(self.attempts)))
+        self.room = room(_figure(report.capacity), self.task)
+        self.others = max(0, _figure(report.in_flight) - max(own, len(self.attempts)))
         self.load = len(self.attempts) + self.others
         return ""
 
@@ -132,14 +139,28 @@ class Link:
 class Served:
     """One model: its routes, its replicas sorted by id, the requests that wait."""
 
-    __slots__ = ("_judged_at", "account", "lengths", "links", "pricing", "routes", "troubled", "waiting")
+    __slots__ = (
+        "_judged_at",
+        "_leaving",
+        "account",
+        "lengths",
+        "links",
+        "pricing",
+        "routes",
+        "running",
+        "troubled",
+        "waiting",
+    )
 
     def __init__(self, routes: ModelRoutes, account: Account) -> None:
         self.routes = routes
         self.account = account
         self.links: list[Link] = []
+        self._leaving: list[Link] = []
         self.pricing = Pricing(PrefixIndex())
         self.lengths = Lengths()
+        self.running = [0] * len(Band)
+        """Attempts under way, by band."""
         self.troubled = False
         """Whether the breaker of any replica may be other than closed."""
         self._judged_at = 0.0
@@ -161,14 +182,42 @@ class Served:
             link.breaker.brown_out.note_stall(now)
         link.heard_at = now
         if not problem and not link.retired:
-            lengths, kv_tokens = self.lengths, report.kv_total_tokens
+            lengths, kv_tokens = self.lengths, _figure(report.kv_total_tokens)
             # an engine counts waiting sequences, not their tokens: each is taken for a usual prompt
-            queue_tokens = round(report.waiting * lengths.prompt_tokens)
-            kv_share = report.kv_used_tokens / kv_tokens if kv_tokens else 0.0
+            queue_tokens = round(_figure(report.waiting) * lengths.prompt_tokens)
+            kv_share = _figure(report.kv_used_tokens) / kv_tokens if kv_tokens else 0.0
             link.meter.report(queue_tokens, kv_share, self.pricing.gateways)
             if kv_tokens:
                 self.pricing.index.resize(link.meter.mask, kv_tokens // lengths.tokens(BLOCK_BYTES))
         return problem
+
+    def heard_blocks(self, link: Link, news: BlockNews, now: float) -> str:
+        """Take over what has changed in its prefix cache. Returns what is wrong; then it is never believed again."""
+        if link.retired or link.blocks_seq is None:
+            return ""
+        problem = flaw(news, link.blocks_seq)
+        if problem:
+            self.doubt_blocks(link)
+            return problem
+        link.blocks_seq, link.blocks_estimated = news.seq, news.estimated
+        self.pricing.index.tell(link.meter.mask, news.stored, news.removed, now, reset=news.reset)
+        return ""
+
+    def doubt_blocks(self, link: Link) -> None:
+        """Believe nothing that it says of its prefix cache any more: only what is sent there counts."""
+        link.blocks_seq = None
+        if not link.retired:
+            self.pricing.index.leave(link.meter.mask)
+            link.meter.mask = self.pricing.index.join()
+
+    def source(self, link: Link, ask: Ask | None, hit_tokens: int) -> str:
+        """How it is known that so much of a prompt is held there, a `Source`; empty if nothing is."""
+        if not hit_tokens or ask is None or not ask.blocks:
+            return ""
+        depth = min(len(ask.blocks), max(1, hit_tokens // ask.block_tokens))
+        if not self.pricing.index.told(link.meter.mask, ask.blocks[depth - 1]):
+            return Source.PREDICTED
+        return Source.ESTIMATED if link.blocks_estimated else Source.EXACT
 
     def look_again(self, now: float) -> None:
         """Take the time into account: speeds and prices, handicaps, who is slow. To be done a few times a second."""
@@ -176,9 +225,13 @@ class Served:
         self.pricing.refresh([link.meter for link in live], now)
         if now - self._judged_at >= JUDGE_EVERY_S:
             self._judged_at = now
-            pool_s = pool_ttft_s((link.breaker.brown_out for link in live), now)
             for link in live:
-                link.breaker.brown_out.judge(pool_s, now)
+                link.breaker.brown_out.note_paces(link.meter.paces_s, now)
+                link.meter.paces_s.clear()
+            pool = [link.breaker.brown_out for link in live]
+            ttft_s, pace_s = pool_ttft_s(pool, now), pool_pace_s(pool, now)
+            for each in pool:
+                each.judge(ttft_s, pace_s, now)
         for link in live:
             link.meter.handicap = link.breaker.handicap(now)
         self.troubled = any(link.breaker.state is not State.CLOSED for link in live)
@@ -192,6 +245,7 @@ class Served:
         """Control does not want it any more; attempts under way may finish."""
         link.retire()
         self.pricing.index.leave(link.meter.mask)
+        self._leaving = [each for each in (*self._leaving, link) if each.attempts]
 
     def update(self, routes: ModelRoutes) -> None:
         """Take over what control says."""
@@ -200,6 +254,15 @@ class Served:
         self.waiting.timeout_s = routes.queue_timeout_s
 
     @property
+    def in_flight(self) -> int:
+        """Attempts under way, also those at replicas that control does not want any more."""
+        return sum(len(link.attempts) for link in (*self.links, *self._leaving))
+
+    @property
     def ready(self) -> bool:
         """Whether any replica takes requests."""
         return any(link.live for link in self.links)
+
+
+def _figure(told: int) -> int:
+    return min(max(0, told), FIGURE_MAX)

@@ -5,59 +5,35 @@ import itertools
 import re
 import secrets
 from random import Random
-from typing import Final, NamedTuple
+from typing import Final
 
-from forebay.core.admission import Band, preempt
+from forebay.core.admission import preempt
 from forebay.core.dispatch import Chosen
 from forebay.core.errors import TABLE, Code, Refusal
-from forebay.core.model import Condition, GatewaySpec, Policy, Snapshot, Task
+from forebay.core.model import Condition, GatewaySpec, Policy, Sessions, Snapshot, Task
 from forebay.core.resilience import Outcome, RetryBudget, admissible, outcome_of
 from forebay.core.routing import Route, Shed, Wait, Why, choose
-from forebay.core.tenancy import ANONYMOUS, Denied, Tenant
-from forebay.gateway.accesslog import AccessLog, Line
+from forebay.core.tenancy import ANONYMOUS, Denied, Granted
 from forebay.gateway.account import CLIENT_CLOSED, OK, Account
-from forebay.gateway.asking import Wanted, expected_tokens, make_ask, make_ticket, wanted
+from forebay.gateway.asking import expected_tokens, make_ask, make_ticket, session_of
 from forebay.gateway.dispatch.dispatching import Dispatcher, check_revision, condition, renamed, strangers
+from forebay.gateway.dispatch.endpoints import ENDPOINTS, Endpoint
 from forebay.gateway.fleet import Link, Served
+from forebay.gateway.hedging import HEDGED, begin_hedge, end_hedge
+from forebay.gateway.records import told
+from forebay.gateway.records.accesslog import AccessLog, Line
 from forebay.gateway.records.facts import Facts, used
 from forebay.gateway.records.recorder import Recorder
-from forebay.gateway.relay import CODES, Relay, candidates
-from forebay.gateway.tenancy import Admitted, Doorman, credential
+from forebay.gateway.relay import CODES, Relay
+from forebay.gateway.tenancy import Admitted, DeniedRefusal, Doorman, credential
 from forebay.net.server import Exchange
 from forebay.obs.clock import wall_s
 from forebay.obs.metrics import UNKNOWN, Metrics
 from forebay.wire import http1
+from forebay.wire.apis.wanted import Wanted, wanted
 from forebay.wire.errors import error_body, id_headers
 from forebay.wire.records import Attempt, Decision
 
-
-class Endpoint(NamedTuple):
-    """A path that replicas serve, and the start of the requests they get for it.
-
-    `any_task`: models of every task serve it; `task` is what it counts as where that matters.
-    """
-
-    path: str
-    task: Task
-    head: bytes
-    any_task: bool = False
-
-
-def _endpoint(path: str, task: Task, *, any_task: bool = False) -> Endpoint:
-    head = f"POST {path} HTTP/1.1\r\nhost: forebay\r\ncontent-type: application/json\r\nx-forebay-gateway: 1\r\n"
-    head += "x-request-id: "
-    return Endpoint(path, task, head.encode(), any_task)
-
-
-ENDPOINTS: Final = {
-    b"/v1/chat/completions": _endpoint("/v1/chat/completions", Task.CHAT),
-    b"/v1/completions": _endpoint("/v1/completions", Task.CHAT),
-    b"/v1/embeddings": _endpoint("/v1/embeddings", Task.EMBED),
-    b"/v1/messages": _endpoint("/v1/messages", Task.CHAT),
-    b"/v1/responses": _endpoint("/v1/responses", Task.CHAT),
-    b"/v1/tokenize": _endpoint("/v1/tokenize", Task.CHAT, any_task=True),
-    b"/v1/detokenize": _endpoint("/v1/detokenize", Task.CHAT, any_task=True),
-}
 COUNTING: Final = frozenset({Policy.ROUND_ROBIN, Policy.LEAST_REQUESTS, Policy.P2C})
 """Policies that look at no prompt."""
 RESUMES_MAX: Final = 16
@@ -65,14 +41,6 @@ RESUMES_MAX: Final = 16
 STUCK_MAX: Final = 3
 """How often in a row without a single event in between: such a request may be what kills the engines."""
 REQUEST_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
-
-
-class DeniedRefusal(Refusal):
-    """The doorman does not let a request in; coming back makes sense after `retry_after_s`, if that is not 0."""
-
-    def __init__(self, verdict: Denied) -> None:
-        super().__init__(verdict.code, verdict.text, "model" if verdict.code is Code.MODEL_NOT_ALLOWED else None)
-        self.retry_after_s = verdict.retry_after_s
 
 
 class Gateway:
@@ -94,10 +62,12 @@ class Gateway:
         self._recorder = recorder
         self.keeps_prompts = recorder is not None and recorder.prompts
         self._turn = 0
-        self._budget = RetryBudget()
+        self.budget = RetryBudget()
         self._id_start = secrets.token_hex(8).encode()
         self._id_count = itertools.count()
-        self.now = asyncio.get_running_loop().time
+        loop = asyncio.get_running_loop()
+        self.now = loop.time
+        self._later = loop.call_later
 
     def _new_id(self) -> bytes:
         return b"req-%b%08x" % (self._id_start, next(self._id_count))
@@ -117,20 +87,22 @@ class Gateway:
         admitted: Admitted | None = None
         chosen: Chosen | None = None
         try:
+            caller = self._identify(exchange)
+            tenant = caller.tenant if caller is not None else ANONYMOUS
             request = wanted(body)
             asked = request.model
             if asked not in self.dispatcher.plain:
-                chosen = self.dispatcher.resolve(request, exchange, endpoint.task, self._tenant(exchange))
+                chosen = self.dispatcher.resolve(request, exchange, endpoint.task, tenant)
                 if chosen is not None and chosen.model != asked:
                     request.model = chosen.model
                     body = renamed(body, chosen.model)
             known = self.served.get(request.model)
-            work_tokens = expected_tokens(request, known.lengths) if known is not None else 0.0
-            admitted = self._let_in(exchange, request, work_tokens)
+            work_tokens = expected_tokens(request, known.lengths) if known is not None and endpoint.runs else 0.0
+            if caller is not None:
+                admitted = self._let_in(caller, request, work_tokens)
             served = self._served(request.model, endpoint)
             if chosen is not None and chosen.revision:
                 check_revision(served, chosen.revision)
-            tenant = admitted.tenant if admitted is not None else ANONYMOUS
             ticket = make_ticket(
                 exchange,
                 tenant,
@@ -144,16 +116,13 @@ class Gateway:
             self.refuse(exchange, refusal, request_id)
             return
         exchange.body = b""  # it is kept once, inside the request
-        relay = Relay(self, served, exchange, endpoint.path, request_id)
-        relay.began = began  # by which its deadline was set
-        relay.ticket = ticket
+        relay = Relay(self, served, exchange, endpoint.path, request_id, ticket=ticket, began=began)
         if chosen is not None:
             relay.chosen, relay.revision = chosen, chosen.revision
             relay.asked = asked if asked != chosen.model else ""
         relay.admitted = admitted
         if self._recorder is not None:
             relay.client = exchange.peer
-        relay.prompt_bytes = max(1, len(request.text))
         relay.streams = request.stream is True
         self._aim(relay, request, body, endpoint)
         self._admit(relay)
@@ -161,15 +130,23 @@ class Gateway:
     def _aim(self, relay: Relay, request: Wanted, body: bytes, endpoint: Endpoint) -> None:
         """Make what the replicas of its model get, and what choosing one of them takes."""
         routes, lengths, id = relay.served.routes, relay.served.lengths, relay.request_id
-        if routes.policy not in COUNTING:
-            relay.ask = make_ask(request, relay.exchange, id, routes=routes, lengths=lengths, band=relay.band)
+        if not endpoint.runs:  # nothing is read into a cache, and nothing is used
+            request = Wanted(request.model)
+        if endpoint.task is Task.EMBED or not endpoint.runs:  # short, and the same from everyone
+            relay.hedge_after_s = routes.hedge_after_s
+        relay.prompt_bytes = len(request.text) or 1
+        if routes.policy not in COUNTING or routes.sessions is not Sessions.OFF:
+            session = session_of(relay.exchange, routes)
+            if session is None and routes.sessions is Sessions.COOKIE:
+                relay.session = session = secrets.token_hex(16).encode()
+            relay.ask = make_ask(request, id, routes=routes, lengths=lengths, session=session, band=relay.band)
         relay.request = b"%b%b\r\ncontent-length: %d\r\n\r\n%b" % (endpoint.head, id, len(body), body)
 
-    def refuse(self, exchange: Exchange, refusal: Refusal, request_id: bytes = b"") -> None:
+    def refuse(self, exchange: Exchange, refusal: Refusal, request_id: bytes = b"", *more: http1.Header) -> None:
         """Answer a request that belongs to no model with an error."""
         request_id = request_id or self._new_id()
         status = TABLE[refusal.code].status
-        headers = [http1.JSON, *id_headers(request_id, exchange.path)]
+        headers = [http1.JSON, *id_headers(request_id, exchange.path), *more]
         if refusal.code is Code.UNAUTHORIZED:
             headers.append((b"www-authenticate", b"Bearer"))
         retry_after_s = refusal.retry_after_s if isinstance(refusal, DeniedRefusal) else 0
@@ -189,23 +166,21 @@ class Gateway:
         """Count an answer that belongs to no model."""
         self._metrics.counter("requests_total", UNKNOWN, code.value).inc()
 
-    def _tenant(self, exchange: Exchange) -> Tenant:
-        """Whose request it is. Raises `Refusal`."""
-        if self.doorman is None:
-            return ANONYMOUS
-        tenant = self.doorman.identify(credential(exchange.header), self.now())
-        if isinstance(tenant, Denied):
-            raise DeniedRefusal(tenant)
-        return tenant
-
-    def _let_in(self, exchange: Exchange, request: Wanted, work_tokens: float) -> Admitted | None:
-        """Ask the doorman, before anything is said of models. Raises `Refusal`."""
+    def _identify(self, exchange: Exchange) -> Granted | None:
+        """Whose request it is, where that is asked. Raises `Refusal`."""
         if self.doorman is None:
             return None
-        verdict = self.doorman.admit(
-            credential(exchange.header), request.model, int(work_tokens), request.stream is True, now=self.now()
-        )
+        verdict = self.doorman.identify(credential(exchange.header), self.now())
         if isinstance(verdict, Denied):
+            raise DeniedRefusal(verdict)
+        return verdict
+
+    def _let_in(self, caller: Granted, request: Wanted, work_tokens: float) -> Admitted:
+        """Ask the doorman, before anything is said of models. Raises `Refusal`."""
+        assert self.doorman is not None
+        verdict = self.doorman.admit(caller, request.model, int(work_tokens), request.stream is True, self.now())
+        if isinstance(verdict, Denied):
+            self._metrics.counter("tenant_refusals_total", caller.tenant.name, verdict.code.value).inc()
             raise DeniedRefusal(verdict)
         return verdict
 
@@ -232,20 +207,18 @@ class Gateway:
 
     def _admit(self, relay: Relay) -> None:
         served, now = relay.served, relay.began
-        self._budget.request(now)
+        self.budget.request(now)
         if served.routes.fallback and not served.ready and self._fall_back(relay, Condition.DOWN):
             return
-        choice: Route | Wait | Shed | None = None
-        if not served.waiting:
-            choice = self._choose(relay)
-            if isinstance(choice, Route):
-                self._send(relay, choice)
-                return
+        choice = self.choose(relay)
+        if isinstance(choice, Route):  # who waits could not go there
+            self.send(relay, choice)
+            return
         refused = served.waiting.enter(relay, relay.ticket, now)
         if refused is not None:
             self._turn_away(refused.item, Refusal(refused.code), refused.retry_after_s)
         waits = (refused is None or refused.item is not relay) and relay.link is None
-        if waits and (choice is None or choice.why is Why.FULL):
+        if waits and choice.why is Why.FULL:
             self._make_room(relay)
 
     def _turn_away(
@@ -275,31 +248,38 @@ class Gateway:
         before.account.fell_back(trouble).inc()
         relay.asked = relay.asked or chosen.model
         relay.chosen, relay.served = found, self.served[found.model]
-        relay.tried, relay.ask, relay.charge = (), None, None
+        relay.tried, relay.ask, relay.charge, relay.session = (), None, None, b""
+        if relay.timer is not None:
+            relay.timer.cancel()
+            relay.timer = None
         self._aim(relay, wanted(body), body, ENDPOINTS[relay.path.encode()])
-        choice = self._choose(relay)
+        choice = self.choose(relay)
         if isinstance(choice, Route):
-            self._send(relay, choice)
+            self.send(relay, choice)
         else:  # breakers may have changed their mind
             relay.served.waiting.enter_again(relay, relay.ticket, self.now())
         return True
 
     def _make_room(self, relay: Relay) -> None:
         """Let an attempt of a lower band that nothing was seen of yet give way."""
-        served = relay.served
-        if relay.ticket.band is Band.BATCH:
+        served, band = relay.served, relay.ticket.band
+        if not any(served.running[band + 1 :]):
             return
-        victim = preempt((each for link in served.links for each in link.attempts), relay.ticket.band)
+        links = (x for x in served.links if x.live and x.load <= x.room and relay.revision in ("", x.revision))
+        victim = preempt((each for link in links for each in link.attempts), band)
         if victim is None:
             return
         now = self.now()
         served.account.preempted(victim.ticket.band.name.lower()).inc()
+        if victim.hedge is not None:
+            self.hedged(victim, won=False)
         victim.give_way()
-        self._take_back(victim, Outcome.NEUTRAL, now)
+        self.take_back(victim, Outcome.NEUTRAL, now)
         served.waiting.enter_again(victim, victim.ticket, now)
         self.pump(served)
 
-    def _choose(self, relay: Relay) -> Route | Wait | Shed:
+    def choose(self, relay: Relay) -> Route | Wait | Shed:
+        """Which replica gets it."""
         served, tried = relay.served, relay.tried
         if relay.revision:
             tried = (*tried, *strangers(served.links, relay.revision))
@@ -314,17 +294,20 @@ class Gateway:
                     return choice
         return choose(policy, links, tried, self._rng, ask=ask, pricing=pricing)
 
-    def _send(self, relay: Relay, route: Route) -> None:
+    def send(self, relay: Relay, route: Route) -> None:
+        """Begin an attempt."""
         served, now = relay.served, self.now()
         link = served.links[route.at]
         if relay.queued_s < 0:
             relay.queued_s = now - relay.began
             served.account.queue_wait.observe(relay.queued_s)
         if self._recorder is not None:
-            relay.candidates = candidates(served.links, route)
+            relay.candidates = told.candidates(served.links, route)
             relay.report_age_s = now - link.heard_at
+            relay.hit = served.source(link, relay.ask, route.hit_tokens)
         self._turn += 1
         link.take(relay, self._turn)
+        served.running[relay.ticket.band] += 1
         served.waiting.served(relay.ticket)
         relay.route = route
         relay.since = now
@@ -332,20 +315,34 @@ class Gateway:
         if relay.ask is not None:
             relay.charge = served.pricing.sent(link.meter, relay.ask, route.hit_tokens, relay.streams, now)
         relay.run_on(link)
+        if relay.hedge_after_s:
+            if relay.timer is not None:
+                relay.timer.cancel()
+            relay.timer = self._later(relay.hedge_after_s, begin_hedge, self, relay)
+
+    def hedged(self, relay: Relay, *, won: bool, reason: str = HEDGED, outcome: Outcome = Outcome.NEUTRAL) -> None:
+        """One of its two attempts is of no use any more: the first one if the hedge has `won`."""
+        end_hedge(self, relay, won, reason, outcome)
 
     def pump(self, served: Served) -> None:
         """Send what waits, in order, as far as there is room."""
         waiting = served.waiting
         while waiting:
+            full = False
             for relay in waiting:
-                choice = self._choose(relay)
+                plain = not relay.tried and not relay.revision
+                if full and plain:
+                    continue
+                choice = self.choose(relay)
                 if isinstance(choice, Wait):
-                    if not relay.tried and not relay.revision:  # then nobody else of this kind can go either
-                        return
+                    if plain and choice.why is not Why.SESSION_FULL:
+                        if not served.troubled:  # then nobody else can go either
+                            return
+                        full = True  # nobody else of this kind; others may have nowhere else to go than who is shut
                     continue
                 waiting.leave(relay)
                 if isinstance(choice, Route):
-                    self._send(relay, choice)
+                    self.send(relay, choice)
                 else:
                     problem = Refusal(Code.REPLICA_LOST, choice.why)
                     self._turn_away(relay, problem, choice.retry_after_s, Condition.DOWN)
@@ -357,10 +354,14 @@ class Gateway:
         """An attempt failed before anything was sent to the client."""
         link, served, now = relay.link, relay.served, self.now()
         assert link is not None
-        relay.attempts.append(Attempt(link.id, relay.why, reason, now - relay.since))
-        self._take_back(relay, outcome_of(Code(reason)) if reason in CODES else Outcome.FAILED, now)
+        outcome = outcome_of(Code(reason)) if reason in CODES else Outcome.FAILED
         if reason == "connect":
             link.unheard()
+        if relay.hedge is not None:  # it takes the place of the one that failed
+            self.hedged(relay, won=True, reason=reason, outcome=outcome)
+            return
+        relay.attempts.append(Attempt(link.id, relay.why, reason, now - relay.since))
+        self.take_back(relay, outcome, now)
         begun = relay.exchange.started
         failed = (link.id, link.generation)
         relay.tried = (*relay.tried, failed) if relay.stuck or not begun else (failed,)
@@ -368,22 +369,25 @@ class Gateway:
             relay.refuse(problem, served.waiting.retry_after_s(now))
             return
         # who was turned away waits if too many are tried again; a replica that is lost gets nothing more by it
-        choice = Wait(Why.FULL) if relay.refused and not self._budget.allow(now) else self._choose(relay)
+        choice = Wait(Why.FULL) if relay.refused and not self.budget.allow(now) else self.choose(relay)
         if isinstance(choice, Route):
-            self._send(relay, choice)
+            self.send(relay, choice)
         elif isinstance(choice, Shed) and not begun:
             trouble = Condition.SATURATED if problem.code is Code.OVERLOADED else Condition.DOWN
             self._turn_away(relay, problem, choice.retry_after_s, trouble)
+        elif self.served.get(served.routes.name) is not served:  # nobody looks after who waits there
+            relay.refuse(Refusal(Code.MODEL_NOT_FOUND, f"The model `{served.routes.name}` was removed.", "model"))
         else:
             if begun:  # a replica may come back as it is: its engine is replaced within seconds
                 relay.tried = ()
             served.waiting.enter_again(relay, relay.ticket, now)
 
-    def _take_back(self, relay: Relay, outcome: Outcome, now: float, tokens: int = 0) -> bool:
+    def take_back(self, relay: Relay, outcome: Outcome, now: float, tokens: int = 0) -> bool:
         """Take an attempt off all accounts; `tokens` is what it has used. False if there was none."""
         link, served = relay.link, relay.served
         if link is None or not link.give_back(relay):
             return False
+        served.running[relay.ticket.band] -= 1
         if relay.charge is not None:
             relay.charge.release()
         link.breaker.end(relay.mark, outcome, now)
@@ -395,23 +399,30 @@ class Gateway:
     def _may_go_on(self, relay: Relay, reason: str) -> bool:
         """Count another attempt, unless it is one too many."""
         account = relay.served.account
-        if relay.exchange.started:
+        begun, ticket, now = relay.exchange.started, relay.ticket, self.now()
+        if begun:
             if relay.resumes >= RESUMES_MAX or relay.stuck >= STUCK_MAX:
                 return False
             relay.resumes += 1
             relay.stuck += not relay.refused
-            # it had its place: a wait begins anew
-            relay.ticket = relay.ticket._replace(deadline=self.now() + relay.served.routes.queue_timeout_s)
             account.resumed(reason).inc()
-            return True
-        if relay.retries >= self._retries_max or self.now() >= relay.ticket.deadline:
-            return False
-        relay.retries += 1
-        account.retried(reason).inc()
+        else:
+            if relay.retries >= self._retries_max or (relay.impatient and now >= ticket.deadline):
+                return False
+            relay.retries += 1
+            account.retried(reason).inc()
+        if begun or not relay.impatient:  # it had its place: a wait begins anew
+            deadline = max(ticket.deadline, now + relay.served.routes.queue_timeout_s)
+            relay.ticket = ticket._replace(deadline=deadline)
         return True
 
     def over(self, relay: Relay, code: str, status: int, now: float) -> None:
         """A request has ended: free its place for the next one."""
+        if relay.timer is not None:
+            relay.timer.cancel()
+            relay.timer = None
+            if relay.hedge is not None:
+                self.hedged(relay, won=False)
         served, link = relay.served, relay.link
         if code == OK:
             self._learn(relay, link, now)
@@ -419,18 +430,19 @@ class Gateway:
         else:
             outcome = Outcome.NEUTRAL if code == CLIENT_CLOSED else outcome_of(Code(code))
         spent = used(relay.told, relay.events, served.lengths.tokens(relay.prompt_bytes))
-        if self._take_back(relay, outcome, now, spent.prompt + spent.completion):
+        if self.take_back(relay, outcome, now, spent.prompt + spent.completion):
             assert link is not None
             relay.attempts.append(Attempt(link.id, relay.why, code, now - relay.since))
             served.waiting.rate.count(now)
-        else:
+        else:  # it waits, or is about to; a stream that was broken has used something all the same
             served.waiting.leave(relay)
+            served.waiting.charge(relay.ticket, spent.prompt + spent.completion)
         served.account.spent(spent)
         if relay.admitted is not None:
             self._settle(relay.admitted, spent.prompt + spent.completion)
         if self._recorder is not None:
-            self._recorder.finished(relay.facts(code, status, now, spent))
-        self._log.add(relay.line(code, status, now))
+            self._recorder.finished(told.facts(relay, code, status, now, spent))
+        self._log.add(told.line(relay, code, status, now))
         if served.waiting:
             self.pump(served)
 

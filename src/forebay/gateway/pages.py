@@ -1,4 +1,4 @@
-"""What the gateway answers itself: models, health, metrics."""
+"""What the gateway answers itself: models, health, metrics, the description of its API."""
 
 import asyncio
 import os
@@ -13,21 +13,25 @@ from forebay.core.errors import Code, Refusal
 from forebay.core.model import Endpoint, GatewaySpec
 from forebay.core.resilience import State
 from forebay.core.tenancy import Denied
-from forebay.gateway.gateway import ENDPOINTS, DeniedRefusal, Gateway
+from forebay.gateway.dispatch.endpoints import ENDPOINTS
+from forebay.gateway.gateway import Gateway
 from forebay.gateway.polling import fetch
-from forebay.gateway.tenancy import credential
+from forebay.gateway.tenancy import DeniedRefusal, credential
 from forebay.net.client import Pool
 from forebay.net.server import Exchange, HttpServer
 from forebay.obs.clock import wall_s
 from forebay.obs.metrics import CONTENT_TYPE, PREFIX, TABLE, Metrics
 from forebay.wire import http1
+from forebay.wire.documents import UNREADABLE
+from forebay.wire.openapi import document, public
 from forebay.wire.prometheus import merge
 
 PEER_TIMEOUT_S: Final = 1.0
 SCRAPES_MAX: Final = 8
 MODELS: Final = "/v1/models"
-GETS: Final = frozenset({"/livez", "/readyz", "/metrics", MODELS})
+GETS: Final = frozenset({"/livez", "/readyz", "/metrics", MODELS, document.PATH})
 REPLICA_GAUGES: Final = tuple(row.name for row in TABLE if row.name.startswith("replica_") and row.kind == "gauge")
+MODEL_GAUGES: Final = ("queue_depth", "in_flight")
 MERGE_RULES: Final = {PREFIX + row.name: row.merge for row in TABLE if row.merge != "sum"}
 
 
@@ -41,6 +45,7 @@ class Pages:
         self._group = group
         self._created = int(wall_s())
         self._scrapes = 0
+        self._document = public.document(__version__, keys=spec.tenancy is not None)
         self.public: HttpServer | None = None
         self.draining = False
         metrics.gauge("build_info", __version__, "gateway").set(1)
@@ -71,12 +76,13 @@ class Pages:
         """This process' metrics, after its gauges have been set."""
         metrics = self._metrics
         metrics.gauge("open_connections").set(self.public.connections if self.public else 0)
-        links = set()
+        shown: set[tuple[str, ...]] = set()
         for name, served in self._gateway.served.items():
             metrics.gauge("queue_depth", name).set(len(served.waiting))
-            metrics.gauge("in_flight", name).set(sum(len(link.attempts) for link in served.links))
+            metrics.gauge("in_flight", name).set(served.in_flight)
+            shown.add((name,))
             for link in served.links:
-                links.add((name, link.id))
+                shown.add((name, link.id))
                 metrics.gauge("replica_up", name, link.id).set(link.live)
                 metrics.gauge("replica_in_flight", name, link.id).set(len(link.attempts))
                 metrics.gauge("replica_queue_tokens", name, link.id).set(link.meter.queue_tokens)
@@ -84,9 +90,9 @@ class Pages:
                 metrics.gauge("replica_handicap", name, link.id).set(link.meter.handicap)
                 for state in State:
                     metrics.gauge("replica_breaker", name, link.id, state).set(link.breaker.state is state)
-        for gauge in REPLICA_GAUGES:
+        for gauge in (*MODEL_GAUGES, *REPLICA_GAUGES):
             for labels in metrics.labels(gauge):
-                if labels[:2] not in links:
+                if labels[:2] not in shown:
                     metrics.forget(gauge, *labels)
         return metrics.render()
 
@@ -115,6 +121,8 @@ class Pages:
             self._readyz(exchange)
         elif path == "/metrics":
             self._scrape(exchange)
+        elif path == document.PATH:
+            exchange.respond(200, [http1.JSON], self._document)
         elif isinstance(allowed := self._allowed(exchange), Refusal):
             self._gateway.refuse(exchange, allowed)
         elif path == MODELS:
@@ -133,10 +141,10 @@ class Pages:
         names = {**{name: (name,) for name in self._gateway.served}, **self._gateway.dispatcher.names}
         if doorman is None:
             return names
-        tenant = doorman.identify(credential(exchange.header), self._gateway.now())
-        if isinstance(tenant, Denied):
-            return DeniedRefusal(tenant)
-        return {name: models for name, models in names.items() if any(map(tenant.may_use, models))}
+        caller = doorman.identify(credential(exchange.header), self._gateway.now())
+        if isinstance(caller, Denied):
+            return DeniedRefusal(caller)
+        return {name: models for name, models in names.items() if any(map(caller.tenant.may_use, models))}
 
     def _model(self, name: str, models: tuple[str, ...]) -> dict[str, str | int]:
         shown: dict[str, str | int] = {"id": name, "object": "model", "created": self._created, "owned_by": "forebay"}
@@ -144,7 +152,8 @@ class Pages:
 
     def _refuse_method(self, exchange: Exchange, allowed: bytes) -> None:
         text = f"{exchange.path[:256]} takes {allowed.decode()}, not {exchange.method.decode('latin-1')}."
-        self._gateway.refuse(exchange, Refusal(Code.METHOD_NOT_ALLOWED, text))
+        allow = b"GET, HEAD" if allowed == b"GET" else allowed  # RFC 9110, 15.5.6: a 405 names what is allowed
+        self._gateway.refuse(exchange, Refusal(Code.METHOD_NOT_ALLOWED, text), b"", (b"allow", allow))
 
     def _readyz(self, exchange: Exchange) -> None:
         missing = self.missing()
@@ -188,15 +197,19 @@ def peers(spec: GatewaySpec) -> list[Endpoint]:
     """Where the cluster's other gateway processes listen for each other; those whose process is gone are left out."""
     found = []
     for path in sorted(Path(spec.peers_dir).glob("*.json")):
-        if path.stem == spec.id:
-            continue
-        try:
-            endpoint = msgspec.json.decode(path.read_bytes(), type=Endpoint)
-            os.kill(endpoint.pid, 0)
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
-            continue
-        found.append(endpoint)
+        if path.stem != spec.id and (endpoint := running(path)) is not None:
+            found.append(endpoint)
     return found
+
+
+def running(path: Path) -> Endpoint | None:
+    """What a gateway process has written to `path`; None if that process is gone."""
+    try:
+        endpoint = msgspec.json.decode(path.read_bytes(), type=Endpoint)
+        os.kill(endpoint.pid, 0)
+    except (OSError, *UNREADABLE):
+        return None
+    return endpoint
 
 
 def write(path: Path, endpoint: Endpoint) -> None:
@@ -211,7 +224,7 @@ def withdraw(path: Path) -> None:
     """Remove this process' endpoint; one that a successor has written in the meantime stays."""
     try:
         endpoint = msgspec.json.decode(path.read_bytes(), type=Endpoint)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+    except (OSError, *UNREADABLE):
         return
     if endpoint.pid == os.getpid():
         path.unlink(missing_ok=True)

@@ -10,21 +10,27 @@ import msgspec
 import structlog
 
 from forebay.core.errors import Code, Refusal
-from forebay.core.model import GatewaySpec, LoadReport, ModelRoutes, Snapshot
+from forebay.core.model import GatewaySpec, LoadReport, ModelRoutes, Snapshot, Task
 from forebay.gateway.fleet import Link, Served
-from forebay.gateway.gateway import Gateway
+from forebay.gateway.gateway import COUNTING, Gateway
 from forebay.net.client import CallError, Header, Pool
 from forebay.wire import http1
+from forebay.wire.documents import UNREADABLE
 
 SNAPSHOT_POLL_S: Final = 0.1
+LOAD: Final = b"/load"
 ANSWER_BYTES_MAX: Final = 8 * 1024 * 1024
+REPORT_BYTES_MAX: Final = 256 * 1024
+"""Twice what the most blocks that a load report may name need."""
 
 
 class _Answer:
     """A sink that makes a future of a whole answer."""
 
-    def __init__(self, future: "asyncio.Future[bytes | None]") -> None:
+    def __init__(self, future: "asyncio.Future[bytes | None]", bytes_max: int) -> None:
         self.future = future
+        self.ended = False
+        self._bytes_max = bytes_max
         self._status = 0
         self._body = b""
 
@@ -32,23 +38,25 @@ class _Answer:
         self._status = status
 
     def on_body(self, data: bytes) -> None:
-        self._body += data
-        if len(self._body) > ANSWER_BYTES_MAX:
-            self._status = 0
-            self._body = b""
+        if len(self._body) + len(data) <= self._bytes_max:
+            self._body += data
+        elif not self.future.done():
+            self.future.set_result(b"" if self._status == 200 else None)
 
     def on_end(self, trailers: list[Header]) -> None:
+        self.ended = True
         if not self.future.done():
             self.future.set_result(self._body if self._status == 200 else None)
 
     def on_error(self, error: CallError) -> None:
+        self.ended = True
         if not self.future.done():
             self.future.set_result(None)
 
 
-async def fetch(pool: Pool, target: bytes, timeout_s: float) -> bytes | None:
-    """GET a small document; None if there is no good answer in time."""
-    answer = _Answer(asyncio.get_running_loop().create_future())
+async def fetch(pool: Pool, target: bytes, timeout_s: float, bytes_max: int = ANSWER_BYTES_MAX) -> bytes | None:
+    """GET a small document; None if there is no good answer in time, nothing of one that is too large."""
+    answer = _Answer(asyncio.get_running_loop().create_future(), bytes_max)
     call = pool.call(http1.request(b"GET", target, [(b"host", b"forebay")]), answer)
     try:
         async with asyncio.timeout(timeout_s):
@@ -56,7 +64,7 @@ async def fetch(pool: Pool, target: bytes, timeout_s: float) -> bytes | None:
     except TimeoutError:
         return None
     finally:
-        if not answer.future.done() or answer.future.cancelled():
+        if not answer.ended:
             call.cancel()
 
 
@@ -92,7 +100,7 @@ class Fleet:
             snapshot = msgspec.json.decode(path.read_bytes(), type=Snapshot)
         except FileNotFoundError:
             complaint = "missing"
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (OSError, *UNREADABLE) as error:
             complaint = str(error)
         else:
             self._seen = seen
@@ -160,27 +168,47 @@ class Fleet:
         while not link.retired or link.attempts:
             own = len(link.attempts)
             patience_s = spec.replica_timeout_s - (0.0 if lost else now() - heard_at)
-            report = _report(await fetch(pool, b"/load", max(patience_s, spec.load_poll_s)))
+            target = _target(link, served)
+            body = await fetch(pool, target, max(patience_s, spec.load_poll_s), REPORT_BYTES_MAX)
+            report = _report(body)
             problem = ""
             if report is not None:
                 problem = served.heard(link, report, own, now())
                 heard_at, lost = now(), False
+                if report.blocks is not None and not problem:
+                    self._doubts(link, served.heard_blocks(link, report.blocks, now()))
             else:
+                if body is not None and target != LOAD:  # without the blocks it may make sense
+                    served.doubt_blocks(link)
+                    self._doubts(link, "it cannot be read")
                 served.unheard(link)
                 lost = now() - heard_at >= spec.replica_timeout_s
             if lost:
                 problem = f"no load report for {spec.replica_timeout_s:g} s"
                 for relay in list(link.attempts):
-                    relay.replica_lost()
+                    if relay in link.attempts:  # the end of one may end another
+                        relay.replica_lost()
             if problem and problem != complaint:
                 self._log.warning("replica unusable", replica=link.id, generation=link.generation, problem=problem)
             complaint = problem
             self._gateway.pump(served)
             await asyncio.sleep(spec.load_poll_s)
 
+    def _doubts(self, link: Link, problem: str) -> None:
+        if problem:
+            self._log.warning("prefix cache report ignored", replica=link.id, problem=problem)
+
+
+def _target(link: Link, served: Served) -> bytes:
+    """What to ask a replica for: its load, and where routing looks at prompts, what its prefix cache holds."""
+    routes, seq = served.routes, link.blocks_seq
+    if seq is None or routes.task is not Task.CHAT or routes.policy in COUNTING:
+        return LOAD
+    return b"%b?blocks_since=%d" % (LOAD, seq)
+
 
 def _report(body: bytes | None) -> LoadReport | None:
     try:
         return None if body is None else msgspec.json.decode(body, type=LoadReport)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNREADABLE:
         return None

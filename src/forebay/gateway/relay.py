@@ -4,35 +4,36 @@ When a replica is lost before anything was sent, the request is tried elsewhere.
 stream, another replica gets the request and the text that the client already has, and goes on from there.
 """
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, Protocol
-
-import msgspec
 
 from forebay.core.admission import Band, Ticket
 from forebay.core.dispatch import Chosen
 from forebay.core.errors import TABLE, Code, Refusal
 from forebay.core.resilience import Outcome, State
 from forebay.core.routing import Ask, Charge, Route, Why
-from forebay.gateway.accesslog import Line
 from forebay.gateway.account import CLIENT_CLOSED, OK, Tokens, usage
-from forebay.gateway.records.facts import Facts, Used
+from forebay.gateway.asking import SET_COOKIE
+from forebay.gateway.records.told import ms
 from forebay.net.client import Call, CallError, Header
 from forebay.net.server import Exchange
-from forebay.obs.clock import wall_s
 from forebay.wire import http1
-from forebay.wire.errors import error_body, error_event, id_headers
-from forebay.wire.records import CANDIDATES_MAX, Attempt, Candidate, Decision
+from forebay.wire.errors import error_body, error_code, error_event, id_headers
+from forebay.wire.records import Attempt, Candidate
 from forebay.wire.transcript import DONE, Transcript, ended, last_data
 
 if TYPE_CHECKING:
+    from asyncio import TimerHandle
+
     from forebay.gateway.fleet import Link, Served
+    from forebay.gateway.hedging import Hedge
     from forebay.gateway.tenancy import Admitted
 
 USAGE: Final = b"x-forebay-usage"
 ERROR: Final = b"x-forebay-error"
 """Trailer of a stream that a worker cannot finish: the error code. Its value decides whether it goes on elsewhere."""
-CONTINUE: Final = b"\r\nx-forebay-continue: %b,%d,%d\r\ncontent-length: %d\r\n\r\n"
+CONTINUE: Final = b"\r\nx-forebay-continue: %b\r\ncontent-length: %d\r\n\r\n"
+OBJECT_ENDS: Final = (b"}", b"}\n")
+"""How every whole answer ends: all of them are JSON objects."""
 LENGTH: Final = b"\r\ncontent-length: "
 NOT_RELAYED: Final = frozenset(
     {
@@ -55,18 +56,11 @@ WAITING, WHOLE, EVENTS, BYTES, RETRY, FAILED = range(6)
 the replica is to be replaced, thrown away because it ends the stream that it was to continue."""
 
 
+UNTOLD: Final[Tokens] = (0, 0, None)
 ENDED: Final = -1
 """Mark of an attempt that its breaker has heard of already."""
 REASONS: Final = {why: why.encode() for why in Why}
 CODES: Final = frozenset(code.value for code in Code)
-
-
-class _Problem(msgspec.Struct):
-    code: str = ""
-
-
-class _ErrorObject(msgspec.Struct):
-    error: _Problem
 
 
 class Desk(Protocol):
@@ -84,6 +78,11 @@ class Desk(Protocol):
     def over(self, relay: "Relay", code: str, status: int, now: float) -> None:
         """The request has ended."""
 
+    def hedged(
+        self, relay: "Relay", *, won: bool, reason: str = "hedged", outcome: Outcome = Outcome.NEUTRAL
+    ) -> None:
+        """Drop one of its two attempts."""
+
 
 class Relay:
     """An exchange and its attempts; the sink of the attempt that is under way."""
@@ -94,7 +93,7 @@ class Relay:
     retries = 0
     tried: tuple[tuple[str, int], ...] = ()
     first_at = 0.0
-    usage: Tokens = (0, 0, None)
+    usage: Tokens = UNTOLD
     ask: Ask | None = None
     route: Route | None = None
     charge: Charge | None = None
@@ -104,6 +103,8 @@ class Relay:
     revision = ""
     """Only replicas of this one may serve it."""
     streams = False
+    session = b""
+    """One that its client is given with the answer, to come back with."""
     prompt_bytes = 1
     since = 0.0
     mark = 0
@@ -111,33 +112,52 @@ class Relay:
     client = ""
     admitted: "Admitted | None" = None
     report_age_s = 0.0
+    hit = ""
     candidates: tuple[Candidate, ...] = ()
-    ticket: Ticket
     resumes = 0
     stuck = 0
+    hedge_after_s = 0.0
+    """When a second replica is asked too; 0: never."""
+    timer: "TimerHandle | None" = None
+    hedge: "Hedge | None" = None
     _call: Call | None = None
     _transcript: Transcript | None = None
     _mode = WAITING
     _over = False
+    _heard = False
+    """Whether an event of the attempt has come."""
     _status = 0
     _size = 0
     _error = ""
     _headers: list[Header]
     _body: list[bytes]
 
-    def __init__(self, desk: Desk, served: "Served", exchange: Exchange, path: str, request_id: bytes) -> None:
+    def __init__(
+        self,
+        desk: Desk,
+        served: "Served",
+        exchange: Exchange,
+        path: str,
+        request_id: bytes,
+        *,
+        ticket: Ticket,
+        began: float,
+    ) -> None:
         self.desk = desk
         self.served = served
         self.exchange = exchange
         self.path = path
         self.request_id = request_id
+        self.ticket = ticket
+        self.began = began
         self.request = b""
-        self.began = desk.now()
         self.attempts: list[Attempt] = []
         exchange.on_disconnect = self.client_gone
 
     def run_on(self, link: "Link") -> None:
         """Try it on a replica."""
+        if self.attempts:  # what the last one said of itself is not said of this one
+            self.usage, self._error = UNTOLD, ""
         self.link = link
         self._mode = WAITING
         self._size = 0
@@ -194,6 +214,11 @@ class Relay:
         return self.route.why if self.route is not None else ""
 
     @property
+    def as_stream(self) -> bool:
+        """Whether its answer comes as a stream."""
+        return self._transcript is not None
+
+    @property
     def events(self) -> int:
         """Events that the client was sent."""
         return self._transcript.events if self._transcript is not None else 0
@@ -207,9 +232,27 @@ class Relay:
     def give_way(self) -> None:
         """Stop the attempt for a more urgent request; it waits again."""
         self.gave_way = True
+        self.give_up()
+        self.usage = UNTOLD
+
+    def give_up(self) -> None:
+        """Stop the attempt."""
         if self._call is not None:
             self._call.cancel()
             self._call = None
+
+    def trade_call(self, other: "Relay") -> None:
+        """Each hears of the other's attempt from now on."""
+        self._call, other._call = other._call, self._call
+        for each in (self, other):
+            each._mode = WAITING
+            if each._call is not None:
+                each._call.sink = each
+
+    @property
+    def unanswered(self) -> bool:
+        """Whether nothing has come of the attempt under way."""
+        return self._mode == WAITING
 
     @property
     def refused(self) -> bool:
@@ -221,9 +264,11 @@ class Relay:
     def on_head(self, status: int, headers: list[Header]) -> None:
         self._status = status
         self._body = []
-        if status == 503 and (b"x-forebay-retryable", b"1") in headers:
+        if turned_away(status, headers):
             self._mode = RETRY
             return
+        if self.hedge is not None:
+            self.desk.hedged(self, won=False)
         if self.exchange.started:
             self._go_on(status, headers)
             return
@@ -239,8 +284,8 @@ class Relay:
                     stream = pair[1].startswith(b"text/event-stream")
         if stream:
             self._mode = EVENTS
-            self._transcript = Transcript()
-            self._start()
+            self._transcript = Transcript(self.path)
+            self._listen()  # the client is told when the first event is there: until then another replica may do it
         else:
             self._mode = WHOLE
 
@@ -250,7 +295,7 @@ class Relay:
             assert self._transcript is not None
             whole = self._transcript.feed(data)
             if whole:
-                if not self.first_at:
+                if not self._heard:
                     self._first()
                 if self.stuck:
                     self.stuck = 0
@@ -274,6 +319,9 @@ class Relay:
         if mode == WHOLE:
             body = self._body
             whole = body[0] if len(body) == 1 else b"".join(body)
+            if self._status == 200 and not whole.endswith(OBJECT_ENDS):  # its length was a lie
+                self.on_error(CallError("protocol", True, "The answer is not complete."))
+                return
             self.exchange.respond(self._status, self._answer_headers(), whole)
             self._end(OK if self._status < 400 else _code_in(whole, Code.INTERNAL), self._status)
         elif mode == RETRY:
@@ -281,11 +329,18 @@ class Relay:
         elif mode == FAILED:
             self._interrupted()
         elif self._error:
-            self._broken(self._error if self._error in CODES else Code.STREAM_INTERRUPTED.value)
+            if self._error not in CODES:  # of a worker that knows more of them, or of none
+                self._error = Code.STREAM_INTERRUPTED.value
+            self._broken(self._error)
         else:
             transcript = self._transcript
-            if transcript is not None and transcript.held:
-                self.exchange.write(transcript.held)
+            if mode == EVENTS:
+                assert transcript is not None
+                if not ended(last_data(transcript.held or transcript.last)):
+                    self.on_error(CallError("protocol", True, "The stream has no end."))
+                    return
+                if transcript.held:
+                    self.exchange.write(transcript.held)
             self.exchange.end()
             self._end(OK, self._status)
 
@@ -304,8 +359,13 @@ class Relay:
     # --- inside
 
     def _first(self) -> None:
-        """The first event has come."""
-        self.first_at = now = self.desk.now()
+        """The first event of an attempt has come."""
+        self._heard = True
+        if not self.exchange.started:
+            self._start()
+        now = self.desk.now()
+        if not self.first_at:
+            self.first_at = now
         link = self.link
         assert link is not None
         link.breaker.brown_out.note_ttft(now - self.since, now)
@@ -316,7 +376,11 @@ class Relay:
             self.charge.first_token(now, link.load)
 
     def _broken(self, reason: str) -> None:
-        """The replica was lost after the head went out: go on elsewhere, if that can be done."""
+        """The replica was lost after it had begun a stream: go on elsewhere, if that can be done."""
+        if not self.exchange.started:
+            self._error = ""
+            self.desk.again(self, reason, Refusal(Code.REPLICA_LOST))
+            return
         transcript = self._transcript
         last = last_data(transcript.last) if transcript is not None else b""
         said = transcript.said() if transcript is not None else None
@@ -341,7 +405,7 @@ class Relay:
         assert said is not None
         head, _, body = self.request.partition(b"\r\n\r\n")
         length = len(body) + len(said.text)
-        more = CONTINUE % (said.id.encode(), said.created, len(said.text), length)
+        more = CONTINUE % (said.seam, length)
         return b"%b%b%b%b" % (head.rpartition(LENGTH)[0], more, body, said.text)
 
     def _go_on(self, status: int, headers: list[Header]) -> None:
@@ -350,11 +414,13 @@ class Relay:
             self._mode = FAILED
             return
         self._mode = EVENTS
+        self._heard = False
         self._listen()
 
     def _start(self) -> None:
         self._listen()
         self.exchange.start(self._status, self._answer_headers())
+        self.exchange.forget_head()
 
     def _listen(self) -> None:
         """The client's pace becomes that of the replica."""
@@ -373,9 +439,10 @@ class Relay:
         return [
             *self._headers,
             (b"x-request-id", self.request_id),
-            (b"x-forebay-queue-ms", b"%d" % _ms(self.queued_s)),
+            (b"x-forebay-queue-ms", b"%d" % ms(self.queued_s)),
             (b"x-forebay-route", REASONS[route.why]),
             *link.headers,
+            *(((b"set-cookie", SET_COOKIE % self.session),) if self.session else ()),
             *(((b"x-forebay-dispatch", self.chosen.why.encode()),) if self.chosen is not None else ()),
         ]
 
@@ -419,80 +486,13 @@ class Relay:
                 account.streamed(self.first_at - self.began, now - self.first_at, self.usage[1])
         self.desk.over(self, code, status, now)
 
-    def facts(self, code: str, status: int, now: float, spent: Used) -> Facts:
-        """What is written down of it."""
-        link, routes = self.link, self.served.routes
-        decision = Decision(
-            wall_s(),
-            self.request_id.decode("ascii"),
-            routes.name,
-            self.ticket.tenant,
-            status,
-            code,
-            now - self.began,
-            policy=routes.policy,
-            why=self.why,
-            candidates=self.candidates[:CANDIDATES_MAX],
-            others=max(0, len(self.candidates) - CANDIDATES_MAX),
-            chosen=link.id if link is not None else "",
-            attempts=tuple(self.attempts),
-            queued_s=max(0.0, self.queued_s),
-            ttft_s=self.first_at - self.began if self.first_at else 0.0,
-            prompt_tokens=spent.prompt,
-            completion_tokens=spent.completion,
-            cached_tokens=spent.cached,
-            estimated=spent.estimated,
-            resumed=self.resumes,
-            report_age_s=self.report_age_s,
-        )
-        revision = link.revision if link is not None else ""
-        body = self.request.partition(b"\r\n\r\n")[2] if self.desk.keeps_prompts else b""
-        return Facts(decision, self.path, revision, client=self.client, prompt=body)
 
-    def line(self, code: str, status: int, now: float) -> Line:
-        """The line for the access log."""
-        began, link = self.began, self.link
-        return Line(
-            "request",
-            wall_s(),
-            self.request_id.decode("ascii"),
-            self.path,
-            self.served.routes.name,
-            status,
-            code,
-            _ms(now - began),
-            self._transcript is not None,
-            link.id if link is not None else "",
-            self.retries,
-            _ms(self.first_at - began) if self.first_at else 0,
-            _ms(self.queued_s) if self.queued_s > 0.0 else 0,
-            self.usage[0],
-            self.usage[1],
-            self.usage[2] or 0,
-            self.resumes,
-            self.asked,
-        )
-
-
-def _ms(seconds: float) -> int:
-    return int(seconds * 1000 + 0.5)
+def turned_away(status: int, headers: list[Header]) -> bool:
+    """Whether an answer says that the replica is full or about to stop, and has done nothing."""
+    return status == 503 and (b"x-forebay-retryable", b"1") in headers
 
 
 def _code_in(body: bytes, default: Code) -> str:
     """The error code of an error object; the default if there is none that we know."""
-    try:
-        code = msgspec.json.decode(body, type=_ErrorObject).error.code
-    except msgspec.DecodeError:
-        return default.value
+    code = error_code(body)
     return code if code in CODES else default.value
-
-
-def candidates(links: Sequence["Link"], route: Route) -> tuple[Candidate, ...]:
-    """All that a choice looked at, the best first if it had a score."""
-    if not route.terms:
-        return tuple(Candidate(x.id, x.generation, x.state, x.load, x.room) for x in links)
-    rows = []
-    for score in sorted(route.terms, key=lambda score: (score.total_s, score.at)):
-        x = links[score.at]
-        rows.append(Candidate(x.id, x.generation, x.state, x.load, x.room, *score[1:]))
-    return tuple(rows)

@@ -12,21 +12,24 @@ import structlog
 
 from forebay.core.model import Endpoint, GatewaySpec, Limits
 from forebay.gateway import pages
-from forebay.gateway.accesslog import AccessLog
 from forebay.gateway.gateway import Gateway
 from forebay.gateway.polling import Fleet
+from forebay.gateway.records.accesslog import AccessLog
 from forebay.gateway.records.recorder import Recorder
 from forebay.gateway.tenancy import Doorman
 from forebay.net.server import HttpServer
+from forebay.net.tls import BadPair, Renewal
 from forebay.obs.metrics import Metrics
 
 TICK_S: Final = 0.25
 PRIVATE_LIMITS: Final = Limits(connections_max=64)
+LINGER_S: Final = 1.5
+"""Time in which clients with an idle connection may still use it, and learn that it closes, when a gateway stops."""
 LOOPBACK: Final = "127.0.0.1"
 
 
 class NoPort(Exception):  # noqa: N818 - states the condition
-    """The public port cannot be had; the text is the process' last words."""
+    """The public port cannot be had, or not with this certificate; the text is the process' last words."""
 
 
 async def serve(spec: GatewaySpec, log: structlog.stdlib.BoundLogger) -> None:
@@ -59,10 +62,13 @@ async def run(
             gateway.doorman.start()
             keys = group.create_task(gateway.doorman.follow())
             background.append(keys)
+        renewal = Renewal(spec.tls, log, metrics) if spec.tls is not None else None
         try:
             if recorder is not None:
                 recorder.start()
-            await _listen(public, private, spec)
+            await _listen(public, private, spec, renewal)
+            if renewal is not None:
+                background.append(group.create_task(renewal.follow()))
             log.info("listening", host=spec.host, port=public.port, private_port=private.port)
             await signals.get()
             log.info("draining", grace_s=spec.drain_grace_s, connections=public.connections)
@@ -97,7 +103,7 @@ async def _drain(
     public: HttpServer, grace_s: float, signals: "asyncio.Queue[int]", log: structlog.stdlib.BoundLogger
 ) -> None:
     async with asyncio.TaskGroup() as group:
-        drained = group.create_task(public.drain(grace_s))
+        drained = group.create_task(public.drain(grace_s, LINGER_S))
         again = group.create_task(signals.get())
         await asyncio.wait((drained, again), return_when=asyncio.FIRST_COMPLETED)
         if public.connections:
@@ -116,13 +122,18 @@ async def _tick(gateway: Gateway, access: AccessLog, recorder: Recorder | None, 
             metrics.counter("records_lost_total").value = recorder.lost
 
 
-async def _listen(public: HttpServer, private: HttpServer, spec: GatewaySpec) -> None:
+async def _listen(public: HttpServer, private: HttpServer, spec: GatewaySpec, renewal: Renewal | None) -> None:
     """Listen for peers and for clients, and say where."""
     try:
+        tls = renewal.start() if renewal is not None else None
         await private.start(LOOPBACK, 0)
+        succeeds = pages.running(_peer_file(spec)) is not None  # the one before listens until this one does
         pages.write(_peer_file(spec), Endpoint(os.getpid(), LOOPBACK, private.port))
-        _check_port(spec)
-        await public.start(spec.host, spec.port, reuse_port=True)
+        if not succeeds:
+            _check_port(spec)
+        await public.start(spec.host, spec.port, reuse_port=True, tls=tls)
+    except BadPair as error:
+        raise NoPort(f"cannot serve HTTPS on {spec.host}:{spec.port}: {error}") from error
     except OSError as error:
         raise NoPort(f"cannot listen on {spec.host}:{spec.port}: {error.strerror or error}") from error
     pages.write(Path(spec.endpoint_path), Endpoint(os.getpid(), spec.host, public.port))

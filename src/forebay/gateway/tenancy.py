@@ -12,7 +12,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 import msgspec
 import structlog
 
-from forebay.core.errors import Code
+from forebay.core.errors import Code, Refusal
 from forebay.core.model import TenancySpec
 from forebay.core.tenancy import (
     Amounts,
@@ -29,6 +29,7 @@ from forebay.core.tenancy import (
 )
 from forebay.obs.clock import wall_s
 from forebay.registry.keys import KeyFileError, read_keys
+from forebay.wire.documents import UNREADABLE
 
 LOOK_S: Final = 0.25
 """A revoked key is good for this long at most."""
@@ -55,6 +56,15 @@ class Admitted(NamedTuple):
 
     tenant: Tenant
     reservation: Reservation
+    key_id: str
+
+
+class DeniedRefusal(Refusal):
+    """The doorman does not let a request in; coming back makes sense after `retry_after_s`, if that is not 0."""
+
+    def __init__(self, verdict: Denied) -> None:
+        super().__init__(verdict.code, verdict.text, "model" if verdict.code is Code.MODEL_NOT_ALLOWED else None)
+        self.retry_after_s = verdict.retry_after_s
 
 
 def credential(header: Callable[[bytes], bytes | None]) -> bytes | None:
@@ -83,7 +93,7 @@ class _Watched(Generic[T]):
                 self._seen = seen
         except FileNotFoundError:
             complaint = "missing"
-        except (OSError, KeyFileError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (OSError, KeyFileError, *UNREADABLE) as error:
             complaint = str(error)
         if complaint and complaint != self.complaint:
             self._log.warning("file unreadable, going on with what is known", path=str(self._path), problem=complaint)
@@ -124,11 +134,11 @@ class Doorman:
 
     # --- requests
 
-    def identify(self, presented: bytes | None, now: float) -> Tenant | Denied:
+    def identify(self, presented: bytes | None, now: float) -> Granted | Denied:
         """Whose credential this is. `presented` is what `credential` found."""
         granted = self._known.get(presented) if presented else None
         if granted is not None and now + self._wall_ahead_s < granted.expires:
-            return granted.tenant
+            return granted
         if self._directory is None:
             return UNREAD
         verdict = authorise(self._directory, presented, now + self._wall_ahead_s)
@@ -138,19 +148,15 @@ class Doorman:
         if len(self._known) >= KNOWN_MAX:
             del self._known[next(iter(self._known))]
         self._known[presented] = verdict
-        return verdict.tenant
+        return verdict
 
-    def admit(
-        self, presented: bytes | None, model: str, tokens: int, stream: bool, *, now: float
-    ) -> Admitted | Denied:
+    def admit(self, caller: Granted, model: str, tokens: int, stream: bool, now: float) -> Admitted | Denied:
         """Let a request in that may use up to `tokens`, prompt and answer, or say why not."""
-        tenant = self.identify(presented, now)
-        if isinstance(tenant, Denied):
-            return tenant
+        tenant = caller.tenant
         if not tenant.may_use(model):
             return Denied(Code.MODEL_NOT_ALLOWED, f"Tenant `{tenant.name}` may not use the model `{model[:128]}`.")
         verdict = self._limiter.reserve(tenant.name, tokens, stream, now)
-        return verdict if isinstance(verdict, Denied) else Admitted(tenant, verdict)
+        return verdict if isinstance(verdict, Denied) else Admitted(tenant, verdict, caller.key_id)
 
     def settle(self, reservation: Reservation, tokens: int, now: float) -> None:
         """A request has ended, in whatever way, and has used `tokens`; 0 if no replica got it. Exactly once each."""
@@ -170,7 +176,7 @@ class Doorman:
             counts = msgspec.json.decode(self._counts.read_bytes(), type=Counts)
         except FileNotFoundError:
             pass
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (OSError, *UNREADABLE) as error:
             self._log.warning("counts of tenants are lost", path=str(self._counts), problem=str(error))
         else:
             self._limiter.restore(counts.used, counts.day, wall - counts.at, now)

@@ -4,6 +4,7 @@ Bytes are forwarded only after they were parsed, and never past the end of a mes
 """
 
 import asyncio
+import ssl
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -268,7 +269,7 @@ class Upstream(asyncio.Protocol):
 
 
 class Pool:
-    """Connections to one upstream. Connecting runs in tasks of `group`; `close` ends them."""
+    """Connections to one upstream, with `tls` for HTTPS. Connecting runs in tasks of `group`; `close` ends them."""
 
     def __init__(
         self,
@@ -279,6 +280,7 @@ class Pool:
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         idle_max: int = IDLE_MAX,
         idle_age_s: float = IDLE_AGE_S,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self.host = host
         self.port = port
@@ -286,6 +288,7 @@ class Pool:
         self._connect_timeout_s = connect_timeout_s
         self._idle_max = idle_max
         self._idle_age_s = idle_age_s
+        self._tls = tls
         self._idle: deque[Upstream] = deque()
         self._open: set[Upstream] = set()
         self._connecting: dict[asyncio.Task[None], Call] = {}
@@ -354,7 +357,9 @@ class Pool:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._connect_timeout_s):
-                _, connection = await loop.create_connection(lambda: Upstream(self), self.host, self.port)
+                _, connection = await loop.create_connection(
+                    lambda: Upstream(self), self.host, self.port, ssl=self._tls
+                )
         except TimeoutError:
             call.fail("connect", f"No connection to {self.host}:{self.port} within {self._connect_timeout_s:g} s.")
         except OSError as error:

@@ -6,7 +6,6 @@ an abandoned generation must not run on for a half-closed socket.
 """
 
 import asyncio
-from collections import deque
 from collections.abc import Sequence
 from typing import Final, Protocol, cast
 
@@ -15,12 +14,15 @@ import httptools
 from forebay.core.errors import TABLE, Code, Refusal
 from forebay.core.model import Limits
 from forebay.net.exchange import Exchange
+from forebay.net.tls import in_flight_bytes
 from forebay.wire import http1
 from forebay.wire.errors import error_body
 
 IDLE, HEAD, BODY, LINGER, CLOSED = range(5)
 HELD_BYTES_MAX: Final = 65_536
 LINGER_S: Final = 1.0
+WRITE_BUFFER_BYTES: Final = 65_536
+"""More than this unsent, and the writer is asked to pause. Said to the transport because TLS would take 512 KiB."""
 
 
 class Owner(Protocol):
@@ -30,6 +32,7 @@ class Owner(Protocol):
     now: float
     date: bytes
     draining: bool
+    idle_timeout_s: float
 
     def opened(self, connection: "Connection") -> bool:
         """Take the connection in; False when there are too many."""
@@ -89,7 +92,7 @@ class Connection(asyncio.Protocol):
         self._body_bytes = 0
         self._exchange: Exchange | None = None
         self._active: Exchange | None = None
-        self._queue: deque[Exchange] = deque()
+        self._queue: list[Exchange] = []
         self._held: list[bytes] = []
         self._refusal: Refusal | None = None
         self._expects = False
@@ -106,6 +109,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(WRITE_BUFFER_BYTES)
         self._parser = httptools.HttpRequestParser(self)
         if not self.owner.opened(self):
             self._refusal = Refusal(Code.CONNECTION_LIMIT)
@@ -178,7 +182,7 @@ class Connection(asyncio.Protocol):
     def answered(self, keep_alive: bool) -> None:
         """The active exchange has ended."""
         self._active = None
-        if keep_alive and not self.owner.draining:
+        if keep_alive and self.owner.idle_timeout_s:
             self._since = self.owner.now
             if self._queue or self._held or self._refusal is not None or self._expects:
                 self._advance()
@@ -196,6 +200,11 @@ class Connection(asyncio.Protocol):
             unsent = self._transport.get_write_buffer_size()
             if unsent < self._unsent:
                 self._unsent, self._since = unsent, now
+            elif self._phase == CLOSED and not unsent:  # TLS: it waits for a goodbye that many clients never say
+                if in_flight_bytes(self._transport):
+                    self._since = now
+                elif age > LINGER_S:
+                    self._cut()
             elif age > limits.write_timeout_s:
                 self._cut()
         elif self._active is not None or self._queue:
@@ -204,16 +213,18 @@ class Connection(asyncio.Protocol):
             if age > LINGER_S:
                 self._close()
         elif self._phase == IDLE:
-            if age > limits.idle_timeout_s:
+            if age > self.owner.idle_timeout_s:
                 self._close()
         elif age > (limits.head_timeout_s if self._phase == HEAD else limits.body_timeout_s):
             self._refusal = Refusal(Code.REQUEST_TIMEOUT)
             self._refuse()
 
     def quit(self) -> None:
-        """Close now if nothing is going on, otherwise after the current answer."""
+        """Close if nothing is going on, or soon if the server gives time; otherwise after the current answer."""
         if self._phase == IDLE and self._active is None and not self._queue:
-            self._close()
+            self._since = self.owner.now
+            if not self.owner.idle_timeout_s:
+                self._close()
 
     def abort(self) -> None:
         """Close at once, whatever is going on."""
@@ -385,7 +396,7 @@ class Connection(asyncio.Protocol):
         self._advancing = True
         while self._active is None and not self._paused and self._phase != CLOSED:
             if self._queue:
-                self._active = exchange = self._queue.popleft()
+                self._active = exchange = self._queue.pop(0)
                 self._dispatch(exchange)
             elif self._phase == LINGER:
                 break
@@ -413,7 +424,7 @@ class Connection(asyncio.Protocol):
             if exchange.started:
                 exchange.abort()
             else:
-                exchange.respond(500, [http1.JSON], error_body(Refusal(Code.INTERNAL)))
+                exchange.respond(500, [http1.JSON], error_body(Refusal(Code.INTERNAL), exchange.path))
 
     def _refuse(self) -> None:
         """Answer bytes that are no acceptable request, then close."""
@@ -421,7 +432,9 @@ class Connection(asyncio.Protocol):
         assert refusal is not None
         self._refusal = None
         self.owner.refused(refusal.code)
-        body = error_body(refusal)
+        # in the words of the API that is asked, as far as the bytes tell; after a complete request they tell nothing
+        target = b"" if self._phase == IDLE else self._target
+        body = error_body(refusal, target.partition(b"?")[0].decode("latin-1"))
         line = http1.status_line(TABLE[refusal.code].status)
         headers = http1.fields([http1.JSON, (b"content-length", b"%d" % len(body)), (b"connection", b"close")])
         self._transport.write(b"%b%b%b\r\n%b" % (line, self.owner.date, headers, body))
@@ -438,7 +451,7 @@ class Connection(asyncio.Protocol):
         if not self._reading:
             self._reading = True
             self._transport.resume_reading()
-        if not self._transport.is_closing():
+        if self._transport.can_write_eof() and not self._transport.is_closing():  # TLS cannot half-close
             self._transport.write_eof()
 
     def _close(self) -> None:

@@ -137,6 +137,11 @@ class Exchange:
         end = b"\r\n" if self.http_1_0 else b"transfer-encoding: chunked\r\n\r\n"
         self._line.send(self._head(status, headers, end))
 
+    def forget_head(self) -> None:
+        """Drop what the request said in its head, for an answer that takes long."""
+        self.headers = []
+        self._fields = {}
+
     def write(self, data: bytes) -> None:
         """Send a piece of the answer."""
         if self._chunked and data:

@@ -1,6 +1,7 @@
 """An HTTP/1.1 server on `asyncio.Protocol`: listening, the limit on connections, timeouts, draining."""
 
 import asyncio
+import ssl
 from collections.abc import Callable
 from email.utils import formatdate
 from typing import Final
@@ -26,6 +27,7 @@ class HttpServer:
         self.now = 0.0
         self.date = b""
         self.draining = False
+        self.idle_timeout_s = limits.idle_timeout_s
         self.handle = handler
         self.refused = refused
         self._connections: set[Connection] = set()
@@ -35,13 +37,22 @@ class HttpServer:
         shortest = min(limits.head_timeout_s, limits.body_timeout_s, limits.idle_timeout_s, limits.write_timeout_s)
         self._sweep_s = min(SWEEP_S_MAX, shortest / 4)
 
-    async def start(self, host: str, port: int, *, reuse_port: bool = False) -> None:
-        """Listen. Raises OSError if the port is taken."""
+    async def start(
+        self, host: str, port: int, *, reuse_port: bool = False, tls: ssl.SSLContext | None = None
+    ) -> None:
+        """Listen, with `tls` for HTTPS. Raises OSError if the port is taken."""
         loop = asyncio.get_running_loop()
         self._sweep()
         try:
             self._listener = await loop.create_server(
-                lambda: Connection(self), host, port, reuse_port=reuse_port, backlog=BACKLOG
+                lambda: Connection(self),
+                host,
+                port,
+                reuse_port=reuse_port,
+                backlog=BACKLOG,
+                ssl=tls,
+                ssl_handshake_timeout=self.limits.head_timeout_s if tls else None,
+                ssl_shutdown_timeout=self.limits.write_timeout_s if tls else None,
             )
         except OSError:
             self.close()
@@ -63,10 +74,15 @@ class HttpServer:
         if self._listener is not None:
             self._listener.close()
 
-    async def drain(self, grace_s: float) -> bool:
-        """Stop accepting, close idle connections, let the others finish. True if all have within the grace."""
+    async def drain(self, grace_s: float, linger_s: float = 0.0) -> bool:
+        """Stop accepting, close idle connections, let the others finish. True if all have within the grace.
+
+        Connections that clients may take for open are closed after `linger_s` only: who asks again just now gets an
+        answer, which says that the connection closes.
+        """
         self.stop_accepting()
         self.draining = True
+        self.idle_timeout_s = linger_s
         self._empty = asyncio.Event()
         for connection in list(self._connections):
             connection.quit()

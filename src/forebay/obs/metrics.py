@@ -60,6 +60,12 @@ TABLE: tuple[Metric, ...] = (
     Metric("build_info", "gauge", ("version", "process"), "1; the labels say what runs.", merge="max"),
     # gateway
     Metric("requests_total", "counter", ("model", "code"), "Requests answered, by `ok` or error code."),
+    Metric(
+        "tenant_refusals_total",
+        "counter",
+        ("tenant", "code"),
+        "Requests refused for their tenant's limits or models.",
+    ),
     Metric("request_duration_seconds", "histogram", _M, "From the whole request to the end of the answer.", SECONDS),
     Metric("ttft_seconds", "histogram", _M, "From the whole request to the first event of a stream.", SECONDS),
     Metric("tpot_seconds", "histogram", _M, "Per output token after the first, of streams.", TOKEN_SECONDS),
@@ -71,11 +77,18 @@ TABLE: tuple[Metric, ...] = (
     Metric("queue_wait_seconds", "histogram", _M, "How long requests waited for a replica.", SECONDS),
     Metric("retries_total", "counter", ("model", "reason"), "Attempts that were repeated on another replica."),
     Metric("resumes_total", "counter", ("model", "reason"), "Streams that another replica was asked to go on with."),
+    Metric(
+        "hedges_total", "counter", ("model", "outcome"), "Late requests that a second replica got, `won` or `lost`."
+    ),
     Metric("fallbacks_total", "counter", ("model", "trouble"), "Requests that went on to another model."),
     Metric("preemptions_total", "counter", ("model", "band"), "Attempts of a band that gave way to urgent requests."),
     Metric("in_flight", "gauge", _M, "Requests that a replica works on for this gateway."),
     Metric("records_lost_total", "counter", (), "Decision records and audit lines that could not be written."),
     Metric("open_connections", "gauge", (), "Open client connections."),
+    Metric(
+        "tls_certificate_expiry_seconds", "gauge", (), "When the certificate in use ends, Unix time.", merge="min"
+    ),
+    Metric("tls_reloads_total", "counter", ("outcome",), "Loads of changed certificate files: `taken`, or `broken`."),
     Metric("replica_up", "gauge", _MR, "1 if every gateway process may route to the replica.", merge="min"),
     Metric("replica_in_flight", "gauge", _MR, "Requests that the gateways have under way at a replica."),
     Metric("replica_queue_tokens", "gauge", _MR, "Prompt tokens that the gateways believe to wait at a replica."),

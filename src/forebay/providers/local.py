@@ -21,6 +21,7 @@ from forebay.core.model import Endpoint
 from forebay.core.reconcile import Kind, SeenUnit, Slot, UnitKey
 from forebay.providers.processes import Identity, identify, is_alive, kill, reap, session_leaders
 from forebay.providers.protocol import ProviderError
+from forebay.wire.documents import UNREADABLE
 
 LOG_BYTES_MAX = 32 * 1024 * 1024
 LOG_BYTES_KEPT = 4 * 1024 * 1024
@@ -278,7 +279,7 @@ def _read(path: Path, type: type[T]) -> T | None:
     """A small JSON document; None if it is missing or damaged."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=type)
-    except (FileNotFoundError, msgspec.DecodeError):
+    except (FileNotFoundError, *UNREADABLE):
         return None
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from forebay.registry.sources import Progress, SourceError, model_file
+from forebay.wire.documents import UNREADABLE
 
 CHUNK_BYTES = 4 * 1024 * 1024
 
@@ -47,7 +48,7 @@ def file_digest(path: Path, cache_dir: Path, progress: Progress) -> str:
     note = cache_dir / "digests" / f"{key}.json"
     try:
         record = msgspec.json.decode(note.read_bytes(), type=_Record)
-    except (OSError, msgspec.DecodeError):
+    except (OSError, *UNREADABLE):
         record = None
     if record and (record.size, record.mtime_ns) == (status.st_size, status.st_mtime_ns):
         return record.sha256

@@ -10,6 +10,7 @@ from typing import Literal, TypeAlias, TypeVar
 import msgspec
 
 from forebay.core.tenancy import KeyRecord
+from forebay.wire.documents import UNREADABLE
 
 FILE_MODE = 0o600
 KEYS_MAX = 10_000
@@ -36,7 +37,7 @@ def read_keys(path: Path) -> Keys:
         return ()
     except OSError as error:
         raise KeyFileError(f"{path}: cannot be read ({error.strerror})") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise KeyFileError(f"{path}: not a file of API keys ({error}); {MEND}") from error
     ids = [record.id for record in document.keys]
     if len(set(ids)) < len(ids):

@@ -7,7 +7,7 @@ import difflib
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,13 +17,14 @@ from pydantic_core import ErrorDetails
 
 from forebay.core.cluster import SHA256_PATTERN, Cluster, conflicts
 from forebay.core.dispatch.settings import HEADER_PATTERN, PUBLIC_PATTERN, TARGET_PATTERN
-from forebay.core.section import NAME_PATTERN
+from forebay.core.section import NAME_PATTERN, Conflict
 
 TEXT_BYTES_MAX = 1_000_000
 NODES_MAX = 50_000
 DEPTH_MAX = 32
 PROBLEMS_MAX = 100
 FOUND_CHARS_MAX = 80
+INT_CHARS_MAX = 30
 
 _BOOL = re.compile(r"true|True|TRUE|false|False|FALSE")
 _NULL = re.compile(r"~|null|Null|NULL|")
@@ -63,9 +64,16 @@ class ClusterFileError(Exception):
         super().__init__("\n".join(lines))
 
 
-def load(text: str | bytes, source_name: str, overrides: Mapping[str, str] | None = None) -> Cluster:
+def load(
+    text: str | bytes,
+    source_name: str,
+    overrides: Mapping[str, str] | None = None,
+    *,
+    look: Callable[[Mapping[str, Any]], Iterable[Conflict]] = lambda _: (),
+) -> Cluster:
     """The cluster of a file, with `overrides` (`gateway.port`, `models[0].replicas`, `models.chat.replicas`) on top.
 
+    `look` is given the plain data, which may be wrong in any way, and says what is wrong with the files it names.
     Raises `ClusterFileError` with all problems of file and overrides.
     """
     reader = _Reader()
@@ -79,6 +87,8 @@ def load(text: str | bytes, source_name: str, overrides: Mapping[str, str] | Non
     assert isinstance(root, dict)
     for path, value in (overrides or {}).items():
         reader.override(root, path, value)
+    for path, found, allowed in look(root):
+        reader.problem(path, found, allowed, reader.line_of(path))
     cluster = _validate(root, reader)
     if cluster is None:
         raise ClusterFileError(source_name, reader.problems)
@@ -241,15 +251,17 @@ def _plain_value(text: str) -> Any:
     if _BOOL.fullmatch(text):
         return text.lower() == "true"
     if _INT.fullmatch(text):
-        return int(text, 0) if text[:2] in ("0x", "0o") else _bounded_int(text)
+        return _bounded_int(text)
     if _FLOAT.fullmatch(text):
         return float(text.replace(".inf", "inf").replace(".Inf", "inf").replace(".INF", "inf").replace(".n", "n"))
     return text
 
 
 def _bounded_int(text: str) -> int | str:
-    # Longer digit strings are no setting of ours, and Python refuses to convert thousands of digits.
-    return int(text) if len(text) <= 30 else text
+    # Longer digit strings are no setting of ours, and Python refuses to convert thousands of digits either way.
+    if len(text) > INT_CHARS_MAX:
+        return text
+    return int(text, 0) if text[:2] in ("0x", "0o") else int(text)
 
 
 def _steps(path: str, root: Mapping[str, Any]) -> list[str | int]:

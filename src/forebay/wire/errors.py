@@ -8,6 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from forebay.core.errors import TABLE, Code, Refusal
+from forebay.wire.documents import UNREADABLE
 
 MESSAGES: Final = "/v1/messages"
 RESPONSES: Final = "/v1/responses"
@@ -48,6 +49,22 @@ def error_event(code: Code, text: str = "", path: str = "", events: int = 0) -> 
         said = {"type": "error", "code": code.value, "message": text or TABLE[code].text, "param": None}
         return b"event: error\ndata: " + _encode(said | {"sequence_number": events}) + b"\n\n"
     return b"data: " + _encode(error_object(code, text)) + b"\n\n"
+
+
+class _Problem(msgspec.Struct):
+    code: str = ""
+
+
+class _ErrorObject(msgspec.Struct):
+    error: _Problem
+
+
+def error_code(body: bytes) -> str:
+    """The code in an error object; empty if there is none."""
+    try:
+        return msgspec.json.decode(body, type=_ErrorObject).error.code
+    except UNREADABLE:
+        return ""
 
 
 def id_headers(request_id: bytes, path: str = "") -> list[tuple[bytes, bytes]]:

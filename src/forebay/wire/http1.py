@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from http import HTTPStatus
 
-Headers = Sequence[tuple[bytes, bytes]]
+Header = tuple[bytes, bytes]
+Headers = Sequence[Header]
 
 STATUS_LINES: dict[int, bytes] = {
     status.value: b"HTTP/1.1 %d %b\r\n" % (status.value, status.phrase.encode()) for status in HTTPStatus

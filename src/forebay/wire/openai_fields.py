@@ -1,10 +1,11 @@
 """Readers of JSON fields: a value goes in, a checked value or a Refusal that names the field comes out.
 
 A table `name -> Reader` describes an object; every refusal says which field, what was found and what is allowed.
+Every reader has a shape, the JSON Schema of what it takes: the published description of the API is made of these.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import msgspec
 
@@ -12,6 +13,8 @@ from forebay.core.errors import Code, Refusal
 
 Reader = Callable[[Any, str], Any]
 """Takes the decoded value and its path (`messages[1].content`)."""
+Shape = dict[str, Any]
+"""A JSON Schema (2020-12). It may be wider than its reader, never narrower."""
 
 SHOWN_CHARS_MAX = 60
 PARTS_MAX = 1024
@@ -26,6 +29,40 @@ _KINDS = {
     str: "a string",
     list: "an array",
 }
+
+
+def shaped(reader: Reader, shape: Shape) -> Reader:
+    """Note the shape of a reader, and hand the reader back."""
+    _SHAPES[reader] = shape
+    return reader
+
+
+def shape_of(reader: Reader) -> Shape:
+    """The shape that was noted for a reader. Raises KeyError if there is none."""
+    return _SHAPES[reader]
+
+
+def object_shape(fields: Mapping[str, Reader], required: tuple[str, ...] = ()) -> Shape:
+    """The shape of what `read` takes."""
+    properties = {
+        name: shape_of(reader) if name in required else _or_null(shape_of(reader)) for name, reader in fields.items()
+    }
+    shape: Shape = {"type": "object", "properties": properties, "additionalProperties": False}
+    return {**shape, "required": list(required)} if required else shape
+
+
+def array_shape(items: Shape, items_min: int, items_max: int | None = None) -> Shape:
+    """The shape of an array."""
+    shape: Shape = {"type": "array", "items": items, "minItems": items_min}
+    return shape if items_max is None else {**shape, "maxItems": items_max}
+
+
+def _or_null(shape: Shape) -> Shape:
+    if "enum" in shape:
+        return {**shape, "enum": [*shape["enum"], None]} if None not in shape["enum"] else shape
+    if isinstance(shape.get("type"), str):
+        return {**shape, "type": [shape["type"], "null"]}
+    return {"anyOf": [*shape["anyOf"], {"type": "null"}]} if "anyOf" in shape else shape
 
 
 def decode(body: bytes) -> dict[str, Any]:
@@ -104,7 +141,7 @@ def nested(fields: Mapping[str, Reader], required: tuple[str, ...] = ()) -> Read
     def reader(value: Any, path: str) -> dict[str, Any]:
         return read(value, path, fields, required)
 
-    return reader
+    return shaped(reader, object_shape(fields, required))
 
 
 def number(low: float, high: float, *, above: bool = False) -> Reader:
@@ -116,7 +153,7 @@ def number(low: float, high: float, *, above: bool = False) -> Reader:
             invalid(path, expected, value)
         return float(value)
 
-    return reader
+    return shaped(reader, {"type": "number", "exclusiveMinimum" if above else "minimum": low, "maximum": high})
 
 
 def integer(low: int, high: int) -> Reader:
@@ -128,7 +165,7 @@ def integer(low: int, high: int) -> Reader:
             invalid(path, expected, value)
         return value
 
-    return reader
+    return shaped(reader, {"type": "integer", "minimum": low, "maximum": high})
 
 
 def boolean(value: Any, path: str) -> bool:
@@ -153,7 +190,12 @@ def text(chars_min: int = 0, chars_max: int | None = None) -> Reader:
             invalid(path, expected, value)
         return value
 
-    return reader
+    shape: Shape = {"type": "string"}
+    if chars_min:
+        shape["minLength"] = chars_min
+    if chars_max is not None:
+        shape["maxLength"] = chars_max
+    return shaped(reader, shape)
 
 
 def one_of(*allowed: str) -> Reader:
@@ -165,7 +207,7 @@ def one_of(*allowed: str) -> Reader:
             invalid(path, expected, value)
         return value
 
-    return reader
+    return shaped(reader, {"enum": list(allowed)})
 
 
 def only(*allowed: Any) -> Reader:
@@ -177,7 +219,7 @@ def only(*allowed: Any) -> Reader:
             unsupported(path, f"found {shown(value)}; leave it out{' or send ' + hint if hint else ''}.")
         return value
 
-    return reader
+    return shaped(reader, {"enum": [*allowed, None]})  # no reader sees the null of an optional field
 
 
 def texts(part: Reader, words: str = "text parts") -> Reader:
@@ -191,7 +233,7 @@ def texts(part: Reader, words: str = "text parts") -> Reader:
             invalid(path, expected, value)
         return "\n".join([part(one, f"{path}[{i}]") for i, one in enumerate(value)])
 
-    return reader
+    return shaped(reader, {"anyOf": [{"type": "string"}, array_shape(shape_of(part), 1, PARTS_MAX)]})
 
 
 def ignored_text(value: Any, path: str) -> None:
@@ -226,6 +268,18 @@ def json_schema(value: Any, path: str) -> str:
         invalid(path, "a JSON Schema of moderate depth and integers of at most 64 bits", value)
 
 
+_SHAPES: Final[dict[Reader, Shape]] = {
+    boolean: {"type": "boolean"},
+    ignored_text: {"type": "string"},
+    metadata: {
+        "type": "object",
+        "maxProperties": METADATA_PAIRS_MAX,
+        "propertyNames": {"minLength": 1, "maxLength": METADATA_KEY_CHARS_MAX},
+        "additionalProperties": {"type": "string", "maxLength": METADATA_VALUE_CHARS_MAX},
+    },
+    format_name: {"type": "string", "pattern": "^[A-Za-z0-9_-]{1,64}$"},
+    json_schema: {"type": "object"},
+}
 _NAME_CHARS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-"
 _ANY_TEXT = text()
 _METADATA_KEY, _METADATA_VALUE = text(1, METADATA_KEY_CHARS_MAX), text(0, METADATA_VALUE_CHARS_MAX)

@@ -13,6 +13,7 @@ from forebay.wire.openai_fields import (
     INT64_MAX,
     INT64_MIN,
     Reader,
+    array_shape,
     boolean,
     decode,
     format_name,
@@ -24,9 +25,12 @@ from forebay.wire.openai_fields import (
     missing,
     nested,
     number,
+    object_shape,
     one_of,
     only,
     read,
+    shape_of,
+    shaped,
     shown,
     text,
     texts,
@@ -106,7 +110,7 @@ class EmbeddingsRequest:
 
 def parse_chat(body: bytes) -> ChatRequest:
     """A chat completion request. Raises `Refusal`."""
-    given = read(decode(body), "", _CHAT, ("model", "messages"))
+    given = CHAT_BODY(decode(body), "")
     limit, old_limit = given.get("max_completion_tokens"), given.get("max_tokens")
     if limit is not None and old_limit is not None and limit != old_limit:
         raise Refusal(
@@ -126,7 +130,7 @@ def parse_chat(body: bytes) -> ChatRequest:
 
 def parse_completion(body: bytes) -> CompletionRequest:
     """A text completion request. Raises `Refusal`."""
-    given = read(decode(body), "", _COMPLETION, ("model", "prompt"))
+    given = COMPLETION_BODY(decode(body), "")
     prompts, n, echo = given["prompt"], given.get("n", 1), given.get("echo", False)
     if given.get("best_of", n) != n:
         unsupported("best_of", f"found {shown(given['best_of'])}; leave it out or send the value of 'n'.")
@@ -141,7 +145,7 @@ def parse_completion(body: bytes) -> CompletionRequest:
 
 def parse_embeddings(body: bytes) -> EmbeddingsRequest:
     """An embeddings request. Raises `Refusal`."""
-    given = read(decode(body), "", _EMBEDDINGS, ("model", "input"))
+    given = EMBEDDINGS_BODY(decode(body), "")
     return EmbeddingsRequest(
         given["model"], given["input"], given.get("encoding_format") == "base64", given.get("dimensions")
     )
@@ -248,7 +252,9 @@ def _inputs(items_max: int) -> Reader:
             return tuple([tokens(one, f"{path}[{i}]") for i, one in enumerate(value)])
         return tuple([_TEXT_INPUT(one, f"{path}[{i}]") for i, one in enumerate(value)])
 
-    return reader
+    one, many = shape_of(_TEXT_INPUT), shape_of(tokens)
+    several = [array_shape(each, 1, items_max) for each in (one, many)]
+    return shaped(reader, {"anyOf": [one, many, *several]})
 
 
 def tokens(value: Any, path: str) -> tuple[int, ...]:
@@ -278,8 +284,11 @@ _STOP = text(1, STOP_CHARS_MAX)
 _TEXT_INPUT = text(1)
 _TOKEN = integer(0, TOKEN_ID_MAX)
 _ANY_TEXT = text()
+shaped(_stop, {"anyOf": [shape_of(_STOP), array_shape(shape_of(_STOP), 0, STOPS_MAX)]})
+shaped(tokens, array_shape(shape_of(_TOKEN), 1))
 
 _PART: dict[str, Reader] = {"type": one_of("text"), "text": _ANY_TEXT, "prompt_cache_breakpoint": only()}
+shaped(_part, object_shape(_PART, ("type", "text")))
 _MESSAGE: dict[str, Reader] = {
     "role": one_of("system", "developer", "user", "assistant"),
     "content": texts(_part),
@@ -290,6 +299,7 @@ _MESSAGE: dict[str, Reader] = {
     "function_call": only(),
     "tool_calls": only([]),
 }
+shaped(messages, array_shape(object_shape(_MESSAGE, ("role", "content")), 1, MESSAGES_MAX))
 _FORMAT: dict[str, Reader] = {"type": one_of("text", "json_object", "json_schema")}
 _SCHEMA_FORMAT: dict[str, Reader] = {
     "type": one_of("json_schema"),
@@ -297,6 +307,8 @@ _SCHEMA_FORMAT: dict[str, Reader] = {
         {"name": format_name, "description": _ANY_TEXT, "schema": json_schema, "strict": boolean}, required=("name",)
     ),
 }
+_FORMAT_SHAPES = [object_shape(_FORMAT, ("type",)), object_shape(_SCHEMA_FORMAT, ("type", "json_schema"))]
+shaped(_response_format, {"anyOf": _FORMAT_SHAPES})
 _STREAM_OPTIONS: dict[str, Reader] = {"include_usage": boolean, "include_obfuscation": only(False)}
 _SHARED: dict[str, Reader] = {
     "model": text(1),
@@ -357,3 +369,6 @@ _EMBEDDINGS: dict[str, Reader] = {
     "dimensions": integer(1, TOKENS_MAX),
     "user": ignored_text,
 }
+CHAT_BODY = nested(_CHAT, ("model", "messages"))
+COMPLETION_BODY = nested(_COMPLETION, ("model", "prompt"))
+EMBEDDINGS_BODY = nested(_EMBEDDINGS, ("model", "input"))

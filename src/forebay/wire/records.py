@@ -22,6 +22,8 @@ from zlib import crc32
 
 import msgspec
 
+from forebay.wire.documents import UNREADABLE
+
 MAGIC: Final = b"\xc1fb1"
 """Begins a frame. 0xC1 is no byte of UTF-8 and no type of MessagePack: a name that a client chose cannot look so."""
 HEADER: Final = Layout(">4sII")
@@ -97,6 +99,10 @@ class Decision(msgspec.Struct, array_like=True, tag=1, gc=False):
     """How often the stream went on elsewhere."""
     report_age_s: float = 0.0
     """Age of the chosen replica's load report when it was chosen."""
+    asked: str = ""
+    """The model's name in the request, if another one served it."""
+    hit: str = ""
+    """How it is known that the chosen replica holds a part of the prompt, a `core.routing.Source`."""
 
 
 _pack = msgspec.msgpack.Encoder().encode
@@ -136,7 +142,7 @@ def decision(payload: bytes) -> Decision | None:
     """The decision in a payload; None if it is of a kind that this version does not know."""
     try:
         return _unpack(payload)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNREADABLE:
         return None
 
 
@@ -186,7 +192,7 @@ class AuditLine(msgspec.Struct, gc=False, omit_defaults=True):
     request_id: str = ""
     tenant: str = ""
     key: str = ""
-    """Name of the API key, never the key."""
+    """Id of the API key, never the key."""
     client: str = ""
     """Address of the client."""
     path: str = ""
@@ -267,7 +273,7 @@ def unseal(raw: bytes) -> Sealed | None:
     body = raw[: seal.start()] + b"}"
     try:
         line = _from_json(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNREADABLE:
         return None
     return Sealed(line, seal[1].decode(), hashlib.sha256(body).hexdigest())
 

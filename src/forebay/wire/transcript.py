@@ -3,17 +3,25 @@
 The text lets another replica go on where one was lost. Parsing every event would cost more than relaying it, so
 events are kept as they are, and every few of them are taken apart at once: what surrounds the text is the same in all
 events of a choice, and cutting it out is one `replace`. Only what does not look like that is parsed.
+
+In Anthropic's Messages and OpenAI's Responses several events follow the text, and nobody could go on between these:
+they are handed on together, when the last one is there.
 """
 
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
+from forebay.wire.apis.events import read_chunk, read_named
+from forebay.wire.documents import UNREADABLE
+from forebay.wire.errors import MESSAGES, RESPONSES
+
 HELD_BYTES_MAX: Final = 262_144
 """A longer unfinished event is passed on in pieces."""
-PENDING_MAX: Final = 16
+PENDING_MAX: Final = 8
 """Reads that are kept whole before they are taken apart."""
+LARGE_BYTES: Final = 8192
+"""A read of this size is taken apart at once: eight of the largest would be 2 MB."""
 TEXT_BYTES_MAX: Final = 4 * 1024 * 1024
 """A longer answer cannot be resumed."""
 END: Final = b"\n\n"
@@ -21,57 +29,60 @@ DONE: Final = b"[DONE]"
 """What ends a complete stream of OpenAI's."""
 ENDS: Final = (b'{"type":"message_stop"', b'{"type":"response.completed"', b'{"type":"response.incomplete"')
 """How the data of the last event begins in a complete stream of Anthropic's Messages and of OpenAI's Responses."""
-KEYS: Final = (b'"content":"', b'"text":"')
+CLOSING: Final = {MESSAGES: b"event: content_block_stop\n", RESPONSES: b"event: response.output_text.done\n"}
+"""The line that begins the end of an answer, by path; text cannot look like it, as it has no raw newline."""
+KEYS: Final = (b'"content":"', b'"text":"', b'"delta":"')
+NUMBER: Final = b'","type":"response.output_text.delta","sequence_number":'
+"""What follows the text of an event of Responses, up to its number."""
+TEXTS: Final = frozenset({"content_block_delta", "response.output_text.delta"})
+OPENINGS: Final = frozenset(
+    {
+        "message_start",
+        "content_block_start",
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+    }
+)
+"""Events that go before the text."""
 
-
-class _Delta(msgspec.Struct):
-    content: str | None = None
-    tool_calls: list[msgspec.Raw] | None = None
-    function_call: msgspec.Raw | None = None
-
-
-class _Choice(msgspec.Struct):
-    index: int = 0
-    delta: _Delta | None = None
-    text: str | None = None
-    finish_reason: str | None = None
-
-
-class _Chunk(msgspec.Struct):
-    id: str
-    created: int
-    choices: list[_Choice]
-
-
-_decode = msgspec.json.Decoder(_Chunk).decode
 _text = msgspec.json.Decoder(str).decode
 _encode = msgspec.json.Encoder().encode
 
 
-@dataclass(frozen=True, slots=True)
-class Said:
-    """What a broken stream has said. `finished`: its text is complete, only its end is missing."""
+class Said(NamedTuple):
+    """What a broken stream has said, in `events`. `finished`: its text is complete, only its end is missing."""
 
     id: str
     created: int
     text: bytes
     finished: bool
+    events: int
+
+    @property
+    def seam(self) -> bytes:
+        """For the worker that is to go on, which gets the text too: the value of `x-forebay-continue`."""
+        return b"%b,%d,%d,%d" % (self.id.encode(), self.created, len(self.text), self.events)
 
 
 class Transcript:
-    """Hands on whole events, holds back the beginning of one, and remembers the text of OpenAI's chunks."""
+    """Hands on whole events, holds back the beginning of one, and remembers the text. `path` is the request's."""
 
     __slots__ = (
-        "_created", "_events", "_finished", "_id", "_pending", "_prefix", "_resumable", "_seam", "_suffix", "_text",
-        "held", "last", "open",
+        "_closing", "_created", "_events", "_finished", "_id", "_named", "_pending", "_prefix", "_resumable", "_seam",
+        "_suffix", "_text", "held", "last", "open",
     )  # fmt: skip
 
-    def __init__(self) -> None:
+    def __init__(self, path: str = "") -> None:
         self.held = b""
         self.open = False
         """Whether what was handed on ends inside an event."""
         self.last = b""
         """What was handed on last."""
+        self._named = path in CLOSING
+        self._closing = CLOSING.get(path)
+        """What is looked for to hold it back."""
         self._pending: list[bytes] = []
         self._events = 0
         self._text = bytearray()  # as it stood in JSON
@@ -94,10 +105,14 @@ class Transcript:
             data = self._cut(data)
             if not data:
                 return data
+        if self._closing is not None and self._closing in data:
+            data = self._hold_end(data)
+            if not data:
+                return data
         self.last = data
         pending = self._pending
         pending.append(data)
-        if len(pending) >= PENDING_MAX:
+        if len(pending) >= PENDING_MAX or len(data) >= LARGE_BYTES:
             self._take_apart()
         return data
 
@@ -121,9 +136,9 @@ class Transcript:
             return None
         try:
             text: str = _text(b'"%b"' % bytes(self._text))
-        except (msgspec.DecodeError, UnicodeDecodeError):  # half a surrogate pair, say, as other engines may send
+        except UNREADABLE:  # half a surrogate pair, say, as other engines may send
             return None
-        return Said(self._id, self._created, text.encode(), self._finished)
+        return Said(self._id, self._created, text.encode(), self._finished, self._events)
 
     def _cut(self, data: bytes) -> bytes:
         end = max(data.rfind(b"\n\n") + 2, data.rfind(b"\r\n\r\n") + 4)
@@ -134,20 +149,39 @@ class Transcript:
             self.open = False
         if len(rest) > HELD_BYTES_MAX:
             self.open = True
-            self._resumable = False
+            self._give_up()
             return data
         self.held = rest
         return whole
+
+    def _hold_end(self, data: bytes) -> bytes:
+        """Hold these events back from where the end of the answer begins, unless all of it is there."""
+        assert self._closing is not None
+        if ended(last_data(data)):
+            return data
+        at = data.index(self._closing)
+        end = data[at:] + self.held
+        if len(end) > HELD_BYTES_MAX:
+            self._give_up()
+            return data
+        self.held = end
+        return data[:at]
+
+    def _give_up(self) -> None:
+        """Nobody can go on with this any more."""
+        self._resumable = False
+        self._closing = None
 
     def _take_apart(self) -> None:
         events = b"".join(self._pending)
         self._pending.clear()
         self._events += events.count(END) + events.count(b"\r\n\r\n")
         if self._resumable and events and not self._take_alike(events):
+            read = self._read_named if self._named else self._read
             for event in events.replace(b"\r\n", b"\n").split(END):
-                self._read(event)
+                read(event)
         if len(self._text) > TEXT_BYTES_MAX:
-            self._resumable = False
+            self._give_up()
         if not self._resumable:
             self._text.clear()
 
@@ -155,11 +189,27 @@ class Transcript:
         """Take the text out of events that differ in nothing else; False if they do."""
         if not self._prefix:
             return False
+        if self._suffix.startswith(NUMBER):
+            return self._take_numbered(events)
         rest = events.replace(self._seam, b"")  # raw newlines stand between events only, never inside of text
         text = rest[len(self._prefix) : -len(self._suffix)]
         if not (rest.startswith(self._prefix) and rest.endswith(self._suffix)) or b"\n" in text:
             return False
         self._text += text
+        return True
+
+    def _take_numbered(self, events: bytes) -> bool:
+        """The same of events that differ in their number too."""
+        before, *rest = events.split(self._prefix)
+        texts = []
+        for event in rest:
+            text, _, number = event.partition(NUMBER)
+            if b"\n" in text or not number[:-3].isdigit():
+                return False
+            texts.append(text)
+        if before:
+            return False
+        self._text += b"".join(texts)
         return True
 
     def _read(self, event: bytes) -> None:
@@ -169,20 +219,38 @@ class Transcript:
         if data == DONE:
             return
         try:
-            chunk = _decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            self._resumable = False
+            chunk = read_chunk(data)
+        except UNREADABLE:
+            self._give_up()
             return
         self._id, self._created = chunk.id, chunk.created
         for choice in chunk.choices:
             delta = choice.delta
             if choice.index or (delta is not None and (delta.tool_calls or delta.function_call)):
-                self._resumable = False
+                self._give_up()
                 return
             new = (delta.content if delta is not None else choice.text) or ""
             if new:
                 self._take_in(event, _encode(new)[1:-1], last=choice.finish_reason is not None)
             self._finished = self._finished or choice.finish_reason is not None
+
+    def _read_named(self, event: bytes) -> None:
+        data = event.partition(b"data:")[2]
+        if not data:  # a comment, or nothing
+            return
+        try:
+            said = read_named(data)
+        except UNREADABLE:
+            self._give_up()
+            return
+        begun, delta = said.message or said.response, said.delta
+        if delta is not None and said.type in TEXTS and not (said.index or said.output_index or said.content_index):
+            text = delta if isinstance(delta, str) else delta.text
+            self._take_in(event, _encode(text)[1:-1], last=False)
+        elif said.type not in OPENINGS or delta is not None:
+            self._give_up()
+        elif begun is not None:
+            self._id, self._created = begun.id, begun.created_at
 
     def _take_in(self, event: bytes, text: bytes, *, last: bool) -> None:
         """Note the text of an event, and what surrounds it in all but the last one."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from forebay.engines.protocol import EngineInfo, EngineLoad, Event, Work
+from forebay.engines.protocol import Cached, EngineInfo, EngineLoad, Event, Work
 from forebay.wire.frames import frame
 
 
@@ -51,6 +51,7 @@ class Progress(_Message, frozen=True):
 
     events: tuple[Event, ...]
     load: EngineLoad
+    cached: Cached | None = None
 
 
 class Pong(_Message, frozen=True):

@@ -100,8 +100,8 @@ def serve(pipe: Pipe, engine: Engine) -> None:
         events += step.events
         wait_s = step.wait_s
         now = time.monotonic()
-        if events or step.load != reported or now - reported_at > REPORT_S:
-            pipe.send(Progress(tuple(events), step.load))
+        if events or step.cached is not None or step.load != reported or now - reported_at > REPORT_S:
+            pipe.send(Progress(tuple(events), step.load, step.cached))
             reported, reported_at = step.load, now
 
 

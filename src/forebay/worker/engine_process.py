@@ -21,6 +21,7 @@ import structlog
 
 from forebay.core.errors import Code, Refusal
 from forebay.core.model import ReplicaState
+from forebay.core.routing.journal import Journal
 from forebay.engines.protocol import Delta, EngineInfo, EngineLoad, Event, Work
 from forebay.wire.frames import FrameReader, FrameTooLarge
 from forebay.worker.channel import (
@@ -95,6 +96,8 @@ class EngineProcess:
         """What the engine can do; stays known while a dead child is replaced."""
         self.ready = False
         self.load = EngineLoad()
+        self.blocks = Journal()
+        """What its prefix cache holds."""
         self.pid = 0
         self.restarts = 0
         self.tokens_total = 0
@@ -251,6 +254,7 @@ class EngineProcess:
         self.ready = False
         self._owed_since = None
         self.load = EngineLoad()
+        self.blocks.clear()
         self.pid = 0
         lost = dict.fromkeys(self._owners.values())
         self._owners.clear()
@@ -277,8 +281,10 @@ class EngineProcess:
         self._owed_since = None
         for message in messages:
             match message:
-                case Progress(events, load):
+                case Progress(events, load, cached):
                     self.load = load
+                    if cached is not None:
+                        self.blocks.apply(cached.stored, cached.removed)
                     self._dispatch(events)
                 case Pong():
                     pass

@@ -17,18 +17,20 @@ TOKEN_CHARS_MAX = 64
 """No text has tokens longer than this on average: one that does not fit by this measure is not even tokenised."""
 
 CONTINUE: Final = b"x-forebay-continue"
-"""Request header `ID,CREATED,BYTES`: the body ends with so many bytes of text that the client already has. They are
-of the one choice of a stream that another replica began under this id, at this time (Unix seconds)."""
-_CONTINUE: Final = re.compile(rb"([!-+\--~]{1,128}),([0-9]{1,15}),([0-9]{1,15})")
+"""Request header `ID,CREATED,BYTES,EVENTS`: the body ends with so many bytes of text that the client already has, out
+of so many events. They are of the one choice of a stream that another replica began under this id, at this time (Unix
+seconds). The events may be left out where an API neither numbers them nor opens a stream with several."""
+_CONTINUE: Final = re.compile(rb"([!-+\--~]{1,128}),([0-9]{1,15}),([0-9]{1,15})(?:,([0-9]{1,15}))?")
 
 
 @dataclass(frozen=True, slots=True)
 class Seam:
-    """Where another replica's stream broke off: its `id` and `created`, and the text that the client already has."""
+    """Where another replica's stream broke off: its `id` and `created`, and what the client has of it already."""
 
     id: str
     created: int
     text: str
+    events: int = 0
 
 
 def cut_body(header: bytes | None, body: bytes) -> tuple[bytes, Seam | None]:
@@ -40,13 +42,13 @@ def cut_body(header: bytes | None, body: bytes) -> tuple[bytes, Seam | None]:
         return body, None
     found = _CONTINUE.fullmatch(header)
     if found is None:
-        raise bad_seam("expected ID,CREATED,BYTES")
-    id, created, length = found[1].decode("ascii"), int(found[2]), int(found[3])
+        raise bad_seam("expected ID,CREATED,BYTES,EVENTS")
+    id, created, length, events = found[1].decode("ascii"), int(found[2]), int(found[3]), int(found[4] or 0)
     if length > len(body):
         raise bad_seam(f"the body has only {len(body)} bytes")
     end = len(body) - length
     try:
-        return body[:end], Seam(id, created, body[end:].decode())
+        return body[:end], Seam(id, created, body[end:].decode(), events)
     except UnicodeDecodeError as error:
         raise bad_seam(f"the text at the end of the body is not UTF-8: {error}") from error
 

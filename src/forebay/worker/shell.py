@@ -2,19 +2,22 @@
 
 import asyncio
 from collections.abc import Callable
+from typing import Final
 
 import msgspec
 import structlog
 
 from forebay.core.errors import TABLE, Code, Refusal
-from forebay.core.model import LoadReport, ReplicaState, WorkerSpec
-from forebay.engines.protocol import EngineInfo
+from forebay.core.model import BlockNews, LoadReport, ReplicaState, WorkerSpec
+from forebay.core.routing.blocks import BLOCK_BYTES, blocks
+from forebay.engines.protocol import EngineInfo, Generate
 from forebay.net.server import Exchange
 from forebay.obs.clock import new_id, wall_s
 from forebay.obs.metrics import CONTENT_TYPE
 from forebay.wire import openai_request as wire
 from forebay.wire.apis.messages_answer import MessagesAnswer
-from forebay.wire.apis.messages_request import parse_messages
+from forebay.wire.apis.messages_request import parse_count, parse_messages
+from forebay.wire.apis.prompt import prompt_text
 from forebay.wire.apis.responses_answer import ResponsesAnswer
 from forebay.wire.apis.responses_request import parse_responses
 from forebay.wire.apis.tokens import parse_detokenize, parse_tokenize
@@ -41,6 +44,9 @@ from forebay.worker.preflight import (
 
 REQUEST_ID_BYTES_MAX = 128
 NO_ENDPOINT = "none"
+BLOCKS_SINCE: Final = "blocks_since="
+"""Query of a load poll: the number of the last change of the prefix cache that the asker knows of, 0 if none."""
+SEQ_DIGITS_MAX: Final = 18
 
 
 class Shell:
@@ -60,6 +66,7 @@ class Shell:
             "/v1/chat/completions": self._chat,
             "/v1/completions": self._complete,
             MESSAGES: self._message,
+            f"{MESSAGES}/count_tokens": self._count,
             RESPONSES: self._respond,
             "/v1/embeddings": self._embed,
             "/v1/tokenize": self._tokenize,
@@ -101,8 +108,8 @@ class Shell:
         """Count bytes that never became a request."""
         self._meters.requests(NO_ENDPOINT, code).inc()
 
-    def report(self) -> LoadReport:
-        """What the worker says of itself."""
+    def report(self, news: BlockNews | None = None) -> LoadReport:
+        """What the worker says of itself; `news` for who asks what its prefix cache holds."""
         engine, spec = self._engine, self._spec
         load, info, stalled_s = engine.load, engine.info, engine.stalled_s
         running = min(load.running, engine.outstanding)  # an account older than the last events
@@ -122,6 +129,7 @@ class Shell:
             stalled_s=stalled_s,
             engine_restarts=engine.restarts,
             engine_pid=engine.pid,
+            blocks=news,
         )
 
     # --- the endpoints of requests
@@ -159,7 +167,7 @@ class Shell:
         request = wire.parse_chat(body)
         self._check_model(request.model)
         id = new_id("chatcmpl")
-        works = chat_work(request, info, id, ChatAnswer.names, seam)
+        works = _named(chat_work(request, info, id, ChatAnswer.names, seam), body, request.model, info)
         voice = ChatAnswer(
             self._head(id, seam),
             request.n,
@@ -175,7 +183,7 @@ class Shell:
         request = wire.parse_completion(body)
         self._check_model(request.model)
         id = new_id("cmpl")
-        works = completion_work(request, info, id, seam)
+        works = _named(completion_work(request, info, id, seam), body, request.model, info)
         prefixes: tuple[str, ...] = ()
         if request.echo:
             prefixes = tuple(str(prompt) for prompt in request.prompts for _ in range(request.n))
@@ -191,21 +199,24 @@ class Shell:
         Generation(call, self._engine, voice, works, stream=request.stream, n=request.n, logprobs=logprobs).start()
 
     def _message(self, call: Call, info: EngineInfo) -> None:
-        _check_new(call)
-        request = parse_messages(call.exchange.body)
+        body, seam = cut_body(call.exchange.header(CONTINUE), call.exchange.body)
+        request = parse_messages(body)
         self._check_model(request.model)
         id = new_id("msg")
-        works = chat_work(request, info, id, MessagesAnswer.names)
-        voice = MessagesAnswer(self._head(id, None))
+        works = _named(chat_work(request, info, id, MessagesAnswer.names, seam), body, request.model, info)
+        voice = MessagesAnswer(self._head(id, seam), seam.events if seam is not None else 0)
         Generation(call, self._engine, voice, works, stream=request.stream).start()
 
     def _respond(self, call: Call, info: EngineInfo) -> None:
-        _check_new(call)
-        request = parse_responses(call.exchange.body)
+        body, seam = cut_body(call.exchange.header(CONTINUE), call.exchange.body)
+        request = parse_responses(body)
         self._check_model(request.chat.model)
         id = new_id("resp")
-        works = chat_work(request.chat, info, id, ResponsesAnswer.names)
-        voice = ResponsesAnswer(self._head(id, None), new_id("msg"), request.echo)
+        works = chat_work(request.chat, info, id, ResponsesAnswer.names, seam)
+        works = _named(works, body, request.chat.model, info)
+        head = self._head(id, seam)
+        said, events = (seam.text, seam.events) if seam is not None else ("", 0)
+        voice = ResponsesAnswer(head, f"msg{head.id.removeprefix('resp')}", request.echo, said, events)
         Generation(call, self._engine, voice, works, stream=request.chat.stream).start()
 
     def _embed(self, call: Call, info: EngineInfo) -> None:
@@ -222,6 +233,13 @@ class Shell:
         param = "prompt" if isinstance(request.content, str) else "messages"
         work = tokenize_work(request, info, new_id("tok"))
         Translation(call, self._engine, work, param, info.context_tokens).start()
+
+    def _count(self, call: Call, info: EngineInfo) -> None:
+        _check_new(call)
+        request = parse_count(call.exchange.body)
+        self._check_model(request.model)
+        work = tokenize_work(request, info, new_id("tok"))
+        Translation(call, self._engine, work, "messages", info.context_tokens, counting=True).start()
 
     def _detokenize(self, call: Call, info: EngineInfo) -> None:
         _check_new(call)
@@ -255,7 +273,16 @@ class Shell:
         exchange.respond(200 if state is ReplicaState.READY else 503, [TEXT], state.encode() + b"\n")
 
     def _load(self, exchange: Exchange) -> None:
-        exchange.respond(200, [JSON], msgspec.json.encode(self.report()))
+        exchange.respond(200, [JSON], msgspec.json.encode(self.report(self._block_news(exchange.query))))
+
+    def _block_news(self, query: str) -> BlockNews | None:
+        """What a gateway wants to know of the prefix cache, if anything is known."""
+        info, seq = self._engine.info, query.removeprefix(BLOCKS_SINCE)
+        if info is None or info.blocks_exact is None or seq == query:
+            return None
+        if not (seq.isascii() and seq.isdigit() and len(seq) <= SEQ_DIGITS_MAX):
+            return None
+        return self._engine.blocks.since(int(seq), estimated=not info.blocks_exact)
 
     def _metrics(self, exchange: Exchange) -> None:
         kv_known = self._engine.load.kv_total_tokens is not None
@@ -267,9 +294,20 @@ class Shell:
         exchange.respond(TABLE[refusal.code].status, [JSON, *headers], error_body(refusal, exchange.path))
 
 
+def _named(works: list[Generate], body: bytes, model: str, info: EngineInfo) -> list[Generate]:
+    """Tell an engine that reports its prefix cache what gateways call the blocks of a prompt.
+
+    Where a request has several prompts, its blocks are of all of them together: no engine could hold them.
+    """
+    if info.blocks_exact is None or len(body) < BLOCK_BYTES or any(work.prompt != works[0].prompt for work in works):
+        return works
+    names = blocks(prompt_text(body), model)
+    return [msgspec.structs.replace(work, blocks=names) for work in works] if names else works
+
+
 def _check_new(call: Call) -> None:
     if call.exchange.header(CONTINUE) is not None:
-        raise bad_seam("only chat completions and text completions are continued")
+        raise bad_seam("only generated text is continued")
 
 
 def _request_id(exchange: Exchange) -> str:

@@ -11,7 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.cli.bench import plan
-from forebay.cli.bench.plan import BadPlan, Plan, arrivals, body, parse_lengths, parse_url, recipe, request_bytes
+from forebay.cli.bench.plan import (
+    BadPlan,
+    Plan,
+    arrivals,
+    body,
+    parse_header,
+    parse_lengths,
+    parse_url,
+    recipe,
+    request_bytes,
+)
 
 PLAN = Plan("http://127.0.0.1:8080", "chat", "chat", 4, None, 10, None, 0, "8", "16", True, False, 1, 0, 60.0)
 
@@ -55,6 +65,7 @@ def test_any_text_is_a_length_or_a_clear_refusal(text: str) -> None:
         ("http://127.0.0.1:8080/v1/", "127.0.0.1", 8080, "/v1"),
         ("localhost:9000", "localhost", 9000, "/v1"),
         ("http://[::1]:81/openai/v1", "::1", 81, "/openai/v1"),
+        ("https://example", "example", 443, "/v1"),
     ],
 )
 def test_a_base_url_is_taken_apart(url: str, host: str, port: int, path: str) -> None:
@@ -63,9 +74,7 @@ def test_a_base_url_is_taken_apart(url: str, host: str, port: int, path: str) ->
     assert (target.host, target.port, target.path) == (host, port, path)
 
 
-@pytest.mark.parametrize(
-    "url", ["https://example", "http://", "ftp://x", "http://x:99999", "http://x:y", "http://ü/v1"]
-)
+@pytest.mark.parametrize("url", ["https://", "http://", "ftp://x", "http://x:99999", "http://x:y", "http://ü/v1"])
 def test_a_bad_url_is_refused(url: str) -> None:
     with pytest.raises(BadPlan, match="--url: found"):
         parse_url(url)
@@ -75,7 +84,7 @@ def test_a_bad_url_is_refused(url: str) -> None:
 def test_any_text_is_a_url_or_a_clear_refusal(text: str) -> None:
     with suppress(BadPlan):
         url = parse_url(text).url
-        assert url.startswith("http://")
+        assert url.startswith(("http://", "https://"))
         assert url.isprintable()
 
 
@@ -133,10 +142,36 @@ def test_a_request_is_one_complete_http_message() -> None:
     assert b"\r\ncontent-length: 8" in head
 
 
+def test_own_headers_are_sent_with_every_request() -> None:
+    own = recipe(replace(PLAN, headers=("X-Forebay-Priority: batch ", "x-empty:")))
+
+    head = request_bytes(own, b"{}").partition(b"\r\n\r\n")[0]
+
+    assert own.headers == (("x-forebay-priority", "batch"), ("x-empty", ""))
+    assert b"\r\nx-forebay-priority: batch\r\nx-empty: \r\n" in head
+
+
+@pytest.mark.parametrize(
+    "text", ["", "batch", ":batch", "a b: c", "x: é", "x: a\r\ny: b", "Host: here", "content-length: 9", "x:\x00"]
+)
+def test_a_header_that_would_break_the_request_is_refused(text: str) -> None:
+    with pytest.raises(BadPlan, match=r"--header: found .*; allowed: "):
+        parse_header(text)
+
+
+@given(st.text(max_size=40))
+def test_any_header_is_one_line_or_a_clear_refusal(text: str) -> None:
+    with suppress(BadPlan):
+        name, value = parse_header(text)
+        assert name == name.lower()
+        assert not set("\r\n\0") & set(name + value)
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
         ({"task": "paint"}, "--task"),
+        ({"headers": ("x: y",) * 33}, "--header"),
         ({"concurrency": 0}, "--concurrency"),
         ({"concurrency": 10**6}, "--concurrency"),
         ({"rate": 0.0}, "--rate"),

@@ -51,7 +51,7 @@ def test_a_key_needs_all_its_randomness() -> None:
 
 @pytest.mark.parametrize("before", [b"", b"Bearer ", b"bearer ", b"BEARER   "])
 def test_a_good_key_is_good_with_and_without_the_word_before_it(before: bytes) -> None:
-    assert ask(before + KEY.encode()) == Granted(TEAM, math.inf)
+    assert ask(before + KEY.encode()) == Granted(TEAM, math.inf, RECORD.id)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_a_key_ends_when_it_expires_and_says_so_only_to_who_has_it() -> None:
     record = replace(RECORD, expires=300.0)
     other = KEY[:12] + "a" * 52
 
-    assert ask(KEY.encode(), record, now=299.0) == Granted(TEAM, 300.0)
+    assert ask(KEY.encode(), record, now=299.0) == Granted(TEAM, 300.0, record.id)
     assert ask(KEY.encode(), record, now=300.0) == Denied(Code.UNAUTHORIZED, "The API key has expired.")
     assert ask(other.encode(), record, now=300.0) == Denied(Code.UNAUTHORIZED, "The API key is not valid.")
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from forebay.core.errors import Code, Refusal
 from forebay.core.model import Dispatch, ModelRoutes, Policy, Rule, Snapshot, Task, When
 from forebay.core.tenancy import Tenant
-from forebay.gateway.asking import wanted
 from forebay.gateway.dispatch.dispatching import Dispatcher, renamed
 from forebay.net.server import Exchange
+from forebay.wire.apis.wanted import wanted
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 from forebay.core.errors import TABLE, Code, Refusal
 from forebay.wire import errors
 from forebay.wire.apis import messages_request as wire
-from forebay.wire.apis.messages_answer import MessagesAnswer
+from forebay.wire.apis.messages_answer import MessagesAnswer, count_body
 from forebay.wire.openai_answer import Choice, Head, Usage
 from forebay.wire.openai_request import ChatRequest, SamplingParams
 
@@ -155,6 +155,24 @@ def test_any_field_of_any_wrong_type_is_refused_under_its_name(field: str, value
     assert (refusal(**{field: value}).param or "").startswith(field)
 
 
+def test_the_prompt_that_is_counted_is_that_of_the_message() -> None:
+    fields = {"system": "be", "messages": [*PLAIN["messages"], *PLAIN["messages"]], "tools": [], "stream": True}
+    body = {key: value for key, value in (PLAIN | fields).items() if key != "max_tokens"}
+    counted = wire.parse_count(msgspec.json.encode(body))
+    assert counted == wire.parse_count(msgspec.json.encode(PLAIN | fields))
+    assert (counted.model, counted.content, counted.special) == ("m", parsed(**fields).messages, True)
+    wrong: tuple[tuple[dict[str, Any], str], ...] = (
+        ({"colour": 1}, "colour"),
+        ({"messages": []}, "messages"),
+        ({"model": None}, "model"),
+    )
+    for bad, param in wrong:
+        with pytest.raises(Refusal) as caught:
+            wire.parse_count(msgspec.json.encode(body | bad))
+        assert caught.value.param == param
+    assert msgspec.json.decode(count_body(7)) == {"input_tokens": 7}
+
+
 @pytest.mark.parametrize("name", ["model", "max_tokens", "messages"])
 def test_required_fields_are_missed_by_name(name: str) -> None:
     with pytest.raises(Refusal) as caught:
@@ -195,6 +213,13 @@ def test_an_answer_whole_and_streamed_is_what_the_client_expects(
     assert stream[2]["delta"] == {"type": "text_delta", "text": 'a"\n\u2028é'}
     assert stream[5]["delta"] == {"stop_reason": expected[0], "stop_sequence": expected[1]}
     assert stream[5]["usage"] == json.loads(MessagesAnswer(HEAD).whole([Choice("", reason)], usage))["usage"]
+
+
+def test_a_stream_that_is_continued_opens_with_what_is_missing() -> None:
+    whole = events(MessagesAnswer(HEAD).opening(0))
+    for sent in (1, 2, 9):
+        opening = MessagesAnswer(HEAD, sent).opening(0)
+        assert (events(opening) if opening else []) == whole[sent:]
 
 
 def test_a_cache_that_says_nothing_is_not_said_to_be_empty() -> None:

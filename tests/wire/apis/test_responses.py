@@ -19,6 +19,7 @@ from forebay.wire.openai_request import SamplingParams
 PLAIN: dict[str, Any] = {"model": "m", "input": "hi"}
 HEAD = Head("resp-1", 1_700_000_000, 'mo"del', "rev")
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+WORDS = ["a", "b\n", "é"]
 SCHEMA_FORMAT = {"type": "json_schema", "name": "x", "schema": {"type": "object"}, "strict": True}
 
 
@@ -211,3 +212,14 @@ def test_an_error_event_takes_its_number() -> None:
         "param": None,
         "sequence_number": 4,
     }
+
+
+def test_a_stream_that_is_continued_is_the_rest_of_the_whole() -> None:
+    def told(said: list[str], sent: int) -> list[dict[str, Any]]:
+        voice = ResponsesAnswer(HEAD, "msg-1", {}, "".join(said), sent)
+        texts = voice.opening(0) + b"".join(voice.delta(0, word) for word in WORDS[len(said) :])
+        return events(texts + voice.finish(0, "stop", None) + voice.end(Usage(5, 7)))
+
+    whole = told([], 0)
+    for sent in range(1, 4 + len(WORDS)):
+        assert told(WORDS[: max(0, sent - 4)], sent) == whole[sent:]

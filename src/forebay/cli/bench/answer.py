@@ -4,6 +4,8 @@ from collections.abc import Callable
 
 import msgspec
 
+from forebay.wire.documents import UNREADABLE
+
 ANSWER_BYTES_MAX = 64 * 1024 * 1024
 """A plain answer (an embedding batch, say) may be this large; a stream keeps one event at a time."""
 EVENT_BYTES_MAX = 8 * 1024 * 1024
@@ -42,7 +44,7 @@ def error_code(status: int, content: bytes) -> str:
     """`429 queue_full` or `502`: a label for the table of errors."""
     try:
         error = _DECODE.decode(content).error
-    except msgspec.MsgspecError:
+    except UNREADABLE:
         return str(status)
     if isinstance(error, _Error):
         return f"{status} {error.code or error.type or ''}".strip()
@@ -102,7 +104,7 @@ class Answer:
     def _plain(self) -> None:
         try:
             document = _DECODE.decode(bytes(self._kept))
-        except msgspec.MsgspecError:
+        except UNREADABLE:
             return self._done("answer_unreadable")
         self.first_s = self.last_s = self._clock()
         if document.usage:
@@ -127,7 +129,7 @@ class Answer:
             return
         try:
             document = _DECODE.decode(data)
-        except msgspec.MsgspecError:
+        except UNREADABLE:
             return self._done("event_unreadable")
         if document.error is not None:
             code = document.error.code if isinstance(document.error, _Error) else None

@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+import ssl
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
@@ -15,7 +16,7 @@ from forebay.cli.bench.plan import BadPlan, Kind, Plan, Recipe, recipe
 from forebay.cli.bench.run import Load
 from forebay.cli.bench.stats import About, Report, Samples, Slo, report
 from forebay.cli.bench.view import live, report_view
-from forebay.cli.server import choose_model, connect
+from forebay.cli.server import choose_model, connect, trusted
 from forebay.cli.settings import INTERRUPTED, WRONG_USAGE, UserError, screen
 
 REFRESH_S = 0.25
@@ -44,6 +45,7 @@ def about(plan: Recipe, slo: Slo) -> About:
         "fixed_output": plan.fixed_output,
         "batch": plan.batch,
         "seed": plan.seed,
+        "headers": ", ".join(name for name, _ in plan.headers),  # values may be secret
     }
     if plan.rate is None:
         load = f"closed loop, {plan.concurrency} at once"
@@ -54,8 +56,8 @@ def about(plan: Recipe, slo: Slo) -> About:
     )
 
 
-async def _measure(plan: Recipe, progress_to: Console) -> tuple[Load, Samples]:
-    load = Load(plan)
+async def _measure(plan: Recipe, tls: ssl.SSLContext | None, progress_to: Console) -> tuple[Load, Samples]:
+    load = Load(plan, tls)
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGINT, load.stop)
 
@@ -83,10 +85,11 @@ def bench(plan: Plan, slo: Slo, output: Output) -> int:
         check_plot(output.plot)
     except BadPlan as error:
         raise UserError(str(error), WRONG_USAGE) from error
-    with connect(checked.target.url, plan.api_key) as client:
+    tls = trusted(checked.target.url, plan.ca)
+    with connect(checked.target.url, plan.api_key, tls) as client:
         model = choose_model(client, plan.model, "embed" if checked.kind is Kind.EMBED else "chat")
     checked = replace(checked, model=model)
-    load, samples = uvloop.run(_measure(checked, notes_to))
+    load, samples = uvloop.run(_measure(checked, tls, notes_to))
     progress = load.progress
     result = report(about(checked, slo), samples, progress.elapsed_s(progress.ended_s), progress.interrupted)
     if output.as_json:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from random import Random
 from urllib.parse import urlsplit
 
@@ -16,6 +17,7 @@ RATE_MAX = 100_000.0
 DURATION_S_MAX = 86_400.0
 TOKENS_MAX = 1_000_000
 BATCH_MAX = 2048
+HEADERS_MAX = 32
 
 WORDS = (
     "time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world", "school", "state",
@@ -105,6 +107,9 @@ class Plan:
     seed: int
     timeout_s: float
     api_key: str | None = None
+    ca: Path | None = None
+    headers: tuple[str, ...] = ()
+    """`NAME:VALUE`, sent with every request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +132,7 @@ class Recipe:
     seed: int
     timeout_s: float
     api_key: str | None
+    headers: tuple[tuple[str, str], ...]
 
 
 def recipe(plan: Plan) -> Recipe:
@@ -147,6 +153,8 @@ def recipe(plan: Plan) -> Recipe:
             raise BadPlan(f"{option}: found {value:g}; allowed: from {low:g} to {high:,.10g}")
     if plan.api_key and not (plan.api_key.isascii() and plan.api_key.isprintable()):
         raise BadPlan("--api-key: found a character that no HTTP header can hold; allowed: printable ASCII")
+    if len(plan.headers) > HEADERS_MAX:
+        raise BadPlan(f"--header: found {len(plan.headers)}; allowed: at most {HEADERS_MAX}")
     kind = Kind(plan.task)
     if plan.batch > 1 and kind is not Kind.EMBED:
         raise BadPlan(f"--batch: found {plan.batch} with --task {kind}; allowed: 1, more only with --task embed")
@@ -167,6 +175,7 @@ def recipe(plan: Plan) -> Recipe:
         seed=plan.seed,
         timeout_s=plan.timeout_s,
         api_key=plan.api_key,
+        headers=tuple(map(parse_header, plan.headers)),
     )
 
 
@@ -177,11 +186,12 @@ class Target:
     host: str
     port: int
     path: str
+    scheme: str = "http"
 
     @property
     def url(self) -> str:
         """The base URL."""
-        return f"http://{self.authority}{self.path}"
+        return f"{self.scheme}://{self.authority}{self.path}"
 
     @property
     def authority(self) -> str:
@@ -193,13 +203,32 @@ def parse_url(url: str) -> Target:
     """The target of a base URL; `/v1` is added if it has no path. Raises `BadPlan`."""
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
-        host, port = parts.hostname, parts.port or 80
+        host, port = parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
     except ValueError as error:
-        raise BadPlan(f"--url: found {url!r} ({error}); allowed: http://HOST:PORT[/v1]") from error
+        raise BadPlan(f"--url: found {url!r} ({error}); allowed: http[s]://HOST:PORT[/v1]") from error
     plain = url.isascii() and url.isprintable() and " " not in url
-    if parts.scheme != "http" or not host or not plain:
-        raise BadPlan(f"--url: found {url!r}; allowed: http://HOST:PORT[/v1] (for https put a local proxy in front)")
-    return Target(host, port, parts.path.rstrip("/") or "/v1")
+    if parts.scheme not in ("http", "https") or not host or not plain:
+        raise BadPlan(f"--url: found {url!r}; allowed: http[s]://HOST:PORT[/v1]")
+    return Target(host, port, parts.path.rstrip("/") or "/v1", parts.scheme)
+
+
+_HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\x21-\x7e](?:[\t\x20-\x7e]*[\x21-\x7e])?)?[ \t]*")
+"""A token, a colon, printable ASCII (RFC 9110, section 5)."""
+OWN_HEADERS = frozenset(
+    {"accept", "authorization", "connection", "content-length", "content-type", "host", "transfer-encoding"}
+)
+"""What a request has anyway."""
+
+
+def parse_header(text: str) -> tuple[str, str]:
+    """`NAME:VALUE` as a name in lower case and its value. Raises `BadPlan`."""
+    match = _HEADER.fullmatch(text)
+    if match is None:
+        raise BadPlan(f"--header: found {text!r}; allowed: NAME:VALUE, printable ASCII")
+    name = match[1].lower()
+    if name in OWN_HEADERS:
+        raise BadPlan(f"--header: found {name!r}; allowed: any but {', '.join(sorted(OWN_HEADERS))}")
+    return name, match[2] or ""
 
 
 def arrivals(rate: float, rng: Random) -> Iterator[float]:
@@ -237,8 +266,9 @@ def body(plan: Recipe, number: int, rng: Random) -> bytes:
 def request_bytes(plan: Recipe, content: bytes) -> bytes:
     """Head and body of one HTTP request."""
     key = f"authorization: Bearer {plan.api_key}\r\n" if plan.api_key else ""
+    own = "".join(f"{name}: {value}\r\n" for name, value in plan.headers)
     head = (
-        f"POST {plan.target.path}{PATHS[plan.kind]} HTTP/1.1\r\nhost: {plan.target.authority}\r\n{key}"
+        f"POST {plan.target.path}{PATHS[plan.kind]} HTTP/1.1\r\nhost: {plan.target.authority}\r\n{key}{own}"
         f"content-type: application/json\r\naccept: */*\r\ncontent-length: {len(content)}\r\n\r\n"
     )
     return head.encode("latin-1") + content

@@ -4,6 +4,7 @@ Times are taken by `perf_counter`: the clock of uvloop counts whole milliseconds
 """
 
 import asyncio
+import ssl
 from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass
 from itertools import count
@@ -36,10 +37,11 @@ class Progress:
 
 
 class Load:
-    """One run of a plan. `run` once; `stop` ends it early and keeps what was measured."""
+    """One run of a plan. `run` once; `stop` ends it early and keeps what was measured. `tls`: for HTTPS."""
 
-    def __init__(self, plan: Recipe) -> None:
+    def __init__(self, plan: Recipe, tls: ssl.SSLContext | None = None) -> None:
         self.plan = plan
+        self._tls = tls
         self.progress = Progress(Samples())
         self._rng = Random(plan.seed)  # noqa: S311 - loads, not secrets
         self._numbers = count()
@@ -53,7 +55,8 @@ class Load:
     async def run(self) -> Samples:
         """Send everything, wait for the answers."""
         async with asyncio.TaskGroup() as group:
-            pool = Pool(self.plan.target.host, self.plan.target.port, group, idle_max=IN_FLIGHT_MAX)
+            target = self.plan.target
+            pool = Pool(target.host, target.port, group, idle_max=IN_FLIGHT_MAX, tls=self._tls)
             try:
                 await self._phases(pool)
             finally:

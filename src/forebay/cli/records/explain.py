@@ -74,7 +74,8 @@ def view(gateway: str, record: Decision) -> Iterator[RenderableType]:
     yield Text.assemble((record.request_id, "bold"), f"  {at}  {gateway}")
     yield Text.assemble("outcome   ", (record.code, good), f" ({record.status}) after {_seconds(record.total_s)}")
     tenant = f", tenant {record.tenant}" if record.tenant else ""
-    yield Text(f"model     {record.model}{tenant}")
+    asked = f", asked for as {record.asked}" if record.asked else ""
+    yield Text(f"model     {record.model}{asked}{tenant}")
     yield Text(
         f"chosen    {record.chosen or 'no replica'}: {record.why or 'it was not routed'} ({record.policy or '-'})"
     )
@@ -100,12 +101,13 @@ def view(gateway: str, record: Decision) -> Iterator[RenderableType]:
 
 def _candidates(record: Decision) -> Table:
     table = _table(*CANDIDATE_COLUMNS)
-    for c in record.candidates:
+    for c in sorted(record.candidates, key=lambda c: c.total_s):
         chosen = c.replica == record.chosen
         terms = (c.queue_s, c.prefill_s, c.decode_s, c.price_s, c.kv_s)
         cells = [
             "→" if chosen else "", c.replica, str(c.generation), c.state, f"{c.load}/{c.room}",
-            *map(_seconds, terms), f"{c.handicap:.3g}x", _seconds(c.total_s), f"{c.hit_tokens:g}",
+            *map(_seconds, terms), f"{c.handicap:.3g}x", _seconds(c.total_s),
+            f"{c.hit_tokens:g} {record.hit if chosen else ''}".rstrip(),
         ]  # fmt: skip
         table.add_row(*(Text(cell) for cell in cells), style="bold" if chosen else "")
     if record.others:

@@ -112,7 +112,7 @@ def _short(revision: str) -> str:
 
 def _unit(unit: UnitStatus, load: str, kv: str) -> tuple[str | Text, ...]:
     state = Text(unit.state, style=COLOURS.get(unit.state, ""))
-    address = unit.url.removeprefix("http://") or "-"
+    address = unit.url.rpartition("/")[2] or "-"
     return f"  {unit.id}", state, load, kv, str(unit.pid or "-"), address, str(unit.restarts)
 
 

@@ -19,7 +19,9 @@ class DrainRate:
 
     def count(self, now: float) -> None:
         """It has happened once more."""
-        self._roll(int(now))
+        slot = int(now)
+        if slot > self._latest:
+            self._roll(slot)
         self._counts[self._latest % WINDOW_S] += 1
 
     def total(self, now: float) -> int:

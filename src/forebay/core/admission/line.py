@@ -58,6 +58,9 @@ class Line(Generic[T]):
         self._counters: dict[str, float] = {}
         self._last = ""
 
+    def __bool__(self) -> bool:
+        return bool(self._front or self._ranks)
+
     def __iter__(self) -> Iterator[T]:
         for key in self._front:
             yield key[2]
@@ -120,7 +123,10 @@ class Line(Generic[T]):
 
     def charge(self, tenant: str, tokens: float) -> None:
         """Add to what the tenant was served; a negative number gives back."""
-        counter = self._counters.get(tenant, self._least()) + tokens
+        counter = self._counters.get(tenant)
+        if counter is None:
+            counter = self._least()
+        counter += tokens
         self._set(tenant, counter)
         lane = self._lanes.get(tenant)
         if lane is not None:

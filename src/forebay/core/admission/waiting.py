@@ -3,7 +3,6 @@
 import math
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from enum import IntEnum
 from itertools import takewhile
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar
@@ -45,8 +44,7 @@ class Ticket(NamedTuple):
     deadline: float = math.inf
 
 
-@dataclass(frozen=True, slots=True)
-class Refused(Generic[T]):
+class Refused(NamedTuple, Generic[T]):
     """There is no place for `item`, a newcomer or one that had to give way to it; come back after `retry_after_s`."""
 
     item: T
@@ -78,6 +76,14 @@ class WaitingRoom(Generic[T]):
     def __iter__(self) -> Iterator[T]:
         for line in self._lines:
             yield from line
+
+    def band(self, item: T) -> int:
+        """The band in which an item waits now: who has waited long has risen."""
+        return self._places[item].band
+
+    def ahead(self, band: Band) -> bool:
+        """Whether anybody waits whose turn is before that of a newcomer in this band, or who is of the same band."""
+        return any(self._lines[: band + 1])
 
     def waiting(self) -> list[T]:
         """All items in order."""

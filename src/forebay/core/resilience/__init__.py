@@ -12,7 +12,7 @@ from forebay.core.resilience.breaker import (
     admissible,
     outcome_of,
 )
-from forebay.core.resilience.brownout import BrownOut, pool_ttft_s
+from forebay.core.resilience.brownout import BrownOut, pool_pace_s, pool_ttft_s
 from forebay.core.resilience.retries import RetryBudget
 
 __all__ = [
@@ -28,5 +28,6 @@ __all__ = [
     "Why",
     "admissible",
     "outcome_of",
+    "pool_pace_s",
     "pool_ttft_s",
 ]

@@ -6,9 +6,8 @@ that are well, counted as a success it would open one that is not.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 from forebay.core.errors import TABLE, Blame, Code
 from forebay.core.resilience.brownout import BrownOut
@@ -69,12 +68,11 @@ class Why(StrEnum):
     IN_A_ROW = "too many failures in a row"
     SHARE = "too many failures among the latest attempts"
     PROBE = "a probe failed"
-    SLOW = "its answers begin much later than those of its peers"
+    SLOW = "its answers begin much later than those of its peers, or go on at a much lower pace"
     STALLS = "its streams stall"
 
 
-@dataclass(frozen=True, slots=True)
-class BreakerLimits:
+class BreakerLimits(NamedTuple):
     """When a breaker moves. `failed_share_max` x `window` of the last `window` attempts may fail."""
 
     failures_max: int = 5

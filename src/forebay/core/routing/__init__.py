@@ -2,7 +2,7 @@
 
 from forebay.core.routing.choice import CAPACITY_UNKNOWN, ENDING, LIVE, choose, effective_state, room
 from forebay.core.routing.meter import Charge, Meter
-from forebay.core.routing.prefix import PrefixIndex
+from forebay.core.routing.prefix import PrefixIndex, Source
 from forebay.core.routing.pricing import Pricing
 from forebay.core.routing.speed import Lengths, slow_start
 from forebay.core.routing.values import (
@@ -35,6 +35,7 @@ __all__ = [
     "Route",
     "Score",
     "Shed",
+    "Source",
     "View",
     "Wait",
     "Weights",

@@ -6,13 +6,23 @@ from typing import Final
 from forebay.core.errors import Code
 from forebay.core.model import Policy, ReplicaState, Task
 from forebay.core.routing.cpr import cheapest
-from forebay.core.routing.policies import consistent_hash, least_requests, p2c, prefix_affinity, round_robin
+from forebay.core.routing.policies import (
+    consistent_hash,
+    home,
+    least_requests,
+    p2c,
+    prefix_affinity,
+    round_robin,
+)
 from forebay.core.routing.pricing import Pricing
 from forebay.core.routing.values import Ask, Rng, Route, Shed, View, Wait, Why
 
 CAPACITY_UNKNOWN: Final = 32
 """Assumed of a replica that reports no capacity: unknown is never zero."""
 LIVE: Final = (ReplicaState.READY, ReplicaState.DEGRADED)
+_READY = ReplicaState.READY  # looked up once: members of an enum are slow to get at
+_CPR, _PREFIX_AFFINITY, _CONSISTENT_HASH = Policy.CPR, Policy.PREFIX_AFFINITY, Policy.CONSISTENT_HASH
+_ROUND_ROBIN, _P2C = Policy.ROUND_ROBIN, Policy.P2C
 ENDING: Final = (ReplicaState.DRAINING, ReplicaState.QUARANTINED, ReplicaState.STOPPED)
 
 
@@ -48,7 +58,8 @@ def choose(
     """
     ready: list[int] = []
     degraded: list[int] = []
-    full = dead = False
+    full: list[int] = []
+    dead = False
     for index, replica in enumerate(replicas):
         state = replica.state
         if state not in LIVE:
@@ -56,10 +67,13 @@ def choose(
         elif tried and (replica.id, replica.generation) in tried:
             continue
         elif replica.load >= replica.room:
-            full = True
+            full.append(index)
         else:
-            (ready if state is ReplicaState.READY else degraded).append(index)
+            (ready if state is _READY else degraded).append(index)
     pool = ready or degraded
+    if ask is not None and ask.stays and (pool or full):
+        at = home(replicas, [*ready, *degraded, *full], ask.key)
+        return Wait(Why.SESSION_FULL) if at in full else Route(at, Why.ITS_SESSION)
     if pool:
         return _pick(policy, replicas, pool, rng, ask=ask, pricing=pricing)
     if full:
@@ -74,15 +88,15 @@ def _pick(
 ) -> Route:
     if len(pool) == 1:
         return Route(pool[0], Why.ONLY)
-    if policy is Policy.ROUND_ROBIN:
-        return round_robin(replicas, pool)
-    if policy is Policy.P2C:
-        return p2c(replicas, pool, rng)
     if ask is not None and pricing is not None:
-        if policy is Policy.CPR:
+        if policy is _CPR:
             return cheapest(replicas, pool, ask, pricing)
-        if policy is Policy.PREFIX_AFFINITY:
+        if policy is _PREFIX_AFFINITY:
             return prefix_affinity(replicas, pool, ask, pricing.index)
-        if policy is Policy.CONSISTENT_HASH:
+        if policy is _CONSISTENT_HASH:
             return consistent_hash(replicas, pool, ask)
+    if policy is _ROUND_ROBIN:
+        return round_robin(replicas, pool)
+    if policy is _P2C:
+        return p2c(replicas, pool, rng)
     return least_requests(replicas, pool)

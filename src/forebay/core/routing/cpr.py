@@ -7,7 +7,6 @@ with little to do the quickest replica wins, near saturation the one that holds 
 from collections.abc import Sequence
 from typing import Final
 
-from forebay.core.routing.policies import WORD, mix
 from forebay.core.routing.pricing import SPREAD_MAX, Pricing
 from forebay.core.routing.values import Ask, Route, Score, View, Why
 
@@ -16,6 +15,8 @@ KV_BARRIER_S: Final = 0.15
 TIE_SHARE: Final = 0.02
 TIE_S: Final = 0.005
 """Costs closer than these are the same: estimates are no better."""
+SCATTER: Final = 0x9E37_79B1
+"""2^32 over the golden ratio: multiplied by it, seeds that differ little lie far apart (Knuth, TAOCP 3, 6.4)."""
 
 
 def cheapest(replicas: Sequence[View], pool: Sequence[int], ask: Ask, pricing: Pricing) -> Route:
@@ -40,12 +41,17 @@ def scores(replicas: Sequence[View], pool: Sequence[int], ask: Ask, pricing: Pri
 
     Priced at its own speed, work would look dear on a slow replica even when the cache there saves most of it.
     """
-    meters = [replicas[at].meter for at in pool]
-    depths = pricing.index.depths(ask.blocks, [meter.mask for meter in meters])
     usual, usual_slope = pricing.prefill_tokens_per_s, pricing.decode_slope_s
     slowest = usual / SPREAD_MAX
-    speeds = [max(meter.prefill_tokens_per_s or usual, slowest) for meter in meters]
-    waits = [meter.queue_tokens / speed for meter, speed in zip(meters, speeds, strict=True)]
+    meters, masks, speeds, waits = [], [], [], []
+    for at in pool:
+        meter = replicas[at].meter
+        speed = max(meter.prefill_tokens_per_s or usual, slowest)
+        meters.append(meter)
+        masks.append(meter.mask)
+        speeds.append(speed)
+        waits.append(meter.queue_tokens / speed)
+    depths = pricing.index.depths(ask.blocks, masks)
     price = pricing.price(sum(waits) / len(pool), sum(speeds) / len(pool))
     tokens, block_tokens, output_tokens = ask.tokens, ask.block_tokens, ask.output_tokens
     ttft, tpot = ask.weights
@@ -56,8 +62,8 @@ def scores(replicas: Sequence[View], pool: Sequence[int], ask: Ask, pricing: Pri
         prefill = uncached / speed
         decode = output_tokens * (meter.decode_slope_s or usual_slope) * replicas[at].load
         imposed = uncached * price
-        kv = KV_BARRIER_S * meter.kv_share / (1.0 - meter.kv_share)
-        handicap = meter.handicap
+        share, handicap = meter.kv_share, meter.handicap
+        kv = KV_BARRIER_S * share / (1.0 - share)
         total = (ttft * (wait + prefill) + tpot * decode + imposed + kv) * handicap
         rows.append(Score(at, wait, prefill, decode, imposed, kv, handicap, total, hit))
     return tuple(rows)
@@ -65,8 +71,8 @@ def scores(replicas: Sequence[View], pool: Sequence[int], ask: Ask, pricing: Pri
 
 def _draw(replicas: Sequence[View], near: Sequence[Score], seed: int) -> Score:
     weights = [1.0 / (1 + replicas[score.at].load) for score in near]
-    spot = sum(weights) * mix(seed) / WORD
-    for score, weight in zip(near[:-1], weights, strict=False):
+    spot = sum(weights) * (seed * SCATTER & 0xFFFF_FFFF) / 2**32
+    for score, weight in zip(near, weights, strict=True):
         spot -= weight
         if spot < 0.0:
             return score

@@ -10,6 +10,8 @@ TRUST_STEP: Final = 0.1
 DECODE_TOKENS_MIN: Final = 8
 """Shorter answers say little about the pace."""
 SECONDS_MIN: Final = 1e-6
+PACES_MAX: Final = 32
+"""Most paces that are kept until somebody judges them."""
 NAME_PRIME: Final = (1 << 61) - 1
 
 
@@ -29,6 +31,7 @@ class Meter:
         "kv_share",
         "mask",
         "name",
+        "paces_s",
         "prefill_tokens_per_s",
         "queue_tokens",
         "reports",
@@ -51,6 +54,8 @@ class Meter:
         """By how much each running request slows the others' next token; 0 if unknown."""
         self.queue_tokens = 0
         """Prompt tokens that wait for their turn, by its own word and by what was sent since."""
+        self.paces_s: deque[float] = deque(maxlen=PACES_MAX)
+        """Seconds per token of late, for whoever judges them to take."""
         self.reports = 0
         self._reported: int | None = None
         self._gateways = 1
@@ -111,6 +116,7 @@ class Meter:
 
     def learn_decode(self, running: float, tpot_s: float) -> None:
         """A request got a token every `tpot_s` while this many ran."""
+        self.paces_s.append(tpot_s)
         line = self._decode
         line.add(max(1.0, running), max(tpot_s, SECONDS_MIN))
         if line.samples >= SAMPLES_MIN:

@@ -47,6 +47,12 @@ def consistent_hash(replicas: Sequence[View], pool: Sequence[int], ask: Ask) -> 
     return Route(at, Why.ITS_KEY if at == order[0] else Why.KEY_OVERFLOW)
 
 
+def home(replicas: Sequence[View], live: Sequence[int], key: int) -> int:
+    """Where a key belongs: another one of `live` only if that is gone. Rendezvous hashing, as above."""
+    scattered = mix(key)
+    return max(live, key=lambda at: mix(scattered ^ replicas[at].meter.name))
+
+
 def prefix_affinity(replicas: Sequence[View], pool: Sequence[int], ask: Ask, index: PrefixIndex) -> Route:
     """The one that holds the longest part of the prompt, if that is most of it and its load is near the mean."""
     masks = [replicas[at].meter.mask for at in pool]

@@ -1,8 +1,16 @@
-"""Which replicas hold which beginnings of prompts: what this gateway has sent where, forgotten as caches forget."""
+"""Which replicas hold which beginnings of prompts, as they say themselves or as this gateway must believe.
+
+A replica that reports its prefix cache is believed: what it names is held until it says otherwise. What was sent
+there since is expected, for a few seconds, until the report confirms it. Of a replica that reports nothing, all that
+was sent there is taken for held, and forgotten as caches forget.
+"""
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
 from typing import Final
+
+from forebay.core.routing.blocks import CHANGES_MAX
 
 BLOCKS_MAX: Final = 8192
 """Of a replica that does not say how much it can cache: a million tokens in blocks of 128."""
@@ -10,23 +18,52 @@ PAIRS_MAX: Final = 1 << 18
 """Blocks of all replicas together."""
 SWEEP_BLOCKS: Final = 256
 """How many blocks of a replica that has gone are forgotten at a time, so that no request waits for all of them."""
+GUESS_S: Final = 5.0
+"""Within this a prompt that was sent should have been read and reported; what was not, is not there."""
+
+
+class Source(StrEnum):
+    """How it is known that a replica holds a part of a prompt."""
+
+    EXACT = "exact"
+    """By the replica's word, whose engine knows."""
+    ESTIMATED = "estimated"
+    """By the replica's word, which is inferred from all that was sent there."""
+    PREDICTED = "predicted"
+    """This gateway has sent such a prompt there."""
+
+
+class _Share:
+    """What one replica holds: no block is both told and guessed."""
+
+    __slots__ = ("guessed", "mask", "size", "tells", "told")
+
+    def __init__(self, mask: int, size: int) -> None:
+        self.mask = mask
+        self.size = size
+        self.tells = False
+        self.told: dict[int, None] = {}
+        self.guessed: OrderedDict[int, float] = OrderedDict()
+        """Since when; the last ones at the end."""
+
+    def __len__(self) -> int:
+        return len(self.told) + len(self.guessed)
 
 
 class PrefixIndex:
     """Block hash → replicas, one bit each, so that one walk over a prompt's blocks answers for all of them.
 
-    Hashes are chained: a block stands for all before it too. A replica's blocks are kept in the order of their last
-    use. A bit whose replica has left is out of every walk at once and used anew when its blocks are forgotten.
+    Hashes are chained: a block stands for all before it too. A bit whose replica has left is out of every walk at
+    once and used anew when its blocks are forgotten. `now` is in seconds and never goes back.
     """
 
-    __slots__ = ("_held", "_leaving", "_owners", "_pairs", "_sizes", "pairs_max")
+    __slots__ = ("_leaving", "_owners", "_pairs", "_shares", "pairs_max")
 
     def __init__(self, pairs_max: int = PAIRS_MAX) -> None:
         self.pairs_max = pairs_max
         self._owners: dict[int, int] = {}
-        self._held: dict[int, OrderedDict[int, None]] = {}
-        self._sizes: dict[int, int] = {}
-        self._leaving: list[tuple[int, OrderedDict[int, None]]] = []
+        self._shares: dict[int, _Share] = {}
+        self._leaving: list[tuple[int, list[int]]] = []
         self._pairs = 0
 
     def __len__(self) -> int:
@@ -35,42 +72,77 @@ class PrefixIndex:
     def join(self, blocks_max: int = 0) -> int:
         """A mask with one bit, the new replica's own; `blocks_max` is what its cache can hold, 0 if unknown."""
         taken = 0
-        for mask in (*self._held, *(mask for mask, _ in self._leaving)):
+        for mask in (*self._shares, *(mask for mask, _ in self._leaving)):
             taken |= mask
         mask = ~taken & (taken + 1)
-        self._held[mask] = OrderedDict()
-        self._sizes[mask] = blocks_max or BLOCKS_MAX
+        self._shares[mask] = _Share(mask, blocks_max or BLOCKS_MAX)
         return mask
 
     def resize(self, mask: int, blocks_max: int) -> None:
         """The replica says how many blocks its cache can hold; 0 if it does not."""
-        self._sizes[mask] = blocks_max or BLOCKS_MAX
+        self._shares[mask].size = blocks_max or BLOCKS_MAX
 
     def leave(self, mask: int) -> None:
-        """The replica has stopped, or has cleared its cache and joins anew. Its mask is not its own any more."""
-        del self._sizes[mask]
-        held = self._held.pop(mask)
-        if held:
-            self._leaving.append((mask, held))
+        """The replica has stopped, or is believed no more and joins anew. Its mask is not its own any more."""
+        share = self._shares.pop(mask)
+        if len(share):
+            self._leaving.append((mask, [*share.told, *share.guessed]))
 
-    def note(self, mask: int, blocks: Sequence[int]) -> None:
+    def note(self, mask: int, blocks: Sequence[int], now: float) -> None:
         """A prompt was sent to the replica, which will hold it."""
-        held = self._held[mask]
+        share = self._shares[mask]
+        told, guessed = share.told, share.guessed
         owners = self._owners
-        before = len(held)
+        before = len(guessed)
         for block in reversed(blocks):  # so the end of a prompt is forgotten first: without its start it is useless
-            if block in held:
-                held.move_to_end(block)
+            if block in told:
+                continue
+            if block in guessed:
+                guessed.move_to_end(block)
             else:
-                held[block] = None
                 owners[block] = owners.get(block, 0) | mask
-        self._pairs += len(held) - before
-        self._forget(mask, held, len(held) - self._sizes[mask])
-        if self._leaving:
-            self._sweep(SWEEP_BLOCKS + len(blocks))
-        if self._pairs > self.pairs_max:  # by no more than was put in now, so one replica holds enough to make room
-            fattest = max(self._held, key=lambda mask: len(self._held[mask]))
-            self._forget(fattest, self._held[fattest], self._pairs - self.pairs_max)
+            guessed[block] = now
+        self._pairs += len(guessed) - before
+        if share.tells:
+            self._doubt(share, now)
+        if len(guessed) > share.size:
+            self._trim(share, len(guessed) - share.size)
+        if self._leaving or self._pairs > self.pairs_max:
+            self._settle(len(blocks))
+
+    def tell(self, mask: int, stored: Sequence[int], removed: Iterable[int], now: float, *, reset: bool) -> None:
+        """The replica reports its prefix cache: what has changed, or with `reset` all of it (`stored`).
+
+        What it says it has removed is not believed any more, whatever was sent there. It may name as many blocks as
+        it likes: no more than `CHANGES_MAX` are kept.
+        """
+        share = self._shares[mask]
+        share.tells = True
+        told, guessed, owners = share.told, share.guessed, self._owners
+        if reset:
+            self._trim(share, len(guessed))
+            removed = told.keys() - set(stored)
+        gone = []
+        for block in removed:
+            if block in told:
+                del told[block]
+                gone.append(block)
+            elif guessed.pop(block, None) is not None:
+                gone.append(block)
+        self._clear(mask, gone)
+        for block in stored:
+            if block in told or len(told) >= CHANGES_MAX:
+                continue
+            if guessed.pop(block, None) is None:
+                owners[block] = owners.get(block, 0) | mask
+                self._pairs += 1
+            told[block] = None
+        self._doubt(share, now)
+        self._settle(len(stored))
+
+    def told(self, mask: int, block: int) -> bool:
+        """Whether the replica itself says that it holds a block."""
+        return block in self._shares[mask].told
 
     def depths(self, blocks: Sequence[int], masks: Sequence[int]) -> list[int]:
         """How many blocks from the first on each of these replicas holds."""
@@ -94,19 +166,45 @@ class PrefixIndex:
             depth += 1
         return [ends.get(mask, depth) for mask in masks]
 
-    def _forget(self, mask: int, held: OrderedDict[int, None], count: int) -> None:
+    def _doubt(self, share: _Share, now: float) -> None:
+        """Forget what should have been reported by now."""
+        stale = 0
+        for since in share.guessed.values():
+            if now - since < GUESS_S:
+                break
+            stale += 1
+        self._trim(share, stale)
+
+    def _trim(self, share: _Share, count: int) -> None:
+        """Forget the oldest guesses."""
+        guessed = share.guessed
+        self._clear(share.mask, [guessed.popitem(last=False)[0] for _ in range(min(count, len(guessed)))])
+
+    def _settle(self, added: int) -> None:
+        """Make room again where `added` blocks at most have come in."""
+        if self._leaving:
+            mask, blocks = self._leaving[-1]
+            count = SWEEP_BLOCKS + added
+            self._clear(mask, blocks[-count:])
+            del blocks[-count:]
+            if not blocks:
+                self._leaving.pop()
+        excess = self._pairs - self.pairs_max
+        if excess > 0:  # by no more than was put in now, so one replica holds enough to make room
+            fattest = max(self._shares.values(), key=len)
+            more = max(0, excess - len(fattest.guessed))
+            self._trim(fattest, excess)
+            oldest = list(fattest.told)[:more]
+            for block in oldest:
+                del fattest.told[block]
+            self._clear(fattest.mask, oldest)
+
+    def _clear(self, mask: int, blocks: Sequence[int]) -> None:
         owners = self._owners
-        for _ in range(min(count, len(held))):
-            block, _none = held.popitem(last=False)
+        for block in blocks:
             rest = owners[block] & ~mask
             if rest:
                 owners[block] = rest
             else:
                 del owners[block]
-            self._pairs -= 1
-
-    def _sweep(self, count: int) -> None:
-        mask, held = self._leaving[-1]
-        self._forget(mask, held, count)
-        if not held:
-            self._leaving.pop()
+        self._pairs -= len(blocks)

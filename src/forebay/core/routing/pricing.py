@@ -66,7 +66,7 @@ class Pricing:
         tokens = max(1, ask.tokens - int(meter.trust * hit_tokens))
         self._fade(now)
         self._arriving += tokens
-        self.index.note(meter.mask, ask.blocks)
+        self.index.note(meter.mask, ask.blocks, now)
         charge = meter.charge(tokens, hit_tokens, now)
         if not streams:
             meter.watch(charge)

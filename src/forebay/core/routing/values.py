@@ -73,6 +73,8 @@ class Ask(NamedTuple):
     block_tokens: int = 0
     key: int = 0
     """Hash of the session or routing key; 0 if there is none."""
+    stays: bool = False
+    """It goes where its key belongs, or waits."""
     weights: Weights = INTERACTIVE
     ttft_budget_s: float | None = None
     """The first token should come within this time."""
@@ -87,11 +89,13 @@ class Why(StrEnum):
     ONLY = "the only one with room"
     LONGEST_PREFIX = "holds the longest part of the prompt"
     ITS_KEY = "its key belongs there"
+    ITS_SESSION = "its session is there"
     KEY_OVERFLOW = "where its key belongs is too loaded"
     CHEAPEST = "lowest cost"
     DRAWN = "drawn among those of the lowest cost"
     LATE = "lowest cost, but none can answer in time"
     FULL = "every replica is full"
+    SESSION_FULL = "the replica of its session is full"
     NONE_READY = "no replica is ready"
     ALL_TRIED = "every live replica was tried"
 

@@ -87,6 +87,7 @@ class Granted(NamedTuple):
 
     tenant: Tenant
     expires: float
+    key_id: str
 
 
 _MISSING: Final = Denied(
@@ -134,7 +135,7 @@ def authorise(directory: Directory, presented: bytes | None, now: float) -> Gran
         return _WRONG
     entry = directory.find(found[2].decode())
     kept = entry[0].digest if entry else _NOBODY
-    if not hmac.compare_digest(_digest(found[1]), kept) or entry is None:
+    if not hmac.compare_digest(_digest(found[1]).encode(), kept.encode()) or entry is None:
         return _WRONG
     record, tenant = entry
     if record.revoked is not None:
@@ -144,7 +145,7 @@ def authorise(directory: Directory, presented: bytes | None, now: float) -> Gran
         return _EXPIRED
     if tenant is None:
         return Denied(Code.UNAUTHORIZED, f"The tenant `{record.tenant}` of this API key is not configured any more.")
-    return Granted(tenant, expires)
+    return Granted(tenant, expires, record.id)
 
 
 def _letters(data: bytes) -> str:

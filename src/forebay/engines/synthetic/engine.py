@@ -3,6 +3,8 @@
 A rolling hash over all tokens, prompt and answer alike, decides what comes next. So an answer does not depend on
 its batch, and a prompt that ends with the first part of an answer continues with the rest of it. The same hash, with
 the seed, stands for chance: a continued answer ends as it would have ended undisturbed.
+
+The prefix cache knows of prompts what `Generate.blocks` says. It has the KV memory that running requests leave it.
 """
 
 from collections import Counter, deque
@@ -14,8 +16,10 @@ import numpy as np
 from forebay.core.cluster import SyntheticSettings
 from forebay.core.errors import Code, Refusal
 from forebay.core.model import Task
+from forebay.core.routing.journal import BlockCache
 from forebay.engines.protocol import (
     Answered,
+    Cached,
     Detokenize,
     Detokenized,
     Embed,
@@ -62,6 +66,10 @@ class _Sequence:
     text: AnswerText
     state: int
     last_id: int = -1
+    blocks: tuple[int, ...] = ()
+    cached_tokens: int = 0
+    """Of the prompt, what the prefix cache held when it began."""
+    read: bool = False
     said: Counter[int] = field(default_factory=Counter)
     prompt_set: frozenset[int] = frozenset()
 
@@ -69,6 +77,11 @@ class _Sequence:
     def held(self) -> int:
         """Tokens in the KV cache; of what was said before, no more than an answer may have."""
         return len(self.prompt_ids) + min(self.text.tokens, self.limit)
+
+    @property
+    def own(self) -> int:
+        """Of these, those that are not in the prefix cache."""
+        return self.held - (len(self.prompt_ids) if self.read and self.blocks else 0)
 
 
 class SyntheticEngine:
@@ -85,6 +98,7 @@ class SyntheticEngine:
         self._texts: deque[tuple[str, tuple[int, ...]]] = deque()
         self._embedding: list[tuple[str, tuple[int, ...]]] = []
         self._busy_until: float | None = None
+        self._cache = BlockCache()
 
     def load(self) -> EngineInfo:
         """Say what it can do; there is nothing to load."""
@@ -99,6 +113,7 @@ class SyntheticEngine:
             kv_total_tokens=self._settings.kv_cache_tokens if chat else None,
             dimensions=None if chat else self._settings.dimensions,
             chat_template=CHAT_TEMPLATE if chat else None,
+            blocks_exact=True if chat else None,
         )
 
     def add(self, work: Work, now: float) -> Answered | None:
@@ -141,7 +156,8 @@ class SyntheticEngine:
         duration_s = self._begin_step()
         self._busy_until = None if duration_s is None else start + duration_s
         wait_s = None if self._busy_until is None else max(0.0, self._busy_until - now)
-        return Step(tuple(events), self._load(), wait_s)
+        news = self._cache.news()
+        return Step(tuple(events), self._load(), wait_s, None if news is None else Cached(*news))
 
     def close(self) -> None:
         """Nothing is held."""
@@ -168,6 +184,7 @@ class SyntheticEngine:
             text=AnswerText(work.id, sampling.stop, work.said, len(said_ids)),
             state=model.roll(model.roll(0, ids), said_ids),
             last_id=(ids + said_ids)[-1],
+            blocks=work.blocks,
             said=model.count_words(work.said),
             prompt_set=frozenset(ids) if sampling.repetition_penalty is not None else frozenset(),
         )
@@ -195,8 +212,12 @@ class SyntheticEngine:
             while self._kv_used() + len(self._running) > settings.kv_cache_tokens:
                 self._waiting.appendleft(self._running.pop())  # the youngest makes room and starts over
             while self._waiting and self._fits(self._waiting[0]):
-                self._running.append(self._waiting.popleft())
-                prefill += self._running[-1].held
+                sequence = self._waiting.popleft()
+                self._running.append(sequence)
+                hit = min(self._cache.use(sequence.blocks), len(sequence.prompt_ids) - 1)  # the last is computed
+                prefill += sequence.held - hit
+                if not sequence.read:
+                    sequence.cached_tokens = hit
             busy = bool(self._running)
         return prefill / settings.prefill_tokens_per_s + settings.step_ms / 1000 if busy else None
 
@@ -223,13 +244,22 @@ class SyntheticEngine:
         self._embedding = []
         still = []
         for sequence in self._running:
-            reason, text = _advance(sequence, events), sequence.text
+            if not sequence.read:
+                sequence.read = True
+                self._cache.store(sequence.blocks, len(sequence.prompt_ids))
+            reason = _advance(sequence, events)
             if reason is None:
                 still.append(sequence)
             else:
-                events.append(Finished(sequence.id, reason, len(sequence.prompt_ids), text.tokens, 0, text.stop))
+                events.append(self._finished(sequence, reason))
                 self._ids.discard(sequence.id)
         self._running = still
+        if self._cache.tokens:
+            self._cache.shrink(self._settings.kv_cache_tokens - sum(sequence.own for sequence in still))
+
+    def _finished(self, sequence: _Sequence, reason: str) -> Finished:
+        prompt_tokens, text = len(sequence.prompt_ids), sequence.text
+        return Finished(sequence.id, reason, prompt_tokens, text.tokens, sequence.cached_tokens, text.stop)
 
     def _vector(self, ids: tuple[int, ...]) -> bytes:
         """A point on the unit sphere that only the tokens decide."""

@@ -15,9 +15,10 @@ from forebay.core.errors import Code, Refusal
 from forebay.core.model import Condition, Dispatch, Snapshot, Task
 from forebay.core.routing.speed import TOKENS_PER_BYTE
 from forebay.core.tenancy import ANONYMOUS, Tenant
-from forebay.gateway.asking import Wanted
 from forebay.gateway.fleet import Link, Served
 from forebay.net.server import Exchange
+from forebay.wire.apis.wanted import Wanted
+from forebay.wire.documents import UNREADABLE
 
 BUDGET: Final = b"x-forebay-budget-ms"
 """How long the caller means to wait, milliseconds."""
@@ -128,7 +129,7 @@ def renamed(body: bytes, model: str) -> bytes:
     """
     try:
         return msgspec.json.encode({**_fields(body), "model": model})
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise Refusal(Code.INVALID_JSON, f"The body is not valid JSON: {error}.") from None
 
 

@@ -11,6 +11,7 @@ import msgspec
 from forebay.gateway.records.facts import Facts
 from forebay.gateway.records.writer import Opener, Series, numbered, open_append, replace_file
 from forebay.obs.clock import wall_s
+from forebay.wire.documents import UNREADABLE
 from forebay.wire.records import LINE_BYTES_MAX, AuditLine, Chain, Event, Flaw, Head, Sealed, Verifier, unseal
 
 STEM: Final = "audit"
@@ -139,7 +140,7 @@ def read_head(folder: Path) -> Head | None:
     """Where the chain of a folder ends by its head; None if there is none that makes sense. Raises OSError."""
     try:
         return msgspec.json.decode((folder / HEAD).read_bytes(), type=Head)
-    except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
+    except (FileNotFoundError, *UNREADABLE):
         return None
 
 

@@ -16,7 +16,7 @@ class Facts(msgspec.Struct, gc=False):
     revision: str = ""
     """Of the replica that answered."""
     key: str = ""
-    """Name of the API key, never the key."""
+    """Id of the API key, never the key."""
     client: str = ""
     """Address of the client."""
     prompt: bytes = b""

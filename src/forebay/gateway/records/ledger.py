@@ -15,6 +15,7 @@ import msgspec
 from forebay.core.errors import TABLE
 from forebay.gateway.records.audit import lines_after
 from forebay.gateway.records.writer import replace_file
+from forebay.wire.documents import UNREADABLE
 
 DAY_S: Final = 86_400
 ROWS_MAX: Final = 10_000
@@ -209,12 +210,12 @@ def _day_files(folder: Path) -> list[tuple[int, Path]]:
 def _read_day(path: Path) -> _Day:
     try:
         return msgspec.json.decode(path.read_bytes(), type=_Day)
-    except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
+    except (FileNotFoundError, *UNREADABLE):
         return _Day()
 
 
 def _read_position(folder: Path) -> int:
     try:
         return msgspec.json.decode((folder / POSITION).read_bytes(), type=_Position).seq
-    except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
+    except (FileNotFoundError, *UNREADABLE):
         return 0

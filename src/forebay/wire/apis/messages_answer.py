@@ -17,7 +17,10 @@ _AFTER = b"}}\n\n"
 
 
 class MessagesAnswer:
-    """What `/v1/messages` answers. There is one choice, and it is one block of text."""
+    """What `/v1/messages` answers. There is one choice, and it is one block of text.
+
+    `events`: how many of a stream another replica has sent.
+    """
 
     names: ClassVar[Mapping[str, str]] = {
         "prompt": "messages",
@@ -26,16 +29,20 @@ class MessagesAnswer:
         "stop": "stop_sequences",
     }
 
-    def __init__(self, head: Head) -> None:
+    def __init__(self, head: Head, events: int = 0) -> None:
         self._head = head
+        self._events = events
         self._reason = ""
         self._stop: str | None = None
 
     def opening(self, index: int) -> bytes:
-        """The message, still empty, and its block. How long the prompt is becomes known at the end only."""
+        """The message, still empty, and its block. How long the prompt is becomes known at the end only.
+
+        Of a stream that is continued: what is missing of that.
+        """
         start = {"type": "message_start", "message": self._message([], Usage(0, 0))}
         block = {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
-        return _event(start) + _event(block)
+        return b"".join((_event(start), _event(block))[self._events :])
 
     def delta(self, index: int, text: str, tokens: Sequence[Logprob] = ()) -> bytes:
         """New text."""
@@ -73,6 +80,11 @@ class MessagesAnswer:
             "stop_sequence": self._stop,
             "usage": _usage(usage),
         }
+
+
+def count_body(tokens: int) -> bytes:
+    """The answer of `/v1/messages/count_tokens`: how long the prompt of a message is."""
+    return _encode({"input_tokens": tokens})
 
 
 def _stop_reason(reason: str, stop: str | None) -> str:

@@ -6,8 +6,10 @@ changes nothing. Hints to a cache are taken and not needed: prompts that begin a
 
 from typing import Any, Final
 
+from forebay.wire.apis.tokens import TokenizeRequest
 from forebay.wire.openai_fields import (
     Reader,
+    array_shape,
     boolean,
     decode,
     ignored_text,
@@ -16,9 +18,12 @@ from forebay.wire.openai_fields import (
     json_schema,
     nested,
     number,
+    object_shape,
     one_of,
     only,
     read,
+    shape_of,
+    shaped,
     shown,
     text,
     texts,
@@ -31,14 +36,8 @@ STOPS_MAX: Final = 16
 
 def parse_messages(body: bytes) -> ChatRequest:
     """A request for a message. Raises `Refusal`."""
-    given = read(decode(body), "", _REQUEST, ("model", "max_tokens", "messages"))
-    messages: list[dict[str, str]] = given["messages"]
-    if messages[-1]["role"] == "assistant":
-        unsupported(
-            "messages", "the last one is the assistant's, and this API does not continue it; end with the user's."
-        )
-    if "system" in given:
-        messages.insert(0, {"role": "system", "content": given["system"]})
+    given = MESSAGES_BODY(decode(body), "")
+    messages = _conversation(given)
     sampling = SamplingParams(
         max_tokens=given["max_tokens"],
         temperature=given.get("temperature", 1.0),
@@ -47,7 +46,25 @@ def parse_messages(body: bytes) -> ChatRequest:
         stop=given.get("stop_sequences", ()),
         schema=given.get("output_config", {}).get("format"),
     )
-    return ChatRequest(given["model"], tuple(messages), sampling, stream=given.get("stream", False))
+    return ChatRequest(given["model"], messages, sampling, stream=given.get("stream", False))
+
+
+def parse_count(body: bytes) -> TokenizeRequest:
+    """A message request whose prompt is to be counted, `max_tokens` optional. Raises `Refusal`."""
+    given = COUNT_BODY(decode(body), "")
+    return TokenizeRequest(given["model"], _conversation(given))
+
+
+def _conversation(given: dict[str, Any]) -> tuple[dict[str, str], ...]:
+    """The messages in the order in which the model reads them."""
+    messages: list[dict[str, str]] = given["messages"]
+    if messages[-1]["role"] == "assistant":
+        unsupported(
+            "messages", "the last one is the assistant's, and this API does not continue it; end with the user's."
+        )
+    if "system" in given:
+        messages.insert(0, {"role": "system", "content": given["system"]})
+    return tuple(messages)
 
 
 def _messages(value: Any, path: str) -> list[dict[str, str]]:
@@ -84,6 +101,7 @@ def _format(value: Any, path: str) -> str:
 
 
 _STOP: Final = text(1, STOP_CHARS_MAX)
+shaped(_stop_sequences, array_shape(shape_of(_STOP), 0, STOPS_MAX))
 _CACHE_CONTROL: Final = nested({"type": one_of("ephemeral"), "ttl": one_of("5m", "1h")}, ("type",))
 _BLOCK: Final[dict[str, Reader]] = {
     "type": one_of("text"),
@@ -91,11 +109,14 @@ _BLOCK: Final[dict[str, Reader]] = {
     "cache_control": _CACHE_CONTROL,
     "citations": only([]),
 }
+shaped(_block, object_shape(_BLOCK, ("type", "text")))
 _MESSAGE: Final[dict[str, Reader]] = {
     "role": one_of("user", "assistant", "system"),
     "content": texts(_block, "text blocks"),
 }
+shaped(_messages, array_shape(object_shape(_MESSAGE, ("role", "content")), 1, MESSAGES_MAX))
 _FORMAT: Final[dict[str, Reader]] = {"type": one_of("json_schema"), "schema": json_schema}
+shaped(_format, object_shape(_FORMAT, ("type", "schema")))
 _REQUEST: Final[dict[str, Reader]] = {
     "model": text(1),
     "max_tokens": integer(1, TOKENS_MAX),
@@ -120,3 +141,5 @@ _REQUEST: Final[dict[str, Reader]] = {
     "tool_choice": only({"type": "none"}, {"type": "auto"}),
     "tools": only([]),
 }
+MESSAGES_BODY: Final = nested(_REQUEST, ("model", "max_tokens", "messages"))
+COUNT_BODY: Final = nested(_REQUEST, ("model", "messages"))

@@ -15,7 +15,8 @@ _encode = msgspec.json.Encoder().encode
 class ResponsesAnswer:
     """What `/v1/responses` answers: one message with one part. `item_id` names the message.
 
-    `echo`: what of the request the response repeats.
+    `echo`: what of the request the response repeats. `said` and `events`: the text of a stream that another replica
+    has begun, and how many events it has sent.
     """
 
     names: ClassVar[Mapping[str, str]] = {
@@ -25,12 +26,13 @@ class ResponsesAnswer:
         "schema": "text.format",
     }
 
-    def __init__(self, head: Head, item_id: str, echo: Mapping[str, Any]) -> None:
+    def __init__(self, head: Head, item_id: str, echo: Mapping[str, Any], said: str = "", events: int = 0) -> None:
         self._head = head
         self._item_id = item_id
         self._echo = echo
+        self._begun = events
         self._events = 0
-        self._texts: list[str] = []
+        self._texts = [said]
         self._reason = ""
         self._place = {"item_id": item_id, "output_index": 0, "content_index": 0}
         place = _encode(self._place)[1:-1]
@@ -38,17 +40,17 @@ class ResponsesAnswer:
         self._after = b',"type":"response.output_text.delta","sequence_number":%d}\n\n'
 
     def opening(self, index: int) -> bytes:
-        """The response, still empty, then its message and its part."""
+        """The response, still empty, then its message and its part; of a continued stream, what is missing."""
         response = self._response("in_progress", [], None)
         item = self._item("in_progress", [])
-        return b"".join(
-            (
-                self._event("response.created", response=response),
-                self._event("response.in_progress", response=response),
-                self._event("response.output_item.added", output_index=0, item=item),
-                self._event("response.content_part.added", **self._place, part=_part("")),
-            )
+        events = (
+            self._event("response.created", response=response),
+            self._event("response.in_progress", response=response),
+            self._event("response.output_item.added", output_index=0, item=item),
+            self._event("response.content_part.added", **self._place, part=_part("")),
         )
+        self._events = max(self._begun, self._events)
+        return b"".join(events[self._begun :])
 
     def delta(self, index: int, text: str, tokens: Sequence[Logprob] = ()) -> bytes:
         """New text."""

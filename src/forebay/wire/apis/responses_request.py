@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from forebay.wire.openai_fields import (
     Reader,
+    array_shape,
     boolean,
     decode,
     format_name,
@@ -19,9 +20,11 @@ from forebay.wire.openai_fields import (
     metadata,
     nested,
     number,
+    object_shape,
     one_of,
     only,
     read,
+    shaped,
     shown,
     text,
     texts,
@@ -41,7 +44,7 @@ class ResponsesRequest:
 def parse_responses(body: bytes) -> ResponsesRequest:
     """A request for a response. Raises `Refusal`."""
     sent = decode(body)
-    given = read(sent, "", _REQUEST, ("model", "input"))
+    given = RESPONSES_BODY(sent, "")
     messages: list[dict[str, str]] = given["input"]
     instructions = given.get("instructions")
     if instructions is not None:
@@ -113,6 +116,8 @@ _PART: Final[dict[str, Reader]] = {
     "logprobs": _anything,
     "prompt_cache_breakpoint": only(),
 }
+shaped(_anything, {})
+shaped(_part, object_shape(_PART, ("type", "text")))
 _ITEM: Final[dict[str, Reader]] = {
     "type": one_of("message"),
     "role": one_of("system", "developer", "user", "assistant"),
@@ -121,6 +126,8 @@ _ITEM: Final[dict[str, Reader]] = {
     "status": one_of("in_progress", "completed", "incomplete"),
     "phase": one_of("commentary", "final_answer"),
 }
+_ITEMS: Final = array_shape(object_shape(_ITEM, ("role", "content")), 1, MESSAGES_MAX)
+shaped(_input, {"anyOf": [{"type": "string"}, _ITEMS]})
 _FORMAT: Final[dict[str, Reader]] = {"type": one_of("text", "json_object", "json_schema")}
 _SCHEMA_FORMAT: Final[dict[str, Reader]] = {
     "type": one_of("json_schema"),
@@ -129,6 +136,11 @@ _SCHEMA_FORMAT: Final[dict[str, Reader]] = {
     "schema": json_schema,
     "strict": boolean,
 }
+_FORMAT_SHAPES: Final = [
+    object_shape(_FORMAT, ("type",)),
+    object_shape(_SCHEMA_FORMAT, ("type", "name", "schema")),
+]
+shaped(_format, {"anyOf": _FORMAT_SHAPES})
 _REQUEST: Final[dict[str, Reader]] = {
     "model": text(1),
     "input": _input,
@@ -162,3 +174,4 @@ _REQUEST: Final[dict[str, Reader]] = {
     "top_logprobs": only(0),
     "truncation": only("disabled"),
 }
+RESPONSES_BODY: Final = nested(_REQUEST, ("model", "input"))

@@ -6,7 +6,7 @@ from typing import Final
 import msgspec
 
 from forebay.core.errors import Code, Refusal
-from forebay.wire.openai_fields import Reader, boolean, decode, missing, read, text
+from forebay.wire.openai_fields import Reader, boolean, decode, missing, nested, text
 from forebay.wire.openai_request import messages, tokens
 
 _encode = msgspec.json.Encoder().encode
@@ -34,7 +34,7 @@ class DetokenizeRequest:
 
 def parse_tokenize(body: bytes) -> TokenizeRequest:
     """A text to be cut into tokens. Raises `Refusal`."""
-    given = read(decode(body), "", _TOKENIZE, ("model",))
+    given = TOKENIZE_BODY(decode(body), "")
     if "prompt" in given and "messages" in given:
         raise Refusal(Code.INVALID_REQUEST, "Send 'prompt' or 'messages', not both.", "messages")
     content = given.get("prompt", given.get("messages"))
@@ -45,7 +45,7 @@ def parse_tokenize(body: bytes) -> TokenizeRequest:
 
 def parse_detokenize(body: bytes) -> DetokenizeRequest:
     """Tokens to be put together. Raises `Refusal`."""
-    given = read(decode(body), "", _DETOKENIZE, ("model", "tokens"))
+    given = DETOKENIZE_BODY(decode(body), "")
     return DetokenizeRequest(given["model"], given["tokens"])
 
 
@@ -66,3 +66,5 @@ _TOKENIZE: Final[dict[str, Reader]] = {
     "add_special_tokens": boolean,
 }
 _DETOKENIZE: Final[dict[str, Reader]] = {"model": text(1), "tokens": tokens}
+TOKENIZE_BODY: Final = nested(_TOKENIZE, ("model",))
+DETOKENIZE_BODY: Final = nested(_DETOKENIZE, ("model", "tokens"))

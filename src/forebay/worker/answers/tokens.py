@@ -1,25 +1,37 @@
-"""A request for the tokens of a text, or the text of tokens, under way."""
+"""A request for the tokens of a text, for their number, or for the text of tokens, under way."""
 
 from collections.abc import Sequence
 
 from forebay.core.errors import Refusal
 from forebay.engines.protocol import Detokenize, Detokenized, Event, Failed, Tokenize, Tokenized
+from forebay.wire.apis.messages_answer import count_body
 from forebay.wire.apis.tokens import detokenize_body, tokenize_body
 from forebay.worker.call import Call, failed
 from forebay.worker.engine_process import EngineProcess
 
 
 class Translation:
-    """Asks the engine, whose tokenizer it is. Listener of its work; `param` is how the request calls its input."""
+    """Asks the engine, whose tokenizer it is. Listener of its work; `param` is how the request calls its input.
+
+    `counting`: Anthropic's client wants to know how many tokens there are, and no more.
+    """
 
     def __init__(
-        self, call: Call, engine: EngineProcess, work: Tokenize | Detokenize, param: str, context_tokens: int
+        self,
+        call: Call,
+        engine: EngineProcess,
+        work: Tokenize | Detokenize,
+        param: str,
+        context_tokens: int,
+        *,
+        counting: bool = False,
     ) -> None:
         self._call = call
         self._engine = engine
         self._work = work
         self._param = param
         self._context_tokens = context_tokens
+        self._counting = counting
 
     def start(self) -> None:
         """Hand the work to the engine. Raises `Refusal`."""
@@ -31,7 +43,8 @@ class Translation:
         (event,) = events
         match event:
             case Tokenized(_, tokens):
-                self._call.answer(tokenize_body(tokens, self._context_tokens), None)
+                body = count_body(len(tokens)) if self._counting else tokenize_body(tokens, self._context_tokens)
+                self._call.answer(body, None)
             case Detokenized(_, text):
                 self._call.answer(detokenize_body(text), None)
             case Failed(_, code, text, param):

@@ -1,0 +1,59 @@
+"""What the gateway is to reach beside its peers, and whether it has: ratios of figures of one run, without slack."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+Figures = Mapping[str, Mapping[str, Mapping[str, float]]]
+"""Proxy → scenario → figure."""
+OURS: Final = ("forebay", "forebay_lean", "forebay_interpreted")
+"""A goal is met, or missed, by the first one, which has everything on; the others are shown beside it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """At most `most` times what `peer` needs; without a peer, at most `most` of the figure's own unit."""
+
+    text: str
+    scenario: str
+    figure: str
+    most: float
+    peer: str = ""
+
+
+GOALS: Final = (
+    Goal("CPU of a request of 1 KB beside smg", "request_1k", "cpu_us", 0.35, "smg"),
+    Goal("CPU of a request of 1 KB beside Envoy", "request_1k", "cpu_us", 0.9, "envoy"),
+    Goal("CPU of a request of 1 KB beside nginx", "request_1k", "cpu_us", 3.0, "nginx"),
+    Goal("CPU of a request of 1 KB beside LiteLLM", "request_1k", "cpu_us", 1 / 150, "litellm"),
+    Goal("CPU of a request of 32 KB beside smg", "request_32k", "cpu_us", 0.45, "smg"),
+    Goal("CPU of an event, 64 streams, beside smg", "event_64x1ms", "cpu_us", 0.7, "smg"),
+    Goal("CPU of an event, 64 streams, beside nginx", "event_64x1ms", "cpu_us", 1.5, "nginx"),
+    Goal("CPU of an event, 512 streams, beside smg", "event_512x5ms", "cpu_us", 0.7, "smg"),
+    Goal("CPU of an event, 512 streams, beside nginx", "event_512x5ms", "cpu_us", 1.5, "nginx"),
+    Goal("share of events that arrive glued to another, 512 streams", "event_512x5ms", "coalesced", 0.02),
+    Goal("median time added to the first event beside nginx", "ttft", "added_p50_us", 1.3, "nginx"),
+    Goal("memory of an open stream, KB", "memory", "stream_kb", 10.0),
+    Goal("bytes kept for resuming a stream, per byte of its text", "journal", "per_text_byte", 1.2),
+)
+
+
+def value(goal: Goal, ours: str, figures: Figures) -> float | None:
+    """What a goal is held against; None if one side was not measured or came to nothing."""
+    own = figures.get(ours, {}).get(goal.scenario, {}).get(goal.figure)
+    if not goal.peer or own is None:
+        return own
+    theirs = figures.get(goal.peer, {}).get(goal.scenario, {}).get(goal.figure)
+    return own / theirs if theirs and theirs > 0 else None
+
+
+def judged(figures: Figures) -> list[dict[str, object]]:
+    """Every goal with its values, and whether it is met: None if that was not measured."""
+    rows: list[dict[str, object]] = []
+    for goal in GOALS:
+        values = {ours: value(goal, ours, figures) for ours in OURS}
+        first = values[OURS[0]]
+        shown = {name: None if v is None else round(v, 4) for name, v in values.items()}
+        met = None if first is None else first <= goal.most
+        rows.append({"goal": goal.text, "most": goal.most, "ratio": bool(goal.peer), "met": met, "values": shown})
+    return rows

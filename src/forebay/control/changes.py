@@ -1,0 +1,121 @@
+"""What another cluster file changes: setting by setting, and what that means for the units that run."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import msgspec
+
+from forebay.control.plan import Plan, PlannedModel
+from forebay.core.cluster import Cluster
+from forebay.core.reconcile import Slot
+
+NEED_RESTART: Final = ("name", "gateway.host", "gateway.port", "admin.host", "admin.port")
+"""Settings that stay as they are while `forebay up` runs: its folder, and the addresses that clients know."""
+NAMED: Final = ("models", "tenants")
+"""Lists whose entries are told apart by name, wherever in the list they stand."""
+VALUE_CHARS_MAX: Final = 80
+NOTHING: Final = "nothing"
+"""Stands for a value that is not there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A setting that differs; the values as JSON, cut where they are long."""
+
+    path: str
+    before: str
+    after: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.before} → {self.after}"
+
+
+@dataclass(frozen=True, slots=True)
+class Reloaded:
+    """What came of reading the cluster file again. If there are `problems`, nothing was changed."""
+
+    problems: tuple[str, ...] = ()
+    changes: tuple[Change, ...] = ()
+    effects: tuple[str, ...] = ()
+    """What is done now, and to which units."""
+
+
+def changes(before: Cluster, after: Cluster) -> tuple[Change, ...]:
+    """Every setting that differs, in the order of the cluster file; what is gone comes last in its section."""
+    return tuple(_differences("", before.model_dump(mode="json"), after.model_dump(mode="json")))
+
+
+def _differences(path: str, before: object, after: object) -> Iterator[Change]:
+    if path in NAMED:
+        before, after = _by_name(before), _by_name(after)
+    if not (isinstance(before, Mapping) and isinstance(after, Mapping)):
+        if before != after:
+            yield Change(path, _show(before), _show(after))
+        return
+    for key in dict.fromkeys([*after, *before]):
+        inner = f"{path}.{key}" if path else str(key)
+        if key in before and key in after:
+            yield from _differences(inner, before[key], after[key])
+        elif key in after:
+            yield Change(inner, NOTHING, _show(after[key]))
+        else:
+            yield Change(inner, _show(before[key]), NOTHING)
+
+
+def _by_name(section: object) -> object:
+    assert isinstance(section, Sequence)
+    return {entry["name"]: entry for entry in section}
+
+
+def _show(value: object) -> str:
+    text = msgspec.json.encode(value).decode()
+    return text if len(text) <= VALUE_CHARS_MAX else f"{text[: VALUE_CHARS_MAX - 1]}…"
+
+
+def effects(before: Plan, after: Plan) -> tuple[str, ...]:
+    """What control and the gateways do to get from one plan to the other, in sentences."""
+    old, new = ({model.routes.name: model for model in plan.models} for plan in (before, after))
+    told = []
+    if before.dispatch != after.dispatch or any(_routing(old[name], new[name]) for name in old if name in new):
+        told.append("the gateways route by it within a second")
+    told += _gateways(before.gateways, after.gateways)
+    for name, model in new.items():
+        if name in old:
+            told += [f"{name}: {effect}" for effect in _replicas(old[name].slots, model.slots)]
+        else:
+            told.append(f"{name}: {_count(len(model.slots))} {'start' if len(model.slots) > 1 else 'starts'}")
+    told += [f"{name}: is no longer served; what runs may finish" for name in old if name not in new]
+    return tuple(told)
+
+
+def _routing(old: PlannedModel, new: PlannedModel) -> bool:
+    """Whether requests are treated differently; another revision alone is a matter of the replicas."""
+    return replace(old.routes, revision=new.routes.revision) != new.routes
+
+
+def _gateways(old: Sequence[Slot], new: Sequence[Slot]) -> Iterator[str]:
+    before = {slot.id: slot.digest for slot in old}
+    for slot in new:
+        if slot.id not in before:
+            yield f"{slot.id}: starts"
+        elif before[slot.id] != slot.digest:
+            yield f"{slot.id}: is replaced"
+    for slot in old[len(new) :]:
+        yield f"{slot.id}: finishes what runs and stops"
+
+
+def _replicas(old: Sequence[Slot], new: Sequence[Slot]) -> Iterator[str]:
+    outdated = sum(a.digest != b.digest for a, b in zip(old, new, strict=False))
+    if outdated and len(new) == 1:
+        yield "its replica is replaced; requests wait until the new one is ready"
+    elif outdated:
+        yield f"{_count(outdated)} are replaced, one after the other; a spare one stands in"
+    if len(new) > len(old):
+        yield f"{_count(len(new) - len(old))} more"
+    if len(new) < len(old):
+        yield f"{_count(len(old) - len(new))} less; what runs there may finish"
+
+
+def _count(replicas: int) -> str:
+    return "1 replica" if replicas == 1 else f"{replicas} replicas"

@@ -1,0 +1,37 @@
+"""The paths that replicas serve."""
+
+from typing import Final, NamedTuple
+
+from forebay.core.model import Task
+
+
+class Endpoint(NamedTuple):
+    """A path that replicas serve, and the start of the requests they get for it.
+
+    `any_task`: models of every task serve it; `task` is what it counts as where that matters. `runs`: the model does
+    work for it, beyond its tokenizer.
+    """
+
+    path: str
+    task: Task
+    head: bytes
+    any_task: bool = False
+    runs: bool = True
+
+
+def _endpoint(path: str, task: Task, *, any_task: bool = False, runs: bool = True) -> Endpoint:
+    head = f"POST {path} HTTP/1.1\r\nhost: forebay\r\ncontent-type: application/json\r\nx-forebay-gateway: 1\r\n"
+    head += "x-request-id: "
+    return Endpoint(path, task, head.encode(), any_task, runs)
+
+
+ENDPOINTS: Final = {
+    b"/v1/chat/completions": _endpoint("/v1/chat/completions", Task.CHAT),
+    b"/v1/completions": _endpoint("/v1/completions", Task.CHAT),
+    b"/v1/embeddings": _endpoint("/v1/embeddings", Task.EMBED),
+    b"/v1/messages": _endpoint("/v1/messages", Task.CHAT),
+    b"/v1/messages/count_tokens": _endpoint("/v1/messages/count_tokens", Task.CHAT, runs=False),
+    b"/v1/responses": _endpoint("/v1/responses", Task.CHAT),
+    b"/v1/tokenize": _endpoint("/v1/tokenize", Task.CHAT, any_task=True, runs=False),
+    b"/v1/detokenize": _endpoint("/v1/detokenize", Task.CHAT, any_task=True, runs=False),
+}

@@ -1,0 +1,54 @@
+"""The goals of the gateway's benchmark: what is held against what, and that nothing unmeasured counts as met."""
+
+import pytest
+from bench.gateway.goals import GOALS, Goal, judged, value
+
+RATIO = Goal("g", "s", "cpu_us", 0.5, "peer")
+PLAIN = Goal("g", "s", "cpu_us", 0.5)
+
+
+@pytest.mark.parametrize(
+    ("goal", "ours", "theirs", "expected"),
+    [
+        (RATIO, 3.0, 6.0, 0.5),
+        (RATIO, None, 6.0, None),
+        (RATIO, 3.0, None, None),
+        (RATIO, 3.0, 0.0, None),
+        (RATIO, 3.0, -1.0, None),
+        (PLAIN, 3.0, None, 3.0),
+        (PLAIN, None, None, None),
+    ],
+)
+def test_a_goal_is_held_against_a_peer_or_stands_alone(
+    goal: Goal, ours: float | None, theirs: float | None, expected: float | None
+) -> None:
+    given = {"own": ours, "peer": theirs}
+    figures = {name: {"s": {"cpu_us": cost}} for name, cost in given.items() if cost is not None}
+
+    assert value(goal, "own", figures) == expected
+
+
+def test_only_what_was_measured_is_met_or_missed_and_exactly_enough_is_enough() -> None:
+    figures = {
+        "forebay": {"request_1k": {"cpu_us": 35.0}, "memory": {"stream_kb": 10.0}},
+        "forebay_lean": {"request_1k": {"cpu_us": 20.0}, "event_512x5ms": {"coalesced": 0.0}},
+        "smg": {"request_1k": {"cpu_us": 100.0}},
+        "envoy": {"request_1k": {"cpu_us": 35.0}},
+    }
+    rows = {(str(row["goal"]), row["met"]) for row in judged(figures)}
+    met = {text: verdict for text, verdict in rows if verdict is not None}
+
+    assert len(rows) == len(GOALS)
+    assert met == {
+        "CPU of a request of 1 KB beside smg": True,
+        "CPU of a request of 1 KB beside Envoy": False,
+        "memory of an open stream, KB": True,
+    }
+
+
+def test_the_figures_of_the_lean_gateway_are_shown_beside_and_decide_nothing() -> None:
+    figures = {"forebay": {"memory": {"stream_kb": 11.0}}, "forebay_lean": {"memory": {"stream_kb": 9.0}}}
+    (row,) = (row for row in judged(figures) if row["met"] is not None)
+
+    assert row["met"] is False
+    assert row["values"] == {"forebay": 11.0, "forebay_lean": 9.0, "forebay_interpreted": None}

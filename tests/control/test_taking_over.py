@@ -1,0 +1,124 @@
+"""Another plan for a running control: what is kept, what is replaced and how, what gateways are told."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.control.rig import Rig, controlled, plan
+from tests.control.test_controller import complete, run
+from tests.control.units import kill_all, replica
+
+from forebay.control.leasing import Leases
+from forebay.control.plan import Places, Plan
+from forebay.core.model import Policy, ReplicaState
+from forebay.core.reconcile import Rules
+
+READY = ReplicaState.READY
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path
+    kill_all(tmp_path)
+
+
+def wanted(folder: Path, replicas: int, digest: str = "d1", policy: Policy = Policy.P2C) -> Plan:
+    """One model with a spare."""
+    *slots, spare = (replica(f"chat-{index}", digest=digest) for index in range(replicas + 1))
+    made = plan(folder, *slots)
+    [model] = made.models
+    return replace(made, models=(replace(model, spare=spare, routes=replace(model.routes, policy=policy)),))
+
+
+def pids(rig: Rig) -> dict[str, int]:
+    status = rig.status()
+    return {unit.id: unit.pid for unit in [*status.gateways, *(r for m in status.models for r in m.replicas)]}
+
+
+def test_routes_and_counts_change_without_touching_what_stays(folder: Path) -> None:
+    async def test() -> None:
+        async with controlled(folder, wanted(folder, 2)) as rig:
+            await rig.until(complete(rig))
+            before = pids(rig)
+
+            rig.control.take_over(wanted(folder, 3, policy=Policy.ROUND_ROBIN), None)
+            await rig.control.look()
+            assert rig.snapshot().models[0].policy is Policy.ROUND_ROBIN
+            await rig.until(lambda: len(pids(rig)) == 4 and rig.status().complete)
+            assert pids(rig).items() > before.items()
+            rig.control.take_over(wanted(folder, 1), None)
+            await rig.until(lambda: len(pids(rig)) == 2 and rig.events("chat-1")[-1].state != "draining")
+
+            assert pids(rig) == {id: before[id] for id in ("gateway-0", "chat-0")}
+            assert [r.id for r in rig.snapshot().models[0].replicas] == ["chat-0"]
+
+    run(test)
+
+
+def test_outdated_replicas_are_replaced_while_as_many_as_before_are_ready(folder: Path) -> None:
+    async def test() -> None:
+        rules = Rules(look_again_s=0.1, look_again_starting_s=0.05)
+        async with controlled(folder, wanted(folder, 2), rules=rules) as rig:
+            await rig.until(complete(rig))
+            fewest = 2
+
+            def replaced() -> bool:
+                nonlocal fewest
+                fewest = min(fewest, [r.state for r in rig.snapshot().models[0].replicas].count(READY))
+                return {u.digest for u in rig.control.units.values() if u.slot != "gateway-0"} == {"d2"}
+
+            rig.control.take_over(wanted(folder, 2, "d2"), None)
+            await rig.until(lambda: replaced() and len(pids(rig)) == 3 and rig.status().complete)
+
+            assert fewest == 2
+            assert {e.unit for e in rig.events() if e.kind == "placed"} == {"gateway-0", "chat-0", "chat-1", "chat-2"}
+            await rig.until(lambda: len(rig.control.units) == 3)
+
+    run(test)
+
+
+def test_a_gateway_is_replaced_without_a_moment_in_which_none_listens(folder: Path) -> None:
+    async def test() -> None:
+        async with controlled(folder, wanted(folder, 1)) as rig:
+            await rig.until(complete(rig))
+            made = wanted(folder, 1)
+            [gateway] = made.gateways
+
+            rig.control.take_over(replace(made, gateways=(replace(gateway, digest="g2"),)), None)
+            await rig.until(lambda: rig.status().complete and rig.status().gateways[0].generation == 2)
+            await rig.until(lambda: len(rig.control.units) == 2)
+
+            kinds = [(e.kind, e.generation) for e in rig.events("gateway-0")]
+            assert kinds[-3:] == [("leaves", 1), ("placed", 2), ("serves", 2)]
+
+    run(test)
+
+
+def test_a_model_that_is_removed_drains_and_is_no_longer_told_of(folder: Path) -> None:
+    async def test() -> None:
+        both = plan(folder, replica("chat-0"), replica("embed-0"))
+        async with controlled(folder, both) as rig:
+            await rig.until(complete(rig))
+            assert b'forebay_replicas{model="embed"' in rig.metrics.render()
+
+            rig.control.take_over(plan(folder, replica("chat-0")), None)
+            await rig.until(lambda: ("embed-0", 1) not in rig.control.units)
+
+            assert [m.name for m in rig.snapshot().models] == ["chat"]
+            assert b'forebay_replicas{model="embed"' not in rig.metrics.render()
+            assert any("no longer wanted" in e.why for e in rig.events("embed-0"))
+            assert rig.status().complete
+
+    run(test)
+
+
+def test_other_leases_are_lent_from_the_next_round_on(folder: Path) -> None:
+    async def test() -> None:
+        async with controlled(folder, wanted(folder, 1)) as rig:
+            await rig.until(complete(rig))
+            path = Places(folder).leases
+            rig.control.take_over(wanted(folder, 1), Leases(path, {}, ["gateway-0"]))
+            await rig.until(path.exists)
+
+    run(test)

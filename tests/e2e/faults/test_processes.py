@@ -1,0 +1,111 @@
+"""Processes of a cluster under load are killed: no client sees it, unless its own gateway was killed."""
+
+import asyncio
+import os
+import signal
+from typing import Any
+
+import pytest
+from tests.e2e.cluster import Cluster, alive, launch
+from tests.e2e.faults.conftest import Texts
+from tests.e2e.faults.grounds import aside, healed, stopped
+from tests.e2e.faults.load import CLIENTS, loading
+
+
+def born_later(cluster: Cluster, model: str, victim: dict[str, Any]) -> list[dict[str, Any]]:
+    """The victim's successor, once it is ready."""
+    ready = cluster.ready_replicas(model)
+    return [r for r in ready if r["id"] == victim["id"] and r["generation"] > victim["generation"]]
+
+
+@pytest.mark.parametrize("model", ["duo", "quad"])
+def test_a_killed_worker_and_a_killed_engine_are_seen_by_no_client(
+    cluster: Cluster, texts: Texts, model: str
+) -> None:
+    async def main() -> None:
+        first, second, *_ = cluster.ready_replicas(model)
+        async with loading(cluster.gateway_port, model, texts[model]) as load:
+            os.kill(first["pid"], signal.SIGKILL)
+            await aside("a successor is ready", lambda: born_later(cluster, model, first))
+            await load.streaming(4)
+            os.kill(second["engine_pid"], signal.SIGKILL)
+            await aside(
+                "a new engine in the same worker",
+                lambda: [
+                    r["pid"] == second["pid"]
+                    for r in cluster.ready_replicas(model)
+                    if r["id"] == second["id"] and r["engine_pid"] not in (0, second["engine_pid"])
+                ],
+            )
+            await load.more(16)
+        assert load.bad() == []
+
+    asyncio.run(main())
+    healed(cluster, model, texts[model])
+
+
+def test_a_killed_gateway_is_seen_by_its_own_clients_only_and_comes_back(cluster: Cluster, texts: Texts) -> None:
+    async def main() -> None:
+        victim = cluster.status()["gateways"][1]
+        async with loading(cluster.gateway_port, "quad", texts["quad"]) as load:
+            await load.until("every client knows its gateway", lambda: len({e.client for e in load.seen}) == CLIENTS)
+            os.kill(victim["pid"], signal.SIGKILL)
+            killed_at = len(load.seen)
+            await load.until("its clients notice", lambda: bool(load.bad()))
+            await aside(
+                "it is back",
+                lambda: (
+                    cluster.status()["gateways"][1]["state"] == "ready"
+                    and cluster.status()["gateways"][1]["pid"] != victim["pid"]
+                ),
+            )
+            back_at = len(load.seen)
+            await load.more(24)
+        bad = load.bad()
+        killed = {each.gateway for each in bad} - {""}
+        cut = {each.client for each in bad if each.gateway in killed}
+        assert len(killed) == 1
+        assert all(each.error.startswith("cut") and killed_at <= each.number < back_at for each in bad)
+        assert {
+            each.client for each in bad
+        } == cut  # others were not even hindered; these may have come back too soon
+        assert killed.isdisjoint(each.gateway for each in load.seen[back_at:])
+
+    asyncio.run(main())
+    healed(cluster, "quad", texts["quad"])
+
+
+def test_one_replica_stopped_and_another_killed_at_once_are_seen_by_no_client(cluster: Cluster, texts: Texts) -> None:
+    async def main() -> None:
+        first, second, *_ = cluster.ready_replicas("quad")
+        async with loading(cluster.gateway_port, "quad", texts["quad"]) as load:
+            with stopped(first["pid"]):
+                os.kill(second["pid"], signal.SIGKILL)
+                await aside("a successor is ready", lambda: born_later(cluster, "quad", second))
+                await load.more(16)
+        assert load.bad() == []
+
+    asyncio.run(main())
+    healed(cluster, "quad", texts["quad"])
+
+
+def test_traffic_goes_on_without_control_and_control_finds_its_way_back(cluster: Cluster, texts: Texts) -> None:
+    async def main() -> None:
+        victim, survivor = cluster.ready_replicas("duo")
+        async with loading(cluster.gateway_port, "duo", texts["duo"]) as load:
+            cluster.process.kill()
+            cluster.process.wait()
+            await load.more(8)
+            os.kill(victim["pid"], signal.SIGKILL)  # nobody is there to replace it
+            await load.more(16)
+            assert set(load.shares(8)) == {survivor["id"]}
+            again = launch(cluster.file, cluster.name, (cluster.gateway_port, cluster.admin_port), cluster.home)
+            cluster.process = again.process
+            await aside("a successor is ready", lambda: born_later(cluster, "duo", victim))
+            await load.more(8)
+        assert load.bad() == []
+        assert survivor["pid"] in [each["pid"] for each in cluster.ready_replicas("duo")]
+        assert not alive(victim["engine_pid"])
+
+    asyncio.run(main())
+    healed(cluster, "duo", texts["duo"])

@@ -1,0 +1,30 @@
+"""The demo model behind two gateways: faults in the middle of real answers."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+from tests.e2e.cluster import CHAT, running
+from tests.e2e.faults.grounds import GATEWAYS, STORIES, aside, run_folder, stopped, wait_quiet
+from tests.e2e.faults.load import STREAMS, loading
+
+
+def test_real_answers_are_whole_when_a_worker_stands_still_and_one_is_killed(tmp_path: Path) -> None:
+    """What a real model says again may be another text, so only that it is whole is asked for."""
+    model = {**CHAT, "replicas": 2}
+
+    async def main() -> None:
+        first, second = cluster.ready_replicas("chat")
+        texts = dict.fromkeys(range(STORIES), "")
+        async with loading(cluster.gateway_port, "chat", texts) as load:
+            with stopped(first["pid"]):
+                await load.until("nothing begins there", lambda: first["id"] not in load.shares(STREAMS))
+            os.kill(second["pid"], signal.SIGKILL)
+            await aside("it is back", lambda: len(cluster.ready_replicas("chat")) == len((first, second)))
+        assert [each for each in load.seen if each.error or not each.text] == []
+
+    with running(tmp_path, "e2e-faults-real", [model], processes=GATEWAYS) as cluster:
+        asyncio.run(main())
+        cluster.wait_ready(60)
+        wait_quiet(run_folder(cluster) / "peers", [each["url"] for each in cluster.ready_replicas("chat")])

@@ -1,0 +1,73 @@
+"""The published documents against a real cluster: requests made from them are answered as they say."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+from tests.e2e.cluster import Cluster, running
+
+MODELS = [
+    {"name": "chat", "task": "chat", "source": "synthetic", "engine": "synthetic"},
+    {"name": "embed", "task": "embed", "source": "synthetic", "engine": "synthetic"},
+]
+CHECKS = (
+    "not_a_server_error",
+    "status_code_conformance",
+    "content_type_conformance",
+    "response_schema_conformance",
+    "response_headers_conformance",
+    "unsupported_method",
+    "allow_header_conformance",
+)
+EXAMPLES_MAX = 15
+SEED = 1
+"""Of the generator: a failure here is a failure elsewhere."""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A cluster of models that answer at once."""
+    with running(tmp_path_factory.mktemp("openapi"), "e2e-openapi", MODELS) as cluster:
+        yield cluster
+
+
+def fetched(url: str) -> dict[str, Any]:
+    """The document that a listener serves."""
+    answer = httpx.get(f"{url}/openapi.json", timeout=5)
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "application/json")
+    document: dict[str, Any] = answer.json()
+    assert document["openapi"].startswith("3.1.")
+    return document
+
+
+def worked(folder: Path, document: dict[str, Any], url: str, *checks: str) -> None:
+    """Make requests from the document, damaged ones too, and check all answers."""
+    path = folder / "openapi.json"
+    path.write_bytes(msgspec.json.encode(document))
+    command = [
+        sys.executable, "-m", "schemathesis.cli", "run", str(path), "--url", url, "--checks", ",".join(checks),
+        "--phases", "coverage,fuzzing", "--max-examples", str(EXAMPLES_MAX), "--seed", str(SEED), "--no-shrink",
+        "--workers", "2", "--warnings", "off", "--no-color",
+    ]  # fmt: skip
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+
+
+def test_the_gateway_answers_as_its_document_says(cluster: Cluster, tmp_path: Path) -> None:
+    document = fetched(cluster.url)
+    schemas = document["components"]["schemas"]
+    for path, methods in document["paths"].items():
+        if "post" in methods:  # names that nobody serves would all be answered with 404
+            name = methods["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
+            schemas[name]["properties"]["model"] = {"enum": ["embed" if "embed" in path else "chat"]}
+    worked(tmp_path, document, cluster.url, *CHECKS)
+
+
+def test_control_answers_as_its_document_says(cluster: Cluster, tmp_path: Path) -> None:
+    more = ("unsupported_method", "allow_header_conformance", "positive_data_acceptance")
+    worked(tmp_path, fetched(cluster.admin), cluster.admin, *CHECKS, *more)

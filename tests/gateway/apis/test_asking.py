@@ -1,0 +1,80 @@
+"""What routing reads of a request is what the model will read, in its order, whichever API it comes by."""
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forebay.core.routing.blocks import BLOCK_BYTES, blocks
+from forebay.core.routing.speed import Lengths
+from forebay.gateway.asking import expected_tokens
+from forebay.wire.apis.prompt import prompt_text
+from forebay.wire.apis.wanted import wanted
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+_encode = msgspec.json.encode
+
+
+def text(**fields: Any) -> bytes:
+    return bytes(wanted(_encode({"model": "m"} | fields)).text)
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"messages": MESSAGES}, _encode(MESSAGES)),
+        ({"prompt": "p"}, b'"p"'),
+        ({"input": ["a"]}, b'["a"]'),
+        ({"messages": MESSAGES, "system": "be"}, b'"be"' + _encode(MESSAGES)),
+        ({"system": [{"type": "text", "text": "be"}], "messages": MESSAGES},
+         b'[{"type":"text","text":"be"}]' + _encode(MESSAGES)),
+        ({"input": "hi", "instructions": "be"}, b'"be""hi"'),
+        ({"instructions": "be"}, b'"be"'),
+        ({}, b""),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_the_model_reads_first_comes_first(fields: dict[str, Any], expected: bytes) -> None:
+    assert text(**fields) == expected
+    assert text(**dict(reversed(fields.items()))) == expected
+    assert bytes(prompt_text(_encode({"model": "m"} | fields))) == expected, "the worker reads the same"
+
+
+@given(st.text(min_size=1), st.text(min_size=1), st.booleans())
+def test_a_prompt_is_as_long_as_its_parts(first: str, second: str, message: bool) -> None:
+    first_name, second_name = ("system", "messages") if message else ("instructions", "input")
+    whole = text(**{second_name: second, first_name: first})
+    assert whole == _encode(first) + _encode(second)
+
+
+def test_prompts_that_begin_alike_share_their_blocks_until_they_part() -> None:
+    def hashes(first: str, last: str) -> tuple[int, ...]:
+        body = {"model": "m", "messages": [{"role": "user", "content": last}], "system": first}
+        return blocks(wanted(_encode(body)).text, "m")
+
+    long = "x" * 4 * BLOCK_BYTES
+    one, other = hashes(long, "a" * BLOCK_BYTES), hashes(long, "b" * BLOCK_BYTES)
+    assert (len(one), one[:4]) == (5, other[:4])
+    assert one[4] != other[4]
+    assert hashes("y" + long, "a")[0] != one[0]
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens", "max_output_tokens"])
+@pytest.mark.parametrize(("limit", "counts"), [(7, True), (10**9, False), (-1, False), (1.5, False), (None, False)])
+def test_the_longest_answer_that_is_asked_for_counts(name: str, limit: Any, counts: bool) -> None:
+    lengths = Lengths()
+    plain = expected_tokens(wanted(_encode({"model": "m", "input": "x" * 400})), lengths)
+    asked = expected_tokens(wanted(_encode({"model": "m", "input": "x" * 400, name: limit})), lengths)
+    assert asked == (plain - lengths.output_tokens + 7 if counts else plain)
+    assert plain > lengths.output_tokens
+
+
+def test_a_system_prompt_weighs_what_it_weighs_inside_of_the_messages() -> None:
+    lengths = Lengths()
+    inside = {"model": "m", "messages": [{"role": "system", "content": "s" * 9000}, *MESSAGES]}
+    outside = {"model": "m", "messages": MESSAGES, "system": "s" * 9000}
+    assert expected_tokens(wanted(_encode(inside)), lengths) == pytest.approx(
+        expected_tokens(wanted(_encode(outside)), lengths), rel=0.01
+    )

@@ -1,0 +1,172 @@
+"""Hedged requests: the first answer counts, the other attempt ends at once, and nothing is counted twice."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.gateway.rig import JSON, ROUTES, USAGE, Front, Worker, chat, cluster, failing, post
+from tests.net.rig import Answer, run, until
+
+from forebay.core.model import Task
+from forebay.net.server import Exchange, Handler
+
+EMBED = replace(ROUTES, name="embed", task=Task.EMBED, hedge_after_s=0.02)
+ASK = post(b'{"model":"embed","input":"x"}', b"/v1/embeddings")
+NEVER_S = 3600.0
+
+
+def silent(exchange: Exchange) -> None:
+    """Never answer."""
+
+
+def embedded(exchange: Exchange) -> None:
+    """Answer well, at once."""
+    exchange.respond(200, [JSON, USAGE], b'{"object":"list"}')
+
+
+def cut(exchange: Exchange) -> None:
+    """Cut the connection without a word."""
+    exchange.abort()
+
+
+@asynccontextmanager
+async def pair(
+    folder: Path, hedge_after_s: float = EMBED.hedge_after_s
+) -> AsyncIterator[tuple[Front, Worker, Worker]]:
+    """A gateway with two replicas that do not answer by themselves; the first gets the first request."""
+    one, two = workers = [Worker(silent, f"embed-{n}", "embed") for n in range(2)]
+    async with cluster(folder, *workers, base=replace(EMBED, hedge_after_s=hedge_after_s)) as front:
+        await until(lambda: all(worker.polls for worker in workers))
+        yield front, one, two
+
+
+async def settled(front: Front, won: int, lost: int) -> None:
+    """Wait until nothing is under way any more, and see what was counted."""
+    async with asyncio.timeout(10):
+        while await front.metric('forebay_in_flight{model="embed"}') != 0:
+            await asyncio.sleep(0.005)
+    assert await front.metric('forebay_hedges_total{model="embed",outcome="won"}') == won
+    assert await front.metric('forebay_hedges_total{model="embed",outcome="lost"}') == lost
+
+
+async def hedged(front: Front, one: Worker, two: Worker, then: Callable[[], None]) -> Answer:
+    """Ask, wait until both replicas have the request, do something, and return the answer."""
+    async with asyncio.TaskGroup() as group:
+        answer = group.create_task(front.ask(ASK))
+        await until(lambda: bool(one.requests and two.requests))
+        then()
+    return answer.result()
+
+
+def test_the_second_replica_answers_and_the_first_is_told_to_stop(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with pair(tmp_path) as (front, one, two):
+            answer = await hedged(front, one, two, lambda: embedded(two.requests[0]))
+            assert (answer.status, answer.body) == (200, b'{"object":"list"}')
+            assert answer.headers[b"x-forebay-replica"] == b"embed-1"
+            await until(lambda: one.requests[0].finished)
+            await settled(front, won=1, lost=0)
+
+    run(main())
+
+
+def test_the_first_replica_answers_after_all_and_the_second_is_told_to_stop(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with pair(tmp_path) as (front, one, two):
+            answer = await hedged(front, one, two, lambda: embedded(one.requests[0]))
+            assert answer.headers[b"x-forebay-replica"] == b"embed-0"
+            await until(lambda: two.requests[0].finished)
+            await settled(front, won=0, lost=1)
+
+    run(main())
+
+
+@pytest.mark.parametrize("fault", [cut, failing(503, "overloaded", (b"x-forebay-retryable", b"1"))])
+def test_the_second_replica_takes_the_place_of_a_first_one_that_fails(tmp_path: Path, fault: Handler) -> None:
+    async def main() -> None:
+        async with pair(tmp_path) as (front, one, two):
+
+            def fail_then_answer() -> None:
+                fault(one.requests[0])
+                asyncio.get_running_loop().call_later(0.05, embedded, two.requests[0])
+
+            answer = await hedged(front, one, two, fail_then_answer)
+            assert (answer.status, answer.headers[b"x-forebay-replica"]) == (200, b"embed-1")
+            assert (len(one.requests), len(two.requests)) == (1, 1)
+            await settled(front, won=1, lost=0)
+
+    run(main())
+
+
+@pytest.mark.parametrize("fault", [cut, failing(500, "internal_error"), failing(503, "overloaded")])
+def test_a_second_replica_that_fails_changes_nothing(tmp_path: Path, fault: Handler) -> None:
+    async def main() -> None:
+        async with pair(tmp_path) as (front, one, two):
+
+            def fail_then_answer() -> None:
+                fault(two.requests[0])
+                asyncio.get_running_loop().call_later(0.05, embedded, one.requests[0])
+
+            answer = await hedged(front, one, two, fail_then_answer)
+            assert (answer.status, answer.headers[b"x-forebay-replica"]) == (200, b"embed-0")
+            await settled(front, won=0, lost=1)
+
+    run(main())
+
+
+def test_both_failing_is_one_failure(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with pair(tmp_path) as (front, one, two):
+
+            def fail_both() -> None:
+                cut(two.requests[0])
+                cut(one.requests[0])
+
+            answer = await hedged(front, one, two, fail_both)
+            assert answer.status == 502
+            await settled(front, won=0, lost=1)
+
+    run(main())
+
+
+def test_a_client_that_leaves_takes_both_attempts_with_it(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with pair(tmp_path) as (front, one, two):
+            reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
+            writer.write(ASK)
+            await until(lambda: bool(one.requests and two.requests))
+            writer.transport.abort()
+            await until(lambda: one.requests[0].finished and two.requests[0].finished)
+            await settled(front, won=0, lost=1)
+            assert not await reader.read()
+
+    run(main())
+
+
+def test_what_generates_text_or_is_not_late_is_not_hedged(tmp_path: Path) -> None:
+    async def main() -> None:
+        workers = [Worker(embedded, f"embed-{n}", "embed") for n in range(2)]
+        base = replace(EMBED, hedge_after_s=NEVER_S)
+        async with cluster(tmp_path, *workers, base=base) as front:
+            for _ in range(4):
+                assert (await front.ask(ASK)).status == 200
+            assert sum(len(worker.requests) for worker in workers) == 4
+            await settled(front, won=0, lost=0)
+
+        talkers = [Worker(silent, f"chat-{n}") for n in range(2)]
+        (tmp_path / "chat").mkdir()
+        base = replace(ROUTES, hedge_after_s=0.001)
+        async with cluster(tmp_path / "chat", *talkers, base=base) as front, asyncio.TaskGroup() as group:
+            group.create_task(front.ask(post(chat())))
+            await until(lambda: any(worker.requests for worker in talkers))
+            polls = talkers[0].polls
+            await until(lambda: talkers[0].polls > polls + 3)
+            assert sum(len(worker.requests) for worker in talkers) == 1
+            for worker in talkers:
+                for exchange in worker.requests:
+                    embedded(exchange)
+
+    run(main())

@@ -1,0 +1,232 @@
+"""The gateway's own accounts, which object at once when something is done that must not be."""
+
+import io
+from collections import Counter, defaultdict
+from zlib import crc32
+
+from tests.gateway.machine.voices import HEDGEABLE
+
+from forebay.core.admission import Ticket, WaitingRoom
+from forebay.core.errors import Code, Refusal
+from forebay.core.model import ModelRoutes, RecordsSpec, Replica
+from forebay.core.resilience import Breaker, BreakerLimits, Outcome, admissible
+from forebay.core.routing import Route
+from forebay.gateway.account import Account
+from forebay.gateway.dispatch.endpoints import Endpoint
+from forebay.gateway.fleet import Link, Served
+from forebay.gateway.gateway import Gateway
+from forebay.gateway.hedging import HEDGED, Hedge
+from forebay.gateway.records.facts import Facts
+from forebay.gateway.records.recorder import Recorder
+from forebay.gateway.relay import Relay
+from forebay.net.client import Pool
+from forebay.obs import log
+from forebay.wire.apis.wanted import Wanted
+
+SHED = frozenset({Code.QUEUE_FULL, Code.OVERLOADED, Code.NO_REPLICA, Code.REPLICA_LOST, Code.ENGINE_FAILED})
+"""Refusals that say there is nowhere to go."""
+RETRIES_MAX = 3
+LIMITS = BreakerLimits(failures_max=2, open_s=2.0, open_s_max=8.0, probes_max=1, successes_min=2)
+"""Breakers that move often."""
+
+
+class WatchedLink(Link):
+    """A link that takes no attempt that it should not get."""
+
+    __slots__ = ("failed", "served")
+    failed: dict[Relay, None]
+    served: "WatchedServed"
+
+    def take(self, relay: Relay, turn: int) -> None:
+        assert self.live, f"{self.id} is {self.state}"
+        assert not self.retired
+        assert self in self.served.links
+        assert self.load < self.room, f"{self.id} is full: {self.load} of {self.room}"
+        assert (self.id, self.generation) not in relay.tried, "it was tried there already"
+        assert relay.exchange.started or relay not in self.failed, "it has failed there before"
+        assert relay.revision in ("", self.revision), "another revision was asked for"
+        assert relay.served is self.served
+        assert relay not in self.served.waiting._places, "it waits and is sent"
+        self._is_admissible(relay)
+        self._is_where_its_session_is(relay)
+        if isinstance(relay, Hedge):
+            self._is_a_second_attempt(relay, relay.first)
+        self.served.sent[relay.request_id.decode()] += 1
+        super().take(relay, turn)
+
+    def give_back(self, relay: Relay) -> bool:
+        had = super().give_back(relay)
+        desk = relay.desk
+        assert isinstance(desk, WatchedGateway)
+        if had and relay.gave_way and relay not in desk.gave_way:
+            desk.gave_way[relay] = None
+            assert self.live, f"an attempt at {self.id} gave way, where nobody can go"
+            assert self.load < self.room, f"an attempt at {self.id} gave way, which makes no room"
+        return had
+
+    def _is_admissible(self, relay: Relay) -> None:
+        """Whoever is shut gets requests only where nobody else could take them."""
+        allowed = admissible_of(self.served, relay.desk.now())
+        others = [link for link in allowed if could_take(link, relay)]
+        assert self in allowed or not others, f"{self.id} is shut, {[link.id for link in others]} is open"
+
+    def _is_where_its_session_is(self, relay: Relay) -> None:
+        """A session stays where it is for as long as nothing changes in where it might be."""
+        if relay.ask is None or not relay.ask.stays:
+            return
+        links = [link for link in self.served.links if link.live and could_serve(link, relay)]
+        allowed = admissible_of(self.served, relay.desk.now())
+        might = frozenset((link.id, link.generation) for link in [x for x in links if x in allowed] or links)
+        assert self.served.homes.setdefault((relay.ask.key, might), self) is self, "a session has left its replica"
+
+    def _is_a_second_attempt(self, hedge: Hedge, first: Relay) -> None:
+        """Only what is late, short, and was answered by nobody is sent twice, to two replicas, where nobody waits."""
+        assert first.path.encode() in HEDGEABLE
+        assert first.link is not None
+        assert first.link is not self
+        assert first in first.link.attempts
+        assert first.hedge is hedge
+        assert first.unanswered
+        assert first.hedge_after_s > 0.0, "its model is never hedged"
+        assert first.desk.now() - first.since > first.hedge_after_s - 1e-6
+        assert not self.served.waiting
+        desk = first.desk
+        assert isinstance(desk, WatchedGateway)
+        desk.hedges_begun += 1
+
+
+def could_serve(link: Link, relay: Relay) -> bool:
+    """Whether it is one of those that may have this request, full or not."""
+    return (link.id, link.generation) not in relay.tried and relay.revision in ("", link.revision)
+
+
+def admissible_of(served: Served, now: float) -> list[Link]:
+    """Those of the live links whose breakers let requests through."""
+    live = [link for link in served.links if link.live]
+    return [live[at] for at in admissible([link.breaker for link in live], now)]
+
+
+def could_take(link: Link, relay: Relay) -> bool:
+    """Whether the link is open to this request, as far as counts go."""
+    return link.live and link.load < link.room and could_serve(link, relay)
+
+
+def nobody_waits_in_vain(desk: "WatchedGateway", served: Served, now: float) -> None:
+    """Nobody waits who could go somewhere. A place where an attempt has just failed is offered at the next tick."""
+    if served in desk.unsettled:
+        return
+    for relay in served.waiting:
+        assert not isinstance(desk.choose(relay), Route), f"{relay.request_id!r} waits and could go"
+        if not relay.revision and not (relay.ask is not None and relay.ask.stays):
+            open_to = [link.id for link in served.links if could_take(link, relay) and link.breaker.admits(now)]
+            assert not open_to, f"{relay.request_id!r} waits, {open_to} could take it"
+
+
+class WatchedRoom(WaitingRoom[Relay]):
+    """A waiting room that adds up what tenants are charged."""
+
+    __slots__ = ("charged",)
+
+    def __init__(self, size_max: int, timeout_s: float) -> None:
+        super().__init__(size_max, timeout_s)
+        self.charged: dict[str, float] = defaultdict(float)
+
+    def served(self, ticket: Ticket) -> None:
+        self.charged[ticket.tenant] += ticket.work_tokens
+        super().served(ticket)
+
+    def charge(self, ticket: Ticket, delta_tokens: float) -> None:
+        self.charged[ticket.tenant] += delta_tokens
+        super().charge(ticket, delta_tokens)
+
+
+class WatchedServed(Served):
+    """A model whose links are all remembered, and how often each request was sent."""
+
+    __slots__ = ("all_links", "homes", "sent")
+
+    def __init__(self, routes: ModelRoutes, account: Account) -> None:
+        super().__init__(routes, account)
+        self.all_links: list[WatchedLink] = []
+        self.sent: Counter[str] = Counter()
+        self.homes: dict[tuple[int, frozenset[tuple[str, int]]], WatchedLink] = {}
+        """Where a session was sent, by where it might have been."""
+        self.waiting = WatchedRoom(routes.queue_max, routes.queue_timeout_s)
+
+    def link(self, replica: Replica, pool: Pool) -> Link:
+        plain = super().link(replica, pool)
+        link = WatchedLink(replica, self.routes.name, self.routes.task, pool, plain.meter)
+        link.served = self
+        link.failed = {}
+        link.breaker = Breaker(LIMITS)
+        self.all_links.append(link)
+        return link
+
+
+class WatchedGateway(Gateway):
+    """A gateway that turns nobody away who could be served."""
+
+    gave_way: dict[Relay, None]
+    answering: dict[str, Link | None]
+    """Where the last attempt of requests that have ended went to."""
+    hedges: Counter[tuple[str, ...]]
+    hedges_begun = 0
+    unsettled: dict[Served, None]
+    """Where an attempt was given up since it was last seen who could go."""
+
+    def pump(self, served: Served) -> None:
+        super().pump(served)
+        self.unsettled.pop(served, None)
+
+    def _aim(self, relay: Relay, request: Wanted, body: bytes, endpoint: Endpoint) -> None:
+        super()._aim(relay, request, body, endpoint)
+        if relay.session:  # made by chance, but a run must be like the next
+            assert relay.ask is not None
+            relay.session = relay.request_id
+            relay.ask = relay.ask._replace(key=crc32(relay.session))
+
+    def over(self, relay: Relay, code: str, status: int, now: float) -> None:
+        waits = relay.link is None or relay not in relay.link.attempts
+        if code in SHED and waits and now < relay.ticket.deadline and relay.retries < RETRIES_MAX:
+            assert not isinstance(self.choose(relay), Route), f"{code}, though there is a place for it"
+        super().over(relay, code, status, now)
+        self.answering[relay.request_id.decode()] = relay.link
+        nobody_waits_in_vain(self, relay.served, now)
+
+    def again(self, relay: Relay, reason: str, problem: Refusal) -> None:
+        assert isinstance(relay.link, WatchedLink)
+        relay.link.failed[relay] = None
+        self.unsettled[relay.served] = None
+        super().again(relay, reason, problem)
+
+    def hedged(self, relay: Relay, *, won: bool, reason: str = HEDGED, outcome: Outcome = Outcome.NEUTRAL) -> None:
+        hedge, first_at = relay.hedge, relay.link
+        assert hedge is not None
+        second_at, calls = hedge.link, [hedge._call, relay._call]
+        assert first_at is not None
+        assert second_at is not None
+        others = len(first_at.attempts) + len(second_at.attempts) - 2
+        self.unsettled[relay.served] = None
+        super().hedged(relay, won=won, reason=reason, outcome=outcome)
+        self.hedges[relay.served.routes.name, "won" if won else "lost"] += 1
+        assert relay.hedge is None
+        assert relay.link is (second_at if won else first_at)
+        assert len(first_at.attempts) + len(second_at.attempts) == others + (relay in relay.link.attempts)
+        assert hedge not in first_at.attempts
+        assert hedge not in second_at.attempts
+        dropped = calls[won]
+        assert hedge._call is None
+        assert dropped is None or dropped.sink is None, "the loser is not cancelled"
+        assert dropped is None or dropped.connection is None
+
+
+class Notes(Recorder):
+    """Keeps the facts of finished requests; only the ledger behind them is real."""
+
+    def __init__(self) -> None:
+        super().__init__(RecordsSpec("", decisions=False, audit=False), "gateway-0", log.configure(io.StringIO()))
+        self.all: list[Facts] = []
+
+    def finished(self, facts: Facts) -> None:
+        self.all.append(facts)
+        super().finished(facts)

@@ -1,0 +1,28 @@
+"""A decision record says how it is known that the chosen replica held a part of the prompt."""
+
+from pathlib import Path
+
+from tests.gateway.prefix.test_reports import AFFINITY, LONG, Telling, at_once, conversation
+from tests.gateway.rig import cluster, post
+from tests.net.rig import run, until
+
+from forebay.cli.records.explain import find
+from forebay.core.model import RecordsSpec
+from forebay.core.routing import Source
+
+
+def test_a_hit_is_on_record_with_how_it_is_known(tmp_path: Path) -> None:
+    root = tmp_path / "records"
+
+    async def main() -> None:
+        worker, other = Telling(at_once), Telling(at_once, "chat-1")
+        async with cluster(tmp_path, worker, other, base=AFFINITY, records=RecordsSpec(str(root))) as front:
+            for id in (b"first", b"second"):
+                answer = await front.ask(post(conversation(LONG), b"/v1/chat/completions", b"x-request-id: " + id))
+                assert answer.status == 200
+                await worker.told()
+            await until(lambda: bool(find(root, "second")[0]))
+
+    run(main())
+    hits = [find(root, id)[0][0][1].hit for id in ("first", "second")]
+    assert hits == ["", Source.EXACT]

@@ -1,0 +1,162 @@
+"""Both sides of HTTP without sockets: bytes in, and what came of them."""
+
+from typing import Any, cast
+
+from tests.net.rig import Log, get, post
+
+from forebay.core.errors import Code
+from forebay.core.model import Limits
+from forebay.net.client import Call, Pool, Upstream
+from forebay.net.connection import Connection
+from forebay.net.server import Exchange
+
+
+class Wire:
+    """A transport in memory."""
+
+    def __init__(self) -> None:
+        self.sent = b""
+        self.closing = False
+        self.eof = False
+
+    def write(self, data: bytes) -> None:
+        assert not self.closing
+        assert not self.eof
+        self.sent += data
+
+    def write_eof(self) -> None:
+        self.eof = True
+
+    def close(self) -> None:
+        self.closing = True
+
+    abort = close
+
+    def is_closing(self) -> bool:
+        return self.closing
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def set_write_buffer_limits(self, high: int) -> None:
+        pass
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def pause_reading(self) -> None:
+        pass
+
+    resume_reading = pause_reading
+
+    @property
+    def ended(self) -> bool:
+        return self.closing or self.eof
+
+
+class Desk:
+    """A server without a socket; `late` keeps the answers until they are asked for."""
+
+    now = 0.0
+    date = b""
+    draining = False
+    idle_timeout_s = 60.0
+
+    def __init__(self, late: bool = False) -> None:
+        self.limits = Limits(header_bytes_max=2000, headers_max=20, body_bytes_max=5000, pipelined_max=8)
+        self.late = late
+        self.waiting: list[Exchange] = []
+        self.seen: list[tuple[bytes, bytes, bytes]] = []
+
+    def opened(self, connection: Connection) -> bool:
+        return True
+
+    def closed(self, connection: Connection) -> None:
+        pass
+
+    def refused(self, code: Code) -> None:
+        assert code is not Code.INTERNAL
+
+    def handle(self, exchange: Exchange) -> None:
+        self.seen.append((exchange.method, exchange.target, exchange.body))
+        self.waiting.append(exchange)
+        if not self.late:
+            self.answer()
+
+    def answer(self) -> None:
+        exchange = self.waiting.pop()
+        if exchange.target == b"/stream":
+            exchange.start(200, [])
+            exchange.write(exchange.body)
+            exchange.end()
+        else:
+            exchange.respond(200, [], exchange.body)
+
+
+def serve(parts: list[bytes], late: bool) -> tuple[Desk, Wire]:
+    desk, wire = Desk(late), Wire()
+    connection = Connection(desk)
+    connection.connection_made(cast(Any, wire))
+    for part in parts:
+        if wire.closing:
+            break
+        connection.data_received(part)
+        while desk.waiting:
+            desk.answer()
+    connection.eof_received()
+    connection.connection_lost(None)
+    return desk, wire
+
+
+CHUNKED = b"POST /stream HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n"
+REQUESTS = (
+    get(b"/a", b"x-one:", b"x-two:   2  "),
+    post(b"hello\r\n\r\nworld", b"expect: nothing"),
+    CHUNKED + b"5\r\nhello\r\n6;ext=1\r\n world\r\n0\r\ntrailer: x\r\n\r\n",
+    b"\r\n" + post(b"x" * 300, target=b"/stream"),
+    post(b"up", b"connection: upgrade", b"upgrade: h2c"),
+)
+
+
+class Shelf:
+    """A pool without sockets."""
+
+    def __init__(self) -> None:
+        self.released = 0
+        self.again_called = 0
+
+    def release(self, connection: Upstream) -> None:
+        self.released += 1
+
+    def lost(self, connection: Upstream) -> None:
+        pass
+
+    def again(self, call: Call) -> None:
+        self.again_called += 1
+
+
+def ask(parts: list[bytes]) -> tuple[Log, Wire, Shelf]:
+    shelf, wire, log = Shelf(), Wire(), Log()
+    upstream = Upstream(cast(Pool, shelf))
+    upstream.connection_made(cast(Any, wire))
+    Call(cast(Pool, shelf), b"request", log).run_on(upstream)
+    for part in parts:
+        if wire.closing:
+            break
+        upstream.data_received(part)
+    if not wire.closing and not log.done:
+        upstream.eof_received()
+    if wire.closing or not log.done:
+        upstream.connection_lost(None)
+    return log, wire, shelf
+
+
+ANSWERS = (
+    b"HTTP/1.1 200 OK\r\ncontent-length: 12\r\nX-A:  b\r\n\r\nhello\r\n\r\nabc",
+    b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 201 Created\r\ncontent-length: 0\r\n\r\n",
+    b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+    b"5\r\nhello\r\n6;x=y\r\n world\r\n0\r\nx-u: 1,2\r\nx-v: 3\r\n\r\n",
+    b"HTTP/1.1 204 No Content\r\nx: y\r\n\r\n",
+    b"HTTP/1.0 200 OK\r\n\r\nup to the end",
+    b"HTTP/1.1 503 Busy\r\nretry-after: 1\r\nconnection: close\r\ncontent-length: 2\r\n\r\n{}",
+)

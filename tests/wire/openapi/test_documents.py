@@ -1,0 +1,161 @@
+"""The published documents: every path is in them and no other, and what is really answered fits them."""
+
+from collections.abc import Iterator
+from typing import Any, cast
+
+import msgspec
+import pytest
+from jsonschema import Draft202012Validator
+from starlette.routing import Route
+
+from forebay.control.admin import Events, make_app
+from forebay.control.changes import Reloaded
+from forebay.control.status import Status
+from forebay.core.admission import Band
+from forebay.core.errors import TABLE, Code, Refusal
+from forebay.engines.protocol import TokenLogprob
+from forebay.gateway import asking, pages
+from forebay.gateway.dispatch import dispatching
+from forebay.gateway.dispatch.endpoints import ENDPOINTS
+from forebay.wire.apis.messages_answer import MessagesAnswer, count_body
+from forebay.wire.apis.responses_answer import ResponsesAnswer
+from forebay.wire.apis.responses_request import parse_responses
+from forebay.wire.apis.tokens import detokenize_body, tokenize_body
+from forebay.wire.errors import error_body
+from forebay.wire.openai_answer import (
+    ChatAnswer,
+    Choice,
+    CompletionAnswer,
+    Head,
+    Usage,
+    embedding_item,
+    embeddings_body,
+)
+from forebay.wire.openapi import admin, public
+
+PUBLIC: dict[str, Any] = msgspec.json.decode(public.document("1", keys=True))
+ADMIN: dict[str, Any] = msgspec.json.decode(admin.document("1", Status, Events, Reloaded))
+BOTH = pytest.mark.parametrize("document", [PUBLIC, ADMIN], ids=["public", "admin"])
+
+
+def fits(document: dict[str, Any], schema: dict[str, Any], value: object) -> None:
+    """Raise if a value does not fit a schema of the document."""
+    Draft202012Validator({**schema, "components": document["components"]}).validate(value)
+
+
+def answer(path: str, status: int, body: bytes, method: str = "post") -> None:
+    """Raise if a body does not fit what the public document says of it."""
+    content = PUBLIC["paths"][path][method]["responses"][str(status)]["content"]
+    fits(PUBLIC, content["application/json"]["schema"], msgspec.json.decode(body))
+
+
+def everything(value: object) -> Iterator[dict[str, Any]]:
+    """All objects inside of a value."""
+    if isinstance(value, dict):
+        yield value
+        for each in value.values():
+            yield from everything(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from everything(each)
+
+
+def test_the_gateway_routes_what_the_document_names_and_nothing_else() -> None:
+    routed = {(path.decode(), "post") for path in ENDPOINTS} | {(path, "get") for path in pages.GETS}
+    routed.add((pages.MODELS + "/{model}", "get"))
+
+    assert {(path, method) for path, methods in PUBLIC["paths"].items() for method in methods} == routed
+
+
+def test_control_routes_what_its_document_names_and_nothing_else() -> None:
+    app = make_app(*[cast(Any, None)] * 4)
+
+    assert {route.path for route in app.routes if isinstance(route, Route)} == set(ADMIN["paths"])
+
+
+@BOTH
+def test_a_document_is_whole(document: dict[str, Any]) -> None:
+    schemas = document["components"]["schemas"]
+    for schema in schemas.values():
+        Draft202012Validator.check_schema(schema)
+    targets = {each["$ref"] for each in everything(document) if "$ref" in each}
+    operations = [each for methods in document["paths"].values() for each in methods.values()]
+
+    assert targets <= {f"#/components/schemas/{name}" for name in schemas}
+    assert len({each["operationId"] for each in operations}) == len(operations)
+    assert all("200" in each["responses"] for each in operations)
+
+
+def test_headers_that_the_gateway_reads_are_in_the_document() -> None:
+    read = {asking.SESSION, asking.PRIORITY, asking.DEADLINE, b"x-request-id"}
+    read |= {dispatching.BUDGET, dispatching.COST, dispatching.FALLBACK}
+    for path, methods in PUBLIC["paths"].items():
+        if "post" in methods:
+            named = {p["name"].encode() for p in methods["post"]["parameters"]}
+            assert named == read, path
+    bands = next(h.shape["enum"] for h in public.HEADERS if h.name.encode() == asking.PRIORITY)
+    assert {band.encode() for band in bands} == set(asking.BANDS)
+    assert len(bands) == len(Band)
+
+
+def test_every_error_that_a_request_may_end_with_is_in_the_document() -> None:
+    for path, methods in PUBLIC["paths"].items():
+        if "post" not in methods:
+            continue
+        responses = methods["post"]["responses"]
+        for code in set(Code) - public.INSIDE:
+            status = str(TABLE[code].status)
+            assert f"`{code}`" in responses[status]["description"], (path, code)
+            answer(path, TABLE[code].status, error_body(Refusal(code, "text", "field"), path))
+
+
+def test_without_keys_nothing_is_said_of_security() -> None:
+    open_to_all = msgspec.json.decode(public.document("1", keys=False))
+
+    assert not [each for each in everything(open_to_all) if "security" in each or "securitySchemes" in each]
+    assert {name for each in everything(PUBLIC) for name in each.get("security", ()) for name in name} == {
+        "bearer",
+        "x-api-key",
+        "api-key",
+    }
+
+
+HEAD = Head("id-1", 7, "m", "r")
+TOKENS = [TokenLogprob("a", -0.5, (97,), (("b", -1.0, (98,)),)), TokenLogprob("c", -0.1, (99,))]
+CHOICES = {
+    "plain": Choice("text", "stop"),
+    "cut": Choice("text", "length"),
+    "stop string": Choice("text", "stop", stop="x"),
+    "log probabilities": Choice("text", "stop", TOKENS),
+}
+USAGES = [Usage(3, 4), Usage(3, 4, 2)]
+
+
+@pytest.mark.parametrize("choice", CHOICES.values(), ids=CHOICES)
+@pytest.mark.parametrize("usage", USAGES, ids=["unknown cache", "known cache"])
+def test_whole_answers_fit_the_document(choice: Choice, usage: Usage) -> None:
+    answer("/v1/chat/completions", 200, ChatAnswer(HEAD, 2).whole([choice, choice], usage))
+    answer("/v1/completions", 200, CompletionAnswer(HEAD, 1).whole([choice], usage))
+    answer("/v1/messages", 200, MessagesAnswer(HEAD).whole([choice], usage))
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"instructions": "be", "user": "u", "metadata": {"a": "b"}, "max_output_tokens": 3, "top_p": 0.5},
+        {"text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}}}},
+    ],
+)
+@pytest.mark.parametrize("choice", CHOICES.values(), ids=CHOICES)
+def test_whole_responses_fit_the_document(choice: Choice, more: dict[str, Any]) -> None:
+    echo = parse_responses(msgspec.json.encode({"model": "m", "input": "x", **more})).echo
+    answer("/v1/responses", 200, ResponsesAnswer(HEAD, "msg-1", echo).whole([choice], USAGES[1]))
+
+
+def test_vectors_and_tokens_fit_the_document() -> None:
+    items = [embedding_item(0, b"[0.5,1]"), embedding_item(1, b'"AAAA"')]
+    answer("/v1/embeddings", 200, embeddings_body("m", items, 3))
+    answer("/v1/tokenize", 200, tokenize_body((1, 2), 10))
+    answer("/v1/detokenize", 200, detokenize_body("text"))
+    answer("/v1/messages/count_tokens", 200, count_body(3))
