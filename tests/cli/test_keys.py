@@ -184,3 +184,8 @@ def test_the_demo_has_no_tenants_and_says_how_to_have_some(run: Run, tmp_path: P
 @pytest.mark.parametrize(("text", "seconds"), [("45s", 45), ("30m", 1800), ("12h", 43_200), ("90d", 7_776_000)])
 def test_times_are_written_short(text: str, seconds: int) -> None:
     assert duration_s(text, "--x") == seconds
+
+
+def test_a_time_beyond_what_can_be_shown_makes_no_key(run: Run) -> None:
+    assert "a hundred years" in str(refused(run, "create", "--tenant", "ops", "--expires", "999999999d"))
+    assert run("list").exit_code == 0

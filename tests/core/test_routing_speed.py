@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.core.routing import Charge, Lengths, Meter, slow_start
-from forebay.core.routing.speed import OUTLIER, Line
+from forebay.core.routing.speed import OUTLIER, OUTPUT_TOKENS, PROMPT_TOKENS, TOKENS_PER_BYTE, Line
 
 
 def line(assumed: float, samples: list[tuple[float, float]]) -> Line:
@@ -195,3 +195,15 @@ def test_a_replica_starts_slowly() -> None:
     assert handicaps[:2] == [5.0, 5.0]
     assert slow_start(90) == pytest.approx(1, abs=0.05)
     assert handicaps[-1] == 1.0
+
+
+@given(st.lists(st.integers(0, 10**4), max_size=20), st.integers(0, 10**12))
+def test_one_count_beyond_all_reason_changes_a_mean_by_a_bounded_factor(before: list[int], told: int) -> None:
+    lengths = Lengths()
+    for count in before:
+        lengths.learn(1000, count, count)
+    per_byte, output, prompt = lengths.tokens_per_byte, lengths.output_tokens, lengths.prompt_tokens
+    lengths.learn(1, told, told)
+    assert lengths.tokens_per_byte <= OUTLIER * max(per_byte, TOKENS_PER_BYTE)
+    assert lengths.output_tokens <= OUTLIER * max(output, OUTPUT_TOKENS)
+    assert lengths.prompt_tokens <= OUTLIER * max(prompt, PROMPT_TOKENS)

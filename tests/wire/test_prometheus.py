@@ -41,3 +41,9 @@ def test_merging_one_changes_no_value() -> None:
 def test_what_is_no_exposition_is_a_value_error() -> None:
     with pytest.raises(ValueError, match=r".+"):
         merge(["forebay_requests_total{ 3"], {})
+
+
+@pytest.mark.parametrize("line", [' {,  =="+Inf,', "a{,"])
+def test_what_no_process_of_ours_would_say_is_no_exposition(line: str) -> None:
+    with pytest.raises(ValueError, match=r"no exposition|could not convert"):
+        merge([line], {})

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from itertools import pairwise
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -266,3 +267,11 @@ def test_events_of_another_item_among_numbered_ones_are_not_mixed_up() -> None:
     said = transcript.said()
     assert said is not None
     assert said.text == b"a" * 20
+
+
+@pytest.mark.parametrize("id", ["", "a,b", "a b", "a\r\nx-forebay-continue: b", "ä", "x" * 129])
+def test_an_id_that_could_be_more_than_a_part_of_a_header_is_not_carried_to_another_replica(id: str) -> None:
+    transcript = Transcript()
+    chunk = {"id": id, "created": 1, "choices": [{"index": 0, "delta": {"content": "x"}}]}
+    transcript.feed(b"data: " + msgspec.json.encode(chunk) + b"\n\n")
+    assert transcript.said() is None

@@ -25,6 +25,8 @@ T = TypeVar("T")
 keys = typer.Typer(help="API keys of the tenants.", no_args_is_help=True)
 
 UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+DURATION_S_MAX = 100 * 365 * 86_400
+"""A longer time ends in no year that can be shown."""
 DURATION = re.compile(r"([1-9]\d{0,8})([smhd])")
 
 FileOption = Annotated[
@@ -39,7 +41,10 @@ def duration_s(text: str, option: str) -> int:
     found = DURATION.fullmatch(text)
     if found is None:
         raise UserError(f"{option} {text!r}: expected a time such as 90d, 12h, 30m or 45s", WRONG_USAGE)
-    return int(found[1]) * UNITS_S[found[2]]
+    seconds = int(found[1]) * UNITS_S[found[2]]
+    if seconds > DURATION_S_MAX:
+        raise UserError(f"{option} {text!r}: at most a hundred years", WRONG_USAGE)
+    return seconds
 
 
 @keys.command()

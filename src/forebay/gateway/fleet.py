@@ -146,6 +146,7 @@ class Served:
         "lengths",
         "links",
         "pricing",
+        "pumping",
         "routes",
         "running",
         "troubled",
@@ -163,6 +164,8 @@ class Served:
         """Attempts under way, by band."""
         self.troubled = False
         """Whether the breaker of any replica may be other than closed."""
+        self.pumping = False
+        """Whether somebody is just sending what waits."""
         self._judged_at = 0.0
         self.waiting: WaitingRoom[Relay] = WaitingRoom(routes.queue_max, routes.queue_timeout_s)
 

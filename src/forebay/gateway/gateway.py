@@ -16,7 +16,14 @@ from forebay.core.routing import Route, Shed, Wait, Why, choose
 from forebay.core.tenancy import ANONYMOUS, Denied, Granted
 from forebay.gateway.account import CLIENT_CLOSED, OK, Account
 from forebay.gateway.asking import expected_tokens, make_ask, make_ticket, session_of
-from forebay.gateway.dispatch.dispatching import Dispatcher, check_revision, condition, renamed, strangers
+from forebay.gateway.dispatch.dispatching import (
+    Dispatcher,
+    check_revision,
+    condition,
+    renamed,
+    serving,
+    strangers,
+)
 from forebay.gateway.dispatch.endpoints import ENDPOINTS, Endpoint
 from forebay.gateway.fleet import Link, Served
 from forebay.gateway.hedging import HEDGED, begin_hedge, end_hedge
@@ -84,6 +91,7 @@ class Gateway:
         request_id = given if given and REQUEST_ID.fullmatch(given) else self._new_id()
         body = exchange.body
         began = self.now()
+        caller: Granted | None = None
         admitted: Admitted | None = None
         chosen: Chosen | None = None
         try:
@@ -100,7 +108,7 @@ class Gateway:
             work_tokens = expected_tokens(request, known.lengths) if known is not None and endpoint.runs else 0.0
             if caller is not None:
                 admitted = self._let_in(caller, request, work_tokens)
-            served = self._served(request.model, endpoint)
+            served = serving(self.served, request.model, endpoint, loaded=self.snapshot is not None)
             if chosen is not None and chosen.revision:
                 check_revision(served, chosen.revision)
             ticket = make_ticket(
@@ -113,7 +121,7 @@ class Gateway:
         except Refusal as refusal:
             if admitted is not None:
                 self._settle(admitted, 0)
-            self.refuse(exchange, refusal, request_id)
+            self.refuse(exchange, refusal, request_id, caller=caller)
             return
         exchange.body = b""  # it is kept once, inside the request
         relay = Relay(self, served, exchange, endpoint.path, request_id, ticket=ticket, began=began)
@@ -142,8 +150,15 @@ class Gateway:
             relay.ask = make_ask(request, id, routes=routes, lengths=lengths, session=session, band=relay.band)
         relay.request = b"%b%b\r\ncontent-length: %d\r\n\r\n%b" % (endpoint.head, id, len(body), body)
 
-    def refuse(self, exchange: Exchange, refusal: Refusal, request_id: bytes = b"", *more: http1.Header) -> None:
-        """Answer a request that belongs to no model with an error."""
+    def refuse(
+        self,
+        exchange: Exchange,
+        refusal: Refusal,
+        request_id: bytes = b"",
+        *more: http1.Header,
+        caller: Granted | None = None,
+    ) -> None:
+        """Answer a request that belongs to no model with an error; `caller`: who has sent it, as far as is known."""
         request_id = request_id or self._new_id()
         status = TABLE[refusal.code].status
         headers = [http1.JSON, *id_headers(request_id, exchange.path), *more]
@@ -159,8 +174,9 @@ class Gateway:
         id, path, code = request_id.decode(), exchange.path[:256], refusal.code.value
         self._log.add(Line("request", wall_s(), id, path, "", status, code, 0))
         if self._recorder is not None and exchange.method == b"POST":
-            decision = Decision(wall_s(), id, "", "", status, code, 0.0)
-            self._recorder.finished(Facts(decision, path, client=exchange.peer))
+            tenant, key = (caller.tenant.name, caller.key_id) if caller is not None else ("", "")
+            decision = Decision(wall_s(), id, "", tenant, status, code, 0.0)
+            self._recorder.finished(Facts(decision, path, key=key, client=exchange.peer))
 
     def refused(self, code: Code) -> None:
         """Count an answer that belongs to no model."""
@@ -187,21 +203,6 @@ class Gateway:
     def _settle(self, admitted: Admitted, tokens: int) -> None:
         assert self.doorman is not None
         self.doorman.settle(admitted.reservation, tokens, self.now())
-
-    def _served(self, name: str, endpoint: Endpoint) -> Served:
-        served = self.served.get(name)
-        if served is None:
-            if self.snapshot is None:
-                raise Refusal(Code.NO_REPLICA, "The gateway does not know its models yet.")
-            shown = name if len(name) <= 128 else f"{name[:128]}…"
-            raise Refusal(Code.MODEL_NOT_FOUND, f"The model `{shown}` does not exist.", "model")
-        if served.routes.task is not endpoint.task and not endpoint.any_task:
-            raise Refusal(
-                Code.WRONG_TASK,
-                f"The model `{name}` serves {served.routes.task} requests, not {endpoint.task}.",
-                "model",
-            )
-        return served
 
     # --- waiting and routing
 
@@ -326,29 +327,37 @@ class Gateway:
 
     def pump(self, served: Served) -> None:
         """Send what waits, in order, as far as there is room."""
-        waiting = served.waiting
-        while waiting:
-            full = False
-            for relay in waiting:
-                plain = not relay.tried and not relay.revision
-                if full and plain:
-                    continue
-                choice = self.choose(relay)
-                if isinstance(choice, Wait):
-                    if plain and choice.why is not Why.SESSION_FULL:
-                        if not served.troubled:  # then nobody else can go either
-                            return
-                        full = True  # nobody else of this kind; others may have nowhere else to go than who is shut
-                    continue
-                waiting.leave(relay)
-                if isinstance(choice, Route):
-                    self.send(relay, choice)
-                else:
-                    problem = Refusal(Code.REPLICA_LOST, choice.why)
-                    self._turn_away(relay, problem, choice.retry_after_s, Condition.DOWN)
-                break
+        if served.pumping:  # who is turned away below has ended, and that calls this again: too deep for a long line
+            return
+        served.pumping = True
+        try:
+            while served.waiting and self._send_next(served):
+                pass
+        finally:
+            served.pumping = False
+
+    def _send_next(self, served: Served) -> bool:
+        """Send, or turn away, the first of those who wait that need not wait any more; False if there is none."""
+        full = False
+        for relay in served.waiting:
+            plain = not relay.tried and not relay.revision
+            if full and plain:
+                continue
+            choice = self.choose(relay)
+            if isinstance(choice, Wait):
+                if plain and choice.why is not Why.SESSION_FULL:
+                    if not served.troubled:  # then nobody else can go either
+                        return False
+                    full = True  # nobody else of this kind; others may have nowhere else to go than who is shut
+                continue
+            served.waiting.leave(relay)
+            if isinstance(choice, Route):
+                self.send(relay, choice)
             else:
-                return
+                problem = Refusal(Code.REPLICA_LOST, choice.why)
+                self._turn_away(relay, problem, choice.retry_after_s, Condition.DOWN)
+            return True
+        return False
 
     def again(self, relay: Relay, reason: str, problem: Refusal) -> None:
         """An attempt failed before anything was sent to the client."""

@@ -207,7 +207,7 @@ def running(path: Path) -> Endpoint | None:
     try:
         endpoint = msgspec.json.decode(path.read_bytes(), type=Endpoint)
         os.kill(endpoint.pid, 0)
-    except (OSError, *UNREADABLE):
+    except (OSError, OverflowError, *UNREADABLE):  # the second: a number that is no process id
         return None
     return endpoint
 

@@ -4,6 +4,7 @@ When a replica is lost before anything was sent, the request is tried elsewhere.
 stream, another replica gets the request and the text that the client already has, and goes on from there.
 """
 
+import asyncio
 from typing import TYPE_CHECKING, Final, Protocol
 
 from forebay.core.admission import Band, Ticket
@@ -55,7 +56,8 @@ WAITING, WHOLE, EVENTS, BYTES, RETRY, FAILED = range(6)
 """How the answer is handled: none yet, buffered, as events, as bytes because it is too large, thrown away because
 the replica is to be replaced, thrown away because it ends the stream that it was to continue."""
 
-
+TAIL_S: Final = 5.0
+"""So long after its client has left, the token counts of a complete stream are waited for."""
 UNTOLD: Final[Tokens] = (0, 0, None)
 ENDED: Final = -1
 """Mark of an attempt that its breaker has heard of already."""
@@ -179,10 +181,10 @@ class Relay:
         """The client closed its connection: stop the work on its answer."""
         call = self._call
         if call is not None:
-            if self._transcript is not None and ended(
-                last_data(self._transcript.last)
-            ):  # it has everything; only the token counts are still on their way
+            if self._transcript is not None and ended(last_data(self._transcript.last)):
+                # it has everything; only the token counts are still on their way
                 call.resume()
+                self.timer = asyncio.get_running_loop().call_later(TAIL_S, self.replica_lost)
                 return
             call.cancel()
         self._end(CLIENT_CLOSED, 499)
@@ -384,7 +386,7 @@ class Relay:
         transcript = self._transcript
         last = last_data(transcript.last) if transcript is not None else b""
         said = transcript.said() if transcript is not None else None
-        if ended(last) or (said is not None and said.finished):
+        if self.exchange.finished or ended(last) or (said is not None and said.finished):
             if not ended(last):
                 self.exchange.write(b"data: %b\n\n" % DONE)
             self.exchange.end()

@@ -20,6 +20,13 @@ class _Families:
         yield from self._families
 
 
+def _parsed(text: str) -> list[Metric]:
+    try:
+        return list(text_string_to_metric_families(text))
+    except LookupError as error:  # that is how the parser finds that some lines are none
+        raise ValueError(f"no exposition: {error}") from error
+
+
 def merge(texts: Iterable[str], rules: Mapping[str, Rule]) -> bytes:
     """One exposition out of many. Values of the same name and labels are summed, unless `rules` names the metric.
 
@@ -28,7 +35,7 @@ def merge(texts: Iterable[str], rules: Mapping[str, Rule]) -> bytes:
     families: dict[str, Metric] = {}
     values: dict[str, dict[tuple[str, tuple[tuple[str, str], ...]], float]] = {}
     for text in texts:
-        for family in text_string_to_metric_families(text):
+        for family in _parsed(text):
             merge_two = _MERGE[rules.get(family.name, "sum")]
             families.setdefault(family.name, family)
             mine = values.setdefault(family.name, {})

@@ -8,6 +8,7 @@ In Anthropic's Messages and OpenAI's Responses several events follow the text, a
 they are handed on together, when the last one is there.
 """
 
+import re
 from typing import Final, NamedTuple
 
 import msgspec
@@ -46,6 +47,9 @@ OPENINGS: Final = frozenset(
     }
 )
 """Events that go before the text."""
+
+SEAM_ID: Final = re.compile(r"[!-+\--~]{1,128}")
+"""Ids that may stand in a header, in a list with commas. Others could be anything, a whole request for one."""
 
 _text = msgspec.json.Decoder(str).decode
 _encode = msgspec.json.Encoder().encode
@@ -132,7 +136,7 @@ class Transcript:
         """What was handed on so far; None if nobody else can go on from there. What is held back is dropped."""
         self.held = b""
         self._take_apart()
-        if not self._resumable or self.open or not self._id:
+        if not self._resumable or self.open or not SEAM_ID.fullmatch(self._id):
             return None
         try:
             text: str = _text(b'"%b"' % bytes(self._text))

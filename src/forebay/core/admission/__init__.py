@@ -1,19 +1,15 @@
 """Who waits for a replica, who goes next, who is refused, and who gives way."""
 
 from forebay.core.admission.drain import RETRY_AFTER_S_MAX, WINDOW_S, DrainRate
-from forebay.core.admission.reserve import QUIET_S, SHORT_ONCE_IN, Reserve
 from forebay.core.admission.waiting import AGE_S, Band, Refused, RunningTicket, Ticket, WaitingRoom, preempt
 
 __all__ = [
     "AGE_S",
-    "QUIET_S",
     "RETRY_AFTER_S_MAX",
-    "SHORT_ONCE_IN",
     "WINDOW_S",
     "Band",
     "DrainRate",
     "Refused",
-    "Reserve",
     "RunningTicket",
     "Ticket",
     "WaitingRoom",

@@ -58,9 +58,6 @@ class Line(Generic[T]):
         self._counters: dict[str, float] = {}
         self._last = ""
 
-    def __bool__(self) -> bool:
-        return bool(self._front or self._ranks)
-
     def __iter__(self) -> Iterator[T]:
         for key in self._front:
             yield key[2]

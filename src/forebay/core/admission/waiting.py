@@ -77,14 +77,6 @@ class WaitingRoom(Generic[T]):
         for line in self._lines:
             yield from line
 
-    def band(self, item: T) -> int:
-        """The band in which an item waits now: who has waited long has risen."""
-        return self._places[item].band
-
-    def ahead(self, band: Band) -> bool:
-        """Whether anybody waits whose turn is before that of a newcomer in this band, or who is of the same band."""
-        return any(self._lines[: band + 1])
-
     def waiting(self) -> list[T]:
         """All items in order."""
         return list(self)

@@ -12,7 +12,7 @@ PRIOR_WEIGHT: Final = 0.5
 FLATTEST: Final = 0.5
 """Of the assumed slope: noise in x makes any fitted line too flat."""
 OUTLIER: Final = 4.0
-"""A sample moves the line as if it were at most this many times off."""
+"""A sample moves a line, or a mean length, as if it were at most this many times off."""
 LENGTH_STEP: Final = 0.05
 TOKENS_PER_BYTE: Final = 0.25
 """Until the first answer says better: English prose in JSON."""
@@ -77,13 +77,19 @@ class Lengths:
         """A request of this size has been answered completely."""
         self._samples += 1
         step = max(LENGTH_STEP, 1 / self._samples)
-        self.tokens_per_byte += step * (prompt_tokens / body_bytes - self.tokens_per_byte)
-        self.output_tokens += step * (output_tokens - self.output_tokens)
-        self.prompt_tokens += step * (prompt_tokens - self.prompt_tokens)
+        per_byte, output, prompt = self.tokens_per_byte, self.output_tokens, self.prompt_tokens
+        self.tokens_per_byte += step * (_cut(prompt_tokens / body_bytes, per_byte, TOKENS_PER_BYTE) - per_byte)
+        self.output_tokens += step * (_cut(output_tokens, output, OUTPUT_TOKENS) - output)
+        self.prompt_tokens += step * (_cut(prompt_tokens, prompt, PROMPT_TOKENS) - prompt)
 
     def tokens(self, body_bytes: int) -> int:
         """Expected length of the prompt in a request of this size."""
         return max(1, round(body_bytes * self.tokens_per_byte))
+
+
+def _cut(sample: float, mean: float, assumed: float) -> float:
+    """No count that one replica gets wrong may make every later request look too long to be let in."""
+    return min(sample, OUTLIER * max(mean, assumed))
 
 
 def slow_start(age_s: float) -> float:

@@ -227,7 +227,7 @@ class Limiter:
     def begin_day(self, day: int, ends_at: float) -> None:
         """Say which day it is (counted from the epoch) and when, on the clock of `now`, it ends."""
         self._day_ends_at = ends_at
-        if day == self.day:
+        if day in (self.day, self.day - 1):  # a clock set back over midnight must not give the day's tokens twice
             return
         self.day = day
         for book in self._books.values():

@@ -15,6 +15,7 @@ from forebay.core.errors import Code, Refusal
 from forebay.core.model import Condition, Dispatch, Snapshot, Task
 from forebay.core.routing.speed import TOKENS_PER_BYTE
 from forebay.core.tenancy import ANONYMOUS, Tenant
+from forebay.gateway.dispatch.endpoints import Endpoint
 from forebay.gateway.fleet import Link, Served
 from forebay.net.server import Exchange
 from forebay.wire.apis.wanted import Wanted
@@ -107,6 +108,20 @@ def condition(served: Served) -> Condition:
         return Condition.DOWN
     free = not served.waiting and any(link.load < link.room for link in live)
     return Condition.FREE if free else Condition.SATURATED
+
+
+def serving(models: Mapping[str, Served], name: str, endpoint: Endpoint, *, loaded: bool) -> Served:
+    """What serves a model. `loaded`: the gateway knows its models. Raises `Refusal`."""
+    served = models.get(name)
+    if served is None:
+        if not loaded:
+            raise Refusal(Code.NO_REPLICA, "The gateway does not know its models yet.")
+        shown = name if len(name) <= 128 else f"{name[:128]}…"
+        raise Refusal(Code.MODEL_NOT_FOUND, f"The model `{shown}` does not exist.", "model")
+    if served.routes.task is not endpoint.task and not endpoint.any_task:
+        text = f"The model `{name}` serves {served.routes.task} requests, not {endpoint.task}."
+        raise Refusal(Code.WRONG_TASK, text, "model")
+    return served
 
 
 def check_revision(served: Served, revision: str) -> None:
