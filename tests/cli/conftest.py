@@ -1,6 +1,7 @@
 """The command line as a process, and a server to point it at."""
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -8,6 +9,9 @@ from pathlib import Path
 
 import pytest
 from tests.cli.fake_server import FakeServer, fake_server
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a background job of a shell; children would inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 

@@ -286,7 +286,7 @@ class GatewayMachine(RuleBasedStateMachine):
                 self.world.close()
 
 
-FAST = settings(max_examples=40, stateful_step_count=40, deadline=None, derandomize=True, phases=[Phase.generate])
+FAST = settings(max_examples=30, stateful_step_count=40, deadline=None, derandomize=True, phases=[Phase.generate])
 """What it finds it does not make smaller, which takes minutes: that the long one does."""
 SLOW = settings(max_examples=400, stateful_step_count=60, deadline=None)
 

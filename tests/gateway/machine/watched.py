@@ -113,7 +113,7 @@ def could_take(link: Link, relay: Relay) -> bool:
 
 def nobody_waits_in_vain(desk: "WatchedGateway", served: Served, now: float) -> None:
     """Nobody waits who could go somewhere. A place where an attempt has just failed is offered at the next tick."""
-    if served in desk.unsettled:
+    if served in desk.unsettled or served.pumping:
         return
     for relay in served.waiting:
         assert not isinstance(desk.choose(relay), Route), f"{relay.request_id!r} waits and could go"
@@ -176,7 +176,8 @@ class WatchedGateway(Gateway):
 
     def pump(self, served: Served) -> None:
         super().pump(served)
-        self.unsettled.pop(served, None)
+        if not served.pumping:
+            self.unsettled.pop(served, None)
 
     def _aim(self, relay: Relay, request: Wanted, body: bytes, endpoint: Endpoint) -> None:
         super()._aim(relay, request, body, endpoint)

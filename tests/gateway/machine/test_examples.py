@@ -1,0 +1,104 @@
+"""Examples that the machine finds too seldom to be relied on."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from tests.gateway.machine.books import audit
+from tests.gateway.machine.clients import Client
+from tests.gateway.machine.replicas import Job
+from tests.gateway.machine.voices import CHAT, EMBED, TOKENIZE
+from tests.gateway.machine.world import World
+
+from forebay.core.model import Policy, Sessions, StandIn
+
+pytestmark = pytest.mark.interpreted
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    world = World(keys=False)
+    try:
+        world.pass_s(1.0)
+        yield world
+        world.check()
+        world.wind_up()
+        audit(world)
+    finally:
+        world.close()
+
+
+def ask(world: World, path: bytes, model: str, **headers: str) -> str:
+    """Send a request from a client of its own. Returns its id."""
+    client = Client(world.loop, world.server)
+    world.clients.append(client)
+    id = f"q{len(world.clients)}"
+    fields = {"x-request-id": id} | {name.replace("_", "-"): value for name, value in headers.items()}
+    text: dict[str, object] = {"messages": [], "stream": True} if path == CHAT else {"input": "x"}
+    world.loop.act(lambda: world.ask(client, path, {"model": model, **text}, fields))
+    return id
+
+
+def at(world: World, slot: str) -> list[Job]:
+    """What a replica works on."""
+    return [job for job in world.jobs if job.node.replica.id == slot]
+
+
+def test_who_may_only_go_to_a_replica_that_is_shut_to_others_goes_past_them(world: World) -> None:
+    world.routes["chat"] = replace(world.routes["chat"], fallback=(), queue_max=9)
+    world.publish()
+    for model in ("chat@r1", "chat@r2"):
+        for _ in range(3):
+            ask(world, CHAT, model)
+    anywhere = [ask(world, CHAT, "chat") for _ in range(2)]
+    there = ask(world, CHAT, "chat@r2")
+    first, second, _ = at(world, "chat-1")
+    world.loop.act(lambda: first.do(Job.lose))
+    assert at(world, "chat-1")[-1].id == anywhere[0]
+    world.loop.act(lambda: second.do(Job.lose))
+    assert at(world, "chat-1")[-1].id == there
+    assert [relay.request_id.decode() for relay in world.waiting()] == anywhere[1:]
+
+
+def test_a_model_that_is_never_hedged_is_not_when_it_steps_in_for_another(world: World) -> None:
+    fallback = (StandIn("chat"),)
+    world.routes["spare"] = replace(world.routes["spare"], fallback=fallback, hedge_after_s=0.5)
+    world.routes["chat"] = replace(world.routes["chat"], fallback=(), hedge_after_s=0.0)
+    world.publish()
+    ask(world, TOKENIZE, "spare")
+    world.pass_s(0.25)
+    (job,) = world.jobs
+    world.loop.act(lambda: job.do(Job.lose))
+    world.pass_s(1.0)
+    (job,) = world.jobs
+    assert job.model == "chat"
+
+
+def test_others_go_past_a_session_that_waits_for_its_replica(world: World) -> None:
+    world.routes["chat"] = replace(
+        world.routes["chat"], policy=Policy.LEAST_REQUESTS, sessions=Sessions.HEADER, fallback=(), queue_max=1
+    )
+    world.publish()
+    sessions = [ask(world, CHAT, "chat", x_forebay_session="s") for _ in range(4)]
+    assert len(world.jobs) == 3
+    ask(world, CHAT, "chat")
+    assert len(world.jobs) == 4
+    assert [relay.request_id.decode() for relay in world.waiting()] == sessions[3:]
+
+
+def test_who_gives_way_or_leaves_takes_both_attempts_along(world: World) -> None:
+    def late(**headers: str) -> None:
+        ask(world, TOKENIZE, "embed", **headers)
+        world.pass_s(0.75)
+        assert len(world.hedges()) == 1
+
+    late(x_forebay_priority="batch")
+    urgent = [ask(world, EMBED, "embed", x_forebay_priority="interactive") for _ in range(3)]
+    assert {job.id for job in world.jobs} == {"q1", *urgent}
+    assert not world.hedges()
+    for job in world.jobs:
+        world.loop.act(job.complete)
+    late()
+    world.loop.act(world.clients[-1].leave)
+    assert not world.jobs
+    assert world.gateway.hedges == {("embed", "lost"): 2}
