@@ -44,6 +44,16 @@ PRIORITY_PHASES = {
 NOT_MEASURED = "_Not measured yet: run `make bench`, then `make docs`._"
 
 
+NOTES = {
+    "forebay": "`forebay` has everything on: keys and limits, routing by price, decision records, audit log, ledger.",
+    "forebay_lean": "`forebay-lean` counts requests and keeps no records, which is what the peers are set up to do. "
+    "Both are the compiled wheel of `make wheel`.",
+    "forebay_interpreted": "`forebay-interpreted` is `forebay` as a plain install runs it.",
+    "forebay_lean_interpreted": "`forebay-lean-interpreted` is a plain install that counts requests and keeps no "
+    "records; with everything on, and compiled, it was not measured on a quiet machine yet.",
+    "litellm": "LiteLLM is measured under a gentler load; it cannot sustain the others.",
+}
+"""What a reader should know of a column."""
 CHART = "docs/gateway-bench.svg"
 """Drawn by `bench/gateway/run.py`."""
 FIGURES = (
@@ -352,12 +362,7 @@ def _gateway_part(result: _GatewayResult) -> list[str]:
             shown = ["-" if value is None else _figure(value * factor) for value in values]
             ours = (f"**{cell}**" if name == "forebay" else cell for name, cell in zip(names, shown, strict=True))
             rows.append((text, *ours))
-    note = (
-        "\n`forebay` has everything on: keys and limits, routing by price, decision records, audit log, ledger. "
-        "`forebay-lean` counts requests and keeps no records, which is what the peers are set up to do. Both are the "
-        "compiled wheel of `make wheel`; `forebay-interpreted` is `forebay` as a plain install runs it. LiteLLM is "
-        "measured under a gentler load; it cannot sustain the others.\n"
-    )
+    note = "\n" + " ".join([text for name, text in NOTES.items() if name in names]) + "\n"
     title = f"**What the gateway costs, on one core** ({_machine(result)}):\n"
     return [title, table(("", *_named(result.versions)), rows), note, *_goals_part(result.goals)]
 
