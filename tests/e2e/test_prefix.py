@@ -16,6 +16,7 @@ MODEL = {
     "task": "chat",
     "source": "synthetic",
     "replicas": 4,
+    "routing": "prefix_affinity",  # by price a slow machine may find another replica cheaper, and be right
     "engine": {"name": "synthetic", "step_ms": 1, "prefill_tokens_per_s": 4000},
 }
 
