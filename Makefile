@@ -37,7 +37,7 @@ static:
 
 compiled:
 	@scripts/compiled
-	PYTHONPATH=build/compiled $(BIN)/pytest -m "not interpreted" tests/core tests/net tests/gateway
+	PYTHONPATH=build/compiled $(BIN)/pytest -m "not interpreted and not slow" tests/core tests/net tests/gateway
 
 fuzz: ## feed every reader of bytes from elsewhere with thousands of damaged inputs (10 minutes); finds are kept in .hypothesis
 	@scripts/venv dev

@@ -288,6 +288,7 @@ def test_a_client_that_never_says_goodbye_does_not_hold_up_the_drain(tmp_path: P
     run(main())
 
 
+@pytest.mark.interpreted
 def test_a_slow_client_gets_its_whole_answer_before_the_connection_closes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,7 @@ def hang(exchange: Exchange) -> None:
     exchange.write(b"data: [DONE]\n\n")
 
 
+@pytest.mark.interpreted
 def test_a_stream_without_client_is_not_waited_for_without_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
