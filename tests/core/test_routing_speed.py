@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.core.routing import Charge, Lengths, Meter, slow_start
+from forebay.core.routing import Charge, Lengths, Meter
 from forebay.core.routing.speed import OUTLIER, OUTPUT_TOKENS, PROMPT_TOKENS, TOKENS_PER_BYTE, Line
 
 
@@ -187,14 +187,6 @@ def test_lengths_are_guessed_until_answers_tell() -> None:
         lengths.learn(1000, 300, 50)
     assert lengths.tokens(1000) == 300
     assert lengths.output_tokens == pytest.approx(50, abs=1)
-
-
-def test_a_replica_starts_slowly() -> None:
-    handicaps = [slow_start(age_s) for age_s in (-1, 0, 10, 20, 60, 1e9)]
-    assert handicaps == sorted(handicaps, reverse=True)
-    assert handicaps[:2] == [5.0, 5.0]
-    assert slow_start(90) == pytest.approx(1, abs=0.05)
-    assert handicaps[-1] == 1.0
 
 
 @given(st.lists(st.integers(0, 10**4), max_size=20), st.integers(0, 10**12))

@@ -4,7 +4,7 @@ from forebay.core.routing.choice import CAPACITY_UNKNOWN, ENDING, LIVE, choose, 
 from forebay.core.routing.meter import Charge, Meter
 from forebay.core.routing.prefix import PrefixIndex, Source
 from forebay.core.routing.pricing import Pricing
-from forebay.core.routing.speed import Lengths, slow_start
+from forebay.core.routing.speed import Lengths
 from forebay.core.routing.values import (
     BATCH,
     INTERACTIVE,
@@ -43,5 +43,4 @@ __all__ = [
     "choose",
     "effective_state",
     "room",
-    "slow_start",
 ]

@@ -1,6 +1,5 @@
 """Learning from finished requests how fast a replica is and how long prompts and answers are."""
 
-import math
 from typing import Final
 
 DECAY: Final = 0.97
@@ -18,8 +17,6 @@ TOKENS_PER_BYTE: Final = 0.25
 """Until the first answer says better: English prose in JSON."""
 OUTPUT_TOKENS: Final = 256.0
 PROMPT_TOKENS: Final = 1024.0
-SLOW_START_EXTRA: Final = 4.0
-SLOW_START_S: Final = 20.0
 
 
 class Line:
@@ -90,8 +87,3 @@ class Lengths:
 def _cut(sample: float, mean: float, assumed: float) -> float:
     """No count that one replica gets wrong may make every later request look too long to be let in."""
     return min(sample, OUTLIER * max(mean, assumed))
-
-
-def slow_start(age_s: float) -> float:
-    """Handicap of a replica that came into service so long ago: falls from 5 to 1 in a minute and a half."""
-    return 1.0 + SLOW_START_EXTRA * math.exp(-max(0.0, age_s) / SLOW_START_S)
