@@ -1,13 +1,13 @@
-"""What a flood of batch work does to interactive requests: a real cluster, two load generators at once.
+"""What a flood of batch work does to interactive requests, and they to it: a real cluster, two load generators.
 
-    python bench/priority/run.py [--rounds 3] [--model synthetic|chat] [--quick]
+    python bench/priority/run.py [--rounds 3] [--model synthetic|chat] [--phases alone,batch_flood] [--quick]
 
-Every round measures interactive requests (open loop, half of what the cluster can do) four times on one cluster:
-alone; beside a flood of batch requests, both with their priority, whose answers come whole, then as streams; beside
-the flood without priorities. The flood is a closed loop of several times as many requests as the replicas hold.
-Latencies are compared within the round;
-medians of the rounds go to results.json. The synthetic engine sleeps for its step time, so that what is seen is the
-order in which requests get their places; a real model also shows what a fuller batch costs each step.
+Every round goes through the phases on one cluster: interactive requests (open loop) at half of what the cluster can
+do and at little of it, alone and beside a flood of batch requests, whose answers come whole or as streams; each flood
+alone; and a flood without priorities. A flood is a closed loop of several times as many requests as there are places.
+Latencies, and what the flood gets done, are compared within the round; medians of the rounds go to results.json.
+The synthetic engine sleeps for its step time however many sequences it holds, as a GPU nearly does; a real model on a
+CPU also shows what a fuller batch costs each step.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import httpx
 import yaml
@@ -37,14 +37,45 @@ PRIORITY = "x-forebay-priority:"
 LEAD_S = 10.0
 """Both loads run for this long before anything is counted."""
 START_S_MAX = 600
-PHASES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
-    "alone": ("interactive", ()),
-    "batch_flood": ("interactive", ("--no-stream", "--header", f"{PRIORITY}batch")),
-    "batch_stream_flood": ("interactive", ("--header", f"{PRIORITY}batch")),
-    "plain_flood": ("default", ("--no-stream",)),
+BUSY, LIGHT = 0.5, 0.15
+"""Interactive requests, in shares of what the cluster can do."""
+WHOLE, STREAMED = ("--no-stream", "--header", f"{PRIORITY}batch"), ("--header", f"{PRIORITY}batch")
+
+
+class Phase(NamedTuple):
+    """Load of a phase: `share` of capacity as requests of a priority, and the options of the flood, if there is one.
+
+    Its latencies are compared with those of phase `beside`, what the flood gets done with that in phase `flood_of`.
+    """
+
+    share: float
+    flood: tuple[str, ...] = ()
+    beside: str = ""
+    flood_of: str = ""
+    priority: str = "interactive"
+
+
+PHASES: Final = {
+    "alone": Phase(BUSY),
+    "light": Phase(LIGHT),
+    "batch_alone": Phase(0.0, WHOLE),
+    "batch_stream_alone": Phase(0.0, STREAMED),
+    "batch_flood": Phase(BUSY, WHOLE, "alone", "batch_alone"),
+    "batch_stream_flood": Phase(BUSY, STREAMED, "alone", "batch_stream_alone"),
+    "batch_flood_light": Phase(LIGHT, WHOLE, "light", "batch_alone"),
+    "batch_stream_flood_light": Phase(LIGHT, STREAMED, "light", "batch_stream_alone"),
+    "plain_flood": Phase(BUSY, ("--no-stream",), "alone", "batch_alone", "default"),
 }
-"""Priority of the measured requests, and what makes the flood; nothing: there is none."""
 QUANTILES = ("p50", "p95", "p99")
+Figures = dict[str, float]
+
+
+class Pace(NamedTuple):
+    """What the cluster can do, requests per second, and how long a phase goes on before and while it is measured."""
+
+    capacity: float
+    lead_s: float
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +87,6 @@ class Rig:
     """Requests that run at once, over all replicas."""
     prompt_tokens: str
     output_tokens: str
-
-
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """The measured requests of a phase: arrivals per second, for so many seconds."""
-
-    rate: float
-    seconds: float
 
 
 RIGS: Final = {
@@ -156,48 +179,65 @@ def flooded(url: str, rig: Rig, options: tuple[str, ...]) -> Iterator["subproces
         flood.send_signal(signal.SIGINT)
 
 
-def phase(url: str, rig: Rig, pace: Pace, name: str, seed: int) -> dict[str, float]:
-    """Latencies of the interactive requests of one phase, milliseconds, and what the flood got done."""
-    band, options = PHASES[name]
-    interactive = ("--rate", f"{pace.rate:.2f}", "--header", PRIORITY + band)
-    with flooded(url, rig, options) as flood:
-        result(load(url, rig, *interactive, "--duration", str(LEAD_S), "--seed", str(seed + 1)))
-        report = result(load(url, rig, *interactive, "--duration", str(pace.seconds), "--seed", str(seed)))
-    figures = {f"ttft_{q}_ms": report["ttft_ms"][q] for q in QUANTILES}
-    figures |= {f"e2e_{q}_ms": report["e2e_ms"][q] for q in QUANTILES}
-    figures |= {"requests": report["answered"], "sent_late_p99_ms": report["sent_late_ms"]["p99"]}
+def metric(url: str, name: str) -> float:
+    """Sum of a counter of the gateway, over all its labels."""
+    rows = httpx.get(f"{url}/metrics").text.splitlines()
+    return sum(float(row.rpartition(" ")[2]) for row in rows if row.startswith((name + "{", name + " ")))
+
+
+def measure_phase(url: str, rig: Rig, each: Phase, pace: Pace, seed: int) -> Figures:
+    """Latencies of the interactive requests, milliseconds, and what the flood got done."""
+    figures: Figures = {}
+    gave_way = metric(url, "forebay_preemptions_total")
+    with flooded(url, rig, each.flood) as flood:
+        if each.share:
+            options = (
+                "--rate",
+                f"{each.share * pace.capacity:.2f}",
+                "--header",
+                PRIORITY + each.priority,
+                "--duration",
+            )
+            result(load(url, rig, *options, str(pace.lead_s), "--seed", str(seed + 1)))
+            report = result(load(url, rig, *options, str(pace.seconds), "--seed", str(seed)))
+            figures |= {f"ttft_{q}_ms": report["ttft_ms"][q] for q in QUANTILES}
+            figures |= {f"e2e_{q}_ms": report["e2e_ms"][q] for q in QUANTILES}
+            figures |= {"requests": report["answered"], "sent_late_p99_ms": report["sent_late_ms"]["p99"]}
+        else:
+            threading.Event().wait(pace.lead_s + pace.seconds)
     if flood is not None:
         figures["flood_requests_per_s"] = result(flood)["requests_per_s"]
+        figures["gave_way"] = metric(url, "forebay_preemptions_total") - gave_way
     return figures
 
 
-def one_round(url: str, rig: Rig, pace: Pace, seed: int) -> dict[str, dict[str, float]]:
-    """Every phase once; those with a flood also as ratios to alone."""
-    seen = {name: phase(url, rig, pace, name, seed) for name in PHASES}
-    for name, figures in seen.items():
-        if name != "alone":
+def one_round(url: str, rig: Rig, names: list[str], pace: Pace, seed: int) -> dict[str, Figures]:
+    """Every phase once; those beside others also as ratios to them."""
+    seen: dict[str, Figures] = {}
+    for name in names:
+        each = PHASES[name]
+        figures = seen[name] = measure_phase(url, rig, each, pace, seed)
+        if each.beside in seen:
             for key in [key for key in figures if key.startswith(("ttft", "e2e"))]:
-                figures[key.replace("_ms", "_ratio")] = figures[key] / seen["alone"][key]
+                figures[key.replace("_ms", "_ratio")] = figures[key] / seen[each.beside][key]
+        if each.flood_of in seen:
+            figures["flood_ratio"] = figures["flood_requests_per_s"] / seen[each.flood_of]["flood_requests_per_s"]
+        print(f"{name:12}", *(f"{k} {v:.2f}" for k, v in figures.items()), flush=True)
     return seen
 
 
-def measure(rig: Rig, rounds: int, seconds: float, folder: Path) -> dict[str, Any]:
+def measure(rig: Rig, names: list[str], rounds: int, lengths: tuple[float, float], folder: Path) -> dict[str, Any]:
     """Rounds on one cluster, their medians."""
-    runs: list[dict[str, dict[str, float]]] = []
     with cluster(rig.model, folder) as url:
-        capacity = result(load(url, rig, "-c", str(rig.places), "--duration", str(min(seconds, 15))))[
-            "requests_per_s"
-        ]
-        print(f"capacity {capacity:.1f} requests/s", flush=True)
-        for number in range(rounds):
-            runs.append(one_round(url, rig, Pace(capacity / 2, seconds), 10 * number))
-            for name, figures in runs[-1].items():
-                print(f"round {number + 1} {name:12}", *(f"{k} {v:.2f}" for k, v in figures.items()), flush=True)
+        capacity = result(load(url, rig, "-c", str(rig.places), "--duration", str(min(lengths[1], 15))))
+        rate = capacity["requests_per_s"]
+        print(f"capacity {rate:.1f} requests/s", flush=True)
+        runs = [one_round(url, rig, names, Pace(rate, *lengths), 10 * number) for number in range(rounds)]
     medians = {
         name: {key: round(statistics.median(run[name][key] for run in runs), 3) for key in runs[0][name]}
-        for name in PHASES
+        for name in names
     }
-    return {"capacity_requests_per_s": capacity, "rounds": rounds, "seconds": seconds, "figures": medians}
+    return {"capacity_requests_per_s": rate, "rounds": rounds, "seconds": lengths[1], "figures": medians}
 
 
 def main() -> None:
@@ -206,13 +246,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--model", choices=RIGS, default="synthetic")
-    parser.add_argument("--quick", action="store_true", help="one round of five seconds, nothing is written")
+    parser.add_argument("--phases", default=",".join(PHASES), help="only these; nothing is written")
+    parser.add_argument("--quick", action="store_true", help="one round of short phases, nothing is written")
     parser.add_argument("--output", type=Path, default=HERE / "results.json")
     options = parser.parse_args()
-    rounds, seconds = (1, 5.0) if options.quick else (options.rounds, options.seconds)
+    names = options.phases.split(",")
+    rounds, lengths = (1, (2.0, 5.0)) if options.quick else (options.rounds, (LEAD_S, options.seconds))
     with tempfile.TemporaryDirectory() as folder:
-        found = measure(RIGS[options.model], rounds, seconds, Path(folder))
-    if options.quick:
+        found = measure(RIGS[options.model], names, rounds, lengths, Path(folder))
+    if options.quick or names != list(PHASES):
         return
     machine = {"cpus": os.cpu_count(), "kernel": platform.release(), "python": platform.python_version()}
     before = json.loads(options.output.read_text())["models"] if options.output.exists() else {}

@@ -68,7 +68,9 @@ def keep(root: Path, gateway: str, *decisions: Decision) -> None:
     records = Recorder(RecordsSpec(str(root)), gateway, log.configure(StringIO()))
     assert records.start()
     for decision in decisions:
-        records.finished(Facts(decision, "/v1/chat/completions", "r-0123abcd", "key-1", "127.0.0.1"))
+        records.finished(
+            Facts(decision, "/v1/chat/completions", revision="r-0123abcd", key="key-1", client="127.0.0.1")
+        )
     records.close()
 
 

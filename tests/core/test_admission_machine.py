@@ -49,13 +49,15 @@ class PlainRoom:
     def lift(self, band: int, tenant: str) -> None:
         self.counters[band, tenant] = max(self.counters.get((band, tenant), 0.0), self.least(band))
 
-    def add(self, item: int, ticket: Ticket, front: bool, now: float) -> None:
+    def add(self, item: int, ticket: Ticket, front: bool, now: float, since: float | None = None) -> None:
         self.number += 1
         if not front and not self.waiting(ticket.band, ticket.tenant):
             self.lift(ticket.band, ticket.tenant)
             self.first[ticket.band, ticket.tenant] = self.number
         deadline = now + TIMEOUT_S if ticket.deadline == math.inf else ticket.deadline
-        self.rows[item] = Row(ticket.band, front, deadline, self.number, ticket.tenant, now)
+        self.rows[item] = Row(
+            ticket.band, front, deadline, self.number, ticket.tenant, now if since is None else since
+        )
 
     def leave(self, item: int) -> None:
         del self.rows[item]
@@ -95,6 +97,7 @@ class Request:
     """One client's request, and the attempt that is under way."""
 
     ticket: Ticket
+    began: float = 0.0
     attempts: int = 0
     gave_way: bool = False
     replica: int = -1
@@ -108,7 +111,7 @@ class Request:
 
     @property
     def yields(self) -> bool:
-        return not self.answers and not self.gave_way
+        return self.band is Band.BATCH or not (self.answers or self.gave_way)
 
 
 class AdmissionMachine(RuleBasedStateMachine):
@@ -141,10 +144,10 @@ class AdmissionMachine(RuleBasedStateMachine):
             room.charge(request.ticket, used - request.ticket.work_tokens)
         return request
 
-    def again(self, item: int) -> None:
+    def again(self, item: int, since: float | None = None) -> None:
         ticket = self.requests[item].ticket
-        self.room.enter_again(item, ticket, self.now)
-        self.plain.add(item, ticket, True, self.now)
+        self.room.enter_again(item, ticket, self.now, since)
+        self.plain.add(item, ticket, True, self.now, since)
 
     @rule(
         band=st.sampled_from(Band),
@@ -155,7 +158,7 @@ class AdmissionMachine(RuleBasedStateMachine):
     def enter(self, band: Band, tenant: str, work: int, within_s: float) -> None:
         item = len(self.requests)
         ticket = Ticket(band, tenant, work, self.now + within_s)
-        self.requests[item] = Request(ticket)
+        self.requests[item] = Request(ticket, self.now)
         self.budget.request(self.now)
         full = len(self.room) >= SIZE_MAX
         refused = self.room.enter(item, ticket, self.now)
@@ -239,7 +242,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         item = next(item for item in self.running if self.requests[item] is chosen)
         self.stop(item, Outcome.NEUTRAL, 0)
         chosen.gave_way = True
-        self.again(item)
+        self.again(item, chosen.began)
 
     @rule(passed_s=st.sampled_from([0.1, 1.0, 4.0, 31.0]))
     def time_passes(self, passed_s: float) -> None:
@@ -255,6 +258,9 @@ class AdmissionMachine(RuleBasedStateMachine):
     @invariant()
     def the_room_and_the_plain_list_agree(self) -> None:
         assert self.room.waiting() == self.plain.order()
+        rows = self.plain.rows
+        assert all(self.room.band(item) == rows[item].band for item in rows)
+        assert all(self.room.ahead(band) is any(row.band <= band for row in rows.values()) for band in Band)
         assert len(self.room) == len(self.plain.rows)
 
     @invariant()

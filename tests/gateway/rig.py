@@ -7,6 +7,7 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import msgspec
@@ -185,7 +186,7 @@ async def fronting(folder: Path, *models: ModelRoutes, id: str = "gateway-0", **
     access = io.BytesIO()
     path = Path(spec.endpoint_path)
     async with asyncio.TaskGroup() as group:
-        done = group.create_task(run(spec, log.configure(io.StringIO()), AccessLog(access), signals))
+        done = group.create_task(run(spec, log.configure(io.StringIO()), AccessLog(access), signals, Random(1)))
         try:
             await until(lambda: path.exists() or done.done())
             port = msgspec.json.decode(path.read_bytes(), type=Endpoint).port

@@ -175,6 +175,7 @@ def test_before_the_first_key_is_made_nobody_gets_in(tmp_path: Path) -> None:
     assert Door(tmp_path).code() is Code.UNAUTHORIZED
 
 
+@pytest.mark.interpreted
 def test_good_credentials_are_remembered_up_to_a_bound(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tenancy, "KNOWN_MAX", 2)
     for presented in (BEARER, KEY.encode(), OTHER.encode(), BEARER):

@@ -61,6 +61,7 @@ class Desk:
     date = b""
     draining = False
     idle_timeout_s = 60.0
+    alive_for = b"x-alive"
 
     def __init__(self, late: bool = False) -> None:
         self.limits = Limits(header_bytes_max=2000, headers_max=20, body_bytes_max=5000, pipelined_max=8)
@@ -76,6 +77,9 @@ class Desk:
 
     def refused(self, code: Code) -> None:
         assert code is not Code.INTERNAL
+
+    def wants_body(self, exchange: Exchange) -> bool:
+        return exchange.target != b"/unwanted"
 
     def handle(self, exchange: Exchange) -> None:
         self.seen.append((exchange.method, exchange.target, exchange.body))
@@ -124,6 +128,7 @@ class Shelf:
     def __init__(self) -> None:
         self.released = 0
         self.again_called = 0
+        self.tells = False
 
     def release(self, connection: Upstream) -> None:
         self.released += 1

@@ -191,16 +191,21 @@ def test_a_slowloris_that_drips_header_bytes_is_cut_off() -> None:
     run(main())
 
 
-def test_too_many_connections_are_refused_with_503() -> None:
+def test_too_many_connections_are_refused_with_503_while_all_others_are_busy() -> None:
+    waiting: list[Exchange] = []
+
     async def main() -> None:
-        async with serving(echo, Limits(connections_max=2)) as server, contextlib.AsyncExitStack() as stack:
-            first, _ = [await stack.enter_async_context(peer(server.port)) for _ in range(2)]
-            await until(lambda: server.connections == 2)
+        async with serving(waiting.append, Limits(connections_max=2)) as server, contextlib.AsyncExitStack() as stack:
+            first, second = [await stack.enter_async_context(peer(server.port)) for _ in range(2)]
+            for client in (first, second):
+                client.send(get())
+            await until(lambda: len(waiting) == 2)
             async with peer(server.port) as third:
                 answer = await third.answer()
                 assert (answer.status, code_of(answer.body)) == (503, Code.CONNECTION_LIMIT)
             await until(lambda: server.connections == 2)
-            first.send(get())
+            for exchange in waiting:
+                exchange.respond(200, [], b"")
             assert (await first.answer()).status == 200
 
     run(main())

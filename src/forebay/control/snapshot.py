@@ -50,16 +50,21 @@ def _replica(
 
 
 class SnapshotFile:
-    """Writes the snapshot when it has changed; versions only grow, also from one control to the next."""
+    """Writes the snapshot when it has changed; versions only grow, also from one control to the next.
+
+    If somebody else has touched the file, it is written again: gateways that start read nothing else.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._left: tuple[int, int, int] | None = None
         self.current = Snapshot(0)
 
     def read(self) -> None:
         """Take up what the last control has left, if anything."""
         try:
             self.current = msgspec.json.decode(self._path.read_bytes(), type=Snapshot)
+            self._left = self._stamp()
         except (OSError, *UNREADABLE):
             self.current = Snapshot(int(wall_s()))  # above all that came before, should a gateway still know one
 
@@ -67,7 +72,8 @@ class SnapshotFile:
         """Replace the snapshot, unless it says the same. Raises OSError, and then it is as it was."""
         current = self.current
         snapshot = Snapshot(current.version + 1, models, dispatch or Dispatch())
-        if replace(snapshot, version=current.version) == current and self._path.exists():
+        untouched = self._left is not None and self._left == self._stamp()
+        if untouched and replace(snapshot, version=current.version) == current:
             return False
         draft = self._path.with_suffix(".new")
         try:
@@ -77,7 +83,16 @@ class SnapshotFile:
             draft.unlink(missing_ok=True)
             raise
         self.current = snapshot
+        self._left = self._stamp()
         return True
+
+    def _stamp(self) -> tuple[int, int, int] | None:
+        """Tells one content of the file from another; None if there is none."""
+        try:
+            stat = self._path.stat()
+        except OSError:
+            return None
+        return stat.st_ino, stat.st_size, stat.st_mtime_ns
 
     @property
     def replicas(self) -> dict[UnitKey, Replica]:

@@ -20,6 +20,7 @@ from forebay.core.tenancy import Quota, Tenant
 
 SHA256_PATTERN = r"^[0-9a-f]{64}$"
 Port = Annotated[int, Field(ge=1, le=65535)]
+Origin = Annotated[str, Field(pattern=r"^(\*|https?://[A-Za-z0-9.\-\[\]:]+)$")]
 
 
 class LimitSettings(Section):
@@ -88,6 +89,9 @@ class GatewaySettings(Section):
     """Where the API keys are kept (their digests only); none: `keys.json` below `FOREBAY_HOME/run/NAME`."""
     tls: TlsSettings | None = None
     """Certificate and key; none: plain HTTP."""
+    cors_origins: tuple[Origin, ...] = ()
+    """Web pages that browsers let use the API (CORS), by origin: `https://app.example`, or `*` for all. With
+    `auth: off` any of these pages may use the models that is opened on this machine."""
     processes: Annotated[int, Field(ge=1, le=64)] = 1
     """Gateway processes that share the port (SO_REUSEPORT)."""
     retries_max: Annotated[int, Field(ge=0, le=10)] = nouns.GatewaySpec.retries_max

@@ -178,7 +178,7 @@ class ModelRoutes:
     queue_timeout_s: float
     replicas: tuple[Replica, ...] = ()
     ttft_budget_s: float | None = None
-    """Promised time to the first token; replicas that cannot keep it are avoided."""
+    """Promised time to the first token; the reason of a route says where it will not be kept."""
     fallback: tuple[StandIn, ...] = ()
     fallback_default: bool = True
     """Whether a request that says nothing of it may be served by those."""
@@ -286,6 +286,8 @@ class GatewaySpec:
     """None: everybody may use everything."""
     tls: TlsSpec | None = None
     """None: plain HTTP."""
+    cors_origins: tuple[str, ...] = ()
+    """Origins of web pages that may use it, `*`: of all; none: no page may, and no answer says anything of it."""
 
 
 @dataclass(frozen=True, slots=True)

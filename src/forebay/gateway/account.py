@@ -1,6 +1,5 @@
 """Counting what happens to requests: metrics by model, one access log line each."""
 
-import re
 from typing import Final
 
 from forebay.gateway.records.facts import Used
@@ -10,7 +9,7 @@ Tokens = tuple[int, int, int | None]
 """Of the prompt, of the answer, and of the prompt out of a cache: None if the engine cannot say."""
 OK = "ok"
 CLIENT_CLOSED = "client_closed"
-USAGE: Final = re.compile(rb"(\d{1,12}),(\d{1,12}),(\d{1,12})?")
+DIGITS_MAX: Final = 12
 """Nothing longer, and nothing below zero, is a count of tokens."""
 
 
@@ -88,8 +87,16 @@ class Account:
 
 def usage(value: bytes) -> Tokens:
     """Prompt, completion and cached tokens out of `x-forebay-usage`; nothing is known if it makes no sense."""
-    told = USAGE.fullmatch(value)
-    if told is None:
+    told = value.split(b",")
+    if len(told) != 3:
         return 0, 0, None
-    prompt, completion, cached = told.groups()
-    return int(prompt), int(completion), int(cached) if cached else None
+    prompt, completion = _count(told[0]), _count(told[1])
+    cached = _count(told[2]) if told[2] else None
+    if prompt < 0 or completion < 0 or (cached is not None and cached < 0):
+        return 0, 0, None
+    return prompt, completion, cached
+
+
+def _count(digits: bytes) -> int:
+    """A number of tokens; -1 if it is none."""
+    return int(digits) if digits.isdigit() and len(digits) <= DIGITS_MAX else -1

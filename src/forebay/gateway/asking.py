@@ -1,6 +1,5 @@
 """What admission and routing want to know of a request: what it may claim, how long it is, what it belongs to."""
 
-import math
 import re
 from typing import Final
 from zlib import crc32
@@ -25,12 +24,20 @@ DEADLINE: Final = b"x-forebay-deadline-ms"
 BANDS: Final = {band.name.lower().encode(): band for band in Band}
 BATCH_PATIENCE: Final = 5
 """Batch work waits this many times as long: it is reached by age after two minutes."""
+_BATCH: Final = Band.BATCH  # looked up once: members of an enum are slow to get at
+_CHAT: Final = Task.CHAT
+_OFF: Final = Sessions.OFF
+_COOKIE: Final = Sessions.COOKIE
 
 
 def expected_tokens(request: Wanted, lengths: Lengths) -> float:
     """What prompt and answer may come to."""
-    limit = request.limit
-    return lengths.tokens(len(request.text) or 1) + min(limit or math.inf, lengths.output_tokens)
+    return lengths.tokens(len(request.text) or 1) + _answer_tokens(request, lengths)
+
+
+def _answer_tokens(request: Wanted, lengths: Lengths) -> float:
+    usual = lengths.output_tokens
+    return min(usual, float(request.limit)) if request.limit else usual
 
 
 def make_ticket(
@@ -42,7 +49,7 @@ def make_ticket(
         allowed = ", ".join(name.decode() for name in BANDS)
         raise Refusal(Code.INVALID_REQUEST, f"'{PRIORITY.decode()}': allowed are {allowed}.", PRIORITY.decode())
     band = tenant.band_of(BANDS[asked] if asked is not None else None)
-    patience_s = queue_timeout_s * (BATCH_PATIENCE if band is Band.BATCH else 1)
+    patience_s = queue_timeout_s * (BATCH_PATIENCE if band is _BATCH else 1)
     given = exchange.header(DEADLINE)
     if given is not None:
         if not given.isdigit() or not 0 < len(given) <= DIGITS_MAX:
@@ -63,17 +70,16 @@ def make_ask(
 ) -> Ask:
     """What routing knows of the request. Lengths are estimates: the tokenizer is the engine's."""
     prompt = request.text
-    chat = routes.task is Task.CHAT
-    limit = request.limit
+    chat = routes.task is _CHAT
     return Ask(
-        seed=crc32(request_id),
-        tokens=lengths.tokens(len(prompt) or 1),
-        output_tokens=min(lengths.output_tokens, limit or lengths.output_tokens) if chat else 0.0,
-        blocks=blocks(prompt, request.model) if chat else (),
-        block_tokens=lengths.tokens(BLOCK_BYTES),
+        crc32(request_id),
+        lengths.tokens(len(prompt) or 1),
+        _answer_tokens(request, lengths) if chat else 0.0,
+        blocks(prompt, request.model) if chat else (),
+        lengths.tokens(BLOCK_BYTES),
         key=1 + crc32(session) if session else 0,
-        stays=bool(session) and routes.sessions is not Sessions.OFF,
-        weights=BATCH if band is Band.BATCH else INTERACTIVE,
+        stays=bool(session) and routes.sessions is not _OFF,
+        weights=BATCH if band is _BATCH else INTERACTIVE,
         ttft_budget_s=routes.ttft_budget_s,
     )
 
@@ -81,7 +87,7 @@ def make_ask(
 def session_of(exchange: Exchange, routes: ModelRoutes) -> bytes | None:
     """What keeps the request together with others; None if nothing does."""
     session = exchange.header(SESSION)
-    if not session and routes.sessions is Sessions.COOKIE:
+    if not session and routes.sessions is _COOKIE:
         found = COOKIE.search(exchange.header(b"cookie") or b"")
         return found[1] if found else None
     return session

@@ -1,11 +1,23 @@
 """What the gateway knows of models and replicas: routes from the snapshot, load from the replicas themselves."""
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from forebay.core.admission import Band, WaitingRoom
+from forebay.core.admission import LATELY_S, Band, Toll, WaitingRoom, batch_max, batch_room
 from forebay.core.model import BlockNews, LoadReport, ModelRoutes, Replica, ReplicaState, Task
-from forebay.core.resilience import Breaker, State, pool_pace_s, pool_ttft_s
-from forebay.core.routing import LIVE, Ask, Meter, PrefixIndex, Pricing, Source, effective_state, room
+from forebay.core.resilience import Breaker, pool_pace_s, pool_ttft_s
+from forebay.core.routing import (
+    CAPACITY_UNKNOWN,
+    LIVE,
+    Ask,
+    Meter,
+    PrefixIndex,
+    Pricing,
+    Source,
+    View,
+    effective_state,
+    room,
+)
 from forebay.core.routing.blocks import BLOCK_BYTES, flaw
 from forebay.core.routing.speed import Lengths
 from forebay.gateway.account import Account
@@ -23,11 +35,28 @@ UNHEARD: Final = ReplicaState.STARTING
 """State of a replica that has not answered a load poll lately, or answered as another one."""
 
 
+BATCH: Final = Band.BATCH  # looked up once: members of an enum are slow to get at
+
+
+class Seen(NamedTuple):
+    """A replica as it looks to requests that share it by band: a routing `View` with another load or room."""
+
+    id: str
+    generation: int
+    state: ReplicaState
+    load: int
+    room: int
+    last_used: int
+    meter: Meter
+
+
 class Link:
     """One start of one replica: its connections, its load, the attempts under way. A routing `View`."""
 
     __slots__ = (
         "attempts",
+        "batch",
+        "batch_max",
         "blocks_estimated",
         "blocks_seq",
         "breaker",
@@ -41,6 +70,7 @@ class Link:
         "meter",
         "model",
         "others",
+        "places",
         "planned",
         "pool",
         "port",
@@ -51,6 +81,7 @@ class Link:
         "stalled",
         "state",
         "task",
+        "toll",
     )
 
     def __init__(self, replica: Replica, model: str, task: Task, pool: Pool, meter: Meter) -> None:
@@ -65,10 +96,13 @@ class Link:
         self.pool = pool
         self.meter = meter
         self.breaker = Breaker()
+        self.toll = Toll()
         self.state = self.reported = UNHEARD
         self.load = 0
         self.others = 0
         self.room = 0
+        self.places = 0
+        """How many requests run there at once; `room` has some more wait in its engine."""
         self.last_used = 0
         self.heard_at = 0.0
         self.retired = False
@@ -77,6 +111,10 @@ class Link:
         """The last change of its prefix cache that is known, 0 if none is; None: it is not believed any more."""
         self.blocks_estimated = False
         self.attempts: dict[Relay, None] = {}
+        self.batch: dict[Relay, None] = {}
+        """Those of them that are batch work, the newest last; without any that was found unable to step aside."""
+        self.batch_max = 1.0
+        """How many may be while urgent requests are about."""
         self.headers: tuple[Header, ...] = (
             (b"x-forebay-replica", replica.id.encode()),
             (b"x-forebay-model", model.encode()),
@@ -101,7 +139,8 @@ class Link:
             return f"expected {self.id} generation {self.generation} of {self.model}, found {who}"
         self.reported = report.state
         self.state = effective_state(self.planned, report.state)
-        self.room = room(_figure(report.capacity), self.task)
+        self.places = _figure(report.capacity) or CAPACITY_UNKNOWN
+        self.room = room(self.places, self.task)
         self.others = max(0, _figure(report.in_flight) - max(own, len(self.attempts)))
         self.load = len(self.attempts) + self.others
         return ""
@@ -122,6 +161,8 @@ class Link:
     def take(self, relay: "Relay", turn: int) -> None:
         """An attempt begins."""
         self.attempts[relay] = None
+        if relay.ticket.band == BATCH:
+            self.batch[relay] = None
         self.load += 1
         self.last_used = turn
 
@@ -130,6 +171,8 @@ class Link:
         if relay not in self.attempts:
             return False
         del self.attempts[relay]
+        if self.batch:
+            self.batch.pop(relay, None)
         self.load -= 1
         if self.retired and not self.attempts:
             self.pool.close()
@@ -150,6 +193,7 @@ class Served:
         "routes",
         "running",
         "troubled",
+        "urgent_at",
         "waiting",
     )
 
@@ -162,6 +206,8 @@ class Served:
         self.lengths = Lengths()
         self.running = [0] * len(Band)
         """Attempts under way, by band."""
+        self.urgent_at = float("-inf")
+        """When requests other than batch work were last known to be about."""
         self.troubled = False
         """Whether the breaker of any replica may be other than closed."""
         self.pumping = False
@@ -173,6 +219,28 @@ class Served:
         """A new start of a replica."""
         meter = Meter(replica.id, self.pricing.index.join())
         return Link(replica, self.routes.name, self.routes.task, pool, meter)
+
+    def seen_by(self, band: Band, now: float) -> Sequence[View]:
+        """The replicas as they look to a request of this band where some of the work is batch.
+
+        To an urgent one as if no batch work were there, which steps aside; to batch work without what it has to leave
+        to urgent ones, if there were any of late.
+        """
+        if band < BATCH:
+            loads, rooms = [x.load - len(x.batch) for x in self.links], [x.room for x in self.links]
+        elif now - self.urgent_at >= LATELY_S:
+            return self.links
+        else:
+            loads = [x.load for x in self.links]
+            rooms = [batch_room(x.places, len(x.batch), x.batch_max) for x in self.links]
+        return [
+            Seen(x.id, x.generation, x.state, load, room, x.last_used, x.meter)
+            for x, load, room in zip(self.links, loads, rooms, strict=True)
+        ]
+
+    def taken(self) -> list[tuple[str, int]]:
+        """Replicas, as (id, generation), where an urgent request would queue although batch work steps aside."""
+        return [(x.id, x.generation) for x in self.links if x.load - len(x.batch) >= x.places]
 
     def heard(self, link: Link, report: LoadReport, own: int, now: float) -> str:
         """Take over a load report; `own` attempts were under way when it was asked. Returns what is wrong."""
@@ -235,9 +303,15 @@ class Served:
             ttft_s, pace_s = pool_ttft_s(pool, now), pool_pace_s(pool, now)
             for each in pool:
                 each.judge(ttft_s, pace_s, now)
+            if self.running[BATCH]:
+                about = now - self.urgent_at < LATELY_S
+                for link in live:
+                    urgent, most = link.load - len(link.batch), link.batch_max if about else 0.0
+                    link.batch_max = batch_max(link.places, link.toll.line(now), urgent, most)
         for link in live:
             link.meter.handicap = link.breaker.handicap(now)
-        self.troubled = any(link.breaker.state is not State.CLOSED for link in live)
+        if any(self.running[:BATCH]):
+            self.urgent_at = now
 
     def unheard(self, link: Link) -> None:
         """Its last report is too old."""

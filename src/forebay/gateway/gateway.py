@@ -3,30 +3,25 @@
 import asyncio
 import itertools
 import re
-import secrets
+from collections.abc import Sequence
 from random import Random
 from typing import Final
 
-from forebay.core.admission import preempt
 from forebay.core.dispatch import Chosen
 from forebay.core.errors import TABLE, Code, Refusal
 from forebay.core.model import Condition, GatewaySpec, Policy, Sessions, Snapshot, Task
 from forebay.core.resilience import Outcome, RetryBudget, admissible, outcome_of
-from forebay.core.routing import Route, Shed, Wait, Why, choose
+from forebay.core.routing import Chooser, Route, Shed, View, Wait, Why, choose
+from forebay.core.routing.meter import DECODE_TOKENS_MIN
 from forebay.core.tenancy import ANONYMOUS, Denied, Granted
 from forebay.gateway.account import CLIENT_CLOSED, OK, Account
+from forebay.gateway.admission.giving_way import PATIENCE_S, make_room, make_way
 from forebay.gateway.asking import expected_tokens, make_ask, make_ticket, session_of
-from forebay.gateway.dispatch.dispatching import (
-    Dispatcher,
-    check_revision,
-    condition,
-    renamed,
-    serving,
-    strangers,
-)
-from forebay.gateway.dispatch.endpoints import ENDPOINTS, Endpoint
-from forebay.gateway.fleet import Link, Served
-from forebay.gateway.hedging import HEDGED, begin_hedge, end_hedge
+from forebay.gateway.dispatch.dispatching import Dispatcher, check_revision, renamed, serving, strangers
+from forebay.gateway.dispatch.endpoints import Endpoint
+from forebay.gateway.dispatch.stepping_in import fall_back, fall_back_all, turn_away
+from forebay.gateway.fleet import BATCH, Link, Served
+from forebay.gateway.hedging import HEDGED, Hedge, begin_hedge, end_hedge
 from forebay.gateway.records import told
 from forebay.gateway.records.accesslog import AccessLog, Line
 from forebay.gateway.records.facts import Facts, used
@@ -34,7 +29,7 @@ from forebay.gateway.records.recorder import Recorder
 from forebay.gateway.relay import CODES, Relay
 from forebay.gateway.tenancy import Admitted, DeniedRefusal, Doorman, credential
 from forebay.net.server import Exchange
-from forebay.obs.clock import wall_s
+from forebay.obs.clock import random_hex, wall_s
 from forebay.obs.metrics import UNKNOWN, Metrics
 from forebay.wire import http1
 from forebay.wire.apis.wanted import Wanted, wanted
@@ -47,6 +42,11 @@ RESUMES_MAX: Final = 16
 """How often one stream goes on elsewhere. It had its place and its client waits, so more often than it is retried."""
 STUCK_MAX: Final = 3
 """How often in a row without a single event in between: such a request may be what kills the engines."""
+_EMBED: Final = Task.EMBED  # looked up once: members of an enum are slow to get at
+_NO_SESSIONS: Final = Sessions.OFF
+_COOKIE: Final = Sessions.COOKIE
+_OK: Final = Outcome.OK
+_FAILED: Final = Outcome.FAILED
 REQUEST_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
@@ -69,8 +69,9 @@ class Gateway:
         self._recorder = recorder
         self.keeps_prompts = recorder is not None and recorder.prompts
         self._turn = 0
+        self.chooser: Chooser = choose
         self.budget = RetryBudget()
-        self._id_start = secrets.token_hex(8).encode()
+        self._id_start = random_hex(8).encode()
         self._id_count = itertools.count()
         loop = asyncio.get_running_loop()
         self.now = loop.time
@@ -95,7 +96,7 @@ class Gateway:
         admitted: Admitted | None = None
         chosen: Chosen | None = None
         try:
-            caller = self._identify(exchange)
+            caller = self._identify(exchange, began)
             tenant = caller.tenant if caller is not None else ANONYMOUS
             request = wanted(body)
             asked = request.model
@@ -107,7 +108,7 @@ class Gateway:
             known = self.served.get(request.model)
             work_tokens = expected_tokens(request, known.lengths) if known is not None and endpoint.runs else 0.0
             if caller is not None:
-                admitted = self._let_in(caller, request, work_tokens)
+                admitted = self._let_in(caller, request, asked, work_tokens)
             served = serving(self.served, request.model, endpoint, loaded=self.snapshot is not None)
             if chosen is not None and chosen.revision:
                 check_revision(served, chosen.revision)
@@ -120,7 +121,7 @@ class Gateway:
             )
         except Refusal as refusal:
             if admitted is not None:
-                self._settle(admitted, 0)
+                self._settle(admitted, 0, began)
             self.refuse(exchange, refusal, request_id, caller=caller)
             return
         exchange.body = b""  # it is kept once, inside the request
@@ -131,22 +132,23 @@ class Gateway:
         relay.admitted = admitted
         if self._recorder is not None:
             relay.client = exchange.peer
-        relay.streams = request.stream is True
-        self._aim(relay, request, body, endpoint)
+        relay.streams = request.stream
+        self.aim(relay, request, body, endpoint)
         self._admit(relay)
 
-    def _aim(self, relay: Relay, request: Wanted, body: bytes, endpoint: Endpoint) -> None:
+    def aim(self, relay: Relay, request: Wanted, body: bytes, endpoint: Endpoint) -> None:
         """Make what the replicas of its model get, and what choosing one of them takes."""
         routes, lengths, id = relay.served.routes, relay.served.lengths, relay.request_id
         if not endpoint.runs:  # nothing is read into a cache, and nothing is used
             request = Wanted(request.model)
-        if endpoint.task is Task.EMBED or not endpoint.runs:  # short, and the same from everyone
+        short = endpoint.task is _EMBED or not endpoint.runs  # and the same from everyone
+        if short and relay.ticket.band < BATCH:
             relay.hedge_after_s = routes.hedge_after_s
         relay.prompt_bytes = len(request.text) or 1
-        if routes.policy not in COUNTING or routes.sessions is not Sessions.OFF:
+        if routes.policy not in COUNTING or routes.sessions is not _NO_SESSIONS:
             session = session_of(relay.exchange, routes)
-            if session is None and routes.sessions is Sessions.COOKIE:
-                relay.session = session = secrets.token_hex(16).encode()
+            if session is None and routes.sessions is _COOKIE:
+                relay.session = session = random_hex(16).encode()
             relay.ask = make_ask(request, id, routes=routes, lengths=lengths, session=session, band=relay.band)
         relay.request = b"%b%b\r\ncontent-length: %d\r\n\r\n%b" % (endpoint.head, id, len(body), body)
 
@@ -182,118 +184,81 @@ class Gateway:
         """Count an answer that belongs to no model."""
         self._metrics.counter("requests_total", UNKNOWN, code.value).inc()
 
-    def _identify(self, exchange: Exchange) -> Granted | None:
+    def _identify(self, exchange: Exchange, now: float) -> Granted | None:
         """Whose request it is, where that is asked. Raises `Refusal`."""
         if self.doorman is None:
             return None
-        verdict = self.doorman.identify(credential(exchange.header), self.now())
+        verdict = self.doorman.identify(credential(exchange.header), now)
         if isinstance(verdict, Denied):
             raise DeniedRefusal(verdict)
         return verdict
 
-    def _let_in(self, caller: Granted, request: Wanted, work_tokens: float) -> Admitted:
+    def _let_in(self, caller: Granted, request: Wanted, asked: str, work_tokens: float) -> Admitted:
         """Ask the doorman, before anything is said of models. Raises `Refusal`."""
         assert self.doorman is not None
-        verdict = self.doorman.admit(caller, request.model, int(work_tokens), request.stream is True, self.now())
+        tokens, stream = int(work_tokens), request.stream is True
+        verdict = self.doorman.admit(caller, request.model, tokens, stream, self.now(), asked=asked)
         if isinstance(verdict, Denied):
             self._metrics.counter("tenant_refusals_total", caller.tenant.name, verdict.code.value).inc()
             raise DeniedRefusal(verdict)
         return verdict
 
-    def _settle(self, admitted: Admitted, tokens: int) -> None:
+    def _settle(self, admitted: Admitted, tokens: int, now: float) -> None:
         assert self.doorman is not None
-        self.doorman.settle(admitted.reservation, tokens, self.now())
+        self.doorman.settle(admitted.reservation, tokens, now)
 
     # --- waiting and routing
 
     def _admit(self, relay: Relay) -> None:
         served, now = relay.served, relay.began
         self.budget.request(now)
-        if served.routes.fallback and not served.ready and self._fall_back(relay, Condition.DOWN):
+        if served.routes.fallback and not served.ready and fall_back(self, relay, Condition.DOWN):
             return
-        choice = self.choose(relay)
+        choice = self.place(relay)
         if isinstance(choice, Route):  # who waits could not go there
             self.send(relay, choice)
             return
         refused = served.waiting.enter(relay, relay.ticket, now)
         if refused is not None:
-            self._turn_away(refused.item, Refusal(refused.code), refused.retry_after_s)
+            turn_away(self, refused.item, Refusal(refused.code), refused.retry_after_s)
         waits = (refused is None or refused.item is not relay) and relay.link is None
         if waits and choice.why is Why.FULL:
-            self._make_room(relay)
+            make_room(self, relay)
 
-    def _turn_away(
-        self, relay: Relay, problem: Refusal, retry_after_s: int, trouble: Condition = Condition.SATURATED
-    ) -> None:
-        """Its model cannot serve it: let another one do so, or refuse it."""
-        if not relay.served.ready:
-            trouble = Condition.DOWN
-        if not self._fall_back(relay, trouble):
-            relay.refuse(problem, retry_after_s)
-
-    def _fall_back(self, relay: Relay, trouble: Condition) -> bool:
-        """Send it to a model that steps in for its own, if there is one and its caller agrees."""
-        before = relay.served
-        if relay.exchange.started:
-            return False
-        chosen = relay.chosen or Chosen(before.routes.name, "")
-        tenant = relay.admitted.tenant if relay.admitted is not None else ANONYMOUS
-        found = self.dispatcher.fall_back(chosen, relay.exchange, self.served, trouble, tenant)
-        if found is None:
-            return False
-        try:
-            body = renamed(relay.request.partition(b"\r\n\r\n")[2], found.model)
-        except Refusal:  # the replica will say so
-            return False
-        before.waiting.leave(relay)
-        before.account.fell_back(trouble).inc()
-        relay.asked = relay.asked or chosen.model
-        relay.chosen, relay.served = found, self.served[found.model]
-        relay.tried, relay.ask, relay.charge, relay.session = (), None, None, b""
-        if relay.timer is not None:
-            relay.timer.cancel()
-            relay.timer = None
-        self._aim(relay, wanted(body), body, ENDPOINTS[relay.path.encode()])
+    def place(self, relay: Relay) -> Route | Wait | Shed:
+        """Which replica gets it; batch work has made way for it there."""
         choice = self.choose(relay)
-        if isinstance(choice, Route):
-            self.send(relay, choice)
-        else:  # breakers may have changed their mind
-            relay.served.waiting.enter_again(relay, relay.ticket, self.now())
-        return True
-
-    def _make_room(self, relay: Relay) -> None:
-        """Let an attempt of a lower band that nothing was seen of yet give way."""
-        served, band = relay.served, relay.ticket.band
-        if not any(served.running[band + 1 :]):
-            return
-        links = (x for x in served.links if x.live and x.load <= x.room and relay.revision in ("", x.revision))
-        victim = preempt((each for link in links for each in link.attempts), band)
-        if victim is None:
-            return
-        now = self.now()
-        served.account.preempted(victim.ticket.band.name.lower()).inc()
-        if victim.hedge is not None:
-            self.hedged(victim, won=False)
-        victim.give_way()
-        self.take_back(victim, Outcome.NEUTRAL, now)
-        served.waiting.enter_again(victim, victim.ticket, now)
-        self.pump(served)
+        if relay.served.running[BATCH] and relay.ticket.band < BATCH:
+            return make_way(self, relay, choice)
+        return choice
 
     def choose(self, relay: Relay) -> Route | Wait | Shed:
-        """Which replica gets it."""
-        served, tried = relay.served, relay.tried
+        """Which replica is to get it."""
+        served, tried, band = relay.served, relay.tried, relay.ticket.band
         if relay.revision:
             tried = (*tried, *strangers(served.links, relay.revision))
-        policy, links, ask, pricing = served.routes.policy, served.links, relay.ask, served.pricing
+        policy, ask, pricing = served.routes.policy, relay.ask, served.pricing
+        links: Sequence[View] = served.links
+        taken: list[tuple[str, int]] = []
+        if band == BATCH or (served.running[BATCH] and not isinstance(relay, Hedge)):
+            links = served.seen_by(band, self.now())
+            if band < BATCH and not (ask is not None and ask.stays):
+                taken = served.taken()
         if served.troubled:
-            live = [link for link in links if link.live]
+            live = [link for link in served.links if link.live]
             allowed = admissible([link.breaker for link in live], self.now())
             shut = [(link.id, link.generation) for at, link in enumerate(live) if at not in allowed]
             if shut:
-                choice = choose(policy, links, (*tried, *shut), self._rng, ask=ask, pricing=pricing)
+                choice = self.chooser(policy, links, (*tried, *shut, *taken), self._rng, ask=ask, pricing=pricing)
+                if taken and not isinstance(choice, Route):
+                    choice = self.chooser(policy, links, (*tried, *shut), self._rng, ask=ask, pricing=pricing)
                 if not isinstance(choice, Shed):
                     return choice
-        return choose(policy, links, tried, self._rng, ask=ask, pricing=pricing)
+        if taken:
+            choice = self.chooser(policy, links, (*tried, *taken), self._rng, ask=ask, pricing=pricing)
+            if isinstance(choice, Route):
+                return choice
+        return self.chooser(policy, links, tried, self._rng, ask=ask, pricing=pricing)
 
     def send(self, relay: Relay, route: Route) -> None:
         """Begin an attempt."""
@@ -330,32 +295,39 @@ class Gateway:
         if served.pumping:  # who is turned away below has ended, and that calls this again: too deep for a long line
             return
         served.pumping = True
+        stuck: set[tuple[object, ...]] = set()
         try:
-            while served.waiting and self._send_next(served):
+            while served.waiting and self._send_next(served, stuck):
                 pass
         finally:
             served.pumping = False
 
-    def _send_next(self, served: Served) -> bool:
-        """Send, or turn away, the first of those who wait that need not wait any more; False if there is none."""
-        full = False
-        for relay in served.waiting:
-            plain = not relay.tried and not relay.revision
-            if full and plain:
+    def _send_next(self, served: Served, stuck: set[tuple[object, ...]]) -> bool:
+        """Send, or turn away, the first of those who wait that need not wait any more; False if there is none.
+
+        `stuck` are the kinds that have to wait: within one round replicas only get fuller.
+        """
+        waiting = served.waiting
+        for relay in waiting:
+            ask, tried, revision, ticket = relay.ask, relay.tried, relay.revision, relay.ticket
+            kind = (revision, tried, ask.key if ask is not None and ask.stays else 0)
+            if kind in stuck:
                 continue
-            choice = self.choose(relay)
+            band = waiting.band(relay)
+            if band is not None and band < ticket.band:  # it has risen by its age, for good
+                relay.ticket = ticket._replace(band=band)
+            choice = self.place(relay)
             if isinstance(choice, Wait):
-                if plain and choice.why is not Why.SESSION_FULL:
-                    if not served.troubled:  # then nobody else can go either
-                        return False
-                    full = True  # nobody else of this kind; others may have nowhere else to go than who is shut
+                if not (tried or revision or served.troubled or choice.why is Why.SESSION_FULL):
+                    return False  # then nobody else can go either
+                stuck.add(kind)  # others may have nowhere else to go than who is shut
                 continue
-            served.waiting.leave(relay)
+            waiting.leave(relay)
             if isinstance(choice, Route):
                 self.send(relay, choice)
             else:
                 problem = Refusal(Code.REPLICA_LOST, choice.why)
-                self._turn_away(relay, problem, choice.retry_after_s, Condition.DOWN)
+                turn_away(self, relay, problem, choice.retry_after_s, Condition.DOWN)
             return True
         return False
 
@@ -378,12 +350,12 @@ class Gateway:
             relay.refuse(problem, served.waiting.retry_after_s(now))
             return
         # who was turned away waits if too many are tried again; a replica that is lost gets nothing more by it
-        choice = Wait(Why.FULL) if relay.refused and not self.budget.allow(now) else self.choose(relay)
+        choice = Wait(Why.FULL) if relay.refused and not self.budget.allow(now) else self.place(relay)
         if isinstance(choice, Route):
             self.send(relay, choice)
         elif isinstance(choice, Shed) and not begun:
             trouble = Condition.SATURATED if problem.code is Code.OVERLOADED else Condition.DOWN
-            self._turn_away(relay, problem, choice.retry_after_s, trouble)
+            turn_away(self, relay, problem, choice.retry_after_s, trouble)
         elif self.served.get(served.routes.name) is not served:  # nobody looks after who waits there
             relay.refuse(Refusal(Code.MODEL_NOT_FOUND, f"The model `{served.routes.name}` was removed.", "model"))
         else:
@@ -400,7 +372,7 @@ class Gateway:
         if relay.charge is not None:
             relay.charge.release()
         link.breaker.end(relay.mark, outcome, now)
-        if outcome is Outcome.FAILED:
+        if outcome is _FAILED:
             served.troubled = True
         served.waiting.charge(relay.ticket, tokens - relay.ticket.work_tokens)
         return True
@@ -421,7 +393,8 @@ class Gateway:
             relay.retries += 1
             account.retried(reason).inc()
         if begun or not relay.impatient:  # it had its place: a wait begins anew
-            deadline = max(ticket.deadline, now + relay.served.routes.queue_timeout_s)
+            patience_s = PATIENCE_S if ticket.band == BATCH else relay.served.routes.queue_timeout_s
+            deadline = max(ticket.deadline, now + patience_s)
             relay.ticket = ticket._replace(deadline=deadline)
         return True
 
@@ -435,7 +408,7 @@ class Gateway:
         served, link = relay.served, relay.link
         if code == OK:
             self._learn(relay, link, now)
-            outcome = Outcome.OK
+            outcome = _OK
         else:
             outcome = Outcome.NEUTRAL if code == CLIENT_CLOSED else outcome_of(Code(code))
         spent = used(relay.told, relay.events, served.lengths.tokens(relay.prompt_bytes))
@@ -448,7 +421,7 @@ class Gateway:
             served.waiting.charge(relay.ticket, spent.prompt + spent.completion)
         served.account.spent(spent)
         if relay.admitted is not None:
-            self._settle(relay.admitted, spent.prompt + spent.completion)
+            self._settle(relay.admitted, spent.prompt + spent.completion, now)
         if self._recorder is not None:
             self._recorder.finished(told.facts(relay, code, status, now, spent))
         self._log.add(told.line(relay, code, status, now))
@@ -462,11 +435,14 @@ class Gateway:
         if not prompt_tokens:
             return
         relay.served.lengths.learn(relay.prompt_bytes, prompt_tokens, output_tokens)
-        if charge is None or link is None or relay.resumes:
+        if charge is None or link is None or relay.resumes or relay.gave_way:
             return
-        if relay.served.routes.task is Task.EMBED:  # the answer is there when the prompt has been read
+        if relay.served.routes.task is _EMBED:  # the answer is there when the prompt has been read
             charge.first_token(now, link.load)
         charge.done(now, link.load, prompt_tokens, cached_tokens, output_tokens)
+        if charge.first_at is not None and output_tokens >= DECODE_TOKENS_MIN and link.toll.wants(now):
+            pace_s = (now - charge.first_at) / (output_tokens - 1)
+            link.toll.learn((charge.running + link.load) / 2, link.places, pace_s, now)
 
     def expire(self) -> None:
         """Refuse what has waited too long, and send what can go."""
@@ -480,15 +456,7 @@ class Gateway:
                 if relay.impatient and not relay.exchange.started:
                     relay.refuse(Refusal(Code.DEADLINE_EXCEEDED), served.waiting.retry_after_s(now))
                     continue
-                self._turn_away(relay, Refusal(code), served.waiting.retry_after_s(now))
+                turn_away(self, relay, Refusal(code), served.waiting.retry_after_s(now))
             if served.routes.fallback and not served.ready:
-                self._clear(served)
+                fall_back_all(self, served)
             self.pump(served)
-
-    def _clear(self, served: Served) -> None:
-        """No replica takes requests: do not let them wait for it where others can step in at once."""
-        others = [self.served[each.model] for each in served.routes.fallback if each.model in self.served]
-        for relay in served.waiting.waiting():
-            if not any(condition(other) is Condition.FREE for other in others):
-                return
-            self._fall_back(relay, Condition.DOWN)

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
@@ -13,11 +14,13 @@ from forebay.core.errors import Code, Refusal
 from forebay.core.model import Endpoint, GatewaySpec
 from forebay.core.resilience import State
 from forebay.core.tenancy import Denied
+from forebay.gateway.dispatch import endpoints
 from forebay.gateway.dispatch.endpoints import ENDPOINTS
 from forebay.gateway.gateway import Gateway
 from forebay.gateway.polling import fetch
 from forebay.gateway.tenancy import DeniedRefusal, credential
 from forebay.net.client import Pool
+from forebay.net.cors import Cors
 from forebay.net.server import Exchange, HttpServer
 from forebay.obs.clock import wall_s
 from forebay.obs.metrics import CONTENT_TYPE, PREFIX, TABLE, Metrics
@@ -32,17 +35,29 @@ MODELS: Final = "/v1/models"
 GETS: Final = frozenset({"/livez", "/readyz", "/metrics", MODELS, document.PATH})
 REPLICA_GAUGES: Final = tuple(row.name for row in TABLE if row.name.startswith("replica_") and row.kind == "gauge")
 MODEL_GAUGES: Final = ("queue_depth", "in_flight")
+TENANTS: Final = b"|".join((PREFIX + row.name).encode() for row in TABLE if "tenant" in row.labels)
+NAMES_TENANTS: Final = re.compile(rb"^(?:# (?:HELP|TYPE) )?(?:%b)\b.*\n" % TENANTS, re.MULTILINE)
+"""Lines of an exposition that are nobody's business but the operator's."""
+ABSOLUTE: Final = re.compile(rb"https?://[^/?#]*", re.IGNORECASE)
 MERGE_RULES: Final = {PREFIX + row.name: row.merge for row in TABLE if row.merge != "sum"}
 
 
 class Pages:
     """The handlers of the public and of the private listener. Scrapes of peers run in tasks of `group`."""
 
-    def __init__(self, gateway: Gateway, spec: GatewaySpec, metrics: Metrics, group: asyncio.TaskGroup) -> None:
+    def __init__(
+        self,
+        gateway: Gateway,
+        spec: GatewaySpec,
+        metrics: Metrics,
+        group: asyncio.TaskGroup,
+        cors: Cors | None = None,
+    ) -> None:
         self._gateway = gateway
         self._spec = spec
         self._metrics = metrics
         self._group = group
+        self._cors = cors
         self._created = int(wall_s())
         self._scrapes = 0
         self._document = public.document(__version__, keys=spec.tenancy is not None)
@@ -52,14 +67,24 @@ class Pages:
 
     def handle(self, exchange: Exchange) -> None:
         """Serve a request of the public listener."""
-        target = exchange.target
-        endpoint = ENDPOINTS.get(target) or ENDPOINTS.get(target.partition(b"?")[0])
+        endpoint = ENDPOINTS.get(exchange.target) or _find(exchange)
+        if self._cors is not None and self._cors.answers(exchange):
+            return
         if endpoint is None:
             self._page(exchange)
         elif exchange.method != b"POST":
             self._refuse_method(exchange, b"POST")
         else:
             self._gateway.handle(exchange, endpoint)
+
+    def wants_body(self, exchange: Exchange) -> bool:
+        """Whether a request of the public listener is worth reading to its end: work, of somebody with a good key."""
+        if exchange.method != b"POST" or _find(exchange) is None:
+            return False
+        doorman = self._gateway.doorman
+        if doorman is None:
+            return True
+        return not isinstance(doorman.identify(credential(exchange.header), self._gateway.now()), Denied)
 
     def handle_private(self, exchange: Exchange) -> None:
         """Serve a request of control or of a peer: this very process' health and its own metrics."""
@@ -167,7 +192,7 @@ class Pages:
     def _scrape(self, exchange: Exchange) -> None:
         others = peers(self._spec)
         if not others or self._scrapes >= SCRAPES_MAX:
-            exchange.respond(200, [(b"content-type", CONTENT_TYPE)], self.render())
+            exchange.respond(200, [(b"content-type", CONTENT_TYPE)], NAMES_TENANTS.sub(b"", self.render()))
             return
         self._scrapes += 1
         self._group.create_task(self._scrape_all(exchange, others))
@@ -181,7 +206,7 @@ class Pages:
                 merged = merge([t.decode() for t in (mine, *texts) if t is not None], MERGE_RULES)
             except ValueError:  # a peer of another version, say: its own figures are still good for something
                 merged = mine
-            exchange.respond(200, [(b"content-type", CONTENT_TYPE)], merged)
+            exchange.respond(200, [(b"content-type", CONTENT_TYPE)], NAMES_TENANTS.sub(b"", merged))
         finally:
             self._scrapes -= 1
 
@@ -191,6 +216,16 @@ class Pages:
             return await fetch(pool, b"/metrics", PEER_TIMEOUT_S)
         finally:
             pool.close()
+
+
+def _find(exchange: Exchange) -> endpoints.Endpoint | None:
+    """What serves a request, if replicas do. A target with a host in it, as for a proxy, becomes one without."""
+    target = exchange.target
+    absolute = None if target.startswith(b"/") else ABSOLUTE.match(target)
+    if absolute is not None:  # a server has to take these (RFC 9112, 3.2.2)
+        path = target[absolute.end() :]
+        exchange.target = target = path if path.startswith(b"/") else b"/" + path
+    return ENDPOINTS.get(target.partition(b"?")[0])
 
 
 def peers(spec: GatewaySpec) -> list[Endpoint]:

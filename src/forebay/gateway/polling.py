@@ -191,6 +191,7 @@ class Fleet:
             if problem and problem != complaint:
                 self._log.warning("replica unusable", replica=link.id, generation=link.generation, problem=problem)
             complaint = problem
+            link.pool.sweep(now())
             self._gateway.pump(served)
             await asyncio.sleep(spec.load_poll_s)
 

@@ -131,7 +131,7 @@ class Relay:
     _status = 0
     _size = 0
     _error = ""
-    _headers: list[Header]
+    _headers: http1.Headers = ()
     _body: list[bytes]
 
     def __init__(
@@ -202,8 +202,10 @@ class Relay:
 
     @property
     def yields(self) -> bool:
-        """Whether its attempt may be stopped for a more urgent request."""
-        return not self.exchange.started and not self.gave_way
+        """Whether its attempt may be stopped for a more urgent request: see `core.admission.RunningTicket`."""
+        if not self.exchange.started:
+            return self.ticket.band == Band.BATCH or not self.gave_way
+        return self.ticket.band == Band.BATCH and self._transcript is not None and self._transcript.resumable
 
     @property
     def impatient(self) -> bool:
@@ -366,16 +368,16 @@ class Relay:
         if not self.exchange.started:
             self._start()
         now = self.desk.now()
-        if not self.first_at:
-            self.first_at = now
-        link = self.link
+        self.first_at = self.first_at or now
+        link, ttft_s = self.link, now - self.since
         assert link is not None
-        link.breaker.brown_out.note_ttft(now - self.since, now)
+        if self.charge is not None:
+            self.charge.first_token(now, link.load)
+            ttft_s = self.charge.evened(ttft_s, self.served.lengths.prompt_tokens)
+        link.breaker.brown_out.note_ttft(ttft_s, now)
         if link.breaker.state is State.HALF_OPEN:  # a long answer should not hold the place of a probe
             link.breaker.end(self.mark, Outcome.OK, now)
             self.mark = ENDED
-        if self.charge is not None:
-            self.charge.first_token(now, link.load)
 
     def _broken(self, reason: str) -> None:
         """The replica was lost after it had begun a stream: go on elsewhere, if that can be done."""
@@ -384,8 +386,7 @@ class Relay:
             self.desk.again(self, reason, Refusal(Code.REPLICA_LOST))
             return
         transcript = self._transcript
-        last = last_data(transcript.last) if transcript is not None else b""
-        said = transcript.said() if transcript is not None else None
+        last, said = (last_data(transcript.last), transcript.said()) if transcript is not None else (b"", None)
         if self.exchange.finished or ended(last) or (said is not None and said.finished):
             if not ended(last):
                 self.exchange.write(b"data: %b\n\n" % DONE)
@@ -415,14 +416,14 @@ class Relay:
         if status != 200 or not any(n == b"content-type" and v.startswith(b"text/event-stream") for n, v in headers):
             self._mode = FAILED
             return
-        self._mode = EVENTS
-        self._heard = False
+        self._mode, self._heard = EVENTS, False
         self._listen()
 
     def _start(self) -> None:
         self._listen()
         self.exchange.start(self._status, self._answer_headers())
         self.exchange.forget_head()
+        self._headers = ()  # they have been sent, and a stream may last for hours
 
     def _listen(self) -> None:
         """The client's pace becomes that of the replica."""
@@ -434,9 +435,8 @@ class Relay:
             call.pause()
 
     def _answer_headers(self) -> list[Header]:
-        link = self.link
+        link, route = self.link, self.route
         assert link is not None
-        route = self.route
         assert route is not None
         return [
             *self._headers,

@@ -17,12 +17,13 @@ from forebay.gateway.polling import Fleet
 from forebay.gateway.records.accesslog import AccessLog
 from forebay.gateway.records.recorder import Recorder
 from forebay.gateway.tenancy import Doorman
+from forebay.net.cors import Cors
 from forebay.net.server import HttpServer
 from forebay.net.tls import BadPair, Renewal
 from forebay.obs.metrics import Metrics
 
 TICK_S: Final = 0.25
-PRIVATE_LIMITS: Final = Limits(connections_max=64)
+PRIVATE_LIMITS: Final = Limits(connections_max=64, head_timeout_s=2.0, idle_timeout_s=10.0)
 LINGER_S: Final = 1.5
 """Time in which clients with an idle connection may still use it, and learn that it closes, when a gateway stops."""
 LOOPBACK: Final = "127.0.0.1"
@@ -38,22 +39,27 @@ async def serve(spec: GatewaySpec, log: structlog.stdlib.BoundLogger) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _note, signals, number)
-    await run(spec, log, AccessLog(), signals)
+    await run(spec, log, AccessLog(), signals, Random())  # noqa: S311 - balancing, not secrecy
 
 
 async def run(
-    spec: GatewaySpec, log: structlog.stdlib.BoundLogger, access: AccessLog, signals: "asyncio.Queue[int]"
+    spec: GatewaySpec,
+    log: structlog.stdlib.BoundLogger,
+    access: AccessLog,
+    signals: "asyncio.Queue[int]",
+    rng: Random,
 ) -> None:
     """Run a gateway until the first signal, then drain; a second one ends it at once. Raises `NoPort`."""
     metrics = Metrics()
     recorder = Recorder(spec.records, spec.id, log) if spec.records is not None else None
-    gateway = Gateway(spec, metrics, access, Random(), recorder)  # noqa: S311 - balancing, not secrecy
+    gateway = Gateway(spec, metrics, access, rng, recorder)
     no_port: NoPort | None = None
     async with asyncio.TaskGroup() as group:
-        page = pages.Pages(gateway, spec, metrics, group)
+        cors = Cors(spec.cors_origins) if spec.cors_origins else None
+        page = pages.Pages(gateway, spec, metrics, group, cors)
         fleet = Fleet(gateway, spec, group, log)
-        public = HttpServer(page.handle, spec.limits, refused=gateway.refused)
-        private = HttpServer(page.handle_private, PRIVATE_LIMITS)
+        public = HttpServer(page.handle, spec.limits, refused=gateway.refused, wants_body=page.wants_body)
+        private = HttpServer(page.handle_private, PRIVATE_LIMITS, wants_body=lambda _: False)
         page.public = public
         background = [group.create_task(fleet.follow()), group.create_task(_tick(gateway, access, recorder, metrics))]
         keys: asyncio.Task[None] | None = None

@@ -7,7 +7,7 @@ import asyncio
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, Generic, NamedTuple, TypeVar
+from typing import Final, Generic, TypeVar
 
 import msgspec
 import structlog
@@ -16,6 +16,7 @@ from forebay.core.errors import Code, Refusal
 from forebay.core.model import TenancySpec
 from forebay.core.tenancy import (
     Amounts,
+    Counts,
     Demand,
     Denied,
     Directory,
@@ -43,20 +44,15 @@ UNREAD: Final = Denied(Code.INTERNAL, "The gateway cannot read its API keys; its
 T = TypeVar("T")
 
 
-class Counts(msgspec.Struct, frozen=True):
-    """What a gateway has counted, for its next start. `at` is seconds since the epoch."""
-
-    at: float
-    day: int
-    used: dict[str, Amounts]
-
-
-class Admitted(NamedTuple):
+class Admitted:
     """A request that may go on; its reservation is to be settled once, however it ends."""
 
-    tenant: Tenant
-    reservation: Reservation
-    key_id: str
+    __slots__ = ("key_id", "reservation", "tenant")
+
+    def __init__(self, tenant: Tenant, reservation: Reservation, key_id: str) -> None:
+        self.tenant = tenant
+        self.reservation = reservation
+        self.key_id = key_id
 
 
 class DeniedRefusal(Refusal):
@@ -70,6 +66,11 @@ class DeniedRefusal(Refusal):
 def credential(header: Callable[[bytes], bytes | None]) -> bytes | None:
     """What a request proves itself by. `header` finds a value by its lower-case name."""
     return header(b"authorization") or header(b"x-api-key") or header(b"api-key")
+
+
+def forbidden(tenant: Tenant, name: str) -> Denied:
+    """No, to who asks for a model by a name. It sounds alike whether there is such a name or not."""
+    return Denied(Code.MODEL_NOT_ALLOWED, f"Tenant `{tenant.name}` may not use the model `{name[:128]}`.")
 
 
 class _Watched(Generic[T]):
@@ -150,11 +151,16 @@ class Doorman:
         self._known[presented] = verdict
         return verdict
 
-    def admit(self, caller: Granted, model: str, tokens: int, stream: bool, now: float) -> Admitted | Denied:
-        """Let a request in that may use up to `tokens`, prompt and answer, or say why not."""
+    def admit(
+        self, caller: Granted, model: str, tokens: int, stream: bool, now: float, *, asked: str = ""
+    ) -> Admitted | Denied:
+        """Let a request in that may use up to `tokens`, prompt and answer, or say why not.
+
+        `asked` is the name that led to the model, if it is another one.
+        """
         tenant = caller.tenant
         if not tenant.may_use(model):
-            return Denied(Code.MODEL_NOT_ALLOWED, f"Tenant `{tenant.name}` may not use the model `{model[:128]}`.")
+            return forbidden(tenant, asked or model)
         verdict = self._limiter.reserve(tenant.name, tokens, stream, now)
         return verdict if isinstance(verdict, Denied) else Admitted(tenant, verdict, caller.key_id)
 

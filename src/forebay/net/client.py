@@ -4,6 +4,7 @@ Bytes are forwarded only after they were parsed, and never past the end of a mes
 """
 
 import asyncio
+import socket
 import ssl
 from collections import deque
 from collections.abc import Callable
@@ -18,6 +19,24 @@ CONNECT_TIMEOUT_S: Final = 2.0
 IDLE_MAX: Final = 256
 IDLE_AGE_S: Final = 50.0
 """Shorter than the idle timeout of our own servers, so that they rarely close under a request."""
+SILENCE_S: Final = 600.0
+"""So long nothing may come of an answer, before it or between its parts. Honest work is hardly ever silent for so
+long, and a client that is OpenAI's own library has left by then."""
+ALIVE_SILENCE_S: Final = 60.0
+"""So long nothing may come before an answer, of an upstream that tells several times in this time, with 1xx answers,
+that it is still at work."""
+FAILURE_S: Final = 10.0
+"""So long an answer that tells of no success may take from its head to its end."""
+SWEEP_S: Final = 1.0
+KEEPALIVE: Final = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+)
+"""Seconds of silence after which the kernel asks, seconds between its questions, how many may stay unanswered. The
+other kernel answers however busy its processes are: this finds lost connections, and nothing else."""
+MISTAKE: Final = "The answer could not be handled."
 HEAD_BYTES_MAX: Final = 65_536
 BODILESS: Final = frozenset({204, 304})
 
@@ -80,6 +99,11 @@ class Call:
             self._wants_read = True
             self.connection.transport.resume_reading()
 
+    @property
+    def reads(self) -> bool:
+        """Whether the upstream is not held back."""
+        return self._wants_read
+
     def run_on(self, connection: "Upstream") -> None:
         """Send the request on a connection."""
         self.connection = connection
@@ -90,13 +114,28 @@ class Call:
         """Hand the end on."""
         sink, self.sink, self.connection = self.sink, None, None
         if sink is not None:
-            sink.on_end(trailers)
+            try:
+                sink.on_end(trailers)
+            except Exception as mistake:
+                _tell(mistake)
+                _fail(sink, CallError("protocol", True, MISTAKE))
 
     def fail(self, kind: Literal["connect", "lost", "protocol"], text: str) -> None:
         """Hand an error on."""
         sink, self.sink, self.connection = self.sink, None, None
         if sink is not None:
-            sink.on_error(CallError(kind, self.sent, text))
+            _fail(sink, CallError(kind, self.sent, text))
+
+
+def _fail(sink: Sink, error: CallError) -> None:
+    try:
+        sink.on_error(error)
+    except Exception as mistake:  # supervisor: what calls may be the task group of the whole process
+        _tell(mistake)
+
+
+def _tell(mistake: Exception) -> None:
+    asyncio.get_running_loop().call_exception_handler({"message": "handling an answer failed", "exception": mistake})
 
 
 class Upstream(asyncio.Protocol):
@@ -114,6 +153,7 @@ class Upstream(asyncio.Protocol):
         "_pool",
         "_raw",
         "_reused",
+        "_since",
         "_status",
         "_to_eof",
         "_touched",
@@ -146,6 +186,7 @@ class Upstream(asyncio.Protocol):
         self._complete = False
         self._touched = False
         self._raw = 0
+        self._since = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
@@ -194,17 +235,45 @@ class Upstream(asyncio.Protocol):
             problem = str(error)
             if isinstance(error, httptools.HttpParserCallbackError):
                 problem = str(error.__context__)
-        if self._head_due or self._body or self._complete:
-            self._raw = 0
-            if not (self._head_due or self._complete or problem):  # the middle of a stream, by far the most common
-                assert call.sink is not None
-                call.sink.on_body(self._body.pop() if len(self._body) == 1 else self._take_body())
-                return
-        else:  # an unfinished head, trailer or chunk size, which the parser would collect without end
-            self._raw += len(data)
-            if self._raw > HEAD_BYTES_MAX and not problem:
-                problem = f"its head or trailers are larger than {HEAD_BYTES_MAX} bytes"
-        self._deliver(call, problem)
+        try:
+            if self._head_due or self._body or self._complete:
+                self._raw = 0
+                if not (
+                    self._head_due or self._complete or problem
+                ):  # the middle of a stream, by far the most common
+                    assert call.sink is not None
+                    call.sink.on_body(self._body.pop() if len(self._body) == 1 else self._take_body())
+                    return
+            else:  # an unfinished head, trailer or chunk size, which the parser would collect without end
+                self._raw += len(data)
+                if self._raw > HEAD_BYTES_MAX and not problem:
+                    problem = f"its head or trailers are larger than {HEAD_BYTES_MAX} bytes"
+            self._deliver(call, problem)
+        except Exception as mistake:  # supervisor: a mistake in a sink costs its own answer
+            _tell(mistake)
+            self._give_up(call, "protocol", MISTAKE)
+
+    def sweep(self, now: float) -> None:
+        """Fail the call if too little has come of its answer for too long. `now` is the loop's time."""
+        call = self._call
+        if call is None:
+            return
+        failing = self._status >= 300
+        if not self._since or not call.reads or (self._touched and not failing):
+            self._since = now
+        if self._touched:
+            self._touched = self._reused = False  # what has had a part of an answer is not sent again
+        limit_s = FAILURE_S if failing else SILENCE_S
+        if self._pool.tells and not self._status:
+            limit_s = ALIVE_SILENCE_S
+        if now - self._since > limit_s:
+            self._give_up(call, "lost", f"Too little came of it in {limit_s:g} s.")
+
+    def _give_up(self, call: Call, kind: Literal["lost", "protocol"], text: str) -> None:
+        if self._call is call:
+            self._call = None
+            self.transport.abort()
+        call.fail(kind, text)
 
     def on_message_begin(self) -> None:
         if self._complete:
@@ -223,6 +292,7 @@ class Upstream(asyncio.Protocol):
         if status < 200:
             return
         self._status = status
+        self._since = 0.0
         self._head_due = True
         self._keep_alive = parser.should_keep_alive()
         if not self._keep_alive and status not in BODILESS:
@@ -234,6 +304,8 @@ class Upstream(asyncio.Protocol):
             self._complete = True
         else:  # a 1xx answer
             self._headers = []
+            self._head_bytes = self._raw = 0
+            self._pool.tells = True
 
     def _take_body(self) -> bytes:
         whole = b"".join(self._body)
@@ -246,7 +318,8 @@ class Upstream(asyncio.Protocol):
         assert sink is not None
         if self._head_due:
             self._head_due = False
-            sink.on_head(self._status, self._headers)
+            headers, self._headers = self._headers, []
+            sink.on_head(self._status, headers)
         if self._body and self._call is call:
             sink.on_body(self._take_body())
         if self._call is not call:
@@ -263,9 +336,7 @@ class Upstream(asyncio.Protocol):
             call.resume()
             call.end(trailers)
         elif problem:
-            self._call = None
-            self.transport.abort()
-            call.fail("protocol", f"The answer is not valid HTTP: {problem}.")
+            self._give_up(call, "protocol", f"The answer is not valid HTTP: {problem}.")
 
 
 class Pool:
@@ -290,9 +361,12 @@ class Pool:
         self._idle_age_s = idle_age_s
         self._tls = tls
         self._idle: deque[Upstream] = deque()
-        self._open: set[Upstream] = set()
+        self._open: dict[Upstream, None] = {}
         self._connecting: dict[asyncio.Task[None], Call] = {}
         self._closed = False
+        self._sweep_at = 0.0
+        self.tells = False
+        """Whether the upstream has ever told with a 1xx answer that it works."""
         self._now: Callable[[], float] = asyncio.get_running_loop().time
 
     @property
@@ -339,9 +413,16 @@ class Pool:
 
     def lost(self, connection: Upstream) -> None:
         """Forget a connection that is closed."""
-        self._open.discard(connection)
+        self._open.pop(connection, None)
         if connection in self._idle:
             self._idle.remove(connection)
+
+    def sweep(self, now: float) -> None:
+        """Fail calls of whose answer too little has come for too long. To be called often; `now`: the loop's time."""
+        if now >= self._sweep_at:
+            self._sweep_at = now + SWEEP_S
+            for connection in list(self._open):
+                connection.sweep(now)
 
     def close(self) -> None:
         """Close every connection; calls under way fail."""
@@ -365,7 +446,8 @@ class Pool:
         except OSError as error:
             call.fail("connect", f"No connection to {self.host}:{self.port}{_because(error)}.")
         else:
-            self._open.add(connection)
+            self._open[connection] = None
+            _keep_alive(connection.transport)
             if call.sink is None:
                 self.release(connection)
             else:
@@ -374,3 +456,10 @@ class Pool:
 
 def _because(error: Exception | None) -> str:
     return f": {error}" if error else ""
+
+
+def _keep_alive(transport: asyncio.Transport) -> None:
+    sock = transport.get_extra_info("socket")
+    if sock is not None:
+        for level, option, value in KEEPALIVE:
+            sock.setsockopt(level, option, value)

@@ -6,14 +6,14 @@ an abandoned generation must not run on for a half-closed socket.
 """
 
 import asyncio
+import math
 from collections.abc import Sequence
-from typing import Final, Protocol, cast
+from typing import Final, cast
 
 import httptools
 
 from forebay.core.errors import TABLE, Code, Refusal
-from forebay.core.model import Limits
-from forebay.net.exchange import Exchange
+from forebay.net.exchange import Exchange, Owner
 from forebay.net.tls import in_flight_bytes
 from forebay.wire import http1
 from forebay.wire.errors import error_body
@@ -21,30 +21,13 @@ from forebay.wire.errors import error_body
 IDLE, HEAD, BODY, LINGER, CLOSED = range(5)
 HELD_BYTES_MAX: Final = 65_536
 LINGER_S: Final = 1.0
+"""So long a client that has sent what nobody wants is still listened to: with a reset under its bytes, it might never
+read its answer. Who sends an unwanted body has so long after each part, and in all as long as for a wanted one."""
+ALIVE_S: Final = 10.0
+"""So often who asks to hear of it is told that an answer is still to come."""
+PROCESSING: Final = http1.status_line(102) + b"\r\n"
 WRITE_BUFFER_BYTES: Final = 65_536
 """More than this unsent, and the writer is asked to pause. Said to the transport because TLS would take 512 KiB."""
-
-
-class Owner(Protocol):
-    """What a connection needs of its server. `now` is coarse: it moves once per sweep."""
-
-    limits: Limits
-    now: float
-    date: bytes
-    draining: bool
-    idle_timeout_s: float
-
-    def opened(self, connection: "Connection") -> bool:
-        """Take the connection in; False when there are too many."""
-
-    def closed(self, connection: "Connection") -> None:
-        """Forget the connection."""
-
-    def handle(self, exchange: "Exchange") -> None:
-        """Answer the exchange, now or later."""
-
-    def refused(self, code: Code) -> None:
-        """Note that bytes that never became an exchange were answered with an error."""
 
 
 class _Stop(Exception):  # noqa: N818 - control flow, never an error
@@ -60,7 +43,6 @@ class Connection(asyncio.Protocol):
         "_body",
         "_body_bytes",
         "_exchange",
-        "_expects",
         "_fed",
         "_headers",
         "_held",
@@ -76,7 +58,9 @@ class Connection(asyncio.Protocol):
         "_since",
         "_target",
         "_transport",
+        "_unjudged",
         "_unsent",
+        "_until",
         "owner",
     )
 
@@ -95,7 +79,7 @@ class Connection(asyncio.Protocol):
         self._queue: list[Exchange] = []
         self._held: list[bytes] = []
         self._refusal: Refusal | None = None
-        self._expects = False
+        self._unjudged = False
         self._progress = False
         self._priming = False
         self._advancing = False
@@ -104,6 +88,7 @@ class Connection(asyncio.Protocol):
         self._raw = 0
         self._fed = 0
         self._unsent = 0
+        self._until = 0.0
 
     # --- the socket
 
@@ -131,6 +116,8 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._phase >= LINGER:
+            if self._phase == LINGER and self.owner.now < self._until:
+                self._since = self.owner.now
             return
         if self._active is not None or self._queue or self._paused:
             self._hold(data)
@@ -179,12 +166,17 @@ class Connection(asyncio.Protocol):
         else:
             self._transport.write(data)
 
+    def rest(self) -> None:
+        """An answer that takes long has begun: let go of what only the next request needs."""
+        if self._phase == IDLE and not self._queue:
+            self._parser = None  # with its callbacks it is as large as a connection
+
     def answered(self, keep_alive: bool) -> None:
         """The active exchange has ended."""
         self._active = None
         if keep_alive and self.owner.idle_timeout_s:
             self._since = self.owner.now
-            if self._queue or self._held or self._refusal is not None or self._expects:
+            if self._queue or self._held or self._refusal is not None or self._unjudged:
                 self._advance()
         elif self._held or self._phase != IDLE:
             self._linger()  # closing over unread bytes would reset the connection under the answer
@@ -207,8 +199,10 @@ class Connection(asyncio.Protocol):
                     self._cut()
             elif age > limits.write_timeout_s:
                 self._cut()
-        elif self._active is not None or self._queue:
-            return  # its answer takes as long as it takes
+        elif self._active is not None or self._queue:  # its answer takes as long as it takes
+            if age > ALIVE_S and self.owner.alive_for:
+                self._since = now
+                self._say_alive()
         elif self._phase == LINGER:
             if age > LINGER_S:
                 self._close()
@@ -218,6 +212,12 @@ class Connection(asyncio.Protocol):
         elif age > (limits.head_timeout_s if self._phase == HEAD else limits.body_timeout_s):
             self._refusal = Refusal(Code.REQUEST_TIMEOUT)
             self._refuse()
+
+    @property
+    def idle_since(self) -> float:
+        """Since when no whole head has come, by the clock of the server; infinite while there is something to do."""
+        busy = self._phase > HEAD or self._active is not None or self._queue or self._paused
+        return math.inf if busy else self._since
 
     def quit(self) -> None:
         """Close if nothing is going on, or soon if the server gives time; otherwise after the current answer."""
@@ -266,7 +266,7 @@ class Connection(asyncio.Protocol):
         self._exchange = exchange = Exchange(self, parser.get_method(), self._target, headers, fields)
         exchange.http_1_0 = http_1_0
         exchange.keep_alive = keep_alive
-        self._expects = not http_1_0 and fields.get(b"expect", b"").lower() == b"100-continue"
+        self._unjudged = True
         self._phase = BODY
         self._since = self.owner.now
 
@@ -284,7 +284,7 @@ class Connection(asyncio.Protocol):
             self._body = []
         self._headers = []
         self._exchange = None
-        self._expects = False
+        self._unjudged = False
         self._phase = IDLE
         self._queue.append(exchange)
         if len(self._queue) >= self.owner.limits.pipelined_max:
@@ -327,7 +327,8 @@ class Connection(asyncio.Protocol):
         if self._phase == IDLE:
             self._begin()
         parser = self._parser
-        assert parser is not None
+        if parser is None:
+            parser = self._parser = httptools.HttpRequestParser(self)
         self._progress = False
         self._fed = len(data)
         try:
@@ -342,9 +343,8 @@ class Connection(asyncio.Protocol):
     def _after_feed(self, size: int) -> None:
         if self._progress:
             self._raw = 0
-            if self._expects and self._phase == BODY and not self._queue and not self._body:
-                self._expects = False
-                self._transport.write(http1.CONTINUE)
+            if self._unjudged and not self._queue:
+                self._judge()
             return
         self._raw += size
         if self._raw > self.owner.limits.header_bytes_max:
@@ -376,6 +376,7 @@ class Connection(asyncio.Protocol):
         # this request, reads its body and what comes after.
         framing = [pair for pair in exchange.headers if pair[0] in (b"content-length", b"transfer-encoding")]
         self._exchange = exchange
+        self._unjudged = True
         self._phase = BODY
         self._priming = True
         self._parser = httptools.HttpRequestParser(self)
@@ -409,12 +410,29 @@ class Connection(asyncio.Protocol):
                     self._reading = True
                     self._transport.resume_reading()
                 self._feed(data)
+            elif self._unjudged:
+                self._judge()
             else:
-                if self._expects and self._phase == BODY:
-                    self._expects = False
-                    self._transport.write(http1.CONTINUE)
                 break
         self._advancing = False
+
+    def _judge(self) -> None:
+        """A head is there without its body, and nothing is to be answered before it: go on, if the body is wanted."""
+        self._unjudged = False
+        exchange = self._exchange
+        assert exchange is not None
+        if not self.owner.wants_body(exchange):
+            exchange.keep_alive = False
+            self._until = self.owner.now + self.owner.limits.body_timeout_s
+            self._body = []
+            self._queue.append(exchange)
+        elif not (self._body or exchange.http_1_0) and (exchange.header(b"expect") or b"").lower() == b"100-continue":
+            self._transport.write(http1.CONTINUE)
+
+    def _say_alive(self) -> None:
+        active = self._active
+        if active is not None and not active.started and active.header(self.owner.alive_for) is not None:
+            self._transport.write(PROCESSING)
 
     def _dispatch(self, exchange: Exchange) -> None:
         try:

@@ -1,9 +1,14 @@
 """One HTTP request that is complete, and the ways to answer it."""
 
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
+from forebay.core.errors import Code
+from forebay.core.model import Limits
 from forebay.wire import http1
+
+if TYPE_CHECKING:
+    from forebay.net.connection import Connection
 
 BODILESS: Final = frozenset({204, 304})
 
@@ -13,6 +18,31 @@ class Listener(Protocol):
 
     date: bytes
     draining: bool
+
+
+class Owner(Listener, Protocol):
+    """What a connection needs of its server. `now` is coarse: it moves once per sweep."""
+
+    limits: Limits
+    now: float
+    idle_timeout_s: float
+    alive_for: bytes
+    """Requests with this header are told with a 102 now and then that they are not forgotten; empty: none are."""
+
+    def opened(self, connection: "Connection") -> bool:
+        """Take the connection in; False when there are too many."""
+
+    def closed(self, connection: "Connection") -> None:
+        """Forget the connection."""
+
+    def wants_body(self, exchange: "Exchange") -> bool:
+        """Whether `handle` needs the rest of a request of which the head is there; if not, it gets it without."""
+
+    def handle(self, exchange: "Exchange") -> None:
+        """Answer the exchange, now or later."""
+
+    def refused(self, code: Code) -> None:
+        """Note that bytes that never became an exchange were answered with an error."""
 
 
 class Line(Protocol):
@@ -35,6 +65,9 @@ class Line(Protocol):
     def stream(self, data: bytes) -> None:
         """Write a piece of a stream; a client too far behind is cut off."""
 
+    def rest(self) -> None:
+        """An answer that takes long has begun: let go of what only the next request needs."""
+
     def answered(self, keep_alive: bool) -> None:
         """The exchange has ended."""
 
@@ -50,6 +83,7 @@ class Exchange:
         "_fields",
         "_line",
         "body",
+        "extra",
         "finished",
         "headers",
         "http_1_0",
@@ -78,6 +112,8 @@ class Exchange:
         self.target = target
         self.headers = headers
         self.body = b""
+        self.extra = b""
+        """Header lines for the head of the answer, whoever gives it."""
         self.http_1_0 = False
         self.keep_alive = True
         self.started = False
@@ -141,6 +177,7 @@ class Exchange:
         """Drop what the request said in its head, for an answer that takes long."""
         self.headers = []
         self._fields = {}
+        self._line.rest()
 
     def write(self, data: bytes) -> None:
         """Send a piece of the answer."""
@@ -187,4 +224,4 @@ class Exchange:
         elif self.http_1_0:
             end = b"connection: keep-alive\r\n" + end
         first = http1.STATUS_LINES.get(status) or http1.status_line(status)
-        return b"%b%b%b%b" % (first, owner.date, http1.fields(headers), end)
+        return b"%b%b%b%b%b" % (first, owner.date, self.extra, http1.fields(headers), end)

@@ -1,4 +1,4 @@
-"""Reads the cluster file: YAML text to `core.cluster.Cluster`, or every problem at once with its path.
+"""Reads the cluster file, and files like it: YAML text to a section, or every problem at once with its path.
 
 YAML 1.2 scalars only: `no` is a word and `1e3` a number. Tags are refused; size, depth and aliases are bounded.
 """
@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import ValidationError
@@ -17,7 +17,7 @@ from pydantic_core import ErrorDetails
 
 from forebay.core.cluster import SHA256_PATTERN, Cluster, conflicts
 from forebay.core.dispatch.settings import HEADER_PATTERN, PUBLIC_PATTERN, TARGET_PATTERN
-from forebay.core.section import NAME_PATTERN, Conflict
+from forebay.core.section import NAME_PATTERN, Conflict, Section
 
 TEXT_BYTES_MAX = 1_000_000
 NODES_MAX = 50_000
@@ -63,57 +63,92 @@ class ClusterFileError(Exception):
         lines = [f"{source_name}{f':{p.line}' if p.line else ''}: {p}" for p in self.problems]
         super().__init__("\n".join(lines))
 
+    def listing(self, otherwise: str) -> str:
+        """All problems for a person; `otherwise` is what they are the reason for (`nothing was started`)."""
+        count = len(self.problems)
+        lines = [f"{f'line {p.line}' if p.line else 'set':>9}  {p}" for p in self.problems]
+        return "\n".join([f"{self.source_name}: {count} problem{'s' if count > 1 else ''}; {otherwise}.", *lines])
+
+
+S = TypeVar("S", bound=Section)
+Look = Callable[[Mapping[str, Any]], Iterable[Conflict]]
+
+
+def _nothing(_: Mapping[str, Any]) -> tuple[Conflict, ...]:
+    return ()
+
 
 def load(
     text: str | bytes,
     source_name: str,
     overrides: Mapping[str, str] | None = None,
     *,
-    look: Callable[[Mapping[str, Any]], Iterable[Conflict]] = lambda _: (),
+    look: Look = _nothing,
 ) -> Cluster:
     """The cluster of a file, with `overrides` (`gateway.port`, `models[0].replicas`, `models.chat.replicas`) on top.
 
     `look` is given the plain data, which may be wrong in any way, and says what is wrong with the files it names.
     Raises `ClusterFileError` with all problems of file and overrides.
     """
+    return load_as(Cluster, text, source_name, overrides, look=look, agree=conflicts)
+
+
+def load_as(
+    section: type[S],
+    text: str | bytes,
+    source_name: str,
+    overrides: Mapping[str, str] | None = None,
+    *,
+    look: Look = _nothing,
+    agree: Look = _nothing,
+) -> S:
+    """A file that holds another section, as `load` does it; an empty file is one if there is nothing it must have.
+
+    `agree` is given the plain data too, and says which settings do not go together.
+    """
     reader = _Reader()
     root = reader.read(text)
+    required = [key for key, field in section.model_fields.items() if field.is_required()]
+    allowed = f"a section with the key `{required[0]}`" if required else "a section"
     if root is None and not reader.problems:
-        reader.problem("", "nothing", "a section with the key `models`", None)
+        if required:
+            reader.problem("", "nothing", allowed, None)
+        else:
+            root = {}
     if root is not None and not isinstance(root, dict):
-        reader.problem("", _show(root), "a section with the key `models`", 1)
+        reader.problem("", _show(root), allowed, 1)
     if reader.problems and not isinstance(root, dict):
         raise ClusterFileError(source_name, reader.problems)
     assert isinstance(root, dict)
     for path, value in (overrides or {}).items():
         reader.override(root, path, value)
-    for path, found, allowed in look(root):
-        reader.problem(path, found, allowed, reader.line_of(path))
-    cluster = _validate(root, reader)
-    if cluster is None:
+    for path, found, fine in look(root):
+        reader.problem(path, found, fine, reader.line_of(path))
+    whole = _validate(section, root, reader, agree)
+    if whole is None:
         raise ClusterFileError(source_name, reader.problems)
-    return cluster
+    return whole
 
 
-def _validate(root: dict[str, Any], reader: "_Reader") -> Cluster | None:
+def _validate(section: type[S], root: dict[str, Any], reader: "_Reader", agree: Look) -> S | None:
     reported = {p.path for p in reader.problems}
-    for path, found, allowed in conflicts(root):
+    for path, found, allowed in agree(root):
         reader.problem(path, found, allowed, reader.line_of(path))
     try:
         # Through JSON: there a list may become a tuple and a word an enum member, yet "8080" is no number.
-        cluster = Cluster.model_validate_json(json.dumps(root), strict=True)
+        value = section.model_validate_json(json.dumps(root), strict=True)
     except ValidationError as error:
-        schema = Cluster.model_json_schema()
+        schema = section.model_json_schema()
         for details in error.errors(include_url=False):
             if details["type"] == "value_error":
-                continue  # what validators of ours say is in `conflicts` already
+                continue  # what validators of ours say is in `agree` already
             if details["type"] == "too_short" and details["input"]:
                 continue  # pydantic counts the valid entries only
             problem = _translate(details, root, schema, reader)
             if problem.path not in reported:
                 reader.problems.append(problem)
         return None
-    return None if reader.problems else cluster
+    return None if reader.problems else value
 
 
 class _Reader:
@@ -220,7 +255,7 @@ class _Reader:
         steps = _steps(path, root)
         if inner.problems or not steps:
             found = inner.problems[0].found if inner.problems else "a path that cannot be read"
-            return self.problem(path, found, "KEY.KEY=VALUE, such as gateway.port=9000", None)
+            return self.problem(path, found, "KEY.KEY=VALUE, with the keys of the file", None)
         place: Any = root
         for step, following in zip(steps, [*steps[1:], None], strict=True):
             if isinstance(step, int):

@@ -22,7 +22,7 @@ def status_line(status: int) -> bytes:
 
 def fields(headers: Headers) -> bytes:
     """Header lines, without the empty line that ends a head."""
-    return b"".join([b"%b: %b\r\n" % pair for pair in headers])
+    return b"".join([b"%b: %b\r\n" % (name, value) for name, value in headers])
 
 
 def chunk(data: bytes) -> bytes:

@@ -132,6 +132,13 @@ class Transcript:
         self._take_apart()
         return len(self._text)
 
+    @property
+    def resumable(self) -> bool:
+        """Whether another replica could go on from here, with some text to come. What is held back is kept."""
+        held, said = self.held, self.said()
+        self.held = held
+        return said is not None and not said.finished
+
     def said(self) -> Said | None:
         """What was handed on so far; None if nobody else can go on from there. What is held back is dropped."""
         self.held = b""

@@ -13,6 +13,7 @@ from forebay import __version__
 from forebay.core.model import Endpoint, WorkerSpec
 from forebay.net.server import HttpServer
 from forebay.obs.metrics import Metrics
+from forebay.worker.call import GATEWAY
 from forebay.worker.channel import Configure
 from forebay.worker.engine_process import EngineProcess, GaveUp
 from forebay.worker.meters import Meters
@@ -39,12 +40,18 @@ async def serve(spec: WorkerSpec, log: structlog.stdlib.BoundLogger) -> None:
         load_timeout_s=spec.engine_load_timeout_s,
         log=log,
     )
-    shell = Shell(spec, engine, Meters(Metrics(), spec, __version__), log)
-    server = HttpServer(shell.handle, spec.limits, refused=shell.refused)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    await run(spec, log, stop, engine, Shell(spec, engine, Meters(Metrics(), spec, __version__), log))
+
+
+async def run(
+    spec: WorkerSpec, log: structlog.stdlib.BoundLogger, stop: asyncio.Event, engine: EngineProcess, shell: Shell
+) -> None:
+    """Run a worker until `stop` is set, and drain. Raises `GaveUp` or `NoPort`."""
+    server = HttpServer(shell.handle, spec.limits, refused=shell.refused, alive_for=GATEWAY)
     await _listen(server, spec)
     log.info("listening", host=spec.host, port=server.port)
     gave_up: GaveUp | None = None

@@ -21,7 +21,8 @@ from forebay.core.tenancy import (
     allot,
     amounts,
 )
-from forebay.core.tenancy.quota import SLOTS, UNLIMITED
+from forebay.core.tenancy.quota import SLOTS
+from forebay.core.tenancy.shares import UNLIMITED
 
 NAMES = ("g0", "g1", "g2", "g3")
 NIGHT = 1e9

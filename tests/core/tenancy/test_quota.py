@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from forebay.core.errors import Code
 from forebay.core.tenancy import LEASE_S, Amounts, Denied, Lease, Limiter, Quota, Reservation, Tenant, amounts
-from forebay.core.tenancy.quota import UNLIMITED, equal_part
+from forebay.core.tenancy.shares import UNLIMITED, equal_part
 
 NOON = 43_200.0
 

@@ -10,6 +10,7 @@ from tests.gateway.machine.replicas import Job
 from tests.gateway.machine.voices import CHAT, EMBED, TOKENIZE
 from tests.gateway.machine.world import World
 
+from forebay.core.admission import LATELY_S
 from forebay.core.model import Policy, Sessions, StandIn
 
 pytestmark = pytest.mark.interpreted
@@ -92,7 +93,7 @@ def test_who_gives_way_or_leaves_takes_both_attempts_along(world: World) -> None
         world.pass_s(0.75)
         assert len(world.hedges()) == 1
 
-    late(x_forebay_priority="batch")
+    late()
     urgent = [ask(world, EMBED, "embed", x_forebay_priority="interactive") for _ in range(3)]
     assert {job.id for job in world.jobs} == {"q1", *urgent}
     assert not world.hedges()
@@ -102,3 +103,46 @@ def test_who_gives_way_or_leaves_takes_both_attempts_along(world: World) -> None
     world.loop.act(world.clients[-1].leave)
     assert not world.jobs
     assert world.gateway.hedges == {("embed", "lost"): 2}
+
+
+def test_batch_work_makes_way_in_the_middle_of_a_stream_and_goes_on(world: World) -> None:
+    batch = [ask(world, CHAT, "chat", x_forebay_priority="batch") for _ in range(6)]
+    assert len(world.jobs) == 6
+    for job in world.jobs:
+        world.loop.act(lambda: job.do(Job.begin, Job.say_much))  # noqa: B023 - done at once
+    urgent = [ask(world, CHAT, "chat", x_forebay_priority="interactive") for _ in range(2)]
+    assert {job.id for job in world.jobs if job.id not in batch} == set(urgent)
+    assert len(world.jobs) == 2, "each replica runs one at a time"
+    for job in world.jobs:
+        world.loop.act(job.complete)
+    assert len(world.jobs) == 2
+    assert all(job.continues and job.words == 9 for job in world.jobs)
+    world.pass_s(LATELY_S + 1.0)
+    assert len(world.jobs) == 6, "nobody else has come"
+
+
+def test_who_may_not_be_paused_is_left_alone(world: World) -> None:
+    for _ in range(6):
+        ask(world, CHAT, "chat", x_forebay_priority="batch")
+    for job in world.jobs:
+        world.loop.act(lambda: job.do(Job.begin, Job.say_what_nobody_understands))  # noqa: B023 - done at once
+    ask(world, CHAT, "chat", x_forebay_priority="interactive")
+    assert len(world.jobs) == 6
+    assert len(world.waiting()) == 1
+
+
+def test_batch_work_that_has_waited_long_goes_before_others_and_is_not_stopped_for_them(world: World) -> None:
+    world.routes["chat"] = replace(world.routes["chat"], fallback=(), queue_max=9, queue_timeout_s=400.0)
+    world.publish()
+    for _ in range(6):
+        ask(world, CHAT, "chat", x_forebay_priority="interactive")
+    old, new = [ask(world, CHAT, "chat", x_forebay_priority="batch") for _ in range(2)]
+    world.pass_s(121.0)
+    later = ask(world, CHAT, "chat")
+    world.loop.act(world.jobs[0].complete)
+    (job,) = [job for job in world.jobs if job.id == old]
+    world.loop.act(lambda: job.do(Job.begin, Job.say))
+    urgent = ask(world, CHAT, "chat", x_forebay_priority="interactive")
+    assert not job.gone
+    waiting = world.gateway.served["chat"].waiting
+    assert [relay.request_id.decode() for relay in waiting] == [urgent, later, new]

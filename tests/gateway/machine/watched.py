@@ -6,11 +6,11 @@ from zlib import crc32
 
 from tests.gateway.machine.voices import HEDGEABLE
 
-from forebay.core.admission import Ticket, WaitingRoom
+from forebay.core.admission import Band, Ticket, WaitingRoom, crowded
 from forebay.core.errors import Code, Refusal
 from forebay.core.model import ModelRoutes, RecordsSpec, Replica
 from forebay.core.resilience import Breaker, BreakerLimits, Outcome, admissible
-from forebay.core.routing import Route
+from forebay.core.routing import Route, Shed, Wait
 from forebay.gateway.account import Account
 from forebay.gateway.dispatch.endpoints import Endpoint
 from forebay.gateway.fleet import Link, Served
@@ -47,6 +47,7 @@ class WatchedLink(Link):
         assert relay.revision in ("", self.revision), "another revision was asked for"
         assert relay.served is self.served
         assert relay not in self.served.waiting._places, "it waits and is sent"
+        self._has_a_place_for(relay)
         self._is_admissible(relay)
         self._is_where_its_session_is(relay)
         if isinstance(relay, Hedge):
@@ -61,8 +62,17 @@ class WatchedLink(Link):
         if had and relay.gave_way and relay not in desk.gave_way:
             desk.gave_way[relay] = None
             assert self.live, f"an attempt at {self.id} gave way, where nobody can go"
-            assert self.load < self.room, f"an attempt at {self.id} gave way, which makes no room"
+            assert self.load - len(self.batch) < self.room, f"an attempt at {self.id} gave way, which makes no room"
         return had
+
+    def _has_a_place_for(self, relay: Relay) -> None:
+        """No request queues behind batch work in an engine, and batch work leaves places to others."""
+        band = relay.ticket.band
+        if band is Band.BATCH:
+            seen = self.served.seen_by(band, relay.desk.now())[self.served.links.index(self)]
+            assert seen.load < seen.room, f"batch work takes what {self.id} keeps for others"
+        elif not isinstance(relay, Hedge):
+            assert not crowded(self.load, self.places, len(self.batch), len(self.batch)), "it goes behind batch work"
 
     def _is_admissible(self, relay: Relay) -> None:
         """Whoever is shut gets requests only where nobody else could take them."""
@@ -77,7 +87,8 @@ class WatchedLink(Link):
         links = [link for link in self.served.links if link.live and could_serve(link, relay)]
         allowed = admissible_of(self.served, relay.desk.now())
         might = frozenset((link.id, link.generation) for link in [x for x in links if x in allowed] or links)
-        assert self.served.homes.setdefault((relay.ask.key, might), self) is self, "a session has left its replica"
+        here = (self.id, self.generation)
+        assert self.served.homes.setdefault((relay.ask.key, might), here) == here, "a session has left its replica"
 
     def _is_a_second_attempt(self, hedge: Hedge, first: Relay) -> None:
         """Only what is late, short, and was answered by nobody is sent twice, to two replicas, where nobody waits."""
@@ -106,9 +117,10 @@ def admissible_of(served: Served, now: float) -> list[Link]:
     return [live[at] for at in admissible([link.breaker for link in live], now)]
 
 
-def could_take(link: Link, relay: Relay) -> bool:
+def could_take(link: WatchedLink, relay: Relay) -> bool:
     """Whether the link is open to this request, as far as counts go."""
-    return link.live and link.load < link.room and could_serve(link, relay)
+    seen = link.served.seen_by(relay.ticket.band, relay.desk.now())[link.served.links.index(link)]
+    return link.live and seen.load < seen.room and could_serve(link, relay)
 
 
 def nobody_waits_in_vain(desk: "WatchedGateway", served: Served, now: float) -> None:
@@ -149,7 +161,7 @@ class WatchedServed(Served):
         super().__init__(routes, account)
         self.all_links: list[WatchedLink] = []
         self.sent: Counter[str] = Counter()
-        self.homes: dict[tuple[int, frozenset[tuple[str, int]]], WatchedLink] = {}
+        self.homes: dict[tuple[int, frozenset[tuple[str, int]]], tuple[str, int]] = {}
         """Where a session was sent, by where it might have been."""
         self.waiting = WatchedRoom(routes.queue_max, routes.queue_timeout_s)
 
@@ -179,20 +191,28 @@ class WatchedGateway(Gateway):
         if not served.pumping:
             self.unsettled.pop(served, None)
 
-    def _aim(self, relay: Relay, request: Wanted, body: bytes, endpoint: Endpoint) -> None:
-        super()._aim(relay, request, body, endpoint)
+    def aim(self, relay: Relay, request: Wanted, body: bytes, endpoint: Endpoint) -> None:
+        super().aim(relay, request, body, endpoint)
         if relay.session:  # made by chance, but a run must be like the next
             assert relay.ask is not None
             relay.session = relay.request_id
-            relay.ask = relay.ask._replace(key=crc32(relay.session))
+            relay.ask.key = crc32(relay.session)
 
     def over(self, relay: Relay, code: str, status: int, now: float) -> None:
         waits = relay.link is None or relay not in relay.link.attempts
+        narrow = relay.band is Band.BATCH or relay.revision  # others may have no use for what was freed just now
+        if narrow and relay.served in self.unsettled:
+            waits = False
         if code in SHED and waits and now < relay.ticket.deadline and relay.retries < RETRIES_MAX:
             assert not isinstance(self.choose(relay), Route), f"{code}, though there is a place for it"
         super().over(relay, code, status, now)
         self.answering[relay.request_id.decode()] = relay.link
         nobody_waits_in_vain(self, relay.served, now)
+
+    def place(self, relay: Relay) -> Route | Wait | Shed:
+        if relay.ticket.band < Band.BATCH and relay.served.running[Band.BATCH]:
+            self.unsettled[relay.served] = None
+        return super().place(relay)
 
     def again(self, relay: Relay, reason: str, problem: Refusal) -> None:
         assert isinstance(relay.link, WatchedLink)

@@ -202,6 +202,7 @@ class World:
                 assert link.load == len(attempts) + link.others
                 assert link.others >= 0
                 assert link.room >= 0
+                assert all(relay in link.attempts and relay.ticket.band is Band.BATCH for relay in link.batch)
                 charges = [relay.charge for relay in attempts if relay.charge is not None and relay.charge.waits]
                 assert all(charge.meter is link.meter for charge in charges)
                 assert link.meter._unprefilled == sum(charge.tokens for charge in charges)

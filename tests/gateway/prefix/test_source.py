@@ -43,7 +43,7 @@ def test_the_last_block_of_a_hit_says_how_it_is_known(hit_tokens: int, expected:
         assert link.blocks_seq == 9
         served.pricing.index.note(link.meter.mask, ASK.blocks, 1.0)
         assert served.source(link, ASK, hit_tokens) == expected
-        assert served.source(link, ASK._replace(blocks=()), hit_tokens) == ""
+        assert served.source(link, Ask(seed=0, tokens=450, block_tokens=100), hit_tokens) == ""
         assert served.source(link, None, hit_tokens) == ""
 
     on_loop(check)

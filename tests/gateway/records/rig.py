@@ -7,8 +7,9 @@ from pathlib import Path
 from forebay.core.model import RecordsSpec
 from forebay.gateway.records.audit import lines_after
 from forebay.gateway.records.facts import Facts
-from forebay.gateway.records.ledger import DAY_S, Sums, usage
+from forebay.gateway.records.ledger import DAY_S, usage
 from forebay.gateway.records.recorder import Recorder
+from forebay.gateway.records.saved import Sums
 from forebay.gateway.records.writer import Sink, numbered, open_append
 from forebay.obs import log
 from forebay.wire.records import Attempt, Decision, decision, payloads
@@ -23,7 +24,7 @@ def facts(n: int, *, ts: float = NOON, code: str = "ok", tenant: str = "acme", p
         ts, f"req-{n}", "chat", tenant, 200, code, 0.5, chosen="chat-0", attempts=attempts, prompt_tokens=10,
         completion_tokens=5, cached_tokens=2,
     )  # fmt: skip
-    return Facts(record, "/v1/chat/completions", "r-1", "key-1", "127.0.0.1", prompt)
+    return Facts(record, "/v1/chat/completions", revision="r-1", key="key-1", client="127.0.0.1", prompt=prompt)
 
 
 class Disk:

@@ -23,8 +23,8 @@ from tests.gateway.records.rig import (
 from forebay.core.model import RecordsSpec
 from forebay.gateway.records import audit, ledger
 from forebay.gateway.records.audit import lines_after, verify
-from forebay.gateway.records.ledger import Sums
 from forebay.gateway.records.recorder import CHECKPOINT_S, Recorder
+from forebay.gateway.records.saved import Sums
 from forebay.gateway.records.writer import Series, numbered
 from forebay.obs import log
 from forebay.wire.records import FRAME_BYTES_MAX, Event, Kind
@@ -37,7 +37,7 @@ def test_a_request_is_in_all_three_books(tmp_path: Path) -> None:
 
     assert written(tmp_path) == told(tmp_path) == ["req-1"]
     assert counted(tmp_path) == Sums(1, 10, 5, 2, 0)
-    line = next(lines_after(tmp_path / "gateway-0", 0, 1))
+    (line,) = lines_after(tmp_path / "gateway-0", 0, 1)
     assert (line.tenant, line.key, line.client, line.revision) == ("acme", "key-1", "127.0.0.1", "r-1")
     assert (line.replica, line.code, line.ms, line.ts) == ("chat-0", "ok", 500, NOON)
     records.close()

@@ -12,8 +12,9 @@ from tests.gateway.records.rig import NOON, Disk, audit_files, counted, facts, i
 
 from forebay.gateway.records import audit
 from forebay.gateway.records.audit import lines_after, verify
-from forebay.gateway.records.ledger import DAY_S, Sums
+from forebay.gateway.records.ledger import DAY_S
 from forebay.gateway.records.recorder import CHECKPOINT_S
+from forebay.gateway.records.saved import Sums
 from forebay.gateway.records.writer import OwnFolder
 
 

@@ -11,8 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from forebay.cli.settings import WRONG_USAGE, UserError
-from forebay.gateway.records.ledger import DAY_S, Key, Sums, day_text
+from forebay.gateway.records.ledger import DAY_S, Key, day_text
 from forebay.gateway.records.ledger import usage as usage_of
+from forebay.gateway.records.saved import Sums
 from forebay.gateway.records.writer import folders
 from forebay.obs.clock import wall_s
 

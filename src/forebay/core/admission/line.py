@@ -58,6 +58,9 @@ class Line(Generic[T]):
         self._counters: dict[str, float] = {}
         self._last = ""
 
+    def __bool__(self) -> bool:
+        return bool(self._arrivals or self._front_arrivals)
+
     def __iter__(self) -> Iterator[T]:
         for key in self._front:
             yield key[2]
@@ -103,8 +106,8 @@ class Line(Generic[T]):
         """Let go of the oldest, first those at the front, if it has waited `age_s` and nobody rose in that time."""
         if now - self._rose_at < age_s:
             return None
-        for arrivals in (self._front_arrivals, self._arrivals):
-            place = next(iter(arrivals.values()), None)
+        oldest = min(self._front_arrivals.values(), key=_since, default=None)  # they have waited before, or elsewhere
+        for place in (oldest, next(iter(self._arrivals.values()), None)):
             if place is not None and now - place.since >= age_s:
                 self.part(place)
                 self._rose_at = now
@@ -139,3 +142,7 @@ class Line(Generic[T]):
         if len(self._counters) > TENANTS_MAX + len(self._lanes):
             kept = {tenant, self._last, *self._lanes} & self._counters.keys()
             self._counters = {name: self._counters[name] for name in sorted(kept)}
+
+
+def _since(place: Place[T]) -> float:
+    return place.since

@@ -81,6 +81,15 @@ class WaitingRoom(Generic[T]):
         """All items in order."""
         return list(self)
 
+    def band(self, item: T) -> Band | None:
+        """Where it waits: its ticket's band, or the one to which it has risen. None: it does not wait."""
+        place = self._places.get(item)
+        return None if place is None else Band(place.band)
+
+    def ahead(self, band: Band) -> bool:
+        """Whether anybody waits in this band or above it."""
+        return any(self._lines[: band + 1])
+
     def enter(self, item: T, ticket: Ticket, now: float) -> Refused[T] | None:
         """Take a place in order. Returns who is refused.
 
@@ -93,12 +102,15 @@ class WaitingRoom(Generic[T]):
             if loser is None:
                 return refused
             self.leave(loser)
-        self._add(item, ticket, False, now)
+        self._add(item, ticket, False, now, now)
         return refused
 
-    def enter_again(self, item: T, ticket: Ticket, now: float) -> None:
-        """Go to the front of its band: it was admitted before, so the bound does not apply. The deadline stands."""
-        self._add(item, ticket, True, now)
+    def enter_again(self, item: T, ticket: Ticket, now: float, since: float | None = None) -> None:
+        """Go to the front of its band: it was admitted before, so the bound does not apply. The deadline stands.
+
+        Its age counts from `since`: who has to give way again and again is reached by age all the same.
+        """
+        self._add(item, ticket, True, now, now if since is None else since)
 
     def leave(self, item: T) -> None:
         """The item got a replica or is no longer wanted; unknown ones are ignored."""
@@ -136,12 +148,12 @@ class WaitingRoom(Generic[T]):
         """Whole seconds until a newcomer could expect a place: the line's length over the drain rate."""
         return self.rate.retry_after_s(len(self._places), now)
 
-    def _add(self, item: T, ticket: Ticket, front: bool, now: float) -> None:
+    def _add(self, item: T, ticket: Ticket, front: bool, now: float, since: float) -> None:
         assert item not in self._places, f"{item} waits already"
         self._number += 1
         deadline = ticket.deadline if ticket.deadline < math.inf else now + self.timeout_s
         key = (deadline, self._number, item)
-        place = self._places[item] = Place(key, ticket.tenant, ticket.band, front, now)
+        place = self._places[item] = Place(key, ticket.tenant, ticket.band, front, since)
         self._lines[place.band].join(place)
         insort(self._due, key)
 
@@ -166,9 +178,10 @@ class RunningTicket(Protocol):
 
     @property
     def yields(self) -> bool:
-        """Whether it may be stopped: nothing of its answer was seen yet, and it has never given way before.
+        """Whether it may be stopped.
 
-        One that gave way again and again would starve.
+        Batch work may, however often, as long as nothing that its client was sent is lost or repeated; its age, which
+        counts from when it came, keeps it from starving. All others may once, before anything of the answer was seen.
         """
 
 
@@ -176,8 +189,8 @@ def preempt(running: Iterable[R], waiting: Band) -> R | None:
     """Who gives way to a request of the band `waiting`: of the bands below it the lowest, there the newest."""
     chosen: R | None = None
     for attempt in running:
-        if attempt.band <= waiting or not attempt.yields:
+        if attempt.band <= waiting:
             continue
         if chosen is None or (attempt.band, attempt.since) > (chosen.band, chosen.since):
-            chosen = attempt
+            chosen = attempt if attempt.yields else chosen
     return chosen

@@ -13,9 +13,12 @@ from forebay.core.errors import TABLE, Blame, Code
 from forebay.core.resilience.brownout import BrownOut
 
 SLOW_START_EXTRA: Final = 4.0
-SLOW_START_S: Final = 20.0
-"""A replica that has just come back counts as five times as loaded, which fades with this time constant."""
-SLOW_START_OVER_S: Final = 10 * SLOW_START_S
+SLOW_START_S: Final = 30.0
+"""A replica that has just come back counts as five times as loaded, which fades evenly within this time.
+
+Not with a long tail: the lowest cost wins however little lower it is, so a last per cent would keep requests from it
+for as long as the others have nothing to do.
+"""
 BROWN_OUT_HANDICAP: Final = 4.0
 """So many times as loaded counts a replica that is slow: it still gets what the others cannot take."""
 
@@ -160,11 +163,10 @@ class Breaker:
             self._probed(outcome, now)
 
     def slow_start(self, now: float) -> float:
-        """1 + 4 e^(-t / 20 s) for a replica that has been ready, and its breaker closed, for t."""
+        """From 5 down to 1 for a replica that has been ready, and its breaker closed, for SLOW_START_S or longer."""
         if self.state is not _CLOSED:
             return 1.0 + SLOW_START_EXTRA
-        age_s = now - self._sound_since
-        return 1.0 + SLOW_START_EXTRA * math.exp(-age_s / SLOW_START_S) if age_s < SLOW_START_OVER_S else 1.0
+        return 1.0 + SLOW_START_EXTRA * max(0.0, 1.0 - (now - self._sound_since) / SLOW_START_S)
 
     def handicap(self, now: float) -> float:
         """How many times as loaded as it is the replica counts when one is chosen; 1 for a sound one."""

@@ -1,6 +1,6 @@
 """Which replica gets a request, and what is learned from how it went: pure choices and plain accounts."""
 
-from forebay.core.routing.choice import CAPACITY_UNKNOWN, ENDING, LIVE, choose, effective_state, room
+from forebay.core.routing.choice import CAPACITY_UNKNOWN, ENDING, LIVE, Chooser, choose, effective_state, room
 from forebay.core.routing.meter import Charge, Meter
 from forebay.core.routing.prefix import PrefixIndex, Source
 from forebay.core.routing.pricing import Pricing
@@ -27,6 +27,7 @@ __all__ = [
     "LIVE",
     "Ask",
     "Charge",
+    "Chooser",
     "Lengths",
     "Meter",
     "PrefixIndex",

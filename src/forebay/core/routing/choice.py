@@ -1,7 +1,7 @@
 """Which replica gets a request: a pure choice over read-only views, with its reason."""
 
 from collections.abc import Collection, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 from forebay.core.errors import Code
 from forebay.core.model import Policy, ReplicaState, Task
@@ -20,10 +20,29 @@ from forebay.core.routing.values import Ask, Rng, Route, Shed, View, Wait, Why
 CAPACITY_UNKNOWN: Final = 32
 """Assumed of a replica that reports no capacity: unknown is never zero."""
 LIVE: Final = (ReplicaState.READY, ReplicaState.DEGRADED)
-_READY = ReplicaState.READY  # looked up once: members of an enum are slow to get at
-_CPR, _PREFIX_AFFINITY, _CONSISTENT_HASH = Policy.CPR, Policy.PREFIX_AFFINITY, Policy.CONSISTENT_HASH
-_ROUND_ROBIN, _P2C = Policy.ROUND_ROBIN, Policy.P2C
+_READY: Final = ReplicaState.READY  # looked up once: members of an enum are slow to get at
+_CPR: Final = Policy.CPR
+_PREFIX_AFFINITY: Final = Policy.PREFIX_AFFINITY
+_CONSISTENT_HASH: Final = Policy.CONSISTENT_HASH
+_ROUND_ROBIN: Final = Policy.ROUND_ROBIN
+_P2C: Final = Policy.P2C
 ENDING: Final = (ReplicaState.DRAINING, ReplicaState.QUARANTINED, ReplicaState.STOPPED)
+
+
+class Chooser(Protocol):
+    """What `choose` is: a simulation may put another system's policy in its place."""
+
+    def __call__(
+        self,
+        policy: Policy,
+        replicas: Sequence[View],
+        tried: Collection[tuple[str, int]],
+        rng: Rng,
+        *,
+        ask: Ask | None = None,
+        pricing: Pricing | None = None,
+    ) -> Route | Wait | Shed:
+        """Pick a replica."""
 
 
 def room(capacity: int, task: Task) -> int:

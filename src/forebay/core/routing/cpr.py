@@ -1,17 +1,27 @@
 """Congestion-priced routing: every candidate's cost in seconds, for the request itself and for all others.
 
-cost = w_ttft·(queue + prefill) + w_tpot·decode + price + kv, times a handicap. The price is that of the new work:
-with little to do the quickest replica wins, near saturation the one that holds the prompt, without a switch between.
+cost = w_ttft·(queue + prefill) + w_tpot·decode + price + kv, times a handicap. The price is that of the new work, for
+who waits and for who runs there: with little to do the quickest replica wins, near saturation the one that holds the
+prompt, without a switch between. Weights and constants were chosen by simulation (docs/routing.md).
 """
 
+import math
 from collections.abc import Sequence
 from typing import Final
 
 from forebay.core.routing.pricing import SPREAD_MAX, Pricing
 from forebay.core.routing.values import Ask, Route, Score, View, Why
 
+_LATE: Final = Why.LATE  # looked up once: members of an enum are slow to get at
+_CHEAPEST: Final = Why.CHEAPEST
+_DRAWN: Final = Why.DRAWN
+
 KV_BARRIER_S: Final = 0.15
 """Cost at half-used KV memory; grows without bound towards full, where engines preempt what runs."""
+SLOPE_SPREAD_MAX: Final = 2.0
+"""How far from the usual a replica's slope is believed: pauses while prompts are read blur what is learned."""
+PAUSE: Final = 0.15
+"""While a prompt is read, all that run there pause: what a second of that counts for each, as in `Weights`."""
 TIE_SHARE: Final = 0.02
 TIE_S: Final = 0.005
 """Costs closer than these are the same: estimates are no better."""
@@ -20,60 +30,73 @@ SCATTER: Final = 0x9E37_79B1
 
 
 def cheapest(replicas: Sequence[View], pool: Sequence[int], ask: Ask, pricing: Pricing) -> Route:
-    """The candidate of the lowest cost; among equals a draw, the less loaded the likelier."""
+    """The candidate of the lowest cost; among equals a draw, the less loaded the likelier.
+
+    Promises are no limit here: passing over the one that holds the prompt, because it is late, makes others late too.
+    """
     terms = scores(replicas, pool, ask, pricing)
-    late = False
-    fits: Sequence[Score] = terms
-    if ask.ttft_budget_s is not None:
-        fits = [score for score in terms if score.queue_s + score.prefill_s <= ask.ttft_budget_s]
-        if not fits:
-            late, fits = True, terms
-    lowest = min([score.total_s for score in fits])
+    lowest = math.inf
+    for score in terms:
+        lowest = min(lowest, score.total_s)
     highest = lowest + max(TIE_SHARE * lowest, TIE_S)
-    near = [score for score in fits if score.total_s <= highest]
-    best = near[0] if len(near) == 1 else _draw(replicas, near, ask.seed)
-    why = Why.LATE if late else Why.CHEAPEST if len(near) == 1 else Why.DRAWN
+    near = [score for score in terms if score.total_s <= highest]
+    best = near[0] if len(near) == 1 else _draw(near, ask.seed)
+    budget_s = ask.ttft_budget_s
+    late = budget_s is not None and best.queue_s + best.prefill_s > budget_s
+    why = _LATE if late else _CHEAPEST if len(near) == 1 else _DRAWN
     return Route(best.at, why, best.hit_tokens, terms)
 
 
-def scores(replicas: Sequence[View], pool: Sequence[int], ask: Ask, pricing: Pricing) -> tuple[Score, ...]:
+def scores(replicas: Sequence[View], pool: Sequence[int], ask: Ask, pricing: Pricing) -> list[Score]:
     """What each of the pool would cost. A wait is at that replica's speed, the price of new work at the mean speed.
 
     Priced at its own speed, work would look dear on a slow replica even when the cache there saves most of it.
     """
     usual, usual_slope = pricing.prefill_tokens_per_s, pricing.decode_slope_s
-    slowest = usual / SPREAD_MAX
-    meters, masks, speeds, waits = [], [], [], []
+    slowest, steepest = usual / SPREAD_MAX, usual_slope * SLOPE_SPREAD_MAX
+    waits_s = speeds = 0.0
+    masks = []
     for at in pool:
         meter = replicas[at].meter
         speed = max(meter.prefill_tokens_per_s or usual, slowest)
-        meters.append(meter)
+        speeds += speed
+        waits_s += meter.queue_tokens / speed
         masks.append(meter.mask)
-        speeds.append(speed)
-        waits.append(meter.queue_tokens / speed)
     depths = pricing.index.depths(ask.blocks, masks)
-    price = pricing.price(sum(waits) / len(pool), sum(speeds) / len(pool))
+    mean = speeds / len(pool)
+    ttft, tpot, work = ask.weights
+    price, pause = pricing.price(waits_s / len(pool), mean) + work / mean, PAUSE / mean
     tokens, block_tokens, output_tokens = ask.tokens, ask.block_tokens, ask.output_tokens
-    ttft, tpot = ask.weights
     rows = []
-    for at, meter, speed, wait, depth in zip(pool, meters, speeds, waits, depths, strict=True):
-        hit = min(depth * block_tokens, tokens)
+    for n, at in enumerate(pool):
+        replica = replicas[at]
+        meter, load = replica.meter, replica.load
+        speed = max(meter.prefill_tokens_per_s or usual, slowest)
+        hit = min(depths[n] * block_tokens, tokens)
         uncached = max(1.0, tokens - meter.trust * hit)
-        prefill = uncached / speed
-        decode = output_tokens * (meter.decode_slope_s or usual_slope) * replicas[at].load
-        imposed = uncached * price
+        wait, prefill = meter.queue_tokens / speed, uncached / speed
+        slope = min(max(meter.decode_slope_s or usual_slope, usual_slope / SLOPE_SPREAD_MAX), steepest)
+        decode = output_tokens * slope * load
+        imposed = uncached * (price + pause * load)
         share, handicap = meter.kv_share, meter.handicap
         kv = KV_BARRIER_S * share / (1.0 - share)
         total = (ttft * (wait + prefill) + tpot * decode + imposed + kv) * handicap
-        rows.append(Score(at, wait, prefill, decode, imposed, kv, handicap, total, hit))
-    return tuple(rows)
+        rows.append(
+            Score(
+                at, load, queue_s=wait, prefill_s=prefill, decode_s=decode, price_s=imposed, kv_s=kv,
+                handicap=handicap, total_s=total, hit_tokens=hit,
+            )
+        )  # fmt: skip
+    return rows
 
 
-def _draw(replicas: Sequence[View], near: Sequence[Score], seed: int) -> Score:
-    weights = [1.0 / (1 + replicas[score.at].load) for score in near]
-    spot = sum(weights) * (seed * SCATTER & 0xFFFF_FFFF) / 2**32
-    for score, weight in zip(near, weights, strict=True):
-        spot -= weight
+def _draw(near: Sequence[Score], seed: int) -> Score:
+    weights = 0.0
+    for score in near:
+        weights += 1.0 / (1 + score.load)
+    spot = weights * (seed * SCATTER & 0xFFFF_FFFF) / 2**32
+    for score in near:
+        spot -= 1.0 / (1 + score.load)
         if spot < 0.0:
             return score
     return near[-1]

@@ -10,6 +10,8 @@ TRUST_STEP: Final = 0.1
 DECODE_TOKENS_MIN: Final = 8
 """Shorter answers say little about the pace."""
 SECONDS_MIN: Final = 1e-6
+LEAST_SHARE: Final = 0.25
+"""Of the usual work: a step takes its time even for the shortest prompt."""
 PACES_MAX: Final = 32
 """Most paces that are kept until somebody judges them."""
 NAME_PRIME: Final = (1 << 61) - 1
@@ -165,6 +167,13 @@ class Charge:
         self.first_at = now
         self.running = running
         self.release()
+
+    def evened(self, seconds: float, usual_tokens: float) -> float:
+        """How late its first token would have been, had there been the usual work before it.
+
+        Replicas are compared by this: who gets the long prompts, or those that no cache holds, is not slow.
+        """
+        return seconds * usual_tokens / max(self.ahead_tokens + self.tokens, LEAST_SHARE * usual_tokens)
 
     def release(self) -> None:
         """Its prompt waits no more, or it has ended. Further calls do nothing."""

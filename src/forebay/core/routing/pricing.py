@@ -17,12 +17,10 @@ SPREAD_MAX: Final = 8.0
 RHO_WINDOW_S: Final = 30.0
 RHO_MAX: Final = 0.99
 """Bounds the price: unbounded, it would send everything to one owner of a prefix for ever."""
-BETA: Final = 1.0
+BETA: Final = 0.5
 """How much the delays of others count."""
 WAIT_HALF_S: Final = 1.0
 """Mean queue wait at which the replicas count as half used, whatever the arrivals say."""
-REUSE: Final = 1.0
-"""Probability that what a new prefix pushes out of a cache is needed again."""
 
 
 class Pricing:
@@ -75,11 +73,11 @@ class Pricing:
     def price(self, wait_s: float, tokens_per_s: float) -> float:
         """Seconds that a prompt token costs others, where requests wait so long and replicas are so fast on average.
 
-        A queue at utilisation rho passes a delay on rho/(1 - rho) times. What the token evicts may be needed again.
+        A queue at utilisation rho passes a delay on rho/(1 - rho) times. What the token may push out of a cache is
+        not priced: the first copies of a prefix that many requests share would look dear, and they pay off.
         """
         rho = min(RHO_MAX, max(self.rho, wait_s / (wait_s + WAIT_HALF_S)))
-        delay = BETA * rho / (1.0 - rho)
-        return (delay * (1.0 + REUSE) + REUSE) / tokens_per_s
+        return BETA * rho / (1.0 - rho) / tokens_per_s
 
     def _fade(self, now: float) -> None:
         self._arriving *= math.exp((self._as_of - now) / RHO_WINDOW_S)

@@ -81,7 +81,7 @@ class Lengths:
 
     def tokens(self, body_bytes: int) -> int:
         """Expected length of the prompt in a request of this size."""
-        return max(1, round(body_bytes * self.tokens_per_byte))
+        return max(1, int(body_bytes * self.tokens_per_byte + 0.5))
 
 
 def _cut(sample: float, mean: float, assumed: float) -> float:

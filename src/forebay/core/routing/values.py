@@ -1,5 +1,6 @@
 """What a choice is made from and what it answers: replicas as a gateway sees them, the request, the verdict."""
 
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Final, NamedTuple, Protocol
 
@@ -48,36 +49,64 @@ class Rng(Protocol):
 
 
 class Weights(NamedTuple):
-    """How much a request minds its own delays, against the work that it makes for others (which counts 1)."""
+    """How much a request minds its own delays, against the delays that it makes for others (which count 1)."""
 
     ttft: float
     tpot: float
+    work: float
+    """How much the time that its prompt takes counts where it delays nobody."""
 
 
-INTERACTIVE: Final = Weights(1.0, 1.0)
-BATCH: Final = Weights(0.1, 0.1)
+INTERACTIVE: Final = Weights(1.0, 0.15, 0.0)
+"""As promises go: some seconds to the first token, and about a tenth of one for each of the hundreds after it."""
+BATCH: Final = Weights(0.1, 0.015, 1.0)
 """Nobody waits for it: it goes where it makes the least new work."""
 
 
-class Ask(NamedTuple):
+class Ask:
     """What routing knows of a request."""
 
-    seed: int
-    """From the request's id, so that every gateway, and a replay, draws alike."""
-    tokens: int
-    """Estimated length of the prompt."""
-    output_tokens: float = 0.0
-    """Expected length of the answer."""
-    blocks: tuple[int, ...] = ()
-    """Chained 64-bit hashes of the prompt's blocks, the first block first; empty if they are not known."""
-    block_tokens: int = 0
-    key: int = 0
-    """Hash of the session or routing key; 0 if there is none."""
-    stays: bool = False
-    """It goes where its key belongs, or waits."""
-    weights: Weights = INTERACTIVE
-    ttft_budget_s: float | None = None
-    """The first token should come within this time."""
+    __slots__ = (
+        "block_tokens",
+        "blocks",
+        "key",
+        "output_tokens",
+        "seed",
+        "stays",
+        "tokens",
+        "ttft_budget_s",
+        "weights",
+    )
+
+    def __init__(
+        self,
+        seed: int,
+        tokens: int,
+        output_tokens: float = 0.0,
+        blocks: tuple[int, ...] = (),
+        block_tokens: int = 0,
+        *,
+        key: int = 0,
+        stays: bool = False,
+        weights: Weights = INTERACTIVE,
+        ttft_budget_s: float | None = None,
+    ) -> None:
+        self.seed = seed
+        """From the request's id, so that every gateway, and a replay, draws alike."""
+        self.tokens = tokens
+        """Estimated length of the prompt."""
+        self.output_tokens = output_tokens
+        """Expected length of the answer."""
+        self.blocks = blocks
+        """Chained 64-bit hashes of the prompt's blocks, the first block first; empty if they are not known."""
+        self.block_tokens = block_tokens
+        self.key = key
+        """Hash of the session or routing key; 0 if there is none."""
+        self.stays = stays
+        """It goes where its key belongs, or waits."""
+        self.weights = weights
+        self.ttft_budget_s = ttft_budget_s
+        """The first token should come within this time."""
 
 
 class Why(StrEnum):
@@ -93,40 +122,74 @@ class Why(StrEnum):
     KEY_OVERFLOW = "where its key belongs is too loaded"
     CHEAPEST = "lowest cost"
     DRAWN = "drawn among those of the lowest cost"
-    LATE = "lowest cost, but none can answer in time"
+    LATE = "lowest cost, but not in time"
     FULL = "every replica is full"
     SESSION_FULL = "the replica of its session is full"
     NONE_READY = "no replica is ready"
     ALL_TRIED = "every live replica was tried"
 
 
-class Score(NamedTuple):
-    """What a candidate would cost, term by term; `total_s` is weighted, the terms are not."""
+class Score:
+    """What a candidate would cost, term by term; `total_s` is weighted, the terms are not.
 
-    at: int
-    queue_s: float
-    """Until the prompts ahead of it are done."""
-    prefill_s: float
-    decode_s: float
-    """What the requests that run there take from the answer's pace, over the whole answer."""
-    price_s: float
-    """The work that it makes for others."""
-    kv_s: float
-    handicap: float
-    total_s: float
-    hit_tokens: int
-    """How much of the prompt the prefix index says it holds; the terms believe it as far as it is trusted."""
+    There are as many for each request as it has candidates, so this is no tuple with names: those are slow to make.
+    """
+
+    __slots__ = (
+        "at",
+        "decode_s",
+        "handicap",
+        "hit_tokens",
+        "kv_s",
+        "load",
+        "prefill_s",
+        "price_s",
+        "queue_s",
+        "total_s",
+    )
+
+    def __init__(
+        self,
+        at: int,
+        load: int,
+        *,
+        queue_s: float,
+        prefill_s: float,
+        decode_s: float,
+        price_s: float,
+        kv_s: float,
+        handicap: float,
+        total_s: float,
+        hit_tokens: int,
+    ) -> None:
+        self.at = at
+        self.load = load
+        self.queue_s = queue_s
+        """Until the prompts ahead of it are done."""
+        self.prefill_s = prefill_s
+        self.decode_s = decode_s
+        """What the requests that run there take from the answer's pace, over the whole answer."""
+        self.price_s = price_s
+        """The work that it makes for others."""
+        self.kv_s = kv_s
+        self.handicap = handicap
+        self.total_s = total_s
+        self.hit_tokens = hit_tokens
+        """How much of the prompt the prefix index says it holds; the terms believe it as far as it is trusted."""
 
 
-class Route(NamedTuple):
+class Route:
     """Send it to `replicas[at]`."""
 
-    at: int
-    why: Why
-    hit_tokens: int = 0
-    """How much of the prompt the prefix index says it holds there; 0 if the index was not asked."""
-    terms: tuple[Score, ...] = ()
-    """All candidates, if they were scored."""
+    __slots__ = ("at", "hit_tokens", "terms", "why")
+
+    def __init__(self, at: int, why: Why, hit_tokens: int = 0, terms: Sequence[Score] = ()) -> None:
+        self.at = at
+        self.why = why
+        self.hit_tokens = hit_tokens
+        """How much of the prompt the prefix index says it holds there; 0 if the index was not asked."""
+        self.terms = terms
+        """All candidates, if they were scored."""
 
 
 class Wait(NamedTuple):

@@ -13,16 +13,8 @@ from forebay.core.tenancy.keys import (
     mint,
 )
 from forebay.core.tenancy.leases import allot
-from forebay.core.tenancy.quota import (
-    LEASE_S,
-    Amounts,
-    Asked,
-    Demand,
-    Lease,
-    Limiter,
-    Reservation,
-    amounts,
-)
+from forebay.core.tenancy.quota import Limiter, Reservation
+from forebay.core.tenancy.shares import LEASE_S, Amounts, Asked, Counts, Demand, Lease, amounts
 
 __all__ = [
     "ANONYMOUS",
@@ -30,6 +22,7 @@ __all__ = [
     "LEASE_S",
     "Amounts",
     "Asked",
+    "Counts",
     "Demand",
     "Denied",
     "Directory",

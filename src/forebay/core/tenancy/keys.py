@@ -51,7 +51,7 @@ class Tenant:
 
     def may_use(self, model: str) -> bool:
         """Whether the allow-list has the model."""
-        return any(fnmatchcase(model, pattern) for pattern in self.models)
+        return self.models == ALL_MODELS or any(fnmatchcase(model, pattern) for pattern in self.models)
 
     def band_of(self, asked: Band | None) -> Band:
         """The band of a request that asks for one, or for none."""

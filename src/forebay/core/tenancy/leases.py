@@ -19,7 +19,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from forebay.core.tenancy.quota import LEASE_S, SLOTS, UNLIMITED, Amounts, Demand, Lease, equal_part
+from forebay.core.tenancy.quota import SLOTS
+from forebay.core.tenancy.shares import LEASE_S, UNLIMITED, Amounts, Demand, Lease, equal_part
 
 FLOOR: Final = Amounts(25, 25, 25, 0)
 """Percent of an equal part that a gateway has whatever the others want."""

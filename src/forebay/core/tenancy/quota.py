@@ -6,69 +6,13 @@ What a request uses counts where it was reserved; what it used beyond its estima
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 from forebay.core.errors import Code
-from forebay.core.tenancy.keys import Denied, Quota, Tenant
+from forebay.core.tenancy.keys import Denied, Tenant
+from forebay.core.tenancy.shares import LEASE_S, UNLIMITED, Amounts, Asked, Demand, Lease, amounts, equal_part
 
 SLOTS: Final = 61
-LEASE_S: Final = 10.0
-"""How long a share of a minute is good after the report that it answers; control looks about once a second."""
-UNLIMITED: Final = 1 << 60
-"""Stands for a limit that there is not, larger than anything that is ever used."""
-
-
-class Amounts(NamedTuple):
-    """One number for each limit: requests and tokens of a minute, open streams, tokens of the day."""
-
-    requests: int
-    tokens: int
-    streams: int
-    day_tokens: int
-
-
-def amounts(quota: Quota) -> Amounts:
-    """A tenant's limits as numbers."""
-    limits = (quota.requests_per_min, quota.tokens_per_min, quota.streams_max, quota.tokens_per_day)
-    return Amounts(*(UNLIMITED if limit is None else limit for limit in limits))
-
-
-def equal_part(limit: Amounts, gateways: int) -> Amounts:
-    """What each gateway may hand out while nothing else was agreed."""
-    return Amounts(*(total if total >= UNLIMITED else total // gateways for total in limit))
-
-
-class Asked(NamedTuple):
-    """A tenant at one gateway: the share it goes by, what is used of it, and what was asked for, granted or not."""
-
-    share: Amounts
-    used: Amounts
-    wanted: Amounts
-
-
-@dataclass(frozen=True, slots=True)
-class Demand:
-    """What a gateway reports of all tenants with limits. `at`: its own clock; `day`: since the epoch, in UTC."""
-
-    at: float
-    day: int
-    tenants: Mapping[str, Asked]
-
-
-@dataclass(frozen=True, slots=True)
-class Lease:
-    """What one gateway may hand out.
-
-    `asked_at` is `Demand.at` of the report that it answers (the gateway's clock), `heard_at` when control had that
-    report (control's clock). `held`: what the gateway may still go by or have used, until it reports otherwise.
-    """
-
-    asked_at: float
-    heard_at: float
-    day: int
-    shares: Mapping[str, Amounts]
-    held: Mapping[str, Amounts]
 
 
 class _Window:

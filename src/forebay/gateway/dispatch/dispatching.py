@@ -10,6 +10,7 @@ from typing import Final
 
 import msgspec
 
+from forebay.core.admission import Band
 from forebay.core.dispatch import Chosen, Facts, Table, fall_back, make_table, may_fall_back, resolve, split
 from forebay.core.errors import Code, Refusal
 from forebay.core.model import Condition, Dispatch, Snapshot, Task
@@ -17,6 +18,7 @@ from forebay.core.routing.speed import TOKENS_PER_BYTE
 from forebay.core.tenancy import ANONYMOUS, Tenant
 from forebay.gateway.dispatch.endpoints import Endpoint
 from forebay.gateway.fleet import Link, Served
+from forebay.gateway.tenancy import DeniedRefusal, forbidden
 from forebay.net.server import Exchange
 from forebay.wire.apis.wanted import Wanted
 from forebay.wire.documents import UNREADABLE
@@ -61,12 +63,16 @@ class Dispatcher:
     def resolve(self, request: Wanted, exchange: Exchange, task: Task, tenant: Tenant = ANONYMOUS) -> Chosen | None:
         """The model for a request. None: the one that it names, if there is one.
 
-        Raises `Refusal` for a budget that makes no sense, and if the name stands for no model that would do.
+        Raises `Refusal` for a budget that makes no sense, and if the name stands for no model that would do, or for
+        none that the tenant may use.
         """
         name, table = request.model, self._table
         asked, revision = split(name)
         if asked not in table.aliases and asked not in table.rules and not revision:
             return None
+        to = table.aliases.get(asked, asked)
+        if not any(map(tenant.may_use, (to, *(rule.then for _, rule in table.rules.get(to, ()))))):
+            raise DeniedRefusal(forbidden(tenant, name))  # as for a name that there is not
         chosen = resolve(table, _facts(table, request, exchange, task, tenant))
         if chosen is not None:
             return chosen
@@ -83,6 +89,8 @@ class Dispatcher:
         served: Mapping[str, Served],
         trouble: Condition,
         tenant: Tenant = ANONYMOUS,
+        *,
+        band: Band = Band.DEFAULT,
     ) -> Chosen | None:
         """The model that steps in for one with such a trouble, if the caller agrees and may use it."""
         table = self._table
@@ -93,20 +101,22 @@ class Dispatcher:
         given = exchange.header(FALLBACK)
         if not may_fall_back(routes, given.decode("latin-1") if given is not None else None):
             return None
+        cost_max = _cost_max(exchange)
         states = {
-            each.model: condition(served[each.model])
+            each.model: condition(served[each.model], band)
             for each in routes.fallback
-            if each.model in served and tenant.may_use(each.model)
+            if each.model in served and tenant.may_use(each.model) and _price(table, each.model) <= cost_max
         }
         return fall_back(table, chosen, {**states, meant: trouble})
 
 
-def condition(served: Served) -> Condition:
-    """How a model is just now."""
+def condition(served: Served, band: Band) -> Condition:
+    """How a model is just now for a request of this band: batch work is not in the way of any other."""
     live = [link for link in served.links if link.live]
     if not live:
         return Condition.DOWN
-    free = not served.waiting and any(link.load < link.room for link in live)
+    loads = [link.load - (len(link.batch) if band < Band.BATCH else 0) for link in live]
+    free = not served.waiting.ahead(band) and any(load < x.room for load, x in zip(loads, live, strict=True))
     return Condition.FREE if free else Condition.SATURATED
 
 
@@ -168,3 +178,15 @@ def _budget(exchange: Exchange, name: bytes) -> float:
     if not NUMBER.fullmatch(given):
         raise Refusal(Code.INVALID_REQUEST, f"'{name.decode()}': a positive number is wanted.", name.decode())
     return float(given)
+
+
+def _cost_max(exchange: Exchange) -> float:
+    try:
+        return _budget(exchange, COST)
+    except Refusal:  # who is misunderstood gets an error rather than a model that it might not pay for
+        return -1.0
+
+
+def _price(table: Table, model: str) -> float:
+    price = table.models[model].price_per_mtok
+    return math.inf if price is None else price

@@ -1,5 +1,6 @@
 """The audit log of one gateway: a chain of lines (`wire.records`) over a series of files, and its head."""
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -8,6 +9,7 @@ from typing import Final
 
 import msgspec
 
+from forebay.core.errors import Code
 from forebay.gateway.records.facts import Facts
 from forebay.gateway.records.writer import Opener, Series, numbered, open_append, replace_file
 from forebay.obs.clock import wall_s
@@ -21,6 +23,9 @@ PROMPT_BYTES_MAX: Final = 65_536
 """Longer bodies are cut."""
 FLAWS_MAX: Final = 100
 """More flaws of one file are counted, not listed."""
+STRANGERS_PER_MIN: Final = 60
+"""Lines about requests without a good key: anybody can send those, and the log is kept for good."""
+STRANGERS: Final = f"of requests without a good key, {STRANGERS_PER_MIN} a minute are written"
 NOT_UP: Final = "the gateway could not open its records"
 TOO_MANY: Final = "more lines came at once than can be held"
 
@@ -39,6 +44,9 @@ class AuditLog:
         self._head: Head | None = None
         self._gap = 0
         self._gap_why = TOO_MANY
+        self._minute = 0.0
+        self._strangers = 0
+        self._skipped = 0
 
     @property
     def written(self) -> int:
@@ -80,6 +88,8 @@ class AuditLog:
                 self._gap_why = NOT_UP
             return
         d = facts.decision
+        if d.code == Code.UNAUTHORIZED and self._too_many(d.ts):
+            return
         line = AuditLine(
             0, "", "", "request", d.ts, d.request_id, d.tenant, facts.key, facts.client, facts.path, d.model,
             facts.revision, d.chosen, d.status, d.code, int(d.total_s * 1000 + 0.5), d.prompt_tokens,
@@ -103,6 +113,9 @@ class AuditLog:
             self._tell(Event.GAP, self._gap_why, lines=self._gap)
             self._gap, self._gap_why = 0, TOO_MANY
             series.write()
+        if self._skipped and not 0 <= wall_s() - self._minute < 60.0:
+            self._tell_skipped()
+            series.write()
         if self._files_max and series.number != number:
             self._prune()
         if self._chain.head != self._head:
@@ -111,8 +124,26 @@ class AuditLog:
 
     def close(self) -> None:
         """Close the file; what is still held is lost."""
+        if self._skipped:
+            self._tell_skipped()
+            with contextlib.suppress(OSError):
+                self.flush()
         self.lost += len(self._series.held)
         self._series.close()
+
+    def _too_many(self, ts: float) -> bool:
+        """Count a request without a good key; `ts`: its end, seconds since the epoch."""
+        if not 0 <= ts - self._minute < 60.0:
+            if self._skipped:
+                self._tell_skipped()
+            self._minute, self._strangers = ts, 0
+        self._strangers += 1
+        self._skipped += self._strangers > STRANGERS_PER_MIN
+        return self._strangers > STRANGERS_PER_MIN
+
+    def _tell_skipped(self) -> None:
+        self._tell(Event.SKIPPED, STRANGERS, lines=self._skipped)
+        self._skipped = 0
 
     def _tell(self, event: Event, why: str, lines: int = 0, pruned: Head | None = None) -> None:
         """Note what is about the log itself."""

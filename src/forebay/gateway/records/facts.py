@@ -1,35 +1,46 @@
 """What a gateway knows of a request when it has ended, and what its tokens were."""
 
-from typing import NamedTuple
-
-import msgspec
-
 from forebay.wire.records import Decision
 
 
-class Facts(msgspec.Struct, gc=False):
+class Facts:
     """One finished request. The rest of what the audit log says is in `decision`."""
 
-    decision: Decision
-    path: str
-    """The endpoint, without a query: keys are sent in queries too."""
-    revision: str = ""
-    """Of the replica that answered."""
-    key: str = ""
-    """Id of the API key, never the key."""
-    client: str = ""
-    """Address of the client."""
-    prompt: bytes = b""
-    """The body of the request; needed only where `Recorder.prompts` says so."""
+    __slots__ = ("client", "decision", "key", "path", "prompt", "revision")
+
+    def __init__(
+        self,
+        decision: Decision,
+        path: str,
+        *,
+        revision: str = "",
+        key: str = "",
+        client: str = "",
+        prompt: bytes = b"",
+    ) -> None:
+        self.decision = decision
+        self.path = path
+        """The endpoint, without a query: keys are sent in queries too."""
+        self.revision = revision
+        """Of the replica that answered."""
+        self.key = key
+        """Id of the API key, never the key."""
+        self.client = client
+        """Address of the client."""
+        self.prompt = prompt
+        """The body of the request; needed only where `Recorder.prompts` says so."""
 
 
-class Used(NamedTuple):
+class Used:
     """Tokens of a request. `estimated`: no worker told them."""
 
-    prompt: int
-    completion: int
-    cached: int
-    estimated: bool
+    __slots__ = ("cached", "completion", "estimated", "prompt")
+
+    def __init__(self, prompt: int, completion: int, cached: int, *, estimated: bool) -> None:
+        self.prompt = prompt
+        self.completion = completion
+        self.cached = cached
+        self.estimated = estimated
 
 
 def used(told: tuple[int, int, int] | None, events: int, prompt_estimate: int) -> Used:
@@ -40,5 +51,6 @@ def used(told: tuple[int, int, int] | None, events: int, prompt_estimate: int) -
     if any came. Nothing was used where nothing was answered.
     """
     if told is not None:
-        return Used(*told, estimated=False)
+        prompt, completion, cached = told
+        return Used(prompt, completion, cached, estimated=False)
     return Used(prompt_estimate if events else 0, events, 0, estimated=events > 0)

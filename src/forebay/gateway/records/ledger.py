@@ -14,6 +14,7 @@ import msgspec
 
 from forebay.core.errors import TABLE
 from forebay.gateway.records.audit import lines_after
+from forebay.gateway.records.saved import Day, Position, Row, Sums
 from forebay.gateway.records.writer import replace_file
 from forebay.wire.documents import UNREADABLE
 
@@ -34,43 +35,6 @@ OUTCOMES: Final = {"ok": "ok", "client_closed": "cancelled"} | {
 
 Key = tuple[str, str, str]
 """Tenant, model, outcome."""
-
-
-class Sums(msgspec.Struct, gc=False):
-    """What adds up. `estimated` are requests whose tokens are the gateway's own count."""
-
-    requests: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    cached_tokens: int = 0
-    estimated: int = 0
-
-    def add(self, other: "Sums") -> None:
-        """Add another."""
-        self.requests += other.requests
-        self.prompt_tokens += other.prompt_tokens
-        self.completion_tokens += other.completion_tokens
-        self.cached_tokens += other.cached_tokens
-        self.estimated += other.estimated
-
-
-class Row(Sums, gc=False, kw_only=True):
-    """What is saved of a key."""
-
-    tenant: str
-    model: str
-    outcome: str
-
-
-class _Day(msgspec.Struct):
-    """A day's file. `seq`: audit lines up to this one are counted."""
-
-    seq: int = 0
-    rows: list[Row] = []
-
-
-class _Position(msgspec.Struct):
-    seq: int = 0
 
 
 class Ledger:
@@ -134,8 +98,8 @@ class Ledger:
                 Row(tenant=key[0], model=key[1], outcome=key[2], **msgspec.structs.asdict(sums))
                 for key, sums in sorted(rows.items())
             ]
-            replace_file(path, msgspec.json.encode(_Day(self._seq, saved)))
-        replace_file(self._folder / POSITION, msgspec.json.encode(_Position(self._seq)))
+            replace_file(path, msgspec.json.encode(Day(self._seq, saved)))
+        replace_file(self._folder / POSITION, msgspec.json.encode(Position(self._seq)))
         newest = max(self._dirty, default=0)
         self._dirty.clear()
         over = [day for day in self._days if day < newest]
@@ -156,7 +120,7 @@ class _Late(NamedTuple):
     sums: Sums
 
 
-def _not_counted(folder: Path, position: int, days: dict[int, _Day]) -> Iterator[_Late]:
+def _not_counted(folder: Path, position: int, days: dict[int, Day]) -> Iterator[_Late]:
     """What the audit lines tell beyond the days' files. Of those not in `days` the files are read. Raises OSError."""
     for line in lines_after(folder, position, REPLAY_FILES_MAX):
         day = int(line.ts // DAY_S)
@@ -207,15 +171,15 @@ def _day_files(folder: Path) -> list[tuple[int, Path]]:
     return sorted(found)
 
 
-def _read_day(path: Path) -> _Day:
+def _read_day(path: Path) -> Day:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=_Day)
+        return msgspec.json.decode(path.read_bytes(), type=Day)
     except (FileNotFoundError, *UNREADABLE):
-        return _Day()
+        return Day()
 
 
 def _read_position(folder: Path) -> int:
     try:
-        return msgspec.json.decode((folder / POSITION).read_bytes(), type=_Position).seq
+        return msgspec.json.decode((folder / POSITION).read_bytes(), type=Position).seq
     except (FileNotFoundError, *UNREADABLE):
         return 0

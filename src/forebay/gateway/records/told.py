@@ -45,7 +45,7 @@ def facts(relay: "Relay", code: str, status: int, now: float, spent: Used) -> Fa
     revision = link.revision if link is not None else ""
     body = relay.request.partition(b"\r\n\r\n")[2] if relay.desk.keeps_prompts else b""
     key = relay.admitted.key_id if relay.admitted is not None else ""
-    return Facts(decision, relay.path, revision, key, relay.client, body)
+    return Facts(decision, relay.path, revision=revision, key=key, client=relay.client, prompt=body)
 
 
 def line(relay: "Relay", code: str, status: int, now: float) -> Line:
@@ -74,16 +74,22 @@ def line(relay: "Relay", code: str, status: int, now: float) -> Line:
 
 
 def candidates(links: Sequence["Link"], route: Route) -> tuple[Candidate, ...]:
-    """All that a choice looked at, with what each would cost if they were scored."""
+    """All that a choice looked at, with what each would cost if they were scored; the route lets go of its terms."""
     if not route.terms:
         return tuple([Candidate(x.id, x.generation, x.state, x.load, x.room) for x in links])
     terms: Sequence[Score] = route.terms
     if len(terms) > CANDIDATES_MAX:  # the best are kept; who reads them sorts them
         terms = sorted(terms, key=lambda score: (score.total_s, score.at))
     rows = []
-    for score in terms:
-        x = links[score.at]
-        rows.append(Candidate(x.id, x.generation, x.state, x.load, x.room, *score[1:]))
+    for s in terms:
+        x = links[s.at]
+        rows.append(
+            Candidate(
+                x.id, x.generation, x.state, s.load, x.room, s.queue_s, s.prefill_s, s.decode_s, s.price_s, s.kv_s,
+                s.handicap, s.total_s, s.hit_tokens,
+            )
+        )  # fmt: skip
+    route.terms = ()  # they would be kept twice, and a stream may last for hours
     return tuple(rows)
 
 

@@ -27,6 +27,16 @@ class Prompt(msgspec.Struct, gc=False, kw_only=True):
         return memoryview(self.messages or self.prompt or self.input)
 
 
+class Fields(Prompt, gc=False):
+    """The fields of a body that a gateway reads, beside the prompt."""
+
+    model: str
+    stream: bool | None = None
+    max_tokens: msgspec.Raw = NOTHING
+    max_completion_tokens: msgspec.Raw = NOTHING
+    max_output_tokens: msgspec.Raw = NOTHING
+
+
 _decode = msgspec.json.Decoder(Prompt).decode
 
 

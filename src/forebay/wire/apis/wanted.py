@@ -9,35 +9,36 @@ from typing import Final
 import msgspec
 
 from forebay.core.errors import Code, Refusal
-from forebay.wire.apis.prompt import NOTHING, Prompt, put_in_order
+from forebay.wire.apis.prompt import Fields, put_in_order
 
 DIGITS_MAX: Final = 9
+NO_TEXT: Final = memoryview(b"")
 FIELD: Final = re.compile(r"(?:required field `|at `\$\.)([^`]*)`")
 
 
-class Wanted(Prompt, gc=False):
-    """The fields that routing needs, beside the prompt; the replica checks all the others, and these again."""
+class Wanted:
+    """What routing needs of a body; the replica checks all fields, these again.
 
-    model: str
-    stream: bool | None = None
-    max_tokens: msgspec.Raw = NOTHING
-    max_completion_tokens: msgspec.Raw = NOTHING
-    max_output_tokens: msgspec.Raw = NOTHING
+    `text` is the JSON of what the model is to read; `limit` the most tokens that the answer may have, 0 if none is
+    given, or one that the replica refuses.
+    """
 
-    @property
-    def limit(self) -> int:
-        """The most tokens that the answer may have; 0 if none is given, or one that the replica refuses."""
-        digits = bytes(self.max_completion_tokens or self.max_tokens or self.max_output_tokens)
-        return int(digits) if digits.isdigit() and len(digits) <= DIGITS_MAX else 0
+    __slots__ = ("limit", "model", "stream", "text")
+
+    def __init__(self, model: str, text: memoryview = NO_TEXT, *, stream: bool = False, limit: int = 0) -> None:
+        self.model = model
+        self.text = text
+        self.stream = stream
+        self.limit = limit
 
 
-_decode = msgspec.json.Decoder(Wanted).decode
+_decode = msgspec.json.Decoder(Fields).decode
 
 
 def wanted(body: bytes) -> Wanted:
     """Read a body. Raises `Refusal`."""
     try:
-        request = _decode(body)
+        fields = _decode(body)
     except msgspec.ValidationError as error:
         field = FIELD.search(str(error))
         raise Refusal(Code.INVALID_REQUEST, f"{error}.", field[1] if field else None) from None
@@ -47,5 +48,13 @@ def wanted(body: bytes) -> Wanted:
         raise Refusal(Code.INVALID_JSON, "The body is not valid UTF-8.") from None
     except RecursionError:
         raise Refusal(Code.INVALID_JSON, "The body is nested too deeply.") from None
-    put_in_order(request)
-    return request
+    put_in_order(fields)
+    return Wanted(fields.model, fields.text, stream=fields.stream is True, limit=_limit(fields))
+
+
+def _limit(fields: Fields) -> int:
+    given = fields.max_completion_tokens or fields.max_tokens or fields.max_output_tokens
+    if not given:
+        return 0
+    digits = bytes(given)
+    return int(digits) if digits.isdigit() and len(digits) <= DIGITS_MAX else 0

@@ -1,0 +1,72 @@
+"""Sends requests that their own model cannot serve to one that steps in for it, or refuses them."""
+
+from typing import TYPE_CHECKING
+
+from forebay.core.dispatch import Chosen
+from forebay.core.errors import Refusal
+from forebay.core.model import Condition
+from forebay.core.routing import Route
+from forebay.core.tenancy import ANONYMOUS
+from forebay.gateway.dispatch.dispatching import condition, renamed
+from forebay.gateway.dispatch.endpoints import ENDPOINTS
+from forebay.wire.apis.wanted import wanted
+
+if TYPE_CHECKING:
+    from forebay.gateway.fleet import Served
+    from forebay.gateway.gateway import Gateway
+    from forebay.gateway.relay import Relay
+
+
+def turn_away(
+    gateway: "Gateway",
+    relay: "Relay",
+    problem: Refusal,
+    retry_after_s: int,
+    trouble: Condition = Condition.SATURATED,
+) -> None:
+    """Its model cannot serve it: let another one do so, or refuse it."""
+    if not relay.served.ready:
+        trouble = Condition.DOWN
+    if not fall_back(gateway, relay, trouble):
+        relay.refuse(problem, retry_after_s)
+
+
+def fall_back(gateway: "Gateway", relay: "Relay", trouble: Condition) -> bool:
+    """Send it to a model that steps in for its own, if there is one and its caller agrees."""
+    before = relay.served
+    if relay.exchange.started:
+        return False
+    chosen = relay.chosen or Chosen(before.routes.name, "")
+    tenant = relay.admitted.tenant if relay.admitted is not None else ANONYMOUS
+    exchange, band = relay.exchange, relay.ticket.band
+    found = gateway.dispatcher.fall_back(chosen, exchange, gateway.served, trouble, tenant, band=band)
+    if found is None:
+        return False
+    try:
+        body = renamed(relay.request.partition(b"\r\n\r\n")[2], found.model)
+    except Refusal:  # the replica will say so
+        return False
+    before.waiting.leave(relay)
+    before.account.fell_back(trouble).inc()
+    relay.asked = relay.asked or chosen.model
+    relay.chosen, relay.served = found, gateway.served[found.model]
+    relay.tried, relay.ask, relay.charge, relay.session = (), None, None, b""
+    if relay.timer is not None:
+        relay.timer.cancel()
+        relay.timer = None
+    gateway.aim(relay, wanted(body), body, ENDPOINTS[relay.path.encode()])
+    choice = gateway.place(relay)
+    if isinstance(choice, Route):
+        gateway.send(relay, choice)
+    else:  # breakers may have changed their mind
+        relay.served.waiting.enter_again(relay, relay.ticket, gateway.now())
+    return True
+
+
+def fall_back_all(gateway: "Gateway", served: "Served") -> None:
+    """No replica takes requests: do not let them wait for it where others can step in at once."""
+    others = [gateway.served[each.model] for each in served.routes.fallback if each.model in gateway.served]
+    for relay in served.waiting.waiting():
+        if not any(condition(other, relay.ticket.band) is Condition.FREE for other in others):
+            return
+        fall_back(gateway, relay, Condition.DOWN)

@@ -1,0 +1,129 @@
+"""What is written down of requests: decisions, audit lines, and the end of a chain of these. Values only."""
+
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+
+NOTHING: Final = "0" * 64
+"""What the first line of a chain follows."""
+
+
+class Candidate(msgspec.Struct, array_like=True, gc=False):
+    """A replica that was looked at, and every term of its score: seconds, 0 where the policy has no such term."""
+
+    replica: str
+    generation: int
+    state: str
+    load: int
+    room: int
+    queue_s: float = 0.0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    price_s: float = 0.0
+    kv_s: float = 0.0
+    handicap: float = 1.0
+    total_s: float = 0.0
+    hit_tokens: float = 0.0
+
+
+class Attempt(msgspec.Struct, array_like=True, gc=False):
+    """One try on a replica: why it was chosen, how that ended (`ok` or a reason), how long it took."""
+
+    replica: str
+    why: str
+    outcome: str
+    seconds: float
+
+
+class Decision(msgspec.Struct, array_like=True, tag=1, gc=False):
+    """What was decided about one request, and what came of it. `ts`: its end, seconds since the epoch.
+
+    Fields may be added at the end, with a default: then old files can still be read.
+    """
+
+    ts: float
+    request_id: str
+    model: str
+    tenant: str
+    status: int
+    code: str
+    """`ok`, `client_closed` or an error code."""
+    total_s: float
+    policy: str = ""
+    why: str = ""
+    candidates: tuple[Candidate, ...] = ()
+    others: int = 0
+    """Candidates that are not listed."""
+    chosen: str = ""
+    """The replica that answered; empty if none was reached."""
+    attempts: tuple[Attempt, ...] = ()
+    queued_s: float = 0.0
+    ttft_s: float = 0.0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    estimated: bool = False
+    """The tokens are the gateway's own count: no worker has told them, as of a cancelled stream."""
+    resumed: int = 0
+    """How often the stream went on elsewhere."""
+    report_age_s: float = 0.0
+    """Age of the chosen replica's load report when it was chosen."""
+    asked: str = ""
+    """The model's name in the request, if another one served it."""
+    hit: str = ""
+    """How it is known that the chosen replica holds a part of the prompt, a `core.routing.Source`."""
+
+
+class Event(StrEnum):
+    """What an audit line is about."""
+
+    REQUEST = "request"
+    GAP = "gap"
+    """Lines were lost because they could not be written: how many, and why."""
+    BROKEN = "broken"
+    """The gateway came up and could not tell whether the chain still had its end."""
+    SKIPPED = "skipped"
+    """Requests without a good key were counted, not written: how many, and why."""
+    PRUNED = "pruned"
+    """Files up to the line `pruned_seq` were removed by the gateway, as it was told to."""
+
+
+class AuditLine(msgspec.Struct, gc=False, omit_defaults=True):
+    """Which model was called, when, by whom, from where, with what outcome. Defaults are left out of the line."""
+
+    seq: int
+    prev: str
+    chain: str
+    event: str
+    ts: float
+    request_id: str = ""
+    tenant: str = ""
+    key: str = ""
+    """Id of the API key, never the key."""
+    client: str = ""
+    """Address of the client."""
+    path: str = ""
+    model: str = ""
+    revision: str = ""
+    replica: str = ""
+    status: int = 0
+    code: str = ""
+    ms: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    estimated: bool = False
+    prompt: str = ""
+    """The body of the request, if the cluster file says so."""
+    lines: int = 0
+    why: str = ""
+    pruned_seq: int = 0
+    pruned_hash: str = ""
+
+
+class Head(msgspec.Struct, frozen=True):
+    """The end of a chain: number and hash of its last line."""
+
+    seq: int = 0
+    hash: str = NOTHING

@@ -1,0 +1,48 @@
+"""A model for which nobody may wait."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+from tests.gateway.rig import CHAT, ROUTES, Front, Worker, chat, fronting, post, routes, whole, working
+from tests.net.rig import run, until
+
+from forebay.net.server import Exchange
+
+BATCH = post(chat(), CHAT, b"x-forebay-priority: batch")
+URGENT = post(chat(), CHAT, b"x-forebay-priority: interactive")
+
+
+def silent(exchange: Exchange) -> None:
+    """Answer later."""
+
+
+async def status(front: Front, request: bytes) -> int:
+    return (await front.ask(request)).status
+
+
+def test_the_urgent_take_the_place_of_batch_where_nobody_may_wait(tmp_path: Path) -> None:
+    async def main() -> None:
+        worker = Worker(silent)
+        worker.report = replace(worker.report, capacity=1)
+        async with working(worker):
+            base = replace(ROUTES, queue_max=0)
+            async with fronting(tmp_path, routes(worker, base=base)) as front, asyncio.TaskGroup() as group:
+                await front.ready()
+                await until(lambda: worker.polls > 1)
+                asked: list[asyncio.Task[int]] = []
+                while not any(task.done() for task in asked):
+                    before = len(worker.requests)
+                    asked.append(task := group.create_task(status(front, BATCH)))
+                    await until(lambda: task.done() or len(worker.requests) > before)  # noqa: B023
+                assert asked.pop().result() == 429
+                urgent = group.create_task(status(front, URGENT))
+                await until(lambda: len(worker.requests) > len(asked))
+                worker.answer = whole
+                for exchange in list(worker.requests):
+                    whole(exchange)
+                async with asyncio.timeout(10):
+                    assert await urgent == 200
+                    assert [await task for task in asked] == [200] * len(asked)
+
+    run(main())

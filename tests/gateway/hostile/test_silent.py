@@ -1,0 +1,47 @@
+"""Replicas that answer load polls, and of a request nothing, or nothing to its end."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.gateway.rig import JSON, RETRYABLE, ROUTES, Worker, chat, cluster, post, whole
+from tests.net.rig import run
+
+from forebay.core.model import Policy
+from forebay.net import client
+from forebay.net.server import Exchange, Handler
+
+
+def silent(exchange: Exchange) -> None:
+    """Never answer."""
+
+
+def half(exchange: Exchange) -> None:
+    """Promise an answer that never comes to its end."""
+    exchange.start(200, [JSON])
+    exchange.write(b'{"object":')
+
+
+def half_a_refusal(exchange: Exchange) -> None:
+    """Never say why not."""
+    exchange.start(503, [JSON, RETRYABLE])
+    exchange.write(b'{"error":')
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("bad", [silent, half, half_a_refusal])
+def test_a_request_that_a_replica_has_lost_goes_to_another_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: Handler
+) -> None:
+    for name in ("SILENCE_S", "FAILURE_S", "SWEEP_S"):
+        monkeypatch.setattr(client, name, 0.05)
+
+    async def main() -> None:
+        workers = Worker(bad, "chat-0"), Worker(whole, "chat-1")
+        async with cluster(tmp_path, *workers, base=replace(ROUTES, policy=Policy.ROUND_ROBIN)) as front:
+            for _ in range(2):
+                assert (await front.ask(post(chat()))).status == 200
+            assert workers[0].requests
+            assert await front.metric('forebay_in_flight{model="chat"}') == 0
+
+    run(main())

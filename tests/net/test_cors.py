@@ -1,0 +1,71 @@
+"""CORS: which pages a browser lets read our answers."""
+
+import pytest
+from tests.net.rig import get, peer, run, serving
+
+from forebay.net.cors import Cors
+from forebay.net.server import Exchange
+
+PAGE = b"origin: https://app.example"
+ALLOW = b"access-control-allow-origin"
+ASKING = (b"access-control-request-method: POST", b"access-control-request-headers: authorization,content-type")
+
+
+@pytest.mark.parametrize(
+    ("origins", "fields", "allowed", "vary"),
+    [
+        ((), (PAGE,), None, b"origin"),
+        (("*",), (PAGE,), b"*", None),
+        (("https://app.example", "http://localhost:3000"), (PAGE,), b"https://app.example", b"origin"),
+        (("https://other.example",), (PAGE,), None, b"origin"),
+        (("https://app.example",), (b"origin: null",), None, b"origin"),
+        (("https://app.example",), (b"origin: https://app.example.evil",), None, b"origin"),
+        (("*",), (), None, None),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_page_may_read_an_answer_if_its_origin_is_listed(
+    origins: tuple[str, ...], fields: tuple[bytes, ...], allowed: bytes | None, vary: bytes | None, stream: bool
+) -> None:
+    cors = Cors(origins)
+
+    def handle(exchange: Exchange) -> None:
+        assert not cors.answers(exchange)
+        if stream:
+            exchange.start(200, [])
+            exchange.end()
+        else:
+            exchange.respond(404, [], b"no")
+
+    async def main() -> None:
+        async with serving(handle) as server, peer(server.port) as client:
+            client.send(get(b"/", *fields))
+            answer = await client.answer()
+            assert answer.headers.get(ALLOW) == allowed
+            assert answer.headers.get(b"vary") == vary
+            assert (b"access-control-expose-headers" in answer.headers) is (allowed is not None)
+
+    run(main())
+
+
+@pytest.mark.parametrize(("origins", "may"), [(("*",), True), (("https://app.example",), True), ((), False)])
+def test_a_browser_that_asks_first_is_told(origins: tuple[str, ...], may: bool) -> None:
+    cors = Cors(origins)
+
+    def handle(exchange: Exchange) -> None:
+        if not cors.answers(exchange):
+            exchange.respond(405, [], b"")
+
+    async def main() -> None:
+        async with serving(handle) as server, peer(server.port) as client:
+            question = get(b"/v1/models", PAGE, *ASKING).replace(b"GET", b"OPTIONS", 1)
+            client.send(question)
+            answer = await client.answer()
+            assert answer.status == 204
+            assert (answer.headers.get(ALLOW) is not None) is may
+            assert (answer.headers.get(b"access-control-allow-headers") == b"authorization,content-type") is may
+            assert (b"POST" in answer.headers.get(b"access-control-allow-methods", b"")) is may
+            client.send(question.replace(ASKING[0] + b"\r\n", b""))
+            assert (await client.answer()).status == 405
+
+    run(main())
