@@ -22,6 +22,7 @@ COMMANDS = (
     "reload",
     "chat",
     "bench",
+    "simulate",
     "doctor",
     "schema",
     "config check",

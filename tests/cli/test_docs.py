@@ -108,13 +108,14 @@ def test_behaviour_is_shown_with_what_fails_in_bold_and_the_picture_where_there_
 
 def test_a_flood_of_batch_work_is_shown_beside_none(tmp_path: Path) -> None:
     ttft = {"ttft_p50_ms": 38.0, "ttft_p95_ms": 50.0, "ttft_p99_ms": 60.0}
-    flood = {**ttft, "ttft_p99_ratio": 1.25, "flood_requests_per_s": 4.5}
-    run = {"rounds": 3, "capacity_requests_per_s": 18.0, "figures": {"alone": ttft, "batch_flood": flood}}
+    flood = {**ttft, "ttft_p99_ratio": 1.25, "flood_requests_per_s": 4.5, "flood_ratio": 0.45}
+    figures = {"alone": ttft, "batch_alone": {"flood_requests_per_s": 10.0}, "batch_flood": flood}
+    run = {"rounds": 3, "capacity_requests_per_s": 18.0, "figures": figures}
     write(tmp_path / "priority/results.json", {"machine": MACHINE, "models": {"synthetic": run}})
     block = docs.bench_block(tmp_path)
 
-    assert "| synthetic | alone | 38 ms | 50 ms | 60 ms |  |  |" in block
-    assert "| synthetic | with the flood as `batch` | 38 ms | 50 ms | 60 ms | 1.25x | 4.5 |" in block
+    assert "| synthetic | half load, alone | 38 ms | 50 ms | 60 ms |  |  |  |" in block
+    assert "| synthetic | with the flood as `batch` | 38 ms | 50 ms | 60 ms | 1.25x | 4.5 | 45% |" in block
 
 
 def test_a_page_without_its_markers_is_an_error(tmp_path: Path) -> None:

@@ -17,6 +17,8 @@ CALLBACKS = {
     "connection_made", "connection_lost", "data_received", "eof_received", "pause_writing", "resume_writing",
     "on_message_begin", "on_url", "on_status", "on_header", "on_headers_complete", "on_body", "on_message_complete",
     "on_chunk_header", "on_chunk_complete",
+    "write_eof", "get_write_buffer_size", "get_write_buffer_limits", "set_write_buffer_limits", "is_closing", "abort",
+    "get_extra_info",
 }  # fmt: skip
 """Methods whose contract asyncio and httptools define."""
 

@@ -25,7 +25,11 @@ PLANS = re.compile(r"\b([Ii]ssue|PR|[Pp]hase|[Ss]tep) #?\d+\b")
 BROAD_HANDLERS = {
     "src/forebay/cli/reload.py": "a cluster file over which we stumble must not end what runs",
     "src/forebay/control/loop.py": "a mistake in one round must not end the loop that keeps everything alive",
+    "src/forebay/net/client.py": "a mistake in who waits for one answer must not end the connections of all others",
     "src/forebay/net/connection.py": "a mistake in a handler costs one answer, not the connection",
+    "src/forebay/net/server.py": "a mistake about one connection must not end the timeouts of all others",
+    "src/forebay/sim/full/chaos.py": "whatever a simulated cluster dies of is what it was looked for",
+    "src/forebay/sim/loop.py": "whatever a callback raises is collected and ends the run",
     "src/forebay/worker/child.py": "after an exception inside an engine nothing about it is known any more",
     "src/forebay/worker/engine_process.py": "a mistake in building one answer must not cost the engine",
     "src/forebay/worker/shell.py": "every request gets an answer, even one that meets our own mistake",

@@ -12,6 +12,7 @@ from forebay.cli import settings
 from forebay.cli.keys import keys
 from forebay.cli.records import command as records
 from forebay.cli.settings import UserError
+from forebay.cli.simulate.command import simulate
 
 if TYPE_CHECKING:
     from forebay.core.cluster import Cluster
@@ -252,6 +253,9 @@ def bench(
         headers=tuple(header or ()),
     )
     raise typer.Exit(bench(plan, Slo(slo_ttft_ms, slo_tpot_ms, slo_e2e_ms), Output(as_json, plot)))
+
+
+app.command()(simulate)
 
 
 @app.command()

@@ -150,7 +150,4 @@ def parse_cluster(
     try:
         return clusterfile.load(file.text, file.name, overrides, look=tls.conflicts if to_run else lambda _: ())
     except clusterfile.ClusterFileError as error:
-        count = len(error.problems)
-        lines = [f"{f'line {p.line}' if p.line else 'set':>9}  {p}" for p in error.problems]
-        head = f"{file.name}: {count} problem{'s' if count > 1 else ''}; {otherwise}."
-        raise UserError("\n".join([head, *lines])) from None
+        raise UserError(error.listing(otherwise)) from None

@@ -1,0 +1,1 @@
+"""`forebay simulate`: what a cluster would have done with a trace."""

@@ -1,0 +1,86 @@
+"""The options of `forebay simulate`; what it runs is imported when it runs."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+TRACES = "mooncake, azure, servegen, azure-week, hot-prefix, tenants, multi-turn, poisson, burst"
+
+FileArgument = Annotated[
+    Path | None,
+    typer.Argument(help="Description of a cluster (YAML).", show_default="8 replicas of a 70B model on 4 H100 each"),
+]
+TraceOption = Annotated[
+    str | None,
+    typer.Option(
+        help=f"One of {TRACES}; or a file of such a kind, or a folder of decision records.",
+        show_default="the first 3,000 requests of mooncake",
+    ),
+]
+PolicyOption = Annotated[
+    list[str] | None,
+    typer.Option(help="Routing policy, or a rival's; repeatable.", show_default="cpr, least_requests, round_robin"),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="PATH=VALUE", help="Set a value of the description, such as slo.ttft_s=2."),
+]
+ScaleOption = Annotated[
+    str, typer.Option(help="Engine steps take so many times what the model says; several, as 0.8,1,1.25.")
+]
+JobsOption = Annotated[
+    int | None, typer.Option("--jobs", "-j", help="Replays at once.", show_default="one for each core")
+]
+
+
+def simulate(
+    file: FileArgument = None,
+    *,
+    trace: TraceOption = None,
+    model: Annotated[
+        str, typer.Option(help="Of decision records only those of this model.", show_default=False)
+    ] = "",
+    speed: Annotated[float, typer.Option(help="Let requests come so many times as fast.")] = 1.0,
+    policy: PolicyOption = None,
+    replicas: Annotated[int | None, typer.Option(help="As --set replicas=N.")] = None,
+    set_: SetOption = None,
+    seed: Annotated[int, typer.Option(help="Same seed, same figures.")] = 0,
+    seeds: Annotated[int, typer.Option(help="Repeat with so many seeds, and tell how far figures are certain.")] = 1,
+    requests: Annotated[int | None, typer.Option("--requests", "-n", help="Only the first so many.")] = None,
+    from_: Annotated[
+        float, typer.Option("--from", help="Only requests after this time of the trace, seconds.")
+    ] = 0.0,
+    until: Annotated[float | None, typer.Option(help="Only requests before this time of the trace, seconds.")] = None,
+    scale: ScaleOption = "1",
+    jobs: JobsOption = None,
+    report: Annotated[Path | None, typer.Option(help="Write a report with charts (.html or .png).")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON: an object for each policy and scale.")] = False,
+    calibration: Annotated[
+        bool, typer.Option("--calibration", help="Show how far the engine model is from measurements.")
+    ] = False,
+) -> None:
+    """Replay a trace against a described cluster: the real routing and admission, modelled engines, virtual time."""
+    from forebay.cli.simulate.calibration import calibration as show_calibration
+    from forebay.cli.simulate.plan import Wish
+    from forebay.cli.simulate.run import run
+
+    if calibration:
+        raise typer.Exit(show_calibration(as_json))
+    wish = Wish(
+        file=file,
+        trace=trace or "",
+        model=model,
+        speed=speed,
+        policies=tuple(policy or ()),
+        replicas=replicas,
+        assignments=tuple(set_ or ()),
+        seed=seed,
+        seeds=seeds,
+        requests=requests,
+        from_s=from_,
+        until_s=until,
+        scales=scale,
+        jobs=jobs,
+    )
+    raise typer.Exit(run(wish, report, as_json))

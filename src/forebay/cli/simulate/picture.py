@@ -1,0 +1,54 @@
+"""The charts of a report as a picture. Needs matplotlib (extra `plot`)."""
+
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from forebay.sim.report.chart import Chart
+from forebay.sim.report.facts import facts
+from forebay.sim.report.figures import FIGURES, shown
+from forebay.sim.report.page import Report, charts
+from forebay.sim.report.tables import title
+
+SHOWN = ("goodput", "ttft_mean_s", "ttft_p50_s", "ttft_p99_s", "tpot_p99_s", "cache_hit", "imbalance")
+"""Figures above the charts."""
+
+
+def save(path: Path, report: Report) -> None:
+    """Write a picture (the format follows the suffix): what was simulated, some figures, and the charts."""
+    figure = Figure(figsize=(13, 11), layout="constrained")
+    figure.suptitle(words(report), x=0.01, ha="left", fontsize=9, family="monospace")
+    for axes, chart in zip(figure.subplots(2, 2).flat, charts(report), strict=True):
+        _draw(axes, chart)
+    figure.savefig(path, dpi=110)
+
+
+def words(report: Report) -> str:
+    """What was simulated and some figures, in letters of one width."""
+    told = facts(report.scope, report.cluster)
+    lines = [[title(report.scope.scales[0], report.scope) or "policy", *(FIGURES[name].label for name in SHOWN)]]
+    for row in report.rows:
+        if row.scale == report.scope.scales[0]:
+            lines.append([row.policy, *(shown(row.figures[name].mean, FIGURES[name].unit) for name in SHOWN)])
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    table = ["  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]) for line in lines]
+    return "\n".join([*(f"{name:<10} {text}" for name, text in told), "", *table, ""])
+
+
+def _draw(axes: Axes, chart: Chart) -> None:
+    for number, series in enumerate(chart.series):
+        across, up = zip(*series.points, strict=True) if series.points else ((), ())
+        axes.plot(
+            across,
+            up,
+            label=series.name,
+            color="0.5" if series.faint else f"C{number}",
+            linestyle=":" if series.faint else "-",
+            drawstyle="steps-post" if series.steps else "default",
+        )
+    axes.set(title=chart.title, xlabel=chart.x, ylabel=chart.y)
+    axes.set_xscale("log" if chart.log_x else "linear")
+    axes.set_ylim(0, chart.y_max and chart.y_max * 1.01)
+    axes.grid(visible=True, color="0.9")
+    axes.legend(frameon=False, fontsize=8)

@@ -1,0 +1,20 @@
+"""An engine without a GPU: how long steps take on known hardware, and what a scheduler makes of them."""
+
+from forebay.sim.engine.hardware import Hardware, Start, hardware, rows, start_s
+from forebay.sim.engine.replica import Replica
+from forebay.sim.engine.step import StepTime
+from forebay.sim.engine.values import Happened, Job, JobTooLarge, Kind
+
+__all__ = [
+    "Happened",
+    "Hardware",
+    "Job",
+    "JobTooLarge",
+    "Kind",
+    "Replica",
+    "Start",
+    "StepTime",
+    "hardware",
+    "rows",
+    "start_s",
+]

@@ -1,0 +1,43 @@
+"""Workloads made of others: faster, a part, times a little apart. What was done stands in the name."""
+
+from array import array
+from bisect import bisect_left
+from random import Random
+
+from forebay.sim.load.columns import columns
+from forebay.sim.load.values import Workload
+
+
+def faster(workload: Workload, speed: float) -> Workload:
+    """The same requests in less time: all times divided by `speed`, above 0."""
+    if not speed > 0:
+        raise ValueError(f"speed {speed}: must be above 0")
+    requests = columns(workload.arrivals)
+    return workload._replace(
+        name=f"{workload.name} (x{speed:g})", arrivals=requests.at(array("d", (at / speed for at in requests.at_s)))
+    )
+
+
+def between(workload: Workload, from_s: float, to_s: float) -> Workload:
+    """The requests from `from_s` until before `to_s`; time counts from `from_s` then."""
+    requests = columns(workload.arrivals)
+    part = requests[bisect_left(requests.at_s, from_s) : bisect_left(requests.at_s, to_s)]
+    return workload._replace(
+        name=f"{workload.name} ({from_s:g} to {to_s:g} s)",
+        arrivals=part.at(array("d", (at - from_s for at in part.at_s))),
+    )
+
+
+def first(workload: Workload, count: int) -> Workload:
+    """The first requests, at most `count`."""
+    return workload._replace(name=f"{workload.name} (first {count})", arrivals=columns(workload.arrivals)[:count])
+
+
+def jittered(workload: Workload, quantum_s: float, rng: Random) -> Workload:
+    """Each request put anywhere in the `quantum_s` after its time, alike likely; their order stays as it was.
+
+    A clock that ticks so seldom makes bursts that never were: of 40 requests in one instant the last ones wait long.
+    """
+    requests = columns(workload.arrivals)
+    at_s = array("d", sorted(at + rng.random() * quantum_s for at in requests.at_s))
+    return workload._replace(name=f"{workload.name} ({quantum_s:g} s ticks jittered)", arrivals=requests.at(at_s))

@@ -1,0 +1,1 @@
+"""Reading what others, and our own gateways, have recorded of real traffic."""

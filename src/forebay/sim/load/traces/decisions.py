@@ -1,0 +1,82 @@
+"""What our own gateways have written down of finished requests, as a workload.
+
+A record holds when a request came (its end less how long it took), its tenant and its tokens. Of its prompt it holds
+neither words nor blocks: in a replay no prompt begins like another, so caches hit nothing but what a policy guesses.
+How many tokens were cached is on record, but not which other request had left them: none are taken off the prompts.
+Requests of which no tokens were counted are left out, as those that were refused; what they asked for is unknown.
+"""
+
+import math
+from array import array
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from forebay.gateway.records.writer import RecordLog, folders, numbered
+from forebay.sim.load.columns import Columns
+from forebay.sim.load.traces.lines import ROWS_MAX, SPAN_S_MAX, TOKENS_MAX, BadLine
+from forebay.wire.records import Decision, decision, payloads
+
+MODELS_SHOWN: Final = 8
+"""Names of models in an error."""
+
+
+class Logged(NamedTuple):
+    """Requests on record, and what of the record is not among them."""
+
+    columns: Columns
+    uncounted: int
+    """Requests without tokens."""
+    damaged: int
+    """Stretches of files that could not be read."""
+
+
+def files(folder: Path) -> list[Path]:
+    """The decision files of a cluster's records, or of one gateway's. Raises OSError."""
+    places = (folder, *folders(folder))
+    return [path for place in places for _, path in numbered(place, RecordLog.STEM, RecordLog.SUFFIX)]
+
+
+def decisions(contents: Iterable[bytes], model: str = "") -> Logged:
+    """Read decision files. `model`: whose requests, empty where there is but one. Raises `BadLine`."""
+    at_s, prompts, outputs = array("d"), array("i"), array("i")
+    tenants: list[str] = []
+    models: set[str] = set()
+    uncounted = damaged = 0
+    for content in contents:
+        read = payloads(content)
+        damaged += read.damaged
+        for record in filter(None, map(decision, read.whole)):
+            models.add(record.model)
+            if model and record.model != model:
+                continue
+            if not record.prompt_tokens:
+                uncounted += 1
+                continue
+            at_s.append(_came_s(record, at_s[0] if at_s else None))
+            prompts.append(record.prompt_tokens)
+            outputs.append(record.completion_tokens or 1)
+            tenants.append(record.tenant)
+            if len(at_s) > ROWS_MAX:
+                raise BadLine(f"there are more than {ROWS_MAX:,} records")
+    if len(models) > 1 and not model:
+        raise BadLine(f"there are records of several models, one must be chosen: {_some(models)}")
+    if model and model not in models:
+        raise BadLine(f"there is no record of the model {model!r}, but of: {_some(models) or 'none'}")
+    requests = Columns(at_s, prompts, outputs, tenants=tenants if any(tenants) else ())
+    return Logged(requests.in_order().from_zero(), uncounted, damaged)
+
+
+def _came_s(record: Decision, first_s: float | None) -> float:
+    """When a request came, seconds since the epoch. Raises `BadLine`."""
+    at = record.ts - record.total_s
+    if not math.isfinite(at) or (first_s is not None and abs(at - first_s) > SPAN_S_MAX):
+        raise BadLine(f"the record of {record.request_id!r} has a time more than a year off the first")
+    if not 0 < record.prompt_tokens <= TOKENS_MAX or not 0 <= record.completion_tokens <= TOKENS_MAX:
+        raise BadLine(f"the record of {record.request_id!r} has tokens outside of 0 to {TOKENS_MAX:,}")
+    return at
+
+
+def _some(models: set[str]) -> str:
+    names = sorted(models)
+    return ", ".join(names[:MODELS_SHOWN]) + (", …" if len(names) > MODELS_SHOWN else "")

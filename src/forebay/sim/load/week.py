@@ -1,0 +1,57 @@
+"""A week of Azure's coding service, made anew from its published rates and lengths (DynamoLLM, HPCA'25)."""
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+from typing import Final
+
+from forebay.sim.load.columns import Columns
+from forebay.sim.load.values import Workload
+
+BIN_S: Final = 300.0
+RATE_PER_S: Final = 2.0
+"""On the mean of the week: 1.2 million requests. The service itself had 27.8."""
+CDF_STEPS: Final = 10_000
+"""The inverse of the distribution of lengths is laid out in so many steps: a draw is one look."""
+
+
+def week(folder: Path, outputs: Sequence[int], rng: Random, rate_per_s: float = RATE_PER_S) -> Workload:
+    """Requests of seven days, `rate_per_s` on their mean.
+
+    Poisson within each five minutes of the rate; prompts from the distribution of lengths, each on its own; answers
+    from `outputs`, as the published figure of theirs is too coarse to read below its third quartile.
+    """
+    rates = [rate for _, rate in _rows(folder / "rate_5min_code.csv")]
+    scale = rate_per_s * len(rates) / sum(rates)
+    lengths = _inverse(_rows(folder / "input_tokens_cdf_code.csv"))
+    at_s = array("d")
+    for number, rate in enumerate(rates):
+        at, end = number * BIN_S, (number + 1) * BIN_S
+        while (at := at + rng.expovariate(rate * scale)) < end:
+            at_s.append(at)
+    count = len(at_s)
+    return Workload(
+        f"azure-week ({rate_per_s:g} requests/s)",
+        Columns(at_s, array("i", rng.choices(lengths, k=count)), array("i", rng.choices(outputs, k=count))),
+    )
+
+
+def _rows(path: Path) -> list[tuple[float, float]]:
+    """The first two numbers of each row below the header."""
+    rows = [row.split(",") for row in path.read_text().splitlines()[1:]]
+    return [(float(row[0]), float(row[1])) for row in rows]
+
+
+def _inverse(points: Sequence[tuple[float, float]]) -> "array[int]":
+    """Lengths, each as likely as any other, from a distribution: percent and tokens, linear between two points."""
+    percents = [percent for percent, _ in points]
+    lengths = array("i")
+    for step in range(CDF_STEPS):
+        percent = (step + 0.5) * 100 / CDF_STEPS
+        place = min(max(bisect_right(percents, percent), 1), len(points) - 1)
+        (low, fewest), (high, most) = points[place - 1 : place + 1]
+        part = min(max((percent - low) / (high - low), 0.0), 1.0)
+        lengths.append(round(fewest + (most - fewest) * part))
+    return lengths

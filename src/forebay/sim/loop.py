@@ -1,0 +1,363 @@
+"""An event loop on virtual time: it leaps from timer to timer, and everything happens alike in every run.
+
+asyncio leaves three things to chance, which are settled here. What is due at one moment runs in the order in which it
+was scheduled. Sets of tasks do not depend on addresses: `TaskGroup` and `asyncio.wait` go through such sets (those of
+bare futures still do). And tasks are named by their number in this loop. There are no threads, signals, sockets or
+processes; connections come from `forebay.sim.network`.
+"""
+
+import asyncio
+import contextvars
+import gc
+from collections import deque
+from collections.abc import Callable, Coroutine
+from heapq import heapify, heappop, heappush
+from itertools import count
+from pathlib import PurePath
+from random import Random
+from typing import Any, Final, NoReturn, Protocol, TypeVar, TypeVarTuple
+
+from forebay.obs.clock import standing_in
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+EPOCH_S: Final = 1_767_225_600.0
+"""The wall clock when a simulation begins: 2026-01-01, 00:00 UTC."""
+ROUNDS_MAX: Final = 1_000_000
+"""So many rounds of callbacks without time passing are a circle."""
+TIMERS_SWEPT_MIN: Final = 1024
+"""Cancelled timers are swept out once there are more timers than this, and twice as many as after the last time."""
+WIND_UP_S_MAX: Final = 3600.0
+"""Virtual time that cancelled tasks have for their goodbyes."""
+WIND_UP_ROUNDS_MAX: Final = 10
+"""How often tasks that were begun while the others ended are cancelled, too."""
+ERRORS_MAX: Final = 100
+WAITING_SHOWN_MAX: Final = 20
+
+
+class Standstill(Exception):  # noqa: N818 - states the condition
+    """The simulation cannot go on. `waiting`: a line for every task that is not done, with where it waits."""
+
+    def __init__(self, why: str, waiting: tuple[str, ...]) -> None:
+        self.waiting = waiting
+        shown = waiting[:WAITING_SHOWN_MAX]
+        more = [f"and {len(waiting) - len(shown)} more"] * (len(waiting) > len(shown))
+        super().__init__("\n  ".join((why, *shown, *more)))
+
+
+class Deadlock(Standstill):
+    """All tasks wait, and no timer is set that could wake one."""
+
+
+class OutOfTime(Standstill):
+    """Virtual time has reached its limit, or it does not pass any more."""
+
+
+class Wires(Protocol):
+    """Where connections come from."""
+
+    async def create_server(
+        self, factory: Callable[[], asyncio.BaseProtocol], host: str | None, port: int, **options: object
+    ) -> asyncio.AbstractServer:
+        """Listen, like the method of that name of an event loop."""
+
+    async def create_connection(
+        self, factory: Callable[[], asyncio.BaseProtocol], host: str, port: int, **options: object
+    ) -> tuple[asyncio.Transport, asyncio.BaseProtocol]:
+        """Connect, like the method of that name of an event loop."""
+
+
+class _Call(asyncio.TimerHandle):
+    """A callback that waits for its turn. Nothing of asyncio's own handle is used: this one is quicker to make."""
+
+    __slots__ = ("args", "at", "callback", "context")
+
+    def __init__(
+        self,
+        callback: Callable[..., object],
+        args: tuple[Any, ...],
+        context: contextvars.Context | None,
+        at: float,
+    ) -> None:
+        self.callback: Callable[..., object] | None = callback
+        self.args = args
+        self.context = contextvars.copy_context() if context is None else context
+        self.at = at
+
+    def cancel(self) -> None:
+        self.callback = None
+        self.args = ()
+
+    def cancelled(self) -> bool:
+        return self.callback is None
+
+    def when(self) -> float:
+        return self.at
+
+    def __repr__(self) -> str:
+        return f"<{self.callback!r} at {self.at:g} s>"
+
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+
+class _Task(asyncio.Task[Any]):
+    """A task with a place in sets that does not depend on where it lies in memory."""
+
+    def __init__(
+        self,
+        number: int,
+        what: Coroutine[Any, Any, Any],
+        loop: asyncio.AbstractEventLoop,
+        context: contextvars.Context | None,
+    ) -> None:
+        self.number = number  # asyncio hashes a task before its own constructor returns
+        super().__init__(what, loop=loop, name=f"Task-{number}", context=context)
+
+    def __hash__(self) -> int:
+        return self.number
+
+
+class VirtualLoop(asyncio.BaseEventLoop):
+    """See the module. `time()` begins with 0 and ends with `seconds_max`; `run` is the way to use it.
+
+    Of what asyncio does not document, this relies on `_run_once` and `_stopping` of its base alone.
+    """
+
+    _stopping: bool
+
+    def __init__(self, seconds_max: float, network: Wires | None = None) -> None:
+        super().__init__()
+        self.network = network
+        self.errors: list[BaseException] = []
+        """What nobody has handled: exceptions of callbacks, and of tasks that nobody asked for their result."""
+        self._now = 0.0
+        self._seconds_max = seconds_max
+        self._calls: deque[_Call] = deque()
+        self._timers: list[tuple[float, int, _Call]] = []
+        self._number = count().__next__
+        self._task_number = count(1).__next__
+        self._swept_at = TIMERS_SWEPT_MIN
+        self._winding_up = False
+        self.set_task_factory(self._make_task)
+        self.set_exception_handler(VirtualLoop._note)
+
+    # --- scheduling
+
+    def time(self) -> float:
+        """Virtual seconds since the beginning."""
+        return self._now
+
+    def call_soon(
+        self, callback: Callable[[*Ts], object], *args: *Ts, context: contextvars.Context | None = None
+    ) -> asyncio.Handle:
+        """Run after what is due already."""
+        call = _Call(callback, args, context, self._now)
+        self._calls.append(call)
+        return call
+
+    call_soon_threadsafe = call_soon  # there are no threads
+
+    def call_at(
+        self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: contextvars.Context | None = None
+    ) -> asyncio.TimerHandle:
+        """Run at a virtual time; those of one time in the order of these calls."""
+        call = _Call(callback, args, context, when)
+        heappush(self._timers, (when, self._number(), call))
+        return call
+
+    def call_later(
+        self, delay: float, callback: Callable[[*Ts], object], *args: *Ts, context: contextvars.Context | None = None
+    ) -> asyncio.TimerHandle:
+        """Run after virtual seconds."""
+        when = self._now + delay
+        call = _Call(callback, args, context, when)
+        heappush(self._timers, (when, self._number(), call))
+        return call
+
+    def run_in_executor(self, executor: Any, func: Callable[[*Ts], T], *args: *Ts) -> NoReturn:
+        """Raises RuntimeError."""
+        raise RuntimeError(f"there are no threads in a simulation, so {func!r} cannot run in one")
+
+    def add_signal_handler(self, sig: int, callback: Callable[[*Ts], object], *args: *Ts) -> NoReturn:
+        """Raises RuntimeError."""
+        raise RuntimeError("there are no signals in a simulation")
+
+    # --- connecting
+
+    async def create_server(  # type: ignore[override]
+        self,
+        protocol_factory: Callable[[], asyncio.BaseProtocol],
+        host: str | None = None,
+        port: int = 0,
+        **options: object,
+    ) -> asyncio.AbstractServer:
+        """Listen on the simulated network. Raises OSError like that of asyncio."""
+        return await self._wires().create_server(protocol_factory, host, port, **options)
+
+    async def create_connection(  # type: ignore[override]
+        self,
+        protocol_factory: Callable[[], asyncio.BaseProtocol],
+        host: str,
+        port: int,
+        **options: object,
+    ) -> tuple[asyncio.Transport, asyncio.BaseProtocol]:
+        """Connect over the simulated network. Raises OSError like that of asyncio."""
+        return await self._wires().create_connection(protocol_factory, host, port, **options)
+
+    def _wires(self) -> Wires:
+        if self.network is None:
+            raise RuntimeError("this simulation has no network")
+        return self.network
+
+    # --- running
+
+    def _run_once(self) -> None:
+        """Run until told to stop. asyncio's own returns after every round, which costs more than most callbacks."""
+        calls, timers = self._calls, self._timers
+        take = calls.popleft
+        rounds = 0
+        while True:
+            rounds += 1
+            if rounds > ROUNDS_MAX:
+                raise OutOfTime(f"time stands still at {self._now:g} s, and callbacks go on", self.waiting())
+            if not calls and not self._stopping:
+                rounds = 0
+                self._leap()
+            while timers and timers[0][0] <= self._now:
+                calls.append(heappop(timers)[2])
+            for _ in range(len(calls)):  # not what these add: a round is what is due together
+                call = take()
+                callback = call.callback
+                if callback is None:
+                    continue
+                try:
+                    call.context.run(callback, *call.args)
+                except (SystemExit, KeyboardInterrupt):
+                    raise
+                except BaseException as error:
+                    self.call_exception_handler({"message": f"{callback!r} failed", "exception": error})
+            if self._stopping:
+                return
+
+    def _leap(self) -> None:
+        """Move time on to the next timer."""
+        timers = self._timers
+        if len(timers) > self._swept_at:
+            timers[:] = [timer for timer in timers if timer[2].callback is not None]
+            heapify(timers)
+            self._swept_at = max(TIMERS_SWEPT_MIN, 2 * len(timers))
+        while timers and timers[0][2].callback is None:
+            heappop(timers)
+        if not timers:
+            raise Deadlock(f"all tasks wait, and no timer is set, at {self._now:g} s", self.waiting())
+        at = timers[0][0]
+        if at > self._seconds_max:
+            raise OutOfTime(f"not done after {self._seconds_max:g} s of virtual time", self.waiting())
+        self._now = max(self._now, at)
+
+    def _make_task(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        what: Any,  # what asyncio's stubs call it is a name of theirs
+        context: contextvars.Context | None = None,
+    ) -> _Task:
+        return _Task(self._task_number(), what, loop, context)
+
+    def waiting(self) -> tuple[str, ...]:
+        """A line for every task that is not done: its name, what it runs, and the line where it waits."""
+        return tuple(f"{task.get_name()}: {_place(task.get_coro())}" for task in self._tasks())
+
+    def _tasks(self) -> list[asyncio.Task[Any]]:
+        return sorted(asyncio.all_tasks(self), key=hash)
+
+    @staticmethod
+    def _note(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Keep what went wrong, and end the run: nothing that comes after it has a meaning."""
+        assert isinstance(loop, VirtualLoop)
+        message = context["message"]
+        error = context.get("exception")
+        if error is None:
+            error = RuntimeError(f"{message} ({context.get('task') or context.get('transport') or 'no details'})")
+        if len(loop.errors) < ERRORS_MAX and error not in loop.errors:
+            error.add_note(f"{message} at {loop.time():g} s of virtual time")
+            loop.errors.append(error)
+        if not loop._winding_up and loop.is_running():
+            loop.stop()
+
+    def wind_up(self) -> None:
+        """Cancel the tasks that are left, and let them end; what goes wrong is in `errors`. Then close."""
+        self._winding_up = True
+        self._seconds_max = self._now + WIND_UP_S_MAX
+        try:
+            for _ in range(WIND_UP_ROUNDS_MAX):
+                left = self._tasks()
+                if not left:
+                    break
+                self._cancel(left)
+            self.run_until_complete(self.shutdown_asyncgens())
+        except Standstill as error:
+            self.errors.append(error)
+        finally:
+            self._calls.clear()
+            self._timers.clear()
+            gc.collect()  # tasks that have failed unheard say so when they are gone: now, not in the next run
+            self.close()
+
+    def _cancel(self, tasks: list[asyncio.Task[Any]]) -> None:
+        for task in tasks:
+            task.cancel()
+        self.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        for task in tasks:
+            error = None if task.cancelled() else task.exception()
+            if error is not None:
+                error.add_note(f"raised by {task.get_name()} when it was cancelled at the end")
+                self.errors.append(error)
+
+
+def run(main: Coroutine[Any, Any, T], *, seconds_max: float, network: Wires | None = None, seed: int = 0) -> T:
+    """Run `main` on virtual time to its end, cancel what it leaves behind, and return its result.
+
+    The wall clock of the process tells virtual time, and its identifiers follow from `seed`. Raises what `main`
+    raises, `Deadlock`, `OutOfTime` after `seconds_max` of virtual time, and whatever nobody has handled in callbacks
+    and tasks: the first of these ends the run. Several errors come as an exception group.
+    """
+    if asyncio._get_running_loop() is not None:
+        main.close()
+        raise RuntimeError("a simulation cannot run inside of a running event loop")
+    loop = VirtualLoop(seconds_max, network)
+    ids = Random(f"ids {seed}")  # noqa: S311 - they are to be foreseen
+    gc.freeze()  # so that the collection at the end has to look at nothing but what the run has left
+    with standing_in(lambda: EPOCH_S + loop.time(), lambda size_bytes: ids.randbytes(size_bytes).hex()):
+        task = loop.create_task(main)
+        task.add_done_callback(lambda _: loop.stop())
+        try:
+            loop.run_forever()
+        except Standstill as stands_still:
+            loop.errors.append(stands_still)
+        finally:
+            finished = task.done()
+            try:
+                loop.wind_up()
+            finally:
+                gc.unfreeze()
+    errors = loop.errors
+    if finished and not task.cancelled():
+        error = task.exception()
+        errors[:0] = [error] if error is not None and error not in errors else []
+    if len(errors) > 1:
+        raise BaseExceptionGroup("more than one thing went wrong in the simulation", errors)
+    if errors:
+        raise errors[0]
+    return task.result()
+
+
+def _place(what: object) -> str:
+    """What a coroutine waits in, from the outside in, and the file and line of the innermost."""
+    names, line = [], ""
+    while (frame := getattr(what, "cr_frame", None) or getattr(what, "gi_frame", None)) is not None:
+        names.append(frame.f_code.co_qualname)
+        line = f" ({PurePath(frame.f_code.co_filename).name}:{frame.f_lineno})"
+        what = getattr(what, "cr_await", None) or getattr(what, "gi_yieldfrom", None)
+    return " > ".join(names) + line

@@ -1,0 +1,216 @@
+"""The network of a simulation: who listens where, who is connected with whom, and the faults to be had.
+
+Nodes are processes. What runs inside of `with network.node("gateway-0")`, with all the tasks and connections that
+come of it, is that node; outside of any it is the node "". All addresses are of one space: a port belongs to the host
+that it was bound to, and to all hosts if that was `0.0.0.0`, `::`, an empty one or None; loopback addresses are one.
+"""
+
+import asyncio
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar, copy_context
+from functools import partial
+from itertools import count
+from random import Random
+from typing import Final
+
+from forebay.sim.network.links import ANY, AT_ONCE, Links, Shape
+from forebay.sim.network.listening import Factory, Listener, Ports
+from forebay.sim.network.transport import Address, Transport
+
+CLIENT_HOST: Final = "127.0.0.1"
+CLIENT_PORTS: Final = range(32_768, 61_000)
+CONNECT_TRIES_S: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
+"""When no answer comes, Linux asks again after each of these, then gives up (`tcp_syn_retries` in tcp(7))."""
+
+_NODE: ContextVar[str] = ContextVar("node", default="")
+
+
+class Network:
+    """Give it to `forebay.sim.loop.run`, once. `rng` draws jitter, who of those that share a port, and pieces.
+
+    `chop`: what arrives is handed on in pieces of random sizes, so that parsers see messages split everywhere.
+    """
+
+    def __init__(self, rng: Random, *, chop: bool = False) -> None:
+        self._rng = rng
+        self._chop = rng if chop else None
+        self._links = Links(rng)
+        self._ports = Ports(rng)
+        self._refusing: dict[str, None] = {}
+        self._vanished: dict[str, None] = {}
+        self._pairs: dict[int, tuple[Transport, Transport]] = {}
+        self._number = count().__next__
+
+    @contextmanager
+    def node(self, name: str) -> Iterator[None]:
+        """Run as that node."""
+        token = _NODE.set(name)
+        try:
+            yield
+        finally:
+            _NODE.reset(token)
+
+    @property
+    def connections(self) -> int:
+        """How many connections are open at one end at least."""
+        return len(self._pairs)
+
+    # --- for the loop
+
+    async def create_server(
+        self, factory: Factory, host: str | None, port: int, **options: object
+    ) -> asyncio.AbstractServer:
+        """Listen on the node that this runs in. Raises OSError (EADDRINUSE)."""
+        _check(options)
+        shares = bool(options.get("reuse_port"))
+        listener = Listener(self._ports, factory, _NODE.get(), copy_context(), shares=shares)
+        self._ports.bind(listener, host, port)
+        return listener
+
+    async def create_connection(
+        self, factory: Factory, host: str, port: int, **options: object
+    ) -> tuple[asyncio.Transport, asyncio.BaseProtocol]:
+        """Connect from the node that this runs in. Raises ConnectionRefusedError, or TimeoutError after 127 s."""
+        _check(options)
+        listener = await self._reach(_NODE.get(), host, port)
+        client = self._connect(listener, (host, port))
+        try:
+            await asyncio.sleep(self._way_s(listener.node, _NODE.get()))
+            protocol = factory()
+        except BaseException:
+            client.die()
+            raise
+        client.start(protocol)
+        await asyncio.sleep(0)  # the protocol hears of its connection first
+        return client, protocol
+
+    async def _reach(self, node: str, host: str, port: int) -> Listener:
+        for patience_s in CONNECT_TRIES_S:
+            found = self._ports.find(host, port)
+            if found is None:
+                raise _refused(host, port)
+            there, listener = found
+            links = self._links.between(node, there), self._links.between(there, node)
+            if any(link.cut for link in links) or there in self._vanished:
+                await asyncio.sleep(patience_s)
+                continue
+            await asyncio.sleep(self._way_s(node, there))
+            if listener is not None and listener.is_serving() and there not in self._refusing:
+                return listener
+            await asyncio.sleep(self._way_s(there, node))
+            raise _refused(host, port)
+        raise OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
+
+    def _way_s(self, sender: str, receiver: str) -> float:
+        now = asyncio.get_running_loop().time()
+        return self._links.between(sender, receiver).arrival_s(now, 0) - now
+
+    def _connect(self, listener: Listener, to: Address) -> Transport:
+        """Join two ends; the listener's hears of it soon, the other one is returned."""
+        loop, number, here, there = asyncio.get_running_loop(), self._number(), _NODE.get(), listener.node
+        name = CLIENT_HOST, CLIENT_PORTS[number % len(CLIENT_PORTS)]
+        make = partial(Transport, loop, chop=self._chop, forget=partial(self._forget, number))
+        out, back = self._links.between(here, there), self._links.between(there, here)
+        client = make(here, out, copy_context(), names=(name, to))
+        server = make(there, back, listener.context, names=(to, name))
+        client.socket.peer, server.socket.peer = server.socket, client.socket
+        self._pairs[number] = client, server
+        loop.call_soon(lambda: server.start(listener.factory()), context=listener.context)
+        return client
+
+    def _forget(self, number: int) -> None:
+        pair = self._pairs.get(number)
+        if pair is not None and all(end.socket.closed or end.socket.silent for end in pair):
+            del self._pairs[number]
+
+    # --- faults. `b` may be left out: then it is every other node.
+
+    def shape(self, a: str, b: str = ANY, shape: Shape = AT_ONCE) -> None:
+        """Let what is sent between two nodes from now on take time, in both directions."""
+        self._links.shape(a, b, shape)
+
+    def cut(self, a: str, b: str = ANY, *, both: bool = True) -> None:
+        """Let nothing arrive that a sends to b, and with `both` the other way round; nobody gets an error."""
+        self._links.cut(_ways(a, b, both))
+
+    def mend(self, a: str, b: str = ANY, *, both: bool = True) -> None:
+        """Undo a `cut` of the same nodes: what was sent meanwhile arrives."""
+        self._links.mend(_ways(a, b, both))
+        self._look()
+
+    def heal(self) -> None:
+        """The network is in order again: no cuts, no shapes, no refusals. What is under way arrives at once."""
+        self._links.heal()
+        self._refusing.clear()
+        for _, end in self._ends(ANY, ANY):
+            end.socket.hasten()
+
+    def refuse(self, node: str, refusing: bool = True) -> None:
+        """Let a node refuse connections, or accept them again; those that are open stay."""
+        if refusing:
+            self._refusing[node] = None
+        else:
+            self._refusing.pop(node, None)
+
+    def reset(self, a: str, b: str = ANY, *, both: bool = True) -> None:
+        """Break off every connection between two nodes; what is under way to who hears of it is lost.
+
+        Without `both`, only a hears of it; b learns it when it sends something.
+        """
+        for end, other in self._ends(a, b):
+            end.socket.break_off()
+            if both:
+                other.socket.break_off()
+
+    def kill(self, node: str) -> None:
+        """The process ends: its listeners are closed, and its connections end as a kernel ends them.
+
+        That is a FIN, or a RST where it has left bytes unread, and a RST for what is sent to it later. Its own
+        protocols hear nothing any more; its tasks are for the caller to cancel.
+        """
+        self._ports.release_all(node)
+        for end, _ in self._ends(node, ANY):
+            end.die()
+
+    def vanish(self, node: str) -> None:
+        """The host is gone without a word: its connections stay half open, and connecting to it gets no answer."""
+        self._vanished[node] = None
+        for end, _ in self._ends(node, ANY):
+            end.socket.silent = True
+            end.die()
+
+    def come_back(self, node: str) -> None:
+        """The vanished host is there again: nothing listens, and bytes on old connections are answered with RST."""
+        self._vanished.pop(node, None)
+        self._ports.release_all(node)
+        for end, _ in self._ends(node, ANY):
+            end.socket.come_back()
+
+    def _ends(self, a: str, b: str) -> list[tuple[Transport, Transport]]:
+        """Of every open connection between a and b, the end at a, and the other one; both if a is b."""
+        pairs = [pair for two in self._pairs.values() for pair in (two, two[::-1])]
+        return [(end, other) for end, other in pairs if a in (ANY, end.node) and b in (ANY, other.node)]
+
+    def _look(self) -> None:
+        for end, _ in self._ends(ANY, ANY):
+            end.socket.look()
+
+
+def _ways(a: str, b: str, both: bool) -> tuple[tuple[str, str], ...]:
+    return ((a, b), (b, a)) if both else ((a, b),)
+
+
+def _refused(host: str, port: int) -> OSError:
+    return OSError(errno.ECONNREFUSED, f"Connect call failed {(host, port)}")
+
+
+def _check(options: dict[str, object]) -> None:
+    """Raises ValueError if what makes a difference is not simulated."""
+    for option in ("ssl", "sock"):
+        if options.get(option):
+            raise ValueError(f"`{option}` is not simulated")
+    if not options.get("start_serving", True):
+        raise ValueError("listening later than binding is not simulated")

@@ -1,0 +1,106 @@
+"""Another system's routing policy in the place of ours: what it sees, and when it hears of what it has sent.
+
+Everything else stays as it is. Replicas take all that they are sent: these systems let engines do the queueing.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from random import Random
+
+from forebay.core.errors import Code
+from forebay.core.model import Policy
+from forebay.core.routing import Ask, Pricing, Rng, Route, Shed, View, Wait, Why
+from forebay.sim.engine import Job, Replica
+from forebay.sim.replay.node import Node
+from forebay.sim.rivals.table import Row
+from forebay.sim.rivals.values import Report, Seen, State
+
+
+class _Truth:
+    """An engine, for who may know everything."""
+
+    def __init__(self, engine: Replica, now: Callable[[], float]) -> None:
+        self._engine = engine
+        self._now = now
+
+    def first_token_s(self, request: Seen) -> float:
+        return self._engine.first_token_s(request.tokens, request.blocks, self._now())
+
+    def read_s(self, request: Seen) -> float:
+        return self._engine.read_s(request.tokens, request.blocks)
+
+    def token_s(self) -> float:
+        return self._engine.token_s()
+
+
+class Borrowed:
+    """One gateway's rival. `asked`, of `tenant`, is the request that is to be sent next."""
+
+    def __init__(self, row: Row, nodes: Sequence[Node], jobs: dict[int, Job], now: Callable[[], float], rng: Random):
+        self._rival = row.make()
+        self._jobs = jobs
+        self._now = now
+        self._rng = rng
+        self._events = row.events
+        self._cached: list[set[int]] = [set() for _ in nodes]
+        self._seqs = [0] * len(nodes)
+        self._states = [
+            State(node.id, cached=self._cached[at], truth=_Truth(node.engine, now)) for at, node in enumerate(nodes)
+        ]
+        self._sent: dict[int, tuple[Seen, State]] = {}
+        self.asked: Job | None = None
+        self.tenant = ""
+
+    def choose(
+        self,
+        policy: Policy,
+        replicas: Sequence[View],
+        tried: Collection[tuple[str, int]],
+        rng: Rng,
+        *,
+        ask: Ask | None = None,
+        pricing: Pricing | None = None,
+    ) -> Route | Wait | Shed:
+        """In the place of `core.routing.choose`."""
+        job = self.asked
+        if job is None:
+            return Shed(Code.NO_REPLICA, Why.ALL_TRIED, retry_after_s=1)
+        seen = Seen(job.id, job.prompt_tokens, job.blocks, tenant=self.tenant, output_tokens=job.output_tokens)
+        now = self._now()
+        at = self._rival.choose(seen, self._states, now, self._rng)
+        state = self._states[at]
+        state.in_flight += 1
+        self._rival.sent(seen, state, now)
+        self._sent[job.id] = seen, state
+        return Route(at, Why.CHEAPEST)
+
+    def hear(self, at: int, node: Node, now: float) -> None:
+        """A replica reports."""
+        engine = node.engine
+        self._states[at].report = Report(
+            now, engine.waiting, engine.running, engine.waiting_tokens,
+            engine.kv_used_tokens / engine.kv_total_tokens, engine.kv_total_tokens,
+        )  # fmt: skip
+        if not self._events:
+            return
+        news = node.news(self._seqs[at])
+        if news is None:
+            return
+        self._seqs[at] = news.seq
+        cached = self._cached[at]
+        if news.reset:
+            cached.clear()
+        cached.difference_update(news.removed)
+        cached.update(news.stored)
+
+    def began(self, id: int) -> None:
+        """The first token of a request is there."""
+        if id in self._sent:
+            self._rival.first_token(*self._sent[id], self._now())
+
+    def ended(self, id: int) -> None:
+        """A request has ended."""
+        sent = self._sent.pop(id, None)
+        if sent is not None:
+            seen, state = sent
+            state.in_flight -= 1
+            self._rival.done(seen, state, self._now())

@@ -1,0 +1,169 @@
+"""Gateways of a simulation, the product's own, and the clients that talk to them, byte for byte.
+
+What is left out is what no decision depends on: sockets, files, and that control has to say which replicas there are.
+"""
+
+import asyncio
+import io
+from collections.abc import Callable
+from random import Random
+from typing import Final
+
+from forebay.core.model import GatewaySpec, Limits, ModelRoutes, Replica, ReplicaState, Snapshot
+from forebay.gateway.dispatch.endpoints import ENDPOINTS
+from forebay.gateway.fleet import Link, Served
+from forebay.gateway.gateway import COUNTING, Gateway
+from forebay.gateway.records.accesslog import AccessLog
+from forebay.net.client import Pool
+from forebay.net.connection import Connection
+from forebay.net.server import HttpServer
+from forebay.obs.metrics import Metrics
+from forebay.sim.engine import Job
+from forebay.sim.replay.borrowed import Borrowed
+from forebay.sim.replay.node import Node
+from forebay.sim.replay.outcome import OK
+from forebay.wire.errors import error_code
+
+MODEL: Final = "model"
+REVISION: Final = "r-0"
+ENDPOINT: Final = ENDPOINTS[b"/v1/chat/completions"]
+TICK_S: Final = 0.25
+"""How often a gateway looks at its queues, as a real one does."""
+HEAD: Final = (
+    b"POST /v1/chat/completions HTTP/1.1\r\nhost: sim\r\ncontent-type: application/json\r\n"
+    b"x-request-id: %d\r\n%bcontent-length: %d\r\n\r\n%b"
+)
+PRIORITY: Final = b"x-forebay-priority: %b\r\n"
+BODY: Final = b'{"model":"' + MODEL.encode() + b'","stream":true,"messages":%b}'
+END: Final = b"0\r\n\r\n"
+CUT: Final = "cut_off"
+"""The connection was closed before the answer was complete."""
+UNKNOWN: Final = "unknown"
+
+
+class Client(asyncio.Transport):
+    """A client's connection. It hears the first byte and the end of every answer."""
+
+    def __init__(self, gate: "Gate") -> None:
+        super().__init__()
+        self.id = -1
+        self._gate = gate
+        self._began = False
+        self._connection = Connection(gate.server)
+        self._connection.connection_made(self)
+
+    def ask(self, id: int, request: bytes) -> None:
+        """Send a request; the one before must have been answered."""
+        self.id, self._began = id, False
+        self._connection.data_received(request)
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """A piece of the answer."""
+        if not self._began:
+            self._began = True
+            if int(data[9:12]) != 200:
+                self._gate.ended(self, error_code(bytes(data).partition(b"\r\n\r\n")[2]) or UNKNOWN)
+            else:
+                self._gate.began(self)
+        if data[-5:] == END:
+            self._gate.ended(self, OK)
+
+    def abort(self) -> None:
+        """The gateway cuts the connection."""
+        self._gate.ended(self, CUT)
+
+    close = abort
+
+    def is_closing(self) -> bool:
+        return False
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """Nothing is ever held."""
+
+    def get_extra_info(self, name: str, default: object = None) -> object:
+        return default
+
+
+class Gate:
+    """One gateway, its links to the replicas, and its clients. `began(id)` and `ended(id, code)` are told."""
+
+    def __init__(
+        self,
+        at: int,
+        routes: ModelRoutes,
+        group: asyncio.TaskGroup,
+        *,
+        gateways: int,
+        rng: Random,
+        began: Callable[[int], None],
+        ended: Callable[[int, str], None],
+    ) -> None:
+        spec = GatewaySpec(f"gateway-{at}", 1, "", 0, "", "", "")
+        self.gateway = Gateway(spec, Metrics(), AccessLog(io.BytesIO()), rng)
+        self.server = HttpServer(lambda exchange: self.gateway.handle(exchange, ENDPOINT), Limits())
+        self._began = began
+        self._ended = ended
+        self._group = group
+        self._idle: list[Client] = []
+        self._borrowed: Borrowed | None = None
+        self.served = self.gateway.served[MODEL] = Served(routes, self.gateway.account(MODEL))
+        self.served.pricing.gateways = gateways
+        self.gateway.snapshot = Snapshot(1, (routes,))
+        self.gateway.dispatcher.take_over(self.gateway.snapshot)
+
+    def link(self, node: Node) -> Link:
+        """Get to know a replica."""
+        replica = Replica(node.id, 1, REVISION, node.id, 1, ReplicaState.READY)
+        link = self.served.link(replica, Pool(node.id, 1, self._group))
+        self.served.links.append(link)
+        return link
+
+    def borrow(self, rival: Borrowed) -> None:
+        """Let another system's policy choose the replicas."""
+        self._borrowed = rival
+        self.gateway.chooser = rival.choose
+
+    def hear(self, at: int, node: Node, now: float) -> None:
+        """Take over a replica's load report."""
+        served = self.served
+        link = served.links[at]
+        served.heard(link, node.report(MODEL, REVISION), len(link.attempts), now)
+        if self._borrowed is not None:
+            self._borrowed.hear(at, node, now)
+        elif link.blocks_seq is not None and served.routes.policy not in COUNTING:
+            news = node.news(link.blocks_seq)
+            if news is not None:
+                served.heard_blocks(link, news, now)
+
+    def ask(self, job: Job, messages: bytes, band: str, tenant: str) -> None:
+        """Let a client send a prompt: the JSON of its messages."""
+        id = job.id
+        if self._borrowed is not None:
+            self._borrowed.asked, self._borrowed.tenant = job, tenant
+        body = BODY % messages
+        more = PRIORITY % band.encode() if band else b""
+        client = self._idle.pop() if self._idle else Client(self)
+        client.ask(id, HEAD % (id, more, len(body), body))
+
+    def began(self, client: Client) -> None:
+        """A client has the first byte of its answer."""
+        if self._borrowed is not None:
+            self._borrowed.began(client.id)
+        self._began(client.id)
+
+    def ended(self, client: Client, code: str) -> None:
+        """A client has its answer, or an error, or its connection was cut."""
+        id = client.id
+        if self._borrowed is not None:
+            self._borrowed.ended(id)
+        if code != CUT:
+            self._idle.append(client)
+        self._ended(id, code)
+
+    def close(self) -> None:
+        """Let go of the replicas."""
+        for link in self.served.links:
+            link.pool.close()

@@ -1,0 +1,147 @@
+"""What a replay has found: what every request has met, and what follows for all of them."""
+
+import math
+from array import array
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from forebay.sim.engine import Replica
+from forebay.sim.load.values import Arrival
+
+QUANTILES = (50, 90, 99)
+OK = "ok"
+
+
+class Slo(NamedTuple):
+    """What a request has to meet to count as good."""
+
+    ttft_s: float
+    tpot_s: float
+
+
+class Work(NamedTuple):
+    """What one replica has done."""
+
+    requests: int
+    prefilled_tokens: int
+    hit_tokens: int
+    busy_s: float
+    preemptions: int
+
+
+class Outcome:
+    """Columns with an entry per request, in the order of arrival; times in seconds, NaN where there is none."""
+
+    __slots__ = (
+        "arrived_at",
+        "cached_tokens",
+        "codes",
+        "ended_at",
+        "first_at",
+        "lasted_s",
+        "output_tokens",
+        "prompt_tokens",
+        "replica",
+        "replicas",
+    )
+
+    def __init__(self, requests: int) -> None:
+        nothing = array("d", [math.nan]) * requests
+        none, no = array("q", [0]) * requests, array("i", [-1]) * requests
+        self.codes = [""] * requests
+        """How each has ended: `ok`, the code of the error, `cut_off`; empty: not at all."""
+        self.arrived_at, self.first_at, self.ended_at = array("d", nothing), array("d", nothing), nothing
+        self.prompt_tokens, self.output_tokens, self.cached_tokens = array("q", none), array("q", none), none
+        self.replica = no
+        """Index of the one that has finished it; -1: none has."""
+        self.replicas: list[Work] = []
+        self.lasted_s = 0.0
+
+    def arrived(self, id: int, now: float, arrival: Arrival) -> None:
+        """A client sends its request."""
+        self.arrived_at[id] = now
+        self.prompt_tokens[id] = arrival.prompt_tokens
+        self.output_tokens[id] = arrival.output_tokens
+
+    def served(self, id: int, replica: int, cached_tokens: int) -> None:
+        """A replica has finished a request."""
+        self.replica[id] = replica
+        self.cached_tokens[id] = cached_tokens
+
+    def ended(self, id: int, now: float, code: str) -> None:
+        """A client has its answer, or an error."""
+        self.ended_at[id] = now
+        self.codes[id] = code
+
+    def close(self, now: float, engines: Sequence[Replica]) -> None:
+        """Nothing more happens."""
+        self.lasted_s = now
+        requests = Counter(self.replica)
+        self.replicas = [
+            Work(requests[at], each.prefilled_tokens, each.hit_tokens, each.busy_s, each.preemptions)
+            for at, each in enumerate(engines)
+        ]
+
+
+class Summary(NamedTuple):
+    """The figures of a replay. Times in seconds; of requests that were answered, except where it says otherwise."""
+
+    requests: int
+    goodput: float
+    """Share of all requests that were answered within both limits, 0..1."""
+    goodput_per_s: float
+    ttft_mean_s: float
+    ttft_s: tuple[float, ...]
+    tpot_s: tuple[float, ...]
+    e2e_s: tuple[float, ...]
+    cache_hit: float
+    """Share of the prompts' tokens that were in a cache."""
+    imbalance: float
+    """Prompt tokens that were computed, of the replica with the most of them over the mean."""
+    busy: float
+    """Share of the time that replicas were busy."""
+    refused: dict[str, int]
+    """Requests that were not answered, by the code of their error."""
+    preemptions: int
+    replica_hours: float
+    lasted_s: float
+
+
+def summary(outcome: Outcome, slo: Slo) -> Summary:
+    """Sum up a replay; quantiles are those of `QUANTILES`."""
+    arrived, first, ended = (np.array(x) for x in (outcome.arrived_at, outcome.first_at, outcome.ended_at))
+    codes, output = outcome.codes, np.array(outcome.output_tokens)
+    ok = np.array([code == OK for code in codes], dtype=bool)
+    ttft, e2e = (first - arrived)[ok], (ended - arrived)[ok]
+    tpot = ((ended - first) / np.maximum(output - 1, 1))[ok]
+    good = int(np.sum((ttft <= slo.ttft_s) & (tpot <= slo.tpot_s)))
+    prompts = float(np.sum(np.array(outcome.prompt_tokens)[ok]))
+    busy = np.array([each.busy_s for each in outcome.replicas])
+    read = np.array([each.prefilled_tokens for each in outcome.replicas])
+    lasted_s = outcome.lasted_s or math.nan
+    total = len(codes)
+    return Summary(
+        requests=total,
+        goodput=good / total if total else math.nan,
+        goodput_per_s=good / lasted_s,
+        ttft_mean_s=float(np.mean(ttft)) if len(ttft) else math.nan,
+        ttft_s=_quantiles(ttft),
+        tpot_s=_quantiles(tpot[output[ok] > 1]),
+        e2e_s=_quantiles(e2e),
+        cache_hit=float(np.sum(np.array(outcome.cached_tokens)[ok])) / prompts if prompts else 0.0,
+        imbalance=float(np.max(read) / np.mean(read)) if np.any(read) else 1.0,
+        busy=float(np.mean(busy)) / lasted_s,
+        refused={code: count for code, count in sorted(Counter(codes).items()) if code != OK},
+        preemptions=sum(each.preemptions for each in outcome.replicas),
+        replica_hours=len(outcome.replicas) * outcome.lasted_s / 3600,
+        lasted_s=outcome.lasted_s,
+    )
+
+
+def _quantiles(values: "np.ndarray[tuple[int], np.dtype[np.float64]]") -> tuple[float, ...]:
+    if not len(values):
+        return tuple(math.nan for _ in QUANTILES)
+    return tuple(float(x) for x in np.percentile(values, QUANTILES))

@@ -1,0 +1,225 @@
+"""Replay a workload against a cluster: what every request has met, and what the replicas have done."""
+
+import asyncio
+import gc
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from random import Random
+from typing import Final
+
+from forebay.core.model import ModelRoutes, Policy, Task
+from forebay.core.routing.blocks import blocks
+from forebay.sim.engine import Happened, Job, Replica, hardware
+from forebay.sim.load.values import Arrival, Workload
+from forebay.sim.loop import run
+from forebay.sim.replay.borrowed import Borrowed
+from forebay.sim.replay.cluster import SimCluster
+from forebay.sim.replay.gateways import MODEL, REVISION, TICK_S, Gate
+from forebay.sim.replay.node import Node, Port
+from forebay.sim.replay.outcome import Outcome
+from forebay.sim.rivals.table import RIVALS
+
+MESSAGES: Final = b'[{"role":"user","content":"%b"}]'
+BLOCK_TEXT: Final = 32
+"""Repeats of an id of 16 digits: with one byte for a token, the 512 tokens of a block."""
+ALONE: Final = 1 << 63
+"""Ids of what is in one prompt only begin here."""
+UNLIMITED: Final = 1_000_000
+"""Capacity of a replica for gateways that leave queueing to it."""
+PROGRESS_EVERY: Final = 256
+
+
+class _Wires:
+    """Connections lead to the nodes of the simulation."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, Node] = {}
+
+    async def create_server(
+        self, factory: Callable[[], asyncio.BaseProtocol], host: str | None, port: int, **options: object
+    ) -> asyncio.AbstractServer:
+        raise OSError("nothing listens in a replay")
+
+    async def create_connection(
+        self, factory: Callable[[], asyncio.BaseProtocol], host: str, port: int, **options: object
+    ) -> tuple[asyncio.Transport, asyncio.BaseProtocol]:
+        protocol = factory()
+        assert isinstance(protocol, asyncio.Protocol)
+        transport = Port(self.nodes[host], protocol)
+        protocol.connection_made(transport)
+        return transport, protocol
+
+
+def replay(
+    workload: Workload,
+    cluster: SimCluster,
+    *,
+    policy: str,
+    seed: int = 0,
+    progress: Callable[[int], None] = lambda done: None,
+) -> Outcome:
+    """Let every request of the workload arrive at its time. The same arguments give the same outcome."""
+    wires = _Wires()
+    what = _Replay(workload, cluster, policy, Random(seed))  # noqa: S311 - chance that can be repeated
+    with _quiet_gc():
+        return run(what.run(wires, progress), seconds_max=math.inf, network=wires, seed=seed)
+
+
+class _Replay:
+    def __init__(self, workload: Workload, cluster: SimCluster, policy: str, rng: Random) -> None:
+        self._arrivals = workload.arrivals
+        self._cluster = cluster
+        self._policy = policy
+        self._rng = rng
+        self._jobs: dict[int, Job] = {}
+        self._nodes: list[Node] = []
+        self._gates: list[Gate] = []
+        self._told: list[list[int]] = []
+        """For every gateway and node, what was the newest that the one has heard of the other."""
+        self._next = 0
+        self._open = 0
+        self._outcome = Outcome(len(workload.arrivals))
+        self._watching = False
+
+    async def run(self, wires: _Wires, progress: Callable[[int], None]) -> Outcome:
+        self._loop = loop = asyncio.get_running_loop()
+        self._over: asyncio.Future[None] = loop.create_future()
+        self._progress = progress
+        async with asyncio.TaskGroup() as group:
+            self._build(group)
+            wires.nodes = {node.id: node for node in self._nodes}
+            if self._arrivals:
+                loop.call_at(self._arrivals[0].at_s, self._arrive)
+                await self._over
+            for gate in self._gates:
+                gate.close()
+        self._outcome.close(loop.time(), [node.engine for node in self._nodes])
+        return self._outcome
+
+    def _build(self, group: asyncio.TaskGroup) -> None:
+        cluster, rival = self._cluster, RIVALS.get(self._policy)
+        policy = Policy.CPR if rival is not None else Policy(self._policy)
+        routes = ModelRoutes(
+            MODEL, Task.CHAT, policy, REVISION, cluster.queue_max, cluster.queue_timeout_s,
+            ttft_budget_s=cluster.slo.ttft_s,
+        )  # fmt: skip
+        self._nodes = [self._node(at, speed) for at, speed in enumerate(cluster.speeds_of_all)]
+        for at in range(cluster.gateways):
+            rng = Random(self._rng.randrange(2**32))  # noqa: S311
+            gate = Gate(at, routes, group, gateways=cluster.gateways, rng=rng, began=self._began, ended=self._ended)
+            if rival is not None:
+                gate.borrow(Borrowed(rival, self._nodes, self._jobs, self._loop.time, rng))
+            for place, node in enumerate(self._nodes):
+                gate.link(node)
+                gate.hear(place, node, 0.0)
+            self._gates.append(gate)
+        self._told = [[node.version for node in self._nodes] for _ in self._gates]
+
+    def _node(self, at: int, speed: float) -> Node:
+        cluster = self._cluster
+        engine = Replica(
+            hardware(cluster.gpu, cluster.model, cluster.tensor_parallel, cluster.precision),
+            sequences_max=cluster.sequences_max,
+            step_tokens_max=cluster.step_tokens_max,
+            kv_tokens=cluster.kv_tokens,
+            speed=speed,
+        )
+        return Node(
+            f"sim-{at}",
+            engine,
+            self._jobs,
+            room=UNLIMITED if self._policy in RIVALS else cluster.sequences_max,
+            reports_blocks=cluster.reports_blocks,
+            done=partial(self._served, at),
+        )
+
+    # --- requests
+
+    def _arrive(self) -> None:
+        id = self._next
+        arrival = self._arrivals[id]
+        self._next += 1
+        if self._next < len(self._arrivals):
+            self._loop.call_at(self._arrivals[self._next].at_s, self._arrive)
+        self._open += 1
+        messages = MESSAGES % _text(arrival, id)
+        held = blocks(memoryview(messages), MODEL)[: max(0, arrival.prompt_tokens - 1) // 512]
+        job = self._jobs[id] = Job(id, arrival.prompt_tokens, arrival.output_tokens, held)
+        self._outcome.arrived(id, self._loop.time(), arrival)
+        self._watch()
+        gates = self._gates
+        gate = gates[0] if len(gates) == 1 else gates[self._rng.randrange(len(gates))]
+        gate.ask(job, messages, arrival.band, arrival.tenant)
+
+    def _began(self, id: int) -> None:
+        self._outcome.first_at[id] = self._loop.time()
+
+    def _ended(self, id: int, code: str) -> None:
+        self._outcome.ended(id, self._loop.time(), code)
+        del self._jobs[id]
+        self._open -= 1
+        if id % PROGRESS_EVERY == 0:
+            self._progress(self._next - self._open)
+        if not self._open and self._next == len(self._arrivals) and not self._over.done():
+            self._over.set_result(None)
+
+    def _served(self, at: int, happened: Happened) -> None:
+        self._outcome.served(happened.id, at, happened.cached_tokens)
+
+    # --- time
+
+    def _watch(self) -> None:
+        """From the first request on, and until the last one has ended, gateways look around."""
+        if self._watching:
+            return
+        self._watching = True
+        self._every(TICK_S, self._tick)
+        self._every(self._cluster.report_every_s, self._poll)
+
+    def _every(self, period_s: float, do: Callable[[], None]) -> None:
+        """Do it at the next multiple of a time, as long as requests are under way."""
+        turn = int(self._loop.time() / period_s) + 1
+        self._loop.call_at(turn * period_s, self._again, turn, period_s, do)
+
+    def _again(self, turn: int, period_s: float, do: Callable[[], None]) -> None:
+        do()
+        if self._open:
+            turn += 1  # counted, as sums of a period drift
+            self._loop.call_at(turn * period_s, self._again, turn, period_s, do)
+        else:
+            self._watching = False
+
+    def _tick(self) -> None:
+        for gate in self._gates:
+            gate.gateway.expire()
+
+    def _poll(self) -> None:
+        """Gateways ask replicas for their load; who has nothing new to say is left out."""
+        now = self._loop.time()
+        for gate, told in zip(self._gates, self._told, strict=True):
+            for at, node in enumerate(self._nodes):
+                if told[at] != node.version:
+                    told[at] = node.version
+                    gate.hear(at, node, now)
+
+
+def _text(arrival: Arrival, id: int) -> bytes:
+    """A prompt of one byte for each token, which begins like others as far as their blocks are the same."""
+    known = b"".join([b"%016x" % block * BLOCK_TEXT for block in arrival.blocks])
+    missing = arrival.prompt_tokens - len(known)
+    return (
+        known + (b"%016x" % (ALONE | id) * (missing // 16 + 1))[:missing] if missing > 0 else known[: missing or None]
+    )
+
+
+@contextmanager
+def _quiet_gc() -> Iterator[None]:
+    """A collection of all that a long replay holds would find nothing, again and again."""
+    before = gc.get_threshold()
+    gc.set_threshold(50_000, 50, 1000)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)

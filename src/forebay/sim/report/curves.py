@@ -1,0 +1,61 @@
+"""How a replay went, small enough to keep for every one: distributions and courses instead of every request."""
+
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from forebay.sim.replay.cluster import Promise
+from forebay.sim.replay.outcome import OK, Outcome
+
+Points = tuple[tuple[float, float], ...]
+CDF_POINTS: Final = 200
+BUCKETS_MAX: Final = 60
+BUCKET_REQUESTS_MIN: Final = 10
+"""A rate of fewer requests on average would be noise."""
+
+
+class Curves(NamedTuple):
+    """Courses of one replay."""
+
+    ttft: Points
+    """Time to first token in seconds, and the share of all requests that had it by then."""
+    tpot: Points
+    """Mean time for each token after the first one in seconds, and the share of all requests that were as quick."""
+    arrived: Points
+    """Seconds from the start, and requests that came in a second."""
+    good: Points
+    """Seconds from the start, and requests that came in a second and were answered within the limits."""
+    computed: tuple[int, ...]
+    """Prompt tokens that each replica had to compute, the one with the most first. Unlike the time that it was busy,
+    this tells replicas apart that are never idle."""
+
+
+def curves(outcome: Outcome, slo: Promise) -> Curves:
+    """Draw up the courses of a replay of at least one request."""
+    arrived, first, ended = (np.array(x) for x in (outcome.arrived_at, outcome.first_at, outcome.ended_at))
+    ok = np.array([code == OK for code in outcome.codes], dtype=bool)
+    tpot = (ended - first) / np.maximum(np.array(outcome.output_tokens) - 1, 1)
+    good = ok & (first - arrived <= slo.ttft_s) & (tpot <= slo.tpot_s)
+    span_s = max(float(arrived[-1]), 1e-9)
+    buckets = max(1, min(BUCKETS_MAX, len(arrived) // BUCKET_REQUESTS_MIN))
+    return Curves(
+        ttft=_cdf((first - arrived)[ok], len(arrived)),
+        tpot=_cdf(tpot[ok], len(arrived)),
+        arrived=_per_s(arrived, span_s, buckets),
+        good=_per_s(arrived[good], span_s, buckets),
+        computed=tuple(sorted((each.prefilled_tokens for each in outcome.replicas), reverse=True)),
+    )
+
+
+def _cdf(values: "np.ndarray[tuple[int], np.dtype[np.float64]]", total: int) -> Points:
+    ordered = np.sort(values)
+    if not len(ordered):
+        return ()
+    at = np.unique(np.linspace(0, len(ordered) - 1, min(len(ordered), CDF_POINTS)).astype(int))
+    return tuple((float(ordered[place]), (int(place) + 1) / total) for place in at)
+
+
+def _per_s(at_s: "np.ndarray[tuple[int], np.dtype[np.float64]]", span_s: float, buckets: int) -> Points:
+    counts, edges = np.histogram(at_s, bins=buckets, range=(0, span_s))
+    width_s = span_s / buckets
+    return tuple((float(edge), float(count) / width_s) for edge, count in zip(edges, counts, strict=False))

@@ -1,0 +1,191 @@
+"""The figures of replays: the mean over seeds with its confidence interval, and differences paired by seed."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from typing import Final, NamedTuple
+
+from forebay.sim.replay.cluster import SimCluster
+from forebay.sim.replay.outcome import QUANTILES, Summary
+
+_P50, _P90, _P99 = (QUANTILES.index(q) for q in (50, 90, 99))
+T_95: Final = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
+    2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
+)  # fmt: skip
+"""Student's t, 97.5 %, for 1 to 30 degrees of freedom."""
+Z_95: Final = 1.959964
+
+
+class Unit(Enum):
+    """How a figure is written."""
+
+    SHARE = "share"
+    SECONDS = "seconds"
+    RATIO = "ratio"
+    COUNT = "count"
+    MONEY = "money"
+
+
+class Figure(NamedTuple):
+    """One figure of a replay."""
+
+    label: str
+    unit: Unit
+    better: int
+    """1: more is better, -1: less is, 0: neither."""
+    of: Callable[[Summary, SimCluster], float | None]
+    """None: it does not apply."""
+
+
+def _gpu_hours(summary: Summary, cluster: SimCluster) -> float:
+    return summary.replica_hours * cluster.tensor_parallel
+
+
+def _cost(summary: Summary, cluster: SimCluster) -> float | None:
+    price = cluster.gpu_hour_price
+    return None if price is None else price * _gpu_hours(summary, cluster)
+
+
+FIGURES: Final[Mapping[str, Figure]] = {
+    "goodput": Figure("goodput", Unit.SHARE, 1, lambda s, _: s.goodput),
+    "goodput_per_s": Figure("goodput/s", Unit.RATIO, 1, lambda s, _: s.goodput_per_s),
+    "ttft_mean_s": Figure("TTFT mean", Unit.SECONDS, -1, lambda s, _: s.ttft_mean_s),
+    "ttft_p50_s": Figure("TTFT p50", Unit.SECONDS, -1, lambda s, _: s.ttft_s[_P50]),
+    "ttft_p90_s": Figure("TTFT p90", Unit.SECONDS, -1, lambda s, _: s.ttft_s[_P90]),
+    "ttft_p99_s": Figure("TTFT p99", Unit.SECONDS, -1, lambda s, _: s.ttft_s[_P99]),
+    "tpot_p50_s": Figure("TPOT p50", Unit.SECONDS, -1, lambda s, _: s.tpot_s[_P50]),
+    "tpot_p90_s": Figure("TPOT p90", Unit.SECONDS, -1, lambda s, _: s.tpot_s[_P90]),
+    "tpot_p99_s": Figure("TPOT p99", Unit.SECONDS, -1, lambda s, _: s.tpot_s[_P99]),
+    "e2e_p50_s": Figure("e2e p50", Unit.SECONDS, -1, lambda s, _: s.e2e_s[_P50]),
+    "e2e_p90_s": Figure("e2e p90", Unit.SECONDS, -1, lambda s, _: s.e2e_s[_P90]),
+    "e2e_p99_s": Figure("e2e p99", Unit.SECONDS, -1, lambda s, _: s.e2e_s[_P99]),
+    "cache_hit": Figure("cache hit", Unit.SHARE, 1, lambda s, _: s.cache_hit),
+    "imbalance": Figure("busiest/mean", Unit.RATIO, -1, lambda s, _: s.imbalance),
+    "busy": Figure("busy", Unit.SHARE, 0, lambda s, _: s.busy),
+    "refused": Figure("refused", Unit.COUNT, -1, lambda s, _: float(sum(s.refused.values()))),
+    "preemptions": Figure("preempted", Unit.COUNT, -1, lambda s, _: float(s.preemptions)),
+    "lasted_s": Figure("lasted", Unit.SECONDS, 0, lambda s, _: s.lasted_s),
+    "gpu_hours": Figure("GPU-hours", Unit.COUNT, -1, _gpu_hours),
+    "cost": Figure("cost", Unit.MONEY, -1, _cost),
+}
+"""By their stable names, units last."""
+
+
+class Estimate(NamedTuple):
+    """A mean over seeds."""
+
+    mean: float
+    half_width: float | None
+    """Of its 95 % confidence interval; None: one value tells nothing of its spread."""
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether 0 is outside of the interval."""
+        return self.half_width is not None and abs(self.mean) > self.half_width
+
+
+class Result(NamedTuple):
+    """One replay."""
+
+    policy: str
+    scale: float
+    seed: int
+    summary: Summary
+
+
+class Row(NamedTuple):
+    """One policy at one scale of step times, over all seeds."""
+
+    policy: str
+    scale: float
+    requests: int
+    figures: Mapping[str, Estimate]
+    """By the names of `FIGURES`, without those that do not apply."""
+    refused: Mapping[str, float]
+    """Code of the error → requests, the mean over seeds."""
+    against: Mapping[str, Estimate]
+    """This less the first policy, paired by seed; for the first policy itself empty."""
+
+
+def t_95(freedom: int) -> float:
+    """Student's t for a two-sided 95 % interval; above 30 degrees of freedom by its expansion around the normal's
+    (Abramowitz and Stegun 26.7.5), which is right to 0.001 there."""
+    if freedom <= len(T_95):
+        return T_95[freedom - 1]
+    z = Z_95
+    return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+
+
+def estimate(values: Sequence[float]) -> Estimate:
+    """The mean of at least one value, with its confidence interval."""
+    count = len(values)
+    mean = math.fsum(values) / count
+    if count == 1:
+        return Estimate(mean, None)
+    variance = math.fsum((value - mean) ** 2 for value in values) / (count - 1)
+    return Estimate(mean, t_95(count - 1) * math.sqrt(variance / count))
+
+
+def rows(results: Sequence[Result], cluster: SimCluster) -> list[Row]:
+    """One row for each policy and scale in the order that they first come in; the first policy is the one that the
+    others are compared to. Every policy must have met the same seeds at the same scales."""
+    groups: dict[tuple[float, str], dict[int, Summary]] = {}
+    for result in results:
+        groups.setdefault((result.scale, result.policy), {})[result.seed] = result.summary
+    return [_row(at, groups, results[0].policy, cluster) for at in groups]
+
+
+def _row(
+    at: tuple[float, str],
+    groups: Mapping[tuple[float, str], Mapping[int, Summary]],
+    first: str,
+    cluster: SimCluster,
+) -> Row:
+    scale, policy = at
+    by_seed, compared_to = groups[at], groups[scale, first]
+    figures, against = {}, {}
+    for name, figure in FIGURES.items():
+        values = {seed: v for seed, s in by_seed.items() if (v := figure.of(s, cluster)) is not None}
+        if not values:
+            continue
+        figures[name] = estimate(list(values.values()))
+        if policy != first:
+            others = {seed: figure.of(compared_to[seed], cluster) or 0.0 for seed in values}
+            against[name] = estimate([value - others[seed] for seed, value in values.items()])
+    refused: dict[str, float] = {}
+    for summary in by_seed.values():
+        for code, count in summary.refused.items():
+            refused[code] = refused.get(code, 0.0) + count / len(by_seed)
+    requests = next(iter(by_seed.values())).requests
+    return Row(policy, scale, requests, figures, dict(sorted(refused.items())), against)
+
+
+def shown(value: float, unit: Unit) -> str:
+    """A figure as people read it."""
+    if math.isnan(value):
+        return "-"
+    match unit:
+        case Unit.SHARE:
+            return f"{value:.1%}"
+        case Unit.SECONDS:
+            return _seconds(value)
+        case Unit.RATIO:
+            return f"{value:,.2f}"
+        case Unit.COUNT | Unit.MONEY:
+            return f"{value:,.0f}" if abs(value) >= 100 or value == round(value) else f"{value:,.2f}"
+
+
+def _seconds(value: float) -> str:
+    """Three figures: `318 ms`, `1.24 s`, `12.4 s`."""
+    size = abs(value)
+    if size < 0.9995:
+        thousandths = value * 1000
+        return f"{thousandths:,.0f} ms" if size >= 0.0995 or value == 0 else f"{thousandths:.3g} ms"
+    return f"{value:,.0f} s" if size >= 99.95 else f"{value:.3g} s"
+
+
+def shown_difference(value: float, unit: Unit) -> str:
+    """With its sign; shares in percentage points."""
+    text = f"{value * 100:.1f} pp" if unit is Unit.SHARE else shown(value, unit)
+    return f"+{text}" if value > 0 else text

@@ -1,0 +1,106 @@
+"""NVIDIA Dynamo's KV router: prompts to be read and requests under way, both in blocks of KV memory."""
+
+import math
+from collections.abc import Sequence
+from random import Random
+from typing import NamedTuple
+
+from forebay.sim.rivals.history import Counted, Expected, Unread
+from forebay.sim.rivals.values import Rival, Seen, State, drawn, held, hit_tokens, live
+
+
+class Weights(NamedTuple):
+    """Settings of the router, with its defaults."""
+
+    prefill: float = 1.0
+    """`prefill_load_scale`; once called the overlap weight."""
+    credit: float = 1.0
+    """`overlap_score_credit`: what a cached block takes off the work, 0..1."""
+    decay: float = 0.0
+    """`overlap_score_credit_decay`: how fast the credit fades where more prompts wait than elsewhere."""
+    temperature: float = 0.0
+    """0: the lowest cost; above: softmax over the costs, scaled to 0..1."""
+    events: bool = True
+    """Engines say what their caches hold."""
+    predicted_s: float | None = None
+    """What was sent to a replica is taken to be in its cache for so long."""
+
+
+class KvRouter(Rival):
+    """cost = prefill · max(0, prompts to be read + prompt - credit · overlap) + blocks in use with the request's own.
+
+    A prompt counts as to be read, without what was cached, until its first token comes. Blocks in use are those of
+    prompts under way, each once; what answers add is not counted. Among equal costs it draws. The router can also
+    hold requests back (while 16 full steps of prompts wait everywhere, as shipped); that is left out.
+    """
+
+    __slots__ = ("_active", "_expected", "_loose", "_unread", "_weights")
+
+    def __init__(self, weights: Weights) -> None:
+        self._weights = weights
+        self._unread = Unread()
+        self._active = Counted()
+        self._loose: dict[str, int] = {}
+        """Blocks in use of which nobody knows the content: none is shared."""
+        self._expected = None if weights.predicted_s is None else Expected(weights.predicted_s)
+
+    def choose(self, request: Seen, replicas: Sequence[State], now: float, rng: Random) -> int:
+        """See `Rival`."""
+        alive = live(replicas)
+        costs = self.costs(request, [replicas[at] for at in alive], now)
+        low, high = min(costs), max(costs)
+        temperature = self._weights.temperature
+        if not temperature or low == high:
+            return drawn(alive, costs, rng)
+        scale = (high - low) * temperature
+        odds = [math.exp((low - cost) / scale) for cost in costs]
+        return rng.choices(alive, odds)[0]
+
+    def costs(self, request: Seen, replicas: Sequence[State], now: float) -> list[float]:
+        """Of each of these replicas, in blocks."""
+        size = request.block_tokens
+        prefill, credit, decay, *_ = self._weights
+        own = math.ceil(request.tokens / size)
+        overlaps = self._overlaps(request, replicas, now)
+        in_use = self._active.depths(request.blocks, [replica.id for replica in replicas])
+        unread = [self._unread.tokens(replica.id) for replica in replicas]
+        least = min(unread)
+        costs = []
+        for replica, overlap, shared, queue in zip(replicas, overlaps, in_use, unread, strict=True):
+            faded = credit / (1.0 + decay * (queue - least) / size / own)
+            read = max(0.0, (queue + request.tokens - faded * overlap) / size)
+            active = self._active.count(replica.id) + self._loose.get(replica.id, 0)
+            costs.append(prefill * read + active + own - shared)
+        return costs
+
+    def sent(self, request: Seen, replica: State, now: float) -> None:
+        """See `Rival`."""
+        (overlap,) = self._overlaps(request, [replica], now)
+        self._unread.charge(request, replica, request.tokens - overlap)
+        self._active.add(replica.id, request.blocks)
+        self._loosen(request, replica, 1)
+        if self._expected is not None:
+            self._expected.add(replica.id, request.blocks, now)
+
+    def first_token(self, request: Seen, replica: State, now: float) -> None:
+        """See `Rival`."""
+        self._unread.release(request, replica)
+
+    def done(self, request: Seen, replica: State, now: float) -> None:
+        """See `Rival`."""
+        self._unread.release(request, replica)
+        self._active.remove(replica.id, request.blocks)
+        self._loosen(request, replica, -1)
+
+    def _overlaps(self, request: Seen, replicas: Sequence[State], now: float) -> list[int]:
+        """Tokens of the prompt that each holds, by the engines' word or by expectation."""
+        blocks = request.blocks
+        depths = [held(blocks, replica.cached) if self._weights.events else 0 for replica in replicas]
+        if self._expected is not None:
+            expected = self._expected.depths(blocks, [replica.id for replica in replicas], now)
+            depths = list(map(max, depths, expected))
+        return [hit_tokens(request, depth) for depth in depths]
+
+    def _loosen(self, request: Seen, replica: State, sign: int) -> None:
+        blocks = max(0, math.ceil(request.tokens / request.block_tokens) - len(request.blocks))
+        self._loose[replica.id] = self._loose.get(replica.id, 0) + sign * blocks

@@ -1,0 +1,69 @@
+"""Courses of a replay, from an outcome that is known."""
+
+import pytest
+
+from forebay.sim.load.values import Arrival
+from forebay.sim.replay.cluster import Promise
+from forebay.sim.replay.outcome import OK, Outcome, Work
+from forebay.sim.report.curves import BUCKETS_MAX, CDF_POINTS, Curves, curves
+
+SLO = Promise(ttft_s=1.0, tpot_s=0.1)
+
+
+def outcome_of(ttfts_s: list[float], *, tpot_s: float = 0.05, every_s: float = 1.0) -> Outcome:
+    """Requests one after another, with 11 tokens each; a time to the first token below 0 is a refusal."""
+    outcome = Outcome(len(ttfts_s))
+    for id, ttft_s in enumerate(ttfts_s):
+        at = id * every_s
+        outcome.arrived(id, at, Arrival(at, 100, 11))
+        if ttft_s < 0:
+            outcome.ended(id, at, "queue_timeout")
+        else:
+            outcome.first_at[id] = at + ttft_s
+            outcome.served(id, 0, 0)
+            outcome.ended(id, at + ttft_s + 10 * tpot_s, OK)
+    outcome.lasted_s = 100.0
+    outcome.replicas = [Work(1, 200, 0, 20.0, 0), Work(1, 800, 0, 80.0, 0)]
+    return outcome
+
+
+def test_the_distribution_counts_those_who_never_had_a_token() -> None:
+    found = curves(outcome_of([0.4, -1, 0.2, 0.3]), SLO)
+
+    assert found.ttft == (
+        (pytest.approx(0.2), 0.25),
+        (pytest.approx(0.3), 0.5),
+        (pytest.approx(0.4), 0.75),
+    )
+
+
+def test_replicas_with_the_most_work_come_first() -> None:
+    assert curves(outcome_of([0.4]), SLO).computed == (800, 200)
+
+
+@pytest.mark.parametrize(
+    ("ttfts_s", "tpot_s", "good"),
+    [
+        ([0.5] * 40, 0.05, 40),
+        ([1.5] * 40, 0.05, 0),
+        ([0.5] * 40, 0.2, 0),
+        ([0.5, -1] * 20, 0.05, 20),
+    ],
+)
+def test_rates_times_their_width_are_all_requests(ttfts_s: list[float], tpot_s: float, good: int) -> None:
+    found = curves(outcome_of(ttfts_s, tpot_s=tpot_s), SLO)
+    width_s = found.arrived[1][0] - found.arrived[0][0]
+
+    assert sum(rate for _, rate in found.arrived) * width_s == pytest.approx(40)
+    assert sum(rate for _, rate in found.good) * width_s == pytest.approx(good)
+
+
+def test_courses_stay_small_and_can_do_with_little() -> None:
+    long: Curves = curves(outcome_of([0.5 + id / 1e4 for id in range(5000)]), SLO)
+    nothing = curves(outcome_of([-1]), SLO)
+
+    assert len(long.ttft) == CDF_POINTS
+    assert len(long.good) == BUCKETS_MAX
+    assert long.ttft[-1][1] == 1.0
+    assert nothing.ttft == ()
+    assert len(nothing.arrived) == 1

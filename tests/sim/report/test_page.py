@@ -1,0 +1,98 @@
+"""The page tells everything, needs nothing from elsewhere, and whatever names hold is text in it."""
+
+from html.parser import HTMLParser
+
+import pytest
+from tests.sim.report.made import LOAD, report_of
+
+from forebay.sim.replay.cluster import SimCluster
+from forebay.sim.report.facts import facts, span
+from forebay.sim.report.page import page
+from forebay.sim.report.tables import COMPARED, tables
+
+
+class Reader(HTMLParser):
+    """What the page consists of."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: set[str] = set()
+        self.words = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes |= {name for name, _ in attrs}
+
+    def handle_data(self, data: str) -> None:
+        self.words += data
+
+
+def test_the_page_has_facts_figures_charts_and_the_command_and_needs_nothing_else() -> None:
+    text = page(report_of())
+    read = Reader(text)
+
+    for words in (
+        "12,031 in 59 min",
+        "37.4%",
+        "90.0%",
+        "60.0%",
+        "Refused: random: cut_off 1, queue_timeout 7.",
+        "forebay simulate --trace",
+    ):
+        assert words in read.words, words
+    assert read.tags.count("svg") == 4
+    assert not {"script", "link", "img", "iframe"} & set(read.tags)
+    assert not {"src", "href", "xlink:href"} & read.attributes
+    assert "//" not in text.replace("</", "")
+    assert "Against cpr" not in read.words, "one seed tells nothing of what is by chance"
+
+
+def test_several_seeds_are_compared_and_what_is_clear_is_coloured() -> None:
+    text = page(report_of(seeds=3, scales=(0.8, 1.0)))
+
+    assert Reader(text).tags.count("table") == 4
+    assert "Step times x 0.8" in text
+    assert "Against cpr" in text
+    assert 'class="worse">-30.0 pp<small>± 0.0%</small>' in text
+    assert "91.0%<small>± 2.5%</small>" in text
+
+
+def test_names_cannot_break_out_of_the_page() -> None:
+    text = page(report_of(workload="<script>alert(1)</script>.csv"))
+
+    assert "script" not in Reader(text).tags
+    assert "<script>" not in text
+
+
+def test_a_table_shows_what_applies_and_differences_have_a_line_for_all_but_the_first() -> None:
+    report = report_of(seeds=2)
+    main, compared = tables(report.rows, report.scope, 1.0)
+    assert compared is not None
+
+    assert "cost" not in main.columns
+    assert [policy for policy, _ in main.lines] == ["cpr", "random"]
+    assert [policy for policy, _ in compared.lines] == ["random"]
+    assert len(compared.columns) == len(COMPARED)
+    assert all(len(cells) == len(main.columns) for _, cells in main.lines)
+
+
+def test_facts_tell_what_is_not_as_usual() -> None:
+    scope = report_of(seeds=2, scales=(0.8,)).scope._replace(load=LOAD._replace(hit_share=None))
+    cluster = SimCluster(speeds=(1.0, 0.5), kv_tokens=100_000, reports_blocks=False, replicas=1)
+    told = dict(facts(scope, cluster))
+
+    assert told["cluster"] == "1 replica of 70B bf16, each on 4 x h100_sxm, speeds 1, 0.5, 100,000 KV tokens"
+    assert "say nothing of their prefix caches" in told["gateways"]
+    assert "no cache can hit" in told["prefixes"]
+    assert told["seeds"].startswith("0 to 1")
+    assert told["step times"].startswith("0.8 times")
+    assert {"seeds", "step times"}.isdisjoint(dict(facts(report_of().scope, SimCluster())))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(42.04, "42 s"), (3540, "59 min"), (10_000, "2.8 hours"), (604_800, "7.0 days")]
+)
+def test_times_are_told_in_their_unit(seconds: float, text: str) -> None:
+    assert span(seconds) == text
