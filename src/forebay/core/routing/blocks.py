@@ -5,7 +5,8 @@ tokens that its model makes of it.
 """
 
 from typing import Final
-from zlib import adler32, crc32
+
+from xxhash import xxh3_64_intdigest
 
 from forebay.core.model import BlockNews
 
@@ -20,12 +21,11 @@ SEQ_MAX: Final = 2**63 - 1
 
 def blocks(prompt: memoryview, model: str) -> tuple[int, ...]:
     """Chained hashes of the whole blocks of a prompt, alike in every process. A collision costs a cache miss."""
-    crc, adler = crc32(model.encode()), 1
+    hashed = xxh3_64_intdigest(model.encode())
     found = []
     for at in range(0, min(len(prompt), BLOCKS_MAX * BLOCK_BYTES) - BLOCK_BYTES + 1, BLOCK_BYTES):
-        block = prompt[at : at + BLOCK_BYTES]
-        crc, adler = crc32(block, crc), adler32(block, adler)
-        found.append(adler << 32 | crc)
+        hashed = xxh3_64_intdigest(prompt[at : at + BLOCK_BYTES], hashed)
+        found.append(hashed)
     return tuple(found)
 
 
