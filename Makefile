@@ -1,6 +1,6 @@
 # `make` lists what there is.
 .DEFAULT_GOAL := help
-.PHONY: help up test wheel check static compiled docs bench lock clean
+.PHONY: help up test wheel check static compiled docs bench soak fuzz lock clean
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 VENV ?= .venv
@@ -42,6 +42,10 @@ compiled:
 fuzz: ## feed every reader of bytes from elsewhere with thousands of damaged inputs (10 minutes); finds are kept in .hypothesis
 	@scripts/venv dev
 	$(BIN)/pytest tests/fuzz --hypothesis-profile=fuzz --timeout=3600 -o faulthandler_timeout=0
+
+soak: ## thousands of simulated clusters under faults (about half an hour); a seed that breaks a rule is printed
+	@scripts/venv dev
+	$(BIN)/forebay simulate --depth full --seed 0 --seeds 5000
 
 docs: ## write the generated pages anew: settings, metrics, errors, command line, numbers of the README
 	@scripts/venv dev

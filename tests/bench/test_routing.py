@@ -69,13 +69,13 @@ def test_only_an_interval_without_zero_is_a_win_or_a_loss(difference: Estimate, 
 def test_losses_are_bold_ties_are_slanted_and_wins_are_plain() -> None:
     made = tables(RESULTS)
 
-    assert "| `better` | **97.0 % (-6.1 ± 0.6)** |" in made
-    assert "| `worse` | 51.0 % (+39.9 ± 0.6) |" in made
+    assert "| `better` | **97.0 % (-6.0 ± 0.6)** |" in made
+    assert "| `worse` | 51.0 % (+40.0 ± 0.6) |" in made
     assert "| `alike` | *91.0 % (+0.0 ± 63.5)* |" in made
     assert "| `better` | **0.60 (+0.50 ± 0.00)** |" in made
     assert "| `worse` | 2.10 (-1.00 ± 0.00) |" in made
     assert "unfinished" not in made
-    assert "| 4 gateways | load x1 | 91.0 % |  |  | **-6.1 ± 0.6** | +39.9 ± 0.6 |" in made
+    assert "| 4 gateways | load x1 | 91.0 % |  |  | **-6.0 ± 0.6** | +40.0 ± 0.6 |" in made
 
 
 def test_wins_ties_and_losses_are_counted_over_all_cells() -> None:

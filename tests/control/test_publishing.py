@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 
 import msgspec
+import pytest
 from tests.control.rig import plan
 from tests.control.units import kill_all, local, replica, wait_for
 
@@ -15,6 +16,8 @@ from forebay.core.model import (
     Dispatch,
     Endpoint,
     LoadReport,
+    ModelRoutes,
+    Policy,
     Replica,
     ReplicaState,
     Rule,
@@ -29,6 +32,7 @@ HERE = Endpoint(7, "127.0.0.1", 8100)
 UNIT = SeenUnit("chat-0", 2, Kind.REPLICA, "d1", 5.0, True, 7, HERE)
 REPORT = LoadReport("chat-0", 2, "chat", "r-9", ReplicaState.READY)
 KEY = ("chat-0", 2)
+ROUTES = (ModelRoutes("chat", Task.CHAT, Policy.P2C, "r-1", 10, 1.0),)
 
 
 def state(
@@ -179,3 +183,33 @@ def test_a_cluster_becomes_slots_whose_digest_changes_with_what_runs_in_them(tmp
     document["models"][0]["replicas"] = 3  # type: ignore[index]
     more = make_plan(Cluster.model_validate(document), {"chat": artifact}, Places(tmp_path), "1")
     assert [s.digest for s in more.slots[:4]] == [s.digest for s in made.slots]
+
+
+def on_disk(path: Path) -> Snapshot:
+    return msgspec.json.decode(path.read_bytes(), type=Snapshot)
+
+
+def test_what_says_the_same_is_not_written_again(tmp_path: Path) -> None:
+    file = SnapshotFile(tmp_path / "snapshot.json")
+    assert file.write(ROUTES)
+    assert not file.write(ROUTES)
+    successor = SnapshotFile(tmp_path / "snapshot.json")
+    successor.read()
+    assert not successor.write(ROUTES)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\0" * 50, msgspec.json.encode(Snapshot(1))])
+def test_a_file_that_somebody_else_has_touched_is_written_again(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "snapshot.json"
+    file = SnapshotFile(path)
+    file.write(ROUTES)
+    version = file.current.version
+    if content is None:
+        path.unlink()
+    else:
+        path.write_bytes(content)
+    assert file.write(ROUTES)
+    assert on_disk(path) == file.current
+    assert file.current.models == ROUTES
+    assert file.current.version > version
+    assert not file.write(ROUTES)

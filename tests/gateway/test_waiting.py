@@ -143,7 +143,9 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
             front.signals.put_nowait(15)
             front.signals.put_nowait(15)
             await until(front.done.done)
-            assert await client.rest() == b""
+            told = await client.rest()
+            assert told.startswith(b"HTTP/1.1 503 ")
+            assert b'"code":"draining"' in told
 
     run(main())
 

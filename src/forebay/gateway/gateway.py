@@ -444,6 +444,19 @@ class Gateway:
             pace_s = (now - charge.first_at) / (output_tokens - 1)
             link.toll.learn((charge.running + link.load) / 2, link.places, pace_s, now)
 
+    def close(self) -> None:
+        """The process ends: whoever still waits for an answer, or for its rest, is told so."""
+        for served in self.served.values():
+            attempts = [
+                relay
+                for link in (*served.links, *served._leaving)
+                for relay in link.attempts
+                if not isinstance(relay, Hedge)
+            ]
+            for relay in (*served.waiting.waiting(), *attempts):
+                relay.give_up()
+                relay.refuse(Refusal(Code.DRAINING), 1)
+
     def expire(self) -> None:
         """Refuse what has waited too long, and send what can go."""
         now = self.now()

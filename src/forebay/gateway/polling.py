@@ -174,7 +174,9 @@ class Fleet:
             problem = ""
             if report is not None:
                 problem = served.heard(link, report, own, now())
-                heard_at, lost = now(), False
+                if not problem:
+                    heard_at = now()
+                lost = now() - heard_at >= spec.replica_timeout_s  # another one at its address is no sign of it
                 if report.blocks is not None and not problem:
                     self._doubts(link, served.heard_blocks(link, report.blocks, now()))
             else:

@@ -23,9 +23,12 @@ from forebay.net.tls import BadPair, Renewal
 from forebay.obs.metrics import Metrics
 
 TICK_S: Final = 0.25
+PEERS_EVERY_S: Final = 1.0
 PRIVATE_LIMITS: Final = Limits(connections_max=64, head_timeout_s=2.0, idle_timeout_s=10.0)
 LINGER_S: Final = 1.5
 """Time in which clients with an idle connection may still use it, and learn that it closes, when a gateway stops."""
+LAST_WORDS_S: Final = 1.0
+"""Time in which clients may take the error that they get when the grace is over."""
 LOOPBACK: Final = "127.0.0.1"
 
 
@@ -61,7 +64,11 @@ async def run(
         public = HttpServer(page.handle, spec.limits, refused=gateway.refused, wants_body=page.wants_body)
         private = HttpServer(page.handle_private, PRIVATE_LIMITS, wants_body=lambda _: False)
         page.public = public
-        background = [group.create_task(fleet.follow()), group.create_task(_tick(gateway, access, recorder, metrics))]
+        background = [
+            group.create_task(fleet.follow()),
+            group.create_task(_tick(gateway, access, recorder, metrics)),
+            group.create_task(_count_peers(gateway, spec)),
+        ]
         keys: asyncio.Task[None] | None = None
         if spec.tenancy is not None:
             gateway.doorman = Doorman(spec.id, spec.tenancy, log, now=gateway.now)
@@ -83,13 +90,14 @@ async def run(
                 keys.cancel()
                 gateway.doorman.save()
             await _drain(public, spec.drain_grace_s, signals, log)
+            gateway.close()
+            await public.drain(LAST_WORDS_S)
         except NoPort as error:  # raised below: out of the group it would come as a group
             no_port = error
         finally:
             pages.withdraw(_peer_file(spec))
-            public.close()
-            private.close()
-            fleet.close()
+            for each in (public, private, fleet):
+                each.close()
             for task in background:
                 task.cancel()
     access.flush()
@@ -126,6 +134,15 @@ async def _tick(gateway: Gateway, access: AccessLog, recorder: Recorder | None, 
         if recorder is not None:
             recorder.flush(gateway.now())
             metrics.counter("records_lost_total").value = recorder.lost
+
+
+async def _count_peers(gateway: Gateway, spec: GatewaySpec) -> None:
+    """Know how many gateways send to the same replicas: what one has sent since a report, the others have too."""
+    while True:
+        gateways = 1 + len(pages.peers(spec))
+        for served in gateway.served.values():
+            served.pricing.gateways = gateways
+        await asyncio.sleep(PEERS_EVERY_S)
 
 
 async def _listen(public: HttpServer, private: HttpServer, spec: GatewaySpec, renewal: Renewal | None) -> None:

@@ -1,11 +1,22 @@
 """The options of `forebay simulate`; what it runs is imported when it runs."""
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 TRACES = "mooncake, azure, servegen, azure-week, hot-prefix, tenants, multi-turn, poisson, burst"
+
+
+class Depth(StrEnum):
+    """What is simulated."""
+
+    POLICY = "policy"
+    """Gateways in front of modelled engines, at what a trace asks."""
+    FULL = "full"
+    """Control, gateways, workers, every byte between them, and faults."""
+
 
 FileArgument = Annotated[
     Path | None,
@@ -56,17 +67,24 @@ def simulate(
     jobs: JobsOption = None,
     report: Annotated[Path | None, typer.Option(help="Write a report with charts (.html or .png).")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: an object for each policy and scale.")] = False,
+    depth: Annotated[
+        Depth,
+        typer.Option(help="full: whole clusters with random faults instead of a trace; what breaks is told."),
+    ] = Depth.POLICY,
     calibration: Annotated[
         bool, typer.Option("--calibration", help="Show how far the engine model is from measurements.")
     ] = False,
 ) -> None:
     """Replay a trace against a described cluster: the real routing and admission, modelled engines, virtual time."""
     from forebay.cli.simulate.calibration import calibration as show_calibration
+    from forebay.cli.simulate.chaos import chaos
     from forebay.cli.simulate.plan import Wish
     from forebay.cli.simulate.run import run
 
     if calibration:
         raise typer.Exit(show_calibration(as_json))
+    if depth is Depth.FULL:
+        raise typer.Exit(chaos(range(seed, seed + seeds), as_json=as_json))
     wish = Wish(
         file=file,
         trace=trace or "",

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Final
 
-from forebay.core.model import GatewaySpec, Limits, ModelRoutes, Replica, ReplicaState, Snapshot
+from forebay.core.model import GatewaySpec, Limits, LoadReport, ModelRoutes, Replica, ReplicaState, Snapshot
 from forebay.gateway.dispatch.endpoints import ENDPOINTS
 from forebay.gateway.fleet import Link, Served
 from forebay.gateway.gateway import COUNTING, Gateway
@@ -126,17 +126,18 @@ class Gate:
         self._borrowed = rival
         self.gateway.chooser = rival.choose
 
-    def hear(self, at: int, node: Node, now: float) -> None:
-        """Take over a replica's load report."""
+    def hear(self, at: int, node: Node, report: LoadReport, now: float) -> None:
+        """Take over a replica's load report, and send what can go now, as a gateway does after each."""
         served = self.served
         link = served.links[at]
-        served.heard(link, node.report(MODEL, REVISION), len(link.attempts), now)
+        served.heard(link, report, len(link.attempts), now)
         if self._borrowed is not None:
             self._borrowed.hear(at, node, now)
         elif link.blocks_seq is not None and served.routes.policy not in COUNTING:
             news = node.news(link.blocks_seq)
             if news is not None:
                 served.heard_blocks(link, news, now)
+        self.gateway.pump(served)
 
     def ask(self, job: Job, messages: bytes, band: str, tenant: str) -> None:
         """Let a client send a prompt: the JSON of its messages."""

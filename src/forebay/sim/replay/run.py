@@ -113,7 +113,7 @@ class _Replay:
                 gate.borrow(Borrowed(rival, self._nodes, self._jobs, self._loop.time, rng))
             for place, node in enumerate(self._nodes):
                 gate.link(node)
-                gate.hear(place, node, 0.0)
+                gate.hear(place, node, node.report(MODEL, REVISION), 0.0)
             self._gates.append(gate)
         self._told = [[node.version for node in self._nodes] for _ in self._gates]
 
@@ -144,7 +144,7 @@ class _Replay:
         if self._next < len(self._arrivals):
             self._loop.call_at(self._arrivals[self._next].at_s, self._arrive)
         self._open += 1
-        messages = MESSAGES % _text(arrival, id)
+        messages = MESSAGES % prompt_text(arrival, id)
         held = blocks(memoryview(messages), MODEL)[: max(0, arrival.prompt_tokens - 1) // 512]
         job = self._jobs[id] = Job(id, arrival.prompt_tokens, arrival.output_tokens, held)
         self._outcome.arrived(id, self._loop.time(), arrival)
@@ -198,14 +198,15 @@ class _Replay:
     def _poll(self) -> None:
         """Gateways ask replicas for their load; who has nothing new to say is left out."""
         now = self._loop.time()
+        reports = [node.report(MODEL, REVISION) for node in self._nodes]  # all are asked before any is heard
         for gate, told in zip(self._gates, self._told, strict=True):
             for at, node in enumerate(self._nodes):
                 if told[at] != node.version:
                     told[at] = node.version
-                    gate.hear(at, node, now)
+                    gate.hear(at, node, reports[at], now)
 
 
-def _text(arrival: Arrival, id: int) -> bytes:
+def prompt_text(arrival: Arrival, id: int) -> bytes:
     """A prompt of one byte for each token, which begins like others as far as their blocks are the same."""
     known = b"".join([b"%016x" % block * BLOCK_TEXT for block in arrival.blocks])
     missing = arrival.prompt_tokens - len(known)

@@ -1,0 +1,44 @@
+"""`forebay simulate --depth full`: clusters under faults, one for each seed, and what has gone wrong."""
+
+from collections.abc import Sequence
+
+import msgspec
+from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from forebay.cli.settings import INTERRUPTED, screen
+from forebay.sim.full.chaos import Verdict
+from forebay.sim.full.chaos import chaos as simulated
+
+BROKEN = 1
+
+
+def chaos(seeds: Sequence[int], *, as_json: bool) -> int:
+    """Run every seed. Of several only those are shown that break a rule. Returns the exit code."""
+    results, notes_to = screen(), screen(stderr=True)
+    broken: list[Verdict] = []
+    done = 0
+    columns = (TextColumn("seed {task.fields[seed]}"), MofNCompleteColumn(), TimeRemainingColumn())
+    try:
+        with Progress(*columns, console=notes_to, transient=True) as progress:
+            task = progress.add_task("seeds", total=len(seeds), seed=seeds[0])
+            for done, seed in enumerate(seeds, 1):
+                verdict = simulated(seed)
+                if not verdict.ok:
+                    broken.append(verdict)
+                if not as_json and (len(seeds) == 1 or not verdict.ok):
+                    results.print("\n".join(verdict.lines), markup=False, highlight=False, soft_wrap=True)
+                progress.update(task, completed=done, seed=seed)
+    except KeyboardInterrupt:
+        notes_to.print(f"stopped after {done} of {len(seeds)} seeds")
+        return INTERRUPTED
+    if as_json:
+        told = {
+            "seeds": len(seeds),
+            "broken": [
+                {"seed": each.seed, "violations": each.violations, "command": each.command} for each in broken
+            ],
+        }
+        results.out(msgspec.json.encode(told).decode(), highlight=False)
+    elif len(seeds) > 1:
+        results.print(f"{len(seeds)} seeds, {len(broken)} of them broke a rule", highlight=False)
+    return BROKEN if broken else 0

@@ -1,0 +1,1 @@
+"""Whole clusters on virtual time: the product's own control, gateways and workers, and every byte between them."""

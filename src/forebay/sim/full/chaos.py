@@ -1,0 +1,131 @@
+"""One seed: a cluster, its clients and its faults, and whether all rules were kept."""
+
+import asyncio
+import io
+import tempfile
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Final
+
+from forebay.obs import log as logs
+from forebay.obs.clock import standing_in
+from forebay.sim.full.book import Book
+from forebay.sim.full.gateways import watched
+from forebay.sim.full.machine import in_place_of_the_system
+from forebay.sim.full.profile import Profile, draw
+from forebay.sim.full.world import World
+from forebay.sim.loop import EPOCH_S, run
+from forebay.sim.network.network import Network
+
+SECONDS_MAX: Final = 600.0
+"""No run takes longer, in virtual time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What has come of a seed. `digest` is the same whenever it is run."""
+
+    seed: int
+    profile: Profile
+    violations: tuple[str, ...]
+    counts: dict[str, int]
+    """How often which kinds of things happened."""
+    endings: dict[str, int]
+    """Of requests, as clients saw them."""
+    digest: str
+    tail: tuple[str, ...]
+    """The last of what happened."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether every rule was kept."""
+        return not self.violations
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """For people: what was drawn, what has happened, and what came of it."""
+        happened = ", ".join(f"{count} {kind}" for kind, count in sorted(self.counts.items()))
+        ended = ", ".join(f"{count} {ending}" for ending, count in sorted(self.endings.items()))
+        told = (f"seed {self.seed}: {self.profile}", f"requests: {ended}", f"events: {happened}")
+        if self.ok:
+            return (*told, f"every rule was kept; digest {self.digest[:16]}")
+        return (*told, *(f"BROKEN at {violation}" for violation in self.violations), f"replay: {self.command}")
+
+    @property
+    def command(self) -> str:
+        """What replays it."""
+        return f"forebay simulate --seed {self.seed} --depth full"
+
+
+def chaos(seed: int, *, faults: bool = True, tail_max: int = 40) -> Verdict:
+    """Run a seed. The same seed gives the same verdict, in every process. `tail_max`: last events that are kept."""
+    rng = Random(f"profile {seed}")  # noqa: S311 - chance that can be repeated
+    one = _Run(seed, draw(rng, faults=faults), Book(tail_max=tail_max))
+    with tempfile.TemporaryDirectory(prefix="forebay-sim-") as folder:
+        try:
+            run(one.main(Path(folder)), seconds_max=SECONDS_MAX, network=one.network, seed=seed)
+        except Exception as error:
+            for each in error.exceptions if isinstance(error, ExceptionGroup) else [error]:
+                one.book.violated("nothing goes wrong unheard", f"{each!r}{_where(each)}")
+    return one.verdict()
+
+
+def _where(error: BaseException) -> str:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return f" at {Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno}" if trace is not None else ""
+
+
+class _Run:
+    """A world, and what its process is told of time and chance."""
+
+    def __init__(self, seed: int, profile: Profile, book: Book) -> None:
+        self.seed = seed
+        self.profile = profile
+        self.book = book
+        self.network = Network(Random(f"network {seed}"), chop=profile.chop)  # noqa: S311
+        self.endings: Counter[str] = Counter()
+
+    async def main(self, folder: Path) -> None:
+        """From the start to the end."""
+        loop, book = asyncio.get_running_loop(), self.book
+        book.now = loop.time
+        log = logs.configure(io.StringIO())
+        ids = Random(f"ids {self.seed}")  # noqa: S311 - they are to be foreseen
+        async with asyncio.TaskGroup() as group:
+            with watched(book, log) as gateways:
+                world = World(
+                    self.profile,
+                    self.seed,
+                    network=self.network,
+                    group=group,
+                    folder=folder,
+                    book=book,
+                    gateways=gateways,
+                    log=log,
+                )
+                with (
+                    in_place_of_the_system(world.machine),
+                    standing_in(
+                        lambda: EPOCH_S + loop.time() + world.wall_ahead_s, lambda size: ids.randbytes(size).hex()
+                    ),
+                ):
+                    await world.run()
+                    self.endings.update(asked.ending.value for asked in world.asked)
+                    await world.end()
+
+    def verdict(self) -> Verdict:
+        """What has come of it."""
+        book = self.book
+        return Verdict(
+            seed=self.seed,
+            profile=self.profile,
+            violations=tuple(book.violations),
+            counts=dict(book.counts),
+            endings=dict(self.endings),
+            digest=book.digest,
+            tail=tuple(book.tail),
+        )

@@ -1,0 +1,291 @@
+"""Clients of a simulated cluster: they ask, read at their own pace, some leave; and each knows what is right."""
+
+import asyncio
+from enum import StrEnum
+from functools import lru_cache
+from itertools import count
+from random import Random
+from typing import Final, NamedTuple, cast
+
+import httptools
+import msgspec
+
+from forebay.core.errors import Code
+from forebay.engines.protocol import Delta, Finished
+from forebay.engines.synthetic import SyntheticEngine
+from forebay.sim.full.book import Book
+from forebay.wire.openai_answer import ChatAnswer
+from forebay.wire.openai_request import parse_chat
+from forebay.worker.preflight import chat_work
+
+MODEL: Final = "chat"
+TOPICS: Final = 6
+"""Prompts of one topic begin alike."""
+TOPIC_WORDS: Final = 300
+WORDS: Final = ("river", "stone", "wheel", "pool", "mill", "rain", "bank", "lock", "weir", "ford")
+CODES: Final = frozenset(code.value for code in Code)
+HEAD: Final = (
+    b"POST /v1/chat/completions HTTP/1.1\r\nhost: sim\r\ncontent-type: application/json\r\n"
+    b"x-request-id: %b\r\n%bcontent-length: %d\r\n\r\n%b"
+)
+READ_PAUSE_S: Final = 0.2
+"""How long a slow reader does not read, again and again."""
+
+
+class Undisturbed(NamedTuple):
+    """The answer of a replica that nothing happens to."""
+
+    text: str
+    reason: str
+    prompt_tokens: int
+    completion_tokens: int
+
+
+def make_body(rng: Random, *, stream: bool, tokens_max: int) -> bytes:
+    """A request for chat."""
+    topic = Random(rng.randrange(TOPICS))  # noqa: S311 - chance that can be repeated
+    words = [topic.choice(WORDS) for _ in range(topic.randrange(TOPIC_WORDS))]
+    words += [rng.choice(WORDS) for _ in range(1 + rng.randrange(20))]
+    return msgspec.json.encode(
+        {
+            "model": MODEL,
+            "messages": [{"role": "user", "content": " ".join(words)}],
+            "max_tokens": 1 + rng.randrange(tokens_max),
+            "temperature": 0,
+            "stream": stream,
+        }
+    )
+
+
+@lru_cache(maxsize=4096)
+def undisturbed(body: bytes) -> Undisturbed:
+    """The answer to a request, all of it at once."""
+    engine = SyntheticEngine("", {"task": "chat", "step_ms": 0.0, "prefill_tokens_per_s": 1e9})
+    [work] = chat_work(parse_chat(body), engine.load(), "id", ChatAnswer.names)
+    engine.add(work, 0.0)
+    text = ""
+    for now in count(1):
+        for event in engine.step(float(now)).events:
+            match event:
+                case Delta():
+                    text += event.text
+                case Finished():
+                    return Undisturbed(text, event.reason, event.prompt_tokens, event.completion_tokens)
+                case _:
+                    raise AssertionError(event)
+    raise AssertionError("unreachable")
+
+
+class Ending(StrEnum):
+    """How a request ended for its client."""
+
+    OPEN = "open"
+    COMPLETE = "complete"
+    ERROR = "error"
+    """An error, told as such: as a status, or in the stream."""
+    CUT = "cut"
+    """The connection was closed or reset."""
+    REFUSED = "refused"
+    """There was no connection."""
+    LEFT = "left"
+    """The client went away."""
+
+
+class Asked:
+    """One request and what has come of it."""
+
+    def __init__(
+        self, id: str, body: bytes, right: Undisturbed, *, stream: bool, node: str, more: bytes = b""
+    ) -> None:
+        self.id = id
+        self.body = body
+        self.right = right
+        self.stream = stream
+        self.node = node
+        self.more = more
+        """Header lines."""
+        self.leaves_after: int | None = None
+        """Events after which the client goes away."""
+        self.slow = False
+        self.ending = Ending.OPEN
+        self.code = ""
+        """Of the error."""
+        self.status = 0
+        self.text = ""
+        self.reason = ""
+        self.dones = 0
+        self.events = 0
+        self.names: dict[tuple[object, object], None] = {}
+        """Id and time of the stream, as its events have them."""
+        self.began = 0.0
+        self.ended = 0.0
+
+    @property
+    def request(self) -> bytes:
+        """As bytes."""
+        return HEAD % (self.id.encode(), self.more, len(self.body), self.body)
+
+
+class Connection(asyncio.Protocol):
+    """A connection to a gateway, and the parser of its answers."""
+
+    def __init__(self, book: Book) -> None:
+        self._book = book
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport
+        self._parser = httptools.HttpResponseParser(self)
+        self._asked: Asked | None = None
+        self._over: asyncio.Future[None] | None = None
+        self._rest = b""
+        self._body = b""
+        self._resting: asyncio.TimerHandle | None = None
+        self.open = False
+
+    async def ask(self, asked: Asked) -> None:
+        """Ask, and return when it has ended in whatever way."""
+        self._asked, self._rest, self._body = asked, b"", b""
+        self._over = self._loop.create_future()
+        self._transport.write(asked.request)
+        if asked.slow:
+            self._rest_a_while()
+        await self._over
+
+    def leave(self) -> None:
+        """Close it."""
+        self.open = False
+        if self._resting is not None:
+            self._resting.cancel()
+        self._transport.abort()
+
+    def _end(self, ending: Ending, code: str = "") -> None:
+        asked, self._asked = self._asked, None
+        if asked is None:
+            return
+        asked.ending, asked.code, asked.ended = ending, code, self._loop.time()
+        assert self._over is not None
+        self._over.set_result(None)
+        if self._resting is not None:
+            self._resting.cancel()
+            self._resting = None
+            self._transport.resume_reading()
+
+    def _rest_a_while(self) -> None:
+        if self._transport.is_reading():
+            self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()
+        self._resting = self._loop.call_later(READ_PAUSE_S, self._rest_a_while)
+
+    # --- the connection
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self.open = True
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            asked = self._asked
+            self._book.violated("answers are HTTP", f"{asked.id if asked else 'unasked'}: {error!r} {data[:80]!r}")
+            self._end(Ending.CUT, "protocol")
+            self.leave()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.open = False
+        self._end(Ending.ERROR if self._asked is not None and self._asked.code else Ending.CUT, self._told())
+
+    def _told(self) -> str:
+        return self._asked.code if self._asked is not None else ""
+
+    # --- the parser
+
+    def on_headers_complete(self) -> None:
+        """The head is there."""
+        if self._asked is not None:
+            self._asked.status = self._parser.get_status_code()
+
+    def on_body(self, data: bytes) -> None:
+        """A piece of the answer."""
+        asked = self._asked
+        if asked is None:
+            self._book.expect(not self.open, "no answer that nobody has asked for", repr(data[:80]))
+            return
+        if asked.status != 200 or not asked.stream:
+            self._body += data
+            return
+        *events, self._rest = (self._rest + data).split(b"\n\n")
+        for event in events:
+            self._event(asked, event)
+
+    def _event(self, asked: Asked, event: bytes) -> None:
+        data = event.removeprefix(b"data: ")
+        asked.events += 1
+        if data == b"[DONE]":
+            asked.dones += 1
+            return
+        try:
+            told = msgspec.json.decode(data)
+        except msgspec.DecodeError:
+            if data.strip(b"\r\n"):  # an event that was cut off is closed before the error
+                self._book.expect(data and not asked.dones, "events are whole", f"{asked.id}: {data[:80]!r}")
+            return
+        if "error" in told:
+            asked.code = told["error"]["code"]
+            return
+        asked.names[told["id"], told["created"]] = None
+        for choice in told["choices"]:
+            asked.text += choice["delta"].get("content") or ""
+            asked.reason = choice.get("finish_reason") or asked.reason
+        if asked.leaves_after is not None and asked.events >= asked.leaves_after:
+            self._end(Ending.LEFT)
+            self.leave()
+
+    def on_message_complete(self) -> None:
+        """The answer is complete."""
+        asked = self._asked
+        if asked is None or asked.status < 200:
+            return
+        if asked.status != 200:
+            self._end(Ending.ERROR, _code(self._body))
+        elif asked.stream:
+            self._end(Ending.ERROR if asked.code else Ending.COMPLETE, asked.code)
+        else:
+            choice = msgspec.json.decode(self._body)["choices"][0]
+            asked.text, asked.reason = choice["message"]["content"], choice["finish_reason"]
+            self._end(Ending.COMPLETE)
+        if not self._parser.should_keep_alive():
+            self.leave()
+
+
+def _code(body: bytes) -> str:
+    try:
+        return str(msgspec.json.decode(body)["error"]["code"])
+    except (msgspec.DecodeError, KeyError, TypeError):
+        return f"no error object: {body[:80]!r}"
+
+
+def judge(asked: Asked, book: Book, excused: bool) -> None:
+    """What a client was told must be right, whatever happened. `excused`: its connection may have been cut."""
+    right, id = asked.right, asked.id
+    if asked.ending is Ending.COMPLETE:
+        book.expect(asked.text == right.text, "a complete answer is the right one", _difference(asked))
+        book.expect(asked.reason == right.reason, "it ends for the right reason", f"{id}: {asked.reason!r}")
+        book.expect(asked.dones == asked.stream, "a stream ends once", f"{id}: {asked.dones}")
+    else:
+        book.expect(right.text.startswith(asked.text), "no text is lost or repeated", _difference(asked))
+        book.expect(not asked.dones or asked.ending is Ending.LEFT or excused, "only what is complete ends", id)
+    book.expect(len(asked.names) <= 1, "a stream is one", f"{id}: {list(asked.names)}")
+    if asked.ending is Ending.ERROR:
+        book.expect(asked.code in CODES, "an error names its reason", f"{id}: {asked.code}")
+    if asked.ending is Ending.CUT:
+        book.expect(excused, "nobody is cut off without a word", f"{id} {asked.status} after {asked.events} events")
+
+
+def _difference(asked: Asked) -> str:
+    text, right = asked.text, asked.right.text
+    same = next(
+        (at for at, (a, b) in enumerate(zip(text, right, strict=False)) if a != b), min(len(text), len(right))
+    )
+    here, there = text[same : same + 40], right[same : same + 40]
+    return f"{asked.id} differs after {same} of {len(right)}: {here!r}, not {there!r}"

@@ -1,0 +1,248 @@
+"""The product's gateway process under watch: what it must never do is noted at the moment when it does it."""
+
+import asyncio
+import io
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from random import Random
+from typing import Final
+
+import structlog
+
+from forebay.core.admission import Band
+from forebay.core.errors import Refusal
+from forebay.core.model import GatewaySpec, Policy, RecordsSpec, Replica, ReplicaState
+from forebay.core.resilience import State, admissible
+from forebay.core.routing import LIVE, Route
+from forebay.gateway import serve
+from forebay.gateway.dispatch.endpoints import Endpoint
+from forebay.gateway.fleet import Link, Served
+from forebay.gateway.gateway import Gateway
+from forebay.gateway.records.accesslog import AccessLog
+from forebay.gateway.records.facts import Facts
+from forebay.gateway.records.recorder import Recorder
+from forebay.gateway.relay import Relay
+from forebay.net.server import Exchange
+from forebay.obs.metrics import Metrics
+from forebay.sim.full.book import Book
+from forebay.sim.full.machine import RUNNING, ExitError, Process, standing_in
+
+CONTINUES: Final = b"\r\nx-forebay-continue: "
+NO_FILES: Final = RecordsSpec("", decisions=False, audit=False)
+SIGTERM: Final = 15
+LEAVING: Final = frozenset({ReplicaState.DRAINING, ReplicaState.STOPPED, ReplicaState.QUARANTINED})
+
+
+class Notes(Recorder):
+    """Keeps what a gateway writes down of finished requests; only the ledger behind it is real."""
+
+    def __init__(self, log: structlog.stdlib.BoundLogger) -> None:
+        super().__init__(NO_FILES, "", log)
+        self.all: list[Facts] = []
+
+    def start(self) -> bool:
+        """There are no files."""
+        return True
+
+    def flush(self, now: float) -> None:
+        """There are no files."""
+
+    def close(self) -> None:
+        """There are no files."""
+
+    def finished(self, facts: Facts) -> None:
+        """A request has ended."""
+        self.all.append(facts)
+        super().finished(facts)
+
+
+class WatchedGateway(Gateway):
+    """A gateway whose every step is looked at. One that was killed does nothing any more that counts."""
+
+    def __init__(
+        self, spec: GatewaySpec, metrics: Metrics, rng: Random, *, process: Process, book: Book, notes: Notes
+    ) -> None:
+        super().__init__(spec, metrics, AccessLog(io.BytesIO()), rng, notes)
+        self.process = process
+        self.book = book
+        self.notes = notes
+        self.metrics = metrics
+        self.began = self.now()
+        self.taken: dict[bytes, Relay | None] = {}
+        """Ids of requests that came; a relay once it has ended."""
+
+    # --- every step
+
+    def handle(self, exchange: Exchange, endpoint: Endpoint) -> None:
+        """A request has come."""
+        id = exchange.header(b"x-request-id") or b""
+        self.book.note("take", self.process.node, id.decode())
+        self.taken.setdefault(id, None)
+        super().handle(exchange, endpoint)
+
+    def _admit(self, relay: Relay) -> None:
+        super()._admit(relay)
+        waiting = relay.served.waiting
+        if relay in waiting.waiting():
+            newcomers = sum(not (each.attempts or each.gave_way) for each in waiting)
+            self._expect(newcomers <= waiting.size_max, "every queue keeps its limit", f"{newcomers} wait")
+
+    def send(self, relay: Relay, route: Route) -> None:
+        """An attempt begins."""
+        link = relay.served.links[route.at]
+        self._may_be_sent(relay, link)
+        begun = relay.exchange.started
+        self.book.note("send", self.process.node, relay.request_id.decode(), link.id, link.generation)
+        super().send(relay, route)
+        call = relay._call
+        if begun and call is not None:
+            self._expect(CONTINUES in call.request, "after the first byte only a resume", relay.request_id.decode())
+
+    def again(self, relay: Relay, reason: str, problem: Refusal) -> None:
+        """An attempt has failed."""
+        self.book.note("again", self.process.node, relay.request_id.decode(), reason)
+        super().again(relay, reason, problem)
+
+    def over(self, relay: Relay, code: str, status: int, now: float) -> None:
+        """A request has ended."""
+        id = relay.request_id
+        self.book.note("over", self.process.node, id.decode(), code)
+        self._expect(self.taken.get(id) is None, "every request ends once", id.decode())
+        self.taken[id] = relay
+        super().over(relay, code, status, now)
+        self._expect(relay.exchange.finished, "who has ended has an answer", id.decode())
+
+    def _expect(self, holds: object, rule: str, details: str) -> None:
+        if self.process.alive:
+            self.book.expect(holds, rule, f"{self.process.node}: {details}")
+
+    def _may_be_sent(self, relay: Relay, link: Link) -> None:
+        name, served = f"{relay.request_id.decode()} to {link.id}.{link.generation}", relay.served
+        wanted = self._wanted(served, link)
+        self._expect(wanted is not None, "nothing to an old generation", name)
+        if wanted is not None:
+            self._expect(wanted.state not in LEAVING, "nothing to a replica that control drains", name)
+        self._expect(link.reported in LIVE, "nothing to a replica that drains", f"{name}, {link.reported}")
+        self._expect(link.load < link.room, "nobody gets more than he has room for", f"{name}: {link.load}")
+        self._expect((link.id, link.generation) not in relay.tried, "never the same replica again", name)
+        now = self.now()
+        live = [each for each in served.links if each.live]
+        allowed = [live[at] for at in admissible([each.breaker for each in live], now)]
+        others = [x for x in allowed if x.load < x.room and (x.id, x.generation) not in relay.tried]
+        self._expect(link in allowed or not others, "breakers are heeded", name)
+        counts = served.routes.policy is Policy.LEAST_REQUESTS and not served.running[Band.BATCH]
+        if counts and link.load and relay.band < Band.BATCH:
+            better = [x for x in others if x.state is link.state and x.meter.handicap <= link.meter.handicap]
+            free = [x.id for x in better if not x.load]
+            self._expect(not free, "nobody queues beside a free replica", f"{name}: {link.load}, {free}")
+
+    def _wanted(self, served: Served, link: Link) -> Replica | None:
+        assert self.snapshot is not None
+        models = [each for each in self.snapshot.models if each.name == served.routes.name]
+        replicas = [each for model in models for each in model.replicas if each.id == link.id]
+        return next((each for each in replicas if each.generation == link.generation), None)
+
+    # --- between the steps
+
+    def check(self) -> None:
+        """All that must hold whenever nothing is being done."""
+        for served in self.served.values():
+            bands = Counter(relay.ticket.band for link in links_of(served) for relay in link.attempts)
+            self._expect(served.running == [bands[band] for band in Band], "running by band", str(served.running))
+            for link in served.links:
+                self._check_link(link)
+
+    def _check_link(self, link: Link) -> None:
+        attempts = list(link.attempts)
+        name = f"{link.id}.{link.generation}"
+        self._expect(link.load == len(attempts) + link.others, "load is attempts and others", name)
+        waits = sum(x.charge.tokens for x in attempts if x.charge is not None and x.charge.waits)
+        self._expect(link.meter._unprefilled == waits, "prompts that wait are counted once", name)
+        breaker = link.breaker
+        trials = sum(relay.mark == breaker._epoch for relay in attempts)
+        expected = trials if breaker.state is State.HALF_OPEN else 0
+        self._expect(breaker.probes == expected, "probes are counted", f"{name}: {breaker.probes}, {expected} run")
+        for relay in attempts:
+            there = relay.link is link and self.taken.get(relay.request_id) is None
+            self._expect(there, "an attempt belongs to a request", f"{relay.request_id.decode()} at {name}")
+
+    @property
+    def attempts(self) -> int:
+        """Attempts under way."""
+        return sum(len(link.attempts) for served in self.served.values() for link in links_of(served))
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait."""
+        return sum(len(served.waiting) for served in self.served.values())
+
+    @property
+    def well(self) -> bool:
+        """Whether all breakers are closed."""
+        return all(x.breaker.state is State.CLOSED for served in self.served.values() for x in served.links)
+
+    def check_quiet(self) -> None:
+        """All that must hold when no request is under way: every counter is back, and the books agree."""
+        self.check()
+        self._expect(self.attempts == 0, "nothing is in flight at the end", str(self.attempts))
+        self._expect(self.waiting == 0, "nobody waits at the end", str(self.waiting))
+        for served in self.served.values():
+            for link in served.links:
+                self._expect(link.meter._since == 0 and not link.breaker.probes, "counters are back", link.id)
+        open_ids = [id.decode() for id, relay in self.taken.items() if relay is None]
+        known = {facts.decision.request_id for facts in self.notes.all}
+        self._expect(not set(open_ids) - known, "every request ends", " ".join(sorted(set(open_ids) - known)))
+        codes = Counter((x.decision.model or "unknown", x.decision.code) for x in self.notes.all)
+        counted = Counter(
+            {
+                (model, code): int(self.metrics.counter("requests_total", model, code).value)
+                for model, code in self.metrics.labels("requests_total")
+            }
+        )
+        self._expect(codes == counted, "metrics agree with the records", f"{codes} {counted}")
+        rows = [row for day in self.notes._ledger._days.values() for row in day.values()]
+        ledger = sum(row.requests for row in rows), sum(row.completion_tokens for row in rows)
+        records = len(self.notes.all), sum(x.decision.completion_tokens for x in self.notes.all)
+        self._expect(ledger == records, "the ledger agrees with the records", f"{ledger} {records}")
+        for field in ("prompt_tokens", "completion_tokens"):
+            told = sum(getattr(facts.decision, field) for facts in self.notes.all)
+            shown = self.metrics.labels(f"{field}_total")
+            total = sum(self.metrics.counter(f"{field}_total", *labels).value for labels in shown)
+            self._expect(told == total, f"{field} are counted once", f"{told}, {total}")
+
+
+def links_of(served: Served) -> list[Link]:
+    """Also those that control does not want any more."""
+    return [*served.links, *served._leaving]
+
+
+async def gate(process: Process, log: structlog.stdlib.BoundLogger, seed: int) -> None:
+    """Run a gateway process on this node until it is asked to stop. Raises `ExitError`."""
+    spec = process.spec
+    assert isinstance(spec, GatewaySpec)
+    signals: asyncio.Queue[int] = asyncio.Queue(maxsize=16)
+    rng = Random(f"{seed} {process.node}")  # noqa: S311 - chance that can be repeated
+    process.signal = lambda: signals.put_nowait(SIGTERM)
+    try:
+        await serve.run(spec, log, AccessLog(io.BytesIO()), signals, rng)
+    except serve.NoPort as error:
+        raise ExitError(str(error)) from error
+
+
+@contextmanager
+def watched(book: Book, log: structlog.stdlib.BoundLogger) -> Iterator[list[WatchedGateway]]:
+    """Inside of the `with`, gateway processes are under watch; all that were ever begun are in the list."""
+    made: list[WatchedGateway] = []
+
+    def make(
+        spec: GatewaySpec, metrics: Metrics, access: AccessLog, rng: Random, recorder: Recorder | None
+    ) -> WatchedGateway:
+        process = RUNNING.get()
+        assert process is not None
+        gateway = WatchedGateway(spec, metrics, rng, process=process, book=book, notes=Notes(log))
+        made.append(gateway)
+        return gateway
+
+    with standing_in((serve, "Gateway", make)):
+        yield made

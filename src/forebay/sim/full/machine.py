@@ -1,0 +1,286 @@
+"""The machine that a simulated cluster runs on: its processes, which end, are killed and leave their files behind.
+
+Processes are what cannot run on virtual time as they are. Here a process is a task on a network node of its own; the
+modules that ask the operating system for process ids get those of these.
+"""
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from types import ModuleType
+from typing import Final
+
+import msgspec
+
+from forebay.core.model import Endpoint
+from forebay.core.reconcile import SeenUnit, Slot, UnitKey
+from forebay.gateway import pages, serve
+from forebay.providers.protocol import ProviderError
+from forebay.sim.full.book import Book
+from forebay.sim.network.network import Network
+from forebay.wire.documents import UNREADABLE
+from forebay.worker import serve as worker_serve
+
+FIRST_PID: Final = 1000
+ENDED: Final = "ended with exit code 0"
+KILLED: Final = "was killed by signal 9 (SIGKILL)"
+ASKS_OS: Final[tuple[ModuleType, ...]] = (pages, serve, worker_serve)
+"""Modules whose `os` is that of the simulated machine."""
+
+
+class ExitError(Exception):
+    """A process ends with exit code 1; the text is its last words."""
+
+
+class Process:
+    """One unit. `signal` is called when it is asked to stop."""
+
+    def __init__(self, slot: Slot, generation: int, pid: int, endpoint_path: Path) -> None:
+        self.slot = slot
+        self.generation = generation
+        self.pid = pid
+        self.node = f"{slot.id}.{generation}"
+        self.endpoint_path = endpoint_path
+        self.spec = replace(slot.spec, generation=generation, endpoint_path=str(endpoint_path))
+        self.alive = True
+        self.asked = False
+        self.ended = ""
+        self.last_words = ""
+        self.signal: Callable[[], None] = lambda: None
+        self.task: asyncio.Task[None] | None = None
+
+    @property
+    def key(self) -> UnitKey:
+        """Slot and generation."""
+        return self.slot.id, self.generation
+
+
+RUNNING: ContextVar[Process | None] = ContextVar("process", default=None)
+"""The process that runs just now."""
+
+
+class Machine:
+    """All processes. `main` is what they run; it may raise `ExitError`."""
+
+    def __init__(
+        self,
+        network: Network,
+        group: asyncio.TaskGroup,
+        folder: Path,
+        book: Book,
+        main: Callable[[Process], Awaitable[None]],
+    ) -> None:
+        self.processes: dict[UnitKey, Process] = {}
+        self.unreachable = ""
+        """Why nobody can tell what runs; empty: one can."""
+        self.refuses = ""
+        """Why nothing can be started; empty: it can."""
+        self.changed: list[asyncio.Event] = []
+        """Set when a process ends."""
+        self._network = network
+        self._group = group
+        self._folder = folder
+        self._book = book
+        self._main = main
+        self._pids = count(FIRST_PID)
+        self._by_pid: dict[int, Process] = {}
+
+    @property
+    def alive(self) -> list[Process]:
+        """All that run, by slot and generation."""
+        return [process for _, process in sorted(self.processes.items()) if process.alive]
+
+    def start(self, slot: Slot, generation: int) -> None:
+        """Start a process."""
+        key, pid = (slot.id, generation), next(self._pids)
+        process = Process(slot, generation, pid, self._folder / f"{slot.id}.{generation}.json")
+        self.processes[key] = self._by_pid[pid] = process
+        self._book.note("start", process.node)
+        token = RUNNING.set(process)
+        try:
+            with self._network.node(process.node):
+                process.task = self._group.create_task(self._run(process))
+        finally:
+            RUNNING.reset(token)
+
+    def ask(self, process: Process) -> None:
+        """SIGTERM."""
+        if process.alive and not process.asked:
+            process.asked = True
+            self._book.note("ask", process.node)
+            process.signal()
+
+    def kill(self, process: Process, how: str = KILLED) -> None:
+        """SIGKILL: nothing that it would do at its end is done."""
+        if process.alive:
+            self._end(process, how)
+            assert process.task is not None
+            process.task.cancel()
+
+    def forget(self, key: UnitKey) -> None:
+        """Clear away what is left of a process that has ended."""
+        process = self.processes.pop(key)
+        process.endpoint_path.unlink(missing_ok=True)
+
+    def is_alive(self, pid: int) -> bool:
+        """Whether a process has this id."""
+        process = self._by_pid.get(pid)
+        return process is not None and process.alive
+
+    async def _run(self, process: Process) -> None:
+        try:
+            await self._main(process)
+        except ExitError as error:
+            process.last_words = str(error)
+            self._end(process, "ended with exit code 1")
+        except asyncio.CancelledError:
+            self._end(process, KILLED)
+        except Exception as mistake:
+            self._book.violated("a process crashed", f"{process.node}: {mistake!r}")
+            self._end(process, "ended with exit code 70")
+            raise
+        else:
+            self._end(process, ENDED)
+
+    def _end(self, process: Process, how: str) -> None:
+        if not process.alive:
+            return
+        process.alive, process.ended = False, how
+        if how == ENDED:
+            self._book.note("end", process.node)
+        else:
+            self._book.disturb(process.node, how)
+        self._network.kill(process.node)
+        for event in self.changed:
+            event.set()
+
+
+class MachineProvider:
+    """The provider of such a machine. `book` hears of what control must not do."""
+
+    def __init__(self, machine: Machine, book: Book) -> None:
+        self._machine = machine
+        self._book = book
+        self._knows = False
+        self._change = asyncio.Event()
+        machine.changed.append(self._change)
+
+    async def place(self, slot: Slot, generation: int) -> None:
+        machine = self._machine
+        self._book.expect(self._knows, "no action on what is unknown", f"place {slot.id}.{generation}")
+        if machine.refuses:
+            raise ProviderError(machine.refuses)
+        if (slot.id, generation) in machine.processes:
+            raise ProviderError(f"{slot.id} generation {generation} exists already")
+        self._book.note("place", slot.id, generation)
+        machine.start(slot, generation)
+
+    async def observe(self) -> tuple[SeenUnit, ...]:
+        self._knows = not self._machine.unreachable
+        if self._machine.unreachable:
+            raise ProviderError(self._machine.unreachable)
+        return tuple(_seen(process) for _, process in sorted(self._machine.processes.items()))
+
+    async def remove(self, slot: str, generation: int, grace_s: float) -> None:
+        self._book.expect(self._knows, "no action on what is unknown", f"remove {slot}.{generation}")
+        process = self._machine.processes.get((slot, generation))
+        if process is None:
+            return
+        if not process.alive:
+            if grace_s <= 0:
+                self._machine.forget(process.key)
+        elif grace_s <= 0:
+            self._machine.kill(process)
+        else:
+            self._machine.ask(process)
+
+    async def changed(self) -> None:
+        await self._change.wait()
+        self._change.clear()
+
+    def close(self) -> None:
+        self._machine.changed.remove(self._change)
+
+
+def _seen(process: Process) -> SeenUnit:
+    slot, endpoint = process.slot, None
+    if process.alive:
+        try:
+            endpoint = msgspec.json.decode(process.endpoint_path.read_bytes(), type=Endpoint)
+        except (OSError, *UNREADABLE):
+            endpoint = None
+    return SeenUnit(
+        slot.id,
+        process.generation,
+        slot.kind,
+        slot.digest,
+        slot.drain_grace_s,
+        process.alive,
+        process.pid,
+        endpoint,
+        process.ended,
+        process.last_words,
+    )
+
+
+class _System:
+    """The module `os` as a process of the machine sees it."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(os, name)
+
+    def getpid(self) -> int:
+        """Of the process that runs just now; a dead one has none, so that it clears nothing away."""
+        process = RUNNING.get()
+        return process.pid if process is not None and process.alive else 0
+
+    def kill(self, pid: int, signal: int) -> None:
+        """Ask whether a process is there."""
+        if not self._machine.is_alive(pid):
+            raise ProcessLookupError(pid)
+
+
+class _NoSockets:
+    """The module `socket` for who tries whether a port is free: nobody else is on this machine."""
+
+    AF_INET = AF_INET6 = SOL_SOCKET = SO_REUSEADDR = 0
+
+    @staticmethod
+    @contextmanager
+    def socket(family: int) -> Iterator["_NoSockets"]:
+        """A socket that can be bound."""
+        yield _NoSockets()
+
+    def setsockopt(self, *option: int) -> None:
+        """Nothing to set."""
+
+    def bind(self, address: tuple[str, int]) -> None:
+        """It is free."""
+
+
+@contextmanager
+def in_place_of_the_system(machine: Machine) -> Iterator[None]:
+    """Inside of the `with`, gateways and workers ask this machine for process ids, and whether ports are free."""
+    with standing_in(*((module, "os", _System(machine)) for module in ASKS_OS), (serve, "socket", _NoSockets)):
+        yield
+
+
+@contextmanager
+def standing_in(*names: tuple[ModuleType, str, object]) -> Iterator[None]:
+    """Give names of modules other values for a while."""
+    before = [(module, name, getattr(module, name)) for module, name, _ in names]
+    try:
+        for module, name, value in names:
+            setattr(module, name, value)
+        yield
+    finally:
+        for module, name, value in before:
+            setattr(module, name, value)

@@ -1,0 +1,227 @@
+"""A worker whose engine runs in its own process: the product's shell and watching of an engine, the synthetic engine.
+
+Only the start of an engine child is replaced: what it would be sent over a socket pair it gets by calls.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final
+
+import structlog
+
+from forebay import __version__
+from forebay.core.errors import Code, Refusal
+from forebay.core.model import WorkerSpec
+from forebay.engines.protocol import Detokenize, Embed, Event, Failed, Generate, Tokenize
+from forebay.engines.synthetic import SyntheticEngine
+from forebay.net.server import Exchange
+from forebay.obs.metrics import Metrics
+from forebay.sim.full.book import Book
+from forebay.sim.full.machine import ExitError, Process
+from forebay.wire.http1 import JSON
+from forebay.worker.call import EVENT_STREAM
+from forebay.worker.channel import Broken, Cancel, Configure, Ping, Pong, Progress, Ready, Stop, ToChild, ToWorker
+from forebay.worker.engine_process import Ended, EngineProcess, GaveUp, _Link
+from forebay.worker.meters import Meters
+from forebay.worker.serve import run
+from forebay.worker.shell import Shell
+
+TIMER_S: Final = 1e-6
+"""By so much a timer is late, as timers are: one that is early by a rounding error would be set again for ever."""
+JUNK: Final = b"\x00\xff{]data:\n"
+
+
+class Health:
+    """What is the matter with a replica. It outlives the process, as a bad machine does."""
+
+    def __init__(self) -> None:
+        self.slow = 1.0
+        """Engine steps take so many times as long."""
+        self.hung = False
+        """The engine does nothing."""
+        self.garbage = ""
+        """It answers with what makes no sense: to everybody (`all`), or only to requests (`work`)."""
+        self.listen_s = 0.2
+        """From its start to its listening."""
+        self.load_s = 0.5
+        """From then to its engine being ready."""
+        self.breaks = ""
+        """Its engine cannot be loaded, for this reason."""
+        self.engine: LocalEngine | None = None
+        """The one that runs, or ran last."""
+        self.shell: WatchedShell | None = None
+        """The one that runs; None: none does."""
+
+
+class _Child(_Link):
+    """The engine child, and the link to it."""
+
+    def __init__(self, owner: "LocalEngine", health: Health, configure: Configure) -> None:
+        super().__init__(owner)
+        self._health = health
+        self._loop = asyncio.get_running_loop()
+        self._engine = SyntheticEngine(configure.artifact, configure.settings)
+        self._inbox: list[ToChild] = []
+        self._clock = 0.0
+        self._clock_at = self._loop.time()
+        self._slow = 1.0
+        self._timer: asyncio.Handle | None = self._loop.call_later(health.load_s, self._loaded)
+
+    def send(self, messages: Sequence[ToChild]) -> None:
+        """Take messages in."""
+        self._inbox += messages
+        self.wake()
+
+    def close(self) -> None:
+        """The child is killed."""
+        super().close()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def die(self) -> None:
+        """The child ends by itself."""
+        if self.lost is None:
+            self.connection_lost(None)
+        self.close()
+
+    def wake(self) -> None:
+        """Look what there is to do."""
+        if self.lost is None and not self._health.hung and isinstance(self._owner, LocalEngine) and self._owner.ready:
+            self._set_timer(0.0)
+
+    def _set_timer(self, wait_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(wait_s, self._turn)
+
+    def _tell(self, *messages: ToWorker) -> None:
+        if self.lost is None:
+            self._owner.received(messages)
+
+    def _loaded(self) -> None:
+        self._timer = None
+        if self._health.breaks:
+            self._tell(Broken(self._health.breaks))
+            self.die()
+            return
+        self._tell(Ready(self._engine.load()))
+        self.wake()
+
+    def _now(self) -> float:
+        """The engine's own time, which passes more slowly where it is slow."""
+        now = self._loop.time()
+        self._clock += (now - self._clock_at) / self._slow
+        self._clock_at, self._slow = now, self._health.slow
+        return self._clock
+
+    def _turn(self) -> None:
+        self._timer = None
+        if self._health.hung:
+            return
+        inbox, self._inbox = self._inbox, []
+        events: list[Event] = []
+        for message in inbox:
+            match message:
+                case Generate() | Embed() | Tokenize() | Detokenize():
+                    try:
+                        answer = self._engine.add(message, self._now())
+                        if answer is not None:
+                            events.append(answer)
+                    except Refusal as refusal:
+                        events.append(Failed(message.id, refusal.code, refusal.text, refusal.param))
+                case Cancel(id):
+                    self._engine.cancel(id)
+                case Ping():
+                    self._tell(Pong())
+                case Stop():
+                    self.die()
+                    return
+                case Configure():
+                    raise AssertionError("configured twice")
+        step = self._engine.step(self._now())
+        events += step.events
+        self._tell(Progress(tuple(events), step.load, step.cached))
+        if step.wait_s is not None and self.lost is None:
+            self._set_timer(step.wait_s * self._slow + TIMER_S)
+
+
+class LocalEngine(EngineProcess):
+    """Watches a child that runs on the same loop."""
+
+    def __init__(self, spec: WorkerSpec, health: Health, log: structlog.stdlib.BoundLogger) -> None:
+        configure = Configure(spec.engine, spec.artifact, {"task": spec.task.value, **spec.settings})
+        super().__init__(configure, hang_s=spec.engine_hang_s, load_timeout_s=spec.engine_load_timeout_s, log=log)
+        self._health = health
+        self.child: _Child | None = None
+
+    async def _live(self) -> Ended:
+        self._wake.clear()
+        self._broken = ""
+        self._last_lines.clear()
+        self.child = self._link = child = _Child(self, self._health, self._configure)
+        try:
+            ended = await self._watch(child)
+            self._retire(ended)
+        finally:
+            self._retire(Ended(Code.ENGINE_FAILED, "the worker stops"))
+        return ended
+
+
+class WatchedShell(Shell):
+    """Notes what requests come, and answers with garbage when it has to."""
+
+    health: Health
+    book: Book
+    node: str
+
+    @property
+    def working(self) -> list[str]:
+        """Ids of the requests that are worked on."""
+        return sorted(call.request_id for call in self._calls)
+
+    def handle(self, exchange: Exchange) -> None:
+        """Answer one exchange, now or later."""
+        id = exchange.header(b"x-request-id")
+        if exchange.method == b"POST" and id is not None:
+            self.book.note("work", self.node, id.decode(), exchange.header(b"x-forebay-continue") is not None)
+        garbage = self.health.garbage
+        if garbage == "all" or (garbage and exchange.method == b"POST"):
+            _garbage(exchange)
+        else:
+            super().handle(exchange)
+
+
+def _garbage(exchange: Exchange) -> None:
+    """What only looks like an answer."""
+    if exchange.method == b"POST" and b'"stream":true' in exchange.body:
+        exchange.start(200, [EVENT_STREAM])
+        exchange.write(JUNK)
+        exchange.abort()
+    else:
+        exchange.respond(200, [JSON], JUNK)
+
+
+async def work(process: Process, health: Health, book: Book, log: structlog.stdlib.BoundLogger) -> None:
+    """Run a worker on this node until it is asked to stop. Raises `ExitError`."""
+    spec = process.spec
+    assert isinstance(spec, WorkerSpec)
+    await asyncio.sleep(health.listen_s)
+    engine = health.engine = LocalEngine(spec, health, log)
+    shell = WatchedShell(spec, engine, Meters(Metrics(), spec, __version__), log)
+    shell.health, shell.book, shell.node = health, book, process.node
+    health.shell = shell
+    stop = asyncio.Event()
+    process.signal = stop.set
+    if process.asked:
+        stop.set()
+    try:
+        await run(spec, log, stop, engine, shell)
+    except GaveUp as error:
+        raise ExitError(str(error)) from error
+    except ExceptionGroup as errors:
+        if errors.subgroup(GaveUp) is None:
+            raise
+        raise ExitError(str(errors)) from errors
+    finally:
+        health.shell = None

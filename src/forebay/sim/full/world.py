@@ -1,0 +1,373 @@
+"""A whole cluster on virtual time: it is built, used while faults happen, healed, used again, and stopped."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Final
+
+import structlog
+
+from forebay.core.reconcile import Kind
+from forebay.sim.full.book import Book
+from forebay.sim.full.clients import Asked, Connection, Ending, judge, make_body, undisturbed
+from forebay.sim.full.control import GATEWAY_PORT, KNOWN_AFTER_S, Control
+from forebay.sim.full.faults import FAULTS, Undo
+from forebay.sim.full.gateways import WatchedGateway, gate, links_of
+from forebay.sim.full.machine import Machine, Process
+from forebay.sim.full.profile import Profile
+from forebay.sim.full.replica import Health, work
+from forebay.sim.loop import VirtualLoop
+from forebay.sim.network.network import Network
+
+CLIENTS: Final[tuple[str, ...]] = ("client-0", "client-1", "client-2")
+HOST: Final = "127.0.0.1"
+CHECK_EVERY_S: Final = 0.2
+CONNECT_TIMEOUT_S: Final = 5.0
+START_S_MAX: Final = 30.0
+HEAL_S_MAX: Final = 90.0
+"""After the last fault has ended, everything is in order within this time."""
+STOP_S_MAX: Final = 30.0
+LOOK_S: Final = 0.25
+FAULT_S: Final = (0.2, 6.0)
+"""How long a fault lasts, from and to."""
+PROBES: Final = 6
+OWN_TASKS: Final = 1
+PROBE_EVERY_S: Final = 0.6
+"""By then the load of the last one is known to be gone."""
+BURSTS_MAX: Final = 60
+OF_NETWORK: Final = frozenset({"slow-network", "partition", "reset", "host-lost"})
+KNOWN_LATE_S: Final = 5.0
+"""After a fault of the network it may take so long until everybody knows who has left."""
+EXCUSED_S: Final = 3.0
+"""A connection may be cut a little before it is known that its process has ended, and it may be heard of late."""
+
+
+class World:
+    """One run of one profile. `gateways` is filled as they start."""
+
+    def __init__(
+        self,
+        profile: Profile,
+        seed: int,
+        *,
+        network: Network,
+        group: asyncio.TaskGroup,
+        folder: Path,
+        book: Book,
+        gateways: list[WatchedGateway],
+        log: structlog.stdlib.BoundLogger,
+    ) -> None:
+        self.profile = profile
+        self.network = network
+        self.book = book
+        self.clients = CLIENTS
+        self.machine = Machine(network, group, folder, book, self._main)
+        self.control = Control(profile, network=network, machine=self.machine, group=group, folder=folder, book=book)
+        self.gateways = gateways
+        self.wall_ahead_s = 0.0
+        self.asked: list[Asked] = []
+        self._rng = Random(f"world {seed}")  # noqa: S311 - chance that can be repeated
+        self._seed = seed
+        self._group = group
+        self._log = log
+        self._health: dict[str, Health] = {}
+        self._idle: dict[str, list[Connection]] = {node: [] for node in CLIENTS}
+        self._asking: dict[asyncio.Task[None], None] = {}
+        self._undo: dict[int, Undo] = {}
+        self._unwanted: frozenset[str] = frozenset()
+        self._network_well_at = 0.0
+        self._now = asyncio.get_running_loop().time
+
+    # --- for faults
+
+    @property
+    def control_node(self) -> str:
+        """Where control runs."""
+        return self.control.node
+
+    @property
+    def snapshot(self) -> Path:
+        """The snapshot file."""
+        return self.control.snapshots.path
+
+    @property
+    def snapshots(self) -> list[bytes]:
+        """Those of before."""
+        return self.control.snapshots.all[:-1]
+
+    def change_snapshot(self, data: bytes) -> None:
+        """Somebody else writes to the snapshot file."""
+        self.control.snapshots.change(data)
+
+    def health(self, slot: str) -> Health:
+        """Of the replicas in a slot, one after the other."""
+        return self._health.setdefault(slot, Health())
+
+    def upgrade(self, kind: Kind) -> None:
+        """All units of a kind are to be replaced."""
+        self.control.upgrade(kind)
+
+    def kill_control(self) -> Undo:
+        """Control is gone until it is undone."""
+        if self.control.controller is None:
+            return _nothing
+        self.control.kill()
+        return self.control.start
+
+    # --- the run
+
+    async def run(self) -> None:
+        """Everything, from the start to the end."""
+        self.control.start()
+        if not await self._until(lambda: self.in_order, START_S_MAX):
+            self.book.violated("a cluster starts", self._what_is_wrong())
+            return
+        self.book.note("phase", "chaos")
+        watching = self._group.create_task(self._watch())
+        loading = self._group.create_task(self._load())
+        harming = self._group.create_task(self._harm())
+        await asyncio.sleep(self.profile.chaos_s)
+        loading.cancel()
+        harming.cancel()
+        self.book.note("phase", "heal")
+        self._heal()
+        healed = await self._until(lambda: self.in_order and not self._asking, HEAL_S_MAX)
+        self.book.expect(healed, "all is in order again", self._what_is_wrong())
+        if healed:
+            await self._probe()
+        watching.cancel()
+        self._judge()
+        if healed:
+            await self._stop()
+
+    async def end(self) -> None:
+        """Whatever still runs is killed."""
+        self.control.kill()
+        for process in self.machine.alive:
+            self.machine.kill(process)
+        await asyncio.sleep(0)
+
+    async def _main(self, process: Process) -> None:
+        """What a process runs."""
+        if process.slot.kind is Kind.GATEWAY:
+            await gate(process, self._log, self._seed)
+        else:
+            await work(process, self.health(process.slot.id), self.book, self._log)
+
+    async def _until(self, holds: Callable[[], bool], seconds_max: float) -> bool:
+        until = self._now() + seconds_max
+        while not holds():
+            if self._now() >= until:
+                return False
+            await asyncio.sleep(LOOK_S)
+        return True
+
+    @property
+    def live_gateways(self) -> list[WatchedGateway]:
+        """Those of processes that run."""
+        return [gateway for gateway in self.gateways if gateway.process.alive]
+
+    @property
+    def in_order(self) -> bool:
+        """Whether all runs as it is wanted, and everybody knows."""
+        return self.control.settled and all(
+            gateway.snapshot == self.control.snapshots.current
+            and not gateway.waiting
+            and all(link.live for served in gateway.served.values() for link in served.links)
+            and sum(len(served.links) for served in gateway.served.values()) == self.profile.replicas
+            for gateway in self.live_gateways
+        )
+
+    def _what_is_wrong(self) -> str:
+        controller = self.control.controller
+        parts = [f"{len(self._asking)} requests are open", f"control: {controller.trouble if controller else 'gone'}"]
+        if controller is not None:
+            parts += [f"{s.id}.{s.generation} is {s.state} ({s.why})" for s in controller.state.slots]
+        for gateway in self.live_gateways:
+            links = [f"{x.id}.{x.generation} {x.state}" for served in gateway.served.values() for x in served.links]
+            version = gateway.snapshot.version if gateway.snapshot else None
+            parts.append(
+                f"{gateway.process.node} at {version} of {self.control.snapshots.current.version},"
+                f" {gateway.waiting} wait: {', '.join(links)}"
+            )
+        return "; ".join(parts)
+
+    async def _watch(self) -> None:
+        while True:
+            told = self.control.snapshots.told
+            for gateway in self.live_gateways:
+                gateway.check()
+                if told is not None and self._now() - gateway.began > KNOWN_AFTER_S:
+                    known = gateway.snapshot
+                    self.book.expect(known == told, "gateways route on what control says", gateway.process.node)
+            self.control.check()
+            self._check_work()
+            await asyncio.sleep(CHECK_EVERY_S)
+
+    def _check_work(self) -> None:
+        """Nobody works on what no gateway waits for, as far as the network lets it be known."""
+        if self._now() < self._network_well_at:
+            self._unwanted = frozenset()
+            return
+        wanted = {
+            relay.request_id.decode()
+            for gateway in self.live_gateways
+            for served in gateway.served.values()
+            for link in links_of(served)
+            for relay in link.attempts
+        }
+        shells = [health.shell for health in self._health.values() if health.shell is not None]
+        unwanted = frozenset(id for shell in shells for id in shell.working) - wanted
+        for id in sorted(unwanted & self._unwanted):
+            self.book.violated("nobody works for who has left", id)
+        self._unwanted = unwanted
+
+    # --- clients
+
+    async def _load(self) -> None:
+        rng, profile = self._rng, self.profile
+        while True:
+            await asyncio.sleep(rng.expovariate(profile.requests_per_s))
+            asked = self._make()
+            if asked.stream and rng.random() < profile.leaving:
+                asked.leaves_after = rng.randrange(1, 10)
+            asked.slow = rng.random() < profile.slow
+            self._ask(asked)
+
+    def _make(self) -> Asked:
+        rng, profile = self._rng, self.profile
+        stream = rng.random() < profile.streams
+        body = make_body(rng, stream=stream, tokens_max=profile.tokens_max)
+        more = b"x-forebay-priority: batch\r\n" if rng.random() < profile.batch else b""
+        node = CLIENTS[rng.randrange(len(CLIENTS))]
+        asked = Asked(f"r{len(self.asked)}", body, undisturbed(body), stream=stream, node=node, more=more)
+        self.asked.append(asked)
+        return asked
+
+    def _ask(self, asked: Asked) -> None:
+        with self.network.node(asked.node):
+            task = self._group.create_task(self._one(asked))
+        self._asking[task] = None
+        task.add_done_callback(self._asking.pop)
+
+    async def _one(self, asked: Asked) -> None:
+        asked.began = self._now()
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                connection = await self._connect(asked.node)
+        except OSError:  # a TimeoutError is one
+            asked.ending, asked.ended = Ending.REFUSED, self._now()
+            self.book.note("client", asked.id, asked.ending)
+            return
+        await connection.ask(asked)
+        self.book.note("client", asked.id, asked.ending, asked.code, asked.status, asked.events, len(asked.text))
+        if connection.open:
+            self._idle[asked.node].append(connection)
+
+    async def _connect(self, node: str) -> Connection:
+        """One that is open, or a new one. Raises OSError."""
+        idle = self._idle[node]
+        while idle:
+            connection = idle.pop()
+            if connection.open:
+                return connection
+        loop = asyncio.get_running_loop()
+        _, connection = await loop.create_connection(lambda: Connection(self.book), HOST, GATEWAY_PORT)
+        return connection
+
+    def _judge(self) -> None:
+        for asked in self.asked:
+            self.book.expect(asked.ending is not Ending.OPEN, "no silence", asked.id)
+            id = asked.id.encode()
+            nodes = [gateway.process.node for gateway in self.gateways if id in gateway.taken]
+            since, until = asked.began - EXCUSED_S, asked.ended + EXCUSED_S
+            judge(asked, self.book, self.book.disturbed(since, until, [*nodes, asked.node] if nodes else ()))
+        right = {asked.id: asked.right for asked in self.asked}
+        for gateway in self.gateways:
+            for decision in (facts.decision for facts in gateway.notes.all):
+                true = right.get(decision.request_id)
+                if true is None or decision.code != "ok" or decision.estimated:
+                    continue
+                told = decision.prompt_tokens, decision.completion_tokens
+                wanted = true.prompt_tokens, true.completion_tokens
+                self.book.expect(told == wanted, "usage is what was used", f"{decision.request_id}: {told}, {wanted}")
+
+    # --- faults
+
+    async def _harm(self) -> None:
+        rng, kinds, number = self._rng, self.profile.faults, 0
+        while kinds:
+            await asyncio.sleep(rng.expovariate(1 / self.profile.fault_every_s))
+            kind = rng.choice(kinds)
+            self.book.note("harm", kind)
+            undo, lasts_s = FAULTS[kind](self, rng), rng.uniform(*FAULT_S)
+            if undo is not None:
+                number += 1
+                self._undo[number] = undo
+                asyncio.get_running_loop().call_later(lasts_s, self._end_fault, number)
+            if kind in OF_NETWORK:
+                self._network_well_at = max(self._network_well_at, self._now() + lasts_s + KNOWN_LATE_S)
+
+    def _end_fault(self, number: int) -> None:
+        undo = self._undo.pop(number, None)
+        if undo is not None:
+            undo()
+
+    def _heal(self) -> None:
+        for number in list(self._undo):
+            self._end_fault(number)
+        self.network.heal()
+
+    # --- after the healing
+
+    async def _probe(self) -> None:
+        """Every new request succeeds."""
+        for _ in range(PROBES):
+            asked = self._make()
+            self._ask(asked)
+            await self._until(lambda: not self._asking, HEAL_S_MAX)
+            await asyncio.sleep(PROBE_EVERY_S)
+            well = asked.ending is Ending.COMPLETE
+            self.book.expect(well, "after the healing all succeeds", f"{asked.id} {asked.ending} {asked.code}")
+        await self._try_all()
+        await asyncio.sleep(1.0)
+        for gateway in self.live_gateways:
+            gateway.check_quiet()
+        self.control.check()
+
+    async def _try_all(self) -> None:
+        """Whoever was shut out is let in again, when there is enough to do for all."""
+        places = self.profile.replicas * self.profile.concurrency
+        for _ in range(BURSTS_MAX):
+            if all(gateway.well for gateway in self.live_gateways):
+                return
+            self._hang_up()
+            for _ in range(places * self.profile.gateways):
+                self._ask(self._make())
+            await self._until(lambda: not self._asking, HEAL_S_MAX)
+            await asyncio.sleep(PROBE_EVERY_S)
+        self.book.violated("breakers close again", self._what_is_wrong())
+
+    def _hang_up(self) -> None:
+        for connections in self._idle.values():
+            while connections:
+                connections.pop().leave()
+
+    async def _stop(self) -> None:
+        self._hang_up()
+        controller = self.control.controller
+        assert controller is not None
+        controller.stop()
+        stopped = await self._until(lambda: controller.is_over, STOP_S_MAX)
+        self.book.expect(stopped, "a cluster stops", str(controller.phase))
+        self.book.expect(not self.machine.processes, "nothing runs on", " ".join(x.node for x in self.machine.alive))
+        await asyncio.sleep(1.0)
+        self.book.expect(not self.network.connections, "no connection is left", str(self.network.connections))
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        self.book.expect(len(loop.waiting()) == OWN_TASKS, "no task is left", "; ".join(loop.waiting()))
+
+
+def _nothing() -> None:
+    """There is nothing to undo."""

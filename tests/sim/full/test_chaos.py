@@ -1,0 +1,49 @@
+"""Whole clusters with faults: every seed keeps every rule, and does the same whenever it is run."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from forebay.sim.full.chaos import chaos
+
+pytestmark = pytest.mark.interpreted
+
+SEEDS = 50
+REPEATED, REPEATS = 8, 30
+"""A short run, so that it can be repeated."""
+PROCESSES = 3
+DIGEST = "from forebay.sim.full.chaos import chaos; print(chaos(int({seed})).digest)"
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_a_cluster_with_faults_keeps_every_rule(seed: int) -> None:
+    verdict = chaos(seed)
+    assert verdict.ok, "\n".join((verdict.command, str(verdict.profile), *verdict.violations))
+    assert verdict.endings["complete"]
+
+
+def test_without_faults_nobody_is_cut_off_or_refused_a_connection() -> None:
+    for seed in range(5):
+        verdict = chaos(seed, faults=False)
+        assert verdict.ok, "\n".join(verdict.violations)
+        assert verdict.endings.keys() <= {"complete", "error", "left"}
+        assert not verdict.counts.get("again")
+
+
+def test_a_seed_does_the_same_again_and_again() -> None:
+    assert len({chaos(REPEATED).digest for _ in range(REPEATS)}) == 1
+
+
+def test_a_seed_does_the_same_in_every_process() -> None:
+    call = (sys.executable, "-c", DIGEST.format(seed=REPEATED))
+    digests = set()
+    for number in range(PROCESSES):
+        env = {**os.environ, "PYTHONHASHSEED": str(number)}
+        digests.add(subprocess.run(call, env=env, check=True, capture_output=True, text=True).stdout.strip())
+    assert digests == {chaos(REPEATED).digest}
+
+
+def test_seeds_differ() -> None:
+    assert len({chaos(seed, faults=False).digest for seed in range(3)}) == 3

@@ -1,0 +1,46 @@
+"""The policy depth leaves out listeners, polling and every byte in between: what is decided is the same."""
+
+from itertools import count
+from random import Random
+
+import pytest
+
+from forebay.core.model import Policy
+from forebay.sim.full.alike import decisions
+from forebay.sim.load.values import Arrival, Workload
+from forebay.sim.replay.cluster import SimCluster
+from forebay.sim.replay.run import replay
+
+REQUESTS = 300
+TOPICS = 8
+
+
+def some_load(per_s: float, seed: int) -> Workload:
+    """Prompts of some topics, each with an end of its own."""
+    rng, at_s, arrivals, ids = Random(seed), 0.01, [], count()
+    begins = [[next(ids) for _ in range(5)] for _ in range(TOPICS)]
+    for _ in range(REQUESTS):
+        at_s += rng.expovariate(per_s)
+        known = tuple(rng.choice(begins)[: rng.randint(1, 5)])
+        tokens = len(known) * 512 + rng.randrange(1, 512)
+        arrivals.append(Arrival(at_s, tokens, rng.randint(1, 60), known))
+    return Workload("some", tuple(arrivals))
+
+
+@pytest.mark.parametrize("policy", Policy)
+@pytest.mark.parametrize(("per_s", "replicas", "sequences"), [(20.0, 4, 256), (60.0, 3, 4)])
+def test_both_depths_decide_alike(policy: Policy, per_s: float, replicas: int, sequences: int) -> None:
+    workload = some_load(per_s, seed=5)
+    cluster = SimCluster(replicas=replicas, sequences_max=sequences)
+    outcome = replay(workload, cluster, policy=policy, seed=3)
+    chosen = list(outcome.replica)
+    assert len(set(chosen)) > 1
+    assert decisions(workload, cluster, policy=policy, seed=3) == chosen
+
+
+@pytest.mark.parametrize("policy", [Policy.ROUND_ROBIN, Policy.P2C])
+def test_both_depths_decide_alike_with_several_gateways(policy: Policy) -> None:
+    workload, cluster = some_load(40.0, seed=5), SimCluster(replicas=4, gateways=2, sequences_max=8)
+    assert decisions(workload, cluster, policy=policy, seed=3) == list(
+        replay(workload, cluster, policy=policy, seed=3).replica
+    )
