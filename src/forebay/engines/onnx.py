@@ -221,8 +221,8 @@ def _open_session(file: Path, threads: int) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads or len(os.sched_getaffinity(0))
     options.inter_op_num_threads = 1
-    # threads that spin for the next operator take the processor from all who bring and fetch its work
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    # between two batches threads that spin would take the processor from all who bring and fetch their work
+    options.add_session_config_entry("session.force_spinning_stop", "1")
     options.enable_mem_pattern = False  # patterns are kept per shape, and every batch has another one
     options.log_severity_level = 3
     with _loading(file):
