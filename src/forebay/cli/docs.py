@@ -231,7 +231,7 @@ def _allowed(part: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
     if part.get("type") == "object":
         return "a section"
     if part.get("type") == "array":
-        return f"a list of at least {part.get('minItems', 0)}"
+        return f"a list of at least {part['minItems']}" if part.get("minItems") else "a list"
     words = {"minimum": "≥ {}", "exclusiveMinimum": "> {}", "maximum": "≤ {}", "exclusiveMaximum": "< {}"}
     names = {"integer": "whole number", "number": "number", "string": "text", "boolean": "`true`, `false`"}
     bounds = [text.format(f"{part[key]:,.10g}") for key, text in words.items() if key in part]

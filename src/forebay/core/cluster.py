@@ -91,7 +91,7 @@ class GatewaySettings(Section):
     """Certificate and key; none: plain HTTP."""
     cors_origins: tuple[Origin, ...] = ()
     """Web pages that browsers let use the API (CORS), by origin: `https://app.example`, or `*` for all. With
-    `auth: off` any of these pages may use the models that is opened on this machine."""
+    `auth: off` any of these pages, opened on this machine, may use the models."""
     processes: Annotated[int, Field(ge=1, le=64)] = 1
     """Gateway processes that share the port (SO_REUSEPORT)."""
     retries_max: Annotated[int, Field(ge=0, le=10)] = nouns.GatewaySpec.retries_max

@@ -116,7 +116,7 @@ class Call:
         if sink is not None:
             try:
                 sink.on_end(trailers)
-            except Exception as mistake:
+            except Exception as mistake:  # supervisor: as in `data_received`
                 _tell(mistake)
                 _fail(sink, CallError("protocol", True, MISTAKE))
 

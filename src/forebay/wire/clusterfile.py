@@ -415,7 +415,7 @@ def _describe(part: dict[str, Any], schema: dict[str, Any]) -> str:
         case "string":
             return _PATTERNS.get(part.get("pattern", ""), "text (not empty)")
         case "array":
-            return f"a list of at least {part.get('minItems', 0)}"
+            return f"a list of at least {part['minItems']}" if part.get("minItems") else "a list"
         case _:
             return f"a section with the keys {', '.join(sorted(part.get('properties', {})))}"
 
