@@ -8,6 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 import anthropic
@@ -27,8 +28,8 @@ SYNTHETIC = {
 }
 
 
-def ask(client: openai.OpenAI, number: int, tokens: int, begun: threading.Semaphore | None = None) -> str:
-    """The whole text of a stream; any error is raised. `begun` is released at its first text."""
+def ask(client: openai.OpenAI, number: int, tokens: int, begun: Queue[str] | None = None) -> str:
+    """The whole text of a stream; any error is raised. `begun` is told at its first text which replica writes."""
     stream = client.chat.completions.create(
         model="chat",
         messages=[{"role": "user", "content": f"Story number {number}: tell me about the sea."}],
@@ -44,16 +45,14 @@ def ask(client: openai.OpenAI, number: int, tokens: int, begun: threading.Semaph
             used = chunk.usage.completion_tokens
         for choice in chunk.choices:
             if begun is not None and not text and choice.delta.content:
-                begun.release()
+                begun.put(stream.response.headers["x-forebay-replica"])
             text += choice.delta.content or ""
             reason = choice.finish_reason or reason
     assert (reason, used) == ("length", tokens), f"story {number} ended with {reason} after {used} tokens"
     return text
 
 
-def ask_message(
-    client: anthropic.Anthropic, number: int, begun: threading.Semaphore | None = None
-) -> tuple[Any, ...]:
+def ask_message(client: anthropic.Anthropic, number: int, begun: Queue[str] | None = None) -> tuple[Any, ...]:
     """Text, stop reason and token counts of a message that is streamed; any error is raised, also one of order."""
     stream = client.messages.create(
         model="chat",
@@ -71,7 +70,7 @@ def ask_message(
         if event.type == "content_block_delta" and event.delta.type == "text_delta":
             assert event.index == 0
             if begun is not None and not text:
-                begun.release()
+                begun.put(stream.response.headers["x-forebay-replica"])
             text += event.delta.text
         elif event.type == "message_delta":
             last = event
@@ -83,7 +82,7 @@ def ask_message(
     return text, last.delta.stop_reason, last.usage.input_tokens, last.usage.output_tokens
 
 
-def ask_response(client: openai.OpenAI, number: int, begun: threading.Semaphore | None = None) -> tuple[Any, ...]:
+def ask_response(client: openai.OpenAI, number: int, begun: Queue[str] | None = None) -> tuple[Any, ...]:
     """The same of a response."""
     stream = client.responses.create(
         model="chat",
@@ -98,7 +97,7 @@ def ask_response(client: openai.OpenAI, number: int, begun: threading.Semaphore 
         numbers.append(event.sequence_number)
         if event.type == "response.output_text.delta":
             if begun is not None and not text:
-                begun.release()
+                begun.put(stream.response.headers["x-forebay-replica"])
             text += event.delta
             ids.add(event.item_id)
         elif event.type in ("response.completed", "response.incomplete"):
@@ -162,6 +161,12 @@ def test_killing_a_replica_every_five_seconds_for_a_minute_is_seen_by_no_client(
         assert sum(v for k, v in cluster.metrics().items() if k.startswith("forebay_resumes_total")) > len(killed)
 
 
+def kill_the_last_to_begin(cluster: Cluster, begun: Queue[str], streams: int) -> None:
+    """When all have begun, kill the replica of the last: that one surely still has most of a stream to write."""
+    last = [begun.get(timeout=60) for _ in range(streams)][-1]
+    os.kill(next(r["pid"] for r in cluster.ready_replicas("chat") if r["id"] == last), signal.SIGKILL)
+
+
 def test_messages_and_responses_outlive_a_replica_that_is_killed_under_them(tmp_path: Path) -> None:
     with (
         running(tmp_path, "resume-apis", [SYNTHETIC]) as cluster,
@@ -170,17 +175,15 @@ def test_messages_and_responses_outlive_a_replica_that_is_killed_under_them(tmp_
         ThreadPoolExecutor(STREAMS) as pool,
     ):
 
-        def start(begun: threading.Semaphore | None = None) -> list[Future[tuple[Any, ...]]]:
+        def start(begun: Queue[str] | None = None) -> list[Future[tuple[Any, ...]]]:
             numbers = range(STREAMS // 2)
             messages = [pool.submit(ask_message, claude, n, begun) for n in numbers]
             return messages + [pool.submit(ask_response, client, n, begun) for n in numbers]
 
         undisturbed = [future.result() for future in start()]
-        begun = threading.Semaphore(0)
+        begun: Queue[str] = Queue()
         futures = start(begun)
-        for _ in futures:
-            assert begun.acquire(timeout=60)
-        os.kill(cluster.ready_replicas("chat")[0]["pid"], signal.SIGKILL)
+        kill_the_last_to_begin(cluster, begun, len(futures))
 
         assert [future.result() for future in futures] == undisturbed
         assert sum(v for k, v in cluster.metrics().items() if k.startswith("forebay_resumes_total")) >= 1
@@ -193,12 +196,9 @@ def test_a_real_model_goes_on_with_its_own_words(tmp_path: Path) -> None:
         cluster.client() as client,
         ThreadPoolExecutor(8) as pool,
     ):
-        begun = threading.Semaphore(0)
+        begun: Queue[str] = Queue()
         futures = [pool.submit(ask, client, n, tokens, begun) for n in range(8)]
-        for _ in range(8):
-            assert begun.acquire(timeout=60)
-        victim = cluster.ready_replicas("chat")[0]
-        os.kill(victim["pid"], signal.SIGKILL)
+        kill_the_last_to_begin(cluster, begun, len(futures))
 
         for text in (future.result() for future in futures):
             assert len(text.split()) > tokens // 4
