@@ -26,6 +26,7 @@ COMPILED = (
     "gateway/records/writer.py",
     "gateway/records/told.py",
     "gateway/relay.py",
+    "gateway/tensor/answers.py",
     "gateway/tenancy.py",
     "net/client.py",
     "net/connection.py",

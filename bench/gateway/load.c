@@ -22,6 +22,7 @@
 #define CONNECTIONS 4096
 #define BUFFER 131072
 #define SAMPLES 4000000
+#define REQUEST_MAX (1 << 20)
 
 struct conn {
   int fd, closes, chunked, in_body, idle;
@@ -172,6 +173,28 @@ static void arrived(struct conn *c) {
   if (verdict > 0) finish(c);
   else if (verdict < 0) { errors++; redial(c); }
 }
+/* What every connection sends: the file that BENCH_REQUEST names, or a chat request of that many bytes. */
+static void prepare(int body_bytes, int interval_us) {
+  const char *given = getenv("BENCH_REQUEST");
+  if (given) {
+    FILE *file = fopen(given, "rb");
+    request = malloc(REQUEST_MAX);
+    request_len = file ? fread(request, 1, REQUEST_MAX, file) : 0;
+    if (!request_len || request_len == REQUEST_MAX) { fprintf(stderr, "load: %s is no request\n", given); exit(2); }
+    fclose(file);
+    return;
+  }
+  char *fill = malloc(body_bytes + 1), *body = malloc(body_bytes + 1024);
+  memset(fill, 'a', body_bytes);
+  for (int i = 0; i < body_bytes; i += 6) fill[i] = ' ';
+  fill[body_bytes > 200 ? body_bytes - 200 : 0] = 0;
+  int n = sprintf(body, "{\"model\":\"mock\",\"messages\":[{\"role\":\"user\",\"content\":\"%s\"}],\"max_tokens\":%d,\"seed\":%d%s}", fill,
+                  streams ? events_wanted : 20, interval_us, streams ? ",\"stream\":true" : "");
+  request = malloc(n + 512);
+  const char *key = getenv("BENCH_KEY");
+  request_len = sprintf(request, "POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+                        "authorization: Bearer %s\r\ncontent-length: %d\r\n\r\n%s", key ? key : "sk-none", n, body);
+}
 static int order(const void *a, const void *b) { return *(unsigned *)a > *(unsigned *)b ? 1 : -1; }
 int main(int argc, char **argv) {
   if (argc != 10)
@@ -184,16 +207,7 @@ int main(int argc, char **argv) {
   rate = atof(argv[7]);
   double warmup_s = atof(argv[8]), window_s = atof(argv[9]);
   samples = malloc(SAMPLES * sizeof *samples);
-  char *fill = malloc(body_bytes + 1), *body = malloc(body_bytes + 1024);
-  memset(fill, 'a', body_bytes);
-  for (int i = 0; i < body_bytes; i += 6) fill[i] = ' ';
-  fill[body_bytes > 200 ? body_bytes - 200 : 0] = 0;
-  int n = sprintf(body, "{\"model\":\"mock\",\"messages\":[{\"role\":\"user\",\"content\":\"%s\"}],\"max_tokens\":%d,\"seed\":%d%s}", fill,
-                  streams ? events_wanted : 20, interval_us, streams ? ",\"stream\":true" : "");
-  request = malloc(n + 512);
-  const char *key = getenv("BENCH_KEY");
-  request_len = sprintf(request, "POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
-                        "authorization: Bearer %s\r\ncontent-length: %d\r\n\r\n%s", key ? key : "sk-none", n, body);
+  prepare(body_bytes, interval_us);
   ep = epoll_create1(0);
   long long gap_us = rate ? 1e6 / rate : 1e6, due_us = now_us();
   for (int i = 0; i < connections; i++) {

@@ -7,6 +7,8 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
+from msgspec import Raw
+from tests.gateway.records.rig import line_of
 from typer.testing import CliRunner
 
 from forebay.cli.main import app
@@ -18,11 +20,15 @@ from forebay.gateway.records.recorder import Recorder
 from forebay.gateway.records.writer import RecordLog, numbered
 from forebay.obs import log
 from forebay.obs.clock import wall_s
-from forebay.wire.records import Attempt, Candidate, Decision
+from forebay.wire.records import Attempt, Decision, pack_candidates
 
-CANDIDATES = (
-    Candidate("chat-0", 3, "ready", 2, 10, 0.012, 0.21, 0.034, 0.45, 0.0056, 1.5, 0.78, 128.0),
-    Candidate("chat-1", 4, "degraded", 9, 11, 0.6, 0.7, 0.08, 0.9, 0.001, 1.0, 2.3, 0.0),
+CANDIDATES = Raw(
+    pack_candidates(
+        [
+            ["chat-0", 3, "ready", 2, 10, 0.012, 0.21, 0.034, 0.45, 0.0056, 1.5, 0.78, 128.0],
+            ["chat-1", 4, "degraded", 9, 11, 0.6, 0.7, 0.08, 0.9, 0.001, 1.0, 2.3, 0.0],
+        ]
+    )
 )
 ATTEMPTS = (Attempt("chat-1", "least score", "connect", 0.002), Attempt("chat-0", "the only one", "ok", 0.5))
 
@@ -64,13 +70,12 @@ def decided(request_id: str, code: str = "ok", tenant: str = "acme", ts: float |
 
 
 def keep(root: Path, gateway: str, *decisions: Decision) -> None:
-    """Let a gateway write records and stop."""
+    """Let a gateway write records, each as a batch, and stop."""
     records = Recorder(RecordsSpec(str(root)), gateway, log.configure(StringIO()))
     assert records.start()
     for decision in decisions:
-        records.finished(
-            Facts(decision, "/v1/chat/completions", revision="r-0123abcd", key="key-1", client="127.0.0.1")
-        )
+        records.finished(Facts(decision, line_of(decision), revision="r-0123abcd", key="key-1", client="127.0.0.1"))
+        records.flush(0.0)
     records.close()
 
 
@@ -189,11 +194,11 @@ def test_losses_and_moved_files_are_told(run: Run, root: Path) -> None:
     path = root / "gateway-0/audit-00000001.jsonl"
     with path.open("ab") as file:
         file.write(b'{"half a li')
-    assert "the last 11 bytes are an unfinished line" in run("audit", "verify").stdout
+    assert "the last 11 bytes have no seal yet" in run("audit", "verify").stdout
     keep(root, "gateway-0", decided("req-5"))
     assert "1 lost, as the log itself says: an unfinished line" in run("audit", "verify").stdout
     lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join(lines[1:]))
+    path.write_bytes(b"".join(lines[2:]))
 
     missing = run("audit", "verify")
     assert missing.returncode == 1

@@ -17,7 +17,19 @@ from forebay.engines.gguf_header import Header, read_header
 from forebay.engines.protocol import EngineBroken
 from forebay.registry.keys import KeyFileError, read_keys
 from forebay.wire.clusterfile import PROBLEMS_MAX, ClusterFileError, load
-from forebay.wire.records import AuditLine, Chain, Decision, Head, Verifier, decision, frame, payloads, unseal
+from forebay.wire.records import (
+    AuditLine,
+    Chain,
+    Decision,
+    Head,
+    Verifier,
+    candidates,
+    decision,
+    end_of,
+    frame,
+    payloads,
+    sound_lines,
+)
 
 # --- the cluster file
 
@@ -100,10 +112,12 @@ def test_any_key_file_is_read_or_refused_and_any_credential_is_good_or_not(conte
 DECISION = Decision(1.0, "a", "m", "t", 200, "ok", 0.5)
 PACKED = msgspec.msgpack.encode(DECISION)
 chain = Chain("c", Head())
-LINES = tuple(
-    chain.seal(AuditLine(0, "", "", event, 1.0, request_id="r", pruned_seq=1, pruned_hash="0" * 64))
-    for event in ("request", "gap", "broken", "pruned", "request")
-)
+BATCHES = []
+for events in (("gap", "broken"), ("request",), ("pruned", "request")):
+    for event in events:
+        chain.add(AuditLine(0, event, 1.0, request_id="r", pruned_seq=1, pruned_hash="0" * 64))
+    BATCHES.append(chain.seal(1.0))
+AUDIT = b"".join(BATCHES)
 LINE_WORDS = (
     b'"seq":2',
     b'"seq":9999999999999999999',
@@ -113,7 +127,7 @@ LINE_WORDS = (
 )
 
 
-@given(mutated([frame(DECISION)], (b"\xc1fb1", b"\x00" * 16)) | st.binary(max_size=200))
+@given(mutated([frame(DECISION)], (b"\xc1fb2", b"\x00" * 16)) | st.binary(max_size=200))
 def test_any_decision_file_is_read_as_far_as_it_is_whole(content: bytes) -> None:
     read = payloads(content)
     assert sum(map(len, read.whole)) <= len(content)
@@ -128,22 +142,25 @@ def test_any_decision_file_is_read_as_far_as_it_is_whole(content: bytes) -> None
 def test_any_payload_is_a_decision_or_nothing(payload: bytes) -> None:
     found = decision(payload)
     assert found is None or decision(msgspec.msgpack.encode(found)) == found
+    assert found is None or candidates(found.candidates) is not None
 
 
-@given(mutated([b"".join(LINES), *LINES], LINE_WORDS), st.booleans())
+@given(mutated([AUDIT, *BATCHES], LINE_WORDS), st.booleans())
 def test_any_audit_file_is_verified_to_its_end(content: bytes, archived: bool) -> None:
-    verifier = Verifier("c", Head(5, unsealed(LINES[-1])), archived=archived)
+    verifier = Verifier("c", chain.head, archived=archived)
     flaws = [verifier.feed(raw, number) for number, raw in enumerate(content.split(b"\n"), 1)]
-    flaws += verifier.finish()
-    if content != b"".join(LINES):
+    flaws += [verifier.end_file(), *verifier.finish()]
+    if content.removesuffix(b"\n") != AUDIT.removesuffix(b"\n"):
         assert any(flaws)
     assert verifier.last.seq >= 0
 
 
-def unsealed(line: bytes) -> str:
-    sealed = unseal(line.rstrip(b"\n"))
-    assert sealed is not None
-    return sealed.hash
+@given(mutated([AUDIT, *BATCHES], LINE_WORDS))
+def test_the_end_of_any_audit_file_is_found_and_no_line_is_read_twice(content: bytes) -> None:
+    end = end_of(content)
+    assert content.endswith(end.unsealed + content[len(content) - end.torn_bytes :])
+    lines = sum(1 for _ in sound_lines(content.splitlines(keepends=True)))
+    assert lines <= content.count(b"\n") + 1
 
 
 # --- GGUF

@@ -226,7 +226,7 @@ def test_every_request_is_written_down_once_with_how_it_was_routed(tmp_path: Pat
     first = seen["first"]
     assert [(a.replica, a.outcome) for a in first.attempts] == [("chat-0", "lost"), ("chat-1", "ok")]
     assert (first.chosen, first.code, first.prompt_tokens, first.completion_tokens) == ("chat-1", "ok", 7, 3)
-    assert {c.replica for c in first.candidates} == {"chat-0", "chat-1"}
+    assert {c.replica for c in records.candidates(first.candidates)} == {"chat-0", "chat-1"}
     assert (seen["second"].code, seen["third"].code) == ("invalid_json", "model_not_found")
     (audit,) = (tmp_path / "records").rglob("audit-*.jsonl")
     text = audit.read_text()

@@ -1,14 +1,18 @@
 """Decision frames and the audit chain: whatever happens to the bytes, what is whole is read, and damage is named."""
 
+import hashlib
+
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import Raw
 
 from forebay.wire.records import (
     FRAME_BYTES_MAX,
     HEADER,
     MAGIC,
+    NO_CANDIDATES,
     NOTHING,
     Attempt,
     AuditLine,
@@ -20,15 +24,25 @@ from forebay.wire.records import (
     Head,
     Kind,
     Verifier,
+    Who,
+    audit_line,
+    candidates,
     decision,
+    end_of,
     frame,
+    pack_candidates,
     payloads,
+    sound_lines,
     unseal,
 )
 
-CANDIDATE = Candidate("chat-0", 3, "ready", 2, 10, 0.1, 0.2, 0.3, 0.4, 0.5, 1.5, 1.6, 128.0)
 text = st.text(max_size=20)
 seconds = st.floats(0, 1e6)
+count = st.integers(0, 1 << 40)
+rows = st.builds(
+    Candidate, text, count, st.sampled_from(("ready", "degraded")), count, count, seconds, seconds, seconds, seconds,
+    seconds, seconds, seconds, seconds,
+)  # fmt: skip
 decisions = st.builds(
     Decision,
     ts=seconds,
@@ -38,7 +52,7 @@ decisions = st.builds(
     status=st.integers(100, 599),
     code=text,
     total_s=seconds,
-    candidates=st.lists(st.just(CANDIDATE), max_size=3).map(tuple),
+    candidates=st.lists(st.just(["chat-0", 3, "ready", 2, 10, 0.1]), max_size=3).map(pack_candidates).map(Raw),
     attempts=st.lists(st.just(Attempt("chat-0", "fewest requests", "ok", 0.5)), max_size=2).map(tuple),
     prompt_tokens=st.integers(0, 1 << 40),
     estimated=st.booleans(),
@@ -46,6 +60,21 @@ decisions = st.builds(
 
 
 # --- frames
+
+
+@given(st.lists(rows, max_size=4))
+def test_candidates_are_read_as_they_were_packed(found: list[Candidate]) -> None:
+    packed = pack_candidates([list(msgspec.structs.astuple(row)) for row in found])
+    record = decision(msgspec.msgpack.encode(Decision(1.0, "a", "m", "t", 200, "ok", 0.5, candidates=Raw(packed))))
+
+    assert record is not None
+    assert candidates(record.candidates) == found
+
+
+def test_candidates_without_a_score_and_of_another_kind() -> None:
+    assert candidates(Raw(pack_candidates([["chat-0", 1, "ready", 0, 8]]))) == [Candidate("chat-0", 1, "ready", 0, 8)]
+    assert candidates(Raw(pack_candidates([["chat-0"]]))) == []
+    assert candidates(NO_CANDIDATES) == []
 
 
 @given(st.lists(decisions, max_size=5))
@@ -117,14 +146,25 @@ def test_a_record_that_is_too_large_is_not_framed() -> None:
 # --- the audit chain
 
 
-def line(n: int, event: str = "request", **more: object) -> AuditLine:
-    return AuditLine(0, "", "", event, float(n), request_id=f"req-{n}", tenant="acme", **more)  # type: ignore[arg-type]
+def about(event: str, **more: object) -> AuditLine:
+    return AuditLine(0, event, 1.0, **more)  # type: ignore[arg-type]
 
 
-def chain(count: int) -> tuple[list[bytes], Head]:
-    """Lines without their newlines, and the head."""
+def request(n: int) -> bytes:
+    return b'{"event":"request","ts":%d.0,"request_id":"req-%d"}' % (n, n)
+
+
+def sealed(writer: Chain, lines: int, tenant: str = "acme") -> list[bytes]:
+    """A batch of so many lines and their seal, without newlines."""
+    for n in range(writer.seq + 1, writer.seq + 1 + lines):
+        writer.add_request(request(n), Who(0, tenant))
+    return writer.seal(9.0).splitlines()
+
+
+def chain(*sizes: int) -> tuple[list[bytes], Head]:
+    """Batches of so many lines each, without their newlines, and the head."""
     writer = Chain("gateway-0", Head())
-    return [writer.seal(line(n)).rstrip(b"\n") for n in range(1, count + 1)], writer.head
+    return [raw for size in sizes for raw in sealed(writer, size)], writer.head
 
 
 def check(lines: list[bytes], head: Head | None, *, archived: bool = False) -> list[Flaw]:
@@ -133,44 +173,51 @@ def check(lines: list[bytes], head: Head | None, *, archived: bool = False) -> l
     return [*(flaw for flaw in flaws if flaw is not None), *verifier.finish()]
 
 
-def resealed(raw: bytes, **changes: object) -> bytes:
-    """A line changed by somebody who can compute hashes."""
-    sealed = unseal(raw)
-    assert sealed is not None
-    forged = msgspec.structs.replace(sealed.line, **changes)
-    writer = Chain(forged.chain, Head(forged.seq - 1, forged.prev))
-    name = forged.chain
-    again = writer.seal(forged).rstrip(b"\n")
-    assert unseal(again) is not None
-    assert writer.name == name
-    return again
+def forged(lines: list[bytes]) -> list[bytes]:
+    """A batch changed by somebody who can compute hashes."""
+    seal = unseal(lines[-1])
+    assert seal is not None
+    return sealed(Chain(seal.line.chain, seal.before), seal.line.lines, "someone else")
 
 
-def test_a_line_is_json_that_names_the_one_before_it_and_its_own_hash() -> None:
-    lines, head = chain(2)
-    first, second = (msgspec.json.decode(raw) for raw in lines)
+sizes = st.lists(st.integers(1, 4), min_size=1, max_size=4)
 
-    assert (first["seq"], first["prev"], first["chain"]) == (1, NOTHING, "gateway-0")
-    assert second["prev"] == first["hash"]
-    assert head == Head(2, second["hash"])
-    assert "prompt" not in first
+
+def test_a_seal_is_json_that_names_the_one_before_it_and_the_hash_of_its_lines() -> None:
+    lines, head = chain(2, 1)
+    first, second = (msgspec.json.decode(lines[at]) for at in (2, 4))
+
+    assert (first["seq"], first["lines"], first["prev"], first["chain"]) == (2, 2, NOTHING, "gateway-0")
+    assert (second["seq"], second["lines"], second["prev"]) == (3, 1, first["hash"])
+    assert head == Head(3, second["hash"])
     assert list(second)[-1] == "hash"
+    body = lines[4].replace(b',"hash":"%b"' % second["hash"].encode(), b"")
+    assert hashlib.sha256(lines[3] + b"\n" + body).hexdigest() == second["hash"], "as anybody can compute it"
 
 
-@pytest.mark.parametrize("count", [0, 1, 7])
-def test_a_whole_chain_has_no_flaw(count: int) -> None:
-    assert check(*chain(count)) == []
+def test_the_line_of_a_request_is_that_of_the_access_log_and_more() -> None:
+    raw = chain(1)[0][0]
+
+    assert raw.startswith(request(1)[:-1] + b",")
+    assert audit_line(raw) == AuditLine(1, "request", 1.0, request_id="req-1", tenant="acme")
 
 
-def test_lines_after_the_head_are_fine() -> None:
-    lines, _ = chain(5)
+@given(sizes)
+def test_a_whole_chain_has_no_flaw(numbers: list[int]) -> None:
+    lines, head = chain(*numbers)
 
-    assert check(lines, chain(3)[1]) == []
+    assert check(lines, head) == []
+    assert [line.seq for line in sound_lines(raw + b"\n" for raw in lines)] == list(range(1, sum(numbers) + 1))
 
 
-@given(st.integers(1, 6), st.data())
-def test_any_changed_byte_is_found(count: int, data: st.DataObject) -> None:
-    lines, head = chain(count)
+def test_a_chain_without_a_line_and_one_that_is_longer_than_its_head_are_fine() -> None:
+    assert check([], Head()) == []
+    assert check(chain(3, 2)[0], chain(3)[1]) == []
+
+
+@given(sizes, st.data())
+def test_any_changed_byte_is_found(numbers: list[int], data: st.DataObject) -> None:
+    lines, head = chain(*numbers)
     content = bytearray(b"".join(raw + b"\n" for raw in lines))
     at = data.draw(st.integers(0, len(content) - 1))
     content[at] ^= data.draw(st.integers(1, 255))
@@ -178,46 +225,64 @@ def test_any_changed_byte_is_found(count: int, data: st.DataObject) -> None:
     assert check(bytes(content).split(b"\n")[: -1 if content.endswith(b"\n") else None], head)
 
 
-@given(st.integers(1, 8), st.data())
-def test_any_removed_lines_are_found(count: int, data: st.DataObject) -> None:
-    lines, head = chain(count)
-    start = data.draw(st.integers(0, count - 1))
-    end = data.draw(st.integers(start + 1, count))
-    flaws = check(lines[:start] + lines[end:], head)
+@given(sizes, st.data())
+def test_any_removed_lines_are_found(numbers: list[int], data: st.DataObject) -> None:
+    lines, head = chain(*numbers)
+    start = data.draw(st.integers(0, len(lines) - 1))
+    end = data.draw(st.integers(start + 1, len(lines)))
+
+    assert check(lines[:start] + lines[end:], head)
+
+
+@given(sizes, st.data())
+def test_removed_batches_are_missing_where_they_were(numbers: list[int], data: st.DataObject) -> None:
+    start = data.draw(st.integers(0, len(numbers) - 1))
+    end = data.draw(st.integers(start + 1, len(numbers)))
+    lines, head = chain(*numbers)
+    places = [sum(numbers[:n]) + n for n in (start, end)]
+    flaws = check(lines[: places[0]] + lines[places[1] :], head)
 
     assert [flaw.kind for flaw in flaws] == [Kind.MISSING]
-    assert flaws[0].line == (0 if end == count else start + 1), "where the gap is"
+    assert flaws[0].line == (0 if end == len(numbers) else places[0] + 1)
 
 
 def test_any_two_lines_in_another_order_are_found() -> None:
-    for first in range(5):
-        for second in range(first + 1, 5):
-            lines, head = chain(5)
+    whole, head = chain(2, 1, 2)
+    for first in range(len(whole)):
+        for second in range(first + 1, len(whole)):
+            lines = list(whole)
             lines[first], lines[second] = lines[second], lines[first]
             assert check(lines, head), (first, second)
 
 
-LINES, HEAD = chain(6)
-OTHERS = [Chain("gateway-1", Head()).seal(line(n)).rstrip(b"\n") for n in range(1, 2)]
-FORGED = resealed(LINES[2], tenant="someone else")
+LINES, HEAD = chain(2, 3, 1)  # seals are the third, the seventh and the ninth
+OTHERS = sealed(Chain("gateway-1", Head()), 1)
 
 
 @pytest.mark.parametrize(
     ("lines", "head", "expected"),
     [
-        ([*LINES[:2], LINES[2].replace(b"acme", b"evil"), *LINES[3:]], HEAD, [(Kind.CHANGED, 3)]),
+        ([*LINES[:4], LINES[4].replace(b"acme", b"evil"), *LINES[5:]], HEAD, [(Kind.CHANGED, 4)]),
         ([LINES[0].replace(b"acme", b"evil"), *LINES[1:]], HEAD, [(Kind.CHANGED, 1)]),
-        ([*LINES[:5], LINES[5].replace(b"acme", b"evil")], HEAD, [(Kind.CHANGED, 6)]),
-        ([*LINES[:2], LINES[2][:-70] + b"f" * 68 + b'"}', *LINES[3:]], HEAD, [(Kind.NO_LINE, 3)]),
-        ([*LINES[:2], b"", *LINES[2:]], HEAD, [(Kind.NO_LINE, 3)]),
+        ([*LINES[:7], LINES[7].replace(b"acme", b"evil"), LINES[8]], HEAD, [(Kind.CHANGED, 8)]),
+        ([*LINES[:6], LINES[6].replace(b'"ts":9', b'"ts":8'), *LINES[7:]], HEAD, [(Kind.CHANGED, 4)]),
+        ([*LINES[:6], LINES[6][:-70] + b"f" * 68 + b'"}', *LINES[7:]], HEAD, [(Kind.NO_LINE, 7)]),
+        ([*LINES[:8], LINES[8][:-2]], HEAD, [(Kind.NO_LINE, 9)]),
+        ([*LINES[:4], b"", b"", *LINES[4:]], HEAD, [(Kind.NO_LINE, 5)]),
         ([b"", *LINES], HEAD, [(Kind.NO_LINE, 1)]),
         ([b"{}", *LINES[1:]], HEAD, [(Kind.NO_LINE, 1)]),
-        ([*LINES[:5], b"{}"], HEAD, [(Kind.NO_LINE, 6)]),
-        ([*LINES[:2], FORGED, *LINES[3:]], HEAD, [(Kind.REPLACED, 4)]),
-        ([*LINES[:5], resealed(LINES[5], tenant="x")], HEAD, [(Kind.REPLACED, 0)]),
-        ([*LINES[:4], LINES[3], *LINES[4:]], HEAD, [(Kind.OUT_OF_ORDER, 5)]),
-        (OTHERS, None, [(Kind.FOREIGN, 1), (Kind.NO_HEAD, 0)]),
+        ([*LINES[:3], *LINES[4:]], HEAD, [(Kind.MISSING, 4)]),
+        ([*LINES[:4], *LINES[5:]], HEAD, [(Kind.MISSING, 5)]),
+        ([*LINES[:5], *LINES[6:]], HEAD, [(Kind.MISSING, 6)]),
+        ([*LINES[:5], LINES[4], *LINES[5:]], HEAD, [(Kind.OUT_OF_ORDER, 6)]),
+        ([*LINES[:2], *LINES[3:]], HEAD, [(Kind.CHANGED, 1)]),
+        ([*LINES[:3], LINES[6], *LINES[7:]], HEAD, [(Kind.CHANGED, 4)]),
+        ([*LINES[:3], *forged(LINES[3:7]), *LINES[7:]], HEAD, [(Kind.REPLACED, 8)]),
+        ([*LINES[:7], *forged(LINES[7:])], HEAD, [(Kind.REPLACED, 0)]),
+        ([*LINES[:7], *LINES[3:7], *LINES[7:]], HEAD, [(Kind.OUT_OF_ORDER, 8)]),
+        (OTHERS, None, [(Kind.FOREIGN, 2), (Kind.NO_HEAD, 0)]),
         (LINES, None, [(Kind.NO_HEAD, 0)]),
+        (LINES[:8], HEAD, [(Kind.MISSING, 0)]),
         ([], HEAD, [(Kind.MISSING, 0)]),
     ],
 )
@@ -227,33 +292,74 @@ def test_damage_is_named_with_its_place(
     assert [(flaw.kind, flaw.line) for flaw in check(lines, head)] == expected
 
 
-def test_a_beginning_that_was_moved_away_is_missing_unless_it_was_said_or_pruned() -> None:
-    lines, head = chain(6)
-    writer = Chain("gateway-0", head)
-    second = unseal(lines[1])
-    assert second is not None
-    pruned = writer.seal(line(7, Event.PRUNED, pruned_seq=2, pruned_hash=second.hash)).rstrip(b"\n")
+def test_lines_without_a_seal_belong_to_nothing_once_another_file_follows() -> None:
+    verifier = Verifier("gateway-0", HEAD)
+    assert [verifier.feed(raw, n) for n, raw in enumerate(LINES[:7], 1)] == [None] * 7
+    assert verifier.end_file() is None
+    for n, raw in enumerate(LINES[7:8], 1):
+        assert verifier.feed(raw, n) is None
+    flaw = verifier.end_file()
 
-    assert [flaw.kind for flaw in check(lines[2:], head)] == [Kind.MISSING]
-    assert check(lines[2:], head, archived=True) == []
-    assert check([*lines[2:], pruned], writer.head) == []
-    assert [flaw.kind for flaw in check([*lines[3:], pruned], writer.head)] == [Kind.MISSING]
-
-
-def test_losses_that_the_gateway_put_on_record_are_told_and_doubts_are_damage() -> None:
-    writer = Chain("gateway-0", Head())
-    lines = [
-        writer.seal(line(1, event, why="so it is", lines=3)).rstrip(b"\n") for event in (Event.GAP, Event.BROKEN)
-    ]
-    verifier = Verifier("gateway-0", writer.head)
-    flaws = [verifier.feed(raw, number) for number, raw in enumerate(lines, 1)]
-
-    assert flaws == [None, Flaw(Kind.ON_RECORD, 2, "so it is")]
-    assert [gap.lines for gap in verifier.gaps] == [3]
+    assert flaw is not None
+    assert (flaw.kind, flaw.line) == (Kind.UNSEALED, 1)
+    assert [verifier.feed(raw, n) for n, raw in enumerate(LINES[7:], 1)] == [None, None]
     assert verifier.finish() == []
 
 
+def test_a_beginning_that_was_moved_away_is_missing_unless_it_was_said_or_pruned() -> None:
+    lines, head = chain(2, 3, 1)
+    writer = Chain("gateway-0", head)
+    first = unseal(lines[2])
+    assert first is not None
+    writer.add(about(Event.PRUNED, pruned_seq=2, pruned_hash=first.hash))
+    pruned = writer.seal(9.0).splitlines()
+
+    assert [flaw.kind for flaw in check(lines[3:], head)] == [Kind.MISSING]
+    assert check(lines[3:], head, archived=True) == []
+    assert check([*lines[3:], *pruned], writer.head) == []
+    assert [flaw.kind for flaw in check([*lines[7:], *pruned], writer.head)] == [Kind.MISSING]
+
+
+def test_what_the_gateway_put_on_record_is_told_and_doubts_are_damage() -> None:
+    writer = Chain("gateway-0", Head())
+    for event in (Event.GAP, Event.LATE, Event.SKIPPED, Event.BROKEN):
+        writer.add(about(event, why="so it is", lines=3))
+    verifier = Verifier("gateway-0", None)
+    flaws = [verifier.feed(raw, number) for number, raw in enumerate(writer.seal(9.0).splitlines(), 1)]
+
+    assert flaws == [*[None] * 4, Flaw(Kind.ON_RECORD, 4, "so it is")]
+    assert [line.event for line in verifier.gaps] == [Event.GAP, Event.LATE]
+
+
+@given(sizes, st.integers(0, 3), st.binary(max_size=20).filter(lambda tail: b"\n" not in tail))
+def test_what_was_cut_off_is_found_at_the_end_of_a_file_and_sealed_later(
+    numbers: list[int], more: int, torn: bytes
+) -> None:
+    lines, head = chain(*numbers)
+    whole = b"".join(raw + b"\n" for raw in lines)
+    other = Chain("gateway-0", head)
+    unsealed = b"".join(raw + b"\n" for raw in sealed(other, more)[:-1]) if more else b""
+    end = end_of(whole + unsealed + torn)
+
+    assert end.seal is not None
+    assert (end.seal.line.seq, end.seal.hash) == (head.seq, head.hash)
+    assert (end.unsealed, end.torn_bytes) == (unsealed, len(torn))
+    assert end_of(unsealed + torn) == (None, unsealed, len(torn))
+    writer = Chain("gateway-0", head)
+    writer.take_up(end.unsealed)
+    writer.add(about(Event.LATE, lines=more))
+    later = unsealed.splitlines() + writer.seal(9.0).splitlines()
+    assert check([*lines, *later], writer.head) == []
+    assert writer.seq == head.seq + more + 1
+
+
+def test_only_batches_that_are_as_they_were_sealed_are_sound() -> None:
+    changed = [*LINES[:4], LINES[4].replace(b"acme", b"evil"), *LINES[5:8], b"nonsense"]
+
+    assert [line.seq for line in sound_lines(raw + b"\n" for raw in changed)] == [1, 2, 6]
+
+
 @given(st.binary(max_size=300))
-def test_nonsense_is_no_audit_line(raw: bytes) -> None:
+def test_nonsense_is_no_seal(raw: bytes) -> None:
     assert unseal(raw) is None
     assert unseal(raw + b',"hash":"' + b"0" * 64 + b'"}') is None

@@ -21,24 +21,31 @@ from forebay.core.cluster import (
     Cluster,
     EngineSettings,
     LlamaCppSettings,
+    ModelServerSettings,
     ModelSettings,
     OnnxSettings,
     OpenVinoSettings,
     SyntheticSettings,
 )
+from forebay.core.model import Task
 from forebay.core.reconcile import Kind, Rules
 from forebay.engines import choose_engine
 from forebay.engines.prepare import prepare
 from forebay.engines.protocol import EngineBroken
+from forebay.modelserver.replica.choosing import choose_model
+from forebay.modelserver.repository import BadModel
 from forebay.obs.metrics import Metrics
 from forebay.providers.local import LocalProvider, clean_env
 from forebay.registry.digests import artifact_digest, verify
-from forebay.registry.sources import Progress, SourceError, fetch, parse
+from forebay.registry.sources import Progress, SourceError, fetch, obtain, parse
 
 COMMANDS = {
     Kind.REPLICA: (sys.executable, "-m", "forebay.worker"),
     Kind.GATEWAY: (sys.executable, "-m", "forebay.gateway"),
 }
+MODEL_SERVER = "modelserver"
+ENGINE_COMMANDS = {MODEL_SERVER: (sys.executable, "-m", "forebay.modelserver")}
+"""Of engines whose replicas are another program."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +72,8 @@ def prepare_model(model: ModelSettings, home: Path, progress: Progress) -> Artif
     if isinstance(model.engine, SyntheticSettings):
         settings = {**model.engine.model_dump(), "task": model.task.value}
         return Artifact(Path("synthetic"), "synthetic", model.engine.name, settings)
+    if model.task is Task.TENSOR:
+        return _prepare_tensor_model(model, home, progress)
     try:
         path = fetch(parse(model.source), home, progress)
         if model.sha256:
@@ -81,6 +90,21 @@ def prepare_model(model: ModelSettings, home: Path, progress: Progress) -> Artif
     except (SourceError, EngineBroken, OSError) as error:
         raise UserError(f"model {model.name}: {error}") from error
     return Artifact(prepared.absolute(), digest, engine.name, settings)
+
+
+def _prepare_tensor_model(model: ModelSettings, home: Path, progress: Progress) -> Artifact:
+    """Fetch a repository, and check what can be known of its model without loading it. Raises `UserError`."""
+    engine = model.engine or ModelServerSettings()
+    assert isinstance(engine, ModelServerSettings)  # as `core.cluster` has checked
+    try:
+        path = obtain(parse(model.source), home, progress)
+        if model.sha256:
+            verify(path, model.sha256, home, progress)
+        choose_model(path, model.name, engine.model)
+        digest = artifact_digest(path, home, progress)
+    except (SourceError, BadModel, OSError) as error:
+        raise UserError(f"model {model.name}: {error}") from error
+    return Artifact(path.absolute(), digest, MODEL_SERVER, engine.model_dump())
 
 
 def prepare_models(cluster: Cluster, home: Path, progress: Callable[[str], Progress]) -> dict[str, Artifact]:
@@ -122,7 +146,7 @@ def build(
     metrics = Metrics()
     metrics.gauge("build_info", __version__, "control").set(1)
     journal = Journal(places.log, tell)
-    provider = LocalProvider(places.folder, COMMANDS, clean_env(os.environ))
+    provider = LocalProvider(places.folder, COMMANDS, clean_env(os.environ), ENGINE_COMMANDS)
     prober = Prober(places.peers)
     control = Controller(
         plan,

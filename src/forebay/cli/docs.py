@@ -54,7 +54,7 @@ NOTES = {
     "Both are the compiled wheel of `make wheel`.",
     "forebay_interpreted": "`forebay-interpreted` is `forebay` as a plain install runs it.",
     "forebay_lean_interpreted": "`forebay-lean-interpreted` is a plain install that counts requests and keeps no "
-    "records; with everything on, and compiled, it was not measured on a quiet machine yet.",
+    "records.",
     "litellm": "LiteLLM is measured under a gentler load; it cannot sustain the others.",
 }
 """What a reader should know of a column."""
@@ -440,10 +440,10 @@ def _priority_part(result: _PriorityResult) -> list[str]:
 
 
 def tree_block(source: Path) -> str:
-    """The generated part of ARCHITECTURE.md: every package with the first sentence of its docstring, and modules."""
+    """The generated part of ARCHITECTURE.md: two levels of packages with the first sentence of their docstrings."""
     lines = [TREE_BEGIN, "```", "src/forebay/"]
     for package in sorted(p.parent for p in source.rglob("__init__.py")):
-        if package == source:
+        if not 1 <= len(package.relative_to(source).parts) <= 2:
             continue
         document = ast.get_docstring(ast.parse((package / "__init__.py").read_text())) or ""
         parts = package.relative_to(source).parts

@@ -9,8 +9,11 @@ import typer
 
 from forebay import __version__
 from forebay.cli import settings
+from forebay.cli.conformance.command import conformance
 from forebay.cli.keys import keys
 from forebay.cli.records import command as records
+from forebay.cli.repository.command import serve
+from forebay.cli.repository.demos.command import repository
 from forebay.cli.settings import UserError
 from forebay.cli.simulate.command import simulate
 
@@ -32,6 +35,7 @@ config = typer.Typer(help="The cluster file.", no_args_is_help=True)
 app.add_typer(config, name="config")
 app.add_typer(records.audit, name="audit")
 app.add_typer(keys, name="keys")
+app.add_typer(repository, name="repository")
 
 FileOption = Annotated[
     Path | None,
@@ -114,38 +118,7 @@ def reload(
     raise typer.Exit(view.reload((url or settings.admin_url()).rstrip("/"), settings.screen()))
 
 
-@app.command()
-def serve(
-    model_source: Annotated[
-        str, typer.Argument(help="package:DIST[==VERSION]/PATH, or a GGUF or ONNX file, or a model folder.")
-    ],
-    *,
-    name: Annotated[str | None, typer.Option(help="Name for clients.", show_default="from the source")] = None,
-    task: Annotated[str | None, typer.Option(help="chat or embed.", show_default="from the source")] = None,
-    engine: Annotated[
-        str | None,
-        typer.Option(help="openvino, llamacpp, onnx or synthetic.", show_default="from the source"),
-    ] = None,
-    replicas: Annotated[int, typer.Option(help="How many replicas to run.")] = 1,
-    port: Annotated[
-        int | None,
-        typer.Option(help="Port of the gateway; the admin API takes the next one.", show_default="8080"),
-    ] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="PATH=VALUE", help="Set a value of the model (engine.threads=2) or cluster."),
-    ] = None,
-) -> None:
-    """Serve one model, in one line: `forebay serve ./model.gguf`."""
-    from forebay.cli.serve import Wish, cluster_of
-    from forebay.cli.up import run_up
-    from forebay.core.model import Task
-
-    if task is not None and task not in list(Task):
-        raise UserError(f"--task: found {task!r}; allowed: {', '.join(Task)}", settings.WRONG_USAGE)
-    wish = Wish(model_source, name, Task(task) if task else None, engine, replicas, port)
-    cluster = cluster_of(wish, set_ or [], os.environ)
-    raise typer.Exit(run_up(cluster, settings.home(), settings.screen()))
+app.command()(serve)
 
 
 @app.command()
@@ -256,6 +229,7 @@ def bench(
 
 
 app.command()(simulate)
+app.command()(conformance)
 
 
 @app.command()

@@ -11,6 +11,7 @@ from forebay.core.cluster import Cluster
 from forebay.core.model import Task
 from forebay.engines import TASKS, choose_engine
 from forebay.engines.protocol import EngineBroken
+from forebay.modelserver.replica.choosing import is_repository, only_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ class Wish:
 def model_name(source: str) -> str:
     """A name for clients from the end of a source: `…/SmolLM2-135M-Instruct.Q4_1.gguf` → `smollm2-135m-instruct`."""
     last = PurePath(source.partition(":")[2] if source.startswith("package:") else source).name
-    stem = re.sub(r"\.(gguf|onnx|xml)$", "", last, flags=re.IGNORECASE)
+    stem = re.sub(r"\.(gguf|onnx|xml|pt2?|tflite)$", "", last, flags=re.IGNORECASE)
     stem = re.sub(r"[.-](i?q\d\w*|f16|f32|bf16|int[48])$", "", stem, flags=re.IGNORECASE)
     name = re.sub(r"[^a-z0-9._-]+", "-", stem.lower()).strip("._-")[:63].strip("._-")
     return name or "model"
@@ -58,20 +59,28 @@ def _local(source: str) -> Path:
     return path.parent if path.name == "openvino_model.xml" else path
 
 
+def _task(source: str, engine: str | None, *, local: bool) -> Task:
+    """What a model is for whose owner does not say."""
+    if engine == "modelserver" or (engine is None and local and is_repository(Path(source))):
+        return Task.TENSOR
+    return TASKS.get(engine or guess_engine(source), Task.CHAT)
+
+
 def cluster_of(wish: Wish, assignments: Iterable[str], environ: Mapping[str, str]) -> Cluster:
     """The cluster that serves one model. Raises `UserError`."""
     local = not wish.source.startswith("package:") and wish.engine != "synthetic"
     source = str(_local(wish.source)) if local else wish.source
-    task = wish.task or TASKS.get(wish.engine or guess_engine(source), Task.CHAT)
-    name = wish.name or model_name(source)
+    task = wish.task or _task(source, wish.engine, local=local)
+    only = only_model(Path(source)) if task is Task.TENSOR and local else ""
+    name = wish.name or model_name(only or source)
     model: dict[str, object] = {
         "name": name,
         "task": task.value,
         "source": source,
         "replicas": wish.replicas,
     }
-    if wish.engine:
-        model["engine"] = wish.engine
+    if wish.engine or task is Task.TENSOR:
+        model["engine"] = {"name": wish.engine or "modelserver"}
     document: dict[str, object] = {"name": f"serve-{name}"[:63].strip("._-"), "models": [model]}
     if wish.port is not None:
         document |= {"gateway": {"port": wish.port}, "admin": {"port": wish.port + 1}}

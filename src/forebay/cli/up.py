@@ -228,6 +228,9 @@ def _example(plan: Plan) -> str:
     """A request to copy into a shell."""
     routes = [model.routes for model in plan.models]
     model = next((r for r in routes if r.task is Task.CHAT), routes[0])
+    key = ' \\\n  -H "authorization: Bearer $FOREBAY_API_KEY"' if plan.auth == "keys" else ""
+    if model.task is Task.TENSOR:
+        return f"curl {plan.gateway_url}/v2/models/{model.name}{key}"
     if model.task is Task.CHAT:
         path, rest = (
             "chat/completions",
@@ -236,5 +239,4 @@ def _example(plan: Plan) -> str:
     else:
         path, rest = "embeddings", '"input": "A forebay feeds the turbines."'
     body = f'{{"model": "{model.name}", {rest}}}'
-    key = ' \\\n  -H "authorization: Bearer $FOREBAY_API_KEY"' if plan.auth == "keys" else ""
     return f"curl {plan.gateway_url}/v1/{path} \\\n  -H 'content-type: application/json'{key} \\\n  -d '{body}'"

@@ -190,8 +190,23 @@ class SyntheticSettings(Section):
     """Length of the pretended embeddings."""
 
 
+class ModelServerSettings(Section):
+    """Any model of a Triton model repository, with dynamic batching: ONNX, OpenVINO, PyTorch, Python, ensembles."""
+
+    name: Literal["modelserver"] = "modelserver"
+    model: str = ""
+    """The model of the repository that is served under the name in this file; default: the one of the same name, or
+    the only one."""
+    load: Literal["needed", "all"] = "needed"
+    """`needed`: that model and the steps of its ensemble. `all`: everything in the repository, for a model that calls
+    others while it runs."""
+    grpc_port_first: Annotated[int, Field(ge=0, le=65535)] = 0
+    """Replicas answer gRPC too, each on the first free port at or above this one, past the gateway; 0: no gRPC."""
+
+
 EngineSettings = Annotated[
-    OpenVinoSettings | LlamaCppSettings | OnnxSettings | SyntheticSettings, Field(discriminator="name")
+    OpenVinoSettings | LlamaCppSettings | OnnxSettings | SyntheticSettings | ModelServerSettings,
+    Field(discriminator="name"),
 ]
 
 
@@ -206,9 +221,10 @@ class ModelSettings(Section):
     name: Name
     """The name that clients put into `model`."""
     task: Task
-    """`chat` (chat and text completions) or `embed` (embeddings)."""
+    """`chat` (chat and text completions), `embed` (embeddings) or `tensor` (the Open Inference Protocol)."""
     source: Annotated[str, Field(min_length=1)]
-    """`package:DIST[==VERSION]/PATH`, or the path of a file or folder (GGUF, ONNX, OpenVINO IR)."""
+    """`package:DIST[==VERSION]/PATH`, or the path of a file or folder (GGUF, ONNX, OpenVINO IR; for `task: tensor` a
+    model repository, the folder of one of its models, or a bare model file)."""
     sha256: Annotated[str, Field(pattern=SHA256_PATTERN)] | None = None
     """Checksum of the file (of `model.onnx` in a folder); a source that differs is refused."""
     engine: Annotated[EngineSettings, BeforeValidator(_named)] | None = None
@@ -218,8 +234,8 @@ class ModelSettings(Section):
     routing: Policy = Policy.CPR
     """How gateways pick a replica."""
     hedge_after_s: Annotated[float, Field(gt=0, le=60)] | None = None
-    """Embeddings and token counts without an answer after this time go to a second replica too, seconds; the first
-    answer counts. About the p95 latency is a good value. None: never."""
+    """Embeddings, tensors and token counts without an answer after this time go to a second replica too, seconds; the
+    first answer counts. About the p95 latency is a good value. None: never."""
     sessions: nouns.Sessions = nouns.Sessions.OFF
     """`header`: requests with the same `x-forebay-session` go to the same replica as long as it is healthy, whatever
     `routing` says, and wait when it is full. `cookie`: so do those with the cookie `forebay-session`, which every
@@ -311,6 +327,7 @@ class Cluster(Section):
 ENGINES_OF: dict[Task, tuple[str, ...]] = {
     Task.CHAT: ("openvino", "llamacpp", "synthetic"),
     Task.EMBED: ("onnx", "synthetic"),
+    Task.TENSOR: ("modelserver",),
 }
 RESERVED_NAMES = ("gateway",)
 """Names of units that are not replicas: `gateway-0` is the first gateway process."""

@@ -11,6 +11,8 @@ class Task(StrEnum):
 
     CHAT = "chat"
     EMBED = "embed"
+    TENSOR = "tensor"
+    """Whatever tensors the model takes and gives: the Open Inference Protocol, and the endpoints of its task."""
 
 
 class Policy(StrEnum):

@@ -48,7 +48,7 @@ def make_ticket(
     if asked is not None and asked not in BANDS:
         allowed = ", ".join(name.decode() for name in BANDS)
         raise Refusal(Code.INVALID_REQUEST, f"'{PRIORITY.decode()}': allowed are {allowed}.", PRIORITY.decode())
-    band = tenant.band_of(BANDS[asked] if asked is not None else None)
+    band = tenant.band if asked is None else tenant.band_of(BANDS[asked])
     patience_s = queue_timeout_s * (BATCH_PATIENCE if band is _BATCH else 1)
     given = exchange.header(DEADLINE)
     if given is not None:
@@ -78,7 +78,7 @@ def make_ask(
         blocks(prompt, request.model) if chat else (),
         lengths.tokens(BLOCK_BYTES),
         key=1 + crc32(session) if session else 0,
-        stays=bool(session) and routes.sessions is not _OFF,
+        stays=bool(session) and (routes.sessions is not _OFF or session == request.sequence),
         weights=BATCH if band is _BATCH else INTERACTIVE,
         ttft_budget_s=routes.ttft_budget_s,
     )

@@ -17,17 +17,18 @@ from forebay.core.tenancy import ANONYMOUS, Denied, Granted
 from forebay.gateway.account import CLIENT_CLOSED, OK, Account
 from forebay.gateway.admission.giving_way import PATIENCE_S, make_room, make_way
 from forebay.gateway.asking import expected_tokens, make_ask, make_ticket, session_of
-from forebay.gateway.dispatch.dispatching import Dispatcher, check_revision, renamed, serving, strangers
+from forebay.gateway.dispatch.dispatching import Dispatcher, addressed, check_revision, read, serving, strangers
 from forebay.gateway.dispatch.endpoints import Endpoint
 from forebay.gateway.dispatch.stepping_in import fall_back, fall_back_all, turn_away
 from forebay.gateway.fleet import BATCH, Link, Served
 from forebay.gateway.hedging import HEDGED, Hedge, begin_hedge, end_hedge
 from forebay.gateway.records import told
 from forebay.gateway.records.accesslog import AccessLog, Line
-from forebay.gateway.records.facts import Facts, used
+from forebay.gateway.records.facts import Facts, Used, used
 from forebay.gateway.records.recorder import Recorder
-from forebay.gateway.relay import CODES, Relay
+from forebay.gateway.relay import Relay
 from forebay.gateway.tenancy import Admitted, DeniedRefusal, Doorman, credential
+from forebay.gateway.tensor.answers import CODES
 from forebay.net.server import Exchange
 from forebay.obs.clock import random_hex, wall_s
 from forebay.obs.metrics import UNKNOWN, Metrics
@@ -42,7 +43,8 @@ RESUMES_MAX: Final = 16
 """How often one stream goes on elsewhere. It had its place and its client waits, so more often than it is retried."""
 STUCK_MAX: Final = 3
 """How often in a row without a single event in between: such a request may be what kills the engines."""
-_EMBED: Final = Task.EMBED  # looked up once: members of an enum are slow to get at
+_CHAT: Final = Task.CHAT  # looked up once: members of an enum are slow to get at
+_TENSOR: Final = Task.TENSOR
 _NO_SESSIONS: Final = Sessions.OFF
 _COOKIE: Final = Sessions.COOKIE
 _OK: Final = Outcome.OK
@@ -98,13 +100,13 @@ class Gateway:
         try:
             caller = self._identify(exchange, began)
             tenant = caller.tenant if caller is not None else ANONYMOUS
-            request = wanted(body)
+            request = wanted(body) if endpoint.task is not _TENSOR else read(endpoint, exchange, body)
             asked = request.model
             if asked not in self.dispatcher.plain:
                 chosen = self.dispatcher.resolve(request, exchange, endpoint.task, tenant)
                 if chosen is not None and chosen.model != asked:
                     request.model = chosen.model
-                    body = renamed(body, chosen.model)
+                    endpoint, body = addressed(endpoint, exchange, body, chosen.model)
             known = self.served.get(request.model)
             work_tokens = expected_tokens(request, known.lengths) if known is not None and endpoint.runs else 0.0
             if caller is not None:
@@ -141,12 +143,17 @@ class Gateway:
         routes, lengths, id = relay.served.routes, relay.served.lengths, relay.request_id
         if not endpoint.runs:  # nothing is read into a cache, and nothing is used
             request = Wanted(request.model)
-        short = endpoint.task is _EMBED or not endpoint.runs  # and the same from everyone
-        if short and relay.ticket.band < BATCH:
+        sequence = b""
+        if endpoint.task is _TENSOR:
+            relay.plain = True
+            sequence = request.sequence
+            relay.once = bool(sequence)
+        short = endpoint.task is not _CHAT or not endpoint.runs  # and the same from everyone
+        if short and relay.ticket.band < BATCH and not sequence:
             relay.hedge_after_s = routes.hedge_after_s
         relay.prompt_bytes = len(request.text) or 1
-        if routes.policy not in COUNTING or routes.sessions is not _NO_SESSIONS:
-            session = session_of(relay.exchange, routes)
+        if routes.policy not in COUNTING or routes.sessions is not _NO_SESSIONS or sequence:
+            session = sequence or session_of(relay.exchange, routes)
             if session is None and routes.sessions is _COOKIE:
                 relay.session = session = random_hex(16).encode()
             relay.ask = make_ask(request, id, routes=routes, lengths=lengths, session=session, band=relay.band)
@@ -174,11 +181,12 @@ class Gateway:
         exchange.respond(status, headers, error_body(refusal, exchange.path))
         self.refused(refusal.code)
         id, path, code = request_id.decode(), exchange.path[:256], refusal.code.value
-        self._log.add(Line("request", wall_s(), id, path, "", status, code, 0))
+        line = Line("request", wall_s(), id, path, "", status, code, 0)
+        raw = self._log.add(line)
         if self._recorder is not None and exchange.method == b"POST":
             tenant, key = (caller.tenant.name, caller.key_id) if caller is not None else ("", "")
-            decision = Decision(wall_s(), id, "", tenant, status, code, 0.0)
-            self._recorder.finished(Facts(decision, path, key=key, client=exchange.peer))
+            decision = Decision(line.ts, id, "", tenant, status, code, 0.0)
+            self._recorder.finished(Facts(decision, raw, key=key, client=exchange.peer))
 
     def refused(self, code: Code) -> None:
         """Count an answer that belongs to no model."""
@@ -315,7 +323,7 @@ class Gateway:
                 continue
             band = waiting.band(relay)
             if band is not None and band < ticket.band:  # it has risen by its age, for good
-                relay.ticket = ticket._replace(band=band)
+                relay.ticket = ticket.risen(band)
             choice = self.place(relay)
             if isinstance(choice, Wait):
                 if not (tried or revision or served.troubled or choice.why is Why.SESSION_FULL):
@@ -388,14 +396,14 @@ class Gateway:
             relay.stuck += not relay.refused
             account.resumed(reason).inc()
         else:
-            if relay.retries >= self._retries_max or (relay.impatient and now >= ticket.deadline):
+            if relay.once or relay.retries >= self._retries_max or (relay.impatient and now >= ticket.deadline):
                 return False
             relay.retries += 1
             account.retried(reason).inc()
         if begun or not relay.impatient:  # it had its place: a wait begins anew
             patience_s = PATIENCE_S if ticket.band == BATCH else relay.served.routes.queue_timeout_s
             deadline = max(ticket.deadline, now + patience_s)
-            relay.ticket = ticket._replace(deadline=deadline)
+            relay.ticket = ticket.until(deadline)
         return True
 
     def over(self, relay: Relay, code: str, status: int, now: float) -> None:
@@ -406,12 +414,15 @@ class Gateway:
             if relay.hedge is not None:
                 self.hedged(relay, won=False)
         served, link = relay.served, relay.link
+        estimate = served.lengths.tokens(relay.prompt_bytes)
+        spent = used(relay.told, relay.events, estimate)
         if code == OK:
-            self._learn(relay, link, now)
+            if relay.plain and relay.told is None:
+                spent = Used(estimate, 0, 0, estimated=True)
+            self._learn(relay, link, now, spent)
             outcome = _OK
         else:
             outcome = Outcome.NEUTRAL if code == CLIENT_CLOSED else outcome_of(Code(code))
-        spent = used(relay.told, relay.events, served.lengths.tokens(relay.prompt_bytes))
         if self.take_back(relay, outcome, now, spent.prompt + spent.completion):
             assert link is not None
             relay.attempts.append(Attempt(link.id, relay.why, code, now - relay.since))
@@ -422,22 +433,25 @@ class Gateway:
         served.account.spent(spent)
         if relay.admitted is not None:
             self._settle(relay.admitted, spent.prompt + spent.completion, now)
+        line = told.line(relay, code, status, spent, now)
+        raw = self._log.add(line)
         if self._recorder is not None:
-            self._recorder.finished(told.facts(relay, code, status, now, spent))
-        self._log.add(told.line(relay, code, status, now))
+            self._recorder.finished(told.facts(relay, spent, line, raw, now))
         if served.waiting:
             self.pump(served)
 
-    def _learn(self, relay: Relay, link: Link | None, now: float) -> None:
+    def _learn(self, relay: Relay, link: Link | None, now: float, spent: Used) -> None:
         """See how long it really took."""
         charge = relay.charge
         prompt_tokens, output_tokens, cached_tokens = relay.usage
+        if relay.plain and not prompt_tokens:
+            prompt_tokens = spent.prompt
         if not prompt_tokens:
             return
         relay.served.lengths.learn(relay.prompt_bytes, prompt_tokens, output_tokens)
         if charge is None or link is None or relay.resumes or relay.gave_way:
             return
-        if relay.served.routes.task is _EMBED:  # the answer is there when the prompt has been read
+        if relay.served.routes.task is not _CHAT:  # the answer is there when the prompt has been read
             charge.first_token(now, link.load)
         charge.done(now, link.load, prompt_tokens, cached_tokens, output_tokens)
         if charge.first_at is not None and output_tokens >= DECODE_TOKENS_MIN and link.toll.wants(now):

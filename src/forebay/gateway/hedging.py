@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 from forebay.core.resilience import Outcome
 from forebay.core.routing import Route
-from forebay.gateway.relay import Relay, turned_away
+from forebay.gateway.relay import Relay
+from forebay.gateway.tensor.answers import turned_away
 from forebay.net.client import CallError, Header
 from forebay.wire.records import Attempt
 

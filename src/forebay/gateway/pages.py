@@ -11,7 +11,7 @@ import msgspec
 
 from forebay import __version__
 from forebay.core.errors import Code, Refusal
-from forebay.core.model import Endpoint, GatewaySpec
+from forebay.core.model import Endpoint, GatewaySpec, Task
 from forebay.core.resilience import State
 from forebay.core.tenancy import Denied
 from forebay.gateway.dispatch import endpoints
@@ -19,6 +19,8 @@ from forebay.gateway.dispatch.endpoints import ENDPOINTS
 from forebay.gateway.gateway import Gateway
 from forebay.gateway.polling import fetch
 from forebay.gateway.tenancy import DeniedRefusal, credential
+from forebay.gateway.tensor import protocol
+from forebay.gateway.tensor import requests as tensor
 from forebay.net.client import Pool
 from forebay.net.cors import Cors
 from forebay.net.server import Exchange, HttpServer
@@ -26,6 +28,7 @@ from forebay.obs.clock import wall_s
 from forebay.obs.metrics import CONTENT_TYPE, PREFIX, TABLE, Metrics
 from forebay.wire import http1
 from forebay.wire.documents import UNREADABLE
+from forebay.wire.errors import INFERENCE
 from forebay.wire.openapi import document, public
 from forebay.wire.prometheus import merge
 
@@ -72,8 +75,8 @@ class Pages:
             return
         if endpoint is None:
             self._page(exchange)
-        elif exchange.method != b"POST":
-            self._refuse_method(exchange, b"POST")
+        elif exchange.method != endpoint.method:
+            self._refuse_method(exchange, endpoint.method)
         else:
             self._gateway.handle(exchange, endpoint)
 
@@ -136,7 +139,9 @@ class Pages:
 
     def _page(self, exchange: Exchange) -> None:
         path = exchange.path
-        if path not in GETS and not path.startswith(MODELS + "/"):
+        if path.startswith(INFERENCE):
+            self._protocol(exchange, path)
+        elif path not in GETS and not path.startswith(MODELS + "/"):
             self._gateway.refuse(exchange, Refusal(Code.NOT_FOUND, f"No such path: {path[:256]}"))
         elif exchange.method not in (b"GET", b"HEAD"):
             self._refuse_method(exchange, b"GET")
@@ -159,6 +164,27 @@ class Pages:
             else:
                 text = f"The model `{name[:128]}` does not exist."
                 self._gateway.refuse(exchange, Refusal(Code.MODEL_NOT_FOUND, text, "model"))
+
+    def _protocol(self, exchange: Exchange, path: str) -> None:
+        """Answer what the Open Inference Protocol asks of a server."""
+        try:
+            ready = not self.draining and not self.missing()
+            exchange.respond(*protocol.answer(exchange, path, self._tensor_models, ready=ready))
+        except Refusal as refusal:
+            allow = [(b"allow", b"")] if refusal.code is Code.METHOD_NOT_ALLOWED else []
+            self._gateway.refuse(exchange, refusal, b"", *allow)
+
+    def _tensor_models(self, exchange: Exchange) -> dict[str, bool]:
+        """The tensor models that whoever asks may use, and whether they are ready. Raises `Refusal`."""
+        allowed = self._allowed(exchange)
+        if isinstance(allowed, Refusal):
+            raise allowed
+        served = self._gateway.served
+        return {
+            name: any(served[each].ready for each in models)
+            for name, models in sorted(allowed.items())
+            if models and all(each in served and served[each].routes.task is Task.TENSOR for each in models)
+        }
 
     def _allowed(self, exchange: Exchange) -> dict[str, tuple[str, ...]] | Refusal:
         """The names that whoever asks may use, with the models that they may lead to."""
@@ -225,7 +251,7 @@ def _find(exchange: Exchange) -> endpoints.Endpoint | None:
     if absolute is not None:  # a server has to take these (RFC 9112, 3.2.2)
         path = target[absolute.end() :]
         exchange.target = target = path if path.startswith(b"/") else b"/" + path
-    return ENDPOINTS.get(target.partition(b"?")[0])
+    return ENDPOINTS.get(target.partition(b"?")[0]) or tensor.find(exchange)
 
 
 def peers(spec: GatewaySpec) -> list[Endpoint]:

@@ -12,14 +12,15 @@ from forebay.core.dispatch import Chosen
 from forebay.core.errors import TABLE, Code, Refusal
 from forebay.core.resilience import Outcome, State
 from forebay.core.routing import Ask, Charge, Route, Why
-from forebay.gateway.account import CLIENT_CLOSED, OK, Tokens, usage
+from forebay.gateway.account import CLIENT_CLOSED, OK, UNTOLD, Tokens, usage
 from forebay.gateway.asking import SET_COOKIE
 from forebay.gateway.records.told import ms
+from forebay.gateway.tensor.answers import CODES, code_in, code_of, comes_whole, turned_away
 from forebay.net.client import Call, CallError, Header
 from forebay.net.server import Exchange
 from forebay.wire import http1
-from forebay.wire.errors import error_body, error_code, error_event, id_headers
-from forebay.wire.records import Attempt, Candidate
+from forebay.wire.errors import error_body, error_event, id_headers
+from forebay.wire.records import Attempt
 from forebay.wire.transcript import DONE, Transcript, ended, last_data
 
 if TYPE_CHECKING:
@@ -58,11 +59,9 @@ the replica is to be replaced, thrown away because it ends the stream that it wa
 
 TAIL_S: Final = 5.0
 """So long after its client has left, the token counts of a complete stream are waited for."""
-UNTOLD: Final[Tokens] = (0, 0, None)
 ENDED: Final = -1
 """Mark of an attempt that its breaker has heard of already."""
 REASONS: Final = {why: why.encode() for why in Why}
-CODES: Final = frozenset(code.value for code in Code)
 
 
 class Desk(Protocol):
@@ -112,10 +111,14 @@ class Relay:
     mark = 0
     gave_way = False
     client = ""
+    plain = False
+    """Its answers are no events and need not be JSON: they are passed on as they come."""
+    once = False
+    """It must not be tried again."""
     admitted: "Admitted | None" = None
     report_age_s = 0.0
     hit = ""
-    candidates: tuple[Candidate, ...] = ()
+    candidates: tuple[bytes, int] = (b"\x90", 0)
     resumes = 0
     stuck = 0
     hedge_after_s = 0.0
@@ -286,7 +289,11 @@ class Relay:
                 kept.append(pair)
                 if name == b"content-type":
                     stream = pair[1].startswith(b"text/event-stream")
-        if stream:
+        if self.plain:
+            self._mode = WHOLE if comes_whole(headers) else BYTES
+            if self._mode == BYTES:
+                self._start()
+        elif stream:
             self._mode = EVENTS
             self._transcript = Transcript(self.path)
             self._listen()  # the client is told when the first event is there: until then another replica may do it
@@ -323,11 +330,11 @@ class Relay:
         if mode == WHOLE:
             body = self._body
             whole = body[0] if len(body) == 1 else b"".join(body)
-            if self._status == 200 and not whole.endswith(OBJECT_ENDS):  # its length was a lie
+            if self._status == 200 and not whole.endswith(OBJECT_ENDS) and not self.plain:  # its length was a lie
                 self.on_error(CallError("protocol", True, "The answer is not complete."))
                 return
             self.exchange.respond(self._status, self._answer_headers(), whole)
-            self._end(OK if self._status < 400 else _code_in(whole, Code.INTERNAL), self._status)
+            self._end(OK if self._status < 400 else code_in(whole, code_of(self._status)), self._status)
         elif mode == RETRY:
             self._retry_refused()
         elif mode == FAILED:
@@ -394,7 +401,7 @@ class Relay:
             self._end(OK, self._status)
         elif last.startswith(b'{"error":'):  # the replica has told the client itself
             self.exchange.abort()
-            self._end(_code_in(last, Code.STREAM_INTERRUPTED), self._status)
+            self._end(code_in(last, Code.STREAM_INTERRUPTED), self._status)
         elif said is None or (self._error and not TABLE[Code(self._error)].retry):
             self._interrupted()
         else:
@@ -458,7 +465,7 @@ class Relay:
         self.exchange.write(b"".join(body))
 
     def _retry_refused(self) -> None:
-        code = _code_in(b"".join(self._body), Code.OVERLOADED)
+        code = code_in(b"".join(self._body), Code.OVERLOADED)
         self.desk.again(self, code, Refusal(Code(code)))
 
     def _interrupted(self) -> None:
@@ -487,14 +494,3 @@ class Relay:
             if self.first_at:
                 account.streamed(self.first_at - self.began, now - self.first_at, self.usage[1])
         self.desk.over(self, code, status, now)
-
-
-def turned_away(status: int, headers: list[Header]) -> bool:
-    """Whether an answer says that the replica is full or about to stop, and has done nothing."""
-    return status == 503 and (b"x-forebay-retryable", b"1") in headers
-
-
-def _code_in(body: bytes, default: Code) -> str:
-    """The error code of an error object; the default if there is none that we know."""
-    code = error_code(body)
-    return code if code in CODES else default.value

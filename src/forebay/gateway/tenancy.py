@@ -159,7 +159,7 @@ class Doorman:
         `asked` is the name that led to the model, if it is another one.
         """
         tenant = caller.tenant
-        if not tenant.may_use(model):
+        if "*" not in tenant.models and not tenant.may_use(model):
             return forbidden(tenant, asked or model)
         verdict = self._limiter.reserve(tenant.name, tokens, stream, now)
         return verdict if isinstance(verdict, Denied) else Admitted(tenant, verdict, caller.key_id)

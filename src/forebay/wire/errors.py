@@ -12,6 +12,8 @@ from forebay.wire.documents import UNREADABLE
 
 MESSAGES: Final = "/v1/messages"
 RESPONSES: Final = "/v1/responses"
+INFERENCE: Final = "/v2"
+"""The Open Inference Protocol."""
 
 ANTHROPIC_TYPES: Final = {
     401: "authentication_error",
@@ -38,6 +40,8 @@ def error_body(refusal: Refusal, path: str = "") -> bytes:
     """The JSON body of an error answer."""
     if path.startswith(MESSAGES):
         return _encode(_anthropic_object(refusal.code, refusal.text, refusal.param))
+    if path.startswith(INFERENCE):
+        return _encode({"error": refusal.text})
     return _encode(error_object(refusal.code, refusal.text, refusal.param))
 
 

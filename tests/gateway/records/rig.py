@@ -4,7 +4,10 @@ import errno
 from io import StringIO
 from pathlib import Path
 
+import msgspec
+
 from forebay.core.model import RecordsSpec
+from forebay.gateway.records.accesslog import Line
 from forebay.gateway.records.audit import lines_after
 from forebay.gateway.records.facts import Facts
 from forebay.gateway.records.ledger import DAY_S, usage
@@ -24,7 +27,17 @@ def facts(n: int, *, ts: float = NOON, code: str = "ok", tenant: str = "acme", p
         ts, f"req-{n}", "chat", tenant, 200, code, 0.5, chosen="chat-0", attempts=attempts, prompt_tokens=10,
         completion_tokens=5, cached_tokens=2,
     )  # fmt: skip
-    return Facts(record, "/v1/chat/completions", revision="r-1", key="key-1", client="127.0.0.1", prompt=prompt)
+    return Facts(record, line_of(record), revision="r-1", key="key-1", client="127.0.0.1", prompt=prompt)
+
+
+def line_of(record: Decision) -> bytes:
+    """What the access log says of it."""
+    line = Line(
+        "request", record.ts, record.request_id, "/v1/chat/completions", record.model, record.status, record.code,
+        round(record.total_s * 1000), replica=record.chosen, prompt_tokens=record.prompt_tokens,
+        completion_tokens=record.completion_tokens, cached_tokens=record.cached_tokens,
+    )  # fmt: skip
+    return msgspec.json.encode(line)
 
 
 class Disk:

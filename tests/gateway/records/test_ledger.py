@@ -12,7 +12,7 @@ from forebay.gateway.records.facts import Used, used
 from forebay.gateway.records.ledger import DAY_S, Ledger, usage
 from forebay.gateway.records.recorder import Recorder
 from forebay.obs import log
-from forebay.wire.records import unseal
+from forebay.wire.records import audit_line
 
 
 def tokens(each: Used) -> tuple[int, int, int, bool]:
@@ -99,10 +99,10 @@ def test_a_line_that_somebody_changed_is_not_counted(tmp_path: Path) -> None:
     log_file.start(tmp_path)
     for n in range(3):
         log_file.add(facts(n))
-    log_file.flush()
+        log_file.flush()
     log_file.close()
     path = tmp_path / "audit-00000001.jsonl"
     path.write_bytes(path.read_bytes().replace(b'"prompt_tokens":10', b'"prompt_tokens":99', 1))
 
-    assert unseal(path.read_bytes().splitlines()[0]) is not None
+    assert audit_line(path.read_bytes().splitlines()[0]) is not None
     assert sum(sums.requests for sums in usage(tmp_path, 0).values()) == 2

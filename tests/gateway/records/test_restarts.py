@@ -136,6 +136,54 @@ def test_an_unfinished_line_is_cut_off_and_the_log_says_so(tmp_path: Path) -> No
     assert told(tmp_path) == ["req-1", "req-2"]
 
 
+def test_a_batch_that_was_cut_off_is_sealed_when_the_gateway_comes_up_and_the_log_says_so(tmp_path: Path) -> None:
+    disk = Disk()
+    records = started(tmp_path, disk)
+    records.finished(facts(0))
+    records.flush(0.0)
+    for n in range(1, 5):
+        records.finished(facts(n))
+    disk.room = 1000 + len((tmp_path / "gateway-0" / "audit.head").read_bytes())
+    records.flush(0.0)
+    killed(records, disk)
+    unsealed = verify(tmp_path / "gateway-0").files[-1].unfinished_bytes
+    assert unsealed
+    kept = told(tmp_path)
+    assert 1 < len(kept) < 5
+    assert counted(tmp_path).requests == len(kept)
+    records = started(tmp_path)
+    records.finished(facts(5))
+    records.close()
+    report = verify(tmp_path / "gateway-0")
+
+    assert report.ok
+    assert [(line.event, line.lines) for line in report.gaps] == [("late", len(kept) - 1), ("gap", 1)]
+    assert told(tmp_path) == [*kept, "req-5"]
+    assert counted(tmp_path).requests == len(kept) + 1
+    assert report.files[-1].unfinished_bytes == 0
+
+
+def test_what_a_full_disk_took_in_part_is_counted_once_by_who_comes_after(tmp_path: Path) -> None:
+    disk = Disk()
+    records = started(tmp_path, disk)
+    for n in range(5):
+        records.finished(facts(n))
+    disk.room = 1000
+    records.close()
+    kept = told(tmp_path)
+    assert 0 < len(kept) < 5
+    assert counted(tmp_path).requests == 5
+    for file in (tmp_path / "gateway-0").glob("decisions-*"):
+        file.unlink()  # of these, too, one may be cut off
+    records = started(tmp_path)
+    records.finished(facts(5))
+    records.close()
+
+    assert counted(tmp_path).requests == 6
+    assert told(tmp_path) == [*kept, "req-5"]
+    assert verify(tmp_path / "gateway-0").ok
+
+
 def cut(root: Path, lines: int) -> None:
     """Remove the last lines of the newest file."""
     path = audit_files(root)[-1]
@@ -148,8 +196,8 @@ def no_head(root: Path) -> None:
 
 def change_last(root: Path) -> None:
     path = audit_files(root)[-1]
-    before, _, last = path.read_bytes()[:-1].rpartition(b"\n")
-    path.write_bytes(before + b"\n" + last.replace(b"acme", b"evil") + b"\n")
+    before, _, after = path.read_bytes().rpartition(b"acme")
+    path.write_bytes(before + b"evil" + after)
 
 
 def remove_files(root: Path) -> None:
@@ -181,6 +229,7 @@ def test_flaws_beyond_a_bound_are_counted(tmp_path: Path) -> None:
     records = started(tmp_path)
     for n in range(audit.FLAWS_MAX + 20):
         records.finished(facts(n))
+        records.flush(0.0)
     records.close()
     path = audit_files(tmp_path)[0]
     path.write_bytes(path.read_bytes().replace(b"acme", b"evil"))

@@ -14,7 +14,7 @@ from forebay.cli.settings import UserError
 from forebay.gateway.records.audit import STEM, SUFFIX, ChainReport, FileReport, read_head
 from forebay.gateway.records.audit import verify as verify_chain
 from forebay.gateway.records.writer import folders, numbered
-from forebay.wire.records import AuditLine, Event, unseal
+from forebay.wire.records import AuditLine, Event, audit_line, unseal
 
 TAIL_COLUMNS = (
     "time (UTC)",
@@ -82,9 +82,10 @@ def _print(report: ChainReport, screen: Console) -> None:
     for flaw in report.flaws:
         place = f"{report.files[0].name}:{flaw.line}" if flaw.line else "the end"
         screen.print(Text(f"  {place}: {flaw.kind}: {flaw.text}", style="red"))
-    for gap in report.gaps:
-        why = _plain(gap.why)
-        screen.print(Text(f"  {_time(gap.ts)}: {gap.lines} lost, as the log itself says: {why}", style="yellow"))
+    for line in report.gaps:
+        fate = "sealed late" if line.event == Event.LATE else "lost"
+        told = f"{line.lines} {fate}, as the log itself says: {_plain(line.why)}"
+        screen.print(Text(f"  {_time(line.ts)}: {told}", style="yellow"))
     screen.print()
 
 
@@ -93,9 +94,7 @@ def _notes(file: FileReport) -> list[Text]:
     if file.flaws_more:
         notes.append(Text(f"  {file.name}: and {file.flaws_more:,} more", style="red"))
     if file.unfinished_bytes:
-        notes.append(
-            Text(f"  {file.name}: the last {file.unfinished_bytes} bytes are an unfinished line", style="dim")
-        )
+        notes.append(Text(f"  {file.name}: the last {file.unfinished_bytes} bytes have no seal yet", style="dim"))
     return notes
 
 
@@ -126,8 +125,9 @@ def _last(folder: Path, count: int) -> list[tuple[AuditLine, bytes]]:
     found: list[tuple[AuditLine, bytes]] = []
     for _, path in reversed(numbered(folder, STEM, SUFFIX)):
         with path.open("rb") as file:
-            newest = deque(file, maxlen=count - len(found))
-        pairs = [(sealed.line, raw) for line in newest if (sealed := unseal(raw := line.rstrip(b"\n"))) is not None]
+            raws = (raw.rstrip(b"\n") for raw in file)
+            newest = deque((raw for raw in raws if unseal(raw) is None), maxlen=count - len(found))
+        pairs = [(line, raw) for raw in newest if (line := audit_line(raw)) is not None]
         found = pairs + found
         if len(found) >= count:
             break

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from forebay.cli.settings import UserError
 from forebay.gateway.records.writer import RecordLog, folders, numbered
-from forebay.wire.records import Decision, decision, payloads
+from forebay.wire.records import Candidate, Decision, candidates, decision, payloads
 
 SHOWN_MAX = 20
 """A client may use one id often: the newest are shown."""
@@ -62,8 +62,8 @@ def explain(root: Path, request_id: str, as_json: bool, screen: Console) -> int:
 def document_of(gateway: str, record: Decision) -> dict[str, Any]:
     """A record as plain data."""
     document = msgspec.structs.asdict(record)
-    for name in ("candidates", "attempts"):
-        document[name] = [msgspec.structs.asdict(row) for row in document[name]]
+    document["candidates"] = [msgspec.structs.asdict(row) for row in candidates(record.candidates)]
+    document["attempts"] = [msgspec.structs.asdict(row) for row in record.attempts]
     return {"gateway": gateway, **document}
 
 
@@ -90,18 +90,19 @@ def view(gateway: str, record: Decision) -> Iterator[RenderableType]:
     )
     if record.resumed:
         yield Text(f"resumed   {record.resumed} times on another replica")
-    if record.candidates:
+    found = candidates(record.candidates)
+    if found:
         yield Text()
-        yield _candidates(record)
+        yield _candidates(record, found)
     if record.attempts:
         yield Text()
         yield _attempts(record)
     yield Text()
 
 
-def _candidates(record: Decision) -> Table:
+def _candidates(record: Decision, found: list[Candidate]) -> Table:
     table = _table(*CANDIDATE_COLUMNS)
-    for c in sorted(record.candidates, key=lambda c: c.total_s):
+    for c in sorted(found, key=lambda c: c.total_s):
         chosen = c.replica == record.chosen
         terms = (c.queue_s, c.prefill_s, c.decode_s, c.price_s, c.kv_s)
         cells = [

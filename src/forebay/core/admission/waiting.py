@@ -31,17 +31,30 @@ T = TypeVar("T")
 R = TypeVar("R", bound="RunningTicket")
 
 
-class Ticket(NamedTuple):
+class Ticket:
     """What a request may claim. `work_tokens` is an estimate of prompt and answer.
 
     It waits until `deadline`, and who names none for the room's `timeout_s`. What clients may ask is the caller's to
-    bound; batch work needs minutes to be reached by age.
+    bound; batch work needs minutes to be reached by age. There is one for each request, so it is no tuple with names.
     """
 
-    band: Band = Band.DEFAULT
-    tenant: str = ""
-    work_tokens: float = 0.0
-    deadline: float = math.inf
+    __slots__ = ("band", "deadline", "tenant", "work_tokens")
+
+    def __init__(
+        self, band: Band = Band.DEFAULT, tenant: str = "", work_tokens: float = 0.0, deadline: float = math.inf
+    ) -> None:
+        self.band = band
+        self.tenant = tenant
+        self.work_tokens = work_tokens
+        self.deadline = deadline
+
+    def risen(self, band: Band) -> "Ticket":
+        """The same in another band."""
+        return Ticket(band, self.tenant, self.work_tokens, self.deadline)
+
+    def until(self, deadline: float) -> "Ticket":
+        """The same with another deadline."""
+        return Ticket(self.band, self.tenant, self.work_tokens, deadline)
 
 
 class Refused(NamedTuple, Generic[T]):

@@ -52,7 +52,7 @@ def room(capacity: int, task: Task) -> int:
     needs the whole next batch at hand when the current one ends.
     """
     capacity = capacity or CAPACITY_UNKNOWN
-    return 2 * capacity if task is Task.EMBED else capacity + max(2, capacity // 4)
+    return capacity + max(2, capacity // 4) if task is Task.CHAT else 2 * capacity
 
 
 def effective_state(planned: ReplicaState, reported: ReplicaState) -> ReplicaState:

@@ -19,8 +19,9 @@ from forebay.core.tenancy import ANONYMOUS, Tenant
 from forebay.gateway.dispatch.endpoints import Endpoint
 from forebay.gateway.fleet import Link, Served
 from forebay.gateway.tenancy import DeniedRefusal, forbidden
+from forebay.gateway.tensor import requests as tensor
 from forebay.net.server import Exchange
-from forebay.wire.apis.wanted import Wanted
+from forebay.wire.apis.wanted import Wanted, wanted
 from forebay.wire.documents import UNREADABLE
 
 BUDGET: Final = b"x-forebay-budget-ms"
@@ -31,6 +32,7 @@ FALLBACK: Final = b"x-forebay-fallback"
 """`allow` or `deny`: whether another model may serve the request."""
 NUMBER: Final = re.compile(rb"\d{1,12}(\.\d{1,9})?")
 SHOWN_CHARS_MAX: Final = 128
+_TENSOR: Final = Task.TENSOR  # looked up once: members of an enum are slow to get at
 
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
@@ -128,10 +130,17 @@ def serving(models: Mapping[str, Served], name: str, endpoint: Endpoint, *, load
             raise Refusal(Code.NO_REPLICA, "The gateway does not know its models yet.")
         shown = name if len(name) <= 128 else f"{name[:128]}…"
         raise Refusal(Code.MODEL_NOT_FOUND, f"The model `{shown}` does not exist.", "model")
-    if served.routes.task is not endpoint.task and not endpoint.any_task:
+    if served.routes.task is not endpoint.task and not endpoint.any_task and not _embeds(served, endpoint):
         text = f"The model `{name}` serves {served.routes.task} requests, not {endpoint.task}."
         raise Refusal(Code.WRONG_TASK, text, "model")
+    if endpoint.method != b"POST" and not served.ready:  # who only asks how things are need not wait
+        raise Refusal(Code.NO_REPLICA)
     return served
+
+
+def _embeds(served: Served, endpoint: Endpoint) -> bool:
+    """Whether it may be a tensor model that makes embeddings; its replicas know."""
+    return served.routes.task is Task.TENSOR and endpoint.task is Task.EMBED
 
 
 def check_revision(served: Served, revision: str) -> None:
@@ -145,6 +154,19 @@ def check_revision(served: Served, revision: str) -> None:
 def strangers(links: list[Link], revision: str) -> list[tuple[str, int]]:
     """Replicas of other revisions, as (id, generation)."""
     return [(link.id, link.generation) for link in links if link.revision != revision]
+
+
+def addressed(endpoint: Endpoint, exchange: Exchange, body: bytes, model: str) -> tuple[Endpoint, bytes]:
+    """The request as one for another model, which the path or the body names. Raises `Refusal`."""
+    if endpoint.model:
+        return tensor.find(exchange, model) or endpoint, body
+    form = tensor.form_renamed(exchange, body, model) if endpoint.task is Task.TENSOR else None
+    return endpoint, renamed(body, model) if form is None else form
+
+
+def read(endpoint: Endpoint, exchange: Exchange, body: bytes) -> Wanted:
+    """What routing needs of a request. Raises `Refusal`."""
+    return wanted(body) if endpoint.task is not _TENSOR else tensor.wanted(endpoint, exchange, body)
 
 
 def renamed(body: bytes, model: str) -> bytes:

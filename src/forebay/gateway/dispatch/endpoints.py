@@ -9,7 +9,7 @@ class Endpoint(NamedTuple):
     """A path that replicas serve, and the start of the requests they get for it.
 
     `any_task`: models of every task serve it; `task` is what it counts as where that matters. `runs`: the model does
-    work for it, beyond its tokenizer.
+    work for it, beyond its tokenizer. `model` is set where the path names one.
     """
 
     path: str
@@ -17,6 +17,8 @@ class Endpoint(NamedTuple):
     head: bytes
     any_task: bool = False
     runs: bool = True
+    method: bytes = b"POST"
+    model: str = ""
 
 
 def _endpoint(path: str, task: Task, *, any_task: bool = False, runs: bool = True) -> Endpoint:

@@ -7,9 +7,9 @@ from forebay.core.errors import Refusal
 from forebay.core.model import Condition
 from forebay.core.routing import Route
 from forebay.core.tenancy import ANONYMOUS
-from forebay.gateway.dispatch.dispatching import condition, renamed
+from forebay.gateway.dispatch.dispatching import addressed, condition, read
 from forebay.gateway.dispatch.endpoints import ENDPOINTS
-from forebay.wire.apis.wanted import wanted
+from forebay.gateway.tensor import requests as tensor
 
 if TYPE_CHECKING:
     from forebay.gateway.fleet import Served
@@ -42,8 +42,11 @@ def fall_back(gateway: "Gateway", relay: "Relay", trouble: Condition) -> bool:
     found = gateway.dispatcher.fall_back(chosen, exchange, gateway.served, trouble, tenant, band=band)
     if found is None:
         return False
+    endpoint = ENDPOINTS.get(relay.path.encode()) or tensor.find(exchange)
+    assert endpoint is not None
     try:
-        body = renamed(relay.request.partition(b"\r\n\r\n")[2], found.model)
+        endpoint, body = addressed(endpoint, exchange, relay.request.partition(b"\r\n\r\n")[2], found.model)
+        request = read(endpoint, exchange, body)
     except Refusal:  # the replica will say so
         return False
     before.waiting.leave(relay)
@@ -54,7 +57,7 @@ def fall_back(gateway: "Gateway", relay: "Relay", trouble: Condition) -> bool:
     if relay.timer is not None:
         relay.timer.cancel()
         relay.timer = None
-    gateway.aim(relay, wanted(body), body, ENDPOINTS[relay.path.encode()])
+    gateway.aim(relay, request, body, endpoint)
     choice = gateway.place(relay)
     if isinstance(choice, Route):
         gateway.send(relay, choice)

@@ -18,6 +18,7 @@ class Line(msgspec.Struct, gc=False, omit_defaults=True):
     ts: float
     request_id: str
     path: str
+    """The endpoint, without a query: keys are sent in queries too."""
     model: str
     status: int
     code: str
@@ -52,12 +53,14 @@ class AccessLog:
         self._dropped = 0
         self._encode = msgspec.json.Encoder().encode
 
-    def add(self, line: Line) -> None:
-        """Note a line."""
+    def add(self, line: Line) -> bytes:
+        """Note a line. Returns it as it is written, without a newline."""
+        raw = self._encode(line)
         if len(self._lines) < HELD_LINES_MAX:
-            self._lines.append(self._encode(line))
+            self._lines.append(raw)
         else:
             self._dropped += 1
+        return raw
 
     def flush(self) -> None:
         """Write what was collected; what cannot be written is counted as dropped."""

@@ -1,11 +1,11 @@
-"""The audit log of one gateway: a chain of lines (`wire.records`) over a series of files, and its head."""
+"""The audit log of one gateway: a chain of sealed batches (`wire.records`) over a series of files, and its head."""
 
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -14,13 +14,30 @@ from forebay.gateway.records.facts import Facts
 from forebay.gateway.records.writer import Opener, Series, numbered, open_append, replace_file
 from forebay.obs.clock import wall_s
 from forebay.wire.documents import UNREADABLE
-from forebay.wire.records import LINE_BYTES_MAX, AuditLine, Chain, Event, Flaw, Head, Sealed, Verifier, unseal
+from forebay.wire.records import (
+    LINE_BYTES_MAX,
+    SEAL_BYTES_MAX,
+    AuditLine,
+    Chain,
+    Event,
+    Flaw,
+    Head,
+    Seal,
+    Verifier,
+    Who,
+    audit_line,
+    end_of,
+    sound_lines,
+    unseal,
+)
 
 STEM: Final = "audit"
 SUFFIX: Final = ".jsonl"
 HEAD: Final = "audit.head"
 PROMPT_BYTES_MAX: Final = 65_536
 """Longer bodies are cut."""
+BATCH_BYTES_MAX: Final = 256 * 1024
+"""Larger batches are sealed before the next write: a change can only be told by its batch."""
 FLAWS_MAX: Final = 100
 """More flaws of one file are counted, not listed."""
 STRANGERS_PER_MIN: Final = 60
@@ -28,6 +45,16 @@ STRANGERS_PER_MIN: Final = 60
 STRANGERS: Final = f"of requests without a good key, {STRANGERS_PER_MIN} a minute are written"
 NOT_UP: Final = "the gateway could not open its records"
 TOO_MANY: Final = "more lines came at once than can be held"
+LATE: Final = "the gateway was stopped while it wrote"
+_REQUEST: Final = Event.REQUEST  # looked up once: members of an enum are slow to get at
+_UNAUTHORIZED: Final = Code.UNAUTHORIZED.value
+
+
+class _Batch(NamedTuple):
+    """A batch that is to be written: its last line, and how many requests it tells of."""
+
+    seq: int
+    requests: int
 
 
 class AuditLog:
@@ -36,9 +63,14 @@ class AuditLog:
     def __init__(self, bytes_max: int, files_max: int, prompts: bool, open_file: Opener = open_append) -> None:
         self.lost = 0
         """Requests that no line tells of."""
+        self.written = 0
+        """Number of the last line that is in a file, with its seal or without."""
         self._files_max = files_max
         self._prompts = prompts
         self._series = Series(STEM, SUFFIX, bytes_max, open_file)
+        self._batch_bytes_max = min(BATCH_BYTES_MAX, bytes_max) - SEAL_BYTES_MAX
+        self._batches: list[_Batch] = []
+        self._requests = 0
         self._folder = Path()
         self._chain: Chain | None = None
         self._head: Head | None = None
@@ -49,20 +81,15 @@ class AuditLog:
         self._skipped = 0
 
     @property
-    def written(self) -> int:
-        """Number of the last line that is in a file."""
-        return self._chain.seq - len(self._series.held) if self._chain is not None else 0
-
-    @property
     def behind(self) -> bool:
         """Whether lines wait to be written, or their loss to be told."""
-        return bool(self._series.held or self._gap)
+        return bool(self._batches or self._gap or (self._chain is not None and self._chain.open_lines))
 
     def start(self, folder: Path) -> None:
         """Take up the chain where it ended, or begin one. Raises OSError.
 
         Where files and head disagree, the chain goes on from the later of the two, so that verifying finds what is
-        missing, however often the gateway is started again.
+        missing, however often the gateway is started again. Whole lines that have no seal are sealed now.
         """
         files = numbered(folder, STEM, SUFFIX)
         head, end = read_head(folder), _end(files)
@@ -70,57 +97,61 @@ class AuditLog:
         if head is None and not files:
             head = begin
             replace_file(folder / HEAD, msgspec.json.encode(head))
-        torn = _cut_torn(files[-1][1]) if files else 0
+        unsealed, torn = _cut_torn(files[-1][1]) if files else (b"", 0)
         self._series.start(folder)
         self._folder, self._head, self._chain = folder, head, Chain(folder.name, begin)
+        self.written = begin.seq
         if head is None:
             self._tell(Event.BROKEN, "there was no head that could be read: lines may be missing before this one")
+        if unsealed:
+            self._chain.take_up(unsealed)
+            self.written = self._chain.seq
+            self._tell(Event.LATE, LATE, lines=self._chain.open_lines)
         if torn:
-            why = f"an unfinished line of {torn} bytes was cut off: the gateway was stopped while it wrote"
+            why = f"an unfinished line of {torn} bytes was cut off: {LATE}"
             self._tell(Event.GAP, why, lines=1)
+        self._seal()
 
     def add(self, facts: Facts) -> None:
         """Note a request."""
-        if self._gap or self._chain is None or self._series.full:
+        chain = self._chain
+        if self._gap or chain is None or self._series.full:
             self._gap += 1
             self.lost += 1
-            if self._chain is None:
+            if chain is None:
                 self._gap_why = NOT_UP
             return
         d = facts.decision
-        if d.code == Code.UNAUTHORIZED and self._too_many(d.ts):
+        if d.code == _UNAUTHORIZED and self._too_many(d.ts):
             return
-        line = AuditLine(
-            0, "", "", "request", d.ts, d.request_id, d.tenant, facts.key, facts.client, facts.path, d.model,
-            facts.revision, d.chosen, d.status, d.code, int(d.total_s * 1000 + 0.5), d.prompt_tokens,
-            d.completion_tokens, d.cached_tokens, d.estimated,
-        )  # fmt: skip
-        if self._prompts:
-            line.prompt = facts.prompt[:PROMPT_BYTES_MAX].decode("utf-8", "replace")
-        self._series.add(self._chain.seal(line))
+        prompt = facts.prompt[:PROMPT_BYTES_MAX].decode("utf-8", "replace") if self._prompts else ""
+        who = Who(0, d.tenant, facts.key, facts.client, facts.revision, d.estimated, prompt)
+        if chain.open_bytes + len(facts.line) + len(prompt) + SEAL_BYTES_MAX > self._batch_bytes_max:
+            self._seal()
+        chain.add_request(facts.line, who)
+        self._requests += 1
 
     def flush(self) -> None:
         """Write what was noted, then the head. Raises OSError if something is left; it is tried again."""
-        assert self._chain is not None, "flush() before start()"
-        series, number = self._series, self._series.number
-        if series.held:
-            try:
-                series.write()
-            except OSError as error:
-                self._gap_why = f"lines could not be written: {error.strerror or error}"
-                raise
+        chain = self._chain
+        assert chain is not None, "flush() before start()"
+        number = self._series.number
+        try:
+            self._write()
+        except OSError as error:
+            self._gap_why = f"lines could not be written: {error.strerror or error}"
+            raise
         if self._gap:
             self._tell(Event.GAP, self._gap_why, lines=self._gap)
             self._gap, self._gap_why = 0, TOO_MANY
-            series.write()
         if self._skipped and not 0 <= wall_s() - self._minute < 60.0:
             self._tell_skipped()
-            series.write()
-        if self._files_max and series.number != number:
+        self._write()
+        if self._files_max and self._series.number != number:
             self._prune()
-        if self._chain.head != self._head:
-            replace_file(self._folder / HEAD, msgspec.json.encode(self._chain.head))
-            self._head = self._chain.head
+        if chain.head != self._head:
+            replace_file(self._folder / HEAD, msgspec.json.encode(chain.head))
+            self._head = chain.head
 
     def close(self) -> None:
         """Close the file; what is still held is lost."""
@@ -128,8 +159,32 @@ class AuditLog:
             self._tell_skipped()
             with contextlib.suppress(OSError):
                 self.flush()
-        self.lost += len(self._series.held)
+        self.lost += self._requests
+        for batch in self._batches:
+            self.lost += min(batch.requests, batch.seq - self.written)
         self._series.close()
+
+    def _seal(self) -> None:
+        """End the batch."""
+        chain = self._chain
+        assert chain is not None
+        if chain.open_lines:
+            self._series.add(chain.seal(wall_s()))
+            self._batches.append(_Batch(chain.seq, self._requests))
+            self._requests = 0
+
+    def _write(self) -> None:
+        """Write all that there is. Raises OSError if something is left."""
+        self._seal()
+        try:
+            self._series.write()
+        finally:
+            held, done = self._series.held, len(self._batches) - len(self._series.held)
+            if done:
+                self.written = self._batches[done - 1].seq
+                del self._batches[:done]
+            if held:  # each line of the first batch that is not whole in the file, and its seal
+                self.written = self._batches[0].seq + 1 - held[0].count(b"\n")
 
     def _too_many(self, ts: float) -> bool:
         """Count a request without a good key; `ts`: its end, seconds since the epoch."""
@@ -148,21 +203,20 @@ class AuditLog:
     def _tell(self, event: Event, why: str, lines: int = 0, pruned: Head | None = None) -> None:
         """Note what is about the log itself."""
         assert self._chain is not None
-        line = AuditLine(0, "", "", event, wall_s(), why=why, lines=lines)
+        line = AuditLine(0, event, wall_s(), why=why, lines=lines)
         if pruned is not None:
             line.pruned_seq, line.pruned_hash = pruned.seq, pruned.hash
-        self._series.add(self._chain.seal(line))
+        self._chain.add(line)
 
     def _prune(self) -> None:
         """Remove the oldest files, once a line of the chain says where it begins now."""
         files = [path for _, path in self._series.files()]
         surplus, kept = files[: -self._files_max], files[-self._files_max :]
-        first = _first_line(kept[0]) if surplus else None
+        first = _first_seal(kept[0]) if surplus else None
         if first is None:
             return
-        why = f"at most {self._files_max} files are kept"
-        self._tell(Event.PRUNED, why, pruned=Head(first.seq - 1, first.prev))
-        self._series.write()
+        self._tell(Event.PRUNED, f"at most {self._files_max} files are kept", pruned=first.before)
+        self._write()
         for path in surplus:
             path.unlink(missing_ok=True)
 
@@ -181,53 +235,41 @@ def lines_after(folder: Path, seq: int, files_max: int) -> Iterator[AuditLine]:
     later = list(takewhile(lambda item: (first := _first_line(item[1])) and first.seq > seq + 1, newest_first))
     for _, path in reversed(newest_first[: len(later) + 1]):
         with path.open("rb") as file:
-            for raw in file:
-                sealed = unseal(raw.rstrip(b"\n"))
-                if (
-                    sealed is not None
-                    and sealed.fits
-                    and sealed.line.seq > seq
-                    and sealed.line.event == Event.REQUEST
-                ):
-                    yield sealed.line
+            for line in sound_lines(file):
+                if line.seq > seq and line.event == _REQUEST:
+                    yield line
 
 
 def _first_line(path: Path) -> AuditLine | None:
     with path.open("rb") as file:
-        sealed = unseal(file.readline(LINE_BYTES_MAX).rstrip(b"\n"))
-    return sealed.line if sealed is not None else None
+        return audit_line(file.readline(LINE_BYTES_MAX).rstrip(b"\n"))
 
 
-def _tail(path: Path) -> tuple[bytes, bytes]:
-    """The last whole line of a file, empty if it has none, and what stands after it."""
+def _first_seal(path: Path) -> Seal | None:
     with path.open("rb") as file:
-        size = file.seek(0, 2)
-        file.seek(max(0, size - 2 * LINE_BYTES_MAX))
-        whole, newline, rest = file.read().rpartition(b"\n")
-    return (whole.rpartition(b"\n")[2], rest) if newline else (b"", rest)
-
-
-def _last_line(path: Path) -> Sealed | None:
-    sealed = unseal(_tail(path)[0])
-    return sealed if sealed is not None and sealed.fits else None
+        for raw in file:
+            seal = unseal(raw.rstrip(b"\n"))
+            if seal is not None:
+                return seal
+    return None
 
 
 def _end(files: list[tuple[int, Path]]) -> Head:
-    """Where the chain ends by its files; an end that is damaged is none."""
+    """Where the chain ends by its files."""
     for _, path in reversed(files):
-        if _tail(path)[0]:
-            last = _last_line(path)
-            return Head(last.line.seq, last.hash) if last else Head()
+        seal = end_of(path.read_bytes()).seal
+        if seal is not None:
+            return Head(seal.line.seq, seal.hash)
     return Head()
 
 
-def _cut_torn(path: Path) -> int:
-    """Cut off what stands after the last whole line. Returns how many bytes that was."""
-    rest = len(_tail(path)[1])
-    if rest:
+def _cut_torn(path: Path) -> tuple[bytes, int]:
+    """Cut off what stands after the last whole line. Returns the lines without a seal, and how many bytes it was."""
+    end = end_of(path.read_bytes())
+    if end.torn_bytes:
         with path.open("rb+") as file:
-            file.truncate(file.seek(0, 2) - rest)
-    return rest
+            file.truncate(file.seek(0, 2) - end.torn_bytes)
+    return end.unsealed, end.torn_bytes
 
 
 # --- verifying
@@ -245,7 +287,7 @@ class FileReport:
     flaws_more: int = 0
     """Flaws beyond `FLAWS_MAX`."""
     unfinished_bytes: int = 0
-    """At the end of the newest file: a line that is being written, or was when the gateway was killed."""
+    """At the end of the newest file, without a seal: what is being written, or was when the gateway was killed."""
 
 
 @dataclass(slots=True)
@@ -257,6 +299,7 @@ class ChainReport:
     files: list[FileReport] = field(default_factory=list)
     flaws: list[Flaw] = field(default_factory=list)
     gaps: list[AuditLine] = field(default_factory=list)
+    """Lines that were lost, or sealed late, as the log itself says."""
 
     @property
     def ok(self) -> bool:
@@ -284,16 +327,25 @@ def _verify_file(path: Path, verifier: Verifier, *, newest: bool) -> FileReport:
     report = FileReport(path.name)
     with path.open("rb") as file:
         for number, raw in enumerate(file, 1):
+            report.unfinished_bytes += len(raw)
             if newest and not raw.endswith(b"\n") and unseal(raw) is None:
-                report.unfinished_bytes = len(raw)
                 break
             report.lines = number
-            flaw = verifier.feed(raw.removesuffix(b"\n"), number)
-            if flaw is not None and len(report.flaws) < FLAWS_MAX:
-                report.flaws.append(flaw)
-            elif flaw is not None:
-                report.flaws_more += 1
-            if verifier.ts is not None:
-                report.first = verifier.ts if report.first is None else report.first
-                report.last = verifier.ts
+            before = verifier.last
+            _note(report, verifier.feed(raw.removesuffix(b"\n"), number))
+            if verifier.last is not before:
+                report.unfinished_bytes = 0
+                if verifier.times is not None:
+                    report.first = verifier.times[0] if report.first is None else report.first
+                    report.last = verifier.times[1]
+    if not newest:
+        report.unfinished_bytes = 0
+        _note(report, verifier.end_file())
     return report
+
+
+def _note(report: FileReport, flaw: Flaw | None) -> None:
+    if flaw is not None and len(report.flaws) < FLAWS_MAX:
+        report.flaws.append(flaw)
+    elif flaw is not None:
+        report.flaws_more += 1

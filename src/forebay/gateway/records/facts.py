@@ -4,14 +4,14 @@ from forebay.wire.records import Decision
 
 
 class Facts:
-    """One finished request. The rest of what the audit log says is in `decision`."""
+    """One finished request."""
 
-    __slots__ = ("client", "decision", "key", "path", "prompt", "revision")
+    __slots__ = ("client", "decision", "key", "line", "prompt", "revision")
 
     def __init__(
         self,
         decision: Decision,
-        path: str,
+        line: bytes,
         *,
         revision: str = "",
         key: str = "",
@@ -19,8 +19,8 @@ class Facts:
         prompt: bytes = b"",
     ) -> None:
         self.decision = decision
-        self.path = path
-        """The endpoint, without a query: keys are sent in queries too."""
+        self.line = line
+        """That of the access log: the audit log says what it says."""
         self.revision = revision
         """Of the replica that answered."""
         self.key = key

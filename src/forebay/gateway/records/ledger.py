@@ -5,6 +5,7 @@ says from which line on there is anything to count. So what a killed gateway had
 audit lines, and no line twice.
 """
 
+import math
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -46,26 +47,32 @@ class Ledger:
         self._dirty: set[int] = set()
         self._folder = Path()
         self._seq = 0
+        self._today = 0
+        self._today_at = -math.inf
+        self._rows: dict[Key, Sums] = {}
 
     def count(
         self, ts: float, tenant: str, model: str, code: str, tokens: tuple[int, int, int], *, estimated: bool
     ) -> None:
         """Count a request that ended at `ts`; `tokens`: prompt, completion, cached (a part of the prompt)."""
-        day = int(ts // DAY_S)
-        rows = self._days.get(day)
-        if rows is None:
-            rows = self._days[day] = {}
+        if not 0.0 <= ts - self._today_at < DAY_S:
+            self._turn_to(int(ts // DAY_S))
         key = (tenant, model, OUTCOMES.get(code, OTHER))
-        sums = rows.get(key)
+        sums = self._rows.get(key)
         if sums is None:
-            sums = _new(rows, key)
+            sums = _new(self._rows, key)
         sums.requests += 1
         sums.prompt_tokens += tokens[0]
         sums.completion_tokens += tokens[1]
         sums.cached_tokens += tokens[2]
         if estimated:
             sums.estimated += 1
-        self._dirty.add(day)
+        self._dirty.add(self._today)
+
+    def _turn_to(self, day: int) -> None:
+        """Count on that day from now on."""
+        self._today, self._today_at = day, float(day * DAY_S)
+        self._rows = self._days.setdefault(day, {})
 
     @property
     def dirty(self) -> bool:
@@ -106,6 +113,7 @@ class Ledger:
         for day in over:
             del self._days[day]
             self._read.discard(day)
+            self._today_at = -math.inf  # it may have been that one
         if over:
             for _, path in _day_files(self._folder)[:-DAYS_MAX]:
                 path.unlink(missing_ok=True)

@@ -20,16 +20,25 @@ class Wanted:
     """What routing needs of a body; the replica checks all fields, these again.
 
     `text` is the JSON of what the model is to read; `limit` the most tokens that the answer may have, 0 if none is
-    given, or one that the replica refuses.
+    given, or one that the replica refuses. Requests with the same `sequence` need state that one replica holds.
     """
 
-    __slots__ = ("limit", "model", "stream", "text")
+    __slots__ = ("limit", "model", "sequence", "stream", "text")
 
-    def __init__(self, model: str, text: memoryview = NO_TEXT, *, stream: bool = False, limit: int = 0) -> None:
+    def __init__(
+        self,
+        model: str,
+        text: memoryview = NO_TEXT,
+        *,
+        stream: bool = False,
+        limit: int = 0,
+        sequence: bytes = b"",
+    ) -> None:
         self.model = model
         self.text = text
         self.stream = stream
         self.limit = limit
+        self.sequence = sequence
 
 
 _decode = msgspec.json.Decoder(Fields).decode

@@ -1,30 +1,56 @@
 """Records of finished requests: decision frames, and audit lines in a hash chain. Sans-IO.
 
-A decision file is a row of frames: four bytes that begin one, length, CRC-32, MessagePack. What is damaged is skipped
+A decision file is a row of frames: four bytes that begin one, length, XXH3, MessagePack. What is damaged is skipped
 and counted, what is whole is read.
 
-An audit file is JSON, one line each. A line names the one before it (`prev`) and ends with its own SHA-256 (`hash`),
-taken over the bytes of the line without that last field; of one line this gives it too:
-`sed 's/,"hash":"[0-9a-f]*"}$/}/' | tr -d '\\n' | sha256sum`. A chain goes on from file to file. Its end is named by a
-head of its own: without one, nobody could tell that the last lines are gone.
+An audit file is JSON, one line each, in batches. The last line of a batch is its seal: it names the seal before it
+(`prev`), says how many lines it is for, and ends with a SHA-256 (`hash`), taken over the bytes of these lines with
+their newlines, and of itself without that last field. No batch goes on in another file; the chain goes on from file
+to file. Its end is named by a head of its own: without one, nobody could tell that the last lines are gone.
 
-What a chain cannot show: that somebody rewrote all of it from some line on, head included, or put back old copies of
-files and head. Keep the hash of the head elsewhere from time to time: a chain that is whole and holds that hash was
-not rewritten before it.
+Any change is found, and the batch that it is in. Which of its lines was changed cannot be told; which are missing
+can, by their numbers. Lines that have no seal yet are shown as such: they are from the last moments of a gateway, or
+of one that was stopped while it wrote. That one seals them when it comes up, and says so in a line (`late`).
+
+What a chain cannot show: that somebody rewrote all of it from some line on, head included, added lines to its end,
+or put back old copies of files and head. Keep the hash of the head elsewhere from time to time: a chain that is
+whole and holds that hash was not rewritten before it.
 """
 
-from forebay.wire.records.chain import LINE_BYTES_MAX, Chain, Sealed, unseal
+from forebay.wire.records.chain import (
+    LINE_BYTES_MAX,
+    SEAL_BYTES_MAX,
+    Chain,
+    End,
+    Seal,
+    audit_line,
+    end_of,
+    sound_lines,
+    unseal,
+)
 from forebay.wire.records.frames import (
     CANDIDATES_MAX,
     FRAME_BYTES_MAX,
     HEADER,
     MAGIC,
     Payloads,
+    candidates,
     decision,
     frame,
+    pack_candidates,
     payloads,
 )
-from forebay.wire.records.values import NOTHING, Attempt, AuditLine, Candidate, Decision, Event, Head
+from forebay.wire.records.values import (
+    NO_CANDIDATES,
+    NOTHING,
+    Attempt,
+    AuditLine,
+    Candidate,
+    Decision,
+    Event,
+    Head,
+    Who,
+)
 from forebay.wire.records.verify import Flaw, Kind, Verifier
 
 __all__ = [
@@ -34,20 +60,29 @@ __all__ = [
     "LINE_BYTES_MAX",
     "MAGIC",
     "NOTHING",
+    "NO_CANDIDATES",
+    "SEAL_BYTES_MAX",
     "Attempt",
     "AuditLine",
     "Candidate",
     "Chain",
     "Decision",
+    "End",
     "Event",
     "Flaw",
     "Head",
     "Kind",
     "Payloads",
-    "Sealed",
+    "Seal",
     "Verifier",
+    "Who",
+    "audit_line",
+    "candidates",
     "decision",
+    "end_of",
     "frame",
+    "pack_candidates",
     "payloads",
+    "sound_lines",
     "unseal",
 ]

@@ -1,70 +1,159 @@
-"""Audit lines as a chain: each names the one before it, and ends with its own hash."""
+"""Audit lines as a chain: those of a batch are sealed together, and each seal names the one before it."""
 
 import hashlib
 import re
+from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
 import msgspec
 
 from forebay.wire.documents import UNREADABLE
-from forebay.wire.records.values import AuditLine, Head
+from forebay.wire.records.values import AuditLine, Event, Head, Who
 
 LINE_BYTES_MAX: Final = 1024 * 1024
 """No audit line is longer: prompts are cut far below."""
+SEAL_BYTES_MAX: Final = 1024
+"""No seal is longer, unless a gateway has a very long name."""
 
 
-class Sealed(NamedTuple):
-    """An audit line as read. `fits`: its hash is that of its bytes; else `computed` is what it should be."""
+class Seal(NamedTuple):
+    """A seal as read: its values, the bytes that its hash is taken over after those of its lines, the hash."""
 
     line: AuditLine
+    body: bytes
     hash: str
-    computed: str
 
     @property
-    def fits(self) -> bool:
-        """Whether nothing in the line was changed."""
-        return self.hash == self.computed
+    def before(self) -> Head:
+        """What its first line follows."""
+        return Head(self.line.seq - self.line.lines, self.line.prev)
+
+
+class End(NamedTuple):
+    """The end of a file: its last seal, if there is one, the whole lines after it, and the bytes after these."""
+
+    seal: Seal | None
+    unsealed: bytes
+    torn_bytes: int
 
 
 _to_json = msgspec.json.Encoder().encode
 _from_json = msgspec.json.Decoder(AuditLine).decode
 _SEAL: Final = re.compile(rb',"hash":"([0-9a-f]{64})"\}')
-_SEAL_BYTES: Final = len(',"hash":""}') + 64
+_HASH_BYTES: Final = len(',"hash":""}') + 64
 
 
 class Chain:
-    """The writing end of a chain."""
+    """The writing end of a chain: lines are added, then sealed."""
 
-    __slots__ = ("hash", "name", "seq")
+    __slots__ = ("_found", "_lines", "hash", "name", "open_bytes", "open_lines", "seq")
 
     def __init__(self, name: str, head: Head) -> None:
         self.name = name
         self.seq = head.seq
+        """Number of the last line."""
         self.hash = head.hash
+        """Of the last seal."""
+        self.open_lines = 0
+        """Lines since then."""
+        self.open_bytes = 0
+        """Of these lines, those that are not in a file."""
+        self._lines: list[bytes] = []
+        self._found = b""
 
     @property
     def head(self) -> Head:
-        """Where the chain ends now."""
+        """Where the chain ends; to be asked for when all is sealed."""
         return Head(self.seq, self.hash)
 
-    def seal(self, line: AuditLine) -> bytes:
-        """The line as it is written, as the next one of the chain; `seq`, `prev` and `chain` are filled in."""
-        self.seq = line.seq = self.seq + 1
-        line.prev = self.hash
-        line.chain = self.name
-        body = _to_json(line)
-        self.hash = digest = hashlib.sha256(body).hexdigest()
-        return b'%b,"hash":"%b"}\n' % (body[:-1], digest.encode())
+    def take_up(self, unsealed: bytes) -> None:
+        """The next seal is also for these whole lines, which are in the file already."""
+        self._found = unsealed
+        for raw in unsealed.splitlines():
+            line = audit_line(raw)
+            self.seq = max(self.seq, line.seq) if line is not None else self.seq
+            self.open_lines += 1
+
+    def add(self, line: AuditLine) -> None:
+        """Add a line about the log itself; its `seq` is filled in."""
+        line.seq = self.seq + 1
+        self._add(_to_json(line) + b"\n")
+
+    def add_request(self, line: bytes, who: Who) -> None:
+        """Add the line of a request: that of the access log, a JSON object, and `who`, whose `seq` is filled in."""
+        who.seq = self.seq + 1
+        self._add(b"%b,%b\n" % (line[:-1], _to_json(who)[1:]))
+
+    def _add(self, raw: bytes) -> None:
+        self.seq += 1
+        self.open_lines += 1
+        self.open_bytes += len(raw)
+        self._lines.append(raw)
+
+    def seal(self, ts: float) -> bytes:
+        """All lines that were added since the last seal, and theirs, as they are written. `ts`: now, since the epoch.
+
+        There is at least one.
+        """
+        lines = b"".join(self._lines)
+        seal = AuditLine(self.seq, Event.SEAL, ts, lines=self.open_lines, prev=self.hash, chain=self.name)
+        body = _to_json(seal)
+        digest = hashlib.sha256(self._found + lines if self._found else lines)
+        digest.update(body)
+        self.hash = digest.hexdigest()
+        self._lines, self._found = [], b""
+        self.open_lines = self.open_bytes = 0
+        return b'%b%b,"hash":"%b"}\n' % (lines, body[:-1], self.hash.encode())
 
 
-def unseal(raw: bytes) -> Sealed | None:
-    """Take a line apart, given without its newline; None if it is none."""
-    seal = _SEAL.fullmatch(raw, max(0, len(raw) - _SEAL_BYTES))
-    if seal is None:
+def unseal(raw: bytes) -> Seal | None:
+    """Take a seal apart, given without its newline; None if it is none."""
+    found = _SEAL.fullmatch(raw, max(0, len(raw) - _HASH_BYTES))
+    if found is None:
         return None
-    body = raw[: seal.start()] + b"}"
+    body = raw[: found.start()] + b"}"
+    line = audit_line(body)
+    return Seal(line, body, found[1].decode()) if line is not None and line.event == Event.SEAL else None
+
+
+def audit_line(raw: bytes) -> AuditLine | None:
+    """What a line says, given without its newline; None if it is none."""
     try:
-        line = _from_json(body)
+        return _from_json(raw)
     except UNREADABLE:
         return None
-    return Sealed(line, seal[1].decode(), hashlib.sha256(body).hexdigest())
+
+
+def sound_lines(raws: Iterable[bytes]) -> Iterator[AuditLine]:
+    """The lines of a file in batches that are as they were sealed, and those after the last seal. With newlines."""
+    batch: list[bytes] = []
+    for raw in raws:
+        seal = unseal(raw.rstrip(b"\n"))
+        if seal is None:
+            batch.append(raw)
+            continue
+        digest = hashlib.sha256(b"".join(batch))
+        digest.update(seal.body)
+        if digest.hexdigest() == seal.hash:
+            yield from _lines_in(batch)
+        batch = []
+    yield from _lines_in(batch)
+
+
+def _lines_in(raws: list[bytes]) -> Iterator[AuditLine]:
+    for raw in raws:
+        line = audit_line(raw)
+        if line is not None:
+            yield line
+
+
+def end_of(content: bytes) -> End:
+    """What stands at the end of a file of the chain."""
+    whole = end = content.rfind(b"\n") + 1
+    while end:
+        begin = content.rfind(b"\n", 0, end - 1) + 1
+        seal = unseal(content[begin : end - 1])
+        if seal is not None:
+            return End(seal, content[end:whole], len(content) - whole)
+        end = begin
+    return End(None, content[:whole], len(content) - whole)

@@ -7,6 +7,8 @@ import msgspec
 
 NOTHING: Final = "0" * 64
 """What the first line of a chain follows."""
+NO_CANDIDATES: Final = msgspec.Raw(b"\x90")
+"""An empty array of MessagePack."""
 
 
 class Candidate(msgspec.Struct, array_like=True, gc=False):
@@ -52,7 +54,8 @@ class Decision(msgspec.Struct, array_like=True, tag=1, gc=False):
     total_s: float
     policy: str = ""
     why: str = ""
-    candidates: tuple[Candidate, ...] = ()
+    candidates: msgspec.Raw = NO_CANDIDATES
+    """See `pack_candidates`."""
     others: int = 0
     """Candidates that are not listed."""
     chosen: str = ""
@@ -87,14 +90,19 @@ class Event(StrEnum):
     """Requests without a good key were counted, not written: how many, and why."""
     PRUNED = "pruned"
     """Files up to the line `pruned_seq` were removed by the gateway, as it was told to."""
+    LATE = "late"
+    """Lines before it had no seal when the gateway came up, and are sealed with it: how many, and why."""
+    SEAL = "seal"
+    """It seals `lines` before it, of which the last is number `seq`; `prev` is the hash of the seal before."""
 
 
 class AuditLine(msgspec.Struct, gc=False, omit_defaults=True):
-    """Which model was called, when, by whom, from where, with what outcome. Defaults are left out of the line."""
+    """Which model was called, when, by whom, from where, with what outcome; or what is about the log itself.
+
+    Defaults are left out of the line. That of a request holds all that the access log says of it, too.
+    """
 
     seq: int
-    prev: str
-    chain: str
     event: str
     ts: float
     request_id: str = ""
@@ -120,10 +128,24 @@ class AuditLine(msgspec.Struct, gc=False, omit_defaults=True):
     why: str = ""
     pruned_seq: int = 0
     pruned_hash: str = ""
+    prev: str = ""
+    chain: str = ""
+
+
+class Who(msgspec.Struct, gc=False, omit_defaults=True):
+    """What the audit log says of a request beyond its line of the access log; see `AuditLine`."""
+
+    seq: int
+    tenant: str = ""
+    key: str = ""
+    client: str = ""
+    revision: str = ""
+    estimated: bool = False
+    prompt: str = ""
 
 
 class Head(msgspec.Struct, frozen=True):
-    """The end of a chain: number and hash of its last line."""
+    """The end of a chain: number of its last line, and hash of the seal for it."""
 
     seq: int = 0
     hash: str = NOTHING

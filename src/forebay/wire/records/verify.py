@@ -1,9 +1,10 @@
 """What damage to a chain of audit lines looks like, and how it is found."""
 
+import hashlib
 from enum import StrEnum
 from typing import NamedTuple
 
-from forebay.wire.records.chain import Sealed, unseal
+from forebay.wire.records.chain import Seal, audit_line, unseal
 from forebay.wire.records.values import NOTHING, AuditLine, Event, Head
 
 
@@ -16,6 +17,7 @@ class Kind(StrEnum):
     REPLACED = "replaced"
     OUT_OF_ORDER = "out of order"
     FOREIGN = "of another chain"
+    UNSEALED = "not sealed"
     NO_HEAD = "no head"
     ON_RECORD = "damage on record"
 
@@ -28,95 +30,153 @@ class Flaw(NamedTuple):
     text: str
 
 
+class _Batch:
+    """Lines without their seal yet. `jump`: the first that does not follow the one before it."""
+
+    def __init__(self) -> None:
+        self.sum = hashlib.sha256()
+        self.number = 0
+        self.first: AuditLine | None = None
+        self.last: AuditLine | None = None
+        self.jump: Flaw | None = None
+        self.told = False
+        """Whether damage in it was told of already."""
+        self.events: list[tuple[AuditLine, int]] = []
+
+    def add(self, line: AuditLine, number: int) -> None:
+        if self.last is None:
+            self.first = line
+        elif self.jump is None:
+            self.jump = _jump(self.last.seq + 1, line.seq, number)
+        self.last = line
+        if line.event != Event.REQUEST:
+            self.events.append((line, number))
+
+
 class Verifier:
     """Checks a chain, line after line; `finish` has the last word. `head` is what was read before the first line.
 
-    After damage it goes on with the next line that can be placed, so that one change is one flaw.
+    After damage it goes on with the next seal, so that one change is one flaw.
     """
 
     def __init__(self, name: str, head: Head | None, *, archived: bool = False) -> None:
         self.head = head
         self.last = Head()
-        """The last line that was read."""
-        self.ts: float | None = None
-        """Time of the last line that is as it was written."""
+        """The last seal that was read."""
+        self.times: tuple[float, float] | None = None
+        """Of the first and the last line of the last batch that is as it was written."""
         self.gaps: list[AuditLine] = []
-        """Losses that the gateway itself put on record."""
+        """Losses, and lines that were sealed late, as the gateway itself put them on record."""
         self._name = name
         self._archived = archived
         self._began: Head | None = None
         self._pruned: set[Head] = set()
         self._head_hash = NOTHING
-        self._unplaced_first = 0
-        self._next: dict[int, tuple[str, ...]] = {}
-        """Which numbers the next line may have, and after which hashes; none: after any."""
+        self._batch = _Batch()
+        self._after: tuple[str, ...] = ()
+        """Hashes that the next seal may name; none: any, it is the first."""
 
     def feed(self, raw: bytes, number: int) -> Flaw | None:
         """Check the next line, given without its newline; `number` is its place in the file."""
-        sealed = unseal(raw)
-        if sealed is None:
-            return self._unplaced(Kind.NO_LINE, number, "this is not an audit line")
-        if not sealed.fits:
-            return self._unplaced(Kind.CHANGED, number, "its content does not fit its hash", sealed)
-        line = sealed.line
-        flaw = self._place(line, number)
-        self.last = Head(line.seq, sealed.hash)
-        self.ts = line.ts
-        self._next = {line.seq + 1: (sealed.hash,)}
-        if self.head is not None and line.seq == self.head.seq:
-            self._head_hash = sealed.hash
-        if line.event == Event.GAP:
-            self.gaps.append(line)
-        elif line.event == Event.PRUNED:
-            self._pruned.add(Head(line.pruned_seq, line.pruned_hash))
-        elif line.event == Event.BROKEN and flaw is None:
-            flaw = Flaw(Kind.ON_RECORD, number, line.why)
-        if line.chain != self._name and flaw is None:
-            flaw = Flaw(Kind.FOREIGN, number, f"it belongs to the chain {line.chain}")
-        return flaw
+        batch = self._batch
+        batch.number = batch.number or number
+        seal = unseal(raw)
+        if seal is not None:
+            self._batch = _Batch()
+            return self._sealed(batch, seal, number)
+        batch.sum.update(raw + b"\n")
+        line = audit_line(raw)
+        if line is not None and line.event != Event.SEAL:
+            batch.add(line, number)
+            return None
+        told, batch.told = batch.told, True
+        return None if told else Flaw(Kind.NO_LINE, number, "this is not an audit line")
+
+    def end_file(self) -> Flaw | None:
+        """Another file follows, and no batch goes on there: what stands without a seal belongs to nothing."""
+        batch, self._batch = self._batch, _Batch()
+        if not batch.number or batch.told:
+            return None
+        return Flaw(Kind.UNSEALED, batch.number, "no seal is there for the lines from here on")
 
     def finish(self) -> list[Flaw]:
         """What only the whole chain can show: lines that are gone from its beginning or its end."""
         flaws = []
         began, head, last = self._began, self.head, self.last
         if began is not None and began not in self._pruned and not self._archived:
-            flaws.append(Flaw(Kind.MISSING, 1, f"{_lines(1, began.seq)} before it"))
+            text = f"{_lines(1, began.seq)} before it" if began.seq else "the seal that it names is missing"
+            flaws.append(Flaw(Kind.MISSING, 1, text))
         if head is None:
             flaws.append(Flaw(Kind.NO_HEAD, 0, "there is no head: lines may be missing at the end"))
         elif last.seq < head.seq:
-            flaws.append(Flaw(Kind.MISSING, 0, f"{_lines(last.seq + 1, head.seq)} at the end"))
+            if not self._batch.told:
+                flaws.append(Flaw(Kind.MISSING, 0, f"{_lines(last.seq + 1, head.seq)} at the end"))
         elif self._head_hash != head.hash:
             flaws.append(Flaw(Kind.REPLACED, 0, f"line {head.seq} of the chain is not the one that the head names"))
         return flaws
 
-    def _place(self, line: AuditLine, number: int) -> Flaw | None:
-        seq, prev, expected = line.seq, line.prev, self.last.seq + 1
-        if not self._next:  # the first line that could be read
-            before = seq - 1 - self._unplaced_first
-            if before > 0 or (not self._unplaced_first and prev != NOTHING):
-                self._began = Head(before, prev)
-            return None
-        after = self._next.get(seq)
-        if after is not None and (not after or prev in after):
-            return None
-        if after is not None:
-            return Flaw(Kind.REPLACED, number, f"line {seq} of the chain does not follow the line before it")
-        if seq > max(self._next):
-            return Flaw(Kind.MISSING, number, f"{_lines(max(self._next), seq - 1)} before it")
-        return Flaw(Kind.OUT_OF_ORDER, number, f"line {seq} of the chain stands where {expected} belongs")
+    def _sealed(self, batch: _Batch, seal: Seal, number: int) -> Flaw | None:
+        batch.sum.update(seal.body)
+        computed = batch.sum.hexdigest()
+        fits = seal.hash == computed
+        flaw = self._whole(batch, seal, number) if fits else _damage(batch, seal, number)
+        if batch.told:
+            flaw = None
+        if self.head is not None and seal.line.seq == self.head.seq:
+            self._head_hash = seal.hash if fits else self.head.hash  # one flaw is enough
+        self.last = Head(seal.line.seq, seal.hash)
+        self._after = (seal.hash,) if fits else (seal.hash, computed)
+        return flaw
 
-    def _unplaced(self, kind: Kind, number: int, text: str, sealed: Sealed | None = None) -> Flaw:
-        """A bad line takes the place of the next one, or was put between two."""
-        hashes = (sealed.hash, sealed.computed) if sealed is not None else ()
-        if self._next:
-            place = max(self._next)
-            self._next = {place: self._next[place], place + 1: hashes}
-        else:
-            place = self._unplaced_first = self._unplaced_first + 1
-        self.last = Head(place, hashes[0] if hashes else NOTHING)
-        if self.head is not None and place == self.head.seq:
-            self._head_hash = self.head.hash  # one flaw is enough
-        return Flaw(kind, number, text)
+    def _whole(self, batch: _Batch, seal: Seal, number: int) -> Flaw | None:
+        """A batch is as it was sealed; whether it stands where it belongs is another question."""
+        flaw = self._place(batch, seal)
+        if batch.first is not None and batch.last is not None:
+            self.times = batch.first.ts, batch.last.ts
+        for line, at in batch.events:
+            if line.event in (Event.GAP, Event.LATE):
+                self.gaps.append(line)
+            elif line.event == Event.PRUNED:
+                self._pruned.add(Head(line.pruned_seq, line.pruned_hash))
+            elif line.event == Event.BROKEN and flaw is None:
+                flaw = Flaw(Kind.ON_RECORD, at, line.why)
+        if seal.line.chain != self._name and flaw is None:
+            flaw = Flaw(Kind.FOREIGN, number, f"it belongs to the chain {seal.line.chain}")
+        return flaw
+
+    def _place(self, batch: _Batch, seal: Seal) -> Flaw | None:
+        before = seal.before
+        if not self._after:
+            if before != Head():
+                self._began = before
+            return None
+        if before.hash in self._after:
+            return None
+        first = before.seq + 1
+        text = f"line {first} of the chain does not follow the line before it"
+        return _jump(self.last.seq + 1, first, batch.number) or Flaw(Kind.REPLACED, batch.number, text)
+
+
+def _damage(batch: _Batch, seal: Seal, number: int) -> Flaw:
+    """What is wrong with a batch that does not fit its seal; `number` is the place of the seal."""
+    first, last = batch.first, batch.last
+    flaw = batch.jump
+    if first is not None and first.seq > seal.before.seq + 1:
+        flaw = _jump(seal.before.seq + 1, first.seq, batch.number)
+    if flaw is None and last is not None and last.seq < seal.line.seq:
+        flaw = _jump(last.seq + 1, seal.line.seq + 1, number)
+    if flaw is None:
+        place = f"lines {batch.number} to {number} do" if batch.number < number else "the seal does"
+        flaw = Flaw(Kind.CHANGED, batch.number, f"{place} not fit the hash in line {number}")
+    return flaw
+
+
+def _jump(expected: int, seq: int, number: int) -> Flaw | None:
+    if seq == expected:
+        return None
+    if seq > expected:
+        return Flaw(Kind.MISSING, number, f"{_lines(expected, seq - 1)} before it")
+    return Flaw(Kind.OUT_OF_ORDER, number, f"line {seq} of the chain stands where {expected} belongs")
 
 
 def _lines(first: int, last: int) -> str:

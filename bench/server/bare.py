@@ -1,0 +1,34 @@
+"""The runtime alone: full batches, one after the other, nothing in between. Prints one JSON line.
+
+python bench/server/bare.py FILE INPUT BATCH SECONDS ROW   # ROW: whole numbers, separated by commas
+"""
+
+import json
+import sys
+import time
+
+import numpy as np
+import onnxruntime
+
+
+def main() -> None:
+    """Run for so long, and say how many rows that were."""
+    file, name, batch, seconds, row = sys.argv[1:]
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    session = onnxruntime.InferenceSession(file, options)
+    rows = np.array([[int(number) for number in row.split(",")]] * int(batch))
+    for _ in range(3):
+        session.run(None, {name: rows})
+    runs = 0
+    begun, begun_cpu = time.perf_counter(), time.process_time()
+    while time.perf_counter() - begun < float(seconds):
+        session.run(None, {name: rows})
+        runs += 1
+    done = runs * int(batch)
+    per_s = done / (time.perf_counter() - begun)
+    print(json.dumps({"per_s": per_s, "cpu_us": (time.process_time() - begun_cpu) / done * 1e6}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,203 @@
+"""What Forebay's model server costs, beside Triton, LitServe, BentoML, MLServer and the bare runtime in one run.
+
+    python bench/server/run.py [--rounds 3] [--window 4] [--only forebay,triton] [--model embedding] [--quick]
+
+The server under test (its whole process tree) is pinned to core 0 and runs one instance of one ONNX model on one
+thread; the load generator, in C, has core 1. `closed`: so many connections (of gRPC: calls under way on a few
+connections) that the next batch is always there; that is the server's throughput. `open`: requests at 70 % of that
+server's own throughput, evenly spaced, latency counted from the instant each was due; so the faster server has the
+higher load. `cpu_us` is time by the kernel's own account for one request: other load on the machine changes that
+less than throughput and latency, which want a quiet one. `bare` runs full batches in a loop.
+
+Every round measures all servers one after the other, in an order that is rotated from round to round; medians over
+the rounds go to results.json with the goals. `--quick` shows that every server answers, and writes nothing.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from goals import judged
+from models import MODELS, Model, write
+from servers import PORT, REPO, SERVERS, Server, install, version
+
+sys.path.append(str(REPO / "bench/gateway"))
+from processes import allow_files, cpu_ns, memory_kb, started, tree
+
+HERE: Final = Path(__file__).parent
+SERVER_CORE: Final = 0
+LOAD_CORE: Final = 1
+BATCHES_UNDER_WAY: Final = 3
+"""Closed loop: requests for so many batches."""
+OPEN_CONNECTIONS: Final = 512
+GRPC_CONNECTIONS: Final = 4
+SHARE: Final = 0.7
+"""Open loop: of the throughput that the closed one has found."""
+WARMUP_S: Final = 1.0
+QUICK_WINDOW_S: Final = 1.0
+START_TIMEOUT_S: Final = 120.0
+BARE: Final = "bare"
+
+Run = dict[str, float]
+"""Figures of one load in one round."""
+
+
+@dataclass(frozen=True)
+class Rig:
+    """The programs, models and settings of a run."""
+
+    folder: Path
+    window_s: float
+
+    @property
+    def repository(self) -> Path:
+        """One folder for each model, which holds a repository of that model alone."""
+        return self.folder / "models"
+
+    @contextlib.contextmanager
+    def serving(self, server: Server, model: Model) -> Iterator[int]:
+        """A fresh server of one model; yields its process id."""
+        place = Path(tempfile.mkdtemp(dir=self.folder))
+        start = server.start(model, self.repository / model.name, place / "server")
+        log = place / "log"
+        with started(start.command, SERVER_CORE, log, start.environ) as process:
+            deadline = time.monotonic() + START_TIMEOUT_S
+            while not _answers(server.probe(model)):
+                if time.monotonic() > deadline or process.poll() is not None:
+                    raise SystemExit(
+                        f"the server never answered; its log:\n{log.read_text(errors='replace')[-3000:]}"
+                    )
+                time.sleep(0.2)
+            yield process.pid
+
+    def measure(self, server: Server, model: Model, rate_per_s: float, pid: int) -> Run:
+        """One load; `rate_per_s` 0 is a closed loop."""
+        request = self.folder / "request"
+        request.write_bytes(server.ask(model))
+        under_way = OPEN_CONNECTIONS if rate_per_s else BATCHES_UNDER_WAY * model.max_batch
+        if server.grpc:
+            words = ["load_grpc", server.port, GRPC_CONNECTIONS, under_way // GRPC_CONNECTIONS]
+        else:
+            words = ["load", server.port, under_way, "unary", 0, 0, 0]
+        command = [f"{self.folder}/{words[0]}", *map(str, [*words[1:], rate_per_s, WARMUP_S, self.window_s])]
+        with started(command, LOAD_CORE, environ={"BENCH_REQUEST": str(request)}) as generator:
+            assert generator.stdout is not None
+            if generator.stdout.readline() != b"window\n":
+                raise SystemExit(f"the load generator failed with {model.name}")
+            before_ns = cpu_ns(pid)
+            seen = json.loads(generator.stdout.readline())
+            spent_ns = cpu_ns(pid) - before_ns
+        return {
+            "per_s": seen["requests"] / seen["seconds"],
+            "cpu_us": spent_ns / 1000 / max(1, seen["requests"]),
+            "p50_ms": seen["p50_us"] / 1000,
+            "p99_ms": seen["p99_us"] / 1000,
+            "errors": seen["errors"],
+        }
+
+    def bare(self, model: Model) -> Run:
+        """The runtime alone."""
+        file = self.repository / model.name / model.name / "1/model.onnx"
+        row = ",".join(map(str, model.row))
+        words = [file, model.input, model.max_batch, self.window_s, row]
+        with started([sys.executable, str(HERE / "bare.py"), *map(str, words)], SERVER_CORE) as process:
+            assert process.stdout is not None
+            return Run(json.loads(process.stdout.read()))
+
+
+def _answers(request: bytes) -> bool:
+    """Whether the server answers that request, and with 200."""
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", PORT), timeout=5) as connection:
+        connection.sendall(request)
+        return connection.recv(64).startswith(b"HTTP/1.1 200")
+    return False
+
+
+def one_round(names: list[str], model: Model, rig: Rig) -> Iterator[tuple[str, str, Run]]:
+    """Every server in turn; yields (server, load, figures)."""
+    yield BARE, "closed", rig.bare(model)
+    for name in names:
+        server = SERVERS[name]
+        with rig.serving(server, model) as pid:
+            closed = rig.measure(server, model, 0, pid)
+            yield name, "closed", closed | {"pss_mb": memory_kb(pid, "Pss") / 1024, "processes": len(tree(pid))}
+            yield name, "open", rig.measure(server, model, round(SHARE * closed["per_s"]), pid)
+
+
+Seen = dict[str, dict[str, dict[str, list[Run]]]]
+
+
+def rounds(names: list[str], models: list[Model], count: int, rig: Rig) -> Seen:
+    """Measure, and say so on the way: model → server → load → runs."""
+    seen: Seen = {}
+    for number in range(count):
+        first = number * len(names) // count
+        for model in models:
+            for name, load, run in one_round(names[first:] + names[:first], model, rig):
+                seen.setdefault(model.name, {}).setdefault(name, {}).setdefault(load, []).append(run)
+                shown = "  ".join(f"{key} {figure:,.2f}" for key, figure in run.items())
+                print(f"round {number + 1} {model.name:12}{name:14}{load:8}{shown}", flush=True)
+    return seen
+
+
+def result(names: list[str], count: int, seen: Seen) -> dict[str, object]:
+    """What results.json holds."""
+    figures = {
+        model: {
+            name: {
+                load: {key: round(statistics.median(run[key] for run in runs), 3) for key in runs[0]}
+                for load, runs in loads.items()
+            }
+            for name, loads in servers.items()
+        }
+        for model, servers in seen.items()
+    }
+    return {
+        "machine": {"cpus": os.cpu_count(), "kernel": platform.release(), "python": platform.python_version()},
+        "versions": {name: version(name) for name in names},
+        "rounds": count,
+        "figures": figures,
+        "goals": judged(figures),
+    }
+
+
+def main() -> None:
+    """Parse arguments, run the rounds, write the results."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--window", type=float, default=4.0, help="counted seconds of each load")
+    parser.add_argument("--only", default=",".join(SERVERS))
+    parser.add_argument("--model", default=",".join(model.name for model in MODELS))
+    parser.add_argument("--output", type=Path, default=HERE / "results.json")
+    parser.add_argument("--quick", action="store_true", help="one round of short windows; writes nothing")
+    options = parser.parse_args()
+    names = [name for name in options.only.split(",") if name]
+    models = [model for model in MODELS if model.name in options.model.split(",")]
+    install(names)
+    allow_files()
+    count, window_s = (1, QUICK_WINDOW_S) if options.quick else (options.rounds, options.window)
+    with tempfile.TemporaryDirectory() as folder:
+        rig = Rig(Path(folder), window_s)
+        for source in (REPO / "bench/gateway/load.c", HERE / "load_grpc.c"):
+            subprocess.run(["gcc", "-O2", "-o", f"{folder}/{source.stem}", str(source)], check=True)
+        write(rig.repository)
+        found = result(names, count, rounds(names, models, count, rig))
+    print(json.dumps(found["goals"], indent=1))
+    if not options.quick:
+        options.output.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,210 @@
+"""The servers of the benchmark: how each is installed, set up and started, and what it is asked.
+
+Every one runs on one core, with one instance of the model on one thread, batches as large as the model's, and what
+its own documentation recommends for speed. Forebay and Triton are asked in binary tensors, over HTTP and gRPC, and
+in JSON, which is all that the others take.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from models import DELAY_US, Model
+
+REPO: Final = Path(__file__).parents[2]
+COMPILED: Final = Path(os.environ.get("BENCH_COMPILED") or REPO / "build/compiled")
+"""Forebay as `make wheel` builds it: what production runs, as the peers are compiled too."""
+VENVS: Final = REPO / "bench/.venvs"
+HERE: Final = Path(__file__).parent
+PEERS: Final = {
+    "litserve": ("litserve==0.2.19", "uvloop", "httptools"),
+    "bentoml": ("bentoml==1.4.39", "uvloop", "httptools"),
+    "mlserver": ("mlserver==1.7.1",),
+}
+"""What pip installs for each, beside ONNX Runtime, into a virtual environment of its name."""
+RUNTIME: Final = f"onnxruntime=={metadata.version('onnxruntime')}"
+TRITON_RUNTIME: Final = "onnxruntime==1.23.2"
+"""The last for Python 3.10, which Triton's stub has."""
+ORACLE: Final = Path(os.environ.get("FOREBAY_ORACLE", REPO / ".forebay/oracle")) / "triton"
+PORT: Final = 17300
+GRPC_PORT: Final = 17301
+METRICS_PORT: Final = 17302
+
+
+class Start(NamedTuple):
+    """A command line and what it needs in its environment."""
+
+    command: list[str]
+    environ: Mapping[str, str] = {}
+
+
+class Server(NamedTuple):
+    """How a server is started for a model whose folder (`1/model.onnx`, `config.pbtxt`) is there, and asked."""
+
+    start: Callable[[Model, Path, Path], Start]
+    """The model, the repository that has only it, and a folder that is not there yet."""
+    ask: Callable[[Model], bytes]
+    """A whole request; of gRPC, the message."""
+    grpc: bool = False
+
+    @property
+    def port(self) -> int:
+        """Where it is asked."""
+        return GRPC_PORT if self.grpc else PORT
+
+    def probe(self, model: Model) -> bytes:
+        """A request over HTTP, to see whether it is there."""
+        return _binary(model) if self.grpc else self.ask(model)
+
+
+def _http(path: str, body: bytes, *headers: str) -> bytes:
+    head = "".join(f"{line}\r\n" for line in (f"POST {path} HTTP/1.1", "host: 127.0.0.1", *headers))
+    return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
+
+
+def _binary(model: Model) -> bytes:
+    size = {"binary_data_size": len(model.binary)}
+    tensor = {"name": model.input, "datatype": "INT64", "shape": [1, len(model.row)], "parameters": size}
+    head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
+    length = f"inference-header-content-length: {len(head)}"
+    return _http(f"/v2/models/{model.name}/infer", head + model.binary, length)
+
+
+def _json(model: Model) -> bytes:
+    tensor = {"name": model.input, "datatype": "INT64", "shape": [1, len(model.row)], "data": model.row}
+    body = json.dumps({"inputs": [tensor]}).encode()
+    return _http(f"/v2/models/{model.name}/infer", body, "content-type: application/json")
+
+
+def _message(model: Model) -> bytes:
+    from tritonclient.grpc.service_pb2 import ModelInferRequest
+
+    asked = ModelInferRequest(model_name=model.name, raw_input_contents=[model.binary])
+    asked.inputs.add(name=model.input, datatype="INT64", shape=[1, len(model.row)])
+    return bytes(asked.SerializeToString())
+
+
+def _litserve_json(model: Model) -> bytes:
+    return _http("/predict", json.dumps({"row": model.row}).encode(), "content-type: application/json")
+
+
+def _bentoml_json(model: Model) -> bytes:
+    return _http("/predict", json.dumps({"rows": [model.row]}).encode(), "content-type: application/json")
+
+
+# --- how they are started
+
+
+def _ports() -> list[str]:
+    ports = {"http": PORT, "grpc": GRPC_PORT, "metrics": METRICS_PORT}
+    return [word for name, port in ports.items() for word in (f"--{name}-port", str(port))]
+
+
+def _forebay_interpreted(_: Model, repository: Path, place: Path) -> Start:
+    """As a plain install runs it: the same source, not compiled."""
+    return Start([str(REPO / ".venv/bin/forebay"), "serve", "--repository", str(repository), *_ports()])
+
+
+def _forebay(model: Model, repository: Path, place: Path) -> Start:
+    return _forebay_interpreted(model, repository, place)._replace(environ={"PYTHONPATH": str(COMPILED)})
+
+
+def _triton(model: Model, repository: Path, place: Path) -> Start:
+    folder = place / model.name
+    (folder / "1").mkdir(parents=True)
+    (folder / "1/model.onnx").symlink_to(repository / model.name / "1/model.onnx")
+    shutil.copy(HERE / "peers/triton_model.py", folder / "1/model.py")
+    (folder / "config.pbtxt").write_text(model.config + 'backend: "python"\n')
+    packages = ORACLE / "lib/python3.10/site-packages"
+    python = (ORACLE / "bin/python").resolve().parents[1]
+    triton = packages / "pytriton/tritonserver"
+    return Start(
+        [
+            str(triton / "bin/tritonserver"), f"--model-repository={place}", f"--backend-directory={triton}/backends",
+            *_ports(),
+        ],
+        {
+            "LD_LIBRARY_PATH": f"{packages / 'nvidia_pytriton.libs'}:{python / 'lib'}",
+            "PYTHONPATH": f"{VENVS / 'triton'}:{packages}",
+        },
+    )  # fmt: skip
+
+
+def _environ(model: Model, repository: Path) -> dict[str, str]:
+    return {
+        "BENCH_FILE": str(repository / model.name / "1/model.onnx"),
+        "BENCH_INPUT": model.input,
+        "BENCH_BATCH": str(model.max_batch),
+        "BENCH_DELAY_S": str(DELAY_US / 1e6),
+        "BENCH_PORT": str(PORT),
+    }
+
+
+def _litserve(model: Model, repository: Path, place: Path) -> Start:
+    script = HERE / "peers/litserve_server.py"
+    return Start([str(VENVS / "litserve/bin/python"), str(script)], _environ(model, repository))
+
+
+def _bentoml(model: Model, repository: Path, place: Path) -> Start:
+    place.mkdir()
+    shutil.copy(HERE / "peers/bentoml_server.py", place)
+    words = ["serve", "bentoml_server:Bench", "--working-dir", str(place), "--host", "127.0.0.1", "--port", str(PORT)]
+    home = {"BENTOML_HOME": str(place / "home"), "BENTOML_DO_NOT_TRACK": "True"}
+    return Start([str(VENVS / "bentoml/bin/bentoml"), *words], _environ(model, repository) | home)
+
+
+def _mlserver(model: Model, repository: Path, place: Path) -> Start:
+    place.mkdir()
+    shutil.copy(HERE / "peers/mlserver_runtime.py", place)
+    settings = {"http_port": PORT, "grpc_port": GRPC_PORT, "metrics_port": METRICS_PORT, "host": "127.0.0.1"}
+    (place / "settings.json").write_text(json.dumps({**settings, "parallel_workers": 0, "debug": False}))
+    batching = {"max_batch_size": model.max_batch, "max_batch_time": DELAY_US / 1e6}
+    runtime = {"name": model.name, "implementation": "mlserver_runtime.Runtime", **batching}
+    (place / "model-settings.json").write_text(json.dumps(runtime))
+    environ = _environ(model, repository) | {"PYTHONPATH": str(place)}
+    return Start([str(VENVS / "mlserver/bin/mlserver"), "start", str(place)], environ)
+
+
+SERVERS: Final[dict[str, Server]] = {
+    "forebay": Server(_forebay, _binary),
+    "forebay_grpc": Server(_forebay, _message, grpc=True),
+    "forebay_json": Server(_forebay, _json),
+    "forebay_interpreted": Server(_forebay_interpreted, _binary),
+    "triton": Server(_triton, _binary),
+    "triton_grpc": Server(_triton, _message, grpc=True),
+    "triton_json": Server(_triton, _json),
+    "litserve": Server(_litserve, _litserve_json),
+    "bentoml": Server(_bentoml, _bentoml_json),
+    "mlserver": Server(_mlserver, _json),
+}
+
+
+def install(names: list[str]) -> None:
+    """Install the peers that are missing, and compile Forebay if its source has changed."""
+    if "BENCH_COMPILED" not in os.environ:
+        subprocess.run([str(REPO / "scripts/compiled")], check=True)
+    for name in sorted({name.partition("_")[0] for name in names}):
+        place = VENVS / name
+        if name in PEERS and not (place / "installed").exists():
+            subprocess.run([sys.executable, "-m", "venv", str(place)], check=True)
+            subprocess.run([str(place / "bin/pip"), "install", "-q", *PEERS[name], RUNTIME], check=True)
+            (place / "installed").touch()
+        if name == "triton" and not (place / "installed").exists():
+            subprocess.run([str(REPO / "scripts/oracle")], check=True)
+            words = ["install", "-q", "--target", str(place), "--upgrade", TRITON_RUNTIME, "numpy==1.26.4"]
+            subprocess.run([str(ORACLE / "bin/python"), "-m", "pip", *words], check=True)
+            (place / "installed").touch()
+
+
+def version(name: str) -> str:
+    """The version that was measured."""
+    peer = name.partition("_")[0]
+    if peer == "triton":
+        return f"2.51.0, {TRITON_RUNTIME}"
+    return f"{PEERS[peer][0].partition('==')[2]}, {RUNTIME}" if peer in PEERS else metadata.version("forebay")

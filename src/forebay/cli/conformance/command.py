@@ -1,0 +1,179 @@
+"""The command `forebay conformance`, and how its results are shown."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from forebay.cli import settings
+from forebay.cli.settings import NOT_REACHED, WRONG_USAGE, UserError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from forebay.cli.conformance.check import Check, Result
+
+RECORDED: Final = "recorded.json"
+"""What Triton has answered to the suite's own checks; a file of this package."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is to be checked. `suite`: with the suite's own models, which the server must have."""
+
+    url: str
+    grpc: str | None
+    metrics: str | None = None
+    models: tuple[str, ...] = ()
+    only: str = ""
+    suite: bool = False
+
+
+def conformance(
+    url: Annotated[str | None, typer.Argument(help="Base URL of a server, such as http://127.0.0.1:8000.")] = None,
+    *,
+    grpc: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Its gRPC port, to check that too.")] = None,
+    metrics: Annotated[str | None, typer.Option(metavar="URL", help="Its metrics, to check them too.")] = None,
+    model: Annotated[
+        list[str] | None, typer.Option(help="A model that may be run with zeros; repeatable.", show_default=False)
+    ] = None,
+    suite: Annotated[
+        bool, typer.Option("--suite", help="Check the suite's models too; the server has them.")
+    ] = False,
+    only: Annotated[str, typer.Option(metavar="TEXT", help="Only checks with this in their name.")] = "",
+    repository_out: Annotated[
+        Path | None, typer.Option(help="Write the suite's models into a folder; nothing is checked.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Check what a server of the Open Inference Protocol v2 (Triton, KServe, Forebay, ...) does."""
+    if repository_out is not None:
+        _write(repository_out)
+        return
+    if url is None:
+        raise UserError("Say which server: forebay conformance URL.", WRONG_USAGE)
+    asked = Asked(url, grpc, metrics, tuple(model or ()), only, suite)
+    raise typer.Exit(check(asked, settings.screen(), as_json))
+
+
+def _write(folder: Path) -> None:
+    from forebay.cli.conformance import repository
+
+    try:
+        repository.write(folder)
+    except FileExistsError as error:
+        raise UserError(f"{error.filename} is there already: name a new folder.") from None
+    settings.screen().print(
+        f"{folder} holds {len(repository.MODELS)} models. Start a server on it that loads models when it is told to\n"
+        f"(Triton and Forebay: --model-control-mode=explicit), then: forebay conformance URL --suite"
+    )
+
+
+def recorded() -> dict[str, Any]:
+    """The recording: which server, and its observations by name of the check."""
+    text = (resources.files("forebay.cli.conformance") / RECORDED).read_text()
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+def chosen(asked: Asked) -> "list[Check]":
+    """The checks that are asked for."""
+    from forebay.cli.conformance import anymodel, generic
+    from forebay.cli.conformance.cases import all_checks
+
+    checks = [*generic.checks(), *anymodel.checks(), *(all_checks() if asked.suite else ())]
+    return [check for check in checks if asked.only in check.name]
+
+
+def check(asked: Asked, console: "Console", as_json: bool) -> int:
+    """Run the checks and show the results. Returns the exit code: 1 if a MUST does not hold."""
+    import httpx
+
+    from forebay.cli.conformance.check import Level, Verdict
+
+    results: list[Result] = []
+    checks = chosen(asked)
+    if not checks:
+        raise UserError(f"No check has '{asked.only}' in its name.", WRONG_USAGE)
+    try:
+        asyncio.run(_observe(asked, checks, results, console, as_json))
+    except httpx.InvalidURL as error:
+        raise UserError(f"{asked.url} is no URL: {error}", WRONG_USAGE) from None
+    except httpx.TransportError as error:
+        raise UserError(f"Nothing answers at {asked.url}: {error}", NOT_REACHED) from None
+    if as_json:
+        console.print_json(json.dumps([asdict(result) for result in results]))
+    else:
+        show(results, console)
+    return int(any(each.verdict is Verdict.DEVIATES and each.level is Level.MUST for each in results))
+
+
+async def _observe(
+    asked: Asked, checks: "Sequence[Check]", results: "list[Result]", console: "Console", quiet: bool
+) -> None:
+    """Run the checks; results are appended as they come."""
+    from rich.progress import Progress
+
+    from forebay.cli.conformance.run import discover, run
+    from forebay.cli.conformance.server import Server, client
+
+    async with client(asked.url) as http:
+        server = Server(http, _rpc(asked.grpc), asked.metrics, models=asked.models, may_infer=bool(asked.models))
+        try:
+            await discover(server)
+            with Progress(console=console, transient=True, disable=quiet or not console.is_terminal) as progress:
+                bar = progress.add_task("checking", total=len(checks))
+
+                def note(result: "Result") -> None:
+                    results.append(result)
+                    progress.update(bar, advance=1, description=result.name)
+
+                await run(server, checks, recorded()["checks"], note)
+        finally:
+            if server.rpc is not None:
+                await server.rpc.close()
+
+
+def _rpc(address: str | None) -> Any:
+    if address is None:
+        return None
+    try:
+        from forebay.cli.conformance.rpc import Rpc
+    except ImportError as error:
+        raise UserError(
+            f"--grpc needs a package that is not installed ({error}): pip install 'forebay[triton]'"
+        ) from None
+    return Rpc(address)
+
+
+def show(results: "Sequence[Result]", console: "Console") -> None:
+    """A table of what deviates, why checks were skipped, and the sums."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from forebay.cli.conformance.check import Level, Verdict
+
+    table = Table("check", "level", "expected", "found", show_lines=True)
+    for result in results:
+        if result.verdict is Verdict.DEVIATES:
+            colour = "red" if result.level is Level.MUST else "yellow"
+            cells = (result.name, Text(result.level, colour), result.expected, result.found)
+            table.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in cells))
+    if table.row_count:
+        console.print(table)
+    skipped: dict[str, int] = {}
+    for result in results:
+        if result.verdict is Verdict.SKIPPED:
+            skipped[result.note] = skipped.get(result.note, 0) + 1
+    for reason, count in skipped.items():
+        console.print(Text(f"{count} skipped: {reason}", "dim"))
+    counts = {level: 0 for level in Level}
+    for result in results:
+        counts[result.level] += result.verdict is Verdict.DEVIATES
+    passed = sum(result.verdict is Verdict.PASSED for result in results)
+    console.print(f"{passed} passed · {counts[Level.MUST]} MUST and {counts[Level.SHOULD]} SHOULD deviate")

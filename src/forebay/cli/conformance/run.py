@@ -1,0 +1,125 @@
+"""Runs checks against a server: those that need models of the suite in groups, loaded before and unloaded after."""
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from itertools import groupby
+from typing import Final
+
+import httpx
+
+from forebay.cli.conformance.check import Check, Deviation, Json, Level, Result, Skip, Verdict, compared, shown
+from forebay.cli.conformance.server import Server
+
+CHECK_TIMEOUT_S: Final = 90.0
+BACK_TIMEOUT_S: Final = 30.0
+"""For a server that a request has ended, and that something starts again."""
+
+READY: Final = "READY"
+SILENT: Final[Mapping[str, Json]] = {"answer": "none"}
+"""The observation of a check whose request ended the server, or was never answered."""
+
+Recorded = Mapping[str, Json]
+OnResult = Callable[[Result], None]
+
+
+async def discover(server: Server) -> None:
+    """Find out what the server claims and has. Raises httpx.HTTPError if nothing answers."""
+    about = (await server.get("/v2")).json
+    if isinstance(about, dict):
+        server.extensions = [each for each in about.get("extensions", ()) if isinstance(each, str)]
+    if not server.models:
+        server.models = sorted(await ready_models(server))
+
+
+async def ready_models(server: Server) -> list[str]:
+    """Names in the index that are ready; none if the server has no index."""
+    index = (await server.post("/v2/repository/index", {})).json
+    if not isinstance(index, list):
+        return []
+    return [each["name"] for each in index if isinstance(each, dict) and each.get("state") == READY]
+
+
+async def run(server: Server, checks: Iterable[Check], recorded: Recorded, on_result: OnResult) -> dict[str, Json]:
+    """Run the checks, in order of the models they need. Returns the observations, by name of the check."""
+    observations: dict[str, Json] = {}
+    for models, group in groupby(checks, key=lambda check: check.models):
+        loaded = await _load(server, models)
+        for check in group:
+            result, observation = await _one(server, check, recorded, loaded)
+            on_result(result)
+            if observation is not None:
+                observations[check.name] = observation
+            if observation == SILENT:
+                loaded = await _load(server, models)
+        if loaded is None:
+            await _unload(server, models)
+    return observations
+
+
+async def _load(server: Server, models: Sequence[str]) -> str | None:
+    """Load models that are not ready. None: they are; else why not."""
+    if not await _answers(server):
+        return f"the server does not answer any more (for {BACK_TIMEOUT_S:g} s)"
+    try:
+        ready = await ready_models(server) if models else ()
+        for model in sorted({*models}.difference(ready)):
+            answer = await server.post(f"/v2/repository/models/{model}/load", {})
+            if answer.status != 200:
+                return f"model {model} cannot be loaded: {shown(answer.body.decode('latin-1'))}"
+    except httpx.TransportError as error:
+        return f"loading {', '.join(models)}: no answer ({type(error).__name__})"
+    return None
+
+
+async def _unload(server: Server, models: Sequence[str]) -> None:
+    with suppress(httpx.TransportError):
+        for model in models:
+            await server.post(f"/v2/repository/models/{model}/unload", {})
+
+
+async def _one(server: Server, check: Check, recorded: Recorded, unloaded: str | None) -> tuple[Result, Json]:
+    skip = unloaded
+    if check.grpc and server.rpc is None:
+        skip = "no address of gRPC was given"
+    if check.metrics and server.metrics is None:
+        skip = "no URL of metrics was given"
+    if skip:
+        return Result(check.name, Verdict.SKIPPED, check.level, note=skip), None
+    try:
+        async with asyncio.timeout(CHECK_TIMEOUT_S):
+            observation = await check.run(server)
+    except Skip as reason:
+        return Result(check.name, Verdict.SKIPPED, check.level, note=str(reason)), None
+    except Deviation as found:
+        level = Level.SHOULD if check.level is Level.SHOULD else found.level
+        return Result(check.name, Verdict.DEVIATES, level, found.expected, found.found), None
+    except httpx.TransportError as error:
+        found_text = f"no answer ({type(error).__name__})"
+        return Result(check.name, Verdict.DEVIATES, check.level, "an answer", found_text), dict(SILENT)
+    except TimeoutError:
+        found_text = f"nothing within {CHECK_TIMEOUT_S:g} s"
+        return Result(check.name, Verdict.DEVIATES, check.level, "an answer", found_text), None
+    except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
+        found_text = f"{type(error).__name__}: {error}"
+        return Result(check.name, Verdict.DEVIATES, check.level, "a well-formed answer", shown(found_text)), None
+    if observation is None or check.name not in recorded:
+        return Result(check.name, Verdict.PASSED, check.level, note="" if observation is None else "not recorded"), (
+            observation
+        )
+    expected = recorded[check.name]
+    if expected == SILENT:
+        return Result(check.name, Verdict.PASSED, check.level, note="the recorded server gave no answer"), observation
+    return compared(check, expected, observation), observation
+
+
+async def _answers(server: Server) -> bool:
+    """Whether the server answers (again); waits for it."""
+    for _ in range(round(BACK_TIMEOUT_S)):
+        try:
+            await server.get("/v2/health/live")
+        except httpx.TransportError:
+            await asyncio.sleep(1)
+        else:
+            return True
+    return False

@@ -1,0 +1,71 @@
+# mypy: allow-untyped-defs, allow-untyped-calls, disable-error-code="import-not-found"
+"""Which of some texts an image shows: Hugging Face's CLIP, two towers. Its weights are random, so are its answers.
+
+It shows how such a model is served. `from_pretrained` reads this folder: with the files of a trained CLIP in it
+(configuration, weights, tokenizer.json; dimensions as in config.pbtxt) the answers make sense.
+"""
+
+import io
+from pathlib import Path
+
+import numpy as np
+import torch
+import triton_python_backend_utils as pb
+from PIL import Image
+from transformers import CLIPModel, PreTrainedTokenizerFast
+
+PIXELS_MAX = 20_000_000
+MEAN = np.array([0.48145466, 0.4578275, 0.40821073], np.float32)
+DEVIATION = np.array([0.26862954, 0.26130258, 0.27577711], np.float32)
+"""Of the images that CLIP was trained with."""
+
+
+class TritonPythonModel:
+    """One instance."""
+
+    def initialize(self, args):
+        """Open both towers."""
+        folder = Path(args["model_repository"]) / args["model_version"]
+        self.model = CLIPModel.from_pretrained(folder).eval()
+        self.tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+        self.tokenizer.add_special_tokens({"pad_token": "<pad>"})
+        self.size = self.model.config.vision_config.image_size
+        self.tokens_max = self.model.config.text_config.max_position_embeddings
+
+    def execute(self, requests):
+        """Answer each request; one with an image that is none is answered with an error."""
+        return [self.answer(request) for request in requests]
+
+    def answer(self, request):
+        """Each image of a request with the texts of its row."""
+        images, texts = (pb.get_input_tensor_by_name(request, name).as_numpy() for name in ("IMAGE", "TEXT"))
+        try:
+            pixels = np.stack([self.pixels(data) for data in images[:, 0]])
+            words = [each.decode() for each in texts.ravel()]
+        except (OSError, ValueError, Image.DecompressionBombError) as error:
+            return pb.InferenceResponse(error=pb.TritonError(str(error), pb.TritonError.INVALID_ARG))
+        tokens = self.tokenizer(
+            words, return_tensors="pt", padding=True, truncation=True, max_length=self.tokens_max,
+            return_token_type_ids=False,
+        )  # fmt: skip
+        with torch.inference_mode():
+            found = self.model(pixel_values=torch.from_numpy(pixels), **tokens)
+        rows, count = texts.shape
+        closeness = found.logits_per_image.reshape(rows, rows, count)[range(rows), range(rows)]
+        outputs = {
+            "PROBABILITY": closeness.softmax(-1),
+            "IMAGE_VECTOR": found.image_embeds,
+            "TEXT_VECTOR": found.text_embeds.reshape(rows, count, -1),
+        }
+        return pb.InferenceResponse([pb.Tensor(name, value.numpy()) for name, value in outputs.items()])
+
+    def pixels(self, data):
+        """An image as the network wants it: its middle, scaled."""
+        image = Image.open(io.BytesIO(data))
+        if image.width * image.height > PIXELS_MAX:
+            raise ValueError(f"the image has {image.width} x {image.height} pixels; at most {PIXELS_MAX} are taken")
+        side = min(image.size)
+        left, top = (image.width - side) // 2, (image.height - side) // 2
+        middle = (left, top, left + side, top + side)
+        scaled = image.convert("RGB").resize((self.size, self.size), Image.Resampling.BICUBIC, middle)
+        return ((np.asarray(scaled, np.float32) / 255 - MEAN) / DEVIATION).transpose(2, 0, 1)

@@ -1,0 +1,82 @@
+# mypy: allow-untyped-defs, allow-untyped-calls, disable-error-code="import-not-found"
+"""Text about an image, piece by piece: Hugging Face's LLaVA. Its weights are random, and so is what it says.
+
+It shows how such a model is served: decoupled, one response for each token, until it is done or nobody listens.
+`from_pretrained` reads this folder; the image is a file, or its base64 where the request is JSON.
+"""
+
+import base64
+import io
+from pathlib import Path
+
+import numpy as np
+import torch
+import triton_python_backend_utils as pb
+from PIL import Image
+from transformers import LlavaForConditionalGeneration, PreTrainedTokenizerFast
+
+PIXELS_MAX = 20_000_000
+TOKENS_DEFAULT, TOKENS_MAX = 16, 256
+PROMPT = "<s>USER: {image}\n{text} ASSISTANT:"
+MEAN = np.array([0.48145466, 0.4578275, 0.40821073], np.float32)
+DEVIATION = np.array([0.26862954, 0.26130258, 0.27577711], np.float32)
+"""Of the images that the vision tower was trained with."""
+
+
+class TritonPythonModel:
+    """One instance: one conversation at a time."""
+
+    def initialize(self, args):
+        """Open the network."""
+        folder = Path(args["model_repository"]) / args["model_version"]
+        self.model = LlavaForConditionalGeneration.from_pretrained(folder).eval()
+        self.tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+        config = self.model.config
+        self.size = config.vision_config.image_size
+        self.image = self.tokenizer.convert_ids_to_tokens(config.image_token_id) * config.image_seq_length
+        self.end = config.text_config.eos_token_id
+
+    def execute(self, requests):
+        """Send the answers; there is nothing to return."""
+        for request in requests:
+            sender = request.get_response_sender()
+            try:
+                self.answer(request, sender)
+            except (OSError, ValueError, Image.DecompressionBombError) as error:
+                sender.send(pb.InferenceResponse(error=pb.TritonError(str(error), pb.TritonError.INVALID_ARG)))
+            sender.send(flags=pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+
+    def answer(self, request, sender):
+        """Token by token, the likeliest each time."""
+        given = {each.name(): each.as_numpy().ravel()[0] for each in request.inputs()}
+        wanted = int(given.get("max_tokens", TOKENS_DEFAULT))
+        if not 1 <= wanted <= TOKENS_MAX:
+            raise ValueError(f"max_tokens is {wanted}; allowed: 1 to {TOKENS_MAX}")
+        prompt = PROMPT.format(image=self.image, text=given["text_input"].decode())
+        ids = self.tokenizer(prompt, return_tensors="pt", add_special_tokens=False).input_ids
+        more = {"pixel_values": self.pixels(given["image"])}
+        past = None
+        for _ in range(wanted):
+            if request.is_cancelled():
+                return
+            with torch.inference_mode():
+                found = self.model(input_ids=ids, past_key_values=past, use_cache=True, **more)
+            past, more, ids = found.past_key_values, {}, found.logits[:, -1:].argmax(-1)
+            if ids.item() == self.end:
+                return
+            text = self.tokenizer.decode(ids[0]).encode()
+            sender.send(pb.InferenceResponse([pb.Tensor("text_output", np.array([text], object))]))
+
+    def pixels(self, data):
+        """An image as the vision tower wants it: scaled, whatever its proportions."""
+        if data[:4] not in (b"\x89PNG", b"RIFF", b"GIF8") and data[:2] != b"\xff\xd8":
+            try:
+                data = base64.b64decode(data, validate=True)
+            except ValueError as error:
+                raise ValueError(f"image is neither a file nor base64: {error}") from None
+        image = Image.open(io.BytesIO(data))
+        if image.width * image.height > PIXELS_MAX:
+            raise ValueError(f"the image has {image.width} x {image.height} pixels; at most {PIXELS_MAX} are taken")
+        scaled = image.convert("RGB").resize((self.size, self.size), Image.Resampling.BICUBIC)
+        values = (np.asarray(scaled, np.float32) / 255 - MEAN) / DEVIATION
+        return torch.from_numpy(values.transpose(2, 0, 1)[None])

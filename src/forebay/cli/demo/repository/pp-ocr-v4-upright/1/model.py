@@ -1,0 +1,65 @@
+"""The step of OCR that has lines read: upright, and a few at once, so that a long page takes no more memory."""
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+READER = "pp-ocr-v4-read"
+TURNED_MIN = 0.9
+"""How sure it must be that a line stands on its head before it is turned."""
+LINES_MAX, COLUMNS_MAX = 6, 8192
+"""What is read at once: so many lines, and so many columns of all of them together."""
+WIDTH_MIN = 320
+"""What the reader was trained with, at least."""
+
+
+class TritonPythonModel:
+    """Answers with what the reader says of each line, filled up with 0: no character."""
+
+    def execute(self, requests):
+        return [self._answer(request) for request in requests]
+
+    def _answer(self, request):
+        lines, widths, sides = (
+            pb_utils.get_input_tensor_by_name(request, name).as_numpy() for name in ("LINE", "WIDTH", "SIDE")
+        )
+        said = []
+        for group in groups(widths.tolist()):
+            width = max(WIDTH_MIN, *(widths[place] for place in group))
+            pixels = np.zeros((len(group), 3, lines.shape[1], width), np.float32)
+            for row, place in enumerate(group):
+                used = lines[place, :, : widths[place]]
+                if sides[place, 1] > TURNED_MIN:
+                    used = used[::-1, ::-1]
+                pixels[row, :, :, : widths[place]] = used.transpose(2, 0, 1) / 127.5 - 1
+            said.append((group, *read(pixels)))
+        places = max(numbers.shape[1] for _, numbers, _ in said)
+        characters = np.zeros((len(lines), places), np.int64)
+        sure = np.zeros((len(lines), places), np.float32)
+        for group, numbers, chances in said:
+            characters[group, : numbers.shape[1]] = numbers
+            sure[group, : chances.shape[1]] = chances
+        tensors = (("CHARACTER", characters), ("SURE", sure))
+        return pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in tensors])
+
+
+def groups(widths):
+    """Which lines are read together: those of about the same width, so that little is read in vain."""
+    found = [[]]
+    for place in sorted(range(len(widths)), key=lambda place: widths[place]):
+        together = len(found[-1]) + 1
+        if found[-1] and (together > LINES_MAX or together * widths[place] > COLUMNS_MAX):
+            found.append([])
+        found[-1].append(place)
+    return found
+
+
+def read(pixels):
+    """What the reader says: numbers of characters, and how sure it is."""
+    names = ["CHARACTER", "SURE"]
+    call = pb_utils.InferenceRequest(
+        model_name=READER, requested_output_names=names, inputs=[pb_utils.Tensor("PIXELS", pixels)]
+    )
+    response = call.exec()
+    if response.has_error():
+        raise pb_utils.TritonModelException(response.error().message())
+    return tuple(pb_utils.get_output_tensor_by_name(response, name).as_numpy() for name in names)

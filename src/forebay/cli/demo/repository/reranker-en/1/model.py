@@ -1,0 +1,69 @@
+# mypy: allow-untyped-defs, allow-untyped-calls, disable-error-code="import-not-found"
+"""How well documents answer a query: a cross-encoder, of which the one logit is the score.
+
+Pairs of a batch run beside each other, each by itself: the int8 weights scale activations by what they are run with,
+so that in one array a pair's score would depend on its neighbours. It is also faster, for nothing is padded.
+A pair that is longer than the model loses the end of its longer text.
+"""
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import triton_python_backend_utils as pb
+from tokenizers import Tokenizer
+
+TOKENS_MAX = 512
+"""Positions that the model has learnt."""
+
+
+class TritonPythonModel:
+    """One instance: a thread for each CPU."""
+
+    def initialize(self, args):
+        """Open tokenizer and network."""
+        folder = Path(args["model_repository"]) / args["model_version"]
+        self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self.tokenizer.no_padding()
+        self.tokenizer.enable_truncation(TOKENS_MAX, strategy="longest_first")
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
+        options.enable_mem_pattern = False  # patterns are kept per shape, and every pair has another one
+        self.session = onnxruntime.InferenceSession(str(folder / "model.onnx"), options)
+        self.inputs = [each.name for each in self.session.get_inputs()]
+        self.threads = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
+
+    def execute(self, requests):
+        """Answer each request."""
+        return [finish() for finish in [self.start(request) for request in requests]]
+
+    def start(self, request):
+        """Have the pairs of a request scored; returns what waits for it."""
+        queries, documents = (
+            pb.get_input_tensor_by_name(request, name).as_numpy()[:, 0] for name in ("QUERY", "DOCUMENT")
+        )
+        try:
+            pairs = [(query.decode(), document.decode()) for query, document in zip(queries, documents, strict=True)]
+        except UnicodeDecodeError as error:
+            refused = pb.TritonError(f"a text is not UTF-8: {error}", pb.TritonError.INVALID_ARG)
+            return lambda: pb.InferenceResponse(error=refused)
+        encodings = [self.tokenizer.encode(*pair) for pair in pairs]
+        running = [self.threads.submit(self.score, each) for each in encodings]
+        return lambda: pb.InferenceResponse(
+            [
+                pb.Tensor("SCORE", np.array([[each.result()] for each in running], np.float32)),
+                pb.Tensor("TOKENS", np.array([[len(each)] for each in encodings], np.int32)),
+            ]
+        )
+
+    def score(self, encoding):
+        """The score of a pair."""
+        values = {
+            "input_ids": encoding.ids,
+            "attention_mask": encoding.attention_mask,
+            "token_type_ids": encoding.type_ids,
+        }
+        feed = {name: np.array([values[name]], np.int64) for name in self.inputs}
+        return self.session.run(None, feed)[0][0, 0]

@@ -1,0 +1,77 @@
+"""Files of pictures become arrays: whatever format and form they are in, and no more of them than is good."""
+
+import io
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
+"""Others have decoders that fewer people look at."""
+PIXELS_MAX = 40_000_000
+"""More than cameras of phones make as a rule; looked at before anything is decoded."""
+SIDE_MAX = 30_000
+"""Width or height in pixels."""
+TAKEN = f"at most {PIXELS_MAX // 1_000_000} megapixels and {SIDE_MAX} pixels a side are taken"
+
+
+class BadImage(Exception):  # noqa: N818 - states the condition
+    """These bytes are no picture that is taken; the text is for who sent them."""
+
+
+class Picture(NamedTuple):
+    """`pixels` is uint8 [height, width, 3], RGB, upright; it may be smaller than the file's picture."""
+
+    pixels: np.ndarray
+    width: int
+    height: int
+    """Of the file's picture, upright."""
+
+
+def decode(data, least=0):
+    """The first picture of a file. With `least`, its shorter side need not have more pixels than about that.
+
+    Raises `BadImage`.
+    """
+    try:
+        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+            check(image.size)
+            turned = image.getexif().get(0x0112, 1) in (5, 6, 7, 8)  # orientations that swap the sides
+            width, height = image.size[::-1] if turned else image.size
+            if least:
+                shrink = max(1.0, min(image.size) / least)
+                image.draft("RGB", tuple(max(1, int(side / shrink)) for side in image.size))
+            pixels = np.asarray(opaque(ImageOps.exif_transpose(image)))
+    except BadImage:
+        raise
+    except Image.DecompressionBombError:
+        raise BadImage(f"too many pixels; {TAKEN}") from None
+    except UnidentifiedImageError:
+        raise BadImage(f"not an image that can be read; known formats: {', '.join(FORMATS)}") from None
+    except Exception as error:  # decoders raise whatever comes of what is wrong with a file
+        raise BadImage(f"not an image that can be read ({error or type(error).__name__})") from error
+    return Picture(pixels, width, height)
+
+
+def check(size):
+    """Raises `BadImage` if a picture of that width and height is too large, or so thin that it is none."""
+    width, height = size
+    if width * height > PIXELS_MAX or max(size) > SIDE_MAX:
+        raise BadImage(f"{width} x {height} pixels; {TAKEN}")
+
+
+def opaque(image):
+    """RGB; what is transparent is put on white, and more than 8 bits of grey become 8: the brightest is white."""
+    if image.mode.startswith("I"):
+        levels = np.asarray(image, np.float32)
+        return Image.fromarray((levels / max(levels.max(), 255) * 255).astype(np.uint8)).convert("RGB")
+    if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
+        image = image.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
+    return image.convert("RGB")
+
+
+def resized(pixels, width, height):
+    """The pixels in another size; what is made smaller is averaged."""
+    image = Image.fromarray(pixels)
+    return np.asarray(image.resize((width, height), Image.Resampling.BILINEAR, reducing_gap=3.0))

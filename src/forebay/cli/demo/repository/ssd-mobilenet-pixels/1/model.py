@@ -1,0 +1,35 @@
+"""The first step of models that see pictures in one size: files become pixels, squeezed to that size."""
+
+import json
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+from .imaging import BadImage, decode, resized
+
+
+class TritonPythonModel:
+    """The form of the pixels is that of the output `PIXELS`: channels last if they are bytes, first if numbers."""
+
+    def initialize(self, args):
+        """See from the configuration what the network wants."""
+        config = json.loads(args["model_config"])
+        self.side = int(config["parameters"]["side"]["string_value"])
+        self.as_bytes = next(out for out in config["output"] if out["name"] == "PIXELS")["data_type"] == "TYPE_UINT8"
+
+    def execute(self, requests):
+        return [self._answer(request) for request in requests]
+
+    def _answer(self, request):
+        files = pb_utils.get_input_tensor_by_name(request, "IMAGE").as_numpy().reshape(-1)
+        try:
+            pictures = [decode(file, self.side) for file in files]
+        except BadImage as error:
+            refused = pb_utils.TritonError(f"image: {error}", pb_utils.TritonError.INVALID_ARG)
+            return pb_utils.InferenceResponse(error=refused)
+        pixels = np.stack([resized(each.pixels, self.side, self.side) for each in pictures])
+        if not self.as_bytes:
+            # from 0 … 255 to -1 … 1, as the network was trained
+            pixels = np.ascontiguousarray(((pixels.astype(np.float32) - 127) / 128).transpose(0, 3, 1, 2))
+        sizes = np.array([(each.width, each.height) for each in pictures], np.int32)
+        return pb_utils.InferenceResponse([pb_utils.Tensor("PIXELS", pixels), pb_utils.Tensor("SIZE", sizes)])

@@ -1,0 +1,51 @@
+"""Audio files of any usual format as samples, with FFmpeg behind PyAV. Bounded, and nothing but the file is read."""
+
+import io
+
+import av
+import numpy as np
+
+RATE_HZ = 16_000
+FORMATS = "aac,flac,matroska,webm,mov,mp4,m4a,3gp,3g2,mj2,mp3,ogg,wav"
+"""Formats that are files in themselves. FFmpeg's playlists would open whatever path or address they name."""
+
+
+class AudioError(Exception):
+    """The file is not audio, or too long. The text is for the client."""
+
+
+def decode(data: bytes, seconds_max: float) -> np.ndarray:
+    """Samples of one channel at `RATE_HZ`, -1 to 1. Raises `AudioError`."""
+    pieces = []
+    count, count_max = 0, int(seconds_max * RATE_HZ)
+    try:
+        with av.open(io.BytesIO(data), options={"format_whitelist": FORMATS}, metadata_errors="ignore") as file:
+            if not file.streams.audio:
+                raise AudioError("there is no audio in it")
+            resampler = av.AudioResampler(format="s16", layout="mono", rate=RATE_HZ)
+            for frame in _frames(file, resampler):
+                samples = frame.to_ndarray()[0]
+                count += samples.size
+                if count > count_max:
+                    raise AudioError(f"longer than {seconds_max:g} s")
+                pieces.append(samples)
+    except (av.FFmpegError, ValueError) as error:
+        raise AudioError(f"not audio that can be read ({getattr(error, 'strerror', None) or error})") from error
+    if not count:
+        raise AudioError("there is no sound in it")
+    samples = np.concatenate(pieces, dtype=np.float32)
+    samples /= 32768.0
+    return samples
+
+
+def _frames(file, resampler):
+    """The resampled frames. Damaged packets are left out, as players do."""
+    for packet in file.demux(audio=0):
+        try:
+            frames = packet.decode()
+        except av.InvalidDataError:
+            continue
+        for frame in frames:
+            frame.pts = None  # gaps and jumps of time stamps are of no interest
+            yield from resampler.resample(frame)
+    yield from resampler.resample(None)

@@ -1,0 +1,103 @@
+"""The command `forebay serve`: one model, or a whole model repository."""
+
+import os
+from typing import TYPE_CHECKING, NoReturn
+
+import typer
+
+from forebay.cli import settings
+from forebay.cli.repository import options as given
+from forebay.cli.settings import WRONG_USAGE, UserError
+
+if TYPE_CHECKING:
+    from forebay.cli import serve as one
+    from forebay.cli.repository import wish as all_of
+    from forebay.core.model import Task
+
+
+def serve(
+    model_source: given.Source = None,
+    *,
+    name: given.Name = None,
+    task: given.TaskName = None,
+    engine: given.Engine = None,
+    replicas: given.Replicas = 1,
+    port: given.Port = None,
+    set_: given.Set = None,
+    repository: given.Repositories = None,
+    model_control_mode: given.ControlMode = "none",
+    load_model: given.Load = None,
+    repository_poll_secs: given.PollSecs = 15,
+    disable_auto_complete_config: given.NoAutoComplete = False,
+    strict_model_config: given.StrictConfig = "false",
+    model_config_name: given.ConfigName = "",
+    backend_config: given.BackendConfig = None,
+    allow_pickle: given.AllowPickle = None,
+    host: given.Host = "127.0.0.1",
+    http_port: given.HttpPort = 8000,
+    grpc_port: given.GrpcPort = 8001,
+    metrics_port: given.MetricsPort = 8002,
+    allow_http: given.AllowHttp = "true",
+    allow_grpc: given.AllowGrpc = "true",
+    allow_metrics: given.AllowMetrics = "true",
+    http_max_input_size: given.InputMax = 64 * 1024 * 1024,
+    http_header_forward_pattern: given.ForwardHeaders = None,
+    exit_on_error: given.ExitOnError = "true",
+    strict_readiness: given.StrictReadiness = "true",
+    exit_timeout_secs: given.ExitTimeout = 30,
+    model_load_thread_count: given.LoadThreads = 4,
+    memory_budget: given.MemoryBudget = None,
+    pin: given.Pin = None,
+    cache_config: given.CacheConfig = None,
+    rate_limit: given.Limit = "off",
+    rate_limit_resource: given.Resources = None,
+    host_policy: given.HostPolicies = None,
+    log_verbose: given.Verbose = 0,
+    log_file: given.LogFile = "",
+    trace_config: given.Trace = None,
+    metrics_config: given.MetricsConfig = None,
+    grpc_infer_response_compression_level: given.Compression = "none",
+) -> None:
+    """Serve one model, in one line: `forebay serve ./model.gguf`; or a model repository: `--repository DIR`."""
+    if (model_source is None) == (not repository):
+        raise UserError("Say what to serve: SOURCE (one model) or --repository DIR.", WRONG_USAGE)
+    if model_source is not None:
+        from forebay.cli import serve as single
+
+        _serve_one(single.Wish(model_source, name, _task(task), engine, replicas, port), set_ or [])
+    from forebay.cli.repository.wish import Wish
+
+    wish = Wish(
+        repository or [], model_control_mode, load_model, repository_poll_secs, disable_auto_complete_config,
+        strict_model_config, model_config_name, backend_config, allow_pickle, host, http_port, grpc_port,
+        metrics_port, allow_http, allow_grpc, allow_metrics, http_max_input_size, http_header_forward_pattern,
+        exit_on_error, strict_readiness, exit_timeout_secs, model_load_thread_count, memory_budget, pin, cache_config,
+        rate_limit, rate_limit_resource, host_policy, trace_config, metrics_config,
+        grpc_infer_response_compression_level,
+    )  # fmt: skip
+    _serve_all(wish, log_file, log_verbose)
+
+
+def _serve_all(wish: "all_of.Wish", log_file: str, log_verbose: int) -> NoReturn:
+    from forebay.cli.repository.run import run_server
+    from forebay.cli.repository.wish import plan_of
+    from forebay.modelserver.telemetry.logs import LogSettings
+
+    log = LogSettings(file=log_file, verbose=log_verbose)
+    raise typer.Exit(run_server(plan_of(wish), log, settings.screen()))
+
+
+def _task(name: str | None) -> "Task | None":
+    from forebay.core.model import Task
+
+    if name is not None and name not in list(Task):
+        raise UserError(f"--task: found {name!r}; allowed: {', '.join(Task)}", WRONG_USAGE)
+    return Task(name) if name else None
+
+
+def _serve_one(wish: "one.Wish", assignments: list[str]) -> NoReturn:
+    from forebay.cli.serve import cluster_of
+    from forebay.cli.up import run_up
+
+    cluster = cluster_of(wish, assignments, os.environ)
+    raise typer.Exit(run_up(cluster, settings.home(), settings.screen()))

@@ -1,0 +1,1 @@
+"""`forebay repository demo`: models to try the model server with."""

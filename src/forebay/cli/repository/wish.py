@@ -1,0 +1,242 @@
+"""What the command line says about a model server, and the plan that it becomes."""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, TypeVar
+
+from forebay import __version__
+from forebay.cli.settings import WRONG_USAGE, UserError
+from forebay.core.serving.limiter import Amount
+from forebay.modelserver.http.front import FrontOptions
+from forebay.modelserver.models.options import Control, Options
+from forebay.modelserver.process.values import Placement
+from forebay.modelserver.repository import Rules
+from forebay.modelserver.rpc.front import RpcOptions
+from forebay.modelserver.serve import Doors, Plan, Shown
+from forebay.modelserver.telemetry.tracing import OFF, TENSORS, TIMESTAMPS, Tracing
+
+T = TypeVar("T")
+UNITS: Final = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
+_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
+_COMPRESSIONS: Final = {"none": "none", "low": "deflate", "medium": "gzip", "high": "gzip"}
+CPUS_MAX: Final = 4096
+LIMITED: Final = "execution_count"
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """The options as given, by their names."""
+
+    repository: list[Path]
+    model_control_mode: str
+    load_model: list[str] | None
+    repository_poll_secs: int
+    disable_auto_complete_config: bool
+    strict_model_config: str
+    model_config_name: str
+    backend_config: list[str] | None
+    allow_pickle: list[str] | None
+    host: str
+    http_port: int
+    grpc_port: int
+    metrics_port: int
+    allow_http: str
+    allow_grpc: str
+    allow_metrics: str
+    http_max_input_size: int
+    http_header_forward_pattern: str | None
+    exit_on_error: str
+    strict_readiness: str
+    exit_timeout_secs: int
+    model_load_thread_count: int
+    memory_budget: str | None
+    pin: list[str] | None
+    cache_config: str | None
+    rate_limit: str
+    rate_limit_resource: list[str] | None
+    host_policy: list[str] | None
+    trace_config: list[str] | None
+    metrics_config: list[str] | None
+    grpc_compression: str
+
+
+def plan_of(wish: Wish) -> Plan:
+    """The plan. Raises `UserError` for what cannot be read."""
+    for folder in wish.repository:
+        if not folder.is_dir():
+            raise UserError(f"{folder}: no such folder. A repository is a folder with one folder for each model.")
+    if not (_on(wish.allow_http) or _on(wish.allow_grpc)):
+        raise UserError("--allow-http and --allow-grpc are both false: nobody could ask anything.", WRONG_USAGE)
+    forwarded = None
+    if wish.http_header_forward_pattern is not None:
+        forwarded = _read("--http-header-forward-pattern", re.compile, wish.http_header_forward_pattern)
+    doors = Doors(
+        wish.host,
+        wish.http_port if _on(wish.allow_http) else None,
+        wish.grpc_port if _on(wish.allow_grpc) else None,
+        wish.metrics_port if _on(wish.allow_metrics) else None,
+    )
+    size_max = wish.http_max_input_size
+    return Plan(
+        _options(wish),
+        doors,
+        body_bytes_max=size_max,
+        front=FrontOptions(version=__version__, json_bytes_max=size_max, forwarded_headers=forwarded),
+        rpc=RpcOptions(version=__version__, compression=_COMPRESSIONS[wish.grpc_compression]),
+        exit_on_error=_on(wish.exit_on_error),
+        drain_s=float(wish.exit_timeout_secs),
+        tracing=tracing(wish.trace_config or ()),
+        latencies=_shown(wish.metrics_config or ()),
+    )
+
+
+def _options(wish: Wish) -> Options:
+    rules = Rules(
+        max_batch_default=_default_batch(wish.backend_config or ()),
+        auto_complete=not (wish.disable_auto_complete_config or _on(wish.strict_model_config)),
+        allow_pickle=frozenset(wish.allow_pickle or ()),
+        config_name=wish.model_config_name,
+    )
+    return Options(
+        repositories=tuple(folder.absolute() for folder in wish.repository),
+        control=Control(wish.model_control_mode),
+        startup=tuple(wish.load_model or ()),
+        poll_s=float(wish.repository_poll_secs),
+        strict_readiness=_on(wish.strict_readiness),
+        rules=rules,
+        drain_s=float(wish.exit_timeout_secs),
+        loads_max=wish.model_load_thread_count,
+        cache_bytes=_cache(wish.cache_config) if wish.cache_config else 0,
+        memory_bytes=_read("--memory-budget", size, wish.memory_budget) if wish.memory_budget else 0,
+        pinned=frozenset(wish.pin or ()),
+        limited=wish.rate_limit == LIMITED,
+        amounts=tuple(_read("--rate-limit-resource", amount, each) for each in wish.rate_limit_resource or ()),
+        hosts=_host_policies(wish.host_policy or ()),
+    )
+
+
+def _on(switch: str) -> bool:
+    return switch == "true"
+
+
+def size(text: str) -> int:
+    """Bytes of `1048576`, `512MiB` or `4G`; all units are powers of 1024. Raises ValueError."""
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        raise ValueError("expected a size such as 1048576, 512MiB or 4GiB")
+    return int(float(found[1]) * UNITS[found[2].lower()])
+
+
+def amount(text: str) -> Amount:
+    """`name:count` or `name:count:device`. Raises ValueError."""
+    name, _, rest = text.partition(":")
+    count, _, device = rest.partition(":")
+    if not name or not count.isdigit() or not (device.isdigit() or not device):
+        raise ValueError("expected NAME:COUNT or NAME:COUNT:DEVICE, such as R1:4")
+    return Amount(name, int(count), int(device) if device else None)
+
+
+def cpus(text: str) -> tuple[int, ...]:
+    """The CPUs of `0-3,8`. Raises ValueError."""
+    found: set[int] = set()
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        if not first.isdigit() or not (last.isdigit() or not last) or int(last or first) >= CPUS_MAX:
+            raise ValueError("expected CPUs such as 0-3,8")
+        found.update(range(int(first), int(last or first) + 1))
+    return tuple(sorted(found))
+
+
+def tracing(pairs: Sequence[str]) -> Tracing:
+    """The trace settings of `level=…`, `rate=…`, `count=…`, `triton,file=…` and `triton,log-frequency=…`."""
+    levels: list[str] = []
+    rate, count, frequency, file = 1000, -1, 0, ""
+    for pair in pairs:
+        mode, _, setting = pair.rpartition(",")
+        name, equals, value = setting.partition("=")
+        if mode not in ("", "triton") or not equals:
+            raise _wrong("--trace-config", pair, "expected NAME=VALUE or triton,NAME=VALUE")
+        match name:
+            case "level" if value in (TIMESTAMPS, TENSORS, OFF):
+                levels = [] if value == OFF else [*levels, value]
+            case "rate":
+                rate = _read("--trace-config", _natural, value)
+            case "count":
+                count = -1 if value == "-1" else _read("--trace-config", _natural, value)
+            case "log-frequency":
+                frequency = _read("--trace-config", _natural, value)
+            case "file":
+                file = value
+            case "mode" if value == "triton":
+                pass
+            case _:
+                raise _wrong("--trace-config", pair, "known are level, rate, count, mode=triton, file, log-frequency")
+    found = Tracing(tuple(level for level in (TIMESTAMPS, TENSORS) if level in levels), rate, count, frequency, file)
+    if found.levels and found.flaw:
+        raise UserError(f"--trace-config: {found.flaw}", WRONG_USAGE)
+    return found
+
+
+def _shown(pairs: Sequence[str]) -> Shown:
+    switches = {"counter_latencies": True, "summary_latencies": False, "histogram_latencies": False}
+    for pair in pairs:
+        name, _, value = pair.partition("=")
+        if name not in switches or value not in ("true", "false"):
+            raise _wrong("--metrics-config", pair, f"known are {', '.join(switches)}, each =true or =false")
+        switches[name] = _on(value)
+    return Shown(*switches.values())
+
+
+def _default_batch(pairs: Sequence[str]) -> int:
+    found = Rules().max_batch_default
+    for pair in pairs:
+        setting = pair.partition(",")[2]
+        name, _, value = setting.partition("=")
+        if name == "default-max-batch-size":
+            found = _read("--backend-config", _natural, value)
+    return found
+
+
+def _cache(text: str) -> int:
+    name, _, setting = text.partition(",")
+    key, _, value = setting.partition("=")
+    if name != "local" or key != "size":
+        raise _wrong("--cache-config", text, "expected local,size=BYTES")
+    return _read("--cache-config", size, value)
+
+
+def _host_policies(texts: Sequence[str]) -> dict[str, Placement]:
+    """Several options may speak of one policy."""
+    found: dict[str, dict[str, str]] = {}
+    for text in texts:
+        name, _, setting = text.partition(",")
+        key, _, value = setting.partition("=")
+        if not name or key not in ("cpu-cores", "numa-node"):
+            raise _wrong("--host-policy", text, "expected NAME,cpu-cores=0-3 or NAME,numa-node=0")
+        found.setdefault(name, {})[key] = value
+    return {
+        name: Placement(
+            cpus=_read("--host-policy", cpus, settings["cpu-cores"]) if "cpu-cores" in settings else (),
+            numa_node=_read("--host-policy", _natural, settings["numa-node"]) if "numa-node" in settings else -1,
+        )
+        for name, settings in found.items()
+    }
+
+
+def _natural(text: str) -> int:
+    if not text.isdigit():
+        raise ValueError("expected a whole number")
+    return int(text)
+
+
+def _read(option: str, read: Callable[[str], T], text: str) -> T:
+    try:
+        return read(text)
+    except (ValueError, re.error) as error:
+        raise _wrong(option, text, str(error)) from None
+
+
+def _wrong(option: str, text: str, why: str) -> UserError:
+    return UserError(f"{option}: found {text!r}; {why}", WRONG_USAGE)

@@ -1,0 +1,314 @@
+"""The dynamic batcher of a served model version: which requests run together, and when. Triton's rules.
+
+They are those of `GetDynamicBatch` in Triton's `dynamic_batch_scheduler.cc`, of `scheduler_utils.cc` (queues) and of
+`instance_queue.cc` (batches that wait for an instance):
+
+- Sizes are rows; a request may have several. Requests are looked at in order of service, until one would make the
+  batch larger than `max_batch` or has another shape.
+- A batch of a preferred size goes at once, of the largest that there is, unless the oldest request has waited for
+  `delay_s`: then everything goes that fits. Without preferred sizes `max_batch` is the only one. What is smaller
+  waits for company for `delay_s`; without a delay it goes at once.
+- Where requests can neither time out nor be refused and there are no levels, batches are formed while all instances
+  are busy, up to two for each, and the last one goes on growing until it is taken: to the next preferred size, by
+  what has waited for `delay_s`, by anything at all if its size is not a preferred one. With requests coming one by
+  one, sizes 1, 4 and 8 thus make of eleven 1 + 9 + 1. When a batch is taken, those behind it that have waited for
+  `delay_s` join it if they fit. Otherwise a batch is formed when an instance is free for it.
+
+Keeping answers in order (`preserve_ordering`) is the affair of who sends them.
+
+How to use it: call `poll` after every `offer` while an instance is free, and when one gets free, until there is no
+batch; at the time of `WaitUntil` if one is free then. Growth while busy needs nothing more. Call `expired` at
+`next_expiry`, whether instances are free or not.
+"""
+
+import math
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Hashable, Sequence
+from typing import Final, Generic, NamedTuple, TypeVar
+
+from forebay.core.batching import Idle, WaitUntil
+from forebay.core.serving.config import DynamicBatching
+from forebay.core.serving.errors import Kind, Refused
+from forebay.core.serving.queues import QUEUE_FULL, Alarms, Queues, Waiting
+
+__all__ = ["QUEUE_FULL", "TIMEOUT_EXPIRED", "Batch", "Batcher", "Idle", "WaitUntil"]
+
+WAITING_MAX: Final = 65_536
+"""Requests that wait for one model version, whatever its policies allow: each of them holds its tensors."""
+
+FORMED_PER_INSTANCE: Final = 2
+"""Batches that are formed ahead; Triton's number."""
+
+DEADLINE_SLACK_S: Final = 0.005
+"""A batch is held back no longer than until so long before it must start: timers are late."""
+
+TIMEOUT_EXPIRED: Final = "Request timeout expired"
+"""What those are told that `Batcher.expired` gives (UNAVAILABLE); Triton puts no request id before it."""
+
+T = TypeVar("T", bound=Hashable)
+
+_IDLE: Final = Idle()
+
+
+class Batch(NamedTuple, Generic[T]):
+    """Run these together. They wait no more."""
+
+    items: list[T]
+    """In order of service."""
+    rows: int
+
+
+class _Forming(Generic[T]):
+    """A batch that waits for an instance."""
+
+    __slots__ = ("entries", "rows", "shape", "since")
+
+    def __init__(self, shape: Hashable) -> None:
+        self.entries: list[Waiting[T]] = []
+        self.rows = 0
+        self.shape = shape
+        self.since = math.inf
+        """When the first of them came."""
+
+
+class _Look(NamedTuple, Generic[T]):
+    """What could join a batch now."""
+
+    pending: list[Waiting[T]]
+    rows: int
+    best: int
+    """The first so many of `pending` make the largest preferred size; 0: none does."""
+    due: float
+    """When they have waited long enough."""
+    stopped: bool
+    """The next request cannot join, now or later."""
+    closes: bool
+    """The next request exceeds all preferred sizes."""
+
+
+class Batcher(Generic[T]):
+    """Requests of one model version that wait. Times are the caller's clock in seconds and never go back.
+
+    `batching` None: every request is a batch by itself. `instances` and `run_s`, how long a batch is expected to run,
+    may be set at any time; `run_s` only matters to requests that have a deadline. Items are compared by their hashes
+    and must be different; those with the identity's hash are the cheapest.
+    """
+
+    def __init__(self, batching: DynamicBatching | None, max_batch: int, *, instances: int = 1) -> None:
+        alone = batching is None
+        batching = batching or DynamicBatching()
+        self.instances = instances
+        self.run_s = 0.0
+        self._rows_max = 1 if alone else max(1, max_batch)
+        self._preferred = sorted(set(batching.preferred_sizes)) or [self._rows_max]
+        self._delay_s = batching.delay_s
+        policy = batching.default_policy
+        self._ahead = not (alone or batching.levels or policy.timeout_s or policy.allow_override or policy.queue_max)
+        """Whether batches are formed while all instances are busy."""
+        self._queues: Queues[T] = Queues(batching)
+        self._deadlines: Alarms[T] = Alarms()
+        self._waiting: dict[T, Waiting[T]] = {}
+        self._formed: deque[_Forming[T]] = deque()
+        self._growing: _Forming[T] | None = None
+        """The last of those, unless nothing may join it."""
+        self._held: WaitUntil | None = None
+        """Nothing is formed before that time, unless something changes that matters: all that waits in the queues has
+        been looked at, is of one shape, and is fewer rows than `_held_rows`."""
+        self._held_rows = 0
+        self._held_shape: Hashable = None
+        self._expired: list[T] = []
+        self._expired_at = math.inf
+
+    def __len__(self) -> int:
+        """Requests that wait, also in batches that wait for an instance."""
+        return len(self._waiting)
+
+    def offer(
+        self,
+        item: T,
+        *,
+        rows: int,
+        shape: Hashable,
+        level: int,
+        timeout_s: float,
+        now: float,
+        deadline: float | None = None,
+    ) -> None:
+        """Queue a request. `level` and `timeout_s` are what it asks for itself, 0 for nothing.
+
+        `shape` is all that must be equal within a batch: names and shapes of inputs, ragged ones left out, and values
+        of shape tensors. `deadline` is when its answer is worth nothing any more. Raises `Refused` (UNAVAILABLE) if
+        there is no place; nothing has changed then.
+        """
+        assert item not in self._waiting, "it waits already"
+        self._expire(now)
+        if len(self._waiting) >= WAITING_MAX:
+            raise Refused(Kind.UNAVAILABLE, QUEUE_FULL)
+        entry = Waiting(item, max(1, rows), shape, now, math.inf if deadline is None else deadline)
+        queues = self._queues
+        queues.add(entry, level, timeout_s)
+        self._waiting[item] = entry
+        if deadline is not None:
+            self._deadlines.add(deadline, entry)
+        held = self._held
+        if held is not None:
+            if queues.rows < self._held_rows and shape == self._held_shape and deadline is None and now < held.at:
+                return
+            self._held = None
+        if self._ahead:
+            self._form(now)
+
+    def cancel(self, item: T) -> bool:
+        """Forget a request. False: it does not wait (any more)."""
+        entry = self._waiting.get(item)
+        if entry is None:
+            return False
+        self._drop(entry)
+        return True
+
+    def poll(self, now: float) -> Batch[T] | WaitUntil | Idle:
+        """What an instance that is free should do: run a batch, look again at that time, or nothing."""
+        self._expire(now)
+        formed = self._formed
+        if self._held is None or now >= self._held.at:
+            self._held = None
+            if formed:
+                self._form(now)
+            elif self._queues.rows:
+                self._grow(now)
+        if not formed:
+            return self._held or _IDLE
+        batch = self._take(now)
+        if self._ahead:
+            self._form(now)
+        return batch
+
+    def expired(self, now: float) -> Sequence[T]:
+        """Those that have left since the last call because they waited too long or cannot meet their deadline."""
+        self._expire(now)
+        expired, self._expired, self._expired_at = self._expired, [], math.inf
+        return expired
+
+    @property
+    def next_expiry(self) -> float | None:
+        """When `expired` should be called next, perhaps in the past; None: there is nothing to expire."""
+        at = min(self._expired_at, self._queues.next_timeout(), self._deadlines.next() - self.run_s)
+        return None if at == math.inf else at
+
+    def _expire(self, now: float) -> None:
+        for entry in self._queues.overdue(now):
+            self._reject(entry, now)
+        for entry in self._deadlines.due(now + self.run_s):
+            self._reject(entry, now)
+
+    def _reject(self, entry: Waiting[T], now: float) -> None:
+        self._drop(entry)
+        self._expired.append(entry.item)
+        self._expired_at = min(self._expired_at, now)
+
+    def _drop(self, entry: Waiting[T]) -> None:
+        entry.gone = True
+        del self._waiting[entry.item]
+        self._held = None
+        if entry.lane is not None:
+            self._queues.remove(entry)
+            return
+        forming = next(forming for forming in self._formed if entry in forming.entries)
+        forming.entries.remove(entry)
+        forming.rows -= entry.rows
+        if not forming.entries:
+            self._formed.remove(forming)
+            if forming is self._growing:
+                self._growing = None
+
+    def _take(self, now: float) -> Batch[T]:
+        """The first of the batches, and those behind it that should have left by now and fit."""
+        formed = self._formed
+        first = formed.popleft()
+        entries, rows = first.entries, first.rows
+        last = first
+        while (
+            formed
+            and self._delay_s
+            and now - formed[0].since > self._delay_s
+            and formed[0].shape == first.shape
+            and rows + formed[0].rows <= self._rows_max
+        ):
+            last = formed.popleft()
+            entries += last.entries
+            rows += last.rows
+        if last is self._growing:
+            self._growing = self._held = None
+        items = []
+        for entry in entries:
+            entry.gone = True
+            del self._waiting[entry.item]
+            items.append(entry.item)
+        return Batch(items, rows)
+
+    def _form(self, now: float) -> None:
+        """Form batches ahead."""
+        most = FORMED_PER_INSTANCE * self.instances
+        while self._held is None and self._queues.rows and len(self._formed) < most and self._grow(now):
+            pass
+
+    def _grow(self, now: float) -> bool:
+        """Begin a batch, or let the last one grow. False: there is nothing more to do for now."""
+        growing = self._growing
+        base = growing.rows if growing is not None else 0
+        pending, rows, best, due, stopped, closes = self._look(now, growing)
+        if best and now < due:
+            del pending[best:]
+            closes = closes or not self._delay_s
+        elif not pending:
+            if closes:
+                self._growing = None
+            return closes
+        elif stopped or base + rows >= self._preferred[-1]:
+            closes = True
+        elif self._delay_s and now < due and (not base or base in self._preferred):
+            self._held = WaitUntil(due)
+            self._held_rows = self._preferred[bisect_right(self._preferred, base + rows)] - base
+            self._held_shape = pending[0].shape
+            return False
+        if growing is None:
+            growing = _Forming(pending[0].shape)
+            self._formed.append(growing)
+        for entry in pending:
+            self._queues.remove(entry)
+            growing.rows += entry.rows
+            growing.since = min(growing.since, entry.since)
+        growing.entries += pending
+        self._growing = None if closes else growing
+        return True
+
+    def _look(self, now: float, growing: _Forming[T] | None) -> _Look[T]:
+        """What could join that batch, or make a new one."""
+        base, shape = (0, None) if growing is None else (growing.rows, growing.shape)
+        preferred_max = self._preferred[-1]
+        delay_s = self._delay_s or math.inf
+        lead_s = self.run_s + DEADLINE_SLACK_S
+        pending: list[Waiting[T]] = []
+        size, best, due = base, 0, math.inf
+        stopped = closes = False
+        order, by_age = self._queues.in_order()
+        for entry in order:
+            larger = size + entry.rows
+            if size:
+                if larger > preferred_max:
+                    if not best:
+                        best, closes = len(pending), True
+                    if best and by_age and now < due:
+                        break  # nobody behind has waited for longer: `best` it is
+                if larger > self._rows_max or entry.shape != shape:
+                    stopped = True
+                    break
+            else:
+                shape = entry.shape
+            pending.append(entry)
+            size = larger
+            due = min(due, entry.since + delay_s, entry.deadline - lead_s)
+            if size in self._preferred:
+                best = len(pending)
+        return _Look(pending, size - base, best, due, stopped, closes)

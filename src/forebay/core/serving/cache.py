@@ -1,0 +1,61 @@
+"""A least-recently-used cache under a budget of bytes: of responses, by a hash of what was asked."""
+
+from collections import OrderedDict
+from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+ENTRY_BYTES = 256
+"""What keeping an entry costs beside its content; else any number of empty ones would fit."""
+
+
+class ByteLru(Generic[K, V]):
+    """Entries with sizes. The caller makes the keys: which load of a model belongs in them, else they outlive it.
+
+    `used_bytes` never exceeds `bytes_max`; `evictions` counts entries that had to go for others.
+    """
+
+    __slots__ = ("_entries", "bytes_max", "evictions", "used_bytes")
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self.used_bytes = 0
+        self.evictions = 0
+        self._entries: OrderedDict[K, tuple[V, int]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, key: K) -> V | None:
+        """What is kept under the key, which is now the last to go."""
+        entry = self._entries.get(key)
+        if entry is None:
+            return None
+        self._entries.move_to_end(key)
+        return entry[0]
+
+    def put(self, key: K, value: V, size_bytes: int) -> bool:
+        """Keep the value, in place of what the key had. False: it is larger than the whole budget and not kept."""
+        self.drop(key)
+        size_bytes += ENTRY_BYTES
+        if size_bytes > self.bytes_max:
+            return False
+        while self.used_bytes + size_bytes > self.bytes_max:
+            self.used_bytes -= self._entries.popitem(last=False)[1][1]
+            self.evictions += 1
+        self._entries[key] = (value, size_bytes)
+        self.used_bytes += size_bytes
+        return True
+
+    def drop(self, key: K) -> None:
+        """Forget an entry; unknown keys are ignored."""
+        entry = self._entries.pop(key, None)
+        if entry is not None:
+            self.used_bytes -= entry[1]
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._entries.clear()
+        self.used_bytes = 0

@@ -1,0 +1,253 @@
+"""The configuration of a served model as values: what `config.pbtxt` says, complete and checked.
+
+Times are seconds, whatever unit the file has. `modelserver.repository` reads and writes the file's own form.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+VARIABLE = -1
+"""A dimension of any size."""
+
+
+class Datatype(StrEnum):
+    """Element types by their names in the protocol."""
+
+    BOOL = "BOOL"
+    UINT8 = "UINT8"
+    UINT16 = "UINT16"
+    UINT32 = "UINT32"
+    UINT64 = "UINT64"
+    INT8 = "INT8"
+    INT16 = "INT16"
+    INT32 = "INT32"
+    INT64 = "INT64"
+    FP16 = "FP16"
+    FP32 = "FP32"
+    FP64 = "FP64"
+    BF16 = "BF16"
+    BYTES = "BYTES"
+    """Elements of any length: on the wire each has its length before it, 4 bytes little-endian."""
+
+
+ELEMENT_BYTES = {
+    Datatype.BOOL: 1, Datatype.UINT8: 1, Datatype.UINT16: 2, Datatype.UINT32: 4, Datatype.UINT64: 8,
+    Datatype.INT8: 1, Datatype.INT16: 2, Datatype.INT32: 4, Datatype.INT64: 8,
+    Datatype.FP16: 2, Datatype.FP32: 4, Datatype.FP64: 8, Datatype.BF16: 2,
+}  # fmt: skip
+"""Of all but BYTES."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """An input or output. `dims` are without the batch dimension if the model batches; -1 is any size."""
+
+    name: str
+    datatype: Datatype
+    dims: tuple[int, ...]
+    reshape: tuple[int, ...] | None = None
+    """What the backend sees or gives instead of `dims`."""
+    optional: bool = False
+    allow_ragged: bool = False
+    format: str = "FORMAT_NONE"
+    label_file: str = ""
+
+
+class TimeoutAction(StrEnum):
+    """What happens to a request that has waited for longer than its queue's timeout."""
+
+    REJECT = "REJECT"
+    DELAY = "DELAY"
+    """It is served after all others of its level that are not late."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueuePolicy:
+    """How a priority level queues. `timeout_s` 0: none; `queue_max` 0: unbounded by this level."""
+
+    timeout_action: TimeoutAction = TimeoutAction.REJECT
+    timeout_s: float = 0.0
+    allow_override: bool = False
+    """A request's own timeout counts, if it is shorter than `timeout_s`."""
+    queue_max: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DynamicBatching:
+    """Requests are put together. `levels` 0: no priorities; else 1 (highest) to `levels`, 0 stands for the default.
+
+    `age_step_s` is ours: after each such time a waiting request counts as one level higher, so that none starves.
+    0 is Triton's strict order.
+    """
+
+    preferred_sizes: tuple[int, ...] = ()
+    delay_s: float = 0.0
+    preserve_ordering: bool = False
+    levels: int = 0
+    default_level: int = 0
+    default_policy: QueuePolicy = QueuePolicy()
+    policies: dict[int, QueuePolicy] = field(default_factory=dict)
+    age_step_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """A control input of a sequence: `kind` START, END, READY or CORRID; values for false and true."""
+
+    tensor: str
+    kind: str
+    datatype: Datatype
+    false_true: tuple[float, float] = (0, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Implicit state of a sequence: an output that comes back as an input of its next request."""
+
+    input: str
+    output: str
+    datatype: Datatype
+    dims: tuple[int, ...]
+    initial_file: str = ""
+    """In the folder `initial_state`; empty: zeros."""
+    initial_dims: tuple[int, ...] = ()
+    """Of the initial state, all known; empty: `dims`, with 1 for those that are not."""
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceBatching:
+    """Requests of one sequence go to one instance, one after the other. `oldest` False is the direct strategy."""
+
+    idle_max_s: float = 1.0
+    oldest: bool = False
+    controls: tuple[Control, ...] = ()
+    states: tuple[State, ...] = ()
+    delay_s: float = 0.0
+    minimum_slot_utilization: float = 0.0
+    preferred_sizes: tuple[int, ...] = ()
+    candidates_max: int = 0
+    """Oldest: sequences that have a slot at once; 0: as many as a batch has rows."""
+    preserve_ordering: bool = False
+    iterative: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One model of an ensemble. The maps go from the model's tensor names to names within the ensemble."""
+
+    model: str
+    version: int
+    """-1: the latest."""
+    inputs: dict[str, str]
+    outputs: dict[str, str]
+
+
+class InstanceKind(StrEnum):
+    """Where instances run."""
+
+    AUTO = "KIND_AUTO"
+    CPU = "KIND_CPU"
+    GPU = "KIND_GPU"
+    MODEL = "KIND_MODEL"
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """Something that instances need to run; `is_global` ones are shared by all devices."""
+
+    name: str
+    count: int
+    is_global: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceGroup:
+    """Instances that are alike."""
+
+    name: str = ""
+    kind: InstanceKind = InstanceKind.CPU
+    count: int = 1
+    gpus: tuple[int, ...] = ()
+    passive: bool = False
+    host_policy: str = ""
+    resources: tuple[Resource, ...] = ()
+    priority: int = 0
+    """Of the rate limiter: level p gets 1/p of the chances; 0 is 1."""
+
+
+class VersionRule(StrEnum):
+    """Which versions in a model's folder are served."""
+
+    LATEST = "latest"
+    ALL = "all"
+    SPECIFIC = "specific"
+
+
+@dataclass(frozen=True, slots=True)
+class VersionPolicy:
+    """`count` belongs to LATEST, `versions` to SPECIFIC."""
+
+    rule: VersionRule = VersionRule.LATEST
+    count: int = 1
+    versions: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class WarmupInput:
+    """One input of a warm-up request: zeros, random values, or the bytes of a file in the folder `warmup`."""
+
+    datatype: Datatype
+    dims: tuple[int, ...]
+    fill: str = "zero"
+    """`zero`, `random`, or `file`."""
+    file: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Warmup:
+    """Requests that a model must have answered before it is ready. `count` 0 is once."""
+
+    name: str
+    batch_size: int
+    inputs: dict[str, WarmupInput]
+    count: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Everything that is known of a model before it is loaded. `max_batch` 0: the model does not batch."""
+
+    name: str
+    backend: str
+    """`onnxruntime`, `openvino`, `pytorch`, `python`, `ensemble`."""
+    platform: str = ""
+    max_batch: int = 0
+    inputs: tuple[TensorSpec, ...] = ()
+    outputs: tuple[TensorSpec, ...] = ()
+    versions: VersionPolicy = VersionPolicy()
+    instances: tuple[InstanceGroup, ...] = (InstanceGroup(),)
+    batching: DynamicBatching | None = None
+    sequences: SequenceBatching | None = None
+    steps: tuple[Step, ...] = ()
+    inflight_max: int = 0
+    """Of an ensemble: requests within each step at once; 0: any number."""
+    parameters: dict[str, str] = field(default_factory=dict)
+    model_file: str = ""
+    """`default_model_filename`; empty: what the backend is used to."""
+    warmups: tuple[Warmup, ...] = ()
+    cache: bool = False
+    decoupled: bool = False
+    """A request may have any number of responses."""
+
+    @property
+    def instance_count(self) -> int:
+        """Instances of all groups together (a GPU group has its count on each GPU)."""
+        return sum(group.count * max(1, len(group.gpus)) for group in self.instances)
+
+    def input(self, name: str) -> TensorSpec | None:
+        """The input of that name."""
+        return next((spec for spec in self.inputs if spec.name == name), None)
+
+    def output(self, name: str) -> TensorSpec | None:
+        """The output of that name."""
+        return next((spec for spec in self.outputs if spec.name == name), None)

@@ -1,0 +1,6 @@
+"""Ensembles: what is wrong with one, the order to load them in, and what each request of one runs next."""
+
+from forebay.core.serving.ensemble.check import Checked, Lookup, check, load_order
+from forebay.core.serving.ensemble.flow import Dag, Flow, Gates, Progress, Start, carried_shape
+
+__all__ = ["Checked", "Dag", "Flow", "Gates", "Lookup", "Progress", "Start", "carried_shape", "check", "load_order"]

@@ -1,0 +1,248 @@
+"""What is wrong with an ensemble, all of it at once and in Triton's words; and in which order models are loaded."""
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import NamedTuple
+
+from forebay.core.serving.config import VARIABLE, Datatype, ModelConfig, Step, TensorSpec
+
+LATEST = -1
+Lookup = Callable[[str, int], ModelConfig | None]
+"""The completed configuration of a model version (-1: the latest) that is loaded; None: it is not."""
+
+
+class Checked(NamedTuple):
+    """What a check found. `decoupled`: by step; `many`: a request of the ensemble may have several responses."""
+
+    problems: tuple[str, ...]
+    decoupled: tuple[bool, ...] = ()
+    many: bool = False
+
+
+class _Known(NamedTuple):
+    """What is known of an ensemble's tensor, and of which model."""
+
+    model: str
+    datatype: Datatype
+    dims: tuple[int, ...]
+    full_dims: tuple[int, ...]
+
+
+def check(config: ModelConfig, lookup: Lookup) -> Checked:
+    """Check an ensemble against the models of its steps. Set `many` as `decoupled` of its own configuration."""
+    models = [lookup(step.model, step.version) for step in config.steps]
+    decoupled = tuple(model is not None and model.decoupled for model in models)
+    problems = [*_form(config), *_data_flow(config)]
+    problems += _tensors(config, models, lookup)
+    problems += _regions(config, decoupled)
+    return Checked(tuple(dict.fromkeys(problems)), decoupled, any(decoupled))
+
+
+def _form(config: ModelConfig) -> Iterator[str]:
+    name = config.name
+    if not config.steps:
+        yield f"must specify 'step' for ensemble '{name}'"
+    if config.warmups:
+        yield f"model_warmup can not be specified for ensemble '{name}'"
+    made = {spec.name for spec in config.inputs}
+    for index, step in enumerate(config.steps):
+        fields = (("model_name", step.model), ("input_map", step.inputs), ("output_map", step.outputs))
+        for field, value in fields:
+            if not value:
+                yield f"must specify '{field}' in step {index} of ensemble '{name}'"
+        for tensor in step.outputs.values():
+            if tensor in made:  # that one may not write over an input either is ours: Triton would run for ever
+                yield (
+                    f"ensemble tensor '{tensor}' can appear in an output map only once for ensemble '{name}'"
+                    f" step {index}"
+                )
+            made.add(tensor)
+
+
+def _data_flow(config: ModelConfig) -> Iterator[str]:
+    name = config.name
+    read = {tensor for step in config.steps for tensor in step.inputs.values()}
+    makers = {tensor: step for step in config.steps for tensor in step.outputs.values()}
+    for spec in config.inputs:
+        if spec.name not in read and spec.name not in makers:
+            yield f"ensemble input '{spec.name}' for ensemble {name}' is not used"  # the quote is Triton's
+    ready = {spec.name for spec in config.inputs}
+    for index in _in_order(config):
+        ready.update(config.steps[index].outputs.values())
+    outputs = [spec.name for spec in config.outputs]
+    for output in outputs:
+        if output not in read and output not in makers:
+            yield f"ensemble output '{output}' for ensemble {name}' is not used"
+        elif output not in ready:
+            source = _unconnected(output, makers, ready)
+            because = f": at least one of its depending tensors, '{source}', is not connected"
+            yield f"output '{output}' for ensemble '{name}' is not written{because if source != output else ''}"
+    for tensor in sorted(read.union(makers).difference(outputs)):
+        if tensor not in ready or tensor not in read:
+            yield f"ensemble tensor '{tensor}' is unused in ensemble '{name}'"
+
+
+def _in_order(config: ModelConfig) -> list[int]:
+    """The steps that can run at all, each after those that it needs."""
+    ready = {spec.name for spec in config.inputs}
+    left, ordered = list(range(len(config.steps))), []
+    while runnable := [index for index in left if ready.issuperset(config.steps[index].inputs.values())]:
+        ordered += runnable
+        left = [index for index in left if index not in runnable]
+        ready.update(tensor for index in runnable for tensor in config.steps[index].outputs.values())
+    return ordered
+
+
+def _unconnected(tensor: str, makers: Mapping[str, Step], ready: Collection[str]) -> str:
+    """Follow what is not there from one tensor to that by which it is not there; round a cycle only once."""
+    seen = {tensor}
+    while tensor in makers:
+        lacking = [each for each in sorted(makers[tensor].inputs.values()) if each not in ready and each not in seen]
+        if not lacking:
+            break
+        tensor = lacking[0]
+        seen.add(tensor)
+    return tensor
+
+
+def _tensors(config: ModelConfig, models: list[ModelConfig | None], lookup: Lookup) -> Iterator[str]:
+    known: dict[str, _Known] = {}
+    for spec in (*config.inputs, *config.outputs):
+        known.setdefault(spec.name, _known(config, spec, spec.dims if spec.reshape is None else spec.reshape))
+    for step, model in zip(config.steps, models, strict=True):
+        if model is None:
+            yield _absent(config.name, step, lookup)
+            continue
+        if model.max_batch and model.max_batch < config.max_batch:
+            yield (
+                f"ensemble {config.name} allows maximum batch size {config.max_batch}, but it contains model"
+                f" {step.model} which only allows maximum batch size to be {model.max_batch}"
+            )
+        yield from _mapping(config.name, step, model)
+        specs = [(model.input(own), tensor) for own, tensor in step.inputs.items()]
+        specs += [(model.output(own), tensor) for own, tensor in step.outputs.items()]
+        for own_spec, tensor in specs:
+            if own_spec is not None:
+                found = _known(model, own_spec, own_spec.dims)
+                yield from _difference(config.name, tensor, known.setdefault(tensor, found), found)
+
+
+def _absent(ensemble: str, step: Step, lookup: Lookup) -> str:
+    if step.version == LATEST or lookup(step.model, LATEST) is None:
+        return f"ensemble '{ensemble}' depends on '{step.model}' which has no loaded version."
+    return f"ensemble '{ensemble}' depends on '{step.model}' whose required version {step.version} is not loaded."
+
+
+def _mapping(ensemble: str, step: Step, model: ModelConfig) -> Iterator[str]:
+    start = f"in ensemble {ensemble}, "
+    for own, tensor in step.inputs.items():
+        if model.input(own) is None:
+            yield f"{start}ensemble tensor {tensor} is mapping to non-existing input {own} in model {step.model}"
+    for spec in model.inputs:
+        if spec.name not in step.inputs and not spec.optional:
+            yield f"{start}input {spec.name} in model {step.model} is not mapped to any ensemble tensors"
+    for own, tensor in step.outputs.items():
+        if model.output(own) is None:
+            yield f"{start}ensemble tensor {tensor} is mapped from non-existing output {own} in model {step.model}"
+
+
+def _known(config: ModelConfig, spec: TensorSpec, dims: tuple[int, ...]) -> _Known:
+    return _Known(config.name, spec.datatype, dims, (VARIABLE, *dims) if config.max_batch else dims)
+
+
+def _difference(ensemble: str, tensor: str, before: _Known, found: _Known) -> Iterator[str]:
+    start = f"in ensemble {ensemble}, ensemble tensor {tensor}: "
+    if before.datatype is not found.datatype:
+        yield (
+            f"{start}inconsistent data type: {_type(before.datatype)} is inferred from model {before.model} while"
+            f" {_type(found.datatype)} is inferred from model {found.model}"
+        )
+    elif not _alike(before.dims, found.dims) and not _alike(before.full_dims, found.full_dims):
+        yield (
+            f"{start}inconsistent shape: {_list(before.full_dims)} is inferred from model {before.model} while"
+            f" {_list(found.full_dims)} is inferred from model {found.model}"
+        )
+
+
+def _alike(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    return len(one) == len(other) and all(a == b or VARIABLE in {a, b} for a, b in zip(one, other, strict=True))
+
+
+def _type(datatype: Datatype) -> str:
+    return "TYPE_STRING" if datatype is Datatype.BYTES else f"TYPE_{datatype}"
+
+
+def _list(dims: tuple[int, ...]) -> str:
+    return f"[{','.join(map(str, dims))}]"
+
+
+def _regions(config: ModelConfig, decoupled: tuple[bool, ...]) -> Iterator[str]:
+    """A decoupled step opens a region: what follows runs once for each of its responses, so regions do not mix."""
+    text = "in ensemble {}, step of model '{}' receives inputs originated from different decoupled models"
+    region = {spec.name: 0 for spec in config.inputs}
+    opened = 0
+    for index in _in_order(config):
+        step = config.steps[index]
+        regions = {region[tensor] for tensor in step.inputs.values()}
+        if len(regions) > 1:
+            yield text.format(config.name, step.model)
+        opened += decoupled[index]
+        for tensor in step.outputs.values():
+            region[tensor] = opened if decoupled[index] else max(regions, default=0)
+    if len({region[spec.name] for spec in config.outputs if spec.name in region}) > 1:
+        yield text.format(config.name, config.name)
+
+
+def load_order(needs: Mapping[str, Collection[str]]) -> tuple[list[str], dict[str, str]]:
+    """Models in an order in which each comes after those it needs, and what is wrong with those that cannot.
+
+    `needs`: for every model of the repository the names of its steps' models (empty if it is no ensemble).
+    """
+    problems: dict[str, str] = {}
+    for name in sorted(needs):
+        lacking = sorted(set(needs[name]).difference(needs))
+        if lacking:
+            problems[name] = (
+                f"ensemble {name} contains models that are not available or ambiguous: {', '.join(lacking)}"
+            )
+    order = dict.fromkeys(_settled(needs, {}, problems))
+    left = {name: needs[name] for name in sorted(needs) if name not in order and name not in problems}
+    for name in left:
+        before = _before(name, left)
+        if before is not None:
+            problems[name] = f"circular dependency between ensembles: {name} -> ... -> {before} -> {name}"
+    _settled(needs, order, problems)
+    return list(order), problems
+
+
+def _settled(
+    needs: Mapping[str, Collection[str]], order: dict[str, None], problems: dict[str, str]
+) -> dict[str, None]:
+    """Add who can be loaded to `order`, and who needs somebody that cannot to `problems`, while there are any."""
+    left = [name for name in sorted(needs) if name not in order and name not in problems]
+    while left:
+        for name in left:
+            bad = next((each for each in sorted(needs[name]) if each in problems), None)
+            if bad is not None:
+                problems[name] = (
+                    f"ensemble '{name}' depends on '{bad}' which is not valid. Model '{bad}' failed with error:"
+                    f" {problems[bad]}"
+                )
+            elif all(each in order for each in needs[name]):
+                order[name] = None
+        before, left = left, [name for name in left if name not in order and name not in problems]
+        if len(left) == len(before):
+            break
+    return order
+
+
+def _before(start: str, needs: Mapping[str, Collection[str]]) -> str | None:
+    """By whom a walk along what is needed comes back to its start; None: it does not."""
+    seen, walk = {start}, [start]
+    for name in walk:
+        for each in sorted(needs.get(name, ())):
+            if each == start:
+                return name
+            if each not in seen:
+                seen.add(each)
+                walk.append(each)
+    return None

@@ -1,0 +1,169 @@
+"""The rate limiter: an instance runs only while the resources that it needs are free, and priorities share turns.
+
+The rules are those of Triton's `--rate-limit=execution_count`, with two differences: who waits for scarce resources
+holds up only those that want the same ones, and who comes late does not catch up on what others have had before.
+"""
+
+from bisect import insort
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from forebay.core.serving.config import Resource
+from forebay.core.serving.errors import Kind, Refused
+
+K = TypeVar("K", bound=Hashable)
+
+Place = tuple[int | None, str]
+"""A device (None: the resource is global) and a resource's name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """How much there is of a resource: on one device, or (None) on each. Of a global one the largest counts."""
+
+    name: str
+    count: int
+    device: int | None = None
+
+
+class _Instance(Generic[K]):
+    __slots__ = ("key", "needs", "number", "passed", "runs", "stride", "waits")
+
+    def __init__(self, key: K, needs: dict[Place, int], stride: int) -> None:
+        self.key = key
+        self.needs = needs
+        self.stride = stride
+        self.passed = 0
+        """Its turns so far, each counted `stride`: the lowest goes next."""
+        self.number = 0
+        self.waits = False
+        self.runs = False
+
+    def __lt__(self, other: "_Instance[K]") -> bool:
+        return (self.passed, self.number) < (other.passed, other.number)
+
+
+class Limiter(Generic[K]):
+    """Who may run now. A key stands for one instance of one model version.
+
+    The shell calls `ask` when an instance has something to run and then runs all that `grants` returns. It calls
+    `release` when a run has ended, however, and `grants` again after each `release`, `withdraw`, `add` and `remove`.
+    Among those that want to run at the same time, one of priority p gets a share of turns in proportion to 1/p.
+    """
+
+    __slots__ = ("_amounts", "_clock", "_instances", "_limits", "_line", "_number", "_used")
+
+    def __init__(self, amounts: Iterable[Amount] = ()) -> None:
+        """Without `amounts`, there is as much of each resource as the instance needs that needs most."""
+        self._amounts = tuple(amounts)
+        self._instances: dict[K, _Instance[K]] = {}
+        self._limits: dict[Place, int] = {}
+        self._used: dict[Place, int] = {}
+        self._line: list[_Instance[K]] = []
+        self._clock = 0
+        self._number = 0
+
+    def add(self, key: K, resources: Sequence[Resource], device: int = 0, priority: int = 0) -> None:
+        """Make an instance known. Raises Refused (INVALID_ARGUMENT, Triton's texts) if it could never run."""
+        assert key not in self._instances, f"{key} is known already"
+        needs = {(None if each.is_global else device, each.name): each.count for each in resources if each.count}
+        limits = self._limits_with(needs)
+        self._instances[key] = _Instance(key, needs, max(1, priority))
+        self._limits = limits
+
+    def remove(self, key: K) -> None:
+        """Forget an instance, whatever it did: what it held is free again. Unknown ones are ignored."""
+        if key not in self._instances:
+            return
+        self.withdraw(key)
+        self.release(key)
+        del self._instances[key]
+        self._limits = self._limits_with({})
+
+    def ask(self, key: K) -> None:
+        """The instance, which neither waits nor runs, wants to run once."""
+        instance = self._instances[key]
+        assert not instance.waits, f"{key} waits already"
+        assert not instance.runs, f"{key} runs"
+        self._number += 1
+        instance.number = self._number
+        instance.passed = max(instance.passed, self._clock)
+        instance.waits = True
+        insort(self._line, instance)
+
+    def withdraw(self, key: K) -> None:
+        """It has nothing to run any more; ignored unless it waits."""
+        instance = self._instances.get(key)
+        if instance is not None and instance.waits:
+            instance.waits = False
+            self._line.remove(instance)
+
+    def grants(self) -> list[K]:
+        """The instances that start now, in order: they hold what they need until `release`."""
+        granted: list[K] = []
+        left: list[_Instance[K]] = []
+        kept: dict[Place, int] = {}  # for those before who must wait: else smaller ones might pass them for ever
+        for instance in self._line:
+            if all(
+                self._used.get(place, 0) + kept.get(place, 0) + count <= self._limits[place]
+                for place, count in instance.needs.items()
+            ):
+                self._start(instance)
+                granted.append(instance.key)
+            else:
+                for place, count in instance.needs.items():
+                    kept[place] = kept.get(place, 0) + count
+                left.append(instance)
+        self._line = left
+        return granted
+
+    def release(self, key: K) -> None:
+        """The run has ended or never was: give back what the instance holds; ignored if it holds nothing."""
+        instance = self._instances.get(key)
+        if instance is not None and instance.runs:
+            instance.runs = False
+            for place, count in instance.needs.items():
+                self._used[place] -= count
+
+    def _start(self, instance: _Instance[K]) -> None:
+        for place, count in instance.needs.items():
+            self._used[place] = self._used.get(place, 0) + count
+        self._clock = max(self._clock, instance.passed)
+        instance.passed += instance.stride
+        instance.waits = False
+        instance.runs = True
+
+    def _limits_with(self, needs: dict[Place, int]) -> dict[Place, int]:
+        most = dict(needs)
+        for instance in self._instances.values():
+            for place, count in instance.needs.items():
+                most[place] = max(most.get(place, 0), count)
+        both = sorted({name for device, name in most if device is not None and (None, name) in most})
+        if both:
+            raise Refused(
+                Kind.INVALID_ARGUMENT,
+                f'Resource "{both[0]}" is present as both global and device-specific resource in the model'
+                " configuration.",
+            )
+        if not self._amounts:
+            return most
+        limits = {place: self._amount(*place) for place in most}
+        short = next((place for place in most if limits[place] < most[place]), None)
+        if short is not None:
+            raise Refused(
+                Kind.INVALID_ARGUMENT,
+                f'Resource count for "{short[1]}" is limited to {limits[short]} which will prevent scheduling of'
+                f" one or more model instances, the minimum required count is {most[short]}",
+            )
+        return limits
+
+    def _amount(self, device: int | None, name: str) -> int:
+        return max(
+            (
+                each.count
+                for each in self._amounts
+                if each.name == name and (device is None or each.device in {None, device})
+            ),
+            default=0,
+        )

@@ -1,0 +1,485 @@
+"""Sequence batching: requests of one sequence go to one instance, in order, one after the other.
+
+The rules are those of Triton's `sequence_batch_scheduler.cc`. A sequence has a slot of an instance from its START to
+its END; while there is none, it waits in the backlog. *Direct*: the slot is the place in the batch, and an instance
+runs what its slots hold, one request of each. *Oldest*: the next request of each slot goes to a dynamic batcher.
+
+Unlike there a sequence is idle only while nothing of it waits or runs, a direct run is made around the request that
+has waited longest, so that one of an odd shape is not passed over for ever, and what is cancelled takes along only
+what comes after it in the same sequence.
+"""
+
+import math
+from collections import OrderedDict, deque
+from collections.abc import Collection, Hashable, Iterable, Iterator
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from typing import Final, Generic, NamedTuple, TypeVar
+
+from forebay.core.serving.batcher import Batch, Batcher, Idle, WaitUntil
+from forebay.core.serving.config import Control, Datatype, DynamicBatching, SequenceBatching
+from forebay.core.serving.errors import Kind, Refused
+
+T = TypeVar("T", bound=Hashable)
+
+ID_LENGTH_MAX: Final = 128
+"""Characters of a correlation id that is a string; Triton's limit."""
+
+BACKLOG_EXPIRED: Final = "timeout of the corresponding sequence has been expired"
+"""What those are told that `Sequencer.expire` gives (UNAVAILABLE)."""
+
+_INTEGERS: Final = {Datatype.UINT64, Datatype.INT64, Datatype.UINT32, Datatype.INT32}
+
+
+class Life:
+    """One sequence from a START to its end. What lives as long as it (implicit state) goes into `state`."""
+
+    __slots__ = ("corrid", "state")
+
+    def __init__(self, corrid: int | str) -> None:
+        self.corrid = corrid
+        self.state: object = None
+
+
+class Row(NamedTuple, Generic[T]):
+    """A place in a run. `item` None (then `life` too): fill it with zeros shaped like the first row that has one."""
+
+    slot: int
+    item: T | None = None
+    life: Life | None = None
+    start: bool = False
+    end: bool = False
+
+
+class Run(NamedTuple, Generic[T]):
+    """What an instance runs next. Direct: row i is slot i, up to the last that has a request."""
+
+    instance: int
+    rows: tuple[Row[T], ...]
+
+
+def control_values(controls: Iterable[Control], row: Row[T]) -> Iterator[tuple[Control, float | int | str]]:
+    """The value of each control input in that row (CORRID of an empty one: 0 or "")."""
+    flags = {"START": row.start, "END": row.end, "READY": row.item is not None}
+    for control in controls:
+        if control.kind != "CORRID":
+            yield control, control.false_true[flags[control.kind]]
+        elif row.life is not None:
+            yield control, row.life.corrid
+        else:
+            yield control, "" if control.datatype is Datatype.BYTES else 0
+
+
+def id_flaw(model: str, batching: SequenceBatching, corrid: int | str) -> str:
+    """What is wrong with a correlation id, in Triton's words (empty: nothing). Ask when a request is checked."""
+    text = isinstance(corrid, str)
+    if isinstance(corrid, str) and len(corrid) > ID_LENGTH_MAX:
+        return f"string correlation ID cannot be longer than {ID_LENGTH_MAX} characters"
+    for control in batching.controls:
+        if control.kind == "CORRID" and (
+            control.datatype is not Datatype.BYTES if text else control.datatype not in _INTEGERS
+        ):
+            return (
+                f"sequence batching control '{control.tensor}' data-type is '{'BYTES' if text else 'UINT64'}',"
+                f" but model '{model}' expects '{control.datatype}'"
+            )
+    return ""
+
+
+@dataclass(slots=True, eq=False)
+class _Entry(Generic[T]):
+    """A request that waits, in its sequence or in the dynamic batcher of its instance."""
+
+    item: T
+    track: "_Track[T]"
+    life: Life
+    start: bool
+    end: bool
+    shape: Hashable
+    since: float
+
+
+class _Track(Generic[T]):
+    """What has or waits for a slot: a sequence, and those that were started under its id before it had ended."""
+
+    __slots__ = ("closed", "current", "expires", "key", "lane", "life", "slot", "waiting")
+
+    def __init__(self, key: int | str | None) -> None:
+        self.key = key
+        """The id by which more comes; None: nobody knows it."""
+        self.lane: _Lane[T] | None = None
+        self.slot = 0
+        self.life = Life(0)
+        self.waiting: deque[_Entry[T]] = deque()
+        self.current: _Entry[T] | None = None
+        """What is in the dynamic batcher or in a run."""
+        self.closed = False
+        """Nothing more comes: the slot is free as soon as what is there has run."""
+        self.expires = math.inf
+
+
+class _Lane(Generic[T]):
+    """An instance. `batcher` None: direct."""
+
+    __slots__ = ("away", "batcher", "instance", "retiring", "run", "slots")
+
+    def __init__(self, instance: int, slots: int, batcher: Batcher[T] | None) -> None:
+        self.instance = instance
+        self.slots: list[_Track[T] | None] = [None] * slots
+        self.batcher = batcher
+        self.run: Run[T] | None = None
+        """Direct: what it runs now."""
+        self.retiring = False
+        self.away = False
+        """Its process is gone, and not yet back."""
+
+
+class Sequencer(Generic[T]):
+    """The sequences of one model version over all its instances. It does not bound `waiting`: that is the caller's.
+
+    Usage: `offer` → `poll(instance)` for free instances whenever something was offered, done or due → run →
+    `done(run)`, however it went. `expire` at `due()`. Items are compared by their hashes and must be different.
+    """
+
+    def __init__(self, model: str, batching: SequenceBatching, max_batch: int, instances: Iterable[int]) -> None:
+        self._model = model
+        self._batching = batching
+        self._max_batch = max_batch
+        self._slots = batching.candidates_max if batching.oldest and batching.candidates_max else max(1, max_batch)
+        self._closed = False
+        self._number = 0
+        self._lanes: dict[int, _Lane[T]] = {}
+        self._free: list[tuple[int, int]] = []
+        """(slot, instance): the lowest slot first, so that batches are dense."""
+        self._tracks: dict[int | str, _Track[T]] = {}
+        self._entries: dict[T, _Entry[T]] = {}
+        self._backlog: OrderedDict[_Track[T], None] = OrderedDict()
+        self._expiries: list[tuple[float, int, _Track[T]]] = []
+        self._quiet: OrderedDict[_Track[T], float] = OrderedDict()
+        """Those with a slot and nothing to run, by since when."""
+        for instance in sorted(instances):
+            self.add(instance, 0.0)
+
+    @property
+    def sequences(self) -> int:
+        """Sequences that have a slot or wait for one."""
+        held = sum(track is not None for lane in self._lanes.values() for track in lane.slots)
+        return held + len(self._backlog)
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait."""
+        return len(self._entries)
+
+    def offer(
+        self, item: T, corrid: int | str, *, start: bool, end: bool, rows: int, shape: Hashable, now: float,
+        timeout_s: float = 0.0,
+    ) -> bool:  # fmt: skip
+        """Queue a request. True: it starts a sequence whose id is taken, which is cut short: worth a log line.
+
+        `rows` is the request's batch size, `shape` what must be equal within a batch. `timeout_s` bounds how long its
+        sequence waits for a slot (0: not at all). Raises Refused with Triton's texts.
+        """
+        assert item not in self._entries, "it waits already"
+        key: int | str | None = corrid
+        if self._batching.iterative and not corrid:
+            self._number += 1
+            key, corrid, start, end = None, self._number, True, False
+        self._check(key, start, rows)
+        track = self._tracks.get(key) if key is not None else None
+        again = track is not None and start
+        if track is None:
+            track = _Track(key)
+            if key is not None:
+                self._tracks[key] = track
+            self._place(track)
+        if start:
+            track.life = Life(corrid)
+        entry = _Entry(item, track, track.life, start, end, shape, now)
+        track.waiting.append(entry)
+        self._entries[item] = entry
+        self._quiet.pop(track, None)
+        if end:
+            self._shut(track)
+        if track.lane is not None:
+            self._feed(track, now)
+        elif timeout_s and now + timeout_s < track.expires:
+            track.expires = now + timeout_s
+            self._number += 1
+            heappush(self._expiries, (track.expires, self._number, track))
+        return again
+
+    def poll(self, instance: int, now: float) -> Run[T] | WaitUntil | Idle:
+        """What an instance that is free runs next. To ask is to say that it is there: after `lost`, it is back."""
+        lane = self._lanes.get(instance)
+        if lane is None or lane.run is not None:
+            return Idle()
+        if lane.away:
+            lane.away = False
+            self._open(lane, now)
+        if lane.batcher is None:
+            return self._direct(lane, now)
+        batch = lane.batcher.poll(now)
+        if not isinstance(batch, Batch):
+            return batch
+        return Run(instance, tuple(self._row(self._entries.pop(item)) for item in batch.items))
+
+    def done(self, run: Run[T], now: float, again: Collection[T] = ()) -> None:
+        """The run has ended, well or badly: its sequences go on.
+
+        `again`: items of an iterative model that want another turn; without one, their sequences end.
+        """
+        lane = self._lanes.get(run.instance)
+        if lane is None:
+            return
+        if lane.run is run:
+            lane.run = None
+        for row in run.rows:
+            track = lane.slots[row.slot]
+            entry = track.current if track is not None else None
+            if track is None or entry is None or entry.item is not row.item:
+                continue  # an empty row, or the sequence has ended with a process that was lost
+            track.current = None
+            if entry.item in again:
+                entry.start, entry.end, entry.since = False, False, now
+                track.waiting.appendleft(entry)
+                self._entries[entry.item] = entry
+            elif self._batching.iterative:
+                self._shut(track)
+            self._go_on(track, now)
+
+    def cancel(self, item: T, now: float) -> list[T]:
+        """Withdraw a waiting request: it and what comes after it in its sequence leave, and the sequence ends.
+
+        Empty: it does not wait (any more).
+        """
+        entry = self._entries.get(item)
+        if entry is None:
+            return []
+        track, life = entry.track, entry.life
+        before: list[_Entry[T]] = []
+        behind = list(track.waiting)
+        if track.current is entry:
+            self._unbatch(track)
+        else:
+            at = behind.index(entry)
+            before, behind = behind[:at], behind[at + 1 :]
+        gone = [entry, *(each for each in behind if each.life is life)]
+        track.waiting = deque([*before, *(each for each in behind if each.life is not life)])
+        if track.life is life:
+            self._shut(track)
+        for each in gone:
+            del self._entries[each.item]
+        self._go_on(track, now)
+        return [each.item for each in gone]
+
+    def expire(self, now: float) -> list[T]:
+        """End idle sequences, and take out the requests of sequences that have waited too long for a slot.
+
+        Tell these `BACKLOG_EXPIRED`, UNAVAILABLE.
+        """
+        gone: list[T] = []
+        while self._expiries and self._expiries[0][0] <= now:
+            track = heappop(self._expiries)[2]
+            if track in self._backlog:
+                gone += self._forget(track)
+                self._go_on(track, now)
+        while self._quiet:
+            track, since = next(iter(self._quiet.items()))
+            if since + self._batching.idle_max_s > now:
+                break
+            del self._quiet[track]
+            self._shut(track)
+            self._go_on(track, now)
+        return gone
+
+    def due(self) -> float | None:
+        """When `expire` has something to do, at the earliest."""
+        at = self._expiries[0][0] if self._expiries else math.inf
+        if self._quiet:
+            at = min(at, next(iter(self._quiet.values())) + self._batching.idle_max_s)
+        return None if at == math.inf else at
+
+    def lost(self, instance: int, now: float) -> list[T]:
+        """The instance's process is gone, and with it what the model knew of its sequences: they end.
+
+        Returns their waiting requests; those of runs under way are the shell's. Nobody gets its slots until it is
+        polled again: do that when it is back.
+        """
+        lane = self._lanes.get(instance)
+        if lane is None:
+            return []
+        lane.run = None
+        lane.away = True
+        self._withhold(instance)
+        gone: list[T] = []
+        for track in [each for each in lane.slots if each is not None]:
+            if track.current is not None and track.current.item in self._entries:
+                track.waiting.appendleft(track.current)
+                self._unbatch(track)
+            track.current = None
+            gone += self._forget(track)
+            self._go_on(track, now)
+        return gone
+
+    def add(self, instance: int, now: float) -> None:
+        """One more instance; sequences of the backlog take its slots."""
+        assert instance not in self._lanes, f"instance {instance} is there already"
+        batching = self._batching
+        batcher: Batcher[T] | None = None
+        if batching.oldest:
+            batcher = Batcher(DynamicBatching(batching.preferred_sizes, batching.delay_s), self._max_batch)
+        lane = self._lanes[instance] = _Lane(instance, self._slots, batcher)
+        self._open(lane, now)
+
+    def retire(self, instance: int) -> None:
+        """Give the instance no new sequences; it is gone (`retired`) when those that it has have ended."""
+        self._lanes[instance].retiring = True
+        self._withhold(instance)
+        self._leave(self._lanes[instance])
+
+    def retired(self, instance: int) -> bool:
+        """Whether the instance is none of this model's any more."""
+        return instance not in self._lanes
+
+    def close(self) -> None:
+        """Start no new sequences: UNAVAILABLE, as Triton answers while it stops."""
+        self._closed = True
+
+    def end(self) -> list[T]:
+        """Everything ends and nothing begins any more: all requests that wait leave, in the order of their coming.
+
+        The ends of runs under way need not be told, but may.
+        """
+        self._closed = True
+        gone = list(self._entries)
+        for kept in (self._entries, self._tracks, self._backlog, self._quiet, self._lanes):
+            kept.clear()
+        self._free.clear()
+        self._expiries.clear()
+        return gone
+
+    def _check(self, key: int | str | None, start: bool, rows: int) -> None:
+        if rows > 1:
+            raise Refused(
+                Kind.INVALID_ARGUMENT,
+                f"inference request to model '{self._model}' must specify batch-size 1 due to requirements of"
+                " sequence batcher",
+            )
+        if key is not None and not key:
+            raise Refused(
+                Kind.INVALID_ARGUMENT,
+                f"inference request to model '{self._model}' must specify a non-zero or non-empty correlation ID",
+            )
+        if self._closed and start:
+            raise Refused(
+                Kind.UNAVAILABLE,
+                "Server is stopping, scheduler for model has stopped accepting new inference requests",
+            )
+        if not start and key not in self._tracks:
+            raise Refused(
+                Kind.INVALID_ARGUMENT,
+                f"inference request for sequence {key} to model '{self._model}' must specify the START flag on the"
+                " first request of the sequence",
+            )
+
+    def _withhold(self, instance: int) -> None:
+        """Its free slots are no longer given to anybody."""
+        self._free = [place for place in self._free if place[1] != instance]
+        heapify(self._free)
+
+    def _open(self, lane: _Lane[T], now: float) -> None:
+        for slot in range(self._slots):
+            self._fill(lane, slot, now)
+
+    def _place(self, track: _Track[T]) -> None:
+        if self._free:
+            slot, instance = heappop(self._free)
+            self._give(track, self._lanes[instance], slot)
+        else:
+            self._backlog[track] = None
+
+    def _give(self, track: _Track[T], lane: _Lane[T], slot: int) -> None:
+        track.lane, track.slot = lane, slot
+        lane.slots[slot] = track
+
+    def _fill(self, lane: _Lane[T], slot: int, now: float) -> None:
+        """A slot is free: it goes to whom waits longest."""
+        lane.slots[slot] = None
+        if lane.retiring:
+            self._leave(lane)
+        elif lane.away:
+            return
+        elif self._backlog:
+            track = self._backlog.popitem(last=False)[0]
+            self._give(track, lane, slot)
+            self._feed(track, now)
+        else:
+            heappush(self._free, (slot, lane.instance))
+
+    def _leave(self, lane: _Lane[T]) -> None:
+        if not any(lane.slots):
+            del self._lanes[lane.instance]
+
+    def _feed(self, track: _Track[T], now: float) -> None:
+        """Oldest: the next request goes to the dynamic batcher when that before has run."""
+        batcher = track.lane.batcher if track.lane is not None else None
+        if batcher is not None and track.current is None and track.waiting:
+            entry = track.current = track.waiting.popleft()
+            batcher.offer(entry.item, rows=1, shape=entry.shape, level=0, timeout_s=0.0, now=now)
+
+    def _unbatch(self, track: _Track[T]) -> None:
+        assert track.lane is not None
+        assert track.lane.batcher is not None
+        assert track.current is not None
+        track.lane.batcher.cancel(track.current.item)
+        track.current = None
+
+    def _direct(self, lane: _Lane[T], now: float) -> Run[T] | WaitUntil | Idle:
+        fronts = [track.waiting[0] for track in lane.slots if track is not None and track.waiting]
+        if not fronts:
+            return Idle()
+        oldest = min(fronts, key=lambda entry: entry.since)
+        share, delay_s = self._batching.minimum_slot_utilization, self._batching.delay_s
+        if len(fronts) < share * max(1, self._max_batch) and now < oldest.since + delay_s:
+            return WaitUntil(oldest.since + delay_s)
+        chosen = {entry.track.slot: entry for entry in fronts if entry.shape == oldest.shape}
+        rows = tuple(self._taken(chosen[slot]) if slot in chosen else Row(slot) for slot in range(max(chosen) + 1))
+        lane.run = Run(lane.instance, rows)
+        return lane.run
+
+    def _taken(self, entry: _Entry[T]) -> Row[T]:
+        entry.track.current = entry.track.waiting.popleft()
+        del self._entries[entry.item]
+        return self._row(entry)
+
+    def _row(self, entry: _Entry[T]) -> Row[T]:
+        return Row(entry.track.slot, entry.item, entry.life, entry.start, entry.end)
+
+    def _go_on(self, track: _Track[T], now: float) -> None:
+        """Something of it has run or left: what comes next, or is it quiet, or over?"""
+        if track.current is not None:
+            return
+        if track.waiting:
+            self._feed(track, now)
+        elif not track.closed:
+            self._quiet[track] = now
+        elif track.lane is None:
+            self._backlog.pop(track)
+        else:
+            self._fill(track.lane, track.slot, now)
+
+    def _shut(self, track: _Track[T]) -> None:
+        track.closed = True
+        if track.key is not None and self._tracks.get(track.key) is track:
+            del self._tracks[track.key]
+
+    def _forget(self, track: _Track[T]) -> list[T]:
+        """All that waits leaves, and nothing more comes."""
+        gone = [entry.item for entry in track.waiting]
+        for item in gone:
+            del self._entries[item]
+        track.waiting.clear()
+        self._quiet.pop(track, None)
+        self._shut(track)
+        return gone

@@ -1,0 +1,27 @@
+"""Backends of the model server: what runs tensor models. A library is imported only by the backend that needs it."""
+
+from importlib import import_module
+from typing import cast
+
+from forebay.engines.tensor.protocol import Backend, BackendFailed
+
+BACKENDS = {
+    "onnxruntime": ("forebay.engines.tensor.onnx", "OnnxBackend", "onnx"),
+    "openvino": ("forebay.engines.tensor.openvino", "OpenVinoBackend", "llm"),
+    "pytorch": ("forebay.engines.tensor.torch", "TorchBackend", "torch"),
+    "python": ("forebay.engines.tensor.python.backend", "PythonBackend", ""),
+}
+"""Backend by the name that `config.pbtxt` has for it → module, class, and the extra that installs its library."""
+
+
+def create(name: str) -> Backend:
+    """A backend that is not loaded yet. Raises `BackendFailed` if there is none, or its library is not installed."""
+    if name not in BACKENDS:
+        raise BackendFailed(f"backend {name!r} does not exist; choose one of {', '.join(sorted(BACKENDS))}")
+    module, backend, extra = BACKENDS[name]
+    try:
+        make = getattr(import_module(module), backend)
+    except ImportError as error:
+        hint = f"; install it with: pip install 'forebay[{extra}]'" if extra else ""
+        raise BackendFailed(f"backend {name!r} needs a library that cannot be imported ({error}){hint}") from error
+    return cast(Backend, make())

@@ -1,0 +1,126 @@
+"""Element types of the protocol as numpy has them, and arrays that lie one behind the other."""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+from forebay.core.serving.config import VARIABLE, Datatype, TensorSpec
+from forebay.engines.tensor.protocol import Array
+
+DTYPES: Final[dict[Datatype, "np.dtype[Any]"]] = {
+    Datatype.BOOL: np.dtype(np.bool_),
+    Datatype.UINT8: np.dtype(np.uint8),
+    Datatype.UINT16: np.dtype("<u2"),
+    Datatype.UINT32: np.dtype("<u4"),
+    Datatype.UINT64: np.dtype("<u8"),
+    Datatype.INT8: np.dtype(np.int8),
+    Datatype.INT16: np.dtype("<i2"),
+    Datatype.INT32: np.dtype("<i4"),
+    Datatype.INT64: np.dtype("<i8"),
+    Datatype.FP16: np.dtype("<f2"),
+    Datatype.FP32: np.dtype("<f4"),
+    Datatype.FP64: np.dtype("<f8"),
+    Datatype.BYTES: np.dtype(object),
+    Datatype.BF16: np.dtype("<u2"),
+}
+"""BF16 is carried as the 16 bits that it is: numpy has no such type."""
+
+DATATYPES: Final = {dtype: datatype for datatype, dtype in DTYPES.items() if datatype is not Datatype.BF16}
+"""The other way round; `uint16` is taken for what it says."""
+
+
+def datatype_of(array: Array) -> Datatype | None:
+    """What the protocol calls the elements of an array; None: it has no name for them."""
+    found = DATATYPES.get(array.dtype)
+    if found is None and array.dtype.kind in "SU":
+        return Datatype.BYTES
+    return found or DATATYPES.get(array.dtype.newbyteorder("<"))
+
+
+def plain(array: Array) -> Array:
+    """The same values little-endian and C-contiguous; strings of a fixed length become `bytes` objects."""
+    dtype = array.dtype
+    if dtype.kind in "SUO":
+        return as_bytes(array)
+    if dtype.byteorder != ">" and array.flags.c_contiguous:
+        return array
+    dtype = dtype.newbyteorder("<")
+    return np.ascontiguousarray(array, dtype).reshape(array.shape)  # else a scalar would gain a dimension
+
+
+def as_bytes(array: Array) -> Array:
+    """An array of strings, or of anything that can be shown as one, with `bytes` as its elements."""
+    flat = [each if type(each) is bytes else str(each).encode() for each in array.ravel().tolist()]
+    shown = np.empty(len(flat), object)
+    shown[:] = flat
+    return shown.reshape(array.shape)
+
+
+def as_text(array: Array, name: str) -> Array:
+    """An array of `bytes` with `str` as its elements. Raises `ValueError` if they are not UTF-8."""
+    text = np.empty(array.size, object)
+    try:
+        text[:] = [each.decode() if type(each) is bytes else each for each in array.ravel().tolist()]
+    except UnicodeDecodeError as error:
+        raise ValueError(f"input '{name}' holds bytes that are not UTF-8, which this model needs: {error}") from None
+    return text.reshape(array.shape)
+
+
+def mismatch(spec: TensorSpec, array: Array, model: str, batches: bool) -> str:
+    """Why a model must not give `array` for an output that its configuration describes so; empty: it may."""
+    dims = spec.dims if spec.reshape is None else spec.reshape
+    shape = array.shape[1:] if batches else array.shape
+    short = batches and not array.ndim
+    if array.dtype == DTYPES[spec.datatype] and not short and _fits(shape, dims):
+        return ""
+    found = datatype_of(array) or array.dtype
+    expected = (VARIABLE, *dims) if batches else dims
+    return (
+        f"model '{model}' gave output '{spec.name}' as {found} {list(array.shape)}; "
+        f"its configuration says {spec.datatype} {list(expected)}"
+    )
+
+
+def _fits(shape: tuple[int, ...], dims: tuple[int, ...]) -> bool:
+    if len(shape) != len(dims):
+        return False
+    for have, want in zip(shape, dims, strict=True):  # noqa: SIM110 - for every output; a generator takes thrice as long
+        if want not in (have, VARIABLE):
+            return False
+    return True
+
+
+VIEWED_BYTES_MIN: Final = 1 << 16
+"""Fewer are copied sooner than it is found out that they need not be."""
+
+
+def joined(parts: Sequence[Array]) -> Array:
+    """The rows of several arrays as one array: without a copy where they lie one behind the other in one buffer."""
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    if first.nbytes * len(parts) >= VIEWED_BYTES_MIN and not first.dtype.hasobject and _adjacent(parts):
+        rows = sum(len(part) for part in parts)
+        return as_strided(first, (rows, *first.shape[1:]), first.strides, subok=False)
+    return np.concatenate(parts)
+
+
+def _adjacent(parts: Sequence[Array]) -> bool:
+    owner = _owner(parts[0])
+    end = -1
+    for part in parts:
+        start: int = part.__array_interface__["data"][0]
+        if not part.nbytes or not part.flags.c_contiguous or end not in (-1, start) or _owner(part) is not owner:
+            return False
+        end = start + part.nbytes
+    return True
+
+
+def _owner(array: Array) -> object:
+    """What holds the memory of an array: views of one buffer have the same owner."""
+    found: object = array
+    while isinstance(found, np.ndarray) and found.base is not None:
+        found = found.base
+    return found.obj if isinstance(found, memoryview) else found

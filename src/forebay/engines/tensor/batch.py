@@ -1,0 +1,105 @@
+"""Requests put together for models that take a whole batch as one array, and results taken apart again.
+
+A server sends several requests at once only to a model that batches, so their arrays have the batch as their first
+dimension. Requests whose shapes differ do not go together: each kind is a run of its own.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from forebay.engines.tensor.arrays import joined
+from forebay.engines.tensor.protocol import Array, Request, Response
+
+Run = Callable[[dict[str, Array], Sequence[str]], dict[str, Array]]
+"""Inputs by name, and names of the outputs that are wanted (all of these exist) → outputs by name, in that order.
+
+Raises one of `FAILURES`; backends translate what their libraries raise.
+"""
+
+FAILURES: Final = (RuntimeError, ValueError)
+
+
+def execute(requests: Sequence[Request], outputs: Sequence[str], run: Run) -> list[Response]:
+    """One response for each request, in order. `outputs` are all that the model has.
+
+    If a batch fails, its requests are run one by one: what one of them asks for must not fail the others.
+    """
+    if len(requests) == 1:
+        return [_alone(requests[0], outputs, run)]
+    responses = [Response()] * len(requests)
+    for places in _alike(requests):
+        group = [requests[place] for place in places]
+        for place, response in zip(places, _together(group, outputs, run), strict=True):
+            responses[place] = response
+    return responses
+
+
+def unknown(request: Request, outputs: Sequence[str]) -> str:
+    """The text for the first wanted output that does not exist; empty: all do."""
+    strange = next((name for name in request.wanted if name not in outputs), "")
+    return f"unexpected inference output '{strange}'" if strange else ""
+
+
+def _alone(request: Request, outputs: Sequence[str], run: Run) -> Response:
+    problem = unknown(request, outputs)
+    if problem:
+        return Response(error=problem)
+    try:
+        return Response(run(request.inputs, request.wanted or outputs))
+    except FAILURES as error:
+        return Response(error=str(error) or type(error).__name__)
+
+
+def _alike(requests: Sequence[Request]) -> list[list[int]]:
+    """Places of requests that have the same inputs but for the number of rows."""
+    groups: list[tuple[dict[str, Array], list[int]]] = []
+    for place, request in enumerate(requests):
+        for inputs, places in groups:
+            if _same(inputs, request.inputs):
+                places.append(place)
+                break
+        else:
+            groups.append((request.inputs, [place]))
+    return [places for _, places in groups]
+
+
+def _same(one: dict[str, Array], other: dict[str, Array]) -> bool:
+    if one.keys() != other.keys():
+        return False
+    for name, array in one.items():
+        found = other[name]
+        if array.dtype != found.dtype or array.ndim != found.ndim or array.shape[1:] != found.shape[1:]:
+            return False
+    return True
+
+
+def _together(group: Sequence[Request], outputs: Sequence[str], run: Run) -> list[Response]:
+    stackable = len(group) > 1 and all(array.ndim for array in group[0].inputs.values())
+    if not stackable or any(unknown(request, outputs) for request in group):
+        return [_alone(request, outputs, run) for request in group]
+    feed = {name: joined([request.inputs[name] for request in group]) for name in group[0].inputs}
+    everything = any(not request.wanted for request in group)
+    wanted = outputs if everything else list(dict.fromkeys(name for request in group for name in request.wanted))
+    try:
+        found = run(feed, wanted)
+    except FAILURES:
+        return [_alone(request, outputs, run) for request in group]
+    return _apart(group, found)
+
+
+def _apart(group: Sequence[Request], found: dict[str, Array]) -> list[Response]:
+    """The rows of each request as views of what the batch gave."""
+    sizes = [len(next(iter(request.inputs.values()), ())) for request in group]
+    total = sum(sizes)
+    for name, array in found.items():
+        rows = len(array) if array.ndim else 0
+        if rows != total:
+            text = f"output '{name}' has {rows} rows for a batch of {total}; a model that batches keeps their number"
+            return [Response(error=text) for _ in group]
+    responses = []
+    start = 0
+    for request, size in zip(group, sizes, strict=True):
+        names = request.wanted or found
+        responses.append(Response({name: found[name][start : start + size] for name in names}))
+        start += size
+    return responses

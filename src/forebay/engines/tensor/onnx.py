@@ -1,0 +1,181 @@
+"""ONNX models through ONNX Runtime: one session for all instances, which run as threads and share its weights."""
+
+import ctypes
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import onnxruntime
+
+from forebay.core.serving.config import VARIABLE, Datatype, ModelConfig, TensorSpec
+from forebay.engines.tensor import batch
+from forebay.engines.tensor.arrays import as_bytes, as_text
+from forebay.engines.tensor.onnx_file import outside
+from forebay.engines.tensor.protocol import (
+    Array,
+    BackendFailed,
+    CallModel,
+    Emit,
+    Loaded,
+    Request,
+    Response,
+)
+
+FILE_DEFAULT: Final = "model.onnx"
+ELEMENT_TYPES: Final = {
+    "tensor(bool)": Datatype.BOOL,
+    "tensor(uint8)": Datatype.UINT8,
+    "tensor(uint16)": Datatype.UINT16,
+    "tensor(uint32)": Datatype.UINT32,
+    "tensor(uint64)": Datatype.UINT64,
+    "tensor(int8)": Datatype.INT8,
+    "tensor(int16)": Datatype.INT16,
+    "tensor(int32)": Datatype.INT32,
+    "tensor(int64)": Datatype.INT64,
+    "tensor(float16)": Datatype.FP16,
+    "tensor(float)": Datatype.FP32,
+    "tensor(double)": Datatype.FP64,
+    "tensor(bfloat16)": Datatype.BF16,
+    "tensor(string)": Datatype.BYTES,
+}
+"""ONNX Runtime's names. Sequences, maps and optional values are not tensors: the protocol cannot carry them."""
+ONNX_BFLOAT16: Final = 16
+"""`TensorProto.BFLOAT16`, by the number that the ONNX format gives it."""
+LEVELS: Final = {
+    "-1": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC,
+    "1": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
+    "2": onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
+}
+"""`optimization.graph.level` as Triton's ONNX Runtime backend reads it; any other: everything is optimised."""
+_FAILURE = re.compile(r"^\[ONNXRuntimeError\] : (\d+) : \w+ : (.*)", re.DOTALL)
+
+
+class OnnxBackend:
+    """A session is safe to be run by several threads at once; each brings its own thread to a shared pool."""
+
+    def load(self, config: ModelConfig, folder: Path, instance: int, call: CallModel) -> Loaded:
+        file = folder / (config.model_file or FILE_DEFAULT)
+        if not file.is_file():
+            raise BackendFailed(f"model '{config.name}': there is no file {file.name} in {folder}")
+        for problem in outside(file):
+            raise BackendFailed(f"model '{config.name}': {problem}")
+        try:
+            options = _options(config)
+            self._session = onnxruntime.InferenceSession(str(file), options, providers=_providers())
+        except Exception as error:  # the library's exceptions share no class of their own
+            raise BackendFailed(f"model '{config.name}': {file.name} cannot be loaded: {_said(error)}") from error
+        inputs = [*self._session.get_inputs(), *self._session.get_overridable_initializers()]
+        self._inputs = {each.name: each.type for each in inputs}
+        self._outputs = {each.name: each.type for each in self._session.get_outputs() if each.type in ELEMENT_TYPES}
+        strange = sorted(name for name, kind in self._inputs.items() if kind not in ELEMENT_TYPES)
+        if strange:
+            raise BackendFailed(
+                f"model '{config.name}': input '{strange[0]}' is not a tensor but a {self._inputs[strange[0]]}"
+            )
+        self._answers = _answers(config, self._outputs)
+        self._native = Datatype.BF16 not in {
+            ELEMENT_TYPES[kind] for kind in (*self._inputs.values(), *self._outputs.values())
+        }
+        optional = {each.name for each in self._session.get_overridable_initializers()}
+        return Loaded(
+            tuple(_spec(each, each.name in optional) for each in inputs),
+            tuple(_spec(each, False) for each in self._session.get_outputs() if each.type in ELEMENT_TYPES),
+        )
+
+    def execute(self, instance: int, requests: Sequence[Request], emit: Emit) -> Sequence[Response | None]:
+        return batch.execute(requests, self._answers, self._run)
+
+    def close(self) -> None:
+        del self._session
+
+    def _run(self, feed: dict[str, Array], wanted: Sequence[str]) -> dict[str, Array]:
+        for name, array in feed.items():
+            if array.dtype.hasobject:
+                feed = {**feed, name: as_text(array, name)}
+        try:
+            found = self._session.run(wanted, feed) if self._native else self._run_values(feed, wanted)
+        except Exception as error:  # the library's exceptions share no class of their own
+            raise RuntimeError(_said(error)) from error
+        return {
+            name: as_bytes(array) if array.dtype.hasobject else array
+            for name, array in zip(wanted, found, strict=True)
+        }
+
+    def _run_values(self, feed: Mapping[str, Array], wanted: Sequence[str]) -> list[Array]:
+        """The same for models with BF16, for which numpy has no type."""
+        values = {
+            name: onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array, ONNX_BFLOAT16)
+            if self._inputs.get(name) == "tensor(bfloat16)"
+            else onnxruntime.OrtValue.ortvalue_from_numpy(array)
+            for name, array in feed.items()
+        }
+        found = self._session.run_with_ort_values(wanted, values)
+        return [_bits(each) if each.element_type() == ONNX_BFLOAT16 else each.numpy() for each in found]
+
+
+def _answers(config: ModelConfig, found: Mapping[str, str]) -> tuple[str, ...]:
+    """The outputs that the configuration has, with those that are states of a sequence; all if it has none."""
+    states = config.sequences.states if config.sequences else ()
+    named = (*(spec.name for spec in config.outputs), *(state.output for state in states))
+    return tuple(name for name in named if name in found) or tuple(found)
+
+
+def _bits(value: Any) -> Array:
+    """A copy of a BF16 value."""
+    shape = tuple(value.shape())
+    count = int(np.prod(shape))
+    source = (ctypes.c_uint16 * count).from_address(value.data_ptr())
+    return np.ctypeslib.as_array(source).reshape(shape).copy()
+
+
+def _spec(found: Any, optional: bool) -> TensorSpec:
+    """No dimensions may also mean that their number is not fixed: ONNX Runtime shows both alike."""
+    dims = tuple(size if isinstance(size, int) and size >= 0 else VARIABLE for size in found.shape)
+    return TensorSpec(found.name, ELEMENT_TYPES[found.type], dims, optional=optional)
+
+
+def _providers() -> list[str]:
+    available = onnxruntime.get_available_providers()
+    return [each for each in ("CUDAExecutionProvider", "CPUExecutionProvider") if each in available]
+
+
+def _options(config: ModelConfig) -> onnxruntime.SessionOptions:
+    """By the names that Triton's ONNX Runtime backend has for them (its README, "Model Config Options").
+
+    Threads: all instances bring one of their own, so the shared pool gets the processors that are left.
+    """
+    given = config.parameters
+    options = onnxruntime.SessionOptions()
+    cores = len(os.sched_getaffinity(0))
+    options.intra_op_num_threads = _number(config, "intra_op_thread_count") or max(
+        1, cores + 1 - config.instance_count
+    )
+    options.inter_op_num_threads = _number(config, "inter_op_thread_count") or 1
+    if given.get("execution_mode") == "1":
+        options.execution_mode = onnxruntime.ExecutionMode.ORT_PARALLEL
+    level = given.get("optimization.graph.level", "")
+    options.graph_optimization_level = LEVELS.get(level, onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL)
+    options.enable_cpu_mem_arena = given.get("enable_mem_arena", "1") == "1"
+    # patterns are kept per shape, and with dynamic batching every batch has another one
+    options.enable_mem_pattern = given.get("enable_mem_pattern", "0") == "1"
+    # between two batches threads that spin would take the processor from all who bring and fetch their work
+    options.add_session_config_entry("session.force_spinning_stop", "1")
+    options.log_severity_level = 3
+    return options
+
+
+def _number(config: ModelConfig, name: str) -> int:
+    """A parameter that is a count; 0: it is not given. Raises `BackendFailed`."""
+    text = config.parameters.get(name, "0")
+    if not text.isdecimal():
+        raise BackendFailed(f"model '{config.name}': parameter {name} is {text!r}; it must be a whole number")
+    return int(text)
+
+
+def _said(error: Exception) -> str:
+    """What ONNX Runtime says is wrong, in Triton's words."""
+    found = _FAILURE.match(str(error))
+    return f"onnx runtime error {found[1]}: {found[2].strip()}" if found else str(error)

@@ -1,0 +1,99 @@
+"""What a backend is to the model server: arrays in, arrays out. It lives in a child process of the server.
+
+A backend holds one version of one model. `execute` may be called by several threads at once, one per instance, if
+`Loaded.threads` says so; all of them share the weights.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from forebay.core.serving.config import ModelConfig, TensorSpec
+from forebay.core.serving.errors import Kind
+
+Array = np.ndarray[Any, Any]
+"""Little-endian, C-contiguous; BYTES tensors are arrays of `object` with `bytes` in them, BF16 ones are `uint16`."""
+
+Parameter = bool | int | float | str
+
+
+@dataclass(slots=True)
+class Request:
+    """One request as a backend sees it: inputs include the batch dimension if the model batches."""
+
+    id: str
+    inputs: dict[str, Array]
+    wanted: tuple[str, ...]
+    """Outputs that are asked for; empty: all."""
+    parameters: Mapping[str, Parameter] = field(default_factory=dict)
+    correlation_id: int | str = 0
+    start: bool = False
+    end: bool = False
+    timeout_us: int = 0
+    priority: int = 0
+    cancelled: Callable[[], bool] = lambda: False
+
+
+@dataclass(slots=True)
+class Response:
+    """Outputs in the order that the model gives them, or `error` (safe to show)."""
+
+    outputs: dict[str, Array] = field(default_factory=dict)
+    error: str = ""
+    kind: Kind = Kind.INTERNAL
+    """Of `error`."""
+    parameters: Mapping[str, Parameter] = field(default_factory=dict)
+    reschedule: bool = False
+    """No answer yet: the request of an iterative sequence is to come again in a later batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What a loaded model turns out to be. Empty `inputs`/`outputs`: the backend cannot say."""
+
+    inputs: tuple[TensorSpec, ...] = ()
+    """With the dimensions of the file, the batch dimension included."""
+    outputs: tuple[TensorSpec, ...] = ()
+    threads: bool = True
+    """Whether several instances may run as threads of this process and share its weights."""
+    config: ModelConfig | None = None
+    """The configuration as the model completes it (a Python model's `auto_complete_config`)."""
+
+
+class Emit(Protocol):
+    """How a decoupled model sends responses: for the request with that index in the batch; `final` ends it."""
+
+    def __call__(self, index: int, response: Response | None, final: bool) -> None:
+        """Send a response, or with None only the end."""
+
+
+class CallModel(Protocol):
+    """How a model calls another one that the server serves."""
+
+    def __call__(
+        self, model: str, version: int, request: Request, on_response: Callable[[Response, bool], None]
+    ) -> None:
+        """Run `request`; `on_response` is called from another thread, its second argument ends it."""
+
+
+class Backend(Protocol):
+    """One version of one model, loaded."""
+
+    def load(self, config: ModelConfig, folder: Path, instance: int, call: CallModel) -> Loaded:
+        """Load the model of `folder` (that of the version). Raises `BackendFailed`."""
+
+    def execute(self, instance: int, requests: Sequence[Request], emit: Emit) -> Sequence[Response | None]:
+        """Run a batch: one response for each request, in order; None where `emit` gives the responses instead.
+
+        An exception fails the whole batch with its text.
+        """
+
+    def close(self) -> None:
+        """Release everything."""
+
+
+class BackendFailed(Exception):  # noqa: N818 - states the condition
+    """The model cannot be loaded; the text is for the operator."""

@@ -1,0 +1,316 @@
+"""Runs a model that is a Python file, by the rules of Triton's Python backend (its README, and what it answers)."""
+
+import asyncio
+import importlib
+import json
+import sys
+import threading
+from collections.abc import Coroutine, Sequence
+from concurrent import futures
+from concurrent.futures import Future
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+from forebay.core.serving.config import Datatype, InstanceKind, ModelConfig
+from forebay.engines.tensor.arrays import DATATYPES, mismatch
+from forebay.engines.tensor.protocol import (
+    Array,
+    BackendFailed,
+    CallModel,
+    Emit,
+    Loaded,
+    Request,
+    Response,
+)
+from forebay.engines.tensor.python import offered
+from forebay.engines.tensor.python.calls import (
+    TRITONSERVER_RESPONSE_COMPLETE_FINAL,
+    Forgotten,
+    InferenceRequest,
+    InferenceResponse,
+    InferenceResponseSender,
+)
+from forebay.engines.tensor.python.config import FILE_DEFAULT, completed, document, instance_name
+from forebay.engines.tensor.python.config import ModelConfig as Completing
+from forebay.engines.tensor.python.host import Host, current
+from forebay.engines.tensor.python.tensors import Tensor, TritonModelException
+
+MODULES: Final = ("triton_python_backend_utils", "c_python_backend_utils")
+"""The names by which models import what is offered to them."""
+STOP_TIMEOUT_S: Final = 5.0
+"""For the event loop of an `async def execute` to come to an end."""
+_OUR_FILES: Final = (*(str(Path(each).parent) for each in (__file__, asyncio.__file__, futures.__file__)), "<frozen")
+"""Frames of these are no news to who has written the model."""
+
+
+class PythonBackend:
+    """One instance of a `TritonPythonModel`; a process has one, for it has one interpreter."""
+
+    def load(self, config: ModelConfig, folder: Path, instance: int, call: CallModel) -> Loaded:
+        file = folder / (config.model_file or FILE_DEFAULT)
+        if "EXECUTION_ENV_PATH" in config.parameters:
+            raise BackendFailed(
+                f"model '{config.name}': EXECUTION_ENV_PATH is not supported: models run in the server's own Python "
+                "environment; install what the model needs there and remove the parameter"
+            )
+        if not file.is_file():
+            raise BackendFailed(f"Python model file not found in '{file}'")
+        for name in MODULES:
+            sys.modules[name] = offered
+        current.host = Host(config.name, str(folder))
+        self._before = (list(sys.path), frozenset(sys.modules))
+        self._file, self._loop, self._forgotten = file, _Loop(), Forgotten()
+        self._model: Any = None
+        try:
+            made = _imported(file)
+            changed = _completed(made, config)
+            self._configure(changed or config, instance)
+            self._model = made()
+            if hasattr(self._model, "initialize"):
+                self._model.initialize(_arguments(self._config, file, instance))
+        except BaseException as error:  # SystemExit too: a model may do anything
+            self._forget()
+            raise BackendFailed(f"model '{config.name}': {_said(error)}") from error
+        current.host.call = call
+        return Loaded(threads=False, config=changed)
+
+    def execute(self, instance: int, requests: Sequence[Request], emit: Emit) -> Sequence[Response | None]:
+        decoupled = self._config.decoupled
+        served = []
+        senders = []
+        for index, request in enumerate(requests):
+            sender = InferenceResponseSender(
+                request, index, emit,
+                decoupled=decoupled, names=self._names, check=self._checked, forgotten=self._forgotten,
+            )  # fmt: skip
+            senders.append(sender)
+            inputs = [Tensor.of(name, array, self._datatype(name, array)) for name, array in request.inputs.items()]
+            served.append(InferenceRequest.served(request, inputs, sender))
+        try:
+            if not hasattr(self._model, "execute"):
+                raise TritonModelException(f"Python model {self._file} does not implement `execute` method.")
+            returned = self._model.execute(served)
+            if asyncio.iscoroutine(returned):
+                future = self._loop.run(returned)
+                if decoupled:
+                    future.add_done_callback(lambda done: self._settle(done, served, senders, emit))
+                    return [None] * len(requests)
+                returned = future.result()
+            answers = self._answers(served, senders, returned)
+        except BaseException as error:  # SystemExit too: a model may do anything
+            return self._failed(error, senders)
+        if decoupled:
+            _reschedule(served, senders, emit)
+        return answers
+
+    def close(self) -> None:
+        current.host.call = None
+        self._loop.stop()
+        try:
+            if hasattr(self._model, "finalize"):
+                self._model.finalize()
+        except BaseException as error:  # it is over either way
+            offered.Logger.log_error(_said(error))
+        self._forget()
+
+    def _configure(self, config: ModelConfig, instance: int) -> None:
+        self._config = config
+        self._outputs = {spec.name: spec for spec in config.outputs}
+        states = config.sequences.states if config.sequences else ()
+        self._names = (*self._outputs, *(state.output for state in states))
+        self._bf16 = frozenset(spec.name for spec in config.inputs if spec.datatype is Datatype.BF16)
+        self._instance_name = instance_name(config, instance)
+
+    def _datatype(self, name: str, array: Array) -> Datatype:
+        return Datatype.BF16 if name in self._bf16 else DATATYPES[array.dtype]
+
+    def _answers(
+        self, served: list[InferenceRequest], senders: list[InferenceResponseSender], returned: object
+    ) -> list[Response | None]:
+        if returned is None:
+            return [None] * len(served)
+        name = self._instance_name
+        if self._config.decoupled:
+            raise _Wrong(
+                f"Python model '{name}' is using the decoupled mode and the execute function must return None."
+            )
+        if not isinstance(returned, list):
+            raise _Wrong(f"Expected a list in the execute return, found type '{type(returned)}'.")
+        if len(returned) != len(served):
+            raise _Wrong(
+                "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
+                f"InferenceRequest(s) size is:{len(served)}, and InferenceResponse(s) size is:{len(returned)}\n"
+            )
+        return [self._answer(*each) for each in zip(served, senders, returned, strict=True)]
+
+    def _answer(
+        self, request: InferenceRequest, sender: InferenceResponseSender, returned: object
+    ) -> Response | None:
+        if returned is None:
+            if not request.rescheduled:
+                return None  # the sender has given the answer, or will
+            sender.close()
+            return Response(reschedule=True)
+        if request.rescheduled:
+            raise _Wrong(
+                "Expected a None object in the execute function return list for reschduled request, found type "
+                f"'{type(returned)}'."
+            )
+        if not isinstance(returned, InferenceResponse):
+            raise _Wrong(
+                "Expected an 'InferenceResponse' object in the execute function return list, found type "
+                f"'{type(returned)}'."
+            )
+        try:
+            sender.count(returned, TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        except TritonModelException as error:
+            raise _Wrong(str(error)) from error
+        return self._checked(returned.values(sender.names))
+
+    def _checked(self, response: Response) -> Response:
+        """The response, or an error in its place if it contradicts the configuration."""
+        for name, array in response.outputs.items():
+            spec = self._outputs.get(name)
+            problem = mismatch(spec, array, self._config.name, self._config.max_batch > 0) if spec else ""
+            if problem:
+                return Response(error=problem)
+        return response
+
+    def _failed(self, error: BaseException, senders: list[InferenceResponseSender]) -> list[Response | None]:
+        """The same error for all requests of the batch that have no answer yet."""
+        text = f"Failed to process the request(s) for model '{self._instance_name}', message: {_said(error)}"
+        return [Response(error=text) if sender.close() else None for sender in senders]
+
+    def _settle(
+        self,
+        done: "Future[Any]",
+        served: list[InferenceRequest],
+        senders: list[InferenceResponseSender],
+        emit: Emit,
+    ) -> None:
+        """What comes after an `async def execute` of a decoupled model."""
+        error = done.exception()
+        if error is None:
+            _reschedule(served, senders, emit)
+            return
+        for index, response in enumerate(self._failed(error, senders)):
+            if response is not None:
+                emit(index, response, True)
+
+    def _forget(self) -> None:
+        """Let go of the model and of what it has imported from its own folders."""
+        self._model = None
+        self._loop.stop()
+        self._forgotten.stop()
+        before, modules = self._before
+        sys.path[:] = before
+        own = str(self._file.parent.parent)
+        for name in sorted(sys.modules.keys() - modules):
+            origin = getattr(sys.modules[name], "__file__", None) or ""
+            if origin.startswith(own) or name == self._file.parent.name:
+                del sys.modules[name]
+
+
+class _Wrong(Exception):  # noqa: N818 - never leaves this file
+    """What `execute` returned cannot be an answer."""
+
+
+class _Left(Exception):  # noqa: N818 - never leaves this file
+    """A coroutine has raised, as its cause, what would have ended the event loop too."""
+
+
+async def _guarded(coroutine: Coroutine[Any, Any, object]) -> object:
+    try:
+        return await coroutine
+    except (SystemExit, KeyboardInterrupt) as error:
+        raise _Left from error
+
+
+class _Loop:
+    """The event loop of a model with `async def execute`, in a thread of its own."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    def run(self, coroutine: Coroutine[Any, Any, object]) -> "Future[Any]":
+        """Start the coroutine there."""
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(target=self._loop.run_forever, name="execute", daemon=True)
+            self._thread.start()
+        return asyncio.run_coroutine_threadsafe(_guarded(coroutine), self._loop)
+
+    def stop(self) -> None:
+        """End the loop; a coroutine that blocks it is left behind."""
+        if self._loop is None or self._thread is None:
+            return
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(STOP_TIMEOUT_S)
+        if not self._thread.is_alive():
+            self._loop.close()
+        self._loop = self._thread = None
+
+
+def _imported(file: Path) -> Any:
+    """The class of the model. Its module is called `<version>.model`, as in Triton, so relative imports work."""
+    folder = file.parent
+    for path in (str(folder), str(folder.parent)):
+        if path not in sys.path:
+            sys.path.append(path)
+    package = ModuleType(folder.name)
+    package.__path__ = [str(folder)]
+    sys.modules[folder.name] = package
+    importlib.invalidate_caches()
+    module = importlib.import_module(f"{folder.name}.{file.stem}")
+    return module.TritonPythonModel
+
+
+def _completed(made: Any, config: ModelConfig) -> ModelConfig | None:
+    """The configuration as the model completes it; None: it does not."""
+    if not hasattr(made, "auto_complete_config"):
+        return None
+    given = made.auto_complete_config(Completing(json.dumps(document(config))))
+    if not isinstance(given, Completing):
+        raise _Wrong(
+            f"auto_complete_config function in model '{config.name}' must return a valid pb.ModelConfig object."
+        )
+    return completed(config, given.as_dict())
+
+
+def _arguments(config: ModelConfig, file: Path, instance: int) -> dict[str, str]:
+    """What `initialize` is given."""
+    gpu = any(group.kind is InstanceKind.GPU for group in config.instances)
+    return {
+        "model_config": json.dumps(document(config)),
+        "model_instance_kind": "GPU" if gpu else "CPU",
+        "model_instance_name": instance_name(config, instance),
+        "model_instance_device_id": "0",
+        "model_repository": str(file.parent.parent),
+        "model_version": file.parent.name,
+        "model_name": config.name,
+    }
+
+
+def _reschedule(served: list[InferenceRequest], senders: list[InferenceResponseSender], emit: Emit) -> None:
+    for index, (request, sender) in enumerate(zip(served, senders, strict=True)):
+        if request.rescheduled and sender.close():
+            emit(index, Response(reschedule=True), True)
+
+
+def _said(error: BaseException) -> str:
+    """An exception as Triton shows it: type, text, and the frames of the model, the innermost first."""
+    if isinstance(error, _Wrong):
+        return str(error)
+    if isinstance(error, _Left) and error.__cause__:
+        error = error.__cause__
+    frames = []
+    trace = error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if not code.co_filename.startswith(_OUR_FILES):
+            frames.append(f"  {code.co_filename}({trace.tb_lineno}): {code.co_name}\n")
+        trace = trace.tb_next
+    text = f"{type(error).__name__}: {error}"
+    return f"{text}\n\nAt:\n{''.join(reversed(frames))}" if frames else text

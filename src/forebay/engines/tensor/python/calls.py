@@ -1,0 +1,435 @@
+"""Requests and responses as a Python model sees them, and calls of other models.
+
+The texts of errors are those of Triton's Python backend, which models and their tests may rely on.
+"""
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from queue import SimpleQueue
+from typing import Final, Protocol
+
+from forebay.core.serving.errors import Kind
+from forebay.engines.tensor.arrays import datatype_of
+from forebay.engines.tensor.protocol import CallModel, Emit, Parameter, Request, Response
+from forebay.engines.tensor.python.host import current
+from forebay.engines.tensor.python.tensors import Tensor, TritonModelException
+
+TRITONSERVER_REQUEST_FLAG_SEQUENCE_START: Final = 1
+TRITONSERVER_REQUEST_FLAG_SEQUENCE_END: Final = 2
+TRITONSERVER_RESPONSE_COMPLETE_FINAL: Final = 1
+TRITONSERVER_REQUEST_RELEASE_ALL: Final = 1
+TRITONSERVER_REQUEST_RELEASE_RESCHEDULE: Final = 2
+
+_KINDS: Final = (
+    Kind.UNKNOWN,
+    Kind.INTERNAL,
+    Kind.NOT_FOUND,
+    Kind.INVALID_ARGUMENT,
+    Kind.UNAVAILABLE,
+    Kind.UNSUPPORTED,
+    Kind.ALREADY_EXISTS,
+    Kind.CANCELLED,
+)
+"""By the numbers of Triton's C API."""
+
+
+class TritonError:
+    """An error as a part of a response."""
+
+    UNKNOWN, INTERNAL, NOT_FOUND, INVALID_ARG, UNAVAILABLE, UNSUPPORTED, ALREADY_EXISTS, CANCELLED = range(8)
+    __slots__ = ("_code", "_message")
+
+    def __init__(self, message: str, code: int = INTERNAL) -> None:
+        self._message = str(message)
+        self._code = code
+
+    def message(self) -> str:
+        """What is wrong."""
+        return self._message
+
+    def code(self) -> int:
+        """Which kind of error: one of the constants of this class."""
+        return self._code
+
+    def kind(self) -> Kind:
+        """The same in the protocol's terms."""
+        return _KINDS[self._code] if 0 <= self._code < len(_KINDS) else Kind.INTERNAL
+
+
+class PreferredMemory:
+    """Where outputs of a called model should be. Taken, and without effect: they come in CPU memory."""
+
+    def __init__(self, preferred_memory_type: int, preferred_device_id: int = 0) -> None:
+        self.kind, self.device_id = preferred_memory_type, preferred_device_id
+
+
+class InferenceTrace:
+    """The trace that a request belongs to: none as yet."""
+
+    def get_context(self) -> str | None:
+        """The OpenTelemetry context as JSON; None: there is none."""
+        return None
+
+
+class InferenceResponse:
+    """The outputs, or an error instead."""
+
+    __slots__ = ("_error", "_parameters", "_tensors")
+
+    def __init__(
+        self,
+        output_tensors: Sequence[Tensor] = (),
+        error: TritonError | None = None,
+        parameters: Mapping[str, Parameter] | None = None,
+    ) -> None:
+        self._tensors = list(output_tensors)
+        for tensor in self._tensors:
+            if tensor is None:
+                raise TritonModelException("Output tensor for inference response should not be empty.")
+            if not isinstance(tensor, Tensor):
+                raise TypeError(f"output_tensors must be a list of Tensor; it holds {type(tensor)}")
+        if error is not None and not isinstance(error, TritonError):
+            raise TypeError(f"error must be a TritonError, not {type(error)}")
+        self._error = error
+        self._parameters = _checked(parameters)
+
+    def output_tensors(self) -> list[Tensor]:
+        """The outputs."""
+        return self._tensors
+
+    def has_error(self) -> bool:
+        """Whether there is an error instead of outputs."""
+        return self._error is not None
+
+    def error(self) -> TritonError | None:
+        """The error, if any."""
+        return self._error
+
+    def parameters(self) -> str:
+        """The parameters as a JSON object."""
+        return json.dumps(self._parameters)
+
+    def values(self, wanted: Sequence[str]) -> Response:
+        """The same for the server, with the wanted outputs only (empty: all)."""
+        if self._error is not None:
+            return Response(error=self._error.message(), kind=self._error.kind(), parameters=self._parameters)
+        outputs = {tensor.name(): tensor.data() for tensor in self._tensors if not wanted or tensor.name() in wanted}
+        return Response(outputs, parameters=self._parameters)
+
+
+class InferenceRequest:
+    """A request: one that the model is to answer, or one that it makes of another model."""
+
+    def __init__(  # noqa: PLR0917 - as models call it
+        self,
+        request_id: str = "",
+        correlation_id: int | str = 0,
+        inputs: Sequence[Tensor] | None = None,
+        requested_output_names: Sequence[str] | None = None,
+        model_name: str | None = None,
+        model_version: int = -1,
+        flags: int = 0,
+        timeout: int = 0,
+        preferred_memory: PreferredMemory | None = None,
+        trace: InferenceTrace | None = None,
+        parameters: Mapping[str, Parameter] | None = None,
+    ) -> None:
+        if inputs is None or requested_output_names is None or model_name is None:
+            raise TypeError("InferenceRequest needs inputs, requested_output_names and model_name")
+        about = f"for request with id '{request_id}' and model name '{model_name}' should not be empty."
+        if any(tensor is None for tensor in inputs):
+            raise TritonModelException(f"Input tensor {about}")
+        if "" in requested_output_names:
+            raise TritonModelException(f"Requested output name {about}")
+        if not isinstance(correlation_id, int | str):
+            raise TritonModelException("Correlation ID must be integer or string")
+        self._id, self._correlation_id = request_id, correlation_id
+        self._inputs, self._wanted = list(inputs), tuple(requested_output_names)
+        self._model, self._version = model_name, model_version
+        self._flags, self._timeout_us = flags, timeout
+        self._parameters = _checked(parameters)
+        self._sender: InferenceResponseSender | None = None
+        self._release = TRITONSERVER_REQUEST_RELEASE_ALL
+
+    @classmethod
+    def served(cls, request: Request, inputs: list[Tensor], sender: "InferenceResponseSender") -> "InferenceRequest":
+        """A request that the model is to answer."""
+        made = cls.__new__(cls)
+        made._id, made._correlation_id = request.id, request.correlation_id
+        made._inputs, made._wanted = inputs, sender.names
+        made._flags = request.start * TRITONSERVER_REQUEST_FLAG_SEQUENCE_START
+        made._flags |= request.end * TRITONSERVER_REQUEST_FLAG_SEQUENCE_END
+        made._timeout_us, made._parameters = request.timeout_us, request.parameters
+        made._sender, made._release = sender, TRITONSERVER_REQUEST_RELEASE_ALL
+        made._model, made._version = current.host.name, -1
+        return made
+
+    def inputs(self) -> list[Tensor]:
+        """The inputs."""
+        return self._inputs
+
+    def request_id(self) -> str:
+        """What the client calls the request."""
+        return self._id
+
+    def correlation_id(self) -> int | str:
+        """The sequence that the request belongs to; 0 or empty: none."""
+        return self._correlation_id
+
+    def flags(self) -> int:
+        """Whether a sequence begins or ends with this request."""
+        return self._flags
+
+    def set_flags(self, flags: int) -> None:
+        """Say whether a sequence begins or ends with this request."""
+        self._flags = flags
+
+    def timeout(self) -> int:
+        """How long the client waits at most, in microseconds; 0: it does not say."""
+        return self._timeout_us
+
+    def parameters(self) -> str:
+        """The parameters as a JSON object, without spaces as Triton writes it."""
+        return json.dumps(dict(self._parameters), separators=(",", ":"))
+
+    def trace(self) -> InferenceTrace:
+        """The trace that the request belongs to."""
+        return InferenceTrace()
+
+    def requested_output_names(self) -> set[str]:
+        """Outputs that are asked for: all if the client names none."""
+        return set(self._wanted)
+
+    def get_response_sender(self) -> "InferenceResponseSender":
+        """What responses are sent with, for as long as the model likes."""
+        if self._sender is None:
+            raise TritonModelException("A request of another model has no response sender.")
+        return self._sender
+
+    def is_cancelled(self) -> bool:
+        """Whether nobody waits for the answer any more."""
+        return self._sender is not None and self._sender.is_cancelled()
+
+    def set_release_flags(self, flags: int) -> None:
+        """`TRITONSERVER_REQUEST_RELEASE_RESCHEDULE`: the request is to come again in a later batch."""
+        self._release = flags
+
+    @property
+    def rescheduled(self) -> bool:
+        """Whether the request is to come again."""
+        return self._release == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
+
+    def exec(self, decoupled: bool = False) -> "InferenceResponse | ResponseIterator":
+        """Run the request; `decoupled`: its responses may be any number."""
+        call = current.host.call
+        if call is None:
+            raise TritonModelException("BLS is only supported during the 'execute' function.")
+        responses = ResponseIterator(self._model)
+        responses.begin(call, self._version, self._request(responses.cancelled))
+        return responses if decoupled else responses.only()
+
+    def async_exec(self, decoupled: bool = False) -> "asyncio.Future[InferenceResponse | ResponseIterator]":
+        """The same, to be awaited."""
+        return asyncio.get_running_loop().run_in_executor(None, self.exec, decoupled)
+
+    def _request(self, cancelled: threading.Event) -> Request:
+        return Request(
+            self._id,
+            {tensor.name(): tensor.data() for tensor in self._inputs},
+            self._wanted,
+            self._parameters,
+            self._correlation_id,
+            start=bool(self._flags & TRITONSERVER_REQUEST_FLAG_SEQUENCE_START),
+            end=bool(self._flags & TRITONSERVER_REQUEST_FLAG_SEQUENCE_END),
+            timeout_us=self._timeout_us,
+            cancelled=cancelled.is_set,
+        )
+
+
+class ResponseIterator:
+    """The responses of another model, as they come. What has been read can be read again."""
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+        self._coming: SimpleQueue[tuple[Response, bool]] = SimpleQueue()
+        self._read: list[InferenceResponse] = []
+        self._at = 0
+        self._ended = False
+        self.cancelled = threading.Event()
+
+    def begin(self, call: CallModel, version: int, request: Request) -> None:
+        """Call the model. What goes wrong is its response."""
+        try:
+            call(self._model, version, request, lambda response, final: self._coming.put((response, final)))
+        except (OSError, RuntimeError) as error:  # what carries the call is gone
+            self._coming.put((Response(error=str(error)), True))
+
+    def only(self) -> InferenceResponse:
+        """The one response of a model that is not decoupled. Waits for it."""
+        first = self._next()
+        if not self._ended:
+            extra = self._next()
+            if not self._ended or extra.output_tensors():
+                text = (
+                    f"Model {self._model} is using the decoupled. The current BLS request call doesn't support "
+                    "models using the decoupled transaction policy. Please use 'decoupled=True' argument to the "
+                    "'exec' or 'async_exec' calls for decoupled models.'"
+                )
+                return InferenceResponse(error=TritonError(text))
+        return first
+
+    def cancel(self) -> None:
+        """Nobody waits for the responses any more."""
+        self.cancelled.set()
+
+    def __iter__(self) -> Iterator[InferenceResponse]:
+        if self._ended and self._at >= len(self._read):
+            self._at = 0
+        return self
+
+    def __next__(self) -> InferenceResponse:
+        if not self._ended:
+            found = self._next()
+            self._read.append(found)
+            self._at = len(self._read)
+            return found
+        if self._at >= len(self._read):
+            raise StopIteration
+        self._at += 1
+        return self._read[self._at - 1]
+
+    def _next(self) -> InferenceResponse:
+        response, self._ended = self._coming.get()
+        return _read(response)
+
+
+class InferenceResponseSender:
+    """Sends the responses of one request, from any thread. One that is forgotten ends its request."""
+
+    __slots__ = (
+        "_check", "_closed", "_decoupled", "_emit", "_forgotten", "_index", "_lock", "_request", "_sent", "names",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        request: Request,
+        index: int,
+        emit: Emit,
+        *,
+        decoupled: bool,
+        names: tuple[str, ...],
+        check: "Check",
+        forgotten: "Forgotten",
+    ) -> None:
+        self._request, self._index, self._emit, self._decoupled = request, index, emit, decoupled
+        self._check, self._forgotten = check, forgotten
+        self.names = request.wanted or names
+        self._lock = threading.Lock()
+        self._sent = 0
+        self._closed = False
+
+    def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
+        """Send a response; with the flag `TRITONSERVER_RESPONSE_COMPLETE_FINAL` it is the last, or only the end."""
+        if flags not in (0, TRITONSERVER_RESPONSE_COMPLETE_FINAL):
+            raise TritonModelException("Unable to send response. Unsupported flag provided.")
+        if response is None and not flags:
+            raise TritonModelException(
+                "Inference Response object must be provided when the response flags is set to zero."
+            )
+        if response is not None and not isinstance(response, InferenceResponse):
+            raise TypeError(f"response must be an InferenceResponse, not {type(response)}")
+        self.count(response, flags)
+        shown = None if response is None else self._check(response.values(self.names))
+        self._emit(self._index, shown, flags == TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+
+    def is_cancelled(self) -> bool:
+        """Whether nobody waits for the answer any more."""
+        return self._request.cancelled()
+
+    def count(self, response: InferenceResponse | None, flags: int) -> None:
+        """Note that a response is given. Raises `TritonModelException` if it must not be."""
+        with self._lock:
+            if not self._decoupled and response is not None and self._sent:
+                raise TritonModelException(
+                    "Unable to send response. Non-decoupled model cannot send more than one response."
+                )
+            if not self._decoupled and response is None and not self._sent:
+                raise TritonModelException(
+                    "Unable to send response. Non-decoupled model cannot send complete final before sending a "
+                    "response."
+                )
+            if self._closed:
+                raise TritonModelException("Unable to send response. Response sender has been closed.")
+            self._closed = flags == TRITONSERVER_RESPONSE_COMPLETE_FINAL
+            self._sent += 1
+
+    def close(self) -> bool:
+        """Nothing may be sent any more. Whether something might have been until now."""
+        with self._lock:
+            was, self._closed = not self._closed, True
+            return was
+
+    def __del__(self) -> None:
+        if self.close():
+            text = "" if self._decoupled or self._sent else "The model has not answered the request."
+            self._forgotten.put(partial(self._emit, self._index, Response(error=text) if text else None, True))
+
+
+class Forgotten:
+    """Ends the requests whose senders nobody has any more, in a thread of its own.
+
+    A sender may be collected anywhere, even within another's `emit`: it must not wait there for anything.
+    """
+
+    def __init__(self) -> None:
+        self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="forgotten", daemon=True)
+        self._thread.start()
+
+    def put(self, end: Callable[[], None]) -> None:
+        """Have it called."""
+        self._queue.put(end)
+
+    def stop(self) -> None:
+        """Call what is left, and end."""
+        self._queue.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (end := self._queue.get()) is not None:
+            end()
+
+
+class Check(Protocol):
+    """Looks at a response before it goes out."""
+
+    def __call__(self, response: Response) -> Response:
+        """The response, or an error in its place."""
+
+
+def _read(response: Response) -> InferenceResponse:
+    if response.error:
+        number = _KINDS.index(response.kind) if response.kind in _KINDS else TritonError.INTERNAL
+        return InferenceResponse(error=TritonError(response.error, number))
+    tensors = []
+    for name, array in response.outputs.items():
+        datatype = datatype_of(array)
+        assert datatype is not None  # it comes from the server, which has read it from the protocol
+        tensors.append(Tensor.of(name, array, datatype))
+    return InferenceResponse(tensors, parameters=response.parameters)
+
+
+def _checked(parameters: Mapping[str, Parameter] | None) -> Mapping[str, Parameter]:
+    for name, value in (parameters or {}).items():
+        if not isinstance(name, str):
+            raise TritonModelException(f"Expect parameters keys to have type str, found type {type(name)}")
+        if not isinstance(value, bool | int | str):
+            raise TritonModelException(
+                f"Expect parameters values to have type bool/int/str, found type {type(value)}"
+            )
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            raise TritonModelException(f"parameter '{name}' is no integer of 64 bits")
+    return dict(parameters or {})

@@ -1,0 +1,180 @@
+"""What models import as `triton_python_backend_utils`: the names of Triton's Python backend (its README)."""
+
+import sys
+from enum import Enum
+from typing import Any, ClassVar, NoReturn
+
+from forebay.engines.tensor.python.calls import (
+    TRITONSERVER_REQUEST_FLAG_SEQUENCE_END,
+    TRITONSERVER_REQUEST_FLAG_SEQUENCE_START,
+    TRITONSERVER_REQUEST_RELEASE_ALL,
+    TRITONSERVER_REQUEST_RELEASE_RESCHEDULE,
+    TRITONSERVER_RESPONSE_COMPLETE_FINAL,
+    InferenceRequest,
+    InferenceResponse,
+    InferenceResponseSender,
+    InferenceTrace,
+    PreferredMemory,
+    ResponseIterator,
+    TritonError,
+)
+from forebay.engines.tensor.python.config import ModelConfig
+from forebay.engines.tensor.python.host import current
+from forebay.engines.tensor.python.metrics import Metric, MetricFamily, MetricKind
+from forebay.engines.tensor.python.tensors import (
+    TRITON_STRING_TO_NUMPY,
+    Tensor,
+    TritonModelException,
+    deserialize_bytes_tensor,
+    numpy_to_triton_type,
+    serialize_byte_tensor,
+    triton_string_to_numpy,
+    triton_to_numpy_type,
+)
+
+__all__ = [
+    "TRITONSERVER_MEMORY_CPU",
+    "TRITONSERVER_MEMORY_GPU",
+    "TRITONSERVER_REQUEST_FLAG_SEQUENCE_END",
+    "TRITONSERVER_REQUEST_FLAG_SEQUENCE_START",
+    "TRITONSERVER_REQUEST_RELEASE_ALL",
+    "TRITONSERVER_REQUEST_RELEASE_RESCHEDULE",
+    "TRITONSERVER_RESPONSE_COMPLETE_FINAL",
+    "TRITON_STRING_TO_NUMPY",
+    "InferenceRequest",
+    "InferenceResponse",
+    "InferenceResponseSender",
+    "InferenceTrace",
+    "Logger",
+    "MemoryType",
+    "Metric",
+    "MetricFamily",
+    "MetricKind",
+    "ModelConfig",
+    "PreferredMemory",
+    "ResponseIterator",
+    "Tensor",
+    "TritonError",
+    "TritonModelException",
+    "deserialize_bytes_tensor",
+    "get_input_config_by_name",
+    "get_input_tensor_by_name",
+    "get_model_dir",
+    "get_output_config_by_name",
+    "get_output_tensor_by_name",
+    "is_model_ready",
+    "load_model",
+    "numpy_to_triton_type",
+    "serialize_byte_tensor",
+    "triton_string_to_numpy",
+    "triton_to_numpy_type",
+    "unload_model",
+    "using_decoupled_model_transaction_policy",
+]
+
+
+class MemoryType(Enum):
+    """Where memory is."""
+
+    TRITONSERVER_MEMORY_GPU = 0
+    TRITONSERVER_MEMORY_CPU = 1
+
+
+TRITONSERVER_MEMORY_GPU = MemoryType.TRITONSERVER_MEMORY_GPU
+TRITONSERVER_MEMORY_CPU = MemoryType.TRITONSERVER_MEMORY_CPU
+
+
+class _Level(Enum):
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+    VERBOSE = "verbose"
+
+
+class Logger:
+    """Lines for the server's log: they go to standard error, each with its level and model."""
+
+    LogLevel: ClassVar = _Level
+    INFO: ClassVar = _Level.INFO
+    WARNING: ClassVar = _Level.WARNING
+    ERROR: ClassVar = _Level.ERROR
+    VERBOSE: ClassVar = _Level.VERBOSE
+
+    @staticmethod
+    def log(message: str, level: _Level = _Level.INFO) -> None:
+        """Write a line. Verbose ones are left out, as Triton does unless it is told otherwise."""
+        if level is not _Level.VERBOSE:
+            sys.stderr.write(f"{level.value}: {current.host.name}: {message}\n")
+
+    @staticmethod
+    def log_info(message: str) -> None:
+        """Write a line."""
+        Logger.log(message)
+
+    @staticmethod
+    def log_warn(message: str) -> None:
+        """Write a warning."""
+        Logger.log(message, _Level.WARNING)
+
+    @staticmethod
+    def log_error(message: str) -> None:
+        """Write an error."""
+        Logger.log(message, _Level.ERROR)
+
+    @staticmethod
+    def log_verbose(message: str) -> None:
+        """Write a line that only the curious want."""
+        Logger.log(message, _Level.VERBOSE)
+
+
+def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Tensor | None:
+    """The input of that name."""
+    return next((tensor for tensor in inference_request.inputs() if tensor.name() == name), None)
+
+
+def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) -> Tensor | None:
+    """The output of that name."""
+    return next((tensor for tensor in inference_response.output_tensors() if tensor.name() == name), None)
+
+
+def get_input_config_by_name(model_config: dict[str, Any], name: str) -> dict[str, Any] | None:
+    """What the configuration says of an input."""
+    return _named(model_config, "input", name)
+
+
+def get_output_config_by_name(model_config: dict[str, Any], name: str) -> dict[str, Any] | None:
+    """What the configuration says of an output."""
+    return _named(model_config, "output", name)
+
+
+def using_decoupled_model_transaction_policy(model_config: dict[str, Any]) -> bool:
+    """Whether the configuration lets the model send any number of responses."""
+    return bool(model_config.get("model_transaction_policy", {}).get("decoupled", False))
+
+
+def get_model_dir() -> str:
+    """The folder of the version."""
+    return current.host.folder
+
+
+def load_model(model_name: str, config: str = "", files: dict[str, bytes] | None = None) -> NoReturn:
+    """Not offered: a model must not change what the server serves. Raises `TritonModelException`."""
+    raise TritonModelException(f"load_model('{model_name}'): models cannot load models here; ask the server's API.")
+
+
+def unload_model(model_name: str, unload_dependents: bool = False) -> NoReturn:
+    """Not offered: a model must not change what the server serves. Raises `TritonModelException`."""
+    raise TritonModelException(
+        f"unload_model('{model_name}'): models cannot unload models here; ask the server's API."
+    )
+
+
+def is_model_ready(model_name: str, model_version: str = "") -> NoReturn:
+    """Not offered. Raises `TritonModelException`."""
+    raise TritonModelException(
+        f"is_model_ready('{model_name}'): not offered here; a request tells, or the server's API."
+    )
+
+
+def _named(model_config: dict[str, Any], kind: str, name: str) -> dict[str, Any] | None:
+    return next((each for each in model_config.get(kind, ()) if each["name"] == name), None)

@@ -1,0 +1,201 @@
+"""Tensors as a Python model sees them, and the names of element types."""
+
+from collections.abc import Mapping
+from typing import Any, Final, Protocol, runtime_checkable
+
+import numpy as np
+
+from forebay.core.serving.config import Datatype
+from forebay.engines.tensor.arrays import as_bytes, datatype_of, plain
+from forebay.engines.tensor.protocol import Array
+
+
+class TritonModelException(Exception):  # noqa: N818 - the name that models catch
+    """Something that a model must not do, or says of itself."""
+
+
+NUMBERS: Final = {
+    name: number
+    for number, name in enumerate(
+        ("BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP16", "FP32", "FP64"), 1
+    )
+} | {"BYTES": 13, "BF16": 14}
+"""`TRITONSERVER_DataType` of Triton's C API."""
+
+_NUMPY: Final[dict[int, type]] = {
+    1: np.bool_, 2: np.uint8, 3: np.uint16, 4: np.uint32, 5: np.uint64,
+    6: np.int8, 7: np.int16, 8: np.int32, 9: np.int64,
+    10: np.float16, 11: np.float32, 12: np.float64, 13: np.object_,
+}  # fmt: skip
+
+TRITON_STRING_TO_NUMPY: Final[Mapping[str, type]] = {
+    f"TYPE_{'STRING' if name == 'BYTES' else name}": bool if name == "BOOL" else _NUMPY[number]
+    for name, number in NUMBERS.items()
+    if number in _NUMPY
+}
+"""By the names of `config.pbtxt`."""
+
+
+def triton_string_to_numpy(triton_type_string: str) -> type:
+    """The numpy type for a type of `config.pbtxt`. Raises `KeyError` for one that numpy does not have."""
+    return TRITON_STRING_TO_NUMPY[triton_type_string]
+
+
+def triton_to_numpy_type(data_type: int) -> type | None:
+    """The numpy type for a number of Triton's C API."""
+    return _NUMPY.get(data_type)
+
+
+def numpy_to_triton_type(data_type: Any) -> int | None:
+    """The number that Triton's C API has for a numpy type."""
+    wanted = np.dtype(data_type)
+    if wanted.kind == "S":
+        return NUMBERS["BYTES"]
+    return next((number for number, each in _NUMPY.items() if wanted == np.dtype(each)), None)
+
+
+def serialize_byte_tensor(input_tensor: Array) -> bytes | tuple[()]:
+    """The elements one behind the other, each with its length before it, 4 bytes little-endian."""
+    if not input_tensor.size:
+        return ()
+    parts = as_bytes(input_tensor).ravel().tolist()
+    return b"".join(piece for part in parts for piece in (len(part).to_bytes(4, "little"), part))
+
+
+def deserialize_bytes_tensor(encoded_tensor: bytes) -> Array:
+    """The elements of what `serialize_byte_tensor` has made, as one dimension."""
+    found = []
+    at = 0
+    while at < len(encoded_tensor):
+        size = int.from_bytes(encoded_tensor[at : at + 4], "little")
+        found.append(bytes(encoded_tensor[at + 4 : at + 4 + size]))
+        at += 4 + size
+    array = np.empty(len(found), object)
+    array[:] = found
+    return array
+
+
+@runtime_checkable
+class _Exchanging(Protocol):
+    """What numpy and others call an object that can be seen through DLPack."""
+
+    def __dlpack__(self) -> Any:
+        """The capsule."""
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Kind of device and its number."""
+
+
+class _Capsule:
+    """A bare DLPack capsule, as an object that can be read. They do not say it, but only CPU memory comes so."""
+
+    def __init__(self, capsule: Any) -> None:
+        self._capsule = capsule
+
+    def __dlpack__(self, **_: object) -> Any:
+        return self._capsule
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0
+
+
+class Tensor:
+    """A name and an array."""
+
+    __slots__ = ("_array", "_datatype", "_name")
+
+    def __init__(self, name: str, numpy_array: Array) -> None:
+        if not isinstance(name, str) or not isinstance(numpy_array, np.ndarray):
+            raise TypeError(f"Tensor(name: str, numpy_array: numpy.ndarray) was called with {type(numpy_array)}")
+        if not name:
+            raise TritonModelException("Tensor name cannot be an empty string.")
+        datatype = datatype_of(numpy_array)
+        if datatype is None:
+            raise TritonModelException(
+                f"Tensor '{name}' has elements of {numpy_array.dtype}, which is not supported."
+            )
+        self._name = name
+        self._datatype = datatype
+        self._array = numpy_array if datatype is Datatype.BYTES else plain(numpy_array)
+
+    @classmethod
+    def of(cls, name: str, array: Array, datatype: Datatype) -> "Tensor":
+        """A tensor of what the server has given."""
+        made = cls.__new__(cls)
+        made._name, made._array, made._datatype = name, array, datatype
+        return made
+
+    def name(self) -> str:
+        """What the tensor is called."""
+        return self._name
+
+    def as_numpy(self) -> Array | None:
+        """The array, not a copy; None for BF16, which numpy does not have: see `to_dlpack`."""
+        return None if self._datatype is Datatype.BF16 else self._array
+
+    def data(self) -> Array:
+        """The array as the server takes it."""
+        return as_bytes(self._array) if self._datatype is Datatype.BYTES else self._array
+
+    def triton_dtype(self) -> int:
+        """The element type, as Triton's C API numbers it."""
+        return NUMBERS[self._datatype]
+
+    def shape(self) -> list[int]:
+        """The size of each dimension."""
+        return list(self._array.shape)
+
+    def is_cpu(self) -> bool:
+        """Whether its memory can be read here: always."""
+        return True
+
+    def to_dlpack(self) -> Any:
+        """A DLPack capsule of the tensor's memory."""
+        if self._datatype is Datatype.BYTES:
+            raise TritonModelException("DLPack does not have support for string tensors.")
+        array = self._array if self._array.flags.writeable else self._array.copy()  # numpy exports no other
+        if self._datatype is Datatype.BF16:
+            torch = _torch("tensors with elements of BF16")
+            return torch.from_numpy(array).view(torch.bfloat16).__dlpack__()
+        return array.__dlpack__()
+
+    def __dlpack__(self, *, stream: object = None, **_: object) -> Any:
+        return self.to_dlpack()
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0
+
+    @staticmethod
+    def from_dlpack(name: str, tensor: Any) -> "Tensor":
+        """A tensor with the memory of something that speaks DLPack, or of a capsule; a GPU's is copied."""
+        if not name:
+            raise TritonModelException("Tensor name cannot be an empty string.")
+        if type(tensor).__name__ == "PyCapsule":
+            tensor = _Capsule(tensor)
+        elif not isinstance(tensor, _Exchanging):
+            raise TritonModelException(
+                "Provided tensor is not supported. Tensor must be a DLPack capsule "
+                "or have `__dlpack__` and `__dlpack_device__` attributes"
+            )
+        try:
+            array = np.from_dlpack(tensor)
+        except (BufferError, RuntimeError, TypeError, ValueError):  # BF16, or the memory of another device
+            torch = _torch("this DLPack tensor")
+            found = torch.from_dlpack(tensor).detach().cpu().contiguous()
+            if found.dtype is torch.bfloat16:
+                return Tensor.of(name, found.view(torch.uint16).numpy(), Datatype.BF16)
+            array = found.numpy()
+        if not array.flags.c_contiguous:
+            raise TritonModelException(
+                "DLPack tensor is not contiguous. Only contiguous DLPack tensors that are stored in C-Order "
+                "are supported."
+            )
+        return Tensor(name, array)
+
+
+def _torch(what: str) -> Any:
+    try:
+        import torch
+    except ImportError as error:
+        raise TritonModelException(f"PyTorch is needed to exchange {what}: {error}") from error
+    return torch

@@ -1,0 +1,289 @@
+"""PyTorch models: TorchScript archives and programs of `torch.export`, shared by all instances.
+
+Neither format needs pickles of arbitrary objects, which run code of whoever made the file. Archives that hold such
+pickles or compiled libraries all the same are refused, unless the operator allows it for the model by name.
+"""
+
+import os
+import warnings
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch.utils import _pytree as pytree
+
+from forebay.core.serving.config import Datatype, ModelConfig
+from forebay.engines.tensor import batch
+from forebay.engines.tensor.arrays import as_bytes, as_text, mismatch
+from forebay.engines.tensor.protocol import (
+    Array,
+    BackendFailed,
+    CallModel,
+    Emit,
+    Loaded,
+    Request,
+    Response,
+)
+
+FILES_DEFAULT: Final = ("model.pt", "model.pt2")
+ALLOW_PICKLE: Final = "forebay.allow_pickle"
+"""The server sets this parameter to `true` for models that the operator has named; a repository cannot."""
+UNPACKED_BYTES_MAX: Final = 256 << 20
+"""Of what is compressed in an archive. That is only code when PyTorch makes one; a thousandfold of nothing is quickly
+written down, and would take all memory."""
+WEIGHTS_ONLY: Final = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
+"""PyTorch's own switch: nothing that it unpickles in between may be more than tensors."""
+
+Call = Callable[[Mapping[str, object]], object]
+"""Inputs by name → whatever the model returns."""
+
+
+class TorchBackend:
+    """A module; how its inputs and outputs are found is Triton's rule (README of its PyTorch backend)."""
+
+    def load(self, config: ModelConfig, folder: Path, instance: int, call: CallModel) -> Loaded:
+        file = _file(config, folder)
+        self._config = config
+        self._outputs = {spec.name: spec for spec in config.outputs}
+        self._states = {state.output: state for state in (config.sequences.states if config.sequences else ())}
+        self._answers = (*self._outputs, *self._states)
+        self._bf16 = frozenset(spec.name for spec in config.inputs if spec.datatype is Datatype.BF16)
+        if not config.inputs or not config.outputs:
+            raise BackendFailed(
+                f"model '{config.name}': a PyTorch file does not say what its inputs and outputs are; "
+                "the configuration must list them"
+            )
+        torch.set_num_threads(_threads(config))
+        # inputs may be read-only: a model that writes to them is its own affair
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        try:
+            self._places, self._call = _open(config, file)
+        except BackendFailed:
+            raise
+        except Exception as error:  # the library raises RuntimeError, ValueError, KeyError and its own kinds
+            raise BackendFailed(f"model '{config.name}': {file.name} cannot be loaded: {_first(error)}") from error
+        return Loaded()
+
+    def execute(self, instance: int, requests: Sequence[Request], emit: Emit) -> Sequence[Response | None]:
+        return batch.execute(requests, self._answers, self._run)
+
+    def close(self) -> None:
+        del self._call
+
+    def _run(self, feed: dict[str, Array], wanted: Sequence[str]) -> dict[str, Array]:
+        optimised = self._config.parameters.get("DISABLE_OPTIMIZED_EXECUTION", "").lower() != "true"
+        inferring = self._config.parameters.get("INFERENCE_MODE", "true").lower() == "true"
+        inputs = {name: self._input(name, array) for name, array in feed.items()}
+        try:
+            with (
+                torch.inference_mode() if inferring else torch.no_grad(),
+                nullcontext() if optimised else torch.jit.optimized_execution(False),
+            ):
+                found = _leaves(self._call(inputs))
+        except Exception as error:  # the model is Python too: it may raise anything
+            raise RuntimeError(f"PyTorch execute failure: {error}") from error
+        return {name: self._output(name, found) for name in wanted}
+
+    def _input(self, name: str, array: Array) -> object:
+        """The array's own memory as a tensor, or strings as a list: PyTorch has no tensors of these."""
+        if array.dtype.hasobject:
+            if sum(size > 1 for size in array.shape) > 1:
+                raise ValueError(f"input '{name}': PyTorch takes strings in one dimension, not {list(array.shape)}")
+            return as_text(array, name).ravel().tolist()
+        tensor = torch.from_numpy(array)
+        return tensor.view(torch.bfloat16) if name in self._bf16 else tensor
+
+    def _output(self, name: str, found: Mapping[str | int, Any]) -> Array:
+        place = name if name in found else self._places(name)
+        if place not in found:
+            count = sum(1 for each in found if isinstance(each, int))
+            raise ValueError(f"output '{name}' is not among the {count} that the model has returned")
+        array = _array(found[place])
+        spec = self._outputs.get(name)
+        problem = mismatch(spec, array, self._config.name, self._config.max_batch > 0) if spec else ""
+        if problem:
+            raise ValueError(problem)
+        return array
+
+
+def _file(config: ModelConfig, folder: Path) -> Path:
+    names = (config.model_file,) if config.model_file else FILES_DEFAULT
+    for name in names:
+        if (folder / name).is_file():
+            return folder / name
+    raise BackendFailed(f"model '{config.name}': there is no file {' or '.join(names)} in {folder}")
+
+
+def _open(config: ModelConfig, file: Path) -> tuple[Callable[[str], str | int], Call]:
+    """How outputs are found by name, and the model to call."""
+    allowed = config.parameters.get(ALLOW_PICKLE, "") == "true"
+    match _format(config, file, allowed):
+        case "export":
+            with _weights_only(not allowed):
+                program = torch.export.load(file)
+            return _program(config, program)
+        case "script":
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # the format is deprecated; it is what there is
+                module = torch.jit.load(str(file), map_location="cpu").eval()
+            arguments = [each for each in module.forward.schema.arguments if each.name != "self"]
+            names = [each.name for each in arguments]
+            if len(arguments) == 1 and isinstance(arguments[0].type, torch.DictType):
+                return _place_of(config), lambda feed: module(dict(feed))
+        case _:
+            module = torch.load(file, map_location="cpu", weights_only=False)
+            if not isinstance(module, torch.nn.Module):
+                raise BackendFailed(f"model '{config.name}': {file.name} does not hold a module")
+            module.eval()
+            code = module.forward.__code__
+            names = list(code.co_varnames[1 : code.co_argcount])
+    order = _order([spec.name for spec in config.inputs], names)
+    return _place_of(config), lambda feed: module(*(feed[name] for name in order(feed)))
+
+
+def _format(config: ModelConfig, file: Path, allowed: bool) -> str:
+    """`export`, `script` or `pickle`. Raises `BackendFailed` for what may not be loaded."""
+    if not zipfile.is_zipfile(file):
+        with file.open("rb") as opened:
+            if opened.read(1) != b"\x80":  # every pickle since protocol 2 begins so
+                raise BackendFailed(f"model '{config.name}': {file.name} is not a whole PyTorch file")
+        names: list[str] = []
+    else:
+        with zipfile.ZipFile(file) as archive:
+            names = [name.partition("/")[2] or name for name in archive.namelist()]
+            packed = [each for each in archive.infolist() if each.compress_type != zipfile.ZIP_STORED]
+        if sum(each.file_size for each in packed) > UNPACKED_BYTES_MAX:
+            text = f"{file.name} holds more than {UNPACKED_BYTES_MAX} bytes in compressed form"
+            raise BackendFailed(f"model '{config.name}': {text}")
+    if "archive_format" in names or "serialized_exported_program.json" in names:
+        code = [name for name in names if "aotinductor/" in name or "/opaque_obj" in name]
+        found, problem = "export", f"it holds {code[0]}, which is code" if code else ""
+    elif "constants.pkl" in names and any(name.startswith("code/") for name in names):
+        found, problem = "script", ""
+    elif not names or "data.pkl" in names:
+        found, problem = "pickle", "it is a pickle, which runs code while it is read"
+    else:
+        raise BackendFailed(f"model '{config.name}': {file.name} is an archive, but not one of PyTorch")
+    if problem and not allowed:
+        raise BackendFailed(
+            f"model '{config.name}': {file.name} is not loaded: {problem}. "
+            "Save it with torch.export or torch.jit, or have the operator allow it for this model by name."
+        )
+    return found
+
+
+@contextmanager
+def _weights_only(wanted: bool) -> Iterator[None]:
+    before = os.environ.get(WEIGHTS_ONLY)
+    os.environ[WEIGHTS_ONLY] = "1" if wanted else "0"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[WEIGHTS_ONLY]
+        else:
+            os.environ[WEIGHTS_ONLY] = before
+
+
+def _program(config: ModelConfig, program: Any) -> tuple[Callable[[str], str | int], Call]:
+    """A program of `torch.export`: inputs by argument, by place, or by path (`ARGS[0]`, `KWARGS[mask][a]`)."""
+    module = program.module()
+    entry, leave = program.call_spec.in_spec, program.call_spec.out_spec
+    arguments = list(program.graph_signature.user_inputs)
+    paths = _paths(entry, ("ARGS", "KWARGS"))
+    names = [spec.name for spec in config.inputs]
+    by_path = names and all(name in paths for name in names)
+    order = _order(names, list(paths) if by_path else arguments)
+    results = {f"RESULT{path}": place for place, path in enumerate(_paths(leave, None))}
+    plain = _place_of(config)
+
+    def call(feed: Mapping[str, object]) -> object:
+        flat = [feed[name] for name in order(feed)]
+        args, kwargs = pytree.tree_unflatten(flat, entry)
+        return pytree.tree_leaves(module(*args, **kwargs))
+
+    return lambda name: results[name] if name in results else plain(name), call
+
+
+def _paths(spec: Any, tops: tuple[str, str] | None) -> list[str]:
+    """The leaves of a structure as `[0][key]`; the first step is named by `tops`, if these are given."""
+    leaves, _ = pytree.tree_flatten_with_path(pytree.tree_unflatten(list(range(spec.num_leaves)), spec))
+    found = []
+    for path, _ in leaves:
+        steps: list[Any] = [getattr(step, "idx", getattr(step, "key", None)) for step in path]
+        first = tops[steps.pop(0)] if tops else ""
+        found.append(first + "".join(f"[{step}]" for step in steps))
+    return found
+
+
+def _order(configured: Sequence[str], arguments: Sequence[str]) -> Callable[[Mapping[str, object]], Sequence[str]]:
+    """Which inputs go where: by argument name, by `<name>__<place>`, or as the configuration lists them."""
+    if all(name in arguments for name in configured):
+        ranks = {name: place for place, name in enumerate(arguments)}
+    elif all(_index(name) is not None for name in configured):
+        return lambda feed: sorted(feed, key=lambda name: (_index(name) or 0, name))
+    else:
+        ranks = {name: place for place, name in enumerate(configured)}
+    return lambda feed: sorted(feed, key=lambda name: (ranks.get(name, len(ranks)), name))
+
+
+def _index(name: str) -> int | None:
+    place = name.partition("__")[2]
+    return int(place) if place.isdecimal() else None
+
+
+def _place_of(config: ModelConfig) -> Callable[[str], int]:
+    """Where an output is: by `<name>__<place>` if all are called so, else as the configuration lists them."""
+    names = [spec.name for spec in config.outputs]
+    indices = {name: _index(name) for name in names}
+    if all(index is not None for index in indices.values()):
+        return lambda name: _index(name) or 0
+    return lambda name: names.index(name) if name in names else len(names)
+
+
+def _leaves(returned: object) -> dict[str | int, Any]:
+    """What a model has returned, by place, and by key if it is a mapping."""
+    match returned:
+        case dict():
+            found: dict[str | int, Any] = dict(returned)
+            return found | dict(enumerate(returned.values()))
+        case tuple():
+            return dict(enumerate(returned))
+        case list() if not returned or not isinstance(returned[0], str):
+            return dict(enumerate(returned))
+        case _:
+            return {0: returned}
+
+
+def _array(value: Any) -> Array:
+    if isinstance(value, list):
+        return as_bytes(np.array(value, object))
+    if not isinstance(value, torch.Tensor):
+        raise ValueError(f"the model has returned {type(value).__name__} where a tensor or a list of str is wanted")
+    tensor = value.detach().cpu().contiguous()
+    if tensor.dtype is torch.bfloat16:
+        tensor = tensor.view(torch.uint16)
+    found: Array = tensor.numpy()
+    return found
+
+
+def _threads(config: ModelConfig) -> int:
+    """Within one call of the model; every instance has as many, so they share the processors."""
+    for name in ("INTRA_OP_THREAD_COUNT", "NUM_THREADS"):
+        text = config.parameters.get(name, "")
+        if text and not text.isdecimal():
+            raise BackendFailed(f"model '{config.name}': parameter {name} is {text!r}; it must be a whole number")
+        if text and int(text):
+            return int(text)
+    return max(1, len(os.sched_getaffinity(0)) // config.instance_count)
+
+
+def _first(error: Exception) -> str:
+    """The first line: the others are the library's own stack, or advice that must not be followed here."""
+    if "Weights only load failed" in str(error):
+        return "it holds a pickle of more than tensors, which would run code while it is read"
+    return str(error).strip().partition("\n")[0] or type(error).__name__

@@ -1,0 +1,144 @@
+"""What a gateway reads of requests for tensor models, and what it sends on: all headers that say how the body is to
+be read, and the body as it came. The model is named by the path, or by a field of the body.
+"""
+
+import re
+from typing import Final
+from urllib.parse import quote, unquote
+
+import msgspec
+
+from forebay.core.errors import Code, Refusal
+from forebay.core.model import Task
+from forebay.gateway.dispatch.endpoints import Endpoint
+from forebay.net.exchange import Exchange
+from forebay.wire.apis.wanted import FIELD, Wanted
+from forebay.wire.documents import UNREADABLE
+from forebay.wire.forms.field import find_fields
+
+GET, POST = b"GET", b"POST"
+PATHS: Final = frozenset(
+    {
+        b"/v1/rerank",
+        b"/v1/classify",
+        b"/v1/audio/transcriptions",
+        b"/v1/audio/translations",
+        b"/v1/audio/speech",
+        b"/v1/images/classifications",
+        b"/v1/images/detections",
+        b"/v1/images/segmentations",
+        b"/v1/images/ocr",
+    }
+)
+"""Endpoints of tasks; the model is a field of the body."""
+MODEL_PATH: Final = re.compile(
+    rb"/v2/models/([^/]{1,1024})(/versions/[0-9]{1,20})?(?:/(infer|generate|generate_stream|ready|config|stats))?"
+)
+WORK: Final = frozenset({b"infer", b"generate", b"generate_stream"})
+SENT_ON: Final = (
+    b"content-type",
+    b"content-encoding",
+    b"inference-header-content-length",
+    b"accept",
+    b"accept-encoding",
+)
+"""Headers of a request that its replica gets."""
+FORM: Final = b"multipart/form-data"
+SEQUENCE: Final = b'"sequence_id"'
+NAME_CHARS_MAX: Final = 1024
+
+
+class _Named(msgspec.Struct, gc=False):
+    model: str
+    stream: bool | None = None
+
+
+class _Parameters(msgspec.Struct, gc=False):
+    sequence_id: int | str = 0
+
+
+class _Sequence(msgspec.Struct, gc=False):
+    parameters: _Parameters | None = None
+    sequence_id: int | str = 0
+
+
+_named = msgspec.json.Decoder(_Named).decode
+_sequence = msgspec.json.Decoder(_Sequence).decode
+
+
+def find(exchange: Exchange, model: str = "") -> Endpoint | None:
+    """What serves a request if it is one for tensor models; with `model`, as if the path had named that one."""
+    path = exchange.target.partition(b"?")[0]
+    if path in PATHS:
+        return Endpoint(path.decode(), Task.TENSOR, _head(exchange, POST, path))
+    match = MODEL_PATH.fullmatch(path)
+    if match is None:
+        return None
+    name, version, action = match.groups(b"")
+    if model:
+        name = quote(model, safe="").encode()
+    method = POST if action in WORK else GET
+    target = b"/v2/models/%b%b%b" % (name, version, b"/" + action if action else b"")
+    head = _head(exchange, method, target)
+    named = unquote(name.decode("latin-1"))
+    return Endpoint(path.decode("latin-1"), Task.TENSOR, head, False, method is POST, method, named)
+
+
+def wanted(endpoint: Endpoint, exchange: Exchange, body: bytes) -> Wanted:
+    """What routing needs of a request; its text is the whole body. Raises `Refusal` if it names no model."""
+    text = memoryview(body)
+    if endpoint.model:
+        streams = endpoint.path.endswith("/generate_stream")
+        return Wanted(endpoint.model, text, stream=streams, sequence=_sequence_of(exchange, body))
+    kind = exchange.header(b"content-type") or b""
+    if _is_form(kind):
+        places = find_fields(kind, body, (b"model", b"stream"))
+        if b"model" not in places:
+            raise Refusal(Code.INVALID_REQUEST, "The form has no field `model`.", "model")
+        values = {name: body[place.start : place.end] for name, place in places.items()}
+        stream = values.get(b"stream", b"").lower() in (b"true", b"1")
+        return Wanted(values[b"model"].decode("utf-8", "replace"), text, stream=stream)
+    try:
+        named = _named(body)
+    except msgspec.ValidationError as error:
+        field = FIELD.search(str(error))
+        raise Refusal(Code.INVALID_REQUEST, f"{error}.", field[1] if field else None) from None
+    except UNREADABLE as error:
+        raise Refusal(Code.INVALID_JSON, f"The body is not valid JSON: {error}.") from None
+    return Wanted(named.model, text, stream=named.stream is True)
+
+
+def form_renamed(exchange: Exchange, body: bytes, model: str) -> bytes | None:
+    """The form with another model; None: the body is no form."""
+    kind = exchange.header(b"content-type") or b""
+    if not _is_form(kind):
+        return None
+    place = find_fields(kind, body, (b"model",))[b"model"]  # it was found before
+    return b"%b%b%b" % (body[: place.start], model.encode(), body[place.end :])
+
+
+def _head(exchange: Exchange, method: bytes, target: bytes) -> bytes:
+    given = ((name, exchange.header(name)) for name in SENT_ON)
+    lines = b"".join([b"%b: %b\r\n" % (name, value) for name, value in given if value is not None])
+    return b"%b %b HTTP/1.1\r\nhost: forebay\r\n%bx-forebay-gateway: 1\r\nx-request-id: " % (method, target, lines)
+
+
+def _is_form(content_type: bytes) -> bool:
+    return content_type.partition(b";")[0].strip().lower() == FORM
+
+
+def _sequence_of(exchange: Exchange, body: bytes) -> bytes:
+    """The sequence that a request belongs to; empty if to none, or if that cannot be seen as the body is packed."""
+    length = exchange.header(b"inference-header-content-length")
+    if length is not None and length.isdigit() and len(length) < 12:
+        body = body[: int(length)]
+    elif (exchange.header(b"content-type") or b"").startswith(b"application/octet-stream"):
+        return b""
+    if SEQUENCE not in body:
+        return b""
+    try:
+        read = _sequence(body)
+    except UNREADABLE:  # the replica will say so
+        return b""
+    found = (read.parameters.sequence_id if read.parameters is not None else 0) or read.sequence_id
+    return str(found).encode("utf-8", "surrogatepass") if found else b""

@@ -1,0 +1,159 @@
+"""Every endpoint of the protocol: which request is answered by what."""
+
+import asyncio
+import re
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Final
+
+import structlog
+
+from forebay.core.model import Limits
+from forebay.core.serving.errors import Refused
+from forebay.modelserver.http.administration import Administration
+from forebay.modelserver.http.answering import fail, refuse, refuse_method
+from forebay.modelserver.http.generating import start_generation
+from forebay.modelserver.http.inferring import Inferring
+from forebay.modelserver.ports import Models
+from forebay.modelserver.tasks.endpoint import PREFIX, TaskFront
+from forebay.modelserver.tasks.table import TASKS
+from forebay.net.exchange import Exchange
+from forebay.wire import http1
+from forebay.wire.oip import documents
+from forebay.wire.oip.ports import Regions, Settings
+from forebay.wire.oip.route import Endpoint, Route, route
+
+BODY_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Triton's default limit on JSON. It sets none on binary tensors; ours is for the whole body."""
+LIMITS: Final = Limits(body_bytes_max=BODY_BYTES_MAX)
+GET: Final = b"GET"
+POST: Final = b"POST"
+
+Handler = Callable[[Exchange, Route], None]
+
+
+@dataclass(frozen=True, slots=True)
+class FrontOptions:
+    """How a front is set up."""
+
+    name: str = "forebay"
+    version: str = ""
+    json_bytes_max: int = BODY_BYTES_MAX
+    """Of a request's JSON, of each tensor in it once that is bytes, and of a body once it is decompressed."""
+    forwarded_headers: re.Pattern[str] | None = None
+    """Request headers with a name in which this is found become parameters. Names are lower-case."""
+
+
+class HttpFront:
+    """Answers the exchanges of a server. `tasks` owns what takes long: loading and unloading models."""
+
+    def __init__(
+        self,
+        models: Models,
+        regions: Regions,
+        settings: Settings,
+        *,
+        tasks: asyncio.TaskGroup,
+        log: structlog.stdlib.BoundLogger,
+        options: FrontOptions,
+    ) -> None:
+        self._models = models
+        self._tasks = tasks
+        self._log = log
+        self._metadata = documents.server_metadata(options.name, options.version)
+        self._infer = Inferring(
+            models, regions, tasks, log, json_bytes_max=options.json_bytes_max, forwarded=options.forwarded_headers
+        )
+        self._json_bytes_max = options.json_bytes_max
+        self._of_tasks = TaskFront(models, TASKS, log)
+        administration = Administration(models, regions, settings, self._later)
+        self._handlers: dict[Endpoint, tuple[bytes, Handler]] = {
+            Endpoint.INFER: (POST, self._infer.start),
+            Endpoint.GENERATE: (POST, self._generate),
+            Endpoint.GENERATE_STREAM: (POST, self._generate),
+            Endpoint.SERVER: (GET, self._server),
+            Endpoint.LIVE: (GET, self._live),
+            Endpoint.READY: (GET, self._ready),
+            Endpoint.MODEL: (GET, self._model),
+            Endpoint.MODEL_READY: (GET, self._model_ready),
+            Endpoint.CONFIG: (GET, self._config),
+            Endpoint.STATISTICS: (GET, self._statistics),
+            Endpoint.INDEX: (POST, administration.index),
+            Endpoint.LOAD: (POST, administration.load),
+            Endpoint.UNLOAD: (POST, administration.unload),
+            Endpoint.TRACE: (b"", administration.trace),
+            Endpoint.LOGGING: (b"", administration.logging),
+            Endpoint.SYSTEM_MEMORY: (b"", administration.memory),
+            Endpoint.CUDA_MEMORY: (b"", administration.memory),
+        }
+        """By endpoint: the only method that it takes, or none if the handler looks at that itself."""
+
+    def handle(self, exchange: Exchange) -> None:
+        """Answer one exchange, now or later. Our own mistakes are the connection's to answer."""
+        if exchange.target.startswith(PREFIX):
+            self._of_tasks.handle(exchange)
+            return
+        try:
+            asked = route(exchange.target)
+            method, handler = self._handlers[asked.endpoint]
+            if method and exchange.method != method:
+                refuse_method(exchange, method)
+            else:
+                handler(exchange, asked)
+        except Refused as refused:
+            refuse(exchange, refused)
+
+    # --- what a server and its models are
+
+    def _server(self, exchange: Exchange, _: Route) -> None:
+        exchange.respond(200, [http1.JSON], self._metadata)
+
+    def _live(self, exchange: Exchange, _: Route) -> None:
+        exchange.respond(200, [http1.JSON], b'{"live":true}')  # KServe's client reads it, Triton's only the status
+
+    def _ready(self, exchange: Exchange, _: Route) -> None:
+        ready = self._models.ready
+        exchange.respond(200 if ready else 400, [http1.JSON], b'{"ready":true}' if ready else b'{"ready":false}')
+
+    def _model(self, exchange: Exchange, asked: Route) -> None:
+        view = self._models.view(asked.model, asked.version)
+        versions = [asked.version] if asked.version else view.versions
+        exchange.respond(200, [http1.JSON], documents.encode(documents.model_metadata(view.config, versions)))
+
+    def _model_ready(self, exchange: Exchange, asked: Route) -> None:
+        view = self._models.view(asked.model, asked.version)  # raises unless it is served
+        exchange.respond(200, [http1.JSON], documents.encode({"name": view.config.name, "ready": True}))
+
+    def _config(self, exchange: Exchange, asked: Route) -> None:
+        view = self._models.view(asked.model, asked.version)
+        exchange.respond(200, [http1.JSON], documents.encode(view.document))
+
+    def _statistics(self, exchange: Exchange, asked: Route) -> None:
+        found = self._models.statistics(asked.model, asked.version)
+        exchange.respond(200, [http1.JSON], documents.encode(documents.statistics(found)))
+
+    def _generate(self, exchange: Exchange, asked: Route) -> None:
+        start_generation(
+            exchange,
+            self._models,
+            asked,
+            self._log,
+            streams=asked.endpoint is Endpoint.GENERATE_STREAM,
+            tensor_bytes_max=self._json_bytes_max,
+        )
+
+    # --- what takes long
+
+    def _later(self, exchange: Exchange, work: Coroutine[Any, Any, None]) -> None:
+        """Answer with nothing once the work is done, or with its error. It goes on if the client leaves."""
+        self._tasks.create_task(self._finish(exchange, work))
+
+    async def _finish(self, exchange: Exchange, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except Refused as refused:
+            refuse(exchange, refused)
+        except Exception as error:  # supervisor: a mistake costs one answer, not the task group of the server
+            fail(exchange, self._log, error)
+        else:
+            exchange.respond(200, [http1.JSON], b"")

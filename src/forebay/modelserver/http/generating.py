@@ -1,0 +1,103 @@
+"""The generate endpoints: JSON fields instead of tensors, and answers as they come."""
+
+from typing import Final
+
+import structlog
+
+from forebay.core.serving.errors import Refused
+from forebay.core.serving.values import InferResponse
+from forebay.modelserver.http.answering import fail, may_retry, refuse
+from forebay.modelserver.ports import Models
+from forebay.net.exchange import Exchange
+from forebay.wire import http1
+from forebay.wire.oip import documents
+from forebay.wire.oip.coding import IDENTITY
+from forebay.wire.oip.fields import invalid
+from forebay.wire.oip.generate import event, read_generate, write_generate
+from forebay.wire.oip.route import Route
+
+EVENTS: Final = (b"content-type", b"text/event-stream; charset=utf-8")
+_NOT_ONE: Final = invalid(
+    "generate expects model to produce exactly 1 response, use generate stream for model that generates various "
+    "number of responses"
+)
+
+
+def start_generation(
+    exchange: Exchange,
+    models: Models,
+    asked: Route,
+    log: structlog.stdlib.BoundLogger,
+    *,
+    streams: bool,
+    tensor_bytes_max: int,
+) -> None:
+    """Read a request and hand it to the models. Raises `Refused`."""
+    view = models.view(asked.model, asked.version)
+    if (exchange.header(b"content-encoding") or b"").strip().lower() not in (b"", IDENTITY):
+        raise invalid("Unsupported content-encoding, only 'identity' is supported.")
+    request = read_generate(view.config, asked.version, exchange.body, tensor_bytes_max=tensor_bytes_max)
+    answer = Generation(exchange, log, streams=streams)
+    exchange.on_disconnect = models.infer(request, answer.on_response).cancel
+
+
+class Generation:
+    """A request under way, of which each response becomes JSON.
+
+    Streamed, the status is that of the first response, and what goes wrong later is said in the stream. Otherwise the
+    answer is the one response that there must be.
+    """
+
+    __slots__ = ("_body", "_count", "_exchange", "_log", "_status", "_streams")
+
+    def __init__(self, exchange: Exchange, log: structlog.stdlib.BoundLogger, *, streams: bool) -> None:
+        self._exchange = exchange
+        self._log = log
+        self._streams = streams
+        self._count = 0
+        self._status = 200
+        self._body = b""
+
+    def on_response(self, response: InferResponse | None, final: bool) -> None:
+        """Tell the response, and the end."""
+        exchange = self._exchange
+        if exchange.finished:
+            return
+        status, data = 200, b""
+        try:
+            if response is not None:
+                if response.error is not None:
+                    raise response.error
+                data = write_generate(response)
+        except Refused as refused:
+            if not exchange.started and may_retry(exchange, refused):
+                refuse(exchange, refused)
+                return
+            status, data = refused.http_status, documents.error(refused.text)
+        except Exception as error:  # supervisor: a mistake with one answer must not stop those who call back
+            fail(exchange, self._log, error)
+            return
+        if self._streams:
+            self._stream(status, data, final)
+        else:
+            self._collect(status, data, final)
+
+    def _stream(self, status: int, data: bytes, final: bool) -> None:
+        exchange = self._exchange
+        if not exchange.started:
+            exchange.start(status, [EVENTS])
+        if data:
+            exchange.write(event(data))
+        if final:
+            exchange.end()
+
+    def _collect(self, status: int, data: bytes, final: bool) -> None:
+        if data and self._status == 200:  # the first error is the answer
+            self._count += 1
+            self._status, self._body = status, data
+        if not final:
+            return
+        if self._status == 200 and self._count != 1:
+            refuse(self._exchange, _NOT_ONE)
+        else:
+            self._exchange.respond(self._status, [http1.JSON], self._body)

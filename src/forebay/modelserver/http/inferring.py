@@ -1,0 +1,172 @@
+"""The infer endpoint: one request, one answer.
+
+Where tensors are copied: never on the way in, as they are views of the body; on the way out once, when the parts of
+the answer are put together. By the time a callback returns, the server has what it needs of a response's buffers,
+and whoever owns them may use them again.
+"""
+
+import asyncio
+import re
+from collections.abc import Sequence
+from typing import Final
+
+import structlog
+
+from forebay.core.serving.errors import Kind, Refused
+from forebay.core.serving.values import InferRequest, InferResponse
+from forebay.modelserver.http.answering import fail, refuse
+from forebay.modelserver.ports import Models, ModelView
+from forebay.net.exchange import Exchange
+from forebay.wire import http1
+from forebay.wire.oip.coding import CODINGS, IDENTITY, answer_coding, decoded, encoded
+from forebay.wire.oip.fields import invalid
+from forebay.wire.oip.infer_answer import write_infer
+from forebay.wire.oip.infer_request import (
+    LENGTH_HEADER,
+    RESERVED,
+    RESERVED_PREFIX,
+    Asked,
+    json_length,
+    read_infer,
+    read_raw,
+)
+from forebay.wire.oip.ports import Memory
+from forebay.wire.oip.route import Route
+
+BINARY = (b"content-type", b"application/octet-stream")
+PACKED_AT_ONCE_BYTES_MAX: Final = 65_536
+"""Packing so much takes milliseconds; more is left to a thread."""
+_LENGTH_HEADER = LENGTH_HEADER.encode()
+_LENGTH_FIELD = _LENGTH_HEADER.lower()
+_JSON = (http1.JSON,)
+
+
+class Inferring:
+    """Starts requests."""
+
+    def __init__(
+        self,
+        models: Models,
+        memory: Memory,
+        tasks: asyncio.TaskGroup,
+        log: structlog.stdlib.BoundLogger,
+        *,
+        json_bytes_max: int,
+        forwarded: re.Pattern[str] | None,
+    ) -> None:
+        self.models = models
+        self._memory = memory
+        self.tasks = tasks
+        self.log = log
+        self._json_bytes_max = json_bytes_max
+        self._forwarded = forwarded
+
+    def start(self, exchange: Exchange, asked: Route) -> None:
+        """Read a request and hand it to the models. Raises `Refused`."""
+        models = self.models
+        view = models.view(asked.model, asked.version)
+        if view.config.decoupled:
+            raise Refused(Kind.UNSUPPORTED, "HTTP end point doesn't support models with decoupled transaction policy")
+        body = exchange.body
+        coding = exchange.header(b"content-encoding")
+        if coding is not None:
+            try:
+                body = decoded(coding, body, self._json_bytes_max)
+            except Refused as refused:
+                refuse(exchange, refused, (b"accept-encoding", CODINGS))
+                return
+        length = json_length(exchange.header(_LENGTH_FIELD), len(body))
+        if length == 0:
+            read = read_raw(view.config, asked.version, body)
+        else:
+            read = read_infer(
+                asked.model, asked.version, body, length, self._memory, json_bytes_max=self._json_bytes_max
+            )
+        if self._forwarded is not None:
+            forward(exchange, self._forwarded, read.request)
+        answer = Inference(exchange, read, view, self)
+        exchange.on_disconnect = models.infer(read.request, answer.on_response).cancel
+
+
+def forward(exchange: Exchange, names: re.Pattern[str], request: InferRequest) -> None:
+    """Make parameters of headers whose name has that in it. Raises `Refused`."""
+    for name, value in exchange.headers:
+        key = name.decode("latin-1")
+        if names.search(key) is None:
+            continue
+        if key in RESERVED or key.startswith(RESERVED_PREFIX):
+            raise invalid(f"Header '{key}' is reserved for Triton usage and cannot be forwarded.")
+        request.parameters[key] = value.decode("latin-1")
+
+
+class Inference:
+    """A request under way: its one response becomes the answer."""
+
+    __slots__ = ("_asked", "_body", "_exchange", "_headers", "_owner", "_refused", "_responses", "_view")
+
+    def __init__(self, exchange: Exchange, asked: Asked, view: ModelView, owner: Inferring) -> None:
+        self._exchange = exchange
+        self._asked = asked
+        self._view = view
+        self._owner = owner
+        self._responses = 0
+        self._refused: Refused | None = None
+        self._headers: tuple[http1.Header, ...] = ()
+        self._body = b""
+
+    def on_response(self, response: InferResponse | None, final: bool) -> None:
+        """Keep the response, and answer when it is the last word."""
+        exchange = self._exchange
+        if exchange.finished:
+            return
+        try:
+            if response is not None:
+                self._responses += 1
+                if response.error is not None:
+                    raise response.error
+                if self._responses == 1:
+                    self._write(response)
+        except Refused as refused:
+            self._refused = refused
+        except Exception as error:  # supervisor: a mistake with one answer must not stop those who call back
+            fail(exchange, self._owner.log, error)
+            return
+        if final:
+            if self._refused is None and self._responses != 1:
+                self._refused = Refused(Kind.INTERNAL, f"expected a single response, got {self._responses}")
+            if self._refused is not None:
+                refuse(exchange, self._refused)
+            else:
+                self._send()
+
+    def _write(self, response: InferResponse) -> None:
+        """Everything is copied here."""
+        batches = self._view.config.max_batch > 0
+        json, buffers = write_infer(response, self._asked, batches=batches, labels=self._labels)
+        if buffers:
+            self._headers = (BINARY, (_LENGTH_HEADER, b"%d" % len(json)))
+            self._body = b"".join((json, *buffers))
+        else:
+            self._headers = _JSON
+            self._body = json
+
+    def _send(self) -> None:
+        exchange, body = self._exchange, self._body
+        accepted = exchange.header(b"accept-encoding")
+        coding = IDENTITY if accepted is None else answer_coding(accepted)
+        if coding == IDENTITY:
+            exchange.respond(200, self._headers, body)
+            return
+        self._headers = (*self._headers, (b"content-encoding", coding))
+        if len(body) <= PACKED_AT_ONCE_BYTES_MAX:
+            exchange.respond(200, self._headers, encoded(coding, body))
+        else:
+            exchange.on_disconnect = None  # there is nothing left to cancel
+            self._owner.tasks.create_task(self._send_packed(coding))
+
+    async def _send_packed(self, coding: bytes) -> None:
+        body = await asyncio.to_thread(encoded, coding, self._body)
+        self._exchange.respond(200, self._headers, body)
+
+    def _labels(self, output: str) -> Sequence[str]:
+        return self._owner.models.labels(self._view.config.name, self._view.version, output)

@@ -1,0 +1,340 @@
+"""All models: what the repositories hold, what is served of it, and in which order things are loaded."""
+
+import asyncio
+from collections.abc import Collection as Names
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from time import monotonic
+from typing import Final
+
+from forebay.core.serving.config import ModelConfig
+from forebay.core.serving.ensemble import check, load_order
+from forebay.core.serving.errors import Kind, Refused
+from forebay.modelserver.models.life.model import Model
+from forebay.modelserver.models.life.stamps import stamps
+from forebay.modelserver.models.life.states import UNLOADED, State
+from forebay.modelserver.models.life.version import Version
+from forebay.modelserver.models.options import Control
+from forebay.modelserver.models.site import Site
+from forebay.modelserver.ports import IndexEntry
+from forebay.modelserver.repository import Described, Found, named, read, scan
+
+FILE: Final = "file:"
+INDEX_FRESH_S: Final = 1.0
+"""The repository is not looked at again within this time only to list it."""
+
+
+@dataclass(slots=True)
+class Wish:
+    """A model that is to be loaded, and what stands for its files."""
+
+    override: str | None = None
+    files: dict[str, bytes] | None = None
+
+
+class Collection:
+    """The models by name."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._models: dict[str, Model] = {}
+        self._found: dict[str, Found] = {}
+        self._found_at = -INDEX_FRESH_S
+        self._closing = False
+        self._places = asyncio.Semaphore(site.options.loads_max)
+
+    def find(self, name: str, number: int) -> Version:
+        """The version that a request goes to (-1: the latest). Raises `Refused` with Triton's texts."""
+        model = self._models.get(name)
+        if model is None:
+            raise Refused(Kind.NOT_FOUND, f"Request for unknown model: '{name}' is not found")
+        return model.find(number)
+
+    def model(self, name: str) -> Model | None:
+        """A model that is or was served."""
+        return self._models.get(name)
+
+    def lookup(self, name: str, number: int) -> ModelConfig | None:
+        """The configuration of a version (-1: the latest) that is ready."""
+        try:
+            return self.find(name, number).config
+        except Refused:
+            return None
+
+    @property
+    def served(self) -> list[Version]:
+        """All versions that serve, by name and number."""
+        return [version for name in sorted(self._models) for version in self._models[name].ready]
+
+    @property
+    def all_ready(self) -> bool:
+        """Whether all that was to be served is; what was unloaded was not to be."""
+        return all(
+            version.healthy or (version.state is State.UNAVAILABLE and version.reason.startswith(UNLOADED))
+            for model in self._models.values()
+            for version in model.versions
+        ) and not any(model.reason for model in self._models.values())
+
+    def index(self, ready_only: bool) -> list[IndexEntry]:
+        """What the repositories hold and what has become of it."""
+        if monotonic() - self._found_at >= INDEX_FRESH_S:
+            with suppress(OSError):  # what was there when it was last looked at is better than nothing
+                self._look(scan(*self._site.options.repositories))
+        entries = []
+        for name in sorted({*self._found, *self._models}):
+            model = self._models.get(name)
+            versions = model.versions if model is not None else ()
+            for version in versions:
+                if not ready_only or version.state is State.READY:
+                    entries.append(IndexEntry(name, version.text, version.state, version.reason))
+            if versions or ready_only:
+                continue
+            reason = model.reason if model is not None else "; ".join(self._found[name].problems)
+            entries.append(IndexEntry(name, state=State.UNAVAILABLE, reason=reason) if reason else IndexEntry(name))
+        return entries
+
+    async def start(self) -> list[str]:
+        """Load what is to be served from the start. Returns what is wrong with models that cannot be."""
+        options = self._site.options
+        await self._scan()
+        names: Iterable[str] = self._found
+        if options.control is Control.EXPLICIT and options.startup != ("*",):
+            names = options.startup
+        wishes = {name: Wish() for name in names}
+        return list((await self._load(wishes)).values())
+
+    async def load(self, name: str, parameters: Mapping[str, str | bytes | int | bool]) -> None:
+        """Load or reload a model because a client wants it. Raises `Refused`."""
+        self._require_explicit()
+        if not name.strip():
+            raise Refused(Kind.INVALID_ARGUMENT, "Model name cannot be empty. Please enter a valid name to deploy.")
+        if name.strip() == ".." or "/" in name:
+            text = f"invalid model name '{name}', model name must not contain path traversal characters"
+            raise Refused(Kind.INVALID_ARGUMENT, text)
+        wish = wish_of(parameters)
+        unread = f"failed to load '{name}', failed to poll from model repository"
+        try:
+            await self._scan()
+        except OSError as error:
+            raise Refused(Kind.INTERNAL, f"{unread}: {error.strerror}") from None
+        if name not in self._found and wish.override is None:
+            raise Refused(Kind.INTERNAL, unread)
+        failed = await self._load({name: wish})
+        if name in failed:
+            raise Refused(Kind.INVALID_ARGUMENT, f"load failed for model '{name}': {failed[name]}\n")
+
+    async def unload(self, name: str, dependents: bool, number: int = -1) -> None:
+        """Unload a model because a client wants it; unknown ones are none of its business. Raises `Refused`."""
+        self._require_explicit()
+        model = self._models.get(name)
+        if model is None:
+            return
+        steps = _steps(model)
+        if number < 0:
+            model.give_up()
+        async with model.lock:
+            await model.unload(number=number)
+            model.dismiss(number)
+        await self._recheck({name})
+        for step in sorted(steps) if dependents and not model.ready else ():
+            part = self._models.get(step)
+            if part is not None and not part.explicit and not self._users(step):
+                await self.unload(step, True)
+
+    async def poll(self) -> None:
+        """Make what is served what the repositories hold."""
+        before = dict(self._found)
+        await self._scan()
+        gone = [name for name in self._models if name not in self._found]
+        for name in gone:
+            async with self._models[name].lock:
+                await self._models[name].unload()
+                self._models[name].dismiss()
+        if gone:
+            await self._recheck(set(gone))
+        changed = {
+            name: Wish()
+            for name, found in self._found.items()
+            if name not in before or before[name].stamp != found.stamp
+        }
+        await self._load(changed)
+
+    def give_up(self) -> None:
+        """Let all loads fail that are under way or to come: it is going to end."""
+        self._closing = True
+        for model in self._models.values():
+            model.give_up()
+
+    async def close(self) -> None:
+        """Unload everything, each model within its time."""
+        self.give_up()
+        async with asyncio.TaskGroup() as tasks:
+            for model in self._models.values():
+                tasks.create_task(_closed(model))
+
+    def _require_explicit(self) -> None:
+        if self._site.options.control is not Control.EXPLICIT:
+            text = "explicit model load / unload is not allowed if polling is enabled"
+            raise Refused(Kind.UNAVAILABLE, text)
+
+    async def _scan(self) -> None:
+        self._look(await asyncio.to_thread(scan, *self._site.options.repositories))
+
+    def _look(self, found: Iterable[Found]) -> None:
+        self._found = {each.name: each for each in found}
+        self._found_at = monotonic()
+
+    async def _load(self, wishes: Mapping[str, Wish]) -> dict[str, str]:
+        """Load models and those they need, these first; then what needs them. Returns by name what has failed."""
+        described: dict[str, Described] = {}
+        failed: dict[str, str] = {}
+        wanted = dict(wishes)
+        for name in wanted:
+            self._models.setdefault(name, Model(self._site, name)).explicit = True
+        pending = list(wanted)
+        for name in pending:  # grows
+            self._models.setdefault(name, Model(self._site, name)).dismissed = False
+            try:
+                described[name] = await asyncio.to_thread(self._read, name, wanted[name])
+            except Refused as refused:
+                failed[name] = refused.text
+                continue
+            for step in described[name].config.steps:
+                if step.model in self._found and step.model not in wanted:
+                    wanted[step.model] = Wish()
+                    pending.append(step.model)
+        needs = {
+            name: {
+                step.model for step in each.config.steps if step.model in described or not self._serves(step.model)
+            }
+            for name, each in described.items()
+        }
+        order, circular = load_order(needs)
+        failed.update(circular)
+        done = {name: asyncio.Event() for name in order}
+        changed: set[str] = set()
+
+        async def run(name: str) -> None:
+            try:
+                for need in sorted(needs[name]):
+                    if need in done:
+                        await done[need].wait()
+                async with self._places:
+                    if await self._load_one(name, described[name], new_files=wanted[name].files is not None):
+                        changed.add(name)
+            except Refused as refused:
+                failed[name] = refused.text
+            finally:
+                done[name].set()
+
+        async with asyncio.TaskGroup() as tasks:
+            for name in order:
+                tasks.create_task(run(name))
+        for name, text in failed.items():
+            self._note_failure(name, text)
+        await self._recheck(changed, but=set(wanted))
+        return failed
+
+    async def _load_one(self, name: str, described: Described, *, new_files: bool) -> bool:
+        """Load a model unless it is served just so. Raises `Refused`."""
+        found = self._found.get(name)
+        stamp = found.stamp if found is not None and not new_files else ""
+        model = self._models.setdefault(name, Model(self._site, name))
+        async with model.lock:
+            if self._closing:
+                raise Refused(Kind.UNAVAILABLE, "the server is stopping")
+            before = model.described.config if model.described is not None and stamp == model.stamp else None
+            if stamp and before == described.config and not self._lacks(model, described):
+                return False
+            model.reason = ""
+            try:
+                await model.load(described, stamp, await asyncio.to_thread(stamps, found, described))
+            except BaseException:
+                described.release()
+                raise
+            return True
+
+    def _lacks(self, model: Model, described: Described) -> bool:
+        """Whether a version that was unloaded by itself, or has failed since, would be served again."""
+        return len(model.ready) < len([v for v in model.versions if v.number in described.versions])
+
+    def _serves(self, name: str) -> bool:
+        model = self._models.get(name)
+        return model is not None and bool(model.ready)
+
+    def _read(self, name: str, wish: Wish) -> Described:
+        found = self._found.get(name)
+        if found is None:
+            if wish.override is None:
+                raise Refused(Kind.INTERNAL, f"failed to load '{name}', failed to poll from model repository")
+            found = named(name)
+        described = read(found, wish.override, wish.files, self._site.options.rules)
+        for warning in described.warnings:
+            self._site.log.warning("model configuration", model=name, warning=warning)
+        return described
+
+    def _note_failure(self, name: str, text: str) -> None:
+        model = self._models.setdefault(name, Model(self._site, name))
+        if not model.ready and not model.dismissed:
+            model.reason = text
+        self._site.log.error("model not loaded", model=name, reason=text)
+
+    async def _recheck(self, changed: set[str], but: Names[str] = ()) -> None:
+        """Ensembles that use a model that has changed are made anew, or unloaded if they lack a part now."""
+        affected = sorted({user for name in changed for user in self._users(name)} - set(but))
+        for name in affected:
+            model = self._models[name]
+            described = model.described
+            if described is None:
+                continue
+            async with model.lock:
+                problems = check(described.config, self.lookup).problems
+                if problems:
+                    await model.unload(f"{UNLOADED}: {'; '.join(problems)}")
+                    model.described = described
+                    continue
+                try:
+                    fresh = await asyncio.to_thread(self._read, name, Wish()) if name in self._found else described
+                    await model.load(fresh, model.stamp, {})
+                except Refused as refused:
+                    self._note_failure(name, refused.text)
+        if affected:
+            await self._recheck(set(affected), but)
+
+    def _users(self, name: str) -> list[str]:
+        """Ensembles that use a model."""
+        return [user for user, model in sorted(self._models.items()) if name in _steps(model)]
+
+
+def _steps(model: Model) -> set[str]:
+    described = model.described
+    return {step.model for step in described.config.steps} if described is not None else set()
+
+
+def wish_of(parameters: Mapping[str, str | bytes | int | bool]) -> Wish:
+    """What the parameters of a load request say. Raises `Refused` with Triton's texts."""
+    wish = Wish()
+    for name, value in parameters.items():
+        if name.startswith(FILE):
+            if not isinstance(value, bytes):
+                text = f"File parameter '{name}' must have bytes type for its value"
+                raise Refused(Kind.INVALID_ARGUMENT, text)
+            wish.files = {**(wish.files or {}), name: value}
+        elif name == "config" and isinstance(value, str):
+            wish.override = value
+        elif name == "config":
+            text = "Config parameter 'config' must have string type for its value"
+            raise Refused(Kind.INVALID_ARGUMENT, text)
+        else:
+            kind = {bool: "BOOL", int: "INT", str: "STRING", bytes: "BYTES"}.get(type(value), "UNKNOWN")
+            raise Refused(Kind.INVALID_ARGUMENT, f"Unrecognized load parameter '{name}' with type '{kind}'")
+    if wish.files and wish.override is None:
+        text = "Load parameter 'config' must be specified for model file override"
+        raise Refused(Kind.INVALID_ARGUMENT, text)
+    return wish
+
+
+async def _closed(model: Model) -> None:
+    async with model.lock:
+        await model.unload()

@@ -1,0 +1,1 @@
+"""Requests under way: checked, queued, run in batches, answered, counted."""

@@ -1,0 +1,47 @@
+"""Models that call other models.
+
+Such a call is a request like any other: it waits in the queue of the model that is called and counts there. The
+calling instance stays busy meanwhile, so models that wait for each other in a circle, with no instance left for the
+calls, wait until the batch that asked counts as a hang (`hang_s`): its process is then replaced.
+"""
+
+from forebay.core.serving.errors import Refused
+from forebay.core.serving.values import InferRequest, InferResponse
+from forebay.modelserver.models.site import Others
+from forebay.modelserver.process.values import Answer
+from forebay.modelserver.process.values import Call as Asked
+
+LATEST = -1
+
+
+def nested(others: Others, asked: Asked) -> None:
+    """Send on what a model asks; its answers, or why there is none, go back to it."""
+    work = asked.work
+    request = InferRequest(
+        model=asked.model,
+        version="" if asked.version == LATEST else str(asked.version),
+        id=work.id,
+        inputs=tuple(work.inputs),
+        outputs=work.wanted,
+        parameters=dict(work.parameters),
+        priority=work.priority,
+        timeout_us=work.timeout_us,
+        sequence_id=work.correlation_id,
+        sequence_start=work.start,
+        sequence_end=work.end,
+    )
+
+    def respond(response: InferResponse | None, final: bool) -> None:
+        answer = None
+        if response is not None:
+            answer = Answer(response.outputs, response.parameters, response.error)
+        asked.respond(answer, final)
+
+    try:
+        others.infer(request, respond)
+    except Refused as refused:
+        text = refused.text
+        if text.startswith("Request for unknown model"):
+            text = f"Failed for execute the inference request. Model '{asked.model}' is not ready."
+        text = f"Model {asked.model} - Error when running inference: {text}"  # Triton's words, all of it
+        asked.respond(Answer(error=Refused(refused.kind, text)), True)

@@ -1,0 +1,100 @@
+"""What is counted of the requests of one model version, by Triton's rules.
+
+Every request of a batch has the whole batch's compute times. A batch counts as one execution even where its requests
+fail in the model. A cache hit is a success without an execution. Requests that are refused before they wait count
+nowhere.
+"""
+
+from enum import StrEnum
+from time import monotonic_ns
+
+from forebay.core.serving.errors import Refused
+from forebay.core.serving.statistics import BatchStatistics, Duration, ModelStatistics, ResponseStatistics
+from forebay.modelserver.models.running.call import Call, Spent
+from forebay.obs.clock import wall_s
+
+
+class Reason(StrEnum):
+    """Why a request failed."""
+
+    REJECTED = "REJECTED"
+    """It waited for too long."""
+    CANCELED = "CANCELED"
+    BACKEND = "BACKEND"
+    OTHER = "OTHER"
+
+
+class Counts:
+    """The account of one model version."""
+
+    def __init__(self, name: str, version: str) -> None:
+        self.statistics = ModelStatistics(name, version, failures=dict.fromkeys(Reason, 0))
+
+    def success(self, call: Call, start_ns: int, spent: Spent, rows: int) -> None:
+        """A request has its answer; its execution started at `start_ns`."""
+        now = monotonic_ns()
+        total = self.statistics
+        total.inference_count += rows
+        total.success.add(now - call.started_ns)
+        total.queue.add(max(0, start_ns - call.queued_ns))
+        total.compute_input.add(spent.input_ns)
+        total.compute_infer.add(spent.infer_ns)
+        total.compute_output.add(spent.output_ns)
+
+    def failure(self, call: Call, reason: Reason) -> None:
+        """A request has an error for an answer."""
+        self.statistics.fail.add(monotonic_ns() - call.started_ns)
+        self.statistics.failures[reason] += 1
+
+    def refuse(self, call: Call, refused: Refused, reason: Reason) -> None:
+        """Count a failure and end the request with that error."""
+        self.failure(call, reason)
+        call.fail(refused, self.statistics.name, self.statistics.version)
+
+    def execution(self, rows: int, spent: Spent) -> None:
+        """A batch of that many rows has run."""
+        total = self.statistics
+        total.last_inference_ms = int(wall_s() * 1000)
+        total.execution_count += 1
+        batch = total.batches.get(rows)
+        if batch is None:
+            batch = total.batches[rows] = BatchStatistics(rows)
+        batch.compute_input.add(spent.input_ns)
+        batch.compute_infer.add(spent.infer_ns)
+        batch.compute_output.add(spent.output_ns)
+
+    def hit(self, call: Call, lookup_start_ns: int, lookup_ns: int) -> None:
+        """The cache had the answer."""
+        total = self.statistics
+        total.success.add(monotonic_ns() - call.started_ns)
+        total.queue.add(lookup_start_ns - call.queued_ns)
+        total.cache_hit.add(lookup_ns)
+
+    def miss(self, lookup_and_insert_ns: int) -> None:
+        """An answer was computed and has been put into the cache."""
+        self.statistics.success.add(lookup_and_insert_ns, count=0)
+        self.statistics.cache_miss.add(lookup_and_insert_ns)
+
+    def response(self, index: int, start_ns: int, infer_end_ns: int, outcome: "Outcome") -> None:
+        """The response of that index of a decoupled model; `start_ns` is when its request began to be worked on."""
+        key = str(index)
+        entry = self.statistics.responses.get(key)
+        if entry is None:
+            entry = self.statistics.responses[key] = ResponseStatistics()
+        now = monotonic_ns()
+        whole: Duration = getattr(entry, outcome)
+        whole.add(max(0, now - start_ns))
+        if outcome is Outcome.CANCEL:
+            return
+        entry.compute_infer.add(max(0, infer_end_ns - start_ns))
+        if outcome is Outcome.SUCCESS:
+            entry.compute_output.add(max(0, now - infer_end_ns))
+
+
+class Outcome(StrEnum):
+    """How a response of a decoupled model ended; the names are those of the fields that count them."""
+
+    SUCCESS = "success"
+    FAIL = "fail"
+    EMPTY = "empty_response"
+    CANCEL = "cancel"

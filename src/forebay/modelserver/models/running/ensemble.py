@@ -1,0 +1,252 @@
+"""Ensembles: each request goes through models, whose outputs go on as they are, as views into shared memory."""
+
+import asyncio
+from functools import partial
+from time import monotonic_ns
+from typing import NamedTuple
+
+from forebay.core.serving.config import ModelConfig
+from forebay.core.serving.ensemble import Dag, Flow, Gates, Progress, Start, carried_shape
+from forebay.core.serving.errors import Kind, Refused
+from forebay.core.serving.values import InferRequest, InferResponse, Parameter, Tensor
+from forebay.modelserver.models.running.call import Call, Phase, Spent
+from forebay.modelserver.models.running.counting import Counts, Reason
+from forebay.modelserver.models.site import Others
+
+
+class _Sequence(NamedTuple):
+    """What steps pass on of sequences: a step may send what follows into another one, by response parameters."""
+
+    sequence_id: int | str
+    sequence_start: bool
+    sequence_end: bool
+
+
+class _Value(NamedTuple):
+    tensor: Tensor
+    made_rows: int
+    """Batch size of the request that made it; 0: its maker does not batch."""
+    sequence: "_Sequence | None" = None
+    """What the step said that made it; None: the client did."""
+
+
+class _Waiting(NamedTuple):
+    """A step that may not start yet."""
+
+    request: "_Request"
+    run: int
+
+
+class Ensemble:
+    """The requests of one ensemble."""
+
+    def __init__(self, config: ModelConfig, version: str, dag: Dag, counts: Counts, others: Others) -> None:
+        self.config = config
+        self.version = version
+        self.dag = dag
+        self.counts = counts
+        self.others = others
+        self.gates: Gates[_Waiting] = Gates(config.inflight_max, len(config.steps))
+        self._requests: dict[Call, _Request] = {}
+        self._loop = asyncio.get_running_loop()
+
+    @property
+    def waiting(self) -> int:
+        """None: its steps do."""
+        return 0
+
+    def submit(self, call: Call) -> None:
+        """Start a request."""
+        request = self._requests[call] = _Request(self, call)
+        self._loop.call_soon(request.begin)
+
+    def cancel(self, call: Call) -> None:
+        """Nobody waits for that request: neither for its steps."""
+        request = self._requests.get(call)
+        if request is not None:
+            request.abandon()
+            self.end(call, Refused(Kind.CANCELLED, ""), Reason.CANCELED)
+
+    def set_instances(self, instances: int) -> None:
+        """There are none."""
+
+    def wake(self) -> None:
+        """There is nothing to start."""
+
+    def close(self, refused: Refused) -> None:
+        """End all requests with this error."""
+        for call, request in list(self._requests.items()):
+            request.abandon()
+            self.end(call, refused)
+
+    def end(self, call: Call, refused: Refused | None = None, reason: Reason = Reason.OTHER) -> None:
+        """A request is over."""
+        self._requests.pop(call, None)
+        if refused is not None:
+            self.counts.refuse(call, refused, reason)
+
+
+class _Request:
+    """One request on its way through an ensemble."""
+
+    def __init__(self, owner: Ensemble, call: Call) -> None:
+        self._owner = owner
+        self._call = call
+        self._flow: Flow[_Value, None] = Flow(owner.dag, call.checked.outputs)
+        self._starts: dict[int, Start[_Value]] = {}
+        """Runs that have not ended."""
+        self._calls: dict[int, Call] = {}
+        """Those of them that their models have."""
+        request = call.request
+        self._own = _Sequence(request.sequence_id, request.sequence_start, request.sequence_end)
+        self._sequences: dict[int, _Sequence] = {}
+        self._began_ns = 0
+        self._spent = Spent()
+
+    def begin(self) -> None:
+        """Give the ensemble its inputs."""
+        if self._call.phase is Phase.ENDED:
+            return
+        self._began_ns = monotonic_ns()
+        self._call.phase = Phase.RUNNING
+        rows = self._call.checked.rows if self._owner.config.max_batch else 0
+        inputs = {tensor.name: _Value(tensor, rows) for tensor in self._call.checked.inputs}
+        self._proceed(self._flow.begin(inputs), Kind.INVALID_ARGUMENT)
+
+    def abandon(self) -> None:
+        """Nobody waits for the answer."""
+        self._cancel(self._flow.abandon())
+
+    def start(self, run: int) -> None:
+        """Run a step: its gate is open."""
+        start = self._starts[run]
+        step = self._owner.config.steps[start.step]
+        model = self._owner.others.lookup(step.model, step.version)
+        asked = self._call.request
+        inputs = start.inputs.items()
+        sequence = self._sequences[run] = next(
+            (value.sequence for value in start.inputs.values() if value.sequence is not None), self._own
+        )
+        request = InferRequest(
+            model=step.model,
+            version="" if step.version < 0 else str(step.version),
+            id=asked.id,
+            inputs=tuple(_carried(model, name, value) for name, value in inputs),
+            outputs=tuple(step.outputs),
+            parameters=asked.parameters,
+            priority=asked.priority,
+            timeout_us=asked.timeout_us,
+            sequence_id=sequence.sequence_id,
+            sequence_start=sequence.sequence_start,
+            sequence_end=sequence.sequence_end,
+        )
+        try:
+            self._calls[run] = self._owner.others.infer(request, partial(self._answered, run))
+        except Refused as refused:
+            self._failed(run, refused)
+
+    def _answered(self, run: int, response: InferResponse | None, final: bool) -> None:
+        """A step has given a response."""
+        call = self._calls[run]
+        if response is not None and response.error is not None:
+            self._failed(run, response.error)
+            return
+        outputs = None
+        if response is not None:
+            step = self._owner.config.steps[self._starts[run].step]
+            model = self._owner.others.lookup(step.model, step.version)
+            rows = call.checked.rows if model is not None and model.max_batch else 0
+            sequence = _said(response, self._sequences[run])
+            outputs = {tensor.name: _Value(tensor, rows, sequence) for tensor in response.outputs}
+        if final:
+            self._spent = Spent(*map(sum, zip(self._spent, call.spent, strict=True)))
+            self._leave(run)
+        self._proceed(self._flow.result(run, outputs, final=final), Kind.INVALID_ARGUMENT)
+
+    def _failed(self, run: int, refused: Refused) -> None:
+        self._leave(run)
+        self._proceed(self._flow.fail(run, refused.text), refused.kind)
+
+    def _leave(self, run: int) -> None:
+        """A run has ended: another one may take its place."""
+        start = self._starts.pop(run)
+        self._calls.pop(run, None)
+        self._sequences.pop(run, None)
+        follower = self._owner.gates.leave(start.step)
+        if follower is not None:
+            follower.request.start(follower.run)
+
+    def _proceed(self, progress: Progress[_Value, None], kind: Kind) -> None:
+        """Do what follows from an event."""
+        call, owner = self._call, self._owner
+        last = len(progress.responses) - 1
+        for index, (number, values) in enumerate(progress.responses):
+            final = progress.ended and not progress.error and index == last
+            if final:
+                self._count()
+                owner.end(call)
+            call.respond(self._response(values), final)
+            self._flow.sent(number)
+        for start in progress.starts:
+            self._starts[start.run] = start
+        for start in progress.starts:
+            if start.run in self._starts and owner.gates.enter(start.step, _Waiting(self, start.run)):
+                self.start(start.run)
+        if progress.ended and call.phase is not Phase.ENDED:
+            if progress.error:
+                owner.end(call, Refused(kind, progress.error))
+            else:
+                self._count()
+                owner.end(call)
+                call.respond(None, True)
+        self._cancel(progress)
+
+    def _cancel(self, progress: Progress[_Value, None]) -> None:
+        for run in progress.cancel:
+            call = self._calls.get(run)
+            if call is not None:
+                call.cancel()
+                self._leave(run)
+            elif run in self._starts:
+                self._owner.gates.drop(self._starts.pop(run).step, _Waiting(self, run))
+            self._flow.result(run, None, final=True)
+
+    def _response(self, values: dict[str, _Value]) -> InferResponse:
+        config = self._owner.config
+        outputs = []
+        parameters: dict[str, Parameter] = {}
+        for name, (tensor, made_rows, sequence) in values.items():
+            spec = config.output(name)
+            dims = spec.dims if spec is not None else ()
+            shape = carried_shape(tensor.shape, made_rows, dims, config.max_batch > 0)
+            outputs.append(tensor._replace(name=name, shape=shape))
+            if sequence is not None:  # also where there are none, as Triton does
+                parameters.update(sequence._asdict())
+        return InferResponse(config.name, self._owner.version, self._call.request.id, tuple(outputs), parameters)
+
+    def _count(self) -> None:
+        call, spent = self._call, self._spent
+        self._owner.counts.success(call, self._began_ns, spent, call.checked.rows)
+        self._owner.counts.execution(call.checked.rows, spent)
+        call.spent = spent
+
+
+def _said(response: InferResponse, before: _Sequence) -> _Sequence:
+    """The sequence that a step's response goes on in."""
+    said = response.parameters
+    if not said or said.keys().isdisjoint(_Sequence._fields):
+        return before
+    id = said.get("sequence_id", before.sequence_id)
+    return _Sequence(
+        id if isinstance(id, str) else int(id), bool(said.get("sequence_start")), bool(said.get("sequence_end"))
+    )
+
+
+def _carried(model: ModelConfig | None, name: str, value: _Value) -> Tensor:
+    """A tensor as the model takes it that reads it."""
+    spec = model.input(name) if model is not None else None
+    tensor = value.tensor
+    if model is None or spec is None:
+        return tensor._replace(name=name)
+    shape = carried_shape(tensor.shape, value.made_rows, spec.dims, model.max_batch > 0)
+    return tensor._replace(name=name, shape=shape)

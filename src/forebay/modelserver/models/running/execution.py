@@ -1,0 +1,245 @@
+"""Batches on the instances of one model version: who runs where, and how what comes back becomes answers."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from time import monotonic_ns
+from typing import Final
+
+from forebay.core.serving.config import ModelConfig
+from forebay.core.serving.errors import Kind, Refused
+from forebay.core.serving.values import InferResponse, Tensor
+from forebay.modelserver.models.running.call import Call, Phase, Spent
+from forebay.modelserver.models.running.counting import Counts, Outcome, Reason
+from forebay.modelserver.models.running.inputs import refilled
+from forebay.modelserver.models.running.seats import Seats
+from forebay.modelserver.process.process import ModelProcess
+from forebay.modelserver.process.values import Answer, Done, Work
+
+
+class Batch:
+    """What an instance runs. A place without a call only fills the batch up."""
+
+    __slots__ = ("_executor", "behind", "calls", "instance", "plan", "rows", "started_ns", "unbegun")
+
+    def __init__(
+        self, executor: "Executor", instance: int, calls: Sequence[Call | None], rows: int, plan: object
+    ) -> None:
+        self._executor = executor
+        self.instance = instance
+        self.calls = calls
+        self.rows = rows
+        self.plan = plan
+        """What the scheduler remembers of it."""
+        self.started_ns = monotonic_ns()
+        self.behind: Batch | None = None
+        """The batch that the instance has been given besides, to run it next."""
+        self.unbegun = False
+        """The process was lost before it came to this batch."""
+
+    def on_response(self, index: int, answer: Answer | None, final: bool) -> None:
+        """A response of a decoupled model."""
+        call = self.calls[index]
+        if call is not None:
+            self._executor.responded(call, answer, final, self.started_ns)
+
+    def on_done(self, done: Done) -> None:
+        """The instance is free again."""
+        self._executor.ended(self, done)
+
+
+AHEAD_NS_MAX: Final = 5_000_000
+"""An instance whose batches take no longer is given the next one before it is done with one: else it would be idle
+for a good part of the time, while answers and requests cross."""
+
+OnFree = Callable[[Batch, Done], None]
+"""Called when an instance has become free, before the answers of its batch go out."""
+
+
+class Executor:
+    """Runs batches and answers their requests. Schedulers decide what a batch is."""
+
+    def __init__(
+        self, config: ModelConfig, version: str, counts: Counts, process: ModelProcess, seats: Seats
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._model = config.name
+        self._version = version
+        self._decoupled = config.decoupled
+        self._counts = counts
+        self._process = process
+        self._seats = seats
+        self._reshaped = {spec.name: (spec.reshape, spec.dims) for spec in config.outputs if spec.reshape is not None}
+        self._lead = 1 if config.max_batch else 0
+        ordered = config.batching is not None and config.batching.preserve_ordering
+        self._order: deque[_Place] | None = deque() if ordered else None
+        self._places: dict[Call, _Place] = {}
+        self._last: dict[int, Batch] = {}
+        """By instance: what it was given last and has not done."""
+        self._ahead = not (config.decoupled or ordered or seats.scarce or config.sequences is not None)
+        self._short = False
+        self.on_free: OnFree = lambda batch, done: None
+        self.on_again: Callable[[Sequence[Call | None]], None] = lambda calls: None
+        """Called with requests that were handed to a process which never came to them."""
+        self.hidden: frozenset[str] = frozenset()
+        """Outputs that no client sees."""
+
+    def idle(self) -> Iterator[int]:
+        """The instances that could run a batch now, lowest first."""
+        process = self._process
+        for instance in range(process.instances):
+            if process.usable(instance) and not process.outstanding(instance) and self._seats.take(instance):
+                yield instance
+
+    def ahead(self) -> Iterator[int]:
+        """The instances that are busy, but could be given a batch to run next."""
+        process = self._process
+        if self._ahead and self._short:
+            for instance in range(process.instances):
+                if process.outstanding(instance) == 1 and process.usable(instance):
+                    yield instance
+
+    def usable(self) -> Iterator[int]:
+        """The instances whose process lives and is loaded, busy or not."""
+        process = self._process
+        return (instance for instance in range(process.instances) if process.alive(instance))
+
+    def spare(self, instance: int) -> None:
+        """An instance that `idle` gave has nothing to run."""
+        self._seats.give_back(instance)
+
+    def run(
+        self, instance: int, calls: Sequence[Call | None], works: Sequence[Work], rows: int, plan: object
+    ) -> None:
+        """Start a batch on an instance that `idle` gave."""
+        batch = Batch(self, instance, calls, rows, plan)
+        try:
+            number = self._process.execute(instance, works, batch)
+        except Refused as refused:  # it went away between the question and this
+            self._loop.call_soon(batch.on_done, Done((), 0, 0, 0, 0, refused))
+            return
+        before = self._last.get(instance)
+        if before is not None:
+            before.behind = batch
+        self._last[instance] = batch
+        for index, call in enumerate(calls):
+            if call is not None:
+                call.phase = Phase.RUNNING
+                call.batch, call.index = number, index
+                if self._order is not None:
+                    place = self._places[call] = _Place(call)
+                    self._order.append(place)
+
+    def flag(self, call: Call) -> None:
+        """Tell the model that nobody waits for a request that runs."""
+        self._process.cancel(call.batch, call.index)
+
+    def ended(self, batch: Batch, done: Done) -> None:
+        """A batch is over: count it, let the next one start, and answer its requests."""
+        if self._last.get(batch.instance) is batch:
+            del self._last[batch.instance]
+        self._seats.give_back(batch.instance)
+        if done.failure is not None and done.failure.kind is Kind.UNAVAILABLE:
+            if batch.behind is not None:
+                batch.behind.unbegun = True
+            if batch.unbegun:
+                self.on_again(batch.calls)
+                return
+        spent = Spent(done.compute_input_ns, done.compute_infer_ns, done.compute_output_ns)
+        if done.failure is None:
+            self._short = done.compute_infer_ns <= AHEAD_NS_MAX
+            self._counts.execution(batch.rows, spent)
+        self.on_free(batch, done)
+        for index, call in enumerate(batch.calls):
+            if call is None:
+                continue
+            if done.failure is not None:
+                self._fail(call, done.failure)
+                continue
+            answer = done.answers[index]
+            if answer is None:
+                self._counts.success(call, done.compute_start_ns, spent, call.checked.rows)
+                call.spent = spent
+            elif answer.error is not None:
+                self._fail(call, answer.error)
+            else:
+                self._counts.success(call, done.compute_start_ns, spent, call.checked.rows)
+                call.spent = spent
+                self._deliver(call, self.response(call, answer), True)
+
+    def responded(self, call: Call, answer: Answer | None, final: bool, started_ns: int) -> None:
+        """A response of a decoupled model has come, or the end of its responses."""
+        if self._decoupled:
+            self._counts.response(call.responses, started_ns, monotonic_ns(), _outcome(call, answer))
+        self._deliver(call, None if answer is None else self.response(call, answer), final)
+
+    def response(self, call: Call, answer: Answer) -> InferResponse:
+        """What goes back for what a model has said: the outputs that were asked for, with the configured shapes."""
+        outputs = answer.outputs
+        wanted = call.checked.outputs
+        if wanted:
+            outputs = tuple(tensor for tensor in outputs if tensor.name in wanted)
+        elif self.hidden:
+            outputs = tuple(tensor for tensor in outputs if tensor.name not in self.hidden)
+        if self._reshaped:
+            outputs = tuple(map(self._reshape, outputs))
+        parameters = dict(answer.parameters) if answer.parameters else {}
+        return InferResponse(self._model, self._version, call.request.id, outputs, parameters, answer.error)
+
+    def fail(self, call: Call, refused: Refused, reason: Reason) -> None:
+        """A request that does not run ends with an error."""
+        self._counts.refuse(call, refused, reason)
+
+    def _fail(self, call: Call, refused: Refused) -> None:
+        if call.phase is Phase.ENDED:
+            return
+        self._counts.failure(call, Reason.BACKEND)
+        self._deliver(call, InferResponse(self._model, self._version, call.request.id, error=refused), True)
+
+    def _reshape(self, tensor: Tensor) -> Tensor:
+        shapes = self._reshaped.get(tensor.name)
+        if shapes is None:
+            return tensor
+        made, configured = shapes
+        assert made is not None
+        shape = tensor.shape
+        return tensor._replace(shape=shape[: self._lead] + refilled(shape[self._lead :], made, configured))
+
+    def _deliver(self, call: Call, response: InferResponse | None, final: bool) -> None:
+        """Answer at once, or in the order in which requests began to run."""
+        order = self._order
+        place = self._places.get(call) if order is not None else None
+        if order is None or place is None:
+            call.respond(response, final)
+            return
+        if place.held and place.held[-1][1]:
+            return
+        place.held.append((response, final))
+        while order and order[0].held:
+            first = order[0]
+            held, first.held = first.held, []
+            for kept, its_final in held:
+                if its_final:
+                    order.popleft()
+                    del self._places[first.call]
+                first.call.respond(kept, its_final)
+            if not held[-1][1]:
+                return
+
+
+def _outcome(call: Call, answer: Answer | None) -> Outcome:
+    if call.cancelled:
+        return Outcome.CANCEL
+    if answer is None:
+        return Outcome.EMPTY
+    return Outcome.SUCCESS if answer.error is None else Outcome.FAIL
+
+
+class _Place:
+    """A request's place in the order of answers, and what it waits there with."""
+
+    __slots__ = ("call", "held")
+
+    def __init__(self, call: Call) -> None:
+        self.call = call
+        self.held: list[tuple[InferResponse | None, bool]] = []

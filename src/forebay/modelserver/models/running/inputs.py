@@ -1,0 +1,223 @@
+"""What a request must be like for a model: names, types, shapes and sizes. The texts are Triton's.
+
+A `Contract` is made once for each version of a model that is loaded; `check` runs for every request.
+"""
+
+from collections.abc import Hashable, Sequence
+from math import prod
+from struct import Struct
+from typing import Final, NamedTuple
+
+from forebay.core.serving.config import ELEMENT_BYTES, VARIABLE, Datatype, ModelConfig, TensorSpec
+from forebay.core.serving.errors import Kind, Refused
+from forebay.core.serving.values import Buffer, InferRequest, Tensor
+
+LENGTH: Final = Struct("<I")
+"""Before each BYTES element."""
+BATCH_NOTE: Final = (
+    "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended to each "
+    "input shape. If you want to specify the full shape including the batch dim in your input dims config, try "
+    "setting max_batch_size to zero. See the model configuration docs for more info on max_batch_size."
+)
+"""Clients match this text of Triton's core."""
+
+
+class Checked(NamedTuple):
+    """A request as its model takes it."""
+
+    rows: int
+    """What it counts for in a batch; 1 if the model does not batch."""
+    shape: Hashable
+    """Only requests that have this in common may share a batch."""
+    inputs: tuple[Tensor, ...]
+    """With the shapes that the backend sees."""
+    outputs: tuple[str, ...]
+    """The outputs that are asked for, in the model's order; empty: all."""
+
+
+class Contract:
+    """What the configuration of one model says of its requests."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self._model = config.name
+        self._max_batch = config.max_batch
+        self._inputs = {spec.name: spec for spec in config.inputs}
+        self._outputs = {spec.name: spec for spec in config.outputs}
+        self._required = sum(not spec.optional for spec in config.inputs)
+        self._has_optional = self._required < len(config.inputs)
+        self._varying = tuple(
+            spec.name
+            for spec in config.inputs
+            if config.max_batch and not spec.allow_ragged and VARIABLE in spec.dims
+        )
+        self._plain = not any(spec.reshape is not None for spec in config.inputs)
+
+    def check(self, request: InferRequest) -> Checked:
+        """The request in the model's terms. Raises `Refused` with INVALID_ARGUMENT."""
+        wanted = self._wanted(request) if request.outputs else ()
+        given = request.inputs[::-1]  # of several flaws Triton mostly names that of the last input
+        if not self._required <= len(given) <= len(self._inputs):
+            raise self._invalid(request, self._number_text(request.inputs))
+        rows = 1
+        if self._max_batch:
+            rows = self._rows(request)
+        by_name: dict[str, Tensor] = {}
+        for tensor in given:
+            spec = self._spec(tensor.name)
+            self._check_shape(request, tensor, spec)
+            self._check_size(request, tensor, tensor.shape if rows else tensor.shape[1:])
+            by_name[tensor.name] = tensor if spec.reshape is None else self._reshaped(tensor, spec)
+        if len(by_name) < len(given):
+            raise self._invalid(request, f"input given more than once for model '{self._model}'")
+        if len(given) < len(self._inputs) and any(
+            name not in by_name for name, spec in self._inputs.items() if not spec.optional
+        ):
+            raise self._invalid(request, self._number_text(request.inputs))
+        shape: Hashable = ()
+        if self._varying:
+            shape = tuple(by_name[name].shape[1:] for name in self._varying if name in by_name)
+        if self._has_optional:
+            shape = (shape, *(name for name in self._inputs if name in by_name))
+        return Checked(max(1, rows), shape, request.inputs if self._plain else tuple(by_name.values()), wanted)
+
+    def _wanted(self, request: InferRequest) -> tuple[str, ...]:
+        """The outputs asked for, in the model's order."""
+        asked = set(request.outputs)
+        for name in request.outputs:
+            if name not in self._outputs:
+                # without the request's id, as in Triton
+                text = f"unexpected inference output '{name}' for model '{self._model}'"
+                raise Refused(Kind.INVALID_ARGUMENT, text)
+        return tuple(name for name in self._outputs if name in asked)
+
+    def _spec(self, name: str) -> TensorSpec:
+        spec = self._inputs.get(name)
+        if spec is None:
+            raise Refused(Kind.INVALID_ARGUMENT, f"unexpected inference input '{name}' for model '{self._model}'")
+        return spec
+
+    def _rows(self, request: InferRequest) -> int:
+        """The size of the batch dimension, which all inputs share."""
+        rows = -1
+        for tensor in request.inputs[::-1]:
+            self._spec(tensor.name)
+            if not tensor.shape:
+                text = f"input '{tensor.name}' has no shape but model requires batch dimension for '{self._model}'"
+                raise self._invalid(request, text)
+            if rows < 0:
+                rows = tensor.shape[0]
+            elif tensor.shape[0] != rows:
+                text = f"input '{tensor.name}' batch size does not match other inputs for '{self._model}'"
+                raise self._invalid(request, text)
+        if rows > self._max_batch:
+            text = f"inference request batch-size must be <= {self._max_batch} for '{self._model}'"
+            raise self._invalid(request, text)
+        return max(0, rows) if request.inputs else 1
+
+    def _check_shape(self, request: InferRequest, tensor: Tensor, spec: TensorSpec) -> None:
+        if tensor.datatype != spec.datatype:
+            text = (
+                f"inference input '{tensor.name}' data-type is '{tensor.datatype}', but model '{self._model}' "
+                f"expects '{spec.datatype}'"
+            )
+            raise self._invalid(request, text)
+        shape = tensor.shape[1:] if self._max_batch else tensor.shape
+        if shape == spec.dims and VARIABLE not in shape:
+            return
+        fits = len(shape) == len(spec.dims)
+        if fits and VARIABLE in shape:
+            text = (
+                f"All input dimensions should be specified for input '{tensor.name}' for model '{self._model}', "
+                f"got {dims_text(tensor.shape)}"
+            )
+            raise self._invalid(request, text)
+        if not fits or any(want not in (VARIABLE, have) for want, have in zip(spec.dims, shape, strict=True)):
+            full = (VARIABLE, *spec.dims) if self._max_batch else spec.dims
+            text = (
+                f"unexpected shape for input '{tensor.name}' for model '{self._model}'. Expected {dims_text(full)}, "
+                f"got {dims_text(tensor.shape)}. {BATCH_NOTE if self._max_batch else ''}"
+            )
+            raise self._invalid(request, text)
+
+    def _check_size(self, request: InferRequest, tensor: Tensor, shape: tuple[int, ...]) -> None:
+        """Whether the data are as many as `shape` says."""
+        elements = prod(shape)
+        if tensor.datatype is Datatype.BYTES:
+            problem = bytes_problem(tensor.data, elements, tensor.name, self._model)
+            if problem:
+                raise self._invalid(request, problem)
+            return
+        expected, found = elements * ELEMENT_BYTES[tensor.datatype], size_bytes(tensor.data)
+        if expected != found:
+            text = (
+                f"input byte size mismatch for input '{tensor.name}' for model '{self._model}'. "
+                f"Expected {expected}, got {found}"
+            )
+            raise self._invalid(request, text)
+
+    def _reshaped(self, tensor: Tensor, spec: TensorSpec) -> Tensor:
+        lead = 1 if self._max_batch else 0
+        assert spec.reshape is not None
+        return tensor._replace(shape=tensor.shape[:lead] + refilled(tensor.shape[lead:], spec.dims, spec.reshape))
+
+    def _number_text(self, given: Sequence[Tensor]) -> str:
+        names = {tensor.name for tensor in given}
+        missing = ",".join(
+            f"'{name}'" for name, spec in self._inputs.items() if not spec.optional and name not in names
+        )
+        got = ",".join(f"'{tensor.name}'" for tensor in given)
+        count = f"{len(self._inputs)} inputs"
+        if self._has_optional:
+            count = f"number of inputs between {self._required} and {len(self._inputs)}"
+        return (
+            f"expected {count} but got {len(given)} inputs for model '{self._model}'. Got input(s) [{got}], but "
+            f"missing required input(s) {f'[{missing}]' if missing else ']'}. Please provide all required input(s)."
+        )
+
+    def _invalid(self, request: InferRequest, text: str) -> Refused:
+        return Refused(Kind.INVALID_ARGUMENT, prefix(request.id) + text)
+
+
+def prefix(id: str) -> str:
+    """How Triton begins what it says of one request."""
+    return f"[request id: {id or '<id_unknown>'}] "
+
+
+def dims_text(shape: Sequence[int]) -> str:
+    """A shape as Triton writes it."""
+    return f"[{','.join(map(str, shape))}]"
+
+
+def size_bytes(data: Buffer) -> int:
+    """Length of the data."""
+    return data.nbytes if type(data) is memoryview else len(data)
+
+
+def refilled(shape: Sequence[int], dims: Sequence[int], other: Sequence[int]) -> tuple[int, ...]:
+    """`other` with its variable dimensions taken, in order, from those that `shape` has where `dims` vary."""
+    values = iter([have for want, have in zip(dims, shape, strict=True) if want == VARIABLE])
+    return tuple(next(values) if size == VARIABLE else size for size in other)
+
+
+def bytes_problem(data: Buffer, elements: int, name: str, model: str) -> str:
+    """What is wrong with the data of a BYTES tensor that should have so many elements; empty: nothing."""
+    at, found, end = 0, 0, size_bytes(data)
+    while at < end:
+        if end - at < LENGTH.size:
+            return (
+                f"incomplete string length indicator for inference input '{name}' for model '{model}', expecting "
+                f"{LENGTH.size} bytes but only {end - at} bytes available. Please make sure the string length "
+                f"indicator is in one buffer."
+            )
+        found += 1
+        if found > elements:
+            return (
+                f"unexpected number of string elements {found} for inference input '{name}' for model '{model}', "
+                f"expecting {elements}"
+            )
+        at += LENGTH.size + LENGTH.unpack_from(data, at)[0]
+    if at > end:
+        return f"incomplete string data for inference input '{name}' for model '{model}'"
+    if found != elements:
+        return f"expected {elements} string elements for inference input '{name}' for model '{model}', got {found}"
+    return ""

@@ -1,0 +1,174 @@
+"""The scheduler of models without sequences: requests wait in the dynamic batcher until an instance is free.
+
+There is no task and no timer for a request: what happens is woken by requests, by batches that end, and by one timer
+for each model version, which is only set while something has to happen at a time.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from math import inf
+from time import monotonic
+
+from forebay.core.serving.batcher import TIMEOUT_EXPIRED, Batch, Batcher, WaitUntil
+from forebay.core.serving.config import ModelConfig
+from forebay.core.serving.errors import Kind, Refused
+from forebay.modelserver.models.running.call import Call, Phase
+from forebay.modelserver.models.running.counting import Reason
+from forebay.modelserver.models.running.execution import Batch as Running
+from forebay.modelserver.models.running.execution import Executor
+from forebay.modelserver.models.running.inputs import prefix
+from forebay.modelserver.process.values import Done, Work
+
+
+class Queued:
+    """Requests of one model version on its instances."""
+
+    def __init__(self, config: ModelConfig, executor: Executor, instances: int) -> None:
+        self._batcher: Batcher[Call] = Batcher(config.batching, config.max_batch, instances=instances)
+        self._executor = executor
+        self._together = config.batching is not None and config.max_batch > 1
+        self._model = config.name
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+        self._woken = False
+        levels = config.batching is not None and config.batching.levels > 0
+        self._full = inf if levels else config.max_batch if self._together else 1
+        """So many waiting requests make a batch that will not become better by waiting."""
+        executor.on_free = self._on_free
+        executor.on_again = self._again
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for an instance."""
+        return len(self._batcher)
+
+    def set_instances(self, instances: int) -> None:
+        """There are that many now."""
+        self._batcher.instances = instances
+        self.wake()
+
+    def submit(self, call: Call) -> None:
+        """Queue a request. Raises `Refused` if there is no place for it."""
+        request, checked = call.request, call.checked
+        try:
+            self._batcher.offer(
+                call,
+                rows=checked.rows,
+                shape=checked.shape,
+                level=request.priority,
+                timeout_s=request.timeout_us / 1e6,
+                now=monotonic(),
+            )
+        except Refused as refused:
+            raise Refused(refused.kind, prefix(request.id) + refused.text) from None
+        if self._together:
+            self.wake()  # those that are read from other connections just now may join
+        else:
+            self._pump()
+
+    def cancel(self, call: Call) -> None:
+        """Nobody waits for that request."""
+        if call.phase is Phase.RUNNING:
+            self._executor.flag(call)
+        elif self._batcher.cancel(call):
+            self._executor.fail(call, Refused(Kind.CANCELLED, ""), Reason.CANCELED)
+            self.wake()
+
+    def wake(self) -> None:
+        """Something has changed: look soon whether a batch can start."""
+        if not self._woken:
+            self._woken = True
+            self._loop.call_soon(self._pump)
+
+    def close(self, refused: Refused) -> None:
+        """Nothing runs any more: all that wait end with this error."""
+        batcher = self._batcher
+        while len(batcher):
+            match batcher.poll(float("inf")):
+                case Batch(calls, _):
+                    for call in calls:
+                        self._executor.fail(call, refused, Reason.OTHER)
+                case _:
+                    break
+        self._set_timer(None)
+        for call in batcher.expired(float("inf")):
+            self._executor.fail(call, refused, Reason.OTHER)
+
+    def _pump(self) -> None:
+        """Start what can start, end what has waited for too long, and set the timer for what comes next."""
+        self._woken = False
+        now = monotonic()
+        at: float | None = None
+        for instance in self._executor.idle():
+            verdict = self._batcher.poll(now)
+            if type(verdict) is not Batch:
+                self._executor.spare(instance)
+                at = verdict.at if type(verdict) is WaitUntil else None
+                break
+            self._start(instance, verdict)
+        if len(self._batcher) >= self._full:
+            self._go_ahead(now)
+        for call in self._batcher.expired(now):
+            self._executor.fail(call, Refused(Kind.UNAVAILABLE, TIMEOUT_EXPIRED), Reason.REJECTED)
+        expiry = self._batcher.next_expiry
+        if expiry is not None and (at is None or expiry < at):
+            at = expiry
+        self._set_timer(at)
+
+    def _go_ahead(self, now: float) -> None:
+        """Give instances that are busy what they run next, as far as waiting would not make larger batches of it."""
+        for instance in self._executor.ahead():
+            verdict = self._batcher.poll(now) if len(self._batcher) >= self._full else None
+            if type(verdict) is not Batch:
+                return
+            self._start(instance, verdict)
+
+    def _again(self, calls: Sequence[Call | None]) -> None:
+        """These have lost their process before it came to them."""
+        for call in calls:
+            if call is None or call.phase is Phase.ENDED:
+                continue
+            call.phase = Phase.WAITING
+            try:
+                self.submit(call)
+            except Refused as refused:
+                self._executor.fail(call, refused, Reason.OTHER)
+
+    def _start(self, instance: int, batch: "Batch[Call]") -> None:
+        works = [work_of(call) for call in batch.items]
+        self._executor.run(instance, batch.items, works, batch.rows, None)
+
+    def _on_free(self, batch: Running, done: Done) -> None:
+        if len(self._batcher):
+            self._pump()
+
+    def _set_timer(self, at: float | None) -> None:
+        if self._timer is not None:
+            if at is not None and self._timer_at <= at:
+                return
+            self._timer.cancel()
+            self._timer = None
+        if at is not None:
+            self._timer_at = at
+            self._timer = self._loop.call_later(max(0.0, at - monotonic()), self._rang)
+
+    def _rang(self) -> None:
+        self._timer = None
+        self._pump()
+
+
+def work_of(call: Call) -> Work:
+    """What the process gets of a request."""
+    request = call.request
+    return Work(
+        request.id,
+        call.checked.inputs,
+        call.checked.outputs,
+        request.parameters,
+        request.sequence_id,
+        request.sequence_start,
+        request.sequence_end,
+        request.timeout_us,
+        request.priority,
+    )

@@ -1,0 +1,108 @@
+"""Whose turn it is where instances share resources: the rate limiter's rules on real instances."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from forebay.core.serving.config import InstanceGroup, Resource
+from forebay.core.serving.limiter import Amount, Limiter
+
+
+class Key(NamedTuple):
+    """One instance of one load of a model version."""
+
+    owner: int
+    instance: int
+
+
+class Turns:
+    """The resources of the whole server."""
+
+    def __init__(self, amounts: Iterable[Amount] = ()) -> None:
+        self._limiter: Limiter[Key] = Limiter(amounts)
+        self._waiting: dict[Key, Callable[[], None]] = {}
+        self._granted: set[Key] = set()
+        self._owners = 0
+
+    def owner(self) -> int:
+        """A number for a version that has instances."""
+        self._owners += 1
+        return self._owners
+
+    def add(self, key: Key, resources: Sequence[Resource], device: int, priority: int) -> None:
+        """Make an instance known. Raises `Refused` if there will never be enough for it."""
+        self._limiter.add(key, resources, device, priority)
+        self._serve()
+
+    def remove(self, key: Key) -> None:
+        """The instance is gone, and with it what it held."""
+        self._waiting.pop(key, None)
+        self._granted.discard(key)
+        self._limiter.remove(key)
+        self._serve()
+
+    def take(self, key: Key, wake: Callable[[], None]) -> bool:
+        """Whether the instance may run now; else `wake` is called once it may."""
+        if key in self._granted:
+            return True
+        if key not in self._waiting:
+            self._waiting[key] = wake
+            self._limiter.ask(key)
+            self._serve(asking=key)
+        return key in self._granted
+
+    def give_back(self, key: Key) -> None:
+        """The instance does not run any more."""
+        if key in self._granted:
+            self._granted.remove(key)
+            self._limiter.release(key)
+            self._serve()
+
+    def _serve(self, asking: Key | None = None) -> None:
+        for key in self._limiter.grants():
+            self._granted.add(key)
+            wake = self._waiting.pop(key)
+            if key != asking:
+                wake()
+
+
+class Seats:
+    """The instances of one version, each of which needs what its group says. Without `turns` none has to wait."""
+
+    def __init__(self, turns: Turns | None, wake: Callable[[], None]) -> None:
+        self._turns = turns
+        self._wake = wake
+        self._owner = turns.owner() if turns is not None else 0
+        self._known = 0
+
+    @property
+    def scarce(self) -> bool:
+        """Whether instances may have to wait."""
+        return self._turns is not None
+
+    def set(self, groups: Iterable[InstanceGroup]) -> None:
+        """Have the instances of these groups. Raises `Refused` if one could never run."""
+        if self._turns is None:
+            return
+        self.close()
+        for group in groups:
+            for device in group.gpus or (0,):
+                for _ in range(group.count):
+                    key = Key(self._owner, self._known)
+                    self._turns.add(key, group.resources, device, group.priority)
+                    self._known += 1
+
+    def close(self) -> None:
+        """Give everything back for good."""
+        for instance in range(self._known if self._turns is not None else 0):
+            assert self._turns is not None
+            self._turns.remove(Key(self._owner, instance))
+        self._known = 0
+
+    def take(self, instance: int) -> bool:
+        """Whether the instance may run now; else the version is woken when it may."""
+        return self._turns is None or self._turns.take(Key(self._owner, instance), self._wake)
+
+    def give_back(self, instance: int) -> None:
+        """The instance does not run any more."""
+        if self._turns is not None:
+            self._turns.give_back(Key(self._owner, instance))

@@ -1,0 +1,251 @@
+"""The scheduler of sequences: `core.serving.sequences` on real instances, with control inputs and implicit state."""
+
+import asyncio
+from collections.abc import Iterator
+from math import prod
+from pathlib import Path
+from struct import pack
+from time import monotonic
+from typing import Final
+
+from forebay.core.serving.config import ELEMENT_BYTES, VARIABLE, Datatype, ModelConfig, SequenceBatching, State
+from forebay.core.serving.errors import Kind, Refused
+from forebay.core.serving.sequences import BACKLOG_EXPIRED, Life, Row, Run, Sequencer, control_values, id_flaw
+from forebay.core.serving.values import Tensor
+from forebay.modelserver.models.running.call import Call, Phase
+from forebay.modelserver.models.running.counting import Reason
+from forebay.modelserver.models.running.execution import Batch, Executor
+from forebay.modelserver.models.running.inputs import LENGTH, prefix, size_bytes
+from forebay.modelserver.process.values import Done, Work
+
+INITIAL_FOLDER: Final = "initial_state"
+"""In the model's folder: files with the first state of sequences."""
+
+LOST: Final = "the process that had this sequence is gone; start the sequence again"
+
+_FLOATS: Final = {Datatype.FP16: "<e", Datatype.FP32: "<f", Datatype.FP64: "<d"}
+
+
+class Sequenced:
+    """Requests of the sequences of one model version."""
+
+    def __init__(self, config: ModelConfig, folder: Path, executor: Executor, instances: int) -> None:
+        batching = config.sequences
+        assert batching is not None
+        self._config = config
+        self._batching = batching
+        self._executor = executor
+        self._sequencer: Sequencer[Call] = Sequencer(config.name, batching, config.max_batch, range(instances))
+        self._alive = set(range(instances))
+        self._usable = set(executor.usable())
+        self._initial = {state.input: _initial(state, config, folder) for state in batching.states}
+        self._states = tuple(state.output for state in batching.states)
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._woken = False
+        _check_controls(batching)
+        executor.on_free = self._on_free
+        executor.hidden = frozenset(self._states) - {spec.name for spec in config.outputs}
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for their turn."""
+        return self._sequencer.waiting
+
+    def set_instances(self, instances: int) -> None:
+        """There are that many now."""
+        for instance in range(instances):
+            if instance not in self._alive:
+                self._sequencer.add(instance, monotonic())
+        for instance in self._alive - set(range(instances)):
+            self._fail(self._sequencer.lost(instance, monotonic()), "its instance has been removed")
+            self._sequencer.retire(instance)
+        self._alive = set(range(instances))
+        self.wake()
+
+    def submit(self, call: Call) -> None:
+        """Queue a request. Raises `Refused`, among others for a sequence that has not been started."""
+        request, checked = call.request, call.checked
+        flaw = id_flaw(self._config.name, self._batching, request.sequence_id)
+        if flaw:
+            raise Refused(Kind.INVALID_ARGUMENT, prefix(request.id) + flaw)
+        self._sequencer.offer(
+            call,
+            request.sequence_id,
+            start=request.sequence_start,
+            end=request.sequence_end,
+            rows=checked.rows,
+            shape=checked.shape,
+            now=monotonic(),
+            timeout_s=request.timeout_us / 1e6,
+        )
+        self.wake()
+
+    def cancel(self, call: Call) -> None:
+        """Nobody waits for that request: what comes after it in its sequence cannot run either."""
+        if call.phase is Phase.RUNNING:
+            self._executor.flag(call)
+            return
+        for other in self._sequencer.cancel(call, monotonic()):
+            self._executor.fail(other, Refused(Kind.CANCELLED, "an earlier request was cancelled"), Reason.CANCELED)
+        self.wake()
+
+    def wake(self) -> None:
+        """Something has changed: look soon what can start."""
+        if not self._woken:
+            self._woken = True
+            self._loop.call_soon(self._pump)
+
+    def close(self, refused: Refused) -> None:
+        """Nothing runs any more: all that wait end with this error."""
+        self._sequencer.close()
+        now = monotonic()
+        for instance in sorted(self._alive):
+            for call in self._sequencer.lost(instance, now):
+                self._executor.fail(call, refused, Reason.OTHER)
+        for call in self._sequencer.expire(float("inf")):
+            self._executor.fail(call, refused, Reason.OTHER)
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _pump(self) -> None:
+        """Start what can start, end what has waited for too long, and set the timer for what comes next."""
+        self._woken = False
+        now = monotonic()
+        self._note_lost(now)
+        times = []
+        for instance in self._executor.idle():
+            verdict = self._sequencer.poll(instance, now)
+            if isinstance(verdict, Run):
+                self._start(verdict)
+                continue
+            self._executor.spare(instance)
+            at = getattr(verdict, "at", None)
+            if at is not None:
+                times.append(at)
+        self._fail(self._sequencer.expire(now), BACKLOG_EXPIRED, Reason.REJECTED)
+        due = self._sequencer.due()
+        if due is not None:
+            times.append(due)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if times:
+            self._timer = self._loop.call_later(max(0.0, min(times) - monotonic()), self._pump)
+
+    def _note_lost(self, now: float) -> None:
+        """Sequences end with the process that has what the model knows of them, also while nothing of them runs."""
+        usable = set(self._executor.usable())
+        for instance in sorted(self._usable - usable):
+            self._fail(self._sequencer.lost(instance, now), LOST)
+        self._usable = usable
+
+    def _start(self, run: "Run[Call]") -> None:
+        calls = [row.item for row in run.rows]
+        first = next(call for call in calls if call is not None)
+        works = [self._work(row, first) for row in run.rows]
+        rows = sum(call.checked.rows for call in calls if call is not None)
+        self._executor.run(run.instance, calls, works, rows, run)
+
+    def _work(self, row: "Row[Call]", first: Call) -> Work:
+        call = row.item
+        controls = tuple(self._controls(row))
+        if call is None:
+            inputs = tuple(tensor._replace(data=bytes(size_bytes(tensor.data))) for tensor in first.checked.inputs)
+            if any(tensor.datatype is Datatype.BYTES for tensor in inputs):
+                inputs = first.checked.inputs  # zeros would be other lengths, hence another number of elements
+            return Work("", (*inputs, *controls, *self._initial.values()), first.checked.outputs)
+        request = call.request
+        wanted = call.checked.outputs
+        if wanted:
+            wanted = tuple(dict.fromkeys((*wanted, *self._states)))
+        assert row.life is not None
+        return Work(
+            request.id,
+            (*call.checked.inputs, *controls, *self._state_of(row.life).values()),
+            wanted,
+            request.parameters,
+            row.life.corrid,
+            row.start,
+            row.end,
+            request.timeout_us,
+            request.priority,
+        )
+
+    def _controls(self, row: "Row[Call]") -> Iterator[Tensor]:
+        shape = (1, 1) if self._config.max_batch else (1,)
+        for control, value in control_values(self._batching.controls, row):
+            yield Tensor(control.tensor, control.datatype, shape, _element(control.datatype, value))
+
+    def _state_of(self, life: Life) -> dict[str, Tensor]:
+        state = life.state
+        return state if isinstance(state, dict) else self._initial
+
+    def _on_free(self, batch: Batch, done: Done) -> None:
+        run = batch.plan
+        assert isinstance(run, Run)
+        now = monotonic()
+        if done.failure is None and self._states:
+            self._keep_states(run, done)
+        self._sequencer.done(run, now)
+        if done.failure is not None and done.failure.kind is Kind.UNAVAILABLE:
+            self._fail(self._sequencer.lost(run.instance, now), LOST)
+        self._pump()
+
+    def _keep_states(self, run: "Run[Call]", done: Done) -> None:
+        for row, answer in zip(run.rows, done.answers, strict=True):
+            if row.life is None or answer is None or answer.error is not None:
+                continue
+            made = {tensor.name: tensor for tensor in answer.outputs}
+            state = dict(self._state_of(row.life))
+            for declared in self._batching.states:
+                tensor = made.get(declared.output)
+                if tensor is not None:
+                    state[declared.input] = tensor._replace(name=declared.input, data=bytes(tensor.data))
+            row.life.state = state
+
+    def _fail(self, calls: list[Call], text: str, reason: Reason = Reason.OTHER) -> None:
+        for call in calls:
+            self._executor.fail(call, Refused(Kind.UNAVAILABLE, prefix(call.request.id) + text), reason)
+
+
+def _check_controls(batching: SequenceBatching) -> None:
+    """Raises `Refused` if a control's values do not fit its type."""
+    for control in batching.controls:
+        for value in control.false_true:
+            try:
+                _element(control.datatype, value)
+            except (OverflowError, ValueError):
+                text = f"sequence batching control '{control.tensor}': {value} does not fit {control.datatype}"
+                raise Refused(Kind.INVALID_ARGUMENT, text) from None
+
+
+def _element(datatype: Datatype, value: float | str) -> bytes:
+    """The bytes of a tensor with that one element."""
+    if datatype is Datatype.BYTES:
+        data = str(value).encode()
+        return LENGTH.pack(len(data)) + data
+    width = ELEMENT_BYTES[datatype]
+    if isinstance(value, str):
+        return bytes(width)
+    if datatype in _FLOATS:
+        return pack(_FLOATS[datatype], value)
+    return (int(value) % (1 << 8 * width)).to_bytes(width, "little")  # ids that are too long lose their upper bytes
+
+
+def _initial(state: State, config: ModelConfig, folder: Path) -> Tensor:
+    """What a sequence begins with: the bytes of a file, or zeros. Raises `Refused` if the file is not that long."""
+    dims = tuple(1 if size == VARIABLE else size for size in state.dims)
+    shape = (1, *dims) if config.max_batch else dims
+    size = prod(dims) * ELEMENT_BYTES.get(state.datatype, LENGTH.size)
+    data = bytes(size)
+    if state.initial_file:
+        try:
+            data = (folder / INITIAL_FOLDER / state.initial_file).read_bytes()
+        except OSError as error:
+            text = f"initial state '{state.initial_file}' cannot be read: {error.strerror}"
+            raise Refused(Kind.INVALID_ARGUMENT, text) from None
+        if len(data) != size and state.datatype is not Datatype.BYTES:
+            text = f"initial state '{state.initial_file}' has {len(data)} bytes, but state '{state.input}' has {size}"
+            raise Refused(Kind.INVALID_ARGUMENT, text)
+    return Tensor(state.input, state.datatype, shape, data)

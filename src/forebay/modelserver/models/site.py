@@ -1,0 +1,41 @@
+"""What all versions of all models share."""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Protocol
+
+import structlog
+
+from forebay.core.serving.config import ModelConfig
+from forebay.core.serving.values import InferRequest, OnResponse
+from forebay.modelserver.models.life.room import Room
+from forebay.modelserver.models.options import Options
+from forebay.modelserver.models.running.caching import Cache
+from forebay.modelserver.models.running.call import Call
+from forebay.modelserver.models.running.seats import Turns
+
+
+class Others(Protocol):
+    """How a model reaches the other ones."""
+
+    def infer(self, request: InferRequest, on_response: OnResponse) -> Call:
+        """Send a request to another model. Raises `Refused`."""
+
+    def lookup(self, name: str, version: int) -> ModelConfig | None:
+        """The configuration of a version (-1: the latest) that is ready."""
+
+
+@dataclass(slots=True)
+class Site:
+    """Made once by the server."""
+
+    options: Options
+    log: structlog.stdlib.BoundLogger
+    tasks: asyncio.TaskGroup
+    """Owns the processes of all models."""
+    others: Others
+    room: Room
+    cache: Cache | None = None
+    turns: Turns | None = None
+    loads: int = 0
+    """How many versions have been loaded: each load has a number of its own."""

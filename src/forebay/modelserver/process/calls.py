@@ -1,0 +1,47 @@
+"""A model's call of another one, seen from the server."""
+
+from forebay.modelserver.process import asking
+from forebay.modelserver.process.channel import Received
+from forebay.modelserver.process.link import Link
+from forebay.modelserver.process.messages import Call, Reply, Respond, ToServer
+from forebay.modelserver.process.segments import SegmentBroken
+from forebay.modelserver.process.values import Answer, Work
+
+
+class ModelCall:
+    """Implements `values.Call`."""
+
+    __slots__ = ("_link", "_number", "model", "version", "work")
+
+    def __init__(self, message: Call, received: Received[ToServer], link: Link) -> None:
+        """Raises `ChannelBroken`."""
+        ask = message.ask
+        self.model = message.model
+        self.version = message.version
+        self.work = Work(
+            ask.id,
+            asking.tensors(ask.inputs, received.parts),
+            ask.wanted,
+            ask.parameters,
+            ask.correlation_id,
+            ask.start,
+            ask.end,
+            ask.timeout_us,
+            ask.priority,
+        )
+        self._number = message.call
+        self._link = link
+
+    def respond(self, answer: Answer | None, final: bool) -> None:
+        """Give a response; None: nothing but the end. Ignored once the calling process is gone."""
+        if self._link.closed:
+            return
+        if answer is None:
+            self._link.send(Respond(self._number, None, final))
+            return
+        try:
+            reply, parcel = asking.reply(self._link.channel, answer)
+        except (OSError, SegmentBroken) as error:
+            self._link.send(Respond(self._number, Reply(error=f"no memory for the response: {error}"), final))
+            return
+        self._link.send(Respond(self._number, reply, final), parcel)

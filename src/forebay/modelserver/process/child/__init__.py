@@ -1,0 +1,1 @@
+"""The child: loads one model and runs its batches."""

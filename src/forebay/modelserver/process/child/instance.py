@@ -1,0 +1,133 @@
+"""One instance in the child: a thread that takes batches from its socket, runs them, and sends what came out."""
+
+import os
+import sys
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Final
+
+from forebay.core.serving.config import Datatype
+from forebay.engines.tensor.protocol import Backend, Request, Response
+from forebay.modelserver.process.channel import Channel, Received
+from forebay.modelserver.process.child import outgoing
+from forebay.modelserver.process.child.arrays import BadTensor, array_of
+from forebay.modelserver.process.messages import Ask, Emitted, Execute, Finished, ToChild
+from forebay.modelserver.process.segments import SegmentBroken
+
+EXIT_BROKEN: Final = 3
+
+
+class _Batch:
+    """Requests that have not ended, in the batch or after it."""
+
+    __slots__ = ("cancelled", "number", "open")
+
+    def __init__(self, number: int, size: int) -> None:
+        self.number = number
+        self.open = set(range(size))
+        self.cancelled: set[int] = set()
+
+
+class Instance:
+    """What one instance does; `run` is its thread."""
+
+    def __init__(
+        self, number: int, channel: Channel[ToChild], backend: Backend, declared: Mapping[str, Datatype]
+    ) -> None:
+        self.channel = channel
+        self._number = number
+        self._backend = backend
+        self._declared = declared
+        self._batches: dict[int, _Batch] = {}
+
+    def run(self) -> None:
+        """Take batches until the server closes the socket."""
+        try:
+            while True:
+                self._execute(self.channel.receive())
+        except (EOFError, BrokenPipeError, ConnectionResetError):
+            pass  # the instance is not wanted any more, or the server is gone
+        except BaseException:  # supervisor: whatever it is, the server must not wait for this instance
+            traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(EXIT_BROKEN)
+        finally:
+            self.channel.close()
+
+    def cancel(self, batch: int, index: int) -> None:
+        """Nobody waits for that request. Called in the main thread."""
+        known = self._batches.get(batch)
+        if known is not None:
+            known.cancelled.add(index)
+
+    def _execute(self, received: Received[ToChild]) -> None:
+        start_ns = time.monotonic_ns()
+        message = received.message
+        assert isinstance(message, Execute)
+        batch = self._batches[message.batch] = _Batch(message.batch, len(message.asks))
+        responses: Sequence[Response | None] = ()
+        error = ""
+        infer_ns = output_ns = start_ns
+        try:
+            requests = [_request(ask, received.parts, batch, index) for index, ask in enumerate(message.asks)]
+            infer_ns = time.monotonic_ns()
+            responses = self._backend.execute(self._number, requests, partial(self._emit, batch))
+            if len(responses) != len(requests):
+                raise BadTensor(f"the model gave {len(responses)} responses to {len(requests)} requests")
+        except BadTensor as bad:
+            error = outgoing.error_text(str(bad))
+        except BaseException as raised:  # whatever a model raises, SystemExit too, is an answer to its batch
+            traceback.print_exc()
+            error = outgoing.error_text(str(raised)) or type(raised).__name__
+        output_ns = time.monotonic_ns()
+        if error:
+            responses = ()
+        self._finish(batch, responses)
+        try:
+            replies, parcel = outgoing.replies(self.channel, responses, self._declared, held=False)
+        except (OSError, SegmentBroken) as failed:
+            error = f"the outputs cannot be sent: {failed}"
+            replies, parcel = outgoing.replies(self.channel, (), {}, held=False)
+        received.parts.clear()
+        requests = []
+        responses = ()  # and with them the last references to the inputs, most likely: they go back with this packet
+        done_ns = time.monotonic_ns()
+        took = (infer_ns - start_ns, output_ns - infer_ns, done_ns - output_ns)
+        self.channel.send(*self.channel.pack(Finished(batch.number, tuple(replies), start_ns, *took, error), parcel))
+
+    def _finish(self, batch: _Batch, responses: Sequence[Response | None]) -> None:
+        """Forget the requests that end with the batch."""
+        for index in list(batch.open):
+            if index >= len(responses) or responses[index] is not None:
+                batch.open.discard(index)
+        if not batch.open:
+            self._batches.pop(batch.number, None)
+
+    def _emit(self, batch: _Batch, index: int, response: Response | None, final: bool) -> None:
+        """Send one response. Called by the backend in any thread, within the batch or after it."""
+        if index not in batch.open:
+            return  # it has ended, or its batch has failed: nobody hears of it any more
+        if final:
+            batch.open.discard(index)
+        self.channel.wait_for_credit()
+        (reply,), parcel = outgoing.replies(self.channel, [response], self._declared, held=response is not None)
+        self.channel.send(*self.channel.pack(Emitted(batch.number, index, reply, final), parcel))
+        if not batch.open:
+            self._batches.pop(batch.number, None)
+
+
+def _request(ask: Ask, parts: list[memoryview], batch: _Batch, index: int) -> Request:
+    return Request(
+        ask.id,
+        {piece.name: array_of(piece, parts[piece.part]) for piece in ask.inputs},
+        ask.wanted,
+        ask.parameters,
+        ask.correlation_id,
+        ask.start,
+        ask.end,
+        ask.timeout_us,
+        ask.priority,
+        partial(batch.cancelled.__contains__, index),
+    )

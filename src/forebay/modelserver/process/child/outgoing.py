@@ -1,0 +1,88 @@
+"""What a child sends: outputs of a backend become the pieces of a packet."""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from forebay.core.serving.config import Datatype
+from forebay.core.serving.values import Buffer, Parameter
+from forebay.engines.tensor.protocol import Array, Request, Response
+from forebay.modelserver.process.channel import ALIGN, Channel, Parcel
+from forebay.modelserver.process.child.arrays import BadTensor, tensor_of
+from forebay.modelserver.process.messages import Ask, Piece, Reply, ToChild
+
+ERROR_CHARS_MAX: Final = 64 << 10
+
+_Tensor = tuple[str, Datatype, Array, Buffer, int]
+
+
+def replies(
+    channel: Channel[ToChild], responses: Sequence[Response | None], declared: Mapping[str, Datatype], *, held: bool
+) -> tuple[list[Reply | None], Parcel]:
+    """The responses of one packet, and the parcel with their data. One that cannot be told becomes an error."""
+    told: list[list[_Tensor] | str] = []
+    size = 0
+    for response in responses:
+        try:
+            tensors = [] if response is None else _tensors(response.outputs, declared)
+        except BadTensor as bad:
+            told.append(str(bad))
+            continue
+        told.append(tensors)
+        for tensor in tensors:
+            size += tensor[4] + ALIGN
+    parcel = channel.parcel(size, held=held)
+    return [_reply(parcel, response, tensors) for response, tensors in zip(responses, told, strict=True)], parcel
+
+
+def ask(channel: Channel[ToChild], request: Request) -> tuple[Ask, Parcel]:
+    """A request to another model. Raises `BadTensor`."""
+    tensors = _tensors(request.inputs, {})
+    parcel = channel.parcel(sum(tensor[4] + ALIGN for tensor in tensors))
+    told = Ask(
+        plain(request.id),
+        _pieces(parcel, tensors),
+        tuple(map(plain, request.wanted)),
+        _plain(request.parameters),
+        request.correlation_id,
+        request.start,
+        request.end,
+        request.timeout_us,
+        request.priority,
+    )
+    return told, parcel
+
+
+def plain(text: str) -> str:
+    """The text as it can be sent: a model's may have halves of characters, which no encoding has."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
+def error_text(text: str) -> str:
+    """The same of what a model raises, which may have any length."""
+    return plain(text[:ERROR_CHARS_MAX])
+
+
+def _plain(parameters: Mapping[str, Parameter]) -> dict[str, Parameter]:
+    return {plain(name): plain(value) if isinstance(value, str) else value for name, value in parameters.items()}
+
+
+def _tensors(arrays: Mapping[str, Array], declared: Mapping[str, Datatype]) -> list[_Tensor]:
+    return [(plain(name), *tensor_of(name, array, declared)) for name, array in arrays.items()]
+
+
+def _pieces(parcel: Parcel, tensors: list[_Tensor]) -> tuple[Piece, ...]:
+    pieces = []
+    for name, datatype, array, data, size in tensors:
+        part, offset = parcel.put(data, size)
+        pieces.append(Piece(name, datatype, array.shape, part, offset, size))
+    return tuple(pieces)
+
+
+def _reply(parcel: Parcel, response: Response | None, tensors: list[_Tensor] | str) -> Reply | None:
+    if response is None:
+        return None
+    if isinstance(tensors, str):
+        return Reply(error=error_text(tensors))
+    pieces = _pieces(parcel, tensors) if tensors else ()
+    parameters = _plain(response.parameters) if response.parameters else {}
+    return Reply(pieces, parameters, error_text(response.error), response.kind, response.reschedule)

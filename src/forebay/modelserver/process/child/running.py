@@ -1,0 +1,145 @@
+"""The child's main thread: loads the model, starts instances, answers pings, carries calls of other models.
+
+It does nothing that takes long, so that a sign of life comes while batches run.
+"""
+
+import gc
+import itertools
+import socket
+import threading
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from forebay.core.serving.config import Datatype, ModelConfig
+from forebay.engines.tensor import create
+from forebay.engines.tensor.protocol import Backend, BackendFailed, Loaded, Request, Response
+from forebay.modelserver.process import messages
+from forebay.modelserver.process.channel import Channel, Received
+from forebay.modelserver.process.child import outgoing
+from forebay.modelserver.process.child.arrays import array_of
+from forebay.modelserver.process.child.instance import EXIT_BROKEN, Instance
+from forebay.modelserver.process.messages import (
+    Broken,
+    Cancel,
+    Configure,
+    Open,
+    Ping,
+    Pong,
+    Ready,
+    Reply,
+    Respond,
+    Stop,
+    TakeBack,
+    ToChild,
+)
+from forebay.modelserver.process.segments import Sharing
+
+INSTANCE_JOIN_S: Final = 1.0
+"""A batch that is still running when the server says stop is waited for so long."""
+
+_OnResponse = Callable[[Response, bool], None]
+
+
+class Child:
+    """The model, its instances, and the calls it makes."""
+
+    def __init__(self, channel: Channel[ToChild]) -> None:
+        self._channel = channel
+        self._backend: Backend | None = None
+        self._declared: dict[str, Datatype] = {}
+        self._instances: dict[int, tuple[Instance, threading.Thread]] = {}
+        self._calls: dict[int, _OnResponse] = {}
+        self._numbers = itertools.count(1)
+
+    def load(self, configure: Configure) -> Loaded:
+        """Load the model. Raises `BackendFailed`."""
+        backend = self._backend = create(configure.backend)
+        loaded = backend.load(configure.config, Path(configure.folder), configure.instance, self._call)
+        config: ModelConfig = loaded.config or configure.config
+        self._declared = {spec.name: spec.datatype for spec in (*loaded.outputs, *config.outputs)}
+        return loaded
+
+    def serve(self) -> None:
+        """Do what the server says until it says stop. Raises EOFError when it is gone."""
+        while True:
+            received = self._channel.receive()
+            match received.message:
+                case Ping():
+                    self._channel.send(*self._channel.pack(Pong()))
+                case TakeBack(instance, leases):
+                    if instance in self._instances:
+                        self._instances[instance][0].channel.take_back(leases)
+                case Cancel(instance, batch, index):
+                    if instance in self._instances:
+                        self._instances[instance][0].cancel(batch, index)
+                case Respond(call, reply, final):
+                    self._responded(call, reply, final, received.parts)
+                case Open(instance):
+                    self._open(instance, received)
+                case Stop():
+                    return
+                case unexpected:
+                    raise AssertionError(f"unexpected {type(unexpected).__name__}")
+
+    def close(self) -> None:
+        """End the instances, then the model."""
+        for instance, _ in self._instances.values():
+            with suppress(OSError):
+                instance.channel.socket.shutdown(socket.SHUT_RDWR)
+        for _, thread in self._instances.values():
+            thread.join(INSTANCE_JOIN_S)
+        if self._backend is not None:
+            self._backend.close()
+
+    def _open(self, number: int, received: Received[ToChild]) -> None:
+        assert self._backend is not None
+        channel = Channel[ToChild](socket.socket(fileno=received.fds[0]), ToChild, Sharing.READ)
+        instance = Instance(number, channel, self._backend, self._declared)
+        thread = threading.Thread(target=instance.run, name=f"instance-{number}", daemon=True)
+        self._instances[number] = instance, thread
+        thread.start()
+
+    def _call(self, model: str, version: int, request: Request, on_response: _OnResponse) -> None:
+        """Ask the server for another model. Called by the backend in any thread."""
+        told, parcel = outgoing.ask(self._channel, request)
+        number = next(self._numbers)
+        self._calls[number] = on_response
+        self._channel.send(*self._channel.pack(messages.Call(number, outgoing.plain(model), version, told), parcel))
+
+    def _responded(self, call: int, reply: Reply | None, final: bool, parts: list[memoryview]) -> None:
+        on_response = self._calls.pop(call) if final else self._calls[call]
+        response = Response()
+        if reply is not None:
+            outputs = {piece.name: array_of(piece, parts[piece.part]) for piece in reply.outputs}
+            response = Response(outputs, error=reply.error, kind=reply.kind, parameters=reply.parameters)
+        on_response(response, final)
+
+
+def run(sock: socket.socket) -> int:
+    """Serve the model that the first message names; returns the exit status."""
+    channel = Channel[ToChild](sock, ToChild, Sharing.READ)
+    child = Child(channel)
+    try:
+        configure = channel.receive().message
+        assert isinstance(configure, Configure)
+        try:
+            loaded = child.load(configure)
+        except BackendFailed as failed:
+            channel.send(*channel.pack(Broken(outgoing.error_text(str(failed)))))
+            return EXIT_BROKEN
+        gc.collect()
+        gc.freeze()  # what a loaded model consists of never becomes garbage: do not look at it again and again
+        channel.send(*channel.pack(Ready(loaded)))
+        child.serve()
+        child.close()
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return 0  # the server is gone
+    except BaseException as error:  # supervisor: after this nothing is known about the model any more
+        traceback.print_exc()
+        with suppress(OSError):
+            channel.send(*channel.pack(Broken(outgoing.error_text(f"{type(error).__name__}: {error}"))))
+        return EXIT_BROKEN
+    return 0

@@ -1,0 +1,172 @@
+"""The server's side of one instance: the batches it has, and who hears of them."""
+
+import asyncio
+import socket
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from forebay.core.serving.errors import Kind, Refused
+from forebay.modelserver.process import asking
+from forebay.modelserver.process.channel import LENT_BYTES_MAX, ChannelBroken, Received
+from forebay.modelserver.process.link import Link
+from forebay.modelserver.process.messages import Cancel, Emitted, Execute, Finished, Open, TakeBack, ToServer
+from forebay.modelserver.process.segments import SegmentBroken
+from forebay.modelserver.process.values import Answer, Done, Listener, Work
+
+BATCHES_MAX: Final = 2
+"""Of one instance: the second is there when the first ends, without a round trip between them."""
+
+
+class _Batch:
+    """A batch under way, or done with requests that still get responses."""
+
+    __slots__ = ("listener", "open", "size")
+
+    def __init__(self, listener: Listener, size: int) -> None:
+        self.listener = listener
+        self.open = set(range(size))
+        self.size = size
+
+
+class Lane:
+    """One instance in one child."""
+
+    def __init__(self, number: int, control: Link, on_lost: Callable[[str], None]) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.number = number
+        self.closing = False
+        self.served = False
+        """Whether a batch has been done."""
+        self._control = control
+        self._loop = asyncio.get_running_loop()
+        self._link = Link(ours, self._on_packet, on_lost)
+        self._running: dict[int, _Batch] = {}
+        self._lingering: dict[int, _Batch] = {}
+        self._head_since = 0.0
+        self._drained: asyncio.Future[None] | None = None
+        self._returning = False
+        with theirs:
+            control.send(Open(number), fd=theirs.fileno())
+
+    @property
+    def outstanding(self) -> int:
+        """Batches that are not done."""
+        return len(self._running)
+
+    @property
+    def open(self) -> bool:
+        """Whether anything is still to come from the child."""
+        return bool(self._running or self._lingering)
+
+    def execute(self, batch: int, works: Sequence[Work], listener: Listener) -> None:
+        """Hand over a batch. Raises `Refused` if there is no memory for it."""
+        try:
+            told, parcel = asking.asks(self._link.channel, works)
+        except (OSError, SegmentBroken) as error:
+            raise Refused(Kind.UNAVAILABLE, f"no memory for the inputs of a batch: {error}") from error
+        if not self._running:
+            self._head_since = self._loop.time()
+        self._running[batch] = _Batch(listener, len(works))
+        self._link.send(Execute(batch, told), parcel)
+
+    def cancel(self, batch: int, index: int) -> bool:
+        """Tell the child that nobody waits for a request. False: it is not one of this instance's."""
+        under_way = self._running.get(batch) or self._lingering.get(batch)
+        if under_way is None or index not in under_way.open:
+            return False
+        self._control.send(Cancel(self.number, batch, index))
+        return True
+
+    def stuck_s(self, now: float) -> float:
+        """How long the first batch has been without progress. Waiting until its responses are read does not count."""
+        if not self._running or self._link.channel.borrowed_bytes > LENT_BYTES_MAX // 2:
+            return 0.0
+        return now - self._head_since
+
+    async def drained(self) -> None:
+        """Take no more batches; wait until nothing is open any more, whether done or failed."""
+        self.closing = True
+        if self.open:
+            if self._drained is None:
+                self._drained = self._loop.create_future()
+            await asyncio.shield(self._drained)
+
+    def close(self, refused: Refused) -> None:
+        """End it; what is open fails with that."""
+        self.closing = True
+        self._link.close()
+        running, lingering = self._running, self._lingering
+        self._running, self._lingering = {}, {}
+        self._settle()
+        soon = self._loop.call_soon  # a listener that raises must not keep the news from the others
+        for batch in running.values():
+            soon(batch.listener.on_done, Done((), 0, 0, 0, 0, refused))
+        for batch in lingering.values():
+            for index in sorted(batch.open):
+                soon(batch.listener.on_response, index, Answer(error=refused), True)
+
+    def _on_packet(self, received: Received[ToServer]) -> None:
+        match received.message:
+            case Finished() as finished:
+                self._finished(finished, received)
+            case Emitted() as emitted:
+                self._emitted(emitted, received)
+            case unexpected:
+                raise ChannelBroken(f"{type(unexpected).__name__} from an instance")
+
+    def _finished(self, message: Finished, received: Received[ToServer]) -> None:
+        batch = self._running.get(message.batch)
+        if batch is None or (not message.error and len(message.replies) != batch.size):
+            raise ChannelBroken("the end of a batch that was not under way")
+        answers = tuple(
+            [None if reply is None else asking.answer(reply, received.parts) for reply in message.replies]
+        )
+        del self._running[message.batch]
+        self.served = True
+        self._head_since = self._loop.time()
+        if not message.error and None in answers:
+            batch.open -= {index for index, answer in enumerate(answers) if answer is not None}
+            if batch.open:
+                self._lingering[message.batch] = batch
+        failure = Refused(Kind.INTERNAL, message.error) if message.error else None
+        self._settle()
+        batch.listener.on_done(
+            Done(
+                answers,
+                message.compute_start_ns,
+                message.compute_input_ns,
+                message.compute_infer_ns,
+                message.compute_output_ns,
+                failure,
+            )
+        )
+
+    def _emitted(self, message: Emitted, received: Received[ToServer]) -> None:
+        batch = self._running.get(message.batch) or self._lingering.get(message.batch)
+        if batch is None or message.index not in batch.open:
+            return  # its batch has failed meanwhile
+        self._link.channel.on_return = self._on_return  # from now on the child may wait for what we have read
+        reply = message.reply
+        answer = None if reply is None else asking.answer(reply, received.parts)
+        self._head_since = self._loop.time()
+        if message.final:
+            batch.open.discard(message.index)
+            if not batch.open and self._lingering.pop(message.batch, None) is not None:
+                self._settle()
+        batch.listener.on_response(message.index, answer, message.final)
+
+    def _settle(self) -> None:
+        if self._drained is not None and not self.open and not self._drained.done():
+            self._drained.set_result(None)
+
+    def _on_return(self) -> None:
+        """There is memory to give back that the child may be waiting for. Called in any thread."""
+        if not self._returning:
+            self._returning = True
+            self._loop.call_soon_threadsafe(self._return)
+
+    def _return(self) -> None:
+        self._returning = False
+        leases = self._link.channel.returns()
+        if leases:
+            self._control.send(TakeBack(self.number, leases))

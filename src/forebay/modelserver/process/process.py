@@ -1,0 +1,236 @@
+"""One version of one model in processes of its own, seen from the server.
+
+process = ModelProcess(spec, hang_s=60, load_timeout_s=600, log=log, on_call=..., on_change=...)
+tasks.create_task(process.run())          # owns the children until stop(); returns or raises GaveUp
+loaded = await process.wait_ready()       # Loaded (of the backend protocol) or GaveUp
+batch = process.execute(0, works, listener)
+"""
+
+import asyncio
+import itertools
+from collections.abc import Callable, Sequence
+
+import structlog
+
+from forebay.core.serving.errors import Kind, Refused
+from forebay.engines.tensor.protocol import Loaded
+from forebay.modelserver.process.keeper import Keeper
+from forebay.modelserver.process.lane import BATCHES_MAX
+from forebay.modelserver.process.values import ChildSpec, GaveUp, Listener, OnCall, Placement, Work
+
+STOPPED = "it has been stopped"
+
+
+class ModelProcess:
+    """The children of a model version. All methods are called on the server's loop."""
+
+    def __init__(
+        self,
+        spec: ChildSpec,
+        *,
+        hang_s: float,
+        load_timeout_s: float,
+        log: structlog.stdlib.BoundLogger,
+        on_call: OnCall | None = None,
+        on_change: Callable[[], None] = lambda: None,
+        stop_grace_s: float = 5.0,
+    ) -> None:
+        """`on_change` is called when what `usable` says of any instance has changed, and at the end."""
+        self._spec = spec
+        self._hang_s = hang_s
+        self._load_timeout_s = load_timeout_s
+        self._stop_grace_s = stop_grace_s
+        self._log = log
+        self._on_call = on_call
+        self._on_change = on_change
+        self._tasks: asyncio.TaskGroup | None = None
+        self._keepers: list[Keeper] = []
+        self._seats: list[Keeper] = []
+        """By instance: the child that serves it."""
+        self._resizing = asyncio.Lock()
+        self._batches = itertools.count(1)
+        self._loaded: Loaded | None = None
+        self._ready_once = False
+        self._failures: dict[Keeper, str] = {}
+        self._failed = ""
+        self._over = False
+        """No child is wanted any more."""
+        self._changed = asyncio.Event()
+
+    async def run(self) -> None:
+        """Start the children and keep them running until `stop`, then end them all. Raises `GaveUp`.
+
+        A child that crashes, hangs, or outgrows `rss_bytes_max` is replaced, with a growing pause between quick
+        failures. When this raises, every batch has been answered and every process is gone.
+        """
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                self._tasks = tasks
+                if await self._start():
+                    self._ready_once = True
+                    self._tell()
+                    await self._until(lambda: False)
+                self.stop()
+        finally:
+            self._tasks = None
+            self.stop()
+        if self._failed:
+            raise GaveUp(self._failed)
+
+    async def wait_ready(self) -> Loaded:
+        """What the model turned out to be, once all instances are loaded. Raises `GaveUp` as `run` does."""
+        await self._until(lambda: self._ready_once)
+        if self._over or self._loaded is None:
+            raise GaveUp(self._failed or STOPPED)
+        return self._loaded
+
+    def stop(self) -> None:
+        """Make `run` end the children and return. Batches under way fail (UNAVAILABLE): drain first."""
+        self._over = True
+        for keeper in self._keepers:
+            keeper.stop()
+        self._tell()
+
+    @property
+    def loaded(self) -> Loaded | None:
+        """What the model turned out to be; stays known while a dead child is replaced."""
+        return self._loaded
+
+    @property
+    def instances(self) -> int:
+        """How many there are, usable or not."""
+        return len(self._seats)
+
+    @property
+    def pids(self) -> Sequence[int]:
+        """The children that live now."""
+        return [keeper.pid for keeper in self._keepers if keeper.pid]
+
+    @property
+    def reason(self) -> str:
+        """Why the model is not ready: empty if every instance is usable."""
+        if self._failed or self._over:
+            return self._failed or STOPPED
+        return next((keeper.reason for keeper in self._keepers if keeper.reason), "")
+
+    def usable(self, instance: int) -> bool:
+        """Whether `execute` may be called for it: loaded, not being replaced, fewer than 2 batches under way."""
+        lane = self._seats[instance].lanes.get(instance)
+        return lane is not None and not lane.closing and lane.outstanding < BATCHES_MAX
+
+    def alive(self, instance: int) -> bool:
+        """Whether it is loaded and not being replaced, busy or not."""
+        lane = self._seats[instance].lanes.get(instance)
+        return lane is not None and not lane.closing
+
+    def outstanding(self, instance: int) -> int:
+        """Batches under way: 0, 1, or 2 (the second waits in the child and starts without a round trip)."""
+        lane = self._seats[instance].lanes.get(instance)
+        return 0 if lane is None else lane.outstanding
+
+    def execute(self, instance: int, works: Sequence[Work], listener: Listener) -> int:
+        """Hand a batch to an instance; returns its number for `cancel`. Raises `Refused` if it is not usable."""
+        if not self.usable(instance):
+            raise Refused(Kind.UNAVAILABLE, f"model '{self._spec.config.name}' has no free instance {instance}")
+        keeper = self._seats[instance]
+        number = next(self._batches)
+        keeper.lanes[instance].execute(number, works, listener)
+        keeper.watch()
+        return number
+
+    def cancel(self, batch: int, index: int) -> None:
+        """Tell the model that nobody waits for that request; its end is heard of all the same."""
+        any(lane.cancel(batch, index) for keeper in self._keepers for lane in keeper.lanes.values())
+
+    async def set_instances(self, placements: Sequence[Placement]) -> None:
+        """Have these instances, in place: those whose placement is unchanged stay as they are.
+
+        Returns when the new ones are usable and those that go have finished their batches. Raises `GaveUp`, with the
+        instances as they were, if a new child cannot be loaded.
+        """
+        async with self._resizing:
+            loaded = self._loaded
+            if loaded is None:
+                raise GaveUp(self._failed or STOPPED)
+            planned = [self._keeper_for(index, placement, loaded) for index, placement in enumerate(placements)]
+            await self._until(lambda: all(self._settled(keeper, index) for index, keeper in enumerate(planned)))
+            failed = next((self._failures[keeper] for keeper in planned if keeper in self._failures), "")
+            before, after = (planned, self._seats) if failed or self._over else (self._seats, planned)
+            self._seats = after
+            for index, keeper in enumerate(before):
+                if index >= len(after) or after[index] is not keeper:
+                    await self._leave(keeper, index)
+            if failed or self._over:
+                raise GaveUp(failed or self._failed or STOPPED)
+
+    async def _start(self) -> bool:
+        """The first child says what the model is; the others follow. False: it has failed, or is not wanted."""
+        if self._over:
+            return False
+        first = self._spawn(self._spec.instances[0], 0)
+        self._seats = [first]
+        await self._until(lambda: first.loaded is not None)
+        self._loaded = first.loaded
+        try:
+            await self.set_instances(self._spec.instances)
+        except GaveUp as gave_up:
+            self._failed = self._failed or ("" if self._over else str(gave_up))
+            return False
+        return True
+
+    def _keeper_for(self, index: int, placement: Placement, loaded: Loaded) -> Keeper:
+        """The child that an instance is to be in: where it is, one that it may share, or a new one."""
+        if index < len(self._seats) and self._seats[index].placement == placement:
+            return self._seats[index]
+        if loaded.threads:
+            for keeper in self._keepers:
+                if keeper.placement == placement and not keeper.stopping:
+                    keeper.open(index)
+                    return keeper
+        return self._spawn(placement, index)
+
+    def _spawn(self, placement: Placement, index: int) -> Keeper:
+        keeper = Keeper(
+            self._spec,
+            placement,
+            [index],
+            hang_s=self._hang_s,
+            load_timeout_s=self._load_timeout_s,
+            stop_grace_s=self._stop_grace_s,
+            on_call=self._on_call,
+            on_change=self._tell,
+            log=self._log,
+        )
+        assert self._tasks is not None
+        self._keepers.append(keeper)
+        self._tasks.create_task(self._mind(keeper))
+        return keeper
+
+    async def _mind(self, keeper: Keeper) -> None:
+        """The life of one place for a child. One that serves instances and fails for good fails the model."""
+        text = await keeper.run()
+        self._keepers.remove(keeper)
+        if text:
+            self._failures[keeper] = text
+            if keeper in self._seats:
+                self._failed = self._failed or text
+                self.stop()
+        self._tell()
+
+    async def _leave(self, keeper: Keeper, index: int) -> None:
+        await keeper.drop(index)
+        if not keeper.instances:
+            keeper.stop()
+
+    def _settled(self, keeper: Keeper, index: int) -> bool:
+        return index in keeper.lanes or keeper in self._failures
+
+    def _tell(self) -> None:
+        self._changed.set()
+        self._on_change()
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        """Wait for a condition, or for the end."""
+        while not condition() and not self._over:
+            self._changed.clear()
+            await self._changed.wait()

@@ -1,0 +1,151 @@
+"""Memory that two processes share: memfds, mapped at both ends, passed by file descriptor, used again and again.
+
+The end that made a segment writes it, then lends it out with a packet (a *lease*); the other end reads and gives the
+lease back when the last array or view of it is gone. Only then is the segment written again.
+"""
+
+import fcntl
+import mmap
+import os
+from collections import defaultdict
+from collections.abc import Iterator
+from enum import IntEnum
+from typing import Any, Final
+
+import numpy as np
+
+SEGMENT_BYTES_MIN: Final = 1 << 16
+SEGMENT_BYTES_MAX: Final = 1 << 36
+KEPT_BYTES_MAX: Final = 256 << 20
+"""Of segments that nobody uses: so much is kept for the next time. Sizes are powers of two; untouched pages of a
+segment take no memory."""
+SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
+"""A segment that shrinks would kill who reads it."""
+
+
+class SegmentBroken(Exception):  # noqa: N818 - states the condition
+    """What was to be a shared segment is none, or a batch is larger than any."""
+
+
+class Sharing(IntEnum):
+    """How the end that reads a segment maps it."""
+
+    KNOWN = 0
+    """It has done so already."""
+    BOTH = 1
+    """So that it may write as well: a model may use the memory of its inputs."""
+    READ = 2
+    PRIVATE = 3
+    """What it writes only it sees, and only while it has the segment: others read the same data."""
+
+
+class Segment:
+    """A segment and its map at this end. `fd` -1: not needed any more."""
+
+    __slots__ = ("__weakref__", "_leases", "_private", "fd", "id", "map", "size")
+
+    def __init__(self, id: int, size: int, fd: int, sharing: Sharing = Sharing.BOTH) -> None:
+        self.id = id
+        self.size = size
+        self.fd = fd
+        self._private = sharing is Sharing.PRIVATE
+        self._leases = 0
+        writes = mmap.PROT_WRITE if sharing is not Sharing.READ else 0
+        self.map = mmap.mmap(
+            fd, size, mmap.MAP_PRIVATE if self._private else mmap.MAP_SHARED, mmap.PROT_READ | writes
+        )
+
+    def lease(self) -> None:
+        """It is read."""
+        self._leases += 1
+
+    def unlease(self) -> None:
+        """It is not any more, and may change: what was written over it privately has to go first."""
+        self._leases -= 1
+        if self._private and not self._leases:
+            self.map.madvise(mmap.MADV_DONTNEED)
+
+    def close(self) -> None:
+        """Give up the descriptor; the map goes when the last view of it does."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+def attach(id: int, size: int, fd: int, sharing: Sharing) -> Segment:
+    """Map a segment that the other end has made; `fd` belongs to it from now on. Raises `SegmentBroken`."""
+    try:
+        if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & SEALS != SEALS or os.fstat(fd).st_size < size:
+            raise SegmentBroken("it is not sealed, or too short")
+        return Segment(id, size, fd, sharing)
+    except (OSError, ValueError, OverflowError, SegmentBroken) as error:
+        os.close(fd)
+        raise SegmentBroken(f"shared memory cannot be mapped: {error}") from error
+
+
+class Pool:
+    """The segments that this end writes. Not thread-safe: the channel locks."""
+
+    def __init__(self, ids: Iterator[int]) -> None:
+        self._ids = ids
+        self._free: defaultdict[int, list[Segment]] = defaultdict(list)
+        self._free_bytes = 0
+        self._all: dict[int, Segment] = {}
+
+    def take(self, size: int) -> tuple[Segment, bool]:
+        """A segment of at least that size, and whether it is new to the other end. Raises `SegmentBroken`."""
+        if size > SEGMENT_BYTES_MAX:
+            raise SegmentBroken(f"{size} bytes are more than the limit of {SEGMENT_BYTES_MAX} for one batch")
+        bytes_needed = max(SEGMENT_BYTES_MIN, 1 << (size - 1).bit_length())
+        if free := self._free[bytes_needed]:
+            self._free_bytes -= bytes_needed
+            return free.pop(), False  # the last one used: its pages are in the caches
+        fd = os.memfd_create("forebay", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(fd, bytes_needed)
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SEALS)
+            segment = Segment(next(self._ids), bytes_needed, fd)
+        except BaseException:
+            os.close(fd)
+            raise
+        self._all[segment.id] = segment
+        return segment, True
+
+    def give_back(self, segment: Segment) -> bool:
+        """The other end has read it. False: it has gone, and the other end should forget it."""
+        if self._free_bytes + segment.size > KEPT_BYTES_MAX:
+            segment.close()
+            del self._all[segment.id]
+            return False
+        self._free[segment.size].append(segment)
+        self._free_bytes += segment.size
+        return True
+
+    def close(self) -> None:
+        """Give up all of it."""
+        for segment in self._all.values():
+            segment.close()
+        self._all.clear()
+        self._free.clear()
+
+
+class Root(np.ndarray[Any, np.dtype[np.uint8]]):
+    """The bytes that one packet lends: what every array and view of them is based on, and so what keeps them lent."""
+
+    segment: Segment | None
+    """None: they came within the packet."""
+
+
+def root(buffer: mmap.mmap | bytearray, size: int, segment: Segment | None) -> Root:
+    """A root over the first `size` bytes of a buffer."""
+    made = Root((size,), np.uint8, buffer)
+    made.segment = segment
+    return made
+
+
+def where(view: memoryview) -> tuple[Segment, int] | None:
+    """The segment that a view looks into and the offset in it; None: other memory. The view is not empty."""
+    base: object = view.obj
+    if type(base) is not Root or base.segment is None or not view.c_contiguous:
+        return None
+    return base.segment, np.frombuffer(view, np.uint8).ctypes.data - base.ctypes.data

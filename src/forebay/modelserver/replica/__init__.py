@@ -1,0 +1,1 @@
+"""A model server as a replica of a cluster: one model under the cluster's name for it, behind gateways."""

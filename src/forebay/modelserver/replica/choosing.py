@@ -1,0 +1,66 @@
+"""Which model of what kind of repository a cluster means by a source."""
+
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from forebay.modelserver.repository import BadModel, read, scan
+from forebay.modelserver.repository.defaults import SUFFIXES
+from forebay.modelserver.repository.paths import version_of
+from forebay.modelserver.repository.values import CONFIG_FILE
+
+AMBIGUOUS: Final = (".onnx", ".py")
+"""Suffixes of model files that are more often something else: an embedding model, a program."""
+
+
+class Choice(NamedTuple):
+    """A model and the repository that it is in."""
+
+    repository: Path
+    model: str
+
+
+def is_repository(path: Path) -> bool:
+    """Whether a source is a model repository, the folder of a model, or a file that nothing else here serves."""
+    if path.is_dir():
+        return _is_model(path) or any(_is_model(each) for each in path.iterdir() if each.is_dir())
+    return path.suffix in SUFFIXES and path.suffix not in AMBIGUOUS
+
+
+def only_model(source: Path) -> str:
+    """The name of the model that a source is, or that alone is in it; empty: there are several, or none."""
+    try:
+        if not source.is_dir() or _is_model(source):
+            return source.stem if source.is_file() else source.name
+        found = scan(source)
+    except (BadModel, OSError):
+        return ""
+    return found[0].name if len(found) == 1 else ""
+
+
+def choose_model(source: Path, name: str, wanted: str = "") -> Choice:
+    """The model that is `wanted`, else the one called `name`, else the only one; its configuration is checked.
+
+    `source` is a repository, the folder of one model, or a bare model file. Raises `BadModel` or `OSError`.
+    """
+    if not source.is_dir() or _is_model(source):
+        repository, only = source.parent, source.stem if source.is_file() else source.name
+    else:
+        repository, only = source, ""
+    found = {each.name: each for each in scan(repository)}
+    if only:
+        if wanted and wanted != only:
+            raise BadModel(only, [f"engine.model is {wanted!r}, but {source} is the model {only!r}"])
+        model = only
+    elif wanted or name in found or len(found) != 1:
+        model = wanted or name
+    else:
+        (model,) = found
+    if model not in found:
+        there = ", ".join(sorted(found)) or "none"
+        raise BadModel(model, [f"it is not in {repository}; there is: {there}. Name one with `engine.model`"])
+    read(found[model]).release()
+    return Choice(repository, model)
+
+
+def _is_model(folder: Path) -> bool:
+    return any(each.name == CONFIG_FILE or version_of(each.name) is not None for each in folder.iterdir())

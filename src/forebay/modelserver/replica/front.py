@@ -1,0 +1,90 @@
+"""The HTTP side of a replica: what control and gateways ask of it, and the model server's own front behind that."""
+
+import re
+from typing import Final
+
+import msgspec
+
+from forebay.core.errors import TABLE, Code, Refusal
+from forebay.core.model import ReplicaState, WorkerSpec
+from forebay.modelserver.http.front import HttpFront
+from forebay.modelserver.replica.named import Named
+from forebay.modelserver.replica.report import Reporter
+from forebay.net.exchange import Exchange
+from forebay.obs.clock import new_id
+from forebay.obs.metrics import CONTENT_TYPE, Metrics
+from forebay.wire.errors import error_body
+from forebay.wire.http1 import JSON, TEXT
+
+REQUEST_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
+RETRYABLE: Final = (b"x-forebay-retryable", b"1")
+NO_ENDPOINT: Final = "none"
+GETS: Final = frozenset({"/livez", "/readyz", "/load", "/metrics"})
+BATCHES_MAX: Final = 4
+"""So many times what runs at once may be here, if that is more than the queue of any other replica may hold."""
+
+
+class ReplicaFront:
+    """Answers the exchanges of a replica's server; `models` is what answers requests."""
+
+    def __init__(
+        self, spec: WorkerSpec, named: Named, reporter: Reporter, models: HttpFront, metrics: Metrics
+    ) -> None:
+        self._spec = spec
+        self._named = named
+        self._reporter = reporter
+        self._models = models
+        self._metrics = metrics
+
+    def handle(self, exchange: Exchange) -> None:
+        """Answer one exchange, now or later."""
+        path = exchange.path
+        if path in GETS:
+            if exchange.method in (b"GET", b"HEAD"):
+                self._get(exchange, path)
+            else:
+                self._refuse(exchange, Refusal(Code.METHOD_NOT_ALLOWED), (b"allow", b"GET"))
+            return
+        exchange.extra += b"x-request-id: %b\r\n" % _request_id(exchange)
+        if exchange.method == b"POST" and (code := self._closed()) is not None:
+            self._refuse(exchange, Refusal(code), RETRYABLE)
+        else:
+            self._models.handle(exchange)
+
+    def refused(self, code: Code) -> None:
+        """Count bytes that never became a request, or an answer that says that there is no room."""
+        labels = (self._spec.model, self._spec.replica, NO_ENDPOINT, code.value)
+        self._metrics.counter("worker_requests_total", *labels).inc()
+
+    def _closed(self) -> Code | None:
+        """Why no request is taken just now."""
+        reporter, named = self._reporter, self._named
+        if reporter.draining:
+            return Code.DRAINING
+        if not named.ready:
+            return Code.ENGINE_FAILED if reporter.capacity else Code.ENGINE_LOADING
+        if named.in_flight >= self._spec.queue_max and named.in_flight >= BATCHES_MAX * reporter.capacity:
+            return Code.OVERLOADED
+        return None
+
+    def _get(self, exchange: Exchange, path: str) -> None:
+        match path:
+            case "/livez":
+                exchange.respond(200, [TEXT], b"ok\n")
+            case "/readyz":
+                state = self._reporter.state
+                exchange.respond(200 if state is ReplicaState.READY else 503, [TEXT], state.encode() + b"\n")
+            case "/load":
+                exchange.respond(200, [JSON], msgspec.json.encode(self._reporter.report()))
+            case _:
+                exchange.respond(200, [(b"content-type", CONTENT_TYPE)], self._reporter.render())
+
+    def _refuse(self, exchange: Exchange, refusal: Refusal, header: tuple[bytes, bytes]) -> None:
+        self.refused(refusal.code)
+        exchange.respond(TABLE[refusal.code].status, [JSON, header], error_body(refusal))
+
+
+def _request_id(exchange: Exchange) -> bytes:
+    """The client's, if it is fit to be put into headers and logs; else a new one."""
+    given = exchange.header(b"x-request-id")
+    return given if given and REQUEST_ID.fullmatch(given) else new_id("req").encode()

@@ -1,0 +1,186 @@
+"""One model of a model server, under the name that a cluster has for it, with its requests counted."""
+
+from asyncio import Event, get_running_loop
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from forebay.core.errors import Code
+from forebay.core.serving.errors import Kind, Refused
+from forebay.core.serving.statistics import ModelStatistics
+from forebay.core.serving.values import InferRequest, InferResponse, OnResponse, Ticket
+from forebay.modelserver.ports import IndexEntry, Models, ModelView
+from forebay.obs.metrics import Metrics
+
+CODES: Final = {
+    Kind.NOT_FOUND: Code.MODEL_NOT_FOUND,
+    Kind.UNAVAILABLE: Code.OVERLOADED,
+    Kind.INTERNAL: Code.INTERNAL,
+    Kind.UNKNOWN: Code.INTERNAL,
+}
+"""What an error counts as; every other kind is the client's fault."""
+OK: Final = "ok"
+CLIENT_CLOSED: Final = "client_closed"
+ENDPOINT: Final = "infer"
+_FIXED: Final = "What runs says the cluster file; nothing is loaded or unloaded here."
+
+
+class Named:
+    """Implements `modelserver.ports.Models` for the model `model` of `server`, which clients call `name`.
+
+    `strict`: the server is ready only if all of its models are, which says the same of this one.
+    """
+
+    def __init__(
+        self, server: Models, name: str, model: str, metrics: Metrics, replica: str, *, strict: bool
+    ) -> None:
+        self._server = server
+        self._strict = strict
+        self._metrics = metrics
+        self._labels = (name, replica)
+        self._e2e = metrics.histogram("worker_e2e_seconds", *self._labels, ENDPOINT)
+        self._ok = metrics.counter("worker_requests_total", *self._labels, ENDPOINT, OK)
+        self._shown: dict[str, tuple[Mapping[str, Any], ModelView]] = {}
+        """By version: the document as the server has it, and the view under this name."""
+        self.name = name
+        self.model = model
+        self.in_flight = 0
+        """Inferences that have not ended."""
+        self._idle: Event | None = None
+
+    @property
+    def ready(self) -> bool:
+        """Whether the model is served, by processes that answer."""
+        if self._strict or not self._server.ready:
+            return self._server.ready
+        try:
+            self._server.view(self.model, "")
+        except Refused:
+            return False
+        return True
+
+    def view(self, name: str, version: str) -> ModelView:
+        """The version that requests for `version` (empty: the latest) go to."""
+        self._check(name)
+        try:
+            view = self._server.view(self.model, version)
+        except Refused as refused:
+            raise self.reworded(refused) from None
+        if self.name == self.model:
+            return view
+        shown = self._shown.get(view.version)
+        if shown is None or shown[0] is not view.document or shown[1].versions != view.versions:
+            document = {**view.document, "name": self.name}
+            renamed = replace(view, config=replace(view.config, name=self.name), document=document)
+            shown = self._shown[view.version] = view.document, renamed
+        return shown[1]
+
+    def labels(self, name: str, version: str, output: str) -> Sequence[str]:
+        """What the classes of an output are called."""
+        self._check(name)
+        return self._server.labels(self.model, version, output)
+
+    def statistics(self, name: str, version: str) -> Sequence[ModelStatistics]:
+        """Of the model, whether or not it is named."""
+        if name:
+            self._check(name)
+        return [replace(each, name=self.name) for each in self._server.statistics(self.model, version)]
+
+    def index(self, ready_only: bool) -> Sequence[IndexEntry]:
+        """The model, by its versions."""
+        found = self._server.index(ready_only)
+        return [replace(each, name=self.name) for each in found if each.name == self.model]
+
+    async def load(self, name: str, parameters: Mapping[str, str | bytes | int | bool]) -> None:
+        """Not here."""
+        raise Refused(Kind.UNSUPPORTED, _FIXED)
+
+    async def unload(self, name: str, dependents: bool, version: str = "") -> None:
+        """Not here."""
+        raise Refused(Kind.UNSUPPORTED, _FIXED)
+
+    def infer(self, request: InferRequest, on_response: OnResponse) -> Ticket:
+        """Check and queue a request."""
+        self._check(request.model)
+        request.model = self.model
+        under = _Underway(self, on_response)
+        self.in_flight += 1
+        try:
+            under.ticket = self._server.infer(request, under.on_response)
+        except Refused as refused:
+            under.end(code_of(refused))
+            raise self.reworded(refused) from None
+        except BaseException:
+            under.end(Code.INTERNAL)
+            raise
+        return under
+
+    def reworded(self, refused: Refused) -> Refused:
+        """The error, with the name that the client knows."""
+        if self.name == self.model:
+            return refused
+        return Refused(refused.kind, refused.text.replace(f"'{self.model}'", f"'{self.name}'"))
+
+    async def idle(self) -> None:
+        """Wait until no inference is under way."""
+        self._idle = Event()
+        while self.in_flight:
+            self._idle.clear()
+            await self._idle.wait()
+
+    def ended(self, code: str, began: float) -> None:
+        """An inference has ended so."""
+        self.in_flight -= 1
+        if self._idle is not None:
+            self._idle.set()
+        if code == OK:
+            self._ok.value += 1
+            self._e2e.observe(get_running_loop().time() - began)
+        else:
+            self._metrics.counter("worker_requests_total", *self._labels, ENDPOINT, code).inc()
+
+    def _check(self, name: str) -> None:
+        if name != self.name:
+            raise Refused(Kind.NOT_FOUND, f"Request for unknown model: '{name}' is not found")
+
+
+class _Underway:
+    """An inference; ends exactly once."""
+
+    __slots__ = ("_began", "_named", "_on_response", "_over", "ticket")
+
+    def __init__(self, named: Named, on_response: OnResponse) -> None:
+        self._named = named
+        self._on_response = on_response
+        self._began = get_running_loop().time()
+        self._over = False
+        self.ticket: Ticket | None = None
+
+    def on_response(self, response: InferResponse | None, final: bool) -> None:
+        """Pass it on, with the name that was asked for."""
+        code = OK
+        if response is not None:
+            response.model = self._named.name
+            if response.error is not None:
+                code = code_of(response.error)
+                response.error = self._named.reworded(response.error)
+        if final:
+            self.end(code)
+        self._on_response(response, final)
+
+    def cancel(self) -> None:
+        """Nobody waits for it any more."""
+        self.end(CLIENT_CLOSED)
+        if self.ticket is not None:
+            self.ticket.cancel()
+
+    def end(self, code: str) -> None:
+        """It is over."""
+        if not self._over:
+            self._over = True
+            self._named.ended(code, self._began)
+
+
+def code_of(refused: Refused) -> Code:
+    """The error code that stands for an error of the protocol."""
+    return CODES.get(refused.kind, Code.INVALID_REQUEST)

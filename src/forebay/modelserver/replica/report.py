@@ -1,0 +1,94 @@
+"""What a model server says of itself as a replica: its load, and the metrics that every replica has."""
+
+from forebay.core.model import LoadReport, ReplicaState, WorkerSpec
+from forebay.core.serving.config import ModelConfig
+from forebay.core.serving.errors import Refused
+from forebay.modelserver.replica.named import Named
+from forebay.modelserver.server import ModelServer
+from forebay.obs.metrics import Metrics
+
+
+class Reporter:
+    """Makes load reports. How full batches are is told of those since the last report."""
+
+    def __init__(self, spec: WorkerSpec, server: ModelServer, named: Named, metrics: Metrics, version: str) -> None:
+        self._spec = spec
+        self._server = server
+        self._named = named
+        self._metrics = metrics
+        self._rows = self._executions = 0
+        self._fill = 0.0
+        self.draining = False
+        metrics.gauge("build_info", version, "modelserver").set(1)
+
+    @property
+    def state(self) -> ReplicaState:
+        """Warming until the model is served, and while its processes are replaced."""
+        if self.draining:
+            return ReplicaState.DRAINING
+        return ReplicaState.READY if self._named.ready else ReplicaState.WARMING
+
+    @property
+    def capacity(self) -> int:
+        """How many requests run at once, if each is one row; 0 while that is not known."""
+        try:
+            view = self._server.view(self._named.model, "")
+        except Refused:
+            return 0
+        return places(view.config, self._server)
+
+    def report(self) -> LoadReport:
+        """The load now."""
+        spec, named = self._spec, self._named
+        waiting = min(named.in_flight, self._look())
+        return LoadReport(
+            replica=spec.replica,
+            generation=spec.generation,
+            model=spec.model,
+            revision=spec.revision,
+            state=self.state,
+            in_flight=named.in_flight,
+            running=named.in_flight - waiting,
+            waiting=waiting,
+            capacity=self.capacity,
+            batch_fill=self._fill,
+        )
+
+    def render(self) -> bytes:
+        """The exposition."""
+        load, metrics, labels = self.report(), self._metrics, (self._spec.model, self._spec.replica)
+        gauges: dict[str, float] = {
+            "worker_in_flight": load.in_flight,
+            "worker_running": load.running,
+            "worker_waiting": load.waiting,
+            "worker_batch_fill_ratio": load.batch_fill,
+            "worker_engine_up": load.state in (ReplicaState.READY, ReplicaState.DRAINING),
+        }
+        for name, value in gauges.items():
+            metrics.gauge(name, *labels).set(value)
+        return metrics.render()
+
+    def _look(self) -> int:
+        """Requests that wait for an instance, in all models: steps of an ensemble wait in their own."""
+        try:
+            waiting = sum(each.pending for each in self._server.statistics("", ""))
+            served = self._server.statistics(self._named.model, "")
+            rows_max = max(1, self._server.view(self._named.model, "").config.max_batch)
+        except Refused:
+            return 0
+        rows = sum(each.inference_count for each in served)
+        executions = sum(each.execution_count for each in served)
+        if executions != self._executions:
+            if executions > self._executions:  # a model that was loaded anew counts from the start
+                share = (rows - self._rows) / (executions - self._executions) / rows_max
+                self._fill = min(1.0, max(0.0, share))
+            self._rows, self._executions = rows, executions
+        return waiting
+
+
+def places(config: ModelConfig, server: ModelServer) -> int:
+    """Requests of one row that run at once; of an ensemble, in all of its steps together."""
+    if not config.steps:
+        return max(1, config.instance_count * max(1, config.max_batch))
+    parts = (server.lookup(step.model, step.version) for step in config.steps)
+    return max(1, sum(places(part, server) for part in parts if part is not None))

@@ -1,0 +1,179 @@
+"""A replica from start to end: listen, say where, load the model, serve, drain when told to, exit."""
+
+import asyncio
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from forebay import __version__
+from forebay.core.model import WorkerSpec
+from forebay.core.serving.errors import Refused
+from forebay.modelserver.http.front import FrontOptions, HttpFront
+from forebay.modelserver.models.options import Control, Options
+from forebay.modelserver.ports import Models
+from forebay.modelserver.regions import SharedRegions
+from forebay.modelserver.replica.choosing import Choice, choose_model
+from forebay.modelserver.replica.front import ReplicaFront
+from forebay.modelserver.replica.named import Named
+from forebay.modelserver.replica.report import Reporter
+from forebay.modelserver.server import ModelServer
+from forebay.modelserver.telemetry.logs import LogSettings
+from forebay.modelserver.telemetry.settings import ServerSettings
+from forebay.modelserver.telemetry.tracing import TraceSettings, Tracing
+from forebay.net.ports import PORTS_MAX, NoPort, listen
+from forebay.net.server import HttpServer
+from forebay.obs.metrics import Metrics
+
+if TYPE_CHECKING:
+    from forebay.modelserver.rpc.front import RpcFront
+
+CLOSE_GRACE_S: Final = 1.0
+"""What connections get to take their last answer, and models what they still work on after the drain."""
+LOOK_EVERY_S: Final = 1.0
+GATEWAY: Final = b"x-forebay-gateway"
+
+
+class GaveUp(Exception):  # noqa: N818 - states the condition
+    """The model cannot be served, or not any more; the text is the last words of the process."""
+
+
+async def serve(spec: WorkerSpec, log: structlog.stdlib.BoundLogger) -> None:
+    """Run until SIGTERM or SIGINT, and drain. Raises `GaveUp` or `net.ports.NoPort`."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    try:
+        choice = choose_model(Path(spec.artifact), spec.model, str(spec.settings.get("model", "")))
+    except (Refused, OSError) as error:
+        raise GaveUp(str(error)) from error
+    await run(spec, choice, log, stop)
+
+
+async def run(spec: WorkerSpec, choice: Choice, log: structlog.stdlib.BoundLogger, stop: asyncio.Event) -> None:
+    """Run until `stop` is set, and drain. Raises `GaveUp` or `net.ports.NoPort`."""
+    failed: GaveUp | NoPort | None = None
+    async with asyncio.TaskGroup() as tasks:
+        try:
+            await _run(spec, choice, log, stop, tasks)
+        except (GaveUp, NoPort) as error:  # raised below: out of the group it would come as a group
+            failed = error
+    if failed is not None:
+        raise failed
+
+
+async def _run(
+    spec: WorkerSpec,
+    choice: Choice,
+    log: structlog.stdlib.BoundLogger,
+    stop: asyncio.Event,
+    tasks: asyncio.TaskGroup,
+) -> None:
+    metrics = Metrics()
+    options = _options(spec, choice)
+    server = ModelServer(options, log)
+    named = Named(server, spec.model, choice.model, metrics, spec.replica, strict=options.strict_readiness)
+    reporter = Reporter(spec, server, named, metrics, __version__)
+    settings, regions = ServerSettings(named, TraceSettings(Tracing()), LogSettings()), SharedRegions()
+    how = FrontOptions(version=__version__, json_bytes_max=spec.limits.body_bytes_max)
+    models = HttpFront(named, regions, settings, tasks=tasks, log=log, options=how)
+    front = ReplicaFront(spec, named, reporter, models, metrics)
+    http = HttpServer(front.handle, spec.limits, refused=front.refused, alive_for=GATEWAY)
+    rpc: RpcFront | None = None
+    running: asyncio.Task[None] | None = None
+    try:
+        rpc = await _rpc(spec, named, regions, settings, log)
+        await listen(http, spec.host, spec.port_first, Path(spec.endpoint_path))
+        log.info("listening", host=spec.host, port=http.port, grpc_port=rpc.port if rpc is not None else 0)
+        running = tasks.create_task(server.run())
+        await _until_stopped(server, named, stop, tasks)
+        log.info("draining", grace_s=spec.drain_grace_s)
+        reporter.draining = True
+        if rpc is not None:
+            await rpc.stop(spec.drain_grace_s)
+        if not await _drained(named, spec.drain_grace_s):
+            log.warning("drained incompletely", left=named.in_flight)
+    finally:
+        server.stop()
+        if running is not None:
+            await running
+            await http.drain(CLOSE_GRACE_S)
+        if rpc is not None:
+            await rpc.stop(0)
+        http.close()
+
+
+async def _rpc(
+    spec: WorkerSpec,
+    models: Models,
+    regions: SharedRegions,
+    settings: ServerSettings,
+    log: structlog.stdlib.BoundLogger,
+) -> "RpcFront | None":
+    """The gRPC front on the first free port, if one is wanted. Raises `GaveUp` or `net.ports.NoPort`."""
+    first = int(spec.settings.get("grpc_port_first", 0))
+    if not first:
+        return None
+    try:
+        from forebay.modelserver.rpc.front import RpcFront, RpcOptions
+    except ImportError as error:
+        text = (
+            f"gRPC needs a library that cannot be imported ({error}); install it with: pip install 'forebay[triton]'"
+        )
+        raise GaveUp(text) from error
+    for port in range(first, min(first + PORTS_MAX, 65_536)):
+        rpc = RpcFront(models, regions, settings, log=log, options=RpcOptions(version=__version__))
+        try:
+            await rpc.start(spec.host, port)
+        except OSError:
+            continue
+        return rpc
+    raise NoPort(f"no free port for gRPC on {spec.host} from {first}")
+
+
+def _options(spec: WorkerSpec, choice: Choice) -> Options:
+    everything = spec.settings.get("load") == "all"
+    return Options(
+        repositories=(choice.repository,),
+        control=Control.EXPLICIT,
+        startup=("*",) if everything else (choice.model,),
+        strict_readiness=not everything,  # what is wrong with another model is no reason not to serve this one
+        hang_s=spec.engine_hang_s,
+        load_timeout_s=spec.engine_load_timeout_s,
+        drain_s=CLOSE_GRACE_S,
+    )
+
+
+async def _until_stopped(server: ModelServer, named: Named, stop: asyncio.Event, tasks: asyncio.TaskGroup) -> None:
+    """Wait. Raises `GaveUp` when the model is no longer among those that are served, or never was."""
+    asked = tasks.create_task(stop.wait())
+    started = tasks.create_task(server.started())
+    try:
+        await asyncio.wait((asked, started), return_when=asyncio.FIRST_COMPLETED)
+        while not asked.done():
+            reason = _unserved(server, named)
+            if reason:
+                raise GaveUp("\n".join((reason, *started.result())))
+            await asyncio.wait((asked,), timeout=LOOK_EVERY_S)
+    finally:
+        asked.cancel()
+        started.cancel()
+
+
+def _unserved(server: ModelServer, named: Named) -> str:
+    try:
+        server.view(named.model, "")
+    except Refused as refused:
+        return "; ".join(each.reason for each in named.index(False) if each.reason) or refused.text
+    return ""
+
+
+async def _drained(named: Named, grace_s: float) -> bool:
+    try:
+        async with asyncio.timeout(grace_s):
+            await named.idle()
+    except TimeoutError:
+        return False
+    return True

@@ -1,0 +1,12 @@
+"""Model repositories: what a folder holds, what `config.pbtxt` says, and what the backends found out about a model.
+
+`scan` looks for models, `read` makes one of them a checked configuration, `complete` adds what the loaded model
+knows.
+"""
+
+from forebay.modelserver.repository.completing import complete, same_but_instances
+from forebay.modelserver.repository.describing import read
+from forebay.modelserver.repository.finding import named, scan
+from forebay.modelserver.repository.values import BadModel, Described, Found, Rules
+
+__all__ = ["BadModel", "Described", "Found", "Rules", "complete", "named", "read", "same_but_instances", "scan"]

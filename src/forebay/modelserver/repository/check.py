@@ -1,0 +1,246 @@
+"""What is wrong with a configuration: every field is honoured, refused here, or named as without effect.
+
+The rules are those of Triton's core, `ValidateModelConfig` and its callees, and a few for what does not exist here.
+"""
+
+import math
+from collections.abc import Iterable
+from itertools import groupby
+from typing import Final
+
+from forebay.core.serving.config import VARIABLE
+from forebay.modelserver.repository import scheduling
+from forebay.modelserver.repository.defaults import ENSEMBLE, FILES, PLATFORMS
+from forebay.modelserver.repository.form.fill import Message, Problems
+from forebay.modelserver.repository.form.reading import age_step_s
+from forebay.modelserver.repository.form.schema import enum_name
+from forebay.modelserver.repository.paths import path_problem
+from forebay.modelserver.repository.values import ALLOW_PICKLE
+
+INSTANCES_MAX: Final = 1_000
+"""Of one group."""
+ELEMENTS_MAX: Final = 2**40
+"""Of the fixed dimensions of one tensor."""
+OURS: Final = {
+    "forebay.age_step_ms": "milliseconds of waiting after which a request counts as one priority level higher",
+    "forebay.pinned": "true: a memory budget never swaps this model out",
+    "forebay.task": "the task whose endpoint below /v1 the model serves too",
+}
+"""Parameters beyond Triton's."""
+TRUTHS: Final = {"true": True, "1": True, "false": False, "0": False}
+
+_NO_EFFECT = ("runtime", "cc_model_filenames", "model_operations", "metric_tags", "model_metrics")
+_OPTIMIZATIONS = ("graph", "cuda", "execution_accelerators")
+
+
+def check(message: Message, name: str, problems: Problems, gpus: tuple[int, ...]) -> None:
+    """Note everything that is wrong with a configuration whose defaults are filled in, for the model `name`."""
+    if message.name != name:
+        problems.add("name", f"found {message.name!r}; allowed: {name!r}, the name of the model's folder")
+    _backend(message, problems)
+    if message.max_batch_size < 0:
+        problems.add("max_batch_size", f"found {message.max_batch_size}; allowed: 0 (no batches) or more")
+    for kind in ("input", "output"):
+        _tensors(message, kind, problems)
+    _versions(message, problems)
+    if not message.HasField("ensemble_scheduling"):
+        _instances(message, problems, gpus)
+    _warmups(message, problems)
+    _parameters(message, problems)
+    _refused(message, problems)
+    scheduling.check(message, problems)
+
+
+def check_whole(message: Message, problems: Problems) -> None:
+    """Note what is missing in the tensors, after the model itself has been asked."""
+    for kind in ("input", "output"):
+        for index, spec in enumerate(getattr(message, kind)):
+            path = f"{kind}[{index}]"
+            if not spec.data_type:
+                problems.add(f"{path}.data_type", f"must be given for '{spec.name}'")
+            if not spec.dims:
+                problems.add(f"{path}.dims", f"must be given for '{spec.name}'")
+
+
+def without_effect(message: Message) -> list[str]:
+    """Fields that are set, accepted and do nothing here."""
+    found = [name for name in _NO_EFFECT if _is_set(message, name)]
+    optimization = message.optimization
+    found += [f"optimization.{name}" for name in _OPTIMIZATIONS if _is_set(optimization, name)]
+    found += [f"optimization.{n}" for n in ("priority", "gather_kernel_buffer_threshold") if getattr(optimization, n)]
+    if optimization.eager_batching:
+        found.append("optimization.eager_batching")
+    for index, state in enumerate(message.sequence_batching.state):
+        for name in ("use_same_buffer_for_input_output", "use_growable_memory"):
+            if getattr(state, name):
+                found.append(f"sequence_batching.state[{index}].{name}")
+    if message.dynamic_batching.priority_queue_policy and not message.dynamic_batching.priority_levels:
+        found.append("dynamic_batching.priority_queue_policy (there are no priority_levels)")
+    return [f"{path} has no effect here" for path in found]
+
+
+def dims_problem(dims: Iterable[int]) -> str:
+    """Why these cannot be the dimensions of a tensor; empty if they can. -1 is any size."""
+    dims = list(dims)
+    for dim in dims:
+        if dim < 1 and dim != VARIABLE:
+            return f"found {dim}; allowed: 1 or more, or -1 for any size"
+    if math.prod(dim for dim in dims if dim > 0) > ELEMENTS_MAX:
+        return f"found {dims}; at most {ELEMENTS_MAX} elements"
+    return ""
+
+
+def _is_set(message: Message, name: str) -> bool:
+    field = message.DESCRIPTOR.fields_by_name[name]
+    if field.is_repeated or not field.has_presence:
+        return bool(getattr(message, name))
+    return bool(message.HasField(name))
+
+
+def _backend(message: Message, problems: Problems) -> None:
+    backend, platform = message.backend, message.platform
+    served = f"served are the backends {', '.join(FILES)} and the platform {ENSEMBLE}"
+    if platform == ENSEMBLE:
+        if backend:
+            problems.add("backend", f"found {backend!r}; an ensemble has none")
+    elif not backend and not platform:
+        problems.add("backend", f"neither given nor to be told from the model's files; {served}")
+    elif not backend:
+        problems.add("platform", f"found {platform!r}; {served}")
+    elif backend not in FILES:
+        problems.add("backend", f"found {backend!r}; {served}")
+    elif backend in PLATFORMS.values() and PLATFORMS.get(platform) != backend:
+        problems.add("platform", f"found {platform!r}, which does not go with the backend {backend!r}")
+    if message.default_model_filename and (trouble := path_problem(message.default_model_filename)):
+        problems.add("default_model_filename", trouble)
+
+
+def _tensors(message: Message, kind: str, problems: Problems) -> None:
+    seen = set()
+    for index, spec in enumerate(getattr(message, kind)):
+        path = f"{kind}[{index}]"
+        if not spec.name:
+            problems.add(f"{path}.name", "must be given")
+        elif spec.name in seen:
+            problems.add(f"{path}.name", f"{spec.name!r} is the name of an earlier {kind}")
+        seen.add(spec.name)
+        trouble = dims_problem(spec.dims)
+        if trouble:
+            problems.add(f"{path}.dims", trouble)
+        if spec.HasField("reshape"):
+            wrong = dims_problem(spec.reshape.shape)
+            if not wrong and not trouble and not same_elements(list(spec.dims), list(spec.reshape.shape)):
+                wrong = f"{list(spec.reshape.shape)} has not as many elements as dims {list(spec.dims)}"
+            if wrong:
+                problems.add(f"{path}.reshape.shape", wrong)
+        for name in ("is_shape_tensor", "is_non_linear_format_io"):
+            if getattr(spec, name):
+                problems.add(f"{path}.{name}", "only TensorRT models have this, and they are not served here")
+        if kind == "output":
+            if spec.label_filename and (wrong := path_problem(spec.label_filename)):
+                problems.add(f"{path}.label_filename", wrong)
+        elif spec.format and len(spec.dims) != 3:
+            problems.add(f"{path}.format", f"{enum_name(spec, 'format')} needs 3 dims; found {list(spec.dims)}")
+
+
+def same_elements(dims: list[int], shape: list[int]) -> bool:
+    """Whether tensors of `dims` can be seen as `shape`: as many elements before, between and after variable sizes."""
+    return _runs(dims) == _runs(shape)
+
+
+def _runs(dims: list[int]) -> list[int]:
+    # Each -1 parts the dimensions around it; two in a row have the empty product between them.
+    runs = [1]
+    for variable, group in groupby(dims, key=lambda dim: dim == VARIABLE):
+        if variable:
+            runs += [1 for _ in group]
+        else:
+            runs[-1] = math.prod(group)
+    return runs
+
+
+def _versions(message: Message, problems: Problems) -> None:
+    policy = message.version_policy
+    if policy.HasField("latest") and policy.latest.num_versions == 0:
+        problems.add("version_policy.latest.num_versions", "found 0; allowed: 1 or more")
+    if policy.HasField("specific"):
+        versions = list(policy.specific.versions)
+        if not versions or min(versions) < 0:
+            problems.add(
+                "version_policy.specific.versions", f"found {versions}; allowed: the numbers of some versions"
+            )
+
+
+def _instances(message: Message, problems: Problems, gpus: tuple[int, ...]) -> None:
+    for index, group in enumerate(message.instance_group):
+        path = f"instance_group[{index}]"
+        if group.count > INSTANCES_MAX:
+            problems.add(f"{path}.count", f"found {group.count}; allowed: 1 to {INSTANCES_MAX}")
+        absent = sorted(set(group.gpus) - set(gpus))
+        if group.kind == group.KIND_GPU and not gpus:
+            problems.add(f"{path}.kind", "found KIND_GPU, but there are no GPUs here; allowed: KIND_CPU, KIND_AUTO")
+        elif group.kind == group.KIND_GPU and absent:
+            problems.add(f"{path}.gpus", f"found {absent}, but the GPUs here are {list(gpus)}")
+        elif group.kind != group.KIND_GPU and group.gpus:
+            problems.add(f"{path}.gpus", f"given, but the kind is {enum_name(group, 'kind')}")
+        if group.profile:
+            problems.add(f"{path}.profile", "only TensorRT models have this, and they are not served here")
+        if group.secondary_devices:
+            problems.add(f"{path}.secondary_devices", "there are none here")
+        names = [resource.name for resource in group.rate_limiter.resources]
+        for number, resource in enumerate(group.rate_limiter.resources):
+            where = f"{path}.rate_limiter.resources[{number}]"
+            if not resource.name or resource.name in names[:number]:
+                problems.add(f"{where}.name", f"found {resource.name!r}; allowed: a name, each once in a group")
+
+
+def _warmups(message: Message, problems: Problems) -> None:
+    for index, warmup in enumerate(message.model_warmup):
+        path = f"model_warmup[{index}]"
+        if message.max_batch_size and not 1 <= warmup.batch_size <= message.max_batch_size:
+            allowed = f"1 to max_batch_size ({message.max_batch_size})"
+            problems.add(f"{path}.batch_size", f"found {warmup.batch_size}; allowed: {allowed}")
+        if not warmup.inputs:
+            problems.add(f"{path}.inputs", "must be given")
+        for name in sorted(warmup.inputs):
+            given = warmup.inputs[name]
+            where = f'{path}.inputs["{name}"]'
+            if not given.data_type:
+                problems.add(f"{where}.data_type", "must be given")
+            trouble = dims_problem(given.dims)
+            if trouble or VARIABLE in given.dims:
+                problems.add(
+                    f"{where}.dims", trouble or f"found {list(given.dims)}; allowed: sizes that are not open"
+                )
+            chosen = given.WhichOneof("input_data_type")
+            if chosen is None or (chosen != "input_data_file" and not getattr(given, chosen)):
+                problems.add(where, "one of zero_data: true, random_data: true and input_data_file must be given")
+            elif chosen == "input_data_file" and (trouble := path_problem(given.input_data_file)):
+                problems.add(f"{where}.input_data_file", trouble)
+
+
+def _parameters(message: Message, problems: Problems) -> None:
+    for key in sorted(message.parameters):
+        path, value = f'parameters["{key}"]', message.parameters[key].string_value
+        if key == ALLOW_PICKLE:
+            problems.add(path, "only who runs the server can allow this, by the model's name")
+        elif key == "TRITON_BATCH_STRATEGY_PATH":
+            problems.add(path, "custom batching libraries are not run here")
+        elif key.startswith("forebay.") and key not in OURS:
+            problems.add(path, f"no such parameter; there are {', '.join(OURS)}")
+        elif key == "forebay.pinned" and value.lower() not in TRUTHS:
+            problems.add(path, f"found {value!r}; allowed: true or false")
+        elif key == "forebay.age_step_ms":
+            if not message.HasField("dynamic_batching"):
+                problems.add(path, "needs dynamic_batching")
+            if age_step_s(value) is None:
+                problems.add(path, f"found {value!r}; allowed: milliseconds, 0 (strict order) to 3600000")
+
+
+def _refused(message: Message, problems: Problems) -> None:
+    """What cannot be ignored without giving another answer than the one that was configured."""
+    for name in ("batch_input", "batch_output"):
+        if getattr(message, name):
+            problems.add(name, "tensors about the form of a batch are not made here")
+    if message.model_repository_agents.agents:
+        problems.add("model_repository_agents", "agents are not run here, so that what they check would go unchecked")

@@ -1,0 +1,139 @@
+"""Adds what a loaded model knows of itself to its configuration.
+
+For every backend, the rules are those of Triton's for ONNX Runtime (`AutoCompleteConfig`, `CompareDimsSupported`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from forebay.core.serving.config import VARIABLE, ModelConfig, TensorSpec, VersionPolicy
+from forebay.engines.tensor.protocol import Loaded
+from forebay.modelserver.repository.check import check, check_whole
+from forebay.modelserver.repository.defaults import normalise
+from forebay.modelserver.repository.describing import describe
+from forebay.modelserver.repository.form.fill import Message, Problems
+from forebay.modelserver.repository.form.schema import TYPE_NAMES, enum_name, message_of
+from forebay.modelserver.repository.form.writing import write_dynamic, write_tensor
+from forebay.modelserver.repository.values import BadModel, Described, Rules
+
+
+def complete(described: Described, loaded: Loaded, rules: Rules | None = None) -> Described:
+    """The whole configuration. Raises `BadModel` where the configuration contradicts the model, naming both."""
+    rules = rules or Rules()
+    message, problems = message_of(described.document), Problems()
+    if loaded.config is not None:
+        _from_model(message, loaded.config)
+    elif loaded.inputs or loaded.outputs:
+        _from_file(message, loaded, problems, rules)
+    elif message.backend == "pytorch" and not (message.input and message.output):
+        problems.add("input", "must be given, and output too: the file does not name its tensors")
+    normalise(message)
+    check(message, described.config.name, problems, rules.gpus)
+    check_whole(message, problems)
+    if problems:
+        raise BadModel(described.config.name, problems.found)
+    return describe(message, described, rules)
+
+
+def same_but_instances(old: ModelConfig, new: ModelConfig) -> bool:
+    """Whether nothing but instances and the choice of versions differs, so that no model has to be loaded anew.
+
+    The files are another matter: compare `Found.stamp`.
+    """
+    return _without_instances(old) == _without_instances(new)
+
+
+def _without_instances(config: ModelConfig) -> ModelConfig:
+    return replace(config, instances=(), versions=VersionPolicy())
+
+
+def _from_model(message: Message, config: ModelConfig) -> None:
+    """A model that completes its configuration itself has been given what there was, and may have changed it."""
+    message.max_batch_size = config.max_batch
+    for name, specs in (("input", config.inputs), ("output", config.outputs)):
+        message.ClearField(name)
+        for spec in specs:
+            write_tensor(getattr(message, name).add(), spec)
+    if config.batching is not None and message.WhichOneof("scheduling_choice") is None:
+        write_dynamic(message, config.batching)
+    message.model_transaction_policy.decoupled = config.decoupled
+
+
+def _from_file(message: Message, loaded: Loaded, problems: Problems, rules: Rules) -> None:
+    if rules.auto_complete and not (message.input and message.output):
+        _batches(message, loaded, problems, rules.max_batch_default)
+    sequences = message.sequence_batching
+    fed = {tensor.name for tensor in sequences.control_input} | {state.input_name for state in sequences.state}
+    kept = {state.output_name for state in sequences.state}
+    for kind, specs, apart in (("input", loaded.inputs, fed), ("output", loaded.outputs, kept)):
+        declared = getattr(message, kind)
+        if declared or not rules.auto_complete:
+            _compare(message, kind, specs, apart, problems)
+        else:
+            for spec in specs:
+                if spec.name not in apart:
+                    write_tensor(declared.add(), _derived(spec, message.max_batch_size > 0))
+
+
+def _batches(message: Message, loaded: Loaded, problems: Problems, max_batch_default: int) -> None:
+    fixed = next((s for s in (*loaded.inputs, *loaded.outputs) if s.dims[:1] != (VARIABLE,)), None)
+    if fixed is not None:
+        if message.max_batch_size > 0:
+            problems.add(
+                "max_batch_size",
+                f"found {message.max_batch_size}, but the model does not batch: '{fixed.name}' has the shape "
+                f"{list(fixed.dims)}, not -1 in front",
+            )
+        return
+    if message.max_batch_size == 0:
+        message.max_batch_size = max(max_batch_default, 0)
+    if message.max_batch_size > 1 and message.WhichOneof("scheduling_choice") is None:
+        message.dynamic_batching.SetInParent()
+
+
+def _derived(spec: TensorSpec, batches: bool) -> TensorSpec:
+    dims = spec.dims[1:] if batches else spec.dims
+    # The protocol has no scalars: one element stands for them.
+    return replace(spec, dims=dims or (1,), reshape=None if dims else ())
+
+
+def _compare(message: Message, kind: str, specs: Sequence[TensorSpec], apart: set[str], problems: Problems) -> None:
+    found = {spec.name: spec for spec in specs}
+    declared = getattr(message, kind)
+    for index, given in enumerate(declared):
+        spec = found.get(given.name)
+        path = f"{kind}[{index}]"
+        if spec is None:
+            problems.add(f"{path}.name", f"found {given.name!r}; the model's {kind}s are {sorted(found)}")
+            continue
+        batches = message.max_batch_size > 0
+        if not given.data_type and not given.dims:
+            derived = _derived(spec, batches)
+            given.dims.extend(derived.dims)
+            if derived.reshape is not None and not given.HasField("reshape"):
+                given.reshape.SetInParent()
+        expected = TYPE_NAMES[spec.datatype]
+        if not given.data_type:
+            given.data_type = given.DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_name[expected].number
+        elif enum_name(given, "data_type") != expected:
+            was = enum_name(given, "data_type")
+            problems.add(f"{path}.data_type", f"found {was} for '{spec.name}'; the model has {expected}")
+        if not (kind == "input" and given.allow_ragged_batch) and given.dims:
+            _compare_shape(given, spec, path, batches, problems)
+    names = {given.name for given in declared}
+    absent = sorted(s.name for s in specs if s.name not in names and s.name not in apart and not s.optional)
+    if kind == "input" and absent:
+        problems.add(kind, f"the model also has {absent}, and needs them")
+
+
+def _compare_shape(given: Message, spec: TensorSpec, path: str, batches: bool, problems: Problems) -> None:
+    shape = list(given.reshape.shape if given.HasField("reshape") else given.dims)
+    whole = [VARIABLE, *shape] if batches else shape
+    fits = len(whole) == len(spec.dims) and all(
+        has in {VARIABLE, wants} for has, wants in zip(spec.dims, whole, strict=True)
+    )
+    if batches and spec.dims[:1] != (VARIABLE,):
+        fits = False
+    if not fits:
+        means = f"{whole} with the batch in front (max_batch_size is not 0)" if batches else f"{whole}"
+        problems.add(f"{path}.dims", f"'{spec.name}' is {means}; the model has {list(spec.dims)}")

@@ -1,0 +1,116 @@
+"""What a configuration means where it says nothing: Triton's defaults, in the order in which Triton fills them in.
+
+The rules are those of its core's `model_config_utils.cc` (AutoCompleteBackendFields, NormalizeModelConfig,
+NormalizeInstanceGroup); the backends are those that run here.
+"""
+
+from collections.abc import Collection
+from typing import Final
+
+from forebay.modelserver.repository.form.fill import Message
+from forebay.modelserver.repository.values import Rules
+
+FILES: Final = {
+    "onnxruntime": ("model.onnx",),
+    "openvino": ("model.xml", "model.onnx", "model.tflite"),
+    "pytorch": ("model.pt", "model.pt2"),
+    "python": ("model.py",),
+}
+"""What a model's file is called, by backend: the first that is there, else the first. Guesses go in this order."""
+PLATFORMS: Final = {
+    "onnxruntime_onnx": "onnxruntime",
+    "pytorch_libtorch": "pytorch",
+    "libtorch": "pytorch",
+    "torch_aoti": "pytorch",
+}
+"""What older configurations have in place of a backend."""
+SUFFIXES: Final = {
+    ".onnx": "onnxruntime",
+    ".xml": "openvino",
+    ".tflite": "openvino",
+    ".pt": "pytorch",
+    ".pt2": "pytorch",
+    ".py": "python",
+}
+"""Of bare model files."""
+ENSEMBLE: Final = "ensemble"
+IDLE_US: Final = 1_000_000
+"""After which a sequence that nobody continues has ended."""
+CPU_INSTANCES: Final = {"onnxruntime": 2}
+"""Of backends that do better with more than one, when nothing is said."""
+
+
+def fill_in(message: Message, name: str, files: Collection[str], rules: Rules) -> None:
+    """Set what `message` leaves open, with `files` in the folder of a version. What is wrong in it stays wrong."""
+    if not message.name:
+        message.name = name
+    if message.platform != ENSEMBLE:
+        _backend(message, files)
+    if message.platform == "libtorch":
+        message.platform = "pytorch_libtorch"
+    normalise(message)
+    if message.HasField("ensemble_scheduling"):
+        message.model_transaction_policy.SetInParent()  # shown, because it may come to be what its models are
+    else:
+        _instances(message, rules.gpus)
+
+
+def normalise(message: Message) -> None:
+    """The defaults that depend on the largest batch, which may be known only after the model is loaded."""
+    if not message.HasField("version_policy"):
+        message.version_policy.latest.num_versions = 1
+    if message.HasField("dynamic_batching"):
+        _preferred(message.dynamic_batching.preferred_batch_size, message.max_batch_size)
+    if message.HasField("sequence_batching"):
+        sequences = message.sequence_batching
+        sequences.max_sequence_idle_microseconds = sequences.max_sequence_idle_microseconds or IDLE_US
+        if sequences.HasField("oldest"):
+            _preferred(sequences.oldest.preferred_batch_size, message.max_batch_size)
+    if not message.HasField("ensemble_scheduling"):
+        for pinned in ("input_pinned_memory", "output_pinned_memory"):
+            if not message.optimization.HasField(pinned):
+                getattr(message.optimization, pinned).enable = True
+
+
+def _preferred(sizes: Message, max_batch: int) -> None:
+    if not sizes and max_batch > 0:
+        sizes.append(max_batch)
+
+
+def _backend(message: Message, files: Collection[str]) -> None:
+    file = message.default_model_filename
+    if not message.backend:
+        message.backend = PLATFORMS.get(message.platform, "")
+    if not message.backend and not message.platform:
+        wanted = {file} if file else set(files)
+        message.backend = next((b for b, names in FILES.items() if wanted & {names[0], names[-1]}), "")
+    names = FILES.get(message.backend)
+    if names is None:
+        return
+    if not file:
+        message.default_model_filename = next((n for n in names if n in files), names[0])
+        if message.backend == "pytorch" and message.platform == "torch_aoti":
+            message.default_model_filename = "model.pt2"
+    if not message.platform:
+        if message.backend == "onnxruntime":
+            message.platform = "onnxruntime_onnx"
+        elif message.backend == "pytorch":
+            ahead = message.default_model_filename.endswith(".pt2")
+            message.platform = "torch_aoti" if ahead else "pytorch_libtorch"
+
+
+def _instances(message: Message, gpus: tuple[int, ...]) -> None:
+    if not message.instance_group:
+        message.instance_group.add(name=message.name)
+    for index, group in enumerate(message.instance_group):
+        kinds = type(group)
+        group.name = group.name or f"{message.name}_{index}"
+        if group.kind == kinds.KIND_AUTO:
+            usable = bool(gpus) and set(group.gpus) <= set(gpus)
+            group.kind = kinds.KIND_GPU if usable else kinds.KIND_CPU
+            if not usable:
+                del group.gpus[:]
+        if group.kind == kinds.KIND_GPU and not group.gpus:
+            group.gpus.extend(gpus)
+        if group.count < 1:
+            group.count = CPU_INSTANCES.get(message.backend, 1) if group.kind == kinds.KIND_CPU else 1

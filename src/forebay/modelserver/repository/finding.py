@@ -1,0 +1,142 @@
+"""Looks for models in repositories: folders with numbered versions in them, and bare model files."""
+
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from forebay.modelserver.repository.defaults import SUFFIXES
+from forebay.modelserver.repository.paths import is_within, name_problem, version_of
+from forebay.modelserver.repository.values import CONFIG_FILE, BadModel, Found
+
+FILES_MAX: Final = 100_000
+"""In the folder of one model."""
+DEPTH_MAX: Final = 32
+"""Of folders within the folder of one model."""
+SHOWN_CHARS_MAX: Final = 40
+LANGUAGE_MODELS: Final = {".gguf"}
+
+_BARE = {*SUFFIXES, *LANGUAGE_MODELS}
+_SKIPPED = {"__pycache__"}
+
+
+def scan(*folders: Path) -> list[Found]:
+    """The models of all these repositories, by name. What is wrong with one does not hide the others.
+
+    Raises `FileNotFoundError` or `NotADirectoryError` for a repository that is not there, and `BadModel` for one that
+    is the folder of a model.
+    """
+    models: dict[str, Found] = {}
+    for folder in folders:
+        for found in _repository(folder):
+            other = models.get(found.name)
+            if other is not None:
+                places = " and ".join(sorted(str(f.folder / f.bare) for f in (other, found)))
+                found = Found(found.name, found.folder, problems=(f"it is there twice: {places}",))  # noqa: PLW2901
+            models[found.name] = found
+    return [models[name] for name in sorted(models)]
+
+
+def named(name: str) -> Found:
+    """A model that only a load request knows: `read` gets its configuration and files. Raises `BadModel`."""
+    if trouble := name_problem(name):
+        raise BadModel(name[:SHOWN_CHARS_MAX], [trouble])
+    return Found(name, Path(), problems=("it is not in the repository",))
+
+
+def _repository(folder: Path) -> Iterator[Found]:
+    root = folder.resolve(strict=True)
+    entries = [
+        entry
+        for entry in sorted(os.scandir(root), key=lambda entry: entry.name)
+        if not entry.name.startswith(".") and entry.name not in _SKIPPED
+    ]
+    if any(entry.name == CONFIG_FILE for entry in entries):
+        raise BadModel(root.name, [f"{root} is the folder of a model; the repository is the folder above it"])
+    files = [entry for entry in entries if Path(entry.name).suffix in _BARE and entry.is_file()]
+    # Beside folders of models, a file is something that was left there: Triton looks at none.
+    bare = bool(files) and not any(_looks_like_model(entry) for entry in entries)
+    for entry in files if bare else entries:
+        path = Path(entry.path)
+        shown = entry.name.encode("utf-8", "backslashreplace").decode()
+        try:
+            if trouble := name_problem(entry.name):
+                yield Found(shown, path, problems=(trouble,))
+            elif not is_within(path, root):
+                yield Found(entry.name, path, problems=(f"{path} is a link out of the repository",))
+            elif bare:
+                yield _bare(path, root)
+            elif path.is_dir():
+                yield _model(path, root)
+        except OSError as error:
+            yield Found(shown, path, problems=(f"{error.filename or path} cannot be read: {error.strerror}",))
+
+
+def _looks_like_model(entry: "os.DirEntry[str]") -> bool:
+    try:
+        return entry.is_dir() and any(
+            name == CONFIG_FILE or version_of(name) is not None for name in os.listdir(entry)
+        )
+    except OSError:
+        return True
+
+
+def _model(folder: Path, root: Path) -> Found:
+    versions: dict[int, Path] = {}
+    warnings = []
+    for entry in sorted(folder.iterdir()):
+        version = version_of(entry.name)
+        if version is not None and entry.is_dir():
+            versions[version] = entry
+        elif entry.name.isdigit() and entry.is_dir():
+            warnings.append(f"the folder {entry.name} is no version: zeros before the number")
+    stamp, outside = _looked_through(folder, root)
+    return Found(folder.name, folder, dict(sorted(versions.items())), tuple(outside), tuple(warnings), stamp=stamp)
+
+
+def _bare(file: Path, root: Path) -> Found:
+    if file.suffix in LANGUAGE_MODELS:
+        hint = f"{file.name} is a language model: serve it with `forebay up`"
+        return Found(file.stem, root, problems=(hint,), bare=file.name)
+    seen = hashlib.blake2b(digest_size=16)
+    for part in (file, file.with_suffix(".bin")):
+        if part.is_file():
+            _note(seen, part.name, part.stat())
+    return Found(file.stem, root, {1: root}, bare=file.name, stamp=seen.hexdigest())
+
+
+def _looked_through(folder: Path, root: Path) -> tuple[str, list[str]]:
+    """A digest of names, sizes and times of all files, and what is wrong: links that lead out, too many files."""
+    seen = hashlib.blake2b(digest_size=16)
+    problems: list[str] = []
+    left = FILES_MAX
+    waiting = [(folder, 0)]
+    been = set()
+    while waiting:
+        at, depth = waiting.pop()
+        status = at.stat()
+        if (status.st_dev, status.st_ino) in been:
+            continue
+        been.add((status.st_dev, status.st_ino))
+        for entry in sorted(os.scandir(at), key=lambda entry: entry.name):
+            left -= 1
+            if left < 0 or depth > DEPTH_MAX:
+                limit = f"{FILES_MAX} files" if left < 0 else f"{DEPTH_MAX} folders deep"
+                return "", [*problems, f"{folder} has more than {limit}"]
+            if entry.name in _SKIPPED:
+                continue
+            path = Path(entry.path)
+            if entry.is_symlink() and not is_within(path, root):
+                problems.append(f"{path} is a link out of the repository")
+            elif entry.is_dir():
+                waiting.append((path, depth + 1))
+            elif entry.is_file():
+                _note(seen, entry.path, entry.stat())
+            else:
+                problems.append(f"{path} is neither a file nor a folder")
+    return seen.hexdigest(), problems
+
+
+def _note(seen: "hashlib.blake2b", name: str, status: os.stat_result) -> None:
+    seen.update(f"{name}\0{status.st_size}\0{status.st_mtime_ns}\n".encode("utf-8", "surrogateescape"))

@@ -1,0 +1,50 @@
+"""Names that come from outside and become paths: nothing leaves the model's folder."""
+
+import os
+import re
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+from forebay.modelserver.repository.form.pbtxt import is_text
+
+NAME_CHARS_MAX: Final = 200
+"""Of a model's name; it is part of folder names, addresses and metric labels."""
+PATH_CHARS_MAX: Final = 1000
+
+_VERSION = re.compile(r"0|[1-9][0-9]{0,17}")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+
+
+def name_problem(name: str) -> str:
+    """Why `name` cannot be a model's name; empty if it can."""
+    if not name.strip():
+        return "a model needs a name"
+    if len(name) > NAME_CHARS_MAX:
+        return f"the name has {len(name)} characters; at most {NAME_CHARS_MAX}"
+    if "/" in name or "\\" in name or name in {".", ".."}:
+        return f"{name!r} is not a name: it has parts of a path in it"
+    if _CONTROL.search(name) or not is_text(name):
+        return f"{name!a} is not a name: it has characters that are not text"
+    return ""
+
+
+def path_problem(path: str) -> str:
+    """Why `path` cannot name a file within the model's folder; empty if it can."""
+    if not path or len(path) > PATH_CHARS_MAX:
+        return f"a path has 1 to {PATH_CHARS_MAX} characters"
+    if _CONTROL.search(path) or not is_text(path):
+        return f"{path!a} has characters that are not text"
+    if path.startswith("/") or "\\" in path or ".." in PurePosixPath(path).parts:
+        return f"{path!r} leads out of the model's folder"
+    return ""
+
+
+def version_of(name: str) -> int | None:
+    """The version that a folder of this name holds: digits, without zeros before them."""
+    return int(name) if _VERSION.fullmatch(name) else None
+
+
+def is_within(path: Path, root: Path) -> bool:
+    """Whether `path`, its links followed, lies in `root`, which has been resolved. Raises `OSError` for a loop."""
+    # `Path.resolve` has another kind of error for loops.
+    return Path(os.path.realpath(path, strict=True)).is_relative_to(root)

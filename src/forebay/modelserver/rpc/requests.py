@@ -1,0 +1,257 @@
+"""ModelInfer messages, read: what they ask, and how they want it answered. The texts of refusals are Triton's."""
+
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from forebay.core.serving.config import Datatype, ModelConfig
+from forebay.core.serving.errors import Refused
+from forebay.core.serving.values import Buffer, InferRequest, Parameter, Tensor
+from forebay.modelserver.regions import SharedRegions, Target
+from forebay.wire.oip.fields import UINT64_MAX, invalid
+from forebay.wire.oip.tensors import LENGTH_BYTES, log_prefix
+
+EMPTY_FINAL: Final = "triton_enable_empty_final_response"
+"""The one parameter that clients may give of those whose names begin with `triton_`."""
+RESERVED_PREFIX: Final = "triton_"
+DROP_OLDEST: Final = "forebay_drop_oldest"
+"""On a stream: how many requests may wait for the one that runs, before the oldest is dropped. It is ours."""
+_DATATYPES: Final = {datatype.value: datatype for datatype in Datatype}
+_D = Datatype
+_CONTENTS: Final[tuple[tuple[str, Mapping[Datatype, str]], ...]] = (
+    ("bool_contents", {_D.BOOL: "B"}),
+    ("int_contents", {_D.INT32: "i", _D.INT8: "b", _D.INT16: "h"}),
+    ("int64_contents", {_D.INT64: "q"}),
+    ("uint_contents", {_D.UINT32: "I", _D.UINT8: "B", _D.UINT16: "H"}),
+    ("uint64_contents", {_D.UINT64: "Q"}),
+    ("fp32_contents", {_D.FP32: "f"}),
+    ("fp64_contents", {_D.FP64: "d"}),
+    ("bytes_contents", {_D.BYTES: ""}),
+)
+"""Fields of typed contents: the datatypes that each may carry, with their array codes. The first is meant by Triton
+when it says what was expected."""
+
+
+class Wanted(NamedTuple):
+    """How a client wants an output, if not as plain bytes."""
+
+    classes: int = 0
+    """So many classes with their scores instead of the tensor; 0: the tensor."""
+    target: Target | None = None
+    """Where the bytes go instead of into the answer."""
+
+
+class Asked(NamedTuple):
+    """A request, and how it wants to be answered."""
+
+    request: InferRequest
+    wanted: Mapping[str, Wanted]
+    """By output; those that are not there go into the answer as they are."""
+    empty_final: bool
+    """On a stream: an end that comes without a response is told by an empty one."""
+    drop_oldest: int | None
+    """None: nothing is dropped."""
+
+
+_NOTHING: Final[Mapping[str, Wanted]] = {}
+
+
+def read_request(message: Any, config: ModelConfig, memory: SharedRegions) -> Asked:
+    """Read a ModelInferRequest for the model of that configuration. Raises `Refused`."""
+    request = InferRequest(message.model_name, message.model_version, message.id, ())
+    empty_final, drop_oldest = False, None
+    if message.parameters:
+        empty_final, drop_oldest = _read_parameters(message.parameters, request)
+    inputs: list[Tensor] = []
+    names: set[str] = set()
+    for each in message.inputs:
+        names.add(each.name)
+        if len(names) <= len(inputs):
+            raise invalid(f"{log_prefix(request.id)}input '{each.name}' already exists in request")
+        datatype = _DATATYPES.get(each.datatype)
+        if datatype is None:
+            raise _unknown_datatype(each.name, request.id, config)
+        inputs.append(Tensor(each.name, datatype, tuple(each.shape), b""))
+    raw = message.raw_input_contents
+    raw_count, at = len(raw), 0
+    for number, each in enumerate(message.inputs):
+        data: Buffer | None = _read_shared(each, request.model, memory) if each.parameters else None
+        if data is None:
+            if each.HasField("contents"):
+                if raw_count:
+                    text = "contents field must not be specified when using raw_input_contents"
+                    raise invalid(f"{text} for '{each.name}' for model '{request.model}'")
+                data = _read_contents(each, inputs[number].datatype, request.model)
+            elif at < raw_count:
+                data = bytes(raw[at])
+                at += 1
+            else:
+                text = f"unable to find data for input tensor '{each.name}' for model '{request.model}' in request."
+                raise invalid(text)
+        inputs[number] = inputs[number]._replace(data=data)
+    request.inputs = tuple(inputs)
+    wanted = _NOTHING
+    if message.outputs:
+        wanted = _read_outputs(message.outputs, memory)
+        request.outputs = tuple(dict.fromkeys(each.name for each in message.outputs))
+    return Asked(request, wanted, empty_final, drop_oldest)
+
+
+# --- parameters
+
+
+def _read_parameters(parameters: Mapping[str, Any], request: InferRequest) -> tuple[bool, int | None]:
+    """Put parameters into the request; returns the two that are about the answer."""
+    empty_final, drop_oldest = False, None
+    custom: dict[str, Parameter] = {}
+    for name, value in parameters.items():
+        kind = value.WhichOneof("parameter_choice")
+        if name == "sequence_id":
+            _require(kind, name, "int64_param", "string_param")
+            request.sequence_id = value.string_param if kind == "string_param" else value.int64_param & UINT64_MAX
+        elif name == "sequence_start":
+            _require(kind, name, "bool_param")
+            request.sequence_start = value.bool_param
+        elif name == "sequence_end":
+            _require(kind, name, "bool_param")
+            request.sequence_end = value.bool_param
+        elif name == "priority":
+            _require(kind, name, "int64_param", "uint64_param")
+            request.priority = getattr(value, kind)
+            if request.priority < 0:
+                raise invalid("invalid value for 'priority', expected value >= 0.")
+        elif name == "timeout":
+            _require(kind, name, "int64_param")
+            request.timeout_us = value.int64_param & UINT64_MAX
+        elif name == EMPTY_FINAL:
+            _require(kind, name, "bool_param")
+            empty_final = value.bool_param
+        elif name == DROP_OLDEST:
+            _require(kind, name, "int64_param")
+            drop_oldest = max(0, value.int64_param)
+        elif name.startswith(RESERVED_PREFIX):
+            raise invalid(
+                "parameter keys starting with 'triton_' are reserved for Triton usage. Only the following keys "
+                f"starting with 'triton_' are allowed: {EMPTY_FINAL}"
+            )
+        else:
+            if kind not in ("int64_param", "bool_param", "string_param", "double_param"):
+                text = (
+                    f"invalid value type for '{name}' parameter, expected int64_param, bool_param, or string_param."
+                )
+                raise invalid(text)
+            custom[name] = getattr(value, kind)
+    if custom:
+        request.parameters = custom
+    return empty_final, drop_oldest
+
+
+def _require(kind: str | None, name: str, *allowed: str) -> None:
+    if kind not in allowed:
+        raise invalid(f"invalid value type for '{name}' parameter, expected {' or '.join(allowed)}.")
+
+
+# --- inputs and outputs
+
+
+def _read_contents(given: Any, datatype: Datatype, model: str) -> Buffer:
+    """Typed contents as bytes; no field at all is no bytes, which the model's check refuses."""
+    contents, data = given.contents, b""
+    what = f"unexpected explicit tensor data for input tensor '{given.name}' for model '{model}'"
+    for field, codes in _CONTENTS:
+        values = getattr(contents, field)
+        if not values:
+            continue
+        if data:
+            raise invalid(f"{what}, binary data was already supplied.")
+        code = codes.get(datatype)
+        if code is None:
+            raise invalid(f"{what} of type '{next(iter(codes))}', expected datatype '{datatype}'")
+        try:
+            data = array(code, values).tobytes() if code else _packed(values)
+        except OverflowError:
+            raise invalid(f"input '{given.name}' has a value that {datatype} cannot hold") from None
+    return data
+
+
+def _packed(values: Sequence[bytes]) -> bytes:
+    parts: list[bytes] = []
+    for value in values:
+        parts += (len(value).to_bytes(LENGTH_BYTES, "little"), value)
+    return b"".join(parts)
+
+
+def _read_shared(given: Any, model: str, memory: SharedRegions) -> memoryview | None:
+    """The bytes of an input that are in shared memory; None: they are elsewhere."""
+    place = _read_place(given)
+    if place is None:
+        return None
+    if given.HasField("contents"):
+        text = f"unexpected 'content' provided when using shared memory for input tensor '{given.name}'"
+        raise invalid(f"{text} for model '{model}'")
+    return memory.read(*place)
+
+
+def _read_outputs(outputs: Sequence[Any], memory: SharedRegions) -> Mapping[str, Wanted]:
+    wanted: dict[str, Wanted] = {}
+    for each in outputs:
+        if not each.parameters:
+            continue
+        place = _read_place(each)
+        classes = 0
+        if "classification" in each.parameters:
+            classes = _read_classes(each.parameters["classification"])
+            if place is not None:
+                raise invalid("output can't set both 'shared_memory_region' and 'classification'")
+        if place is not None:
+            wanted[each.name] = Wanted(target=memory.target(*place))
+        elif classes:
+            wanted[each.name] = Wanted(classes)
+    return wanted
+
+
+def _read_classes(value: Any) -> int:
+    if value.WhichOneof("parameter_choice") != "int64_param":
+        raise invalid("invalid value type for 'classification' parameter, expected int64_param")
+    if value.int64_param <= 0:
+        raise invalid("invalid value for 'classification' parameter, expected >= 0")
+    return int(value.int64_param)
+
+
+def _read_place(given: Any) -> tuple[str, int, int] | None:
+    """Region, offset and size that the parameters of a tensor name, if they do."""
+    parameters, name = given.parameters, given.name
+    has_region = "shared_memory_region" in parameters
+    region, offset, size = "", 0, 0
+    if has_region:
+        region = _place_value(parameters, "shared_memory_region", "string_param", name)
+    for key in ("shared_memory_offset", "shared_memory_byte_size"):
+        if key in parameters:
+            if not has_region:
+                text = f"'{key}' can not be specified without 'shared_memory_region' parameter for tensor '{name}'"
+                raise invalid(text)
+            value = _place_value(parameters, key, "int64_param", name) & UINT64_MAX
+            offset, size = (value, size) if key == "shared_memory_offset" else (offset, value)
+    if not has_region:
+        return None
+    if "shared_memory_byte_size" not in parameters:
+        text = "'shared_memory_byte_size' must be specified along with 'shared_memory_region' parameter"
+        raise invalid(f"{text} for tensor '{name}'")
+    return region, offset, size
+
+
+def _place_value(parameters: Mapping[str, Any], key: str, kind: str, tensor: str) -> Any:
+    value = parameters[key]
+    if value.WhichOneof("parameter_choice") != kind:
+        raise invalid(f"invalid value type for '{key}' parameter for tensor '{tensor}', expected {kind}.")
+    return getattr(value, kind)
+
+
+def _unknown_datatype(name: str, id: str, config: ModelConfig) -> Refused:
+    spec = config.input(name)
+    if spec is None:
+        return invalid(f"unexpected inference input '{name}' for model '{config.name}'")
+    return invalid(
+        f"{log_prefix(id)}inference input '{name}' data-type is '<invalid>', but model '{config.name}' expects "
+        f"'{spec.datatype}'"
+    )

@@ -1,0 +1,229 @@
+"""The model server from start to end: listen, load, say so, serve, drain when told to, unload, exit."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Final
+
+import structlog
+
+from forebay.core.model import Limits
+from forebay.core.serving.config import ModelConfig
+from forebay.core.serving.errors import Refused
+from forebay.modelserver.http.front import BODY_BYTES_MAX, FrontOptions, HttpFront
+from forebay.modelserver.models.options import Options
+from forebay.modelserver.ports import IndexEntry
+from forebay.modelserver.regions import SharedRegions
+from forebay.modelserver.rpc.front import RpcFront, RpcOptions
+from forebay.modelserver.server import ModelServer
+from forebay.modelserver.telemetry.latencies import Latencies
+from forebay.modelserver.telemetry.logs import LogSettings
+from forebay.modelserver.telemetry.metrics import ServerMetrics
+from forebay.modelserver.telemetry.settings import ServerSettings
+from forebay.modelserver.telemetry.trace_files import TraceFiles
+from forebay.modelserver.telemetry.tracing import TraceSettings, Tracing
+from forebay.modelserver.telemetry.watch import Watched
+from forebay.net.exchange import Exchange
+from forebay.net.server import HttpServer
+from forebay.obs.metrics import CONTENT_TYPE
+
+IDLE_TIMEOUT_S: Final = 600.0
+"""Clients keep connections in pools, and take it for a failure if one that they use again is closed."""
+BODY_TIMEOUT_S: Final = 300.0
+LINGER_S: Final = 1.0
+"""For so long connections that are open get an answer that tells them to close."""
+CLOSE_GRACE_S: Final = 1.0
+LOOK_EVERY_S: Final = 1.0
+
+
+class NotStarted(Exception):  # noqa: N818 - states the condition
+    """The server cannot run; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Doors:
+    """Where the server listens; None: not there. Port 0 is any that is free."""
+
+    host: str = "127.0.0.1"
+    http_port: int | None = 8000
+    grpc_port: int | None = 8001
+    metrics_port: int | None = 8002
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """Which latencies metrics tell; Triton's `--metrics-config`."""
+
+    counters: bool = True
+    summaries: bool = False
+    histograms: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything that an operator decides."""
+
+    models: Options
+    doors: Doors = field(default_factory=Doors)
+    body_bytes_max: int = BODY_BYTES_MAX
+    front: FrontOptions = field(default_factory=FrontOptions)
+    rpc: RpcOptions = field(default_factory=RpcOptions)
+    exit_on_error: bool = True
+    """Do not run unless every model that is to be served at the start can be loaded."""
+    drain_s: float = 30.0
+    tracing: Tracing = field(default_factory=Tracing)
+    latencies: Shown = field(default_factory=Shown)
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """What there is once the start is over. Addresses are `host:port`, or empty."""
+
+    http: str
+    grpc: str
+    metrics: str
+    seconds: float
+    """How long the start has taken."""
+    index: Sequence[IndexEntry]
+    configs: Sequence[ModelConfig]
+    """Of the models that are ready."""
+
+
+@dataclass(frozen=True, slots=True)
+class Watcher:
+    """Who is told how it goes."""
+
+    loading: Callable[[Sequence[IndexEntry]], None]
+    ready: Callable[[Ready], None]
+
+
+async def serve(
+    plan: Plan, logs: LogSettings, log: structlog.stdlib.BoundLogger, stop: asyncio.Event, watcher: Watcher
+) -> None:
+    """Run until `stop` is set, and drain. Raises `NotStarted`."""
+    failure: NotStarted | None = None
+    async with asyncio.TaskGroup() as tasks:
+        parts = _Parts(plan, logs, log, tasks)
+        try:
+            await parts.run(stop, watcher)
+        except NotStarted as error:
+            failure = error
+        finally:
+            await parts.close()
+    if failure is not None:
+        raise failure
+
+
+class _Parts:
+    """The parts of a server, wired."""
+
+    def __init__(
+        self, plan: Plan, logs: LogSettings, log: structlog.stdlib.BoundLogger, tasks: asyncio.TaskGroup
+    ) -> None:
+        self._plan = plan
+        self._tasks = tasks
+        self._server = ModelServer(plan.models, log)
+        self._files = TraceFiles(log)
+        self._traces = TraceSettings(plan.tracing, self._files.retire)
+        shown = plan.latencies
+        latencies = Latencies(summaries=shown.summaries, first_responses=shown.histograms)
+        self._models = Watched(
+            self._server, traces=self._traces, files=self._files, logs=logs, log=log, latencies=latencies
+        )
+        self._show = ServerMetrics(self._models, latencies, counters=shown.counters, summaries=shown.summaries)
+        regions = SharedRegions()
+        settings = ServerSettings(self._models, self._traces, logs)
+        self._front = HttpFront(self._models, regions, settings, tasks=tasks, log=log, options=plan.front)
+        limits = Limits(
+            body_bytes_max=plan.body_bytes_max, idle_timeout_s=IDLE_TIMEOUT_S, body_timeout_s=BODY_TIMEOUT_S
+        )
+        self._http = HttpServer(self._handle, limits)
+        self._metrics = HttpServer(self._handle_metrics, Limits())
+        self._rpc = RpcFront(self._models, regions, settings, log=log, options=plan.rpc)
+        self._running: asyncio.Task[None] | None = None
+        self._writing: asyncio.Task[None] | None = None
+
+    async def run(self, stop: asyncio.Event, watcher: Watcher) -> None:
+        """From listening to the end of draining. Raises `NotStarted`."""
+        began = monotonic()
+        plan = self._plan
+        http, grpc, metrics = await self._listen(plan.doors)
+        self._writing = self._tasks.create_task(self._files.run(self._traces))
+        self._running = self._tasks.create_task(self._server.run())
+        problems = await self._started(stop, watcher)
+        if problems and plan.exit_on_error:
+            raise NotStarted("\n".join(problems))
+        if not stop.is_set():
+            index = self._server.index(False)
+            names = sorted({each.name for each in index if each.state == "READY"})
+            configs = [self._server.view(name, "").config for name in names]
+            watcher.ready(Ready(http, grpc, metrics, monotonic() - began, index, configs))
+            await stop.wait()
+        self._models.draining = True
+        await asyncio.gather(self._http.drain(plan.drain_s, LINGER_S), self._rpc.stop(plan.drain_s))
+
+    async def close(self) -> None:
+        """End everything that was started."""
+        self._models.draining = True
+        self._server.stop()
+        await self._rpc.stop(0)
+        await self._metrics.drain(CLOSE_GRACE_S)
+        for server in (self._http, self._metrics):
+            server.close()
+        if self._running is not None:
+            await self._running
+        if self._writing is not None:
+            self._writing.cancel()
+            await self._files.flush(self._traces, last=True)
+
+    async def _listen(self, doors: Doors) -> tuple[str, str, str]:
+        """All or none of the doors; where they are."""
+        http = grpc = metrics = ""
+        if doors.http_port is not None:
+            http = await _listen(self._http, doors.host, doors.http_port, "HTTP")
+        if doors.metrics_port is not None:
+            metrics = await _listen(self._metrics, doors.host, doors.metrics_port, "metrics")
+        if doors.grpc_port is not None:
+            try:
+                await self._rpc.start(doors.host, doors.grpc_port)
+            except OSError as error:
+                raise NotStarted(_no_port(doors.host, doors.grpc_port, "gRPC", error)) from error
+            grpc = f"{doors.host}:{self._rpc.port}"
+        return http, grpc, metrics
+
+    async def _started(self, stop: asyncio.Event, watcher: Watcher) -> Sequence[str]:
+        """Follow the start to its end, or until it is told to stop; what is wrong with models."""
+        while not stop.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_EVERY_S):
+                    return await self._server.started()
+            with suppress(Refused):
+                watcher.loading(self._server.index(False))
+        return ()
+
+    def _handle(self, exchange: Exchange) -> None:
+        if exchange.target == b"/metrics":
+            self._handle_metrics(exchange)
+        else:
+            self._front.handle(exchange)
+
+    def _handle_metrics(self, exchange: Exchange) -> None:
+        if exchange.target.partition(b"?")[0] != b"/metrics":
+            exchange.respond(404, [], b"")
+            return
+        self._show.traces_lost = self._files.lost
+        exchange.respond(200, [(b"content-type", CONTENT_TYPE)], self._show.render())
+
+
+async def _listen(server: HttpServer, host: str, port: int, what: str) -> str:
+    try:
+        await server.start(host, port)
+    except OSError as error:
+        raise NotStarted(_no_port(host, port, what, error)) from error
+    return f"{host}:{server.port}"
+
+
+def _no_port(host: str, port: int, what: str, error: OSError) -> str:
+    return f"cannot listen on {host}:{port} for {what}: {error.strerror or error}"

@@ -1,0 +1,187 @@
+"""The model server behind its fronts: `ports.Models` on real repositories and processes."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from time import monotonic
+
+import structlog
+
+from forebay.core.serving.cache import ByteLru
+from forebay.core.serving.config import ModelConfig
+from forebay.core.serving.errors import Kind, Refused
+from forebay.core.serving.statistics import ModelStatistics
+from forebay.core.serving.values import InferRequest, OnResponse
+from forebay.modelserver.models.life.collection import Collection
+from forebay.modelserver.models.life.model import LATEST
+from forebay.modelserver.models.life.room import Room
+from forebay.modelserver.models.life.version import Version
+from forebay.modelserver.models.options import Control, Options
+from forebay.modelserver.models.running.call import Call
+from forebay.modelserver.models.running.seats import Turns
+from forebay.modelserver.models.site import Site
+from forebay.modelserver.ports import IndexEntry, ModelView
+
+
+class ModelServer:
+    """Construct it, run `run()` as a task that owns all processes, await `started()`, and call `stop()` at the end.
+
+    All other methods are called on the loop that `run` runs on.
+    """
+
+    def __init__(self, options: Options, log: structlog.stdlib.BoundLogger) -> None:
+        self._options = options
+        self._log = log
+        self._models: Collection | None = None
+        self._problems: list[str] = []
+        self._started = asyncio.Event()
+        self._stopping = asyncio.Event()
+
+    async def run(self) -> None:
+        """Load what is to be served, and keep it running until `stop`; then end every process.
+
+        Raises `FileNotFoundError` or `NotADirectoryError` for a repository that is not there.
+        """
+        options = self._options
+        async with asyncio.TaskGroup() as tasks:
+            site = Site(
+                options,
+                self._log,
+                tasks,
+                self,
+                Room(options.memory_bytes),
+                ByteLru(options.cache_bytes) if options.cache_bytes else None,
+                Turns(options.amounts) if options.limited else None,
+            )
+            models = self._models = Collection(site)
+            try:
+                self._problems = await models.start()
+                self._started.set()
+                await self._watch(models)
+            finally:
+                await models.close()
+
+    def stop(self) -> None:
+        """Make `run` unload everything and return."""
+        self._stopping.set()
+        if self._models is not None:
+            self._models.give_up()
+
+    async def started(self) -> Sequence[str]:
+        """Wait until everything has been tried; returns what is wrong with models that could not be loaded."""
+        await self._started.wait()
+        return self._problems
+
+    @property
+    def live(self) -> bool:
+        """Whether the server answers at all."""
+        return not self._stopping.is_set()
+
+    @property
+    def ready(self) -> bool:
+        """Whether the server and every model that should be served are ready."""
+        if not self._started.is_set() or self._stopping.is_set() or self._models is None:
+            return False
+        return self._models.all_ready or not self._options.strict_readiness
+
+    def view(self, name: str, version: str) -> ModelView:
+        """The version of a model that a request for `version` (empty: the latest) goes to. Raises `Refused`."""
+        found = self._find(name, version)
+        model = self._collection.model(name)
+        versions = [each.text for each in model.ready] if model is not None else []
+        return ModelView(found.config, found.document, found.text, versions)
+
+    def labels(self, name: str, version: str, output: str) -> Sequence[str]:
+        """What the classes of an output are called; those of an ensemble come from the step that makes the output."""
+        found = self._find(name, version)
+        own = found.described.labels.get(output, ())
+        if own:
+            return own
+        for step in found.config.steps:
+            for made, tensor in step.outputs.items():
+                if tensor == output:
+                    return self.labels(step.model, "" if step.version == LATEST else str(step.version), made)
+        return ()
+
+    def statistics(self, name: str, version: str) -> Sequence[ModelStatistics]:
+        """Of that version; of all versions if `version` is empty; of all models if `name` is. Raises `Refused`."""
+        served = self._collection.served
+        if name:
+            number = number_of(version)
+            served = [each for each in served if each.name == name]
+            if not served:
+                raise Refused(Kind.INVALID_ARGUMENT, f"requested model '{name}' is not available")
+            if number != LATEST:
+                served = [each for each in served if each.number == number]
+            if not served:
+                text = f"requested model version is not available for model '{name}'"
+                raise Refused(Kind.INVALID_ARGUMENT, text)
+        for each in served:
+            each.counts.statistics.pending = each.waiting
+        return [each.counts.statistics for each in served]
+
+    def index(self, ready_only: bool) -> Sequence[IndexEntry]:
+        """What the repository holds."""
+        return self._collection.index(ready_only)
+
+    async def load(self, name: str, parameters: Mapping[str, str | bytes | int | bool]) -> None:
+        """Load or reload a model; `config` and `file:<version>/<name>` override what the repository has."""
+        await self._collection.load(name, parameters)
+
+    async def unload(self, name: str, dependents: bool, version: str = "") -> None:
+        """Unload a model, or one version (ours); with `dependents` also the models that only its ensemble needed."""
+        await self._collection.unload(name, dependents, number_of(version))
+
+    def infer(self, request: InferRequest, on_response: OnResponse) -> Call:
+        """Check and queue a request. Answers come to `on_response`, never before this has returned."""
+        return self._find(request.model, request.version).submit(request, on_response)
+
+    def lookup(self, name: str, version: int) -> ModelConfig | None:
+        """The configuration of a version (-1: the latest) that is ready."""
+        return self._collection.lookup(name, version)
+
+    @property
+    def _collection(self) -> Collection:
+        if self._models is None:
+            raise Refused(Kind.UNAVAILABLE, "Server not ready")
+        return self._models
+
+    def _find(self, name: str, version: str) -> Version:
+        return self._collection.find(name, number_of(version) if version else LATEST)
+
+    async def _watch(self, models: Collection) -> None:
+        """Until `stop`; looks at the repositories now and then if that is wanted."""
+        if self._options.control is not Control.POLL:
+            await self._stopping.wait()
+            return
+        while not self._stopping.is_set():
+            began = monotonic()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._options.poll_s):
+                    await self._stopping.wait()
+            if not self._stopping.is_set():
+                try:
+                    await models.poll()
+                except OSError as error:  # the repository may be there again next time
+                    self._log.error("repository cannot be read", reason=str(error), after_s=monotonic() - began)
+
+
+def number_of(version: str) -> int:
+    """A version as a number; empty: the latest (-1). Raises `Refused` with Triton's texts."""
+    if not version:
+        return LATEST
+    try:
+        number = int(version)
+    except ValueError:
+        text = (
+            f"failed to get model version from specified version string '{version}' (details: stoll), version should "
+            "be an integral value > 0"
+        )
+        raise Refused(Kind.INVALID_ARGUMENT, text) from None
+    if number < 0:
+        text = (
+            f"failed to get model version from specified version string '{version}', version should be an integral "
+            "value > 0"
+        )
+        raise Refused(Kind.INVALID_ARGUMENT, text)
+    return number

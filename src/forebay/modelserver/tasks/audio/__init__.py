@@ -1,0 +1,1 @@
+"""Tasks of speech: text out of audio, and audio out of text."""

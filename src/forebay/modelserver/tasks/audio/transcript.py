@@ -1,0 +1,129 @@
+"""Transcripts as OpenAI's API words them: what a model has heard, in each of the formats that can be asked for."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from forebay.core.serving.values import InferResponse
+from forebay.modelserver.tasks.contract import JSON, Answer
+from forebay.modelserver.tasks.tensors import as_array, as_bytes, as_texts
+
+TEXT: Final = "TEXT"
+TIMES: Final = "TIMES"
+DETAILS: Final = "DETAILS"
+LANGUAGE: Final = "LANGUAGE"
+DURATION: Final = "DURATION"
+PLAIN: Final = b"text/plain; charset=utf-8"
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+class Segment(NamedTuple):
+    """A stretch of speech. Times are seconds since the beginning of the file."""
+
+    text: str
+    start_s: float
+    end_s: float
+    details: dict[str, Any]
+    """What else the model says of it, by the names of the verbose format; `words` among it if they were asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transcript:
+    """Everything that was heard. `language` and `duration_s` are empty and 0 if the model does not tell."""
+
+    segments: Sequence[Segment]
+    language: str
+    duration_s: float
+
+    @property
+    def text(self) -> str:
+        """All of it as one text."""
+        return "".join([segment.text for segment in self.segments]).strip()
+
+    @property
+    def usage(self) -> dict[str, Any]:
+        """What it is billed by."""
+        return {"type": "duration", "seconds": self.duration_s}
+
+
+def segments_of(response: InferResponse) -> list[Segment]:
+    """The segments of one response of a model. Raises `ValueError` if its tensors do not fit each other."""
+    found = {tensor.name: tensor for tensor in response.outputs}
+    texts = as_texts(found[TEXT])
+    times = [(0.0, 0.0)] * len(texts)
+    details: list[dict[str, Any]] = [{} for _ in texts]
+    if TIMES in found:
+        times = [(round(start, 3), round(end, 3)) for start, end in as_array(found[TIMES]).reshape(-1, 2).tolist()]
+    if DETAILS in found:
+        details = [_decode(each) for each in as_bytes(found[DETAILS])]
+    return [Segment(text, *span, more) for text, span, more in zip(texts, times, details, strict=True)]
+
+
+def transcript_of(responses: Sequence[InferResponse]) -> Transcript:
+    """What all responses to a request say together. Raises `ValueError` as above."""
+    segments: list[Segment] = []
+    language, duration_s = "", 0.0
+    for response in responses:
+        segments += segments_of(response)
+        for tensor in response.outputs:
+            if tensor.name == LANGUAGE:
+                language = as_texts(tensor)[0]
+            elif tensor.name == DURATION:
+                duration_s = round(float(as_array(tensor).ravel()[0]), 3)
+    return Transcript(segments, language, duration_s)
+
+
+def as_json(found: Transcript) -> Answer:
+    """Only the text."""
+    return Answer(_encode({"text": found.text, "usage": found.usage}))
+
+
+def as_text(found: Transcript) -> Answer:
+    """Only the text, and no JSON around it."""
+    return Answer(f"{found.text}\n".encode(), PLAIN)
+
+
+def as_subtitles(found: Transcript) -> Answer:
+    """SubRip: numbered cues."""
+    cues = [f"{number}\n{_cue(segment, ',')}\n" for number, segment in enumerate(found.segments, 1)]
+    return Answer("\n".join(cues).encode(), PLAIN)
+
+
+def as_web_subtitles(found: Transcript) -> Answer:
+    """WebVTT."""
+    return Answer("\n".join(["WEBVTT\n", *(_cue(segment, ".") + "\n" for segment in found.segments)]).encode(), PLAIN)
+
+
+def as_verbose(found: Transcript, *, task: str, segments: bool, words: bool) -> Answer:
+    """Everything that is known; with segments, words, or both."""
+    body: dict[str, Any] = {
+        "task": task,
+        "language": found.language,
+        "duration": found.duration_s,
+        "text": found.text,
+    }
+    if words:
+        body["words"] = [word for segment in found.segments for word in segment.details.get("words", ())]
+    if segments:
+        body["segments"] = [
+            {"id": number, "start": each.start_s, "end": each.end_s, "text": each.text}
+            | {name: value for name, value in each.details.items() if name != "words"}
+            for number, each in enumerate(found.segments)
+        ]
+    return Answer(_encode({**body, "usage": found.usage}), JSON)
+
+
+def _cue(segment: Segment, point: str) -> str:
+    text = segment.text.strip().replace("-->", "->")
+    return f"{_clock(segment.start_s, point)} --> {_clock(segment.end_s, point)}\n{text}"
+
+
+def _clock(time_s: float, point: str) -> str:
+    seconds, milliseconds = divmod(round(time_s * 1000), 1000)
+    minutes, seconds = divmod(seconds, 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours:02}:{minutes:02}:{seconds:02}{point}{milliseconds:03}"

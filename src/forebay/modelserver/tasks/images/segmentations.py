@@ -1,0 +1,30 @@
+"""`POST /v1/images/segmentations` for models of the task `segment-image`: which part of a picture is what.
+
+They give, a row for each segment, `LABEL` (BYTES), `AREA` (FP32: the share of the picture that it covers) and `MASK`
+(BYTES: a grey PNG of the picture's size, 255 where it surely is).
+"""
+
+from base64 import b64encode
+from collections.abc import Iterator
+from typing import Any, Final
+
+from forebay.modelserver.tasks.contract import Results
+from forebay.modelserver.tasks.images.body import Options, image_task, rounded, rows
+
+LABEL: Final = "LABEL"
+AREA: Final = "AREA"
+MASK: Final = "MASK"
+
+
+def _describe(results: Results, _: Options) -> Iterator[dict[str, Any]]:
+    outputs = (rows(results, LABEL), rows(results, AREA), rows(results, MASK))
+    for labels, areas, masks in zip(*outputs, strict=True):
+        yield {
+            "segments": [
+                {"label": label.decode(), "area": rounded(area), "mask": b64encode(mask).decode()}
+                for label, area, mask in zip(labels, areas, masks, strict=True)
+            ]
+        }
+
+
+TASK: Final = image_task("segment-image", {}, _describe, (LABEL, AREA, MASK))

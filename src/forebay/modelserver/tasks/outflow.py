@@ -1,0 +1,55 @@
+"""Answers that go out as they are made, at the pace of the client."""
+
+from collections import deque
+from typing import Final
+
+from forebay.core.errors import Code, Refusal
+from forebay.net.exchange import Exchange
+
+HELD_BYTES_MAX: Final = 32 * 2**20
+"""What waits for a slow client: some ten minutes of uncompressed speech, which is made faster than it is played."""
+
+
+class Outflow:
+    """One answer. What the client is not ready for waits here."""
+
+    __slots__ = ("_content_type", "_ended", "_exchange", "_held", "_held_bytes")
+
+    def __init__(self, exchange: Exchange, content_type: bytes) -> None:
+        self._exchange = exchange
+        self._content_type = content_type
+        self._held: deque[bytes] = deque()
+        self._held_bytes = 0
+        self._ended = False
+
+    def add(self, piece: bytes) -> None:
+        """Send a piece. Raises `Refusal` with SLOW_CONSUMER if too much waits already."""
+        exchange = self._exchange
+        if not exchange.started:
+            exchange.start(200, [(b"content-type", self._content_type)])
+            exchange.on_resume = self._resume
+        if not piece:
+            return
+        if not self._held and not exchange.paused:
+            exchange.write(piece)
+            return
+        self._held.append(piece)
+        self._held_bytes += len(piece)
+        if self._held_bytes > HELD_BYTES_MAX:
+            raise Refusal(Code.SLOW_CONSUMER)
+
+    def end(self, last: bytes) -> None:
+        """Send the last piece, and end the answer when the client has it all. Raises as `add`."""
+        self.add(last)
+        self._ended = True
+        if not self._held:
+            self._exchange.end()
+
+    def _resume(self) -> None:
+        exchange = self._exchange
+        while self._held and not exchange.paused:
+            piece = self._held.popleft()
+            self._held_bytes -= len(piece)
+            exchange.write(piece)
+        if self._ended and not self._held:
+            exchange.end()

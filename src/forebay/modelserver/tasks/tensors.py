@@ -1,0 +1,42 @@
+"""Tensors of tasks, made of Python values and turned into them."""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from forebay.core.serving.config import Datatype
+from forebay.core.serving.values import Tensor
+from forebay.engines.tensor.arrays import DTYPES
+from forebay.engines.tensor.protocol import Array
+from forebay.wire.oip.tensors import prefixed, split
+
+
+def strings(name: str, values: Iterable[str | bytes], shape: tuple[int, ...]) -> Tensor:
+    """A BYTES tensor of texts, or of whatever the bytes are."""
+    data = b"".join([prefixed(each.encode() if isinstance(each, str) else each) for each in values])
+    return Tensor(name, Datatype.BYTES, shape, data)
+
+
+def numbers(name: str, datatype: Datatype, array: Array) -> Tensor:
+    """A tensor of an array; its elements are converted if need be."""
+    return Tensor(name, datatype, array.shape, np.ascontiguousarray(array, DTYPES[datatype]).tobytes())
+
+
+def as_array(tensor: Tensor) -> Array:
+    """The numbers of a tensor that is not of BYTES, in its shape; a view."""
+    return np.frombuffer(tensor.data, DTYPES[tensor.datatype]).reshape(tensor.shape)
+
+
+def as_bytes(tensor: Tensor) -> list[bytes]:
+    """The elements of a BYTES tensor, flat. Raises `ValueError` if it is damaged."""
+    return [bytes(each) for each in split(tensor.data)]
+
+
+def as_texts(tensor: Tensor) -> list[str]:
+    """The elements of a BYTES tensor that are texts. Raises `ValueError` if it is damaged or not UTF-8."""
+    return [str(each, "utf-8") for each in split(tensor.data)]
+
+
+def token_count(tensors: Iterable[Tensor]) -> int:
+    """Tokens of all rows together; 0 of a model that does not count them."""
+    return sum(int(as_array(each).sum()) for each in tensors)

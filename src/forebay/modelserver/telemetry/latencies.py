@@ -1,0 +1,94 @@
+"""How long requests take, by model: histograms, and the quantiles that Triton calls summaries."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from forebay.modelserver.models.running.call import Call
+from forebay.obs.metrics import SECONDS, Histogram
+
+FIRST_RESPONSE_MS: Final = (100.0, 500.0, 2000.0, 5000.0)
+"""Triton's buckets of the time to the first response."""
+QUANTILES: Final = (0.5, 0.9, 0.95, 0.99, 0.999)
+STEPS_PER_OCTAVE: Final = 8
+"""Buckets of a summary are so fine that a quantile is at most 9 % too large."""
+OCTAVES: Final = 40
+PHASES: Final = ("request", "queue", "compute_input", "compute_infer", "compute_output")
+
+
+class Summary:
+    """Counts of durations in buckets that grow by a constant factor, so that any quantile can be told."""
+
+    __slots__ = ("_counts", "count", "sum_us")
+
+    def __init__(self) -> None:
+        self._counts = [0] * (OCTAVES * STEPS_PER_OCTAVE)
+        self.count = 0
+        self.sum_us = 0
+
+    def observe(self, ns: int) -> None:
+        """Count one duration."""
+        us = ns // 1000
+        octave = us.bit_length()
+        at = 0
+        if octave:
+            low = 1 << (octave - 1)
+            at = (octave - 1) * STEPS_PER_OCTAVE + (us - low) * STEPS_PER_OCTAVE // low
+        self._counts[min(at, len(self._counts) - 1)] += 1
+        self.count += 1
+        self.sum_us += us
+
+    def quantile(self, share: float) -> float:
+        """The upper end, in microseconds, of the bucket in which that share of all durations ends; 0 without any."""
+        wanted, passed = share * self.count, 0
+        for at, count in enumerate(self._counts):
+            passed += count
+            if count and passed >= wanted:
+                octave, step = divmod(at, STEPS_PER_OCTAVE)
+                return (1 << octave) * (1 + (step + 1) / STEPS_PER_OCTAVE)
+        return 0.0
+
+
+@dataclass(slots=True)
+class Latency:
+    """Of one version of a model."""
+
+    seconds: Histogram = field(default_factory=lambda: Histogram(SECONDS))
+    first_ms: Histogram | None = None
+    """Time to the first response of decoupled models, milliseconds."""
+    phases: dict[str, Summary] = field(default_factory=dict)
+
+
+class Latencies:
+    """All models. `summaries` and `first_responses` are what `--metrics-config` switches on."""
+
+    def __init__(self, *, summaries: bool = False, first_responses: bool = False) -> None:
+        self._summaries = summaries
+        self.first_responses = first_responses
+        self.known: dict[tuple[str, str], Latency] = {}
+
+    def observe(self, model: str, version: str, call: Call, first_ns: int, end_ns: int) -> None:
+        """A request has been answered; times are of CLOCK_MONOTONIC."""
+        latency = self.known.get((model, version))
+        if latency is None:
+            latency = self.known[model, version] = Latency()
+        took_ns = end_ns - call.started_ns
+        latency.seconds.observe(took_ns / 1e9)
+        if latency.first_ms is not None:
+            latency.first_ms.observe((first_ns - call.started_ns) / 1e6)
+        if self._summaries:
+            spent = call.spent
+            queue_ns = max(0, end_ns - sum(spent) - call.queued_ns)
+            for phase, ns in zip(PHASES, (took_ns, queue_ns, *spent), strict=True):
+                latency.phases.setdefault(phase, Summary()).observe(ns)
+
+    def watch_first_responses(self, model: str, version: str, buckets_ms: Sequence[float]) -> None:
+        """Count the times to first responses of a model too."""
+        latency = self.known.setdefault((model, version), Latency())
+        if latency.first_ms is None or latency.first_ms.bounds != tuple(buckets_ms):
+            latency.first_ms = Histogram(tuple(buckets_ms))
+
+    def forget_all_but(self, served: set[tuple[str, str]]) -> None:
+        """Drop models that are gone."""
+        for key in [each for each in self.known if each not in served]:
+            del self.known[key]

@@ -1,0 +1,201 @@
+"""What `/metrics` says of a model server: Triton's `nv_…` metrics, so that dashboards go on working, and our own."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from forebay.core.serving.errors import Refused
+from forebay.core.serving.statistics import ModelStatistics
+from forebay.modelserver.ports import Models
+from forebay.modelserver.telemetry.latencies import FIRST_RESPONSE_MS, PHASES, QUANTILES, Latencies, Latency
+from forebay.obs.metrics import Histogram
+
+FIRST_RESPONSE: Final = "nv_inference_first_response_histogram_ms"
+Labels = tuple[tuple[str, str], ...]
+
+
+class Row(NamedTuple):
+    """One metric of the table."""
+
+    name: str
+    kind: str
+    help: str
+
+
+class Sample(NamedTuple):
+    """One line. `suffix` is what histograms and summaries have after the name."""
+
+    labels: Labels
+    value: float
+    suffix: str = ""
+
+
+SUCCESS: Final = Row("nv_inference_request_success", "counter", "Requests that were answered.")
+FAILURE: Final = Row("nv_inference_request_failure", "counter", "Requests that failed, by reason.")
+COUNT: Final = Row("nv_inference_count", "counter", "Rows that were inferred; not those from the cache.")
+EXECUTIONS: Final = Row("nv_inference_exec_count", "counter", "Batches that models have run.")
+PENDING: Final = Row("nv_inference_pending_request_count", "gauge", "Requests that wait for an instance now.")
+DURATIONS: Final[Mapping[str, Row]] = {
+    "success": Row(
+        "nv_inference_request_duration_us", "counter", "Time of requests from their arrival to their end."
+    ),
+    "queue": Row("nv_inference_queue_duration_us", "counter", "Time that requests have waited."),
+    "compute_input": Row("nv_inference_compute_input_duration_us", "counter", "Time of making inputs ready."),
+    "compute_infer": Row("nv_inference_compute_infer_duration_us", "counter", "Time that models have run."),
+    "compute_output": Row("nv_inference_compute_output_duration_us", "counter", "Time of taking outputs."),
+}
+"""By the name of what they are counted in."""
+CACHE: Final[Mapping[str, tuple[Row, Row]]] = {
+    "cache_hit": (
+        Row("nv_cache_num_hits_per_model", "counter", "Requests that the cache has answered."),
+        Row("nv_cache_hit_duration_per_model", "counter", "Time of finding those answers, microseconds."),
+    ),
+    "cache_miss": (
+        Row("nv_cache_num_misses_per_model", "counter", "Requests that the cache had no answer for."),
+        Row(
+            "nv_cache_miss_duration_per_model",
+            "counter",
+            "Time of looking for answers and keeping them, microseconds.",
+        ),
+    ),
+}
+FIRST: Final = Row(FIRST_RESPONSE, "histogram", "Time to the first response of decoupled models.")
+SUMMARIES: Final[Mapping[str, Row]] = {
+    phase: Row(
+        f"nv_inference_{phase}_summary_us", "summary", f"Quantiles of {phase} time since the model was loaded."
+    )
+    for phase in PHASES
+}
+CPU: Final = Row("nv_cpu_utilization", "gauge", "Share of all CPUs that was busy since the last scrape, 0 to 1.")
+CPU_TOTAL: Final = Row("nv_cpu_memory_total_bytes", "gauge", "Memory of the machine.")
+CPU_USED: Final = Row("nv_cpu_memory_used_bytes", "gauge", "Memory of the machine that is used.")
+SECONDS: Final = Row(
+    "forebay_modelserver_request_seconds",
+    "histogram",
+    "From a request's arrival at its model to the end of its answer.",
+)
+READY: Final = Row("forebay_modelserver_ready", "gauge", "1 if the server and its models are ready.")
+TRACES_LOST: Final = Row("forebay_modelserver_traces_lost_total", "counter", "Traces that could not be written.")
+TABLE: Final = (
+    SUCCESS, FAILURE, COUNT, EXECUTIONS, *DURATIONS.values(), PENDING,
+    *(row for pair in CACHE.values() for row in pair), FIRST, *SUMMARIES.values(), CPU, CPU_TOTAL, CPU_USED,
+    SECONDS, READY, TRACES_LOST,
+)  # fmt: skip
+"""All metrics, in the order in which they are shown."""
+
+
+class ServerMetrics:
+    """Renders the metrics of one server."""
+
+    def __init__(
+        self, models: Models, latencies: Latencies, *, counters: bool = True, summaries: bool = False
+    ) -> None:
+        self._models = models
+        self._latencies = latencies
+        self._counters = counters
+        """Whether there are counters of latencies."""
+        self._summaries = summaries
+        self._machine = Machine()
+        self.traces_lost = 0
+
+    def render(self) -> bytes:
+        """The exposition, in Prometheus' text format."""
+        found: dict[Row, list[Sample]] = {row: [] for row in TABLE}
+        with suppress(Refused):  # before the start there are none
+            served = self._models.statistics("", "")
+            self._latencies.forget_all_but({(each.name, each.version) for each in served})
+            for each in served:
+                self._add_model(found, each)
+        for (model, version), latency in sorted(self._latencies.known.items()):
+            self._add_latency(found, (("model", model), ("version", version)), latency)
+        for row, value in self._machine.look():
+            found[row].append(Sample((), value))
+        found[READY].append(Sample((), float(self._models.ready)))
+        found[TRACES_LOST].append(Sample((), float(self.traces_lost)))
+        return "".join(_lines(found)).encode()
+
+    def _add_model(self, found: Mapping[Row, list[Sample]], model: ModelStatistics) -> None:
+        labels = (("model", model.name), ("version", model.version))
+        found[SUCCESS].append(Sample(labels, model.success.count))
+        for reason, number in model.failures.items():
+            found[FAILURE].append(Sample((*labels, ("reason", str(reason))), number))
+        found[COUNT].append(Sample(labels, model.inference_count))
+        found[EXECUTIONS].append(Sample(labels, model.execution_count))
+        found[PENDING].append(Sample(labels, model.pending))
+        if self._counters:
+            for name, row in DURATIONS.items():
+                found[row].append(Sample(labels, getattr(model, name).ns // 1000))
+        view = self._models.view(model.name, model.version)
+        if view.config.cache:
+            for name, (number_row, time_row) in CACHE.items():
+                found[number_row].append(Sample(labels, getattr(model, name).count))
+                found[time_row].append(Sample(labels, getattr(model, name).ns // 1000))
+        if self._latencies.first_responses and view.config.decoupled:
+            self._latencies.watch_first_responses(model.name, model.version, first_response_buckets(view.document))
+
+    def _add_latency(self, found: Mapping[Row, list[Sample]], labels: Labels, latency: Latency) -> None:
+        found[SECONDS] += _histogram(labels, latency.seconds)
+        if latency.first_ms is not None:
+            found[FIRST] += _histogram(labels, latency.first_ms)
+        if self._summaries:
+            for phase, summary in latency.phases.items():
+                samples = found[SUMMARIES[phase]]
+                samples.append(Sample(labels, summary.count, "_count"))
+                samples.append(Sample(labels, summary.sum_us, "_sum"))
+                samples += [Sample((*labels, ("quantile", str(q))), summary.quantile(q)) for q in QUANTILES]
+
+
+def first_response_buckets(document: Mapping[str, Any]) -> Sequence[float]:
+    """The buckets that a model's configuration gives, milliseconds; else Triton's."""
+    for control in document.get("model_metrics", {}).get("metric_control", ()):
+        if control.get("metric_identifier", {}).get("family") == FIRST_RESPONSE:
+            buckets = control.get("histogram_options", {}).get("buckets", ())
+            return tuple(sorted(map(float, buckets))) or FIRST_RESPONSE_MS
+    return FIRST_RESPONSE_MS
+
+
+class Machine:
+    """What /proc says of the machine; nothing where there is no /proc."""
+
+    def __init__(self, proc: Path = Path("/proc")) -> None:
+        self._proc = proc
+        self._before = (0, 0)
+
+    def look(self) -> Iterator[tuple[Row, float]]:
+        """Metrics and their values now."""
+        with suppress(OSError, ValueError, KeyError, IndexError):
+            times = [int(each) for each in (self._proc / "stat").read_text().split("\n", 1)[0].split()[1:9]]
+            idle, total = times[3] + times[4], sum(times)
+            idle_before, total_before = self._before
+            self._before = idle, total
+            yield CPU, 1 - (idle - idle_before) / max(1, total - total_before)
+        with suppress(OSError, ValueError, KeyError, IndexError):
+            lines = (line.split() for line in (self._proc / "meminfo").read_text().splitlines())
+            kilobytes = {words[0]: int(words[1]) for words in lines}
+            total = kilobytes["MemTotal:"] * 1024
+            yield CPU_TOTAL, total
+            yield CPU_USED, total - kilobytes["MemAvailable:"] * 1024
+
+
+def _histogram(labels: Labels, histogram: Histogram) -> Iterator[Sample]:
+    buckets = histogram.buckets()
+    for bound, count in buckets:
+        yield Sample((*labels, ("le", bound)), count, "_bucket")
+    yield Sample(labels, buckets[-1][1], "_count")
+    yield Sample(labels, histogram.sum, "_sum")
+
+
+def _lines(found: Mapping[Row, Iterable[Sample]]) -> Iterator[str]:
+    for row, samples in found.items():
+        if not samples:
+            continue
+        yield f"# HELP {row.name} {row.help}\n# TYPE {row.name} {row.kind}\n"
+        for labels, value, suffix in samples:
+            inside = ",".join(f'{name}="{_escaped(text)}"' for name, text in labels)
+            shown = int(value) if value == int(value) else value
+            yield f"{row.name}{suffix}{{{inside}}} {shown}\n" if inside else f"{row.name}{suffix} {shown}\n"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -1,0 +1,99 @@
+"""Traces as files: JSON arrays, each valid whenever it is looked at."""
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import structlog
+
+from forebay.modelserver.telemetry.tracing import Sampler, TraceSettings
+
+WRITE_EVERY_S: Final = 1.0
+WAITING_MAX: Final = 100_000
+"""Traces that wait to be written; more are lost, and counted."""
+
+
+class _Batch(NamedTuple):
+    path: str
+    """As the setting has it."""
+    numbered: bool
+    """Into a file of its own, with the next number at its end."""
+    traces: Sequence[bytes]
+
+
+class TraceFiles:
+    """Takes traces and writes them now and then, away from the loop.
+
+    What a numbered file gets is written at once; the plain file of a setting grows.
+    """
+
+    def __init__(self, log: structlog.stdlib.BoundLogger) -> None:
+        self._log = log
+        self._waiting: deque[_Batch] = deque()
+        self._count = 0
+        self._begun: set[str] = set()
+        self._numbers: dict[str, int] = {}
+        self.lost = 0
+        """Traces that could not be written."""
+
+    def add(self, sampler: Sampler, trace: bytes) -> None:
+        """Take one trace: JSON objects with commas between them."""
+        if sampler.add(trace):
+            self._take(sampler, numbered=True)
+
+    def retire(self, sampler: Sampler) -> None:
+        """Write what a sampler still holds."""
+        self._take(sampler, numbered=sampler.setting.log_frequency > 0)
+
+    async def run(self, settings: TraceSettings) -> None:
+        """Write for as long as it runs."""
+        while True:
+            await asyncio.sleep(WRITE_EVERY_S)
+            await self.flush(settings, last=False)
+
+    async def flush(self, settings: TraceSettings, *, last: bool) -> None:
+        """Write what there is; traces that are to have a numbered file wait for the others of it, unless `last`."""
+        for sampler in settings.samplers():
+            if last or not sampler.setting.log_frequency:
+                self.retire(sampler)
+        batches = list(self._waiting)
+        self._waiting.clear()
+        self._count = 0
+        if batches:
+            await asyncio.to_thread(self._write, batches)
+
+    def _take(self, sampler: Sampler, *, numbered: bool) -> None:
+        traces, sampler.traces = sampler.traces, []
+        if not traces:
+            return
+        if self._count + len(traces) > WAITING_MAX:
+            self.lost += len(traces)
+            return
+        self._count += len(traces)
+        self._waiting.append(_Batch(sampler.setting.file, numbered, traces))
+
+    def _write(self, batches: Sequence[_Batch]) -> None:
+        for batch in batches:
+            text = b",\n".join(batch.traces)
+            try:
+                if batch.numbered:
+                    number = self._numbers.get(batch.path, 0)
+                    self._numbers[batch.path] = number + 1
+                    Path(f"{batch.path}.{number}").write_bytes(b"[%b]" % text)
+                else:
+                    self._append(batch.path, text)
+            except OSError as error:
+                self.lost += len(batch.traces)
+                self._log.error("traces cannot be written", file=batch.path, reason=str(error))
+
+    def _append(self, path: str, text: bytes) -> None:
+        """The bracket at the end gives way to what follows."""
+        if path not in self._begun:
+            Path(path).write_bytes(b"[%b]" % text)
+            self._begun.add(path)
+            return
+        with Path(path).open("r+b") as file:
+            file.seek(-1, 2)
+            file.write(b",\n%b]" % text)

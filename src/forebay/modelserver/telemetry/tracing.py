@@ -1,0 +1,191 @@
+"""How requests are traced: settings of the server and of single models, with Triton's names, texts and rules."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from forebay.core.serving.errors import Kind, Refused
+from forebay.wire.oip.fields import NOT_ARRAY, NOT_STRING, invalid
+
+OFF: Final = "OFF"
+TIMESTAMPS: Final = "TIMESTAMPS"
+TENSORS: Final = "TENSORS"
+UNLIMITED: Final = -1
+_UINT32_MAX: Final = 2**32 - 1
+_INT32_MAX: Final = 2**31 - 1
+MODE: Final = "triton"
+"""Traces are files; Triton's other mode exports to OpenTelemetry."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tracing:
+    """One setting, complete."""
+
+    levels: tuple[str, ...] = ()
+    """TIMESTAMPS, TENSORS or both; none: nothing is traced."""
+    rate: int = 1000
+    """One request of so many is traced."""
+    count: int = UNLIMITED
+    """Traces that are still to be made."""
+    log_frequency: int = 0
+    """After so many traces they go into a file with a number at its end; 0: all into one file, at the end."""
+    file: str = ""
+
+    @property
+    def flaw(self) -> str:
+        """Why nothing can be traced; empty: nothing is wrong."""
+        if not self.levels:
+            return "tracing is disabled"
+        if self.rate == 0:
+            return "sample rate must be non-zero"
+        return "" if self.file else "trace file name is not given"
+
+
+class Sampler:
+    """Says which requests are traced by one setting, and keeps their traces until they are to be written."""
+
+    __slots__ = ("_seen", "_under_way", "left", "setting", "traces")
+
+    def __init__(self, setting: Tracing) -> None:
+        self.setting = setting
+        self.left = setting.count
+        """Traces that may still be made; -1: any number."""
+        self.traces: list[bytes] = []
+        self._seen = 0
+        self._under_way = 0
+
+    def hit(self) -> bool:
+        """Whether the request that has just come is traced. Whoever traces it calls `add` later."""
+        if self.left == 0 or self.setting.flaw:
+            return False
+        self._seen += 1
+        if self._seen % self.setting.rate:
+            return False
+        if self.left > 0:
+            self.left -= 1
+        self._under_way += 1
+        return True
+
+    def add(self, trace: bytes) -> bool:
+        """Take a trace; whether those that are here are to be written to a file of their own now."""
+        self.traces.append(trace)
+        self._under_way -= 1
+        frequency = self.setting.log_frequency
+        if frequency and len(self.traces) >= frequency:
+            return True
+        return self.left == 0 and self._under_way == 0
+
+
+class TraceSettings:
+    """What holds for the server and for models: a model's own setting before the server's before the default.
+
+    Everything raises `Refused`. `replaced` hears of samplers whose setting no longer holds.
+    """
+
+    def __init__(self, default: Tracing, replaced: Callable[[Sampler], None] = lambda _: None) -> None:
+        self._default = default
+        self._replaced = replaced
+        self._own: dict[str, dict[str, Any]] = {"": {}}
+        """By model (empty: the server), what has been set for it."""
+        self._samplers: dict[str, Sampler] = {}
+        self.off = not default.levels
+        """Nothing at all is traced."""
+
+    def sampler(self, model: str) -> Sampler:
+        """Who says which requests of a model are traced."""
+        owner = model if model in self._own else ""
+        sampler = self._samplers.get(owner)
+        if sampler is None:
+            sampler = self._samplers[owner] = Sampler(self.of(model))
+        return sampler
+
+    def samplers(self) -> Sequence[Sampler]:
+        """All that are in use."""
+        return list(self._samplers.values())
+
+    def of(self, model: str) -> Tracing:
+        """What holds for a model; of all without a setting of their own if it is empty."""
+        return replace(self._default, **{**self._own[""], **self._own.get(model, {})})
+
+    def change(self, model: str, changes: Mapping[str, Any]) -> None:
+        """Take changes over, all or none. None as a value takes a setting back; unknown names are ignored."""
+        own = dict(self._own.get(model, {}))
+        for name, value in _read(changes).items():
+            if value is None:
+                own.pop(name, None)
+            else:
+                own[name] = value
+        before = self._own.get(model)
+        self._own[model] = own
+        fresh = self.of(model)
+        if fresh.levels and fresh.flaw:
+            if before is None:
+                del self._own[model]
+            else:
+                self._own[model] = before
+            raise invalid(f"Attempting to set invalid trace setting :{fresh.flaw}")
+        if model and not own:
+            del self._own[model]
+        self.off = not any(self.of(each).levels for each in self._own)
+        for each in [model] if model else list(self._samplers):
+            if (sampler := self._samplers.pop(each, None)) is not None:
+                self._replaced(sampler)
+
+
+def trace_document(sampler: Sampler) -> dict[str, Any]:
+    """A setting as the protocol shows it, with the number of traces that are left."""
+    setting = sampler.setting
+    return {
+        "trace_level": list(setting.levels) or [OFF],
+        "trace_rate": str(setting.rate),
+        "trace_count": str(sampler.left),
+        "log_frequency": str(setting.log_frequency),
+        "trace_file": setting.file,
+        "trace_mode": MODE,
+    }
+
+
+def _read(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Changes by the names of fields; None for what is taken back."""
+    if "trace_file" in changes:
+        text = "trace file location can not be updated through network protocol"
+        raise Refused(Kind.UNSUPPORTED, text)
+    read: dict[str, Any] = {}
+    if "trace_level" in changes:
+        levels = changes["trace_level"]
+        read["levels"] = None if levels is None else _levels(levels)
+        if read["levels"] == () and OFF not in (levels or ()):
+            del read["levels"]  # names of no level say nothing
+    for name, field, least, most in (
+        ("trace_rate", "rate", 0, _UINT32_MAX),
+        ("trace_count", "count", UNLIMITED, _INT32_MAX),
+        ("log_frequency", "log_frequency", 0, _UINT32_MAX),
+    ):
+        if name in changes:
+            value = changes[name]
+            read[field] = None if value is None else _number(name, value, least, most)
+    return read
+
+
+def _levels(given: Any) -> tuple[str, ...]:
+    if type(given) is not list:
+        raise invalid(NOT_ARRAY)
+    if any(type(level) is not str for level in given):
+        raise invalid(NOT_STRING)
+    if OFF in given and len(given) > 1:
+        raise invalid("Expect only one trace level 'OFF' is specified")
+    return tuple(level for level in (TIMESTAMPS, TENSORS) if level in given)
+
+
+def _number(name: str, given: Any, least: int, most: int) -> int:
+    if type(given) is not str:
+        raise invalid(NOT_STRING)
+    try:
+        value = int(given[:64])
+    except ValueError:
+        raise invalid(f"Unable to parse '{name}', got: {given[:64]}") from None
+    if name == "trace_count" and value < least:
+        raise invalid(f"Unable to parse '{name}'. Expecting value >= {least}, got:{given[:64]}")
+    if not least <= value <= most:
+        raise invalid(f"Unable to parse '{name}', value is out of range [ {least}, {most} ], got: {given[:64]}")
+    return value

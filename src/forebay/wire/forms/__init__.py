@@ -1,0 +1,1 @@
+"""Bodies that HTML forms have: fields and files in one body, sans-IO."""

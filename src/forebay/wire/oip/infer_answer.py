@@ -1,0 +1,97 @@
+"""Answers of the infer endpoint: a JSON document, and behind it the bytes of outputs that are wanted as such."""
+
+import heapq
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+
+from forebay.core.serving.config import Datatype
+from forebay.core.serving.errors import Kind, Refused
+from forebay.core.serving.values import Buffer, InferResponse, Tensor
+from forebay.wire.oip import tensors
+from forebay.wire.oip.fields import invalid
+from forebay.wire.oip.infer_document import Told, ToldOutput
+from forebay.wire.oip.infer_request import Asked
+
+CLASSIFIED_ELEMENTS_MAX: Final = 1_000_000
+"""Elements of one row that classes are looked for in: Triton's limit."""
+_UNCLASSIFIABLE: Final = frozenset({Datatype.BOOL, Datatype.FP16, Datatype.BF16, Datatype.BYTES})
+_FLOATS: Final = frozenset({Datatype.FP32, Datatype.FP64})
+
+Labels = Callable[[str], Sequence[str]]
+"""What the classes of an output are called."""
+
+
+class Written(NamedTuple):
+    """An answer. `buffers` follow the JSON; they are those of the response, so they hold as long as it does."""
+
+    json: bytes
+    buffers: list[Buffer]
+
+
+_encode = msgspec.json.Encoder().encode
+
+
+def write_infer(response: InferResponse, asked: Asked, *, batches: bool, labels: Labels) -> Written:
+    """Write an answer, and into shared memory what should go there. Raises `Refused`.
+
+    `batches`: the first dimension of outputs is the batch.
+    """
+    outputs: list[ToldOutput] = []
+    buffers: list[Buffer] = []
+    forms, others = asked.forms, asked.others
+    for tensor in response.outputs:
+        form = forms.get(tensor.name, others)
+        if form.classes:
+            tensor = classified(tensor, form.classes, batches=batches, labels=labels)  # noqa: PLW2901 - as wanted
+        name, datatype, shape, data = tensor
+        output = ToldOutput(name, datatype, shape)
+        if form.binary:
+            size = len(data)
+            output.parameters = {"binary_data_size": size}
+            if size:
+                buffers.append(data)
+        elif form.target is not None:
+            form.target.put(name, data)
+        else:
+            output.data = msgspec.Raw(tensors.unpack(name, datatype, data, _elements(shape)))
+        outputs.append(output)
+    document = Told(
+        response.id or msgspec.UNSET,
+        response.model,
+        response.version,
+        response.parameters or msgspec.UNSET,
+        outputs,
+    )
+    return Written(_encode(document), buffers)
+
+
+def classified(tensor: Tensor, classes: int, *, batches: bool, labels: Labels) -> Tensor:
+    """The best classes of each row as BYTES `score:index` or `score:index:label`. Raises `Refused`."""
+    name, datatype, shape, data = tensor
+    if datatype in _UNCLASSIFIABLE:
+        raise invalid(f"class result not available for output due to unsupported type '{datatype}'")
+    rows = shape[0] if batches and shape else 0
+    elements = _elements(shape[1:] if rows else shape)
+    if elements > CLASSIFIED_ELEMENTS_MAX:
+        raise invalid("classification output tensor too large")
+    if len(data) != tensors.byte_size(datatype, elements * max(1, rows)):
+        raise Refused(Kind.INTERNAL, f"output tensor shape does not match size of output for '{name}'")
+    scores = tensors.numbers(datatype, data)
+    form = "%f" if datatype in _FLOATS else "%d"
+    names = labels(name)
+    found: list[str] = []
+    for at in range(0, len(scores), elements or 1):
+        for index in heapq.nlargest(classes, range(elements), key=scores[at : at + elements].__getitem__):
+            label = f":{names[index]}" if index < len(names) else ""
+            found.append(f"{form % scores[at + index]}:{index}{label}")
+    count = min(classes, elements)
+    return Tensor(name, Datatype.BYTES, (rows, count) if rows else (count,), tensors.pack_strings(found))
+
+
+def _elements(shape: Sequence[int]) -> int:
+    elements = 1
+    for dim in shape:
+        elements *= dim
+    return elements

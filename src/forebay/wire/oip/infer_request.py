@@ -1,0 +1,347 @@
+"""Requests of the infer endpoint: a JSON document, and behind it the bytes of binary tensors.
+
+The parts of a body that are tensors are not copied: they are views of it. Whether tensors fit the model, and whether
+their bytes are as many as their shapes say, is for the models to check, as they do for requests that come otherwise.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from forebay.core.serving.config import VARIABLE, Datatype, ModelConfig
+from forebay.core.serving.errors import Refused
+from forebay.core.serving.values import Buffer, InferRequest, Parameter, Tensor
+from forebay.wire.documents import UNREADABLE
+from forebay.wire.oip import tensors
+from forebay.wire.oip.fields import (
+    ABSENT,
+    NOT_ARRAY,
+    NOT_STRING,
+    UINT64_MAX,
+    boolean,
+    invalid,
+    load,
+    parameter,
+    string,
+    unsigned,
+)
+from forebay.wire.oip.infer_document import NO_DATA, Given, GivenInput, GivenOutput
+from forebay.wire.oip.ports import Memory, Target
+
+LENGTH_HEADER: Final = "Inference-Header-Content-Length"
+"""How many bytes of a body are JSON; the rest is tensors."""
+LENGTH_DIGITS_MAX: Final = 18
+RESERVED: Final = frozenset({
+    "sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "headers", "binary_data_output",
+})  # fmt: skip
+"""Parameters with a meaning of their own."""
+RESERVED_PREFIX: Final = "triton_"
+
+
+class Form(NamedTuple):
+    """How a client wants an output."""
+
+    binary: bool = False
+    classes: int = 0
+    """So many classes with their scores instead of the tensor; 0: the tensor."""
+    target: Target | None = None
+    """Where the bytes go instead of into the answer."""
+
+
+JSON_FORM: Final = Form()
+BINARY_FORM: Final = Form(binary=True)
+
+
+class Asked(NamedTuple):
+    """A request and how it wants to be answered: outputs that are not in `forms` have the form `others`."""
+
+    request: InferRequest
+    forms: Mapping[str, Form]
+    others: Form
+
+
+_NO_FIELDS: Final[dict[str, Any]] = {}
+_NO_FORMS: Final[dict[str, Form]] = {}
+_DATATYPES: Final = {datatype.value: datatype for datatype in Datatype}
+
+
+_decode = msgspec.json.Decoder(Given).decode
+
+
+def json_length(header: bytes | None, body_bytes: int) -> int | None:
+    """What the header `Inference-Header-Content-Length` says; None without it. Raises `Refused`."""
+    if header is None:
+        return None
+    if not header.removeprefix(b"-").isdigit():
+        raise invalid(f"Unable to parse {LENGTH_HEADER}, got: {header[:100].decode('latin-1')}")
+    length = int(header) if len(header) <= LENGTH_DIGITS_MAX else -1
+    if not 0 <= length <= body_bytes:
+        raise invalid(
+            f"inference header size should be in range (0, {body_bytes}), got: {header[:100].decode('latin-1')}"
+        )
+    return length
+
+
+def read_infer(
+    model: str, version: str, body: bytes, json_bytes: int | None, memory: Memory, *, json_bytes_max: int
+) -> Asked:
+    """Read a request of which the first `json_bytes` (None: all) are JSON. Raises `Refused`.
+
+    `json_bytes_max` is the limit on the JSON, and on each tensor in it once that is bytes.
+    """
+    size = len(body) if json_bytes is None else json_bytes
+    if size > json_bytes_max:
+        raise invalid(
+            f"request JSON size of {size} bytes exceeds the maximum allowed input size of {json_bytes_max} bytes. "
+            f"Use --http-max-input-size to increase the limit."
+        )
+    view = memoryview(body)
+    document = _read_document(body if size == len(body) else view[:size])
+    request = InferRequest(model, version, "", ())
+    if document.id is not msgspec.UNSET:
+        request.id = string(document.id, "Unable to parse 'id'")
+    others = JSON_FORM
+    if document.parameters is not msgspec.UNSET and read_parameters(document.parameters, request):
+        others = BINARY_FORM
+    inputs = []
+    names = set()
+    at = size
+    for each in document.inputs:
+        tensor, at = _read_input(each, request, view, at, memory=memory, tensor_bytes_max=json_bytes_max)
+        inputs.append(tensor)
+        names.add(tensor.name)
+        if len(names) != len(inputs):
+            raise invalid(f"{tensors.log_prefix(request.id)}input '{tensor.name}' already exists in request")
+    if at != len(body):
+        raise invalid(f"unexpected additional input data for model '{model}'")
+    request.inputs = tuple(inputs)
+    if not document.outputs:
+        return Asked(request, _NO_FORMS, others)
+    return Asked(request, _read_outputs(document.outputs, request, memory), others)
+
+
+def read_raw(config: ModelConfig, version: str, body: bytes) -> Asked:
+    """Read a request without any JSON: its body is the one input of the model. Raises `Refused`."""
+    prefix = tensors.log_prefix("")
+    if len(config.inputs) != 1:
+        raise invalid(
+            f"{prefix}Raw request must only have 1 input (found 1) to be deduced but got {len(config.inputs)} inputs "
+            f"in '{config.name}' model configuration"
+        )
+    spec = config.inputs[0]
+    shape = [1] * (config.max_batch > 0)
+    variable, elements = -1, 1
+    for dim in spec.dims:
+        if dim != VARIABLE:
+            elements *= dim
+        elif variable != -1:
+            raise invalid(
+                f"{prefix}The shape of the raw input '{spec.name}' can not be deduced because there are more than "
+                f"one variable-sized dimension"
+            )
+        else:
+            variable = len(shape)
+        shape.append(dim)
+    data: Buffer = body
+    if spec.datatype is Datatype.BYTES:
+        if variable != -1 or elements != 1:
+            raise invalid(f"{prefix}For BYTE datatype raw input '{spec.name}', the model must have input shape [1]")
+        data = tensors.prefixed(body)
+    elif variable != -1:
+        one_bytes = tensors.byte_size(spec.datatype, elements)
+        shape[variable] = len(body) // one_bytes if one_bytes else 0
+    tensor = Tensor(spec.name, spec.datatype, tuple(shape), data)
+    return Asked(InferRequest(config.name, version, "", (tensor,)), _NO_FORMS, BINARY_FORM)
+
+
+def read_parameters(parameters: Any, request: InferRequest) -> bool:
+    """Put the parameters of a request into it; whether outputs should be binary. Raises `Refused`."""
+    if type(parameters) is not dict:
+        raise invalid("failed to get request params.: attempt to get members for non-object")
+    binary = False
+    custom: dict[str, Parameter] = {}
+    for name, value in parameters.items():
+        if name == "sequence_id":
+            if type(value) is not int or not 0 <= value <= UINT64_MAX:
+                string(value, "Unable to parse 'sequence_id'")
+            request.sequence_id = value
+        elif name == "sequence_start":
+            request.sequence_start = boolean(value, "Unable to parse 'sequence_start'")
+        elif name == "sequence_end":
+            request.sequence_end = boolean(value, "Unable to parse 'sequence_end'")
+        elif name == "priority":
+            request.priority = unsigned(value, "Unable to parse 'priority'")
+        elif name == "timeout":
+            request.timeout_us = unsigned(value, "Unable to parse 'timeout'")
+        elif name == "binary_data_output":
+            binary = boolean(value, "Unable to parse 'binary_data_output'")
+        elif name.startswith(RESERVED_PREFIX):
+            raise invalid(
+                "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified."
+            )
+        else:
+            custom[name] = parameter(name, value)
+    if custom:
+        request.parameters = custom
+    return binary
+
+
+# --- inputs and outputs
+
+
+def _read_input(
+    given: GivenInput, request: InferRequest, body: memoryview, at: int, *, memory: Memory, tensor_bytes_max: int
+) -> tuple[Tensor, int]:
+    """The input, and where in the body the next one that is binary begins."""
+    parameters = given.parameters if type(given.parameters) is dict else _NO_FIELDS
+    in_json, binary = given.data is not NO_DATA, "binary_data_size" in parameters
+    shared = "shared_memory_region" in parameters
+    if in_json + binary + shared != 1:
+        raise _not_one_source(in_json, binary, shared)
+    name, datatype, shape = _read_head(given)
+    data: Buffer
+    if binary:
+        end = at + unsigned(parameters["binary_data_size"], "Unable to parse 'binary_data_size'")
+        if end > len(body):
+            raise invalid(
+                f"unexpected size for input '{name}', expecting {end - len(body)} additional bytes for model "
+                f"'{request.model}'"
+            )
+        data = body[at:end]
+        at = end
+    elif shared:
+        data = memory.read(*_read_place(parameters))
+    else:
+        data = _read_data(name, datatype, shape, given.data, tensor_bytes_max)
+    return Tensor(name, datatype, shape, data), at
+
+
+def _read_head(given: GivenInput) -> tuple[str, Datatype, tuple[int, ...]]:
+    name = given.name
+    if type(name) is not str:
+        raise _missing("name", name, NOT_STRING)
+    if type(given.datatype) is not str:
+        raise _missing("datatype", given.datatype, NOT_STRING)
+    datatype = _DATATYPES.get(given.datatype)
+    if datatype is None:
+        raise invalid(f"invalid datatype for input {name}")
+    shape = given.shape
+    if type(shape) is not list:
+        raise _missing("shape", shape, NOT_ARRAY)
+    for dim in shape:
+        if type(dim) is not int or not 0 <= dim <= UINT64_MAX:
+            unsigned(dim, "Unable to parse 'shape'")
+    return name, datatype, tuple(shape)
+
+
+def _read_data(
+    name: str, datatype: Datatype, shape: tuple[int, ...], data: msgspec.Raw, tensor_bytes_max: int
+) -> bytes:
+    elements = tensors.count(name, shape)
+    if elements == 0:
+        return b""
+    size = tensors.byte_size(datatype, elements)
+    if size > tensor_bytes_max:
+        raise invalid(
+            f"JSON input '{name}' has a byte_size ({size} bytes) that exceeds the maximum allowed value of "
+            f"{tensor_bytes_max} bytes. Use --http-max-input-size to increase the limit."
+        )
+    return tensors.pack(name, datatype, data, elements)
+
+
+def _read_place(parameters: Mapping[str, Any]) -> tuple[str, int, int]:
+    name = string(parameters["shared_memory_region"], "Unable to parse 'shared_memory_region'")
+    offset = unsigned(parameters.get("shared_memory_offset", 0), "Unable to parse 'shared_memory_offset'")
+    size = unsigned(parameters.get("shared_memory_byte_size", 0), "Unable to parse 'shared_memory_byte_size'")
+    return name, offset, size
+
+
+def _read_outputs(given: list[GivenOutput], request: InferRequest, memory: Memory) -> dict[str, Form]:
+    forms: dict[str, Form] = {}
+    for each in given:
+        parameters = each.parameters if type(each.parameters) is dict else _NO_FIELDS
+        form = JSON_FORM
+        if parameters:
+            form = _read_form(parameters, memory)
+        name = each.name
+        if type(name) is not str:
+            raise _missing("name", name, NOT_STRING)
+        if name in forms:
+            raise invalid(f"{tensors.log_prefix(request.id)}output '{name}' already exists in request")
+        forms[name] = form
+    request.outputs = tuple(forms)
+    return forms
+
+
+def _read_form(parameters: Mapping[str, Any], memory: Memory) -> Form:
+    classes = 0
+    if "classification" in parameters:
+        classes = unsigned(parameters["classification"], "Unable to set 'classification'")
+    binary = boolean(parameters.get("binary_data", False), "Unable to parse 'binary_data'")
+    if "shared_memory_region" not in parameters:
+        return BINARY_FORM if binary and not classes else Form(binary, classes)
+    for taken, what in (("classification" in parameters, "classification"), (binary, "binary_data")):
+        if taken:
+            raise invalid(f"Output can't set both 'shared_memory_region' and '{what}'")
+    return Form(target=memory.target(*_read_place(parameters)))
+
+
+# --- documents that are not as they should be
+
+
+def _read_document(data: bytes | memoryview) -> Given:
+    try:
+        return _decode(data)
+    except UNREADABLE:
+        return _read_slowly(load(data))
+
+
+def _read_slowly(document: Any) -> Given:
+    """Read, field by field, what is wrong, or has a NaN."""
+    fields = document if type(document) is dict else _NO_FIELDS
+    read = Given([])
+    read.id = fields.get("id", msgspec.UNSET)
+    read.parameters = fields.get("parameters", msgspec.UNSET)
+    for each in _array(fields, "inputs"):
+        parts = each if type(each) is dict else _NO_FIELDS
+        data = _raw(parts["data"]) if "data" in parts else NO_DATA
+        read.inputs.append(GivenInput(**{name: parts[name] for name in _HEAD if name in parts}, data=data))
+    for each in _array(fields, "outputs") if "outputs" in fields else ():
+        parts = each if type(each) is dict else _NO_FIELDS
+        read.outputs.append(GivenOutput(**{name: parts[name] for name in ("name", "parameters") if name in parts}))
+    return read
+
+
+_HEAD: Final = ("name", "datatype", "shape", "parameters")
+
+
+def _raw(value: Any) -> msgspec.Raw:
+    return msgspec.Raw(json.dumps(value).encode())
+
+
+def _array(fields: Mapping[str, Any], name: str) -> list[Any]:
+    if name not in fields:
+        raise _missing(name, msgspec.UNSET, NOT_ARRAY)
+    value = fields[name]
+    if type(value) is not list:
+        raise _missing(name, value, NOT_ARRAY)
+    return value
+
+
+def _missing(name: str, value: Any, otherwise: str) -> Refused:
+    """The error for a field that is not there, or else is not what it should be."""
+    return invalid(f"Unable to parse '{name}': {ABSENT.format(name) if value is msgspec.UNSET else otherwise}")
+
+
+def _not_one_source(in_json: bool, binary: bool, shared: bool) -> Refused:
+    given = [
+        name
+        for there, name in ((in_json, "'data'"), (binary, "'binary_data_size'"), (shared, "'shared_memory_region'"))
+        if there
+    ]
+    return invalid(
+        "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters', "
+        f"'shared_memory_region' in 'parameters'. But {'set ' + ' '.join(given) if given else 'no field is set'}"
+    )

@@ -1,0 +1,274 @@
+"""Tensors between JSON and bytes.
+
+No number becomes a Python object unless the client wrote or wants JSON. The bytes are little-endian, as every
+platform is that there are wheels for.
+"""
+
+import math
+import struct
+from array import array
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from itertools import chain
+from typing import Any, Final
+
+import msgspec
+
+from forebay.core.serving.config import ELEMENT_BYTES, Datatype
+from forebay.core.serving.errors import Kind, Refused
+from forebay.core.serving.values import Buffer
+from forebay.wire.documents import UNREADABLE
+from forebay.wire.oip.fields import (
+    INT64_MAX,
+    NOT_BOOLEAN,
+    NOT_NUMBER,
+    NOT_SIGNED,
+    NOT_STRING,
+    NOT_UNSIGNED,
+    as_float,
+    invalid,
+    load,
+)
+
+NESTING_MAX: Final = 100
+"""Triton's limit on arrays in arrays."""
+TYPED_NESTING_MAX: Final = 8
+"""Up to here a reader is made for each depth."""
+LENGTH_BYTES: Final = 4
+"""What stands before each element of BYTES: its length, little-endian."""
+_CODES: Final[dict[Datatype, Any]] = {
+    Datatype.BOOL: "B", Datatype.UINT8: "B", Datatype.UINT16: "H", Datatype.UINT32: "I", Datatype.UINT64: "Q",
+    Datatype.INT8: "b", Datatype.INT16: "h", Datatype.INT32: "i", Datatype.INT64: "q",
+    Datatype.FP32: "f", Datatype.FP64: "d",
+}  # fmt: skip
+_BINARY_ONLY: Final = (Datatype.FP16, Datatype.BF16)
+_FLOATS: Final = (Datatype.FP32, Datatype.FP64)
+_KINDS: Final[dict[Datatype, Any]] = {
+    Datatype.BOOL: bool, Datatype.FP32: float, Datatype.FP64: float, Datatype.BYTES: str,
+}  # fmt: skip
+"""What elements are in JSON, if not integers."""
+_NOT: Final = {Datatype.BOOL: NOT_BOOLEAN, Datatype.BYTES: NOT_STRING, **dict.fromkeys(_FLOATS, NOT_NUMBER)}
+
+_encode = msgspec.json.Encoder().encode
+_length = struct.Struct("<I")
+_HEAD_BYTES: Final = 64
+
+
+def count(name: str, shape: Sequence[int]) -> int:
+    """How many elements a tensor of that shape has. Raises `Refused` if no tensor can have so many."""
+    elements = 1
+    for dim in shape:
+        elements *= dim
+        if elements > INT64_MAX:  # said at once: the product of a million dimensions takes minutes
+            break
+        if dim == 0:
+            return 0
+    else:
+        return elements
+    what = f"invalid shape for input '{name}': shape {_text(shape)}"
+    if dim > INT64_MAX:
+        raise invalid(f"{what} contains one or more invalid dimensions")
+    raise invalid(f"{what} causes total element count to exceed maximum size of {INT64_MAX}")
+
+
+def byte_size(datatype: Datatype, elements: int) -> int:
+    """Bytes of so many elements; of BYTES, the least that they can have."""
+    return elements * (ELEMENT_BYTES[datatype] if datatype is not Datatype.BYTES else LENGTH_BYTES)
+
+
+def log_prefix(id: str) -> str:
+    """What Triton puts before errors of a request that it has read."""
+    return f"[request id: {id or '<id_unknown>'}] "
+
+
+# --- JSON to bytes
+
+
+def pack(name: str, datatype: Datatype, data: msgspec.Raw, elements: int) -> bytes:
+    """The bytes of JSON data, flat or nested. Raises `Refused`, also if there are not so many numbers.
+
+    How many strings there are is left to whoever checks a request against its model, as with binary tensors.
+    """
+    values = read_values(name, datatype, data)
+    if datatype is Datatype.BYTES:
+        return pack_strings(values)
+    if len(values) > elements:
+        raise invalid("Unable to parse 'data': Shape does not match true shape of 'data' field")
+    if len(values) < elements:
+        raise invalid("Failed to parse 'data' field: shape does not match true shape")
+    return pack_numbers(name, datatype, values)
+
+
+def read_values(name: str, datatype: Datatype, data: msgspec.Raw) -> list[Any]:
+    """The elements of JSON data, in order. Raises `Refused`."""
+    if datatype in _BINARY_ONLY:
+        raise invalid(
+            f"receiving {datatype} data via JSON is not supported. Please use the binary data format for input {name}"
+        )
+    head = bytes(memoryview(data)[:_HEAD_BYTES]).lstrip()
+    if head[:1] != b"[":
+        raise invalid("Unable to parse 'data': attempt to access JSON non-array as array")
+    depth = _depth(head)
+    if depth <= TYPED_NESTING_MAX:
+        try:
+            values: list[Any] = _reader(_KINDS.get(datatype, int), depth)(data)
+        except UNREADABLE:
+            pass  # arrays of several depths, NaN, or elements of the wrong kind
+        else:
+            for _ in range(depth - 1):
+                values = list(chain.from_iterable(values))
+            return values
+    return flatten(datatype, load(data))
+
+
+def flatten(datatype: Datatype, document: Any) -> list[Any]:
+    """The elements of a JSON value that may be arrays within arrays. Raises `Refused`."""
+    values: list[Any] = []
+    rows = [iter([document])]
+    while rows:
+        for each in rows[-1]:
+            if type(each) is list:
+                if len(rows) >= NESTING_MAX:
+                    raise invalid(
+                        f"Unable to parse 'data': JSON nesting depth exceeds maximum allowed limit ({NESTING_MAX})"
+                    )
+                rows.append(iter(each))
+                break
+            values.append(_checked(datatype, each))
+        else:
+            rows.pop()
+    return values
+
+
+def pack_numbers(name: str, datatype: Datatype, values: list[Any]) -> bytes:
+    """The bytes of numbers. Raises `Refused` for those that the type does not have."""
+    code = _CODES[datatype]
+    try:
+        return array(code, values).tobytes()
+    except OverflowError:
+        if code.isupper() and min(values) < 0:
+            raise invalid(f"Unable to parse 'data': {NOT_UNSIGNED}") from None
+        raise invalid(f"Unable to parse 'data': input '{name}' has a value that {datatype} cannot hold") from None
+
+
+def pack_strings(values: list[str]) -> bytes:
+    """The bytes of BYTES elements that are text."""
+    parts: list[bytes] = []
+    for value in values:
+        text = value.encode()
+        parts += (_length.pack(len(text)), text)
+    return b"".join(parts)
+
+
+def prefixed(data: bytes) -> bytes:
+    """One element of BYTES."""
+    return _length.pack(len(data)) + data
+
+
+# --- bytes to JSON
+
+
+def unpack(name: str, datatype: Datatype, data: Buffer, elements: int) -> bytes:
+    """The JSON of a tensor: a flat array. Raises `Refused`."""
+    if datatype is Datatype.BYTES:
+        return _encode(_strings(name, data, elements))
+    if datatype in _BINARY_ONLY:
+        raise invalid(
+            f"sending {datatype} data via JSON is not supported. Please use the binary data format for output"
+        )
+    if len(data) != byte_size(datatype, elements):
+        raise _output_size(name)
+    if datatype is Datatype.BOOL:
+        return _encode([each != 0 for each in memoryview(data).cast("B")])
+    values = numbers(datatype, data)
+    text = _encode(values)
+    if datatype in _FLOATS and b"null" in text:
+        return b"[%b]" % b",".join(map(_number, values))
+    return text
+
+
+def numbers(datatype: Datatype, data: Buffer) -> list[Any]:
+    """The elements of a tensor of numbers."""
+    values: list[Any] = memoryview(data).cast("B").cast(_CODES[datatype]).tolist()
+    return values
+
+
+def split(data: Buffer) -> list[memoryview]:
+    """The elements of BYTES. Raises ValueError where their lengths are more than there is."""
+    view = memoryview(data)
+    at, end, parts = 0, len(view), []
+    unpack_from = _length.unpack_from
+    while at < end:
+        if end - at < LENGTH_BYTES:
+            raise ValueError(at)
+        at += LENGTH_BYTES
+        (size,) = unpack_from(view, at - LENGTH_BYTES)
+        if size > end - at:
+            raise ValueError(at)
+        parts.append(view[at : at + size])
+        at += size
+    return parts
+
+
+# --- inside
+
+
+def _text(shape: Sequence[int]) -> str:
+    return f"[{','.join(map(str, shape))}]"
+
+
+def _depth(head: bytes) -> int:
+    """How many arrays open before the first element."""
+    depth = 0
+    for byte in head:
+        if byte == 91:
+            depth += 1
+        elif byte not in b" \t\r\n":
+            break
+    return depth
+
+
+@lru_cache(maxsize=64)
+def _reader(kind: Any, depth: int) -> Callable[[msgspec.Raw], list[Any]]:
+    for _ in range(depth):
+        kind = list[kind]
+    decode: Callable[[msgspec.Raw], list[Any]] = msgspec.json.Decoder(kind).decode
+    return decode
+
+
+def _checked(datatype: Datatype, value: Any) -> Any:
+    wanted = _KINDS.get(datatype, int)
+    if type(value) is wanted:
+        return value
+    if wanted is float and type(value) is int:
+        return as_float(value)
+    raise invalid(f"Unable to parse 'data': {_NOT.get(datatype, NOT_UNSIGNED if datatype[0] == 'U' else NOT_SIGNED)}")
+
+
+def _strings(name: str, data: Buffer, elements: int) -> list[str]:
+    try:
+        parts = split(data)
+    except ValueError:
+        raise _output_size(name) from None
+    if len(parts) != elements:
+        raise _output_size(name)
+    try:
+        return [str(part, "utf-8") for part in parts]
+    except UnicodeDecodeError:
+        raise invalid(
+            f"sending BYTES data that is not UTF-8 via JSON is not supported. "
+            f"Please use the binary data format for output '{name}'"
+        ) from None
+
+
+def _output_size(name: str) -> Refused:
+    return Refused(
+        Kind.INTERNAL,
+        f"Failed to write 'data' field: output tensor shape does not match size of output for '{name}'",
+    )
+
+
+def _number(value: float) -> bytes:
+    if math.isfinite(value):
+        return _encode(value)
+    return b"NaN" if math.isnan(value) else b"Infinity" if value > 0 else b"-Infinity"

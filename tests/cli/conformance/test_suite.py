@@ -1,0 +1,162 @@
+"""The suite itself: comparing, tensors, its repository, and what it says of servers that answer nonsense."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forebay.cli.conformance import anymodel, command, generic, repository, run
+from forebay.cli.conformance.cases import all_checks
+from forebay.cli.conformance.check import Check, Json, Level, Result, Verdict, compared, differences
+from forebay.cli.conformance.server import Server
+from forebay.cli.conformance.tensors import FORMATS, packed, unpacked
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+NAMED = st.dictionaries(st.sampled_from(("status", "code", "error")), JSON)
+
+
+@given(NAMED, NAMED)
+def test_values_that_are_not_alike_differ(one: Json, other: Json) -> None:
+    assert bool(list(differences(one, other))) or one == other or one.get("status") == 500
+
+
+async def _nothing(server: Server) -> Json:
+    return None
+
+
+ANY = Check("any", _nothing)
+
+
+@given(JSON)
+def test_a_value_does_not_differ_from_itself(value: Json) -> None:
+    assert list(differences(value, value)) == []
+
+
+@pytest.mark.parametrize(
+    ("expected", "found", "paths", "level"),
+    [
+        ({"status": 400, "error": "no such"}, {"status": 400, "error": "absent"}, ["error"], Level.SHOULD),
+        ({"status": 400, "error": "no such"}, {"status": 500, "error": "absent"}, ["error", "status"], Level.MUST),
+        ({"status": 400, "error": "no such"}, {"status": 400, "error": ""}, ["error"], Level.MUST),
+        ({"status": 400, "error": "no such"}, {"status": 400}, ["error"], Level.MUST),
+        ([{"a": [1, 2]}], [{"a": [1, 3]}], ["[0].a[1]"], Level.MUST),
+        ([1, 2], [1], [""], Level.MUST),
+        ({"data": [1]}, {"data": [True]}, ["data[0]"], Level.MUST),
+        ({"data": [1]}, {"data": [1.0]}, [], None),
+        ({"status": 500, "error": "attempt to x"}, {"status": 400, "error": "attempt to x"}, [], None),
+        (
+            {"code": "INTERNAL", "error": "attempt to x"},
+            {"code": "INVALID_ARGUMENT", "error": "x"},
+            ["error"],
+            Level.SHOULD,
+        ),
+        (
+            {"status": 500, "error": "the model failed"},
+            {"status": 400, "error": "x"},
+            ["error", "status"],
+            Level.MUST,
+        ),
+        ({"status": 500, "error": "attempt to x"}, {"status": 200}, ["error", "status"], Level.MUST),
+    ],
+)
+def test_what_differs_is_named_and_only_wording_is_a_should(
+    expected: Json, found: Json, paths: list[str], level: Level | None
+) -> None:
+    assert [path for path, *_ in differences(expected, found)] == paths
+    result = compared(ANY, expected, found)
+    assert (result.verdict, result.level) == ((Verdict.DEVIATES, level) if level else (Verdict.PASSED, ANY.level))
+
+
+@given(st.lists(st.binary(max_size=9), max_size=9))
+def test_words_come_back(words: list[bytes]) -> None:
+    assert unpacked("BYTES", packed("BYTES", words)) == [word.decode("latin-1") for word in words]
+
+
+@pytest.mark.parametrize("datatype", [each for each in repository.TYPES if each != "BYTES"])
+def test_numbers_come_back(datatype: str) -> None:
+    values = [True, False] if datatype == "BOOL" else [0, 1, 2]
+    data = packed(datatype, values)
+    assert unpacked(datatype, data) == values
+    assert set(FORMATS) == set(repository.TYPES) - {"BYTES"}
+
+
+def test_a_repository_is_written_once(tmp_path: Path) -> None:
+    repository.write(tmp_path / "models")
+    written = {path.name for path in (tmp_path / "models").iterdir()}
+    assert written == set(repository.MODELS)
+    assert "Sum and difference" in (tmp_path / "models/add_sub/1/model.py").read_text()
+    with pytest.raises(FileExistsError):
+        repository.write(tmp_path / "models")
+
+
+def test_every_check_has_its_own_name_and_models_of_the_repository() -> None:
+    checks = [*all_checks(), *generic.checks(), *anymodel.checks()]
+    assert len({check.name for check in checks}) == len(checks)
+    assert {name for check in checks for name in check.models} <= set(repository.MODELS)
+
+
+def test_nothing_is_recorded_that_no_check_asks() -> None:
+    recorded = command.recorded()["checks"]
+    assert set(recorded) <= {check.name for check in all_checks()}
+
+
+Handler = Callable[[httpx.Request], httpx.Response]
+
+
+async def _results(handler: Handler, checks: list[Check], **about: object) -> list[Result]:
+    results: list[Result] = []
+    async with httpx.AsyncClient(transport=httpx.MockTransport(handler), base_url="http://server") as http:
+        server = Server(http, models=["m"], extensions=["model_configuration", "statistics", "model_repository"])
+        await run.run(server, checks, {}, results.append)
+    return results
+
+
+NONSENSE: dict[str, Handler] = {
+    "hello": lambda _: httpx.Response(200, text="hello"),
+    "a list": lambda _: httpx.Response(200, json=[]),
+    "a number": lambda _: httpx.Response(200, json=7),
+    "an object": lambda _: httpx.Response(200, json={}),
+    "null fields": lambda _: httpx.Response(200, json={"name": None, "inputs": None, "outputs": [None]}),
+    "not found": lambda _: httpx.Response(404, json={"error": "not found"}),
+    "an error of its own": lambda _: httpx.Response(500, text="Traceback"),
+    "a redirection": lambda _: httpx.Response(302, headers={"location": "http://elsewhere"}),
+}
+
+
+@pytest.mark.parametrize("kind", NONSENSE)
+def test_a_server_that_answers_nonsense_is_found_out(kind: str) -> None:
+    results = asyncio.run(_results(NONSENSE[kind], generic.checks()))
+    deviating = [each for each in results if each.verdict is Verdict.DEVIATES and each.level is Level.MUST]
+    assert len(deviating) > len(results) // 4
+    assert not any(each.verdict is Verdict.PASSED for each in results if each.name == "any/metadata/models")
+
+
+@pytest.mark.parametrize("kind", NONSENSE)
+def test_the_suites_own_checks_survive_nonsense(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def at_once(delay_s: float, result: None = None) -> None:
+        return None
+
+    monkeypatch.setattr(asyncio, "sleep", at_once)
+    checks = [check for check in all_checks() if not check.grpc]
+    results = asyncio.run(_results(NONSENSE[kind], checks))
+    assert len(results) == len(checks)
+
+
+def _refuses(request: httpx.Request) -> httpx.Response:
+    raise httpx.ConnectError("refused", request=request)
+
+
+def test_a_server_that_is_gone_is_said_once_per_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "BACK_TIMEOUT_S", 0)
+    results = asyncio.run(_results(_refuses, generic.checks()[:2]))
+    assert {each.verdict for each in results} == {Verdict.SKIPPED}

@@ -1,0 +1,145 @@
+"""What the demo's models of speech do without weights: files into samples and back, text into sounds."""
+
+import struct
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+import forebay.cli.demo
+
+MODELS = Path(next(iter(forebay.cli.demo.__path__))) / "repository"
+RATE_HZ = 22_050
+
+
+def imported(model: str, name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """A file of a model, as the model imports it."""
+    monkeypatch.syspath_prepend(str(MODELS / model / "1"))
+    sys.modules.pop(name, None)
+    return import_module(name)
+
+
+@pytest.fixture
+def audio(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """How Whisper reads files."""
+    pytest.importorskip("av")
+    return imported("whisper-tiny-en", "audio", monkeypatch)
+
+
+@pytest.fixture
+def encoding(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """How Piper writes files."""
+    pytest.importorskip("av")
+    return imported("piper-en-joe", "encoding", monkeypatch)
+
+
+@pytest.fixture
+def phonemes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """espeak-ng."""
+    pytest.importorskip("espeakng_loader")
+    return imported("piper-en-joe", "phonemes", monkeypatch).Phonemizer("en-us")
+
+
+def tone(seconds: float) -> np.ndarray[Any, Any]:
+    """A tone of 440 Hz, half as loud as can be."""
+    at = np.arange(int(seconds * RATE_HZ)) / RATE_HZ
+    return (np.sin(2 * np.pi * 440 * at) * 16384).astype(np.int16)
+
+
+def coded(encoding: ModuleType, format: str, pieces: list[np.ndarray[Any, Any]]) -> bytes:
+    """A file of these pieces."""
+    file = encoding.encoder(format, RATE_HZ)
+    return b"".join([*(file.add(piece) for piece in pieces), file.end()])
+
+
+@pytest.mark.parametrize("format", ["wav", "flac", "mp3", "opus", "aac"])
+def test_a_file_that_is_written_in_pieces_is_read_back(audio: ModuleType, encoding: ModuleType, format: str) -> None:
+    samples = audio.decode(coded(encoding, format, [tone(0.7), tone(0.5), tone(0.3)]), 60)
+    assert samples.dtype == np.float32
+    assert 1.4 < samples.size / audio.RATE_HZ < 1.7
+    loudness = np.sqrt(np.mean(samples[2000:20_000] ** 2))
+    assert 0.3 < loudness < 0.4
+
+
+def test_pcm_has_the_rate_that_clients_expect(encoding: ModuleType) -> None:
+    assert abs(len(coded(encoding, "pcm", [tone(0.5), tone(0.5)])) / 2 - 24_000) < 100
+
+
+def test_a_wav_file_of_unknown_length_says_so(encoding: ModuleType) -> None:
+    file = coded(encoding, "wav", [tone(0.1)])
+    riff, size, kind = struct.unpack_from("<4sI4s", file)
+    assert (riff, size, kind, file[36:40]) == (b"RIFF", 0xFFFFFFFF, b"WAVE", b"data")
+    assert struct.unpack_from("<HHI", file, 20) == (1, 1, RATE_HZ)
+    assert len(file) == 44 + 2 * int(0.1 * RATE_HZ)
+    assert coded(encoding, "wav", []) == file[:44]
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        b"",
+        b"RIFF",
+        b"\0" * 10_000,
+        b"ffconcat version 1.0\nfile /etc/passwd\n",
+        b"#EXTM3U\n#EXT-X-TARGETDURATION:10\n#EXTINF:10,\nfile:///etc/passwd\n#EXT-X-ENDLIST\n",
+        b'<?xml version="1.0"?><MPD xmlns="urn:mpeg:dash:schema:mpd:2011"></MPD>',
+    ],
+)
+def test_what_is_no_audio_is_refused_and_nothing_else_is_opened(audio: ModuleType, file: bytes) -> None:
+    with pytest.raises(audio.AudioError, match="not audio"):
+        audio.decode(file, 60)
+
+
+def test_audio_that_is_too_long_is_refused(audio: ModuleType, encoding: ModuleType) -> None:
+    file = coded(encoding, "mp3", [tone(10)] * 3)
+    assert audio.decode(file, 31).size > 29 * audio.RATE_HZ
+    with pytest.raises(audio.AudioError, match="longer than 20 s"):
+        audio.decode(file, 20)
+
+
+def test_a_file_of_one_sample_a_second_is_too_long_before_it_fills_the_memory(
+    audio: ModuleType, encoding: ModuleType
+) -> None:
+    file = encoding.wav_head(1) + bytes(1 << 20)
+    with pytest.raises(audio.AudioError, match="longer than"):
+        audio.decode(file, 60)
+
+
+def test_a_file_without_sound_is_refused(audio: ModuleType, encoding: ModuleType) -> None:
+    with pytest.raises(audio.AudioError):
+        audio.decode(coded(encoding, "wav", []), 60)
+
+
+def test_a_damaged_file_gives_what_can_be_read(audio: ModuleType, encoding: ModuleType) -> None:
+    file = bytearray(coded(encoding, "mp3", [tone(2)] * 2))
+    file[8000:8400] = b"\xff" * 400
+    assert audio.decode(bytes(file), 60).size > 2 * audio.RATE_HZ
+
+
+@pytest.mark.parametrize(
+    ("text", "ends"),
+    [
+        ("No mark at the end", "d"),
+        ("One. Two! Three?", ".!?"),
+        ("Mr. Smith met Dr. No, e.g. here; then left.", "."),
+        ('He said: "Stop!" (and left.) Fine…', "!.."),
+        ("\0 zero\n\nand a new line", "n"),
+        ("…!?", ""),
+        ("", ""),
+    ],
+)
+def test_texts_become_sentences(phonemes: Any, text: str, ends: str) -> None:
+    assert "".join(sentence[-1] for sentence in phonemes.sentences(text)) == ends
+
+
+def test_marks_within_a_sentence_are_kept_and_long_sentences_are_cut(phonemes: Any) -> None:
+    (sentence,) = phonemes.sentences("Try again; fail better, then stop.")
+    assert "".join(each for each in sentence if each in ";,.") == ";,."
+    long = list(phonemes.sentences("word " * 800))
+    assert len(long) > 5
+    assert max(map(len, long)) <= 500

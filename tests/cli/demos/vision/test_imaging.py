@@ -1,0 +1,119 @@
+"""Files of pictures: every form of them is read, and nothing else is."""
+
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.cli.demos.vision.rig import loaded
+
+Image = pytest.importorskip("PIL.Image", reason="needs the extra 'vision'")
+imaging = loaded("ssd-mobilenet-pixels", "imaging.py")
+
+ORIENTATION = 0x0112
+BACK = {
+    1: (), 2: ("FLIP_LEFT_RIGHT",), 3: ("ROTATE_180",), 4: ("FLIP_TOP_BOTTOM",),
+    5: ("TRANSPOSE",), 6: ("ROTATE_90",), 7: ("TRANSVERSE",), 8: ("ROTATE_270",),
+}  # fmt: skip
+"""What was done to a picture that is stored with an orientation."""
+
+
+def quarters(width: int = 64, height: int = 32) -> Any:
+    """Red and green above, blue and white below."""
+    pixels = np.zeros((height, width, 3), np.uint8)
+    pixels[: height // 2, : width // 2] = (255, 0, 0)
+    pixels[: height // 2, width // 2 :] = (0, 255, 0)
+    pixels[height // 2 :, : width // 2] = (0, 0, 255)
+    pixels[height // 2 :, width // 2 :] = (255, 255, 255)
+    return Image.fromarray(pixels)
+
+
+def stored(image: Any, kind: str, **options: Any) -> bytes:
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def near(found: "np.ndarray[Any, Any]", wanted: Any) -> bool:
+    """Whether the middles of the quarters have the colours that they should."""
+    height, width = found.shape[:2]
+    rows, columns = [height // 4, height * 3 // 4], [width // 4, width * 3 // 4]
+    whole = np.asarray(wanted.resize((width, height)), np.int32)
+    places = np.ix_(rows, columns)
+    return bool(np.abs(found[places].astype(np.int32) - whole[places]).max() < 40)
+
+
+@pytest.mark.parametrize("orientation", sorted(BACK))
+def test_a_picture_is_seen_as_it_was_meant(orientation: int) -> None:
+    image = quarters()
+    for step in BACK[orientation]:
+        image = image.transpose(Image.Transpose[step])
+    exif = Image.Exif()
+    exif[ORIENTATION] = orientation
+
+    for least in (0, 8):
+        picture = imaging.decode(stored(image, "JPEG", quality=95, exif=exif), least)
+
+        assert (picture.width, picture.height) == (64, 32)
+        assert near(picture.pixels, quarters())
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind"),
+    [("RGB", "PNG"), ("RGBA", "PNG"), ("P", "PNG"), ("P", "GIF"), ("CMYK", "JPEG"), ("CMYK", "TIFF"), ("RGB", "BMP")],
+)
+def test_colours_are_the_same_in_every_mode(mode: str, kind: str) -> None:
+    picture = imaging.decode(stored(quarters().convert(mode), kind))
+
+    assert picture.pixels.dtype == np.uint8
+    assert near(picture.pixels, quarters())
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "I;16", "I"])
+def test_grey_becomes_colours_that_are_grey(mode: str) -> None:
+    grey = np.tile(np.array([0, 255], np.uint8).repeat(32), (32, 1))
+    if mode.startswith("I"):
+        image = Image.fromarray(grey.astype(np.uint16) * 257)
+        image = image.convert("I") if mode == "I" else image
+    else:
+        image = Image.fromarray(grey).convert(mode)
+
+    pixels = imaging.decode(stored(image, "TIFF" if mode == "I" else "PNG")).pixels
+
+    assert pixels.shape == (32, 64, 3)
+    assert pixels[16, [8, 56]].tolist() == [[0, 0, 0], [255, 255, 255]]
+
+
+def test_what_is_transparent_is_white() -> None:
+    image = Image.new("RGBA", (8, 8), (255, 0, 0, 0))
+
+    assert (imaging.decode(stored(image, "PNG")).pixels == 255).all()
+
+
+@pytest.mark.parametrize(("width", "height"), [(1, 1), (3, 500), (1600, 900), (900, 1600), (300, 299)])
+def test_pictures_are_read_no_smaller_than_they_are_needed(width: int, height: int) -> None:
+    picture = imaging.decode(stored(quarters(width, height), "JPEG"), 300)
+
+    assert (picture.width, picture.height) == (width, height)
+    assert min(picture.pixels.shape[:2]) >= min(width, height, 300)
+    assert picture.pixels.size <= width * height * 3
+
+
+@pytest.mark.parametrize(("width", "height"), [(6325, 6325), (30_001, 1), (1, 30_001)])
+def test_pictures_that_are_too_large_are_not_decoded(width: int, height: int) -> None:
+    with pytest.raises(imaging.BadImage, match="at most 40 megapixels and 30000 pixels a side"):
+        imaging.decode(stored(Image.new("1", (width, height)), "PNG"))
+
+
+@given(st.binary(max_size=300), st.sampled_from(["PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF"]), st.data())
+def test_any_bytes_are_a_picture_or_refused(noise: bytes, kind: str, data: st.DataObject) -> None:
+    whole = stored(quarters(16, 16), kind)
+    at = data.draw(st.integers(0, len(whole)))
+    for file in (noise, whole[:at], whole[:at] + noise + whole[at:], whole[:at] + noise + whole[at + len(noise) :]):
+        try:
+            pixels = imaging.decode(file, 8).pixels
+        except imaging.BadImage:
+            continue
+        assert (pixels.ndim, pixels.shape[2], pixels.dtype) == (3, 3, np.uint8)

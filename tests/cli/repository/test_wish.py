@@ -1,0 +1,98 @@
+"""What the options of a model repository mean."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forebay.cli.repository.screen import example_request
+from forebay.cli.repository.wish import Wish, amount, cpus, plan_of, size, tracing
+from forebay.cli.settings import UserError
+from forebay.core.serving.config import Datatype, ModelConfig, TensorSpec
+from forebay.core.serving.limiter import Amount
+from forebay.modelserver.models.options import Control
+
+
+@pytest.fixture
+def wish(tmp_path: Path) -> Wish:
+    """The defaults of the command."""
+    return Wish(
+        repository=[tmp_path], model_control_mode="none", load_model=None, repository_poll_secs=15,
+        disable_auto_complete_config=False, strict_model_config="false", model_config_name="", backend_config=None,
+        allow_pickle=None, host="127.0.0.1", http_port=8000, grpc_port=8001, metrics_port=8002, allow_http="true",
+        allow_grpc="true", allow_metrics="true", http_max_input_size=2**26, http_header_forward_pattern=None,
+        exit_on_error="true", strict_readiness="true", exit_timeout_secs=30, model_load_thread_count=4,
+        memory_budget=None, pin=None, cache_config=None, rate_limit="off", rate_limit_resource=None, host_policy=None,
+        trace_config=None, metrics_config=None, grpc_compression="none",
+    )  # fmt: skip
+
+
+def test_options_become_a_plan(wish: Wish) -> None:
+    plan = plan_of(
+        replace(
+            wish, model_control_mode="explicit", load_model=["a"], memory_budget="1.5GiB",
+            cache_config="local,size=1M", rate_limit="execution_count", rate_limit_resource=["R:2"],
+            strict_model_config="true", allow_grpc="false",
+            host_policy=["n,cpu-cores=0-1", "n,numa-node=1"],
+            backend_config=["x,y=z", ",default-max-batch-size=9"],
+            exit_on_error="false", metrics_config=["summary_latencies=true"], grpc_compression="high",
+        )
+    )  # fmt: skip
+    options = plan.models
+    assert (options.control, options.startup) == (Control.EXPLICIT, ("a",))
+    assert (options.memory_bytes, options.cache_bytes) == (1_610_612_736, 1_048_576)
+    assert (options.limited, options.amounts) == (True, (Amount("R", 2),))
+    assert (options.rules.auto_complete, options.rules.max_batch_default) == (False, 9)
+    assert (options.hosts["n"].cpus, options.hosts["n"].numa_node) == ((0, 1), 1)
+    assert (plan.doors.http_port, plan.doors.grpc_port, plan.exit_on_error) == (8000, None, False)
+    assert (plan.latencies.summaries, plan.rpc.compression) == (True, "gzip")
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"repository": [Path("/none/at/all")]}, "/none/at/all: no such folder"),
+        ({"allow_http": "false", "allow_grpc": "false"}, "nobody could ask anything"),
+        ({"http_header_forward_pattern": "("}, "--http-header-forward-pattern: found '('"),
+        ({"memory_budget": "much"}, "--memory-budget: found 'much'; expected a size"),
+        ({"cache_config": "redis,host=x"}, "--cache-config: found 'redis,host=x'"),
+        ({"rate_limit_resource": ["R"]}, "--rate-limit-resource: found 'R'; expected NAME:COUNT"),
+        ({"host_policy": ["n,colour=red"]}, "--host-policy: found 'n,colour=red'"),
+        ({"host_policy": ["n,cpu-cores=x"]}, "--host-policy: found 'x'; expected CPUs"),
+        ({"backend_config": [",default-max-batch-size=x"]}, "--backend-config: found 'x'; expected a whole number"),
+        ({"trace_config": ["level=LOUD"]}, "--trace-config: found 'level=LOUD'"),
+        ({"trace_config": ["opentelemetry,url=x"]}, "--trace-config: found 'opentelemetry,url=x'"),
+        ({"trace_config": ["level=TENSORS"]}, "--trace-config: trace file name is not given"),
+        ({"metrics_config": ["colour=red"]}, "--metrics-config: found 'colour=red'"),
+    ],
+)
+def test_what_cannot_be_read_is_named_with_its_option(wish: Wish, change: dict[str, Any], text: str) -> None:
+    with pytest.raises(UserError) as error:
+        plan_of(replace(wish, **change))
+    assert text in str(error.value)
+
+
+def test_values_are_read() -> None:
+    assert [size(text) for text in ("7", "2k", "1KiB", "3 MB", "1t")] == [7, 2048, 1024, 3 * 2**20, 2**40]
+    assert cpus("0-2,5") == (0, 1, 2, 5)
+    assert amount("R:4:1") == Amount("R", 4, 1)
+    found = tracing(
+        ["level=TENSORS", "level=TIMESTAMPS", "rate=5", "count=-1", "triton,file=f", "triton,log-frequency=3"]
+    )
+    assert (found.levels, found.rate, found.count, found.file, found.log_frequency) == (
+        ("TIMESTAMPS", "TENSORS"), 5, -1, "f", 3,
+    )  # fmt: skip
+    assert tracing(["level=TENSORS", "level=OFF", "mode=triton"]).levels == ()
+
+
+def test_an_example_is_a_small_request_that_json_can_carry() -> None:
+    def config(*inputs: TensorSpec) -> ModelConfig:
+        return ModelConfig("m", "python", max_batch=4, inputs=inputs)
+
+    spec = TensorSpec("x", Datatype.INT32, (-1, 2))
+    assert example_request(config(spec, TensorSpec("y", Datatype.FP16, (1,), optional=True))) == {
+        "inputs": [{"name": "x", "datatype": "INT32", "shape": [1, 1, 2], "data": [1, 1]}]
+    }
+    assert example_request(config(TensorSpec("x", Datatype.FP16, (2,)))) is None
+    assert example_request(config(TensorSpec("x", Datatype.FP32, (3, 224, 224)))) is None

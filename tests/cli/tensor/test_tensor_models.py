@@ -1,0 +1,77 @@
+"""`forebay serve` and cluster files with model repositories."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.modelserver.replica.models import double, onnx_file
+
+from forebay.cli.build import ENGINE_COMMANDS, prepare_model
+from forebay.cli.serve import Wish, cluster_of
+from forebay.cli.settings import UserError
+from forebay.core.cluster import ModelServerSettings, ModelSettings
+from forebay.core.model import Task
+
+
+def wished(source: Path, task: Task | None = None, name: str | None = None, *more: str) -> ModelSettings:
+    cluster = cluster_of(Wish(str(source), name, task, None, 1, None), more, {})
+    return cluster.models[0]
+
+
+def prepared(home: Path, source: Path, **engine: Any) -> Any:
+    settings = {"name": "mine", "task": "tensor", "source": str(source), "engine": {"name": "modelserver", **engine}}
+    return prepare_model(ModelSettings(**settings), home, lambda *_: None)
+
+
+def test_a_repository_is_known_by_its_folders_and_has_the_name_of_its_only_model(tmp_path: Path) -> None:
+    repository = double(tmp_path / "all", "My_Model")
+
+    for source in (repository, repository / "My_Model"):
+        model = wished(source)
+        assert (model.task, model.name) == (Task.TENSOR, "my_model")
+        assert model.engine == ModelServerSettings()
+    assert wished(double(repository)).name == "all"
+    assert wished(repository, None, "mine", "engine.model=double").engine == ModelServerSettings(model="double")
+
+
+def test_a_bare_onnx_file_is_for_tensors_only_where_that_is_said(tmp_path: Path) -> None:
+    file = onnx_file(tmp_path / "doubles.onnx")
+
+    assert wished(file).task is Task.EMBED
+    assert (wished(file, Task.TENSOR).task, wished(file, Task.TENSOR).name) == (Task.TENSOR, "doubles")
+
+
+def test_another_file_in_a_repository_is_another_revision_and_other_settings_are_kept(tmp_path: Path) -> None:
+    repository = double(tmp_path / "all")
+    first = prepared(tmp_path, repository)
+    (repository / "double" / "labels.txt").write_text("a\n")
+
+    second = prepared(tmp_path, repository, load="all")
+
+    assert first.digest != second.digest
+    assert (second.path, second.engine) == (repository, "modelserver")
+    assert second.settings == {"name": "modelserver", "model": "", "load": "all", "grpc_port_first": 0}
+    assert ENGINE_COMMANDS["modelserver"] == (sys.executable, "-m", "forebay.modelserver")
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ("max_batch_size: 8", "it is not in"),
+        ("max_batch_size: many", "model mine: model 'mine'"),
+        (None, "no such file or folder"),
+    ],
+)
+def test_what_is_wrong_with_a_repository_is_said_before_anything_starts(
+    config: str | None, said: str, tmp_path: Path
+) -> None:
+    repository = tmp_path / "none"
+    if config is not None:
+        repository = double(double(tmp_path / "all"), "mine" if "many" in config else "other")
+        for each in repository.iterdir():
+            (each / "config.pbtxt").write_text(config)
+    with pytest.raises(UserError) as found:
+        prepared(tmp_path, repository)
+
+    assert said in str(found.value)

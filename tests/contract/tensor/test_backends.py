@@ -1,0 +1,209 @@
+"""What every tensor backend does alike."""
+
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.contract.tensor.models import CARRIES, TWO, ask, build, config, load, run, sample
+
+from forebay.core.serving.config import Datatype
+from forebay.engines.tensor import BACKENDS, create
+from forebay.engines.tensor.protocol import Array, Backend, BackendFailed
+
+BACKEND_NAMES = ("onnxruntime", "openvino", "pytorch", "python")
+FILES = {"onnxruntime": "model.onnx", "openvino": "model.xml", "pytorch": "model.pt2", "python": "model.py"}
+
+every_backend = pytest.mark.parametrize("name", BACKEND_NAMES)
+
+
+def test_every_backend_is_in_this_suite() -> None:
+    assert set(BACKEND_NAMES) == set(BACKENDS)
+
+
+def test_an_unknown_backend_is_refused_with_those_that_exist() -> None:
+    with pytest.raises(BackendFailed, match="'tensorrt' does not exist; choose one of onnxruntime, openvino, python"):
+        create("tensorrt")
+
+
+@pytest.mark.parametrize(
+    ("name", "library", "extra"),
+    [("onnxruntime", "onnxruntime", "onnx"), ("openvino", "openvino", "llm"), ("pytorch", "torch", "torch")],
+)
+def test_a_library_that_is_not_installed_is_named_with_its_extra(
+    name: str, library: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, library, None)
+    monkeypatch.delitem(sys.modules, BACKENDS[name][0], raising=False)
+
+    with pytest.raises(BackendFailed, match=rf"pip install 'forebay\[{extra}\]'"):
+        create(name)
+
+
+@pytest.fixture
+def add_sub(name: str, tmp_path: Path) -> Iterator[Backend]:
+    build(name, "add_sub", Datatype.FP32, tmp_path / "m" / "1")
+    backend, _ = load(replace(config(name, Datatype.FP32, "add_sub"), instances=TWO), tmp_path / "m" / "1")
+    yield backend
+    backend.close()
+
+
+@pytest.mark.parametrize(("name", "datatype"), [(name, each) for name in BACKEND_NAMES for each in CARRIES[name]])
+def test_elements_of_every_type_come_back_as_they_were(name: str, datatype: Datatype, tmp_path: Path) -> None:
+    build(name, "identity", datatype, tmp_path / "m" / "1")
+    backend, loaded = load(config(name, datatype, "identity"), tmp_path / "m" / "1")
+    given = sample(datatype, name)
+
+    (response,) = run(backend, [ask({"X": given})])
+    backend.close()
+
+    assert response.error == ""
+    found = response.outputs["Y"]
+    assert (found.dtype, found.shape) == (given.dtype, given.shape)
+    assert found.tolist() == given.tolist()
+    assert found.flags.c_contiguous
+    if loaded.inputs:
+        assert [(each.name, each.datatype, each.dims) for each in loaded.inputs] == [("X", datatype, (-1, 4))]
+        assert [(each.name, each.datatype, each.dims) for each in loaded.outputs] == [("Y", datatype, (-1, 4))]
+
+
+def pair(rows: int, start: float) -> dict[str, Array]:
+    a = np.arange(start, start + 4 * rows, dtype=np.float32).reshape(rows, 4)
+    return {"A": a, "B": np.full_like(a, 2)}
+
+
+@every_backend
+def test_a_batch_gives_each_request_what_it_gets_alone(name: str, add_sub: Backend) -> None:
+    requests = [ask(pair(rows, 10.0 * rows)) for rows in (1, 3, 2)]
+
+    together = run(add_sub, requests)
+    alone = [run(add_sub, [request])[0] for request in requests]
+
+    for one, other in zip(together, alone, strict=True):
+        assert list(one.outputs) == list(other.outputs) == ["SUM", "DIFF"]
+        for key in one.outputs:
+            assert one.outputs[key].tolist() == other.outputs[key].tolist()
+
+
+@every_backend
+def test_only_wanted_outputs_are_given(name: str, add_sub: Backend) -> None:
+    first, second, third = run(
+        add_sub, [ask(pair(1, 0), "DIFF"), ask(pair(1, 0), "SUM"), ask(pair(1, 5), "DIFF", "SUM")]
+    )
+
+    assert [set(each.outputs) for each in (first, second, third)] == [{"DIFF"}, {"SUM"}, {"DIFF", "SUM"}]
+    assert first.outputs["DIFF"].tolist() == [[-2, -1, 0, 1]]
+
+
+@every_backend
+def test_a_batch_of_no_rows_gives_no_rows(name: str, add_sub: Backend) -> None:
+    (response,) = run(add_sub, [ask({key: value[:0] for key, value in pair(1, 0).items()})])
+
+    assert response.error == ""
+    assert response.outputs["SUM"].shape == (0, 4)
+
+
+@every_backend
+def test_read_only_inputs_are_as_good(name: str, add_sub: Backend) -> None:
+    inputs = pair(2, 0)
+    for array in inputs.values():
+        array.flags.writeable = False
+
+    (response,) = run(add_sub, [ask(inputs)])
+
+    assert response.outputs["SUM"].tolist() == (inputs["A"] + 2).tolist()
+
+
+@pytest.mark.parametrize("name", ["onnxruntime", "openvino", "pytorch"])
+def test_two_instances_run_in_two_threads_at_once(name: str, add_sub: Backend) -> None:
+    gate = threading.Barrier(2)
+    wrong: list[str] = []
+
+    def work(instance: int) -> None:
+        gate.wait()
+        for turn in range(50):
+            inputs = pair(1 + turn % 3, 100.0 * instance + turn)
+            (response,) = run(add_sub, [ask(inputs)], instance)
+            if not np.array_equal(response.outputs["SUM"], inputs["A"] + 2):
+                wrong.append(f"instance {instance}, turn {turn}: {response}")
+
+    threads = [threading.Thread(target=work, args=(instance,)) for instance in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert wrong == []
+
+
+@every_backend
+def test_what_one_request_asks_wrongly_does_not_fail_the_others(name: str, add_sub: Backend) -> None:
+    odd = {"A": np.ones((1, 4), np.float32), "B": np.ones((1, 3), np.float32)}
+    good, bad, last = ask(pair(1, 0)), ask(odd), ask(pair(2, 7))
+
+    if name == "python":  # here the model sees the batch: an exception of its own is the batch's
+        responses = run(add_sub, [good, last])
+        assert "operands could not be broadcast" in run(add_sub, [bad])[0].error
+    else:
+        first, wrong, second = run(add_sub, [good, bad, last])
+        responses = [first, second]
+        assert wrong.error != ""
+        assert wrong.outputs == {}
+
+    assert [each.error for each in responses] == ["", ""]
+
+
+@every_backend
+def test_a_missing_input_is_named(name: str, add_sub: Backend) -> None:
+    (response,) = run(add_sub, [ask({"A": np.ones((1, 4), np.float32)})])
+
+    assert response.error != ""
+    if name not in ("python", "pytorch"):
+        assert "B" in response.error
+
+
+@pytest.mark.parametrize("name", ["onnxruntime", "openvino", "pytorch"])
+def test_an_output_that_does_not_exist_is_refused(name: str, add_sub: Backend) -> None:
+    wrong, good = run(add_sub, [ask(pair(1, 0), "NONE"), ask(pair(1, 0))])
+
+    assert wrong.error == "unexpected inference output 'NONE'"
+    assert good.error == ""
+
+
+@every_backend
+def test_a_missing_file_is_named(name: str, tmp_path: Path) -> None:
+    with pytest.raises(BackendFailed, match=FILES[name].partition(".")[0]):
+        load(config(name, Datatype.FP32, "add_sub"), tmp_path)
+
+
+@every_backend
+@pytest.mark.parametrize("damage", ["empty", "cut", "garbage"])
+def test_a_broken_file_is_refused_in_a_sentence(name: str, damage: str, tmp_path: Path) -> None:
+    build(name, "add_sub", Datatype.FP32, tmp_path / "m" / "1")
+    file = tmp_path / "m" / "1" / FILES[name]
+    whole = file.read_bytes()
+    file.write_bytes({"empty": b"", "cut": whole[: len(whole) * 2 // 3], "garbage": b"\x00garbage\xff" * 100}[damage])
+
+    if name == "python" and damage == "cut":
+        pytest.skip("a part of a Python file may well be a Python file")
+    with pytest.raises(BackendFailed, match=r"^model 'add_sub_") as caught:
+        load(config(name, Datatype.FP32, "add_sub"), tmp_path / "m" / "1")
+    assert len(str(caught.value)) < 1000
+
+
+@every_backend
+def test_a_closed_model_can_be_loaded_again_and_is_the_new_one(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / "m" / "1"
+    for _ in range(2):
+        build(name, "add_sub", Datatype.FP32, folder)
+        backend, _ = load(config(name, Datatype.FP32, "add_sub"), folder)
+        assert run(backend, [ask(pair(1, 0))])[0].error == ""
+        backend.close()
+    build(name, "identity", Datatype.FP32, folder)
+    backend, _ = load(config(name, Datatype.FP32, "identity"), folder)
+
+    assert list(run(backend, [ask({"X": sample(Datatype.FP32)})])[0].outputs) == ["Y"]
+    backend.close()

@@ -1,0 +1,91 @@
+"""Requests put together and results taken apart, for models that take a whole batch as one array."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from forebay.engines.tensor import batch
+from forebay.engines.tensor.protocol import Array, Request
+
+
+def request(*shape: int, wanted: tuple[str, ...] = (), value: float = 1) -> Request:
+    return Request("", {"X": np.full(shape, value, np.float32)}, wanted)
+
+
+class Model:
+    """Doubles its input; notes what it is run with."""
+
+    def __init__(self) -> None:
+        self.runs: list[tuple[tuple[int, ...], list[str]]] = []
+
+    def __call__(self, feed: dict[str, Array], wanted: Sequence[str]) -> dict[str, Array]:
+        x = feed["X"]
+        self.runs.append((x.shape, list(wanted)))
+        if (x < 0).any():
+            raise ValueError("negative")
+        made = {"Y": x * 2, "Z": x * 3, "ONE": np.ones(1)}
+        return {name: made[name] for name in wanted}
+
+
+def test_requests_of_one_shape_are_one_run_and_others_their_own() -> None:
+    model = Model()
+
+    responses = batch.execute([request(1, 2), request(1, 3), request(2, 2, value=5)], ["Y"], model)
+
+    assert model.runs == [((3, 2), ["Y"]), ((1, 3), ["Y"])]
+    assert [each.outputs["Y"].tolist() for each in responses] == [[[2, 2]], [[2, 2, 2]], [[10, 10]] * 2]
+
+
+def test_requests_with_other_inputs_or_types_do_not_go_together() -> None:
+    model = Model()
+    more = Request("", {"X": np.ones(1, np.float32), "M": np.ones(1)}, ())
+    wide = Request("", {"X": np.ones(1, np.float64)}, ())
+
+    batch.execute([request(1), more, request(1), wide], ["Y"], model)
+
+    assert [shape for shape, _ in model.runs] == [(2,), (1,), (1,)]
+
+
+def test_the_outputs_that_anyone_wants_are_run_and_given_to_who_wants_them() -> None:
+    model = Model()
+
+    responses = batch.execute([request(1, wanted=("Y",)), request(1, wanted=("Z", "Y"))], ["Y", "Z"], model)
+
+    assert model.runs == [((2,), ["Y", "Z"])]
+    assert [list(each.outputs) for each in responses] == [["Y"], ["Z", "Y"]]
+
+
+def test_a_request_that_fails_fails_alone() -> None:
+    model = Model()
+
+    responses = batch.execute([request(1), request(1, value=-1), request(1)], ["Y"], model)
+
+    assert [each.error for each in responses] == ["", "negative", ""]
+    assert len(model.runs) == 4
+
+
+def test_scalars_are_run_one_by_one() -> None:
+    model = Model()
+
+    batch.execute([request(), request()], ["Y"], model)
+
+    assert [shape for shape, _ in model.runs] == [(), ()]
+
+
+def test_an_output_without_the_rows_of_the_batch_is_an_error_for_all() -> None:
+    responses = batch.execute([request(1), request(2)], ["ONE"], Model())
+
+    assert {each.error for each in responses} == {
+        "output 'ONE' has 1 rows for a batch of 3; a model that batches keeps their number"
+    }
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_an_unknown_output_is_refused_without_a_run_for_it(count: int) -> None:
+    model = Model()
+
+    responses = batch.execute([request(1, wanted=("N",)), request(1)][:count], ["Y"], model)
+
+    assert [each.error for each in responses] == ["unexpected inference output 'N'", ""][:count]
+    assert len(model.runs) == count - 1

@@ -1,0 +1,179 @@
+"""What is ONNX Runtime's own: files outside the folder, optional inputs, options, outputs that are no tensors."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from onnx import TensorProto, helper
+from tests.contract.tensor.models import ask, build, config, load, run
+
+from forebay.core.serving.config import Datatype
+from forebay.engines.tensor import onnx_file
+from forebay.engines.tensor.onnx_file import outside
+from forebay.engines.tensor.protocol import BackendFailed
+
+PLAIN = config("onnxruntime", Datatype.FP32, "identity")
+
+
+def weighted(folder: Path, location: str, deep: bool = False) -> None:
+    """A model Y = X · W whose weights lie in another file; `deep`: within the branch of an If."""
+    weights = TensorProto(name="W", data_type=TensorProto.FLOAT, dims=[4, 4], data_location=TensorProto.EXTERNAL)
+    weights.external_data.add(key="location", value=location)
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 4]) for name in "XY")
+    node, given = helper.make_node("MatMul", ["X", "W"], ["Y"]), [weights]
+    if deep:
+        branch = helper.make_graph([node], "branch", [], [y], given)
+        true = helper.make_tensor("always", TensorProto.BOOL, [], [True])
+        node, given = helper.make_node("If", ["always"], ["Y"], then_branch=branch, else_branch=branch), [true]
+    graph = helper.make_graph([node], "g", [x], [y], given)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "model.onnx").write_bytes(model.SerializeToString())
+
+
+@pytest.mark.parametrize("deep", [False, True])
+def test_weights_in_the_folder_are_read(deep: bool, tmp_path: Path) -> None:
+    weighted(tmp_path / "1", "weights.bin", deep)
+    np.eye(4, dtype=np.float32).tofile(tmp_path / "1" / "weights.bin")
+    backend, _ = load(PLAIN, tmp_path / "1")
+
+    (response,) = run(backend, [ask({"X": np.ones((2, 4), np.float32)})])
+
+    assert response.outputs["Y"].tolist() == [[1.0] * 4] * 2
+    backend.close()
+
+
+@pytest.mark.parametrize("deep", [False, True])
+@pytest.mark.parametrize("location", ["../secret.bin", "sub/../../secret.bin", "{absolute}", "link.bin"])
+def test_weights_outside_the_folder_are_never_read(location: str, deep: bool, tmp_path: Path) -> None:
+    secret = tmp_path / "secret.bin"
+    np.eye(4, dtype=np.float32).tofile(secret)
+    weighted(tmp_path / "1", location.format(absolute=secret), deep)
+    (tmp_path / "1" / "link.bin").symlink_to(secret)
+
+    with pytest.raises(BackendFailed, match=r"wants to read .*, which lies outside its folder"):
+        load(PLAIN, tmp_path / "1")
+
+
+def test_missing_weights_are_named(tmp_path: Path) -> None:
+    weighted(tmp_path / "1", "weights.bin")
+
+    with pytest.raises(BackendFailed, match=r"keeps weights in 'weights\.bin', which is missing"):
+        load(PLAIN, tmp_path / "1")
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_read_to_an_end(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+    file = tmp_path_factory.getbasetemp() / "any.onnx"
+    file.write_bytes(data)
+
+    assert all(isinstance(problem, str) for problem in outside(file))
+
+
+def test_graphs_too_deep_in_one_another_are_refused(tmp_path: Path) -> None:
+    body = b""
+    for _ in range(onnx_file.DEPTH_MAX):
+        for field in (6, 5, 1):  # graph of an attribute, attribute of a node, node of a graph
+            body = bytes([field << 3 | 2]) + _varint(len(body)) + body
+    file = tmp_path / "deep.onnx"
+    file.write_bytes(bytes([7 << 3 | 2]) + _varint(len(body)) + body)
+
+    assert list(outside(file)) == [
+        f"deep.onnx is not a whole ONNX file: its graphs lie more than {onnx_file.DEPTH_MAX} deep in one another"
+    ]
+
+
+def _varint(value: int) -> bytes:
+    found = bytearray()
+    while value > 0x7F:
+        found.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*found, value])
+
+
+def test_an_input_with_a_default_may_be_left_out(tmp_path: Path) -> None:
+    x, y, scale = (
+        helper.make_tensor_value_info(n, TensorProto.FLOAT, s)
+        for n, s in (("X", ["n", 4]), ("Y", ["n", 4]), ("S", [1]))
+    )
+    default = helper.make_tensor("S", TensorProto.FLOAT, [1], [3.0])
+    graph = helper.make_graph([helper.make_node("Mul", ["X", "S"], ["Y"])], "g", [x, scale], [y], [default])
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10),
+        str(tmp_path / "model.onnx"),
+    )
+    backend, loaded = load(PLAIN, tmp_path)
+    x_only = {"X": np.ones((1, 4), np.float32)}
+
+    found = [
+        run(backend, [ask(i)])[0].outputs["Y"][0, 0] for i in (x_only, x_only | {"S": np.full(1, 5, np.float32)})
+    ]
+
+    assert found == [3, 5]
+    assert [(each.name, each.optional) for each in loaded.inputs] == [("X", False), ("S", True)]
+    backend.close()
+
+
+def test_outputs_that_are_no_tensors_are_left_out(tmp_path: Path) -> None:
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 4]) for name in "XY")
+    many = helper.make_tensor_sequence_value_info("MANY", TensorProto.FLOAT, None)
+    nodes = [helper.make_node("Identity", ["X"], ["Y"]), helper.make_node("SequenceConstruct", ["X"], ["MANY"])]
+    graph = helper.make_graph(nodes, "g", [x], [many, y])
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10),
+        str(tmp_path / "model.onnx"),
+    )
+    backend, loaded = load(replace(PLAIN, outputs=()), tmp_path)
+
+    assert [each.name for each in loaded.outputs] == ["Y"]
+    assert list(run(backend, [ask({"X": np.ones((1, 4), np.float32)})])[0].outputs) == ["Y"]
+    backend.close()
+
+
+def test_an_input_that_is_no_tensor_is_refused(tmp_path: Path) -> None:
+    many = helper.make_tensor_sequence_value_info("MANY", TensorProto.FLOAT, None)
+    y = helper.make_tensor_value_info("Y", TensorProto.INT64, [])
+    graph = helper.make_graph([helper.make_node("SequenceLength", ["MANY"], ["Y"])], "g", [many], [y])
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10),
+        str(tmp_path / "model.onnx"),
+    )
+
+    with pytest.raises(BackendFailed, match=r"input 'MANY' is not a tensor but a seq\(tensor\(float\)\)"):
+        load(PLAIN, tmp_path)
+
+
+def test_errors_are_said_in_tritons_words(tmp_path: Path) -> None:
+    build("onnxruntime", "identity", Datatype.FP32, tmp_path)
+    backend, _ = load(PLAIN, tmp_path)
+
+    (response,) = run(backend, [ask({"X": np.ones((1, 3), np.float32)})])
+
+    assert response.error.startswith("onnx runtime error 2: Got invalid dimensions for input: X")
+    backend.close()
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"intra_op_thread_count": "1", "inter_op_thread_count": "2", "execution_mode": "1"},
+        {"enable_mem_arena": "0", "enable_mem_pattern": "1", "optimization.graph.level": "-1"},
+    ],
+)
+def test_options_are_taken(parameters: dict[str, str], tmp_path: Path) -> None:
+    build("onnxruntime", "identity", Datatype.FP32, tmp_path)
+    backend, _ = load(replace(PLAIN, parameters=parameters), tmp_path)
+
+    assert run(backend, [ask({"X": np.ones((1, 4), np.float32)})])[0].error == ""
+    backend.close()
+
+
+def test_a_count_that_is_none_is_refused(tmp_path: Path) -> None:
+    build("onnxruntime", "identity", Datatype.FP32, tmp_path)
+
+    with pytest.raises(BackendFailed, match="intra_op_thread_count is 'many'; it must be a whole number"):
+        load(replace(PLAIN, parameters={"intra_op_thread_count": "many"}), tmp_path)

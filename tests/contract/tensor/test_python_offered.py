@@ -1,0 +1,256 @@
+"""The small things that models import from `triton_python_backend_utils`."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.contract.tensor.python_models import CONFIG
+
+from forebay.core.serving.config import (
+    Datatype,
+    DynamicBatching,
+    InstanceGroup,
+    SequenceBatching,
+    VersionPolicy,
+    VersionRule,
+)
+from forebay.engines.tensor.python import offered as pb_utils
+from forebay.engines.tensor.python.config import ModelConfig, document, instance_name
+
+ONE = np.ones(1, np.float32)
+
+
+def test_the_names_of_types_and_their_numbers_belong_together() -> None:
+    for name, kind in pb_utils.TRITON_STRING_TO_NUMPY.items():
+        number = pb_utils.numpy_to_triton_type(kind)
+        assert number is not None
+        assert np.dtype(pb_utils.triton_to_numpy_type(number)) == np.dtype(pb_utils.triton_string_to_numpy(name))
+    assert pb_utils.triton_string_to_numpy("TYPE_STRING") is np.object_
+    assert pb_utils.numpy_to_triton_type(np.bytes_) == 13
+    assert pb_utils.numpy_to_triton_type(complex) is None
+    assert pb_utils.triton_to_numpy_type(14) is None
+
+
+@given(st.lists(st.binary(max_size=300), max_size=5))
+def test_strings_are_serialized_with_their_lengths(parts: list[bytes]) -> None:
+    array = np.empty(len(parts), object)
+    array[:] = parts
+
+    data = pb_utils.serialize_byte_tensor(array)
+
+    assert pb_utils.deserialize_bytes_tensor(bytes(data)).tolist() == parts
+
+
+def test_configurations_are_searched_by_name() -> None:
+    shown = document(replace(CONFIG, decoupled=True))
+
+    assert (pb_utils.get_input_config_by_name(shown, "X") or {})["data_type"] == "TYPE_FP32"
+    assert (pb_utils.get_output_config_by_name(shown, "Y") or {})["dims"] == [-1]
+    assert pb_utils.get_output_config_by_name(shown, "X") is None
+    assert pb_utils.using_decoupled_model_transaction_policy(shown)
+    assert not pb_utils.using_decoupled_model_transaction_policy({})
+
+
+def test_the_document_shows_what_a_configuration_says() -> None:
+    config = replace(
+        CONFIG,
+        inputs=(replace(CONFIG.inputs[0], reshape=(2, 2)),),
+        versions=VersionPolicy(VersionRule.SPECIFIC, versions=(1, 3)),
+        batching=DynamicBatching(preferred_sizes=(4,), delay_s=0.0005),
+        sequences=SequenceBatching(oldest=True, candidates_max=8, idle_max_s=2),
+    )
+
+    shown = document(config)
+
+    assert shown["version_policy"] == {"specific": {"versions": [1, 3]}}
+    assert shown["input"][0]["reshape"] == {"shape": [2, 2]}
+    assert shown["dynamic_batching"]["max_queue_delay_microseconds"] == 500
+    assert shown["sequence_batching"]["oldest"] == {"max_candidate_sequences": 8}
+    assert shown["sequence_batching"]["max_sequence_idle_microseconds"] == 2_000_000
+    assert document(replace(config, versions=VersionPolicy(VersionRule.ALL)))["version_policy"] == {"all": {}}
+    direct = document(replace(config, sequences=SequenceBatching()))["sequence_batching"]
+    assert direct["direct"] == {}
+
+
+def test_instances_are_called_as_triton_calls_them() -> None:
+    config = replace(CONFIG, instances=(InstanceGroup(count=1), InstanceGroup("fast", count=2, gpus=(0, 1))))
+
+    assert [instance_name(config, each) for each in range(5)] == [
+        "m_0_0", "fast_0", "fast_1", "fast_2", "fast_3",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("scheduler", ["sequence_batching", "ensemble_scheduling"])
+def test_dynamic_batching_does_not_go_with_another_scheduler(scheduler: str) -> None:
+    config = ModelConfig(f'{{"name": "m", "{scheduler}": {{}}}}')
+
+    with pytest.raises(ValueError, match=f"Configuration specified scheduling_choice as '{scheduler}'"):
+        config.set_dynamic_batching()
+
+
+def test_a_transaction_policy_cannot_be_turned_round() -> None:
+    config = ModelConfig('{"name": "m", "model_transaction_policy": {"decoupled": false}}')
+
+    with pytest.raises(ValueError, match="which is already set to 'False'"):
+        config.set_model_transaction_policy({"decoupled": True})
+
+
+def test_an_input_of_the_file_is_completed_and_keeps_what_it_has() -> None:
+    config = ModelConfig('{"name": "m", "input": [{"name": "X", "data_type": "TYPE_INVALID", "dims": []}]}')
+
+    config.add_input({"name": "X", "data_type": "TYPE_FP32", "dims": [3]})
+
+    assert config.as_dict()["input"] == [{"name": "X", "data_type": "TYPE_FP32", "dims": [3]}]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "kind", "text"),
+    [
+        (lambda: pb_utils.Tensor("", ONE), pb_utils.TritonModelException, "cannot be an empty string"),
+        (lambda: pb_utils.Tensor("X", [1]), TypeError, "was called with <class 'list'>"),
+        (lambda: pb_utils.Tensor("X", np.ones(1, complex)), pb_utils.TritonModelException, "which is not supported"),
+        (lambda: pb_utils.Tensor.from_dlpack("", ONE), pb_utils.TritonModelException, "cannot be an empty string"),
+        (lambda: pb_utils.Tensor.from_dlpack("X", 1), pb_utils.TritonModelException, "must be a DLPack capsule"),
+        (
+            lambda: pb_utils.Tensor.from_dlpack("X", np.ones((2, 3)).T),
+            pb_utils.TritonModelException,
+            "DLPack tensor is not contiguous",
+        ),
+        (
+            lambda: pb_utils.Tensor("X", np.array([b"a"], object)).to_dlpack(),
+            pb_utils.TritonModelException,
+            "does not have support for string tensors",
+        ),
+        (lambda: pb_utils.InferenceResponse([None]), pb_utils.TritonModelException, "should not be empty"),
+        (lambda: pb_utils.InferenceResponse([1]), TypeError, "it holds <class 'int'>"),
+        (lambda: pb_utils.InferenceResponse(error="text"), TypeError, "must be a TritonError"),
+        (lambda: pb_utils.InferenceResponse(parameters={"k": 1.5}), pb_utils.TritonModelException, "bool/int/str"),
+        (lambda: pb_utils.InferenceResponse(parameters={1: "v"}), pb_utils.TritonModelException, "to have type str"),
+        (lambda: pb_utils.InferenceRequest(inputs=[]), TypeError, "requested_output_names and model_name"),
+        (
+            lambda: pb_utils.InferenceRequest(model_name="o", requested_output_names=[], inputs=[None]),
+            pb_utils.TritonModelException,
+            "Input tensor for request with id '' and model name 'o' should not be empty.",
+        ),
+        (
+            lambda: pb_utils.InferenceRequest(model_name="o", requested_output_names=[""], inputs=[]),
+            pb_utils.TritonModelException,
+            "Requested output name for request with id '' and model name 'o' should not be empty.",
+        ),
+        (
+            lambda: pb_utils.InferenceRequest(
+                model_name="o", requested_output_names=[], inputs=[], correlation_id=1.5
+            ),
+            pb_utils.TritonModelException,
+            "Correlation ID must be integer or string",
+        ),
+        (lambda: pb_utils.load_model("o"), pb_utils.TritonModelException, "cannot load models here"),
+        (lambda: pb_utils.unload_model("o"), pb_utils.TritonModelException, "cannot unload models here"),
+        (lambda: pb_utils.is_model_ready("o"), pb_utils.TritonModelException, "not offered here"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(wrong: Callable[[], object], kind: type[Exception], text: str) -> None:
+    with pytest.raises(kind) as caught:
+        wrong()
+
+    assert text in str(caught.value)
+
+
+def test_a_request_of_another_model_is_nobodys_to_answer() -> None:
+    request = pb_utils.InferenceRequest(model_name="o", requested_output_names=["Y"], inputs=[])
+    request.set_flags(pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_END)
+
+    assert (request.flags(), request.is_cancelled(), request.requested_output_names()) == (2, False, {"Y"})
+    with pytest.raises(pb_utils.TritonModelException, match="has no response sender"):
+        request.get_response_sender()
+
+
+def test_a_response_shows_what_is_in_it() -> None:
+    response = pb_utils.InferenceResponse([pb_utils.Tensor("Y", ONE)], parameters={"k": True})
+
+    assert response.parameters() == '{"k": true}'
+    assert not response.has_error()
+    found = pb_utils.get_output_tensor_by_name(response, "Y")
+    assert found is not None
+    assert found.name() == "Y"
+    assert pb_utils.get_output_tensor_by_name(response, "Z") is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool, torch.bfloat16, torch.float16])
+def test_tensors_of_pytorch_go_in_and_out(dtype: torch.dtype) -> None:
+    given_in = torch.arange(6).reshape(2, 3).to(dtype)
+
+    tensor = pb_utils.Tensor.from_dlpack("X", given_in)
+    again = torch.from_dlpack(pb_utils.Tensor.from_dlpack("Y", tensor.to_dlpack()))
+
+    assert tensor.is_cpu()
+    assert tensor.shape() == [2, 3]
+    assert torch.equal(again, given_in)
+    assert (tensor.as_numpy() is None) == (dtype is torch.bfloat16)
+
+
+def test_a_read_only_tensor_is_copied_for_others() -> None:
+    array = np.ones(3, np.float32)
+    array.flags.writeable = False
+
+    found = torch.from_dlpack(pb_utils.Tensor("X", array))
+
+    assert found.tolist() == [1, 1, 1]
+
+
+def test_without_pytorch_bf16_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    tensor = pb_utils.Tensor.of("X", np.ones(3, "<u2"), Datatype.BF16)
+    monkeypatch.setitem(sys.modules, "torch", None)
+
+    with pytest.raises(pb_utils.TritonModelException, match="PyTorch is needed to exchange"):
+        tensor.to_dlpack()
+
+
+def test_metrics_of_a_model_are_kept() -> None:
+    counter = pb_utils.MetricFamily("c", "", pb_utils.MetricFamily.COUNTER).Metric(labels={"a": "b"})
+    gauge = pb_utils.MetricFamily("g", "", pb_utils.MetricFamily.GAUGE).Metric()
+    histogram = pb_utils.MetricFamily("h", "", pb_utils.MetricFamily.HISTOGRAM).Metric(buckets=[1, 10])
+
+    counter.increment(2)
+    gauge.set(5)
+    gauge.increment(-1)
+    for each in (0.5, 1, 3, 99):
+        histogram.observe(each)
+
+    assert (counter.value(), gauge.value(), histogram.counts) == (2, 4, [2, 1, 1])
+
+
+@pytest.mark.parametrize(
+    ("kind", "buckets", "call", "text"),
+    [
+        ("COUNTER", None, lambda m: m.increment(-1), "Failed to increment"),
+        ("COUNTER", None, lambda m: m.set(1), "COUNTER does not support Set"),
+        ("COUNTER", None, lambda m: m.observe(1), "COUNTER does not support Observe"),
+        ("HISTOGRAM", [1], lambda m: m.value(), "HISTOGRAM does not support Value"),
+        ("HISTOGRAM", [1], lambda m: m.increment(1), "Failed to increment"),
+        ("HISTOGRAM", None, lambda m: m, "a histogram has buckets"),
+        ("GAUGE", [1], lambda m: m, "nothing else has any"),
+    ],
+)
+def test_metrics_refuse_what_their_kind_does_not_have(
+    kind: str, buckets: list[float] | None, call: Callable[[pb_utils.Metric], object], text: str
+) -> None:
+    family = pb_utils.MetricFamily("x", "", pb_utils.MetricKind[kind])
+
+    with pytest.raises(pb_utils.TritonModelException, match=text):
+        call(family.Metric(buckets=buckets))
+
+
+def test_lines_of_the_log_have_their_level(capfd: pytest.CaptureFixture[str]) -> None:
+    logger = pb_utils.Logger
+    for write in (logger.log_info, logger.log_warn, logger.log_error, logger.log_verbose):
+        write("said")
+    logger.log("more", logger.LogLevel.ERROR)
+
+    lines = [line.partition(":")[0] for line in capfd.readouterr().err.splitlines()]
+    assert lines == ["info", "warning", "error", "error"]

@@ -1,0 +1,246 @@
+"""What is PyTorch's own: TorchScript, how inputs and outputs are found, and files that may not be loaded."""
+
+import pickle
+import warnings
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests.contract.tensor.models import ask, config, load, run, spec
+
+from forebay.core.serving.config import Datatype, ModelConfig
+from forebay.engines.tensor.protocol import Array, BackendFailed
+from forebay.engines.tensor.torch import ALLOW_PICKLE, UNPACKED_BYTES_MAX
+
+A = np.arange(8, dtype=np.float32).reshape(2, 4)
+B = np.ones((2, 4), np.float32)
+
+
+class AddSub(torch.nn.Module):
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return a + b, a - b
+
+
+class Keyed(torch.nn.Module):
+    def forward(self, x: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {"DIFF": x["A"] - x["B"], "SUM": x["A"] + x["B"]}
+
+
+class Words(torch.nn.Module):
+    def forward(self, x: list[str]) -> list[str]:
+        return [each + "!" for each in x]
+
+
+class Nested(torch.nn.Module):
+    def forward(
+        self, pair: dict[str, torch.Tensor], *, scale: torch.Tensor
+    ) -> dict[str, torch.Tensor | tuple[torch.Tensor, torch.Tensor]]:
+        return {"plain": pair["a"] * scale, "two": (pair["b"], pair["a"] + pair["b"])}
+
+
+def script(module: torch.nn.Module, file: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the format is deprecated; Triton's users have it
+        torch.jit.save(torch.jit.script(module), str(file))
+
+
+def named(names: str, results: str, **changed: object) -> ModelConfig:
+    """A configuration with these names."""
+    made = {
+        "inputs": tuple(spec(name, Datatype.FP32, 4) for name in names.split()),
+        "outputs": tuple(spec(name, Datatype.FP32, 4) for name in results.split()),
+    }
+    return replace(config("pytorch", Datatype.FP32, "add_sub"), **(made | changed))  # type: ignore[arg-type]
+
+
+def outputs(settings: ModelConfig, folder: Path, **inputs: Array) -> dict[str, list[object]]:
+    backend, _ = load(settings, folder)
+    (response,) = run(backend, [ask(inputs)])
+    backend.close()
+    assert response.error == ""
+    return {name: array.tolist() for name, array in response.outputs.items()}
+
+
+@pytest.mark.parametrize(
+    ("inputs", "results"),
+    [("a b", "SUM DIFF"), ("b a", "O__0 O__1"), ("X__0 X__1", "OUTPUT__0 OUTPUT__1"), ("first second", "SUM DIFF")],
+)
+def test_inputs_and_outputs_are_found_as_triton_finds_them(inputs: str, results: str, tmp_path: Path) -> None:
+    script(AddSub(), tmp_path / "model.pt")
+    names = inputs.split()
+    values = dict(zip(sorted(names) if set(names) == {"a", "b"} else names, (A, B), strict=True))
+
+    found = outputs(named(inputs, results), tmp_path, **values)
+
+    assert list(found.values()) == [(A + B).tolist(), (A - B).tolist()]
+
+
+def test_outputs_are_found_by_their_number(tmp_path: Path) -> None:
+    script(AddSub(), tmp_path / "model.pt")
+
+    assert outputs(named("a b", "OUTPUT__1"), tmp_path, a=A, b=B) == {"OUTPUT__1": (A - B).tolist()}
+
+
+def test_a_model_of_mappings_gets_and_gives_them(tmp_path: Path) -> None:
+    script(Keyed(), tmp_path / "model.pt")
+
+    found = outputs(named("A B", "SUM DIFF"), tmp_path, A=A, B=B)
+
+    assert found == {"SUM": (A + B).tolist(), "DIFF": (A - B).tolist()}
+
+
+def test_strings_are_a_list(tmp_path: Path) -> None:
+    script(Words(), tmp_path / "model.pt")
+    words = np.array([b"a", "é".encode()], object)
+    settings = named(
+        "", "", max_batch=0, inputs=(spec("x", Datatype.BYTES, -1),), outputs=(spec("Y", Datatype.BYTES, -1),)
+    )
+
+    assert outputs(settings, tmp_path, x=words) == {"Y": [b"a!", "é!".encode()]}
+    backend, _ = load(settings, tmp_path)
+    assert "strings in one dimension" in run(backend, [ask({"x": np.array([[b"a"] * 2] * 2, object)})])[0].error
+    backend.close()
+
+
+@pytest.mark.parametrize(
+    ("inputs", "results"),
+    [
+        ("ARGS[0][a] ARGS[0][b] KWARGS[scale]", "RESULT[plain] RESULT[two][0] RESULT[two][1]"),
+        ("INPUT__0 INPUT__1 INPUT__2", "OUTPUT__0 OUTPUT__1 OUTPUT__2"),
+    ],
+)
+def test_a_program_of_nested_structures_is_reached_by_path_and_by_number(
+    inputs: str, results: str, tmp_path: Path
+) -> None:
+    given = ({"a": torch.ones(2, 4), "b": torch.zeros(2, 4)},), {"scale": torch.ones(2, 4)}
+    torch.export.save(torch.export.export(Nested(), *given), tmp_path / "model.pt2")
+    values = dict(zip(inputs.split(), (A, B, B * 3), strict=True))
+
+    found = outputs(named(inputs, results), tmp_path, **values)
+
+    assert list(found.values()) == [(A * 3).tolist(), B.tolist(), (A + B).tolist()]
+
+
+class Evil:
+    """Leaves a mark when it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> object:
+        return Path.touch, (self.mark,)
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_a_pickle_is_never_read(old: bool, tmp_path: Path) -> None:
+    torch.save(Evil(tmp_path / "mark"), tmp_path / "model.pt", _use_new_zipfile_serialization=not old)
+
+    with pytest.raises(BackendFailed, match="it is a pickle, which runs code while it is read"):
+        load(named("a b", "SUM DIFF"), tmp_path)
+    assert not (tmp_path / "mark").exists()
+
+
+def test_a_pickle_within_a_program_is_never_read(tmp_path: Path) -> None:
+    torch.export.save(torch.export.export(AddSub(), (torch.ones(2, 4), torch.ones(2, 4))), tmp_path / "whole.pt2")
+    pickled = tmp_path / "pickled"
+    torch.save(Evil(tmp_path / "mark"), pickled)
+    with zipfile.ZipFile(tmp_path / "whole.pt2") as whole, zipfile.ZipFile(tmp_path / "model.pt2", "w") as made:
+        for name in whole.namelist():
+            data = whole.read(name)
+            if "sample_inputs" in name:
+                data = pickled.read_bytes()
+            made.writestr(name, data)
+
+    with pytest.raises(BackendFailed, match="it holds a pickle of more than tensors, which would run code"):
+        load(named("a b", "SUM DIFF"), tmp_path)
+    assert not (tmp_path / "mark").exists()
+
+
+@pytest.mark.parametrize("entry", ["data/aotinductor/model/wrapper.so", "data/constants/opaque_obj_0"])
+def test_a_program_with_code_in_it_is_refused(entry: str, tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "model.pt2", "w") as made:
+        made.writestr("model/archive_format", "pt2")
+        made.writestr(f"model/{entry}", pickle.dumps(Evil(tmp_path / "mark")))
+
+    with pytest.raises(BackendFailed, match=f"it holds {entry}, which is code"):
+        load(named("a b", "SUM DIFF"), tmp_path)
+    assert not (tmp_path / "mark").exists()
+
+
+def test_a_pickled_module_is_read_where_the_operator_allows_it(tmp_path: Path) -> None:
+    torch.save(AddSub(), tmp_path / "model.pt")
+    allowed = {ALLOW_PICKLE: "true"}
+
+    found = outputs(named("b a", "SUM DIFF", parameters=allowed), tmp_path, a=A, b=B)
+
+    assert found == {"SUM": (A + B).tolist(), "DIFF": (A - B).tolist()}
+
+
+def test_a_pickle_that_is_no_module_is_refused(tmp_path: Path) -> None:
+    torch.save({"a": torch.ones(2)}, tmp_path / "model.pt")
+
+    with pytest.raises(BackendFailed, match=r"model\.pt does not hold a module"):
+        load(named("a b", "SUM DIFF", parameters={ALLOW_PICKLE: "true"}), tmp_path)
+
+
+def test_an_archive_that_would_unpack_to_all_memory_is_refused(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "model.pt", "w", zipfile.ZIP_DEFLATED) as made:
+        made.writestr("m/constants.pkl", b"")
+        made.writestr("m/code/__torch__.py", b"")
+        with made.open("m/data.pkl", "w") as entry:
+            for _ in range((UNPACKED_BYTES_MAX >> 20) + 1):
+                entry.write(bytes(1 << 20))
+    with pytest.raises(BackendFailed, match="in compressed form"):
+        load(named("a b", "SUM DIFF"), tmp_path)
+
+
+def test_another_archive_is_refused(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "model.pt", "w") as made:
+        made.writestr("word/document.xml", "<x/>")
+
+    with pytest.raises(BackendFailed, match="an archive, but not one of PyTorch"):
+        load(named("a b", "SUM DIFF"), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        (named("a b", "OUTPUT__5"), "output 'OUTPUT__5' is not among the 2 that the model has returned"),
+        (
+            named("a b", "", outputs=(spec("SUM", Datatype.FP64, 4),)),
+            "gave output 'SUM' as FP32 [2, 4]; its configuration says FP64 [-1, 4]",
+        ),
+    ],
+)
+def test_outputs_that_contradict_the_configuration_are_errors(
+    settings: ModelConfig, text: str, tmp_path: Path
+) -> None:
+    script(AddSub(), tmp_path / "model.pt")
+    backend, _ = load(settings, tmp_path)
+
+    (response,) = run(backend, [ask({"a": A, "b": B})])
+    backend.close()
+
+    assert text in response.error
+
+
+def test_a_configuration_without_inputs_and_outputs_is_refused(tmp_path: Path) -> None:
+    script(AddSub(), tmp_path / "model.pt")
+
+    with pytest.raises(BackendFailed, match="the configuration must list them"):
+        load(named("", ""), tmp_path)
+
+
+def test_options_are_taken(tmp_path: Path) -> None:
+    script(AddSub(), tmp_path / "model.pt")
+    parameters = {"INFERENCE_MODE": "false", "DISABLE_OPTIMIZED_EXECUTION": "true", "INTRA_OP_THREAD_COUNT": "1"}
+
+    found = outputs(named("a b", "SUM DIFF", parameters=parameters), tmp_path, a=A, b=B)
+
+    assert found["SUM"] == (A + B).tolist()
+    assert torch.get_num_threads() == 1
+    with pytest.raises(BackendFailed, match="NUM_THREADS is 'all'; it must be a whole number"):
+        load(named("a b", "SUM DIFF", parameters={"NUM_THREADS": "all"}), tmp_path)

@@ -1,0 +1,165 @@
+"""What is wrong with an ensemble."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forebay.core.serving.config import Datatype, ModelConfig, Step, TensorSpec, Warmup
+from forebay.core.serving.ensemble import Lookup, check, load_order
+
+
+def spec(name: str, *dims: int, datatype: Datatype = Datatype.FP32, optional: bool = False) -> TensorSpec:
+    return TensorSpec(name, datatype, dims, optional=optional)
+
+
+def model(
+    name: str, inputs: str = "I", outputs: str = "O", max_batch: int = 8, decoupled: bool = False
+) -> ModelConfig:
+    return ModelConfig(
+        name, "python", "", max_batch, tuple(spec(each, 4) for each in inputs),
+        tuple(spec(each, 4) for each in outputs), decoupled=decoupled,
+    )  # fmt: skip
+
+
+def lookup(*models: ModelConfig) -> Lookup:
+    """Version 1 of each is loaded."""
+    known = {each.name: each for each in models}
+    return lambda name, version: known.get(name) if version in {-1, 1} else None
+
+
+def step(model: str, inputs: Mapping[str, str], outputs: Mapping[str, str], version: int = -1) -> Step:
+    return Step(model, version, dict(inputs), dict(outputs))
+
+
+FIRST, SECOND = step("a", {"I": "x"}, {"O": "t"}), step("b", {"I": "t"}, {"O": "y"})
+GOOD = ModelConfig("e", "ensemble", "", 8, (spec("x", 4),), (spec("y", 4),), steps=(FIRST, SECOND))
+MODELS = (model("a"), model("b"))
+THIRD = 2
+UNWRITTEN = "output 'y' for ensemble 'e' is not written"
+ROUND = "circular dependency between ensembles: "
+
+
+def test_a_good_ensemble_has_no_problems() -> None:
+    assert check(GOOD, lookup(*MODELS)) == ((), (False, False), False)
+
+
+def test_one_response_of_a_decoupled_step_makes_many() -> None:
+    assert check(GOOD, lookup(model("a"), model("b", decoupled=True))) == ((), (False, True), True)
+
+
+@pytest.mark.parametrize(
+    ("steps", "problems"),
+    [
+        ((), ["must specify 'step' for ensemble 'e'", "ensemble input 'x' for ensemble e' is not used",
+              "ensemble output 'y' for ensemble e' is not used"]),
+        ((FIRST, SECOND, step("", {}, {})), [
+            f"must specify 'model_name' in step {THIRD} of ensemble 'e'",
+            f"must specify 'input_map' in step {THIRD} of ensemble 'e'",
+            f"must specify 'output_map' in step {THIRD} of ensemble 'e'",
+            "ensemble 'e' depends on '' which has no loaded version."]),
+        ((FIRST, SECOND, step("a", {"I": "x"}, {"O": "y"})),
+         [f"ensemble tensor 'y' can appear in an output map only once for ensemble 'e' step {THIRD}"]),
+        ((FIRST, SECOND, step("a", {"I": "t"}, {"O": "x"})),
+         [f"ensemble tensor 'x' can appear in an output map only once for ensemble 'e' step {THIRD}"]),
+        ((FIRST, step("b", {"I": "q"}, {"O": "y"})), [
+            UNWRITTEN + ": at least one of its depending tensors, 'q', is not connected",
+            "ensemble tensor 'q' is unused in ensemble 'e'", "ensemble tensor 't' is unused in ensemble 'e'"]),
+        ((FIRST, step("b", {"I": "y"}, {"O": "y"})), [
+            UNWRITTEN, "ensemble tensor 't' is unused in ensemble 'e'"]),
+        ((step("c", {"I": "x", "J": "y"}, {"O": "t"}), SECOND), [
+            UNWRITTEN + ": at least one of its depending tensors, 't', is not connected",
+            "ensemble tensor 't' is unused in ensemble 'e'",
+            "ensemble 'e' depends on 'c' which has no loaded version."]),
+        ((FIRST, replace(SECOND, version=3)),
+         ["ensemble 'e' depends on 'b' whose required version 3 is not loaded."]),
+        ((FIRST, replace(SECOND, version=1)), []),
+        ((FIRST, step("b", {"I": "t", "J": "x"}, {"O": "y", "P": "x2"}), step("a", {"I": "x2"}, {"O": "x3"})), [
+            "ensemble tensor 'x3' is unused in ensemble 'e'",
+            "in ensemble e, ensemble tensor x is mapping to non-existing input J in model b",
+            "in ensemble e, ensemble tensor x2 is mapped from non-existing output P in model b"]),
+        ((FIRST, step("two", {"I": "t"}, {"O": "y"})),
+         ["in ensemble e, input J in model two is not mapped to any ensemble tensors"]),
+        ((FIRST, step("optional", {"I": "t"}, {"O": "y"})), []),
+        ((FIRST, step("small", {"I": "t"}, {"O": "y"})),
+         ["ensemble e allows maximum batch size 8, but it contains model small which only allows maximum batch size"
+          " to be 4"]),
+        ((FIRST, step("text", {"I": "t"}, {"O": "y"})),
+         ["in ensemble e, ensemble tensor t: inconsistent data type: TYPE_FP32 is inferred from model a while"
+          " TYPE_STRING is inferred from model text"]),
+        ((FIRST, step("wide", {"I": "t"}, {"O": "y"})),
+         ["in ensemble e, ensemble tensor t: inconsistent shape: [-1,4] is inferred from model a while [-1,4,2] is"
+          " inferred from model wide"]),
+        ((FIRST, step("single", {"I": "t"}, {"O": "y"})), []),
+    ],
+)  # fmt: skip
+def test_every_problem_is_named_in_tritons_words(steps: tuple[Step, ...], problems: list[str]) -> None:
+    others = (
+        model("two", "IJ"),
+        replace(model("optional", "I"), inputs=(spec("I", 4), spec("J", 4, optional=True))),
+        model("small", max_batch=4),
+        replace(model("text"), inputs=(spec("I", 4, datatype=Datatype.BYTES),)),
+        replace(model("wide"), inputs=(spec("I", 4, 2),)),
+        replace(model("single", max_batch=0), inputs=(spec("I", -1, 4),), outputs=(spec("O", -1, -1),)),
+    )
+    assert list(check(replace(GOOD, steps=steps), lookup(*MODELS, *others)).problems) == problems
+
+
+def test_an_ensemble_is_not_warmed_up_and_its_reshapes_count() -> None:
+    config = replace(
+        GOOD, warmups=(Warmup("w", 1, {}),), inputs=(TensorSpec("x", Datatype.FP32, (2, 2), reshape=(4,)),)
+    )
+    assert check(config, lookup(*MODELS)).problems == ("model_warmup can not be specified for ensemble 'e'",)
+
+
+def test_what_comes_from_different_decoupled_models_does_not_meet() -> None:
+    models = lookup(model("a", decoupled=True), model("b"), model("c", "IJ"))
+    text = "in ensemble e, step of model '{}' receives inputs originated from different decoupled models"
+    join = step("c", {"I": "t", "J": "x"}, {"O": "y"})
+    assert check(replace(GOOD, steps=(FIRST, join)), models).problems == (text.format("c"),)
+    side = replace(
+        GOOD, steps=(FIRST, SECOND, step("b", {"I": "x"}, {"O": "z"})), outputs=(spec("y", 4), spec("z", 4))
+    )
+    assert check(side, models).problems == (text.format("e"),)
+    assert check(replace(GOOD, steps=(FIRST, SECOND)), models).problems == ()
+
+
+@pytest.mark.parametrize(
+    ("needs", "order", "problems"),
+    [
+        ({"e": {"b", "f"}, "f": {"a"}, "a": (), "b": ()}, ["a", "b", "f", "e"], {}),
+        (
+            {"e": {"f"}, "f": {"a", "z", "y"}, "a": ()}, ["a"],
+            {
+                "f": "ensemble f contains models that are not available or ambiguous: y, z",
+                "e": "ensemble 'e' depends on 'f' which is not valid. Model 'f' failed with error: ensemble f"
+                " contains models that are not available or ambiguous: y, z",
+            },
+        ),
+        ({"e": {"e"}}, [], {"e": ROUND + "e -> ... -> e -> e"}),
+        (
+            {"e": {"f"}, "f": {"g", "a"}, "g": {"e"}, "h": {"g"}, "a": ()}, ["a"],
+            {
+                "e": ROUND + "e -> ... -> g -> e",
+                "f": ROUND + "f -> ... -> e -> f",
+                "g": ROUND + "g -> ... -> f -> g",
+                "h": "ensemble 'h' depends on 'g' which is not valid. Model 'g' failed with error: "
+                f"{ROUND}g -> ... -> f -> g",
+            },
+        ),
+    ],
+)  # fmt: skip
+def test_models_are_loaded_before_the_ensembles_that_need_them(
+    needs: dict[str, set[str]], order: list[str], problems: dict[str, str]
+) -> None:
+    assert load_order(needs) == (order, problems)
+
+
+@given(st.dictionaries(st.sampled_from("abcdef"), st.sets(st.sampled_from("abcdefg"), max_size=3)))
+def test_every_model_is_in_the_order_or_has_a_problem(needs: dict[str, set[str]]) -> None:
+    order, problems = load_order(needs)
+    assert sorted([*order, *problems]) == sorted(needs)
+    for index, name in enumerate(order):
+        assert needs[name] <= set(order[:index])

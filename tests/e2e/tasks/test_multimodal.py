@@ -1,0 +1,102 @@
+"""Models for images and text that are Hugging Face's classes; weights are random, as it is serving that is tested."""
+
+import base64
+import io
+import json
+import queue
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import tritonclient.grpc as over_grpc
+from tests.e2e.tasks.served import Served, at_once, serving
+from tritonclient.utils import InferenceServerException
+
+pytest.importorskip("transformers")
+pytest.importorskip("torch")
+Image = pytest.importorskip("PIL.Image")
+
+TEXTS = (b"a cat", b"a red square", b"nothing at all")
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with serving(Path(tmp_path_factory.mktemp("multimodal")), ("clip-random", "llava-random")) as served:
+        yield served
+
+
+def png(colour: str) -> bytes:
+    data = io.BytesIO()
+    Image.new("RGB", (60, 40), colour).save(data, "PNG")
+    return data.getvalue()
+
+
+def tensor(name: str, values: "np.ndarray[Any, Any]", kind: str = "BYTES") -> over_grpc.InferInput:
+    made = over_grpc.InferInput(name, list(values.shape), kind)
+    made.set_data_from_numpy(values)
+    return made
+
+
+def shown(served: Served, image: bytes, texts: tuple[bytes, ...] = TEXTS) -> over_grpc.InferResult:
+    inputs = [tensor("IMAGE", np.array([[image]], object)), tensor("TEXT", np.array([texts], object))]
+    with over_grpc.InferenceServerClient(f"127.0.0.1:{served.grpc_port}") as client:
+        return client.infer("clip-random", inputs)
+
+
+def told(served: Served, image: bytes, text: str, tokens: int) -> list[bytes]:
+    """The pieces of a stream."""
+    inputs = [
+        tensor("image", np.array([image], object)),
+        tensor("text_input", np.array([text.encode()], object)),
+        tensor("max_tokens", np.array([tokens], np.int32), "INT32"),
+    ]
+    found: queue.Queue[tuple[Any, Any]] = queue.Queue()
+    with over_grpc.InferenceServerClient(f"127.0.0.1:{served.grpc_port}") as client:
+        client.start_stream(lambda result, error: found.put((result, error)))
+        client.async_stream_infer("llava-random", inputs, enable_empty_final_response=True)
+        pieces = []
+        while True:
+            result, error = found.get(timeout=60)
+            if error is not None:
+                raise error
+            if result.get_response().parameters["triton_final_response"].bool_param:
+                return pieces
+            pieces.append(result.as_numpy("text_output")[0])
+
+
+def test_two_towers_say_how_likely_each_text_is_of_an_image(served: Served) -> None:
+    alone = [shown(served, png(colour)) for colour in ("red", "green", "blue", "white") * 2]
+    chances = np.array([each.as_numpy("PROBABILITY")[0] for each in alone])
+    assert chances.sum(axis=1) == pytest.approx(1, abs=1e-5)
+    assert len({each.as_numpy("IMAGE_VECTOR").tobytes() for each in alone}) == 4
+    assert alone[0].as_numpy("TEXT_VECTOR").shape == (1, 3, 16)
+    together = at_once(lambda i: shown(served, png(("red", "green", "blue", "white")[i % 4])))
+    assert np.array([each.as_numpy("PROBABILITY")[0] for each in together]) == pytest.approx(chances, abs=1e-5)
+
+
+def test_an_image_that_is_none_is_the_fault_of_who_sent_it(served: Served) -> None:
+    with pytest.raises(InferenceServerException, match="cannot identify image"):
+        shown(served, b"no image")
+
+
+def test_text_about_an_image_comes_token_by_token(served: Served) -> None:
+    red, blue = (told(served, png(colour), "what is it?", 12) for colour in ("red", "blue"))
+    assert len(red) <= 12
+    assert red == told(served, png("red"), "what is it?", 12)
+    assert red != blue
+    assert at_once(lambda _: told(served, png("red"), "what is it?", 12), 4) == [red] * 4
+
+
+def test_the_same_text_comes_as_events(served: Served) -> None:
+    image = base64.b64encode(png("red")).decode()
+    body = {"text_input": "what is it?", "image": image, "max_tokens": 5}
+    answer = httpx.post(f"{served.url}/v2/models/llava-random/generate_stream", json=body, timeout=60)
+    said = [json.loads(line[6:])["text_output"] for line in answer.text.splitlines() if line.startswith("data: ")]
+    assert [each.encode() for each in said] == told(served, png("red"), "what is it?", 5)
+    refused = httpx.post(
+        f"{served.url}/v2/models/llava-random/generate_stream", json={**body, "max_tokens": 0}, timeout=60
+    )
+    assert "max_tokens is 0" in refused.text

@@ -1,0 +1,52 @@
+"""`forebay serve --repository` with the models of the conformance suite."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+from tests.e2e.cluster import REPO, free_ports, wait_for
+
+from forebay.cli.conformance import repository
+
+STOP_TIMEOUT_S = 40
+SETTINGS = {
+    "model-control-mode": "explicit",
+    "rate-limit": "execution_count",
+    "cache-config": "local,size=16777216",
+    "host": "127.0.0.1",
+}
+"""As the oracle has them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """Where it answers."""
+
+    url: str
+    grpc: str
+    metrics: str
+
+
+@contextmanager
+def running(folder: Path) -> Iterator[Served]:
+    """Forebay without a model: they are loaded by the load API. Its log is `folder/forebay.log`."""
+    models = folder / "models"
+    repository.write(models)
+    http, grpc, metrics = free_ports(3)
+    ports = {"http-port": http, "grpc-port": grpc, "metrics-port": metrics}
+    options = [f"--{key}={value}" for key, value in {"repository": models, **SETTINGS, **ports}.items()]
+    command = [str(Path(sys.executable).with_name("forebay")), "serve", *options]
+    with (folder / "forebay.log").open("wb") as log:
+        process = subprocess.Popen(command, cwd=REPO, env=dict(os.environ), stdout=log, stderr=log)
+    served = Served(f"http://127.0.0.1:{http}", f"127.0.0.1:{grpc}", f"http://127.0.0.1:{metrics}/metrics")
+    try:
+        wait_for("Forebay is ready", lambda: httpx.get(f"{served.url}/v2/health/ready").status_code == 200)
+        yield served
+    finally:
+        process.terminate()
+        process.wait(STOP_TIMEOUT_S)

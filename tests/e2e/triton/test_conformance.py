@@ -1,0 +1,72 @@
+"""Forebay answers as the real Triton was recorded to, but for the differences that are on purpose."""
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from tests.e2e.cluster import REPO
+from tests.e2e.triton import record, served
+from tests.e2e.triton.differences import DIFFERENCES
+
+from forebay.cli.conformance import command
+from forebay.cli.conformance.check import Level, Result, Verdict
+
+KSERVE = Path(os.environ.get("FOREBAY_ORACLE", REPO / ".forebay/oracle")) / "kserve/bin/python"
+CLIENTS = Path(__file__).with_name("kserve_checks.py")
+
+
+@pytest.fixture(scope="module")
+def forebay(tmp_path_factory: pytest.TempPathFactory) -> Iterator[served.Served]:
+    """A server with the suite's models, none of them loaded."""
+    with served.running(tmp_path_factory.mktemp("forebay")) as server:
+        yield server
+
+
+def test_forebay_differs_from_triton_only_where_it_means_to(forebay: served.Served) -> None:
+    results: list[Result] = []
+    recorded = command.recorded()["checks"]
+    asked = command.Asked(forebay.url, forebay.grpc, forebay.metrics)
+    asyncio.run(record.observed(asked, recorded, results.append))
+    found = {
+        each.name: f"{each.expected}\n-- found:\n{each.found}"
+        for each in results
+        if each.verdict is Verdict.DEVIATES and each.level is Level.MUST
+    }
+    surprises = [f"{name}\n{found[name]}" for name in sorted(found.keys() - DIFFERENCES.keys())]
+    assert not surprises, "\n\n".join(surprises)
+    assert DIFFERENCES.keys() == found.keys(), "these are no differences any more: take them out of the table"
+    assert [each for each in results if each.verdict is Verdict.SKIPPED] == []
+
+
+def test_forebay_is_a_server_of_the_protocol_to_those_who_know_nothing_of_it(forebay: served.Served) -> None:
+    httpx.post(f"{forebay.url}/v2/repository/models/add_sub/load", json={}, timeout=60).raise_for_status()
+    checked = subprocess.run(
+        [
+            Path(sys.executable).with_name("forebay"),
+            "conformance",
+            forebay.url,
+            "--grpc",
+            forebay.grpc,
+            "--model",
+            "add_sub",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+@pytest.mark.skipif(not KSERVE.exists(), reason="KServe's client is not there: `scripts/oracle kserve` installs it")
+def test_kserves_client_works(forebay: served.Served) -> None:
+    for model in ("add_sub", "types"):
+        httpx.post(f"{forebay.url}/v2/repository/models/{model}/load", json={}, timeout=60).raise_for_status()
+    checked = subprocess.run(
+        [KSERVE, CLIENTS, forebay.url, forebay.grpc], capture_output=True, text=True, timeout=100
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr

@@ -1,0 +1,332 @@
+"""Requests for tensor models: what their replicas get, what clients get, and what is not done twice."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.gateway.rig import (
+    JSON,
+    RETRYABLE,
+    ROUTES,
+    Front,
+    Worker,
+    cluster,
+    failing,
+    fronting,
+    post,
+    routes,
+    working,
+)
+from tests.net.rig import Answer, peer, run
+
+from forebay.core.errors import Refusal
+from forebay.core.model import Dispatch, ModelRoutes, Policy, ReplicaState, Snapshot, StandIn, Task
+from forebay.gateway.tensor import requests as tensor
+from forebay.net.server import Exchange
+
+BINARY = (b"content-type", b"application/octet-stream")
+BASE = replace(ROUTES, name="net", task=Task.TENSOR)
+INFER = b"/v2/models/net/infer"
+FORM = b"content-type: multipart/form-data; boundary=xx"
+
+
+def echo(exchange: Exchange) -> None:
+    """Answer with the body, as tensors come: binary, with the length of the JSON before them."""
+    exchange.respond(200, [BINARY, (b"inference-header-content-length", b"3")], exchange.body or b"nothing")
+
+
+def net(answer: Any = echo, index: int = 0, model: str = "net") -> Worker:
+    return Worker(answer, f"{model}-{index}", model)
+
+
+def form(model: bytes, *, file: bytes = b"\x00\r\n--x\r\n\xff") -> bytes:
+    parts = (
+        b'content-disposition: form-data; name="file"; filename="a.wav"\r\n\r\n' + file,
+        b'Content-Disposition: form-data; name="model"\r\n\r\n' + model,
+        b'content-disposition: form-data; name="stream"\r\n\r\ntrue',
+    )
+    return b"".join(b"--xx\r\n" + part + b"\r\n" for part in parts) + b"--xx--\r\n"
+
+
+def error(answer: Answer) -> str:
+    return str(msgspec.json.decode(answer.body)["error"])
+
+
+def sequence(id: int | str) -> bytes:
+    return msgspec.json.encode({"parameters": {"sequence_id": id, "sequence_start": True}, "inputs": []})
+
+
+def test_tensors_go_on_byte_for_byte_with_the_headers_that_say_how_to_read_them(tmp_path: Path) -> None:
+    async def main() -> None:
+        worker, body = net(), b"{}\n" + bytes(range(256)) * 8192
+        async with cluster(tmp_path, worker, base=BASE) as front:
+            fields = (b"content-type: application/octet-stream", b"Inference-Header-Content-Length: 3")
+            got = await front.ask(
+                post(body, b"/v2/models/net/versions/7/infer?x=1", *fields, b"accept-encoding: gzip")
+            )
+
+            assert (got.status, got.body == body) == (200, True)
+            assert got.headers[b"inference-header-content-length"] == b"3"
+            assert got.headers[b"x-forebay-replica"] == b"net-0"
+            sent = worker.requests[0]
+            assert (sent.target, worker.bodies[0] == body) == (b"/v2/models/net/versions/7/infer", True)
+            for name in (b"content-type", b"inference-header-content-length", b"accept-encoding"):
+                assert sent.header(name) in (b"application/octet-stream", b"3", b"gzip")
+            assert sent.header(b"x-forebay-gateway") == b"1"
+            assert await front.metric('forebay_prompt_tokens_total{model="net"}') == round(len(body) / 4)
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "path"),
+    [
+        (b"content-type: application/json", b'{"documents": [{"model": "other"}], "model": "net"}', b"/v1/rerank"),
+        (FORM, form(b"net"), b"/v1/audio/transcriptions"),
+        (b'content-type: multipart/form-data; boundary="xx"', form(b"net"), b"/v1/images/ocr"),
+    ],
+)
+def test_the_endpoints_of_tasks_go_to_the_model_that_their_body_names(
+    kind: bytes, body: bytes, path: bytes, tmp_path: Path
+) -> None:
+    async def main() -> None:
+        worker = net()
+        async with cluster(tmp_path, worker, base=BASE) as front:
+            got = await front.ask(post(body, path, kind))
+            assert (got.status, got.body == body, worker.requests[0].target) == (200, True, path)
+
+    run(main())
+
+
+def test_an_alias_is_replaced_where_the_model_is_named(tmp_path: Path) -> None:
+    async def main() -> None:
+        worker = net()
+        async with working(worker), fronting(tmp_path) as front:
+            names = Dispatch(aliases={"alias": "net"})
+            draft = tmp_path / "draft"
+            draft.write_bytes(msgspec.json.encode(Snapshot(1, (routes(worker, base=BASE),), names)))
+            draft.replace(tmp_path / "snapshot.json")
+            await front.ready()
+
+            await front.ask(post(b"{}", b"/v2/models/alias/infer"))
+            await front.get(b"/v2/models/alias")
+            await front.ask(post(b'{"model":"alias","query":1}', b"/v1/rerank"))
+            await front.ask(post(form(b"alias"), b"/v1/audio/speech", FORM))
+
+        assert [each.target for each in worker.requests[:2]] == [INFER, b"/v2/models/net"]
+        assert worker.bodies[2:] == [b'{"model":"net","query":1}', form(b"net")]
+
+    run(main())
+
+
+def test_what_a_replica_has_no_room_for_another_one_does_but_never_a_part_of_a_sequence(tmp_path: Path) -> None:
+    async def main() -> None:
+        full = failing(503, "overloaded", RETRYABLE)
+        workers = (net(full), net(index=1))
+        async with cluster(tmp_path, *workers, base=BASE) as front:
+            for _ in range(4):
+                assert (await front.ask(post(b"{}", INFER))).status == 200
+            answers = [await front.ask(post(sequence(id), INFER)) for id in range(1, 21)]
+
+            assert {each.status for each in answers} == {200, 503}
+            refused = next(each for each in answers if each.status == 503)
+            assert error(refused).startswith("The replica has no room")
+            assert len(workers[1].requests) == 4 + sum(each.status == 200 for each in answers)
+
+    run(main())
+
+
+@pytest.mark.parametrize("policy", list(Policy))
+def test_a_sequence_stays_at_one_replica_whatever_the_policy(policy: Policy, tmp_path: Path) -> None:
+    async def main() -> None:
+        workers = [net(index=index) for index in range(3)]
+        async with cluster(tmp_path, *workers, base=replace(BASE, policy=policy)) as front:
+            binary = b"inference-header-content-length: %d"
+            for id in (1, "b", 3, "four", 5, 6):
+                body = sequence(id)
+                where = set()
+                for extra in (b"", b"\xff" * 16):
+                    got = await front.ask(post(body + extra, INFER, binary % len(body)))
+                    where.add(got.headers[b"x-forebay-replica"])
+                top = msgspec.json.encode({"text": "x", "sequence_id": id})
+                where.add((await front.ask(post(top, b"/v2/models/net/generate"))).headers[b"x-forebay-replica"])
+                assert len(where) == 1
+            assert sum(bool(each.requests) for each in workers) > 1
+
+    run(main())
+
+
+def test_errors_have_the_form_of_the_protocol_and_none_of_the_client_harms_a_replica(tmp_path: Path) -> None:
+    async def main() -> None:
+        def bad(exchange: Exchange) -> None:
+            exchange.respond(400, [JSON], b'{"error":"unexpected shape"}')
+
+        async with cluster(tmp_path, net(bad), base=BASE) as front:
+            for _ in range(30):
+                got = await front.ask(post(b"{}", INFER))
+                assert (got.status, error(got)) == (400, "unexpected shape")
+            assert await front.metric('forebay_requests_total{code="invalid_request",model="net"}') == 30
+            closed = 'forebay_replica_breaker{model="net",replica="net-0",state="closed"}'
+            assert await front.metric(closed) == 1
+
+            for request, status, said in (
+                (post(b"{}", b"/v2/models/none/infer"), 404, "`none` does not exist"),
+                (post(b"{}", b"/v1/chat/completions"), 400, "model"),
+                (post(b'{"model":"net"}', b"/v1/chat/completions"), 400, "serves tensor requests"),
+                (post(b'{"query":1}', b"/v1/rerank"), 400, "model"),
+                (post(b"{", b"/v1/rerank"), 400, "not valid JSON"),
+                (post(b"--xx--", b"/v1/audio/speech", FORM), 400, "no field `model`"),
+                (b"GET %b HTTP/1.1\r\nhost: a\r\n\r\n" % INFER, 405, "takes POST"),
+                (post(b"", b"/v2/models/net"), 405, "takes GET"),
+            ):
+                got = await front.ask(request)
+                assert (got.status, said in got.body.decode()) == (status, True), got.body
+
+    run(main())
+
+
+def test_a_gateway_answers_for_itself_and_changes_no_model_server(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with cluster(tmp_path, net(), base=BASE) as front:
+            assert (await front.get(b"/v2/health/live")).status == 200
+            assert (await front.get(b"/v2/health/ready")).status == 200
+            assert msgspec.json.decode((await front.get(b"/v2")).body)["name"] == "forebay"
+            index = await front.ask(post(b"", b"/v2/repository/index"))
+            assert msgspec.json.decode(index.body) == [{"name": "net", "state": "READY"}]
+            for path, status, said in (
+                (b"/v2/repository/models/net/load", 405, "forebay reload"),
+                (b"/v2/repository/models/net/unload", 405, "forebay reload"),
+                (b"/v2/systemsharedmemory/region/a/register", 404, "one model server"),
+                (b"/v2/models/net/trace/setting", 404, "one model server"),
+                (b"/v2/nothing", 404, "No such path"),
+                (b"/v2", 405, "takes GET"),
+            ):
+                got = await front.ask(post(b"{}", path))
+                assert (got.status, said in error(got)) == (status, True)
+
+    run(main())
+
+
+def test_who_asks_how_a_model_is_that_nobody_serves_does_not_wait(tmp_path: Path) -> None:
+    async def main() -> None:
+        worker = net()
+        async with cluster(tmp_path, worker, base=BASE) as front:
+            worker.report = replace(worker.report, state=ReplicaState.WARMING)
+            async with asyncio.timeout(10):
+                while (await front.get(b"/v2/health/ready")).status == 200:
+                    await asyncio.sleep(0.005)
+            asked = [await front.get(b"/v2/models/net" + end) for end in (b"", b"/ready", b"/config", b"/stats")]
+            index = await front.ask(post(b"", b"/v2/repository/index"))
+
+        assert [each.status for each in asked] == [503] * 4
+        assert b"UNAVAILABLE" in index.body
+        assert not worker.requests
+
+    run(main())
+
+
+def test_a_stream_goes_on_piece_by_piece_and_is_cut_where_its_replica_is_lost(tmp_path: Path) -> None:
+    held: list[Exchange] = []
+
+    def begin(exchange: Exchange) -> None:
+        exchange.start(200, [(b"content-type", b"text/event-stream; charset=utf-8")])
+        exchange.write(b"data: 1\n\n")
+        held.append(exchange)
+
+    async def main() -> None:
+        async with cluster(tmp_path, net(begin), base=BASE) as front:
+            for whole in (True, False):
+                async with peer(front.port) as client:
+                    client.send(post(b'{"a":1}', b"/v2/models/net/generate_stream"))
+                    async with asyncio.timeout(10):
+                        await client.reader.readuntil(b"data: 1\n\n")
+                    exchange = held.pop()
+                    if whole:
+                        exchange.write(b"data: 2\n\n")
+                        exchange.end()
+                        async with asyncio.timeout(10):
+                            assert b"data: 2\n\n" in await client.reader.readuntil(b"0\r\n\r\n")
+                    else:
+                        exchange.abort()
+                        assert b"0\r\n\r\n" not in await client.rest()
+
+    run(main())
+
+
+@contextlib.asynccontextmanager
+async def pair(folder: Path, first: Worker, second: Worker, **more: Any) -> AsyncIterator[Front]:
+    """Two models, of which the second steps in for the first."""
+    async with working(first, second):
+        both: tuple[ModelRoutes, ...] = (
+            routes(first, base=replace(BASE, fallback=(StandIn(second.model),))),
+            routes(second, base=replace(BASE, name=second.model)),
+        )
+        async with fronting(folder, *both, **more) as front:
+            await front.ready()
+            yield front
+
+
+def test_a_model_that_steps_in_gets_the_request_under_its_own_name(tmp_path: Path) -> None:
+    async def main() -> None:
+        full = failing(503, "overloaded", RETRYABLE)
+        first, second = net(full), net(model="spare")
+        async with pair(tmp_path, first, second) as front:
+            for path, body in ((INFER, b"{}"), (b"/v1/classify", b'{"model":"net","input":"x"}')):
+                got = await front.ask(post(body, path))
+                assert (got.status, got.headers[b"x-forebay-model"]) == (200, b"spare")
+            await front.ask(post(form(b"net"), b"/v1/audio/translations", FORM))
+
+        assert second.requests[0].target == b"/v2/models/spare/infer"
+        assert second.bodies[1:] == [b'{"model":"spare","input":"x"}', form(b"spare")]
+
+    run(main())
+
+
+class Line:
+    """A connection that is never written to."""
+
+    owner = None
+
+
+def exchange(target: bytes, *headers: tuple[bytes, bytes]) -> Exchange:
+    return Exchange(Line(), b"POST", target, list(headers), dict(headers))  # type: ignore[arg-type]
+
+
+def test_paths_of_one_model_are_found_and_others_are_not() -> None:
+    def found(target: bytes) -> tuple[str, bytes] | None:
+        endpoint = tensor.find(exchange(target))
+        return (endpoint.model, endpoint.method) if endpoint is not None else None
+
+    assert found(b"/v2/models/a%20b/versions/1/infer") == ("a b", b"POST")
+    assert found(b"/v2/models/net/stats?x") == ("net", b"GET")
+    for target in (
+        b"/v2/models/",
+        b"/v2/models/a/b",
+        b"/v2/models/a/versions/x/infer",
+        b"/v2/models/a/trace/setting",
+    ):
+        assert found(target) is None
+
+
+@given(
+    st.sampled_from([INFER, b"/v2/models/net/generate", b"/v1/rerank", b"/v1/audio/speech"]),
+    st.binary(max_size=80) | st.text(max_size=40).map(lambda text: b'{"sequence_id":%b}' % text.encode()),
+    st.sampled_from([b"", b"application/json", b"application/octet-stream", b"multipart/form-data; boundary=x"]),
+    st.none() | st.binary(max_size=14),
+)
+def test_whatever_comes_is_read_or_refused(target: bytes, body: bytes, kind: bytes, length: bytes | None) -> None:
+    headers = [(b"content-type", kind)]
+    if length is not None:
+        headers.append((b"inference-header-content-length", length))
+    request = exchange(target, *headers)
+    endpoint = tensor.find(request)
+    assert endpoint is not None
+    with contextlib.suppress(Refusal):
+        assert bytes(tensor.wanted(endpoint, request, body).text) == body

@@ -1,0 +1,194 @@
+"""The endpoints beside inference: what they answer, and to which methods."""
+
+import base64
+from typing import Any
+
+import pytest
+from tests.modelserver.http.rig import rig, told
+from tests.net.rig import run
+
+
+def test_a_server_tells_of_itself_and_of_its_models() -> None:
+    async def main() -> None:
+        async with rig(version="9") as it:
+            server = told(await it.ask("GET", "/v2"))
+            assert (server["name"], server["version"]) == ("forebay", "9")
+            assert "binary_tensor_data" in server["extensions"]
+            assert told(await it.ask("GET", "/v2/models/add?x=1")) == {
+                "name": "add",
+                "versions": ["1", "2"],
+                "platform": "onnxruntime_onnx",
+                "inputs": [
+                    {"name": "IN0", "datatype": "FP32", "shape": [-1, 4]},
+                    {"name": "IN1", "datatype": "FP32", "shape": [-1, 4]},
+                ],
+                "outputs": [{"name": "OUT", "datatype": "FP32", "shape": [-1, 4]}],
+            }
+            one = told(await it.ask("GET", "/v2/models/echo/versions/01"))
+            assert (one["versions"], one["platform"]) == (["1"], "python")
+            assert one["inputs"] == [{"name": "IN", "datatype": "FP32", "shape": [-1]}]
+            assert told(await it.ask("GET", "/v2/models/add/config")) == {"name": "add", "max_batch_size": 8}
+
+    run(main())
+
+
+def test_health_is_a_status_without_a_body() -> None:
+    async def main() -> None:
+        async with rig() as it:
+            for path in (
+                "/v2/health/live",
+                "/v2/health/ready",
+                "/v2/models/echo/ready",
+                "/v2/models/echo/versions/1/ready",
+            ):
+                answer = await it.ask("GET", path)
+                assert answer.status == 200
+            it.models.ready = False
+            assert (await it.ask("GET", "/v2/health/ready")).status == 400
+            assert (await it.ask("GET", "/v2/health/live")).status == 200
+
+    run(main())
+
+
+def test_statistics_have_tritons_fields() -> None:
+    async def main() -> None:
+        async with rig() as it:
+            (stats,) = told(await it.ask("GET", "/v2/models/echo/versions/1/stats"))["model_stats"]
+            assert list(stats) == [
+                "name", "version", "last_inference", "inference_count", "execution_count", "inference_stats",
+                "response_stats", "batch_stats", "memory_usage",
+            ]  # fmt: skip
+            assert stats["inference_stats"]["success"] == {"count": 2, "ns": 10}
+            assert list(stats["inference_stats"]) == [
+                "success", "fail", "queue", "compute_input", "compute_infer", "compute_output", "cache_hit",
+                "cache_miss",
+            ]  # fmt: skip
+            assert [each["batch_size"] for each in stats["batch_stats"]] == [1, 2]
+            assert stats["response_stats"]["0"]["success"] == {"count": 1, "ns": 4}
+            assert len(told(await it.ask("GET", "/v2/models/stats"))["model_stats"]) == 2
+
+    run(main())
+
+
+def test_the_repository_is_listed_and_changed() -> None:
+    async def main() -> None:
+        async with rig() as it:
+            assert told(await it.ask("POST", "/v2/repository/index")) == [
+                {"name": "echo", "version": "1", "state": "READY"},
+                {"name": "bad", "version": "2", "state": "UNAVAILABLE", "reason": "no file"},
+                {"name": "new"},
+            ]
+            assert len(told(await it.ask("POST", "/v2/repository/any/index", b'{"ready":true}'))) == 1
+            file = base64.b64encode(b"\x00model").decode().encode()
+            body = b'{"parameters":{"config":"{}","file:1/model.onnx":"%b"}}' % file
+            answer = await it.ask("POST", "/v2/repository/models/m%20x/load", body)
+            assert answer.status == 200
+            assert it.models.loads == [("m x", {"config": "{}", "file:1/model.onnx": b"\x00model"})]
+            for body in (b"", b"{}", b'{"parameters":{"unload_dependents":true,"version":3}}'):
+                assert (await it.ask("POST", "/v2/repository/models/m/unload", body)).status == 200
+            assert it.models.unloads == [("m", False, ""), ("m", False, ""), ("m", True, "3")]
+
+    run(main())
+
+
+def test_a_load_that_fails_says_why() -> None:
+    async def main() -> None:
+        async with rig() as it:
+            answer = await it.ask("POST", "/v2/repository/models/bad/load")
+            assert (answer.status, told(answer)) == (500, {"error": "failed to load 'bad', no version is available"})
+            answer = await it.ask("POST", "/v2/repository/models/worse/load")
+            assert (answer.status, told(answer)) == (500, {"error": "internal error"})
+
+    run(main())
+
+
+REFUSED: list[tuple[str, str, bytes, int, str]] = [
+    ("GET", "/", b"", 404, "Not Found"),
+    ("GET", "/v2/", b"", 404, "Not Found"),
+    ("GET", "/v2/models", b"", 404, "Not Found"),
+    ("GET", "/v2/models/echo/versions/x", b"", 404, "Not Found"),
+    ("GET", "/v2/models/echo/versions/1/trace/setting", b"", 404, "Not Found"),
+    ("GET", "/v2/models/none", b"", 404, "Request for unknown model: 'none' is not found"),
+    ("GET", "/v2/models/none/ready", b"", 404, "Request for unknown model: 'none' is not found"),
+    ("GET", "/v2/models/none/stats", b"", 404, "Request for unknown model: 'none' is not found"),
+    ("GET", "/v2/models/echo/versions/7", b"", 404, "Request for unknown model: 'echo' version 7 is not found"),
+    ("GET", "/v2/models/echo/versions/" + "9" * 30, b"", 400, "failed to get model version"),
+    ("POST", "/v2", b"", 405, "Method Not Allowed"),
+    ("POST", "/v2/health/live", b"", 405, "Method Not Allowed"),
+    ("POST", "/v2/models/echo/config", b"", 405, "Method Not Allowed"),
+    ("GET", "/v2/models/echo/infer", b"", 405, "Method Not Allowed"),
+    ("GET", "/v2/repository/index", b"", 405, "Method Not Allowed"),
+    ("PUT", "/v2/logging", b"", 405, "Method Not Allowed"),
+    ("PUT", "/v2/trace/setting", b"", 405, "Method Not Allowed"),
+    ("POST", "/v2/systemsharedmemory/status", b"", 405, "Method Not Allowed"),
+    ("GET", "/v2/systemsharedmemory/region/a/register", b"", 405, "Method Not Allowed"),
+    ("POST", "/v2/repository/other/models/m/load", b"", 501, "'repository_name' specification is not supported"),
+    ("POST", "/v2/repository/index", b"{", 400, "failed to parse the request JSON buffer: "),
+    ("POST", "/v2/repository/index", b'{"ready":1}', 400, "Invalid value for 'ready': expected a boolean"),
+    ("POST", "/v2/repository/models/m/load", b'{"parameters":[]}', 400, "attempt to get members for non-object"),
+    ("POST", "/v2/repository/models/m/load", b'{"parameters":{"config":1}}', 400, "Unable to parse 'config'"),
+    ("POST", "/v2/repository/models/m/load", b'{"parameters":{"file:a":"\xc3\xa4"}}', 400, "'file:a' is not base64"),
+    ("POST", "/v2/repository/models/m/load", b'{"parameters":{"color":1}}', 400, "parameter 'color' is not known"),
+    ("POST", "/v2/repository/models/m/unload", b'{"parameters":{"unload_dependents":1}}', 400, "Unable to parse 'un"),
+    ("POST", "/v2/repository/models/m/unload", b'{"parameters":{"version":"x"}}', 400, "Unable to parse 'version'"),
+    ("POST", "/v2/systemsharedmemory/register", b"{}", 400, "'region name' is necessary to register system shared"),
+    ("POST", "/v2/cudasharedmemory/register", b"{}", 400, "'region name' is necessary to register cuda shared"),
+    ("POST", "/v2/systemsharedmemory/region/a/register", b"", 400, "failed to parse the request JSON buffer: The d"),
+    ("POST", "/v2/systemsharedmemory/region/a/register", b"[]", 400, "Shared memory register request has no 'key'"),
+    ("POST", "/v2/systemsharedmemory/region/a/register", b'{"key":"/a"}', 400, "Shared memory register request has"),
+    ("POST", "/v2/cudasharedmemory/region/a/register", b"{}", 400, "Shared memory register request has no"),
+    ("POST", "/v2/trace/setting", b"", 400, "failed to parse the request JSON buffer: The document is empty. at 0"),
+    ("POST", "/v2/trace/setting", b'{"trace_file":"x"}', 501, "trace file location can not be updated"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("method", "path", "body", "status", "text"), REFUSED)
+def test_what_is_not_understood_is_refused_in_tritons_words(
+    method: str, path: str, body: bytes, status: int, text: str
+) -> None:
+    async def main() -> None:
+        async with rig() as it:
+            answer = await it.ask(method, path, body)
+            assert answer.status == status
+            assert answer.headers[b"content-type"] == b"application/json"
+            assert told(answer)["error"].startswith(text)
+
+    run(main())
+
+
+def test_shared_memory_is_registered_listed_and_forgotten() -> None:
+    async def main() -> None:
+        async with rig() as it:
+            region = b'{"key":"/one","offset":16,"byte_size":64}'
+            assert (await it.ask("POST", "/v2/systemsharedmemory/region/a/register", region)).status == 200
+            assert (await it.ask("POST", "/v2/systemsharedmemory/region/b/register", region)).status == 200
+            wanted: dict[str, Any] = {"name": "a", "key": "/one", "offset": 16, "byte_size": 64}
+            assert told(await it.ask("GET", "/v2/systemsharedmemory/region/a/status")) == [wanted]
+            assert len(told(await it.ask("GET", "/v2/systemsharedmemory/status"))) == 2
+            assert told(await it.ask("GET", "/v2/cudasharedmemory/status")) == []
+            handle = base64.b64encode(bytes(64)).decode()
+            body = f'{{"raw_handle":{{"b64":"{handle}"}},"device_id":0,"byte_size":64}}'.encode()
+            refused = await it.ask("POST", "/v2/cudasharedmemory/region/c/register", body)
+            assert (refused.status, told(refused)) == (501, {"error": "no CUDA here"})
+            short = body.replace(b"AAAA", b"", 1)
+            refused = await it.ask("POST", "/v2/cudasharedmemory/region/c/register", short)
+            assert told(refused)["error"].startswith("'raw_handle' must be a valid base64")
+            assert (await it.ask("POST", "/v2/systemsharedmemory/region/a/unregister")).status == 200
+            assert list(it.space.known) == ["b"]
+            assert (await it.ask("POST", "/v2/systemsharedmemory/unregister")).status == 200
+            assert not it.space.known
+
+    run(main())
+
+
+def test_settings_are_shown_and_changed() -> None:
+    async def main() -> None:
+        async with rig() as it:
+            assert told(await it.ask("GET", "/v2/trace/setting")) == {"trace_level": ["OFF"]}
+            changed = await it.ask("POST", "/v2/models/echo/trace/setting", b'{"trace_rate":"5"}')
+            assert told(changed) == {"trace_level": ["OFF"], "trace_rate": "5"}
+            assert told(await it.ask("GET", "/v2/trace/setting")) == {"trace_level": ["OFF"]}
+            assert told(await it.ask("GET", "/v2/logging")) == {"log_info": True}
+            assert told(await it.ask("POST", "/v2/logging", b'{"log_info":false}')) == {"log_info": False}
+
+    run(main())

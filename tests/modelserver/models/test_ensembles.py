@@ -1,0 +1,284 @@
+"""Models made of models: what flows, who is loaded for whom, and what goes wrong in between."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from tests.modelserver.models.rig import BATCH_SIZE, IO, config, ensemble, numbers, serving, tensor, until, write
+
+from forebay.core.serving.errors import Refused
+
+ONE = tensor("IN", [[1.0]])
+ADD = """
+    def answer(self, request):
+        return give(get(request) + 1)
+"""
+DOUBLE = """
+    def answer(self, request):
+        if get(request)[0, 0] > 100:
+            raise ValueError("too much")
+        return give(get(request) * 2)
+"""
+CHAIN = [("add", {"IN": "IN"}, {"OUT": "more"}), ("double", {"IN": "more"}, {"OUT": "OUT"})]
+WHOLE = f"max_batch_size: 8 {IO.format(dims='-1')}"
+
+
+def chain(root: Path) -> None:
+    write(root, "add", config(), ADD)
+    write(root, "double", config(), DOUBLE)
+    ensemble(root, "both", CHAIN, WHOLE)
+
+
+def test_a_request_goes_through_all_steps_and_counts_in_each(tmp_path: Path) -> None:
+    chain(tmp_path)
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("both",)) as server:
+            assert await server.numbers("both", ONE, id="9") == [[4.0]]
+            assert await server.numbers("both", tensor("IN", [[1.0] * 100_000] * 2)) == [[4.0] * 100_000] * 2
+            for name in ("both", "add", "double"):
+                (counts,) = server.statistics(name, "")
+                assert (counts.success.count, counts.inference_count, counts.execution_count) == (2, 3, 2)
+            steps = [server.statistics(name, "")[0].compute_infer.ns for name in ("add", "double")]
+            assert server.statistics("both", "")[0].compute_infer.ns == sum(steps)
+            assert server.view("both", "").config.decoupled is False
+
+    asyncio.run(main())
+
+
+def test_a_step_that_fails_is_named(tmp_path: Path) -> None:
+    chain(tmp_path)
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("both",)) as server:
+            refused = await server.ask("both", tensor("IN", [[100.0]])).error()
+            assert refused.text.startswith("in ensemble 'both', ")
+            assert "too much" in refused.text
+            assert "double" in refused.text
+            assert server.statistics("both", "")[0].fail.count == 1
+            await server.unload("double", False)
+            reason = server.states("both")["1"][1]
+            assert reason == "unloaded: ensemble 'both' depends on 'double' which has no loaded version."
+            assert server.ready
+            with pytest.raises(Refused, match="no available versions"):
+                server.ask("both", ONE)
+            await server.load("double", {})
+            assert server.ready
+            assert await server.numbers("both", ONE) == [[4.0]]
+
+    asyncio.run(main())
+
+
+def test_parts_are_loaded_with_an_ensemble_and_unloaded_only_if_nobody_else_wants_them(tmp_path: Path) -> None:
+    chain(tmp_path)
+    ensemble(tmp_path, "twice", [("both", {"IN": "IN"}, {"OUT": "a"}), ("both", {"IN": "a"}, {"OUT": "OUT"})], WHOLE)
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("double", "both")) as server:
+            await server.load("twice", {})
+            assert await server.numbers("twice", ONE) == [[10.0]]
+            await server.unload("twice", True)
+            assert [entry.name for entry in server.index(True)] == ["add", "both", "double"]
+            await server.unload("both", False)
+            assert [entry.name for entry in server.index(True)] == ["add", "double"]
+            await server.load("both", {})
+            await server.unload("both", True)
+            assert [entry.name for entry in server.index(True)] == ["double"]
+
+    asyncio.run(main())
+
+
+def test_a_reloaded_part_is_used_at_once(tmp_path: Path) -> None:
+    chain(tmp_path)
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("both",)) as server:
+            write(tmp_path, "add", config(), ADD.replace("+ 1", "+ 2"))
+            await server.load("add", {})
+            assert await server.numbers("both", ONE) == [[6.0]]
+
+    asyncio.run(main())
+
+
+def test_ensembles_that_cannot_work_are_not_loaded(tmp_path: Path) -> None:
+    chain(tmp_path)
+    ensemble(tmp_path, "lacks", [("nobody", {"IN": "IN"}, {"OUT": "OUT"})], WHOLE)
+    ensemble(tmp_path, "wrong", [("add", {"INPUT": "IN"}, {"OUT": "OUT"})], WHOLE)
+    ensemble(tmp_path, "egg", [("hen", {"IN": "IN"}, {"OUT": "OUT"})], WHOLE)
+    ensemble(tmp_path, "hen", [("egg", {"IN": "IN"}, {"OUT": "OUT"})], WHOLE)
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("*",)) as server:
+            assert [entry.name for entry in server.index(True)] == ["add", "both", "double"]
+            said = {entry.name: entry.reason for entry in server.index(False)}
+            assert "contains models that are not available or ambiguous: nobody" in said["lacks"]
+            assert "INPUT" in said["wrong"]
+            assert "circular dependency between ensembles" in said["egg"]
+            assert "circular dependency between ensembles" in said["hen"]
+
+    asyncio.run(main())
+
+
+def test_wanted_outputs_decide_which_steps_run(tmp_path: Path) -> None:
+    chain(tmp_path)
+    outputs = (
+        'output { name: "A" data_type: TYPE_FP32 dims: [-1] } output { name: "B" data_type: TYPE_FP32 dims: [-1] }'
+    )
+    steps = [("add", {"IN": "IN"}, {"OUT": "A"}), ("double", {"IN": "IN"}, {"OUT": "B"})]
+    ensemble(
+        tmp_path, "fork", steps, f'max_batch_size: 8 input {{ name: "IN" data_type: TYPE_FP32 dims: [-1] }} {outputs}'
+    )
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("fork",)) as server:
+            response = await server.ask("fork", tensor("IN", [[5.0]])).one()
+            assert (numbers(response, "A"), numbers(response, "B")) == ([[6.0]], [[10.0]])
+            response = await server.ask("fork", tensor("IN", [[5.0]]), outputs=("B",)).one()
+            assert [each.name for each in response.outputs] == ["B"]
+            assert server.statistics("add", "")[0].success.count == 1
+
+    asyncio.run(main())
+
+
+def test_a_cancelled_request_leaves_nothing_behind(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    root = tmp_path / "r"
+    chain(root)
+    write(root, "add", config(), f"    def answer(self, request):\n        while Path({str(gate)!r}).exists():\n"
+          "            time.sleep(0.001)\n        return give(get(request))\n")  # fmt: skip
+
+    async def main() -> None:
+        async with serving(root, startup=("both",)) as server:
+            gate.touch()
+            asked = [server.ask("both", ONE) for _ in range(3)]
+            await until("they run", lambda: server.statistics("add", "")[0].pending == 2)
+            for each in asked[:2]:
+                assert each.call is not None
+                each.call.cancel()
+            gate.unlink()
+            assert numbers(await asked[2].one()) == [[2.0]]
+            assert not asked[0].ended.is_set()
+            (counts,) = server.statistics("both", "")
+            assert (counts.success.count, counts.failures["CANCELED"]) == (1, 2)
+            await server.unload("both", True)
+            assert server.index(True) == []
+
+    asyncio.run(main())
+
+
+def test_models_call_models_and_hear_what_goes_wrong(tmp_path: Path) -> None:
+    chain(tmp_path)
+    calls = """
+    def answer(self, request):
+        array = get(request)
+        name = "nobody" if array[0, 0] < 0 else "double"
+        asked = pb_utils.InferenceRequest(model_name=name, requested_output_names=["OUT"],
+                                          inputs=[pb_utils.Tensor("IN", array)])
+        answer = asked.exec()
+        if answer.has_error():
+            return pb_utils.InferenceResponse(error=answer.error())
+        return give(pb_utils.get_output_tensor_by_name(answer, "OUT").as_numpy() + 1)
+"""
+    write(tmp_path, "calls", config(), calls)
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("*",)) as server:
+            asked = [server.ask("calls", tensor("IN", [[float(number)]])) for number in range(5)]
+            assert [numbers(await each.one()) for each in asked] == [[[2.0 * number + 1]] for number in range(5)]
+            assert "Model 'nobody' is not ready" in (await server.ask("calls", tensor("IN", [[-1.0]])).error()).text
+            assert "too much" in (await server.ask("calls", tensor("IN", [[500.0]])).error()).text
+            assert server.statistics("double", "")[0].success.count == 5
+
+    asyncio.run(main())
+
+
+REPEAT = """
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            for number in range(int(get(request)[0])):
+                sender.send(give(np.array([number], dtype=np.float32)))
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+DECOUPLED = "model_transaction_policy { decoupled: true }"
+
+
+def test_a_decoupled_model_has_any_number_of_responses(tmp_path: Path) -> None:
+    write(tmp_path, "repeat", config(DECOUPLED, max_batch=0), REPEAT)
+    write(tmp_path, "add", config(max_batch=0), ADD)
+    steps = [("repeat", {"IN": "IN"}, {"OUT": "a"}), ("add", {"IN": "a"}, {"OUT": "OUT"})]
+    ensemble(tmp_path, "stream", steps, IO.format(dims="-1"))
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("*",)) as server:
+            assert server.view("stream", "").config.decoupled
+            for count in (0, 1, 4):
+                given = tensor("IN", [float(count)])
+                responses = await server.ask("repeat", given).all()
+                assert [numbers(each) for each in responses] == [[float(each)] for each in range(count)]
+                responses = await server.ask("stream", given).all()
+                assert [numbers(each) for each in responses] == [[each + 1.0] for each in range(count)]
+            (counts,) = server.statistics("repeat", "")
+            assert counts.success.count == 6
+            assert {key: value.success.count for key, value in counts.responses.items()} == {
+                "0": 4, "1": 2, "2": 2, "3": 2, "4": 0
+            }  # fmt: skip
+            assert {key: value.empty_response.count for key, value in counts.responses.items()} == {
+                "0": 2, "1": 2, "2": 0, "3": 0, "4": 2
+            }  # fmt: skip
+
+    asyncio.run(main())
+
+
+def test_an_ensemble_that_is_unloaded_ends_its_requests_in_bounded_time(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    root = tmp_path / "r"
+    chain(root)
+    write(root, "add", config("dynamic_batching {}"), BATCH_SIZE.format(gate=str(gate)))
+
+    async def main() -> None:
+        async with serving(root, startup=("both",), drain_s=0.2) as server:
+            gate.touch()
+            asked = [server.ask("both", ONE) for _ in range(3)]
+            await server.unload("both", False)
+            for each in asked:
+                assert (await each.error()).text == "model 'both' version 1 has been unloaded"
+            gate.unlink()
+            assert await server.numbers("add", ONE) == [[1.0]]
+
+    asyncio.run(main())
+
+
+def test_steps_may_be_bounded_over_all_requests(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    root = tmp_path / "r"
+    write(root, "count", config("dynamic_batching {}"), BATCH_SIZE.format(gate=str(gate)))
+    steps = [("count", {"IN": "IN"}, {"OUT": "OUT"})]
+    ensemble(root, "one", steps, WHOLE, "max_inflight_requests: 1")
+
+    async def main() -> None:
+        async with serving(root, startup=("one",)) as server:
+            gate.touch()
+            asked = [server.ask("one", ONE) for _ in range(4)]
+            await until("one runs", lambda: server.statistics("count", "")[0].pending == 0)
+            assert asked[2].call is not None
+            asked[2].call.cancel()
+            gate.unlink()
+            assert [numbers(await each.one()) for each in (asked[0], asked[1], asked[3])] == [[[1.0]]] * 3
+            assert set(server.statistics("count", "")[0].batches) == {1}
+
+    asyncio.run(main())
+
+
+def test_labels_of_an_ensemble_come_from_the_step_that_makes_the_output(tmp_path: Path) -> None:
+    chain(tmp_path)
+    labelled = config().replace('output { name: "OUT"', 'output { name: "OUT" label_filename: "names"')
+    write(tmp_path, "double", labelled, DOUBLE)
+    (tmp_path / "double" / "names").write_text("cat\ndog\n")
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("both",)) as server:
+            assert list(server.labels("both", "", "OUT")) == ["cat", "dog"]
+            assert list(server.labels("add", "1", "OUT")) == []
+
+    asyncio.run(main())

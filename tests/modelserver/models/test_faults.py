@@ -1,0 +1,150 @@
+"""Models that crash, hang, raise, or never come back: what it costs, and whom."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from tests.modelserver.models.rig import config, numbers, serving, tensor, until, write
+
+from forebay.core.serving.errors import Kind, Refused
+
+MOODY = """
+    def answer(self, request):
+        mood = int(get(request)[0, 0])
+        if mood == 1:
+            os.abort()
+        if mood == 2:
+            time.sleep(60)
+        if mood == 3:
+            raise ValueError("not today")
+        if mood == 4:
+            return pb_utils.InferenceResponse(error=pb_utils.TritonError("only this one"))
+        if mood == 5:
+            return give(get(request).astype(np.int32))
+        return give(get(request))
+"""
+
+
+def mood(number: float) -> "object":
+    return tensor("IN", [[number]])
+
+
+@pytest.mark.parametrize(("number", "text"), [(1, "process"), (2, "")])
+def test_a_crash_or_a_hang_costs_its_batch_and_the_model_comes_back(tmp_path: Path, number: int, text: str) -> None:
+    write(tmp_path, "m", config(), MOODY)
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("m",), hang_s=0.5) as server:
+            (old,) = server.pids("m")
+            asked = [server.ask("m", mood(number)), server.ask("m", mood(0)), server.ask("m", mood(7))]
+            refused = await asked[0].error()
+            assert refused.kind is Kind.UNAVAILABLE
+            assert text in refused.text
+            assert [numbers(await each.one()) for each in asked[1:]] == [[[0.0]], [[7.0]]]
+            assert old not in server.pids("m")
+            assert server.states("m") == {"1": ("READY", "")}
+            await until("ready", lambda: server.ready)
+            (counts,) = server.statistics("m", "")
+            assert (counts.success.count, counts.fail.count, counts.failures["BACKEND"]) == (2, 1, 1)
+
+    asyncio.run(main())
+
+
+def test_what_a_process_was_given_to_run_next_is_run_by_its_successor(tmp_path: Path) -> None:
+    write(tmp_path, "m", config(), MOODY)
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("m",)) as server:
+            for number in range(10, 15):
+                assert await server.numbers("m", mood(number)) == [[number]]
+            asked = [server.ask("m", mood(number)) for number in (10, 1, 11, 12, 1, 13)]
+            outcomes = [await each.one() for each in asked]
+            assert [outcome.error is None for outcome in outcomes] == [True, False, True, True, False, True]
+            assert [numbers(outcomes[index]) for index in (0, 2, 3, 5)] == [[[10.0]], [[11.0]], [[12.0]], [[13.0]]]
+
+    asyncio.run(main())
+
+
+def test_other_instances_serve_while_one_comes_back(tmp_path: Path) -> None:
+    write(tmp_path, "m", config("instance_group { count: 2 kind: KIND_CPU }"), MOODY)
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("m",)) as server:
+            old = server.pids("m")
+            os.kill(old[0], signal.SIGKILL)
+            for number in range(6, 26):
+                asked = server.ask("m", mood(number))
+                response = await asked.one()
+                assert response.error is None or response.error.kind is Kind.UNAVAILABLE
+            await until("both are back", lambda: len(server.pids("m")) == 2 and server.ready)
+            assert old[1] in server.pids("m")
+
+    asyncio.run(main())
+
+
+def test_what_a_model_says_is_wrong_is_the_answer_of_whom_it_concerns(tmp_path: Path) -> None:
+    write(tmp_path, "m", config("dynamic_batching { max_queue_delay_microseconds: 100000 }", max_batch=2), MOODY)
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("m",)) as server:
+            (old,) = server.pids("m")
+            raised = [server.ask("m", mood(3)), server.ask("m", mood(0))]
+            for asked in raised:
+                refused = await asked.error()
+                assert "not today" in refused.text
+            partly = [server.ask("m", mood(4)), server.ask("m", mood(0))]
+            assert (await partly[0].error()).text == "only this one"
+            assert numbers(await partly[1].one()) == [[0.0]]
+            wrong = server.ask("m", mood(5))
+            refused = await wrong.error()
+            assert "OUT" in refused.text
+            assert server.pids("m") == [old]
+            (counts,) = server.statistics("m", "")
+            assert (counts.success.count, counts.failures["BACKEND"]) == (1, 4)
+
+    asyncio.run(main())
+
+
+def test_a_model_that_cannot_be_kept_running_is_unavailable_and_says_why(tmp_path: Path) -> None:
+    once = tmp_path / "loaded"
+    source = f"""
+    def initialize(self, args):
+        if Path({str(once)!r}).exists():
+            raise ValueError("the disk is gone")
+        Path({str(once)!r}).touch()
+    def answer(self, request):
+        os.abort()
+"""
+    root = write(tmp_path / "r", "m", config(), source)
+
+    async def main() -> None:
+        async with serving(root, startup=("m",)) as server:
+            asked = [server.ask("m", mood(0)) for _ in range(3)]
+            for each in asked:
+                assert (await each.error()).kind is Kind.UNAVAILABLE
+            await until("it has been given up", lambda: server.states("m")["1"][0] == "UNAVAILABLE")
+            assert "the disk is gone" in server.states("m")["1"][1]
+            assert not server.ready
+            with pytest.raises(Refused, match="no available versions"):
+                server.ask("m", mood(0))
+            once.unlink()
+            await server.load("m", {})
+            assert server.states("m") == {"1": ("READY", "")}
+
+    asyncio.run(main())
+
+
+def test_unloading_waits_for_requests_but_not_for_ever(tmp_path: Path) -> None:
+    write(tmp_path, "m", config(), MOODY)
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("m",), drain_s=0.2) as server:
+            stuck, waiting = server.ask("m", mood(2)), server.ask("m", mood(0))
+            await server.unload("m", False)
+            for asked in (stuck, waiting):
+                assert (await asked.error()).kind is Kind.UNAVAILABLE
+            assert server.states("m") == {"1": ("UNAVAILABLE", "unloaded")}
+
+    asyncio.run(main())

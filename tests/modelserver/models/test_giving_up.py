@@ -1,0 +1,105 @@
+"""Loads that take for ever, and failures that nobody cares about any more."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from tests.modelserver.models.rig import LOG, PATIENCE_S, Server, config, serving, tensor, until, write
+
+from forebay.core.serving.errors import Refused
+from forebay.modelserver.models.options import Options
+
+ONE = tensor("IN", [[1.0]])
+BROKEN = """
+    def initialize(self, args):
+        raise ValueError("no weights here")
+"""
+FOR_EVER = """
+    def initialize(self, args):
+        (Path(args["model_repository"]) / "loading").touch()
+        while True:
+            time.sleep(3600)
+"""
+ALWAYS_WARMING = """
+    def answer(self, request):
+        Path(__file__).parent.parent.joinpath("loading").touch()
+        return give(get(request))
+"""
+WARMUP = """
+model_warmup {{ name: "endless" batch_size: 1 count: {count}
+  inputs {{ key: "IN" value {{ data_type: TYPE_FP32 dims: [1] zero_data: true }} }} }}
+"""
+ENDLESS = {"initialize": (config(), FOR_EVER), "warm-up": (config(WARMUP.format(count=2**32 - 1)), ALWAYS_WARMING)}
+
+
+async def _loading(root: Path, server: Server) -> "asyncio.Future[list[BaseException | None]]":
+    load = asyncio.gather(server.load("slow", {}), return_exceptions=True)
+    await until("the load is under way", (root / "slow" / "loading").exists)
+    return load
+
+
+async def _has_failed(load: "asyncio.Future[list[BaseException | None]]") -> None:
+    (error,) = await load
+    assert isinstance(error, Refused)
+    assert error.text.startswith("load failed for model 'slow'")
+
+
+@pytest.mark.parametrize("how", ENDLESS)
+def test_unloading_gives_a_load_up_that_is_under_way(tmp_path: Path, how: str) -> None:
+    write(tmp_path, "slow", *ENDLESS[how])
+
+    async def main() -> None:
+        async with serving(tmp_path) as server, asyncio.timeout(PATIENCE_S):
+            load = await _loading(tmp_path, server)
+            await server.unload("slow", False)
+            await _has_failed(load)
+            assert server.states("slow") == {"1": ("UNAVAILABLE", "unloaded")}
+            assert server.ready
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("how", ENDLESS)
+def test_a_server_that_stops_waits_for_no_load(tmp_path: Path, how: str) -> None:
+    write(tmp_path, "slow", *ENDLESS[how])
+
+    async def main() -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            async with serving(tmp_path) as server:
+                load = await _loading(tmp_path, server)
+            await _has_failed(load)
+
+    asyncio.run(main())
+
+
+def test_a_server_that_is_told_to_stop_while_it_starts_stops(tmp_path: Path) -> None:
+    for name in ("a", "b", "slow"):
+        write(tmp_path, name, config(), FOR_EVER)
+
+    async def main() -> None:
+        server = Server(Options(repositories=(tmp_path,), loads_max=1), LOG)
+        async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as tasks:
+            tasks.create_task(server.run())
+            await until("the first one loads", (tmp_path / "a" / "loading").exists)
+            server.stop()
+            assert len(await server.started()) == 3
+        assert not (tmp_path / "b" / "loading").exists()
+
+    asyncio.run(main())
+
+
+def test_a_model_that_failed_and_was_unloaded_does_not_keep_the_server_from_being_ready(tmp_path: Path) -> None:
+    write(tmp_path, "bad", config(), BROKEN)
+    write(tmp_path, "good", config())
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("good",)) as server:
+            with pytest.raises(Refused, match="no weights here"):
+                await server.load("bad", {})
+            assert not server.ready
+            await server.unload("bad", False)
+            assert server.ready
+            assert server.states("bad") == {"1": ("UNAVAILABLE", "unloaded")}
+            assert await server.numbers("good", ONE) == [[1.0]]
+
+    asyncio.run(main())

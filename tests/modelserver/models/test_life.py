@@ -1,0 +1,297 @@
+"""Loading, reloading, unloading: what serves when, and what is left behind."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from tests.modelserver.models.rig import BATCH_SIZE, SAME, alive, config, numbers, serving, tensor, until, write
+
+from forebay.core.serving.errors import Kind, Refused
+from forebay.modelserver.models.options import Control
+
+ONE = tensor("IN", [[1.0]])
+NUMBER = """
+    def answer(self, request):
+        return give(get(request) * 0 + {version})
+"""
+TWO = NUMBER.replace("{version}", "2")
+BROKEN = """
+    def initialize(self, args):
+        raise ValueError("no weights here")
+"""
+
+
+def test_a_model_serves_from_load_to_unload(tmp_path: Path) -> None:
+    write(tmp_path, "m", config())
+
+    async def main() -> None:
+        async with serving(tmp_path) as server:
+            assert server.ready
+            assert server.states("m") == {"": ("", "")}
+            with pytest.raises(Refused, match=r"^Request for unknown model: 'm' is not found$"):
+                server.ask("m", ONE)
+            await server.load("m", {})
+            assert server.states("m") == {"1": ("READY", "")}
+            view = server.view("m", "")
+            assert (view.version, view.versions, view.config.name) == ("1", ["1"], "m")
+            assert await server.numbers("m", ONE) == [[1.0]]
+            pids = server.pids("m")
+            await server.unload("m", False)
+            assert not any(map(alive, pids))
+            assert server.states("m") == {"1": ("UNAVAILABLE", "unloaded")}
+            assert server.ready
+            with pytest.raises(Refused, match=r"^Request for unknown model: 'm' has no available versions$"):
+                server.ask("m", ONE)
+            with pytest.raises(Refused, match=r"'m' version 1 is not at ready state$") as caught:
+                server.ask("m", ONE, version="1")
+            assert caught.value.kind is Kind.UNAVAILABLE
+            await server.load("m", {})
+            assert await server.numbers("m", ONE) == [[1.0]]
+
+    asyncio.run(main())
+
+
+def test_the_version_policy_chooses_what_is_served(tmp_path: Path) -> None:
+    write(tmp_path, "m", config("version_policy { all {} }"), NUMBER, (1, 2, 3))
+    write(tmp_path, "n", config(), NUMBER, (1, 2, 3))
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("*",)) as server:
+            assert list(server.states("m")) == ["1", "2", "3"]
+            assert list(server.states("n")) == ["3"]
+            assert await server.numbers("m", ONE) == [[3.0]]
+            assert await server.numbers("m", ONE, version="2") == [[2.0]]
+            with pytest.raises(Refused, match=r"'m' version 9 is not found$"):
+                server.ask("m", ONE, version="9")
+            await server.unload("m", False, "3")
+            assert await server.numbers("m", ONE) == [[2.0]]
+            assert server.states("m")["3"] == ("UNAVAILABLE", "unloaded")
+            pids = server.pids("m")
+            await server.load("m", {})
+            assert await server.numbers("m", ONE) == [[3.0]]
+            assert server.pids("m", 2) == pids
+
+    asyncio.run(main())
+
+
+def test_a_reload_without_changes_changes_nothing(tmp_path: Path) -> None:
+    write(tmp_path, "m", config())
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("m",)) as server:
+            pids = server.pids("m")
+            await server.load("m", {})
+            assert server.pids("m") == pids
+
+    asyncio.run(main())
+
+
+def test_a_reload_takes_over_without_losing_requests(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    root = write(tmp_path / "r", "m", config(), BATCH_SIZE.format(gate=str(gate)))
+
+    async def main() -> None:
+        async with serving(root, startup=("m",)) as server:
+            gate.touch()
+            old = server.pids("m")
+            asked = [server.ask("m", ONE) for _ in range(4)]
+            write(root, "m", config(), TWO)
+            async with asyncio.TaskGroup() as tasks:
+                loading = tasks.create_task(server.load("m", {}))
+                await until("the new one serves", lambda: server.pids("m") != old)
+                assert await server.numbers("m", ONE) == [[2.0]]
+                assert not loading.done()
+                assert all(map(alive, old))
+                gate.unlink()
+            assert not any(map(alive, old))
+            assert [numbers(await each.one()) for each in asked] == [[[1.0]]] * 4
+
+    asyncio.run(main())
+
+
+def test_a_reload_that_fails_leaves_the_old_one_serving(tmp_path: Path) -> None:
+    write(tmp_path, "m", config())
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("m",)) as server:
+            pids = server.pids("m")
+            write(tmp_path, "m", config(), BROKEN)
+            with pytest.raises(
+                Refused, match=r"^load failed for model 'm': version 1 is at UNAVAILABLE state: "
+            ) as no:
+                await server.load("m", {})
+            assert "no weights here" in no.value.text
+            write(tmp_path, "m", "max_batch_size: many")
+            with pytest.raises(Refused, match=r"^load failed for model 'm'"):
+                await server.load("m", {})
+            assert server.pids("m") == pids
+            assert await server.numbers("m", ONE) == [[1.0]]
+            assert server.ready
+
+    asyncio.run(main())
+
+
+def test_what_cannot_be_loaded_says_why_and_keeps_the_server_from_being_ready(tmp_path: Path) -> None:
+    write(tmp_path, "bad", config(), BROKEN)
+    write(tmp_path, "worse", "max_batch_size: many")
+    write(tmp_path, "none", config("version_policy { specific { versions: [7] } }"))
+    write(tmp_path, "good", config())
+
+    async def main() -> None:
+        async with serving(tmp_path, control=Control.NONE) as server:
+            assert len(await server.started()) == 3
+            assert not server.ready
+            assert await server.numbers("good", ONE) == [[1.0]]
+            state, reason = server.states("bad")["1"]
+            assert state == "UNAVAILABLE"
+            assert "no weights here" in reason
+            assert "max_batch_size" in server.states("worse")[""][1]
+            assert "at least one version must be available" in server.states("none")[""][1]
+            assert [entry.name for entry in server.index(True)] == ["good"]
+            with pytest.raises(Refused, match=r"explicit model load / unload is not allowed if polling is enabled"):
+                await server.load("good", {})
+            with pytest.raises(Refused, match=r"explicit model load / unload is not allowed if polling is enabled"):
+                await server.unload("good", False)
+        async with serving(tmp_path, control=Control.NONE, strict_readiness=False) as server:
+            assert server.ready
+
+    asyncio.run(main())
+
+
+def test_other_instances_come_and_go_in_place(tmp_path: Path) -> None:
+    write(tmp_path, "m", config("instance_group { count: 1 kind: KIND_CPU }"))
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("m",)) as server:
+            (first,) = server.pids("m")
+            write(tmp_path, "m", config("instance_group { count: 3 kind: KIND_CPU }"), versions=())
+            await server.load("m", {})
+            assert first in server.pids("m")
+            assert len(server.pids("m")) == 3
+            assert server.view("m", "").document["instance_group"][0]["count"] == 3
+            assert await server.numbers("m", ONE) == [[1.0]]
+            write(tmp_path, "m", config("instance_group { count: 1 kind: KIND_CPU }"), versions=())
+            await server.load("m", {})
+            await until("the others are gone", lambda: server.pids("m") == [first])
+            assert server.statistics("m", "")[0].success.count == 1
+
+    asyncio.run(main())
+
+
+def test_a_load_request_may_bring_configuration_and_files(tmp_path: Path) -> None:
+    write(tmp_path, "m", config())
+    override = '{"backend": "python", "max_batch_size": 2, "input": [{"name": "IN", "data_type": "TYPE_FP32", "dims": [1]}], "output": [{"name": "OUT", "data_type": "TYPE_FP32", "dims": [1]}]}'  # noqa: E501
+    source = (
+        (tmp_path / "m" / "1" / "model.py").read_bytes().replace(b"give(get(request))", b"give(get(request) + 5)")
+    )
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("m",)) as server:
+            await server.load("m", {"config": override})
+            assert server.view("m", "").config.max_batch == 2
+            assert await server.numbers("m", ONE) == [[1.0]]
+            await server.load("m", {"config": override, "file:4/model.py": source})
+            assert await server.numbers("m", ONE, version="4") == [[6.0]]
+            assert list(server.view("m", "").versions) == ["4"]
+            await server.load("new", {"config": override, "file:1/model.py": source})
+            assert await server.numbers("new", ONE) == [[6.0]]
+            await server.load("m", {})
+            assert server.view("m", "").config.max_batch == 8
+            assert await server.numbers("m", ONE) == [[1.0]]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "text"),
+    [
+        ("", {}, "Model name cannot be empty. Please enter a valid name to deploy."),
+        ("..", {}, "invalid model name '..', model name must not contain path traversal characters"),
+        ("a/b", {}, "invalid model name 'a/b', model name must not contain path traversal characters"),
+        ("nobody", {}, "failed to load 'nobody', failed to poll from model repository"),
+        ("m", {"colour": 3}, "Unrecognized load parameter 'colour' with type 'INT'"),
+        ("m", {"config": 3}, "Config parameter 'config' must have string type for its value"),
+        ("m", {"file:1/x": "y"}, "File parameter 'file:1/x' must have bytes type for its value"),
+        ("m", {"file:1/x": b"y"}, "Load parameter 'config' must be specified for model file override"),
+    ],
+)
+def test_a_load_request_that_makes_no_sense_is_refused(
+    tmp_path: Path, name: str, parameters: dict[str, str | bytes | int | bool], text: str
+) -> None:
+    write(tmp_path, "m", config())
+
+    async def main() -> None:
+        async with serving(tmp_path) as server:
+            with pytest.raises(Refused) as caught:
+                await server.load(name, parameters)
+            assert caught.value.text == text
+            await server.unload("nobody", False)
+
+    asyncio.run(main())
+
+
+def test_polling_follows_the_repository(tmp_path: Path) -> None:
+    write(tmp_path, "m", config())
+
+    async def main() -> None:
+        async with serving(tmp_path, control=Control.POLL, poll_s=0.02) as server:
+            assert await server.numbers("m", ONE) == [[1.0]]
+            old = server.pids("m")
+            write(tmp_path, "n", config(), TWO)
+            await until("added", lambda: server.states("n").get("1") == ("READY", ""))
+            assert server.pids("m") == old
+            write(tmp_path, "m", config(), TWO)
+            await until("changed", lambda: server.pids("m") != old)
+            assert await server.numbers("m", ONE) == [[2.0]]
+            (tmp_path / "n").rename(tmp_path.parent / f"{tmp_path.name}-gone")
+            await until("gone", lambda: server.states("n").get("1", ("",))[0] == "UNAVAILABLE")
+
+    asyncio.run(main())
+
+
+def test_warm_ups_run_before_a_model_is_ready_and_count_nowhere(tmp_path: Path) -> None:
+    seen = tmp_path / "seen"
+    note = f"""
+    def execute(self, requests):
+        Path({str(seen)!r}).open("a").write(f"{{len(requests)}}:{{get(requests[0]).tolist()}} ")
+        return [give(get(request)) for request in requests]
+"""
+    warmups = """
+        model_warmup { name: "zeros" batch_size: 2 count: 2
+            inputs { key: "IN" value { data_type: TYPE_FP32 dims: [2] zero_data: true } } }
+        model_warmup { name: "file" batch_size: 1
+            inputs { key: "IN" value { data_type: TYPE_FP32 dims: [1] input_data_file: "three" } } }
+    """
+    root = write(tmp_path / "r", "m", config(warmups), note)
+    (root / "m" / "warmup").mkdir()
+    (root / "m" / "warmup" / "three").write_bytes(bytes(tensor("IN", [3.0]).data))
+    write(root, "bad", config(warmups), "    def answer(self, request):\n        raise ValueError('cold')\n")
+    (root / "bad" / "warmup").mkdir()
+    (root / "bad" / "warmup" / "three").write_bytes(b"short")
+
+    async def main() -> None:
+        async with serving(root, startup=("m",)) as server:
+            assert seen.read_text() == "2:[[0.0, 0.0]] 2:[[0.0, 0.0]] 1:[[3.0]] "
+            assert server.statistics("m", "")[0].execution_count == 0
+            with pytest.raises(Refused, match=r"failed to run warmup sample 'zeros'.*cold"):
+                await server.load("bad", {})
+            write(root, "bad", config(warmups), SAME)
+            (root / "bad" / "warmup" / "three").write_bytes(b"abc")
+            with pytest.raises(Refused, match=r"expects 4 bytes, but .* from three only has 3 bytes"):
+                await server.load("bad", {})
+
+    asyncio.run(main())
+
+
+def test_a_repository_that_goes_away_costs_no_model_that_serves(tmp_path: Path) -> None:
+    root = write(tmp_path / "r", "m", config())
+
+    async def main() -> None:
+        async with serving(root, startup=("m",)) as server:
+            root.rename(tmp_path / "moved")
+            with pytest.raises(Refused, match=r"^failed to load 'm', failed to poll from model repository: No such"):
+                await server.load("m", {})
+            assert server.states("m") == {"1": ("READY", "")}
+            assert await server.numbers("m", ONE) == [[1.0]]
+
+    asyncio.run(main())

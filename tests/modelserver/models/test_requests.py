@@ -1,0 +1,378 @@
+"""What becomes of a request of a single model: checks, batches, queues, answers, counts."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.modelserver.models.rig import BATCH_SIZE, config, numbers, serving, tensor, until, write
+
+from forebay.core.serving.config import Datatype
+from forebay.core.serving.errors import Kind, Refused
+from forebay.core.serving.values import InferRequest, InferResponse, Tensor
+
+ONE = tensor("IN", [[1.0]])
+ID = "[request id: <id_unknown>] "
+TYPED = """
+backend: "python"
+max_batch_size: 4
+input { name: "IN" data_type: TYPE_FP32 dims: [2, -1] }
+input { name: "TEXT" data_type: TYPE_STRING dims: [1] optional: true }
+output { name: "OUT" data_type: TYPE_FP32 dims: [2, -1] }
+"""
+
+
+def bytes_tensor(data: bytes, shape: tuple[int, ...] = (1, 1)) -> Tensor:
+    return Tensor("TEXT", Datatype.BYTES, shape, data)
+
+
+GOOD = tensor("IN", [[[1.0], [2.0]]])
+BAD: list[tuple[tuple[Tensor, ...], dict[str, Any], str]] = [
+    (
+        (),
+        {},
+        ID + "expected number of inputs between 1 and 2 but got 0 inputs for model 'm'. Got input(s) [], but missing "
+        "required input(s) ['IN']. Please provide all required input(s).",
+    ),
+    ((GOOD, tensor("X", [[1.0]])), {}, "unexpected inference input 'X' for model 'm'"),
+    ((GOOD, GOOD), {}, ID + "input given more than once for model 'm'"),
+    ((GOOD,), {"outputs": ("Y",)}, "unexpected inference output 'Y' for model 'm'"),
+    (
+        (tensor("IN", [[[1.0], [2.0]]] * 5),),
+        {},
+        ID + "inference request batch-size must be <= 4 for 'm'",
+    ),
+    (
+        (GOOD, bytes_tensor(b"\1\0\0\0a" * 2, (2, 1))),
+        {},
+        ID + "input 'IN' batch size does not match other inputs for 'm'",
+    ),
+    (
+        (Tensor("IN", Datatype.FP32, (), b""),),
+        {},
+        ID + "input 'IN' has no shape but model requires batch dimension for 'm'",
+    ),
+    (
+        (tensor("IN", [[[1], [2]]], "int32"),),
+        {"id": "7"},
+        "[request id: 7] inference input 'IN' data-type is 'INT32', but model 'm' expects 'FP32'",
+    ),
+    ((Tensor("IN", Datatype.FP32, (1, 2, -1), b""),), {}, ID + "All input dimensions should be specified for input"),
+    (
+        (tensor("IN", [[[1.0], [2.0], [3.0]]]),),
+        {},
+        ID + "unexpected shape for input 'IN' for model 'm'. Expected [-1,2,-1], got [1,3,1]. NOTE: Setting",
+    ),
+    (
+        (Tensor("IN", Datatype.FP32, (1, 2, 1), bytes(12)),),
+        {},
+        ID + "input byte size mismatch for input 'IN' for model 'm'. Expected 8, got 12",
+    ),
+    (
+        (GOOD, bytes_tensor(b"\1\0\0")),
+        {},
+        ID
+        + "incomplete string length indicator for inference input 'TEXT' for model 'm', expecting 4 bytes but only "
+        "3 bytes available. Please make sure the string length indicator is in one buffer.",
+    ),
+    (
+        (GOOD, bytes_tensor(b"\1\0\0\0a" * 2)),
+        {},
+        ID + "unexpected number of string elements 2 for inference input 'TEXT' for model 'm', expecting 1",
+    ),
+    (
+        (GOOD, bytes_tensor(b"")),
+        {},
+        ID + "expected 1 string elements for inference input 'TEXT' for model 'm', got 0",
+    ),
+    ((GOOD, bytes_tensor(b"\2\0\0\0a")), {}, ID + "incomplete string data for inference input 'TEXT' for model 'm'"),
+]
+
+
+def test_requests_that_do_not_fit_the_model_are_refused_and_count_nowhere(tmp_path: Path) -> None:
+    write(tmp_path, "m", TYPED)
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("m",)) as server:
+            for inputs, fields, text in BAD:
+                with pytest.raises(Refused) as caught:
+                    server.ask("m", *inputs, **fields)
+                assert caught.value.kind is Kind.INVALID_ARGUMENT
+                assert caught.value.text.startswith(text)
+            assert await server.numbers("m", GOOD, outputs=("OUT",)) == [[[1.0], [2.0]]]
+            assert await server.numbers("m", GOOD, bytes_tensor(b"\1\0\0\0a")) == [[[1.0], [2.0]]]
+            (counts,) = server.statistics("m", "1")
+            assert (counts.success.count, counts.fail.count) == (2, 0)
+            for version, text in (("x", "(details: stoll)"), ("-3", "an integral value > 0")):
+                with pytest.raises(Refused) as caught:
+                    server.ask("m", GOOD, version=version)
+                assert text in caught.value.text
+
+    asyncio.run(main())
+
+
+def test_statistics_are_of_models_that_serve(tmp_path: Path) -> None:
+    write(tmp_path, "m", config(), versions=(1, 2))
+    write(tmp_path, "n", config())
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("*",)) as server:
+            assert [(each.name, each.version) for each in server.statistics("", "")] == [("m", "2"), ("n", "1")]
+            with pytest.raises(Refused, match=r"^requested model 'x' is not available$"):
+                server.statistics("x", "")
+            with pytest.raises(Refused, match=r"^requested model version is not available for model 'm'$"):
+                server.statistics("m", "1")
+
+    asyncio.run(main())
+
+
+def test_requests_share_batches_while_the_instance_is_busy(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    root = write(tmp_path / "r", "m", config("dynamic_batching {}"), BATCH_SIZE.format(gate=str(gate)))
+
+    async def main() -> None:
+        async with serving(root, startup=("m",)) as server:
+            gate.touch()
+            first = server.ask("m", ONE)
+            await until("runs", lambda: not server.statistics("m", "")[0].pending)
+            late = [server.ask("m", ONE) for _ in range(3)]
+            odd = server.ask("m", tensor("IN", [[1.0, 2.0]]))
+            rows = server.ask("m", tensor("IN", [[1.0, 2.0]] * 4))
+            assert server.statistics("m", "")[0].pending == 5
+            gate.unlink()
+            assert numbers(await first.one()) == [[1.0]]
+            assert [numbers(await each.one()) for each in late] == [[[3.0]]] * 3
+            assert numbers(await odd.one()) == [[2.0, 2.0]]
+            assert numbers(await rows.one()) == [[2.0, 2.0]] * 4
+            (counts,) = server.statistics("m", "")
+            assert {size: batch.compute_infer.count for size, batch in counts.batches.items()} == {1: 1, 3: 1, 5: 1}
+            assert (counts.inference_count, counts.execution_count) == (9, 3)
+            assert counts.success.count == counts.queue.count == counts.compute_infer.count == 6
+            assert counts.last_inference_ms > 0
+            assert counts.success.ns > counts.queue.ns > 0
+
+    asyncio.run(main())
+
+
+def test_without_dynamic_batching_each_request_runs_alone(tmp_path: Path) -> None:
+    write(tmp_path, "m", config(), BATCH_SIZE.format(gate=str(tmp_path / "gate")))
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("m",)) as server:
+            asked = [server.ask("m", ONE) for _ in range(5)]
+            assert [numbers(await each.one()) for each in asked] == [[[1.0]]] * 5
+
+    asyncio.run(main())
+
+
+def test_a_queue_is_bounded_and_requests_in_it_may_time_out_or_be_cancelled(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    policy = "dynamic_batching { default_queue_policy { max_queue_size: 3 default_timeout_microseconds: %d } }"
+    root = write(tmp_path / "r", "m", config(policy % 0), BATCH_SIZE.format(gate=str(gate)))
+    write(root, "hasty", config(policy % 10_000), BATCH_SIZE.format(gate=str(gate)))
+
+    async def main() -> None:
+        async with serving(root, startup=("*",)) as server:
+            gate.touch()
+            first = server.ask("m", ONE)
+            await until("runs", lambda: not server.statistics("m", "")[0].pending)
+            waiting = [server.ask("m", ONE) for _ in range(3)]
+            with pytest.raises(Refused) as caught:
+                server.ask("m", ONE, id="5")
+            assert (caught.value.kind, caught.value.text) == (
+                Kind.UNAVAILABLE,
+                "[request id: 5] Exceeds maximum queue size",
+            )
+            hasty = server.ask("hasty", ONE)
+            await until("runs", lambda: not server.statistics("hasty", "")[0].pending)
+            late = server.ask("hasty", ONE)
+            refused = await late.error()
+            assert (refused.kind, refused.text) == (Kind.UNAVAILABLE, "Request timeout expired")
+            for asked in (waiting[0], first):
+                assert asked.call is not None
+                asked.call.cancel()
+                asked.call.cancel()
+            gate.unlink()
+            assert [numbers(await each.one()) for each in waiting[1:]] == [[[2.0]]] * 2
+            assert numbers(await hasty.one()) == [[1.0]]
+            assert not first.ended.is_set()
+            assert not waiting[0].ended.is_set()
+            assert server.statistics("hasty", "")[0].failures["REJECTED"] == 1
+            (counts,) = server.statistics("m", "")
+            assert (counts.success.count, counts.failures["CANCELED"]) == (3, 1)
+
+    asyncio.run(main())
+
+
+def test_what_a_model_holds_is_bounded(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    root = write(tmp_path / "r", "m", config("dynamic_batching {}"), BATCH_SIZE.format(gate=str(gate)))
+
+    async def main() -> None:
+        async with serving(root, startup=("m",), held_bytes_max=12, queue_max=3) as server:
+            gate.touch()
+            asked = [server.ask("m", tensor("IN", [[1.0] * 100]))]
+            with pytest.raises(Refused, match="Exceeds maximum queue size"):
+                server.ask("m", ONE)
+            gate.unlink()
+            await asked[0].one()
+            gate.touch()
+            first = server.ask("m", ONE)
+            await until("runs", lambda: not server.statistics("m", "")[0].pending)
+            asked = [server.ask("m", ONE), server.ask("m", ONE)]
+            with pytest.raises(Refused, match="Exceeds maximum queue size"):
+                server.ask("m", ONE)
+            gate.unlink()
+            assert [numbers(await each.one()) for each in (first, *asked)] == [[[1.0]], [[2.0]], [[2.0]]]
+
+    asyncio.run(main())
+
+
+def test_more_urgent_requests_go_first(tmp_path: Path) -> None:
+    gate, order = tmp_path / "gate", []
+    levels = "dynamic_batching { priority_levels: 3 default_priority_level: 2 }"
+    root = write(tmp_path / "r", "m", config(levels, max_batch=1), BATCH_SIZE.format(gate=str(gate)))
+
+    async def main() -> None:
+        async with serving(root, startup=("m",)) as server:
+            gate.touch()
+            first = server.ask("m", ONE)
+            await until("runs", lambda: not server.statistics("m", "")[0].pending)
+            asked = {level: server.ask("m", ONE, priority=level) for level in (3, 0, 1)}
+            gate.unlink()
+
+            async def note(level: int) -> None:
+                await asked[level].one()
+                order.append(level)
+
+            await asyncio.gather(first.one(), *map(note, asked))
+            assert order == [1, 0, 3]
+
+    asyncio.run(main())
+
+
+def test_answers_keep_their_order_if_that_is_asked_for(tmp_path: Path) -> None:
+    gate, order = tmp_path / "gate", []
+    ordered = "dynamic_batching { preserve_ordering: true } instance_group { count: 2 kind: KIND_CPU }"
+    slow_first = f"""
+    def answer(self, request):
+        while get(request)[0, 0] == 0 and Path({str(gate)!r}).exists():
+            time.sleep(0.001)
+        return give(get(request))
+"""
+    root = write(tmp_path / "r", "m", config(ordered, max_batch=1), slow_first)
+
+    async def main() -> None:
+        async with serving(root, startup=("m",)) as server:
+            gate.touch()
+            asked = [server.ask("m", tensor("IN", [[float(number)]])) for number in range(3)]
+            await until("the others have run", lambda: server.statistics("m", "")[0].success.count == 2)
+            assert not any(each.ended.is_set() for each in asked)
+            gate.unlink()
+
+            async def note(number: int) -> None:
+                assert numbers(await asked[number].one()) == [[number]]
+                order.append(number)
+
+            await asyncio.gather(*map(note, (2, 1, 0)))
+            assert order == [0, 1, 2]
+
+    asyncio.run(main())
+
+
+def test_the_cache_answers_what_was_asked_before(tmp_path: Path) -> None:
+    count = """
+    seen = 0
+    def answer(self, request):
+        self.seen += 1
+        return give(get(request) + 10 * self.seen)
+"""
+    write(tmp_path, "m", config("response_cache { enable: true }", max_batch=0), count)
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("m",), cache_bytes=10_000) as server:
+            assert await server.numbers("m", tensor("IN", [1.0])) == [11.0]
+            assert await server.numbers("m", tensor("IN", [1.0]), id="other") == [11.0]
+            assert await server.numbers("m", tensor("IN", [2.0])) == [22.0]
+            assert await server.numbers("m", tensor("IN", [1.0]), outputs=("OUT",)) == [31.0]
+            (counts,) = server.statistics("m", "")
+            assert (counts.success.count, counts.cache_hit.count, counts.cache_miss.count) == (4, 1, 3)
+            assert (counts.inference_count, counts.execution_count, counts.compute_infer.count) == (3, 3, 3)
+            write(tmp_path, "m", config("response_cache { enable: true }", max_batch=0))
+            await server.load("m", {})
+            assert await server.numbers("m", tensor("IN", [1.0])) == [1.0]
+
+    asyncio.run(main())
+
+
+def test_shapes_are_what_the_backend_wants_inside_and_what_is_configured_outside(tmp_path: Path) -> None:
+    tell = """
+    def answer(self, request):
+        assert get(request).shape == (2, 3, 1), get(request).shape
+        return give(get(request))
+"""
+    reshaped = """
+        backend: "python" max_batch_size: 4
+        input { name: "IN" data_type: TYPE_FP32 dims: [-1] reshape { shape: [-1, 1] } }
+        output { name: "OUT" data_type: TYPE_FP32 dims: [-1] reshape { shape: [-1, 1] } }
+    """
+    write(tmp_path, "m", reshaped, tell)
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("m",)) as server:
+            assert await server.numbers("m", tensor("IN", [[1, 2, 3]] * 2)) == [[1, 2, 3]] * 2
+
+    asyncio.run(main())
+
+
+def test_ragged_requests_share_a_batch(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    ragged = config("dynamic_batching {}").replace('name: "IN"', 'name: "IN" allow_ragged_batch: true')
+    root = write(tmp_path / "r", "m", ragged, BATCH_SIZE.format(gate=str(gate)))
+
+    async def main() -> None:
+        async with serving(root, startup=("m",)) as server:
+            gate.touch()
+            first = server.ask("m", ONE)
+            await until("runs", lambda: not server.statistics("m", "")[0].pending)
+            asked = [server.ask("m", tensor("IN", [[1.0] * width])) for width in (1, 2, 3)]
+            gate.unlink()
+            assert numbers(await first.one()) == [[1.0]]
+            assert [numbers(await each.one()) for each in asked] == [[[3.0] * width] for width in (1, 2, 3)]
+
+    asyncio.run(main())
+
+
+def test_large_tensors_and_many_small_ones_come_back_as_they_were(tmp_path: Path) -> None:
+    write(tmp_path, "m", config("dynamic_batching {}"))
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("m",)) as server:
+            rng = np.random.default_rng(1)
+            given = [
+                rng.random((rows, width), dtype=np.float32) for rows, width in ((1, 3), (8, 50_000), (3, 100)) * 5
+            ]
+            asked = [server.ask("m", tensor("IN", array)) for array in given]
+            for array, each in zip(given, asked, strict=True):
+                assert numbers(await each.one()) == array.tolist()
+
+    asyncio.run(main())
+
+
+def test_who_cannot_take_an_answer_costs_nobody_else_theirs(tmp_path: Path) -> None:
+    write(tmp_path, "m", config("dynamic_batching { max_queue_delay_microseconds: 50000 }", max_batch=2))
+    heard: list[str] = []
+
+    def broken(response: InferResponse | None, final: bool) -> None:
+        raise LookupError("gone")
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: heard.append(str(context["exception"])))
+        async with serving(tmp_path, startup=("m",)) as server:
+            server.infer(InferRequest("m", "", "", (ONE,)), broken)
+            assert await server.numbers("m", ONE) == [[1.0]]
+            assert heard == ["gone"]
+
+    asyncio.run(main())

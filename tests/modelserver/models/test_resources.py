@@ -1,0 +1,153 @@
+"""What models share: memory that some have to give up, and resources that instances take turns with."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from tests.modelserver.models.rig import BATCH_SIZE, alive, config, numbers, serving, tensor, until, write
+
+from forebay.core.serving.errors import Kind, Refused
+from forebay.core.serving.limiter import Amount
+from forebay.modelserver.models.life.room import used_bytes
+
+ONE = tensor("IN", [[1.0]])
+HEAVY = """
+    def initialize(self, args):
+        self.weights = np.ones(120 * 2**20, dtype=np.uint8)
+    def answer(self, request):
+        return give(get(request))
+"""
+MIB = 2**20
+
+
+def test_the_least_recently_used_model_sleeps_until_it_is_asked_for(tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        write(tmp_path, name, config(), HEAVY)
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("a", "b"), memory_bytes=400 * MIB) as server:
+            assert 130 * MIB < used_bytes(server.pids("a")) < 200 * MIB
+            assert await server.numbers("b", ONE) == [[1.0]]
+            assert await server.numbers("a", ONE) == [[1.0]]
+            (slept,) = server.pids("b")
+            await server.load("c", {})
+            assert not alive(slept)
+            assert (server.pids("b"), len(server.pids("a")), len(server.pids("c"))) == ([], 1, 1)
+            assert server.ready
+            assert server.states("b") == {"1": ("READY", "")}
+            asked = [server.ask("b", ONE) for _ in range(3)]
+            assert [numbers(await each.one()) for each in asked] == [[[1.0]]] * 3
+            assert (len(server.pids("b")), len(server.pids("a"))) == (1, 0)
+            assert server.statistics("b", "")[0].success.count == 4
+            await server.unload("a", False)
+            assert server.states("a") == {"1": ("UNAVAILABLE", "unloaded")}
+
+    asyncio.run(main())
+
+
+def test_what_is_busy_or_pinned_does_not_sleep(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    root = write(tmp_path / "r", "a", config(), HEAVY)
+    write(root, "b", config(), HEAVY + BATCH_SIZE.format(gate=str(gate)))
+    write(root, "c", config(), HEAVY)
+
+    async def main() -> None:
+        async with serving(root, startup=("a", "b"), memory_bytes=400 * MIB, pinned=frozenset({"a"})) as server:
+            gate.touch()
+            asked = server.ask("b", ONE)
+            with pytest.raises(Refused, match=r"needs .* of a memory budget of 0.39 GiB.*'a.*pinned.*'b.*busy"):
+                await server.load("c", {})
+            gate.unlink()
+            assert numbers(await asked.one()) == [[1.0]]
+            await server.load("c", {})
+            assert (len(server.pids("a")), server.pids("b"), len(server.pids("c"))) == (1, [], 1)
+            gate.touch()
+            busy = server.ask("c", ONE)
+            assert numbers(await busy.one()) == [[1.0]]
+            cancelled = server.ask("b", ONE)
+            assert cancelled.call is not None
+            cancelled.call.cancel()
+            await until("b is back", lambda: server.pids("b"))
+            gate.unlink()
+
+    asyncio.run(main())
+
+
+def test_a_model_that_cannot_be_woken_says_why(tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        write(tmp_path, name, config(), HEAVY)
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("a", "b", "c"), memory_bytes=400 * MIB) as server:
+            (asleep,) = (name for name in ("a", "b", "c") if not server.pids(name))
+            write(tmp_path, asleep, config(), "    def initialize(self, args):\n        raise ValueError('moth')\n")
+            refused = await server.ask(asleep, ONE).error()
+            assert refused.kind is Kind.UNAVAILABLE
+            assert "moth" in refused.text
+            assert "moth" in server.states(asleep)["1"][1]
+            write(tmp_path, asleep, config(), HEAVY)
+            await server.load(asleep, {})
+            assert await server.numbers(asleep, ONE) == [[1.0]]
+
+    asyncio.run(main())
+
+
+def test_instances_take_turns_with_what_is_scarce(tmp_path: Path) -> None:
+    gates = {name: tmp_path / f"gate-{name}" for name in "ab"}
+    group = 'instance_group { count: 2 kind: KIND_CPU rate_limiter { resources { name: "R" count: 1 } } }'
+    root = tmp_path / "r"
+    for name, gate in gates.items():
+        write(root, name, config(group), BATCH_SIZE.format(gate=str(gate)))
+    write(root, "greedy", config(group.replace("count: 1", "count: 5")))
+
+    async def main() -> None:
+        options = {"limited": True, "amounts": (Amount("R", 1),)}
+        async with serving(root, startup=("a", "b"), **options) as server:
+            gates["a"].touch()
+            asked = [server.ask(name, ONE) for name in ("a", "a", "b", "b")]
+            await until("one runs", lambda: server.statistics("a", "")[0].pending == 1)
+            assert server.statistics("b", "")[0].pending == 2
+            gates["a"].unlink()
+            assert [numbers(await each.one()) for each in asked] == [[[1.0]]] * 4
+            assert await server.numbers("b", ONE) == [[1.0]]
+            with pytest.raises(Refused, match="greedy"):
+                await server.load("greedy", {})
+            await server.unload("a", False)
+            assert await server.numbers("b", ONE) == [[1.0]]
+
+    asyncio.run(main())
+
+
+def test_instances_of_one_onnx_model_share_a_process_and_run_at_once(tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    helper, floats = onnx.helper, onnx.TensorProto.FLOAT
+    shape = ["batch", 4]
+    graph = helper.make_graph(
+        [helper.make_node("Add", ["IN", "IN"], ["OUT"])],
+        "double",
+        [helper.make_tensor_value_info("IN", floats, shape)],
+        [helper.make_tensor_value_info("OUT", floats, shape)],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    folder = tmp_path / "m" / "1"
+    folder.mkdir(parents=True)
+    onnx.save(model, folder / "model.onnx")
+    (tmp_path / "m" / "config.pbtxt").write_text('instance_group { count: 3 kind: KIND_CPU } backend: "onnxruntime"')
+    files = tmp_path / "files"
+    files.mkdir()
+    onnx.save(model, files / "bare.onnx")
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("m", "bare"), repositories=(tmp_path, files)) as server:
+            for name in ("m", "bare"):
+                assert len(server.pids(name)) == 1
+                view = server.view(name, "")
+                assert [(spec.name, spec.dims) for spec in view.config.inputs] == [("IN", (4,))]
+                assert view.config.max_batch == 4
+                asked = [server.ask(name, tensor("IN", [[float(number)] * 4])) for number in range(50)]
+                for number, each in enumerate(asked):
+                    assert numbers(await each.one()) == [[number * 2.0] * 4]
+                with pytest.raises(Refused, match=r"unexpected shape for input 'IN'.*Expected \[-1,4\], got \[1,3\]"):
+                    server.ask(name, tensor("IN", [[1.0] * 3]))
+
+    asyncio.run(main())

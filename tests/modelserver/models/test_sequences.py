@@ -1,0 +1,226 @@
+"""Sequences: one instance each, controls, state, and what ends them."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.modelserver.models.rig import IO, Server, config, numbers, serving, tensor, until, write
+
+from forebay.core.serving.errors import Kind, Refused
+
+CONTROLS = """
+    control_input { name: "START" control { kind: CONTROL_SEQUENCE_START fp32_false_true: [0, 1] } }
+    control_input { name: "END" control { kind: CONTROL_SEQUENCE_END int32_false_true: [0, 1] } }
+    control_input { name: "READY" control { kind: CONTROL_SEQUENCE_READY int32_false_true: [0, 1] } }
+    control_input { name: "ID" control { kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_UINT64 } }
+"""
+SUM = """
+    sums = {}
+    def answer(self, request):
+        if not get(request, "READY").all():
+            return give(get(request) * 0)
+        key = int(get(request, "ID").item())
+        if get(request, "START").item():
+            self.sums[key] = 0.0
+        self.sums[key] += get(request).item()
+        total = self.sums.pop(key) if get(request, "END").item() else self.sums[key]
+        return give(np.full_like(get(request), total))
+"""
+
+
+def sequences(strategy: str, more: str = "") -> str:
+    return config(f"sequence_batching {{ {strategy} {{ {more} }} {CONTROLS} }}", dims="1", max_batch=2)
+
+
+async def say(server: Server, sequence: int | str, number: float, model: str = "m", **flags: Any) -> float:
+    values = await server.numbers(model, tensor("IN", [[number]]), sequence_id=sequence, **flags)
+    return float(values[0][0])
+
+
+@pytest.mark.parametrize("strategy", ["direct", "oldest"])
+def test_every_sequence_has_its_own_state(tmp_path: Path, strategy: str) -> None:
+    write(tmp_path, "m", sequences(strategy), SUM)
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("m",)) as server:
+
+            async def whole(sequence: int) -> list[float]:
+                return [
+                    await say(server, sequence, sequence, sequence_start=True),
+                    await say(server, sequence, 1),
+                    await say(server, sequence, 2, sequence_end=True),
+                ]
+
+            totals = await asyncio.gather(*map(whole, range(1, 8)))
+            assert totals == [[number, number + 1, number + 3] for number in range(1, 8)]
+            assert server.statistics("m", "")[0].success.count == 21
+
+    asyncio.run(main())
+
+
+def test_requests_that_are_no_part_of_a_sequence_are_refused(tmp_path: Path) -> None:
+    write(tmp_path, "m", sequences("direct"), SUM)
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("m",)) as server:
+            for fields, text in (
+                ({}, "must specify a non-zero or non-empty correlation ID"),
+                ({"sequence_id": 5}, "must specify the START flag on the first request of the sequence"),
+                (
+                    {"sequence_id": "x", "sequence_start": True},
+                    "data-type is 'BYTES', but model 'm' expects 'UINT64'",
+                ),
+            ):
+                with pytest.raises(Refused, match=text) as caught:
+                    server.ask("m", tensor("IN", [[1.0]]), **fields)
+                assert caught.value.kind is Kind.INVALID_ARGUMENT
+            with pytest.raises(Refused, match="must specify batch-size 1"):
+                server.ask("m", tensor("IN", [[1.0], [2.0]]), sequence_id=5, sequence_start=True)
+            assert await say(server, 5, 1, sequence_start=True) == 1
+            write(tmp_path, "m", sequences("direct").replace("TYPE_UINT64", "TYPE_UINT32"), SUM)
+            await server.load("m", {})
+            assert await say(server, 2**40 + 7, 1, sequence_start=True) == 1
+
+    asyncio.run(main())
+
+
+def test_sequences_end_with_their_process(tmp_path: Path) -> None:
+    write(tmp_path, "m", sequences("oldest"), SUM)
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("m",)) as server:
+            assert await say(server, 5, 1, sequence_start=True) == 1
+            (pid,) = server.pids("m")
+            os.kill(pid, signal.SIGKILL)
+            await until("it is back", lambda: server.pids("m") not in ([], [pid]) and server.ready)
+            with pytest.raises(Refused, match="must specify the START flag"):
+                await say(server, 5, 2)
+            assert await say(server, 5, 3, sequence_start=True) == 3
+
+    asyncio.run(main())
+
+
+def test_implicit_state_comes_back_with_the_next_request(tmp_path: Path) -> None:
+    state = """
+        sequence_batching { direct {}
+            control_input { name: "START" control { kind: CONTROL_SEQUENCE_START fp32_false_true: [0, 1] } }
+            state { input_name: "WAS" output_name: "IS" data_type: TYPE_FP32 dims: [1]
+                initial_state { name: "first" data_type: TYPE_FP32 dims: [1] data_file: "ten" } } }
+    """
+    add = """
+    def answer(self, request):
+        total = get(request) + get(request, "WAS")
+        return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", total), pb_utils.Tensor("IS", total)])
+"""
+    text = f'backend: "python" max_batch_size: 2 {IO.format(dims="1")} {state}'
+    write(tmp_path, "m", text, add)
+    (tmp_path / "m" / "initial_state").mkdir()
+    (tmp_path / "m" / "initial_state" / "ten").write_bytes(bytes(tensor("IN", [10.0]).data))
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("m",)) as server:
+            response = await server.ask("m", tensor("IN", [[1.0]]), sequence_id=1, sequence_start=True).one()
+            assert [each.name for each in response.outputs] == ["OUT"]
+            assert numbers(response) == [[11.0]]
+            assert await say(server, 2, 5, sequence_start=True) == 15
+            assert await say(server, 1, 2, outputs=("OUT",)) == 13
+            assert await say(server, 1, 3, sequence_end=True) == 16
+            assert await say(server, 2, 1, sequence_end=True) == 16
+            assert await say(server, 1, 0, sequence_start=True) == 10
+
+    asyncio.run(main())
+
+
+def test_an_idle_sequence_ends(tmp_path: Path) -> None:
+    idle = sequences("direct").replace(
+        "sequence_batching {", "sequence_batching { max_sequence_idle_microseconds: 20000"
+    )
+    write(tmp_path, "m", idle, SUM)
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("m",)) as server:
+            assert await say(server, 5, 1, sequence_start=True) == 1
+
+            async def refused() -> bool:
+                try:
+                    await say(server, 5, 1)
+                except Refused:
+                    return True
+                return False
+
+            while not await refused():
+                await asyncio.sleep(0.1)
+
+    asyncio.run(main())
+
+
+def test_cancelling_takes_along_what_comes_after_in_the_sequence(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    slow = SUM.replace(
+        "def answer(self, request):",
+        f"def answer(self, request):\n        while Path({str(gate)!r}).exists():\n            time.sleep(0.001)",
+        1,
+    )
+    root = write(tmp_path / "r", "m", sequences("oldest"), slow)
+
+    async def main() -> None:
+        async with serving(root, startup=("m",)) as server:
+            gate.touch()
+            one = tensor("IN", [[1.0]])
+            asked = [server.ask("m", one, sequence_id=5, sequence_start=True)]
+            await until("it runs", lambda: not server.statistics("m", "")[0].pending)
+            asked += [server.ask("m", one, sequence_id=5) for _ in range(2)]
+            other = server.ask("m", one, sequence_id=6, sequence_start=True, sequence_end=True)
+            assert asked[1].call is not None
+            asked[1].call.cancel()
+            gate.unlink()
+            assert numbers(await asked[0].one()) == [[1.0]]
+            assert (await asked[2].error()).kind is Kind.CANCELLED
+            assert numbers(await other.one()) == [[1.0]]
+
+    asyncio.run(main())
+
+
+def test_instances_with_sequences_come_and_go_too(tmp_path: Path) -> None:
+    one, two = (sequences("oldest") + f"instance_group {{ count: {count} kind: KIND_CPU }}" for count in (1, 2))
+    write(tmp_path, "m", one, SUM)
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("m",)) as server:
+            for number in (1, 2):
+                assert await say(server, number, number, sequence_start=True) == number
+            waiting = asyncio.gather(*(say(server, number, number, sequence_start=True) for number in (3, 4)))
+            write(tmp_path, "m", two, versions=())
+            await server.load("m", {})
+            assert await waiting == [3, 4]
+            assert await say(server, 1, 5) == 6
+            write(tmp_path, "m", one, versions=())
+            await server.load("m", {})
+            assert await say(server, 1, 1, sequence_end=True) == 7
+            with pytest.raises(Refused, match="must specify the START flag"):
+                await say(server, 3, 1)
+
+    asyncio.run(main())
+
+
+def test_an_empty_slot_between_sequences_is_not_ready(tmp_path: Path) -> None:
+    count = """
+    def execute(self, requests):
+        ready = sum(int(get(request, "READY").item()) for request in requests)
+        return [give(np.full_like(get(request), 10 * len(requests) + ready)) for request in requests]
+"""
+    write(tmp_path, "m", sequences("direct"), count)
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("m",)) as server:
+            assert await say(server, 1, 0, sequence_start=True) == 11
+            assert await say(server, 2, 0, sequence_start=True) == 21
+            assert await say(server, 1, 0, sequence_end=True) == 11
+            assert await say(server, 2, 0, sequence_end=True) == 21
+            (counts,) = server.statistics("m", "")
+            assert (counts.success.count, counts.inference_count, counts.execution_count) == (4, 4, 4)
+
+    asyncio.run(main())

@@ -1,0 +1,61 @@
+"""Which model a source means."""
+
+from pathlib import Path
+
+import pytest
+from tests.modelserver.replica.models import double, onnx_file
+
+from forebay.modelserver.replica.choosing import choose_model, is_repository, only_model
+from forebay.modelserver.repository import BadModel
+
+
+def test_the_model_that_is_named_comes_before_the_one_of_the_same_name_and_that_before_the_only_one(
+    tmp_path: Path,
+) -> None:
+    one = double(tmp_path / "one")
+    two = double(double(tmp_path / "two"), "other")
+
+    assert choose_model(one, "mine") == (one, "double")
+    assert choose_model(two, "other") == (two, "other")
+    assert choose_model(two, "other", "double") == (two, "double")
+
+
+def test_the_folder_of_a_model_and_a_bare_file_are_models_of_the_folder_above(tmp_path: Path) -> None:
+    double(tmp_path / "repository")
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    file = onnx_file(bare / "doubles.onnx")
+
+    assert choose_model(tmp_path / "repository" / "double", "mine") == (tmp_path / "repository", "double")
+    assert choose_model(file, "mine") == (bare, "doubles")
+
+
+def test_a_source_without_the_model_or_with_a_bad_one_is_refused_in_words(tmp_path: Path) -> None:
+    two = double(double(tmp_path / "two"), "other")
+    (two / "broken").mkdir()
+    (two / "broken" / "config.pbtxt").write_text("max_batch_size: many")
+
+    for name, wanted, said in (
+        ("mine", "", "there is: broken, double, other"),
+        ("mine", "none", "model 'none'"),
+        ("broken", "", "model 'broken'"),
+    ):
+        with pytest.raises(BadModel) as found:
+            choose_model(two, name, wanted)
+        assert said in found.value.text
+    with pytest.raises(BadModel, match="is the model"):
+        choose_model(two / "double", "mine", "other")
+
+
+def test_a_repository_is_told_from_the_folders_of_other_engines(tmp_path: Path) -> None:
+    repository = double(tmp_path / "repository")
+    other = tmp_path / "other"
+    other.mkdir()
+    onnx_file(other / "model.onnx")
+    plan = tmp_path / "model.pt2"
+    plan.touch()
+
+    assert [is_repository(each) for each in (repository, repository / "double", plan)] == [True] * 3
+    assert [is_repository(each) for each in (other, other / "model.onnx", tmp_path)] == [False] * 3
+    assert [only_model(each) for each in (repository, repository / "double", plan)] == ["double", "double", "model"]
+    assert only_model(double(repository, "other")) == ""

@@ -1,0 +1,185 @@
+"""A model server as a replica, in the test's own loop, on real models."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import structlog
+import tritonclient.grpc.aio as grpc
+from tests.e2e.cluster import free_ports
+from tests.modelserver.replica.models import SLOW, double, python
+from tests.net.rig import Answer, peer, run
+
+from forebay.core.model import Endpoint, LoadReport, ReplicaState, Task, WorkerSpec
+from forebay.modelserver.replica import serve
+from forebay.modelserver.replica.choosing import Choice
+from forebay.net.ports import NoPort
+
+PATIENCE_S = 60.0
+LOG = structlog.wrap_logger(structlog.testing.CapturingLogger(), processors=[])
+INFER = b"/v2/models/mine/infer"
+
+
+def tensor(*values: float) -> bytes:
+    given = {"name": "IN", "shape": [1, 4], "datatype": "FP32", "data": list(values)}
+    return msgspec.json.encode({"inputs": [given]})
+
+
+@dataclass
+class Replica:
+    port: int
+    stop: asyncio.Event
+    done: "asyncio.Task[None]"
+
+    async def ask(self, method: bytes, target: bytes, body: bytes = b"", *fields: bytes) -> Answer:
+        lines = b"".join(line + b"\r\n" for line in fields)
+        async with peer(self.port) as client:
+            head = b"%b %b HTTP/1.1\r\nhost: a\r\n%bcontent-length: %d\r\n\r\n" % (method, target, lines, len(body))
+            client.send(head + body)
+            async with asyncio.timeout(PATIENCE_S):
+                return await client.answer()
+
+    async def load(self) -> LoadReport:
+        return msgspec.json.decode((await self.ask(b"GET", b"/load")).body, type=LoadReport)
+
+    async def until(self, holds: Callable[[LoadReport], bool]) -> LoadReport:
+        async with asyncio.timeout(PATIENCE_S):
+            while not holds(found := await self.load()):
+                await asyncio.sleep(0.005)
+            return found
+
+
+@contextlib.asynccontextmanager
+async def replica(folder: Path, choice: Choice, *, ready: bool = True, **more: Any) -> AsyncIterator[Replica]:
+    path = folder / "endpoint.json"
+    spec = WorkerSpec(
+        "mine-0", 3, "mine", "r-1", Task.TENSOR, "modelserver", "", str(path), port_first=23_000, **more
+    )
+    stop = asyncio.Event()
+    async with asyncio.TaskGroup() as tasks:
+        done = tasks.create_task(serve.run(spec, choice, LOG, stop))
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                while not path.exists() and not done.done():
+                    await asyncio.sleep(0.005)
+            found = Replica(msgspec.json.decode(path.read_bytes(), type=Endpoint).port, stop, done)
+            if ready:
+                await found.until(lambda load: load.state is ReplicaState.READY)
+            yield found
+        finally:
+            stop.set()
+
+
+def test_a_replica_serves_its_model_under_the_name_of_the_cluster_and_counts(tmp_path: Path) -> None:
+    async def main() -> None:
+        choice = Choice(double(double(tmp_path / "all"), "other"), "double")
+        async with replica(tmp_path, choice) as server:
+            got = await server.ask(b"POST", INFER, tensor(1, 2, 3, 4), b"x-request-id: mine-1")
+            said = msgspec.json.decode(got.body)
+            assert (got.status, got.headers[b"x-request-id"]) == (200, b"mine-1")
+            assert (said["model_name"], said["outputs"][0]["data"]) == ("mine", [2, 4, 6, 8])
+            for end in (b"", b"/config"):
+                assert (
+                    msgspec.json.decode((await server.ask(b"GET", b"/v2/models/mine" + end)).body)["name"] == "mine"
+                )
+            stats = msgspec.json.decode((await server.ask(b"GET", b"/v2/models/mine/stats")).body)["model_stats"]
+            assert [(each["name"], each["inference_count"]) for each in stats] == [("mine", 1)]
+            wrong = await server.ask(b"POST", INFER, b'{"inputs":[]}')
+            assert (wrong.status, b"'double'" in wrong.body) == (400, False)
+            for name in (b"double", b"other"):
+                assert (await server.ask(b"POST", b"/v2/models/%b/infer" % name, tensor(1, 2, 3, 4))).status == 404
+            assert (await server.ask(b"POST", b"/v2/repository/models/mine/unload")).status == 501
+
+            load = await server.load()
+            assert (load.replica, load.generation, load.model, load.in_flight) == ("mine-0", 3, "mine", 0)
+            assert (load.capacity, load.batch_fill) == (16, 0.125)
+            for path, status in ((b"/livez", 200), (b"/readyz", 200), (b"/metrics", 200), (b"/nowhere", 404)):
+                assert (await server.ask(b"GET", path)).status == status
+            assert (await server.ask(b"POST", b"/load")).status == 405
+            metrics = (await server.ask(b"GET", b"/metrics")).body
+            labels = b'{code="ok",endpoint="infer",model="mine",replica="mine-0"}'
+            assert b"forebay_worker_requests_total%b 1.0\n" % labels in metrics
+
+    run(main())
+
+
+def test_a_replica_that_drains_finishes_what_it_has_and_refuses_the_rest_so_that_others_take_it(
+    tmp_path: Path,
+) -> None:
+    async def main() -> None:
+        choice = Choice(python(tmp_path / "all", "slow", SLOW), "slow")
+        async with replica(tmp_path, choice) as server, asyncio.TaskGroup() as tasks:
+            body = tensor(1, 2, 3, 4)
+            under_way = [tasks.create_task(server.ask(b"POST", INFER, body)) for _ in range(8)]
+            async with peer(server.port) as late:
+                late.send(b"GET /livez HTTP/1.1\r\nhost: a\r\n\r\n")
+                await late.answer()
+                await server.until(lambda load: load.in_flight > 0)
+                server.stop.set()
+                await server.until(lambda load: load.state is ReplicaState.DRAINING)
+                late.send(b"POST %b HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n%b" % (INFER, len(body), body))
+                refused = await late.answer()
+            assert [each.status for each in await asyncio.gather(*under_way)] == [200] * 8
+            assert (refused.status, refused.headers[b"x-forebay-retryable"]) == (503, b"1")
+            assert msgspec.json.decode(refused.body)["error"]["code"] == "draining"
+            async with asyncio.timeout(PATIENCE_S):
+                await server.done
+
+    run(main())
+
+
+def test_a_replica_whose_model_cannot_be_loaded_ends_and_says_why(tmp_path: Path) -> None:
+    broken = "raise ValueError('no such weights')"
+
+    async def main() -> None:
+        async with replica(tmp_path, Choice(python(tmp_path / "all", "bad", broken), "bad"), ready=False):
+            await asyncio.Event().wait()
+
+    with pytest.raises(ExceptionGroup) as found:
+        run(main())
+    (gave_up,) = found.value.exceptions
+    assert isinstance(gave_up, serve.GaveUp)
+    assert "no such weights" in str(gave_up)
+
+
+def test_other_models_of_the_repository_are_loaded_only_where_that_is_asked_for(tmp_path: Path) -> None:
+    repository = python(double(tmp_path / "all"), "bad", "raise ValueError('never')")
+
+    async def main() -> None:
+        async with replica(tmp_path, Choice(repository, "double"), settings={"load": "all"}) as server:
+            assert (await server.ask(b"POST", INFER, tensor(1, 2, 3, 4))).status == 200
+
+    run(main())
+
+
+def test_a_replica_answers_grpc_too_where_that_is_asked_for(tmp_path: Path) -> None:
+    async def main() -> None:
+        choice = Choice(double(tmp_path / "all"), "double")
+        (first,) = free_ports(1)
+        async with replica(tmp_path, choice, settings={"grpc_port_first": first}):
+            async with grpc.InferenceServerClient(f"127.0.0.1:{first}") as client:
+                given = grpc.InferInput("IN", [1, 4], "FP32")
+                given.set_data_from_numpy(np.ones((1, 4), np.float32))
+                got = await client.infer("mine", [given])
+            assert got.as_numpy("OUT").tolist() == [[2.0] * 4]
+            assert got.get_response().model_name == "mine"
+
+    run(main())
+
+
+def test_a_replica_without_a_port_ends_and_says_so(tmp_path: Path) -> None:
+    async def main() -> None:
+        choice = Choice(double(tmp_path / "all"), "double")
+        spec = WorkerSpec(
+            "mine-0", 1, "mine", "r", Task.TENSOR, "modelserver", "", str(tmp_path / "e"), port_first=65_536
+        )
+        with pytest.raises(NoPort, match="no free port"):
+            await serve.run(spec, choice, LOG, asyncio.Event())
+
+    run(main())

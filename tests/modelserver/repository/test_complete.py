@@ -1,0 +1,265 @@
+"""What a loaded model adds to its configuration, and that a configuration which contradicts the model is refused."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.modelserver.repository.models import described
+
+from forebay.core.serving.config import (
+    Datatype,
+    DynamicBatching,
+    InstanceGroup,
+    ModelConfig,
+    SequenceBatching,
+    TensorSpec,
+    VersionPolicy,
+    VersionRule,
+)
+from forebay.engines.tensor.protocol import Loaded
+from forebay.modelserver.repository import BadModel, Described, Rules, complete, same_but_instances
+
+IMAGE = TensorSpec("image", Datatype.FP32, (-1, 3, 224, 224))
+SCORES = TensorSpec("scores", Datatype.FP32, (-1, 1000))
+BATCHING = Loaded((IMAGE,), (SCORES,))
+FIXED = Loaded((replace(IMAGE, dims=(1, 3, 224, 224)),), (SCORES,))
+FILE = "1/model.onnx"
+
+
+def completed(folder: Path, config: str | None, loaded: Loaded, rules: Rules | None = None) -> Described:
+    return complete(described(folder, config, FILE, rules=rules), loaded, rules)
+
+
+def refusals(folder: Path, config: str, loaded: Loaded, rules: Rules | None = None) -> list[str]:
+    with pytest.raises(BadModel) as raised:
+        completed(folder, config, loaded, rules)
+    return list(raised.value.problems)
+
+
+def test_a_model_whose_tensors_all_have_an_open_front_batches(tmp_path: Path) -> None:
+    got = completed(tmp_path, None, BATCHING)
+
+    assert got.config.max_batch == 4
+    assert got.config.batching == DynamicBatching(preferred_sizes=(4,))
+    assert got.config.inputs == (TensorSpec("image", Datatype.FP32, (3, 224, 224)),)
+    assert got.config.outputs == (TensorSpec("scores", Datatype.FP32, (1000,)),)
+    assert got.document["input"][0]["dims"] == [3, 224, 224]
+    assert got.document["dynamic_batching"]["preferred_batch_size"] == [4]
+
+
+@pytest.mark.parametrize(
+    ("config", "max_batch_default", "expected"),
+    [
+        ("", 1, (1, None)),
+        ("", 0, (0, None)),
+        ("", -1, (0, None)),
+        ("max_batch_size: 32", 4, (32, DynamicBatching(preferred_sizes=(32,)))),
+        ("dynamic_batching { preferred_batch_size: [] }", 8, (8, DynamicBatching(preferred_sizes=(8,)))),
+        ("max_batch_size: 8 sequence_batching {}", 4, (8, None)),
+    ],
+)
+def test_how_much_a_model_batches_is_decided_by_file_configuration_and_operator(
+    tmp_path: Path, config: str, max_batch_default: int, expected: tuple[int, DynamicBatching | None]
+) -> None:
+    got = completed(tmp_path, config, BATCHING, Rules(max_batch_default=max_batch_default)).config
+
+    assert (got.max_batch, got.batching) == expected
+    assert len(got.inputs[0].dims) == (3 if got.max_batch else 4)
+
+
+def test_a_model_with_a_fixed_front_does_not_batch(tmp_path: Path) -> None:
+    got = completed(tmp_path, None, FIXED).config
+
+    assert (got.max_batch, got.batching, got.inputs[0].dims) == (0, None, (1, 3, 224, 224))
+    assert refusals(tmp_path, "max_batch_size: 8", FIXED)[0] == (
+        "max_batch_size: found 8, but the model does not batch: "
+        "'image' has the shape [1, 3, 224, 224], not -1 in front"
+    )
+
+
+def test_a_scalar_is_one_element_for_clients(tmp_path: Path) -> None:
+    batched = completed(tmp_path, None, Loaded((IMAGE,), (TensorSpec("loss", Datatype.FP64, (-1,)),)))
+    alone = completed(tmp_path, None, Loaded((IMAGE,), (TensorSpec("loss", Datatype.FP64, ()),)))
+
+    assert batched.config.outputs == alone.config.outputs == (TensorSpec("loss", Datatype.FP64, (1,), ()),)
+
+
+def test_tensors_of_the_scheduler_are_not_the_clients(tmp_path: Path) -> None:
+    config = """max_batch_size: 2 sequence_batching {
+      control_input { name: "START" control { kind: CONTROL_SEQUENCE_START fp32_false_true: [0, 1] } }
+      state { input_name: "si" output_name: "so" data_type: TYPE_FP32 dims: 2 } }"""
+    extra = [TensorSpec(name, Datatype.FP32, (-1, 2)) for name in ("START", "si", "so")]
+    loaded = Loaded((IMAGE, *extra[:2]), (SCORES, extra[2]))
+
+    got = completed(tmp_path, config, loaded).config
+    declared = completed(
+        tmp_path, config + "input { name: 'image' data_type: TYPE_FP32 dims: [3, 224, 224] }", loaded
+    )
+
+    assert [spec.name for spec in (*got.inputs, *got.outputs)] == ["image", "scores"]
+    assert got.inputs == declared.config.inputs
+
+
+WHOLE = """max_batch_size: 8
+input { name: "image" data_type: TYPE_FP32 dims: [ 3, 224, 224 ] }
+output { name: "scores" data_type: TYPE_FP32 dims: [ 1000 ] }
+"""
+
+
+def test_a_whole_configuration_stays_as_it_is(tmp_path: Path) -> None:
+    before = described(tmp_path, WHOLE, FILE)
+
+    assert complete(before, BATCHING) == before
+    assert complete(before, Loaded()) == before
+
+
+def test_less_than_all_outputs_and_optional_inputs_may_be_left_out(tmp_path: Path) -> None:
+    more = Loaded(
+        (IMAGE, TensorSpec("mask", Datatype.BOOL, (-1,), optional=True)), (SCORES, replace(SCORES, name="x"))
+    )
+
+    assert [spec.name for spec in completed(tmp_path, WHOLE, more).config.outputs] == ["scores"]
+
+
+def test_a_name_alone_is_enough(tmp_path: Path) -> None:
+    loss = TensorSpec("loss", Datatype.FP32, (-1,))
+    got = completed(
+        tmp_path, "input { name: 'image' } output { name: 'loss' }", Loaded((IMAGE,), (SCORES, loss))
+    ).config
+    batched = completed(
+        tmp_path,
+        "max_batch_size: 2 input { name: 'image' } output { name: 'loss' }",
+        Loaded((IMAGE,), (SCORES, loss)),
+    ).config
+
+    assert got.inputs == (IMAGE,)
+    assert batched.inputs == (TensorSpec("image", Datatype.FP32, (3, 224, 224)),)
+    assert batched.outputs == (TensorSpec("loss", Datatype.FP32, (1,), ()),)
+
+
+CONTRADICTIONS = {
+    "another name": (
+        WHOLE.replace('"image"', '"img"'),
+        ["input[0].name: found 'img'; the model's inputs are ['image']",
+         "input: the model also has ['image'], and needs them"],
+    ),
+    "another type": (
+        WHOLE.replace("TYPE_FP32 dims: [ 3", "TYPE_UINT8 dims: [ 3"),
+        ["input[0].data_type: found TYPE_UINT8 for 'image'; the model has TYPE_FP32"],
+    ),
+    "another size": (
+        WHOLE.replace("1000", "10"),
+        [
+            "output[0].dims: 'scores' is [-1, 10] with the batch in front (max_batch_size is not 0); the model has "
+            "[-1, 1000]"
+        ],
+    ),
+    "another rank": (
+        WHOLE.replace("max_batch_size: 8", ""),
+        [
+            "input[0].dims: 'image' is [3, 224, 224]; the model has [-1, 3, 224, 224]",
+            "output[0].dims: 'scores' is [1000]; the model has [-1, 1000]",
+        ],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("config", "expected"), CONTRADICTIONS.values(), ids=CONTRADICTIONS)
+def test_a_contradiction_names_both_sides(tmp_path: Path, config: str, expected: list[str]) -> None:
+    assert refusals(tmp_path, config, BATCHING) == expected
+
+
+def test_a_batch_needs_an_open_front_in_the_file_too(tmp_path: Path) -> None:
+    assert refusals(tmp_path, WHOLE, FIXED) == [
+        "input[0].dims: 'image' is [-1, 3, 224, 224] with the batch in front (max_batch_size is not 0); the model "
+        "has [1, 3, 224, 224]"
+    ]
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        "dims: [ 150528 ] reshape { shape: [ 3, 224, 224 ] }",
+        "dims: [ 9 ] allow_ragged_batch: true",
+    ],
+)
+def test_reshaped_and_ragged_inputs_are_not_compared_as_they_are(tmp_path: Path, tensor: str) -> None:
+    completed(tmp_path, WHOLE.replace("dims: [ 3, 224, 224 ]", tensor), BATCHING)
+
+
+def test_without_completion_nothing_is_added(tmp_path: Path) -> None:
+    strict = Rules(auto_complete=False)
+
+    assert refusals(tmp_path, "max_batch_size: 8", BATCHING, strict) == [
+        "input: the model also has ['image'], and needs them"
+    ]
+    assert completed(tmp_path, WHOLE, BATCHING, strict).config.batching is None
+
+
+def test_what_the_model_cannot_say_must_be_said(tmp_path: Path) -> None:
+    torch = described(tmp_path, "backend: 'pytorch' input { name: 'a' dims: 1 }", "1/model.pt")
+
+    with pytest.raises(BadModel) as raised:
+        complete(torch, Loaded())
+
+    assert raised.value.problems == (
+        "input: must be given, and output too: the file does not name its tensors",
+        "input[0].data_type: must be given for 'a'",
+    )
+    assert complete(described(tmp_path, "backend: 'python'"), Loaded()).config.inputs == ()
+
+
+def test_a_model_may_complete_its_configuration_itself(tmp_path: Path) -> None:
+    before = described(tmp_path, "backend: 'python'", "1/model.py")
+    said = replace(
+        before.config,
+        max_batch=16,
+        inputs=(TensorSpec("a", Datatype.BYTES, (-1,), optional=True),),
+        outputs=(TensorSpec("b", Datatype.INT8, (2, 2), (4,)),),
+        batching=DynamicBatching(delay_s=0.001),
+        decoupled=True,
+    )
+
+    got = complete(before, Loaded(config=said)).config
+
+    assert got == replace(said, batching=DynamicBatching(preferred_sizes=(16,), delay_s=0.001))
+
+
+def test_what_a_model_says_of_itself_is_checked(tmp_path: Path) -> None:
+    before = described(tmp_path, "backend: 'python' sequence_batching {}", "1/model.py")
+    said = replace(
+        before.config, max_batch=-2, inputs=(TensorSpec("a", Datatype.FP32, ()),), batching=DynamicBatching()
+    )
+
+    with pytest.raises(BadModel) as raised:
+        complete(before, Loaded(config=said))
+
+    assert raised.value.problems == (
+        "max_batch_size: found -2; allowed: 0 (no batches) or more",
+        "input[0].dims: must be given for 'a'",
+    )
+
+
+def test_permission_to_unpickle_outlives_completion(tmp_path: Path) -> None:
+    rules = Rules(allow_pickle=frozenset({"m"}))
+    got = completed(tmp_path, WHOLE, BATCHING, rules)
+
+    assert got.config.parameters == {"forebay.allow_pickle": "true"}
+
+
+BASE = ModelConfig("m", "python", instances=(InstanceGroup(count=1),))
+
+
+@pytest.mark.parametrize(
+    ("new", "same"),
+    [
+        (BASE, True),
+        (replace(BASE, instances=(InstanceGroup(count=5), InstanceGroup("x"))), True),
+        (replace(BASE, versions=VersionPolicy(VersionRule.ALL)), True),
+        (replace(BASE, max_batch=1), False),
+        (replace(BASE, parameters={"a": "b"}), False),
+        (replace(BASE, sequences=SequenceBatching()), False),
+    ],
+)
+def test_instances_and_versions_can_change_in_place(new: ModelConfig, same: bool) -> None:
+    assert same_but_instances(BASE, new) is same

@@ -1,0 +1,187 @@
+"""Every mistake in a configuration is told with its field, what was found, and what is allowed."""
+
+from pathlib import Path
+
+import pytest
+from tests.modelserver.repository.models import problems
+
+WRONG = [
+    (
+        "name: 'other'",
+        "name: found 'other'; allowed: 'm', the name of the model's folder",
+    ),
+    (
+        "platform: 'tensorrt_plan'",
+        (
+            "platform: found 'tensorrt_plan'; served are the backends onnxruntime, openvino, pytorch, "
+            "python and the platform ensemble"
+        ),
+    ),
+    (
+        "backend: 'dali'",
+        (
+            "backend: found 'dali'; served are the backends onnxruntime, openvino, pytorch, python and "
+            "the platform ensemble"
+        ),
+    ),
+    (
+        "backend: 'pytorch' platform: 'onnxruntime_onnx'",
+        "platform: found 'onnxruntime_onnx', which does not go with the backend 'pytorch'",
+    ),
+    (
+        "default_model_filename: '../x.py' backend: 'python'",
+        "default_model_filename: '../x.py' leads out of the model's folder",
+    ),
+    (
+        "default_model_filename: '/x.py' backend: 'python'",
+        "default_model_filename: '/x.py' leads out of the model's folder",
+    ),
+    (
+        "default_model_filename: 'a\\nb' backend: 'python'",
+        "default_model_filename: 'a\\nb' has characters that are not text",
+    ),
+    (
+        "max_batch_size: -1",
+        "max_batch_size: found -1; allowed: 0 (no batches) or more",
+    ),
+    (
+        "input { data_type: TYPE_FP32 dims: 1 }",
+        "input[0].name: must be given",
+    ),
+    (
+        "input { name: 'a' dims: 0 }",
+        "input[0].dims: found 0; allowed: 1 or more, or -1 for any size",
+    ),
+    (
+        "input { name: 'a' dims: [1000000000, 1000000000] }",
+        "input[0].dims: found [1000000000, 1000000000]; at most 1099511627776 elements",
+    ),
+    (
+        "input { name: 'a' } input { name: 'a' }",
+        "input[1].name: 'a' is the name of an earlier input",
+    ),
+    (
+        "input { name: 'a' dims: 4 reshape { shape: 3 } }",
+        "input[0].reshape.shape: [3] has not as many elements as dims [4]",
+    ),
+    (
+        "output { name: 'a' dims: [2, -1] reshape { shape: [-1, 2] } }",
+        "output[0].reshape.shape: [-1, 2] has not as many elements as dims [2, -1]",
+    ),
+    (
+        "input { name: 'a' dims: 4 reshape { shape: -4 } }",
+        "input[0].reshape.shape: found -4; allowed: 1 or more, or -1 for any size",
+    ),
+    (
+        "input { name: 'a' dims: 4 format: FORMAT_NCHW }",
+        "input[0].format: FORMAT_NCHW needs 3 dims; found [4]",
+    ),
+    (
+        "input { name: 'a' is_shape_tensor: true }",
+        "input[0].is_shape_tensor: only TensorRT models have this, and they are not served here",
+    ),
+    (
+        "output { name: 'a' label_filename: '../../etc/passwd' }",
+        "output[0].label_filename: '../../etc/passwd' leads out of the model's folder",
+    ),
+    (
+        "output { name: 'a' label_filename: 'absent' }",
+        "output[0].label_filename: 'absent' cannot be read: No such file or directory",
+    ),
+    (
+        "version_policy { latest {} }",
+        "version_policy.latest.num_versions: found 0; allowed: 1 or more",
+    ),
+    (
+        "version_policy { specific {} }",
+        "version_policy.specific.versions: found []; allowed: the numbers of some versions",
+    ),
+    (
+        "instance_group { count: 1001 }",
+        "instance_group[0].count: found 1001; allowed: 1 to 1000",
+    ),
+    (
+        "instance_group { kind: KIND_GPU }",
+        "instance_group[0].kind: found KIND_GPU, but there are no GPUs here; allowed: KIND_CPU, KIND_AUTO",
+    ),
+    (
+        "instance_group { kind: KIND_CPU gpus: 0 }",
+        "instance_group[0].gpus: given, but the kind is KIND_CPU",
+    ),
+    (
+        "instance_group { profile: '0' }",
+        "instance_group[0].profile: only TensorRT models have this, and they are not served here",
+    ),
+    (
+        "instance_group { secondary_devices {} }",
+        "instance_group[0].secondary_devices: there are none here",
+    ),
+    (
+        "instance_group { rate_limiter { resources {} } }",
+        "instance_group[0].rate_limiter.resources[0].name: found ''; allowed: a name, each once in a group",
+    ),
+    (
+        "batch_input { target_name: 'x' }",
+        "batch_input: tensors about the form of a batch are not made here",
+    ),
+    (
+        "batch_output { target_name: 'x' }",
+        "batch_output: tensors about the form of a batch are not made here",
+    ),
+    (
+        "model_repository_agents { agents { name: 'checksum' } }",
+        "model_repository_agents: agents are not run here, so that what they check would go unchecked",
+    ),
+    (
+        (
+            "ensemble_scheduling { step { model_name: 'a' input_map { key: 'a' value: 'b' } output_map "
+            "{ key: 'a' value: 'c' } } }platform: 'ensemble' backend: 'python'"
+        ),
+        "backend: found 'python'; an ensemble has none",
+    ),
+    (
+        "platform: 'ensemble'",
+        "ensemble_scheduling: must be given for an ensemble",
+    ),
+    (
+        "response_cache { enable: true } sequence_batching {}",
+        "response_cache.enable: answers within a sequence cannot be cached",
+    ),
+    (
+        "response_cache { enable: true } model_transaction_policy { decoupled: true }",
+        "response_cache.enable: answers of a decoupled model cannot be cached",
+    ),
+    (
+        "parameters { key: 'forebay.pined' }",
+        'parameters["forebay.pined"]: no such parameter; there are forebay.age_step_ms, forebay.pinned',
+    ),
+    (
+        "parameters { key: 'forebay.pinned' value { string_value: 'x' } }",
+        "parameters[\"forebay.pinned\"]: found 'x'; allowed: true or false",
+    ),
+    (
+        "parameters { key: 'forebay.age_step_ms' value { string_value: '1' } }",
+        'parameters["forebay.age_step_ms"]: needs dynamic_batching',
+    ),
+    (
+        "dynamic_batching {} parameters { key: 'forebay.age_step_ms' value { string_value: '-1' } }",
+        "parameters[\"forebay.age_step_ms\"]: found '-1'; allowed: milliseconds, 0 (strict order) to 3600000",
+    ),
+    (
+        "dynamic_batching {} parameters { key: 'forebay.age_step_ms' value { string_value: 'x' } }",
+        "parameters[\"forebay.age_step_ms\"]: found 'x'; allowed: milliseconds, 0 (strict order) to 3600000",
+    ),
+    (
+        "parameters { key: 'forebay.allow_pickle' value { string_value: 'true' } }",
+        'parameters["forebay.allow_pickle"]: only who runs the server can allow this, by the model\'s name',
+    ),
+    (
+        "parameters { key: 'TRITON_BATCH_STRATEGY_PATH' }",
+        'parameters["TRITON_BATCH_STRATEGY_PATH"]: custom batching libraries are not run here',
+    ),
+]
+
+
+@pytest.mark.parametrize(("config", "problem"), WRONG, ids=[text[:50] for text, _ in WRONG])
+def test_a_mistake_is_told_with_field_found_and_allowed(tmp_path: Path, config: str, problem: str) -> None:
+    assert problems(tmp_path, config) == [problem]

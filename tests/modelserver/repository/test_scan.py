@@ -1,0 +1,208 @@
+"""What counts as a model in a repository, and that nothing outside of it is reached."""
+
+import os
+from pathlib import Path
+
+import pytest
+from tests.modelserver.repository.models import model
+
+from forebay.modelserver.repository import BadModel, Found, read, scan
+from forebay.modelserver.repository.finding import DEPTH_MAX
+
+
+def found(*folders: Path) -> dict[str, Found]:
+    return {each.name: each for each in scan(*folders)}
+
+
+def test_models_are_folders_and_versions_are_numbers_without_zeros_before_them(tmp_path: Path) -> None:
+    model(tmp_path, "", "1/model.py", "10/model.py", "2/x", "0/x", "007/x", "v3/x", "-4/x", "5", "warmup/x", name="b")
+    model(tmp_path, None, "README.md", name="a")
+    (tmp_path / "client.py").touch()
+    (tmp_path / ".git").mkdir()
+
+    models = found(tmp_path)
+
+    assert list(models) == ["a", "b"]
+    assert dict(models["b"].versions) == {n: tmp_path / f"b/{n}" for n in (0, 1, 2, 10)}
+    assert list(models["b"].versions) == [0, 1, 2, 10]
+    assert models["b"].warnings == ("the folder 007 is no version: zeros before the number",)
+    assert models["a"] == Found("a", tmp_path / "a", stamp=models["a"].stamp)
+    assert not models["b"].problems
+
+
+def test_a_folder_of_bare_files_is_a_repository(tmp_path: Path) -> None:
+    for name in ("resnet.onnx", "ocr.v2.xml", "ocr.v2.bin", "t.pt2", "tag.py", "chat.gguf", "README.md", ".x.onnx"):
+        (tmp_path / name).touch()
+    (tmp_path / "data").mkdir()
+
+    models = found(tmp_path)
+
+    assert list(models) == ["chat", "ocr.v2", "resnet", "t", "tag"]
+    config = read(models["ocr.v2"]).config
+    assert (config.name, config.backend, config.model_file) == ("ocr.v2", "openvino", "ocr.v2.xml")
+    assert dict(read(models["t"]).versions) == {1: tmp_path}
+    assert (read(models["t"]).config.backend, read(models["tag"]).config.backend) == ("pytorch", "python")
+    tuned = read(models["resnet"], '{"max_batch_size": 8}').config
+    assert (tuned.max_batch, tuned.backend, tuned.model_file) == (8, "onnxruntime", "resnet.onnx")
+    with pytest.raises(BadModel, match=r"chat\.gguf is a language model: serve it with `forebay up`"):
+        read(models["chat"])
+
+
+def test_two_bare_files_of_one_name_are_one_model_with_a_problem(tmp_path: Path) -> None:
+    (tmp_path / "m.onnx").touch()
+    (tmp_path / "m.pt").touch()
+
+    [one] = scan(tmp_path)
+
+    assert one.problems == (f"it is there twice: {tmp_path / 'm.onnx'} and {tmp_path / 'm.pt'}",)
+
+
+def test_several_repositories_are_one_and_a_model_in_two_is_a_problem(tmp_path: Path) -> None:
+    model(tmp_path / "x", "", name="a")
+    model(tmp_path / "x", "", name="both")
+    model(tmp_path / "y", "", name="both")
+    model(tmp_path / "y", "", name="c")
+
+    models = found(tmp_path / "y", tmp_path / "x")
+
+    assert list(models) == ["a", "both", "c"]
+    assert models["both"].problems == (f"it is there twice: {tmp_path / 'x/both'} and {tmp_path / 'y/both'}",)
+    with pytest.raises(BadModel, match="it is there twice"):
+        read(models["both"])
+
+
+def test_a_repository_must_be_a_folder_of_models(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        scan(tmp_path / "absent")
+    with pytest.raises(BadModel, match="is the folder of a model; the repository is the folder above it"):
+        scan(model(tmp_path, "") / "m")
+    assert scan() == []
+    (tmp_path / "empty").mkdir()
+    assert scan(tmp_path / "empty") == []
+
+
+LINKS = {
+    "the model": "evil",
+    "the configuration": "evil/config.pbtxt",
+    "a version": "evil/1",
+    "a file of a version": "evil/1/model.onnx",
+}
+
+
+@pytest.mark.parametrize("link", LINKS.values(), ids=LINKS)
+def test_a_link_out_of_the_repository_stops_that_model_alone(tmp_path: Path, link: str) -> None:
+    outside = model(tmp_path / "outside", "max_batch_size: 1")
+    root = model(tmp_path / "repository", "", name="good")
+    (root / link).parent.mkdir(parents=True, exist_ok=True)
+    (root / link).symlink_to(outside / "m")
+
+    models = found(root)
+
+    assert models["evil"].problems == (f"{root / link} is a link out of the repository",)
+    assert not models["good"].problems
+    read(models["good"])
+
+
+def test_links_within_the_repository_are_followed(tmp_path: Path) -> None:
+    model(tmp_path, "", "..data/1/model.py", "other")
+    (tmp_path / "m/1").symlink_to("..data/1")
+    (tmp_path / "m/2").symlink_to("1")
+    (tmp_path / "m/loop").symlink_to(".")
+
+    [one] = scan(tmp_path)
+
+    assert list(one.versions) == [1, 2]
+    assert not one.problems
+
+
+@pytest.mark.parametrize("where", ["m/1/link", "m"])
+def test_a_link_that_leads_nowhere_stops_that_model_alone(tmp_path: Path, where: str) -> None:
+    root = model(tmp_path, "", name="good")
+    (root / where).parent.mkdir(parents=True, exist_ok=True)
+    (root / where).symlink_to(root / where)
+
+    models = found(root)
+
+    assert "cannot be read" in models["m"].problems[0]
+    assert not models["good"].problems
+
+
+def test_a_folder_that_cannot_be_listed_stops_that_model_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model(tmp_path, "", name="ajar")
+    model(tmp_path, "", name="good")
+    (tmp_path / "client.py").touch()
+    listdir = os.listdir
+
+    def refuse(path: "os.PathLike[str] | str") -> list[str]:
+        if os.fspath(path).endswith("ajar"):
+            raise PermissionError(13, "Permission denied", os.fspath(path))
+        return listdir(path)
+
+    monkeypatch.setattr(os, "listdir", refuse)
+
+    models = found(tmp_path)
+
+    assert models["ajar"].problems == (f"{tmp_path / 'ajar'} cannot be read: Permission denied",)
+    read(models["good"])
+
+
+def test_names_that_are_no_text_are_told(tmp_path: Path) -> None:
+    os.mkdir(os.fsencode(tmp_path) + b"/a\xff")
+    (tmp_path / "b\n").mkdir()
+    (tmp_path / "c").mkdir()
+
+    models = scan(tmp_path)
+
+    assert [each.name for each in models] == ["a\\udcff", "b\n", "c"]
+    with pytest.raises(BadModel) as raised:
+        read(models[0])
+    assert raised.value.text.encode()
+    assert ["not text" in str(each.problems) for each in models] == [True, True, False]
+
+
+def test_a_folder_without_a_bottom_is_told(tmp_path: Path) -> None:
+    model(tmp_path, "", "/".join("d" * (DEPTH_MAX + 2)) + "/x")
+
+    assert found(tmp_path)["m"].problems == (f"{tmp_path / 'm'} has more than {DEPTH_MAX} folders deep",)
+
+
+def test_a_pipe_is_never_opened(tmp_path: Path) -> None:
+    model(tmp_path, None)
+    os.mkfifo(tmp_path / "m/config.pbtxt")
+
+    [one] = scan(tmp_path)
+
+    assert one.problems == (f"{tmp_path / 'm/config.pbtxt'} is neither a file nor a folder",)
+
+
+def test_the_stamp_differs_if_any_file_does(tmp_path: Path) -> None:
+    model(tmp_path, "", "1/model.py", "labels.txt")
+
+    def stamp() -> str:
+        return scan(tmp_path)[0].stamp
+
+    seen = [stamp()]
+    assert stamp() == seen[0]
+    for change in (
+        lambda: (tmp_path / "m/labels.txt").write_text("cat"),
+        lambda: os.utime(tmp_path / "m/1/model.py", (5, 5)),
+        lambda: (tmp_path / "m/1/model.py").rename(tmp_path / "m/1/other.py"),
+        lambda: os.remove(tmp_path / "m/1/other.py"),
+    ):
+        change()
+        seen.append(stamp())
+    assert len(set(seen)) == len(seen)
+    (tmp_path / "m/1/__pycache__").mkdir()
+    (tmp_path / "m/1/__pycache__/model.pyc").touch()
+    assert stamp() == seen[-1]
+
+
+def test_the_stamp_of_a_bare_model_covers_its_weights(tmp_path: Path) -> None:
+    (tmp_path / "m.xml").touch()
+    (tmp_path / "m.bin").touch()
+    before = scan(tmp_path)[0].stamp
+    (tmp_path / "m.bin").write_bytes(b"1")
+
+    assert scan(tmp_path)[0].stamp != before

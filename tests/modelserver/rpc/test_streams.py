@@ -1,0 +1,241 @@
+"""Streams over gRPC: orders of answers, errors that end nothing, limits, frames that give way to newer ones."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from tests.modelserver.rpc.rig import FOUR, Rig, asked, rig, spoken, until
+from tests.net.rig import run
+
+from forebay.core.serving.values import InferRequest, InferResponse, OnResponse, Tensor, Ticket
+from forebay.modelserver.rpc import streaming
+
+EMPTY_FINAL = {"triton_enable_empty_final_response": True}
+
+
+def said(answer: Any) -> tuple[str, str, bool | None]:
+    """Id, what was said (a word, or an error), and whether it was the last."""
+    inside = answer.infer_response
+    final = inside.parameters["triton_final_response"].bool_param if inside.parameters else None
+    if answer.error_message:
+        return inside.id, f"! {answer.error_message}", final
+    words = [raw[4:].decode(errors="replace") for raw in inside.raw_output_contents]
+    return inside.id, ",".join(words), final
+
+
+def test_each_answer_of_a_decoupled_model_is_told_as_it_comes(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with rig(tmp_path) as it:
+            found = await it.stream([spoken("words", "a b", id="1")])
+            assert [said(each) for each in found] == [("1", "a", False), ("1", "b", False)]
+            found = await it.stream([spoken("words", "a", id="1", parameters=EMPTY_FINAL)])
+            assert [said(each) for each in found] == [("1", "a", False), ("1", "", True)]
+            assert (found[1].infer_response.model_name, found[1].infer_response.model_version) == ("words", "")
+            assert await it.stream([spoken("words", "")]) == []
+            found = await it.stream([spoken("words", "a fail", id="1")])
+            assert [said(each) for each in found] == [("1", "a", False), ("1", "! lost the thread", False)]
+
+    run(main())
+
+
+def test_a_bad_request_costs_its_own_answer_only(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with rig(tmp_path) as it:
+            messages = [
+                asked("echo", id="1"), asked("none", id="2"), asked("echo", None, id="3"), asked("wrong", id="4"),
+                asked("buggy", id="5"), asked("echo", id="6"),
+            ]  # fmt: skip
+            found = [said(each)[:2] for each in await it.stream(messages)]
+            assert [id for id, _ in found] == ["1", "2", "3", "4", "5", "6"]
+            assert [text for _, text in found if text.startswith("!")] == [
+                "! Request for unknown model: 'none' is not found",
+                "! unable to find data for input tensor 'IN' for model 'echo' in request.",
+                "! the model gave up",
+                "! internal error",
+            ]
+
+    run(main())
+
+
+def test_a_stream_without_requests_ends(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with rig(tmp_path) as it:
+            assert await it.stream([]) == []
+
+    run(main())
+
+
+class Held:
+    """Requests of the model `slow`, answered when a test says so."""
+
+    def __init__(self, it: Rig) -> None:
+        self.waiting: list[tuple[InferRequest, OnResponse]] = []
+        self.cancelled: list[str] = []
+        it.models.infer = self.infer  # type: ignore[method-assign]
+
+    def infer(self, request: InferRequest, on_response: OnResponse) -> Ticket:
+        self.waiting.append((request, on_response))
+        return _Ticket(self, request.id)
+
+    def answer(self, id: str) -> None:
+        (found,) = [pair for pair in self.waiting if pair[0].id == id]
+        self.waiting.remove(found)
+        request, on_response = found
+        on_response(
+            InferResponse(request.model, "1", id, (Tensor("OUT", request.inputs[0].datatype, (4,), FOUR),)), True
+        )
+
+    @property
+    def ids(self) -> list[str]:
+        return [request.id for request, _ in self.waiting]
+
+
+class _Ticket:
+    def __init__(self, held: Held, id: str) -> None:
+        self._held = held
+        self._id = id
+
+    def cancel(self) -> None:
+        self._held.cancelled.append(self._id)
+
+
+class Line:
+    """A stream that is written and read step by step."""
+
+    def __init__(self, it: Rig) -> None:
+        self._out: asyncio.Queue[Any] = asyncio.Queue()
+        self.call = it.stub.ModelStreamInfer(self._sent())
+
+    async def _sent(self) -> AsyncIterator[Any]:
+        while (message := await self._out.get()) is not None:
+            yield message
+
+    def send(self, *messages: Any) -> None:
+        for message in messages:
+            self._out.put_nowait(message)
+
+    async def read(self) -> str:
+        return str((await self.call.read()).infer_response.id)
+
+
+def test_answers_of_ordinary_models_come_in_the_order_of_their_requests(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with rig(tmp_path) as it:
+            held, line = Held(it), Line(it)
+            line.send(*(asked("slow", id=id) for id in "abc"), None)
+            await until(lambda: held.ids == ["a", "b", "c"])
+            for id in "cba":
+                held.answer(id)
+            assert [await line.read() for _ in range(3)] == ["a", "b", "c"]
+            assert await line.call.read() is grpc.aio.EOF
+
+    run(main())
+
+
+def test_a_client_that_goes_away_cancels_all_its_requests(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with rig(tmp_path) as it:
+            held, line = Held(it), Line(it)
+            line.send(*(asked("slow", id=id) for id in "abc"))
+            await until(lambda: held.ids == ["a", "b", "c"])
+            line.call.cancel()
+            await until(lambda: sorted(held.cancelled) == ["a", "b", "c"])
+
+    run(main())
+
+
+def test_requests_are_not_read_while_too_many_are_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streaming, "UNDER_WAY_MAX", 2)
+
+    async def main() -> None:
+        async with rig(tmp_path) as it:
+            held, line = Held(it), Line(it)
+            line.send(*(asked("slow", id=id) for id in "abcd"), None)
+            for first, second in ("ab", "bc", "cd"):
+                await until(lambda first=first, second=second: held.ids == [first, second])
+                held.answer(first)
+                assert await line.read() == first
+            held.answer("d")
+            assert await line.read() == "d"
+
+    run(main())
+
+
+@pytest.mark.parametrize(("limit", "most"), [("UNSENT_MAX", 20), ("UNSENT_BYTES_MAX", 20_000)])
+def test_a_client_that_reads_too_slowly_is_cut_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, most: int
+) -> None:
+    monkeypatch.setattr(streaming, limit, most)
+
+    async def main() -> None:
+        async with rig(tmp_path) as it:
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await it.stream([spoken("words", "word " * 500)])
+            assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            monkeypatch.undo()
+            assert len(await it.stream([spoken("words", "word " * 500)])) == 500
+
+    run(main())
+
+
+# --- frames
+
+
+def frame(id: str, waiting_max: int) -> Any:
+    return asked("slow", id=id, parameters={"forebay_drop_oldest": waiting_max})
+
+
+def test_old_frames_give_way_to_new_ones_and_answers_stay_in_order(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with rig(tmp_path) as it:
+            held, line = Held(it), Line(it)
+            line.send(frame("a", 2))
+            await until(lambda: held.ids == ["a"])
+            line.send(*(frame(id, 2) for id in "bcdef"), asked("slow", id="z"), None)
+            await until(lambda: held.ids == ["a", "z"])  # all have come
+            for id in "zaef":
+                await until(lambda id=id: id in held.ids)
+                held.answer(id)
+            answers = [await line.call.read() for _ in range(7)]
+            assert [each.infer_response.id for each in answers] == list("abcdefz")
+            assert [each.infer_response.id for each in answers if each.error_message] == list("bcd")
+            assert await line.call.read() is grpc.aio.EOF
+
+    run(main())
+
+
+def test_with_no_waiting_at_all_only_a_free_model_gets_a_frame(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with rig(tmp_path) as it:
+            held, line = Held(it), Line(it)
+            line.send(frame("a", 0))
+            await until(lambda: held.ids == ["a"])
+            line.send(frame("b", 0), asked("slow", id="c"))
+            await until(lambda: held.ids == ["a", "c"])
+            held.answer("a")
+            held.answer("c")
+            assert [await line.read() for _ in range(3)] == ["a", "b", "c"]
+            line.send(frame("d", 0), None)
+            await until(lambda: held.ids == ["d"])
+            held.answer("d")
+            assert await line.read() == "d"
+
+    run(main())
+
+
+def test_a_frame_that_the_model_refuses_does_not_hold_up_the_next(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with rig(tmp_path) as it:
+            found = await it.stream([
+                asked("none", id="1", parameters={"forebay_drop_oldest": 3}),
+                asked("wrong", id="2", parameters={"forebay_drop_oldest": 3}),
+                asked("echo", id="3", parameters={"forebay_drop_oldest": 3}),
+            ])  # fmt: skip
+            assert [(each.infer_response.id, bool(each.error_message)) for each in found] == [
+                ("1", True), ("2", True), ("3", False),
+            ]  # fmt: skip
+
+    run(main())

@@ -1,0 +1,192 @@
+"""What all tasks have in common: who answers what, errors, streams, and clients that leave."""
+
+import asyncio
+import struct
+from typing import Any
+
+import pytest
+from tests.modelserver.tasks.rig import document, rig
+from tests.net.rig import run, until
+
+from forebay.core.errors import Refusal
+from forebay.core.serving.values import InferResponse
+from forebay.modelserver.tasks.contract import Answer, Job, Stream, Task
+from forebay.modelserver.tasks.tensors import as_bytes, strings
+from forebay.wire.errors import error_event
+
+THREE = {"model": "lengths", "input": ["a", "b", "c"]}
+
+
+def speak(stream: bool, **more: Any) -> Task:
+    """A task of models that answer with words; the body is the text."""
+
+    def piece(response: InferResponse) -> bytes:
+        return b"".join(as_bytes(response.outputs[0]))
+
+    def read(body: bytes, content_type: bytes) -> Job:
+        return Job(
+            "words",
+            lambda low, high: (strings("TEXT", [body], (high - low, 1)),),
+            lambda results: Answer(b"+".join(map(piece, results.responses)), content_type),
+            stream=Stream(b"text/plain", piece, **more) if stream else None,
+        )
+
+    return Task("recite", read, ("WORD",))
+
+
+def test_the_models_that_have_a_task_are_listed() -> None:
+    async def main() -> None:
+        async with rig() as it:
+            answer = document(await it.ask("/v1/models", b"", "GET"))
+            tasks = {each["id"]: each["task"] for each in answer["data"]}
+            assert (tasks["lengths"], tasks["overlap"], tasks["capitals"]) == ("embed", "rerank", "classify")
+            assert not {"plain", "words"} & set(tasks)
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("path", "method", "status", "code"),
+    [
+        ("/v1/nothing", "POST", 404, "not_found"),
+        ("/v1/embeddings/", "POST", 404, "not_found"),
+        ("/v1/embeddings?x=1", "GET", 405, "method_not_allowed"),
+        ("/v1/models", "POST", 405, "method_not_allowed"),
+    ],
+)
+def test_other_paths_and_methods_are_refused(path: str, method: str, status: int, code: str) -> None:
+    async def main() -> None:
+        async with rig() as it:
+            answer = await it.ask(path, THREE, method)
+            assert (answer.status, document(answer)["error"]["code"]) == (status, code)
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("model", "status", "code", "param"),
+    [
+        ("nobody", 404, "model_not_found", "model"),
+        ("overlap", 400, "wrong_task", "model"),
+        ("plain", 400, "wrong_task", "model"),
+        ("vague", 500, "internal_error", None),
+        ("buggy", 500, "internal_error", None),
+        ("full", 503, "overloaded", None),
+    ],
+)
+def test_a_model_that_cannot_do_it_is_an_error(model: str, status: int, code: str, param: str | None) -> None:
+    async def main() -> None:
+        async with rig() as it:
+            answer = await it.ask("/v1/embeddings", {**THREE, "model": model})
+            error = document(answer)["error"]
+            assert (answer.status, error["code"], error["param"]) == (status, code, param)
+            assert all(ticket.cancelled for ticket in it.models.tickets) or model == "buggy"
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "code", "param"),
+    [
+        ("INVALID_ARGUMENT", 400, "invalid_request", "input"),
+        ("UNSUPPORTED", 400, "invalid_request", "input"),
+        ("NOT_FOUND", 404, "model_not_found", "input"),
+        ("UNAVAILABLE", 503, "overloaded", None),
+        ("INTERNAL", 500, "internal_error", None),
+        ("UNKNOWN", 500, "internal_error", None),
+    ],
+)
+def test_what_a_model_says_is_wrong_is_told_in_the_words_of_this_api(
+    kind: str, status: int, code: str, param: str | None
+) -> None:
+    async def main() -> None:
+        async with rig() as it:
+            answer = await it.ask("/v1/embeddings", {"model": "picky", "input": [kind, kind, kind]})
+            error = document(answer)["error"]
+            assert (answer.status, error["code"], error["param"]) == (status, code, param)
+            assert error["message"] == "not this"
+            assert answer.headers.get(b"x-forebay-retryable") == (b"1" if status == 503 else None)
+            assert all(ticket.cancelled for ticket in it.models.tickets)
+
+    run(main())
+
+
+def test_a_large_request_does_not_put_all_its_rows_before_those_of_others() -> None:
+    async def main() -> None:
+        async with rig() as it:
+            asked = asyncio.ensure_future(  # noqa: TID251
+                it.ask("/v1/embeddings", {"model": "silent", "input": ["x"] * 9})
+            )
+            await until(lambda: len(it.models.tickets) == 2)
+            it.line.writer.transport.abort()
+            await until(lambda: all(ticket.cancelled for ticket in it.models.tickets))
+            asked.cancel()
+            assert len(it.models.tickets) == 2, "one runs, one is next"
+        async with rig() as it:
+            answer = document(await it.ask("/v1/embeddings", {"model": "lengths", "input": ["x"] * 9}))
+            assert len(answer["data"]) == 9
+            assert [each.inputs[0].shape[0] for each in it.models.requests] == [2, 2, 2, 2, 1]
+
+    run(main())
+
+
+def test_rows_that_are_refused_later_fail_the_request() -> None:
+    async def main() -> None:
+        async with rig() as it:
+            answer = await it.ask("/v1/embeddings", {"model": "fills", "input": ["x"] * 9})
+            assert (answer.status, document(answer)["error"]["code"]) == (503, "overloaded")
+            assert [ticket.cancelled for ticket in it.models.tickets] == [True, True]
+
+    run(main())
+
+
+def test_a_client_that_leaves_takes_its_inferences_along() -> None:
+    async def main() -> None:
+        async with rig() as it:
+            asked = asyncio.ensure_future(it.ask("/v1/embeddings", {**THREE, "model": "silent"}))  # noqa: TID251
+            await until(lambda: len(it.models.tickets) == 2)
+            it.line.writer.transport.abort()
+            await until(lambda: all(ticket.cancelled for ticket in it.models.tickets))
+            asked.cancel()
+
+    run(main())
+
+
+def test_the_responses_of_a_decoupled_model_are_one_answer_or_its_pieces() -> None:
+    async def main() -> None:
+        last = {"last": lambda: b"."}
+        async with rig(whole=speak(False), pieces=speak(True), ended=speak(True, **last)) as it:
+            for path, body, expected in (
+                ("whole", b"one two", b"one+two"),
+                ("whole", b" ", b""),
+                ("pieces", b"one two", b"onetwo"),
+                ("pieces", b" ", b""),
+                ("ended", b"one two", b"onetwo."),
+            ):
+                answer = await it.ask(f"/v1/{path}", body, content_type="text/plain")
+                assert (answer.status, answer.headers[b"content-type"]) == (200, b"text/plain")
+                assert answer.body == expected
+            size, text = struct.unpack("<I6s", it.models.requests[-1].inputs[0].data[:10])
+            assert (size, text) == (7, b"one tw")
+
+    run(main())
+
+
+def test_an_error_before_the_first_piece_is_an_answer_and_after_it_cuts_the_stream() -> None:
+    def failed(refusal: Refusal) -> bytes:
+        return error_event(refusal.code, refusal.text)
+
+    async def main() -> None:
+        async with rig(pieces=speak(True)) as it:
+            answer = await it.ask("/v1/pieces", b"fail one")
+            assert (answer.status, document(answer)["error"]["message"]) == (500, "lost the thread")
+            with pytest.raises(asyncio.IncompleteReadError):
+                await it.ask("/v1/pieces", b"one fail two")
+        async with rig(pieces=speak(True, failed=failed)) as it:
+            it.line.send(b"POST /v1/pieces HTTP/1.1\r\nhost: a\r\ncontent-length: 12\r\n\r\none fail two")
+            said = await it.line.rest()
+            assert b"one" in said
+            assert b"lost the thread" in said
+            assert b"two" not in said
+
+    run(main())

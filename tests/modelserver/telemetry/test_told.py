@@ -1,0 +1,245 @@
+"""What a model server tells: files of traces, quantiles, metrics."""
+
+import asyncio
+import gc
+import json
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+from tests.modelserver.http.rig import Shelf
+from tests.net.rig import run
+
+from forebay.core.serving.config import Datatype
+from forebay.core.serving.errors import Kind, Refused
+from forebay.core.serving.values import InferRequest, InferResponse, OnResponse, Tensor
+from forebay.modelserver.models.running.call import Call, Spent
+from forebay.modelserver.models.running.inputs import Checked
+from forebay.modelserver.telemetry import trace_files
+from forebay.modelserver.telemetry.latencies import STEPS_PER_OCTAVE, Latencies, Summary
+from forebay.modelserver.telemetry.logs import LogSettings
+from forebay.modelserver.telemetry.metrics import Machine, ServerMetrics, first_response_buckets
+from forebay.modelserver.telemetry.trace_files import TraceFiles
+from forebay.modelserver.telemetry.tracing import TraceSettings, Tracing
+from forebay.modelserver.telemetry.watch import Watched
+
+
+class Server(Shelf):
+    """Models whose requests are calls that took 1, 2 and 3 ms."""
+
+    def infer(self, request: InferRequest, on_response: OnResponse) -> Any:
+        if request.model == "none":
+            raise Refused(Kind.NOT_FOUND, "none")
+        call = Call(request, Checked(1, (), request.inputs, ()), on_response)
+        if request.model == "slow":
+            return call
+        call.spent = Spent(1_000_000, 2_000_000, 3_000_000)
+        loop = asyncio.get_running_loop()
+        outputs = (Tensor("OUT", Datatype.BYTES, (1,), b"\1\0\0\0a"),)
+        loop.call_soon(call.respond, InferResponse(request.model, "1", request.id, outputs), False)
+        loop.call_soon(call.respond, None, True)
+        return call
+
+
+NOTHING = Tracing()
+
+
+def watched(
+    server: Server,
+    tracing: Tracing = NOTHING,
+    verbose: int = 0,
+    **shown: bool,
+) -> tuple[Watched, TraceFiles, TraceSettings, Latencies]:
+    log = structlog.get_logger()
+    files = TraceFiles(log)
+    traces, latencies = TraceSettings(tracing, files.retire), Latencies(**shown)
+    made: Any = server
+    return (
+        Watched(made, traces=traces, files=files, logs=LogSettings(verbose=verbose), log=log, latencies=latencies),
+        files, traces, latencies,
+    )  # fmt: skip
+
+
+def asked(model: str = "echo", id: str = "7") -> InferRequest:
+    return InferRequest(model, "", id, (Tensor("IN", Datatype.FP32, (1,), b"\0\0\x80\x3f"),))
+
+
+async def ask(models: Watched, request: InferRequest) -> None:
+    done = asyncio.Event()
+    models.infer(request, lambda _, final: done.set() if final else None)
+    await done.wait()
+
+
+def test_nothing_of_a_request_waits_for_the_garbage_collector() -> None:
+    async def main() -> None:
+        models, *_ = watched(Server())
+        gc.disable()
+        try:
+            gone = []
+            for model in ("echo", "slow"):
+
+                def hear(*_: object) -> None:
+                    """Refers to nothing, and is only referred to by the request."""
+
+                ticket = models.infer(asked(model), hear)
+                if model == "slow":
+                    ticket.cancel()
+                gone.append(weakref.ref(hear))
+                del ticket, hear
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            assert [ref() for ref in gone] == [None, None]
+        finally:
+            gc.enable()
+
+    run(main())
+
+
+def test_traces_are_files_of_json_at_all_times(tmp_path: Path) -> None:
+    async def main() -> None:
+        path = tmp_path / "t"
+        models, files, traces, _ = watched(Server(), Tracing(("TIMESTAMPS", "TENSORS"), rate=2, file=str(path)))
+        for count in (1, 2):
+            for _ in range(2):
+                await ask(models, asked())
+            await files.flush(traces, last=False)
+            heads = [each for each in json.loads(path.read_bytes()) if "model_name" in each]
+            assert heads == [
+                {"id": n, "model_name": "echo", "model_version": 1, "request_id": "7"} for n in range(1, count + 1)
+            ]
+        found = json.loads(path.read_bytes())
+        (stamps,) = [each["timestamps"] for each in found if each["id"] == 1 and "timestamps" in each]
+        assert [each["name"] for each in stamps] == [
+            "REQUEST_START", "QUEUE_START", "COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START",
+            "COMPUTE_END", "REQUEST_END",
+        ]  # fmt: skip
+        assert stamps[4]["ns"] - stamps[3]["ns"] == 2_000_000
+        assert [each["tensor"] for each in found if each["id"] == 1 and "tensor" in each] == [
+            {"name": "IN", "data": "1.0", "shape": "1", "dtype": "FP32"},
+            {"name": "OUT", "data": '"a"', "shape": "1", "dtype": "BYTES"},
+        ]
+
+    run(main())
+
+
+def test_numbered_files_hold_what_was_collected_together(tmp_path: Path) -> None:
+    async def main() -> None:
+        path = tmp_path / "t"
+        setting = Tracing(("TIMESTAMPS",), rate=1, log_frequency=2, file=str(path))
+        models, files, traces, _ = watched(Server(), setting)
+        for _ in range(5):
+            await ask(models, asked())
+        await files.flush(traces, last=False)
+        assert sorted(each.name for each in tmp_path.iterdir()) == ["t.0", "t.1"]
+        await files.flush(traces, last=True)
+        counts = [len(json.loads((tmp_path / f"t.{n}").read_bytes())) for n in range(3)]
+        assert counts == [4, 4, 2]
+
+    run(main())
+
+
+def test_traces_that_cannot_be_written_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        models, files, traces, _ = watched(Server(), Tracing(("TIMESTAMPS",), rate=1, file=str(tmp_path)))
+        await ask(models, asked())
+        await files.flush(traces, last=True)
+        assert files.lost == 1
+        monkeypatch.setattr(trace_files, "WAITING_MAX", 0)
+        await ask(models, asked())
+        await files.flush(traces, last=True)
+        assert files.lost == 2
+
+    run(main())
+
+
+def test_requests_that_are_refused_or_cancelled_end_too(tmp_path: Path) -> None:
+    async def main() -> None:
+        path = tmp_path / "t"
+        models, files, traces, latencies = watched(Server(), Tracing(("TIMESTAMPS",), 1, file=str(path)), verbose=1)
+        with pytest.raises(Refused):
+            models.infer(asked("none"), lambda *_: None)
+        ticket = models.infer(asked("slow", ""), lambda *_: None)
+        ticket.cancel()
+        ticket.cancel()
+        await files.flush(traces, last=True)
+        found = json.loads(path.read_bytes())
+        assert [each.get("model_name") or [s["name"] for s in each["timestamps"]] for each in found] == [
+            "none", "slow", ["REQUEST_START", "QUEUE_START", "REQUEST_END"],
+        ]  # fmt: skip
+        assert not latencies.known
+
+    run(main())
+
+
+def test_a_server_that_drains_is_not_ready() -> None:
+    models = watched(Server())[0]
+    assert models.ready
+    models.draining = True
+    assert not models.ready
+
+
+@given(st.lists(st.integers(0, 10**13), min_size=1, max_size=60), st.sampled_from([0.1, 0.5, 0.9, 0.999]))
+def test_quantiles_are_hardly_too_large_and_never_too_small(durations_ns: list[int], share: float) -> None:
+    summary = Summary()
+    for ns in durations_ns:
+        summary.observe(ns)
+    microseconds = sorted(ns // 1000 for ns in durations_ns)
+    exact = next(us for rank, us in enumerate(microseconds, 1) if rank >= share * len(microseconds))
+    assert exact <= summary.quantile(share) <= max(2, exact) * (1 + 1 / STEPS_PER_OCTAVE) + 1
+    assert summary.count == len(durations_ns)
+    assert Summary().quantile(0.5) == 0
+
+
+def samples(metrics: ServerMetrics) -> Mapping[tuple[str, str], float]:
+    """By name and model."""
+    return {
+        (sample.name.removesuffix("_total"), sample.labels.get("model", "")): sample.value
+        for family in text_string_to_metric_families(metrics.render().decode())
+        for sample in family.samples
+    }
+
+
+def test_metrics_have_tritons_names_and_our_own() -> None:
+    async def main() -> None:
+        models, _, _, latencies = watched(Server(), summaries=True, first_responses=True)
+        await ask(models, asked())
+        found = samples(ServerMetrics(models, latencies, summaries=True))
+        assert found["nv_inference_request_success", "echo"] == 2
+        assert found["nv_inference_count", "echo"] == 3
+        assert found["nv_inference_exec_count", "words"] == 0
+        assert found["nv_inference_pending_request_count", "echo"] == 0
+        assert found["forebay_modelserver_request_seconds_count", "echo"] == 1
+        assert found["nv_inference_compute_infer_summary_us_sum", "echo"] == 2000
+        assert 2000 <= found["nv_inference_compute_infer_summary_us", "echo"] <= 2250
+        assert found["forebay_modelserver_ready", ""] == 1
+        assert "nv_inference_request_duration_us" not in {
+            n for n, _ in samples(ServerMetrics(models, latencies, counters=False))
+        }
+        await ask(models, asked("words"))
+        assert (
+            samples(ServerMetrics(models, latencies))["nv_inference_first_response_histogram_ms_count", "words"] == 1
+        )
+
+    run(main())
+
+
+def test_a_model_may_have_its_own_buckets() -> None:
+    control = {
+        "metric_identifier": {"family": "nv_inference_first_response_histogram_ms"},
+        "histogram_options": {"buckets": [8, 1]},
+    }
+    assert first_response_buckets({"model_metrics": {"metric_control": [{}, control]}}) == (1, 8)
+    assert first_response_buckets({}) == (100, 500, 2000, 5000)
+
+
+def test_a_machine_without_proc_has_no_metrics(tmp_path: Path) -> None:
+    assert list(Machine(tmp_path).look()) == []
+    (tmp_path / "stat").write_text("cpu  10 0 10 60 20 0 0 0 0 0\n")
+    (tmp_path / "meminfo").write_text("MemTotal: 8 kB\nMemAvailable: 2 kB\n")
+    assert [value for _, value in Machine(tmp_path).look()] == [pytest.approx(0.2), 8192, 6144]

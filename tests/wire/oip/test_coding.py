@@ -1,0 +1,48 @@
+"""Content codings: which one an answer has, and that what is packed is unpacked."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forebay.core.serving.errors import Kind, Refused
+from forebay.wire.oip.coding import DEFLATE, GZIP, IDENTITY, answer_coding, decoded, encoded
+
+ACCEPTED = [
+    (b"", IDENTITY),
+    (b"gzip", GZIP),
+    (b" Deflate ; q=0.5, identity", DEFLATE),
+    (b"gzip, deflate;q=0, br;q=0.00", GZIP),
+    (b"deflate, gzip", IDENTITY),
+    (b"gzip;q=0", IDENTITY),
+    (b"br", IDENTITY),
+    (b"gzip, *", IDENTITY),
+    (b"gzip;q=x", GZIP),
+]
+
+
+@pytest.mark.parametrize(("accept", "coding"), ACCEPTED)
+def test_an_answer_is_packed_for_who_names_one_coding(accept: bytes, coding: bytes) -> None:
+    assert answer_coding(accept) == coding
+
+
+@given(st.sampled_from([GZIP, DEFLATE]), st.binary(max_size=200))
+def test_what_is_packed_is_unpacked_within_its_bound(coding: bytes, whole: bytes) -> None:
+    packed = encoded(coding, whole)
+    assert decoded(coding.upper(), packed, len(whole)) == whole
+    if whole:
+        with pytest.raises(Refused, match="Decompressed data size exceeds the maximum"):
+            decoded(coding, packed, len(whole) - 1)
+    with pytest.raises(Refused, match="ends too soon"):
+        decoded(coding, packed[:-1], 1000)
+
+
+def test_other_bodies_are_left_alone_or_refused() -> None:
+    assert decoded(b"identity", b"x", 1) == b"x"
+    assert decoded(b"", b"x", 1) == b"x"
+    with pytest.raises(Refused) as refused:
+        decoded(b"br", b"x", 1)
+    assert refused.value.kind is Kind.UNSUPPORTED
+    with pytest.raises(Refused, match="nothing to be decompressed"):
+        decoded(b"gzip", b"", 1)
+    with pytest.raises(Refused, match="not what its Content-Encoding says"):
+        decoded(b"gzip", b"not gzip", 1)

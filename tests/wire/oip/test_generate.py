@@ -1,0 +1,69 @@
+"""The generate extension: fields to tensors and back."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from forebay.core.serving.config import Datatype, ModelConfig, TensorSpec
+from forebay.core.serving.errors import Refused
+from forebay.core.serving.values import InferResponse, Tensor
+from forebay.wire.oip.generate import read_generate, write_generate
+
+
+def config(datatype: Datatype, *dims: int, max_batch: int = 0, name: str = "x") -> ModelConfig:
+    return ModelConfig("m", "python", max_batch=max_batch, inputs=(TensorSpec(name, datatype, dims),))
+
+
+def read(config: ModelConfig, fields: Any) -> Tensor:
+    return read_generate(config, "", msgspec.json.encode(fields), tensor_bytes_max=1000).inputs[0]
+
+
+SHAPES: list[tuple[tuple[int, ...], int, Any, tuple[int, ...]]] = [
+    ((1,), 0, 5, (1,)),
+    ((1,), 4, 5, (1, 1)),
+    ((-1,), 0, [1, 2, 3], (3,)),
+    ((-1,), 4, [1, 2, 3], (1, 3)),
+    ((2,), 4, [1, 2, 3, 4], (2, 2)),
+    ((-1, 2), 0, [1, 2, 3, 4], (2, 2)),
+    ((-1, -1), 0, [1, 2, 3], (1, 3)),
+    ((-1,), 0, [], (0,)),
+    ((2, 2), 0, [[1, 2], [3, 4]], (2, 2)),
+]
+
+
+@pytest.mark.parametrize(("dims", "max_batch", "value", "shape"), SHAPES)
+def test_the_innermost_open_dimension_takes_what_is_left(
+    dims: tuple[int, ...], max_batch: int, value: Any, shape: tuple[int, ...]
+) -> None:
+    tensor = read(config(Datatype.INT8, *dims, max_batch=max_batch), {"x": value})
+    assert tensor.shape == shape
+
+
+@pytest.mark.parametrize(("dims", "value"), [((2,), 1), ((2,), []), ((0,), []), ((2,), [1, 2, 3, 4])])
+def test_elements_that_have_no_place_are_refused(dims: tuple[int, ...], value: Any) -> None:
+    with pytest.raises(Refused, match="The schema can not convert input 'x' to tensor with proper shape"):
+        read(config(Datatype.INT8, *dims), {"x": value})
+
+
+def test_what_json_cannot_give_is_refused() -> None:
+    with pytest.raises(Refused, match="receiving BF16 data via JSON is not supported"):
+        read(config(Datatype.BF16, 1), {"x": 1})
+    with pytest.raises(Refused, match="Keyword 'parameters' for nested schema also given as input tensor name"):
+        read(config(Datatype.INT8, 1, name="parameters"), {"parameters": 1})
+
+
+def test_fields_within_parameters_may_be_inputs() -> None:
+    assert read(config(Datatype.INT8, 1), {"parameters": {"x": 3}}).data == b"\3"
+
+
+def test_answers_have_their_fields_in_order_of_names() -> None:
+    outputs = (
+        Tensor("text", Datatype.BYTES, (1, 1), b"\2\0\0\0hi"),
+        Tensor("a", Datatype.INT8, (2,), b"\1\2"),
+        Tensor("model_name", Datatype.INT8, (1,), b"\1"),
+    )
+    response = InferResponse("m", "1", "7", outputs, {"p": True})
+    assert write_generate(response) == (
+        b'{"a":[1,2],"id":"7","model_name":"m","model_version":"1","p":true,"text":"hi"}'
+    )

@@ -1,0 +1,80 @@
+"""Classes of an output, and what goes into shared memory."""
+
+import struct
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forebay.core.serving.config import Datatype
+from forebay.core.serving.errors import Kind, Refused
+from forebay.core.serving.values import InferRequest, InferResponse, Tensor
+from forebay.wire.oip.infer_answer import CLASSIFIED_ELEMENTS_MAX, classified, write_infer
+from forebay.wire.oip.infer_request import JSON_FORM, Asked
+from forebay.wire.oip.tensors import split
+
+
+def unnamed(_: str) -> Sequence[str]:
+    return ()
+
+
+def ranked(tensor: Tensor, classes: int, batches: bool = False) -> tuple[tuple[int, ...], list[str]]:
+    found = classified(tensor, classes, batches=batches, labels=unnamed)
+    assert found.datatype is Datatype.BYTES
+    return found.shape, [bytes(each).decode() for each in split(found.data)]
+
+
+@given(st.lists(st.lists(st.integers(-9, 9), min_size=3, max_size=3), max_size=4), st.integers(1, 5))
+def test_classes_are_the_best_of_each_row_the_first_of_equals(rows: list[list[int]], classes: int) -> None:
+    flat = [value for row in rows for value in row]
+    tensor = Tensor("y", Datatype.INT16, (len(rows), 3), struct.pack(f"<{len(flat)}h", *flat))
+    shape, said = ranked(tensor, classes, batches=True)
+    count = min(classes, 3)
+    if not rows:
+        assert (shape, said) == ((0,), [])
+        return
+    assert shape == (len(rows), count)
+    for n, row in enumerate(rows):
+        best = sorted(range(3), key=lambda at: -row[at])[:count]
+        assert said[n * count : (n + 1) * count] == [f"{row[at]}:{at}" for at in best]
+
+
+def test_scores_are_written_as_triton_writes_them() -> None:
+    tensor = Tensor("y", Datatype.FP64, (3,), struct.pack("<3d", 0.1234567, 1e10, float("inf")))
+    assert ranked(tensor, 3) == ((3,), ["inf:2", "10000000000.000000:1", "0.123457:0"])
+
+
+@pytest.mark.parametrize(
+    ("tensor", "kind", "text"),
+    [
+        (
+            Tensor("y", Datatype.BYTES, (1,), b"\0\0\0\0"),
+            Kind.INVALID_ARGUMENT,
+            "class result not available for outpu",
+        ),
+        (Tensor("y", Datatype.BOOL, (1,), b"\0"), Kind.INVALID_ARGUMENT, "class result not available for output due"),
+        (Tensor("y", Datatype.FP16, (1,), b"\0\0"), Kind.INVALID_ARGUMENT, "class result not available for output"),
+        (Tensor("y", Datatype.INT8, (2,), b"\0"), Kind.INTERNAL, "output tensor shape does not match size of output"),
+        (
+            Tensor("y", Datatype.INT8, (CLASSIFIED_ELEMENTS_MAX + 1,), b""),
+            Kind.INVALID_ARGUMENT,
+            "classification output tensor too large",
+        ),
+    ],
+)
+def test_what_has_no_classes_is_refused(tensor: Tensor, kind: Kind, text: str) -> None:
+    with pytest.raises(Refused) as refused:
+        ranked(tensor, 1)
+    assert refused.value.kind is kind
+    assert refused.value.text.startswith(text)
+
+
+def test_parameters_and_no_outputs_are_an_answer_too() -> None:
+    asked = Asked(InferRequest("m", "", "", ()), {}, JSON_FORM)
+    response = InferResponse("m", "3", "", parameters={"a": 1, "b": "x", "c": True})
+    written = write_infer(response, asked, batches=False, labels=unnamed)
+    assert written == (
+        b'{"model_name":"m","model_version":"3","parameters":{"a":1,"b":"x","c":true},"outputs":[]}',
+        [],
+    )

@@ -1,0 +1,244 @@
+"""Requests of the infer endpoint: what is read, and what is refused with which words."""
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forebay.core.serving.config import Datatype, ModelConfig, TensorSpec
+from forebay.core.serving.errors import Kind, Refused
+from forebay.wire.oip.infer_request import BINARY_FORM, JSON_FORM, Asked, Form, json_length, read_infer, read_raw
+
+
+class Nowhere:
+    """Memory with one region."""
+
+    whole = bytearray(16)
+
+    def target(self, name: str, offset: int, size: int) -> Any:
+        return self.read(name, offset, size)
+
+    def read(self, name: str, offset: int, size: int) -> memoryview:
+        if name != "r" or offset + size > 16:
+            raise Refused(Kind.NOT_FOUND, "no such region")
+        return memoryview(self.whole)[offset : offset + size]
+
+
+def read(document: Any, binary: bytes = b"", limit: int = 100_000) -> Asked:
+    text = document if isinstance(document, bytes) else json.dumps(document).encode()
+    return read_infer("m", "", text + binary, len(text) if binary else None, Nowhere(), json_bytes_max=limit)
+
+
+def one(**fields: Any) -> dict[str, Any]:
+    """A request with one input that is right but for what is said; None leaves a field out."""
+    given = {"name": "x", "datatype": "INT8", "shape": [2], "data": [1, 2], **fields}
+    return {"inputs": [{name: value for name, value in given.items() if value is not None}]}
+
+
+def asked(**fields: Any) -> dict[str, Any]:
+    return {**one(), **fields}
+
+
+def out(**parameters: Any) -> dict[str, Any]:
+    return asked(outputs=[{"name": "y", "parameters": parameters}])
+
+
+ID = "[request id: <id_unknown>] "
+SOURCE = (
+    "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters', "
+    "'shared_memory_region' in 'parameters'. But"
+)
+UINT = "attempt to access JSON non-unsigned-integer as unsigned-integer"
+STR = "attempt to access JSON non-string as string"
+BOOL = "attempt to access JSON non-boolean as boolean"
+ARRAY = "attempt to access JSON non-array as array"
+GONE = "attempt to access non-existing object member"
+R = {"shared_memory_region": "r"}
+REFUSED: list[tuple[Any, str]] = [
+    (b"", "failed to parse the request JSON buffer: The document is empty. at 0"),
+    (b"{", "failed to parse the request JSON buffer: "),
+    (b"\xff", "failed to parse the request JSON buffer: Invalid encoding in string. at 0"),
+    (b"[" * 99999, "failed to parse the request JSON buffer: "),
+    (b'{"inputs":%b}' % (b"9" * 5000), "failed to parse the request JSON buffer: Number too big"),
+    (b'{"id":"\\udc00"}', "failed to parse the request JSON buffer: The surrogate pair in string is invalid. at 0"),
+    ([], f"Unable to parse 'inputs': {GONE} 'inputs'"),
+    ({}, f"Unable to parse 'inputs': {GONE} 'inputs'"),
+    ({"inputs": 1}, f"Unable to parse 'inputs': {ARRAY}"),
+    ({"inputs": [1]}, f"{SOURCE} no field is set"),
+    (one(data=None), f"{SOURCE} no field is set"),
+    (one(parameters={"binary_data_size": 2}), f"{SOURCE} set 'data' 'binary_data_size'"),
+    (one(parameters={"shared_memory_region": "r"}), f"{SOURCE} set 'data' 'shared_memory_region'"),
+    (one(name=None), f"Unable to parse 'name': {GONE} 'name'"),
+    (one(name=1), f"Unable to parse 'name': {STR}"),
+    (one(datatype=None), f"Unable to parse 'datatype': {GONE} 'datatype'"),
+    (one(datatype=[]), f"Unable to parse 'datatype': {STR}"),
+    (one(datatype="INT128"), "invalid datatype for input x"),
+    (one(shape=None), f"Unable to parse 'shape': {GONE} 'shape'"),
+    (one(shape=2), f"Unable to parse 'shape': {ARRAY}"),
+    (one(shape=[-1]), f"Unable to parse 'shape': {UINT}"),
+    (one(shape=[2.0]), f"Unable to parse 'shape': {UINT}"),
+    (one(shape=[True]), f"Unable to parse 'shape': {UINT}"),
+    (one(shape=[2**64]), f"Unable to parse 'shape': {UINT}"),
+    (one(shape=[2**63]), "invalid shape for input 'x': shape [9223372036854775808] contains one or more invalid dim"),
+    (one(shape=[2**40, 2**40]), "invalid shape for input 'x': shape [1099511627776,1099511627776] causes total elem"),
+    (one(shape=[2**40]), "JSON input 'x' has a byte_size (1099511627776 bytes) that exceeds the maximum allowed val"),
+    (one(shape=[3]), "Failed to parse 'data' field: shape does not match true shape"),
+    (one(shape=[1]), "Unable to parse 'data': Shape does not match true shape of 'data' field"),
+    (one(data="a"), f"Unable to parse 'data': {ARRAY}"),
+    ({"inputs": one()["inputs"] * 2}, f"{ID}input 'x' already exists in request"),
+    (one(data=None, parameters={"binary_data_size": -1}), f"Unable to parse 'binary_data_size': {UINT}"),
+    (one(data=None, parameters={"binary_data_size": 2}), "unexpected size for input 'x', expecting 2 additional byt"),
+    (one(data=None, parameters={"shared_memory_region": 1}), f"Unable to parse 'shared_memory_region': {STR}"),
+    (one(data=None, parameters={**R, "shared_memory_offset": "0"}), "Unable to parse 'shared_memory_offset': "),
+    (one(data=None, parameters={**R, "shared_memory_byte_size": 0.5}), "Unable to parse 'shared_memory_byte_size':"),
+    (one(data=None, parameters={"shared_memory_region": "q"}), "no such region"),
+    (asked(id=1), f"Unable to parse 'id': {STR}"),
+    (asked(parameters=1), "failed to get request params.: attempt to get members for non-object"),
+    (asked(parameters={"sequence_id": -1}), f"Unable to parse 'sequence_id': {STR}"),
+    (asked(parameters={"sequence_start": 1}), f"Unable to parse 'sequence_start': {BOOL}"),
+    (asked(parameters={"sequence_end": "x"}), f"Unable to parse 'sequence_end': {BOOL}"),
+    (asked(parameters={"priority": -1}), f"Unable to parse 'priority': {UINT}"),
+    (asked(parameters={"timeout": 1.5}), f"Unable to parse 'timeout': {UINT}"),
+    (asked(parameters={"binary_data_output": 1}), f"Unable to parse 'binary_data_output': {BOOL}"),
+    (asked(parameters={"triton_x": 1}), "parameter keys starting with 'triton_' are reserved for Triton usage and s"),
+    (asked(parameters={"p": None}), "parameter 'p' has invalid type. It should be either 'int', 'bool', or 'string'"),
+    (asked(parameters={"p": 10**400}), "failed to parse the request JSON buffer: Number too big to be stored in dou"),
+    (asked(outputs=1), f"Unable to parse 'outputs': {ARRAY}"),
+    (asked(outputs=None), f"Unable to parse 'outputs': {ARRAY}"),
+    (asked(outputs=[1]), f"Unable to parse 'name': {GONE} 'name'"),
+    (asked(outputs=[{"name": 1}]), f"Unable to parse 'name': {STR}"),
+    (asked(outputs=[{"name": "y"}] * 2), f"{ID}output 'y' already exists in request"),
+    (out(classification=-1), f"Unable to set 'classification': {UINT}"),
+    (out(binary_data=1), f"Unable to parse 'binary_data': {BOOL}"),
+    (out(shared_memory_region="r", classification=1), "Output can't set both 'shared_memory_region' and 'classifica"),
+    (out(shared_memory_region="r", binary_data=True), "Output can't set both 'shared_memory_region' and 'binary_dat"),
+    (out(shared_memory_region="q"), "no such region"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("document", "text"), REFUSED)
+def test_what_is_wrong_is_said_in_tritons_words(document: Any, text: str) -> None:
+    with pytest.raises(Refused) as refused:
+        read(document)
+    assert refused.value.text.startswith(text)
+    assert refused.value.http_status < 500
+
+
+def test_bytes_that_nobody_claims_are_refused() -> None:
+    with pytest.raises(Refused, match="unexpected additional input data for model 'm'"):
+        read(one(), b"x")
+
+
+def test_binary_tensors_are_views_of_the_body() -> None:
+    text = json.dumps(one(data=None, parameters={"binary_data_size": 2})).encode()
+    body = text + b"ab"
+    tensor = read_infer("m", "3", body, len(text), Nowhere(), json_bytes_max=1000).request.inputs[0]
+    assert isinstance(tensor.data, memoryview)
+    assert (tensor.data.obj, bytes(tensor.data)) == (body, b"ab")
+
+
+def test_regions_are_read_where_they_are() -> None:
+    where = {**R, "shared_memory_offset": 14, "shared_memory_byte_size": 2}
+    tensor = read(one(data=None, parameters=where)).request.inputs[0]
+    assert isinstance(tensor.data, memoryview)
+    assert tensor.data.obj is Nowhere.whole
+
+
+def test_forms_of_outputs_are_kept_by_name() -> None:
+    given = [
+        {"name": "a"},
+        {"name": "b", "parameters": {"binary_data": True}},
+        {"name": "c", "parameters": {"classification": 3, "binary_data": True}},
+        {"name": "d", "parameters": []},
+    ]
+    it = read(asked(outputs=given, parameters={"binary_data_output": True}))
+    assert it.forms == {"a": JSON_FORM, "b": BINARY_FORM, "c": Form(True, 3), "d": JSON_FORM}
+    assert it.others == BINARY_FORM
+    assert it.request.outputs == ("a", "b", "c", "d")
+    shared = read(out(shared_memory_region="r", shared_memory_byte_size=4)).forms["y"]
+    assert isinstance(shared.target, memoryview)
+    assert len(shared.target) == 4
+
+
+def test_a_document_with_a_nan_is_read_in_full() -> None:
+    text = (
+        b'{"id":"\\ud83d\\ude00","parameters":{"p":NaN},"inputs":[{"name":"x","datatype":"FP32","shape":[2],"data":[NaN,1]}],'
+        b'"outputs":[{"name":"y","parameters":{"binary_data":true}}]}'
+    )
+    it = read(text)
+    assert (it.request.id, it.forms, it.request.inputs[0].shape) == ("\U0001f600", {"y": BINARY_FORM}, (2,))
+    assert bytes(it.request.inputs[0].data) == b"\0\0\xc0\x7f\0\0\x80\x3f"
+
+
+def test_zero_elements_need_no_data() -> None:
+    assert read(one(shape=[0, 5], data=[])).request.inputs[0].data == b""
+    assert read(one(shape=[0], data=None, parameters={"binary_data_size": 0})).request.inputs[0].shape == (0,)
+
+
+LENGTHS: list[tuple[bytes | None, int | None, str]] = [
+    (None, None, ""),
+    (b"0", 0, ""),
+    (b"10", 10, ""),
+    (b"11", None, "inference header size should be in range (0, 10), got: 11"),
+    (b"-1", None, "inference header size should be in range (0, 10), got: -1"),
+    (b"9" * 9999, None, "inference header size should be in range (0, 10), got: 9999"),
+    (b"1x", None, "Unable to parse Inference-Header-Content-Length, got: 1x"),
+    (b"", None, "Unable to parse Inference-Header-Content-Length, got: "),
+    ("٣".encode(), None, "Unable to parse Inference-Header-Content-Length, got: "),
+    (b"\xb2", None, "Unable to parse Inference-Header-Content-Length, got: "),
+]
+
+
+@pytest.mark.parametrize(("header", "length", "text"), LENGTHS)
+def test_the_length_header_is_a_number_within_the_body(header: bytes | None, length: int | None, text: str) -> None:
+    if not text:
+        assert json_length(header, 10) == length
+        return
+    with pytest.raises(Refused) as refused:
+        json_length(header, 10)
+    assert refused.value.text.startswith(text)
+
+
+def config(datatype: Datatype, *dims: int, max_batch: int = 0) -> ModelConfig:
+    return ModelConfig("m", "python", max_batch=max_batch, inputs=(TensorSpec("x", datatype, dims),))
+
+
+def test_a_raw_body_takes_the_shape_of_the_model() -> None:
+    tensor = read_raw(config(Datatype.INT16, 2, -1, max_batch=4), "", b"x" * 12).request.inputs[0]
+    assert (tensor.shape, tensor.data) == ((1, 2, 3), b"x" * 12)
+    assert read_raw(config(Datatype.BYTES, 1), "", b"abc").request.inputs[0].data == b"\3\0\0\0abc"
+    assert read_raw(config(Datatype.INT8, -1), "", b"").request.inputs[0].shape == (0,)
+    assert read_raw(config(Datatype.INT8, 0, -1), "", b"").request.inputs[0].shape == (0, 0)
+    assert read_raw(config(Datatype.INT8, 1), "", b"a").others == BINARY_FORM
+
+
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        (
+            ModelConfig("m", "python"),
+            "Raw request must only have 1 input (found 1) to be deduced but got 0 inputs in 'm'",
+        ),
+        (config(Datatype.INT8, -1, -1), "The shape of the raw input 'x' can not be deduced because there are more"),
+        (config(Datatype.BYTES, -1), "For BYTE datatype raw input 'x', the model must have input shape [1]"),
+        (config(Datatype.BYTES, 2), "For BYTE datatype raw input 'x', the model must have input shape [1]"),
+    ],
+)
+def test_a_raw_body_that_does_not_fit_is_refused(config: ModelConfig, text: str) -> None:
+    with pytest.raises(Refused) as refused:
+        read_raw(config, "", b"12345")
+    assert refused.value.text.startswith(f"{ID}{text}")
+
+
+@given(st.lists(st.binary(max_size=20), max_size=5))
+def test_any_binary_tensors_are_cut_where_their_sizes_say(blobs: list[bytes]) -> None:
+    inputs = [
+        {"name": str(n), "datatype": "UINT8", "shape": [len(blob)], "parameters": {"binary_data_size": len(blob)}}
+        for n, blob in enumerate(blobs)
+    ]
+    text = msgspec.json.encode({"inputs": inputs})
+    it = read_infer("m", "", text + b"".join(blobs), len(text), Nowhere(), json_bytes_max=1000)
+    assert [bytes(each.data) for each in it.request.inputs] == blobs

@@ -1,0 +1,169 @@
+"""Tensors between JSON and bytes: whatever one side writes, the other reads."""
+
+import json
+import math
+import struct
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forebay.core.serving.config import ELEMENT_BYTES, Datatype
+from forebay.core.serving.errors import Kind, Refused
+from forebay.wire.oip import tensors
+
+BITS = {"8": 8, "16": 16, "32": 32, "64": 64}
+INTEGERS = [each for each in Datatype if "INT" in each]
+
+
+def raw(value: Any) -> msgspec.Raw:
+    return msgspec.Raw(json.dumps(value).encode())
+
+
+def bounds(datatype: Datatype) -> tuple[int, int]:
+    bits = ELEMENT_BYTES[datatype] * 8
+    return (0, 2**bits - 1) if datatype.startswith("U") else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+
+
+@st.composite
+def values(draw: st.DrawFn) -> tuple[Datatype, list[Any]]:
+    datatype = draw(st.sampled_from([*INTEGERS, Datatype.BOOL, Datatype.FP32, Datatype.FP64, Datatype.BYTES]))
+    element: st.SearchStrategy[Any]
+    if datatype in INTEGERS:
+        element = st.integers(*bounds(datatype))
+    elif datatype is Datatype.BOOL:
+        element = st.booleans()
+    elif datatype is Datatype.BYTES:
+        element = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+    else:
+        element = st.floats(width=32 if datatype is Datatype.FP32 else 64)
+    return datatype, draw(st.lists(element, max_size=12))
+
+
+@st.composite
+def nested(draw: st.DrawFn, elements: list[Any]) -> Any:
+    """The same elements in arrays within arrays, regular or not."""
+    if len(elements) < 2 or draw(st.booleans()):
+        return elements
+    cut = draw(st.integers(1, len(elements) - 1))
+    return [draw(nested(elements[:cut])), draw(nested(elements[cut:]))]
+
+
+@given(st.data())
+def test_what_is_packed_is_unpacked(data: st.DataObject) -> None:
+    datatype, elements = data.draw(values())
+    shaped = data.draw(nested(elements))
+    packed = tensors.pack("x", datatype, raw(shaped), len(elements))
+    back = json.loads(tensors.unpack("x", datatype, packed, len(elements)))
+    assert len(back) == len(elements)
+    assert all(a == b or (math.isnan(a) and math.isnan(b)) for a, b in zip(back, elements, strict=True))
+    view = memoryview(b"x" + packed)[1:]  # no alignment is needed
+    assert tensors.unpack("x", datatype, view, len(elements)) == tensors.unpack("x", datatype, packed, len(elements))
+
+
+@pytest.mark.parametrize("datatype", INTEGERS)
+def test_integers_out_of_range_are_refused_not_cut(datatype: Datatype) -> None:
+    low, high = bounds(datatype)
+    code = {1: "b", 2: "h", 4: "i", 8: "q"}[ELEMENT_BYTES[datatype]]
+    code = code.upper() if low == 0 else code
+    assert tensors.pack("x", datatype, raw([low, high]), 2) == struct.pack(f"<2{code}", low, high)
+    for value in (low - 1, high + 1, 2**70):
+        with pytest.raises(Refused) as refused:
+            tensors.pack("x", datatype, raw([value]), 1)
+        assert refused.value.kind is Kind.INVALID_ARGUMENT
+
+
+UNPACKABLE: list[tuple[Datatype, bytes, int, str]] = [
+    (Datatype.FP16, b"[1]", 1, "receiving FP16 data via JSON is not supported. Please use the binary data format fo"),
+    (Datatype.BF16, b"[1]", 1, "receiving BF16 data via JSON is not supported. Please use the binary data format fo"),
+    (Datatype.FP32, b"1", 1, "Unable to parse 'data': attempt to access JSON non-array as array"),
+    (Datatype.FP32, b'"a"', 1, "Unable to parse 'data': attempt to access JSON non-array as array"),
+    (Datatype.FP32, b"[1,2]", 1, "Unable to parse 'data': Shape does not match true shape of 'data' field"),
+    (Datatype.FP32, b"[[1],[2]]", 3, "Failed to parse 'data' field: shape does not match true shape"),
+    (Datatype.FP32, b"[true]", 1, "Unable to parse 'data': attempt to access JSON non-number as double"),
+    (Datatype.FP32, b"[null]", 1, "Unable to parse 'data': attempt to access JSON non-number as double"),
+    (Datatype.FP32, b"[[1],2]", 1, "Unable to parse 'data': Shape does not match true shape of 'data' field"),
+    (Datatype.FP64, b"[1e999]", 1, "failed to parse the request JSON buffer: Number too big to be stored in double."),
+    (Datatype.FP64, b"[[1],%b]" % (b"9" * 400), 2, "failed to parse the request JSON buffer: Number too big to be s"),
+    (Datatype.BOOL, b"[1]", 1, "Unable to parse 'data': attempt to access JSON non-boolean as boolean"),
+    (Datatype.INT32, b"[1.0]", 1, "Unable to parse 'data': attempt to access JSON non-signed-integer as signed-inte"),
+    (Datatype.INT8, b"[true]", 1, "Unable to parse 'data': attempt to access JSON non-signed-integer as signed-inte"),
+    (Datatype.INT8, b"[200]", 1, "Unable to parse 'data': input 'x' has a value that INT8 cannot hold"),
+    (Datatype.UINT8, b"[300]", 1, "Unable to parse 'data': input 'x' has a value that UINT8 cannot hold"),
+    (Datatype.UINT8, b"[-1]", 1, "Unable to parse 'data': attempt to access JSON non-unsigned-integer as unsigned-i"),
+    (Datatype.UINT8, b'["1"]', 1, "Unable to parse 'data': attempt to access JSON non-unsigned-integer as unsigned-"),
+    (Datatype.BYTES, b"[1]", 1, "Unable to parse 'data': attempt to access JSON non-string as string"),
+    (Datatype.BYTES, b'[["a"],"\\ud800"]', 2, "failed to parse the request JSON buffer: The surrogate pair in"),
+    (Datatype.BYTES, b'["\xff"]', 2, "failed to parse the request JSON buffer: Invalid encoding in string. at 2"),
+    (Datatype.INT8, b"[" * 100 + b"]" * 100, 0, "Unable to parse 'data': JSON nesting depth exceeds maximum allowed"),
+    (Datatype.INT8, b"[" * 99999 + b"]" * 99999, 0, "failed to parse the request JSON buffer: Nested too deeply. at"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("datatype", "data", "elements", "text"), UNPACKABLE)
+def test_data_that_does_not_fit_is_refused_in_tritons_words(
+    datatype: Datatype, data: bytes, elements: int, text: str
+) -> None:
+    with pytest.raises(Refused) as refused:
+        tensors.pack("x", datatype, msgspec.Raw(data), elements)
+    assert refused.value.text.startswith(text)
+    assert refused.value.http_status == 400
+
+
+def test_white_space_between_arrays_is_nothing() -> None:
+    assert tensors.pack("x", Datatype.INT8, msgspec.Raw(b"[ [1,2],\n [3,4] ]"), 4) == b"\1\2\3\4"
+
+
+def test_nesting_up_to_tritons_limit_is_read() -> None:
+    data = b"[" * 99 + b"7" + b"]" * 99
+    assert tensors.pack("x", Datatype.INT8, msgspec.Raw(data), 1) == b"\x07"
+
+
+def test_what_is_no_number_is_written_and_read_as_triton_does() -> None:
+    packed = struct.pack("<4f", math.nan, math.inf, -math.inf, 0.1)
+    text = tensors.unpack("x", Datatype.FP32, packed, 4)
+    assert text == b"[NaN,Infinity,-Infinity,0.10000000149011612]"
+    assert tensors.pack("x", Datatype.FP32, msgspec.Raw(text), 4) == packed
+
+
+def test_floats_too_large_for_their_type_become_infinite() -> None:
+    assert tensors.pack("x", Datatype.FP32, raw([1e39]), 1) == struct.pack("<f", math.inf)
+
+
+def test_shapes_are_counted_within_bounds() -> None:
+    big = 2**63 - 1
+    assert tensors.count("x", []) == 1
+    assert tensors.count("x", [3, 0, big, big]) == 0
+    assert tensors.count("x", [big]) == big
+    for shape, text in (
+        ([2**63], "shape [9223372036854775808] contains one or more invalid dimensions"),
+        ([big, 2], f"shape [{big},2] causes total element count to exceed maximum size of {big}"),
+        ([2**40] * 1_000_000, "shape [1099511627776,"),
+    ):
+        with pytest.raises(Refused) as refused:
+            tensors.count("x", shape)
+        assert refused.value.text.startswith(f"invalid shape for input 'x': {text}")
+
+
+UNWRITABLE: list[tuple[Datatype, bytes, Kind, str]] = [
+    (Datatype.FP16, b"12", Kind.INVALID_ARGUMENT, "sending FP16 data via JSON is not supported"),
+    (Datatype.INT8, b"12", Kind.INTERNAL, "Failed to write 'data' field: output tensor shape does not match"),
+    (Datatype.BYTES, b"\1\0\0", Kind.INTERNAL, "Failed to write 'data' field: output tensor shape does not match"),
+    (Datatype.BYTES, b"\1\0\0\0", Kind.INTERNAL, "Failed to write 'data' field: output tensor shape does not match"),
+    (Datatype.BYTES, b"\0\0\0\0" * 2, Kind.INTERNAL, "Failed to write 'data' field: output tensor shape does not m"),
+    (Datatype.BYTES, b"\1\0\0\0\xff", Kind.INVALID_ARGUMENT, "sending BYTES data that is not UTF-8 via JSON is not"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("datatype", "data", "kind", "text"), UNWRITABLE)
+def test_what_json_cannot_say_is_an_error(datatype: Datatype, data: bytes, kind: Kind, text: str) -> None:
+    with pytest.raises(Refused) as refused:
+        tensors.unpack("x", datatype, data, 1)
+    assert refused.value.kind is kind
+    assert refused.value.text.startswith(text)
+
+
+def test_bools_other_than_one_are_true() -> None:
+    assert tensors.unpack("x", Datatype.BOOL, b"\0\1\2\xff", 4) == b"[false,true,true,true]"
