@@ -34,7 +34,7 @@ from models import MODELS, Model, write
 from servers import PORT, REPO, SERVERS, Server, install, version
 
 sys.path.append(str(REPO / "bench/gateway"))
-from processes import allow_files, cpu_ns, memory_kb, started, tree
+from processes import WEIGHT, allow_files, cpu_ns, memory_kb, started, tree
 
 HERE: Final = Path(__file__).parent
 SERVER_CORE: Final = 0
@@ -80,6 +80,7 @@ class Rig:
                         f"the server never answered; its log:\n{log.read_text(errors='replace')[-3000:]}"
                     )
                 time.sleep(0.2)
+            _weigh(process.pid)
             yield process.pid
 
     def measure(self, server: Server, model: Model, rate_per_s: float, pid: int) -> Run:
@@ -115,6 +116,13 @@ class Rig:
         with started([sys.executable, str(HERE / "bare.py"), *map(str, words)], SERVER_CORE) as process:
             assert process.stdout is not None
             return Run(json.loads(process.stdout.read()))
+
+
+def _weigh(pid: int) -> None:
+    """Give the sessions that a server has made for its children the weight of its own."""
+    for each in tree(pid):
+        with contextlib.suppress(OSError):
+            Path(f"/proc/{each}/autogroup").write_text(WEIGHT)
 
 
 def _answers(request: bytes) -> bool:

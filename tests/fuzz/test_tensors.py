@@ -9,7 +9,7 @@ from tests.fuzz.corpus import damaged, encoded, json_bytes, mutated, survives
 
 from forebay.core.serving.config import ELEMENT_BYTES, Datatype, ModelConfig, TensorSpec
 from forebay.core.serving.errors import Kind, Refused
-from forebay.core.serving.values import InferResponse, Tensor
+from forebay.core.serving.values import Buffer, InferResponse, Tensor
 from forebay.wire.oip.coding import decoded
 from forebay.wire.oip.coding import encoded as coded
 from forebay.wire.oip.control import read_index, read_load, read_region, read_unload
@@ -69,11 +69,19 @@ CONFIG = ModelConfig(
 )
 
 
+class Part:
+    """Where an output may go."""
+
+    def put(self, output: str, data: Buffer) -> None:
+        """Take it."""
+
+
 class Page:
     """Memory with one region of 16 bytes."""
 
-    def target(self, name: str, offset: int, size: int) -> Any:
-        return self.read(name, offset, size)
+    def target(self, name: str, offset: int, size: int) -> Part:
+        self.read(name, offset, size)
+        return Part()
 
     def read(self, name: str, offset: int, size: int) -> memoryview:
         if name != "r" or offset + size > 16:

@@ -7,6 +7,7 @@ import msgspec
 import uvloop
 
 from forebay.core.model import WorkerSpec
+from forebay.modelserver.garbage import collect_seldom
 from forebay.modelserver.replica.serve import GaveUp, serve
 from forebay.net.ports import NoPort
 from forebay.obs import log
@@ -24,6 +25,7 @@ def main(arguments: list[str]) -> int:
         return 2
     generation = str(spec.generation)
     logger = log.configure(process="modelserver", model=spec.model, replica=spec.replica, generation=generation)
+    collect_seldom()
     try:
         uvloop.run(serve(spec, logger))
     except (GaveUp, NoPort) as error:

@@ -15,6 +15,8 @@ from forebay.wire.oip.fields import invalid
 from forebay.wire.oip.ports import MemoryKind, Region
 
 FOLDER: Final = "/dev/shm"  # noqa: S108 - it is where shm_open keeps its objects
+READ_BYTES_MAX: Final = 1 << 30
+"""Of one input in shared memory: it is copied, and nobody else is served meanwhile."""
 REGIONS_MAX: Final = 4096
 """Each has an open file."""
 RESERVED_PREFIX: Final = "triton_python_backend_shm_region_"
@@ -70,6 +72,10 @@ class _Held:
     def read(self, at: int, size: int) -> memoryview:
         """A copy of that part."""
         self.check(at, size)
+        if size > READ_BYTES_MAX:
+            raise invalid(
+                f"an input of {size} bytes in shared memory region '{self.known.name}' is over {READ_BYTES_MAX} bytes"
+            )
         data = bytearray(size)
         view = memoryview(data)
         done = 0

@@ -1,6 +1,7 @@
 """The model server from start to end: listen, load, say so, serve, drain when told to, unload, exit."""
 
 import asyncio
+import resource
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -103,6 +104,8 @@ async def serve(
     plan: Plan, logs: LogSettings, log: structlog.stdlib.BoundLogger, stop: asyncio.Event, watcher: Watcher
 ) -> None:
     """Run until `stop` is set, and drain. Raises `NotStarted`."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a model takes five; the usual 1,024 are 200 models
     failure: NotStarted | None = None
     async with asyncio.TaskGroup() as tasks:
         parts = _Parts(plan, logs, log, tasks)

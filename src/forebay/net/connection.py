@@ -103,6 +103,8 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._phase = CLOSED
         self._parser = None  # breaks the cycle through the parser's callbacks
+        self._exchange = None  # and the one through a request that was being read
+        self._body = []
         self._held.clear()
         self._queue.clear()
         self.owner.closed(self)

@@ -23,8 +23,9 @@ def wish(tmp_path: Path) -> Wish:
         allow_pickle=None, host="127.0.0.1", http_port=8000, grpc_port=8001, metrics_port=8002, allow_http="true",
         allow_grpc="true", allow_metrics="true", http_max_input_size=2**26, http_header_forward_pattern=None,
         exit_on_error="true", strict_readiness="true", exit_timeout_secs=30, model_load_thread_count=4,
-        memory_budget=None, pin=None, cache_config=None, rate_limit="off", rate_limit_resource=None, host_policy=None,
-        trace_config=None, metrics_config=None, grpc_compression="none",
+        memory_budget=None, hang_timeout_secs=60, process_memory_limit=None, pin=None, cache_config=None,
+        rate_limit="off", rate_limit_resource=None, host_policy=None, trace_config=None, metrics_config=None,
+        grpc_compression="none",
     )  # fmt: skip
 
 
@@ -32,6 +33,7 @@ def test_options_become_a_plan(wish: Wish) -> None:
     plan = plan_of(
         replace(
             wish, model_control_mode="explicit", load_model=["a"], memory_budget="1.5GiB",
+            hang_timeout_secs=5, process_memory_limit="2G",
             cache_config="local,size=1M", rate_limit="execution_count", rate_limit_resource=["R:2"],
             strict_model_config="true", allow_grpc="false",
             host_policy=["n,cpu-cores=0-1", "n,numa-node=1"],
@@ -42,6 +44,7 @@ def test_options_become_a_plan(wish: Wish) -> None:
     options = plan.models
     assert (options.control, options.startup) == (Control.EXPLICIT, ("a",))
     assert (options.memory_bytes, options.cache_bytes) == (1_610_612_736, 1_048_576)
+    assert (options.hang_s, options.rss_bytes_max) == (5.0, 2 * 2**30)
     assert (options.limited, options.amounts) == (True, (Amount("R", 2),))
     assert (options.rules.auto_complete, options.rules.max_batch_default) == (False, 9)
     assert (options.hosts["n"].cpus, options.hosts["n"].numa_node) == ((0, 1), 1)

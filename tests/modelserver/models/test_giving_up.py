@@ -32,13 +32,13 @@ model_warmup {{ name: "endless" batch_size: 1 count: {count}
 ENDLESS = {"initialize": (config(), FOR_EVER), "warm-up": (config(WARMUP.format(count=2**32 - 1)), ALWAYS_WARMING)}
 
 
-async def _loading(root: Path, server: Server) -> "asyncio.Future[list[BaseException | None]]":
+async def _loading(root: Path, server: Server) -> "asyncio.Future[tuple[BaseException | None]]":
     load = asyncio.gather(server.load("slow", {}), return_exceptions=True)
     await until("the load is under way", (root / "slow" / "loading").exists)
     return load
 
 
-async def _has_failed(load: "asyncio.Future[list[BaseException | None]]") -> None:
+async def _has_failed(load: "asyncio.Future[tuple[BaseException | None]]") -> None:
     (error,) = await load
     assert isinstance(error, Refused)
     assert error.text.startswith("load failed for model 'slow'")

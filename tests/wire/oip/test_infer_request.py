@@ -106,6 +106,7 @@ REFUSED: list[tuple[Any, str]] = [
     (asked(parameters={"triton_x": 1}), "parameter keys starting with 'triton_' are reserved for Triton usage and s"),
     (asked(parameters={"p": None}), "parameter 'p' has invalid type. It should be either 'int', 'bool', or 'string'"),
     (asked(parameters={"p": 10**400}), "failed to parse the request JSON buffer: Number too big to be stored in dou"),
+    (one(shape=[1] * 1025), "invalid shape for input 'x': 1025 dimensions are more than 1024"),
     (asked(outputs=1), f"Unable to parse 'outputs': {ARRAY}"),
     (asked(outputs=None), f"Unable to parse 'outputs': {ARRAY}"),
     (asked(outputs=[1]), f"Unable to parse 'name': {GONE} 'name'"),

@@ -121,6 +121,14 @@ def test_nesting_up_to_tritons_limit_is_read() -> None:
     assert tensors.pack("x", Datatype.INT8, msgspec.Raw(data), 1) == b"\x07"
 
 
+def test_arrays_of_several_depths_are_read_but_not_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensors, "ARRAYS_MAX", 6)
+    mixed = msgspec.Raw(b"[[1,2],3,[[4]],[[5],6]]")
+    assert tensors.pack("x", Datatype.INT8, mixed, 6) == bytes(range(1, 7))
+    with pytest.raises(Refused, match="more than 6 arrays of mixed content"):
+        tensors.pack("x", Datatype.INT8, msgspec.Raw(b"[7,[[]],[[]],[[]]]"), 6)
+
+
 def test_what_is_no_number_is_written_and_read_as_triton_does() -> None:
     packed = struct.pack("<4f", math.nan, math.inf, -math.inf, 0.1)
     text = tensors.unpack("x", Datatype.FP32, packed, 4)

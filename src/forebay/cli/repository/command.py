@@ -10,7 +10,6 @@ from forebay.cli.repository import options as given
 from forebay.cli.settings import WRONG_USAGE, UserError
 
 if TYPE_CHECKING:
-    from forebay.cli import serve as one
     from forebay.cli.repository import wish as all_of
     from forebay.core.model import Task
 
@@ -47,6 +46,8 @@ def serve(
     exit_timeout_secs: given.ExitTimeout = 30,
     model_load_thread_count: given.LoadThreads = 4,
     memory_budget: given.MemoryBudget = None,
+    hang_timeout_secs: given.HangTimeout = 60,
+    process_memory_limit: given.ProcessLimit = None,
     pin: given.Pin = None,
     cache_config: given.CacheConfig = None,
     rate_limit: given.Limit = "off",
@@ -62,18 +63,16 @@ def serve(
     if (model_source is None) == (not repository):
         raise UserError("Say what to serve: SOURCE (one model) or --repository DIR.", WRONG_USAGE)
     if model_source is not None:
-        from forebay.cli import serve as single
-
-        _serve_one(single.Wish(model_source, name, _task(task), engine, replicas, port), set_ or [])
+        _serve_one((model_source, name, _task(task), engine, replicas, port), set_ or [])
     from forebay.cli.repository.wish import Wish
 
     wish = Wish(
         repository or [], model_control_mode, load_model, repository_poll_secs, disable_auto_complete_config,
         strict_model_config, model_config_name, backend_config, allow_pickle, host, http_port, grpc_port,
         metrics_port, allow_http, allow_grpc, allow_metrics, http_max_input_size, http_header_forward_pattern,
-        exit_on_error, strict_readiness, exit_timeout_secs, model_load_thread_count, memory_budget, pin, cache_config,
-        rate_limit, rate_limit_resource, host_policy, trace_config, metrics_config,
-        grpc_infer_response_compression_level,
+        exit_on_error, strict_readiness, exit_timeout_secs, model_load_thread_count, memory_budget,
+        hang_timeout_secs, process_memory_limit, pin, cache_config, rate_limit, rate_limit_resource, host_policy,
+        trace_config, metrics_config, grpc_infer_response_compression_level,
     )  # fmt: skip
     _serve_all(wish, log_file, log_verbose)
 
@@ -95,9 +94,10 @@ def _task(name: str | None) -> "Task | None":
     return Task(name) if name else None
 
 
-def _serve_one(wish: "one.Wish", assignments: list[str]) -> NoReturn:
-    from forebay.cli.serve import cluster_of
+def _serve_one(
+    what: "tuple[str, str | None, Task | None, str | None, int, int | None]", assignments: list[str]
+) -> NoReturn:
+    from forebay.cli.serve import Wish, cluster_of
     from forebay.cli.up import run_up
 
-    cluster = cluster_of(wish, assignments, os.environ)
-    raise typer.Exit(run_up(cluster, settings.home(), settings.screen()))
+    raise typer.Exit(run_up(cluster_of(Wish(*what), assignments, os.environ), settings.home(), settings.screen()))

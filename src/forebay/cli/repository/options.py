@@ -125,6 +125,18 @@ MemoryBudget = Annotated[
         show_default="none",
     ),
 ]
+HangTimeout = Annotated[
+    int, _of(_HOW, min=1, help="A batch that takes longer is given up, and its process replaced; seconds.")
+]
+ProcessLimit = Annotated[
+    str | None,
+    _of(
+        _HOW,
+        metavar="SIZE",
+        help="A model process that grows beyond this, such as 4GiB, is replaced.",
+        show_default="none",
+    ),
+]
 Pin = Annotated[
     list[str] | None, _of(_HOW, metavar="MODEL", help="This model never gives way; repeatable.", show_default=False)
 ]

@@ -52,6 +52,8 @@ class Wish:
     exit_timeout_secs: int
     model_load_thread_count: int
     memory_budget: str | None
+    hang_timeout_secs: int
+    process_memory_limit: str | None
     pin: list[str] | None
     cache_config: str | None
     rate_limit: str
@@ -110,6 +112,8 @@ def _options(wish: Wish) -> Options:
         loads_max=wish.model_load_thread_count,
         cache_bytes=_cache(wish.cache_config) if wish.cache_config else 0,
         memory_bytes=_read("--memory-budget", size, wish.memory_budget) if wish.memory_budget else 0,
+        hang_s=float(wish.hang_timeout_secs),
+        rss_bytes_max=_read("--process-memory-limit", size, wish.process_memory_limit or "0"),
         pinned=frozenset(wish.pin or ()),
         limited=wish.rate_limit == LIMITED,
         amounts=tuple(_read("--rate-limit-resource", amount, each) for each in wish.rate_limit_resource or ()),

@@ -382,7 +382,7 @@ def _spawn(fd: int, where: Placement) -> "subprocess.Popen[bytes]":
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
-        start_new_session=True,  # a process group of its own: what the model starts ends with it
+        process_group=0,  # what the model starts ends with it; in the session of the server `nice` means something
         env=placement.environment(where, os.environ),
     )
 

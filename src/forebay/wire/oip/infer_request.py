@@ -33,6 +33,8 @@ from forebay.wire.oip.ports import Memory, Target
 LENGTH_HEADER: Final = "Inference-Header-Content-Length"
 """How many bytes of a body are JSON; the rest is tensors."""
 LENGTH_DIGITS_MAX: Final = 18
+DIMS_MAX: Final = 1024
+"""Of a shape in a request. No array library knows more than 64; looking at millions would keep others waiting."""
 RESERVED: Final = frozenset({
     "sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "headers", "binary_data_output",
 })  # fmt: skip
@@ -230,6 +232,8 @@ def _read_head(given: GivenInput) -> tuple[str, Datatype, tuple[int, ...]]:
     shape = given.shape
     if type(shape) is not list:
         raise _missing("shape", shape, NOT_ARRAY)
+    if len(shape) > DIMS_MAX:
+        raise invalid(f"invalid shape for input '{name}': {len(shape)} dimensions are more than {DIMS_MAX}")
     for dim in shape:
         if type(dim) is not int or not 0 <= dim <= UINT64_MAX:
             unsigned(dim, "Unable to parse 'shape'")

@@ -30,6 +30,8 @@ from forebay.wire.oip.fields import (
     load,
 )
 
+ARRAYS_MAX: Final = 1_000_000
+"""In the data of one input that have to be looked at one by one, as they have several depths or a NaN."""
 NESTING_MAX: Final = 100
 """Triton's limit on arrays in arrays."""
 TYPED_NESTING_MAX: Final = 8
@@ -118,16 +120,22 @@ def read_values(name: str, datatype: Datatype, data: msgspec.Raw) -> list[Any]:
             for _ in range(depth - 1):
                 values = list(chain.from_iterable(values))
             return values
+    if bytes(data).count(b"[") > ARRAYS_MAX:
+        raise invalid(f"Unable to parse 'data': more than {ARRAYS_MAX} arrays of mixed content")
     return flatten(datatype, load(data))
 
 
 def flatten(datatype: Datatype, document: Any) -> list[Any]:
     """The elements of a JSON value that may be arrays within arrays. Raises `Refused`."""
     values: list[Any] = []
+    wanted = {_KINDS.get(datatype, int)}
     rows = [iter([document])]
     while rows:
         for each in rows[-1]:
             if type(each) is list:
+                if set(map(type, each)) == wanted and len(rows) < NESTING_MAX:
+                    values += each
+                    continue
                 if len(rows) >= NESTING_MAX:
                     raise invalid(
                         f"Unable to parse 'data': JSON nesting depth exceeds maximum allowed limit ({NESTING_MAX})"
