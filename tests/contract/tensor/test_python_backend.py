@@ -277,6 +277,7 @@ def test_a_model_imports_its_neighbours_and_leaves_nothing_behind(tmp_path: Path
     size = len(str(tmp_path / "m" / "1"))
     assert found == [[1, 10, size], [1, 20, size]]
     assert sys.path == paths
+    assert not list(tmp_path.rglob("__pycache__"))  # or the same second would bring the old model back
     assert {name for name in set(sys.modules) - modules if "beside" in name or name.startswith("1")} == set()
 
 

@@ -60,6 +60,8 @@ class PythonBackend:
             sys.modules[name] = offered
         current.host = Host(config.name, str(folder))
         self._before = (list(sys.path), frozenset(sys.modules))
+        # Compiled files are told apart by the second and the size of their source: too coarse for a quick reload.
+        self._wrote_bytecode, sys.dont_write_bytecode = not sys.dont_write_bytecode, True
         self._file, self._loop, self._forgotten = file, _Loop(), Forgotten()
         self._model: Any = None
         try:
@@ -204,6 +206,7 @@ class PythonBackend:
         self._loop.stop()
         self._forgotten.stop()
         before, modules = self._before
+        sys.dont_write_bytecode = not self._wrote_bytecode
         sys.path[:] = before
         own = str(self._file.parent.parent)
         for name in sorted(sys.modules.keys() - modules):
