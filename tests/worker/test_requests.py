@@ -197,7 +197,7 @@ def test_dimensions_that_the_model_does_not_have_are_refused(embedder: OpenAI) -
         ("/v1/chat/completions", {"model": "m", "messages": HI, "response_format": {
             "type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "sandwich"}}}},
          (400, "invalid_request", "response_format")),
-        ("/v2", {}, (404, "not_found", None)),
+        ("/v9", {}, (404, "not_found", None)),
         ("/load", {}, (405, "method_not_allowed", None)),
     ],
 )  # fmt: skip

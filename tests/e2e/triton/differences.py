@@ -24,7 +24,6 @@ DIFFERENCES: Final[dict[str, str]] = {
     "control/unknown": REFUSES,
     "infer/json/output twice": REFUSES,
     "settings/trace rate negative": REFUSES,
-    "settings/trace of a model": "a model that is not there is not found (404) here too",
     "types/INT8 beyond": REFUSES,
     "types/INT16 beyond": REFUSES,
     "types/INT32 beyond": REFUSES,

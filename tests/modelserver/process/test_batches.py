@@ -270,13 +270,13 @@ def test_responses_sent_one_by_one_arrive_one_by_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize("size", [10_000, 1_000_000], ids=["within packets", "in segments"])
 def test_a_model_that_floods_waits_until_its_responses_are_read(tmp_path: Path, size: int) -> None:
     async def scene() -> None:
-        async with started(spec(tmp_path, decoupled=True), hang_s=0.3) as process:
+        async with started(spec(tmp_path, decoupled=True), hang_s=2.5) as process:
             heard = Heard()
             count = 40_000_000 // size
             process.execute(0, [work("flood", count=count, size=size)], heard)
             await until(lambda: len(heard.responses) >= 16_000_000 // size)
             for _ in range(20):  # longer than `hang_s`: waiting for us is not hanging
-                await asyncio.sleep(0.03)
+                await asyncio.sleep(0.15)
             assert len(heard.responses) < 20_000_000 // size
             got = 0
             while heard.done is None:

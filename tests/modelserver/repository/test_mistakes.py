@@ -153,7 +153,7 @@ WRONG = [
     ),
     (
         "parameters { key: 'forebay.pined' }",
-        'parameters["forebay.pined"]: no such parameter; there are forebay.age_step_ms, forebay.pinned',
+        'parameters["forebay.pined"]: no such parameter; there are forebay.age_step_ms, forebay.pinned, forebay.task',
     ),
     (
         "parameters { key: 'forebay.pinned' value { string_value: 'x' } }",
