@@ -116,7 +116,7 @@ def test_what_a_client_has_sent_is_let_go_of_when_it_leaves_in_the_middle() -> N
         connection.data_received(b"POST /left HTTP/1.1\r\nhost: a\r\ncontent-length: 4000\r\n\r\n" + b"x" * 3000)
         connection.connection_lost(None)
         del connection
-        left = [one for one in gc.get_objects() if isinstance(one, Exchange) and one.target == b"/left"]
+        left = [one for one in gc.get_objects() if type(one) is Exchange and one.target == b"/left"]
     finally:
         gc.enable()
 

@@ -7,9 +7,10 @@ import msgspec
 import uvloop
 
 from forebay.core.model import WorkerSpec
+from forebay.net.ports import NoPort
 from forebay.obs import log
 from forebay.worker.engine_process import GaveUp
-from forebay.worker.serve import NoPort, serve
+from forebay.worker.serve import serve
 
 
 def main(arguments: list[str]) -> int:

@@ -1,16 +1,14 @@
 """A worker from start to end: listen, say where, keep the engine running, drain when told to, exit."""
 
 import asyncio
-import errno
-import os
 import signal
 from pathlib import Path
 
-import msgspec
 import structlog
 
 from forebay import __version__
-from forebay.core.model import Endpoint, WorkerSpec
+from forebay.core.model import WorkerSpec
+from forebay.net.ports import listen
 from forebay.net.server import HttpServer
 from forebay.obs.metrics import Metrics
 from forebay.worker.call import GATEWAY
@@ -19,18 +17,12 @@ from forebay.worker.engine_process import EngineProcess, GaveUp
 from forebay.worker.meters import Meters
 from forebay.worker.shell import Shell
 
-PORTS_MAX = 1000
-"""How many ports are tried from the first one on."""
 CLOSE_GRACE_S = 1.0
 """What connections get to take their last answer."""
 
 
-class NoPort(Exception):  # noqa: N818 - states the condition
-    """No port could be had; the text is the worker's last words."""
-
-
 async def serve(spec: WorkerSpec, log: structlog.stdlib.BoundLogger) -> None:
-    """Run the worker until SIGTERM or SIGINT and drain. Raises `GaveUp` or `NoPort`."""
+    """Run the worker until SIGTERM or SIGINT and drain. Raises `GaveUp` or `net.ports.NoPort`."""
     settings = spec.settings
     if spec.engine == "synthetic":  # the one engine that no artifact tells what it is for
         settings = {"task": spec.task.value, **settings}
@@ -50,9 +42,9 @@ async def serve(spec: WorkerSpec, log: structlog.stdlib.BoundLogger) -> None:
 async def run(
     spec: WorkerSpec, log: structlog.stdlib.BoundLogger, stop: asyncio.Event, engine: EngineProcess, shell: Shell
 ) -> None:
-    """Run a worker until `stop` is set, and drain. Raises `GaveUp` or `NoPort`."""
+    """Run a worker until `stop` is set, and drain. Raises `GaveUp` or `net.ports.NoPort`."""
     server = HttpServer(shell.handle, spec.limits, refused=shell.refused, alive_for=GATEWAY)
-    await _listen(server, spec)
+    await listen(server, spec.host, spec.port_first, Path(spec.endpoint_path))
     log.info("listening", host=spec.host, port=server.port)
     gave_up: GaveUp | None = None
     async with asyncio.TaskGroup() as tasks:
@@ -76,22 +68,3 @@ async def _drain_when_told(
     if not await shell.drain(grace_s):
         log.warning("drained incompletely", left=shell.report().in_flight)
     engine.stop()
-
-
-async def _listen(server: HttpServer, spec: WorkerSpec) -> None:
-    """Take the first free port and write down where that is."""
-    last = min(spec.port_first + PORTS_MAX, 65_536)
-    for port in range(spec.port_first, last):
-        try:
-            await server.start(spec.host, port)
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE:
-                raise NoPort(f"cannot listen on {spec.host}:{port}: {error}") from error
-            continue
-        path = Path(spec.endpoint_path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.with_name(f"{path.name}.{os.getpid()}")
-        draft.write_bytes(msgspec.json.encode(Endpoint(os.getpid(), spec.host, server.port)))
-        draft.replace(path)
-        return
-    raise NoPort(f"no free port on {spec.host} from {spec.port_first} to {last - 1}")

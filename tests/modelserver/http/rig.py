@@ -11,11 +11,12 @@ import msgspec
 import structlog
 from tests.net.rig import Answer, Peer, peer, serving
 
+from forebay.core.model import Limits
 from forebay.core.serving.config import Datatype, ModelConfig, TensorSpec
 from forebay.core.serving.errors import Kind, Refused
 from forebay.core.serving.statistics import BatchStatistics, Duration, ModelStatistics, ResponseStatistics
 from forebay.core.serving.values import InferRequest, InferResponse, OnResponse, Tensor, Ticket
-from forebay.modelserver.http.front import LIMITS, FrontOptions, HttpFront
+from forebay.modelserver.http.front import BODY_BYTES_MAX, FrontOptions, HttpFront
 from forebay.modelserver.ports import IndexEntry, ModelView
 from forebay.net.server import HttpServer
 from forebay.wire.oip.ports import MemoryKind, Region
@@ -274,7 +275,7 @@ async def rig(**options: Any) -> AsyncIterator[Rig]:
         front = HttpFront(
             models, space, switches, tasks=tasks, log=structlog.get_logger(), options=FrontOptions(**options)
         )
-        async with serving(front.handle, LIMITS) as server, peer(server.port) as line:
+        async with serving(front.handle, Limits(body_bytes_max=BODY_BYTES_MAX)) as server, peer(server.port) as line:
             yield Rig(server, models, space, switches, line)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from google.protobuf import text_format
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.modelserver.repository.writing import message_from
 
 from forebay.core.serving.config import (
     Control,
@@ -33,7 +34,6 @@ from forebay.modelserver.repository.form.fill import Problems, fill
 from forebay.modelserver.repository.form.pbtxt import parse_text
 from forebay.modelserver.repository.form.reading import values_of
 from forebay.modelserver.repository.form.schema import document_of, empty, text_of
-from forebay.modelserver.repository.form.writing import message_from
 
 TEXT = st.text(st.characters(blacklist_categories=("Cs",), blacklist_characters="\0"), max_size=12)
 NAMES = TEXT.filter(bool)

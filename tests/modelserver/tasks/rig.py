@@ -12,10 +12,11 @@ import structlog
 from tests.modelserver.http.rig import Held, Shelf
 from tests.net.rig import Answer, Peer, peer, serving
 
+from forebay.core.model import Limits
 from forebay.core.serving.config import Datatype, ModelConfig, TensorSpec
 from forebay.core.serving.errors import Kind, Refused
 from forebay.core.serving.values import InferRequest, InferResponse, OnResponse, Tensor, Ticket
-from forebay.modelserver.http.front import LIMITS
+from forebay.modelserver.http.front import BODY_BYTES_MAX
 from forebay.modelserver.ports import IndexEntry, ModelView
 from forebay.modelserver.tasks.contract import PARAMETER, Task
 from forebay.modelserver.tasks.endpoint import TaskFront
@@ -179,7 +180,7 @@ async def rig(**more: Task) -> AsyncIterator[Rig]:
     models = Desk()
     table = {**TASKS, **{f"/v1/{name}": task for name, task in more.items()}}
     front = TaskFront(models, table, structlog.get_logger())
-    async with serving(front.handle, LIMITS) as server, peer(server.port) as line:
+    async with serving(front.handle, Limits(body_bytes_max=BODY_BYTES_MAX)) as server, peer(server.port) as line:
         yield Rig(models, line)
 
 

@@ -8,7 +8,6 @@ from typing import Any, Final
 
 import structlog
 
-from forebay.core.model import Limits
 from forebay.core.serving.errors import Refused
 from forebay.modelserver.http.administration import Administration
 from forebay.modelserver.http.answering import fail, refuse, refuse_method
@@ -25,7 +24,6 @@ from forebay.wire.oip.route import Endpoint, Route, route
 
 BODY_BYTES_MAX: Final = 64 * 1024 * 1024
 """Triton's default limit on JSON. It sets none on binary tensors; ours is for the whole body."""
-LIMITS: Final = Limits(body_bytes_max=BODY_BYTES_MAX)
 GET: Final = b"GET"
 POST: Final = b"POST"
 

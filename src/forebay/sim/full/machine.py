@@ -20,16 +20,16 @@ import msgspec
 from forebay.core.model import Endpoint
 from forebay.core.reconcile import SeenUnit, Slot, UnitKey
 from forebay.gateway import pages, serve
+from forebay.net import ports
 from forebay.providers.protocol import ProviderError
 from forebay.sim.full.book import Book
 from forebay.sim.network.network import Network
 from forebay.wire.documents import UNREADABLE
-from forebay.worker import serve as worker_serve
 
 FIRST_PID: Final = 1000
 ENDED: Final = "ended with exit code 0"
 KILLED: Final = "was killed by signal 9 (SIGKILL)"
-ASKS_OS: Final[tuple[ModuleType, ...]] = (pages, serve, worker_serve)
+ASKS_OS: Final[tuple[ModuleType, ...]] = (pages, serve, ports)
 """Modules whose `os` is that of the simulated machine."""
 
 

@@ -1,67 +1,15 @@
-"""Values as a configuration message: what `reading` reads."""
+"""Parts of a configuration message out of values: what auto-completion fills in."""
 
-from forebay.core.serving.config import (
-    Control,
-    Datatype,
-    DynamicBatching,
-    InstanceGroup,
-    ModelConfig,
-    QueuePolicy,
-    SequenceBatching,
-    State,
-    TensorSpec,
-    VersionPolicy,
-    VersionRule,
-    WarmupInput,
-)
+from forebay.core.serving.config import Datatype, DynamicBatching, QueuePolicy, TensorSpec
 from forebay.modelserver.repository.form.fill import Message
-from forebay.modelserver.repository.form.reading import AGE_STEP, CONTROL_PREFIX
-from forebay.modelserver.repository.form.schema import TYPE_NAMES, empty
-
-
-def message_from(config: ModelConfig) -> Message:
-    """The message that says what `config` says. Raises `ImportError` without the extra `triton`."""
-    message = empty()
-    ensemble = config.backend == "ensemble"
-    message.name = config.name
-    message.backend = "" if ensemble else config.backend
-    message.platform = "ensemble" if ensemble else config.platform
-    message.max_batch_size = config.max_batch
-    for spec in config.inputs:
-        write_tensor(message.input.add(), spec)
-    for spec in config.outputs:
-        write_tensor(message.output.add(), spec)
-    _versions(message.version_policy, config.versions)
-    for group in () if ensemble else config.instances:
-        _group(message.instance_group.add(), group)
-    for step in config.steps:
-        to = message.ensemble_scheduling.step.add(model_name=step.model, model_version=step.version)
-        to.input_map.update(step.inputs)
-        to.output_map.update(step.outputs)
-    if config.inflight_max:
-        message.ensemble_scheduling.max_inflight_requests = config.inflight_max
-    for key, value in config.parameters.items():
-        message.parameters[key].string_value = value
-    if config.batching is not None:
-        write_dynamic(message, config.batching)
-    if config.sequences is not None:
-        _sequences(message.sequence_batching, config.sequences)
-    message.default_model_filename = config.model_file
-    for warmup in config.warmups:
-        made = message.model_warmup.add(name=warmup.name, batch_size=warmup.batch_size, count=warmup.count)
-        for name, given in warmup.inputs.items():
-            _warmup_input(made.inputs[name], given)
-    if config.cache:
-        message.response_cache.enable = True
-    if config.decoupled:
-        message.model_transaction_policy.decoupled = True
-    return message
+from forebay.modelserver.repository.form.reading import AGE_STEP
+from forebay.modelserver.repository.form.schema import TYPE_NAMES
 
 
 def write_tensor(to: Message, spec: TensorSpec) -> None:
     """Set all of a `ModelInput` or `ModelOutput`."""
     to.name = spec.name
-    to.data_type = _type(to, spec.datatype)
+    to.data_type = type_number(to, spec.datatype)
     to.dims.extend(spec.dims)
     if spec.reshape is not None:
         to.reshape.SetInParent()
@@ -69,7 +17,7 @@ def write_tensor(to: Message, spec: TensorSpec) -> None:
     if "optional" in to.DESCRIPTOR.fields_by_name:
         to.optional = spec.optional
         to.allow_ragged_batch = spec.allow_ragged
-        to.format = _number(to, "format", spec.format)
+        to.format = number(to, "format", spec.format)
     else:
         to.label_filename = spec.label_file
 
@@ -79,7 +27,7 @@ def write_dynamic(message: Message, batching: DynamicBatching) -> None:
     to = message.dynamic_batching
     to.SetInParent()
     to.preferred_batch_size.extend(batching.preferred_sizes)
-    to.max_queue_delay_microseconds = _microseconds(batching.delay_s)
+    to.max_queue_delay_microseconds = microseconds(batching.delay_s)
     to.preserve_ordering = batching.preserve_ordering
     to.priority_levels = batching.levels
     to.default_priority_level = batching.default_level
@@ -91,97 +39,24 @@ def write_dynamic(message: Message, batching: DynamicBatching) -> None:
         message.parameters[AGE_STEP].string_value = f"{batching.age_step_s * 1e3:.12g}"
 
 
-def _microseconds(seconds: float) -> int:
+def microseconds(seconds: float) -> int:
+    """In the unit of the file."""
     return round(seconds * 1e6)
 
 
-def _number(message: Message, field: str, name: str) -> int:
-    number: int = message.DESCRIPTOR.fields_by_name[field].enum_type.values_by_name[name].number
-    return number
+def number(message: Message, field: str, name: str) -> int:
+    """The number of an enum's value by its name."""
+    found: int = message.DESCRIPTOR.fields_by_name[field].enum_type.values_by_name[name].number
+    return found
 
 
-def _type(message: Message, datatype: Datatype) -> int:
-    return _number(message, "data_type", TYPE_NAMES[datatype])
-
-
-def _versions(to: Message, policy: VersionPolicy) -> None:
-    if policy.rule is VersionRule.LATEST:
-        to.latest.num_versions = policy.count
-    elif policy.rule is VersionRule.ALL:
-        to.all.SetInParent()
-    else:
-        to.specific.versions.extend(policy.versions)
-
-
-def _group(to: Message, group: InstanceGroup) -> None:
-    to.name = group.name
-    to.kind = _number(to, "kind", group.kind)
-    to.count = group.count
-    to.gpus.extend(group.gpus)
-    to.passive = group.passive
-    to.host_policy = group.host_policy
-    for resource in group.resources:
-        made = to.rate_limiter.resources.add(name=resource.name, count=resource.count)
-        setattr(made, "global", resource.is_global)
-    if group.priority:
-        to.rate_limiter.priority = group.priority
+def type_number(message: Message, datatype: Datatype) -> int:
+    """What a field `data_type` has for it."""
+    return number(message, "data_type", TYPE_NAMES[datatype])
 
 
 def _queue(to: Message, policy: QueuePolicy) -> None:
-    to.timeout_action = _number(to, "timeout_action", policy.timeout_action)
-    to.default_timeout_microseconds = _microseconds(policy.timeout_s)
+    to.timeout_action = number(to, "timeout_action", policy.timeout_action)
+    to.default_timeout_microseconds = microseconds(policy.timeout_s)
     to.allow_timeout_override = policy.allow_override
     to.max_queue_size = policy.queue_max
-
-
-def _sequences(to: Message, sequences: SequenceBatching) -> None:
-    to.max_sequence_idle_microseconds = _microseconds(sequences.idle_max_s)
-    to.iterative_sequence = sequences.iterative
-    if sequences.oldest:
-        to.oldest.max_candidate_sequences = sequences.candidates_max
-        to.oldest.preferred_batch_size.extend(sequences.preferred_sizes)
-        to.oldest.max_queue_delay_microseconds = _microseconds(sequences.delay_s)
-        to.oldest.preserve_ordering = sequences.preserve_ordering
-    else:
-        to.direct.max_queue_delay_microseconds = _microseconds(sequences.delay_s)
-        to.direct.minimum_slot_utilization = sequences.minimum_slot_utilization
-    for control in sequences.controls:
-        _control(to.control_input.add(name=control.tensor).control.add(), control)
-    for state in sequences.states:
-        _state(to.state.add(), state)
-
-
-def _control(to: Message, control: Control) -> None:
-    to.kind = _number(to, "kind", f"{CONTROL_PREFIX}{control.kind}")
-    if control.kind == "CORRID":
-        to.data_type = _type(to, control.datatype)
-    elif control.datatype is Datatype.INT32:
-        to.int32_false_true.extend(int(value) for value in control.false_true)
-    elif control.datatype is Datatype.FP32:
-        to.fp32_false_true.extend(control.false_true)
-    else:
-        to.bool_false_true.extend(bool(value) for value in control.false_true)
-
-
-def _state(to: Message, state: State) -> None:
-    to.input_name = state.input
-    to.output_name = state.output
-    to.data_type = _type(to, state.datatype)
-    to.dims.extend(state.dims)
-    if state.initial_dims:
-        initial = to.initial_state.add(name=state.input, data_type=to.data_type, dims=state.initial_dims)
-        if state.initial_file:
-            initial.data_file = state.initial_file
-        else:
-            initial.zero_data = True
-
-
-def _warmup_input(to: Message, given: WarmupInput) -> None:
-    to.data_type = _type(to, given.datatype)
-    to.dims.extend(given.dims)
-    if given.fill == "file":
-        to.input_data_file = given.file
-    elif given.fill == "random":
-        to.random_data = True
-    else:
-        to.zero_data = True
