@@ -109,7 +109,7 @@ def test_a_source_is_read(text: str, source: PackageSource | PathSource) -> None
     "text",
     [
         "", "  ", "a\0b", "package:", "package:x", "package:x/", "package:/x", "package:x==/y", "package:x/../y",
-        "package:x//", "package:-r/x", "package:x==1.0 --index-url=http://e/x", "hf:org/model", "s3://bucket/model",
+        "package:x//", "package:-r/x", "package:x==1.0 --index-url=http://e/x", "hf:org/model", "gs://bucket/model",
         "https://example.org/model.gguf",
     ],
 )  # fmt: skip
@@ -132,7 +132,7 @@ def test_a_path_that_is_wrong_is_explained(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_bytes(b"x")
     for name, words in (
         ("model-q4.gguf", r"no such file or folder.*model-q8\.gguf"),
-        ("gone/model.gguf", "no such file or folder"),
+        ("gone/model.gguf", r"no such file or folder\. In /.+ there is"),
         ("model-q8.gguf", "empty"),
         ("empty", "not a model"),
         ("notes.txt", "not a model"),

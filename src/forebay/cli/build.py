@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from forebay import __version__
+from forebay.cli.registry.opening import registry_of
 from forebay.cli.reload import UNCHANGED, Reloader
 from forebay.cli.settings import UserError
 from forebay.control.admin import AdminServer, make_app
@@ -36,8 +37,11 @@ from forebay.modelserver.replica.choosing import choose_model
 from forebay.modelserver.repository import BadModel
 from forebay.obs.metrics import Metrics
 from forebay.providers.local import LocalProvider, clean_env
+from forebay.registry.catalogue import Registry
 from forebay.registry.digests import artifact_digest, verify
-from forebay.registry.sources import Progress, SourceError, fetch, obtain, parse
+from forebay.registry.proved import RegistryError
+from forebay.registry.sources import Progress, RegistrySource, SourceError, fetch, obtain, parse, parse_registered
+from forebay.store.database import StoreError
 
 COMMANDS = {
     Kind.REPLICA: (sys.executable, "-m", "forebay.worker"),
@@ -67,8 +71,16 @@ class Parts:
         self.journal.close()
 
 
-def prepare_model(model: ModelSettings, home: Path, progress: Progress) -> Artifact:
-    """Fetch, check and convert what a model is made of. Raises `UserError`."""
+def prepare_model(
+    model: ModelSettings, home: Path, progress: Progress, registry: Callable[[], Registry] | None = None
+) -> Artifact:
+    """Fetch, check and convert what a model is made of; `registry` opens it, if need be. Raises `UserError`."""
+    try:
+        registered = parse_registered(model.source)
+        if registered and registry:
+            return _prepare_registered(model, registered, registry(), home, progress)
+    except (RegistryError, StoreError, SourceError, EngineBroken, BadModel, OSError) as error:
+        raise UserError(f"model {model.name}: {error}") from error
     if isinstance(model.engine, SyntheticSettings):
         settings = {**model.engine.model_dump(), "task": model.task.value}
         return Artifact(Path("synthetic"), "synthetic", model.engine.name, settings)
@@ -78,7 +90,7 @@ def prepare_model(model: ModelSettings, home: Path, progress: Progress) -> Artif
         path = fetch(parse(model.source), home, progress)
         if model.sha256:
             verify(path, model.sha256, home, progress)
-        engine = model.engine or _default_engine(path)
+        engine = model.engine or default_engine(path)
         if engine.name not in ENGINES_OF[model.task]:
             fitting = " or ".join(ENGINES_OF[model.task])
             raise UserError(
@@ -107,20 +119,40 @@ def _prepare_tensor_model(model: ModelSettings, home: Path, progress: Progress) 
     return Artifact(path.absolute(), digest, MODEL_SERVER, engine.model_dump())
 
 
+def _prepare_registered(
+    model: ModelSettings, source: RegistrySource, registry: Registry, home: Path, progress: Progress
+) -> Artifact:
+    """A revision as it was registered: what the cluster file says of the engine has to be the same."""
+    listed, path = registry.open(source.model, source.revision, progress)
+    revision = listed.revision
+    settings = dict(revision.settings)
+    if revision.task is not model.task:
+        raise RegistryError(f"{revision.name}: is registered for `task: {revision.task}`, not for {model.task}")
+    if model.engine and model.engine.model_dump() != settings:
+        raise RegistryError(f"{revision.name}: has an engine and settings of its own; leave `engine` out")
+    if model.task is Task.TENSOR:
+        choose_model(path, model.name, str(settings.get("model", "")))
+        return Artifact(path, revision.artifact, revision.engine, settings)
+    prepared = prepare(revision.engine, path, settings, home / "cache", progress)
+    return Artifact(prepared.absolute(), revision.artifact, revision.engine, settings)
+
+
 def prepare_models(cluster: Cluster, home: Path, progress: Callable[[str], Progress]) -> dict[str, Artifact]:
     """All models, by name. Raises `UserError` with all that is wrong with any of them."""
     artifacts, problems = {}, []
-    for model in cluster.models:
-        try:
-            artifacts[model.name] = prepare_model(model, home, progress(model.name))
-        except UserError as error:
-            problems.append(str(error))
+    with registry_of(cluster, home) as registry:
+        for model in cluster.models:
+            try:
+                artifacts[model.name] = prepare_model(model, home, progress(model.name), registry)
+            except UserError as error:
+                problems.append(str(error))
     if problems:
         raise UserError("\n".join(problems))
     return artifacts
 
 
-def _default_engine(path: Path) -> EngineSettings:
+def default_engine(path: Path) -> EngineSettings:
+    """The settings of the engine that fits a file or folder. Raises `EngineBroken`."""
     match choose_engine(path):
         case "openvino":
             return OpenVinoSettings()

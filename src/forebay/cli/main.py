@@ -12,6 +12,7 @@ from forebay.cli import settings
 from forebay.cli.conformance.command import conformance
 from forebay.cli.keys import keys
 from forebay.cli.records import command as records
+from forebay.cli.registry.command import history, registry
 from forebay.cli.repository.command import serve
 from forebay.cli.repository.demos.command import repository
 from forebay.cli.settings import UserError
@@ -35,6 +36,7 @@ config = typer.Typer(help="The cluster file.", no_args_is_help=True)
 app.add_typer(config, name="config")
 app.add_typer(records.audit, name="audit")
 app.add_typer(keys, name="keys")
+app.add_typer(registry, name="registry")
 app.add_typer(repository, name="repository")
 
 FileOption = Annotated[
@@ -137,6 +139,7 @@ def status(
 
 app.command()(records.explain)
 app.command()(records.usage)
+app.command()(history)
 
 
 @app.command()

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePath
@@ -12,6 +13,14 @@ from forebay.core.model import Task
 from forebay.engines import TASKS, choose_engine
 from forebay.engines.protocol import EngineBroken
 from forebay.modelserver.replica.choosing import is_repository, only_model
+from forebay.modelserver.repository import BadModel, scan
+from forebay.registry.sources import REGISTRY, REMOTE
+
+SHOWN_MAX = 8
+"""Names of models in a message."""
+
+ELSEWHERE = ("package:", REGISTRY, *REMOTE)
+"""How sources begin that are not paths of this machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +37,7 @@ class Wish:
 
 def model_name(source: str) -> str:
     """A name for clients from the end of a source: `…/SmolLM2-135M-Instruct.Q4_1.gguf` → `smollm2-135m-instruct`."""
-    last = PurePath(source.partition(":")[2] if source.startswith("package:") else source).name
+    last = PurePath(source.partition(":")[2] if source.startswith(ELSEWHERE) else source).name
     stem = re.sub(r"\.(gguf|onnx|xml|pt2?|tflite)$", "", last, flags=re.IGNORECASE)
     stem = re.sub(r"[.-](i?q\d\w*|f16|f32|bf16|int[48])$", "", stem, flags=re.IGNORECASE)
     name = re.sub(r"[^a-z0-9._-]+", "-", stem.lower()).strip("._-")[:63].strip("._-")
@@ -37,7 +46,7 @@ def model_name(source: str) -> str:
 
 def guess_engine(source: str) -> str:
     """The engine that fits a source. Raises `UserError` with what to do."""
-    if source.startswith("package:"):
+    if source.startswith(ELSEWHERE):
         path = source.rpartition("/")[2] if "/" in source else ""
         suffix = PurePath(path).suffix.lower()
         if suffix in (".gguf", ".onnx"):
@@ -59,6 +68,36 @@ def _local(source: str) -> Path:
     return path.parent if path.name == "openvino_model.xml" else path
 
 
+def _refuse_several(source: Path, name: str, assignments: Iterable[str]) -> None:
+    """Raises `UserError` for a folder of models of which none is named: what may be meant, as commands."""
+    chosen = any(each.partition("=")[0] in ("engine.model", "models[0].engine.model") for each in assignments)
+    if chosen or not source.is_dir() or not (is_repository(source) or _engine(source) is None):
+        return
+    try:
+        found = scan(source)
+    except (BadModel, OSError):  # it is one model, or who reads it says what is wrong
+        return
+    several = len(found) > 1 or any(each.bare for each in found)
+    if not several or any(each.name == name for each in found):
+        return
+    names = ", ".join(each.bare or each.name for each in found[:SHOWN_MAX])
+    more = f" and {len(found) - SHOWN_MAX} more" if len(found) > SHOWN_MAX else ""
+    place = shlex.quote(str(source))
+    lines = [f"{source} is a folder of models ({names}{more}), and SOURCE is one model. Say which, or serve all:"]
+    one = next((each for each in found if not each.problems), found[0])
+    lines.append(f"  forebay serve {shlex.quote(str(source / (one.bare or one.name)))}")
+    if not all(each.problems for each in found):
+        lines.append(f"  forebay serve --repository {place}")
+    raise UserError("\n".join(lines), WRONG_USAGE)
+
+
+def _engine(source: Path) -> str | None:
+    try:
+        return choose_engine(source)
+    except EngineBroken:
+        return None
+
+
 def _task(source: str, engine: str | None, *, local: bool) -> Task:
     """What a model is for whose owner does not say."""
     if engine == "modelserver" or (engine is None and local and is_repository(Path(source))):
@@ -66,10 +105,15 @@ def _task(source: str, engine: str | None, *, local: bool) -> Task:
     return TASKS.get(engine or guess_engine(source), Task.CHAT)
 
 
-def cluster_of(wish: Wish, assignments: Iterable[str], environ: Mapping[str, str]) -> Cluster:
-    """The cluster that serves one model. Raises `UserError`."""
-    local = not wish.source.startswith("package:") and wish.engine != "synthetic"
+def cluster_of(
+    wish: Wish, assignments: Iterable[str], environ: Mapping[str, str], command: str = "forebay serve"
+) -> Cluster:
+    """The cluster that serves one model. Raises `UserError` in the name of a command."""
+    local = not wish.source.startswith(ELSEWHERE) and wish.engine != "synthetic"
     source = str(_local(wish.source)) if local else wish.source
+    assignments = tuple(assignments)
+    if local and wish.engine in (None, "modelserver"):
+        _refuse_several(Path(source), wish.name or model_name(source), assignments)
     task = wish.task or _task(source, wish.engine, local=local)
     only = only_model(Path(source)) if task is Task.TENSOR and local else ""
     name = wish.name or model_name(only or source)
@@ -85,7 +129,7 @@ def cluster_of(wish: Wish, assignments: Iterable[str], environ: Mapping[str, str
     if wish.port is not None:
         document |= {"gateway": {"port": wish.port}, "admin": {"port": wish.port + 1}}
     # A JSON document is a YAML document: one reader, one set of messages.
-    text = FileText("forebay serve", json.dumps(document).encode())
+    text = FileText(command, json.dumps(document).encode())
     overrides = variable_overrides(environ)
     for path, value in set_overrides(assignments).items():
         known = path.partition(".")[0].partition("[")[0] in Cluster.model_fields

@@ -15,6 +15,7 @@ from forebay.core import admission
 from forebay.core import model as nouns
 from forebay.core.dispatch.settings import RouteSettings, StandInSettings, dispatch_conflicts
 from forebay.core.model import Policy, Task
+from forebay.core.registry.settings import RegistrySettings, store_conflicts
 from forebay.core.section import Conflict, Name, Section, sections
 from forebay.core.tenancy import Quota, Tenant
 
@@ -32,6 +33,9 @@ class LimitSettings(Section):
     """Most header fields of a request."""
     body_bytes_max: Annotated[int, Field(ge=1024, le=1_073_741_824)] = nouns.Limits.body_bytes_max
     """Largest request body, bytes."""
+    bodies_bytes_max: Annotated[int, Field(ge=1024, le=1_099_511_627_776)] = nouns.Limits.bodies_bytes_max
+    """Most bytes that the bodies may have together that one gateway process is reading; those of up to 64 KiB do not
+    count. A request that comes on top is answered with 503."""
     connections_max: Annotated[int, Field(ge=1, le=1_000_000)] = nouns.Limits.connections_max
     """Most open client connections of one gateway process."""
     head_timeout_s: Annotated[float, Field(gt=0, le=3600)] = nouns.Limits.head_timeout_s
@@ -163,7 +167,7 @@ class OnnxSettings(Section):
     threads: Annotated[int, Field(ge=0, le=1024)] = 0
     """Inference threads; 0: all cores."""
     max_batch: Annotated[int, Field(ge=1, le=4096)] = 32
-    """Largest batch."""
+    """Largest batch; of long inputs fewer, about 512 tokens a thread."""
     max_delay_ms: Annotated[float, Field(ge=0, le=10_000)] = 2.0
     """How long a batch that is not full may wait for more, milliseconds."""
     queue_max: Annotated[int, Field(ge=1, le=1_000_000)] = 4096
@@ -222,9 +226,10 @@ class ModelSettings(Section):
     """The name that clients put into `model`."""
     task: Task
     """`chat` (chat and text completions), `embed` (embeddings) or `tensor` (the Open Inference Protocol)."""
-    source: Annotated[str, Field(min_length=1)]
-    """`package:DIST[==VERSION]/PATH`, or the path of a file or folder (GGUF, ONNX, OpenVINO IR; for `task: tensor` a
-    model repository, the folder of one of its models, or a bare model file)."""
+    source: Annotated[str, Field(min_length=1, examples=["./model.gguf", "package:DIST==VERSION/PATH"])]
+    """`package:DIST[==VERSION]/PATH`, `s3://BUCKET/PATH`, `hf://ORGANISATION/NAME[@REVISION][/PATH]`,
+    `mlflow:MODEL@ALIAS`, `registry:MODEL@REVISION` (or an alias of one), or the path of a file or folder (GGUF, ONNX,
+    OpenVINO IR; for `task: tensor` a model repository, the folder of one of its models, or a bare model file)."""
     sha256: Annotated[str, Field(pattern=SHA256_PATTERN)] | None = None
     """Checksum of the file (of `model.onnx` in a folder); a source that differs is refused."""
     engine: Annotated[EngineSettings, BeforeValidator(_named)] | None = None
@@ -315,6 +320,11 @@ class Cluster(Section):
     """Rules that choose a model by what a request is like."""
     tenants: tuple[TenantSettings, ...] = ()
     """Who may use them, with `gateway.auth: keys`."""
+    store: str | None = None
+    """Where the registry and the history are kept: `sqlite:///PATH` or `postgresql://USER@HOST/NAME`; none: the file
+    `forebay.db` below `FOREBAY_HOME`."""
+    registry: RegistrySettings = RegistrySettings()
+    """Registered models."""
 
     @model_validator(mode="after")
     def _parts_fit(self) -> "Cluster":
@@ -347,6 +357,7 @@ def conflicts(raw: Mapping[str, Any]) -> tuple[Conflict, ...]:
         *_same_names("tenants", tenants),
         *_tenant_conflicts(tenants, models),
         *_limit_conflicts(tenants, gateway.get("processes", 1)),
+        *store_conflicts(raw.get("store")),
         *dispatch_conflicts(raw),
     )
 

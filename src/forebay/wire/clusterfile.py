@@ -66,7 +66,7 @@ class ClusterFileError(Exception):
     def listing(self, otherwise: str) -> str:
         """All problems for a person; `otherwise` is what they are the reason for (`nothing was started`)."""
         count = len(self.problems)
-        lines = [f"{f'line {p.line}' if p.line else 'set':>9}  {p}" for p in self.problems]
+        lines = [f"{f'line {p.line}' if p.line else 'set' if p.path else '':>9}  {p}" for p in self.problems]
         return "\n".join([f"{self.source_name}: {count} problem{'s' if count > 1 else ''}; {otherwise}.", *lines])
 
 
@@ -413,9 +413,11 @@ def _describe(part: dict[str, Any], schema: dict[str, Any]) -> str:
         case "boolean":
             return "true or false"
         case "string":
-            return _PATTERNS.get(part.get("pattern", ""), "text (not empty)")
+            such = f", such as {' or '.join(part['examples'])}" if "examples" in part else ""
+            return _PATTERNS.get(part.get("pattern", ""), "text (not empty)") + such
         case "array":
-            return f"a list of at least {part['minItems']}" if part.get("minItems") else "a list"
+            many = f" of at least {part['minItems']}" if part.get("minItems") else ""
+            return f"a list{many}, of which each entry begins with `- `"
         case _:
             return f"a section with the keys {', '.join(sorted(part.get('properties', {})))}"
 

@@ -1,0 +1,228 @@
+"""The commands of the registry; what they run is imported when they run."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from forebay.cli import settings
+from forebay.cli.settings import WRONG_USAGE, UserError
+
+if TYPE_CHECKING:
+    from forebay.core.cluster import Cluster
+    from forebay.core.registry.approval import Step
+    from forebay.registry.catalogue import Actor, Registry
+
+registry = typer.Typer(help="Registered models: revisions, their approval, and their names.", no_args_is_help=True)
+
+FileOption = Annotated[
+    Path | None, typer.Option("--file", "-f", help="Cluster file.", show_default="./forebay.yaml, else the demo")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+NameArgument = Annotated[str, typer.Argument(metavar="MODEL@REVISION", help="A revision, by its id or an alias.")]
+ReasonOption = Annotated[str, typer.Option("--reason", help="Why; it goes into the history.")]
+
+
+@registry.command()
+def add(
+    model: Annotated[str, typer.Argument(help="Name of the model.")],
+    source: Annotated[str, typer.Argument(help="A path, package:…, s3://…, hf://… or mlflow:…")],
+    *,
+    task: Annotated[str | None, typer.Option(help="chat, embed or tensor.", show_default="from the source")] = None,
+    engine: Annotated[str | None, typer.Option(help="Engine.", show_default="from the source")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="A setting, such as engine.threads=2.")
+    ] = None,
+    meta: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="What people should know, such as licence=apache-2.0."),
+    ] = None,
+    file: FileOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Register a model: its files are copied, and stay as they are. Registered twice, it is the same revision."""
+    from forebay.cli.registry import work
+
+    metadata = dict(_pair(each) for each in meta or [])
+    wish = work.Wished(model, source, task, engine, tuple(set_ or []), metadata)
+    with _opened(file) as (_, opened):
+        work.add(opened, wish, _actor(), settings.home(), as_json)
+
+
+@registry.command("list")
+def list_(
+    model: Annotated[str | None, typer.Argument(help="Only this model.")] = None,
+    file: FileOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show all revisions."""
+    from forebay.cli.registry import work
+
+    with _opened(file) as (_, opened):
+        work.show_all(opened.revisions(model), as_json)
+
+
+@registry.command()
+def show(name: NameArgument, file: FileOption = None, as_json: JsonOption = False) -> None:
+    """Show a revision with everything that is known of it."""
+    from forebay.cli.registry import work
+
+    with _opened(file) as (_, opened):
+        work.show(opened.show(*_split(name)), as_json)
+
+
+@registry.command()
+def approve(name: NameArgument, reason: ReasonOption = "", file: FileOption = None) -> None:
+    """Approve a revision: it may be served when as many have done so as `registry.approvals_min` asks for."""
+    from forebay.core.registry.approval import Step
+
+    _step(name, Step.APPROVE, reason, file)
+
+
+@registry.command()
+def reject(name: NameArgument, reason: ReasonOption = "", file: FileOption = None) -> None:
+    """Reject a revision, also one that was approved: it is not served any more from the next start on."""
+    from forebay.core.registry.approval import Step
+
+    _step(name, Step.REJECT, reason, file)
+
+
+@registry.command()
+def resubmit(name: NameArgument, reason: ReasonOption = "", file: FileOption = None) -> None:
+    """Ask for the approval of a rejected revision anew."""
+    from forebay.core.registry.approval import Step
+
+    _step(name, Step.RESUBMIT, reason, file)
+
+
+@registry.command()
+def sign(
+    name: NameArgument,
+    key: Annotated[Path, typer.Option(help="PEM file of a private Ed25519 key.")],
+    file: FileOption = None,
+) -> None:
+    """Sign the artifact of a revision as its publisher; `registry.publishers` says whose signatures count."""
+    from forebay.registry.signing import read_signer
+
+    with _opened(file) as (_, opened):
+        publisher = read_signer(key)
+        listed = opened.sign(*_split(name), publisher, _actor())
+        typer.echo(f"{listed.revision.name} is signed with the key {publisher.public}.")
+
+
+@registry.command()
+def alias(
+    name: NameArgument,
+    alias: Annotated[str, typer.Argument(help="Such as `champion`.")],
+    file: FileOption = None,
+) -> None:
+    """Let a name lead to a revision, whatever it led to before."""
+    with _opened(file) as (_, opened):
+        model, revision = _split(name)
+        listed = opened.set_alias(model, alias, revision, _actor())
+        typer.echo(f"{model}@{alias} is {listed.revision.id}.")
+
+
+@registry.command()
+def verify(
+    model: Annotated[str | None, typer.Argument(help="Only this model.")] = None,
+    file: FileOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Check every byte of files, records and history; 1 if anything is not as it was written."""
+    from forebay.cli.registry import work
+
+    with _opened(file) as (_, opened):
+        raise typer.Exit(work.verify(opened, model, as_json))
+
+
+@registry.command()
+def gc(file: FileOption = None) -> None:
+    """Remove files that no revision has any more."""
+    from forebay.cli.registry import work
+
+    with _opened(file) as (_, opened):
+        typer.echo(f"{work.size(opened.sweep())} freed.")
+
+
+def history(
+    subject: Annotated[
+        str | None, typer.Argument(help="Such as model/chat, or model/chat/r-1234abcd.", show_default="all")
+    ] = None,
+    *,
+    last: Annotated[int, typer.Option(min=1, max=100_000, help="So many events, the newest.")] = 50,
+    file: FileOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show who changed what, when and why."""
+    from forebay.cli.registry import work
+    from forebay.cli.registry.opening import store_of
+
+    with _named_errors():
+        cluster = _cluster(file)
+        store = store_of(cluster, settings.home())
+        try:
+            work.history(store, subject, last, as_json)
+        finally:
+            store.close()
+
+
+def _step(name: str, step: "Step", reason: str, file: Path | None) -> None:
+    with _opened(file) as (_, opened):
+        listed = opened.step(*_split(name), step, _actor(), reason)
+        typer.echo(f"{listed.revision.name} is {listed.standing.state}: {listed.standing.why}.")
+
+
+def _cluster(file: Path | None) -> "Cluster":
+    return settings.load_cluster(settings.read_file(file), [], os.environ)
+
+
+def _actor() -> "Actor":
+    """Who runs the command: whoever can write to the store can do everything, and is asked for no role."""
+    import pwd
+
+    from forebay.registry.catalogue import Actor
+
+    try:
+        return Actor(pwd.getpwuid(os.getuid()).pw_name)  # what the environment says, anybody can say
+    except KeyError:  # a user id without a name
+        return Actor(f"uid-{os.getuid()}")
+
+
+def _split(name: str) -> tuple[str, str]:
+    model, at, revision = name.partition("@")
+    if not (model and at and revision):
+        raise UserError(f"{name!r}: expected MODEL@REVISION, such as chat@champion.", WRONG_USAGE)
+    return model, revision
+
+
+def _pair(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not (key and equals):
+        raise UserError(f"--meta {text!r}: expected KEY=VALUE, such as licence=apache-2.0.", WRONG_USAGE)
+    return key, value
+
+
+@contextmanager
+def _opened(file: Path | None) -> "Iterator[tuple[Cluster, Registry]]":
+    from forebay.cli.registry.opening import registry_of
+
+    with _named_errors():
+        cluster = _cluster(file)
+        with registry_of(cluster, settings.home()) as opening:
+            yield cluster, opening()
+
+
+@contextmanager
+def _named_errors() -> Iterator[None]:
+    from forebay.registry.proved import RegistryError
+    from forebay.registry.sources import SourceError
+    from forebay.store.database import StoreError
+
+    try:
+        yield
+    except (RegistryError, SourceError, StoreError) as error:
+        raise UserError(str(error)) from error

@@ -1,0 +1,179 @@
+"""What the commands of the registry do and print."""
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+from rich.table import Table
+from rich.text import Text
+
+from forebay.cli import settings
+from forebay.cli.build import default_engine
+from forebay.cli.serve import Wish, cluster_of
+from forebay.cli.settings import WRONG_USAGE, UserError
+from forebay.cli.view.screen import Screen
+from forebay.core.model import Task
+from forebay.core.registry.approval import ApprovalState
+from forebay.engines.protocol import EngineBroken
+from forebay.modelserver.replica.choosing import is_repository
+from forebay.registry.catalogue import Actor, Description, Listed, Registry
+from forebay.registry.sources import SourceError, obtain, parse
+from forebay.store import events
+from forebay.store.database import Store
+
+STYLES = {ApprovalState.APPROVED: "green", ApprovalState.PENDING: "yellow", ApprovalState.REJECTED: "red"}
+
+
+@dataclass(frozen=True, slots=True)
+class Wished:
+    """What the command line says of a model that is to be registered."""
+
+    model: str
+    source: str
+    task: str | None
+    engine: str | None
+    settings: tuple[str, ...]
+    metadata: dict[str, str]
+
+
+def add(registry: Registry, wished: Wished, by: Actor, home: Path, as_json: bool) -> None:
+    """Fetch what is to be registered, and register it with the engine that runs it. Raises `UserError`."""
+    with Screen(settings.screen(stderr=True)) as screen:
+        progress = screen.progress(wished.model)
+        try:
+            path = obtain(parse(wished.source), home, progress)
+            task, name = _task(wished.task), wished.engine
+            if name is None and task is not Task.TENSOR and not is_repository(path):
+                name = default_engine(path).name
+            wish = Wish(str(path), wished.model, task, name, 1, None)
+            (model,) = cluster_of(wish, wished.settings, {}, "forebay registry add").models
+            engine = model.engine or default_engine(path)
+        except (SourceError, EngineBroken) as error:
+            raise UserError(str(error)) from error
+        what = Description(
+            model=wished.model,
+            source=wished.source,
+            task=model.task,
+            engine=engine.name,
+            settings=engine.model_dump(),
+            metadata=wished.metadata,
+        )
+        listed = registry.add(what, path, by, progress)
+    if as_json:
+        _print(listed)
+        return
+    id, stands = listed.revision.id, listed.standing
+    screen.line(f"{wished.model}@{id} is {stands.state}: {stands.why}.", STYLES[stands.state])
+    if stands.state is ApprovalState.PENDING:
+        screen.line(f"Next: forebay registry approve {wished.model}@{id}")
+    elif stands.state is ApprovalState.APPROVED:
+        screen.line(f"Serve it with `source: registry:{wished.model}@{id}` in the cluster file.")
+
+
+def _task(name: str | None) -> Task | None:
+    if name is None:
+        return None
+    try:
+        return Task(name)
+    except ValueError:
+        raise UserError(f"--task {name!r}: expected {', '.join(Task)}.", WRONG_USAGE) from None
+
+
+def show_all(listed: Iterable[Listed], as_json: bool) -> None:
+    """A line for each revision."""
+    listed = tuple(listed)
+    if as_json:
+        _print(listed)
+        return
+    if not listed:
+        settings.screen().print("Nothing is registered yet: `forebay registry add MODEL SOURCE`.")
+        return
+    table = _table("model", "revision", "state", "aliases", "task", "engine", "size", "registered (UTC)", "by")
+    for each in listed:
+        revision = each.revision
+        table.add_row(
+            revision.model,
+            revision.id,
+            Text(each.standing.state, STYLES[each.standing.state]),
+            ", ".join(each.aliases),
+            revision.task,
+            revision.engine,
+            size(each.size_bytes),
+            _time(revision.created_at),
+            revision.created_by,
+        )
+    settings.screen().print(table)
+
+
+def show(listed: Listed, as_json: bool) -> None:
+    """Everything about a revision."""
+    if as_json:
+        _print(listed)
+        return
+    revision, stands = listed.revision, listed.standing
+    rows = {
+        "revision": revision.name,
+        "state": f"{stands.state}: {stands.why}",
+        "aliases": ", ".join(listed.aliases) or "none",
+        "task": str(revision.task),
+        "engine": ", ".join(f"{key}={value}" for key, value in revision.settings.items()),
+        "source": revision.source,
+        "artifact": f"{revision.artifact} ({size(listed.size_bytes)})",
+        "signed by": ", ".join(listed.signed_by) or "nobody",
+        "registered": f"{_time(revision.created_at)} by {revision.created_by}",
+        **revision.metadata,
+    }
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    for key, value in rows.items():
+        table.add_row(Text(key, "bold"), Text(value, STYLES[stands.state] if key == "state" else ""))
+    settings.screen().print(table)
+
+
+def verify(registry: Registry, model: str | None, as_json: bool) -> int:
+    """Check everything, and print what is wrong; 1 if anything is."""
+    with Screen(settings.screen(stderr=True)) as screen:
+        wrong = registry.verify(screen.progress("registry"), model)
+    if as_json:
+        _print({"ok": not wrong, "wrong": wrong})
+    elif wrong:
+        for text in wrong:
+            screen.line(text, "red")
+    else:
+        settings.screen().print("Everything is as it was written.", style="green")
+    return 1 if wrong else 0
+
+
+def history(store: Store, subject: str | None, last: int, as_json: bool) -> None:
+    """The newest events, oldest first."""
+    with store.read() as connection:
+        found = deque(events.since(connection, subject=subject), maxlen=last)
+    if as_json:
+        _print(tuple(found))
+        return
+    table = _table("#", "time (UTC)", "who", "what", "of", "why")
+    for event in found:
+        table.add_row(str(event.number), _time(event.at), event.actor, event.kind, event.subject, event.why)
+    settings.screen().print(table if found else "Nothing has happened yet.")
+
+
+def size(count: int) -> str:
+    """Bytes as people read them."""
+    return f"{count / 1e6:,.1f} MB" if count >= 100_000 else f"{count:,} B"
+
+
+def _table(*names: str) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for name in names:
+        table.add_column(name, justify="right" if name in ("size", "#") else "left", no_wrap=name != "why")
+    return table
+
+
+def _time(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).isoformat(sep=" ", timespec="seconds").removesuffix("+00:00")
+
+
+def _print(value: object) -> None:
+    print(msgspec.json.format(msgspec.json.encode(value)).decode())

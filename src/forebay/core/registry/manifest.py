@@ -1,0 +1,105 @@
+"""What an artifact consists of: its files by path, size and SHA-256, and the one digest that names all of them."""
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Final
+
+FILES_MAX: Final = 100_000
+PATH_BYTES_MAX: Final = 1024
+_SHA256: Final = re.compile("[0-9a-f]{64}")
+
+
+class BadManifest(Exception):  # noqa: N818 - states the condition
+    """A manifest is none; the text says what is wrong with it."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class File:
+    """A file of an artifact. `path` is relative to the artifact, with `/`; of a lone file it is the name."""
+
+    path: str
+    size_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """All files, sorted by path. `lone`: the artifact is that one file, not a folder that holds it."""
+
+    files: tuple[File, ...]
+    lone: bool = False
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all files."""
+        return sum(file.size_bytes for file in self.files)
+
+    @property
+    def digest(self) -> str:
+        """The name of the artifact: SHA-256 of a lone file; of a folder that of the lines `SHA256 PATH`."""
+        if self.lone:
+            return self.files[0].sha256
+        lines = "".join(f"{file.sha256} {file.path}\n" for file in self.files)
+        return hashlib.sha256(lines.encode()).hexdigest()
+
+
+def make_manifest(files: Iterable[File], lone: bool = False) -> Manifest:
+    """A manifest of these files. Raises `BadManifest` for what no artifact may be, such as a path that leads out."""
+    found = tuple(sorted(files))
+    if not found:
+        raise BadManifest("it has no files")
+    if len(found) > FILES_MAX:
+        raise BadManifest(f"it has {len(found)} files, and may have {FILES_MAX}")
+    if lone and len(found) != 1:
+        raise BadManifest(f"it is to be one file, and has {len(found)}")
+    paths = {file.path for file in found}
+    if len(paths) < len(found):
+        raise BadManifest("a path occurs twice")
+    for file in found:
+        _check(file, paths)
+    return Manifest(found, lone)
+
+
+def _check(file: File, paths: Iterable[str]) -> None:
+    path = PurePosixPath(file.path)
+    if (
+        not path.parts
+        or path.is_absolute()
+        or ".." in path.parts
+        or str(path) != file.path
+        or "\n" in file.path
+        or "\0" in file.path
+        or len(file.path.encode(errors="surrogatepass")) > PATH_BYTES_MAX
+    ):
+        raise BadManifest(f"{file.path!r} is not a path inside the artifact")
+    if any(str(above) in paths for above in path.parents):
+        raise BadManifest(f"{file.path!r} lies in a file")
+    if file.size_bytes < 0 or not _SHA256.fullmatch(file.sha256):
+        raise BadManifest(f"{file.path!r} has no size or no SHA-256")
+
+
+@dataclass(frozen=True, slots=True)
+class Differs:
+    """A file that is not as the manifest says. `found` is what is there instead."""
+
+    path: str
+    found: str
+
+
+def differences(wanted: Manifest, found: Mapping[str, File]) -> tuple[Differs, ...]:
+    """What is wrong with the files that were found, by path, in the order of their paths."""
+    named = {file.path: file for file in wanted.files}
+    told = []
+    for path in sorted({*named, *found}):
+        if path not in found:
+            told.append(Differs(path, "it is missing"))
+        elif path not in named:
+            told.append(Differs(path, "it is not part of the artifact"))
+        elif found[path].size_bytes != named[path].size_bytes:
+            told.append(Differs(path, f"it has {found[path].size_bytes} bytes, not {named[path].size_bytes}"))
+        elif found[path].sha256 != named[path].sha256:
+            told.append(Differs(path, f"its SHA-256 is {found[path].sha256}, not {named[path].sha256}"))
+    return tuple(told)

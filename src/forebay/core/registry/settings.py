@@ -1,0 +1,46 @@
+"""The settings of the cluster file about the registry and the store."""
+
+import re
+from collections.abc import Iterator
+from typing import Annotated, Any, Final
+
+from pydantic import Field
+
+from forebay.core.registry.approval import ApprovalRules
+from forebay.core.section import Conflict, Section
+
+_STORE: Final = re.compile(r"sqlite:///.+|postgres(ql)?://.+")
+_PASSWORD: Final = re.compile(r"(?<=//)[^/@]*:[^/@]*@|[?&]password=[^&]*")
+
+
+class RegistrySettings(Section):
+    """Where models are registered, and what has to hold before one of them is served (`source: registry:…`)."""
+
+    folder: Annotated[str, Field(min_length=1)] | None = None
+    """Where registered files are kept; none: `registry` below `FOREBAY_HOME`."""
+    key_file: Annotated[str, Field(min_length=1)] | None = None
+    """PEM file of the Ed25519 key that proves approvals, made when it is first needed; none: `registry.key` below
+    `FOREBAY_HOME`. Who shares a store shares it too."""
+    approvals_min: Annotated[int, Field(ge=0, le=10)] = 0
+    """How many people have to approve a revision before it is served. 0: whatever is registered may be."""
+    self_approval: bool = False
+    """Whether the approval of who has registered it counts."""
+
+    publishers: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    """PEM files of public Ed25519 keys. With any of them, an artifact is served only if one has signed it
+    (`forebay registry sign`)."""
+
+    def rules(self) -> ApprovalRules:
+        """What approvals are judged by."""
+        return ApprovalRules(self.approvals_min, self.self_approval)
+
+
+def store_conflicts(url: Any) -> Iterator[Conflict]:
+    """What is wrong with the URL of a store: of another kind, or with a password, which would be shown to many."""
+    if not isinstance(url, str):
+        return
+    if _PASSWORD.search(url):
+        found = f'"{_PASSWORD.sub("***", url)}"'
+        yield Conflict("store", found, "a URL without a password; PostgreSQL takes it from PGPASSWORD or ~/.pgpass")
+    elif not _STORE.fullmatch(url):
+        yield Conflict("store", f'"{url}"', "sqlite:///PATH or postgresql://USER@HOST/NAME")

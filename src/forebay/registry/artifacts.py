@@ -1,0 +1,148 @@
+"""The files of artifacts on this machine: every content once, every artifact a folder of links to its contents.
+
+`blobs/ab/abcd…` holds contents by SHA-256; `trees/DIGEST` is an artifact as it was registered. Both are read-only and
+appear by renaming, so that who dies half-way leaves nothing that looks whole. Replicas of a node map the same pages.
+"""
+
+import errno
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Collection, Iterator
+from functools import partial
+from pathlib import Path
+
+from forebay.core.registry.manifest import Differs, File, Manifest, differences, make_manifest
+from forebay.registry.digests import CHUNK_BYTES
+from forebay.registry.sources import Progress, SourceError
+
+READ_ONLY = 0o444
+_DRAFT = ".draft-"
+
+
+class Artifacts:
+    """Artifacts below a folder. Several processes may use it at once."""
+
+    def __init__(self, folder: Path) -> None:
+        self._blobs = folder / "blobs"
+        self._trees = folder / "trees"
+
+    def take(self, path: Path, progress: Progress) -> Manifest:
+        """Copy a file or folder in. What is there already is not kept twice. Raises `SourceError`, `BadManifest`."""
+        files = [path] if path.is_file() else [each for each in sorted(path.rglob("*")) if each.is_file()]
+        try:
+            self._blobs.mkdir(parents=True, exist_ok=True)
+            sizes = [each.stat().st_size for each in files]
+            done, total, found = 0, sum(sizes), []
+            for each in files:
+                name = each.name if path.is_file() else each.relative_to(path).as_posix()
+                file = self._keep(each, name, partial(_tell, progress, f"registering {name}", done, total))
+                found.append(file)
+                done += file.size_bytes
+        except OSError as error:
+            if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+                raise SourceError(f"the disk that holds {self._blobs} is full: free some space") from error
+            raise SourceError(f"{path} cannot be taken into {self._blobs}: {error}") from error
+        return make_manifest(found, path.is_file())
+
+    def _keep(self, path: Path, name: str, copied: Callable[[int], None]) -> File:
+        with tempfile.NamedTemporaryFile(prefix=_DRAFT, dir=self._blobs, delete=False) as draft:
+            try:
+                sha256, size = _copy(path, draft.fileno(), copied)
+                os.fchmod(draft.fileno(), READ_ONLY)
+                os.fsync(draft.fileno())
+                target = self._blob(sha256)
+                target.parent.mkdir(exist_ok=True)
+                os.replace(draft.name, target)
+            except BaseException:
+                Path(draft.name).unlink(missing_ok=True)
+                raise
+        return File(name, size, sha256)
+
+    def _blob(self, sha256: str) -> Path:
+        return self._blobs / sha256[:2] / sha256
+
+    def tree(self, manifest: Manifest) -> Path:
+        """The artifact as it was registered: a folder, or a lone file. Raises `SourceError` if parts are missing."""
+        target = self._trees / manifest.digest
+        if not target.is_dir():
+            self._trees.mkdir(parents=True, exist_ok=True)
+            draft = Path(tempfile.mkdtemp(prefix=_DRAFT, dir=self._trees))
+            try:
+                for file in manifest.files:
+                    (draft / file.path).parent.mkdir(parents=True, exist_ok=True)
+                    os.link(self._blob(file.sha256), draft / file.path)
+                os.rename(draft, target)
+            except FileNotFoundError as error:
+                shutil.rmtree(draft, ignore_errors=True)
+                raise SourceError(f"{error.filename}: a content is not there; register the artifact again") from error
+            except OSError as error:
+                shutil.rmtree(draft, ignore_errors=True)
+                if not target.is_dir():  # else somebody was quicker
+                    raise SourceError(f"{target} cannot be made: {error}") from error
+        return target / manifest.files[0].path if manifest.lone else target
+
+    def check(self, manifest: Manifest, progress: Progress) -> tuple[Differs, ...]:
+        """Read every byte of the artifact; what differs from the manifest, file by file."""
+        folder = self._trees / manifest.digest
+        if not folder.is_dir():
+            self.tree(manifest)
+        found, done = {}, 0
+        for path in sorted(each for each in folder.rglob("*") if not each.is_dir() or each.is_symlink()):
+            name = path.relative_to(folder).as_posix()
+            found[name] = _read(path, name, done, manifest.size_bytes, progress)
+            done += found[name].size_bytes
+        return differences(manifest, found)
+
+    def sweep(self, keep: Collection[Manifest]) -> int:
+        """Remove all but these artifacts, and what those who died have left; returns the bytes that are free now."""
+        digests = {manifest.digest for manifest in keep}
+        contents = {file.sha256 for manifest in keep for file in manifest.files}
+        freed = 0
+        for tree in _entries(self._trees):
+            if tree.name not in digests:
+                shutil.rmtree(tree, ignore_errors=True)
+        for each in _entries(self._blobs):
+            for blob in [each] if each.is_file() else list(each.iterdir()):
+                if blob.name not in contents:
+                    freed += blob.stat().st_size
+                    blob.unlink(missing_ok=True)
+        return freed
+
+
+def _tell(progress: Progress, stage: str, before: int, total: int, done: int) -> None:
+    progress(stage, before + done, max(total, before + done))  # a file may grow while it is read
+
+
+def _entries(folder: Path) -> list[Path]:
+    return list(folder.iterdir()) if folder.is_dir() else []
+
+
+def _chunks(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as source:
+        while chunk := source.read(CHUNK_BYTES):
+            yield chunk
+
+
+def _copy(path: Path, target: int, copied: Callable[[int], None]) -> tuple[str, int]:
+    digest, size = hashlib.sha256(), 0
+    for chunk in _chunks(path):
+        digest.update(chunk)
+        left = memoryview(chunk)
+        while left:
+            left = left[os.write(target, left) :]
+        size += len(chunk)
+        copied(size)
+    return digest.hexdigest(), size
+
+
+def _read(path: Path, name: str, done: int, total: int, progress: Progress) -> File:
+    if path.is_symlink() or not path.is_file():
+        return File(name, 0, "")
+    digest, size = hashlib.sha256(), 0
+    for chunk in _chunks(path):
+        digest.update(chunk)
+        size += len(chunk)
+        progress(f"checking {name}", min(done + size, total), total)
+    return File(name, size, digest.hexdigest())

@@ -1,0 +1,315 @@
+"""The registry: which revisions there are, what is known of them, who has approved them, what they are called.
+
+A revision names an artifact by its digest, the engine and its settings, and never changes. What is read back is
+proved (see `proved`), and so is every byte of the files before they are served.
+"""
+
+import fcntl
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from sqlalchemy import Connection, Table, delete, insert, select, update
+
+from forebay.core.model import Task
+from forebay.core.registry.approval import (
+    ApprovalRules,
+    ApprovalState,
+    Role,
+    Standing,
+    Step,
+    Taken,
+    problem,
+    standing,
+)
+from forebay.core.registry.manifest import BadManifest, Manifest
+from forebay.core.revision import revision_id
+from forebay.obs.clock import wall_s
+from forebay.registry import proved
+from forebay.registry.artifacts import Artifacts
+from forebay.registry.proved import RegistryError, Revision, Setting, StepDocument, Tampered
+from forebay.registry.signing import Signer
+from forebay.registry.sources import Progress, SourceError
+from forebay.store import events
+from forebay.store.database import Store
+from forebay.store.schema import ALIASES, APPROVALS, ARTIFACTS, REVISIONS
+
+
+class Actor(msgspec.Struct, frozen=True):
+    """Who does something."""
+
+    name: str
+    role: Role = Role.ADMIN
+
+
+class Listed(msgspec.Struct, frozen=True):
+    """A revision, where its approval stands, and what it is called."""
+
+    revision: Revision
+    standing: Standing
+    aliases: tuple[str, ...]
+    size_bytes: int
+    signed_by: tuple[str, ...] = ()
+    """Public keys of those who have signed the artifact, base64."""
+
+
+class Description(msgspec.Struct, frozen=True):
+    """What is said of an artifact when it is registered."""
+
+    model: str
+    source: str
+    task: Task
+    engine: str
+    settings: Mapping[str, Setting]
+    metadata: Mapping[str, str] = {}
+
+
+class Registry:
+    """The catalogue in a store, and the files below a folder.
+
+    `signer` proves approvals. With `publishers` (public keys) what none of them has signed is not served.
+    """
+
+    def __init__(
+        self, store: Store, folder: Path, signer: Signer, rules: ApprovalRules, publishers: Collection[str] = ()
+    ) -> None:
+        self._artifacts = Artifacts(folder)
+        self._store = store
+        self._folder = folder
+        self._signer = signer
+        self._rules = rules
+        self._publishers = publishers
+
+    def add(self, what: Description, path: Path, by: Actor, progress: Progress) -> Listed:
+        """Register what lies at a path; what is registered already stays as it is. Raises `RegistryError`."""
+        with self._in_use():
+            try:
+                manifest = self._artifacts.take(path, progress)
+                self._artifacts.tree(manifest)
+            except (SourceError, BadManifest) as error:
+                raise RegistryError(f"{what.source}: {error}") from error
+            id = revision_id(manifest.digest, what.engine, what.settings)
+            with self._store.write() as connection:
+                known = (REVISIONS.c.model == what.model) & (REVISIONS.c.id == id)
+                if not connection.execute(select(REVISIONS.c.id).where(known)).all():
+                    self._write(connection, id, what, manifest, by)
+                return self._listed(connection, what.model, id)
+
+    def _write(self, connection: Connection, id: str, what: Description, manifest: Manifest, by: Actor) -> None:
+        now = wall_s()
+        if not connection.execute(select(ARTIFACTS.c.digest).where(ARTIFACTS.c.digest == manifest.digest)).all():
+            _insert(
+                connection,
+                ARTIFACTS,
+                digest=manifest.digest,
+                source=what.source,
+                manifest=proved.manifest_text(manifest),
+                size_bytes=manifest.size_bytes,
+                envelope="",
+                signatures="[]",
+                added_at=now,
+                added_by=by.name,
+            )
+        revision = Revision(
+            model=what.model,
+            id=id,
+            artifact=manifest.digest,
+            manifest=proved.sha256(proved.manifest_text(manifest)),
+            task=what.task,
+            engine=what.engine,
+            settings=dict(what.settings),
+            source=what.source,
+            created_at=now,
+            created_by=by.name,
+            metadata=dict(what.metadata),
+        )
+        document = msgspec.json.encode(revision).decode()
+        digest = proved.sha256(document)
+        _insert(
+            connection,
+            REVISIONS,
+            id=id,
+            model=what.model,
+            artifact=manifest.digest,
+            document=document,
+            digest=digest,
+            created_at=now,
+            created_by=by.name,
+        )
+        self._take(connection, revision, digest, Taken(Step.ADD, by.name, now, f"from {what.source}"), by.role)
+
+    def step(self, model: str, name: str, step: Step, by: Actor, reason: str = "") -> Listed:
+        """Approve, reject or resubmit a revision, named by its id or an alias. Raises `RegistryError`."""
+        with self._store.write() as connection:
+            revision, digest = proved.revision(connection, model, proved.resolve(connection, model, name))
+            self._take(connection, revision, digest, Taken(step, by.name, wall_s(), reason), by.role)
+            return self._listed(connection, model, revision.id)
+
+    def _take(self, connection: Connection, revision: Revision, digest: str, new: Taken, role: Role) -> None:
+        taken, previous = proved.steps(connection, revision, digest, self._signer.public)
+        why_not = problem(taken, new, role, self._rules)
+        if why_not:
+            raise RegistryError(f"{revision.name}: {why_not}")
+        number = len(taken) + 1
+        step = StepDocument(
+            model=revision.model,
+            revision=revision.id,
+            document=digest,
+            number=number,
+            step=new.step,
+            by=new.by,
+            role=role.name.lower(),
+            at=new.at,
+            reason=new.reason,
+            previous=previous,
+        )
+        document = msgspec.json.encode(step)
+        _insert(
+            connection,
+            APPROVALS,
+            model=revision.model,
+            revision=revision.id,
+            number=number,
+            document=document.decode(),
+            signature=self._signer.sign(document),
+        )
+        events.append(
+            connection,
+            at=new.at,
+            actor=new.by,
+            kind=f"revision.{new.step}",
+            subject=revision.subject,
+            why=new.reason,
+            document={"record": proved.sha256(document.decode())},
+        )
+
+    def revisions(self, model: str | None = None) -> list[Listed]:
+        """All revisions, of a model or of all, by model and age. Raises `Tampered`."""
+        asked = select(REVISIONS.c.model, REVISIONS.c.id).order_by(REVISIONS.c.model, REVISIONS.c.created_at)
+        with self._store.read() as connection:
+            rows = connection.execute(asked if model is None else asked.where(REVISIONS.c.model == model)).all()
+            return [self._listed(connection, row.model, row.id) for row in rows]
+
+    def show(self, model: str, name: str) -> Listed:
+        """A revision, by its id or by an alias. Raises `RegistryError`."""
+        with self._store.read() as connection:
+            return self._listed(connection, model, proved.resolve(connection, model, name))
+
+    def set_alias(self, model: str, alias: str, name: str, by: Actor) -> Listed:
+        """Let an alias lead to a revision, whatever it led to before. Raises `RegistryError`."""
+        with self._store.write() as connection:
+            listed = self._listed(connection, model, proved.resolve(connection, model, name))
+            id, now = listed.revision.id, wall_s()
+            taken = (REVISIONS.c.model == model) & (REVISIONS.c.id == alias)
+            if connection.execute(select(REVISIONS.c.id).where(taken)).all():
+                raise RegistryError(f"{model}@{alias}: is the id of a revision, and cannot be an alias")
+            before = proved.resolve(connection, model, alias)
+            if before == id:
+                return listed
+            connection.execute(delete(ALIASES).where((ALIASES.c.model == model) & (ALIASES.c.alias == alias)))
+            _insert(connection, ALIASES, model=model, alias=alias, revision=id, changed_at=now, changed_by=by.name)
+            events.append(
+                connection,
+                at=now,
+                actor=by.name,
+                kind="alias.set",
+                subject=listed.revision.subject,
+                why=f"{alias} leads to it",
+                document={"alias": alias, "before": "" if before == alias else before},
+            )
+            return self._listed(connection, model, id)
+
+    def sign(self, model: str, name: str, publisher: Signer, by: Actor) -> Listed:
+        """Add a publisher's signature to the artifact of a revision. Raises `RegistryError`."""
+        with self._store.write() as connection:
+            listed = self._listed(connection, model, proved.resolve(connection, model, name))
+            revision, now = listed.revision, wall_s()
+            if publisher.public in listed.signed_by:
+                return listed
+            made = publisher.sign(proved.signed_message(revision.artifact))
+            both = (
+                *proved.signatures(connection, revision.artifact),
+                proved.Signature(publisher.public, made, by.name, now),
+            )
+            own = ARTIFACTS.c.digest == revision.artifact
+            connection.execute(update(ARTIFACTS).where(own).values(signatures=msgspec.json.encode(both).decode()))
+            events.append(
+                connection,
+                at=now,
+                actor=by.name,
+                kind="artifact.signed",
+                subject=revision.subject,
+                why=f"with the key {publisher.public}",
+                document={"public": publisher.public},
+            )
+            return self._listed(connection, model, revision.id)
+
+    def open(self, model: str, name: str, progress: Progress) -> tuple[Listed, Path]:
+        """A revision that may be served, and its files, every byte of which was checked. Raises `RegistryError`."""
+        with self._store.read() as connection:
+            listed = self._listed(connection, model, proved.resolve(connection, model, name))
+            manifest = proved.manifest(connection, listed.revision.artifact, listed.revision.manifest)
+        who = listed.revision.name
+        if listed.standing.state is not ApprovalState.APPROVED:
+            raise RegistryError(f"{who}: is {listed.standing.state}: {listed.standing.why}")
+        if self._publishers and not set(self._publishers) & set(listed.signed_by):
+            others = f"; those of {', '.join(listed.signed_by)} do not count" if listed.signed_by else ""
+            raise RegistryError(f"{who}: has no signature of a key in `registry.publishers`{others}")
+        try:
+            wrong = self._artifacts.check(manifest, progress)
+            path = self._artifacts.tree(manifest)
+        except (SourceError, OSError) as error:
+            raise RegistryError(f"{who}: {error}") from error
+        if wrong:
+            raise Tampered("\n".join(f"{who}: {each.path}: {each.found}" for each in wrong))
+        return listed, path
+
+    def verify(self, progress: Progress, model: str | None = None) -> list[str]:
+        """Everything that is not as it was written, one sentence each: the event log, documents, steps, files."""
+        with self._store.read() as connection:
+            log = events.verify(connection)
+            rows = connection.execute(select(REVISIONS.c.model, REVISIONS.c.id)).all()
+        wrong = [f"event log: {log}"] if log else []
+        checked: dict[str, list[str]] = {}
+        for row in sorted(rows, key=tuple):
+            if model not in (None, row.model):
+                continue
+            try:
+                with self._store.read() as connection:
+                    revision = self._listed(connection, row.model, row.id).revision
+                    manifest = proved.manifest(connection, revision.artifact, revision.manifest)
+                if manifest.digest not in checked:
+                    found = self._artifacts.check(manifest, progress)
+                    checked[manifest.digest] = [f"{each.path}: {each.found}" for each in found]
+                wrong += [f"{revision.name}: {text}" for text in checked[manifest.digest]]
+            except (RegistryError, SourceError, OSError) as error:
+                wrong.append(str(error))
+        return wrong
+
+    def sweep(self) -> int:
+        """Remove files that no revision has any more; returns the bytes that are free now."""
+        with self._in_use(alone=True), self._store.read() as connection:
+            digests = connection.execute(select(ARTIFACTS.c.digest)).scalars().all()
+            return self._artifacts.sweep([proved.manifest(connection, digest) for digest in digests])
+
+    @contextmanager
+    def _in_use(self, alone: bool = False) -> Iterator[None]:
+        """Nobody sweeps away what another is just bringing in."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with (self._folder / "lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+            yield
+
+    def _listed(self, connection: Connection, model: str, id: str) -> Listed:
+        revision, digest = proved.revision(connection, model, id)
+        manifest = proved.manifest(connection, revision.artifact, revision.manifest)
+        taken, _ = proved.steps(connection, revision, digest, self._signer.public)
+        named = proved.aliases(connection, revision)
+        signed_by = tuple(each.public for each in proved.signatures(connection, revision.artifact))
+        return Listed(revision, standing(taken, self._rules), named, manifest.size_bytes, signed_by)
+
+
+def _insert(connection: Connection, table: Table, **values: Any) -> None:
+    connection.execute(insert(table).values(values))

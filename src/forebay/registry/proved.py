@@ -1,0 +1,190 @@
+"""What the store says of revisions, proved: documents by their digests, steps of approval by signature and event log.
+
+Whatever does not fit raises `Tampered`, which names it.
+"""
+
+import hashlib
+from typing import TypeVar
+
+import msgspec
+from sqlalchemy import Connection, select
+
+from forebay.core.model import Task
+from forebay.core.registry.approval import Step, Taken
+from forebay.core.registry.manifest import BadManifest, File, Manifest, make_manifest
+from forebay.core.revision import revision_id
+from forebay.registry.signing import is_signed
+from forebay.store import events
+from forebay.store.schema import ALIASES, APPROVALS, ARTIFACTS, REVISIONS
+from forebay.wire.documents import UNREADABLE
+
+T = TypeVar("T")
+Setting = int | float | str | bool
+
+
+class RegistryError(Exception):
+    """What was asked for cannot be done; the text says why, and what can."""
+
+
+class Tampered(RegistryError):  # noqa: N818 - states the condition
+    """Something is not as it was written; the text names it."""
+
+
+class Revision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What can be deployed. Equal artifact, engine and settings make an equal `id`."""
+
+    model: str
+    id: str
+    artifact: str
+    """Digest of the artifact."""
+    manifest: str
+    """Digest of what is written down of its files: sizes, which the digest of the artifact does not cover, too."""
+    task: Task
+    engine: str
+    settings: dict[str, Setting]
+    source: str
+    created_at: float
+    created_by: str
+    metadata: dict[str, str] = {}
+    """What people should know: precision, context length, licence, card, and figures that were measured."""
+
+    @property
+    def name(self) -> str:
+        """As people write it."""
+        return f"{self.model}@{self.id}"
+
+    @property
+    def subject(self) -> str:
+        """What events call it."""
+        return f"model/{self.model}/{self.id}"
+
+
+class StepDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is signed of a step of approval. `document`, `previous`: digests of the revision's and the last step's."""
+
+    model: str
+    revision: str
+    document: str
+    number: int
+    step: Step
+    by: str
+    role: str
+    at: float
+    reason: str
+    previous: str
+
+
+def resolve(connection: Connection, model: str, name: str) -> str:
+    """The id that an alias leads to, else the name itself."""
+    alias = select(ALIASES.c.revision).where((ALIASES.c.model == model) & (ALIASES.c.alias == name))
+    return connection.execute(alias).scalar() or name
+
+
+def revision(connection: Connection, model: str, id: str) -> tuple[Revision, str]:
+    """A revision, and the digest of its document. Raises `RegistryError`."""
+    who = f"{model}@{id}"
+    asked = select(REVISIONS.c.document, REVISIONS.c.digest, REVISIONS.c.artifact)
+    row = connection.execute(asked.where((REVISIONS.c.model == model) & (REVISIONS.c.id == id))).one_or_none()
+    if row is None:
+        there = connection.execute(select(REVISIONS.c.id).where(REVISIONS.c.model == model)).scalars().all()
+        raise RegistryError(f"{who}: there is no such revision; there is: {', '.join(sorted(there)) or 'none'}")
+    if sha256(row.document) != row.digest:
+        raise Tampered(f"{who}: its document was changed: it has another digest")
+    found = _decode(row.document, Revision, f"{who}: its document")
+    expected = revision_id(found.artifact, found.engine, found.settings)
+    if (found.model, found.id, found.artifact) != (model, id, row.artifact) or expected != id:
+        raise Tampered(f"{who}: its document is that of {found.model}@{expected}")
+    return found, row.digest
+
+
+def steps(connection: Connection, of: Revision, digest: str, public: str) -> tuple[tuple[Taken, ...], str]:
+    """The steps of approval, and the digest of the last one. Raises `Tampered`."""
+    asked = select(APPROVALS.c.document, APPROVALS.c.signature).order_by(APPROVALS.c.number)
+    rows = connection.execute(asked.where((APPROVALS.c.model == of.model) & (APPROVALS.c.revision == of.id))).all()
+    previous, taken = "", list[Taken]()
+    for number, row in enumerate(rows, 1):
+        record = f"{of.name}: record {number} of its approval"
+        if not is_signed(row.document.encode(), row.signature, public):
+            raise Tampered(f"{record} or its signature was changed, or another registry has signed it")
+        step = _decode(row.document, StepDocument, record)
+        if (step.model, step.revision, step.number) != (of.model, of.id, number):
+            raise Tampered(f"{record} belongs to {step.model}@{step.revision}, number {step.number}")
+        if step.previous != previous:
+            raise Tampered(f"{record} does not follow on the one before it")
+        if step.document != digest:
+            raise Tampered(f"{record} is about another document than that of the revision")
+        taken.append(Taken(step.step, step.by, step.at, step.reason))
+        previous = sha256(row.document)
+    _all_there(connection, of, len(rows))
+    return tuple(taken), previous
+
+
+def _all_there(connection: Connection, of: Revision, records: int) -> None:
+    """Signatures do not show that the last record was taken out; the event log does."""
+    noted = [each for each in events.since(connection, subject=of.subject) if each.kind.startswith("revision.")]
+    if len(noted) != records:
+        raise Tampered(f"{of.name}: has {records} records of approval, but the event log has {len(noted)}")
+
+
+def manifest(connection: Connection, digest: str, proof: str | None = None) -> Manifest:
+    """What an artifact consists of; `proof` is what a revision knows of it. Raises `Tampered`."""
+    what = f"artifact {digest}: its manifest"
+    text = connection.execute(select(ARTIFACTS.c.manifest).where(ARTIFACTS.c.digest == digest)).scalar()
+    if text is None:
+        raise Tampered(f"{what} is gone")
+    files, lone = _decode(text, tuple[tuple[File, ...], bool], what)
+    try:
+        found = make_manifest(files, lone)
+    except BadManifest as error:
+        raise Tampered(f"{what} was changed: {error}") from error
+    if found.digest != digest or proof not in (None, sha256(text)):
+        raise Tampered(f"{what} was changed")
+    return found
+
+
+class Signature(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A publisher's signature of an artifact: public key and signature, base64; who added it, and when."""
+
+    public: str
+    signature: str
+    by: str
+    at: float
+
+
+def signed_message(digest: str) -> bytes:
+    """What a publisher signs of an artifact."""
+    return f"forebay artifact v1\n{digest}\n".encode()
+
+
+def signatures(connection: Connection, digest: str) -> tuple[Signature, ...]:
+    """The signatures of an artifact. Raises `Tampered` if one is not, or no longer, that of its key."""
+    what = f"artifact {digest}: a signature"
+    text = connection.execute(select(ARTIFACTS.c.signatures).where(ARTIFACTS.c.digest == digest)).scalar() or "[]"
+    found = _decode(text, tuple[Signature, ...], what)
+    for each in found:
+        if not is_signed(signed_message(digest), each.signature, each.public):
+            raise Tampered(f"{what} was changed: it is not one of {each.public}")
+    return found
+
+
+def aliases(connection: Connection, of: Revision) -> tuple[str, ...]:
+    """What leads to a revision."""
+    named = select(ALIASES.c.alias).where((ALIASES.c.model == of.model) & (ALIASES.c.revision == of.id))
+    return tuple(sorted(connection.execute(named).scalars()))
+
+
+def manifest_text(manifest: Manifest) -> str:
+    """What is kept of it."""
+    return msgspec.json.encode((manifest.files, manifest.lone)).decode()
+
+
+def sha256(text: str) -> str:
+    """The digest of a document."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _decode(text: str, type: type[T], what: str) -> T:
+    try:
+        return msgspec.json.decode(text, type=type)
+    except UNREADABLE as error:
+        raise Tampered(f"{what} was changed: {error}") from error

@@ -1,0 +1,29 @@
+"""Models that lie elsewhere: S3, the Hugging Face Hub, MLflow. Fetched once a version, resumed where cut off.
+
+Each library is imported only when a source of its kind is used.
+"""
+
+from pathlib import Path
+
+from forebay.registry.sources import Progress, RemoteSource, SourceError
+
+
+def fetch_remote(source: RemoteSource, home: Path, progress: Progress) -> Path:
+    """The file or folder of a remote source, on this machine. Raises `SourceError`."""
+    try:
+        match source.scheme:
+            case "s3":
+                from forebay.registry.remote.s3 import fetch_s3
+
+                return fetch_s3(source, home, progress)
+            case "hf":
+                from forebay.registry.remote.hub import fetch_hub
+
+                return fetch_hub(source, progress)
+            case _:
+                from forebay.registry.remote.mlflow import fetch_mlflow
+
+                return fetch_mlflow(source, home, progress)
+    except ModuleNotFoundError as error:
+        extra = {"s3": "s3", "hf": "hub"}[source.scheme]
+        raise SourceError(f"{source}: needs {error.name}: pip install 'forebay[{extra}]'") from error

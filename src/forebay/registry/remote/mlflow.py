@@ -1,0 +1,122 @@
+"""`mlflow:MODEL@ALIAS` or `mlflow:MODEL/VERSION`: the registry of an MLflow server, by its REST API.
+
+The server is that of MLFLOW_TRACKING_URI; MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and …_PASSWORD, open it.
+Artifacts come through the server, which has to serve them (`--serve-artifacts`, its default).
+"""
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import httpx
+
+from forebay.registry.remote.trees import FILES_MAX, Far, bring
+from forebay.registry.sources import Progress, RemoteSource, SourceError
+
+FORM = re.compile(r"(?P<model>[^/@]+)(@(?P<alias>[^/@]+)|/(?P<version>\d+))")
+API = "/api/2.0/mlflow"
+TIMEOUT_S = 30.0
+CHUNK_BYTES = 1024 * 1024
+DEPTH_MAX = 32
+
+
+def fetch_mlflow(source: RemoteSource, home: Path, progress: Progress) -> Path:
+    """The artifacts of a version of a registered model. Raises `SourceError`."""
+    match = FORM.fullmatch(source.rest)
+    if match is None:
+        raise SourceError(f"{source}: not of the form mlflow:MODEL@ALIAS or mlflow:MODEL/VERSION")
+    url = os.environ.get("MLFLOW_TRACKING_URI", "")
+    if urlsplit(url).scheme not in ("http", "https"):
+        raise SourceError(f"{source}: MLFLOW_TRACKING_URI has to be the URL of the server, http(s)://HOST:PORT")
+    with _client(url) as client:
+        server = _Server(client, str(source))
+        version = match["version"] or server.version(match["model"], match["alias"])
+        progress(f"version {version}", 0, None)
+        root = server.artifacts(match["model"], version)
+        files = sorted(server.listing(root))
+        folder = home / "models" / "mlflow" / quote(urlsplit(url).netloc, safe="") / match["model"] / version
+        return bring(str(source), files, lambda file, offset: server.read(root, file, offset), folder, progress)
+
+
+def _client(url: str) -> httpx.Client:
+    token, user = os.environ.get("MLFLOW_TRACKING_TOKEN"), os.environ.get("MLFLOW_TRACKING_USERNAME")
+    return httpx.Client(
+        base_url=url.rstrip("/"),
+        headers={"authorization": f"Bearer {token}"} if token else {},
+        auth=(user, os.environ.get("MLFLOW_TRACKING_PASSWORD", "")) if user and not token else None,
+        timeout=TIMEOUT_S,
+        trust_env=False,
+        follow_redirects=True,
+    )
+
+
+class _Server:
+    """What is asked of an MLflow server; `name` is what messages call the source."""
+
+    def __init__(self, client: httpx.Client, name: str) -> None:
+        self._client = client
+        self._name = name
+
+    def version(self, model: str, alias: str) -> str:
+        """The version that an alias leads to."""
+        answer = self._ask("/registered-models/alias", name=model, alias=alias)
+        return str(answer["model_version"]["version"])
+
+    def artifacts(self, model: str, version: str) -> str:
+        """Where the artifacts of a version lie, as a path of the server's artifact API."""
+        uri = str(self._ask("/model-versions/get-download-uri", name=model, version=version)["artifact_uri"])
+        parts = urlsplit(uri)
+        if parts.scheme == "models":  # a logged model of MLflow 3 is named, not located
+            found = self._ask(f"/logged-models/{parts.path.strip('/') or parts.netloc}")
+            parts = urlsplit(str(found["model"]["info"]["artifact_uri"]))
+        if parts.scheme != "mlflow-artifacts":
+            raise SourceError(f"{self._name}: its artifacts are at {parts.scheme}:…, not served by the MLflow server")
+        return parts.path.strip("/")
+
+    def listing(self, root: str) -> Iterator[Far]:
+        """All files below a path."""
+        folders, seen = [("", 0)], 0
+        while folders:
+            inner, depth = folders.pop()
+            answer = self._ask("-artifacts/artifacts", path=f"{root}/{inner}".rstrip("/"))
+            for entry in answer.get("files", ()):
+                path = f"{inner}/{entry['path']}".lstrip("/")
+                seen += 1
+                if seen > FILES_MAX or depth > DEPTH_MAX:
+                    raise SourceError(f"{self._name}: has more than {FILES_MAX} files, or folders without an end")
+                if entry.get("is_dir"):
+                    folders.append((path, depth + 1))
+                else:
+                    yield Far(path, int(entry["file_size"]), "")
+
+    def read(self, root: str, file: Far, offset: int) -> Iterator[bytes]:
+        """The bytes of a file from an offset on, which the server may not know to begin at."""
+        path = quote(f"{root}/{file.path}")
+        headers = {"range": f"bytes={offset}-"} if offset else {}
+        try:
+            with self._client.stream("GET", f"{API}-artifacts/artifacts/{path}", headers=headers) as answer:
+                if answer.status_code not in (200, 206):
+                    raise SourceError(f"{self._name}: {file.path}: HTTP {answer.status_code}")
+                skip = offset if answer.status_code == 200 else 0
+                for chunk in answer.iter_raw(CHUNK_BYTES):
+                    if skip < len(chunk):
+                        yield chunk[skip:]
+                    skip = max(skip - len(chunk), 0)
+        except httpx.HTTPError as error:
+            raise SourceError(f"{self._name}: {file.path}: {str(error) or type(error).__name__}") from error
+
+    def _ask(self, endpoint: str, **parameters: str) -> dict[str, Any]:
+        try:
+            answer = self._client.get(f"{API}{endpoint}", params=parameters)
+            document = answer.json()
+        except (httpx.HTTPError, ValueError) as error:
+            raise SourceError(
+                f"{self._name}: {self._client.base_url} does not answer like an MLflow server ({error})"
+            ) from error
+        if answer.status_code != 200 or not isinstance(document, dict):
+            said = document.get("message", "") if isinstance(document, dict) else ""
+            raise SourceError(f"{self._name}: {said or 'no answer that can be used'} (HTTP {answer.status_code})")
+        return document

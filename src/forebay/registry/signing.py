@@ -1,0 +1,109 @@
+"""Ed25519 signatures: the registry signs the steps of approval, publishers sign artifacts."""
+
+import base64
+import binascii
+import os
+from pathlib import Path
+from typing import Final
+
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+    load_pem_public_key,
+)
+
+from forebay.registry.sources import SourceError
+
+KEY_MODE: Final = 0o600
+KEY_BYTES_MAX: Final = 16_384
+MADE_WITH: Final = "one is made with `openssl genpkey -algorithm ed25519 -out FILE`"
+
+
+class Signer:
+    """Signs with a private key."""
+
+    def __init__(self, key: Ed25519PrivateKey) -> None:
+        self._key = key
+
+    @property
+    def public(self) -> str:
+        """The public key, base64: the name of who signs."""
+        return _name(self._key.public_key())
+
+    def sign(self, message: bytes) -> str:
+        """The signature, base64."""
+        return base64.b64encode(self._key.sign(message)).decode()
+
+
+def is_signed(message: bytes, signature: str, public: str) -> bool:
+    """Whether the holder of the public key has signed the message."""
+    try:
+        key = Ed25519PublicKey.from_public_bytes(base64.b64decode(public, validate=True))
+        key.verify(base64.b64decode(signature, validate=True), message)
+    except (InvalidSignature, binascii.Error, ValueError):
+        return False
+    return True
+
+
+def read_signer(path: Path) -> Signer:
+    """The private key in a PEM file. Raises `SourceError`."""
+    try:
+        key = load_pem_private_key(_content(path), None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise SourceError(f"{path}: not a private Ed25519 key without a password; {MADE_WITH}") from error
+    if not isinstance(key, Ed25519PrivateKey):
+        raise SourceError(f"{path}: a private key of another kind; {MADE_WITH}")
+    return Signer(key)
+
+
+def read_public(path: Path) -> str:
+    """The public key in a PEM file, base64. Raises `SourceError`."""
+    try:
+        key = load_pem_public_key(_content(path))
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise SourceError(
+            f"{path}: not a public key; `openssl pkey -in FILE -pubout` prints that of a key"
+        ) from error
+    if not isinstance(key, Ed25519PublicKey):
+        raise SourceError(f"{path}: a public key of another kind than Ed25519")
+    return _name(key)
+
+
+def own_signer(path: Path) -> Signer:
+    """The registry's own key, made when it is first needed, readable by its owner only. Raises `SourceError`."""
+    if not path.exists():
+        pem = Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        draft = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, KEY_MODE)
+            with os.fdopen(file, "wb") as stream:
+                stream.write(pem)
+                stream.flush()
+                os.fsync(file)
+            try:
+                os.link(draft, path)
+            except FileExistsError:  # somebody else's came first, and may be in use
+                pass
+            finally:
+                draft.unlink()
+        except OSError as error:
+            raise SourceError(f"{path}: the key of the registry cannot be made ({error.strerror})") from error
+    return read_signer(path)
+
+
+def _name(key: Ed25519PublicKey) -> str:
+    return base64.b64encode(key.public_bytes(Encoding.Raw, PublicFormat.Raw)).decode()
+
+
+def _content(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(KEY_BYTES_MAX)
+    except OSError as error:
+        raise SourceError(f"{path}: cannot be read ({error.strerror})") from error

@@ -1,0 +1,191 @@
+"""Opens the store, brings its schema up to date, and runs transactions on it."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from sqlalchemy import Connection, Engine, create_engine, event, inspect, select, text
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import (
+    ArgumentError,
+    DBAPIError,
+    IntegrityError,
+    InterfaceError,
+    OperationalError,
+    SQLAlchemyError,
+)
+
+LOCK_TIMEOUT_S: Final = 10
+"""Longest wait for somebody else's transaction."""
+CONNECT_TIMEOUT_S: Final = 5
+STATEMENT_TIMEOUT_S: Final = 30
+MIGRATION_LOCK: Final = 0x666F7265
+"""Number of the advisory lock under which PostgreSQL's schema is changed by one process at a time."""
+FILE_MODE: Final = 0o600
+
+
+class StoreError(Exception):
+    """The store cannot be used; the text names it, without its password, and says what to do."""
+
+
+class StoreDown(StoreError):  # noqa: N818 - a state, not a mistake
+    """It cannot be reached, or could not do what was asked just now: trying again later may help."""
+
+
+class Conflict(StoreError):  # noqa: N818 - somebody else was first
+    """What was to be written is there already, or was changed by somebody else."""
+
+
+class Store:
+    """A database with the schema of this version of Forebay. May be used from several threads at once."""
+
+    def __init__(self, engine: Engine, name: str) -> None:
+        self._engine = engine
+        self.name = name
+        """What to call it in messages: without a password."""
+
+    @contextmanager
+    def write(self) -> Iterator[Connection]:
+        """A transaction that is kept if the block ends well; one at a time on SQLite. Raises `StoreError`."""
+        with self._named_errors(), self._engine.connect() as connection:
+            connection.info["writes"] = True
+            with connection.begin():
+                yield connection
+
+    @contextmanager
+    def read(self) -> Iterator[Connection]:
+        """A transaction that sees one state of the store. Raises `StoreError`."""
+        with self._named_errors(), self._engine.connect() as connection:
+            connection.info["writes"] = False
+            if connection.dialect.name == "postgresql":
+                connection.execution_options(isolation_level="REPEATABLE READ")
+            with connection.begin():
+                yield connection
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._engine.dispose()
+
+    @contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except IntegrityError as error:
+            raise Conflict(f"{self.name}: {_reason(error)}") from error
+        except (OperationalError, InterfaceError) as error:
+            raise StoreDown(f"{self.name}: {_reason(error)}") from error
+        except DBAPIError as error:
+            kind = StoreDown if error.connection_invalidated else StoreError
+            raise kind(f"{self.name}: {_reason(error)}") from error
+        except SQLAlchemyError as error:
+            raise StoreError(f"{self.name}: {error}") from error
+
+
+def open_store(url: str) -> Store:
+    """The store at `sqlite:///PATH` or `postgresql://…`; made if it is not there, brought up to date if it is older.
+
+    Several processes may do so at once. Raises `StoreError`, also if a newer version of Forebay has written it.
+    """
+    address = _address(url)
+    name = address.render_as_string(hide_password=True).replace("+psycopg", "")
+    engine = _open_sqlite(address, name) if address.get_backend_name() == "sqlite" else _reach_postgres(address)
+    store = Store(engine, name)
+    try:
+        _migrate(store)
+    except BaseException:
+        store.close()
+        raise
+    return store
+
+
+def _reach_postgres(address: URL) -> Engine:
+    try:
+        return create_engine(
+            address,
+            pool_pre_ping=True,
+            pool_timeout=CONNECT_TIMEOUT_S,
+            connect_args={
+                "connect_timeout": CONNECT_TIMEOUT_S,
+                "options": f"-c lock_timeout={LOCK_TIMEOUT_S}s -c statement_timeout={STATEMENT_TIMEOUT_S}s",
+            },
+        )
+    except ImportError as error:
+        raise StoreError(
+            f"{error.name} is missing, which PostgreSQL needs: pip install 'forebay[postgres]'"
+        ) from None
+
+
+def _address(url: str) -> URL:
+    try:
+        address = make_url(url)
+    except ArgumentError:
+        raise StoreError(f"{_hidden(url)}: not a URL; use sqlite:///PATH or postgresql://USER@HOST/NAME") from None
+    match address.get_backend_name():
+        case "sqlite":
+            if not address.database or address.database == ":memory:":
+                raise StoreError(f"{url}: names no file; use sqlite:///PATH, with four slashes for an absolute path")
+            return address.set(drivername="sqlite")
+        case "postgresql" | "postgres":
+            return address.set(drivername="postgresql+psycopg")
+        case other:
+            raise StoreError(f"{other}: not a kind of store; use sqlite:///PATH or postgresql://USER@HOST/NAME")
+
+
+def _hidden(url: str) -> str:
+    return re.sub(r"//[^/]*@", "//***@", url)
+
+
+def _open_sqlite(address: URL, name: str) -> Engine:
+    path = Path(str(address.database))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch(FILE_MODE)
+    except OSError as error:
+        raise StoreError(f"{name}: {path} cannot be written ({error.strerror})") from error
+    engine = create_engine(address, connect_args={"timeout": LOCK_TIMEOUT_S, "check_same_thread": False})
+
+    @event.listens_for(engine, "connect")
+    def _connected(connection: Any, record: object) -> None:
+        connection.isolation_level = None  # transactions begin where we say, not before the first change
+        for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"):
+            connection.execute(f"PRAGMA {pragma}")
+
+    @event.listens_for(engine, "begin")
+    def _begun(connection: Connection) -> None:
+        # A reader that turns into a writer half-way may be refused at once; who says so first waits for its turn.
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if connection.info.get("writes") else "BEGIN")
+
+    return engine
+
+
+def _migrate(store: Store) -> None:
+    from forebay.store.migrations import HEAD, REVISIONS, upgrade
+
+    with store.read() as connection:
+        if _version(connection) == HEAD:
+            return
+    with store.write() as connection:
+        if connection.dialect.name == "postgresql":
+            connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": MIGRATION_LOCK})
+        version = _version(connection)
+        if version is not None and version not in REVISIONS:
+            raise StoreError(
+                f"{store.name}: has the schema {version}, which this version of Forebay does not know: "
+                "a newer one has written it. Use that one, or another store."
+            )
+        if version != HEAD:
+            upgrade(connection)
+
+
+def _version(connection: Connection) -> str | None:
+    if not inspect(connection).has_table("alembic_version"):
+        return None
+    return connection.execute(select(text("version_num")).select_from(text("alembic_version"))).scalar()
+
+
+def _reason(error: DBAPIError) -> str:
+    """One line of what the database says; parameters, which may hold anything, are left out."""
+    lines = str(error.orig).strip().splitlines()
+    return lines[0] if lines else type(error.orig).__name__

@@ -1,0 +1,81 @@
+"""The event log: what has happened, who did it and why. Each event carries the digest of the one before it.
+
+A change of any event, or one that is taken out, is found by `verify`, unless all later ones were written anew too.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from typing import Final
+
+import msgspec
+from sqlalchemy import Connection, insert, select, update
+
+from forebay.store.schema import EVENTS, HEAD
+
+FIRST: Final = "0" * 64
+"""What the first event has for the digest of the one before it."""
+TEXT_CHARS_MAX: Final = 4096
+PAGE: Final = 1000
+
+
+class Event(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Something that has happened. `subject` is what it happened to, such as `model/chat`; `at` is wall time."""
+
+    number: int
+    at: float
+    actor: str
+    kind: str
+    subject: str
+    why: str
+    document: str
+    """JSON: what belongs to this kind of event."""
+    previous: str
+    digest: str
+
+
+def append(
+    connection: Connection, *, at: float, actor: str, kind: str, subject: str, why: str = "", document: object = None
+) -> Event:
+    """Write an event down, in the transaction of the connection: it has happened if that is kept."""
+    number, previous = connection.execute(select(HEAD.c.number, HEAD.c.digest).with_for_update()).one()
+    body = msgspec.json.encode({} if document is None else document).decode()
+    bare = Event(number + 1, at, actor, kind, subject, why[:TEXT_CHARS_MAX], body, previous, "")
+    event = msgspec.structs.replace(bare, digest=_digest(bare))
+    connection.execute(insert(EVENTS).values(msgspec.structs.asdict(event)))
+    connection.execute(update(HEAD).values(number=event.number, digest=event.digest))
+    return event
+
+
+def since(connection: Connection, number: int = 0, *, subject: str | None = None) -> Iterator[Event]:
+    """All events after that number, oldest first; those of a subject, and of what lies below it (`a/b` in `a`)."""
+    asked = select(EVENTS).order_by(EVENTS.c.number).limit(PAGE)
+    if subject is not None:
+        asked = asked.where(
+            (EVENTS.c.subject == subject) | EVENTS.c.subject.startswith(f"{subject}/", autoescape=True)
+        )
+    while rows := connection.execute(asked.where(EVENTS.c.number > number)).all():
+        for row in rows:
+            yield Event(*row)
+        number = rows[-1].number
+
+
+def verify(connection: Connection) -> str | None:
+    """What is wrong with the log, naming the first event that is; None: nothing is."""
+    number, previous = 0, FIRST
+    for event in since(connection):
+        if event.number != number + 1:
+            return f"event {number + 1} is missing"
+        if event.previous != previous:
+            return f"event {event.number} does not follow on event {number} as it now is"
+        if event.digest != _digest(event):
+            return f"event {event.number} was changed: its content has another digest"
+        number, previous = event.number, event.digest
+    head = connection.execute(select(HEAD.c.number, HEAD.c.digest)).one()
+    if tuple(head) != (number, previous):
+        return f"the last event is {number}, but {head.number} were written"
+    return None
+
+
+def _digest(event: Event) -> str:
+    fields = msgspec.structs.astuple(event)[:-1]
+    return hashlib.sha256(msgspec.json.encode(fields)).hexdigest()

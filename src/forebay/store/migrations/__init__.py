@@ -1,0 +1,21 @@
+"""The history of the schema. A version is never changed once it was released; a change is a new one."""
+
+from pathlib import Path
+from typing import Final
+
+from sqlalchemy import Connection
+
+REVISIONS: Final = ("0001",)
+"""All versions of the schema that this version of Forebay knows, oldest first."""
+HEAD: Final = REVISIONS[-1]
+
+
+def upgrade(connection: Connection, revision: str = HEAD) -> None:
+    """Bring the schema up to a version, inside the transaction of the connection."""
+    from alembic import command
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent))
+    config.attributes["connection"] = connection
+    command.upgrade(config, revision)

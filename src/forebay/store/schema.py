@@ -1,0 +1,85 @@
+"""The tables, as the code uses them. `migrations` makes them; a test compares the two.
+
+Documents are JSON as text, in the bytes in which they were signed or digested. Times are seconds since the epoch.
+"""
+
+from sqlalchemy import BigInteger, Column, Float, ForeignKey, Index, Integer, MetaData, String, Table, Text
+
+METADATA = MetaData(
+    naming_convention={"pk": "pk_%(table_name)s", "fk": "fk_%(table_name)s_%(column_0_name)s"},
+)
+
+EVENTS = Table(
+    "events",
+    METADATA,
+    Column("number", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=False),
+    Column("at", Float, nullable=False),
+    Column("actor", String(200), nullable=False),
+    Column("kind", String(64), nullable=False),
+    Column("subject", String(300), nullable=False),
+    Column("why", Text, nullable=False),
+    Column("document", Text, nullable=False),
+    Column("previous", String(64), nullable=False),
+    Column("digest", String(64), nullable=False),
+    Index("ix_events_subject", "subject", "number"),
+)
+"""What has happened, in the order in which it was written down; nothing is ever changed or taken out."""
+
+HEAD = Table(
+    "head",
+    METADATA,
+    Column("id", Integer, primary_key=True),
+    Column("number", BigInteger, nullable=False),
+    Column("digest", String(64), nullable=False),
+)
+"""One row: number and digest of the last event. Who appends holds it locked, so that numbers have no gaps."""
+
+ARTIFACTS = Table(
+    "artifacts",
+    METADATA,
+    Column("digest", String(64), primary_key=True),
+    Column("source", Text, nullable=False),
+    Column("manifest", Text, nullable=False),
+    Column("size_bytes", BigInteger, nullable=False),
+    Column("envelope", Text, nullable=False),
+    Column("signatures", Text, nullable=False),
+    Column("added_at", Float, nullable=False),
+    Column("added_by", String(200), nullable=False),
+)
+"""Content, named by its digest. `envelope`: how it is encrypted, empty if it is not."""
+
+REVISIONS = Table(
+    "revisions",
+    METADATA,
+    Column("id", String(32), primary_key=True),
+    Column("model", String(200), primary_key=True),
+    Column("artifact", String(64), ForeignKey("artifacts.digest"), nullable=False),
+    Column("document", Text, nullable=False),
+    Column("digest", String(64), nullable=False),
+    Column("created_at", Float, nullable=False),
+    Column("created_by", String(200), nullable=False),
+    Index("ix_revisions_model", "model", "created_at"),
+)
+"""What can be deployed: an artifact, the engine that runs it, its settings, and what is known of it."""
+
+APPROVALS = Table(
+    "approvals",
+    METADATA,
+    Column("model", String(200), primary_key=True),
+    Column("revision", String(32), primary_key=True),
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("document", Text, nullable=False),
+    Column("signature", Text, nullable=False),
+)
+"""The steps of approval, each signed by the registry together with the one before it."""
+
+ALIASES = Table(
+    "aliases",
+    METADATA,
+    Column("model", String(200), primary_key=True),
+    Column("alias", String(64), primary_key=True),
+    Column("revision", String(32), nullable=False),
+    Column("changed_at", Float, nullable=False),
+    Column("changed_by", String(200), nullable=False),
+)
+"""Names such as `champion` that lead to a revision."""

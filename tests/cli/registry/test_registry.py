@@ -1,0 +1,194 @@
+"""`forebay registry` and `forebay history`: what people type and see, and what the cluster file makes of it."""
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+from onnx.helper import make_graph, make_model
+from typer.testing import CliRunner
+
+from forebay.cli.build import prepare_models
+from forebay.cli.main import app
+from forebay.cli.registry import command
+from forebay.cli.settings import UserError, load_cluster, read_file
+from forebay.control.plan import Artifact
+from forebay.registry.catalogue import Actor
+
+FILE = """\
+registry: {approvals_min: 1}
+models: [{name: embed, task: embed, source: "registry:embed@champion"}]
+"""
+MODEL = make_model(make_graph([], "nothing", [], [])).SerializeToString()
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Runs `forebay` in this process as somebody, in a folder with a cluster file and a model."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("FOREBAY_HOME", raising=False)
+    (tmp_path / "forebay.yaml").write_text(FILE)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "model.onnx").write_bytes(MODEL)
+    (tmp_path / "model" / "tokenizer.json").write_bytes(b"{}")
+
+    def run_as(who: str, *words: str) -> Result:
+        monkeypatch.setattr(command, "_actor", lambda: Actor(who))
+        return CliRunner().invoke(app, words)
+
+    return run_as
+
+
+def said(done: Result) -> str:
+    assert done.exit_code == 0, done.output + str(done.exception)
+    return done.output
+
+
+def refused(done: Result) -> UserError:
+    assert isinstance(done.exception, UserError), done.output
+    return done.exception
+
+
+def added(run: Run, *words: str) -> str:
+    done = run("ann", "registry", "add", "embed", "model", "--json", *words)
+    assert done.exit_code == 0, done.output
+    listed: dict[str, Any] = json.loads(done.stdout)
+    return str(listed["revision"]["id"])
+
+
+def prepared() -> Artifact:
+    cluster = load_cluster(read_file(None), [], {})
+    return prepare_models(cluster, Path(".forebay"), lambda _: lambda *_: None)["embed"]
+
+
+def test_a_model_goes_from_a_folder_to_being_served_through_approval_and_an_alias(run: Run) -> None:
+    done = said(run("ann", "registry", "add", "embed", "model", "--set", "engine.threads=2", "--meta", "licence=mit"))
+    id = json.loads(run("ann", "registry", "list", "--json").stdout)[0]["revision"]["id"]
+    assert f"embed@{id} is pending: 1 approval of 1 missing, by somebody other than ann." in done
+    assert f"forebay registry approve embed@{id}" in done
+    said(run("ann", "registry", "alias", f"embed@{id}", "champion"))
+    with pytest.raises(UserError, match=f"model embed: embed@{id}: is pending"):
+        prepared()
+    assert "somebody else has to approve it" in str(refused(run("ann", "registry", "approve", f"embed@{id}")))
+    assert "is approved: approved by bob" in said(
+        run("bob", "registry", "approve", "embed@champion", "--reason", "it ranks well")
+    )
+    artifact = prepared()
+    assert (artifact.path / "model.onnx").read_bytes() == MODEL
+    assert (artifact.engine, artifact.settings["threads"]) == ("onnx", 2)
+    shown = said(run("ann", "registry", "show", "embed@champion"))
+    assert all(text in shown for text in ("approved by bob", "champion", "licence", "mit", "threads=2"))
+    said(run("cid", "registry", "reject", "embed@champion", "--reason", "it is biased"))
+    with pytest.raises(UserError, match="rejected by cid: it is biased"):
+        prepared()
+    told = said(run("ann", "history"))
+    assert [line.split()[3:5] for line in told.splitlines()[1:]] == [
+        ["ann", "revision.add"],
+        ["ann", "alias.set"],
+        ["bob", "revision.approve"],
+        ["cid", "revision.reject"],
+    ]
+    assert "it ranks well" in told
+    assert len(json.loads(run("ann", "history", "model/embed", "--last", "2", "--json").stdout)) == 2
+
+
+def test_what_was_tampered_with_is_found_by_the_command_and_never_served(run: Run) -> None:
+    id = added(run)
+    said(run("ann", "registry", "alias", f"embed@{id}", "champion"))
+    said(run("bob", "registry", "approve", f"embed@{id}"))
+    assert "Everything is as it was written." in said(run("ann", "registry", "verify"))
+    (file,) = Path(".forebay/registry/trees").glob("*/model.onnx")
+    file.chmod(0o644)
+    file.write_bytes(MODEL.replace(b"nothing", b"n0thing"))
+    done = run("ann", "registry", "verify", "--json")
+    assert done.exit_code == 1
+    assert [text.partition(" its SHA-256")[0] for text in json.loads(done.stdout)["wrong"]] == [
+        f"embed@{id}: model.onnx:"
+    ]
+    assert "model.onnx" in run("ann", "registry", "verify").output
+    with pytest.raises(UserError, match=r"model\.onnx: its SHA-256"):
+        prepared()
+
+
+def test_settings_of_the_cluster_file_that_differ_are_refused(run: Run) -> None:
+    id = added(run)
+    said(run("bob", "registry", "approve", f"embed@{id}"))
+    for models, why in [
+        (f'{{name: embed, task: chat, source: "registry:embed@{id}"}}', "is registered for `task: embed`"),
+        (f'{{name: embed, task: embed, engine: onnx, source: "registry:embed@{id}"}}', None),
+        (f'{{name: embed, task: embed, engine: synthetic, source: "registry:embed@{id}"}}', "leave `engine`"),
+        (
+            f'{{name: embed, task: embed, engine: {{name: onnx, threads: 7}}, source: "registry:embed@{id}"}}',
+            "leave `engine` out",
+        ),
+        ('{name: embed, task: embed, source: "registry:embed"}', "registry:MODEL@REVISION"),
+        ('{name: embed, task: embed, source: "registry:embed@nobody"}', f"there is: {id}"),
+    ]:
+        Path("forebay.yaml").write_text(f"registry: {{approvals_min: 1}}\nmodels: [{models}]\n")
+        if why is None:
+            prepared()
+        else:
+            with pytest.raises(UserError, match=why):
+                prepared()
+
+
+def test_with_publishers_a_model_has_to_be_signed(run: Run) -> None:
+    subprocess.run(["openssl", "genpkey", "-algorithm", "ed25519", "-out", "key.pem"], check=True)
+    subprocess.run(["openssl", "pkey", "-in", "key.pem", "-pubout", "-out", "key.pub"], check=True)
+    Path("forebay.yaml").write_text(FILE.replace("approvals_min: 1", "publishers: [key.pub]"))
+    said(run("ann", "registry", "alias", f"embed@{added(run)}", "champion"))
+    with pytest.raises(UserError, match="has no signature of a key"):
+        prepared()
+    assert "not a private Ed25519 key" in str(
+        refused(run("ann", "registry", "sign", "embed@champion", "--key", "key.pub"))
+    )
+    assert "is signed with the key" in said(run("ann", "registry", "sign", "embed@champion", "--key", "key.pem"))
+    assert prepared().engine == "onnx"
+    assert "nobody" not in said(run("ann", "registry", "show", "embed@champion"))
+
+
+def test_the_same_model_twice_is_one_revision_and_garbage_goes(run: Run) -> None:
+    assert added(run) == added(run)
+    assert added(run, "--set", "engine.threads=3") != added(run)
+    stray = Path(".forebay/registry/blobs/aa")
+    stray.mkdir()
+    (stray / "a").write_bytes(b"x" * 200_000)
+    assert said(run("ann", "registry", "gc")) == "0.2 MB freed.\n"
+    table = said(run("ann", "registry", "list", "embed"))
+    assert table.count("pending") == 2
+    assert "Nothing is registered yet" in said(run("ann", "registry", "list", "other"))
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["registry", "approve", "embed"], "expected MODEL@REVISION"),
+        (["registry", "add", "embed", "model", "--meta", "x"], "expected KEY=VALUE"),
+        (["registry", "add", "embed", "model", "--task", "sing"], "expected chat, embed, tensor"),
+        (["registry", "add", "embed", "nowhere"], "no such file or folder"),
+        (["registry", "add", "embed", "forebay.yaml", "--task", "embed"], "forebay.yaml"),
+        (["registry", "show", "embed@x"], "no such revision"),
+    ],
+)
+def test_mistakes_are_explained(run: Run, words: list[str], why: str) -> None:
+    assert why in str(refused(run("ann", *words)))
+
+
+@pytest.mark.parametrize(
+    ("store", "allowed"),
+    [
+        ("mysql://x", "sqlite:///PATH or postgresql://USER@HOST/NAME"),
+        ("postgresql://ann:secret@db/forebay", "a URL without a password"),
+        ("postgresql://ann@db/forebay?password=secret", "a URL without a password"),
+    ],
+)
+def test_a_store_that_is_none_or_tells_its_password_is_refused(run: Run, store: str, allowed: str) -> None:
+    Path("forebay.yaml").write_text(f'store: "{store}"\n{FILE}')
+    error = str(refused(run("ann", "registry", "list")))
+    assert allowed in error
+    assert "secret" not in error

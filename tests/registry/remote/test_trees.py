@@ -1,0 +1,122 @@
+"""Fetching a listing: whole or not there, gone on with where it was cut off, and never more than was asked for."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forebay.registry.remote import trees
+from forebay.registry.remote.trees import Far, bring
+from forebay.registry.sources import SourceError
+
+CONTENT = {"model.onnx": bytes(range(200)), "tokenizer/vocab.txt": b"abc", "empty": b""}
+
+
+class Place:
+    """A far side that counts what it is asked for, and breaks off where it is told to."""
+
+    def __init__(self, content: dict[str, bytes], tag: str = "1") -> None:
+        self.content = content
+        self.files = [Far(path, len(data), tag) for path, data in content.items()]
+        self.asked: list[tuple[str, int]] = []
+        self.breaks_after: int | None = None
+        self.adds = b""
+
+    def read(self, file: Far, offset: int) -> Iterator[bytes]:
+        self.asked.append((file.path, offset))
+        data = self.content[file.path][offset:] + self.adds
+        for begin in range(0, len(data), 64):
+            if self.breaks_after is not None:
+                if self.breaks_after <= 0:
+                    raise SourceError("the line broke")
+                self.breaks_after -= 1
+            yield data[begin : begin + 64]
+
+
+def quiet(stage: str, done: int, total: int | None) -> None:
+    assert total is None or done <= total
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {each.relative_to(folder).as_posix(): each.read_bytes() for each in folder.rglob("*") if each.is_file()}
+
+
+def test_what_was_fetched_is_whole_and_is_not_fetched_again(tmp_path: Path) -> None:
+    place = Place(CONTENT)
+    found = bring("x", place.files, place.read, tmp_path, quiet)
+    assert contents(found) == CONTENT
+    place.asked.clear()
+    assert bring("x", place.files[::-1], place.read, tmp_path, quiet) == found
+    assert place.asked == []
+
+
+def test_another_tag_is_another_version_and_the_old_one_stays(tmp_path: Path) -> None:
+    old, new = Place(CONTENT), Place({**CONTENT, "tokenizer/vocab.txt": b"xyz"}, "2")
+    first = bring("x", old.files, old.read, tmp_path, quiet)
+    second = bring("x", new.files, new.read, tmp_path, quiet)
+    assert contents(first) == CONTENT
+    assert contents(second) == new.content
+
+
+@given(breaks=st.lists(st.integers(0, 3), max_size=12))
+def test_however_often_the_line_breaks_nothing_is_fetched_twice(
+    tmp_path_factory: pytest.TempPathFactory, breaks: list[int]
+) -> None:
+    folder, place = tmp_path_factory.mktemp("t"), Place(CONTENT)
+    for chunks in breaks:
+        place.breaks_after = chunks
+        try:
+            bring("x", place.files, place.read, folder, quiet)
+        except SourceError:
+            assert not [each for each in folder.iterdir() if not each.name.startswith(".")]
+    place.breaks_after = None
+    assert contents(bring("x", place.files, place.read, folder, quiet)) == CONTENT
+    offsets = [offset for path, offset in place.asked if path == "model.onnx"]
+    assert offsets == sorted(offsets)
+
+
+def test_many_who_ask_at_once_fetch_once(tmp_path: Path) -> None:
+    place = Place(CONTENT)
+    with ThreadPoolExecutor(6) as pool:
+        found = set(pool.map(lambda _: bring("x", place.files, place.read, tmp_path, quiet), range(6)))
+    assert len(found) == 1
+    assert sorted(path for path, _ in place.asked) == ["model.onnx", "tokenizer/vocab.txt"]
+
+
+@pytest.mark.parametrize(("listed", "adds", "said"), [(201, b"", "came with 200 bytes of 201"), (200, b"x", "201")])
+def test_a_file_of_another_length_than_listed_is_refused(tmp_path: Path, listed: int, adds: bytes, said: str) -> None:
+    place = Place({"model.onnx": CONTENT["model.onnx"]})
+    place.adds = adds
+    with pytest.raises(SourceError, match=said):
+        bring("x", [Far("model.onnx", listed, "1")], place.read, tmp_path, quiet)
+    place.adds, place.content = b"", {"model.onnx": bytes(listed)}
+    assert (
+        len(contents(bring("x", [Far("model.onnx", listed, "1")], place.read, tmp_path, quiet))["model.onnx"])
+        == listed
+    )
+
+
+@pytest.mark.parametrize("path", ["", "/etc/x", "../x", "a/../../x", "a//b", "."])
+def test_a_path_that_leads_out_is_refused(tmp_path: Path, path: str) -> None:
+    place = Place({path: b"x"})
+    with pytest.raises(SourceError, match="not a path that can be kept"):
+        bring("x", place.files, place.read, tmp_path, quiet)
+
+
+def test_nothing_too_much_and_no_room_are_said_before_anything_is_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = Place(CONTENT)
+    with pytest.raises(SourceError, match="there is nothing"):
+        bring("x", [], place.read, tmp_path, quiet)
+    with pytest.raises(SourceError, match="has room for"):
+        bring("x", [Far("big", 2**60, "1")], place.read, tmp_path, quiet)
+    monkeypatch.setattr(trees, "FILES_MAX", 2)
+    with pytest.raises(SourceError, match="3 files, and may have 2"):
+        bring("x", place.files, place.read, tmp_path, quiet)
+    assert place.asked == []
+    with pytest.raises(SourceError, match="cannot be kept"):
+        bring("x", place.files[:1], place.read, Path("/proc/none"), quiet)

@@ -1,0 +1,267 @@
+"""The registry: what is registered stays as it was, is served when it is approved, and is proved to the last byte."""
+
+import json
+import os
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from forebay.core.model import Task
+from forebay.core.registry.approval import ApprovalRules, ApprovalState, Role, Step
+from forebay.registry.catalogue import Actor, Description, Registry
+from forebay.registry.proved import RegistryError, Tampered
+from forebay.registry.signing import own_signer
+from forebay.store.database import open_store
+
+ANN, BOB, CID = Actor("ann", Role.OPERATOR), Actor("bob"), Actor("cid")
+WHAT = Description("chat", "./model", Task.CHAT, "openvino", {"threads": 2}, {"licence": "apache-2.0"})
+
+
+def quiet(stage: str, done: int, total: int | None) -> None:
+    """Progress that nobody looks at."""
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    (folder / "tokenizer").mkdir(parents=True)
+    (folder / "model.bin").write_bytes(bytes(range(64)))
+    (folder / "tokenizer" / "vocab.txt").write_text("a\nb\n")
+    (folder / "copy.bin").write_bytes(bytes(range(64)))
+    return folder
+
+
+def make(home: Path, rules: ApprovalRules, publishers: tuple[str, ...] = ()) -> Registry:
+    store = open_store(f"sqlite:///{home / 'store.db'}")
+    return Registry(store, home / "registry", own_signer(home / "registry.key"), rules, publishers)
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Iterator[Registry]:
+    made = make(tmp_path, ApprovalRules())
+    yield made
+    made._store.close()
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {each.relative_to(folder).as_posix(): each.read_bytes() for each in folder.rglob("*") if each.is_file()}
+
+
+def test_what_was_registered_is_served_as_it_was_whatever_becomes_of_the_source(
+    registry: Registry, model: Path
+) -> None:
+    before = contents(model)
+    listed = registry.add(WHAT, model, ANN, quiet)
+    (model / "model.bin").write_bytes(b"something else")
+    again, path = registry.open("chat", listed.revision.id, quiet)
+    assert contents(path) == before
+    assert again == listed
+    assert (listed.revision.task, listed.revision.engine, listed.size_bytes) == (Task.CHAT, "openvino", 132)
+    assert listed.standing.state is ApprovalState.APPROVED
+
+
+def test_the_same_content_is_one_revision_and_other_settings_make_another(registry: Registry, model: Path) -> None:
+    first = registry.add(WHAT, model, ANN, quiet)
+    assert registry.add(WHAT, model, BOB, quiet) == first
+    other = registry.add(Description("chat", "./model", Task.CHAT, "openvino", {"threads": 3}), model, ANN, quiet)
+    assert other.revision.id != first.revision.id
+    assert other.revision.artifact == first.revision.artifact
+    assert [each.revision.id for each in registry.revisions("chat")] == [first.revision.id, other.revision.id]
+
+
+def test_every_content_is_kept_once(registry: Registry, model: Path, tmp_path: Path) -> None:
+    registry.add(WHAT, model, ANN, quiet)
+    blobs = [each for each in (tmp_path / "registry" / "blobs").rglob("*") if each.is_file()]
+    assert len(blobs) == 2
+    assert all(not os.stat(blob).st_mode & 0o222 for blob in blobs)
+
+
+def test_a_lone_file_has_the_digest_that_everybody_computes(registry: Registry, tmp_path: Path) -> None:
+    file = tmp_path / "m.gguf"
+    file.write_bytes(b"abc")
+    listed = registry.add(WHAT, file, ANN, quiet)
+    assert listed.revision.artifact == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    _, path = registry.open("chat", listed.revision.id, quiet)
+    assert (path.name, path.read_bytes()) == ("m.gguf", b"abc")
+
+
+def test_nobody_is_served_what_is_not_approved(tmp_path: Path, model: Path) -> None:
+    registry = make(tmp_path, ApprovalRules(approvals_min=2))
+    id = registry.add(WHAT, model, ANN, quiet).revision.id
+    with pytest.raises(RegistryError, match=rf"chat@{id}: is pending: 2 approvals of 2 missing"):
+        registry.open("chat", id, quiet)
+    registry.step("chat", id, Step.APPROVE, BOB, "looks good")
+    with pytest.raises(RegistryError, match="bob has approved it already"):
+        registry.step("chat", id, Step.APPROVE, BOB)
+    with pytest.raises(RegistryError, match="needs the role admin"):
+        registry.step("chat", id, Step.APPROVE, Actor("dan", Role.OPERATOR))
+    assert registry.step("chat", id, Step.APPROVE, CID).standing.approved_by == ("bob", "cid")
+    registry.open("chat", id, quiet)
+    registry.step("chat", id, Step.REJECT, BOB, "it hallucinates")
+    with pytest.raises(RegistryError, match="is rejected: rejected by bob: it hallucinates"):
+        registry.open("chat", id, quiet)
+
+
+def test_an_alias_leads_to_one_revision_at_a_time(registry: Registry, model: Path) -> None:
+    first = registry.add(WHAT, model, ANN, quiet).revision.id
+    (model / "model.bin").write_bytes(b"2")
+    second = registry.add(WHAT, model, ANN, quiet).revision.id
+    assert registry.set_alias("chat", "champion", first, ANN).aliases == ("champion",)
+    assert registry.set_alias("chat", "champion", first, ANN).aliases == ("champion",)
+    registry.set_alias("chat", "champion", second, ANN)
+    assert registry.show("chat", "champion").revision.id == second
+    assert registry.show("chat", first).aliases == ()
+    with pytest.raises(RegistryError, match="cannot be an alias"):
+        registry.set_alias("chat", first, second, ANN)
+    with pytest.raises(RegistryError, match=rf"no such revision; there is: .*{first}"):
+        registry.set_alias("chat", "stable", "r-none", ANN)
+
+
+def test_what_nobody_needs_any_more_is_removed_and_nothing_else(
+    registry: Registry, model: Path, tmp_path: Path
+) -> None:
+    listed = registry.add(WHAT, model, ANN, quiet)
+    stray = tmp_path / "registry" / "blobs" / "ab" / ("ab" * 32)
+    stray.parent.mkdir(exist_ok=True)
+    stray.write_bytes(b"12345")
+    (tmp_path / "registry" / "blobs" / ".draft-x").write_bytes(b"123")
+    (tmp_path / "registry" / "trees" / ("cd" * 32)).mkdir()
+    assert registry.sweep() == 8
+    assert registry.sweep() == 0
+    assert registry.verify(quiet) == []
+    registry.open("chat", listed.revision.id, quiet)
+
+
+def test_a_tree_that_is_gone_is_made_again_from_contents_and_lost_contents_are_told(
+    registry: Registry, model: Path, tmp_path: Path
+) -> None:
+    listed = registry.add(WHAT, model, ANN, quiet)
+    tree = tmp_path / "registry" / "trees" / listed.revision.artifact
+    (tree / "model.bin").unlink()
+    assert registry.verify(quiet) == [f"{listed.revision.name}: model.bin: it is missing"]
+    os.rename(tree, tmp_path / "away")
+    assert registry.verify(quiet) == []
+    os.rename(tree, tmp_path / "away2")
+    for blob in (tmp_path / "registry" / "blobs").rglob("*"):
+        if blob.is_file():
+            blob.unlink()
+    assert "register the artifact again" in registry.verify(quiet)[0]
+    assert registry.add(WHAT, model, ANN, quiet) == listed
+    assert registry.verify(quiet) == []
+
+
+def test_a_folder_without_files_and_a_link_that_was_slipped_in_are_refused(
+    registry: Registry, model: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(RegistryError, match="no files"):
+        registry.add(WHAT, tmp_path / "empty", ANN, quiet)
+    listed = registry.add(WHAT, model, ANN, quiet)
+    tree = tmp_path / "registry" / "trees" / listed.revision.artifact
+    (tree / "extra.so").symlink_to("/etc/passwd")
+    with pytest.raises(Tampered, match=r"extra\.so: it is not part of the artifact"):
+        registry.open("chat", listed.revision.id, quiet)
+
+
+@pytest.mark.slow
+def test_every_changed_byte_of_every_file_is_found_and_named(registry: Registry, model: Path, tmp_path: Path) -> None:
+    listed = registry.add(WHAT, model, ANN, quiet)
+    tree = tmp_path / "registry" / "trees" / listed.revision.artifact
+    for file in sorted(each for each in tree.rglob("*") if each.is_file()):
+        good = file.read_bytes()
+        file.chmod(0o644)
+        for place in range(len(good)):
+            file.write_bytes(good[:place] + bytes([good[place] ^ 1]) + good[place + 1 :])
+            with pytest.raises(Tampered, match=file.name):
+                registry.open("chat", listed.revision.id, quiet)
+        file.write_bytes(good)
+    registry.open("chat", listed.revision.id, quiet)
+
+
+COLUMNS = {
+    ("artifacts", "manifest"): "manifest",
+    ("revisions", "document"): "document",
+    ("revisions", "digest"): "document",
+    ("revisions", "artifact"): "document",
+    ("approvals", "document"): "record 1 of its approval",
+    ("approvals", "signature"): "record 1 of its approval",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("table", "column"), COLUMNS)
+def test_every_changed_byte_of_what_is_written_down_is_found_and_named(
+    tmp_path: Path, model: Path, table: str, column: str
+) -> None:
+    registry = make(tmp_path, ApprovalRules(approvals_min=1))
+    id = registry.add(WHAT, model, ANN, quiet).revision.id
+    registry.step("chat", id, Step.APPROVE, BOB)
+    with sqlite3.connect(tmp_path / "store.db", isolation_level=None) as database:
+        rowid, good = database.execute(f"SELECT rowid, {column} FROM {table} ORDER BY rowid").fetchone()
+        for place in range(len(good)):
+            bad = good[:place] + chr(ord(good[place]) ^ 1) + good[place + 1 :]
+            database.execute(f"UPDATE {table} SET {column} = ? WHERE rowid = ?", (bad, rowid))
+            with pytest.raises(Tampered, match=COLUMNS[table, column]):
+                registry.open("chat", id, quiet)
+            assert registry.verify(quiet)
+        database.execute(f"UPDATE {table} SET {column} = ? WHERE rowid = ?", (good, rowid))
+    registry.open("chat", id, quiet)
+    assert registry.verify(quiet) == []
+
+
+@pytest.mark.parametrize(
+    ("statement", "said"),
+    [
+        ("DELETE FROM approvals WHERE number = 3", "has 2 records of approval, but the event log has 3"),
+        ("DELETE FROM approvals WHERE number = 2", "belongs to|does not follow|signature|number 3"),
+        ("UPDATE approvals SET number = 9 WHERE number = 2", "number"),
+        ("UPDATE approvals SET model = 'other', revision = 'r-x'", "has 0 records of approval"),
+        ("DELETE FROM events WHERE kind = 'revision.reject'", "the event log has 2"),
+    ],
+)
+def test_a_rejection_cannot_be_taken_back_by_who_can_write_to_the_store(
+    tmp_path: Path, model: Path, statement: str, said: str
+) -> None:
+    registry = make(tmp_path, ApprovalRules(approvals_min=1))
+    id = registry.add(WHAT, model, ANN, quiet).revision.id
+    registry.step("chat", id, Step.APPROVE, BOB)
+    registry.step("chat", id, Step.REJECT, CID)
+    with sqlite3.connect(tmp_path / "store.db") as database:
+        database.execute(statement)
+    with pytest.raises(Tampered, match=said):
+        registry.open("chat", id, quiet)
+    assert registry.verify(quiet)
+
+
+def test_with_publishers_only_what_one_of_them_has_signed_is_served(tmp_path: Path, model: Path) -> None:
+    ours, theirs = own_signer(tmp_path / "ours.pem"), own_signer(tmp_path / "theirs.pem")
+    registry = make(tmp_path, ApprovalRules(), (ours.public,))
+    id = registry.add(WHAT, model, ANN, quiet).revision.id
+    with pytest.raises(RegistryError, match=r"no signature of a key in `registry\.publishers`$"):
+        registry.open("chat", id, quiet)
+    registry.sign("chat", id, theirs, ANN)
+    with pytest.raises(RegistryError, match="do not count"):
+        registry.open("chat", id, quiet)
+    assert registry.sign("chat", id, ours, BOB) == registry.sign("chat", id, ours, BOB)
+    assert registry.open("chat", id, quiet)[0].signed_by == (theirs.public, ours.public)
+    with sqlite3.connect(tmp_path / "store.db") as database:
+        (text,) = database.execute("SELECT signatures FROM artifacts").fetchone()
+        for signature in json.loads(text):
+            for field in ("public", "signature"):
+                good = signature[field]
+                bad = good[:9] + ("A" if good[9] != "A" else "B") + good[10:]
+                database.execute("UPDATE artifacts SET signatures = ?", (text.replace(good, bad),))
+                database.commit()
+                with pytest.raises(Tampered, match="a signature was changed"):
+                    registry.open("chat", id, quiet)
+                assert any("a signature was changed" in each for each in registry.verify(quiet))
+
+
+def test_what_another_registry_has_signed_is_not_approved(tmp_path: Path, model: Path) -> None:
+    registry = make(tmp_path, ApprovalRules())
+    id = registry.add(WHAT, model, ANN, quiet).revision.id
+    (tmp_path / "registry.key").unlink()
+    with pytest.raises(Tampered, match="another registry has signed it"):
+        make(tmp_path, ApprovalRules()).open("chat", id, quiet)

@@ -1,0 +1,113 @@
+"""The event log: in order, complete, and nobody changes it unnoticed."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from msgspec.structs import asdict
+from sqlalchemy import delete, insert, update
+
+from forebay.store import events
+from forebay.store.database import Conflict, Store
+from forebay.store.schema import EVENTS, HEAD
+
+
+def write(store: Store, subject: str, why: str = "", document: object = None) -> events.Event:
+    with store.write() as connection:
+        return events.append(
+            connection, at=12.125, actor="ann", kind="added", subject=subject, why=why, document=document
+        )
+
+
+def test_events_come_back_as_they_were_in_their_order(store: Store) -> None:
+    written = [
+        write(store, f"model/{n % 3}", why=f"wh\u00ffy {n}", document={"n": n, "x": [1.5, None]}) for n in range(7)
+    ]
+    with store.read() as connection:
+        assert list(events.since(connection)) == written
+        assert list(events.since(connection, 5)) == written[5:]
+        assert list(events.since(connection, subject="model/1")) == [written[1], written[4]]
+        assert events.verify(connection) is None
+    assert [event.number for event in written] == list(range(1, 8))
+    assert written[0].document == '{"n":0,"x":[1.5,null]}'
+
+
+def test_a_subject_has_what_lies_below_it_and_nothing_that_only_begins_alike(store: Store) -> None:
+    for subject in ("model/a", "model/a/r-1", "model/ab", "model/a%", "model/a_/x"):
+        write(store, subject)
+    with store.read() as connection:
+        found = [event.subject for event in events.since(connection, subject="model/a")]
+        assert found == ["model/a", "model/a/r-1"]
+        assert [event.subject for event in events.since(connection, subject="model/a_")] == ["model/a_/x"]
+
+
+def test_more_events_than_a_page_holds_are_all_read(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "PAGE", 3)
+    for _ in range(10):
+        write(store, "x")
+    with store.read() as connection:
+        assert [event.number for event in events.since(connection)] == list(range(1, 11))
+
+
+def test_an_event_of_a_transaction_that_fails_has_not_happened(store: Store) -> None:
+    write(store, "kept")
+
+    def twice() -> None:
+        with store.write() as connection:
+            event = events.append(connection, at=1.0, actor="ann", kind="k", subject="lost")
+            connection.execute(insert(EVENTS).values(asdict(event)))
+
+    with pytest.raises(Conflict):
+        twice()
+    assert write(store, "kept too").number == 2
+    with store.read() as connection:
+        assert events.verify(connection) is None
+
+
+def test_many_who_write_at_once_make_one_chain(store: Store) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        numbers = list(pool.map(lambda n: write(store, f"s{n}").number, range(40)))
+    assert sorted(numbers) == list(range(1, 41))
+    with store.read() as connection:
+        assert events.verify(connection) is None
+
+
+CHANGES = {
+    "at": 12.5,
+    "actor": "bob",
+    "kind": "added2",
+    "subject": "model/2",
+    "why": "else",
+    "document": '{"n":2}',
+    "previous": "1" * 64,
+    "digest": "2" * 64,
+    "number": 99,
+}
+
+
+@pytest.mark.parametrize("field", CHANGES)
+def test_a_changed_event_is_named(store: Store, field: str) -> None:
+    for n in range(4):
+        write(store, "model/1", why="because", document={"n": n})
+    with store.write() as connection:
+        connection.execute(update(EVENTS).where(EVENTS.c.number == 2).values({field: CHANGES[field]}))
+    with store.read() as connection:
+        assert "event 2" in str(events.verify(connection))
+
+
+@pytest.mark.parametrize(("number", "said"), [(1, "event 1 is missing"), (4, "the last event is 3, but 4 were")])
+def test_an_event_that_was_taken_out_is_missed(store: Store, number: int, said: str) -> None:
+    for _ in range(4):
+        write(store, "model/1")
+    with store.write() as connection:
+        connection.execute(delete(EVENTS).where(EVENTS.c.number == number))
+    with store.read() as connection:
+        assert said in str(events.verify(connection))
+
+
+def test_a_log_that_was_emptied_does_not_look_new(store: Store) -> None:
+    write(store, "x")
+    with store.write() as connection:
+        connection.execute(delete(EVENTS))
+        connection.execute(update(HEAD).values(number=5))
+    with store.read() as connection:
+        assert "5 were written" in str(events.verify(connection))
