@@ -1,0 +1,234 @@
+"""The life of a rollout, as a pure function of what is seen.
+
+The old revision keeps all its replicas until the new one has carried everything for a while, so going back is a
+matter of the traffic and needs no start. The new one never gets a larger share than its ready replicas can carry, and
+none while it has no ready replica. What is unknown changes nothing.
+"""
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Final
+
+from forebay.core.deploy.course import Course, Kind, replicas_for
+from forebay.core.rollout.guards import Tripped
+from forebay.core.rollout.values import Decision, Verdict
+
+
+class Phase(StrEnum):
+    """Where a rollout is."""
+
+    STARTING = "starting"
+    """Replicas of the new revision come up; it has no traffic."""
+    COMPARING = "comparing"
+    """Both serve, or one is shadowed, and are compared."""
+    SETTLING = "settling"
+    """The new revision has all traffic; the old one is kept warm."""
+    PROMOTED = "promoted"
+    ROLLED_BACK = "rolled_back"
+    JUDGED = "judged"
+    """Ended with what was found, as was the plan; the old revision serves."""
+
+
+ENDED: Final = frozenset({Phase.PROMOTED, Phase.ROLLED_BACK, Phase.JUDGED})
+
+
+class Command(StrEnum):
+    """What people can say."""
+
+    PAUSE = "pause"
+    """Keep the share as it is; guards and verdicts of harm still end the rollout."""
+    RESUME = "resume"
+    PROMOTE = "promote"
+    """Go on to the next step without a verdict, as soon as there are replicas for it."""
+    ABORT = "abort"
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """A rollout of a model. Times are seconds since the epoch: it outlives processes."""
+
+    id: str
+    model: str
+    stable: str
+    """The revision that serves."""
+    canary: str
+    """The revision that is to serve."""
+    course: Course
+    since: float
+    """When the phase, or the step in it, began."""
+    phase: Phase = Phase.STARTING
+    step: int = 0
+    share: float = 0.0
+    """What the canary has been given."""
+    paused: bool = False
+    forced: bool = False
+    """Somebody wants the next step without a verdict."""
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What is known of the model's replicas now; None: nothing."""
+
+    wanted: int
+    """Replicas that the model is to have."""
+    stable_ready: int | None
+    canary_ready: int | None
+    verdict: Verdict | None = None
+    tripped: Tripped | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a rollout asks of the cluster. `share` is of the traffic, `mirrored` of the requests that are copied."""
+
+    stable: int
+    canary: int
+    share: float = 0.0
+    mirrored: float = 0.0
+
+
+def decide(rollout: Rollout, seen: Seen, command: Command | None, now: float) -> tuple[Rollout, Wanted]:
+    """One look at a rollout. Asked again with the same, it says the same."""
+    rollout = _obey(rollout, command, now)
+    rollout = _go_on(rollout, seen, now)
+    return rollout, wanted(rollout, seen)
+
+
+def wanted(rollout: Rollout, seen: Seen) -> Wanted:
+    """What a rollout as it stands asks of the cluster."""
+    all_of_it = max(seen.wanted, 1)
+    match rollout.phase:
+        case Phase.PROMOTED:
+            return Wanted(0, all_of_it, 1.0)
+        case Phase.ROLLED_BACK | Phase.JUDGED:
+            return Wanted(all_of_it, 0)
+        case Phase.SETTLING:
+            return Wanted(all_of_it, all_of_it, rollout.share)
+        case _:
+            canary = _replicas(rollout, all_of_it)
+            if rollout.course.kind is Kind.SHADOW:
+                return Wanted(all_of_it, canary, mirrored=rollout.share)
+            return Wanted(all_of_it, canary, rollout.share)
+
+
+def _replicas(rollout: Rollout, all_of_it: int) -> int:
+    steps = rollout.course.steps
+    return replicas_for(steps[rollout.step].share if steps else 1.0, all_of_it)
+
+
+def _obey(rollout: Rollout, command: Command | None, now: float) -> Rollout:
+    if rollout.phase in ENDED:
+        return rollout
+    match command:
+        case Command.ABORT:
+            return _back(rollout, "somebody has ended it", now)
+        case Command.PAUSE:
+            return replace(rollout, paused=True, why="paused by somebody")
+        case Command.RESUME:
+            return replace(rollout, paused=False, why="goes on")
+        case Command.PROMOTE:
+            return replace(rollout, paused=False, forced=True, why="somebody wants the next step")
+        case None:
+            return rollout
+
+
+def _go_on(rollout: Rollout, seen: Seen, now: float) -> Rollout:
+    if rollout.phase in ENDED:
+        return rollout
+    if seen.tripped is not None:
+        return _back(rollout, seen.tripped.reason, now)
+    if seen.verdict is not None and seen.verdict.decision is Decision.ROLLBACK and rollout.course.takes_over:
+        return _back(rollout, seen.verdict.reason, now)
+    match rollout.phase:
+        case Phase.STARTING:
+            return _start(rollout, seen, now)
+        case Phase.COMPARING:
+            return _compare(_carried(rollout, seen), seen, now)
+        case _:
+            return _settle(rollout, seen, now)
+
+
+def _start(rollout: Rollout, seen: Seen, now: float) -> Rollout:
+    """Wait for replicas; then the first step begins, or the traffic moves."""
+    if seen.canary_ready is None:
+        return rollout
+    needed = _replicas(rollout, max(seen.wanted, 1))
+    if seen.canary_ready < needed:
+        late_s = now - rollout.since
+        if late_s >= rollout.course.start_timeout_s:
+            why = f"{seen.canary_ready} of {needed} replicas of {rollout.canary} were ready after {late_s:.0f} s"
+            return _back(rollout, why, now)
+        return replace(rollout, why=f"{seen.canary_ready} of {needed} replicas of {rollout.canary} are ready")
+    if rollout.paused:
+        return rollout
+    if not rollout.course.steps:
+        return _take_over(rollout, now)
+    share = rollout.course.steps[0].share
+    why = f"{rollout.canary} gets {share:.0%}"
+    return replace(rollout, phase=Phase.COMPARING, since=now, share=share, forced=False, why=why)
+
+
+def _compare(rollout: Rollout, seen: Seen, now: float) -> Rollout:
+    """The next step when its time has come: after the last one only with a verdict."""
+    step = rollout.course.steps[rollout.step]
+    spent_s = now - rollout.since
+    last = rollout.step + 1 == len(rollout.course.steps)
+    fine = seen.verdict is not None and seen.verdict.decision is Decision.PROMOTE
+    if rollout.paused and not rollout.forced:
+        return rollout
+    if not rollout.course.takes_over:
+        if spent_s < step.time_s and not rollout.forced:
+            return rollout
+        return replace(rollout, phase=Phase.JUDGED, since=now, share=0.0, why="its time is over")
+    if rollout.forced or (fine and spent_s > rollout.course.warm_up_s) or (spent_s >= step.time_s and not last):
+        return _carried(_next(rollout, now), seen)
+    if spent_s >= step.time_s:
+        reason = seen.verdict.reason if seen.verdict else "nothing was observed"
+        if not rollout.course.hold:
+            return _back(rollout, f"no verdict in {spent_s:.0f} s: {reason}", now)
+        return replace(rollout, why=f"no verdict in time, waits for somebody: {reason}")
+    return rollout
+
+
+def _next(rollout: Rollout, now: float) -> Rollout:
+    """The next step, or all of the traffic, as far as there are replicas to carry it."""
+    steps, following = rollout.course.steps, rollout.step + 1
+    if following == len(steps):
+        return _take_over(rollout, now)
+    why = f"{rollout.canary} gets {steps[following].share:.0%} as soon as it has the replicas"
+    return replace(rollout, step=following, since=now, forced=False, why=why)
+
+
+def _take_over(rollout: Rollout, now: float) -> Rollout:
+    why = f"{rollout.canary} takes over; {rollout.stable} stays warm for {rollout.course.settle_s:.0f} s"
+    return replace(rollout, phase=Phase.SETTLING, since=now, forced=False, why=why)
+
+
+def _carried(rollout: Rollout, seen: Seen) -> Rollout:
+    """The share that the step is to have, as far as ready replicas carry it. Unknown: as it was."""
+    if seen.canary_ready is None:
+        return rollout
+    steps = rollout.course.steps
+    aim = 1.0 if rollout.phase is Phase.SETTLING else steps[rollout.step].share
+    all_of_it = max(seen.wanted, 1)
+    if seen.canary_ready >= replicas_for(aim, all_of_it):
+        return replace(rollout, share=aim)
+    return replace(rollout, share=min(rollout.share, seen.canary_ready / all_of_it))
+
+
+def _settle(rollout: Rollout, seen: Seen, now: float) -> Rollout:
+    """All of the traffic, for as long as the old revision is kept; the time counts from when it has it all."""
+    before, rollout = rollout.share, _carried(rollout, seen)
+    if before < 1.0:
+        return replace(rollout, since=now)
+    if now - rollout.since < rollout.course.settle_s or (rollout.paused and not rollout.forced):
+        return rollout
+    if seen.canary_ready is None or seen.canary_ready < max(seen.wanted, 1):
+        return rollout
+    return replace(rollout, phase=Phase.PROMOTED, since=now, why=f"{rollout.canary} serves everything")
+
+
+def _back(rollout: Rollout, why: str, now: float) -> Rollout:
+    """The old revision serves everything again, at once."""
+    return replace(rollout, phase=Phase.ROLLED_BACK, since=now, share=0.0, paused=False, forced=False, why=why)
