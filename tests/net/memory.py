@@ -61,6 +61,7 @@ class Desk:
     date = b""
     draining = False
     idle_timeout_s = 60.0
+    bodies_bytes = 0
     alive_for = b"x-alive"
 
     def __init__(self, late: bool = False) -> None:

@@ -7,9 +7,12 @@ import pytest
 from tests.net.memory import Desk, Wire
 from tests.net.rig import echo, get, peer, post, run, serving, until
 
+from forebay.core.errors import Code
 from forebay.core.model import Limits
 from forebay.net.connection import LINGER_S, Connection
+from forebay.net.refusing import SMALL_BODY_BYTES
 from forebay.net.server import Exchange
+from forebay.wire.errors import error_code
 
 HEAD = b"POST /no HTTP/1.1\r\nhost: a\r\n%bcontent-length: 5000000\r\n\r\n"
 
@@ -121,3 +124,129 @@ def test_what_a_client_has_sent_is_let_go_of_when_it_leaves_in_the_middle() -> N
         gc.enable()
 
     assert not left
+
+
+LARGE = 100_000
+ROOM = Limits(body_bytes_max=2 * LARGE, bodies_bytes_max=3 * LARGE)
+CHUNKED = b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+def length(size: int) -> bytes:
+    """A head that says how long its body is."""
+    return b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % size
+
+
+@pytest.mark.parametrize(
+    ("bodies", "taken"),
+    [
+        ([], 0),
+        ([(length(2 * LARGE), b"x")], 2 * LARGE),
+        ([(length(LARGE), b"")] * 3, 3 * LARGE),
+        ([(length(SMALL_BODY_BYTES), b"x" * 60_000)] * 9, 0),
+        ([(CHUNKED, b"f000\r\n" + b"x" * 0xF000)] * 9, 0),
+        ([(CHUNKED, b"%x\r\n" % LARGE + b"x" * LARGE)], 2 * LARGE),
+    ],
+)
+def test_a_large_body_takes_as_much_of_the_room_as_it_may_get(bodies: list[tuple[bytes, bytes]], taken: int) -> None:
+    desk = Desk()
+    desk.limits = ROOM
+    for head, part in bodies:
+        connection, wire = Connection(desk), Wire()
+        connection.connection_made(cast(Any, wire))
+        connection.data_received(head)
+        connection.data_received(part)
+        assert not wire.sent
+
+    assert desk.bodies_bytes == taken
+
+
+def body_of(size: int) -> bytes:
+    return b"y" * size
+
+
+@pytest.mark.parametrize(
+    "start", [length(LARGE), CHUNKED + b"%x\r\n" % LARGE + body_of(LARGE)], ids=["length", "chunked"]
+)
+def test_who_comes_when_there_is_no_room_is_turned_away_and_who_is_being_read_goes_on(start: bytes) -> None:
+    async def main() -> None:
+        async with (
+            serving(echo, ROOM) as server,
+            peer(server.port) as first,
+            peer(server.port) as second,
+            peer(server.port) as small,
+            peer(server.port) as last,
+        ):
+            first.send(length(2 * LARGE) + b"x")
+            second.send(length(LARGE) + b"x")
+            await until(lambda: server.bodies_bytes == 3 * LARGE)
+            last.send(start)
+            answer = await last.answer()
+            assert (answer.status, answer.headers[b"retry-after"]) == (503, b"1")
+            assert (answer.headers[b"connection"], answer.headers[b"x-forebay-retryable"]) == (b"close", b"1")
+            assert error_code(answer.body) == Code.BODIES_LIMIT
+            small.send(post(body_of(1000)))
+            assert (await small.answer()).status == 200
+            for client, rest in ((first, 2 * LARGE - 1), (second, LARGE - 1)):
+                client.send(body_of(rest))
+                assert (await client.answer()).status == 200
+            assert server.bodies_bytes == 0
+            first.send(post(body_of(LARGE)))
+            assert (await first.answer()).status == 200
+
+    run(main())
+
+
+def test_a_body_that_would_never_have_room_is_read_when_there_is_no_other() -> None:
+    async def main() -> None:
+        limits = Limits(body_bytes_max=3 * LARGE, bodies_bytes_max=LARGE)
+        async with serving(echo, limits) as server, peer(server.port) as client:
+            client.send(post(body_of(2 * LARGE)))
+            assert (await client.answer()).status == 200
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        pytest.param([], id="leaves"),
+        pytest.param([b"x" * LARGE], id="complete"),
+        pytest.param([b"x" * 70_000, b"x" * (LARGE - 70_000) + b"no request"], id="bad request after it"),
+    ],
+)
+@pytest.mark.parametrize(
+    "head",
+    [
+        pytest.param(length(LARGE), id="length"),
+        pytest.param(length(LARGE).replace(b" / ", b" /unwanted "), id="unwanted"),
+        pytest.param(
+            length(LARGE).replace(b"host", b"connection: upgrade\r\nupgrade: h2c\r\nhost"), id="another protocol"
+        ),
+        pytest.param(CHUNKED + b"%x\r\n" % LARGE, id="chunked"),
+        pytest.param(CHUNKED + b"11170\r\n" + b"x" * 70_000 + b"\r\nnonsense", id="bad chunk"),
+    ],
+)
+def test_room_is_given_back_however_a_request_ends(head: bytes, more: list[bytes]) -> None:
+    desk, wire = Desk(), Wire()
+    desk.limits = ROOM
+    connection = Connection(desk)
+    connection.connection_made(cast(Any, wire))
+    for part in (head, *more):
+        if not wire.closing:
+            connection.data_received(part)
+    connection.connection_lost(None)
+
+    assert desk.bodies_bytes == 0
+
+
+def test_room_is_given_back_when_a_body_does_not_come_in_time() -> None:
+    desk, wire = Desk(), Wire()
+    desk.limits = ROOM
+    connection = Connection(desk)
+    connection.connection_made(cast(Any, wire))
+    connection.data_received(length(LARGE))
+    assert desk.bodies_bytes == LARGE
+    connection.sweep(ROOM.body_timeout_s + 1)
+
+    assert b"408" in wire.sent
+    assert desk.bodies_bytes == 0

@@ -2,10 +2,13 @@
 
 import asyncio
 import socket
+from typing import cast
 
 import pytest
+from tests.net.memory import Wire
 from tests.net.rig import Log, Script, echo, get, pooling, post, run, scripted, serving, until
 
+from forebay.net.client import CONNECTING_MAX, PART_BYTES, Call, Upstream
 from forebay.net.server import Exchange
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
@@ -45,6 +48,38 @@ def test_as_many_connections_as_calls_at_once_and_the_latest_used_is_used_first(
             pool.call(get(), again)
             assert last not in pool._idle
             await until(lambda: again.done)
+
+    run(main())
+
+
+def test_of_many_calls_at_once_only_some_connect_and_the_others_after_them() -> None:
+    async def main() -> None:
+        async with serving(echo) as server, pooling(server.port) as pool:
+            logs = [Log() for _ in range(3 * CONNECTING_MAX)]
+            for log in logs:
+                pool.call(get(), log)
+            assert len(pool._connecting) == CONNECTING_MAX
+            await until(lambda: all(log.done for log in logs))
+            assert {log.status for log in logs} == {200}
+
+    run(main())
+
+
+def test_who_waits_to_connect_gets_a_connection_that_comes_free_or_fails_with_those_who_went_before() -> None:
+    async def main() -> None:
+        async with pooling(closed_port()) as pool:
+            logs = [Log() for _ in range(CONNECTING_MAX + 3)]
+            calls = [pool.call(get(), log) for log in logs]
+            gone, served = calls[CONNECTING_MAX : CONNECTING_MAX + 2]
+            gone.cancel()
+            upstream = Upstream(pool)
+            upstream.connection_made(cast(asyncio.Transport, wire := Wire()))
+            pool.release(upstream)
+            assert (served.connection, wire.sent) == (upstream, get())
+            others = [*logs[:CONNECTING_MAX], logs[-1]]
+            await until(lambda: all(log.done for log in others))
+            assert {log.error.kind for log in others if log.error} == {"connect"}
+            assert not logs[CONNECTING_MAX + 1].done
 
     run(main())
 
@@ -186,6 +221,40 @@ def test_bytes_after_the_end_are_never_forwarded_and_cost_the_connection(extra: 
                 await until(lambda log=log: log.done)  # type: ignore[misc]
                 assert (log.body, log.error) == (b"ok", None)
                 assert script.accepted == n
+
+    run(main())
+
+
+def test_a_large_answer_is_taken_in_parts_and_what_follows_it_is_not_for_the_next_call() -> None:
+    async def main() -> None:
+        async with pooling(closed_port()) as pool:
+            wire, first, second = Wire(), Log(), Log()
+            upstream = Upstream(pool)
+            upstream.connection_made(cast(asyncio.Transport, wire))
+            Call(pool, get(), first).run_on(upstream)
+            head = b"HTTP/1.1 200 OK\r\ncontent-length: %06d\r\n\r\n"
+            body = b"x" * (3 * PART_BYTES - len(head % 0))
+            first.on_end = lambda trailers: Call(pool, get(), second).run_on(upstream)  # type: ignore[method-assign]
+            upstream.data_received(head % len(body) + body + OK)
+            assert (first.body, first.status) == (body, 200)
+            assert (second.status, second.done, wire.closing) == (0, False, True)
+
+    run(main())
+
+
+def test_what_was_read_when_the_sink_has_enough_is_kept_until_it_takes_more() -> None:
+    async def main() -> None:
+        async with pooling(closed_port()) as pool:
+            upstream, log = Upstream(pool), Log()
+            upstream.connection_made(cast(asyncio.Transport, Wire()))
+            call = Call(pool, get(), log)
+            call.run_on(upstream)
+            body = b"x" * (5 * PART_BYTES)
+            call.pause()
+            upstream.data_received(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+            assert (log.status, log.body) == (0, b"")
+            call.resume()
+            assert (log.body, log.done, pool._idle[0]) == (body, True, upstream)
 
     run(main())
 

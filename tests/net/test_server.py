@@ -274,7 +274,7 @@ def test_a_client_that_leaves_is_noticed_at_once_and_late_writes_are_harmless() 
                 async with peer(server.port) as client:
                     client.send(get())
                     await until(lambda n=n: len(exchanges) > n)  # type: ignore[misc]
-                    exchanges[n].on_disconnect = lambda n=n: gone.append(n)  # type: ignore[misc]
+                    exchanges[n].on_disconnect = lambda n=n: gone.append(n)
                     if begin:
                         exchanges[n].start(200, [])
                 await until(lambda n=n: len(gone) > n)  # type: ignore[misc]
@@ -464,5 +464,28 @@ def test_a_taken_port_is_an_os_error() -> None:
         async with serving(echo) as server:
             with pytest.raises(OSError, match="in use"):
                 await HttpServer(echo, Limits()).start("127.0.0.1", server.port)
+
+    run(main())
+
+
+def test_what_the_kernel_may_hold_unsent_is_bounded_where_asked() -> None:
+    most, piece = 65_536, 16_384
+    waiting: list[Exchange] = []
+
+    async def main() -> None:
+        server = HttpServer(waiting.append, Limits())
+        await server.start("127.0.0.1", 0, unsent_bytes_max=most)
+        async with peer(server.port, receive_bytes=4096) as client:
+            client.send(get())
+            await until(lambda: bool(waiting))
+            written = 0
+            waiting[0].start(200, [])
+            while not waiting[0].paused:
+                waiting[0].write(b"x" * piece)
+                written += piece
+                await asyncio.sleep(0)
+            assert written < 8 * most
+        server.close()
+        await until(lambda: server.connections == 0)
 
     run(main())

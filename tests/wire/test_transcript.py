@@ -86,6 +86,17 @@ def test_the_text_is_remembered_however_events_are_glued(words: list[str], chat:
     assert said == Said("chatcmpl-1", 7, "".join(words).encode(), finished=False, events=len(events))
 
 
+@pytest.mark.parametrize("count", range(2, 12))
+def test_a_read_that_is_shorter_than_what_surrounds_the_text_ends_no_stream(count: int) -> None:
+    transcript = Transcript()
+    for _ in range(count):
+        transcript.feed(b'data: {"id":"a","created":1,"choices":[{"index":0,"delta":{"content":"b"}}]}\n\n')
+    transcript.feed(b"data: [DONE]\n\n")
+    said = transcript.said()
+    assert said is not None
+    assert (said.text, transcript.events) == (b"b" * count, count + 1)
+
+
 def test_text_that_looks_like_events_is_text() -> None:
     words = ['"', "\n\n", '"},"logprobs":null', "data: [DONE]\n\n", "\\", "é", "𝄞", '{"error":'] * 9
     said = told(*stream(words, chat=True)).said()

@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from forebay.core.admission import LATELY_S, Band, Toll, WaitingRoom, batch_max, batch_room
-from forebay.core.model import BlockNews, LoadReport, ModelRoutes, Replica, ReplicaState, Task
+from forebay.core.model import BlockNews, LoadReport, ModelRoutes, Policy, Replica, ReplicaState, Task
 from forebay.core.resilience import Breaker, pool_pace_s, pool_ttft_s
 from forebay.core.routing import (
     CAPACITY_UNKNOWN,
+    HOLD_S,
     LIVE,
     Ask,
     Meter,
@@ -16,12 +17,15 @@ from forebay.core.routing import (
     Source,
     View,
     effective_state,
+    learned_room,
     room,
+    share_of_room,
 )
 from forebay.core.routing.blocks import BLOCK_BYTES, flaw
 from forebay.core.routing.speed import Lengths
 from forebay.gateway.account import Account
-from forebay.net.client import Header, Pool
+from forebay.net.client import Pool
+from forebay.wire import http1
 
 if TYPE_CHECKING:
     from forebay.gateway.relay import Relay
@@ -36,6 +40,8 @@ UNHEARD: Final = ReplicaState.STARTING
 
 
 BATCH: Final = Band.BATCH  # looked up once: members of an enum are slow to get at
+_CHAT: Final = Task.CHAT
+_CPR: Final = Policy.CPR
 
 
 class Seen(NamedTuple):
@@ -55,13 +61,15 @@ class Link:
 
     __slots__ = (
         "attempts",
+        "awaited_at",
         "batch",
         "batch_max",
         "blocks_estimated",
         "blocks_seq",
         "breaker",
+        "filled",
         "generation",
-        "headers",
+        "head_lines",
         "heard_at",
         "host",
         "id",
@@ -103,6 +111,10 @@ class Link:
         self.room = 0
         self.places = 0
         """How many requests run there at once; `room` has some more wait in its engine."""
+        self.filled = False
+        """Whether its engine has shown that it holds no more than it runs."""
+        self.awaited_at: float | None = None
+        """Since when somebody waits for it, and nobody was sent."""
         self.last_used = 0
         self.heard_at = 0.0
         self.retired = False
@@ -115,11 +127,14 @@ class Link:
         """Those of them that are batch work, the newest last; without any that was found unable to step aside."""
         self.batch_max = 1.0
         """How many may be while urgent requests are about."""
-        self.headers: tuple[Header, ...] = (
-            (b"x-forebay-replica", replica.id.encode()),
-            (b"x-forebay-model", model.encode()),
-            (b"x-forebay-model-revision", replica.revision.encode()),
+        self.head_lines = http1.fields(
+            (
+                (b"x-forebay-replica", replica.id.encode()),
+                (b"x-forebay-model", model.encode()),
+                (b"x-forebay-model-revision", replica.revision.encode()),
+            )
         )
+        """What the head of every answer says of it."""
 
     @property
     def live(self) -> bool:
@@ -145,6 +160,18 @@ class Link:
         self.load = len(self.attempts) + self.others
         return ""
 
+    def learn_room(self, report: LoadReport, gateways: int, now: float) -> None:
+        """See whether its engine is full; of the places that it has then each of the gateways takes its share."""
+        kv_tokens = _figure(report.kv_total_tokens)
+        learned = learned_room(
+            self.filled, self.room, self.places, running=_figure(report.running), waiting=_figure(report.waiting),
+            kv_share=_figure(report.kv_used_tokens) / kv_tokens if kv_tokens else 0.0,
+        )  # fmt: skip
+        self.filled = learned is not None
+        if learned is not None:
+            self.room = share_of_room(learned, self.load, gateways)
+            self.meter.strained = self.awaited_at is None or now - self.awaited_at <= HOLD_S
+
     def unheard(self) -> None:
         """Nothing is known of it: no request goes there until it answers again."""
         self.state = self.reported = UNHEARD
@@ -165,6 +192,7 @@ class Link:
             self.batch[relay] = None
         self.load += 1
         self.last_used = turn
+        self.awaited_at = None
 
     def give_back(self, relay: "Relay") -> bool:
         """An attempt has ended. False if there was none."""
@@ -252,6 +280,9 @@ class Served:
         if link.stalled and not stalled:
             link.breaker.brown_out.note_stall(now)
         link.heard_at = now
+        link.meter.strained = False
+        if not problem and self.routes.policy is _CPR and link.task is _CHAT:
+            link.learn_room(report, self.pricing.gateways, now)
         if not problem and not link.retired:
             lengths, kv_tokens = self.lengths, _figure(report.kv_total_tokens)
             # an engine counts waiting sequences, not their tokens: each is taken for a usual prompt

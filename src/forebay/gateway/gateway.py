@@ -16,6 +16,7 @@ from forebay.core.routing.meter import DECODE_TOKENS_MIN
 from forebay.core.tenancy import ANONYMOUS, Denied, Granted
 from forebay.gateway.account import CLIENT_CLOSED, OK, Account
 from forebay.gateway.admission.giving_way import PATIENCE_S, make_room, make_way
+from forebay.gateway.admission.holding import LOOK_MAX, hold, overtakes
 from forebay.gateway.asking import expected_tokens, make_ask, make_ticket, session_of
 from forebay.gateway.dispatch.dispatching import Dispatcher, addressed, check_revision, read, serving, strangers
 from forebay.gateway.dispatch.endpoints import Endpoint
@@ -114,13 +115,8 @@ class Gateway:
             served = serving(self.served, request.model, endpoint, loaded=self.snapshot is not None)
             if chosen is not None and chosen.revision:
                 check_revision(served, chosen.revision)
-            ticket = make_ticket(
-                exchange,
-                tenant,
-                work_tokens=work_tokens,
-                began=began,
-                queue_timeout_s=served.routes.queue_timeout_s,
-            )
+            patience_s = served.routes.queue_timeout_s
+            ticket = make_ticket(exchange, tenant, work_tokens=work_tokens, began=began, queue_timeout_s=patience_s)
         except Refusal as refusal:
             if admitted is not None:
                 self._settle(admitted, 0, began)
@@ -135,6 +131,8 @@ class Gateway:
         if self._recorder is not None:
             relay.client = exchange.peer
         relay.streams = request.stream
+        if request.stream:
+            exchange.rest()
         self.aim(relay, request, body, endpoint)
         self._admit(relay)
 
@@ -223,7 +221,7 @@ class Gateway:
         if served.routes.fallback and not served.ready and fall_back(self, relay, Condition.DOWN):
             return
         choice = self.place(relay)
-        if isinstance(choice, Route):  # who waits could not go there
+        if isinstance(choice, Route) and not (served.waiting and overtakes(relay)):  # who waits could not go there
             self.send(relay, choice)
             return
         refused = served.waiting.enter(relay, relay.ticket, now)
@@ -236,6 +234,8 @@ class Gateway:
     def place(self, relay: Relay) -> Route | Wait | Shed:
         """Which replica gets it; batch work has made way for it there."""
         choice = self.choose(relay)
+        if isinstance(choice, Wait) and choice.why is Why.BEST_FULL:
+            choice = hold(self, relay, choice)
         if relay.served.running[BATCH] and relay.ticket.band < BATCH:
             return make_way(self, relay, choice)
         return choice
@@ -276,7 +276,8 @@ class Gateway:
             relay.queued_s = now - relay.began
             served.account.queue_wait.observe(relay.queued_s)
         if self._recorder is not None:
-            relay.candidates = told.candidates(served.links, route)
+            if not route.terms:  # their loads are told as they were
+                relay.candidates = told.candidates(served.links, route)
             relay.report_age_s = now - link.heard_at
             relay.hit = served.source(link, relay.ask, route.hit_tokens)
         self._turn += 1
@@ -289,6 +290,8 @@ class Gateway:
         if relay.ask is not None:
             relay.charge = served.pricing.sent(link.meter, relay.ask, route.hit_tokens, relay.streams, now)
         relay.run_on(link)
+        if route.terms and self._recorder is not None:  # this takes time, so the request is on its way before
+            relay.candidates = told.candidates(served.links, route)
         if relay.hedge_after_s:
             if relay.timer is not None:
                 relay.timer.cancel()
@@ -303,32 +306,38 @@ class Gateway:
         if served.pumping:  # who is turned away below has ended, and that calls this again: too deep for a long line
             return
         served.pumping = True
-        stuck: set[tuple[object, ...]] = set()
+        stuck: dict[tuple[object, ...], bool] = {}
         try:
             while served.waiting and self._send_next(served, stuck):
                 pass
         finally:
             served.pumping = False
 
-    def _send_next(self, served: Served, stuck: set[tuple[object, ...]]) -> bool:
+    def _send_next(self, served: Served, stuck: dict[tuple[object, ...], bool]) -> bool:
         """Send, or turn away, the first of those who wait that need not wait any more; False if there is none.
 
-        `stuck` are the kinds that have to wait: within one round replicas only get fuller.
+        `stuck` are the kinds that have to wait: within one round replicas only get fuller. True: behind the first of
+        theirs, which waits for one replica.
         """
-        waiting = served.waiting
+        waiting, left = served.waiting, LOOK_MAX
         for relay in waiting:
             ask, tried, revision, ticket = relay.ask, relay.tried, relay.revision, relay.ticket
             kind = (revision, tried, ask.key if ask is not None and ask.stays else 0)
-            if kind in stuck:
+            held = stuck.get(kind)
+            if held is not None:
+                left -= held
+                if not left:
+                    return False
                 continue
             band = waiting.band(relay)
             if band is not None and band < ticket.band:  # it has risen by its age, for good
                 relay.ticket = ticket.risen(band)
             choice = self.place(relay)
             if isinstance(choice, Wait):
-                if not (tried or revision or served.troubled or choice.why is Why.SESSION_FULL):
+                held = choice.why is Why.BEST_FULL
+                if not (tried or revision or served.troubled or held or choice.why is Why.SESSION_FULL):
                     return False  # then nobody else can go either
-                stuck.add(kind)  # others may have nowhere else to go than who is shut
+                stuck[kind] = held  # others may have nowhere else to go than who is shut
                 continue
             waiting.leave(relay)
             if isinstance(choice, Route):

@@ -11,10 +11,9 @@ from forebay.core.admission import Band, Ticket
 from forebay.core.dispatch import Chosen
 from forebay.core.errors import TABLE, Code, Refusal
 from forebay.core.resilience import Outcome, State
-from forebay.core.routing import Ask, Charge, Route, Why
+from forebay.core.routing import Ask, Charge, Route
 from forebay.gateway.account import CLIENT_CLOSED, OK, UNTOLD, Tokens, usage
-from forebay.gateway.asking import SET_COOKIE
-from forebay.gateway.records.told import ms
+from forebay.gateway.records.told import head_lines
 from forebay.gateway.tensor.answers import CODES, code_in, code_of, comes_whole, turned_away
 from forebay.net.client import Call, CallError, Header
 from forebay.net.server import Exchange
@@ -61,7 +60,6 @@ TAIL_S: Final = 5.0
 """So long after its client has left, the token counts of a complete stream are waited for."""
 ENDED: Final = -1
 """Mark of an attempt that its breaker has heard of already."""
-REASONS: Final = {why: why.encode() for why in Why}
 
 
 class Desk(Protocol):
@@ -270,9 +268,9 @@ class Relay:
 
     def on_head(self, status: int, headers: list[Header]) -> None:
         self._status = status
-        self._body = []
         if turned_away(status, headers):
             self._mode = RETRY
+            self._body = []
             return
         if self.hedge is not None:
             self.desk.hedged(self, won=False)
@@ -291,6 +289,7 @@ class Relay:
                     stream = pair[1].startswith(b"text/event-stream")
         if self.plain:
             self._mode = WHOLE if comes_whole(headers) else BYTES
+            self._body = []
             if self._mode == BYTES:
                 self._start()
         elif stream:
@@ -299,6 +298,7 @@ class Relay:
             self._listen()  # the client is told when the first event is there: until then another replica may do it
         else:
             self._mode = WHOLE
+            self._body = []
 
     def on_body(self, data: bytes) -> None:
         mode = self._mode
@@ -306,11 +306,12 @@ class Relay:
             assert self._transcript is not None
             whole = self._transcript.feed(data)
             if whole:
-                if not self._heard:
-                    self._first()
                 if self.stuck:
                     self.stuck = 0
-                self.exchange.write(whole)
+                if self._heard:
+                    self.exchange.write(whole)
+                else:
+                    self._first(whole)
         elif mode == BYTES:
             self.exchange.write(data)
         elif mode != FAILED:
@@ -333,7 +334,8 @@ class Relay:
             if self._status == 200 and not whole.endswith(OBJECT_ENDS) and not self.plain:  # its length was a lie
                 self.on_error(CallError("protocol", True, "The answer is not complete."))
                 return
-            self.exchange.respond(self._status, self._answer_headers(), whole)
+            self.exchange.extra += head_lines(self)
+            self.exchange.respond(self._status, self._headers, whole)
             self._end(OK if self._status < 400 else code_in(whole, code_of(self._status)), self._status)
         elif mode == RETRY:
             self._retry_refused()
@@ -369,11 +371,15 @@ class Relay:
 
     # --- inside
 
-    def _first(self) -> None:
+    def _first(self, data: bytes) -> None:
         """The first event of an attempt has come."""
         self._heard = True
-        if not self.exchange.started:
-            self._start()
+        if self.exchange.started:
+            self.exchange.write(data)
+        else:
+            self._start(data)
+        if self._over:  # the write found the client gone
+            return
         now = self.desk.now()
         self.first_at = self.first_at or now
         link, ttft_s = self.link, now - self.since
@@ -426,9 +432,10 @@ class Relay:
         self._mode, self._heard = EVENTS, False
         self._listen()
 
-    def _start(self) -> None:
+    def _start(self, first: bytes = b"") -> None:
         self._listen()
-        self.exchange.start(self._status, self._answer_headers())
+        self.exchange.extra += head_lines(self)
+        self.exchange.start(self._status, self._headers, first)
         self.exchange.forget_head()
         self._headers = ()  # they have been sent, and a stream may last for hours
 
@@ -440,20 +447,6 @@ class Relay:
         exchange.on_resume = call.resume
         if exchange.paused:
             call.pause()
-
-    def _answer_headers(self) -> list[Header]:
-        link, route = self.link, self.route
-        assert link is not None
-        assert route is not None
-        return [
-            *self._headers,
-            (b"x-request-id", self.request_id),
-            (b"x-forebay-queue-ms", b"%d" % ms(self.queued_s)),
-            (b"x-forebay-route", REASONS[route.why]),
-            *link.headers,
-            *(((b"set-cookie", SET_COOKIE % self.session),) if self.session else ()),
-            *(((b"x-forebay-dispatch", self.chosen.why.encode()),) if self.chosen is not None else ()),
-        ]
 
     def _overflow(self) -> None:
         """Too large to be kept: from here on the answer is passed on as it comes."""

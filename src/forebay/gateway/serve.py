@@ -27,6 +27,9 @@ PEERS_EVERY_S: Final = 1.0
 PRIVATE_LIMITS: Final = Limits(connections_max=64, head_timeout_s=2.0, idle_timeout_s=10.0)
 LINGER_S: Final = 1.5
 """Time in which clients with an idle connection may still use it, and learn that it closes, when a gateway stops."""
+UNSENT_BYTES_MAX: Final = 65_536
+"""What the kernel has taken counts as sent, and its text is kept for a resume: a client that does not read would cost
+megabytes of both."""
 LAST_WORDS_S: Final = 1.0
 """Time in which clients may take the error that they get when the grace is over."""
 LOOPBACK: Final = "127.0.0.1"
@@ -154,7 +157,7 @@ async def _listen(public: HttpServer, private: HttpServer, spec: GatewaySpec, re
         pages.write(_peer_file(spec), Endpoint(os.getpid(), LOOPBACK, private.port))
         if not succeeds:
             _check_port(spec)
-        await public.start(spec.host, spec.port, reuse_port=True, tls=tls)
+        await public.start(spec.host, spec.port, reuse_port=True, tls=tls, unsent_bytes_max=UNSENT_BYTES_MAX)
     except BadPair as error:
         raise NoPort(f"cannot serve HTTPS on {spec.host}:{spec.port}: {error}") from error
     except OSError as error:

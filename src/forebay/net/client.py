@@ -4,7 +4,6 @@ Bytes are forwarded only after they were parsed, and never past the end of a mes
 """
 
 import asyncio
-import socket
 import ssl
 from collections import deque
 from collections.abc import Callable
@@ -13,12 +12,18 @@ from typing import Final, Literal, Protocol, cast
 
 import httptools
 
+from forebay.net.keepalive import keep_alive
+
 Header = tuple[bytes, bytes]
 
 CONNECT_TIMEOUT_S: Final = 2.0
+CONNECTING_MAX: Final = 64
+"""Connections of a pool that are being made at once: each takes more memory than when it is there. Others wait."""
 IDLE_MAX: Final = 256
 IDLE_AGE_S: Final = 50.0
 """Shorter than the idle timeout of our own servers, so that they rarely close under a request."""
+PART_BYTES: Final = 32_768
+"""What is taken in at once. A read may bring eight times as much, of which several copies would be made."""
 SILENCE_S: Final = 600.0
 """So long nothing may come of an answer, before it or between its parts. Honest work is hardly ever silent for so
 long, and a client that is OpenAI's own library has left by then."""
@@ -28,14 +33,6 @@ that it is still at work."""
 FAILURE_S: Final = 10.0
 """So long an answer that tells of no success may take from its head to its end."""
 SWEEP_S: Final = 1.0
-KEEPALIVE: Final = (
-    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
-)
-"""Seconds of silence after which the kernel asks, seconds between its questions, how many may stay unanswered. The
-other kernel answers however busy its processes are: this finds lost connections, and nothing else."""
 MISTAKE: Final = "The answer could not be handled."
 HEAD_BYTES_MAX: Final = 65_536
 BODILESS: Final = frozenset({204, 304})
@@ -69,11 +66,11 @@ class Sink(Protocol):
 class Call:
     """One request on its way; the pool may try it on two connections."""
 
-    __slots__ = ("_pool", "_wants_read", "connection", "request", "sent", "sink")
+    __slots__ = ("_pool", "connection", "reads", "request", "sent", "sink")
 
     def __init__(self, pool: "Pool", request: bytes, sink: Sink) -> None:
         self._pool = pool
-        self._wants_read = True
+        self.reads = True  # the upstream is not held back
         self.request = request
         self.sink: Sink | None = sink
         self.connection: Upstream | None = None
@@ -89,20 +86,18 @@ class Call:
 
     def pause(self) -> None:
         """Stop reading: the upstream feels the back-pressure."""
-        if self._wants_read and self.connection is not None:
-            self._wants_read = False
+        if self.reads and self.connection is not None:
+            self.reads = False
             self.connection.transport.pause_reading()
 
     def resume(self) -> None:
         """Read on."""
-        if not self._wants_read and self.connection is not None:
-            self._wants_read = True
-            self.connection.transport.resume_reading()
-
-    @property
-    def reads(self) -> bool:
-        """Whether the upstream is not held back."""
-        return self._wants_read
+        connection = self.connection
+        if not self.reads and connection is not None:
+            self.reads = True
+            connection.read_on(self)
+            if self.reads:
+                connection.transport.resume_reading()
 
     def run_on(self, connection: "Upstream") -> None:
         """Send the request on a connection."""
@@ -138,8 +133,8 @@ def _tell(mistake: Exception) -> None:
     asyncio.get_running_loop().call_exception_handler({"message": "handling an answer failed", "exception": mistake})
 
 
-class Upstream(asyncio.Protocol):
-    """One connection to the upstream; also the callback object of its parser."""
+class Upstream:  # derives from nothing: compiled code gets at the attributes of such classes far sooner
+    """One connection to the upstream: an asyncio protocol, and the callback object of its parser."""
 
     __slots__ = (
         "_body",
@@ -148,6 +143,7 @@ class Upstream(asyncio.Protocol):
         "_head_bytes",
         "_head_due",
         "_headers",
+        "_held",
         "_keep_alive",
         "_parser",
         "_pool",
@@ -171,6 +167,7 @@ class Upstream(asyncio.Protocol):
         self._reused = False
         self._call: Call | None = None
         self._body: list[bytes] = []
+        self._held = b""  # was read already when the sink had enough
         self.on_body = self._body.append  # the parser calls this for every piece, so without a frame of our own
         self._reset()
 
@@ -224,6 +221,9 @@ class Upstream(asyncio.Protocol):
         if call is None:  # nothing was asked: whatever this is, the connection is of no use
             self.transport.abort()
             return
+        if len(data) > PART_BYTES:
+            self._take_in_parts(call, data)
+            return
         self._touched = True
         assert self._parser is not None
         problem = ""
@@ -238,9 +238,7 @@ class Upstream(asyncio.Protocol):
         try:
             if self._head_due or self._body or self._complete:
                 self._raw = 0
-                if not (
-                    self._head_due or self._complete or problem
-                ):  # the middle of a stream, by far the most common
+                if not (self._head_due or self._complete or problem):  # the middle of a stream: nearly always
                     assert call.sink is not None
                     call.sink.on_body(self._body.pop() if len(self._body) == 1 else self._take_body())
                     return
@@ -252,6 +250,27 @@ class Upstream(asyncio.Protocol):
         except Exception as mistake:  # supervisor: a mistake in a sink costs its own answer
             _tell(mistake)
             self._give_up(call, "protocol", MISTAKE)
+
+    def read_on(self, call: Call) -> None:
+        """Its sink takes more: begin with what was read before."""
+        held, self._held = self._held, b""
+        self._take_in_parts(call, held)
+
+    def _take_in_parts(self, call: Call, data: bytes) -> None:
+        for at in range(0, len(data), PART_BYTES):
+            if self._call is not call:  # its answer has ended and more has come: nobody may get that for his answer
+                self.transport.abort()
+                return
+            if not call.reads:
+                self._held = data[at:]
+                return
+            self.data_received(data[at : at + PART_BYTES])
+
+    def pause_writing(self) -> None:
+        """Requests are written at once: nobody could wait."""
+
+    def resume_writing(self) -> None:
+        """The same."""
 
     def sweep(self, now: float) -> None:
         """Fail the call if too little has come of its answer for too long. `now` is the loop's time."""
@@ -363,6 +382,8 @@ class Pool:
         self._idle: deque[Upstream] = deque()
         self._open: dict[Upstream, None] = {}
         self._connecting: dict[asyncio.Task[None], Call] = {}
+        self._line: deque[Call] = deque()
+        """Calls that wait for their turn to connect, or for a connection that comes free before."""
         self._closed = False
         self._sweep_at = 0.0
         self.tells = False
@@ -395,15 +416,19 @@ class Pool:
         if self._closed:
             asyncio.get_running_loop().call_soon(call.fail, "connect", "The pool is closed.")
             return
-        task = self._group.create_task(self._connect(call))
-        self._connecting[task] = call
-        task.add_done_callback(self._connecting.pop)
+        self._line.append(call)
+        self._begin()
 
     def release(self, connection: Upstream) -> None:
         """Take back a connection that has finished its call."""
         if self._closed:
             connection.transport.abort()
             return
+        while self._line:
+            call = self._line.popleft()
+            if call.sink is not None:
+                call.run_on(connection)
+                return
         connection.idle_since = now = self._now()
         self._idle.append(connection)
         oldest = now - self._idle_age_s
@@ -430,24 +455,41 @@ class Pool:
         self._idle.clear()
         for task, call in list(self._connecting.items()):
             task.cancel()
-            call.fail("connect", "The pool is closed.")
+            self._fail(call, "The pool is closed.")
         for connection in list(self._open):
             connection.transport.abort()
+
+    def _begin(self, tried: asyncio.Task[None] | None = None) -> None:
+        if tried is not None:
+            del self._connecting[tried]
+        while self._line and len(self._connecting) < CONNECTING_MAX:
+            call = self._line.popleft()
+            if call.sink is not None:
+                task = self._group.create_task(self._connect(call))
+                self._connecting[task] = call
+                task.add_done_callback(self._begin)
+
+    def _fail(self, call: Call, text: str) -> None:
+        """Fail a call and all that wait behind it: they would not fare better, and later."""
+        failed, self._line = [call, *self._line], deque()
+        for each in failed:
+            each.fail("connect", text)
 
     async def _connect(self, call: Call) -> None:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._connect_timeout_s):
-                _, connection = await loop.create_connection(
-                    lambda: Upstream(self), self.host, self.port, ssl=self._tls
+                _, made = await loop.create_connection(
+                    lambda: cast(asyncio.Protocol, Upstream(self)), self.host, self.port, ssl=self._tls
                 )
         except TimeoutError:
-            call.fail("connect", f"No connection to {self.host}:{self.port} within {self._connect_timeout_s:g} s.")
+            self._fail(call, f"No connection to {self.host}:{self.port} within {self._connect_timeout_s:g} s.")
         except OSError as error:
-            call.fail("connect", f"No connection to {self.host}:{self.port}{_because(error)}.")
+            self._fail(call, f"No connection to {self.host}:{self.port}{_because(error)}.")
         else:
+            connection = cast(Upstream, made)
             self._open[connection] = None
-            _keep_alive(connection.transport)
+            keep_alive(connection.transport)
             if call.sink is None:
                 self.release(connection)
             else:
@@ -456,10 +498,3 @@ class Pool:
 
 def _because(error: Exception | None) -> str:
     return f": {error}" if error else ""
-
-
-def _keep_alive(transport: asyncio.Transport) -> None:
-    sock = transport.get_extra_info("socket")
-    if sock is not None:
-        for level, option, value in KEEPALIVE:
-            sock.setsockopt(level, option, value)

@@ -7,13 +7,13 @@ an abandoned generation must not run on for a half-closed socket.
 
 import asyncio
 import math
-from collections.abc import Sequence
 from typing import Final, cast
 
 import httptools
 
 from forebay.core.errors import TABLE, Code, Refusal
 from forebay.net.exchange import Exchange, Owner
+from forebay.net.refusing import SMALL_BODY_BYTES, head_flaw, refusal_answer
 from forebay.net.tls import in_flight_bytes
 from forebay.wire import http1
 from forebay.wire.errors import error_body
@@ -34,8 +34,8 @@ class _Stop(Exception):  # noqa: N818 - control flow, never an error
     """Ends a parser run from inside a callback."""
 
 
-class Connection(asyncio.Protocol):
-    """The protocol object of an accepted socket; also the callback object of its parser."""
+class Connection:  # derives from nothing: see `Upstream`
+    """The asyncio protocol of an accepted socket; also the callback object of its parser."""
 
     __slots__ = (
         "_active",
@@ -55,6 +55,7 @@ class Connection(asyncio.Protocol):
         "_raw",
         "_reading",
         "_refusal",
+        "_room",
         "_since",
         "_target",
         "_transport",
@@ -74,6 +75,7 @@ class Connection(asyncio.Protocol):
         self._headers: list[tuple[bytes, bytes]] = []
         self._body: list[bytes] = []
         self._body_bytes = 0
+        self._room = 0
         self._exchange: Exchange | None = None
         self._active: Exchange | None = None
         self._queue: list[Exchange] = []
@@ -104,7 +106,7 @@ class Connection(asyncio.Protocol):
         self._phase = CLOSED
         self._parser = None  # breaks the cycle through the parser's callbacks
         self._exchange = None  # and the one through a request that was being read
-        self._body = []
+        self._drop_body()
         self._held.clear()
         self._queue.clear()
         self.owner.closed(self)
@@ -253,18 +255,25 @@ class Connection(asyncio.Protocol):
         assert parser is not None
         self._progress = True
         fields = dict(headers)
-        self._check_head(headers, fields)
+        limits = self.owner.limits
+        odd = len(headers) > limits.headers_max or len(fields) != len(headers)
+        if odd or self._raw + self._fed > limits.header_bytes_max:  # only then can the head itself be too large
+            self._refusal = head_flaw(self._target, headers, limits)
+            if self._refusal is not None:
+                raise _Stop
         keep_alive = parser.should_keep_alive()
         # HTTP/1.0 is either not kept alive or says so; asking for the version costs a formatted string
         http_1_0 = (not keep_alive or b"connection" in fields) and parser.get_http_version() == "1.0"
-        length = fields.get(b"content-length")
+        size = int(fields.get(b"content-length") or 0)
         coding = fields.get(b"transfer-encoding")
-        if coding is not None and (http_1_0 or length is not None or coding.lower() != b"chunked"):
+        if coding is not None and (http_1_0 or b"content-length" in fields or coding.lower() != b"chunked"):
             raise self._stop(Code.BAD_HTTP, "Transfer-Encoding must be chunked, alone, and on HTTP/1.1.")
         if not http_1_0 and b"host" not in fields:
             raise self._stop(Code.BAD_HTTP, "The Host header is missing.")
-        if length is not None and int(length) > self.owner.limits.body_bytes_max:
+        if size > limits.body_bytes_max:
             raise self._stop(Code.BODY_TOO_LARGE)
+        if size > SMALL_BODY_BYTES:
+            self._take_room(size)
         self._exchange = exchange = Exchange(self, parser.get_method(), self._target, headers, fields)
         exchange.http_1_0 = http_1_0
         exchange.keep_alive = keep_alive
@@ -283,7 +292,7 @@ class Connection(asyncio.Protocol):
         self._progress = True
         if body:
             exchange.body = body[0] if len(body) == 1 else b"".join(body)
-            self._body = []
+            self._drop_body()
         self._headers = []
         self._exchange = None
         self._unjudged = False
@@ -302,24 +311,26 @@ class Connection(asyncio.Protocol):
         self._body_bytes = 0
         self._raw = 0
 
-    def _check_head(self, headers: Sequence[tuple[bytes, bytes]], fields: dict[bytes, bytes]) -> None:
-        limits = self.owner.limits
-        if len(headers) > limits.headers_max:
-            raise self._stop(Code.HEADERS_TOO_LARGE, f"More than {limits.headers_max} header fields.")
-        if self._raw + self._fed > limits.header_bytes_max:  # only then can the head itself be too large
-            size = len(self._target) + sum(len(name) + len(value) + 4 for name, value in headers)
-            if size > limits.header_bytes_max:
-                raise self._stop(Code.HEADERS_TOO_LARGE)
-        if len(fields) != len(headers):
-            hosts = sum(name == b"host" for name, _ in headers)
-            codings = sum(name == b"transfer-encoding" for name, _ in headers)
-            if hosts > 1 or codings > 1:
-                raise self._stop(Code.BAD_HTTP, "Host or Transfer-Encoding is given more than once.")
-
     def _count_body(self, size: int) -> None:
         self._body_bytes += size
         if self._body_bytes > self.owner.limits.body_bytes_max:
             raise self._stop(Code.BODY_TOO_LARGE)
+        if self._body_bytes > SMALL_BODY_BYTES and not self._room:  # nothing has said how long it is going to be
+            self._take_room(self.owner.limits.body_bytes_max)
+
+    def _take_room(self, size: int) -> None:
+        """A large body is read once there is room for all of it, or no other one: nobody is cut off in the middle."""
+        owner = self.owner
+        if owner.bodies_bytes and owner.bodies_bytes + size > owner.limits.bodies_bytes_max:
+            raise self._stop(Code.BODIES_LIMIT)
+        owner.bodies_bytes += size
+        self._room = size
+
+    def _drop_body(self) -> None:
+        self._body = []
+        if self._room:
+            self.owner.bodies_bytes -= self._room
+            self._room = 0
 
     def _stop(self, code: Code, text: str = "") -> _Stop:
         self._refusal = Refusal(code, text)
@@ -350,8 +361,7 @@ class Connection(asyncio.Protocol):
             return
         self._raw += size
         if self._raw > self.owner.limits.header_bytes_max:
-            head = self._phase == HEAD
-            self._refusal = Refusal(Code.HEADERS_TOO_LARGE if head else Code.BAD_HTTP)
+            self._refusal = Refusal(Code.HEADERS_TOO_LARGE if self._phase == HEAD else Code.BAD_HTTP)
 
     def _parse_failed(self, error: httptools.HttpParserError) -> None:
         if self._refusal is not None:
@@ -426,7 +436,7 @@ class Connection(asyncio.Protocol):
         if not self.owner.wants_body(exchange):
             exchange.keep_alive = False
             self._until = self.owner.now + self.owner.limits.body_timeout_s
-            self._body = []
+            self._drop_body()
             self._queue.append(exchange)
         elif not (self._body or exchange.http_1_0) and (exchange.header(b"expect") or b"").lower() == b"100-continue":
             self._transport.write(http1.CONTINUE)
@@ -448,16 +458,11 @@ class Connection(asyncio.Protocol):
 
     def _refuse(self) -> None:
         """Answer bytes that are no acceptable request, then close."""
-        refusal = self._refusal
+        refusal, self._refusal = self._refusal, None
         assert refusal is not None
-        self._refusal = None
         self.owner.refused(refusal.code)
-        # in the words of the API that is asked, as far as the bytes tell; after a complete request they tell nothing
-        target = b"" if self._phase == IDLE else self._target
-        body = error_body(refusal, target.partition(b"?")[0].decode("latin-1"))
-        line = http1.status_line(TABLE[refusal.code].status)
-        headers = http1.fields([http1.JSON, (b"content-length", b"%d" % len(body)), (b"connection", b"close")])
-        self._transport.write(b"%b%b%b\r\n%b" % (line, self.owner.date, headers, body))
+        target = b"" if self._phase == IDLE else self._target  # after a complete request the bytes tell nothing
+        self._transport.write(refusal_answer(refusal, target, self.owner.date))
         self._linger()
 
     def _linger(self) -> None:
@@ -466,6 +471,7 @@ class Connection(asyncio.Protocol):
             return
         self._phase = LINGER
         self._since = self.owner.now
+        self._drop_body()
         self._queue.clear()
         self._held.clear()
         if not self._reading:

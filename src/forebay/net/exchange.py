@@ -14,6 +14,12 @@ BODILESS: Final = frozenset({204, 304})
 COPIED_BYTES_MAX: Final = 65_536
 """A larger body is written by itself: copying it behind its head would cost more than a second write."""
 
+_NO_HEADERS: Final[list[tuple[bytes, bytes]]] = []
+_NO_FIELDS: Final[dict[bytes, bytes]] = {}
+_SIZES: Final = 1024
+_SIZE_LINES: Final = [b"%x\r\n" % size for size in range(_SIZES)]
+"""The first lines of chunks as small as most events are: making one takes longer than looking it up."""
+
 
 class Listener(Protocol):
     """What an exchange needs of the server: the Date line, and whether connections close after their answer."""
@@ -28,6 +34,8 @@ class Owner(Listener, Protocol):
     limits: Limits
     now: float
     idle_timeout_s: float
+    bodies_bytes: int
+    """How many bytes the large bodies have together that are being read, as far as they say so."""
     alive_for: bytes
     """Requests with this header are told with a 102 now and then that they are not forgotten; empty: none are."""
 
@@ -166,8 +174,8 @@ class Exchange:
             line.send(body)
         line.answered(self.keep_alive)
 
-    def start(self, status: int, headers: http1.Headers) -> None:
-        """Begin an answer of unknown length."""
+    def start(self, status: int, headers: http1.Headers, first: bytes = b"") -> None:
+        """Begin an answer of unknown length; its `first` piece, if it is there, goes with the head."""
         if self.finished:
             return
         assert not self.started, "start() twice"
@@ -176,18 +184,28 @@ class Exchange:
             self.keep_alive = False
         self._chunked = not self.http_1_0 and self.method != b"HEAD"
         end = b"\r\n" if self.http_1_0 else b"transfer-encoding: chunked\r\n\r\n"
+        if first and self._chunked:
+            end = b"%b%x\r\n%b\r\n" % (end, len(first), first)
+        elif self.http_1_0 and self.method != b"HEAD":
+            end += first
         self._line.send(self._head(status, headers, end))
+
+    def rest(self) -> None:
+        """The answer is going to take long: let go of what only the next request needs."""
+        self._line.rest()
 
     def forget_head(self) -> None:
         """Drop what the request said in its head, for an answer that takes long."""
-        self.headers = []
-        self._fields = {}
+        self.headers = _NO_HEADERS
+        self._fields = _NO_FIELDS
         self._line.rest()
 
     def write(self, data: bytes) -> None:
         """Send a piece of the answer."""
         if self._chunked and data:
-            self._line.stream(b"%x\r\n%b\r\n" % (len(data), data))
+            size = len(data)
+            line = _SIZE_LINES[size] if size < _SIZES else b"%x\r\n" % size
+            self._line.stream(b"".join((line, data, b"\r\n")))
         elif not self.finished and self.method != b"HEAD":
             self._line.stream(data)
 

@@ -8,7 +8,7 @@ import ssl
 from collections.abc import Callable
 from email.utils import formatdate
 from functools import partial
-from typing import Final
+from typing import Final, cast
 
 from forebay.core.errors import Code
 from forebay.core.model import Limits
@@ -48,6 +48,7 @@ class HttpServer:
         self.now = 0.0
         self.date = b""
         self.draining = False
+        self.bodies_bytes = 0
         self.idle_timeout_s = limits.idle_timeout_s
         self.handle = handler
         self.refused = refused
@@ -65,14 +66,23 @@ class HttpServer:
         self._sweep_s = min(SWEEP_S_MAX, shortest / 4)
 
     async def start(
-        self, host: str, port: int, *, reuse_port: bool = False, tls: ssl.SSLContext | None = None
+        self,
+        host: str,
+        port: int,
+        *,
+        reuse_port: bool = False,
+        tls: ssl.SSLContext | None = None,
+        unsent_bytes_max: int = 0,
     ) -> None:
-        """Listen, with `tls` for HTTPS. Raises OSError if the port is taken."""
+        """Listen, with `tls` for HTTPS. Raises OSError if the port is taken.
+
+        `unsent_bytes_max`: what the kernel may hold of an answer that it could not send yet; 0: megabytes.
+        """
         self._sweep()
         self._tls = tls
         try:
             self._listener = await asyncio.get_running_loop().create_server(
-                lambda: Connection(self),
+                lambda: cast(asyncio.Protocol, Connection(self)),
                 host,
                 port,
                 reuse_port=reuse_port,
@@ -80,6 +90,8 @@ class HttpServer:
                 start_serving=tls is None,
             )
             for listening in self._listener.sockets:
+                if unsent_bytes_max:  # what is accepted inherits it
+                    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, unsent_bytes_max)
                 door = listening.dup()
                 self._doors.append(door)
                 if tls is not None:  # the loop would tell of a connection after its handshake only
@@ -207,7 +219,7 @@ class HttpServer:
         limits, tls = self.limits, self._tls
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: Connection(self),
+                lambda: cast(asyncio.Protocol, Connection(self)),
                 sock,
                 ssl=tls,
                 ssl_handshake_timeout=limits.head_timeout_s if tls else None,

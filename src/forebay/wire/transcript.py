@@ -1,8 +1,9 @@
 """A stream of server-sent events on its way through: cut at event boundaries, counted, and its text remembered.
 
-The text lets another replica go on where one was lost. Parsing every event would cost more than relaying it, so
-events are kept as they are, and every few of them are taken apart at once: what surrounds the text is the same in all
-events of a choice, and cutting it out is one `replace`. Only what does not look like that is parsed.
+The text lets another replica go on where one was lost. Parsing every event would cost more than relaying it, but what
+surrounds the text is the same in all events of a choice: the text of an event that looks like those before it is what
+is left between. Others are kept as they are, and every few of them are taken apart at once: where several came in one
+read, cutting out what surrounds their texts is one `replace`. Only what does not look like that is parsed.
 
 In Anthropic's Messages and OpenAI's Responses several events follow the text, and nobody could go on between these:
 they are handed on together, when the last one is there.
@@ -21,6 +22,8 @@ HELD_BYTES_MAX: Final = 262_144
 """A longer unfinished event is passed on in pieces."""
 PENDING_MAX: Final = 8
 """Reads that are kept whole before they are taken apart."""
+PENDING_FIRST: Final = 2
+"""The same while it is not known what surrounds the text. More than one, as the first event is to go out soon."""
 LARGE_BYTES: Final = 8192
 """A read of this size is taken apart at once: eight of the largest would be 2 MB."""
 TEXT_BYTES_MAX: Final = 4 * 1024 * 1024
@@ -74,7 +77,7 @@ class Transcript:
     """Hands on whole events, holds back the beginning of one, and remembers the text. `path` is the request's."""
 
     __slots__ = (
-        "_closing", "_created", "_events", "_finished", "_id", "_named", "_pending", "_prefix", "_resumable", "_seam",
+        "_closing", "_created", "_events", "_finished", "_id", "_named", "_pending", "_prefix", "_resumable",
         "_suffix", "_text", "held", "last", "open",
     )  # fmt: skip
 
@@ -92,7 +95,6 @@ class Transcript:
         self._text = bytearray()  # as it stood in JSON
         self._prefix = b""
         self._suffix = b""
-        self._seam = b""
         self._id = ""
         self._created = 0
         self._finished = False
@@ -115,8 +117,11 @@ class Transcript:
                 return data
         self.last = data
         pending = self._pending
+        if not pending and self._take_one(data):
+            return data
         pending.append(data)
-        if len(pending) >= PENDING_MAX or len(data) >= LARGE_BYTES:
+        most = PENDING_MAX if self._prefix or not self._resumable else PENDING_FIRST
+        if len(pending) >= most or len(data) >= LARGE_BYTES:
             self._take_apart()
         return data
 
@@ -196,15 +201,33 @@ class Transcript:
         if not self._resumable:
             self._text.clear()
 
+    def _take_one(self, event: bytes) -> bool:
+        """Take the text out of an event that differs in nothing else from those before; False if it does."""
+        prefix, suffix = self._prefix, self._suffix
+        if not (prefix and self._resumable and event.startswith(prefix) and event.endswith(suffix)):
+            return False
+        end = len(event) - len(suffix)
+        if end < len(prefix) or b"\n" in (text := event[len(prefix) : end]):
+            return False
+        self._events += 1
+        self._text += text
+        if len(self._text) > TEXT_BYTES_MAX:
+            self._give_up()
+            self._text.clear()
+        return True
+
     def _take_alike(self, events: bytes) -> bool:
         """Take the text out of events that differ in nothing else; False if they do."""
         if not self._prefix:
             return False
         if self._suffix.startswith(NUMBER):
             return self._take_numbered(events)
-        rest = events.replace(self._seam, b"")  # raw newlines stand between events only, never inside of text
-        text = rest[len(self._prefix) : -len(self._suffix)]
-        if not (rest.startswith(self._prefix) and rest.endswith(self._suffix)) or b"\n" in text:
+        seam = self._suffix + self._prefix
+        rest = events.replace(seam, b"")  # raw newlines stand between events only, never inside of text
+        if not (rest.startswith(self._prefix) and rest.endswith(self._suffix)) or len(rest) < len(seam):
+            return False
+        text = rest[len(self._prefix) : -len(self._suffix)]  # compiled, this must not be of a negative length
+        if b"\n" in text:
             return False
         self._text += text
         return True
@@ -271,7 +294,6 @@ class Transcript:
             if found and after.startswith(text) and not last:
                 self._prefix = before + found
                 self._suffix = after[len(text) :] + END
-                self._seam = self._suffix + self._prefix
 
 
 def ended(last: bytes) -> bool:

@@ -249,6 +249,7 @@ def test_who_is_cancelled_leaves_and_makes_room() -> None:
     assert taken(batcher, 0.0) == "fg"
 
 
+@pytest.mark.interpreted
 def test_the_number_of_waiting_requests_is_bounded_whatever_the_policy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "WAITING_MAX", 3)
     batcher: Batcher[str] = Batcher(DynamicBatching(), 4)

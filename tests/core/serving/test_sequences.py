@@ -411,3 +411,15 @@ def test_an_iterative_model_takes_turns_until_it_wants_no_more() -> None:
     served.done(second, 0.0)
     assert turn(served) == [None, "(c1"]
     assert served.sequences == 0
+
+
+def test_there_is_no_other_turn_once_the_instance_is_lost() -> None:
+    for retired in (False, True):
+        served = sequencer(ITERATIVE)
+        offer(served, "a", corrid=0)
+        under_way = run(served)
+        served.lost(0, 0.0)
+        if retired:
+            served.retire(0)
+        assert served.done(under_way, 0.0, again={"a"}) == ["a"]
+        assert served.waiting == 0

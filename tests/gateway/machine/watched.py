@@ -8,9 +8,9 @@ from tests.gateway.machine.voices import HEDGEABLE
 
 from forebay.core.admission import Band, Ticket, WaitingRoom, crowded
 from forebay.core.errors import Code, Refusal
-from forebay.core.model import ModelRoutes, RecordsSpec, Replica
+from forebay.core.model import ModelRoutes, Policy, RecordsSpec, Replica
 from forebay.core.resilience import Breaker, BreakerLimits, Outcome, admissible
-from forebay.core.routing import Route, Shed, Wait
+from forebay.core.routing import Route, Shed, Wait, Why
 from forebay.gateway.account import Account
 from forebay.gateway.dispatch.endpoints import Endpoint
 from forebay.gateway.fleet import Link, Served
@@ -124,12 +124,29 @@ def could_take(link: WatchedLink, relay: Relay) -> bool:
 
 
 def nobody_waits_in_vain(desk: "WatchedGateway", served: Served, now: float) -> None:
-    """Nobody waits who could go somewhere. A place where an attempt has just failed is offered at the next tick."""
+    """Nobody waits who could go somewhere, but for the best replica, or behind somebody who does.
+
+    A place where an attempt has just failed is offered at the next tick.
+    """
     if served in desk.unsettled or served.pumping:
         return
+    held = set()
     for relay in served.waiting:
-        assert not isinstance(desk.choose(relay), Route), f"{relay.request_id!r} waits and could go"
-        if not relay.revision and not (relay.ask is not None and relay.ask.stays):
+        ask = relay.ask
+        kind = relay.revision, relay.tried, ask.key if ask is not None and ask.stays else 0
+        if kind in held:
+            continue
+        choice = desk.choose(relay)
+        if isinstance(choice, Wait) and choice.why is Why.BEST_FULL:
+            assert ask is not None
+            assert ask.held
+            assert ask.patient
+            assert not relay.exchange.started
+            assert served.routes.policy is Policy.CPR
+            held.add(kind)
+            continue
+        assert not isinstance(choice, Route), f"{relay.request_id!r} waits and could go"
+        if not relay.revision and not (ask is not None and ask.stays):
             open_to = [link.id for link in served.links if could_take(link, relay) and link.breaker.admits(now)]
             assert not open_to, f"{relay.request_id!r} waits, {open_to} could take it"
 

@@ -68,9 +68,8 @@ def test_tensors_go_on_byte_for_byte_with_the_headers_that_say_how_to_read_them(
         worker, body = net(), b"{}\n" + bytes(range(256)) * 8192
         async with cluster(tmp_path, worker, base=BASE) as front:
             fields = (b"content-type: application/octet-stream", b"Inference-Header-Content-Length: 3")
-            got = await front.ask(
-                post(body, b"/v2/models/net/versions/7/infer?x=1", *fields, b"accept-encoding: gzip")
-            )
+            more = (b"accept-encoding: gzip", b"x-forebay-deadline-ms: 60000")
+            got = await front.ask(post(body, b"/v2/models/net/versions/7/infer?x=1", *fields, *more))
 
             assert (got.status, got.body == body) == (200, True)
             assert got.headers[b"inference-header-content-length"] == b"3"
@@ -79,6 +78,7 @@ def test_tensors_go_on_byte_for_byte_with_the_headers_that_say_how_to_read_them(
             assert (sent.target, worker.bodies[0] == body) == (b"/v2/models/net/versions/7/infer", True)
             for name in (b"content-type", b"inference-header-content-length", b"accept-encoding"):
                 assert sent.header(name) in (b"application/octet-stream", b"3", b"gzip")
+            assert sent.header(b"x-forebay-deadline-ms") == b"60000"
             assert sent.header(b"x-forebay-gateway") == b"1"
             assert await front.metric('forebay_prompt_tokens_total{model="net"}') == round(len(body) / 4)
 

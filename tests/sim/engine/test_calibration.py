@@ -7,6 +7,8 @@ import pytest
 from forebay.sim.engine import calibration
 from forebay.sim.engine.calibration import CAVEATS, SUBSETS, Errors, Point, formula_tpot_s, points, simulated
 
+pytestmark = pytest.mark.slow
+
 FIRST_TOKEN = "time to first token, replica"
 FORMULA, REPLICA = "time per token, formula", "time per token, replica"
 TABLE = {

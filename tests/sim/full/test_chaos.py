@@ -13,17 +13,18 @@ pytestmark = pytest.mark.interpreted
 SEEDS = 50
 REPEATED, REPEATS = 8, 30
 """A short run, so that it can be repeated."""
-PROCESSES = 3
+PROCESSES = 20
 DIGEST = "from forebay.sim.full.chaos import chaos; print(chaos(int({seed})).digest)"
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, SEEDS))])
 def test_a_cluster_with_faults_keeps_every_rule(seed: int) -> None:
     verdict = chaos(seed)
     assert verdict.ok, "\n".join((verdict.command, str(verdict.profile), *verdict.violations))
     assert verdict.endings["complete"]
 
 
+@pytest.mark.slow
 def test_without_faults_nobody_is_cut_off_or_refused_a_connection() -> None:
     for seed in range(5):
         verdict = chaos(seed, faults=False)
@@ -32,10 +33,12 @@ def test_without_faults_nobody_is_cut_off_or_refused_a_connection() -> None:
         assert not verdict.counts.get("again")
 
 
+@pytest.mark.slow
 def test_a_seed_does_the_same_again_and_again() -> None:
     assert len({chaos(REPEATED).digest for _ in range(REPEATS)}) == 1
 
 
+@pytest.mark.slow
 def test_a_seed_does_the_same_in_every_process() -> None:
     call = (sys.executable, "-c", DIGEST.format(seed=REPEATED))
     digests = set()
@@ -45,5 +48,6 @@ def test_a_seed_does_the_same_in_every_process() -> None:
     assert digests == {chaos(REPEATED).digest}
 
 
+@pytest.mark.slow
 def test_seeds_differ() -> None:
     assert len({chaos(seed, faults=False).digest for seed in range(3)}) == 3

@@ -11,6 +11,8 @@ from forebay.sim.load.values import Arrival, Workload
 from forebay.sim.replay.cluster import SimCluster
 from forebay.sim.replay.run import replay
 
+pytestmark = pytest.mark.slow
+
 REQUESTS = 300
 TOPICS = 8
 
@@ -38,9 +40,13 @@ def test_both_depths_decide_alike(policy: Policy, per_s: float, replicas: int, s
     assert decisions(workload, cluster, policy=policy, seed=3) == chosen
 
 
-@pytest.mark.parametrize("policy", [Policy.ROUND_ROBIN, Policy.P2C])
-def test_both_depths_decide_alike_with_several_gateways(policy: Policy) -> None:
-    workload, cluster = some_load(40.0, seed=5), SimCluster(replicas=4, gateways=2, sequences_max=8)
+@pytest.mark.parametrize("policy", Policy)
+@pytest.mark.parametrize("cluster", [
+    SimCluster(replicas=4, gateways=2, sequences_max=8),
+    SimCluster(replicas=3, gateways=2, kv_tokens=9 * 1024),  # engines run full, and gateways let requests wait
+])  # fmt: skip
+def test_both_depths_decide_alike_with_several_gateways(policy: Policy, cluster: SimCluster) -> None:
+    workload = some_load(40.0, seed=5)
     assert decisions(workload, cluster, policy=policy, seed=3) == list(
         replay(workload, cluster, policy=policy, seed=3).replica
     )

@@ -14,6 +14,8 @@ from forebay.sim.load.named import DATA, MADE, NAMES, TRACES, workload
 from forebay.sim.load.traces.lines import BadTrace
 from forebay.sim.load.values import Arrival, Workload
 
+pytestmark = pytest.mark.slow
+
 BYTES_MAX = 1_500_000
 """Of all data: it is in every wheel."""
 

@@ -22,7 +22,7 @@ from forebay.net.client import CallError
 from forebay.sim.full.chaos import chaos
 from forebay.wire.transcript import Transcript
 
-pytestmark = pytest.mark.interpreted
+pytestmark = [pytest.mark.interpreted, pytest.mark.slow]
 
 SEEDS = range(40)
 Plant = Callable[[pytest.MonkeyPatch], None]

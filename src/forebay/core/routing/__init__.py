@@ -1,6 +1,7 @@
 """Which replica gets a request, and what is learned from how it went: pure choices and plain accounts."""
 
 from forebay.core.routing.choice import CAPACITY_UNKNOWN, ENDING, LIVE, Chooser, choose, effective_state, room
+from forebay.core.routing.late import HOLD_S, learned_room, may_wait, share_of_room
 from forebay.core.routing.meter import Charge, Meter
 from forebay.core.routing.prefix import PrefixIndex, Source
 from forebay.core.routing.pricing import Pricing
@@ -23,6 +24,7 @@ __all__ = [
     "BATCH",
     "CAPACITY_UNKNOWN",
     "ENDING",
+    "HOLD_S",
     "INTERACTIVE",
     "LIVE",
     "Ask",
@@ -43,5 +45,8 @@ __all__ = [
     "Why",
     "choose",
     "effective_state",
+    "learned_room",
+    "may_wait",
     "room",
+    "share_of_room",
 ]

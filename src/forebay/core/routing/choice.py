@@ -6,6 +6,7 @@ from typing import Final, Protocol
 from forebay.core.errors import Code
 from forebay.core.model import Policy, ReplicaState, Task
 from forebay.core.routing.cpr import cheapest
+from forebay.core.routing.late import cheapest_or_wait, worth_a_wait
 from forebay.core.routing.policies import (
     consistent_hash,
     home,
@@ -94,6 +95,10 @@ def choose(
         at = home(replicas, [*ready, *degraded, *full], ask.key)
         return Wait(Why.SESSION_FULL) if at in full else Route(at, Why.ITS_SESSION)
     if pool:
+        if full and policy is _CPR and ask is not None and ask.patient and pricing is not None:
+            awaited = worth_a_wait(replicas, pool, full)
+            if awaited:
+                return cheapest_or_wait(replicas, pool, awaited, ask, pricing)
         return _pick(policy, replicas, pool, rng, ask=ask, pricing=pricing)
     if full:
         return Wait(Why.FULL)

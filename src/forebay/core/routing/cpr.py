@@ -15,6 +15,7 @@ from forebay.core.routing.values import Ask, Route, Score, View, Why
 _LATE: Final = Why.LATE  # looked up once: members of an enum are slow to get at
 _CHEAPEST: Final = Why.CHEAPEST
 _DRAWN: Final = Why.DRAWN
+_HELD: Final = Why.HELD
 
 KV_BARRIER_S: Final = 0.15
 """Cost at half-used KV memory; grows without bound towards full, where engines preempt what runs."""
@@ -34,7 +35,11 @@ def cheapest(replicas: Sequence[View], pool: Sequence[int], ask: Ask, pricing: P
 
     Promises are no limit here: passing over the one that holds the prompt, because it is late, makes others late too.
     """
-    terms = scores(replicas, pool, ask, pricing)
+    return best_of(scores(replicas, pool, ask, pricing), ask)
+
+
+def best_of(terms: Sequence[Score], ask: Ask) -> Route:
+    """The one of the lowest cost of all that were scored; among equals a draw."""
     lowest = math.inf
     for score in terms:
         lowest = min(lowest, score.total_s)
@@ -43,7 +48,7 @@ def cheapest(replicas: Sequence[View], pool: Sequence[int], ask: Ask, pricing: P
     best = near[0] if len(near) == 1 else _draw(near, ask.seed)
     budget_s = ask.ttft_budget_s
     late = budget_s is not None and best.queue_s + best.prefill_s > budget_s
-    why = _LATE if late else _CHEAPEST if len(near) == 1 else _DRAWN
+    why = _HELD if ask.held else _LATE if late else _CHEAPEST if len(near) == 1 else _DRAWN
     return Route(best.at, why, best.hit_tokens, terms)
 
 

@@ -18,7 +18,7 @@ NAME_PRIME: Final = (1 << 61) - 1
 
 
 class Meter:
-    """One start of one replica. Only `handicap` is for others to set: at least 1, 1 in normal service."""
+    """One start of one replica. Only `handicap`, at least 1, and `strained` are for others to set."""
 
     __slots__ = (
         "_blind",
@@ -37,6 +37,7 @@ class Meter:
         "prefill_tokens_per_s",
         "queue_tokens",
         "reports",
+        "strained",
         "trust",
     )
 
@@ -46,6 +47,9 @@ class Meter:
         self.mask = mask
         """Its bit in the prefix index."""
         self.handicap = 1.0
+        """1 in normal service."""
+        self.strained = False
+        """Requests wait in its engine for want of room: when it is full it is worth a wait."""
         self.kv_share = 0.0
         """Share of the KV memory that requests hold, 0..0.99; what is only cached counts as free."""
         self.trust = 1.0

@@ -69,8 +69,10 @@ class Ask:
     __slots__ = (
         "block_tokens",
         "blocks",
+        "held",
         "key",
         "output_tokens",
+        "patient",
         "seed",
         "stays",
         "tokens",
@@ -107,6 +109,10 @@ class Ask:
         self.weights = weights
         self.ttft_budget_s = ttft_budget_s
         """The first token should come within this time."""
+        self.patient = True
+        """Whether it may wait for the best replica while others have room. For whoever asks to set, like `held`."""
+        self.held = False
+        """Whether it has done so."""
 
 
 class Why(StrEnum):
@@ -123,6 +129,8 @@ class Why(StrEnum):
     CHEAPEST = "lowest cost"
     DRAWN = "drawn among those of the lowest cost"
     LATE = "lowest cost, but not in time"
+    HELD = "lowest cost, after a wait for the replica where it was lowest"
+    BEST_FULL = "the replica of the lowest cost is full, and worth a wait"
     FULL = "every replica is full"
     SESSION_FULL = "the replica of its session is full"
     NONE_READY = "no replica is ready"
@@ -193,9 +201,11 @@ class Route:
 
 
 class Wait(NamedTuple):
-    """No replica can take it now, but one may later."""
+    """No replica can take it now, or none should, but one may later."""
 
     why: Why
+    at: int = -1
+    """Which one it waits for; -1: any."""
 
 
 class Shed(NamedTuple):

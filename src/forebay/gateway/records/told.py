@@ -1,11 +1,12 @@
-"""What is written down of a finished request, out of what its relay knows."""
+"""What is told of a request, in the head of its answer and in the books, out of what its relay knows."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Raw
 
-from forebay.core.routing import Route, Score
+from forebay.core.routing import Route, Score, Why
+from forebay.gateway.asking import SET_COOKIE
 from forebay.gateway.records.accesslog import Line
 from forebay.gateway.records.facts import Facts, Used
 from forebay.obs.clock import wall_s
@@ -14,6 +15,23 @@ from forebay.wire.records import CANDIDATES_MAX, Decision, pack_candidates
 if TYPE_CHECKING:
     from forebay.gateway.fleet import Link
     from forebay.gateway.relay import Relay
+
+REASONS: Final = {why: why.encode() for why in Why}
+
+
+def head_lines(relay: "Relay") -> bytes:
+    """What the head of its answer says of who gave it, and why. As bytes at once: it is said of every request."""
+    link, route, chosen = relay.link, relay.route, relay.chosen
+    assert link is not None
+    assert route is not None
+    return b"x-request-id: %b\r\nx-forebay-queue-ms: %d\r\nx-forebay-route: %b\r\n%b%b%b" % (
+        relay.request_id,
+        ms(relay.queued_s),
+        REASONS[route.why],
+        link.head_lines,
+        b"set-cookie: %b\r\n" % (SET_COOKIE % relay.session) if relay.session else b"",
+        b"x-forebay-dispatch: %b\r\n" % chosen.why.encode() if chosen is not None else b"",
+    )
 
 
 def facts(relay: "Relay", spent: Used, line: Line, raw: bytes, now: float) -> Facts:

@@ -41,8 +41,10 @@ SENT_ON: Final = (
     b"inference-header-content-length",
     b"accept",
     b"accept-encoding",
+    b"x-forebay-deadline-ms",
 )
-"""Headers of a request that its replica gets."""
+"""Headers of a request that its replica gets. It counts the deadline from when the request reaches it: what was
+waited here is not taken off, so that nobody is refused too early."""
 FORM: Final = b"multipart/form-data"
 SEQUENCE: Final = b'"sequence_id"'
 NAME_CHARS_MAX: Final = 1024

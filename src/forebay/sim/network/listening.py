@@ -32,6 +32,9 @@ class Bound(NamedTuple):
         """It has no descriptor to copy."""
         return self
 
+    def setsockopt(self, *option: int) -> None:
+        """There is no kernel to tell."""
+
     def accept(self) -> NoReturn:
         """Nobody waits: connections reach the protocols of a listener by themselves. Raises BlockingIOError."""
         raise BlockingIOError

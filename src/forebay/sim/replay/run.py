@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from random import Random
-from typing import Final
+from typing import Final, cast
 
 from forebay.core.model import ModelRoutes, Policy, Task
 from forebay.core.routing.blocks import blocks
@@ -45,8 +45,7 @@ class _Wires:
     async def create_connection(
         self, factory: Callable[[], asyncio.BaseProtocol], host: str, port: int, **options: object
     ) -> tuple[asyncio.Transport, asyncio.BaseProtocol]:
-        protocol = factory()
-        assert isinstance(protocol, asyncio.Protocol)
+        protocol = cast(asyncio.Protocol, factory())
         transport = Port(self.nodes[host], protocol)
         protocol.connection_made(transport)
         return transport, protocol

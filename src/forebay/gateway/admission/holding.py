@@ -1,0 +1,37 @@
+"""Requests that wait for the best replica although another one has room: the rules of `core.routing.late`."""
+
+from typing import TYPE_CHECKING, Final
+
+from forebay.core.routing import Route, Shed, Wait, may_wait
+
+if TYPE_CHECKING:
+    from forebay.gateway.gateway import Gateway
+    from forebay.gateway.relay import Relay
+
+LOOK_MAX: Final = 64
+"""Behind one that is held, so many are looked at for some that do not wait for the same reason."""
+
+
+def hold(gateway: "Gateway", relay: "Relay", choice: Wait) -> Route | Wait | Shed:
+    """Let a request wait for the replica that `choice` names, if it may; else where it goes."""
+    served, ask, now = relay.served, relay.ask, gateway.now()
+    assert ask is not None
+    waiting = served.waiting
+    has_a_place = len(waiting) < waiting.size_max or waiting.band(relay) is not None
+    in_time = not relay.impatient or may_wait(relay.began, relay.ticket.deadline, now)
+    if has_a_place and in_time and not relay.exchange.started:
+        link = served.links[choice.at]
+        if link.awaited_at is None:
+            link.awaited_at = now
+        ask.held = True
+        return choice
+    ask.patient = False
+    return gateway.choose(relay)
+
+
+def overtakes(relay: "Relay") -> bool:
+    """Whether a newcomer would go before a more urgent request that is held. Somebody waits, and all others may."""
+    waiting = relay.served.waiting
+    first = next(iter(waiting))
+    held = first.ask is not None and first.ask.held
+    return held and first.ticket.band < relay.ticket.band and len(waiting) < waiting.size_max

@@ -1,0 +1,37 @@
+"""What is not read: heads with flaws, bodies for which there is no room. And the answer to that."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from forebay.core.errors import TABLE, Code, Refusal
+from forebay.core.model import Limits
+from forebay.wire import http1
+from forebay.wire.errors import error_body
+
+BACK_IN_S: Final = 1
+"""When a client may come back that has been turned away for want of room."""
+SMALL_BODY_BYTES: Final = 65_536
+"""Such bodies are read whatever else is: their memory is bounded by the number of connections."""
+RETRYABLE: Final = (b"x-forebay-retryable", b"1")
+"""Tells a gateway that another replica may be asked."""
+
+
+def head_flaw(target: bytes, headers: Sequence[tuple[bytes, bytes]], limits: Limits) -> Refusal | None:
+    """Why a head is not taken; None: it is. Header names are lower-case."""
+    if len(headers) > limits.headers_max:
+        return Refusal(Code.HEADERS_TOO_LARGE, f"More than {limits.headers_max} header fields.")
+    if len(target) + sum(len(name) + len(value) + 4 for name, value in headers) > limits.header_bytes_max:
+        return Refusal(Code.HEADERS_TOO_LARGE)
+    names = [name for name, _ in headers]
+    if names.count(b"host") > 1 or names.count(b"transfer-encoding") > 1:
+        return Refusal(Code.BAD_HTTP, "Host or Transfer-Encoding is given more than once.")
+    return None
+
+
+def refusal_answer(refusal: Refusal, target: bytes, date: bytes) -> bytes:
+    """The whole answer, after which the connection closes, in the words of the API that `target` belongs to."""
+    body = error_body(refusal, target.partition(b"?")[0].decode("latin-1"))
+    headers = [http1.JSON, (b"content-length", b"%d" % len(body)), (b"connection", b"close")]
+    if refusal.code is Code.BODIES_LIMIT:
+        headers += [(b"retry-after", b"%d" % BACK_IN_S), RETRYABLE]
+    return b"%b%b%b\r\n%b" % (http1.status_line(TABLE[refusal.code].status), date, http1.fields(headers), body)
