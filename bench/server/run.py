@@ -6,11 +6,13 @@ The server under test (its whole process tree) is pinned to core 0 and runs one 
 thread; the load generator, in C, has core 1. `closed`: so many connections (of gRPC: calls under way on a few
 connections) that the next batch is always there; that is the server's throughput. `open`: requests at 70 % of that
 server's own throughput, evenly spaced, latency counted from the instant each was due; so the faster server has the
-higher load. `cpu_us` is time by the kernel's own account for one request: other load on the machine changes that
-less than throughput and latency, which want a quiet one. `bare` runs full batches in a loop.
+higher load. `as_PEER`, of ours only: as many requests per second as that peer had. `cpu_us` is time by the kernel's
+own account for one request: other load on the machine changes that less than throughput and latency, which want a
+quiet one. `bare` runs full batches in a loop.
 
 Every round measures all servers one after the other, in an order that is rotated from round to round; medians over
-the rounds go to results.json with the goals. `--quick` shows that every server answers, and writes nothing.
+the rounds go to results.json with the goals, after every round anew. A server that cannot be installed, started or
+asked is said to be missing, and the others go on. `--quick` shows that every server answers, and writes nothing.
 """
 
 import argparse
@@ -24,12 +26,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from goals import judged
+from goals import BARE, BESIDE, judged, load_beside
 from models import MODELS, Model, write
 from servers import PORT, REPO, SERVERS, Server, install, version
 
@@ -48,10 +50,13 @@ SHARE: Final = 0.7
 WARMUP_S: Final = 1.0
 QUICK_WINDOW_S: Final = 1.0
 START_TIMEOUT_S: Final = 120.0
-BARE: Final = "bare"
 
 Run = dict[str, float]
 """Figures of one load in one round."""
+
+
+class Failed(Exception):  # noqa: N818 - states the condition
+    """A server that never answered, or a load that came to nothing."""
 
 
 @dataclass(frozen=True)
@@ -76,9 +81,7 @@ class Rig:
             deadline = time.monotonic() + START_TIMEOUT_S
             while not _answers(server.probe(model)):
                 if time.monotonic() > deadline or process.poll() is not None:
-                    raise SystemExit(
-                        f"the server never answered; its log:\n{log.read_text(errors='replace')[-3000:]}"
-                    )
+                    raise Failed(f"it never answered; its log:\n{log.read_text(errors='replace')[-3000:]}")
                 time.sleep(0.2)
             _weigh(process.pid)
             yield process.pid
@@ -96,13 +99,18 @@ class Rig:
         with started(command, LOAD_CORE, environ={"BENCH_REQUEST": str(request)}) as generator:
             assert generator.stdout is not None
             if generator.stdout.readline() != b"window\n":
-                raise SystemExit(f"the load generator failed with {model.name}")
+                raise Failed("the load generator ended")
             before_ns = cpu_ns(pid)
-            seen = json.loads(generator.stdout.readline())
+            line = generator.stdout.readline()
+            if not line:
+                raise Failed("the load generator ended within its window")
+            seen = json.loads(line)
             spent_ns = cpu_ns(pid) - before_ns
+        if not seen["requests"]:
+            raise Failed(f"no request was answered, {seen['errors']} failed")
         return {
             "per_s": seen["requests"] / seen["seconds"],
-            "cpu_us": spent_ns / 1000 / max(1, seen["requests"]),
+            "cpu_us": spent_ns / 1000 / seen["requests"],
             "p50_ms": seen["p50_us"] / 1000,
             "p99_ms": seen["p99_us"] / 1000,
             "errors": seen["errors"],
@@ -134,21 +142,39 @@ def _answers(request: bytes) -> bool:
 
 
 def one_round(names: list[str], model: Model, rig: Rig) -> Iterator[tuple[str, str, Run]]:
-    """Every server in turn; yields (server, load, figures)."""
-    yield BARE, "closed", rig.bare(model)
+    """Every server in turn, then ours with the loads of the peers; yields (server, load, figures)."""
+    with _missing(BARE, model):
+        yield BARE, "closed", rig.bare(model)
+    rates: dict[str, float] = {}
     for name in names:
         server = SERVERS[name]
-        with rig.serving(server, model) as pid:
+        with _missing(name, model), rig.serving(server, model) as pid:
             closed = rig.measure(server, model, 0, pid)
             yield name, "closed", closed | {"pss_mb": memory_kb(pid, "Pss") / 1024, "processes": len(tree(pid))}
-            yield name, "open", rig.measure(server, model, round(SHARE * closed["per_s"]), pid)
+            rates[name] = round(SHARE * closed["per_s"])
+            yield name, "open", rig.measure(server, model, rates[name], pid)
+    for name in names:
+        peers = [peer for peer, ours in BESIDE.items() if ours == name and peer in rates]
+        if name in rates and peers:
+            with _missing(name, model), rig.serving(SERVERS[name], model) as pid:
+                for peer in peers:
+                    yield name, load_beside(peer), rig.measure(SERVERS[name], model, rates[peer], pid)
+
+
+@contextlib.contextmanager
+def _missing(name: str, model: Model) -> Iterator[None]:
+    """What fails within is said, and the run goes on."""
+    try:
+        yield
+    except (Failed, OSError, ValueError) as failed:
+        print(f"MISSING: {name} with {model.name}: {failed}", flush=True)
 
 
 Seen = dict[str, dict[str, dict[str, list[Run]]]]
 
 
-def rounds(names: list[str], models: list[Model], count: int, rig: Rig) -> Seen:
-    """Measure, and say so on the way: model → server → load → runs."""
+def rounds(names: list[str], models: list[Model], count: int, rig: Rig, done: Callable[[int, Seen], None]) -> None:
+    """Measure, and say so on the way; `done` hears after each round: model → server → load → runs."""
     seen: Seen = {}
     for number in range(count):
         first = number * len(names) // count
@@ -156,8 +182,8 @@ def rounds(names: list[str], models: list[Model], count: int, rig: Rig) -> Seen:
             for name, load, run in one_round(names[first:] + names[:first], model, rig):
                 seen.setdefault(model.name, {}).setdefault(name, {}).setdefault(load, []).append(run)
                 shown = "  ".join(f"{key} {figure:,.2f}" for key, figure in run.items())
-                print(f"round {number + 1} {model.name:12}{name:14}{load:8}{shown}", flush=True)
-    return seen
+                print(f"round {number + 1} {model.name:12}{name:20}{load:16}{shown}", flush=True)
+        done(number + 1, seen)
 
 
 def result(names: list[str], count: int, seen: Seen) -> dict[str, object]:
@@ -193,18 +219,23 @@ def main() -> None:
     options = parser.parse_args()
     names = [name for name in options.only.split(",") if name]
     models = [model for model in MODELS if model.name in options.model.split(",")]
-    install(names)
+    names = install(names)
     allow_files()
     count, window_s = (1, QUICK_WINDOW_S) if options.quick else (options.rounds, options.window)
+
+    def done(number: int, seen: Seen) -> None:
+        found = result(names, number, seen)
+        if not options.quick:
+            options.output.write_text(json.dumps(found, indent=1) + "\n")
+        if number == count:
+            print(json.dumps(found["goals"], indent=1))
+
     with tempfile.TemporaryDirectory() as folder:
         rig = Rig(Path(folder), window_s)
         for source in (REPO / "bench/gateway/load.c", HERE / "load_grpc.c"):
             subprocess.run(["gcc", "-O2", "-o", f"{folder}/{source.stem}", str(source)], check=True)
         write(rig.repository)
-        found = result(names, count, rounds(names, models, count, rig))
-    print(json.dumps(found["goals"], indent=1))
-    if not options.quick:
-        options.output.write_text(json.dumps(found, indent=1) + "\n")
+        rounds(names, models, count, rig, done)
 
 
 if __name__ == "__main__":

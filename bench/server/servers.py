@@ -185,21 +185,32 @@ SERVERS: Final[dict[str, Server]] = {
 }
 
 
-def install(names: list[str]) -> None:
-    """Install the peers that are missing, and compile Forebay if its source has changed."""
+def install(names: list[str]) -> list[str]:
+    """Install the peers that are missing, and compile Forebay if its source has changed; returns who is there."""
     if "BENCH_COMPILED" not in os.environ:
         subprocess.run([str(REPO / "scripts/compiled")], check=True)
-    for name in sorted({name.partition("_")[0] for name in names}):
-        place = VENVS / name
-        if name in PEERS and not (place / "installed").exists():
-            subprocess.run([sys.executable, "-m", "venv", str(place)], check=True)
-            subprocess.run([str(place / "bin/pip"), "install", "-q", *PEERS[name], RUNTIME], check=True)
-            (place / "installed").touch()
-        if name == "triton" and not (place / "installed").exists():
-            subprocess.run([str(REPO / "scripts/oracle")], check=True)
-            words = ["install", "-q", "--target", str(place), "--upgrade", TRITON_RUNTIME, "numpy==1.26.4"]
-            subprocess.run([str(ORACLE / "bin/python"), "-m", "pip", *words], check=True)
-            (place / "installed").touch()
+    missing = set()
+    for peer in sorted({name.partition("_")[0] for name in names}):
+        try:
+            _install(peer)
+        except (OSError, subprocess.CalledProcessError) as error:
+            print(f"MISSING: {peer} cannot be installed: {error}", flush=True)
+            missing.add(peer)
+    return [name for name in names if name.partition("_")[0] not in missing]
+
+
+def _install(peer: str) -> None:
+    place = VENVS / peer
+    if (peer not in PEERS and peer != "triton") or (place / "installed").exists():
+        return
+    if peer == "triton":
+        subprocess.run([str(REPO / "scripts/oracle")], check=True)
+        words = ["install", "-q", "--target", str(place), "--upgrade", TRITON_RUNTIME, "numpy==1.26.4"]
+        subprocess.run([str(ORACLE / "bin/python"), "-m", "pip", *words], check=True)
+    else:
+        subprocess.run([sys.executable, "-m", "venv", str(place)], check=True)
+        subprocess.run([str(place / "bin/pip"), "install", "-q", *PEERS[peer], RUNTIME], check=True)
+    (place / "installed").touch()
 
 
 def version(name: str) -> str:

@@ -14,7 +14,7 @@ from tests.contract.token_contract import TokenContract
 from forebay import engines
 from forebay.core.model import Task
 from forebay.engines.prepare import prepare
-from forebay.engines.protocol import EngineBroken
+from forebay.engines.protocol import Embed, Embedded, EngineBroken
 from forebay.engines.synthetic.model import VOCABULARY, encode
 
 TEXT = "Once upon a time"
@@ -123,6 +123,32 @@ def test_every_adapter_runs_through_the_contract() -> None:
 def _source(folder: Path, name: str) -> str:
     parts = [folder / f"{name}.py", *(folder / name).glob("*.py")]
     return "".join(each.read_text() for each in parts if each.is_file())
+
+
+@pytest.mark.slow
+def test_long_inputs_are_embedded_few_at_a_time(bge_small: Path) -> None:
+    with closing(engines.create("onnx", str(bge_small), {"threads": 1})) as engine:
+        engine.load()
+        for at in range(32):
+            engine.add(Embed(str(at), tuple(range(1000, 1100))), 0.0)
+        sizes = [len(engine.step(1.0).events) for _ in range(8)]
+        assert sizes == [4] * 8  # 100 tokens count as 105, their bucket's longest; 512 for a thread
+        assert engine.step(1.0).wait_s is None
+
+
+@pytest.mark.slow
+def test_an_id_used_again_while_its_cancelled_input_runs_gets_its_own_vector(bge_small: Path) -> None:
+    with closing(engines.create("onnx", str(bge_small), {"threads": 1})) as engine:
+        engine.load()
+        engine.add(Embed("a", tuple(range(1000, 1010))), 0.0)
+        engine.add(Embed("b", tuple(range(1000, 1050))), 0.0)
+        step = engine.step(1.0)
+        assert [event.id for event in step.events] == ["a"]
+        assert (step.load.running, step.load.waiting, step.wait_s) == (1, 0, 0.0)
+        engine.cancel("b")
+        engine.add(Embed("b", tuple(range(1000, 1020))), 1.0)
+        ended = [event for _ in range(2) for event in engine.step(2.0).events]
+        assert [(event.id, event.prompt_tokens) for event in ended if isinstance(event, Embedded)] == [("b", 20)]
 
 
 def test_an_unknown_engine_is_named_with_the_known_ones() -> None:

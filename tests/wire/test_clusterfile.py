@@ -93,7 +93,8 @@ models:
         "models[3]",
     ]  # fmt: skip
     assert found["models[1].slo.availability"].line == 18
-    assert found["models[1].source"] == Problem("models[1].source", "nothing", "text (not empty)", 15)
+    source = "text (not empty), such as ./model.gguf or package:DIST==VERSION/PATH"
+    assert found["models[1].source"] == Problem("models[1].source", "nothing", source, 15)
     assert "did you mean `gateway`" in found["gatway"].allowed
     assert "did you mean `openvino`" in found["models[0].engine.name"].allowed
 

@@ -1,6 +1,7 @@
 """The model server from start to end: listen, load, say so, serve, drain when told to, unload, exit."""
 
 import asyncio
+import errno
 import resource
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -10,16 +11,18 @@ from typing import Final
 
 import structlog
 
+from forebay import __version__
 from forebay.core.model import Limits
 from forebay.core.serving.config import ModelConfig
 from forebay.core.serving.errors import Refused
+from forebay.modelserver.http.answering import refuse_method
 from forebay.modelserver.http.front import BODY_BYTES_MAX, FrontOptions, HttpFront
 from forebay.modelserver.models.options import Options
 from forebay.modelserver.ports import IndexEntry
 from forebay.modelserver.regions import SharedRegions
 from forebay.modelserver.rpc.front import RpcFront, RpcOptions
 from forebay.modelserver.server import ModelServer
-from forebay.modelserver.telemetry.latencies import Latencies
+from forebay.modelserver.telemetry.latencies import QUANTILES, Latencies
 from forebay.modelserver.telemetry.logs import LogSettings
 from forebay.modelserver.telemetry.metrics import ServerMetrics
 from forebay.modelserver.telemetry.settings import ServerSettings
@@ -29,6 +32,8 @@ from forebay.modelserver.telemetry.watch import Watched
 from forebay.net.exchange import Exchange
 from forebay.net.server import HttpServer
 from forebay.obs.metrics import CONTENT_TYPE
+from forebay.wire import http1
+from forebay.wire.openapi import document, modelserver
 
 IDLE_TIMEOUT_S: Final = 600.0
 """Clients keep connections in pools, and take it for a failure if one that they use again is closed."""
@@ -37,6 +42,7 @@ LINGER_S: Final = 1.0
 """For so long connections that are open get an answer that tells them to close."""
 CLOSE_GRACE_S: Final = 1.0
 LOOK_EVERY_S: Final = 1.0
+DOCUMENT: Final = document.PATH.encode()
 
 
 class NotStarted(Exception):  # noqa: N818 - states the condition
@@ -60,6 +66,8 @@ class Shown:
     counters: bool = True
     summaries: bool = False
     histograms: bool = False
+    quantiles: tuple[float, ...] = QUANTILES
+    """Of summaries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +77,8 @@ class Plan:
     models: Options
     doors: Doors = field(default_factory=Doors)
     body_bytes_max: int = BODY_BYTES_MAX
+    bodies_bytes_max: int = Limits().bodies_bytes_max
+    """Of large HTTP bodies that are being read at the same time."""
     front: FrontOptions = field(default_factory=FrontOptions)
     rpc: RpcOptions = field(default_factory=RpcOptions)
     exit_on_error: bool = True
@@ -135,16 +145,25 @@ class _Parts:
         self._models = Watched(
             self._server, traces=self._traces, files=self._files, logs=logs, log=log, latencies=latencies
         )
-        self._show = ServerMetrics(self._models, latencies, counters=shown.counters, summaries=shown.summaries)
+        self._show = ServerMetrics(
+            self._models,
+            latencies,
+            counters=shown.counters,
+            summaries=shown.summaries,
+            quantiles=shown.quantiles,
+        )
         regions = SharedRegions()
         settings = ServerSettings(self._models, self._traces, logs)
         self._front = HttpFront(self._models, regions, settings, tasks=tasks, log=log, options=plan.front)
         limits = Limits(
-            body_bytes_max=plan.body_bytes_max, idle_timeout_s=IDLE_TIMEOUT_S, body_timeout_s=BODY_TIMEOUT_S
+            body_bytes_max=plan.body_bytes_max,
+            bodies_bytes_max=plan.bodies_bytes_max,
+            idle_timeout_s=IDLE_TIMEOUT_S,
+            body_timeout_s=BODY_TIMEOUT_S,
         )
         self._http = HttpServer(self._handle, limits)
         self._metrics = HttpServer(self._handle_metrics, Limits())
-        self._rpc = RpcFront(self._models, regions, settings, log=log, options=plan.rpc)
+        self._rpc = RpcFront(self._models, regions, settings, tasks=tasks, log=log, options=plan.rpc)
         self._running: asyncio.Task[None] | None = None
         self._writing: asyncio.Task[None] | None = None
 
@@ -209,6 +228,8 @@ class _Parts:
     def _handle(self, exchange: Exchange) -> None:
         if exchange.target == b"/metrics":
             self._handle_metrics(exchange)
+        elif exchange.target == DOCUMENT:
+            _describe(exchange)
         else:
             self._front.handle(exchange)
 
@@ -216,8 +237,19 @@ class _Parts:
         if exchange.target.partition(b"?")[0] != b"/metrics":
             exchange.respond(404, [], b"")
             return
+        self._tasks.create_task(self._tell(exchange))
+
+    async def _tell(self, exchange: Exchange) -> None:
+        self._show.own = await self._server.measure()
         self._show.traces_lost = self._files.lost
         exchange.respond(200, [(b"content-type", CONTENT_TYPE)], self._show.render())
+
+
+def _describe(exchange: Exchange) -> None:
+    if exchange.method in (b"GET", b"HEAD"):
+        exchange.respond(200, [http1.JSON], modelserver.document(__version__))
+    else:
+        refuse_method(exchange, b"GET, HEAD")
 
 
 async def _listen(server: HttpServer, host: str, port: int, what: str) -> str:
@@ -229,4 +261,5 @@ async def _listen(server: HttpServer, host: str, port: int, what: str) -> str:
 
 
 def _no_port(host: str, port: int, what: str, error: OSError) -> str:
-    return f"cannot listen on {host}:{port} for {what}: {error.strerror or error}"
+    reason = "the port is in use" if error.errno == errno.EADDRINUSE else error.strerror or error
+    return f"cannot listen on {host}:{port} for {what}: {reason}; --{what.lower()}-port says another one (0: any)"

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from time import monotonic
+from typing import Final, NamedTuple
 
 import structlog
 
@@ -12,6 +13,7 @@ from forebay.core.serving.config import ModelConfig
 from forebay.core.serving.errors import Kind, Refused
 from forebay.core.serving.statistics import ModelStatistics
 from forebay.core.serving.values import InferRequest, OnResponse
+from forebay.engines.tensor.measures import SERIES_MAX, Family, merged
 from forebay.modelserver.models.life.collection import Collection
 from forebay.modelserver.models.life.model import LATEST
 from forebay.modelserver.models.life.room import Room
@@ -21,6 +23,19 @@ from forebay.modelserver.models.running.call import Call
 from forebay.modelserver.models.running.seats import Turns
 from forebay.modelserver.models.site import Site
 from forebay.modelserver.ports import IndexEntry, ModelView
+
+MEASURE_S: Final = 0.5
+"""So long a scrape waits for models that are asked for their metrics: one of them may hang."""
+
+
+class Processes(NamedTuple):
+    """The processes of the models that are served."""
+
+    pids: Sequence[int]
+    replaced: int
+    """How many have ended although they were wanted."""
+    stalled_s: float
+    """The longest time that one model has had no process that gives the sign of life that it owes."""
 
 
 class ModelServer:
@@ -86,10 +101,8 @@ class ModelServer:
 
     def view(self, name: str, version: str) -> ModelView:
         """The version of a model that a request for `version` (empty: the latest) goes to. Raises `Refused`."""
-        found = self._find(name, version)
-        model = self._collection.model(name)
-        versions = [each.text for each in model.ready] if model is not None else []
-        return ModelView(found.config, found.document, found.text, versions)
+        number = number_of(version) if version else LATEST
+        return self._collection.model(name).view(number)
 
     def labels(self, name: str, version: str, output: str) -> Sequence[str]:
         """What the classes of an output are called; those of an ensemble come from the step that makes the output."""
@@ -119,6 +132,27 @@ class ModelServer:
         for each in served:
             each.counts.statistics.pending = each.waiting
         return [each.counts.statistics for each in served]
+
+    def processes(self) -> Processes:
+        """How the processes of all models are. Raises `Refused`."""
+        now = asyncio.get_running_loop().time()
+        found = [each.process for each in self._collection.served if each.process is not None]
+        return Processes(
+            [pid for each in found for pid in each.pids],
+            sum(each.replaced for each in found),
+            max((each.stalled_s(now) for each in found), default=0.0),
+        )
+
+    async def measure(self) -> Sequence[Family]:
+        """What models count of their own, as it stands now; of a process that does not say it soon, as it stood."""
+        if self._models is None:
+            return ()
+        served = self._models.served
+        asked = [future for each in served for future in each.measure()]
+        if asked:
+            await asyncio.wait(asked, timeout=MEASURE_S)
+        families = [family for each in served for family in each.ledger.families()]
+        return merged(families, series_max=SERIES_MAX * len(served))
 
     def index(self, ready_only: bool) -> Sequence[IndexEntry]:
         """What the repository holds."""

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from forebay.cli.repository.grpc import GrpcWish
 from forebay.cli.repository.screen import example_request
 from forebay.cli.repository.wish import Wish, amount, cpus, plan_of, size, tracing
 from forebay.cli.settings import UserError
@@ -21,11 +22,11 @@ def wish(tmp_path: Path) -> Wish:
         repository=[tmp_path], model_control_mode="none", load_model=None, repository_poll_secs=15,
         disable_auto_complete_config=False, strict_model_config="false", model_config_name="", backend_config=None,
         allow_pickle=None, host="127.0.0.1", http_port=8000, grpc_port=8001, metrics_port=8002, allow_http="true",
-        allow_grpc="true", allow_metrics="true", http_max_input_size=2**26, http_header_forward_pattern=None,
-        exit_on_error="true", strict_readiness="true", exit_timeout_secs=30, model_load_thread_count=4,
-        memory_budget=None, hang_timeout_secs=60, process_memory_limit=None, pin=None, cache_config=None,
-        rate_limit="off", rate_limit_resource=None, host_policy=None, trace_config=None, metrics_config=None,
-        grpc_compression="none",
+        allow_grpc="true", allow_metrics="true", http_max_input_size=2**26, http_max_bodies_size="2GiB",
+        max_string_elements=9, http_header_forward_pattern=None, exit_on_error="true", strict_readiness="true",
+        exit_timeout_secs=30, model_load_thread_count=4, memory_budget=None, hang_timeout_secs=60,
+        process_memory_limit=None, pin=None, cache_config=None, rate_limit="off", rate_limit_resource=None,
+        host_policy=None, trace_config=None, metrics_config=None, grpc=GrpcWish(),
     )  # fmt: skip
 
 
@@ -33,12 +34,13 @@ def test_options_become_a_plan(wish: Wish) -> None:
     plan = plan_of(
         replace(
             wish, model_control_mode="explicit", load_model=["a"], memory_budget="1.5GiB",
-            hang_timeout_secs=5, process_memory_limit="2G",
+            hang_timeout_secs=5, process_memory_limit="2G", http_max_bodies_size="1G",
             cache_config="local,size=1M", rate_limit="execution_count", rate_limit_resource=["R:2"],
             strict_model_config="true", allow_grpc="false",
-            host_policy=["n,cpu-cores=0-1", "n,numa-node=1"],
+            host_policy=["n,cpu-cores=0-1", "n,numa-node=1", "g,gpus=MIG-1,MIG-2"],
             backend_config=["x,y=z", ",default-max-batch-size=9"],
-            exit_on_error="false", metrics_config=["summary_latencies=true"], grpc_compression="high",
+            exit_on_error="false",
+            metrics_config=["summary_latencies=true", "summary_quantiles=0.5:0.05,0.999:0"], grpc=GrpcWish("high"),
         )
     )  # fmt: skip
     options = plan.models
@@ -47,8 +49,12 @@ def test_options_become_a_plan(wish: Wish) -> None:
     assert (options.hang_s, options.rss_bytes_max) == (5.0, 2 * 2**30)
     assert (options.limited, options.amounts) == (True, (Amount("R", 2),))
     assert (options.rules.auto_complete, options.rules.max_batch_default) == (False, 9)
+    assert (plan.latencies.summaries, plan.latencies.quantiles) == (True, (0.5, 0.999))
     assert (options.hosts["n"].cpus, options.hosts["n"].numa_node) == ((0, 1), 1)
+    assert (options.hosts["g"].gpus, options.rules.gpus) == (("MIG-1", "MIG-2"), (0, 1))
     assert (plan.doors.http_port, plan.doors.grpc_port, plan.exit_on_error) == (8000, None, False)
+    assert options.strings_max == 9
+    assert (plan.body_bytes_max, plan.bodies_bytes_max) == (2**26, 2**30)
     assert (plan.latencies.summaries, plan.rpc.compression) == (True, "gzip")
 
 
@@ -58,6 +64,7 @@ def test_options_become_a_plan(wish: Wish) -> None:
         ({"repository": [Path("/none/at/all")]}, "/none/at/all: no such folder"),
         ({"allow_http": "false", "allow_grpc": "false"}, "nobody could ask anything"),
         ({"http_header_forward_pattern": "("}, "--http-header-forward-pattern: found '('"),
+        ({"http_max_bodies_size": "much"}, "--http-max-bodies-size: found 'much'; expected a size"),
         ({"memory_budget": "much"}, "--memory-budget: found 'much'; expected a size"),
         ({"cache_config": "redis,host=x"}, "--cache-config: found 'redis,host=x'"),
         ({"rate_limit_resource": ["R"]}, "--rate-limit-resource: found 'R'; expected NAME:COUNT"),
@@ -68,12 +75,26 @@ def test_options_become_a_plan(wish: Wish) -> None:
         ({"trace_config": ["opentelemetry,url=x"]}, "--trace-config: found 'opentelemetry,url=x'"),
         ({"trace_config": ["level=TENSORS"]}, "--trace-config: trace file name is not given"),
         ({"metrics_config": ["colour=red"]}, "--metrics-config: found 'colour=red'"),
+        ({"metrics_config": ["summary_quantiles=0.5"]}, "expected QUANTILE:ERROR"),
+        ({"metrics_config": ["summary_quantiles=1:0"]}, "expected QUANTILE:ERROR"),
+        ({"metrics_config": ["summary_quantiles=a:0"]}, "expected QUANTILE:ERROR"),
     ],
 )
 def test_what_cannot_be_read_is_named_with_its_option(wish: Wish, change: dict[str, Any], text: str) -> None:
     with pytest.raises(UserError) as error:
         plan_of(replace(wish, **change))
     assert text in str(error.value)
+
+
+def test_the_folder_of_a_model_is_no_repository(wish: Wish, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.pbtxt").touch()
+    with pytest.raises(UserError) as error:
+        plan_of(replace(wish, repository=[tmp_path, tmp_path / "mine"]))
+    assert str(error.value).splitlines()[1:] == [
+        f"  forebay serve --repository {tmp_path}",
+        f"  forebay serve {tmp_path}/mine",
+    ]
 
 
 def test_values_are_read() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from forebay.engines.tensor import batch
-from forebay.engines.tensor.protocol import Array, Request
+from forebay.engines.tensor.protocol import Array, Request, Rows
 
 
 def request(*shape: int, wanted: tuple[str, ...] = (), value: float = 1) -> Request:
@@ -45,6 +45,18 @@ def test_requests_with_other_inputs_or_types_do_not_go_together() -> None:
     batch.execute([request(1), more, request(1), wide], ["Y"], model)
 
     assert [shape for shape, _ in model.runs] == [(2,), (1,), (1,)]
+
+
+def test_requests_that_want_the_same_are_answered_in_whole_arrays() -> None:
+    group = [request(1, 2, wanted=("Y",)), request(3, 2, value=5, wanted=("Y",)), request(0, 2, wanted=("Y",))]
+
+    responses = batch.execute(group, ["Y", "Z"], Model())
+
+    assert isinstance(responses, Rows)
+    assert responses.outputs["Y"].tolist() == [[2, 2], *[[10, 10]] * 3]
+    assert [each.outputs["Y"].tolist() for each in responses] == [[[2, 2]], [[10, 10]] * 3, []]
+    assert [each.outputs["Y"].shape for each in responses[1:]] == [(3, 2), (0, 2)]
+    assert responses[-2].outputs["Y"].shape == (3, 2)
 
 
 def test_the_outputs_that_anyone_wants_are_run_and_given_to_who_wants_them() -> None:

@@ -19,8 +19,10 @@ from forebay.core.serving.config import (
     VersionPolicy,
     VersionRule,
 )
+from forebay.engines.tensor.measures import Family, Measure, Series
 from forebay.engines.tensor.python import offered as pb_utils
 from forebay.engines.tensor.python.config import ModelConfig, document, instance_name
+from forebay.engines.tensor.python.metrics import measured
 
 ONE = np.ones(1, np.float32)
 
@@ -222,7 +224,44 @@ def test_metrics_of_a_model_are_kept() -> None:
     for each in (0.5, 1, 3, 99):
         histogram.observe(each)
 
-    assert (counter.value(), gauge.value(), histogram.counts) == (2, 4, [2, 1, 1])
+    assert (counter.value(), gauge.value()) == (2, 4)
+    (found,) = (family.series[0] for family in measured() if family.name == "h")
+    assert found[1:] == (103.5, 0, (1.0, 10.0), (2, 1, 1))
+
+
+def test_families_of_one_name_are_one_as_long_as_somebody_has_it() -> None:
+    first = pb_utils.MetricFamily("n", "what", pb_utils.MetricKind.COUNTER)
+    second = pb_utils.MetricFamily("n", "what", pb_utils.MetricKind.COUNTER)
+    second.Metric({"b": "1", "a": "2"}).increment(1)
+    first.Metric({"a": "2", "b": "1"}).increment(2)
+    with pytest.raises(pb_utils.TritonModelException, match="'n' is there as COUNTER, not GAUGE"):
+        pb_utils.MetricFamily("n", "what", pb_utils.MetricKind.GAUGE)
+    del first
+    (family,) = [each for each in measured() if each.name == "n"]
+    assert family == Family("n", Measure.COUNTER, "what", (Series((("a", "2"), ("b", "1")), 3.0),))
+    del second
+    assert not [each for each in measured() if each.name == "n"]
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda family: pb_utils.MetricFamily("a b", "", family.COUNTER), "'a b' of kind"),
+        (lambda family: pb_utils.MetricFamily("x", "", "counter"), "of kind counter"),  # type: ignore[arg-type]
+        (lambda family: family.Metric({"a-b": "c"}), "label 'a-b'"),
+        (lambda family: family.Metric({"a": 1}), "label 'a': 1"),
+        (lambda family: family.Metric([("a", "b")]), "must be a dictionary"),
+        (lambda family: family.Metric({"a": "b" * 300}), "too long"),
+        (lambda family: family.Metric({f"a{n}": "" for n in range(20)}), "more than 16 labels"),
+        (lambda family: [family.Metric({"a": str(n)}) for n in range(1001)], "there are 1000 already"),
+        (lambda family: [pb_utils.MetricFamily(f"y{n}", "", family.COUNTER) for n in range(101)], "100 already"),
+    ],
+)
+def test_metrics_are_bounded_and_well_formed(make: Callable[[pb_utils.MetricFamily], object], text: str) -> None:
+    family = pb_utils.MetricFamily("bounded", "", pb_utils.MetricKind.COUNTER)
+    kept: list[object] = []
+    with pytest.raises(pb_utils.TritonModelException, match=text):
+        kept.append(make(family))
 
 
 @pytest.mark.parametrize(
@@ -235,12 +274,13 @@ def test_metrics_of_a_model_are_kept() -> None:
         ("HISTOGRAM", [1], lambda m: m.increment(1), "Failed to increment"),
         ("HISTOGRAM", None, lambda m: m, "a histogram has buckets"),
         ("GAUGE", [1], lambda m: m, "nothing else has any"),
+        ("HISTOGRAM", [2, 1], lambda m: m, "buckets must ascend"),
     ],
 )
 def test_metrics_refuse_what_their_kind_does_not_have(
     kind: str, buckets: list[float] | None, call: Callable[[pb_utils.Metric], object], text: str
 ) -> None:
-    family = pb_utils.MetricFamily("x", "", pb_utils.MetricKind[kind])
+    family = pb_utils.MetricFamily(f"x_{kind}", "", pb_utils.MetricKind[kind])
 
     with pytest.raises(pb_utils.TritonModelException, match=text):
         call(family.Metric(buckets=buckets))

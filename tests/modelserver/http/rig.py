@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import msgspec
 import structlog
+from tests.modelserver.described import fits
 from tests.net.rig import Answer, Peer, peer, serving
 
 from forebay.core.model import Limits
@@ -257,7 +258,11 @@ class Rig:
         lines = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items())
         head = f"{method} {path} HTTP/1.1\r\nhost: a\r\n{lines}content-length: {len(body)}\r\n\r\n"
         self.line.send(head.encode() + body)
-        return await self.line.answer()
+        answer = await self.line.answer()
+        if b"content-encoding" not in answer.headers:
+            kind = answer.headers.get(b"content-type", b"").decode()
+            fits(method, path.partition("?")[0], answer.status, kind, answer.body)
+        return answer
 
     async def infer(self, model: str, document: Any, binary: bytes = b"", **headers: str) -> Answer:
         """One inference."""

@@ -3,7 +3,9 @@
 import gzip
 import re
 import struct
+import threading
 import zlib
+from time import monotonic
 from typing import Any
 
 import msgspec
@@ -14,9 +16,19 @@ from tests.net.rig import Answer, peer, post, run, until
 
 from forebay.core.serving.config import Datatype
 from forebay.core.serving.values import InferResponse
+from forebay.modelserver.http import inferring
+from forebay.wire.oip.infer_request import Asked, read_infer
 from forebay.wire.oip.ports import MemoryKind, Region
 
 FOUR = struct.pack("<4f", 1, 2, 3, 4)
+
+
+@pytest.fixture(autouse=True, params=["at once", "in a thread"])
+def where(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests are read and answers are written at once, or in a thread, as if they were long."""
+    if request.param == "in a thread":
+        monkeypatch.setattr(inferring, "UNPACKED_AT_ONCE_BYTES_MAX", 0)
+        monkeypatch.setattr(inferring, "JSON_AT_ONCE_BYTES_MAX", 0)
 
 
 def fp32(data: Any = None, shape: Any = (4,), name: str = "IN", **parameters: Any) -> dict[str, Any]:
@@ -122,6 +134,21 @@ def test_parameters_reach_the_model() -> None:
     run(main())
 
 
+def test_a_header_says_how_long_the_answer_is_of_use() -> None:
+    async def main() -> None:
+        async with rig() as it:
+            began = monotonic()
+            await it.infer("echo", {"inputs": [fp32([1], [1])]}, X_Forebay_Deadline_Ms="1500")
+            assert began + 1.5 <= it.models.requests[0].deadline <= monotonic() + 1.5
+            await it.infer("echo", {"inputs": [fp32([1], [1])]})
+            assert it.models.requests[1].deadline == 0
+            for wrong in ("soon", "-1", "9" * 10):
+                answer = await it.infer("echo", {"inputs": [fp32([1], [1])]}, X_Forebay_Deadline_Ms=wrong)
+                assert (answer.status, len(it.models.requests)) == (400, 2)
+
+    run(main())
+
+
 def test_the_best_classes_are_named() -> None:
     async def main() -> None:
         async with rig() as it:
@@ -140,6 +167,36 @@ def test_the_best_classes_are_named() -> None:
             head, rest = parts(await it.infer("echo", document))
             assert head["outputs"][0]["shape"] == [6]
             assert rest.startswith(b"\x0a\x00\x00\x009.000000:3\x0a")
+
+    run(main())
+
+
+@pytest.mark.interpreted
+def test_while_a_long_request_is_read_others_are_answered_and_its_client_may_leave(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(inferring, "UNPACKED_AT_ONCE_BYTES_MAX", 0)
+    monkeypatch.setattr(inferring, "JSON_AT_ONCE_BYTES_MAX", 0)
+    reads, go_on = threading.Event(), threading.Event()
+
+    def slowly(*_: object, **__: object) -> Asked:
+        reads.set()
+        assert go_on.wait(10)
+        return read_infer(*_, **__)  # type: ignore[arg-type]
+
+    async def main() -> None:
+        async with rig() as it:
+            monkeypatch.setattr(inferring, "read_infer", slowly)
+            async with peer(it.server.port) as gone:
+                gone.send(
+                    post(msgspec.json.encode({"inputs": [fp32([1, 2, 3, 4])]}), target=b"/v2/models/echo/infer")
+                )
+                await until(reads.is_set)
+                assert (await it.ask("GET", "/v2/health/live")).status == 200
+            await until(lambda: it.server.connections == 1)
+            go_on.set()
+            assert (await it.infer("echo", {"inputs": [fp32([5, 6, 7, 8])]})).status == 200
+            assert [bytes(each.inputs[0].data) for each in it.models.requests] == [struct.pack("<4f", 5, 6, 7, 8)]
 
     run(main())
 

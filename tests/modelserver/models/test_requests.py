@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from tests.modelserver.models.rig import BATCH_SIZE, config, numbers, serving, tensor, until, write
 
-from forebay.core.serving.config import Datatype
+from forebay.core.serving.config import Datatype, ModelConfig, TensorSpec
 from forebay.core.serving.errors import Kind, Refused
 from forebay.core.serving.values import InferRequest, InferResponse, Tensor
+from forebay.modelserver.models.running.inputs import Contract
 
 ONE = tensor("IN", [[1.0]])
 ID = "[request id: <id_unknown>] "
@@ -88,6 +89,14 @@ BAD: list[tuple[tuple[Tensor, ...], dict[str, Any], str]] = [
     ),
     ((GOOD, bytes_tensor(b"\2\0\0\0a")), {}, ID + "incomplete string data for inference input 'TEXT' for model 'm'"),
 ]
+
+
+def test_a_tensor_of_very_many_strings_is_not_looked_at() -> None:
+    described = ModelConfig("m", "python", inputs=(TensorSpec("TEXT", Datatype.BYTES, (-1,)),))
+    request = InferRequest("m", "", "", (Tensor("TEXT", Datatype.BYTES, (3,), b"\0\0\0\0" * 3),))
+    assert Contract(described, strings_max=3).check(request).inputs == request.inputs
+    with pytest.raises(Refused, match="has 3 string elements, more than the 2 that --max-string-elements allows"):
+        Contract(described, strings_max=2).check(request)
 
 
 def test_requests_that_do_not_fit_the_model_are_refused_and_count_nowhere(tmp_path: Path) -> None:

@@ -1,10 +1,12 @@
 """What models share: memory that some have to give up, and resources that instances take turns with."""
 
 import asyncio
+import os
 from pathlib import Path
 
+import numpy as np
 import pytest
-from tests.modelserver.models.rig import BATCH_SIZE, alive, config, numbers, serving, tensor, until, write
+from tests.modelserver.models.rig import BATCH_SIZE, Server, alive, config, numbers, serving, tensor, until, write
 
 from forebay.core.serving.errors import Kind, Refused
 from forebay.core.serving.limiter import Amount
@@ -45,14 +47,19 @@ def test_the_least_recently_used_model_sleeps_until_it_is_asked_for(tmp_path: Pa
     asyncio.run(main())
 
 
-def test_what_is_busy_or_pinned_does_not_sleep(tmp_path: Path) -> None:
+@pytest.mark.parametrize("by", ["the operator", "its parameter"])
+def test_what_is_busy_or_pinned_does_not_sleep(tmp_path: Path, by: str) -> None:
     gate = tmp_path / "gate"
     root = write(tmp_path / "r", "a", config(), HEAVY)
     write(root, "b", config(), HEAVY + BATCH_SIZE.format(gate=str(gate)))
     write(root, "c", config(), HEAVY)
+    pinned = frozenset({"a"})
+    if by == "its parameter":
+        write(root, "a", config('parameters { key: "forebay.pinned" value { string_value: "True" } }'), versions=())
+        pinned = frozenset()
 
     async def main() -> None:
-        async with serving(root, startup=("a", "b"), memory_bytes=400 * MIB, pinned=frozenset({"a"})) as server:
+        async with serving(root, startup=("a", "b"), memory_bytes=400 * MIB, pinned=pinned) as server:
             gate.touch()
             asked = server.ask("b", ONE)
             with pytest.raises(Refused, match=r"needs .* of a memory budget of 0.39 GiB.*'a.*pinned.*'b.*busy"):
@@ -69,6 +76,77 @@ def test_what_is_busy_or_pinned_does_not_sleep(tmp_path: Path) -> None:
             cancelled.call.cancel()
             await until("b is back", lambda: server.pids("b"))
             gate.unlink()
+
+    asyncio.run(main())
+
+
+def test_sleep_leaves_no_open_files(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write(tmp_path, name, config("dynamic_batching { max_queue_delay_microseconds: 2000 }"), HEAVY)
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("a",), memory_bytes=250 * MIB) as server:
+            counts = []
+            for _ in range(4):
+                await server.load("b", {})
+                assert server.pids("a") == []
+                await server.unload("b", False)
+                assert await server.numbers("a", ONE) == [[1.0]]
+                counts.append(len(os.listdir("/proc/self/fd")))
+            assert counts[-1] <= counts[0]
+
+    asyncio.run(main())
+
+
+def test_who_sleeps_is_woken_when_there_is_room(tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        write(tmp_path, name, config(), HEAVY)
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("a", "b"), memory_bytes=400 * MIB) as server:
+            assert await server.numbers("a", ONE) == [[1.0]]
+            await server.load("c", {})
+            assert server.pids("b") == []
+            await server.unload("c", False)
+            await until("b is awake", lambda: server.pids("b"))
+            assert await server.numbers("b", ONE) == [[1.0]]
+            assert len(server.pids("a")) == 1
+
+    asyncio.run(main())
+
+
+def test_a_model_is_woken_once_however_many_ask_and_give_up(tmp_path: Path) -> None:
+    gate, root = tmp_path / "gate", tmp_path / "r"
+    loads = f"""
+    def initialize(self, args):
+        self.weights = np.ones(120 * 2**20, dtype=np.uint8)
+        with open({str(tmp_path / "loads")!r}, "a") as file:
+            file.write("x")
+        while Path({str(gate)!r}).exists():
+            time.sleep(0.001)
+    def answer(self, request):
+        return give(get(request))
+"""
+    write(root, "a", config(), loads)
+    for name in ("b", "c"):
+        write(root, name, config(), HEAVY)
+
+    async def main() -> None:
+        async with serving(root, startup=("a", "b"), memory_bytes=400 * MIB) as server:
+            assert await server.numbers("b", ONE) == [[1.0]]
+            await server.load("c", {})
+            assert server.pids("a") == []
+            gate.touch()
+            for _ in range(3):
+                gone = server.ask("a", ONE)
+                await until("it loads", lambda: server.pids("a"))
+                assert gone.call is not None
+                gone.call.cancel()
+            asked = server.ask("a", ONE)
+            gate.unlink()
+            assert numbers(await asked.one()) == [[1.0]]
+            assert len(server.pids("a")) == 1
+            assert (tmp_path / "loads").read_text() == "xx"
 
     asyncio.run(main())
 
@@ -149,5 +227,41 @@ def test_instances_of_one_onnx_model_share_a_process_and_run_at_once(tmp_path: P
                     assert numbers(await each.one()) == [[number * 2.0] * 4]
                 with pytest.raises(Refused, match=r"unexpected shape for input 'IN'.*Expected \[-1,4\], got \[1,3\]"):
                     server.ask(name, tensor("IN", [[1.0] * 3]))
+
+    asyncio.run(main())
+
+
+def test_instances_share_the_weights_in_memory(tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    helper, floats = onnx.helper, onnx.TensorProto.FLOAT
+    side = 4096
+    weights = np.ones((side, side), np.float32)
+    assert weights.nbytes == 64 * MIB
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["IN", "W"], ["OUT"])],
+        "large",
+        [helper.make_tensor_value_info("IN", floats, ["batch", side])],
+        [helper.make_tensor_value_info("OUT", floats, ["batch", side])],
+        [onnx.numpy_helper.from_array(weights, "W")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    onnx.save(model, tmp_path / "m" / "1" / "model.onnx")
+    text = 'backend: "onnxruntime" instance_group {{ count: {} kind: KIND_CPU }}'
+    row = tensor("IN", np.ones((1, side)))
+
+    async def used(server: Server, instances: int) -> int:
+        """PSS once every instance has run."""
+        (tmp_path / "m" / "config.pbtxt").write_text(text.format(instances))
+        await server.load("m", {})
+        for asked in [server.ask("m", row) for _ in range(8 * instances)]:
+            assert numbers(await asked.one())[0][0] == side
+        return used_bytes(server.pids("m"))
+
+    async def main() -> None:
+        async with serving(tmp_path) as server:
+            one = await used(server, 1)
+            assert one > 64 * MIB
+            assert await used(server, 4) < 1.1 * one
 
     asyncio.run(main())

@@ -224,3 +224,123 @@ def test_an_empty_slot_between_sequences_is_not_ready(tmp_path: Path) -> None:
             assert (counts.success.count, counts.inference_count, counts.execution_count) == (4, 4, 4)
 
     asyncio.run(main())
+
+
+TURNS = """
+    left = {}
+    def execute(self, requests):
+        return [self.turn(request, len(requests)) for request in requests]
+    def turn(self, request, size):
+        key = request.correlation_id()
+        if key not in self.left:
+            self.left[key] = [int(get(request).item()), 0, int(get(request, "START").item())]
+        left = self.left[key]
+        left[0] -= 1
+        left[1] += size > 1
+        if left[0] > 0:
+            request.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
+            return None
+        del self.left[key]
+        return give(np.float32([[10 * left[1] + left[2] + int(get(request, "START").item())]]))
+"""
+"""Takes as many turns as the input says; tells in how many it had company, and in how many turns of the first and
+the last the control START was set."""
+
+STREAMED = """
+    left = {}
+    def execute(self, requests):
+        for request in requests:
+            key = request.correlation_id()
+            left = self.left[key] = self.left.get(key, int(get(request).item())) - 1
+            final = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if left == 0 else 0
+            if not final:
+                request.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
+            request.get_response_sender().send(give(np.float32([[left]])), final)
+"""
+START = 'control_input { name: "START" control { kind: CONTROL_SEQUENCE_START fp32_false_true: [0, 1] } }'
+
+
+def iterative(strategy: str = "direct {}", more: str = "") -> str:
+    text = f"sequence_batching {{ iterative_sequence: true {strategy} {START} }} {more}"
+    return config(text, dims="1", max_batch=2)
+
+
+@pytest.mark.parametrize("strategy", ["direct {}", "oldest { max_candidate_sequences: 2 }"])
+def test_requests_of_an_iterative_model_come_again_in_later_batches(tmp_path: Path, strategy: str) -> None:
+    write(tmp_path, "m", iterative(strategy), TURNS)
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("m",)) as server:
+            assert await server.numbers("m", tensor("IN", [[1.0]])) == [[2.0]]
+            asked = [server.ask("m", tensor("IN", [[turns]])) for turns in (30.0, 20.0, 25.0)]
+            shared = [numbers(await each.one())[0][0] for each in asked]
+            assert [total % 10 for total in shared] == [1, 1, 1]
+            assert all(total >= 100 for total in shared)
+            (counts,) = server.statistics("m", "")
+            assert (counts.success.count, counts.fail.count) == (76, 0)
+            assert 38 <= counts.execution_count < 76
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("kind", ["def", "async def"])
+def test_an_iterative_model_may_answer_bit_by_bit(tmp_path: Path, kind: str) -> None:
+    decoupled = iterative(more="model_transaction_policy { decoupled: true }")
+    write(tmp_path, "m", decoupled, STREAMED.replace("def", kind, 1))
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("m",)) as server:
+            asked = [server.ask("m", tensor("IN", [[turns]])) for turns in (3.0, 5.0, 4.0)]
+            told = [[numbers(each) for each in await one.all()] for one in asked]
+            assert told == [[[[float(left)]] for left in reversed(range(turns))] for turns in (3, 5, 4)]
+
+    asyncio.run(main())
+
+
+def test_who_gives_up_an_iterative_request_ends_its_turns(tmp_path: Path) -> None:
+    write(tmp_path, "m", iterative(), TURNS)
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("m",)) as server:
+            asked = [server.ask("m", tensor("IN", [[1e9]])) for _ in range(3)]
+            for one in asked:
+                assert one.call is not None
+                one.call.cancel()
+            assert await server.numbers("m", tensor("IN", [[2.0]])) == [[1.0]]
+            (counts,) = server.statistics("m", "")
+            assert counts.failures["CANCELED"] == 3
+            endless = server.ask("m", tensor("IN", [[1e9]]))
+            (pid,) = server.pids("m")
+            os.kill(pid, signal.SIGKILL)
+            assert (await endless.error()).kind is Kind.UNAVAILABLE
+
+    asyncio.run(main())
+
+
+def test_only_an_iterative_model_may_see_its_requests_again(tmp_path: Path) -> None:
+    once = TURNS.replace('int(get(request, "START").item())', "0")
+    write(tmp_path, "m", config(dims="1"), once)
+    write(tmp_path, "d", config("model_transaction_policy { decoupled: true }", dims="1"), STREAMED)
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("m", "d")) as server:
+            for name in ("m", "d"):
+                *_, last = await server.ask(name, tensor("IN", [[2.0]])).all()
+                assert last.error is not None
+                assert "RESCHEDULE, while the model is not configured" in last.error.text
+
+    asyncio.run(main())
+
+
+def test_sequences_that_wait_for_a_slot_end_with_their_model(tmp_path: Path) -> None:
+    text = sequences("direct").replace("max_batch_size: 2", "max_batch_size: 1")
+    write(tmp_path, "m", text, SUM)
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("m",), drain_s=0.05) as server:
+            assert await say(server, 1, 1, sequence_start=True) == 1
+            waiting = server.ask("m", tensor("IN", [[1.0]]), sequence_id=2, sequence_start=True)
+            await server.unload("m", False)
+            assert "has been unloaded" in (await waiting.error()).text
+
+    asyncio.run(main())

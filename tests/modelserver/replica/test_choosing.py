@@ -43,6 +43,9 @@ def test_a_source_without_the_model_or_with_a_bad_one_is_refused_in_words(tmp_pa
         with pytest.raises(BadModel) as found:
             choose_model(two, name, wanted)
         assert said in found.value.text
+    (tmp_path / "none").mkdir()
+    with pytest.raises(BadModel, match="none holds no model: a repository has a folder for each, such as mine/1/"):
+        choose_model(tmp_path / "none", "mine")
     with pytest.raises(BadModel, match="is the model"):
         choose_model(two / "double", "mine", "other")
 

@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import os
+import signal
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,6 +111,26 @@ def test_a_replica_serves_its_model_under_the_name_of_the_cluster_and_counts(tmp
     run(main())
 
 
+def test_a_replica_says_which_processes_it_has_and_when_they_were_replaced_or_do_not_answer(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with replica(tmp_path, Choice(double(tmp_path / "all"), "double"), engine_hang_s=5.0) as server:
+            before = await server.load()
+            assert (before.engine_restarts, before.stalled_s, before.grpc_port) == (0, 0.0, 0)
+            os.kill(before.engine_pid, signal.SIGSTOP)
+            async with asyncio.TaskGroup() as tasks:
+                asked = tasks.create_task(server.ask(b"POST", INFER, tensor(1, 2, 3, 4)))
+                stalled = await server.until(lambda load: load.stalled_s > 0)
+                assert (stalled.engine_pid, stalled.engine_restarts) == (before.engine_pid, 0)
+                os.kill(before.engine_pid, signal.SIGKILL)
+            assert asked.result().status == 503
+            after = await server.until(lambda load: load.engine_restarts == 1 and load.state is ReplicaState.READY)
+            assert (after.engine_pid not in (0, before.engine_pid), after.stalled_s) == (True, 0.0)
+            metrics = (await server.ask(b"GET", b"/metrics")).body
+            assert b'forebay_worker_engine_restarts_total{model="mine",replica="mine-0"} 1.0\n' in metrics
+
+    run(main())
+
+
 def test_a_replica_that_drains_finishes_what_it_has_and_refuses_the_rest_so_that_others_take_it(
     tmp_path: Path,
 ) -> None:
@@ -162,7 +184,8 @@ def test_a_replica_answers_grpc_too_where_that_is_asked_for(tmp_path: Path) -> N
     async def main() -> None:
         choice = Choice(double(tmp_path / "all"), "double")
         (first,) = free_ports(1)
-        async with replica(tmp_path, choice, settings={"grpc_port_first": first}):
+        async with replica(tmp_path, choice, settings={"grpc_port_first": first}) as server:
+            assert (await server.load()).grpc_port == first
             async with grpc.InferenceServerClient(f"127.0.0.1:{first}") as client:
                 given = grpc.InferInput("IN", [1, 4], "FP32")
                 given.set_data_from_numpy(np.ones((1, 4), np.float32))

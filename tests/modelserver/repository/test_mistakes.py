@@ -153,7 +153,12 @@ WRONG = [
     ),
     (
         "parameters { key: 'forebay.pined' }",
-        'parameters["forebay.pined"]: no such parameter; there are forebay.age_step_ms, forebay.pinned, forebay.task',
+        'parameters["forebay.pined"]: no such parameter; there are forebay.age_step_ms, forebay.deadlines, '
+        "forebay.pinned, forebay.task",
+    ),
+    (
+        "parameters { key: 'forebay.deadlines' value { string_value: 'true' } } sequence_batching {}",
+        'parameters["forebay.deadlines"]: neither sequences nor ensembles have deadlines',
     ),
     (
         "parameters { key: 'forebay.pinned' value { string_value: 'x' } }",

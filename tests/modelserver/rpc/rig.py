@@ -10,6 +10,8 @@ from typing import Any
 import grpc
 import structlog
 from tests.modelserver.http.rig import Shelf, Switches
+from tests.modelserver.rpc.raw import Raw
+from tests.wire.http2.peer import START
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
@@ -27,7 +29,13 @@ class Rig:
         self.models = models
         self.regions = regions
         self.channel = channel
+        self.raws: list[Raw] = []
         self.stub: Any = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+
+    async def raw(self, start: bytes = START) -> Raw:
+        """A client that can misbehave."""
+        self.raws.append(Raw(*await asyncio.open_connection("127.0.0.1", self.front.port), start))
+        return self.raws[-1]
 
     async def code(self, method: str, message: Any) -> tuple[str, str]:
         """How a call that is refused is refused."""
@@ -51,13 +59,20 @@ class Rig:
 async def rig(folder: Path, **options: Any) -> AsyncIterator[Rig]:
     """A front on a free port; its shared memory is in a folder."""
     models, regions = Shelf(), SharedRegions(str(folder))
-    front = RpcFront(models, regions, Switches(), log=structlog.get_logger(), options=RpcOptions(**options))
-    await front.start("127.0.0.1", 0)
-    try:
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{front.port}") as channel:
-            yield Rig(front, models, regions, channel)
-    finally:
-        await front.stop(0)
+    log = structlog.get_logger()
+    async with asyncio.TaskGroup() as tasks:
+        front = RpcFront(models, regions, Switches(), tasks=tasks, log=log, options=RpcOptions(**options))
+        await front.start("127.0.0.1", 0)
+        try:
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{front.port}") as channel:
+                it = Rig(front, models, regions, channel)
+                try:
+                    yield it
+                finally:
+                    for client in it.raws:
+                        client.close()
+        finally:
+            await front.stop(0)
 
 
 def asked(model: str, raw: bytes | None = FOUR, shape: Sequence[int] = (4,), **more: Any) -> Any:

@@ -343,7 +343,7 @@ def test_a_port_that_is_taken_is_not_shared(tmp_path: Path) -> None:
     async def main() -> None:
         async with rig(tmp_path) as it, rig(tmp_path) as other:
             await other.front.stop(0)
-            with pytest.raises(OSError, match="cannot be had"):
+            with pytest.raises(OSError, match="in use"):
                 await other.front.start("127.0.0.1", it.front.port)
 
     run(main())
@@ -360,6 +360,31 @@ def test_calls_under_way_are_finished_before_the_end(tmp_path: Path) -> None:
             assert waiting is not None
             waiting(InferResponse("slow", "1", "9"), True)
             assert (await call).id == "9"
+            await stopping
+
+    run(main())
+
+
+def test_calls_without_end_do_not_hold_up_the_end(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with rig(tmp_path) as it:
+            watch = it.channel.unary_stream("/grpc.health.v1.Health/Watch")(b"")
+            assert await watch.read() == b"\x08\x01"
+            idle, busy = it.stub.ModelStreamInfer(), it.stub.ModelStreamInfer()
+            await idle.write(asked("echo", id="a"))
+            assert (await idle.read()).infer_response.id == "a"
+            await busy.write(asked("slow", id="b"))
+            await until(lambda: it.models.waiting)
+            stopping = asyncio.get_running_loop().create_task(it.front.stop(20))
+            for call in (watch, idle):
+                with pytest.raises(grpc.aio.AioRpcError, match="the server is about to end"):
+                    await call.read()
+            waiting = it.models.waiting
+            assert waiting is not None
+            waiting(InferResponse("slow", "1", "b"), True)
+            assert (await busy.read()).infer_response.id == "b"
+            with pytest.raises(grpc.aio.AioRpcError, match="the server is about to end"):
+                await busy.read()
             await stopping
 
     run(main())

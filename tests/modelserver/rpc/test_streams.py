@@ -7,11 +7,15 @@ from typing import Any
 
 import grpc
 import pytest
+from tests.modelserver.rpc.raw import STREAM
 from tests.modelserver.rpc.rig import FOUR, Rig, asked, rig, spoken, until
 from tests.net.rig import run
+from tests.wire.http2.peer import window
 
 from forebay.core.serving.values import InferRequest, InferResponse, OnResponse, Tensor, Ticket
 from forebay.modelserver.rpc import streaming
+from forebay.wire.http2 import frames as h2
+from forebay.wire.http2.grpc import framed
 
 EMPTY_FINAL = {"triton_enable_empty_final_response": True}
 
@@ -147,6 +151,7 @@ def test_a_client_that_goes_away_cancels_all_its_requests(tmp_path: Path) -> Non
     run(main())
 
 
+@pytest.mark.interpreted
 def test_requests_are_not_read_while_too_many_are_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streaming, "UNDER_WAY_MAX", 2)
 
@@ -164,6 +169,7 @@ def test_requests_are_not_read_while_too_many_are_under_way(tmp_path: Path, monk
     run(main())
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize(("limit", "most"), [("UNSENT_MAX", 20), ("UNSENT_BYTES_MAX", 20_000)])
 def test_a_client_that_reads_too_slowly_is_cut_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, most: int
@@ -172,11 +178,63 @@ def test_a_client_that_reads_too_slowly_is_cut_off(
 
     async def main() -> None:
         async with rig(tmp_path) as it:
-            with pytest.raises(grpc.aio.AioRpcError) as error:
-                await it.stream([spoken("words", "word " * 500)])
-            assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            client = await it.raw()
+            client.send(h2.settings({h2.WINDOW: 7}))
+            client.ask(1, framed(spoken("words", "word " * 500).SerializeToString()), path=STREAM)
+            assert b"grpc-status" not in await client.until(h2.HEADERS)
+            begin = await client.until(h2.DATA)
+            await until(lambda: all(ticket.cancelled for ticket in it.models.tickets))
+            client.send(window(1, 2**20))
+            (size,) = h2.U32.unpack_from(begin, 1)
+            assert len(await client.until(h2.DATA)) == size + 5 - 7  # a message that has begun is sent whole
+            assert b"grpc-status\x018" in await client.until(h2.HEADERS)
             monkeypatch.undo()
             assert len(await it.stream([spoken("words", "word " * 500)])) == 500
+
+    run(main())
+
+
+@pytest.mark.interpreted
+def test_requests_that_wait_keep_the_client_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streaming, "UNDER_WAY_MAX", 2)
+
+    async def main() -> None:
+        async with rig(tmp_path) as it:
+            held, client = Held(it), await it.raw()
+            messages = b"".join(framed(asked("slow", id=str(n)).SerializeToString()) for n in range(100))
+            client.ask(1, messages, path=STREAM)
+            await until(lambda: held.ids == ["0", "1"])
+            (link,) = it.front._server._links
+            (stream,) = link._session.streams.values()
+            assert stream.unread > 0
+            for n in range(100):
+                held.answer(str(n))
+            assert stream.unread == 0
+            assert b"grpc-status\x010" in (await client.until(h2.HEADERS) and await client.until(h2.HEADERS))
+
+    run(main())
+
+
+def test_a_stream_that_makes_no_sense_ends(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with rig(tmp_path) as it:
+            held, client = Held(it), await it.raw()
+            for id, (data, status) in enumerate(((framed(b"\xff"), b"\x013"), (b"\0\0\0\0\x09x", b"\x0213")), 1):
+                client.ask(2 * id - 1, framed(asked("slow", id="a").SerializeToString()) + data, path=STREAM)
+                assert b"grpc-status" + status in await client.until(h2.HEADERS)
+                assert (held.cancelled, held.ids) == (["a"], ["a"])  # of the second stream nothing was begun
+
+    run(main())
+
+
+def test_a_stream_has_its_deadline(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with rig(tmp_path) as it:
+            held, client = Held(it), await it.raw()
+            client.ask(1, framed(asked("slow", id="a").SerializeToString()), path=STREAM, grpc_timeout="1m")
+            assert b"grpc-status\x014" in await client.until(h2.HEADERS)
+            assert held.cancelled == ["a"]
+            held.answer("a")
 
     run(main())
 

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import structlog
+from tests.modelserver.described import fits
 from tests.modelserver.http.rig import Held, Shelf
 from tests.net.rig import Answer, Peer, peer, serving
 
@@ -171,7 +172,10 @@ class Rig:
         lines = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items())
         head = f"{method} {path} HTTP/1.1\r\nhost: a\r\n{lines}content-length: {len(body)}\r\n\r\n"
         self.line.send(head.encode() + body)
-        return await self.line.answer()
+        answer = await self.line.answer()
+        kind = answer.headers.get(b"content-type", b"").decode()
+        fits(method, path, answer.status, kind, answer.body)
+        return answer
 
 
 @contextlib.asynccontextmanager

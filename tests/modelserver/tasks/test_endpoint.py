@@ -59,6 +59,8 @@ def test_other_paths_and_methods_are_refused(path: str, method: str, status: int
         async with rig() as it:
             answer = await it.ask(path, THREE, method)
             assert (answer.status, document(answer)["error"]["code"]) == (status, code)
+            allowed = {"GET": b"POST", "POST": b"GET"}[method] if status == 405 else None
+            assert answer.headers.get(b"allow") == allowed
 
     run(main())
 

@@ -5,6 +5,7 @@ import gc
 import json
 import weakref
 from collections.abc import Mapping
+from math import inf, nan
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from tests.net.rig import run
 from forebay.core.serving.config import Datatype
 from forebay.core.serving.errors import Kind, Refused
 from forebay.core.serving.values import InferRequest, InferResponse, OnResponse, Tensor
+from forebay.engines.tensor.measures import Family, Measure, Series
 from forebay.modelserver.models.running.call import Call, Spent
 from forebay.modelserver.models.running.inputs import Checked
 from forebay.modelserver.telemetry import trace_files
@@ -28,6 +30,8 @@ from forebay.modelserver.telemetry.metrics import Machine, ServerMetrics, first_
 from forebay.modelserver.telemetry.trace_files import TraceFiles
 from forebay.modelserver.telemetry.tracing import TraceSettings, Tracing
 from forebay.modelserver.telemetry.watch import Watched
+
+pytestmark = pytest.mark.interpreted
 
 
 class Server(Shelf):
@@ -209,6 +213,9 @@ def test_metrics_have_tritons_names_and_our_own() -> None:
     async def main() -> None:
         models, _, _, latencies = watched(Server(), summaries=True, first_responses=True)
         await ask(models, asked())
+        assert (
+            'quantile="0.25"' in ServerMetrics(models, latencies, summaries=True, quantiles=[0.25]).render().decode()
+        )
         found = samples(ServerMetrics(models, latencies, summaries=True))
         assert found["nv_inference_request_success", "echo"] == 2
         assert found["nv_inference_count", "echo"] == 3
@@ -227,6 +234,30 @@ def test_metrics_have_tritons_names_and_our_own() -> None:
         )
 
     run(main())
+
+
+def test_metrics_of_models_are_shown_beside_ours() -> None:
+    models, _, _, latencies = watched(Server(), summaries=True)
+    metrics = ServerMetrics(models, latencies, summaries=True, quantiles=(0.25,))
+    labels = (("a", 'x"\\\n'), ("b", ""))
+    metrics.own = (
+        Family("seen", Measure.COUNTER, "How \\ many\nthere were.", (Series(labels, 3),)),
+        Family("level", Measure.GAUGE, "", (Series((), nan), Series((("a", "1"),), -inf))),
+        Family("sizes", Measure.HISTOGRAM, "", (Series((), 11.5, 0, (1.0, 2.5), (2, 1, 4)),)),
+        Family("nv_inference_count", Measure.COUNTER, "Not theirs.", (Series((), 99),)),
+    )
+    text = metrics.render().decode()
+    found = {family.name: family for family in text_string_to_metric_families(text)}
+    assert "# TYPE seen counter" in text.splitlines()
+    assert found["seen"].documentation == "How \\ many\nthere were."
+    assert [sample.labels for sample in found["seen"].samples] == [dict(labels)]
+    assert [str(sample.value) for sample in found["level"].samples] == ["nan", "-inf"]
+    assert {(sample.name, sample.labels.get("le")): sample.value for sample in found["sizes"].samples} == {
+        ("sizes_bucket", "1"): 2, ("sizes_bucket", "2.5"): 3, ("sizes_bucket", "+Inf"): 7,
+        ("sizes_count", None): 7, ("sizes_sum", None): 11.5,
+    }  # fmt: skip
+    assert "Not theirs." not in text
+    assert found["nv_model_load_duration_secs"].samples[0].value == 0
 
 
 def test_a_model_may_have_its_own_buckets() -> None:

@@ -43,7 +43,7 @@ def test_a_text_or_messages_are_taken() -> None:
         (wire.parse_detokenize, {"tokens": [1, 2**31]}, "tokens[1]"),
         (wire.parse_detokenize, {"tokens": [1], "prompt": "a"}, "prompt"),
     ],
-    ids=str,
+    ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_a_bad_field_is_refused_and_named(parse: Any, fields: dict[str, Any], param: str) -> None:
     with pytest.raises(Refusal) as caught:

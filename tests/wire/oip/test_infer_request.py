@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from forebay.core.serving.config import Datatype, ModelConfig, TensorSpec
 from forebay.core.serving.errors import Kind, Refused
+from forebay.wire.oip import infer_request
 from forebay.wire.oip.infer_request import BINARY_FORM, JSON_FORM, Asked, Form, json_length, read_infer, read_raw
 
 
@@ -174,6 +175,26 @@ def test_a_document_with_a_nan_is_read_in_full() -> None:
     assert bytes(it.request.inputs[0].data) == b"\0\0\xc0\x7f\0\0\x80\x3f"
 
 
+@pytest.mark.interpreted
+def test_in_a_long_document_no_number_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(infer_request, "ODD_BYTES_MAX", 10)
+    with pytest.raises(Refused, match="NaN and Infinity are read in JSON of up to"):
+        read(b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1],"data":[NaN]}]}')
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        b'"outputs":[' + b",".join(b'{"name":"%d"}' % number for number in range(10_001)) + b"]",
+        b'"parameters":{' + b",".join(b'"%d":0' % number for number in range(10_001)) + b"}",
+    ],
+    ids=["outputs", "parameters"],
+)
+def test_no_request_has_names_without_end(more: bytes) -> None:
+    with pytest.raises(Refused, match="more than 10000 inputs, outputs or parameters"):
+        read(b'{"inputs":[],%b}' % more, limit=1 << 20)
+
+
 def test_zero_elements_need_no_data() -> None:
     assert read(one(shape=[0, 5], data=[])).request.inputs[0].data == b""
     assert read(one(shape=[0], data=None, parameters={"binary_data_size": 0})).request.inputs[0].shape == (0,)
@@ -243,3 +264,11 @@ def test_any_binary_tensors_are_cut_where_their_sizes_say(blobs: list[bytes]) ->
     text = msgspec.json.encode({"inputs": inputs})
     it = read_infer("m", "", text + b"".join(blobs), len(text), Nowhere(), json_bytes_max=1000)
     assert [bytes(each.data) for each in it.request.inputs] == blobs
+
+
+def test_strings_in_json_are_counted_before_they_are_read() -> None:
+    with pytest.raises(
+        Refused, match="has 1000001 string elements, more than the 1000000 that --max-string-elements"
+    ):
+        read(one(datatype="BYTES", shape=[1_000_001]), limit=1 << 24)
+    assert len(read(one(datatype="BYTES", shape=[1], data=["a"] * 5)).request.inputs[0].data) == 2 * len("....a")

@@ -122,11 +122,48 @@ def test_nesting_up_to_tritons_limit_is_read() -> None:
 
 
 def test_arrays_of_several_depths_are_read_but_not_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tensors, "ARRAYS_MAX", 6)
     mixed = msgspec.Raw(b"[[1,2],3,[[4]],[[5],6]]")
     assert tensors.pack("x", Datatype.INT8, mixed, 6) == bytes(range(1, 7))
-    with pytest.raises(Refused, match="more than 6 arrays of mixed content"):
-        tensors.pack("x", Datatype.INT8, msgspec.Raw(b"[7,[[]],[[]],[[]]]"), 6)
+    monkeypatch.setattr(tensors, "ODD_BYTES_MAX", 18)
+    with pytest.raises(Refused, match="non-signed-integer as signed-integer"):
+        tensors.pack("x", Datatype.INT8, msgspec.Raw(b"[7,[[]],[[]],[[]]]" + b" "), 6)
+
+
+@pytest.mark.parametrize("slice_bytes", [1, 2, 3, 7, 20, 64])
+@given(data=st.data())
+def test_long_data_are_read_in_slices_as_if_whole(slice_bytes: int, data: st.DataObject) -> None:
+    datatype, elements = data.draw(values())
+    text = json.dumps(data.draw(nested(elements)), indent=data.draw(st.sampled_from([None, 1])))
+    count = len(elements) + data.draw(st.sampled_from([0, 0, 0, 1, -1]))
+
+    def packed(slice_bytes: int) -> bytes | str:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(tensors, "SLICE_BYTES", slice_bytes)
+            try:
+                return tensors.pack("x", datatype, msgspec.Raw(text.encode()), count)
+            except Refused as refused:
+                return refused.text
+
+    assert packed(slice_bytes) == packed(1 << 20)
+
+
+@pytest.mark.parametrize(("datatype", "data", "elements", "text"), UNPACKABLE)
+def test_what_does_not_fit_is_refused_in_the_same_words_when_it_is_long(
+    monkeypatch: pytest.MonkeyPatch, datatype: Datatype, data: bytes, elements: int, text: str
+) -> None:
+    monkeypatch.setattr(tensors, "SLICE_BYTES", 1)
+    test_data_that_does_not_fit_is_refused_in_tritons_words(datatype, data, elements, text)
+
+
+@pytest.mark.parametrize("slice_elements", [1, 2, 5])
+@given(data=st.data())
+def test_long_tensors_are_written_in_slices_as_if_whole(slice_elements: int, data: st.DataObject) -> None:
+    datatype, elements = data.draw(values())
+    packed = tensors.pack("x", datatype, raw(elements), len(elements))
+    whole = tensors.unpack("x", datatype, packed, len(elements))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tensors, "SLICE_ELEMENTS", slice_elements)
+        assert tensors.unpack("x", datatype, packed, len(elements)) == whole
 
 
 def test_what_is_no_number_is_written_and_read_as_triton_does() -> None:

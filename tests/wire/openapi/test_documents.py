@@ -17,11 +17,18 @@ from forebay.engines.protocol import TokenLogprob
 from forebay.gateway import asking, pages
 from forebay.gateway.dispatch import dispatching
 from forebay.gateway.dispatch.endpoints import ENDPOINTS
+from forebay.gateway.tensor import protocol
+from forebay.gateway.tensor import requests as tensor
+from forebay.modelserver.serve import DOCUMENT
+from forebay.modelserver.tasks.endpoint import MODELS_PATH
+from forebay.modelserver.tasks.table import TASKS
+from forebay.net.exchange import Exchange, Line
 from forebay.wire.apis.messages_answer import MessagesAnswer, count_body
 from forebay.wire.apis.responses_answer import ResponsesAnswer
 from forebay.wire.apis.responses_request import parse_responses
 from forebay.wire.apis.tokens import detokenize_body, tokenize_body
 from forebay.wire.errors import error_body
+from forebay.wire.oip.route import Endpoint, route
 from forebay.wire.openai_answer import (
     ChatAnswer,
     Choice,
@@ -31,11 +38,12 @@ from forebay.wire.openai_answer import (
     embedding_item,
     embeddings_body,
 )
-from forebay.wire.openapi import admin, public
+from forebay.wire.openapi import admin, modelserver, public, tasks
 
 PUBLIC: dict[str, Any] = msgspec.json.decode(public.document("1", keys=True))
 ADMIN: dict[str, Any] = msgspec.json.decode(admin.document("1", Status, Events, Reloaded))
-BOTH = pytest.mark.parametrize("document", [PUBLIC, ADMIN], ids=["public", "admin"])
+MODELSERVER: dict[str, Any] = msgspec.json.decode(modelserver.document("1"))
+BOTH = pytest.mark.parametrize("document", [PUBLIC, ADMIN, MODELSERVER], ids=["public", "admin", "model server"])
 
 
 def fits(document: dict[str, Any], schema: dict[str, Any], value: object) -> None:
@@ -61,10 +69,61 @@ def everything(value: object) -> Iterator[dict[str, Any]]:
 
 
 def test_the_gateway_routes_what_the_document_names_and_nothing_else() -> None:
-    routed = {(path.decode(), "post") for path in ENDPOINTS} | {(path, "get") for path in pages.GETS}
-    routed.add((pages.MODELS + "/{model}", "get"))
+    routed = {(path.decode(), "post") for path in ENDPOINTS.keys() | tensor.PATHS}
+    routed |= {(path, "get") for path in pages.GETS} | {(pages.MODELS + "/{model}", "get")}
+    # all that there is in the protocol, and what of that a gateway answers
+    routed |= {each for each in described(MODELSERVER) if each[0].startswith("/v2") and answered_by_gateways(*each)}
 
-    assert {(path, method) for path, methods in PUBLIC["paths"].items() for method in methods} == routed
+    assert described(PUBLIC) == routed
+
+
+def described(document: dict[str, Any]) -> set[tuple[str, str]]:
+    """Paths and methods."""
+    return {(path, method) for path, methods in document["paths"].items() for method in methods}
+
+
+def asked(path: str, method: str) -> Exchange:
+    """A request for a path of a document."""
+    target = path.replace("{model}", "m").replace("{version}", "1").replace("{region}", "r")
+    return Exchange(cast(Line, None), method.upper().encode(), target.encode(), [], {})
+
+
+def answered_by_gateways(path: str, method: str) -> bool:
+    exchange = asked(path, method)
+    if (endpoint := tensor.find(exchange)) is not None:
+        return endpoint.method == exchange.method and endpoint.model == "m"  # not a model called stats
+    try:
+        protocol.answer(exchange, exchange.path, lambda _: {}, ready=True)
+    except Refusal:
+        return False
+    return True
+
+
+def test_a_model_server_routes_what_its_document_names_and_nothing_else() -> None:
+    protocol = {(route(asked(*each).target), each[1]) for each in described(MODELSERVER) if each[0].startswith("/v2")}
+    both = {Endpoint.LOGGING, Endpoint.TRACE}
+    written = {Endpoint.INFER, Endpoint.GENERATE, Endpoint.GENERATE_STREAM, Endpoint.INDEX, Endpoint.LOAD} | both
+    written |= {Endpoint.UNLOAD}
+    methods = {each: {"post"} if each in written else {"get"} for each in Endpoint}
+    methods |= {each: {"get", "post"} for each in (*both, Endpoint.SYSTEM_MEMORY, Endpoint.CUDA_MEMORY)}
+    assert {each: {method for found, method in protocol if found.endpoint is each} for each in Endpoint} == methods
+    for each in (Endpoint.MODEL, Endpoint.MODEL_READY, Endpoint.CONFIG, Endpoint.STATISTICS, Endpoint.INFER):
+        assert {found.version for found, _ in protocol if found.endpoint is each and found.model} == {"", "1"}
+    rest = {each for each in described(MODELSERVER) if not each[0].startswith("/v2")}
+    others = {(MODELS_PATH, "get"), ("/metrics", "get"), (DOCUMENT.decode(), "get")}
+    assert rest == {(path, "post") for path in TASKS} | others
+
+
+@pytest.mark.parametrize("path", sorted(TASKS.keys() - {"/v1/embeddings"}))
+def test_bodies_of_tasks_are_described_as_they_are_read(path: str) -> None:
+    wanted = TASKS[path].shape
+    for document in (PUBLIC, MODELSERVER):
+        for media, content in document["paths"][path]["post"]["requestBody"]["content"].items():
+            schema = document["components"]["schemas"][content["schema"]["$ref"].rpartition("/")[2]]
+            file = {"file"} & schema["properties"].keys()
+            assert schema["properties"].keys() - file == wanted["properties"].keys()
+            assert set(schema["required"]) - file == set(wanted["required"])
+            assert bool(file) == (path.startswith("/v1/audio/t") and media == tasks.FORM)
 
 
 def test_control_routes_what_its_document_names_and_nothing_else() -> None:
@@ -90,9 +149,9 @@ def test_headers_that_the_gateway_reads_are_in_the_document() -> None:
     read = {asking.SESSION, asking.PRIORITY, asking.DEADLINE, b"x-request-id"}
     read |= {dispatching.BUDGET, dispatching.COST, dispatching.FALLBACK}
     for path, methods in PUBLIC["paths"].items():
-        if "post" in methods:
-            named = {p["name"].encode() for p in methods["post"]["parameters"]}
-            assert named == read, path
+        if "post" in methods and path != "/v2/repository/index":
+            named = {p["name"].encode() for p in methods["post"]["parameters"] if p["in"] == "header"}
+            assert named - {b"inference-header-content-length"} == read, path
     bands = next(h.shape["enum"] for h in public.HEADERS if h.name.encode() == asking.PRIORITY)
     assert {band.encode() for band in bands} == set(asking.BANDS)
     assert len(bands) == len(Band)
@@ -100,7 +159,7 @@ def test_headers_that_the_gateway_reads_are_in_the_document() -> None:
 
 def test_every_error_that_a_request_may_end_with_is_in_the_document() -> None:
     for path, methods in PUBLIC["paths"].items():
-        if "post" not in methods:
+        if "post" not in methods or path == "/v2/repository/index":
             continue
         responses = methods["post"]["responses"]
         for code in set(Code) - public.INSIDE:

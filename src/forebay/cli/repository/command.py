@@ -1,12 +1,14 @@
 """The command `forebay serve`: one model, or a whole model repository."""
 
 import os
-from typing import TYPE_CHECKING, NoReturn
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn, TypeGuard
 
 import typer
 
 from forebay.cli import settings
 from forebay.cli.repository import options as given
+from forebay.cli.repository.grpc import GrpcWish, with_grpc
 from forebay.cli.settings import WRONG_USAGE, UserError
 
 if TYPE_CHECKING:
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
     from forebay.core.model import Task
 
 
+@with_grpc
 def serve(
     model_source: given.Source = None,
     *,
@@ -40,6 +43,8 @@ def serve(
     allow_grpc: given.AllowGrpc = "true",
     allow_metrics: given.AllowMetrics = "true",
     http_max_input_size: given.InputMax = 64 * 1024 * 1024,
+    http_max_bodies_size: given.BodiesMax = "2GiB",
+    max_string_elements: given.StringsMax = 1_000_000,
     http_header_forward_pattern: given.ForwardHeaders = None,
     exit_on_error: given.ExitOnError = "true",
     strict_readiness: given.StrictReadiness = "true",
@@ -57,22 +62,20 @@ def serve(
     log_file: given.LogFile = "",
     trace_config: given.Trace = None,
     metrics_config: given.MetricsConfig = None,
-    grpc_infer_response_compression_level: given.Compression = "none",
+    grpc: GrpcWish,
 ) -> None:
     """Serve one model, in one line: `forebay serve ./model.gguf`; or a model repository: `--repository DIR`."""
-    if (model_source is None) == (not repository):
-        raise UserError("Say what to serve: SOURCE (one model) or --repository DIR.", WRONG_USAGE)
-    if model_source is not None:
+    if _is_one(model_source, repository):
         _serve_one((model_source, name, _task(task), engine, replicas, port), set_ or [])
     from forebay.cli.repository.wish import Wish
 
     wish = Wish(
         repository or [], model_control_mode, load_model, repository_poll_secs, disable_auto_complete_config,
         strict_model_config, model_config_name, backend_config, allow_pickle, host, http_port, grpc_port,
-        metrics_port, allow_http, allow_grpc, allow_metrics, http_max_input_size, http_header_forward_pattern,
-        exit_on_error, strict_readiness, exit_timeout_secs, model_load_thread_count, memory_budget,
-        hang_timeout_secs, process_memory_limit, pin, cache_config, rate_limit, rate_limit_resource, host_policy,
-        trace_config, metrics_config, grpc_infer_response_compression_level,
+        metrics_port, allow_http, allow_grpc, allow_metrics, http_max_input_size, http_max_bodies_size,
+        max_string_elements, http_header_forward_pattern, exit_on_error, strict_readiness, exit_timeout_secs,
+        model_load_thread_count, memory_budget, hang_timeout_secs, process_memory_limit, pin, cache_config,
+        rate_limit, rate_limit_resource, host_policy, trace_config, metrics_config, grpc,
     )  # fmt: skip
     _serve_all(wish, log_file, log_verbose)
 
@@ -84,6 +87,12 @@ def _serve_all(wish: "all_of.Wish", log_file: str, log_verbose: int) -> NoReturn
 
     log = LogSettings(file=log_file, verbose=log_verbose)
     raise typer.Exit(run_server(plan_of(wish), log, settings.screen()))
+
+
+def _is_one(source: str | None, repository: list[Path] | None) -> TypeGuard[str]:
+    if (source is None) == (not repository):
+        raise UserError("Say what to serve: SOURCE (one model) or --repository DIR.", WRONG_USAGE)
+    return source is not None
 
 
 def _task(name: str | None) -> "Task | None":

@@ -99,6 +99,17 @@ AllowHttp = Annotated[Switch, _of(_WHERE, help="Whether there is HTTP.")]
 AllowGrpc = Annotated[Switch, _of(_WHERE, help="Whether there is gRPC.")]
 AllowMetrics = Annotated[Switch, _of(_WHERE, help="Whether metrics have a port of their own.")]
 InputMax = Annotated[int, _of(_WHERE, "--http-max-input-size", min=1, help="Largest body of a request, bytes.")]
+BodiesMax = Annotated[
+    str,
+    _of(
+        _WHERE,
+        metavar="SIZE",
+        help="Of all bodies over 64 KiB that are being read at the same time, such as 2GiB; more get 503.",
+    ),
+]
+StringsMax = Annotated[
+    int, _of(_WHERE, "--max-string-elements", min=1, help="Most elements of one BYTES tensor, over HTTP or gRPC.")
+]
 ForwardHeaders = Annotated[
     str | None,
     _of(
@@ -162,7 +173,8 @@ HostPolicies = Annotated[
         _HOW,
         "--host-policy",
         metavar="NAME,KEY=VALUE",
-        help="cpu-cores=0-3 or numa-node=0 for the instances that name it; repeatable.",
+        help="For the instances that name it: cpu-cores=0-3, numa-node=0, or gpus= with numbers or UUIDs (of MIG "
+        "slices too) between commas; repeatable.",
         show_default=False,
     ),
 ]
@@ -173,16 +185,9 @@ MetricsConfig = Annotated[
         _WHERE,
         "--metrics-config",
         metavar="NAME=VALUE",
-        help="counter_latencies, summary_latencies or histogram_latencies, true or false; repeatable.",
+        help="counter_latencies, summary_latencies or histogram_latencies, true or false; "
+        "summary_quantiles=QUANTILE:ERROR,…; repeatable.",
         show_default=False,
-    ),
-]
-Compression = Annotated[
-    Literal["none", "low", "medium", "high"],
-    _of(
-        _WHERE,
-        "--grpc-infer-response-compression-level",
-        help="Of answers over gRPC: none, low is deflate, else gzip.",
     ),
 ]
 

@@ -1,21 +1,31 @@
 """What the command line says about a model server, and the plan that it becomes."""
 
+import math
+import os
 import re
+import shlex
+import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
 
 from forebay import __version__
+from forebay.cli.repository.grpc import GrpcWish
 from forebay.cli.settings import WRONG_USAGE, UserError
+from forebay.core.model import TlsSpec
 from forebay.core.serving.limiter import Amount
 from forebay.modelserver.http.front import FrontOptions
 from forebay.modelserver.models.options import Control, Options
 from forebay.modelserver.process.values import Placement
 from forebay.modelserver.repository import Rules
+from forebay.modelserver.repository.values import CONFIG_FILE
 from forebay.modelserver.rpc.front import RpcOptions
 from forebay.modelserver.serve import Doors, Plan, Shown
+from forebay.modelserver.telemetry.latencies import QUANTILES
 from forebay.modelserver.telemetry.tracing import OFF, TENSORS, TIMESTAMPS, Tracing
+from forebay.net.http2 import Keepalive, secured
+from forebay.net.tls import BadPair
 
 T = TypeVar("T")
 UNITS: Final = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
@@ -46,6 +56,8 @@ class Wish:
     allow_grpc: str
     allow_metrics: str
     http_max_input_size: int
+    http_max_bodies_size: str
+    max_string_elements: int
     http_header_forward_pattern: str | None
     exit_on_error: str
     strict_readiness: str
@@ -61,7 +73,7 @@ class Wish:
     host_policy: list[str] | None
     trace_config: list[str] | None
     metrics_config: list[str] | None
-    grpc_compression: str
+    grpc: GrpcWish
 
 
 def plan_of(wish: Wish) -> Plan:
@@ -69,6 +81,15 @@ def plan_of(wish: Wish) -> Plan:
     for folder in wish.repository:
         if not folder.is_dir():
             raise UserError(f"{folder}: no such folder. A repository is a folder with one folder for each model.")
+        if not os.access(folder, os.R_OK | os.X_OK):
+            raise UserError(f"{folder}: this folder cannot be read by the user who started this.")
+        if (folder / CONFIG_FILE).exists():
+            above, alone = shlex.quote(str(folder.absolute().parent)), shlex.quote(str(folder))
+            raise UserError(
+                f"{folder} is the folder of a model; a repository is the one above it. Serve that, or this model:\n"
+                f"  forebay serve --repository {above}\n"
+                f"  forebay serve {alone}"
+            )
     if not (_on(wish.allow_http) or _on(wish.allow_grpc)):
         raise UserError("--allow-http and --allow-grpc are both false: nobody could ask anything.", WRONG_USAGE)
     forwarded = None
@@ -85,8 +106,14 @@ def plan_of(wish: Wish) -> Plan:
         _options(wish),
         doors,
         body_bytes_max=size_max,
-        front=FrontOptions(version=__version__, json_bytes_max=size_max, forwarded_headers=forwarded),
-        rpc=RpcOptions(version=__version__, compression=_COMPRESSIONS[wish.grpc_compression]),
+        bodies_bytes_max=_read("--http-max-bodies-size", size, wish.http_max_bodies_size),
+        front=FrontOptions(
+            version=__version__,
+            json_bytes_max=size_max,
+            strings_max=wish.max_string_elements,
+            forwarded_headers=forwarded,
+        ),
+        rpc=rpc_options(wish.grpc),
         exit_on_error=_on(wish.exit_on_error),
         drain_s=float(wish.exit_timeout_secs),
         tracing=tracing(wish.trace_config or ()),
@@ -94,8 +121,46 @@ def plan_of(wish: Wish) -> Plan:
     )
 
 
+def rpc_options(wish: GrpcWish) -> RpcOptions:
+    """How the gRPC front is set up. Raises `UserError`."""
+    forwarded = None
+    if wish.grpc_header_forward_pattern is not None:
+        forwarded = _read("--grpc-header-forward-pattern", re.compile, wish.grpc_header_forward_pattern)
+    return RpcOptions(
+        version=__version__,
+        message_bytes_max=wish.grpc_max_message_size,
+        compression=_COMPRESSIONS[wish.grpc_infer_response_compression_level],
+        forwarded_headers=forwarded,
+        keepalive=Keepalive(
+            ping_s=wish.grpc_keepalive_time / 1000,
+            ping_timeout_s=wish.grpc_keepalive_timeout / 1000,
+            ping_without_calls=_on(wish.grpc_keepalive_permit_without_calls),
+            ping_least_s=wish.grpc_http2_min_recv_ping_interval_without_data / 1000,
+            strikes_max=wish.grpc_http2_max_ping_strikes,
+            age_s=wish.grpc_max_connection_age / 1000 or math.inf,
+            age_grace_s=wish.grpc_max_connection_age_grace / 1000 or math.inf,
+        ),
+        tls=_tls(wish) if _on(wish.grpc_use_ssl) or _on(wish.grpc_use_ssl_mutual) else None,
+    )
+
+
+def _tls(wish: GrpcWish) -> ssl.SSLContext:
+    """Raises `UserError`."""
+    clients = wish.grpc_root_cert if _on(wish.grpc_use_ssl_mutual) else None
+    try:
+        return secured(TlsSpec(wish.grpc_server_cert, wish.grpc_server_key), clients)
+    except BadPair as error:
+        options = {"certificate": "--grpc-server-cert", "key": "--grpc-server-key", "clients": "--grpc-root-cert"}
+        raise UserError(
+            "\n".join(f"{options[p.path]}: found {p.found}; expected {p.allowed}" for p in error.problems),
+            WRONG_USAGE,
+        ) from None
+
+
 def _options(wish: Wish) -> Options:
+    hosts = _host_policies(wish.host_policy or ())
     rules = Rules(
+        gpus=tuple(range(max((len(host.gpus) for host in hosts.values()), default=0))),
         max_batch_default=_default_batch(wish.backend_config or ()),
         auto_complete=not (wish.disable_auto_complete_config or _on(wish.strict_model_config)),
         allow_pickle=frozenset(wish.allow_pickle or ()),
@@ -112,12 +177,13 @@ def _options(wish: Wish) -> Options:
         loads_max=wish.model_load_thread_count,
         cache_bytes=_cache(wish.cache_config) if wish.cache_config else 0,
         memory_bytes=_read("--memory-budget", size, wish.memory_budget) if wish.memory_budget else 0,
+        strings_max=wish.max_string_elements,
         hang_s=float(wish.hang_timeout_secs),
         rss_bytes_max=_read("--process-memory-limit", size, wish.process_memory_limit or "0"),
         pinned=frozenset(wish.pin or ()),
         limited=wish.rate_limit == LIMITED,
         amounts=tuple(_read("--rate-limit-resource", amount, each) for each in wish.rate_limit_resource or ()),
-        hosts=_host_policies(wish.host_policy or ()),
+        hosts=hosts,
     )
 
 
@@ -185,12 +251,29 @@ def tracing(pairs: Sequence[str]) -> Tracing:
 
 def _shown(pairs: Sequence[str]) -> Shown:
     switches = {"counter_latencies": True, "summary_latencies": False, "histogram_latencies": False}
+    quantiles: tuple[float, ...] = QUANTILES
     for pair in pairs:
         name, _, value = pair.partition("=")
+        if name == "summary_quantiles":
+            quantiles = _quantiles(pair, value)
+            continue
         if name not in switches or value not in ("true", "false"):
-            raise _wrong("--metrics-config", pair, f"known are {', '.join(switches)}, each =true or =false")
+            known = f"{', '.join(switches)}, each =true or =false, and summary_quantiles"
+            raise _wrong("--metrics-config", pair, f"known are {known}")
         switches[name] = _on(value)
-    return Shown(*switches.values())
+    counters, summaries, histograms = switches.values()
+    return Shown(counters, summaries, histograms, quantiles)
+
+
+def _quantiles(pair: str, text: str) -> tuple[float, ...]:
+    """As Triton has them: each with an error that is allowed, which is of no use to our summaries."""
+    try:
+        found = [tuple(map(float, each.split(":"))) for each in text.split(",")]
+        if all(len(each) == 2 and 0 < each[0] < 1 for each in found):
+            return tuple(each[0] for each in found)
+    except ValueError:
+        pass
+    raise _wrong("--metrics-config", pair, "expected QUANTILE:ERROR,…, such as 0.5:0.05,0.99:0.001")
 
 
 def _default_batch(pairs: Sequence[str]) -> int:
@@ -217,13 +300,14 @@ def _host_policies(texts: Sequence[str]) -> dict[str, Placement]:
     for text in texts:
         name, _, setting = text.partition(",")
         key, _, value = setting.partition("=")
-        if not name or key not in ("cpu-cores", "numa-node"):
-            raise _wrong("--host-policy", text, "expected NAME,cpu-cores=0-3 or NAME,numa-node=0")
+        if not name or not value or key not in ("cpu-cores", "numa-node", "gpus"):
+            raise _wrong("--host-policy", text, "expected NAME,cpu-cores=0-3, NAME,numa-node=0 or NAME,gpus=UUID,…")
         found.setdefault(name, {})[key] = value
     return {
         name: Placement(
             cpus=_read("--host-policy", cpus, settings["cpu-cores"]) if "cpu-cores" in settings else (),
             numa_node=_read("--host-policy", _natural, settings["numa-node"]) if "numa-node" in settings else -1,
+            gpus=tuple(filter(None, settings.get("gpus", "").split(","))),
         )
         for name, settings in found.items()
     }

@@ -46,6 +46,11 @@ DEADLINE_SLACK_S: Final = 0.005
 TIMEOUT_EXPIRED: Final = "Request timeout expired"
 """What those are told that `Batcher.expired` gives (UNAVAILABLE); Triton puts no request id before it."""
 
+RUN_SHARE: Final = 0.2
+"""Of the time that is learned, what the last batch says."""
+DOUBT: Final = 0.9
+"""Of the time that is learned, what is left after a request was refused for it."""
+
 T = TypeVar("T", bound=Hashable)
 
 _IDLE: Final = Idle()
@@ -85,6 +90,24 @@ class _Look(NamedTuple, Generic[T]):
     """The next request cannot join, now or later."""
     closes: bool
     """The next request exceeds all preferred sizes."""
+
+
+class Pace:
+    """How long batches run, learned from those that have run; older ones count less and less."""
+
+    __slots__ = ("run_s",)
+
+    def __init__(self) -> None:
+        self.run_s = 0.0
+        """0: nothing is known."""
+
+    def note(self, took_s: float) -> None:
+        """A batch has run for so long."""
+        self.run_s += (took_s - self.run_s) * (RUN_SHARE if self.run_s else 1.0)
+
+    def doubt(self) -> None:
+        """A request was refused because of what is known: else one slow batch could be the last that ever runs."""
+        self.run_s *= DOUBT
 
 
 class Batcher(Generic[T]):

@@ -6,6 +6,8 @@ Times are seconds, whatever unit the file has. `modelserver.repository` reads an
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+TRUE = frozenset({"true", "1"})
+"""Texts of parameters that are switches."""
 VARIABLE = -1
 """A dimension of any size."""
 
@@ -243,6 +245,10 @@ class ModelConfig:
     def instance_count(self) -> int:
         """Instances of all groups together (a GPU group has its count on each GPU)."""
         return sum(group.count * max(1, len(group.gpus)) for group in self.instances)
+
+    def says(self, parameter: str) -> bool:
+        """Whether a parameter is true; one that is not there is not."""
+        return self.parameters.get(parameter, "").lower() in TRUE
 
     def input(self, name: str) -> TensorSpec | None:
         """The input of that name."""

@@ -224,29 +224,15 @@ class Sequencer(Generic[T]):
             return batch
         return Run(instance, tuple(self._row(self._entries.pop(item)) for item in batch.items))
 
-    def done(self, run: Run[T], now: float, again: Collection[T] = ()) -> None:
+    def done(self, run: Run[T], now: float, again: Collection[T] = ()) -> list[T]:
         """The run has ended, well or badly: its sequences go on.
 
-        `again`: items of an iterative model that want another turn; without one, their sequences end.
+        `again`: items of an iterative model that want another turn; without one, their sequences end. Returns those
+        of them that cannot have one: their sequences have ended meanwhile.
         """
-        lane = self._lanes.get(run.instance)
-        if lane is None:
-            return
-        if lane.run is run:
-            lane.run = None
-        for row in run.rows:
-            track = lane.slots[row.slot]
-            entry = track.current if track is not None else None
-            if track is None or entry is None or entry.item is not row.item:
-                continue  # an empty row, or the sequence has ended with a process that was lost
-            track.current = None
-            if entry.item in again:
-                entry.start, entry.end, entry.since = False, False, now
-                track.waiting.appendleft(entry)
-                self._entries[entry.item] = entry
-            elif self._batching.iterative:
-                self._shut(track)
-            self._go_on(track, now)
+        self._after(run, now, again)
+        items = (row.item for row in run.rows if row.item is not None)
+        return [item for item in items if item in again and item not in self._entries] if again else []
 
     def cancel(self, item: T, now: float) -> list[T]:
         """Withdraw a waiting request: it and what comes after it in its sequence leave, and the sequence ends.
@@ -358,6 +344,26 @@ class Sequencer(Generic[T]):
         self._free.clear()
         self._expiries.clear()
         return gone
+
+    def _after(self, run: Run[T], now: float, again: Collection[T]) -> None:
+        lane = self._lanes.get(run.instance)
+        if lane is None:
+            return
+        if lane.run is run:
+            lane.run = None
+        for row in run.rows:
+            track = lane.slots[row.slot]
+            entry = track.current if track is not None else None
+            if track is None or entry is None or entry.item is not row.item:
+                continue  # an empty row, or the sequence has ended with a process that was lost
+            track.current = None
+            if entry.item in again:
+                entry.start, entry.end, entry.since = False, False, now
+                track.waiting.appendleft(entry)
+                self._entries[entry.item] = entry
+            elif self._batching.iterative:
+                self._shut(track)
+            self._go_on(track, now)
 
     def _check(self, key: int | str | None, start: bool, rows: int) -> None:
         if rows > 1:

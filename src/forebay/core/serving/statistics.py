@@ -61,5 +61,7 @@ class ModelStatistics:
     responses: dict[str, ResponseStatistics] = field(default_factory=dict)
     failures: dict[str, int] = field(default_factory=dict)
     """By reason: REJECTED, CANCELED, BACKEND, OTHER."""
+    load_s: float = 0.0
+    """How long it took to load it, warm-up included."""
     pending: int = 0
     """Requests that wait for an instance now."""

@@ -42,6 +42,8 @@ class InferRequest:
     """0 or empty: no sequence."""
     sequence_start: bool = False
     sequence_end: bool = False
+    deadline: float = 0.0
+    """When the answer is worth nothing any more: seconds of CLOCK_MONOTONIC; 0: it keeps its worth."""
 
 
 @dataclass(slots=True)

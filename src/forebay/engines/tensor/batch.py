@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from forebay.engines.tensor.arrays import joined
-from forebay.engines.tensor.protocol import Array, Request, Response
+from forebay.engines.tensor.protocol import Array, Request, Response, Rows
 
 Run = Callable[[dict[str, Array], Sequence[str]], dict[str, Array]]
 """Inputs by name, and names of the outputs that are wanted (all of these exist) → outputs by name, in that order.
@@ -19,15 +19,18 @@ Raises one of `FAILURES`; backends translate what their libraries raise.
 FAILURES: Final = (RuntimeError, ValueError)
 
 
-def execute(requests: Sequence[Request], outputs: Sequence[str], run: Run) -> list[Response]:
+def execute(requests: Sequence[Request], outputs: Sequence[str], run: Run) -> Sequence[Response]:
     """One response for each request, in order. `outputs` are all that the model has.
 
     If a batch fails, its requests are run one by one: what one of them asks for must not fail the others.
     """
     if len(requests) == 1:
         return [_alone(requests[0], outputs, run)]
+    groups = _alike(requests)
+    if len(groups) == 1:
+        return _together(requests, outputs, run)
     responses = [Response()] * len(requests)
-    for places in _alike(requests):
+    for places in groups:
         group = [requests[place] for place in places]
         for place, response in zip(places, _together(group, outputs, run), strict=True):
             responses[place] = response
@@ -73,7 +76,7 @@ def _same(one: dict[str, Array], other: dict[str, Array]) -> bool:
     return True
 
 
-def _together(group: Sequence[Request], outputs: Sequence[str], run: Run) -> list[Response]:
+def _together(group: Sequence[Request], outputs: Sequence[str], run: Run) -> Sequence[Response]:
     stackable = len(group) > 1 and all(array.ndim for array in group[0].inputs.values())
     if not stackable or any(unknown(request, outputs) for request in group):
         return [_alone(request, outputs, run) for request in group]
@@ -87,8 +90,8 @@ def _together(group: Sequence[Request], outputs: Sequence[str], run: Run) -> lis
     return _apart(group, found)
 
 
-def _apart(group: Sequence[Request], found: dict[str, Array]) -> list[Response]:
-    """The rows of each request as views of what the batch gave."""
+def _apart(group: Sequence[Request], found: dict[str, Array]) -> Sequence[Response]:
+    """The rows of each request, of what the batch gave."""
     sizes = [len(next(iter(request.inputs.values()), ())) for request in group]
     total = sum(sizes)
     for name, array in found.items():
@@ -96,6 +99,12 @@ def _apart(group: Sequence[Request], found: dict[str, Array]) -> list[Response]:
         if rows != total:
             text = f"output '{name}' has {rows} rows for a batch of {total}; a model that batches keeps their number"
             return [Response(error=text) for _ in group]
+    first = group[0].wanted
+    for request in group:
+        if request.wanted != first:
+            break
+    else:
+        return Rows(found, sizes)
     responses = []
     start = 0
     for request, size in zip(group, sizes, strict=True):

@@ -4,10 +4,10 @@ A backend holds one version of one model. `execute` may be called by several thr
 `Loaded.threads` says so; all of them share the weights.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, overload
 
 import numpy as np
 
@@ -50,6 +50,36 @@ class Response:
     """No answer yet: the request of an iterative sequence is to come again in a later batch."""
 
 
+class Rows(Sequence[Response]):
+    """The responses to a batch whose requests want the same outputs, as one array for each output.
+
+    `sizes` says how many rows each request has, in order; together they are all rows of every array.
+    """
+
+    __slots__ = ("outputs", "sizes")
+
+    def __init__(self, outputs: Mapping[str, Array], sizes: Sequence[int]) -> None:
+        self.outputs = outputs
+        self.sizes = sizes
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def __iter__(self) -> Iterator[Response]:
+        """The response to each request: views of its rows."""
+        start = 0
+        for size in self.sizes:
+            yield Response({name: array[start : start + size] for name, array in self.outputs.items()})
+            start += size
+
+    @overload
+    def __getitem__(self, index: int) -> Response: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Response]: ...
+    def __getitem__(self, index: int | slice) -> Response | Sequence[Response]:
+        return list(self)[index]
+
+
 @dataclass(frozen=True, slots=True)
 class Loaded:
     """What a loaded model turns out to be. Empty `inputs`/`outputs`: the backend cannot say."""
@@ -59,6 +89,8 @@ class Loaded:
     outputs: tuple[TensorSpec, ...] = ()
     threads: bool = True
     """Whether several instances may run as threads of this process and share its weights."""
+    measures: bool = False
+    """Whether the backend is `measures.Measuring`."""
     config: ModelConfig | None = None
     """The configuration as the model completes it (a Python model's `auto_complete_config`)."""
 

@@ -1,5 +1,6 @@
 """Answers that are errors."""
 
+from time import monotonic
 from typing import Final
 
 import structlog
@@ -10,11 +11,26 @@ from forebay.net.exchange import Exchange
 from forebay.wire import http1
 from forebay.wire.errors import error_body
 from forebay.wire.oip import documents
+from forebay.wire.oip.fields import invalid
 
 GATEWAY: Final = b"x-forebay-gateway"
 """Request header `1` of a gateway."""
 RETRYABLE: Final = (b"x-forebay-retryable", b"1")
 """Tells a gateway that another replica may be asked; what its client hears in the end is the gateway's affair."""
+
+DEADLINE: Final = b"x-forebay-deadline-ms"
+"""Request header: so many milliseconds after its arrival the answer is worth nothing any more."""
+DEADLINE_DIGITS_MAX: Final = 9
+
+
+def deadline_of(exchange: Exchange) -> float:
+    """The deadline that a request names, seconds of CLOCK_MONOTONIC; 0: none. Raises `Refused`."""
+    given = exchange.header(DEADLINE)
+    if given is None:
+        return 0.0
+    if not given.isdigit() or len(given) > DEADLINE_DIGITS_MAX:
+        raise invalid(f"'{DEADLINE.decode()}': a whole number of milliseconds is wanted.")
+    return monotonic() + int(given) / 1e3
 
 
 def refuse(exchange: Exchange, refused: Refused, *headers: http1.Header) -> None:

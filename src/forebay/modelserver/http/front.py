@@ -19,6 +19,7 @@ from forebay.modelserver.tasks.table import TASKS
 from forebay.net.exchange import Exchange
 from forebay.wire import http1
 from forebay.wire.oip import documents
+from forebay.wire.oip.infer_request import STRINGS_MAX
 from forebay.wire.oip.ports import Regions, Settings
 from forebay.wire.oip.route import Endpoint, Route, route
 
@@ -38,6 +39,8 @@ class FrontOptions:
     version: str = ""
     json_bytes_max: int = BODY_BYTES_MAX
     """Of a request's JSON, of each tensor in it once that is bytes, and of a body once it is decompressed."""
+    strings_max: int = STRINGS_MAX
+    """Elements of a BYTES tensor in a request's JSON."""
     forwarded_headers: re.Pattern[str] | None = None
     """Request headers with a name in which this is found become parameters. Names are lower-case."""
 
@@ -60,7 +63,13 @@ class HttpFront:
         self._log = log
         self._metadata = documents.server_metadata(options.name, options.version)
         self._infer = Inferring(
-            models, regions, tasks, log, json_bytes_max=options.json_bytes_max, forwarded=options.forwarded_headers
+            models,
+            regions,
+            tasks,
+            log,
+            json_bytes_max=options.json_bytes_max,
+            strings_max=options.strings_max,
+            forwarded=options.forwarded_headers,
         )
         self._json_bytes_max = options.json_bytes_max
         self._of_tasks = TaskFront(models, TASKS, log)

@@ -6,7 +6,7 @@ import structlog
 
 from forebay.core.serving.errors import Refused
 from forebay.core.serving.values import InferResponse
-from forebay.modelserver.http.answering import fail, may_retry, refuse
+from forebay.modelserver.http.answering import deadline_of, fail, may_retry, refuse
 from forebay.modelserver.ports import Models
 from forebay.net.exchange import Exchange
 from forebay.wire import http1
@@ -37,6 +37,7 @@ def start_generation(
     if (exchange.header(b"content-encoding") or b"").strip().lower() not in (b"", IDENTITY):
         raise invalid("Unsupported content-encoding, only 'identity' is supported.")
     request = read_generate(view.config, asked.version, exchange.body, tensor_bytes_max=tensor_bytes_max)
+    request.deadline = deadline_of(exchange)
     answer = Generation(exchange, log, streams=streams)
     exchange.on_disconnect = models.infer(request, answer.on_response).cancel
 

@@ -7,14 +7,15 @@ and whoever owns them may use them again.
 
 import asyncio
 import re
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Final, ParamSpec, TypeVar
 
 import structlog
 
 from forebay.core.serving.errors import Kind, Refused
 from forebay.core.serving.values import InferRequest, InferResponse
-from forebay.modelserver.http.answering import fail, refuse
+from forebay.modelserver.http.answering import deadline_of, fail, refuse
 from forebay.modelserver.ports import Models, ModelView
 from forebay.net.exchange import Exchange
 from forebay.wire import http1
@@ -33,9 +34,16 @@ from forebay.wire.oip.infer_request import (
 from forebay.wire.oip.ports import Memory
 from forebay.wire.oip.route import Route
 
+P = ParamSpec("P")
+T = TypeVar("T")
 BINARY = (b"content-type", b"application/octet-stream")
 PACKED_AT_ONCE_BYTES_MAX: Final = 65_536
 """Packing so much takes milliseconds; more is left to a thread."""
+UNPACKED_AT_ONCE_BYTES_MAX: Final = 8192
+"""Of a packed body, which may be a thousand times as long."""
+JSON_AT_ONCE_BYTES_MAX: Final = 1 << 20
+"""More JSON than this, or tensors that become JSON, is read and written in a thread, one request after the other.
+That is no faster, but others get their answers meanwhile."""
 _LENGTH_HEADER = LENGTH_HEADER.encode()
 _LENGTH_FIELD = _LENGTH_HEADER.lower()
 _JSON = (http1.JSON,)
@@ -52,6 +60,7 @@ class Inferring:
         log: structlog.stdlib.BoundLogger,
         *,
         json_bytes_max: int,
+        strings_max: int,
         forwarded: re.Pattern[str] | None,
     ) -> None:
         self.models = models
@@ -59,7 +68,9 @@ class Inferring:
         self.tasks = tasks
         self.log = log
         self._json_bytes_max = json_bytes_max
+        self._strings_max = strings_max
         self._forwarded = forwarded
+        self._apart = asyncio.Lock()
 
     def start(self, exchange: Exchange, asked: Route) -> None:
         """Read a request and hand it to the models. Raises `Refused`."""
@@ -67,25 +78,67 @@ class Inferring:
         view = models.view(asked.model, asked.version)
         if view.config.decoupled:
             raise Refused(Kind.UNSUPPORTED, "HTTP end point doesn't support models with decoupled transaction policy")
+        deadline = deadline_of(exchange)
+        if len(exchange.body) > UNPACKED_AT_ONCE_BYTES_MAX and _reads_long(exchange):
+            self.tasks.create_task(self._start_later(exchange, asked, view, deadline))
+        else:
+            self._go_on(exchange, self._read(exchange, asked, view), view, deadline)
+
+    def _read(self, exchange: Exchange, asked: Route, view: ModelView) -> Asked:
+        """Read a request. Raises `Refused`."""
         body = exchange.body
         coding = exchange.header(b"content-encoding")
         if coding is not None:
             try:
                 body = decoded(coding, body, self._json_bytes_max)
-            except Refused as refused:
-                refuse(exchange, refused, (b"accept-encoding", CODINGS))
-                return
+            except Refused:
+                exchange.extra += b"accept-encoding: %b\r\n" % CODINGS
+                raise
         length = json_length(exchange.header(_LENGTH_FIELD), len(body))
         if length == 0:
-            read = read_raw(view.config, asked.version, body)
-        else:
-            read = read_infer(
-                asked.model, asked.version, body, length, self._memory, json_bytes_max=self._json_bytes_max
-            )
+            return read_raw(view.config, asked.version, body)
+        return read_infer(
+            asked.model,
+            asked.version,
+            body,
+            length,
+            self._memory,
+            json_bytes_max=self._json_bytes_max,
+            strings_max=self._strings_max,
+        )
+
+    def _go_on(self, exchange: Exchange, read: Asked, view: ModelView, deadline: float) -> None:
+        """Hand a request to the models. Raises `Refused`."""
         if self._forwarded is not None:
             forward(exchange, self._forwarded, read.request)
+        read.request.deadline = deadline
         answer = Inference(exchange, read, view, self)
-        exchange.on_disconnect = models.infer(read.request, answer.on_response).cancel
+        exchange.on_disconnect = self.models.infer(read.request, answer.on_response).cancel
+
+    async def _start_later(self, exchange: Exchange, asked: Route, view: ModelView, deadline: float) -> None:
+        try:
+            read = await self.apart(self._read, exchange, asked, view)
+            if not exchange.finished:
+                self._go_on(exchange, read, view, deadline)
+        except Refused as refused:
+            refuse(exchange, refused)
+        except Exception as error:  # supervisor: a mistake costs one answer, not the task group of the server
+            fail(exchange, self.log, error)
+
+    async def apart(self, work: Callable[P, T], *given: P.args, **named: P.kwargs) -> T:
+        """Have something done in a thread, after what others have asked for."""
+        async with self._apart:
+            return await asyncio.to_thread(work, *given, **named)
+
+
+def _reads_long(exchange: Exchange) -> bool:
+    if exchange.header(b"content-encoding") is not None:
+        return True
+    size = len(exchange.body)
+    if size <= JSON_AT_ONCE_BYTES_MAX:
+        return False
+    length = json_length(exchange.header(_LENGTH_FIELD), size)
+    return length is None or length > JSON_AT_ONCE_BYTES_MAX
 
 
 def forward(exchange: Exchange, names: re.Pattern[str], request: InferRequest) -> None:
@@ -102,7 +155,7 @@ def forward(exchange: Exchange, names: re.Pattern[str], request: InferRequest) -
 class Inference:
     """A request under way: its one response becomes the answer."""
 
-    __slots__ = ("_asked", "_body", "_exchange", "_headers", "_owner", "_refused", "_responses", "_view")
+    __slots__ = ("_asked", "_body", "_exchange", "_headers", "_long", "_owner", "_refused", "_responses", "_view")
 
     def __init__(self, exchange: Exchange, asked: Asked, view: ModelView, owner: Inferring) -> None:
         self._exchange = exchange
@@ -110,6 +163,8 @@ class Inference:
         self._view = view
         self._owner = owner
         self._responses = 0
+        self._long: InferResponse | None = None
+        """A copy of what takes long to write."""
         self._refused: Refused | None = None
         self._headers: tuple[http1.Header, ...] = ()
         self._body = b""
@@ -125,7 +180,11 @@ class Inference:
                 if response.error is not None:
                     raise response.error
                 if self._responses == 1:
-                    self._write(response)
+                    if self._writes_long(response):
+                        outputs = tuple(each._replace(data=bytes(each.data)) for each in response.outputs)
+                        self._long = replace(response, outputs=outputs)
+                    else:
+                        self._write(response)
         except Refused as refused:
             self._refused = refused
         except Exception as error:  # supervisor: a mistake with one answer must not stop those who call back
@@ -136,8 +195,30 @@ class Inference:
                 self._refused = Refused(Kind.INTERNAL, f"expected a single response, got {self._responses}")
             if self._refused is not None:
                 refuse(exchange, self._refused)
+            elif self._long is not None:
+                exchange.on_disconnect = None  # there is nothing left to cancel
+                self._owner.tasks.create_task(self._write_later(self._long))
             else:
                 self._send()
+
+    def _writes_long(self, response: InferResponse) -> bool:
+        """Whether an output is large and has to become JSON, or be searched for the best classes."""
+        for name, _, _, data in response.outputs:
+            if len(data) > JSON_AT_ONCE_BYTES_MAX:
+                form = self._asked.forms.get(name, self._asked.others)
+                if form.classes or not (form.binary or form.target is not None):
+                    return True
+        return False
+
+    async def _write_later(self, response: InferResponse) -> None:
+        try:
+            await self._owner.apart(self._write, response)
+        except Refused as refused:
+            refuse(self._exchange, refused)
+        except Exception as error:  # supervisor: a mistake costs one answer, not the task group of the server
+            fail(self._exchange, self._owner.log, error)
+        else:
+            self._send()
 
     def _write(self, response: InferResponse) -> None:
         """Everything is copied here."""

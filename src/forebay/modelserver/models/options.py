@@ -37,6 +37,8 @@ class Options:
     """Requests that one model version has, waiting and running; more are refused (UNAVAILABLE)."""
     held_bytes_max: int = 2 * 2**30
     """Bytes of their inputs; one request alone may have more."""
+    strings_max: int = 1_000_000
+    """Elements of one BYTES tensor; each is looked at."""
     hang_s: float = 60.0
     """A batch that takes longer is a hang: the process is replaced."""
     load_timeout_s: float = 600.0

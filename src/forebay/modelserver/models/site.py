@@ -39,3 +39,5 @@ class Site:
     turns: Turns | None = None
     loads: int = 0
     """How many versions have been loaded: each load has a number of its own."""
+    moves: int = 0
+    """How often the state of any version has changed."""

@@ -66,6 +66,27 @@ def answer(told: Reply, parts: Sequence[memoryview]) -> Answer:
     return Answer(tensors(told.outputs, parts), told.parameters, None, told.reschedule)
 
 
+def answers(columns: Sequence[Piece], sizes: Sequence[int], parts: Sequence[memoryview]) -> tuple[Answer | None, ...]:
+    """The responses to a batch whose outputs come in columns: their rows in order. Raises `ChannelBroken`."""
+    found = []
+    total = sum(sizes)
+    for name, datatype, shape, data in tensors(columns, parts):
+        if min(sizes) < 0 or shape[:1] != (total,) or (total and len(data) % total):
+            raise ChannelBroken(f"tensor '{name}' has not the rows of its requests")
+        found.append((name, datatype, shape[1:], data, len(data) // total if total else 0))
+    made: list[Answer | None] = []
+    start = 0
+    for size in sizes:
+        end = start + size
+        outputs = [
+            Tensor(name, datatype, (size, *shape), data[start * step : end * step])
+            for name, datatype, shape, data, step in found
+        ]
+        made.append(Answer(tuple(outputs)))
+        start = end
+    return tuple(made)
+
+
 def tensors(pieces: Sequence[Piece], parts: Sequence[memoryview]) -> tuple[Tensor, ...]:
     """The tensors that pieces are. Raises `ChannelBroken`."""
     made = []

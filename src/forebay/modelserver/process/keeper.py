@@ -19,13 +19,25 @@ from typing import Final
 import structlog
 
 from forebay.core.serving.errors import Kind, Refused
+from forebay.engines.tensor.measures import Ledger
 from forebay.engines.tensor.protocol import Loaded
 from forebay.modelserver.process import placement
 from forebay.modelserver.process.calls import ModelCall
 from forebay.modelserver.process.channel import Received
 from forebay.modelserver.process.lane import Lane
 from forebay.modelserver.process.link import UNREADABLE, Link
-from forebay.modelserver.process.messages import Broken, Call, Configure, Ping, Pong, Ready, Stop, ToServer
+from forebay.modelserver.process.messages import (
+    Broken,
+    Call,
+    Configure,
+    Measure,
+    Measured,
+    Ping,
+    Pong,
+    Ready,
+    Stop,
+    ToServer,
+)
 from forebay.modelserver.process.values import Answer, ChildSpec, OnCall, Placement
 
 TICKS_PER_HANG: Final = 16
@@ -61,6 +73,7 @@ class Keeper:
         on_call: OnCall | None,
         on_change: Callable[[], None],
         log: structlog.stdlib.BoundLogger,
+        ledger: Ledger,
     ) -> None:
         self.placement = placement
         self.instances = set(instances)
@@ -78,6 +91,8 @@ class Keeper:
         self._stop_grace_s = stop_grace_s
         self._tick_s = min(TICK_S_MAX, hang_s / TICKS_PER_HANG)
         self._on_call = on_call
+        self._ledger = ledger
+        self._measuring: asyncio.Future[None] | None = None
         self._on_change = on_change
         self._log = log
         self._control: Link | None = None
@@ -89,6 +104,8 @@ class Keeper:
         self._outgrown = ""
         self._ready_at = 0.0
         self._served = False
+        self.replaced = 0
+        """Children that ended although they were wanted."""
         self._owed_since: float | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -112,6 +129,7 @@ class Keeper:
             if failures >= QUICK_FAILURES_MAX:
                 return f"the model process failed {failures} times in a row: {text}"
             self._retire(text)
+            self.replaced += 1
             if failures > 1:
                 await self._pause(min(BACKOFF_S_MAX, BACKOFF_FIRST_S * 2 ** (failures - 2)))
         return ""
@@ -136,6 +154,19 @@ class Keeper:
             lane.close(Refused(Kind.UNAVAILABLE, "the instance has ended"))
             if self.lanes.get(instance) is lane:
                 del self.lanes[instance]
+
+    def measure(self) -> "asyncio.Future[None] | None":
+        """Ask for the model's own metrics: done when they are in the ledger, or will not come. None: it has none."""
+        if self._control is None or self.reason or self.loaded is None or not self.loaded.measures:
+            return None
+        if self._measuring is None:
+            self._measuring = asyncio.get_running_loop().create_future()
+            self._control.send(Measure())
+        return self._measuring
+
+    def stalled_s(self, now: float) -> float:
+        """How long, by the loop's clock, the child has owed a sign of life."""
+        return 0.0 if self._owed_since is None else max(0.0, now - self._owed_since)
 
     def watch(self) -> None:
         """Something is under way now: look after it until it is done."""
@@ -228,6 +259,9 @@ class Keeper:
                 self._broken = text
             case Pong():
                 pass
+            case Measured(families):
+                self._ledger.hear(self.pid, families)
+                self._measured()
             case Call() as call if self._control is not None:
                 self._called(ModelCall(call, received, self._control))
             case unexpected:
@@ -252,6 +286,8 @@ class Keeper:
     def _retire(self, why: str) -> None:
         """Take the child out of service: what it still owes fails."""
         self.reason = why
+        self._ledger.end(self.pid)
+        self._measured()
         self._owed_since = None
         if self._timer is not None:
             self._timer.cancel()
@@ -262,6 +298,11 @@ class Keeper:
         text = f"model '{self._spec.config.name}': {why}; the request may be tried again"
         self._close_lanes(Refused(Kind.UNAVAILABLE, text))
         self._on_change()
+
+    def _measured(self) -> None:
+        asked, self._measuring = self._measuring, None
+        if asked is not None:
+            asked.set_result(None)
 
     def _close_lanes(self, refused: Refused) -> None:
         lanes, self.lanes = self.lanes, {}

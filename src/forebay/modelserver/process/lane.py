@@ -116,11 +116,14 @@ class Lane:
 
     def _finished(self, message: Finished, received: Received[ToServer]) -> None:
         batch = self._running.get(message.batch)
-        if batch is None or (not message.error and len(message.replies) != batch.size):
+        replies, sizes = message.replies, message.sizes
+        if batch is None or (not message.error and len(sizes or replies) != batch.size):
             raise ChannelBroken("the end of a batch that was not under way")
-        answers = tuple(
-            [None if reply is None else asking.answer(reply, received.parts) for reply in message.replies]
-        )
+        answers: tuple[Answer | None, ...]
+        if sizes:
+            answers = asking.answers(message.columns, sizes, received.parts)
+        else:
+            answers = tuple([None if reply is None else asking.answer(reply, received.parts) for reply in replies])
         del self._running[message.batch]
         self.served = True
         self._head_since = self._loop.time()

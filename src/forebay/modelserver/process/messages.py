@@ -7,6 +7,7 @@ import msgspec
 from forebay.core.serving.config import Datatype, ModelConfig
 from forebay.core.serving.errors import Kind
 from forebay.core.serving.values import Parameter
+from forebay.engines.tensor.measures import Family
 from forebay.engines.tensor.protocol import Loaded
 
 WITHIN = 0
@@ -101,6 +102,10 @@ class Ping(_Message, frozen=True):
     """Asks for a sign of life."""
 
 
+class Measure(_Message, frozen=True):
+    """Asks for the model's own metrics."""
+
+
 class Stop(_Message, frozen=True):
     """Release everything and exit."""
 
@@ -121,6 +126,12 @@ class Pong(_Message, frozen=True):
     """The answer to a ping."""
 
 
+class Measured(_Message, frozen=True):
+    """What the model's own metrics stand at: when asked, and once before the child ends as it was told."""
+
+    families: tuple[Family, ...]
+
+
 class Finished(_Message, frozen=True):
     """A batch is done; the times are as in `values.Done`."""
 
@@ -131,6 +142,9 @@ class Finished(_Message, frozen=True):
     compute_infer_ns: int
     compute_output_ns: int
     error: str = ""
+    columns: tuple[Piece, ...] = ()
+    sizes: tuple[int, ...] = ()
+    """Instead of `replies`: every output in one piece, and how many of its rows each request has."""
 
 
 class Emitted(_Message, frozen=True):
@@ -151,5 +165,5 @@ class Call(_Message, frozen=True):
     ask: Ask
 
 
-ToChild = Configure | Open | Execute | Cancel | TakeBack | Respond | Ping | Stop
-ToServer = Ready | Broken | Pong | Finished | Emitted | Call
+ToChild = Configure | Open | Execute | Cancel | TakeBack | Respond | Ping | Measure | Stop
+ToServer = Ready | Broken | Pong | Measured | Finished | Emitted | Call

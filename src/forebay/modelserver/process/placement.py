@@ -4,10 +4,15 @@ import ctypes
 import os
 from collections.abc import Mapping
 from contextlib import suppress
+from typing import Final
 
 import msgspec
 
 from forebay.modelserver.process.values import Placement
+
+DEFAULTS: Final = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+"""Unless the server has been started with other values. Weights in huge pages, where the kernel allows it: a model
+reads all of them for every batch, and with small pages that costs a few percent and leaves nothing in the TLB."""
 
 
 def as_argument(placement: Placement) -> str:
@@ -18,7 +23,7 @@ def as_argument(placement: Placement) -> str:
 def environment(placement: Placement, inherited: Mapping[str, str]) -> dict[str, str]:
     """The child's environment."""
     gpus = {"CUDA_VISIBLE_DEVICES": ",".join(placement.gpus)} if placement.gpus else {}
-    return {**inherited, **gpus, **dict(placement.environment)}
+    return {**DEFAULTS, **inherited, **gpus, **dict(placement.environment)}
 
 
 def move(argument: str) -> None:

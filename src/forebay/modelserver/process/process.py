@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 import structlog
 
 from forebay.core.serving.errors import Kind, Refused
+from forebay.engines.tensor.measures import Ledger
 from forebay.engines.tensor.protocol import Loaded
 from forebay.modelserver.process.keeper import Keeper
 from forebay.modelserver.process.lane import BATCHES_MAX
@@ -34,8 +35,12 @@ class ModelProcess:
         on_call: OnCall | None = None,
         on_change: Callable[[], None] = lambda: None,
         stop_grace_s: float = 5.0,
+        ledger: Ledger | None = None,
     ) -> None:
-        """`on_change` is called when what `usable` says of any instance has changed, and at the end."""
+        """`on_change` is called when what `usable` says of any instance has changed, and at the end.
+
+        What the model counts of its own goes into `ledger`.
+        """
         self._spec = spec
         self._hang_s = hang_s
         self._load_timeout_s = load_timeout_s
@@ -43,6 +48,7 @@ class ModelProcess:
         self._log = log
         self._on_call = on_call
         self._on_change = on_change
+        self._ledger = ledger or Ledger()
         self._tasks: asyncio.TaskGroup | None = None
         self._keepers: list[Keeper] = []
         self._seats: list[Keeper] = []
@@ -53,6 +59,8 @@ class ModelProcess:
         self._ready_once = False
         self._failures: dict[Keeper, str] = {}
         self._failed = ""
+        self._replaced = 0
+        """Children of keepers that are no more."""
         self._over = False
         """No child is wanted any more."""
         self._changed = asyncio.Event()
@@ -107,6 +115,15 @@ class ModelProcess:
         return [keeper.pid for keeper in self._keepers if keeper.pid]
 
     @property
+    def replaced(self) -> int:
+        """How many children have been replaced."""
+        return self._replaced + sum(keeper.replaced for keeper in self._keepers)
+
+    def stalled_s(self, now: float) -> float:
+        """For how long, by the loop's clock, none of the children has given a sign of life that it owes."""
+        return min((keeper.stalled_s(now) for keeper in self._keepers), default=0.0)
+
+    @property
     def reason(self) -> str:
         """Why the model is not ready: empty if every instance is usable."""
         if self._failed or self._over:
@@ -137,6 +154,10 @@ class ModelProcess:
         keeper.lanes[instance].execute(number, works, listener)
         keeper.watch()
         return number
+
+    def measure(self) -> "list[asyncio.Future[None]]":
+        """Ask all children for the model's own metrics; what is to be awaited until they are in the ledger."""
+        return [asked for keeper in self._keepers if (asked := keeper.measure()) is not None]
 
     def cancel(self, batch: int, index: int) -> None:
         """Tell the model that nobody waits for that request; its end is heard of all the same."""
@@ -200,6 +221,7 @@ class ModelProcess:
             on_call=self._on_call,
             on_change=self._tell,
             log=self._log,
+            ledger=self._ledger,
         )
         assert self._tasks is not None
         self._keepers.append(keeper)
@@ -210,6 +232,7 @@ class ModelProcess:
         """The life of one place for a child. One that serves instances and fails for good fails the model."""
         text = await keeper.run()
         self._keepers.remove(keeper)
+        self._replaced += keeper.replaced
         if text:
             self._failures[keeper] = text
             if keeper in self._seats:

@@ -55,6 +55,9 @@ def choose_model(source: Path, name: str, wanted: str = "") -> Choice:
         model = wanted or name
     else:
         (model,) = found
+    if not found:
+        text = f"{repository} holds no model: a repository has a folder for each, such as {model}/1/model.onnx"
+        raise BadModel(model, [text])
     if model not in found:
         there = ", ".join(sorted(found)) or "none"
         raise BadModel(model, [f"it is not in {repository}; there is: {there}. Name one with `engine.model`"])

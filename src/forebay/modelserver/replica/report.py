@@ -4,7 +4,7 @@ from forebay.core.model import LoadReport, ReplicaState, WorkerSpec
 from forebay.core.serving.config import ModelConfig
 from forebay.core.serving.errors import Refused
 from forebay.modelserver.replica.named import Named
-from forebay.modelserver.server import ModelServer
+from forebay.modelserver.server import ModelServer, Processes
 from forebay.obs.metrics import Metrics
 
 
@@ -18,6 +18,8 @@ class Reporter:
         self._metrics = metrics
         self._rows = self._executions = 0
         self._fill = 0.0
+        self._replaced = 0
+        self.grpc_port = 0
         self.draining = False
         metrics.gauge("build_info", version, "modelserver").set(1)
 
@@ -39,7 +41,8 @@ class Reporter:
 
     def report(self) -> LoadReport:
         """The load now."""
-        spec, named = self._spec, self._named
+        spec, named, processes = self._spec, self._named, self._processes()
+        self._replaced = max(self._replaced, processes.replaced)  # a model that is loaded anew counts from the start
         waiting = min(named.in_flight, self._look())
         return LoadReport(
             replica=spec.replica,
@@ -52,6 +55,10 @@ class Reporter:
             waiting=waiting,
             capacity=self.capacity,
             batch_fill=self._fill,
+            stalled_s=processes.stalled_s,
+            engine_restarts=self._replaced,
+            engine_pid=next(iter(processes.pids), 0),
+            grpc_port=self.grpc_port,
         )
 
     def render(self) -> bytes:
@@ -62,11 +69,20 @@ class Reporter:
             "worker_running": load.running,
             "worker_waiting": load.waiting,
             "worker_batch_fill_ratio": load.batch_fill,
+            "worker_engine_stalled_seconds": load.stalled_s,
             "worker_engine_up": load.state in (ReplicaState.READY, ReplicaState.DRAINING),
         }
         for name, value in gauges.items():
             metrics.gauge(name, *labels).set(value)
+        replaced = metrics.counter("worker_engine_restarts_total", *labels)
+        replaced.inc(load.engine_restarts - replaced.value)
         return metrics.render()
+
+    def _processes(self) -> Processes:
+        try:
+            return self._server.processes()
+        except Refused:
+            return Processes((), 0, 0.0)
 
     def _look(self) -> int:
         """Requests that wait for an instance, in all models: steps of an ensemble wait in their own."""

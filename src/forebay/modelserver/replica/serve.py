@@ -84,9 +84,10 @@ async def _run(
     rpc: RpcFront | None = None
     running: asyncio.Task[None] | None = None
     try:
-        rpc = await _rpc(spec, named, regions, settings, log)
+        rpc = await _rpc(spec, named, regions, settings, log, tasks=tasks)
+        reporter.grpc_port = rpc.port if rpc is not None else 0
         await listen(http, spec.host, spec.port_first, Path(spec.endpoint_path))
-        log.info("listening", host=spec.host, port=http.port, grpc_port=rpc.port if rpc is not None else 0)
+        log.info("listening", host=spec.host, port=http.port, grpc_port=reporter.grpc_port)
         running = tasks.create_task(server.run())
         await _until_stopped(server, named, stop, tasks)
         log.info("draining", grace_s=spec.drain_grace_s)
@@ -111,6 +112,8 @@ async def _rpc(
     regions: SharedRegions,
     settings: ServerSettings,
     log: structlog.stdlib.BoundLogger,
+    *,
+    tasks: asyncio.TaskGroup,
 ) -> "RpcFront | None":
     """The gRPC front on the first free port, if one is wanted. Raises `GaveUp` or `net.ports.NoPort`."""
     first = int(spec.settings.get("grpc_port_first", 0))
@@ -124,7 +127,7 @@ async def _rpc(
         )
         raise GaveUp(text) from error
     for port in range(first, min(first + PORTS_MAX, 65_536)):
-        rpc = RpcFront(models, regions, settings, log=log, options=RpcOptions(version=__version__))
+        rpc = RpcFront(models, regions, settings, tasks=tasks, log=log, options=RpcOptions(version=__version__))
         try:
             await rpc.start(spec.host, port)
         except OSError:

@@ -23,6 +23,7 @@ ELEMENTS_MAX: Final = 2**40
 """Of the fixed dimensions of one tensor."""
 OURS: Final = {
     "forebay.age_step_ms": "milliseconds of waiting after which a request counts as one priority level higher",
+    "forebay.deadlines": "true: a request's timeout is also when its answer has to be there",
     "forebay.pinned": "true: a memory budget never swaps this model out",
     "forebay.task": "the task whose endpoint below /v1 the model serves too",
 }
@@ -228,8 +229,10 @@ def _parameters(message: Message, problems: Problems) -> None:
             problems.add(path, "custom batching libraries are not run here")
         elif key.startswith("forebay.") and key not in OURS:
             problems.add(path, f"no such parameter; there are {', '.join(OURS)}")
-        elif key == "forebay.pinned" and value.lower() not in TRUTHS:
+        elif key in ("forebay.pinned", "forebay.deadlines") and value.lower() not in TRUTHS:
             problems.add(path, f"found {value!r}; allowed: true or false")
+        elif key == "forebay.deadlines" and message.WhichOneof("scheduling_choice") not in (None, "dynamic_batching"):
+            problems.add(path, "neither sequences nor ensembles have deadlines")
         elif key == "forebay.age_step_ms":
             if not message.HasField("dynamic_batching"):
                 problems.add(path, "needs dynamic_batching")

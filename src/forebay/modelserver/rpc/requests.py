@@ -62,33 +62,34 @@ def read_request(message: Any, config: ModelConfig, memory: SharedRegions) -> As
     empty_final, drop_oldest = False, None
     if message.parameters:
         empty_final, drop_oldest = _read_parameters(message.parameters, request)
-    inputs: list[Tensor] = []
-    names: set[str] = set()
-    for each in message.inputs:
-        names.add(each.name)
-        if len(names) <= len(inputs):
-            raise invalid(f"{log_prefix(request.id)}input '{each.name}' already exists in request")
+    given = message.inputs
+    datatypes: dict[str, Datatype] = {}
+    for each in given:
+        name = each.name
+        if name in datatypes:
+            raise invalid(f"{log_prefix(request.id)}input '{name}' already exists in request")
         datatype = _DATATYPES.get(each.datatype)
         if datatype is None:
-            raise _unknown_datatype(each.name, request.id, config)
-        inputs.append(Tensor(each.name, datatype, tuple(each.shape), b""))
+            raise _unknown_datatype(name, request.id, config)
+        datatypes[name] = datatype
+    inputs: list[Tensor] = []
     raw = message.raw_input_contents
     raw_count, at = len(raw), 0
-    for number, each in enumerate(message.inputs):
+    for each, (name, datatype) in zip(given, datatypes.items(), strict=True):
         data: Buffer | None = _read_shared(each, request.model, memory) if each.parameters else None
         if data is None:
             if each.HasField("contents"):
                 if raw_count:
                     text = "contents field must not be specified when using raw_input_contents"
-                    raise invalid(f"{text} for '{each.name}' for model '{request.model}'")
-                data = _read_contents(each, inputs[number].datatype, request.model)
+                    raise invalid(f"{text} for '{name}' for model '{request.model}'")
+                data = _read_contents(each, datatype, request.model)
             elif at < raw_count:
-                data = bytes(raw[at])
+                data = raw[at]
                 at += 1
             else:
-                text = f"unable to find data for input tensor '{each.name}' for model '{request.model}' in request."
+                text = f"unable to find data for input tensor '{name}' for model '{request.model}' in request."
                 raise invalid(text)
-        inputs[number] = inputs[number]._replace(data=data)
+        inputs.append(Tensor(name, datatype, tuple(each.shape), data))
     request.inputs = tuple(inputs)
     wanted = _NOTHING
     if message.outputs:

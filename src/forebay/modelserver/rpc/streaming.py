@@ -7,20 +7,30 @@ How much a stream may hold is bounded at both ends: requests are not read while 
 that does not read its answers is cut off.
 """
 
-import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Final
 
-import structlog
+from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2 as pb
 
 from forebay.core.serving.errors import Kind, Refused
 from forebay.core.serving.values import InferResponse, Ticket
-from forebay.modelserver.ports import Models
-from forebay.modelserver.regions import SharedRegions
+from forebay.modelserver.rpc.calls import DRAINING, PACKED_AT_ONCE_BYTES_MAX, Call, Desk, Head, Link, forward
 from forebay.modelserver.rpc.requests import Asked, read_request
-from forebay.modelserver.rpc.responses import FINAL, Writer
+from forebay.modelserver.rpc.responses import FINAL, Writer, set_parameters, varint
+from forebay.wire.http2.grpc import (
+    INTERNAL,
+    OK,
+    RESOURCE_EXHAUSTED,
+    UNAVAILABLE,
+    BadMessage,
+    Messages,
+    answer_head,
+    answer_tail,
+    framed,
+    packed,
+)
+from forebay.wire.http2.streams import Stream
 from forebay.wire.oip.documents import ERROR_CHARS_MAX
 
 UNDER_WAY_MAX: Final = 1024
@@ -29,59 +39,148 @@ UNSENT_MAX: Final = 4096
 UNSENT_BYTES_MAX: Final = 256 * 2**20
 """Answers of one stream that its client has not taken. One more, and the stream ends."""
 _BEHIND: Final = "the client does not read its answers: too many wait to be sent"
+_DONE: Final = answer_tail(OK)
+_DONE_ALONE: Final = answer_tail(OK, alone=True)
+_ANSWER: Final = b"\x12"
+"""Before the `infer_response` of a ModelStreamInferResponse: field 2, with a length."""
+_read: Final[Any] = pb.ModelInferRequest.FromString
 
 
-class Behind(Exception):  # noqa: N818 - states the condition
-    """The client takes its answers too slowly."""
+def _said(final: bool) -> bytes:
+    """The parameter that says whether an answer is the last one, as a piece of a ModelInferResponse."""
+    message = pb.ModelInferResponse()
+    set_parameters(message.parameters, {FINAL: final})
+    return message.SerializeToString()  # type: ignore[no-any-return]
 
 
-class Stream:
+_FINAL: Final = _said(True)
+_MORE: Final = _said(False)
+
+
+class Streaming(Call):
     """One stream, from its first request to its last answer."""
 
-    def __init__(self, models: Models, memory: SharedRegions, log: structlog.stdlib.BoundLogger) -> None:
-        self.models = models
-        self.memory = memory
-        self.log = log
+    __slots__ = ("_backlog", "_begun", "_draining", "_ended", "_feeding", "_frames", "_ordered", "_under_way")
+
+    def __init__(self, desk: Desk, session: Link, stream: Stream, head: Head) -> None:
+        super().__init__(desk, session, stream, head)
         self._under_way: dict[_Turn, None] = {}
         self._ordered: deque[_Turn] = deque()
         """Turns of ordinary models, in the order in which their answers have to be sent."""
         self._frames: dict[tuple[str, str], Frames] = {}
-        self._unsent: deque[Any] = deque()
-        self._unsent_bytes = 0
-        self._changed = asyncio.Event()
-        self._behind = False
-        """The client is told as soon as it takes what is on its way to it. Until then nothing more is kept for it."""
+        self._backlog: deque[tuple[bytes, bool]] = deque()
+        """Requests that wait to be unpacked, or because too many are under way. Meanwhile the client gets no room for
+        more."""
+        self._feeding = False
+        self._ended = False
+        """The client has sent its last request."""
+        self._begun = False
+        """An answer was sent."""
+        self._draining = False
 
-    async def run(self, requests: AsyncIterator[Any], write: Callable[[Any], Awaitable[None]]) -> None:
-        """Serve until the client has sent its last request and got its last answer. Raises `Behind`."""
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                reading = tasks.create_task(self._read(requests))
-                await self._write(write, reading)
-        except* Behind:
-            raise Behind(_BEHIND) from None
-        finally:
-            for other in list(self._under_way):
-                other.cancel()
+    def on_message(self, message: bytes | memoryview) -> None:
+        """One request, as soon as it has its turn."""
+        self._keep(bytes(message), False)
 
-    async def _read(self, requests: AsyncIterator[Any]) -> None:
-        async for message in requests:
+    def _keep(self, message: bytes, packed: bool) -> None:
+        self._backlog.append((message, packed))
+
+    def _collect(self, messages: Messages, data: bytes | memoryview, ended: bool) -> None:
+        messages.feed(data, self._keep)
+        if ended and messages.waiting:
+            raise BadMessage(INTERNAL, "the stream ends within a message")
+
+    def on_data(self, data: bytes | memoryview, ended: bool) -> None:
+        """Take requests, and begin as many as may be under way."""
+        super().on_data(data, ended)
+        self._ended = ended
+        self._feed()
+
+    def on_gone(self) -> None:
+        """Take back all that is under way."""
+        self._backlog.clear()
+        others = list(self._under_way)
+        self._under_way.clear()
+        for other in others:
+            other.cancel()
+
+    def on_drain(self) -> None:
+        """End as soon as there is nothing under way."""
+        self._draining = True
+        self._feed()
+
+    def refuse(self, code: int, text: str) -> None:
+        """End the stream with that status, behind what is on its way already."""
+        if self.over:
+            return
+        self._end()
+        tail = answer_tail(code, text, alone=not self._begun)
+        queue = self.stream.queue
+        while len(queue) > 1:  # the first may have gone in part
+            queue.pop()
+        self.session.finish(self.stream, tail)
+        self.session.wake()
+        self.on_gone()
+
+    def _feed(self) -> None:
+        if self._feeding or self.over:
+            return
+        self._feeding = True
+        backlog, under_way = self._backlog, self._under_way
+        while backlog and len(under_way) < UNDER_WAY_MAX:
+            message, is_packed = backlog[0]
+            if is_packed:
+                self.stream.held = True
+                self.desk.tasks.create_task(self._unpack_first(message))
+                return
+            backlog.popleft()
             self._start(message)
-            while self._behind or len(self._under_way) >= UNDER_WAY_MAX:
-                self._changed.clear()
-                await self._changed.wait()
-        self._changed.set()
+        self._feeding = False
+        if self.over:
+            return
+        if backlog:
+            self.stream.held = True
+        elif self.stream.held:
+            self.session.release(self.stream)
+            self.session.wake()
+        if backlog or under_way:
+            return
+        if self._ended:
+            self._end()
+            self.session.finish(self.stream, _DONE if self._begun else _DONE_ALONE)
+            self.session.wake()
+        elif self._draining:
+            self.refuse(UNAVAILABLE, DRAINING)
 
-    def _start(self, message: Any) -> None:
+    async def _unpack_first(self, message: bytes) -> None:
+        try:
+            data = await self.desk.unpack(message, self.head.coding)
+        except Exception as error:  # supervisor: a mistake costs one call
+            self.fail(error)
+        else:
+            if self._backlog:
+                self._backlog[0] = data, False
+        self._feeding = False
+        self._feed()
+
+    def _start(self, data: bytes) -> None:
+        try:
+            message = _read(data)
+        except DecodeError as error:
+            self.fail(error)
+            return
         turn = _Turn(self, message)
         self._under_way[turn] = None
+        models = self.desk.models
         try:
-            view = self.models.view(message.model_name, message.model_version)
+            view = models.view(message.model_name, message.model_version)
             turn.decoupled = view.config.decoupled
             if not turn.decoupled:
                 self._ordered.append(turn)
-            asked = read_request(message, view.config, self.memory)
-            turn.expect(Writer(self.models, view, asked.wanted), asked)
+            asked = read_request(message, view.config, self.desk.regions)
+            if self.head.forwarded:
+                forward(self.head, asked.request)
+            turn.expect(Writer(models, view, asked.wanted), asked)
             if asked.drop_oldest is None:
                 turn.submit()
             else:
@@ -107,35 +206,23 @@ class Stream:
                 self._send(ordered.popleft())
         if turn.ended:
             self._under_way.pop(turn, None)
-        self._changed.set()
+            self._feed()
 
     def _send(self, turn: "_Turn") -> None:
         messages, turn.messages = turn.messages, []
-        if self._behind:
+        if self.over:
             return
+        session, stream, packing = self.session, self.stream, self.head.packing
+        if messages and not self._begun:
+            self._begun = True
+            session.head(stream, answer_head(packing))
         for message in messages:
-            self._unsent.append(message)
-            self._unsent_bytes += message.ByteSize()
-        unsent = len(self._unsent)
-        if unsent > UNSENT_MAX or (self._unsent_bytes > UNSENT_BYTES_MAX and unsent > 1):
-            self._behind = True
-            self._unsent.clear()
-            for other in list(self._under_way):
-                other.cancel()
-
-    async def _write(self, write: Callable[[Any], Awaitable[None]], reading: "asyncio.Task[None]") -> None:
-        while True:
-            if self._behind:
-                raise Behind
-            while self._unsent:
-                message = self._unsent.popleft()
-                self._unsent_bytes -= message.ByteSize()
-                await write(message)
-            if reading.done() and not self._under_way:
-                return
-            self._changed.clear()
-            if not (self._behind or self._unsent or (reading.done() and not self._under_way)):
-                await self._changed.wait()
+            small = len(message) <= PACKED_AT_ONCE_BYTES_MAX
+            session.send(stream, packed(message, packing) if packing and small else framed(message))
+        session.wake()
+        unsent = len(stream.queue)
+        if unsent > UNSENT_MAX or (stream.queued_bytes > UNSENT_BYTES_MAX and unsent > 1):
+            self.refuse(RESOURCE_EXHAUSTED, _BEHIND)
 
 
 class _Turn:
@@ -155,7 +242,7 @@ class _Turn:
         "messages",
     )
 
-    def __init__(self, stream: Stream, message: Any) -> None:
+    def __init__(self, stream: Streaming, message: Any) -> None:
         self._stream = stream
         self._model = message.model_name
         self._version = message.model_version
@@ -166,7 +253,7 @@ class _Turn:
         self.decoupled = False
         self.ended = False
         self.frames: Frames | None = None
-        self.messages: list[Any] = []
+        self.messages: list[bytes] = []
         """Answers that are not yet on their way."""
 
     def expect(self, writer: Writer, asked: Asked) -> None:
@@ -177,7 +264,7 @@ class _Turn:
     def submit(self) -> None:
         """Hand the request to the models. Raises `Refused`."""
         assert self._asked is not None
-        self._ticket = self._stream.models.infer(self._asked.request, self.on_response)
+        self._ticket = self._stream.desk.models.infer(self._asked.request, self.on_response)
 
     def cancel(self) -> None:
         """Nobody waits for an answer any more."""
@@ -193,42 +280,40 @@ class _Turn:
         if response is not None:
             self._note(response, final)
         elif self.decoupled and final and self._asked.empty_final:
-            message = pb.ModelStreamInferResponse()
-            self._name(message.infer_response, final)
-            self.messages.append(message)
+            self._name("", final)
         self._end_if(final)
 
     def fail(self, error: Exception) -> None:
         """End with an error."""
         message = pb.ModelStreamInferResponse(error_message=self._text(error))
         message.infer_response.id = self._id
-        self.messages.append(message)
+        self.messages.append(message.SerializeToString())
         self._end_if(True)
 
     def _note(self, response: InferResponse, final: bool) -> None:
         assert self._writer is not None
-        message = pb.ModelStreamInferResponse()
-        answer = message.infer_response
         try:
-            self._writer.fill(answer, response)
-            answer.parameters[FINAL].bool_param = final
+            answer = self._writer.write(response)
         except Exception as error:  # supervisor: a mistake with one answer must not stop those who call back
-            message.Clear()
-            message.error_message = self._text(error)
-            self._name(message.infer_response, final)
-        self.messages.append(message)
+            self._name(self._text(error), final)
+        else:
+            said = _FINAL if final else _MORE
+            self.messages.append(b"".join((_ANSWER, varint(len(answer) + len(said)), answer, said)))
 
-    def _name(self, answer: Any, final: bool) -> None:
-        """Which request an answer without outputs belongs to."""
+    def _name(self, problem: str, final: bool) -> None:
+        """An answer without outputs, which says what request it belongs to."""
+        message = pb.ModelStreamInferResponse(error_message=problem)
+        answer = message.infer_response
         answer.id = self._id
         answer.model_name = self._model
         answer.model_version = self._version
         answer.parameters[FINAL].bool_param = final
+        self.messages.append(message.SerializeToString())
 
     def _text(self, error: Exception) -> str:
         if isinstance(error, Refused):
             return error.text[:ERROR_CHARS_MAX]
-        self._stream.log.error("request handling failed", model=self._model[:200], exc_info=error)
+        self._stream.desk.log.error("request handling failed", model=self._model[:200], exc_info=error)
         return "internal error"
 
     def _end_if(self, final: bool) -> None:

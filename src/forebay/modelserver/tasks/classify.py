@@ -18,7 +18,18 @@ from forebay.core.errors import Code, Refusal
 from forebay.core.serving.values import Tensor
 from forebay.modelserver.tasks.contract import Answer, Job, Results, Task
 from forebay.modelserver.tasks.tensors import as_array, as_texts, strings
-from forebay.wire.openai_fields import Reader, decode, ignored_text, integer, invalid, missing, nested, shaped, text
+from forebay.wire.openai_fields import (
+    Reader,
+    decode,
+    ignored_text,
+    integer,
+    invalid,
+    missing,
+    nested,
+    shape_of,
+    shaped,
+    text,
+)
 
 INPUTS_MAX: Final = 1000
 LABELS_MAX: Final = 1000
@@ -115,4 +126,4 @@ BODY: Final = nested(
     },
     ("model",),
 )
-TASK: Final = Task("classify", read, (LABEL,), (SCORE, START, END))
+TASK: Final = Task("classify", read, (LABEL,), (SCORE, START, END), shape_of(BODY))

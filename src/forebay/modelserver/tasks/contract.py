@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 from forebay.core.errors import Refusal
 from forebay.core.serving.config import ModelConfig
 from forebay.core.serving.values import InferResponse, Parameter, Tensor
+from forebay.wire.openai_fields import Shape
 
 PARAMETER: Final = "forebay.task"
 """The parameter of a model's configuration that names its task."""
@@ -88,3 +89,5 @@ class Task:
     """What models must give."""
     extras: tuple[str, ...] = ()
     """What is asked for if the model has it."""
+    shape: Shape = field(default_factory=dict)
+    """The JSON Schema of its bodies (of a form without the file): the published description is held against it."""

@@ -58,8 +58,9 @@ class TaskFront:
                 raise Refusal(Code.NOT_FOUND, f"No such path: {path[:200]}.")
             method = b"POST" if task is not None else b"GET"
             if exchange.method != method:
-                raise Refusal(Code.METHOD_NOT_ALLOWED, f"{path} takes {method.decode()} only.")
-            if task is None:
+                text = f"{path} takes {method.decode()} only."
+                refuse(exchange, Refusal(Code.METHOD_NOT_ALLOWED, text), (b"allow", method))
+            elif task is None:
                 exchange.respond(200, [http1.JSON], _encode(self._list()))
             else:
                 self._start(exchange, task)
@@ -248,8 +249,8 @@ def translated(refused: Refused, param: str) -> Refusal:
     return Refusal(code, refused.text, named[1] if named else param)
 
 
-def refuse(exchange: Exchange, refusal: Refusal) -> None:
+def refuse(exchange: Exchange, refusal: Refusal, *headers: http1.Header) -> None:
     """Answer with an error."""
     row = TABLE[refusal.code]
     retryable = [RETRYABLE] if row.retry else []
-    exchange.respond(row.status, [http1.JSON, *retryable], error_body(refusal, exchange.path))
+    exchange.respond(row.status, [http1.JSON, *retryable, *headers], error_body(refusal, exchange.path))

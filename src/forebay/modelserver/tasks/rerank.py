@@ -13,7 +13,18 @@ import numpy as np
 from forebay.core.serving.values import Tensor
 from forebay.modelserver.tasks.contract import Answer, Job, Results, Task
 from forebay.modelserver.tasks.tensors import as_array, strings, token_count
-from forebay.wire.openai_fields import boolean, decode, ignored_text, integer, invalid, nested, read, shaped, text
+from forebay.wire.openai_fields import (
+    boolean,
+    decode,
+    ignored_text,
+    integer,
+    invalid,
+    nested,
+    read,
+    shape_of,
+    shaped,
+    text,
+)
 
 DOCUMENTS_MAX: Final = 1000
 """Cohere's limit on documents of one request."""
@@ -78,4 +89,4 @@ BODY: Final = nested(
     },
     ("model", "query", "documents"),
 )
-TASK: Final = Task("rerank", read_body, (SCORE,), (TOKENS,))
+TASK: Final = Task("rerank", read_body, (SCORE,), (TOKENS,), shape_of(BODY))

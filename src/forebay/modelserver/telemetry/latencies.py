@@ -11,7 +11,7 @@ FIRST_RESPONSE_MS: Final = (100.0, 500.0, 2000.0, 5000.0)
 """Triton's buckets of the time to the first response."""
 QUANTILES: Final = (0.5, 0.9, 0.95, 0.99, 0.999)
 STEPS_PER_OCTAVE: Final = 8
-"""Buckets of a summary are so fine that a quantile is at most 9 % too large."""
+"""Buckets of a summary are so fine that a quantile is at most 12.5 % too large."""
 OCTAVES: Final = 40
 PHASES: Final = ("request", "queue", "compute_input", "compute_infer", "compute_output")
 

@@ -2,11 +2,14 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
+from math import inf, isfinite, isnan
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from forebay.core.serving.errors import Refused
 from forebay.core.serving.statistics import ModelStatistics
+from forebay.engines.tensor.measures import Family, Measure, Series
 from forebay.modelserver.ports import Models
 from forebay.modelserver.telemetry.latencies import FIRST_RESPONSE_MS, PHASES, QUANTILES, Latencies, Latency
 from forebay.obs.metrics import Histogram
@@ -46,6 +49,7 @@ DURATIONS: Final[Mapping[str, Row]] = {
     "compute_output": Row("nv_inference_compute_output_duration_us", "counter", "Time of taking outputs."),
 }
 """By the name of what they are counted in."""
+LOAD: Final = Row("nv_model_load_duration_secs", "gauge", "How long it took to load the model.")
 CACHE: Final[Mapping[str, tuple[Row, Row]]] = {
     "cache_hit": (
         Row("nv_cache_num_hits_per_model", "counter", "Requests that the cache has answered."),
@@ -78,26 +82,36 @@ SECONDS: Final = Row(
 READY: Final = Row("forebay_modelserver_ready", "gauge", "1 if the server and its models are ready.")
 TRACES_LOST: Final = Row("forebay_modelserver_traces_lost_total", "counter", "Traces that could not be written.")
 TABLE: Final = (
-    SUCCESS, FAILURE, COUNT, EXECUTIONS, *DURATIONS.values(), PENDING,
+    SUCCESS, FAILURE, COUNT, EXECUTIONS, *DURATIONS.values(), PENDING, LOAD,
     *(row for pair in CACHE.values() for row in pair), FIRST, *SUMMARIES.values(), CPU, CPU_TOTAL, CPU_USED,
     SECONDS, READY, TRACES_LOST,
 )  # fmt: skip
 """All metrics, in the order in which they are shown."""
+NAMES: Final = frozenset(row.name for row in TABLE)
 
 
 class ServerMetrics:
     """Renders the metrics of one server."""
 
     def __init__(
-        self, models: Models, latencies: Latencies, *, counters: bool = True, summaries: bool = False
+        self,
+        models: Models,
+        latencies: Latencies,
+        *,
+        counters: bool = True,
+        summaries: bool = False,
+        quantiles: Sequence[float] = QUANTILES,
     ) -> None:
         self._models = models
         self._latencies = latencies
         self._counters = counters
         """Whether there are counters of latencies."""
         self._summaries = summaries
+        self._quantiles = quantiles
         self._machine = Machine()
         self.traces_lost = 0
+        self.own: Sequence[Family] = ()
+        """What models count of their own."""
 
     def render(self) -> bytes:
         """The exposition, in Prometheus' text format."""
@@ -113,7 +127,7 @@ class ServerMetrics:
             found[row].append(Sample((), value))
         found[READY].append(Sample((), float(self._models.ready)))
         found[TRACES_LOST].append(Sample((), float(self.traces_lost)))
-        return "".join(_lines(found)).encode()
+        return "".join(chain(_lines(found), _own(self.own))).encode()
 
     def _add_model(self, found: Mapping[Row, list[Sample]], model: ModelStatistics) -> None:
         labels = (("model", model.name), ("version", model.version))
@@ -123,6 +137,7 @@ class ServerMetrics:
         found[COUNT].append(Sample(labels, model.inference_count))
         found[EXECUTIONS].append(Sample(labels, model.execution_count))
         found[PENDING].append(Sample(labels, model.pending))
+        found[LOAD].append(Sample(labels, model.load_s))
         if self._counters:
             for name, row in DURATIONS.items():
                 found[row].append(Sample(labels, getattr(model, name).ns // 1000))
@@ -143,7 +158,7 @@ class ServerMetrics:
                 samples = found[SUMMARIES[phase]]
                 samples.append(Sample(labels, summary.count, "_count"))
                 samples.append(Sample(labels, summary.sum_us, "_sum"))
-                samples += [Sample((*labels, ("quantile", str(q))), summary.quantile(q)) for q in QUANTILES]
+                samples += [Sample((*labels, ("quantile", str(q))), summary.quantile(q)) for q in self._quantiles]
 
 
 def first_response_buckets(document: Mapping[str, Any]) -> Sequence[float]:
@@ -193,8 +208,38 @@ def _lines(found: Mapping[Row, Iterable[Sample]]) -> Iterator[str]:
         yield f"# HELP {row.name} {row.help}\n# TYPE {row.name} {row.kind}\n"
         for labels, value, suffix in samples:
             inside = ",".join(f'{name}="{_escaped(text)}"' for name, text in labels)
-            shown = int(value) if value == int(value) else value
-            yield f"{row.name}{suffix}{{{inside}}} {shown}\n" if inside else f"{row.name}{suffix} {shown}\n"
+            yield (
+                f"{row.name}{suffix}{{{inside}}} {_number(value)}\n"
+                if inside
+                else f"{row.name}{suffix} {_number(value)}\n"
+            )
+
+
+def _own(families: Iterable[Family]) -> Iterator[str]:
+    """Metrics of models. The names of ours are not theirs to use."""
+    for name, kind, text, series in families:
+        if name in NAMES:
+            continue
+        row = Row(name, kind, text.replace("\\", "\\\\").replace("\n", "\\n"))
+        if kind is Measure.HISTOGRAM:
+            yield from _lines({row: [sample for each in series for sample in _buckets(each)]})
+        else:
+            yield from _lines({row: [Sample(each.labels, each.value) for each in series]})
+
+
+def _buckets(series: Series) -> Iterator[Sample]:
+    total = 0
+    for bound, count in zip((*series.bounds, inf), series.counts, strict=True):
+        total += count
+        yield Sample((*series.labels, ("le", _number(bound))), total, "_bucket")
+    yield Sample(series.labels, total, "_count")
+    yield Sample(series.labels, series.value, "_sum")
+
+
+def _number(value: float) -> str:
+    if not isfinite(value):
+        return "NaN" if isnan(value) else "+Inf" if value > 0 else "-Inf"
+    return str(int(value) if value == int(value) else value)
 
 
 def _escaped(text: str) -> str:

@@ -3,27 +3,20 @@
 from collections.abc import Mapping, Sequence
 from itertools import count
 from time import monotonic_ns
-from typing import Any, Final
 
-import msgspec
 import structlog
 
-from forebay.core.serving.config import Datatype
 from forebay.core.serving.errors import Kind, Refused
 from forebay.core.serving.statistics import ModelStatistics
-from forebay.core.serving.values import InferRequest, InferResponse, OnResponse, Tensor
+from forebay.core.serving.values import InferRequest, InferResponse, OnResponse
 from forebay.modelserver.models.running.call import Call, Phase
 from forebay.modelserver.ports import IndexEntry, ModelView
 from forebay.modelserver.server import ModelServer
 from forebay.modelserver.telemetry.latencies import Latencies
 from forebay.modelserver.telemetry.logs import LogSettings
 from forebay.modelserver.telemetry.trace_files import TraceFiles
+from forebay.modelserver.telemetry.traced import INPUT, OUTPUT, Kept, Step, kept, trace
 from forebay.modelserver.telemetry.tracing import TENSORS, Sampler, TraceSettings
-from forebay.wire.oip import tensors
-
-TRACED_ELEMENTS_MAX: Final = 1000
-"""Tensors with more elements are traced without their data."""
-_encode = msgspec.json.Encoder().encode
 
 
 class Watched:
@@ -88,6 +81,8 @@ class Watched:
         seen = Seen(self, request, on_response, sampler)
         try:
             seen.call = self._server.infer(request, seen.on_response)
+            if sampler is not None:
+                seen.call.watch = seen
         except Refused as refused:
             self.note(seen, refused)
             raise
@@ -100,7 +95,9 @@ class Watched:
         if call is not None and error is None:
             self._latencies.observe(seen.model, seen.version, call, seen.first_ns or now, now)
         if seen.sampler is not None:
-            self._files.add(seen.sampler, trace(next(self._ids), seen, now))
+            self._files.add(seen.sampler, trace(self._ids, seen, now))
+            for step in seen.steps:
+                step.forget()
         if self._logs.verbose:
             took_ns = now - call.started_ns if call is not None else 0
             self._log.debug(
@@ -117,7 +114,8 @@ class Seen:
     """A request under way. It is the ticket of whoever asked."""
 
     __slots__ = (
-        "_on_response", "_owner", "call", "end_ns", "first_ns", "id", "model", "sampler", "tensors", "version",
+        "_keeps", "_on_response", "_owner", "call", "end_ns", "first_ns", "id", "model", "sampler", "steps",
+        "tensors", "version",
     )  # fmt: skip
 
     def __init__(
@@ -133,10 +131,22 @@ class Seen:
         self.end_ns = 0
         self.first_ns = 0
         """When the first response came."""
-        self.tensors: list[tuple[str, Tensor]] = []
-        """What is to be traced of them: activity, and a copy."""
-        if sampler is not None and TENSORS in sampler.setting.levels:
-            self._keep("TENSOR_QUEUE_INPUT", request.inputs)
+        self.tensors: list[Kept] = []
+        """What is to be traced of them."""
+        self.steps: tuple[Step, ...] = ()
+        """Of an ensemble."""
+        self._keeps = sampler is not None and TENSORS in sampler.setting.levels
+        if self._keeps:
+            self.tensors += kept(INPUT, request.inputs)
+
+    def step(self, call: Call) -> Step:
+        """An ensemble runs one of its steps."""
+        step = Step(call, tensors=self._keeps)
+        self.steps += (step,)
+        return step
+
+    def heard(self, response: InferResponse | None, final: bool) -> None:
+        """Heard of by `on_response`."""
 
     def cancel(self) -> None:
         """Nobody waits for it any more; nothing is called after this."""
@@ -154,75 +164,11 @@ class Seen:
             if not self.first_ns:
                 self.first_ns = monotonic_ns()
                 self.version = response.version or self.version
-            if self.sampler is not None and TENSORS in self.sampler.setting.levels:
-                self._keep("TENSOR_BACKEND_OUTPUT", response.outputs)
+            if self._keeps:
+                self.tensors += kept(OUTPUT, response.outputs)
         if final:
             self.end_ns = monotonic_ns()
         self._on_response(response, final)
         if final:
             self._owner.note(self, error)
             self.call = None  # which refers to this: else bodies and answers would wait for the garbage collector
-
-    def _keep(self, activity: str, given: Sequence[Tensor]) -> None:
-        for tensor in given:
-            elements = 1
-            for dim in tensor.shape:
-                elements *= dim
-            data = bytes(tensor.data) if elements <= TRACED_ELEMENTS_MAX else b""
-            self.tensors.append((activity, tensor._replace(data=data)))
-
-
-def trace(number: int, seen: Seen, end_ns: int) -> bytes:
-    """The JSON objects of one trace, as Triton writes them; times are those of CLOCK_MONOTONIC."""
-    head: dict[str, Any] = {"id": number, "model_name": seen.model, "model_version": _version(seen.version)}
-    if seen.id:
-        head["request_id"] = seen.id
-    objects = [head]
-    call = seen.call
-    if call is not None:
-        computed_ns = seen.first_ns or end_ns
-        output_ns = computed_ns - call.spent.output_ns
-        input_ns = output_ns - call.spent.infer_ns
-        stamps = [
-            ("REQUEST_START", call.started_ns),
-            ("QUEUE_START", call.queued_ns),
-            ("COMPUTE_START", input_ns - call.spent.input_ns),
-            ("COMPUTE_INPUT_END", input_ns),
-            ("COMPUTE_OUTPUT_START", output_ns),
-            ("COMPUTE_END", computed_ns),
-            ("REQUEST_END", end_ns),
-        ]
-        if not any(call.spent):  # refused, cancelled, or found in the cache: nothing was computed
-            stamps = [stamps[0], stamps[1], stamps[-1]]
-        objects.append({"id": number, "timestamps": [{"name": name, "ns": ns} for name, ns in stamps]})
-    objects += [_tensor(number, activity, tensor) for activity, tensor in seen.tensors]
-    return b",".join(map(_encode, objects))
-
-
-def _version(text: str) -> int:
-    return int(text) if text.isdigit() else -1
-
-
-def _tensor(number: int, activity: str, tensor: Tensor) -> dict[str, Any]:
-    return {
-        "id": number,
-        "activity": activity,
-        "tensor": {
-            "name": tensor.name,
-            "data": _values(tensor),
-            "shape": ",".join(map(str, tensor.shape)),
-            "dtype": tensor.datatype,
-        },
-    }
-
-
-def _values(tensor: Tensor) -> str:
-    """The elements with commas between them; half floats are not shown."""
-    if not tensor.data or tensor.datatype in (Datatype.FP16, Datatype.BF16):
-        return ""
-    if tensor.datatype is Datatype.BYTES:
-        try:
-            return ",".join(f'"{bytes(each).decode(errors="replace")}"' for each in tensors.split(tensor.data))
-        except ValueError:
-            return ""
-    return ",".join(map(str, tensors.numbers(tensor.datatype, tensor.data)))

@@ -29,12 +29,17 @@ from forebay.wire.oip.fields import (
 )
 from forebay.wire.oip.infer_document import NO_DATA, Given, GivenInput, GivenOutput
 from forebay.wire.oip.ports import Memory, Target
+from forebay.wire.oip.tensors import ODD_BYTES_MAX
 
 LENGTH_HEADER: Final = "Inference-Header-Content-Length"
 """How many bytes of a body are JSON; the rest is tensors."""
 LENGTH_DIGITS_MAX: Final = 18
 DIMS_MAX: Final = 1024
 """Of a shape in a request. No array library knows more than 64; looking at millions would keep others waiting."""
+STRINGS_MAX: Final = 1_000_000
+"""Elements of a BYTES tensor in JSON."""
+NAMES_MAX: Final = 10_000
+"""Inputs, outputs or parameters of one request."""
 RESERVED: Final = frozenset({
     "sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "headers", "binary_data_output",
 })  # fmt: skip
@@ -87,11 +92,19 @@ def json_length(header: bytes | None, body_bytes: int) -> int | None:
 
 
 def read_infer(
-    model: str, version: str, body: bytes, json_bytes: int | None, memory: Memory, *, json_bytes_max: int
+    model: str,
+    version: str,
+    body: bytes,
+    json_bytes: int | None,
+    memory: Memory,
+    *,
+    json_bytes_max: int,
+    strings_max: int = STRINGS_MAX,
 ) -> Asked:
     """Read a request of which the first `json_bytes` (None: all) are JSON. Raises `Refused`.
 
-    `json_bytes_max` is the limit on the JSON, and on each tensor in it once that is bytes.
+    `json_bytes_max` is the limit on the JSON, and on each tensor in it once that is bytes; `strings_max` that on the
+    elements of a BYTES tensor in it. Of others it is for the models to check.
     """
     size = len(body) if json_bytes is None else json_bytes
     if size > json_bytes_max:
@@ -107,11 +120,14 @@ def read_infer(
     others = JSON_FORM
     if document.parameters is not msgspec.UNSET and read_parameters(document.parameters, request):
         others = BINARY_FORM
+    if len(document.inputs) > NAMES_MAX or len(document.outputs) > NAMES_MAX or len(request.parameters) > NAMES_MAX:
+        raise invalid(f"a request with more than {NAMES_MAX} inputs, outputs or parameters is not read")
+    limits = (json_bytes_max, strings_max)
     inputs = []
     names = set()
     at = size
     for each in document.inputs:
-        tensor, at = _read_input(each, request, view, at, memory=memory, tensor_bytes_max=json_bytes_max)
+        tensor, at = _read_input(each, request, view, at, memory=memory, limits=limits)
         inputs.append(tensor)
         names.add(tensor.name)
         if len(names) != len(inputs):
@@ -194,7 +210,7 @@ def read_parameters(parameters: Any, request: InferRequest) -> bool:
 
 
 def _read_input(
-    given: GivenInput, request: InferRequest, body: memoryview, at: int, *, memory: Memory, tensor_bytes_max: int
+    given: GivenInput, request: InferRequest, body: memoryview, at: int, *, memory: Memory, limits: tuple[int, int]
 ) -> tuple[Tensor, int]:
     """The input, and where in the body the next one that is binary begins."""
     parameters = given.parameters if type(given.parameters) is dict else _NO_FIELDS
@@ -216,7 +232,7 @@ def _read_input(
     elif shared:
         data = memory.read(*_read_place(parameters))
     else:
-        data = _read_data(name, datatype, shape, given.data, tensor_bytes_max)
+        data = _read_data(name, datatype, shape, given.data, limits)
     return Tensor(name, datatype, shape, data), at
 
 
@@ -241,8 +257,9 @@ def _read_head(given: GivenInput) -> tuple[str, Datatype, tuple[int, ...]]:
 
 
 def _read_data(
-    name: str, datatype: Datatype, shape: tuple[int, ...], data: msgspec.Raw, tensor_bytes_max: int
+    name: str, datatype: Datatype, shape: tuple[int, ...], data: msgspec.Raw, limits: tuple[int, int]
 ) -> bytes:
+    tensor_bytes_max, strings_max = limits
     elements = tensors.count(name, shape)
     if elements == 0:
         return b""
@@ -251,6 +268,11 @@ def _read_data(
         raise invalid(
             f"JSON input '{name}' has a byte_size ({size} bytes) that exceeds the maximum allowed value of "
             f"{tensor_bytes_max} bytes. Use --http-max-input-size to increase the limit."
+        )
+    if datatype is Datatype.BYTES and elements > strings_max:
+        raise invalid(
+            f"JSON input '{name}' has {elements} string elements, more than the {strings_max} that "
+            f"--max-string-elements allows"
         )
     return tensors.pack(name, datatype, data, elements)
 
@@ -298,7 +320,9 @@ def _read_form(parameters: Mapping[str, Any], memory: Memory) -> Form:
 def _read_document(data: bytes | memoryview) -> Given:
     try:
         return _decode(data)
-    except UNREADABLE:
+    except UNREADABLE as error:
+        if len(data) > ODD_BYTES_MAX:
+            raise invalid(f"failed to parse the request JSON buffer: {error}. {_STRICTLY}") from None
         return _read_slowly(load(data))
 
 
@@ -319,6 +343,9 @@ def _read_slowly(document: Any) -> Given:
 
 
 _HEAD: Final = ("name", "datatype", "shape", "parameters")
+_STRICTLY: Final = (
+    f"NaN and Infinity are read in JSON of up to {ODD_BYTES_MAX} bytes; please use the binary data format"
+)
 
 
 def _raw(value: Any) -> msgspec.Raw:

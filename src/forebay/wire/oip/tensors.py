@@ -30,8 +30,14 @@ from forebay.wire.oip.fields import (
     load,
 )
 
-ARRAYS_MAX: Final = 1_000_000
-"""In the data of one input that have to be looked at one by one, as they have several depths or a NaN."""
+SLICE_BYTES: Final = 262_144
+"""Longer data in JSON are read and written in parts of about so much. Each takes a millisecond or two, in which other
+threads have to wait, and few Python objects are there at once."""
+SLICE_ELEMENTS: Final = 32_768
+ODD_BYTES_MAX: Final = 4 << 20
+"""JSON in which every value has to be looked at, as there is a NaN or something wrong: for 64 MiB that takes seconds,
+in which no other thread runs."""
+_BETWEEN: Final = b"[] \t\r\n"
 NESTING_MAX: Final = 100
 """Triton's limit on arrays in arrays."""
 TYPED_NESTING_MAX: Final = 8
@@ -91,13 +97,14 @@ def pack(name: str, datatype: Datatype, data: msgspec.Raw, elements: int) -> byt
 
     How many strings there are is left to whoever checks a request against its model, as with binary tensors.
     """
+    if datatype in _CODES and len(memoryview(data)) > SLICE_BYTES:
+        packed = _pack_in_slices(name, datatype, memoryview(data), elements)
+        if packed is not None:
+            return packed
     values = read_values(name, datatype, data)
     if datatype is Datatype.BYTES:
-        return pack_strings(values)
-    if len(values) > elements:
-        raise invalid("Unable to parse 'data': Shape does not match true shape of 'data' field")
-    if len(values) < elements:
-        raise invalid("Failed to parse 'data' field: shape does not match true shape")
+        return pack_strings(values[: elements + 1])  # one too many is wrong enough
+    _check_count(len(values), elements)
     return pack_numbers(name, datatype, values)
 
 
@@ -120,8 +127,8 @@ def read_values(name: str, datatype: Datatype, data: msgspec.Raw) -> list[Any]:
             for _ in range(depth - 1):
                 values = list(chain.from_iterable(values))
             return values
-    if bytes(data).count(b"[") > ARRAYS_MAX:
-        raise invalid(f"Unable to parse 'data': more than {ARRAYS_MAX} arrays of mixed content")
+    if len(memoryview(data)) > ODD_BYTES_MAX:
+        raise _not_so(datatype)
     return flatten(datatype, load(data))
 
 
@@ -161,16 +168,46 @@ def pack_numbers(name: str, datatype: Datatype, values: list[Any]) -> bytes:
 
 def pack_strings(values: list[str]) -> bytes:
     """The bytes of BYTES elements that are text."""
-    parts: list[bytes] = []
-    for value in values:
-        text = value.encode()
-        parts += (_length.pack(len(text)), text)
-    return b"".join(parts)
+    texts = [value.encode() for value in values]
+    return b"".join([part for text in texts for part in (_length.pack(len(text)), text)])
 
 
 def prefixed(data: bytes) -> bytes:
     """One element of BYTES."""
     return _length.pack(len(data)) + data
+
+
+def _pack_in_slices(name: str, datatype: Datatype, data: memoryview, elements: int) -> bytes | None:
+    """The bytes of valid JSON if it is arrays of numbers, nested in whatever way; None: something else is in it.
+
+    How arrays are nested means nothing, so without their brackets they may be cut at any comma.
+    """
+    decode = _reader(_KINDS.get(datatype, int), 1)
+    packed = bytearray()
+    at = found = 0
+    while at < len(data):
+        part = bytes(data[at : at + SLICE_BYTES])
+        end = len(part) if at + len(part) == len(data) else part.rfind(b",")
+        if end < 0:
+            return None
+        try:
+            values: list[Any] = decode(msgspec.Raw(b"[%b]" % part[:end].translate(None, _BETWEEN)))
+        except UNREADABLE:
+            return None
+        found += len(values)
+        if found > elements:
+            break
+        packed += pack_numbers(name, datatype, values)
+        at += end + 1
+    _check_count(found, elements)
+    return bytes(packed)
+
+
+def _check_count(found: int, elements: int) -> None:
+    if found > elements:
+        raise invalid("Unable to parse 'data': Shape does not match true shape of 'data' field")
+    if found < elements:
+        raise invalid("Failed to parse 'data' field: shape does not match true shape")
 
 
 # --- bytes to JSON
@@ -179,20 +216,17 @@ def prefixed(data: bytes) -> bytes:
 def unpack(name: str, datatype: Datatype, data: Buffer, elements: int) -> bytes:
     """The JSON of a tensor: a flat array. Raises `Refused`."""
     if datatype is Datatype.BYTES:
-        return _encode(_strings(name, data, elements))
+        texts = _strings(name, data, elements)
+        return _encode(texts) if elements <= SLICE_ELEMENTS else _in_slices(_encode, texts)
     if datatype in _BINARY_ONLY:
         raise invalid(
             f"sending {datatype} data via JSON is not supported. Please use the binary data format for output"
         )
     if len(data) != byte_size(datatype, elements):
         raise _output_size(name)
-    if datatype is Datatype.BOOL:
-        return _encode([each != 0 for each in memoryview(data).cast("B")])
-    values = numbers(datatype, data)
-    text = _encode(values)
-    if datatype in _FLOATS and b"null" in text:
-        return b"[%b]" % b",".join(map(_number, values))
-    return text
+    values = memoryview(data).cast("B").cast(_CODES[datatype])
+    write = _floats if datatype in _FLOATS else _booleans if datatype is Datatype.BOOL else _integers
+    return write(values) if elements <= SLICE_ELEMENTS else _in_slices(write, values)
 
 
 def numbers(datatype: Datatype, data: Buffer) -> list[Any]:
@@ -250,7 +284,31 @@ def _checked(datatype: Datatype, value: Any) -> Any:
         return value
     if wanted is float and type(value) is int:
         return as_float(value)
-    raise invalid(f"Unable to parse 'data': {_NOT.get(datatype, NOT_UNSIGNED if datatype[0] == 'U' else NOT_SIGNED)}")
+    raise _not_so(datatype)
+
+
+def _not_so(datatype: Datatype) -> Refused:
+    wanted = _NOT.get(datatype, NOT_UNSIGNED if datatype[0] == "U" else NOT_SIGNED)
+    return invalid(f"Unable to parse 'data': {wanted}")
+
+
+def _in_slices(write: Callable[[Any], bytes], values: Sequence[Any]) -> bytes:
+    starts = range(0, len(values), SLICE_ELEMENTS)
+    return b"[%b]" % b",".join([write(values[at : at + SLICE_ELEMENTS])[1:-1] for at in starts])
+
+
+def _booleans(values: memoryview) -> bytes:
+    return _encode([each != 0 for each in values])
+
+
+def _integers(values: memoryview) -> bytes:
+    return _encode(values.tolist())
+
+
+def _floats(values: memoryview) -> bytes:
+    numbers = values.tolist()
+    text = _encode(numbers)
+    return b"[%b]" % b",".join(map(_number, numbers)) if b"null" in text else text
 
 
 def _strings(name: str, data: Buffer, elements: int) -> list[str]:

@@ -21,6 +21,7 @@ LISTENER: Final = (
     Code.BODY_TOO_LARGE,
     Code.HEADERS_TOO_LARGE,
     Code.CONNECTION_LIMIT,
+    Code.BODIES_LIMIT,
     Code.INTERNAL,
 )
 """What any request may be answered with."""
@@ -46,8 +47,9 @@ class Parameter(NamedTuple):
 class Operation(NamedTuple):
     """One method of one path.
 
-    `answers`: what it answers by status and media type; None: text. `body`: the reader of its
-    request. `codes`: errors that it may be answered with, besides those of every request; `error` is their shape.
+    `answers`: what it answers by status and media type; None: text, or bytes. `body`: the reader of its request; or
+    else `bodies`: what requests are by media type. `codes`: errors that it may be answered with, besides those of
+    every request; `error` is their shape.
     """
 
     path: str
@@ -64,6 +66,8 @@ class Operation(NamedTuple):
     error_headers: tuple[Header, ...] = ()
     codes: tuple[Code, ...] = ()
     secured: bool = False
+    bodies: Mapping[str, type | None] = {}
+    body_needed: bool = True
 
 
 def make_document(
@@ -96,7 +100,7 @@ def _kinds(operations: Iterable[Operation]) -> list[type]:
     found: dict[type, None] = {}
     for each in operations:
         found[each.error] = None
-        for media in each.answers.values():
+        for media in (*each.answers.values(), each.bodies):
             found |= dict.fromkeys(kind for kind in media.values() if kind is not None)
     return list(found)
 
@@ -116,6 +120,9 @@ def _operation(operation: Operation, known: Mapping[type, Shape]) -> Shape:
     if operation.body is not None:
         content = {JSON: {"schema": {"$ref": f"#/components/schemas/{operation.body_name}"}}}
         shown["requestBody"] = {"required": True, "content": content}
+    elif operation.bodies:
+        content = {media: {"schema": _shape(kind, known)} for media, kind in operation.bodies.items()}
+        shown["requestBody"] = {"required": operation.body_needed, "content": content}
     coded = _by_status((*LISTENER, *operation.codes))
     shown["responses"] = {
         str(status): _answer(operation, status, coded.get(status, ()), known)

@@ -8,7 +8,7 @@ from forebay.wire import openai_request
 from forebay.wire.apis import messages_request, responses_request, tokens
 from forebay.wire.errors import MESSAGES, RESPONSES
 from forebay.wire.openai_fields import Reader, Shape
-from forebay.wire.openapi import answers
+from forebay.wire.openapi import answers, inference, tasks
 from forebay.wire.openapi.document import EVENTS, JSON, PATH, TEXT, Header, Operation, Parameter, make_document
 
 INSIDE: Final = frozenset({Code.NOT_FOUND, Code.NOT_RESUMABLE, Code.SLOW_CONSUMER, Code.METHOD_NOT_ALLOWED})
@@ -101,6 +101,30 @@ def _models(path: str, id: str, text: str, answer: type, *codes: Code, name: tup
     )
 
 
+def _task(path: str, id: str, text: str, bodies: tasks.Bodies, said: tasks.Bodies) -> Operation:
+    return Operation(
+        path,
+        "post",
+        id,
+        text,
+        {200: said},
+        answers.Error,
+        bodies=bodies,
+        headers=HEADERS,
+        answer_headers=ANSWER_HEADERS,
+        error_headers=ERROR_HEADERS,
+        codes=INFERENCE,
+        secured=True,
+    )
+
+
+_ASK: Final = inference.Maker(
+    codes=INFERENCE, statuses=(), headers=HEADERS, answer_headers=ANSWER_HEADERS, error_headers=ERROR_HEADERS,
+    secured=True,
+)  # fmt: skip
+"""What replicas answer of the Open Inference Protocol."""
+_SAY: Final = inference.Maker(codes=IDENTITY, statuses=(), error_headers=ERROR_HEADERS, secured=True)
+"""What gateways answer themselves."""
 _NAME: Final = Parameter("model", "path", "The name of a model or an alias.", _WORD)
 OPERATIONS: Final = (
     _inference(
@@ -163,6 +187,11 @@ OPERATIONS: Final = (
         answers.Detokenized,
         streams=False,
     ),
+    *(_task(path, *told) for path, told in tasks.TASKS.items()),
+    *inference.of_server(_SAY),
+    *inference.of_models(_ASK, _ASK),
+    _page("/v2/health/live", "inferenceLive", "Whether the process runs.", {200: {}}),
+    _page("/v2/health/ready", "inferenceReady", "Whether every model can be served.", {200: {}, 503: {}}),
     _models("/v1/models", "listModels", "The names that the caller may give.", answers.ModelList),
     _models("/v1/models/{model}", "showModel", "One such name.", answers.Model, Code.MODEL_NOT_FOUND, name=(_NAME,)),
     _page("/livez", "livez", "Whether the process runs.", {200: {TEXT: None}}),

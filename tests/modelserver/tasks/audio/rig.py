@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 import httpx
 import structlog
+from tests.modelserver.described import answered
 from tests.net.rig import serving
 
 from forebay.core.model import Limits
@@ -65,13 +66,16 @@ class Shelf:
         return self.tickets[-1]
 
 
+HOOKS = {"response": [answered]}
+
+
 @contextlib.asynccontextmanager
 async def speaking(shelf: Shelf) -> AsyncIterator[httpx.AsyncClient]:
     """A client of the endpoints."""
     front = TaskFront(shelf, TASKS, structlog.get_logger())  # type: ignore[arg-type]  # it loads nothing
     async with (
         serving(front.handle, Limits(body_bytes_max=1 << 20)) as server,
-        httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}/v1/audio") as client,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}/v1/audio", event_hooks=HOOKS) as client,
     ):
         yield client
 

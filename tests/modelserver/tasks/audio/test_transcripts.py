@@ -12,6 +12,8 @@ from tests.net.rig import run
 from forebay.core.serving.errors import Kind, Refused
 from forebay.core.serving.values import InferRequest, InferResponse
 
+pytestmark = pytest.mark.slow
+
 OUTPUTS = ("TEXT", "TIMES", "DETAILS", "LANGUAGE", "DURATION")
 AUDIO = {"file": ("a.wav", b"RIFF")}
 

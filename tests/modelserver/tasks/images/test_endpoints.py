@@ -13,6 +13,7 @@ import pytest
 import structlog
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.modelserver.described import answered
 from tests.net.rig import run, serving
 
 from forebay.core.errors import Refusal
@@ -140,7 +141,7 @@ async def gallery(path: str, max_batch: int = 2, labels: Sequence[str] = ()) -> 
     front = TaskFront(shelf, TABLE, structlog.get_logger())  # type: ignore[arg-type]  # it loads nothing
     async with (
         serving(front.handle, Limits(body_bytes_max=1 << 20)) as server,
-        httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}") as client,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", event_hooks={"response": [answered]}) as client,
     ):
         yield shelf, partial(client.post, f"/v1/images/{path}")
 

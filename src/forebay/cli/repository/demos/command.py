@@ -82,13 +82,22 @@ def _hint(model: "DemoModel") -> str:
 
 
 def show() -> None:
-    """Print a table of the demo models."""
+    """Print a table of the demo models; steps are shown with what they are steps of."""
     from rich.table import Table
 
     from forebay.cli.repository.demos.table import DEMO
+    from forebay.cli.repository.demos.writing import chosen
 
+    steps = {step for model in DEMO.values() for step in model.uses}
     table = Table("model", "task", "what it is", "needs", box=None, pad_edge=False)
     for model in DEMO.values():
-        missing = "" if not model.extra else model.extra + (" (not installed)" if model.missing else "")
-        table.add_row(model.name, model.task, model.about, missing)
+        if model.name in steps:
+            continue
+        parts = chosen(DEMO, [model.name])
+        missing = any(part.missing for part in parts)
+        needs = "" if not model.extra else model.extra + (" (not installed)" if missing else "")
+        table.add_row(model.name, model.task, model.about, needs)
+        if model.uses:
+            names = ", ".join(part.name for part in parts[1:])
+            table.add_row("", "", f"its steps, which are models too: {names}", "", style="dim")
     settings.screen().print(table)

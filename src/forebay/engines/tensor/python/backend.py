@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from forebay.core.serving.config import Datatype, InstanceKind, ModelConfig
 from forebay.engines.tensor.arrays import DATATYPES, mismatch
+from forebay.engines.tensor.measures import Family
 from forebay.engines.tensor.protocol import (
     Array,
     BackendFailed,
@@ -23,7 +24,7 @@ from forebay.engines.tensor.protocol import (
     Request,
     Response,
 )
-from forebay.engines.tensor.python import offered
+from forebay.engines.tensor.python import metrics, offered
 from forebay.engines.tensor.python.calls import (
     TRITONSERVER_RESPONSE_COMPLETE_FINAL,
     Forgotten,
@@ -75,7 +76,7 @@ class PythonBackend:
             self._forget()
             raise BackendFailed(f"model '{config.name}': {_said(error)}") from error
         current.host.call = call
-        return Loaded(threads=False, config=changed)
+        return Loaded(threads=False, measures=True, config=changed)
 
     def execute(self, instance: int, requests: Sequence[Request], emit: Emit) -> Sequence[Response | None]:
         decoupled = self._config.decoupled
@@ -95,7 +96,7 @@ class PythonBackend:
             returned = self._model.execute(served)
             if asyncio.iscoroutine(returned):
                 future = self._loop.run(returned)
-                if decoupled:
+                if decoupled and not self._iterative:
                     future.add_done_callback(lambda done: self._settle(done, served, senders, emit))
                     return [None] * len(requests)
                 returned = future.result()
@@ -105,6 +106,9 @@ class PythonBackend:
         if decoupled:
             _reschedule(served, senders, emit)
         return answers
+
+    def measured(self) -> tuple[Family, ...]:
+        return metrics.measured()
 
     def close(self) -> None:
         current.host.call = None
@@ -121,6 +125,8 @@ class PythonBackend:
         self._outputs = {spec.name: spec for spec in config.outputs}
         states = config.sequences.states if config.sequences else ()
         self._names = (*self._outputs, *(state.output for state in states))
+        self._iterative = config.sequences is not None and config.sequences.iterative
+        """It says with the end of `execute` which requests it wants to see again."""
         self._bf16 = frozenset(spec.name for spec in config.inputs if spec.datatype is Datatype.BF16)
         self._instance_name = instance_name(config, instance)
 

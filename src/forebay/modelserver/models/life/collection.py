@@ -46,14 +46,14 @@ class Collection:
 
     def find(self, name: str, number: int) -> Version:
         """The version that a request goes to (-1: the latest). Raises `Refused` with Triton's texts."""
+        return self.model(name).find(number)
+
+    def model(self, name: str) -> Model:
+        """A model that is or was served. Raises `Refused` with Triton's text."""
         model = self._models.get(name)
         if model is None:
             raise Refused(Kind.NOT_FOUND, f"Request for unknown model: '{name}' is not found")
-        return model.find(number)
-
-    def model(self, name: str) -> Model | None:
-        """A model that is or was served."""
-        return self._models.get(name)
+        return model
 
     def lookup(self, name: str, number: int) -> ModelConfig | None:
         """The configuration of a version (-1: the latest) that is ready."""

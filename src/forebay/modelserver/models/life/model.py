@@ -8,6 +8,7 @@ from forebay.core.serving.versions import chosen_versions, none_available
 from forebay.modelserver.models.life.states import UNLOADED, State
 from forebay.modelserver.models.life.version import Version, not_ready
 from forebay.modelserver.models.site import Site
+from forebay.modelserver.ports import ModelView
 from forebay.modelserver.repository import Described, same_but_instances
 
 LATEST = -1
@@ -35,6 +36,9 @@ class Model:
         """Those that are being loaded."""
         self._stamps: dict[int, str] = {}
         self._versions: dict[int, Version] = {}
+        self._views: dict[int, ModelView] = {}
+        self._viewed = -1
+        """The state of the site that these are of."""
 
     @property
     def versions(self) -> list[Version]:
@@ -64,6 +68,18 @@ class Model:
             text = f"Request for unknown model: {not_ready(self.name, asked.text)}"
             raise Refused(Kind.UNAVAILABLE, text)
         return asked
+
+    def view(self, number: int) -> ModelView:
+        """What clients may know of the version that `find` gives. Raises `Refused`."""
+        found = self.find(number)
+        if self._viewed != self._site.moves:
+            self._viewed = self._site.moves
+            self._views.clear()
+        view = self._views.get(found.number)
+        if view is None or view.document is not found.document:
+            versions = [version.text for version in self.ready]
+            view = self._views[found.number] = ModelView(found.config, found.document, found.text, versions)
+        return view
 
     async def load(self, described: Described, stamp: str, stamps: Mapping[int, str]) -> None:
         """Serve the versions that the policy chooses of these; old ones serve until all new ones can.

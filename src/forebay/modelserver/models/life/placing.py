@@ -1,22 +1,36 @@
 """Where the instances of a model run."""
 
 from dataclasses import replace
+from pathlib import Path
 
 from forebay.core.serving.config import InstanceGroup, InstanceKind, ModelConfig
+from forebay.modelserver.models.life.machine import SYS, node_cpus
 from forebay.modelserver.models.options import Options
 from forebay.modelserver.process.values import Placement
 
 
-def placements(config: ModelConfig, options: Options) -> tuple[Placement, ...]:
-    """One for each instance, in the order of the groups; each GPU of a group has the group's count."""
+def placements(config: ModelConfig, options: Options, sys: Path = SYS) -> tuple[Placement, ...]:
+    """One for each instance, in the order of the groups; each GPU of a group has the group's count.
+
+    Who is to have its memory from a node runs on the CPUs of that node, unless the policy names others. Where a
+    policy names GPUs, the GPUs of a group are numbers among those.
+    """
     return tuple(
         placement
         for group in config.instances
-        for placement in _of_group(group, options.hosts.get(group.host_policy, Placement()))
+        for placement in _of_group(group, _near(options.hosts.get(group.host_policy, Placement()), sys))
     )
+
+
+def _near(host: Placement, sys: Path) -> Placement:
+    if host.numa_node < 0 or host.cpus:
+        return host
+    return replace(host, cpus=node_cpus(host.numa_node, sys))
 
 
 def _of_group(group: InstanceGroup, host: Placement) -> tuple[Placement, ...]:
     if group.kind is not InstanceKind.GPU or not group.gpus:
         return (host,) * group.count
-    return tuple(replace(host, gpus=(str(gpu),)) for gpu in group.gpus for _ in range(group.count))
+    names = {number: name for number, name in enumerate(host.gpus)}
+    gpus = [names.get(gpu, str(gpu)) for gpu in group.gpus]
+    return tuple(replace(host, gpus=(gpu,)) for gpu in gpus for _ in range(group.count))

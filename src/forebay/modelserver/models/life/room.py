@@ -1,6 +1,7 @@
 """The memory that all models share: who sleeps so that another one can be loaded.
 
-A model that sleeps has no process. It stays ready for clients: a request wakes it, and waits until it is loaded.
+A model that sleeps has no process. It stays ready for clients: a request wakes it, and waits until it is loaded. When
+another one is unloaded and leaves room, it is woken without a request: so many are kept warm as there is memory for.
 """
 
 import asyncio
@@ -27,6 +28,17 @@ class Sleeper(Protocol):
     def pinned(self) -> bool:
         """It must not sleep."""
 
+    @property
+    def dormant(self) -> bool:
+        """It sleeps, and may be woken."""
+
+    @property
+    def size_bytes(self) -> int:
+        """What it takes, awake."""
+
+    def wake(self) -> None:
+        """Load it again, some time soon."""
+
     def sleep(self) -> Awaitable[None]:
         """End its processes, which have ended when this has been awaited. From the call on, requests wait."""
 
@@ -38,6 +50,8 @@ class Room:
         self._budget = MemoryBudget(bytes_max)
         self._lock = asyncio.Lock()
         self._awake: dict[str, Sleeper] = {}
+        self._asleep: dict[str, Sleeper] = {}
+        """Who was sent to sleep last is the last of them. Some may have been unloaded meanwhile."""
 
     async def admit(self, sleeper: Sleeper, size_bytes: int) -> None:
         """Make room for a version that is about to be loaded, or turns out to need so much now that it is.
@@ -47,6 +61,7 @@ class Room:
         async with self._lock:
             victims = self._budget.admit(sleeper.key, size_bytes, pinned=sleeper.pinned)
             self._awake[sleeper.key] = sleeper
+            self._asleep.pop(sleeper.key, None)
             await self._send_to_sleep(victims)
 
     async def resize(self, sleeper: Sleeper, size_bytes: int) -> None:
@@ -64,12 +79,28 @@ class Room:
         self._budget.leave(sleeper.key)
 
     def remove(self, sleeper: Sleeper) -> None:
-        """It is unloaded."""
+        """It has no processes any more."""
+        leaves_room = sleeper.key in self._budget
         self._budget.remove(sleeper.key)
         self._awake.pop(sleeper.key, None)
+        if leaves_room:
+            self._fill()
+
+    def _fill(self) -> None:
+        """Wake who was sent to sleep last, as far as there is room for them beside those that are awake."""
+        free_bytes = self._budget.budget_bytes - self._budget.used_bytes
+        for key, sleeper in reversed(self._asleep.copy().items()):
+            if not sleeper.dormant:
+                del self._asleep[key]
+            elif sleeper.size_bytes <= free_bytes:
+                free_bytes -= sleeper.size_bytes
+                del self._asleep[key]
+                sleeper.wake()
 
     async def _send_to_sleep(self, keys: Iterable[str]) -> None:
-        await asyncio.gather(*[self._awake.pop(key).sleep() for key in keys])
+        sleepers = {key: self._awake.pop(key) for key in keys}
+        await asyncio.gather(*[sleeper.sleep() for sleeper in sleepers.values()])
+        self._asleep.update(sleepers)
 
 
 def guessed_bytes(folder: Path) -> int:

@@ -6,12 +6,14 @@ from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from time import monotonic
+from typing import Any, Final, Protocol
 
 from forebay.core.serving.config import ModelConfig
 from forebay.core.serving.ensemble import Dag, check
 from forebay.core.serving.errors import Kind, Refused
 from forebay.core.serving.values import InferRequest, InferResponse, OnResponse
+from forebay.engines.tensor.measures import Ledger
 from forebay.modelserver.models.life.placing import placements
 from forebay.modelserver.models.life.room import guessed_bytes, used_bytes
 from forebay.modelserver.models.life.states import UNLOADED, Event, State, after
@@ -31,6 +33,9 @@ from forebay.modelserver.models.site import Site
 from forebay.modelserver.process.process import ModelProcess
 from forebay.modelserver.process.values import ChildSpec, GaveUp
 from forebay.modelserver.repository import Described, complete
+
+PINNED: Final = "forebay.pinned"
+"""A parameter of a model: `true` keeps it from sleeping."""
 
 
 class Scheduler(Runner, Protocol):
@@ -62,6 +67,8 @@ class Version:
         self.state = State.UNAVAILABLE
         self.reason = ""
         self.counts = Counts(self.name, self.text)
+        self.ledger = Ledger()
+        """What the model counts of its own."""
         self.inflight = 0
         """Requests that have no (last) answer yet."""
         self.held_bytes = 0
@@ -105,12 +112,18 @@ class Version:
     @property
     def pinned(self) -> bool:
         """It must not sleep: the operator says so, or it knows of sequences."""
-        return self.name in self._site.options.pinned or self.config.sequences is not None
+        config = self.config
+        return self.name in self._site.options.pinned or config.says(PINNED) or config.sequences is not None
 
     @property
     def pids(self) -> Sequence[int]:
         """Its processes."""
         return self._process.pids if self._process is not None else ()
+
+    @property
+    def process(self) -> ModelProcess | None:
+        """What runs it; None: nothing yet, or nothing any more, or it is an ensemble."""
+        return self._process
 
     @property
     def waiting(self) -> int:
@@ -120,12 +133,13 @@ class Version:
     async def load(self) -> None:
         """Start its processes and make it ready, but for being found. Raises `Refused`; nothing is left then."""
         self._move(Event.LOAD)
+        began = monotonic()
         try:
             if self.config.backend == "ensemble" or self.config.steps:
                 self._runner = self._ensemble()
             else:
                 self._runner = await self._start()
-            self._contract = Contract(self.config)
+            self._contract = Contract(self.config, self._site.options.strings_max)
         except BaseException as error:
             await self._end(None)
             text = error.text if isinstance(error, Refused) else "the load was given up"
@@ -135,6 +149,7 @@ class Version:
         config, cache = self.config, self._site.cache
         if cache is not None and config.cache and config.sequences is None and not config.decoupled:
             self._answers = Answers(cache, self.name, self.text, self._load, self.counts)
+        self.counts.statistics.load_s = monotonic() - began
         self._move(Event.LOADED)
 
     def submit(self, request: InferRequest, on_response: OnResponse) -> Call:
@@ -170,6 +185,10 @@ class Version:
             call.end()
             raise
         return call
+
+    def measure(self) -> "list[asyncio.Future[None]]":
+        """Ask for what the model counts of its own; what is to be awaited until it is in the ledger."""
+        return self._process.measure() if self._process is not None else []
 
     def give_up(self) -> None:
         """Let a load that is under way fail now, however long it would have taken."""
@@ -219,8 +238,24 @@ class Version:
         """End its processes until a request comes: others need the memory. Only while there are no requests."""
         assert not self.inflight
         self._log.info("model sleeps", size_bytes=self._size_bytes)
+        self._close(Refused(Kind.UNAVAILABLE, f"model '{self.name}' sleeps"))  # nobody waits: its alarm goes
         self._runner = Parking(self.counts, self._awaken)
         return self._end(None)
+
+    @property
+    def dormant(self) -> bool:
+        """Whether it sleeps, and would be loaded for a request."""
+        return self.state is State.READY and isinstance(self._runner, Parking)
+
+    @property
+    def size_bytes(self) -> int:
+        """What its processes have taken when that was last measured."""
+        return self._size_bytes
+
+    def wake(self) -> None:
+        """Load it again before a request asks for it."""
+        if isinstance(self._runner, Parking):
+            self._runner.awaken()
 
     def _awaken(self) -> None:
         self._site.tasks.create_task(self._wake())
@@ -274,6 +309,7 @@ class Version:
             log=self._log,
             on_call=partial(nested, site.others),
             on_change=self._changed,
+            ledger=self.ledger,
         )
         site.tasks.create_task(self._keep(process))
         try:
@@ -356,6 +392,7 @@ class Version:
     def _move(self, event: Event, reason: str = "") -> None:
         self.state = after(self.state, event)
         self.reason = reason
+        self._site.moves += 1
         self._log.info("model " + event, state=self.state, reason=reason)
 
 

@@ -30,6 +30,16 @@ class Runner(Protocol):
         """Nobody waits for this request any more; its phase is as yet unchanged."""
 
 
+class Watch(Protocol):
+    """Who traces a request. Ensembles tell of their steps."""
+
+    def step(self, call: "Call") -> "Watch":
+        """A step of the request begins; who watches that."""
+
+    def heard(self, response: InferResponse | None, final: bool) -> None:
+        """A response of the step has come, or its end."""
+
+
 class Spent(NamedTuple):
     """What an execution took, in nanoseconds."""
 
@@ -58,6 +68,7 @@ class Call:
         "size_bytes",
         "spent",
         "started_ns",
+        "watch",
     )
 
     def __init__(self, request: InferRequest, checked: Checked, on_response: OnResponse) -> None:
@@ -79,6 +90,7 @@ class Call:
         """Hears of each response before it goes out."""
         self.on_end: Callable[[Call], None] | None = None
         """Hears of the end, whatever it is."""
+        self.watch: Watch | None = None
 
     @property
     def cancelled(self) -> bool:

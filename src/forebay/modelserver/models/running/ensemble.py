@@ -136,18 +136,23 @@ class _Request:
             parameters=asked.parameters,
             priority=asked.priority,
             timeout_us=asked.timeout_us,
+            deadline=asked.deadline,
             sequence_id=sequence.sequence_id,
             sequence_start=sequence.sequence_start,
             sequence_end=sequence.sequence_end,
         )
         try:
-            self._calls[run] = self._owner.others.infer(request, partial(self._answered, run))
+            call = self._calls[run] = self._owner.others.infer(request, partial(self._answered, run))
+            if self._call.watch is not None:
+                call.watch = self._call.watch.step(call)
         except Refused as refused:
             self._failed(run, refused)
 
     def _answered(self, run: int, response: InferResponse | None, final: bool) -> None:
         """A step has given a response."""
         call = self._calls[run]
+        if call.watch is not None:
+            call.watch.heard(response, final)
         if response is not None and response.error is not None:
             self._failed(run, response.error)
             return

@@ -20,7 +20,7 @@ from forebay.modelserver.process.values import Answer, Done, Work
 class Batch:
     """What an instance runs. A place without a call only fills the batch up."""
 
-    __slots__ = ("_executor", "behind", "calls", "instance", "plan", "rows", "started_ns", "unbegun")
+    __slots__ = ("_executor", "again", "behind", "calls", "instance", "plan", "rows", "started_ns", "unbegun")
 
     def __init__(
         self, executor: "Executor", instance: int, calls: Sequence[Call | None], rows: int, plan: object
@@ -36,17 +36,29 @@ class Batch:
         """The batch that the instance has been given besides, to run it next."""
         self.unbegun = False
         """The process was lost before it came to this batch."""
+        self.again: tuple[Call, ...] = ()
+        """Those of an iterative model that want another turn."""
 
     def on_response(self, index: int, answer: Answer | None, final: bool) -> None:
         """A response of a decoupled model."""
         call = self.calls[index]
-        if call is not None:
+        if call is None:
+            return
+        if answer is not None and answer.reschedule:
+            self._executor.turned(self, call)
+        else:
             self._executor.responded(call, answer, final, self.started_ns)
 
     def on_done(self, done: Done) -> None:
         """The instance is free again."""
         self._executor.ended(self, done)
 
+
+NOT_ITERATIVE: Final = (
+    "Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, while the model is not configured to handle "
+    "such a flag."
+)
+"""Triton's words."""
 
 AHEAD_NS_MAX: Final = 5_000_000
 """An instance whose batches take no longer is given the next one before it is done with one: else it would be idle
@@ -77,6 +89,7 @@ class Executor:
         self._last: dict[int, Batch] = {}
         """By instance: what it was given last and has not done."""
         self._ahead = not (config.decoupled or ordered or seats.scarce or config.sequences is not None)
+        self._iterative = config.sequences is not None and config.sequences.iterative
         self._short = False
         self.on_free: OnFree = lambda batch, done: None
         self.on_again: Callable[[Sequence[Call | None]], None] = lambda calls: None
@@ -149,9 +162,13 @@ class Executor:
         if done.failure is None:
             self._short = done.compute_infer_ns <= AHEAD_NS_MAX
             self._counts.execution(batch.rows, spent)
+            if self._iterative:
+                self._turn(batch, done, spent)
+        elif batch.again:
+            batch.again = ()
         self.on_free(batch, done)
         for index, call in enumerate(batch.calls):
-            if call is None:
+            if call is None or call in batch.again:
                 continue
             if done.failure is not None:
                 self._fail(call, done.failure)
@@ -162,10 +179,32 @@ class Executor:
                 call.spent = spent
             elif answer.error is not None:
                 self._fail(call, answer.error)
+            elif answer.reschedule:
+                self._fail(call, Refused(Kind.INTERNAL, NOT_ITERATIVE))
             else:
                 self._counts.success(call, done.compute_start_ns, spent, call.checked.rows)
                 call.spent = spent
                 self._deliver(call, self.response(call, answer), True)
+
+    def turned(self, batch: Batch, call: Call) -> None:
+        """A decoupled model wants another turn of a request; it must say so before its batch is over."""
+        if self._iterative and self._last.get(batch.instance) is batch:
+            batch.again += (call,)
+        else:
+            self._fail(call, Refused(Kind.INTERNAL, NOT_ITERATIVE))
+
+    def _turn(self, batch: Batch, done: Done, spent: Spent) -> None:
+        """Find who goes on in a later batch, and count this turn, as Triton does: each is an inference."""
+        answers = zip(batch.calls, done.answers, strict=True)
+        asked = (call for call, answer in answers if call is not None and answer is not None and answer.reschedule)
+        again = []
+        for call in (*batch.again, *asked):
+            if call.phase is Phase.ENDED:
+                continue
+            self._counts.success(call, done.compute_start_ns, spent, call.checked.rows)
+            call.phase, call.queued_ns, call.spent = Phase.WAITING, monotonic_ns(), spent
+            again.append(call)
+        batch.again = tuple(again)
 
     def responded(self, call: Call, answer: Answer | None, final: bool, started_ns: int) -> None:
         """A response of a decoupled model has come, or the end of its responses."""

@@ -13,6 +13,7 @@ class Parking:
     def __init__(self, counts: Counts, awaken: Callable[[], None]) -> None:
         self._counts = counts
         self._awaken = awaken
+        self._waking = False
         self._calls: dict[Call, None] = {}
 
     @property
@@ -21,9 +22,14 @@ class Parking:
         return len(self._calls)
 
     def submit(self, call: Call) -> None:
-        """Keep a request; the first one wakes the model."""
+        """Keep a request, and wake the model."""
         self._calls[call] = None
-        if len(self._calls) == 1:
+        self.awaken()
+
+    def awaken(self) -> None:
+        """Wake the model, unless that is under way."""
+        if not self._waking:
+            self._waking = True
             self._awaken()
 
     def cancel(self, call: Call) -> None:
@@ -38,7 +44,8 @@ class Parking:
         """Nothing can start here."""
 
     def close(self, refused: Refused) -> None:
-        """All that wait end with this error."""
+        """All that wait end with this error; the next one wakes the model again."""
+        self._waking = False
         calls, self._calls = self._calls, {}
         for call in calls:
             self._counts.refuse(call, refused, Reason.OTHER)

@@ -1,6 +1,6 @@
 """The scheduler of models without sequences: requests wait in the dynamic batcher until an instance is free.
 
-There is no task and no timer for a request: what happens is woken by requests, by batches that end, and by one timer
+There is no task and no timer for a request: what happens is woken by requests, by batches that end, and by one alarm
 for each model version, which is only set while something has to happen at a time.
 """
 
@@ -8,16 +8,22 @@ import asyncio
 from collections.abc import Sequence
 from math import inf
 from time import monotonic
+from typing import Final
 
-from forebay.core.serving.batcher import TIMEOUT_EXPIRED, Batch, Batcher, WaitUntil
+from forebay.core.serving.batcher import TIMEOUT_EXPIRED, Batch, Batcher, Pace, WaitUntil
 from forebay.core.serving.config import ModelConfig
 from forebay.core.serving.errors import Kind, Refused
+from forebay.modelserver.alarm import Alarm
 from forebay.modelserver.models.running.call import Call, Phase
 from forebay.modelserver.models.running.counting import Reason
 from forebay.modelserver.models.running.execution import Batch as Running
 from forebay.modelserver.models.running.execution import Executor
 from forebay.modelserver.models.running.inputs import prefix
 from forebay.modelserver.process.values import Done, Work
+
+DEADLINES: Final = "forebay.deadlines"
+"""A parameter of a model: `true` makes deadlines of timeouts."""
+TOO_LATE: Final = "its deadline cannot be met"
 
 
 class Queued:
@@ -26,11 +32,17 @@ class Queued:
     def __init__(self, config: ModelConfig, executor: Executor, instances: int) -> None:
         self._batcher: Batcher[Call] = Batcher(config.batching, config.max_batch, instances=instances)
         self._executor = executor
+        self._pace = Pace()
+        self._timed = False
+        """Whether there have been deadlines. Until then nobody has to know how long batches take."""
+        self._latest_ns = 0
+        """How long the last batch took."""
+        self._by_timeout = config.says(DEADLINES)
+        """Whether a request's timeout is also when its answer has to be there."""
         self._together = config.batching is not None and config.max_batch > 1
         self._model = config.name
         self._loop = asyncio.get_running_loop()
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = 0.0
+        self._alarm = Alarm(self._pump)
         self._woken = False
         levels = config.batching is not None and config.batching.levels > 0
         self._full = inf if levels else config.max_batch if self._together else 1
@@ -59,6 +71,7 @@ class Queued:
                 level=request.priority,
                 timeout_s=request.timeout_us / 1e6,
                 now=monotonic(),
+                deadline=self._deadline(call) if request.deadline or self._by_timeout else None,
             )
         except Refused as refused:
             raise Refused(refused.kind, prefix(request.id) + refused.text) from None
@@ -91,12 +104,12 @@ class Queued:
                         self._executor.fail(call, refused, Reason.OTHER)
                 case _:
                     break
-        self._set_timer(None)
+        self._alarm.close()
         for call in batcher.expired(float("inf")):
             self._executor.fail(call, refused, Reason.OTHER)
 
     def _pump(self) -> None:
-        """Start what can start, end what has waited for too long, and set the timer for what comes next."""
+        """Start what can start, end what has waited for too long, and set the alarm for what comes next."""
         self._woken = False
         now = monotonic()
         at: float | None = None
@@ -110,11 +123,12 @@ class Queued:
         if len(self._batcher) >= self._full:
             self._go_ahead(now)
         for call in self._batcher.expired(now):
-            self._executor.fail(call, Refused(Kind.UNAVAILABLE, TIMEOUT_EXPIRED), Reason.REJECTED)
+            self._executor.fail(call, Refused(Kind.UNAVAILABLE, self._too_late(call, now)), Reason.REJECTED)
         expiry = self._batcher.next_expiry
         if expiry is not None and (at is None or expiry < at):
             at = expiry
-        self._set_timer(at)
+        if at is not None:
+            self._alarm.set(at)
 
     def _go_ahead(self, now: float) -> None:
         """Give instances that are busy what they run next, as far as waiting would not make larger batches of it."""
@@ -139,23 +153,42 @@ class Queued:
         works = [work_of(call) for call in batch.items]
         self._executor.run(instance, batch.items, works, batch.rows, None)
 
+    def _deadline(self, call: Call) -> float | None:
+        """When its answer is worth nothing any more; None: it keeps its worth."""
+        if not self._timed:
+            self._timed = True
+            self._learn(self._latest_ns)
+        request = call.request
+        if self._by_timeout and request.timeout_us:
+            at = (call.started_ns + request.timeout_us * 1000) / 1e9
+            return min(at, request.deadline) if request.deadline else at
+        return request.deadline or None
+
+    def _learn(self, took_ns: int) -> None:
+        if took_ns:
+            self._pace.note(took_ns / 1e9)
+            self._batcher.run_s = self._pace.run_s
+
+    def _too_late(self, call: Call, now: float) -> str:
+        """Why a request leaves the queue without having run."""
+        deadline = self._deadline(call)
+        run_s = self._pace.run_s
+        if deadline is None or deadline > now + run_s:
+            return TIMEOUT_EXPIRED
+        self._pace.doubt()
+        self._batcher.run_s = self._pace.run_s
+        left_ms = max(0.0, deadline - now) * 1e3
+        return (
+            f"{prefix(call.request.id)}{TOO_LATE}: {left_ms:.0f} ms are left, and a batch takes {run_s * 1e3:.0f} ms"
+        )
+
     def _on_free(self, batch: Running, done: Done) -> None:
+        if self._timed:
+            self._learn(done.compute_infer_ns)
+        else:
+            self._latest_ns = done.compute_infer_ns
         if len(self._batcher):
             self._pump()
-
-    def _set_timer(self, at: float | None) -> None:
-        if self._timer is not None:
-            if at is not None and self._timer_at <= at:
-                return
-            self._timer.cancel()
-            self._timer = None
-        if at is not None:
-            self._timer_at = at
-            self._timer = self._loop.call_later(max(0.0, at - monotonic()), self._rang)
-
-    def _rang(self) -> None:
-        self._timer = None
-        self._pump()
 
 
 def work_of(call: Call) -> Work:

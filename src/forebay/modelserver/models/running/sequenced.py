@@ -12,6 +12,7 @@ from forebay.core.serving.config import ELEMENT_BYTES, VARIABLE, Datatype, Model
 from forebay.core.serving.errors import Kind, Refused
 from forebay.core.serving.sequences import BACKLOG_EXPIRED, Life, Row, Run, Sequencer, control_values, id_flaw
 from forebay.core.serving.values import Tensor
+from forebay.modelserver.alarm import Alarm
 from forebay.modelserver.models.running.call import Call, Phase
 from forebay.modelserver.models.running.counting import Reason
 from forebay.modelserver.models.running.execution import Batch, Executor
@@ -41,7 +42,7 @@ class Sequenced:
         self._initial = {state.input: _initial(state, config, folder) for state in batching.states}
         self._states = tuple(state.output for state in batching.states)
         self._loop = asyncio.get_running_loop()
-        self._timer: asyncio.TimerHandle | None = None
+        self._alarm = Alarm(self._pump)
         self._woken = False
         _check_controls(batching)
         executor.on_free = self._on_free
@@ -98,18 +99,12 @@ class Sequenced:
 
     def close(self, refused: Refused) -> None:
         """Nothing runs any more: all that wait end with this error."""
-        self._sequencer.close()
-        now = monotonic()
-        for instance in sorted(self._alive):
-            for call in self._sequencer.lost(instance, now):
-                self._executor.fail(call, refused, Reason.OTHER)
-        for call in self._sequencer.expire(float("inf")):
+        for call in self._sequencer.end():
             self._executor.fail(call, refused, Reason.OTHER)
-        if self._timer is not None:
-            self._timer.cancel()
+        self._alarm.close()
 
     def _pump(self) -> None:
-        """Start what can start, end what has waited for too long, and set the timer for what comes next."""
+        """Start what can start, end what has waited for too long, and set the alarm for what comes next."""
         self._woken = False
         now = monotonic()
         self._note_lost(now)
@@ -127,11 +122,8 @@ class Sequenced:
         due = self._sequencer.due()
         if due is not None:
             times.append(due)
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
         if times:
-            self._timer = self._loop.call_later(max(0.0, min(times) - monotonic()), self._pump)
+            self._alarm.set(min(times))
 
     def _note_lost(self, now: float) -> None:
         """Sequences end with the process that has what the model knows of them, also while nothing of them runs."""
@@ -187,10 +179,21 @@ class Sequenced:
         now = monotonic()
         if done.failure is None and self._states:
             self._keep_states(run, done)
-        self._sequencer.done(run, now)
+        if batch.again:
+            self._turn(run, batch.again, now)
+        else:
+            self._sequencer.done(run, now)
         if done.failure is not None and done.failure.kind is Kind.UNAVAILABLE:
             self._fail(self._sequencer.lost(run.instance, now), LOST)
         self._pump()
+
+    def _turn(self, run: "Run[Call]", asked: "tuple[Call, ...]", now: float) -> None:
+        """The run is over, and an iterative model wants to see these again."""
+        again = frozenset(call for call in asked if not call.cancelled)
+        self._fail(self._sequencer.done(run, now, again), LOST)
+        for call in asked:
+            if call.cancelled:
+                self._executor.fail(call, Refused(Kind.CANCELLED, ""), Reason.CANCELED)
 
     def _keep_states(self, run: "Run[Call]", done: Done) -> None:
         for row, answer in zip(run.rows, done.answers, strict=True):

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Final
 
 from forebay.core.serving.config import Datatype
-from forebay.engines.tensor.protocol import Backend, Request, Response
+from forebay.engines.tensor.protocol import Backend, Request, Response, Rows
 from forebay.modelserver.process.channel import Channel, Received
 from forebay.modelserver.process.child import outgoing
 from forebay.modelserver.process.child.arrays import BadTensor, array_of
@@ -86,19 +86,23 @@ class Instance:
             responses = ()
         self._finish(batch, responses)
         try:
-            replies, parcel = outgoing.replies(self.channel, responses, self._declared, held=False)
+            told, parcel = outgoing.finished(self.channel, responses, self._declared)
         except (OSError, SegmentBroken) as failed:
             error = f"the outputs cannot be sent: {failed}"
-            replies, parcel = outgoing.replies(self.channel, (), {}, held=False)
+            told, parcel = outgoing.finished(self.channel, (), {})
         received.parts.clear()
         requests = []
         responses = ()  # and with them the last references to the inputs, most likely: they go back with this packet
         done_ns = time.monotonic_ns()
         took = (infer_ns - start_ns, output_ns - infer_ns, done_ns - output_ns)
-        self.channel.send(*self.channel.pack(Finished(batch.number, tuple(replies), start_ns, *took, error), parcel))
+        replies, columns, sizes = told
+        finished = Finished(batch.number, replies, start_ns, *took, error, columns, sizes)
+        self.channel.send(*self.channel.pack(finished, parcel))
 
     def _finish(self, batch: _Batch, responses: Sequence[Response | None]) -> None:
         """Forget the requests that end with the batch."""
+        if type(responses) is Rows:
+            batch.open.clear()
         for index in list(batch.open):
             if index >= len(responses) or responses[index] is not None:
                 batch.open.discard(index)

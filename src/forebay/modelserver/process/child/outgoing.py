@@ -1,11 +1,11 @@
 """What a child sends: outputs of a backend become the pieces of a packet."""
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from forebay.core.serving.config import Datatype
 from forebay.core.serving.values import Buffer, Parameter
-from forebay.engines.tensor.protocol import Array, Request, Response
+from forebay.engines.tensor.protocol import Array, Request, Response, Rows
 from forebay.modelserver.process.channel import ALIGN, Channel, Parcel
 from forebay.modelserver.process.child.arrays import BadTensor, tensor_of
 from forebay.modelserver.process.messages import Ask, Piece, Reply, ToChild
@@ -13,6 +13,30 @@ from forebay.modelserver.process.messages import Ask, Piece, Reply, ToChild
 ERROR_CHARS_MAX: Final = 64 << 10
 
 _Tensor = tuple[str, Datatype, Array, Buffer, int]
+
+
+class Told(NamedTuple):
+    """What a batch has come to: a reply for each request, or the outputs of all of them in columns."""
+
+    replies: tuple[Reply | None, ...]
+    columns: tuple[Piece, ...] = ()
+    sizes: tuple[int, ...] = ()
+
+
+def finished(
+    channel: Channel[ToChild], responses: Sequence[Response | None], declared: Mapping[str, Datatype]
+) -> tuple[Told, Parcel]:
+    """The end of a batch, and the parcel with its data. BYTES go by replies: their rows have no fixed size."""
+    if type(responses) is Rows:
+        try:
+            tensors = _tensors(responses.outputs, declared)
+        except BadTensor:
+            tensors = []
+        if tensors and all(tensor[1] is not Datatype.BYTES for tensor in tensors):
+            parcel = channel.parcel(sum(tensor[4] + ALIGN for tensor in tensors))
+            return Told((), _pieces(parcel, tensors), tuple(responses.sizes)), parcel
+    told, parcel = replies(channel, responses, declared, held=False)
+    return Told(tuple(told)), parcel
 
 
 def replies(

@@ -15,6 +15,7 @@ from typing import Final
 
 from forebay.core.serving.config import Datatype, ModelConfig
 from forebay.engines.tensor import create
+from forebay.engines.tensor.measures import Measuring
 from forebay.engines.tensor.protocol import Backend, BackendFailed, Loaded, Request, Response
 from forebay.modelserver.process import messages
 from forebay.modelserver.process.channel import Channel, Received
@@ -25,6 +26,8 @@ from forebay.modelserver.process.messages import (
     Broken,
     Cancel,
     Configure,
+    Measure,
+    Measured,
     Open,
     Ping,
     Pong,
@@ -69,6 +72,8 @@ class Child:
             match received.message:
                 case Ping():
                     self._channel.send(*self._channel.pack(Pong()))
+                case Measure():
+                    self._tell_measures()
                 case TakeBack(instance, leases):
                     if instance in self._instances:
                         self._instances[instance][0].channel.take_back(leases)
@@ -80,6 +85,7 @@ class Child:
                 case Open(instance):
                     self._open(instance, received)
                 case Stop():
+                    self._tell_measures()
                     return
                 case unexpected:
                     raise AssertionError(f"unexpected {type(unexpected).__name__}")
@@ -93,6 +99,10 @@ class Child:
             thread.join(INSTANCE_JOIN_S)
         if self._backend is not None:
             self._backend.close()
+
+    def _tell_measures(self) -> None:
+        if isinstance(self._backend, Measuring):
+            self._channel.send(*self._channel.pack(Measured(self._backend.measured())))
 
     def _open(self, number: int, received: Received[ToChild]) -> None:
         assert self._backend is not None

@@ -15,7 +15,18 @@ from forebay.core.serving.values import InferResponse, Tensor
 from forebay.modelserver.tasks.contract import Answer, Job, Results, Stream, Task
 from forebay.modelserver.tasks.tensors import as_bytes, strings
 from forebay.wire.errors import error_event
-from forebay.wire.openai_fields import decode, ignored_text, invalid, nested, number, one_of, only, shaped, text
+from forebay.wire.openai_fields import (
+    decode,
+    ignored_text,
+    invalid,
+    nested,
+    number,
+    one_of,
+    only,
+    shape_of,
+    shaped,
+    text,
+)
 
 TEXT: Final = "TEXT"
 AUDIO: Final = "AUDIO"
@@ -103,4 +114,4 @@ def _failed(refusal: Refusal) -> bytes:
 
 
 _AS_EVENTS: Final = Stream(EVENTS, _event_of, _done, _failed)
-TASK: Final = Task("speak", read, (AUDIO,))
+TASK: Final = Task("speak", read, (AUDIO,), shape=shape_of(BODY))

@@ -41,6 +41,7 @@ from forebay.wire.openai_fields import (
     invalid,
     missing,
     number,
+    object_shape,
     one_of,
     only,
     read,
@@ -207,5 +208,9 @@ _FORMATS: Final[dict[str, Callable[[Transcript], Answer]]] = {
     "vtt": as_web_subtitles,
 }
 _EXTRAS: Final = (TIMES, DETAILS, LANGUAGE, DURATION)
-TRANSCRIPTION: Final = Task("transcribe", read_transcription, (TEXT,), _EXTRAS)
-TRANSLATION: Final = Task("transcribe", read_translation, (TEXT,), _EXTRAS)
+TRANSCRIPTION: Final = Task(
+    "transcribe", read_transcription, (TEXT,), _EXTRAS, object_shape(TRANSCRIPTION_FIELDS, ("model",))
+)
+TRANSLATION: Final = Task(
+    "transcribe", read_translation, (TEXT,), _EXTRAS, object_shape(TRANSLATION_FIELDS, ("model",))
+)

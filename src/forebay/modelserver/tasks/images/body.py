@@ -70,7 +70,7 @@ def image_task(
 
         return Job(given["model"], inputs, partial(_answer, describe, given), len(files), FIELD)
 
-    return Task(name, read, outputs, (SIZE,))
+    return Task(name, read, outputs, (SIZE,), shape_of(body))
 
 
 def rows(results: Results, name: str) -> Iterator[Array]:

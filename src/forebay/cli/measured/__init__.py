@@ -1,0 +1,1 @@
+"""What `bench/` has measured, as tables for the README."""

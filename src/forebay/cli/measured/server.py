@@ -1,0 +1,88 @@
+"""The model server beside its peers: what `bench/server/run.py` has written."""
+
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from forebay.cli.measured.tables import Table, figure
+
+FIGURES: Final = (
+    ("closed", "per_s", "requests/s"),
+    ("closed", "cpu_us", "CPU of a request, µs"),
+    ("closed", "pss_mb", "memory, MB"),
+    ("open", "per_s", "requests/s at 70 %"),
+    ("open", "p50_ms", "p50 there, ms"),
+    ("open", "p99_ms", "p99 there, ms"),
+)
+"""Columns of a model's table: load, figure, what it says."""
+
+
+class _Goal(msgspec.Struct):
+    """One server of ours beside another."""
+
+    model: str
+    goal: str
+    ours: str
+    beside: str
+    bound: float
+    value: float
+    met: bool
+
+
+class _Result(msgspec.Struct):
+    """bench/server/results.json: model → server → load → figure."""
+
+    rounds: int
+    machine: dict[str, int | str]
+    versions: dict[str, str]
+    figures: dict[str, dict[str, dict[str, dict[str, float]]]]
+    goals: list[_Goal]
+
+
+def tables(document: bytes) -> list[Table]:
+    """One table for each model, and one of the goals. Raises `msgspec.MsgspecError` if that is no such result."""
+    result = msgspec.json.decode(document, type=_Result)
+    machine = result.machine
+    how = f"{machine['cpus']} cores, Python {machine['python']}, median of {result.rounds} rounds"
+    versions = {name: version.partition(",")[0] for name, version in result.versions.items()}
+    made = [
+        Table(
+            f"**The model server beside others, `{model}`, on one core** ({how}):\n",
+            ("", *(text for _, _, text in FIGURES)),
+            [_row(name, versions.get(name, ""), loads) for name, loads in servers.items()],
+        )
+        for model, servers in result.figures.items()
+    ]
+    return [*made, _goals(result.goals)] if result.goals else made
+
+
+def _row(name: str, version: str, loads: Mapping[str, Mapping[str, float]]) -> tuple[str, ...]:
+    values = (loads.get(load, {}).get(key) for load, key, _ in FIGURES)
+    cells = ("-" if value is None else figure(value) for value in values)
+    title = f"{_shown(name)} {version}".strip()
+    return (f"**{title}**" if name == "forebay" else title, *cells)
+
+
+def _goals(goals: list[_Goal]) -> Table:
+    """A row for each goal of each server of ours, a column for each that it is held against."""
+    beside = list(dict.fromkeys(_against(goal) for goal in goals))
+    rows: dict[tuple[str, ...], dict[str, str]] = {}
+    for goal in goals:
+        bound = figure(goal.bound) + ("x" if goal.beside else "")
+        value = f"{goal.value:.2f}x" if goal.beside else figure(goal.value)
+        row = rows.setdefault((goal.model, _shown(goal.ours), goal.goal, bound), {})
+        row[_against(goal)] = value if goal.met else f"**{value}**"
+    return Table(
+        "**Goals of the model server** (bold: missed; *each at 70 %* gives the faster server more to do):\n",
+        ("model", "", "goal", "", *beside),
+        [(*head, *(cells.get(name, "") for name in beside)) for head, cells in rows.items()],
+    )
+
+
+def _against(goal: _Goal) -> str:
+    return f"beside {_shown(goal.beside)}" if goal.beside else "value"
+
+
+def _shown(name: str) -> str:
+    return name.replace("_", "-")

@@ -1,0 +1,329 @@
+"""Calls: what their headers say, the message that they bring, and the ways in which they end."""
+
+import asyncio
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import structlog
+from google.protobuf.message import DecodeError
+
+from forebay.core.serving.errors import Kind, Refused
+from forebay.core.serving.values import InferRequest
+from forebay.modelserver.ports import Models
+from forebay.modelserver.regions import SharedRegions
+from forebay.wire.http2 import grpc
+from forebay.wire.http2.headers import Header, well_formed, written
+from forebay.wire.http2.session import Session
+from forebay.wire.http2.streams import Stream
+from forebay.wire.oip.fields import invalid
+from forebay.wire.oip.infer_request import RESERVED, RESERVED_PREFIX
+
+CODES: Final = {
+    Kind.UNKNOWN: grpc.UNKNOWN,
+    Kind.INTERNAL: grpc.INTERNAL,
+    Kind.NOT_FOUND: grpc.NOT_FOUND,
+    Kind.INVALID_ARGUMENT: grpc.INVALID_ARGUMENT,
+    Kind.UNAVAILABLE: grpc.UNAVAILABLE,
+    Kind.UNSUPPORTED: grpc.UNIMPLEMENTED,
+    Kind.ALREADY_EXISTS: grpc.ALREADY_EXISTS,
+    Kind.CANCELLED: grpc.CANCELLED,
+}
+PACKED_AT_ONCE_BYTES_MAX: Final = 65_536
+UNPACKED_AT_ONCE_BYTES_MAX: Final = 8192
+"""To pack or unpack so much takes milliseconds; more is left to a thread."""
+_DONE: Final = grpc.answer_tail(grpc.OK)
+_PLAIN: Final = grpc.answer_head()
+DRAINING: Final = "the server is about to end"
+_CONTENT_TYPE: Final = b"application/grpc"
+_OF_PROTOCOL: Final = (b":", b"grpc-")
+"""How headers begin that are not the caller's own."""
+_OF_HTTP: Final = frozenset({b"te", b"content-type"})
+
+
+class Head(NamedTuple):
+    """What the headers of a call say."""
+
+    make: "Maker | None"
+    """Who serves it; None: nobody, because of `flaw`."""
+    timeout_s: float | None = None
+    coding: bytes = b""
+    """Of packed requests."""
+    packing: bytes = b""
+    """Of answers; empty: none."""
+    forwarded: tuple[tuple[str, str], ...] = ()
+    """Headers that become parameters."""
+    flaw: bytes = b""
+    """The header block that refuses the call."""
+
+
+Link: TypeAlias = Session[Head]
+Maker: TypeAlias = "Callable[[Desk, Link, Stream, Head], Call]"
+Methods: TypeAlias = Mapping[bytes, Maker]
+
+
+@dataclass(slots=True)
+class Desk:
+    """What calls work with."""
+
+    models: Models
+    regions: SharedRegions
+    log: structlog.stdlib.BoundLogger
+    tasks: asyncio.TaskGroup
+    message_bytes_max: int
+    packing: bytes
+    """How answers are packed for clients that can read it; empty: not at all."""
+    forwarded: re.Pattern[str] | None
+    methods: Methods = field(default_factory=dict)
+    """By path."""
+    loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+    apart: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held by who packs or unpacks in a thread: one at a time."""
+
+    async def pack(self, message: bytes, coding: bytes) -> bytes:
+        """A message as it is sent, packed in a thread."""
+        async with self.apart:
+            return await asyncio.to_thread(grpc.packed, message, coding)
+
+    async def unpack(self, message: bytes, coding: bytes) -> bytes:
+        """What a packed message holds, found out in a thread. Raises `BadMessage`."""
+        async with self.apart:
+            return await asyncio.to_thread(grpc.unpacked, message, coding, self.message_bytes_max)
+
+    def read(self, headers: Sequence[Header]) -> Head | None:
+        """What the headers of a call say; None: they are none."""
+        if not well_formed(headers):
+            return None
+        found = dict(headers)
+        if found[b":method"] != b"POST":
+            return Head(None, flaw=written([(b":status", b"405")]))
+        if not found.get(b"content-type", b"").startswith(_CONTENT_TYPE):
+            return Head(None, flaw=written([(b":status", b"415")]))
+        make = self.methods.get(found[b":path"])
+        if make is None:
+            return _flawed(grpc.UNIMPLEMENTED, f"there is no method {found[b':path'].decode('latin-1')[:200]}")
+        coding = found.get(b"grpc-encoding", b"identity")
+        if coding != b"identity" and coding not in grpc.CODINGS:
+            return _flawed(grpc.UNIMPLEMENTED, f"the coding {coding.decode('latin-1')[:200]} is not known")
+        timeout_s = None
+        if b"grpc-timeout" in found:
+            try:
+                timeout_s = grpc.timeout_s(found[b"grpc-timeout"])
+            except ValueError:
+                return _flawed(grpc.INTERNAL, "grpc-timeout cannot be read")
+        packing = self.packing
+        if packing and packing not in found.get(b"grpc-accept-encoding", b"").replace(b" ", b"").split(b","):
+            packing = b""
+        return Head(
+            make,
+            timeout_s,
+            b"" if coding == b"identity" else coding,
+            packing,
+            () if self.forwarded is None else _forwarded(headers, self.forwarded),
+        )
+
+    def begin(self, session: Link, stream: Stream, head: Head) -> "Call | None":
+        """Start a call."""
+        if head.make is None:
+            session.finish(stream, head.flaw)
+            return None
+        return head.make(self, session, stream, head)
+
+
+def _flawed(code: int, text: str) -> Head:
+    return Head(None, flaw=grpc.answer_tail(code, text, alone=True))
+
+
+def _forwarded(headers: Sequence[Header], pattern: re.Pattern[str]) -> tuple[tuple[str, str], ...]:
+    own = [pair for pair in headers if not pair[0].startswith(_OF_PROTOCOL) and pair[0] not in _OF_HTTP]
+    pairs = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in own]
+    return tuple(pair for pair in pairs if pattern.search(pair[0]))
+
+
+def forward(head: Head, request: InferRequest) -> None:
+    """Make parameters of headers. Raises `Refused`."""
+    for name, value in head.forwarded:
+        if name in RESERVED or name.startswith(RESERVED_PREFIX):
+            raise invalid(f"Header '{name}' is reserved for Triton usage and cannot be forwarded.")
+        request.parameters[name] = value
+
+
+class Call:
+    """A call under way: the `Taker` of its stream. `over` once it has its answer, or nobody waits for one."""
+
+    __slots__ = ("_messages", "_timer", "desk", "head", "over", "session", "stream")
+
+    def __init__(self, desk: Desk, session: Link, stream: Stream, head: Head) -> None:
+        self.desk = desk
+        self.session = session
+        self.stream = stream
+        self.head = head
+        self.over = False
+        self._messages: grpc.Messages | None = None
+        self._timer = None if head.timeout_s is None else desk.loop.call_later(head.timeout_s, self._on_late)
+
+    # --- for those who know better
+
+    def on_message(self, message: bytes | memoryview) -> None:
+        """The message that the call brings; may raise anything."""
+        raise NotImplementedError
+
+    def on_gone(self) -> None:
+        """Nobody waits for the answer any more."""
+
+    def on_drain(self) -> None:
+        """The server is about to end: calls without end have to find one."""
+
+    # --- what comes
+
+    def on_data(self, data: bytes | memoryview, ended: bool) -> None:
+        """Put the message together; it is served when the client has sent everything."""
+        if self.over:
+            return
+        try:
+            messages = self._messages
+            if messages is None:
+                size = len(data) - grpc.PREFIX_BYTES
+                if ended and size >= 0 and grpc.PREFIX.unpack_from(data) == (0, size):
+                    if size > self.desk.message_bytes_max:
+                        raise grpc.too_large(size, self.desk.message_bytes_max)
+                    self.on_message(data[grpc.PREFIX_BYTES :])
+                    return
+                messages = self._messages = grpc.Messages(self.desk.message_bytes_max)
+            self._collect(messages, data, ended)
+        except Exception as error:  # supervisor: a mistake costs one call
+            self.fail(error)
+
+    def _collect(self, messages: grpc.Messages, data: bytes | memoryview, ended: bool) -> None:
+        raise NotImplementedError
+
+    def on_reset(self) -> None:
+        """Forget the call."""
+        if not self.over:
+            self._end()
+            self.on_gone()
+
+    def _on_late(self) -> None:
+        if not self.over:
+            self.refuse(grpc.DEADLINE_EXCEEDED, "Deadline Exceeded")
+            self.on_gone()
+
+    # --- how it ends
+
+    def reply(self, message: bytes) -> None:
+        """End with an answer."""
+        packing = self.head.packing
+        if packing and len(message) > PACKED_AT_ONCE_BYTES_MAX:
+            self.desk.tasks.create_task(self._reply_packed(message))
+            return
+        self._end()
+        if packing:
+            self.session.answer(self.stream, grpc.answer_head(packing), grpc.packed(message, packing), _DONE)
+        else:
+            self.session.answer(self.stream, _PLAIN, grpc.framed(message), _DONE)
+        self.session.wake()
+
+    async def _reply_packed(self, message: bytes) -> None:
+        data = await self.desk.pack(message, self.head.packing)
+        if not self.over:
+            self._end()
+            self.session.answer(self.stream, grpc.answer_head(self.head.packing), data, _DONE)
+            self.session.wake()
+
+    def fail(self, error: Exception) -> None:
+        """End with an error."""
+        if isinstance(error, Refused):
+            self.refuse(CODES[error.kind], error.text)
+        elif isinstance(error, grpc.BadMessage):
+            self.refuse(error.code, str(error))
+        elif isinstance(error, DecodeError):
+            self.refuse(grpc.INVALID_ARGUMENT, "the request is not a message of its type")
+        else:
+            self.desk.log.error("request handling failed", exc_info=error)
+            self.refuse(grpc.INTERNAL, "internal error")
+
+    def refuse(self, code: int, text: str) -> None:
+        """End with that status."""
+        if not self.over:
+            self._end()
+            self.session.finish(self.stream, grpc.answer_tail(code, text, alone=True))
+            self.session.wake()
+
+    def _end(self) -> None:
+        self.over = True
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+class Unary(Call):
+    """A call that brings one message."""
+
+    __slots__ = ("_message", "_packed")
+
+    def __init__(self, desk: Desk, session: Link, stream: Stream, head: Head) -> None:
+        super().__init__(desk, session, stream, head)
+        self._message: bytes | None = None
+        self._packed = False
+
+    def _collect(self, messages: grpc.Messages, data: bytes | memoryview, ended: bool) -> None:
+        messages.feed(data, self._keep)
+        if ended:
+            if self._message is None or messages.waiting:
+                raise grpc.BadMessage(grpc.INTERNAL, "the request ends before its message does")
+            message, self._message = self._message, None
+            if not self._packed:
+                self.on_message(message)
+            elif len(message) <= UNPACKED_AT_ONCE_BYTES_MAX:
+                self.on_message(grpc.unpacked(message, self.head.coding, self.desk.message_bytes_max))
+            else:
+                self.desk.tasks.create_task(self._unpack(message))
+
+    def _keep(self, message: bytes, packed: bool) -> None:
+        if self._message is not None:
+            raise grpc.BadMessage(grpc.UNIMPLEMENTED, "a call of this method has one message")
+        self._message, self._packed = message, packed
+
+    async def _unpack(self, message: bytes) -> None:
+        try:
+            data = await self.desk.unpack(message, self.head.coding)
+            if not self.over:
+                self.on_message(data)
+        except Exception as error:  # supervisor: a mistake costs one call
+            self.fail(error)
+
+
+class Method(NamedTuple):
+    """A method whose answer needs nothing but its message."""
+
+    read: Callable[[bytes | memoryview], Any]
+    answer: Callable[[Any], Any]
+    """The answer, or a coroutine for it. May raise anything."""
+
+
+class Answering(Unary):
+    """A call that is answered at once, or when a task for it has ended."""
+
+    __slots__ = ("_method",)
+
+    def __init__(self, method: Method, desk: Desk, session: Link, stream: Stream, head: Head) -> None:
+        super().__init__(desk, session, stream, head)
+        self._method = method
+
+    def on_message(self, message: bytes | memoryview) -> None:
+        """Answer."""
+        answer = self._method.answer(self._method.read(message))
+        if asyncio.iscoroutine(answer):
+            self.desk.tasks.create_task(self._reply_later(answer))
+        else:
+            self.reply(answer.SerializeToString())
+
+    async def _reply_later(self, answer: Any) -> None:
+        """It goes on even if nobody waits for it any more."""
+        try:
+            message = (await answer).SerializeToString()
+        except Exception as error:  # supervisor: a mistake costs one call
+            self.fail(error)
+        else:
+            if not self.over:
+                self.reply(message)

@@ -1,0 +1,173 @@
+"""What a traced request becomes: JSON objects with Triton's names, of it and of the steps of its ensemble."""
+
+from collections.abc import Iterator, Sequence
+from math import prod
+from time import monotonic_ns
+from typing import Any, Final, NamedTuple, Protocol
+
+import msgspec
+
+from forebay.core.serving.config import Datatype
+from forebay.core.serving.values import InferResponse, Tensor
+from forebay.modelserver.models.running.call import Call
+from forebay.wire.oip import tensors
+
+INPUT: Final = "TENSOR_QUEUE_INPUT"
+OUTPUT: Final = "TENSOR_BACKEND_OUTPUT"
+TRACED_ELEMENTS_MAX: Final = 1000
+"""Tensors with more elements are traced without their data."""
+_encode = msgspec.json.Encoder().encode
+
+
+class Kept(NamedTuple):
+    """A tensor that is to be traced, with its own copy of the data."""
+
+    activity: str
+    tensor: Tensor
+
+
+def kept(activity: str, given: Sequence[Tensor]) -> list[Kept]:
+    """What is traced of tensors."""
+    return [
+        Kept(activity, each._replace(data=bytes(each.data) if prod(each.shape) <= TRACED_ELEMENTS_MAX else b""))
+        for each in given
+    ]
+
+
+class Traced(Protocol):
+    """What is known of a request, or of a step, once it is over."""
+
+    @property
+    def model(self) -> str:
+        """Its name."""
+
+    @property
+    def version(self) -> str:
+        """As far as it is known."""
+
+    @property
+    def id(self) -> str:
+        """The request's."""
+
+    @property
+    def call(self) -> Call | None:
+        """None: it was refused at once."""
+
+    @property
+    def first_ns(self) -> int:
+        """When the first response came; 0: there was none."""
+
+    @property
+    def tensors(self) -> Sequence[Kept]:
+        """What is to be traced of them."""
+
+    @property
+    def steps(self) -> Sequence["Step"]:
+        """Of an ensemble, in the order in which they began."""
+
+
+class Step:
+    """One run of a step of an ensemble, which may be an ensemble too. Implements `running.call.Watch`."""
+
+    __slots__ = ("_keep", "call", "end_ns", "first_ns", "id", "model", "steps", "tensors", "version")
+
+    def __init__(self, call: Call, *, tensors: bool) -> None:
+        request = call.request
+        self._keep = tensors
+        self.call = call
+        self.model, self.version, self.id = request.model, request.version, request.id
+        self.first_ns = self.end_ns = 0
+        self.tensors = kept(INPUT, request.inputs) if tensors else []
+        self.steps: list[Step] = []
+
+    def step(self, call: Call) -> "Step":
+        """It runs a step of its own."""
+        step = Step(call, tensors=self._keep)
+        self.steps.append(step)
+        return step
+
+    def heard(self, response: InferResponse | None, final: bool) -> None:
+        """It has given a response, or ended."""
+        if response is not None:
+            if not self.first_ns:
+                self.first_ns = monotonic_ns()
+                self.version = response.version or self.version
+            if self._keep:
+                self.tensors += kept(OUTPUT, response.outputs)
+        if final:
+            self.end_ns = monotonic_ns()
+
+    def forget(self) -> None:
+        """It has been written. The call refers to this: else both would wait for the garbage collector."""
+        self.call.watch = None
+        for step in self.steps:
+            step.forget()
+
+
+def trace(numbers: Iterator[int], seen: Traced, end_ns: int) -> bytes:
+    """The objects of one request, with commas between them; times are those of CLOCK_MONOTONIC."""
+    return b",".join(map(_encode, _objects(numbers, seen, end_ns, 0)))
+
+
+def _objects(numbers: Iterator[int], seen: Traced, end_ns: int, parent: int) -> Iterator[dict[str, Any]]:
+    number = next(numbers)
+    head: dict[str, Any] = {"id": number, "model_name": seen.model, "model_version": _version(seen.version)}
+    if seen.id:
+        head["request_id"] = seen.id
+    if parent:
+        head["parent_id"] = parent
+    yield head
+    if seen.call is not None:
+        stamps = _stamps(seen.call, seen, end_ns)
+        yield {"id": number, "timestamps": [{"name": name, "ns": ns} for name, ns in stamps]}
+    for activity, tensor in seen.tensors:
+        yield _tensor(number, activity, tensor)
+    for step in seen.steps:
+        yield from _objects(numbers, step, step.end_ns or end_ns, number)
+
+
+def _stamps(call: Call, seen: Traced, end_ns: int) -> list[tuple[str, int]]:
+    computed_ns = seen.first_ns or end_ns
+    output_ns = computed_ns - call.spent.output_ns
+    input_ns = output_ns - call.spent.infer_ns
+    stamps = [
+        ("REQUEST_START", call.started_ns),
+        ("QUEUE_START", call.queued_ns),
+        ("COMPUTE_START", input_ns - call.spent.input_ns),
+        ("COMPUTE_INPUT_END", input_ns),
+        ("COMPUTE_OUTPUT_START", output_ns),
+        ("COMPUTE_END", computed_ns),
+        ("REQUEST_END", end_ns),
+    ]
+    if seen.steps or not any(call.spent):  # an ensemble; or refused, cancelled, found in the cache
+        return [stamps[0], stamps[1], stamps[-1]]
+    return stamps
+
+
+def _version(text: str) -> int:
+    return int(text) if text.isdigit() else -1
+
+
+def _tensor(number: int, activity: str, tensor: Tensor) -> dict[str, Any]:
+    return {
+        "id": number,
+        "activity": activity,
+        "tensor": {
+            "name": tensor.name,
+            "data": _values(tensor),
+            "shape": ",".join(map(str, tensor.shape)),
+            "dtype": tensor.datatype,
+        },
+    }
+
+
+def _values(tensor: Tensor) -> str:
+    """The elements with commas between them; half floats are not shown."""
+    if not tensor.data or tensor.datatype in (Datatype.FP16, Datatype.BF16):
+        return ""
+    if tensor.datatype is Datatype.BYTES:
+        try:
+            return ",".join(f'"{bytes(each).decode(errors="replace")}"' for each in tensors.split(tensor.data))
+        except ValueError:
+            return ""
+    return ",".join(map(str, tensors.numbers(tensor.datatype, tensor.data)))

@@ -1,0 +1,493 @@
+"""One HTTP/2 connection, the server's side (RFC 9113), sans-IO: bytes in, bytes out, streams in between.
+
+What a client may make of it is bounded. It may send as much as windows say, and room is given back only for what was
+taken. Header blocks and streams are limited. Frames that carry nothing (settings, pings, resets, empty data, windows)
+are counted as noise, which answers and time make up for; with too much of it the connection ends.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Final, Generic, TypeVar
+
+from forebay.wire.http2 import frames as h2
+from forebay.wire.http2.frames import Broken, check
+from forebay.wire.http2.headers import BLOCK_BYTES_MAX, LIST_BYTES_MAX, BadBlock, Blocks, Header
+from forebay.wire.http2.streams import Stream, Taker
+
+H = TypeVar("H")
+STREAM_WINDOW: Final = 4 * 2**20
+CONNECTION_WINDOW: Final = 32 * 2**20
+"""Bytes that clients may send ahead of us."""
+STREAMS_MAX: Final = 10_000
+"""Calls at once on a connection; clients keep more to themselves."""
+CONTINUATIONS_MAX: Final = 16
+"""Frames that a header block may be spread over."""
+NOISE_MAX: Final = 20_000
+NOISE_PER_TICK: Final = 5_000
+"""So much is forgiven at each tick."""
+RESET_NOISE: Final = 10
+"""A request that is taken back has cost its reading."""
+REQUEST_CREDIT: Final = 4
+"""A request that was answered excuses so much noise."""
+EXCUSING_BYTES: Final = 1024
+"""So does a frame of an answer that has so many bytes."""
+_GOODBYE_PING: Final = b"goodbye\0"
+
+
+class Session(Generic[H]):
+    """A connection. After `receive`, or anything that sends, `out` has what is to go out; `over`: then close it.
+
+    `read` makes of the headers of a request what `begin` is given, or None if they are not well-formed. `begin`
+    hears of each request and says who serves it.
+    """
+
+    def __init__(
+        self, read: Callable[[Sequence[Header]], H | None], begin: Callable[["Session[H]", Stream, H], Taker | None]
+    ) -> None:
+        self._blocks: Blocks[tuple[H | None]] = Blocks(lambda headers: (read(headers),))
+        self._begin = begin
+        self.streams: dict[int, Stream] = {}
+        self.out: list[bytes | memoryview] = []
+        self.over = False
+        self.started = False
+        """The client has said that it speaks HTTP/2."""
+        self.paused = False
+        """The transport takes no more: answers wait."""
+        self.sent = 0
+        """Bytes of answers that have gone out, for who looks whether anything moves."""
+        self.wake: Callable[[], None] = _nothing
+        """To be called once something was sent, other than from `receive`."""
+        self.data_sent = False
+        """Anything but acknowledgements has gone out since the last ping came."""
+        self.on_ping: Callable[[], bool] = _fine
+        """Asked about each ping; False: it is one too many."""
+        self._rest = b""
+        self._last = 0
+        self._block: bytearray | None = None
+        """A header block whose end is still to come: `_block_stream` and `_block_flags` say whose."""
+        self._block_stream = self._block_flags = self._continuations = 0
+        self._window = self._stream_window = h2.WINDOW_START
+        self._room, self._unread = CONNECTION_WINDOW, 0
+        self._frame_max = h2.FRAME_BYTES_MAX
+        self._waiting: dict[Stream, None] = {}
+        """Streams that only the connection's window, or the transport, keeps from sending."""
+        self._noise = 0
+        self._leaving = 0
+        """1: the client was told that we are about to leave; 2: later streams are not served any more."""
+        self.out.append(
+            h2.settings({h2.STREAMS_MAX: STREAMS_MAX, h2.WINDOW: STREAM_WINDOW, h2.HEADER_LIST: LIST_BYTES_MAX})
+            + h2.frame(h2.WINDOW_UPDATE, 0, 0, h2.U32.pack(CONNECTION_WINDOW - h2.WINDOW_START))
+        )
+
+    # --- what comes
+
+    def receive(self, data: bytes) -> None:
+        """Take bytes, split anywhere."""
+        if self.over:
+            return
+        if self._rest:
+            data = self._rest + data
+        try:
+            at = self._read(data)
+            self._rest = data[at:]
+            self._check_noise()
+        except Broken as broken:
+            self.end(broken.code, str(broken))
+
+    def _read(self, data: bytes) -> int:
+        """All whole frames; returns where the first that is not whole begins."""
+        at, size = 0, len(data)
+        if not self.started:
+            at = len(h2.PREFACE)
+            if data[:at] != h2.PREFACE[:size]:
+                raise Broken(h2.PROTOCOL_ERROR, "this is not HTTP/2")
+            if size < at:
+                return 0
+            self.started = True
+        view = memoryview(data)
+        unpack = h2.HEAD.unpack_from
+        while size - at >= h2.HEAD_BYTES and not self.over:
+            high, low, kind, flags, id = unpack(data, at)
+            length: int = high << 16 | low
+            if length > h2.FRAME_BYTES_MAX:
+                raise Broken(h2.FRAME_SIZE_ERROR, f"a frame has {length} bytes; {h2.FRAME_BYTES_MAX} are allowed")
+            start = at + h2.HEAD_BYTES
+            end = start + length
+            if end > size:
+                break
+            at = end
+            id &= h2.ID_MAX
+            if self._block is not None and kind != h2.CONTINUATION:
+                raise Broken(h2.PROTOCOL_ERROR, "a header block was interrupted")
+            if kind == h2.DATA:
+                self._on_data(id, flags, view[start:end], length)
+            elif kind == h2.HEADERS:
+                self._on_headers(id, flags, data[start:end])
+            else:
+                self._on_other(kind, flags, id, data[start:end])
+        return at
+
+    def _on_data(self, id: int, flags: int, body: memoryview, length: int) -> None:
+        if not length and not flags & h2.END_STREAM:
+            self._noise += 1
+        if flags & h2.PADDED:
+            if not length or body[0] >= length:
+                raise Broken(h2.PROTOCOL_ERROR, "a frame is all padding")
+            body = body[1 : length - body[0]]
+        self._room -= length
+        if self._room < 0:
+            raise Broken(h2.FLOW_CONTROL_ERROR, "more data than the connection's window allows")
+        stream = self.streams.get(id)
+        if stream is None or stream.ended:
+            self._check_not_idle(id)
+            self._noise += 1
+            self._give_room(length)  # of a stream that we may have reset meanwhile
+            return
+        stream.room -= length
+        stream.unread += length
+        if stream.room < 0:
+            self.reset(stream, h2.FLOW_CONTROL_ERROR)
+            return
+        ended = flags & h2.END_STREAM != 0
+        stream.ended = ended
+        if stream.taker is not None:
+            stream.taker.on_data(body, ended)
+        if not stream.held:
+            self._take(stream)
+
+    def _on_headers(self, id: int, flags: int, body: bytes) -> None:
+        if flags & (h2.PADDED | h2.PRIORITISED):
+            body = self._unpadded(id, flags, body)
+        if flags & h2.END_HEADERS:
+            self._on_block(id, flags, body)
+        else:
+            self._block, self._block_stream, self._block_flags = bytearray(body), id, flags
+            self._continuations = 0
+
+    def _unpadded(self, id: int, flags: int, body: bytes) -> bytes:
+        start, end = 0, len(body)
+        if flags & h2.PADDED:
+            start, end = 1, end - (body[0] if body else 0)
+        if flags & h2.PRIORITISED:
+            if h2.U32.unpack(body[start : start + 4].ljust(4, b"\0"))[0] & h2.ID_MAX == id:
+                raise Broken(h2.PROTOCOL_ERROR, "a stream depends on itself")
+            start += 5
+        if start > end:
+            raise Broken(h2.PROTOCOL_ERROR, "a frame is all padding")
+        return body[start:end]
+
+    def _on_block(self, id: int, flags: int, block: bytes) -> None:
+        """The headers of a request are there, or its trailers."""
+        try:
+            (head,) = self._blocks.decode(block)
+        except BadBlock as error:
+            raise Broken(h2.COMPRESSION_ERROR, f"headers cannot be decoded: {error}") from None
+        ended = flags & h2.END_STREAM != 0
+        if id <= self._last:
+            self._on_trailers(id, ended)
+            return
+        if not id % 2:
+            raise Broken(h2.PROTOCOL_ERROR, "clients open odd streams only")
+        if self._leaving == 2:
+            return  # the client was told that it has to ask again elsewhere
+        self._last = id
+        stream = Stream(id, self._stream_window, STREAM_WINDOW, ended)
+        if head is None:
+            self.reset(stream, h2.PROTOCOL_ERROR)
+        elif len(self.streams) >= STREAMS_MAX:
+            self.reset(stream, h2.REFUSED_STREAM)
+        else:
+            self.streams[id] = stream
+            stream.taker = self._begin(self, stream, head)
+            if ended and stream.taker is not None:
+                stream.taker.on_data(b"", True)
+
+    def _on_trailers(self, id: int, ended: bool) -> None:
+        stream = self.streams.get(id)
+        if stream is None:
+            self._noise += 1
+        elif stream.ended or not ended:
+            self.reset(stream, h2.STREAM_CLOSED if stream.ended else h2.PROTOCOL_ERROR)
+        else:
+            stream.ended = True
+            if stream.taker is not None:
+                stream.taker.on_data(b"", True)
+
+    def _on_other(self, kind: int, flags: int, id: int, body: bytes) -> None:
+        self._noise += 1
+        size = len(body)
+        if kind == h2.WINDOW_UPDATE:
+            check(size == 4, h2.FRAME_SIZE_ERROR)
+            self._on_window(id, h2.U32.unpack(body)[0] & h2.WINDOW_MAX)
+        elif kind == h2.RST_STREAM:
+            check(size == 4, h2.FRAME_SIZE_ERROR)
+            self._on_reset(id)
+        elif kind == h2.PING:
+            check(size == 8, h2.FRAME_SIZE_ERROR)
+            check(id == 0)
+            self._on_ping(flags, body)
+        elif kind == h2.SETTINGS:
+            check(id == 0)
+            check(size % 6 == 0 and not (flags & h2.ACK and size), h2.FRAME_SIZE_ERROR)
+            if not flags & h2.ACK:
+                self._on_settings(body)
+        elif kind == h2.CONTINUATION:
+            self._on_continuation(id, flags, body)
+        elif kind == h2.PRIORITY:
+            check(id > 0)
+            check(size == 5, h2.FRAME_SIZE_ERROR)
+        elif kind == h2.GOAWAY:
+            check(id == 0)
+            check(size >= 8, h2.FRAME_SIZE_ERROR)
+        elif kind == h2.PUSH_PROMISE:
+            raise Broken(h2.PROTOCOL_ERROR, "clients do not push")
+
+    def _on_continuation(self, id: int, flags: int, body: bytes) -> None:
+        block = self._block
+        if block is None or id != self._block_stream:
+            raise Broken(h2.PROTOCOL_ERROR, "CONTINUATION of nothing")
+        block += body
+        self._continuations += 1
+        if len(block) > BLOCK_BYTES_MAX or self._continuations > CONTINUATIONS_MAX:
+            raise Broken(h2.CALM_DOWN, f"headers are over {BLOCK_BYTES_MAX} bytes, or {CONTINUATIONS_MAX} frames")
+        if flags & h2.END_HEADERS:
+            self._block = None
+            self._on_block(id, self._block_flags, bytes(block))
+
+    def _on_reset(self, id: int) -> None:
+        stream = self.streams.get(id)
+        if stream is None:
+            self._check_not_idle(id)
+            return
+        self._noise += RESET_NOISE
+        self._drop(stream, told=True)
+
+    def _on_ping(self, flags: int, body: bytes) -> None:
+        if not flags & h2.ACK:
+            if not self.on_ping():
+                raise Broken(h2.CALM_DOWN, "too_many_pings")
+            self.data_sent = False
+            self.out.append(h2.frame(h2.PING, h2.ACK, 0, body))
+        elif body == _GOODBYE_PING and self._leaving == 1:
+            self.refuse()
+
+    def _on_settings(self, body: bytes) -> None:
+        for key, value in h2.SETTING.iter_unpack(body):
+            if key == h2.WINDOW:
+                check(value <= h2.WINDOW_MAX, h2.FLOW_CONTROL_ERROR)
+                self._noise += len(self.streams) // 16
+                self._check_noise()
+                change = value - self._stream_window
+                self._stream_window = value
+                for stream in list(self.streams.values()):
+                    stream.window += change
+                    check(stream.window <= h2.WINDOW_MAX, h2.FLOW_CONTROL_ERROR)
+                    if change > 0 and stream.queue:
+                        self._pump(stream)
+            elif key == h2.FRAME_SIZE:
+                check(h2.FRAME_BYTES_MAX <= value < 2**24)
+                self._frame_max = min(value, STREAM_WINDOW)
+            elif key == h2.ENABLE_PUSH:
+                check(value <= 1)
+        self.out.append(h2.frame(h2.SETTINGS, h2.ACK, 0))
+
+    def _on_window(self, id: int, more: int) -> None:
+        if id == 0:
+            check(more > 0)
+            self._window += more
+            check(self._window <= h2.WINDOW_MAX, h2.FLOW_CONTROL_ERROR)
+            self._pump_all()
+            return
+        stream = self.streams.get(id)
+        if stream is None:
+            self._check_not_idle(id)
+        elif not more or stream.window + more > h2.WINDOW_MAX:
+            self.reset(stream, h2.FLOW_CONTROL_ERROR if more else h2.PROTOCOL_ERROR)
+        else:
+            stream.window += more
+            if stream.queue:
+                self._pump(stream)
+
+    def _check_noise(self) -> None:
+        if self._noise > NOISE_MAX:
+            raise Broken(h2.CALM_DOWN, "too many frames that carry nothing")
+
+    def _check_not_idle(self, id: int) -> None:
+        if id > self._last and self._leaving < 2:
+            raise Broken(h2.PROTOCOL_ERROR, "a frame for a stream that nobody has opened")
+
+    # --- room for what comes
+
+    def release(self, stream: Stream) -> None:
+        """Whoever held a stream can take more."""
+        stream.held = False
+        self._take(stream)
+
+    def _take(self, stream: Stream) -> None:
+        """What has come on a stream was taken: give the client room again, now and then."""
+        count, stream.unread = stream.unread, 0
+        self._give_room(count)
+        if not stream.ended and stream.room <= STREAM_WINDOW // 2:
+            more = STREAM_WINDOW - stream.room
+            stream.room += more
+            self.out.append(h2.frame(h2.WINDOW_UPDATE, 0, stream.id, h2.U32.pack(more)))
+
+    def _give_room(self, count: int) -> None:
+        self._unread += count
+        if self._unread >= CONNECTION_WINDOW // 2:
+            self._room += self._unread
+            self.out.append(h2.frame(h2.WINDOW_UPDATE, 0, 0, h2.U32.pack(self._unread)))
+            self._unread = 0
+
+    # --- what goes
+
+    def answer(self, stream: Stream, head: bytes, message: bytes, tail: bytes) -> None:
+        """Headers, data and trailers: a whole answer."""
+        size = len(message)
+        if size > self._frame_max or size > self._window or size > stream.window or self.paused:
+            self.head(stream, head)
+            self.send(stream, message)
+            self.finish(stream, tail)
+            return
+        id, pack = stream.id, h2.HEAD.pack
+        stream.window -= size
+        self._window -= size
+        self.sent += size
+        self.data_sent = True
+        self.out.append(
+            b"".join(
+                (
+                    pack(0, len(head), h2.HEADERS, h2.END_HEADERS, id), head,
+                    pack(size >> 16, size & 0xFFFF, h2.DATA, 0, id), message,
+                    pack(0, len(tail), h2.HEADERS, h2.END_HEADERS | h2.END_STREAM, id), tail,
+                )
+            )
+        )  # fmt: skip
+        self._end(stream)
+
+    def head(self, stream: Stream, block: bytes) -> None:
+        """Headers; more is to come."""
+        self.data_sent = True
+        self.out.append(h2.frame(h2.HEADERS, h2.END_HEADERS, stream.id, block))
+
+    def send(self, stream: Stream, data: bytes) -> None:
+        """Some data, as soon as the client lets us."""
+        stream.queue.append(memoryview(data))
+        stream.queued_bytes += len(data)
+        self._pump(stream)
+
+    def finish(self, stream: Stream, block: bytes) -> None:
+        """Headers after which nothing comes; they wait until all data has gone."""
+        if stream.queue:
+            stream.tail = block
+        else:
+            self._trail(stream, block)
+
+    def reset(self, stream: Stream, code: int) -> None:
+        """Serve a stream no longer; who serves it is told."""
+        self._noise += RESET_NOISE
+        self.out.append(h2.frame(h2.RST_STREAM, 0, stream.id, h2.U32.pack(code)))
+        self._drop(stream, told=True)
+
+    def ping(self) -> None:
+        """See whether the client is there: anything that comes will tell."""
+        self.out.append(h2.frame(h2.PING, 0, 0, bytes(8)))
+
+    def resume(self) -> None:
+        """The transport takes more again."""
+        self.paused = False
+        self._pump_all()
+
+    def _pump(self, stream: Stream) -> None:
+        queue = stream.queue
+        while queue and not self.paused:
+            piece = queue[0]
+            size = min(len(piece), self._frame_max, self._window, stream.window)
+            if size <= 0:
+                break
+            if size == len(piece):
+                queue.popleft()
+            else:
+                queue[0], piece = piece[size:], piece[:size]
+            stream.window -= size
+            stream.queued_bytes -= size
+            self._window -= size
+            self.sent += size
+            self.data_sent = True
+            if size >= EXCUSING_BYTES:
+                self._noise = max(0, self._noise - 2)  # for the window updates that it will be answered with
+            self.out += (h2.HEAD.pack(size >> 16, size & 0xFFFF, h2.DATA, 0, stream.id), piece)
+        self._waiting.pop(stream, None)
+        if not queue:
+            if stream.tail is not None:
+                self._trail(stream, stream.tail)
+        elif stream.window > 0:
+            self._waiting[stream] = None
+
+    def _pump_all(self) -> None:
+        waiting = self._waiting
+        while waiting and self._window > 0 and not self.paused:
+            self._pump(next(iter(waiting)))
+
+    def _trail(self, stream: Stream, block: bytes) -> None:
+        self.data_sent = True
+        self.out.append(h2.frame(h2.HEADERS, h2.END_HEADERS | h2.END_STREAM, stream.id, block))
+        self._end(stream)
+
+    def _end(self, stream: Stream) -> None:
+        """Everything has been sent."""
+        if not stream.ended:
+            self.out.append(h2.frame(h2.RST_STREAM, 0, stream.id, h2.U32.pack(h2.NO_ERROR)))
+        self._noise = max(0, self._noise - REQUEST_CREDIT)
+        self._drop(stream, told=False)
+
+    def _drop(self, stream: Stream, *, told: bool) -> None:
+        self.streams.pop(stream.id, None)
+        self._waiting.pop(stream, None)
+        self._give_room(stream.unread)
+        stream.unread, stream.ended = 0, True
+        stream.queue.clear()
+        taker, stream.taker = stream.taker, None
+        if told and taker is not None:
+            taker.on_reset()
+        if self._leaving == 2 and not self.streams:
+            self.over = True
+
+    # --- the end
+
+    def tick(self) -> None:
+        """Some time has passed: noise is forgiven."""
+        self._noise = max(0, self._noise - NOISE_PER_TICK)
+
+    def leave(self) -> None:
+        """Tell the client to open no more streams; those that cross this on their way are still served."""
+        if not self._leaving:
+            self._leaving = 1
+            self.out.append(h2.goodbye(h2.ID_MAX, h2.NO_ERROR) + h2.frame(h2.PING, 0, 0, _GOODBYE_PING))
+
+    def refuse(self) -> None:
+        """Serve what is open, and nothing more."""
+        if self._leaving < 2:
+            self._leaving = 2
+            self.out.append(h2.goodbye(self._last, h2.NO_ERROR))
+            self.over = not self.streams
+
+    def end(self, code: int, text: str) -> None:
+        """Say goodbye at once."""
+        self.out.append(h2.goodbye(self._last, code, text.encode()))
+        self.lost()
+
+    def lost(self) -> None:
+        """The connection is gone: whoever serves a stream is told, and nobody else needs to be."""
+        self.over = True
+        self.wake, self.on_ping = _nothing, _fine
+        for stream in list(self.streams.values()):
+            self._drop(stream, told=True)
+
+
+def _nothing() -> None:
+    """Nobody is to be woken."""
+
+
+def _fine() -> bool:
+    """Every ping is welcome."""
+    return True

@@ -1,0 +1,233 @@
+"""The shapes of the Open Inference Protocol's documents, for descriptions: tests hold real ones against them."""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from forebay.core.serving.config import Datatype
+from forebay.wire.openapi.answers import Closed, Count
+
+Dims = list[Annotated[int, Meta(ge=-1)]]
+
+
+class InferenceError(Closed):
+    """An error, as the protocol words it."""
+
+    error: str
+
+
+class ServerMetadata(Closed):
+    """What a server is, and what it can do beyond the protocol."""
+
+    name: str
+    version: str
+    extensions: list[str]
+
+
+class Live(Closed):
+    """Whether the server runs."""
+
+    live: bool
+
+
+class Ready(Closed):
+    """Whether what was asked about is ready; `name` where that is a model."""
+
+    ready: bool
+    name: str | UnsetType = UNSET
+
+
+class TensorMetadata(Closed):
+    """An input or an output. -1 is any size."""
+
+    name: str
+    datatype: Datatype
+    shape: Dims
+
+
+class ModelMetadata(Closed):
+    """What a model takes and gives."""
+
+    name: str
+    versions: list[str]
+    platform: str
+    inputs: list[TensorMetadata]
+    outputs: list[TensorMetadata]
+
+
+class InferInput(Struct):
+    """An input. Its data are here, flat or nested; behind the JSON (`binary_data_size`); or in shared memory."""
+
+    name: str
+    datatype: Datatype
+    shape: list[Count]
+    parameters: dict[str, bool | int | float | str] | UnsetType = UNSET
+    data: list[Any] | UnsetType = UNSET
+
+
+class InferOutput(Struct):
+    """An output that is wanted. Parameters: `binary_data`, `classification`, `shared_memory_region` and its place."""
+
+    name: str
+    parameters: dict[str, bool | int | float | str] | UnsetType = UNSET
+
+
+class InferRequest(Struct):
+    """A request for one inference. Without `outputs` all are given."""
+
+    inputs: list[InferInput]
+    outputs: list[InferOutput] | UnsetType = UNSET
+    id: str | UnsetType = UNSET
+    parameters: dict[str, bool | int | float | str] | UnsetType = UNSET
+
+
+class InferredOutput(Closed):
+    """An output; without `data` it is behind the JSON or in shared memory."""
+
+    name: str
+    datatype: Datatype
+    shape: list[Count]
+    parameters: dict[str, bool | int | float | str] | UnsetType = UNSET
+    data: list[Any] | UnsetType = UNSET
+
+
+class InferAnswer(Closed):
+    """The answer to an inference."""
+
+    model_name: str
+    model_version: str
+    outputs: list[InferredOutput]
+    id: str | UnsetType = UNSET
+    parameters: dict[str, bool | int | float | str] | UnsetType = UNSET
+
+
+class Generate(Struct):
+    """Inputs by name; what names no input is a parameter of the request."""
+
+    id: str | UnsetType = UNSET
+    parameters: dict[str, Any] | UnsetType = UNSET
+
+
+class Generated(Struct):
+    """Outputs and parameters by name."""
+
+    model_name: str
+    model_version: str
+    id: str | UnsetType = UNSET
+
+
+class ModelStatistics(Struct):
+    """What a version of a model has done; durations are nanoseconds, `last_inference` is milliseconds of 1970."""
+
+    name: str
+    version: str
+    last_inference: Count
+    inference_count: Count
+    execution_count: Count
+    inference_stats: dict[str, dict[str, Count]]
+
+
+class Statistics(Closed):
+    """What models have done."""
+
+    model_stats: list[ModelStatistics]
+
+
+class IndexWish(Struct):
+    """Whether only models that are ready are wanted."""
+
+    ready: bool = False
+
+
+class IndexEntry(Closed):
+    """A model of the repository, or a version of it."""
+
+    name: str
+    version: str | UnsetType = UNSET
+    state: Literal["UNAVAILABLE", "READY", "LOADING", "UNLOADING"] | UnsetType = UNSET
+    reason: str | UnsetType = UNSET
+
+
+class LoadParameters(Struct):
+    """A configuration as JSON instead of the repository's; files are `file:PATH`, base64; `version`: only that."""
+
+    config: str | UnsetType = UNSET
+    version: str | int | UnsetType = UNSET
+
+
+class Load(Struct):
+    """What is to be loaded differently from how it is in the repository."""
+
+    parameters: LoadParameters | UnsetType = UNSET
+
+
+class UnloadParameters(Struct):
+    """Whether models that only this ensemble needed go too; `version`: only that."""
+
+    unload_dependents: bool | UnsetType = UNSET
+    version: str | int | UnsetType = UNSET
+
+
+class Unload(Struct):
+    """How a model is to be unloaded."""
+
+    parameters: UnloadParameters | UnsetType = UNSET
+
+
+class SystemRegion(Struct):
+    """A region of shared memory: so many bytes from `offset` on of what `shm_open` calls `key`."""
+
+    key: str
+    byte_size: Count
+    offset: Count = 0
+
+
+class CudaHandle(Struct):
+    """A cudaIpcMemHandle_t in base64."""
+
+    b64: str
+
+
+class CudaRegion(Struct):
+    """A region of a GPU's memory."""
+
+    raw_handle: CudaHandle
+    device_id: Count
+    byte_size: Count
+
+
+class Region(Struct):
+    """A region that is registered."""
+
+    name: str
+    byte_size: Count
+    key: str | UnsetType = UNSET
+    offset: Count | UnsetType = UNSET
+    device_id: Count | UnsetType = UNSET
+
+
+class TraceSettings(Struct):
+    """How requests are traced. null is the server's default."""
+
+    trace_level: list[str] | str | UnsetType | None = UNSET
+    trace_rate: str | int | UnsetType | None = UNSET
+    trace_count: str | int | UnsetType | None = UNSET
+    log_frequency: str | int | UnsetType | None = UNSET
+    trace_file: str | UnsetType | None = UNSET
+    trace_mode: str | UnsetType | None = UNSET
+
+
+class LogSettings(Struct):
+    """What is logged."""
+
+    log_info: bool | UnsetType = UNSET
+    log_warning: bool | UnsetType = UNSET
+    log_error: bool | UnsetType = UNSET
+    log_verbose_level: Count | UnsetType = UNSET
+    log_format: str | UnsetType = UNSET
+    log_file: str | UnsetType = UNSET
+
+
+ModelConfiguration = dict[str, msgspec.Raw]
+"""Triton's ModelConfig as JSON."""

@@ -1,0 +1,71 @@
+"""What the options about gRPC mean, and how a command comes to them."""
+
+import math
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Annotated
+
+import pytest
+import trustme
+import typer
+from typer.testing import CliRunner
+
+from forebay.cli.repository.grpc import GrpcWish, with_grpc
+from forebay.cli.repository.wish import rpc_options
+from forebay.cli.settings import UserError
+from forebay.net.http2 import Keepalive
+
+
+def test_nothing_said_is_what_grpc_does_by_itself() -> None:
+    options = rpc_options(GrpcWish())
+    assert (options.keepalive, options.tls, options.forwarded_headers) == (Keepalive(), None, None)
+    assert (options.compression, options.message_bytes_max) == ("none", 2**31 - 1)
+
+
+def test_options_become_rules_for_connections() -> None:
+    keepalive = rpc_options(
+        GrpcWish(
+            grpc_keepalive_time=1500, grpc_keepalive_timeout=250, grpc_keepalive_permit_without_calls="true",
+            grpc_http2_min_recv_ping_interval_without_data=0, grpc_http2_max_ping_strikes=0,
+            grpc_max_connection_age=60_000,
+        )
+    ).keepalive  # fmt: skip
+    assert keepalive == Keepalive(1.5, 0.25, True, 0.0, 0, 60.0, math.inf)
+
+
+def test_encryption_needs_its_files(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    server = authority.issue_cert("localhost")
+    files = {name: str(tmp_path / name) for name in ("cert", "key", "root")}
+    server.cert_chain_pems[0].write_to_path(files["cert"])
+    server.private_key_pem.write_to_path(files["key"])
+    authority.cert_pem.write_to_path(files["root"])
+    wish = GrpcWish(grpc_use_ssl="true", grpc_server_cert=files["cert"], grpc_server_key=files["key"])
+    assert rpc_options(wish).tls is not None
+    assert rpc_options(replace(wish, grpc_use_ssl_mutual="true", grpc_root_cert=files["root"])).tls is not None
+    for change, text in (
+        ({"grpc_server_cert": ""}, '--grpc-server-cert: found "", which cannot be read'),
+        ({"grpc_server_key": files["root"]}, "--grpc-server-key: found"),
+        ({"grpc_use_ssl_mutual": "true"}, '--grpc-root-cert: found "", which cannot be read'),
+    ):
+        with pytest.raises(UserError) as error:
+            rpc_options(replace(wish, **change))  # type: ignore[arg-type]
+        assert text in str(error.value)
+    with pytest.raises(UserError, match="--grpc-header-forward-pattern"):
+        rpc_options(GrpcWish(grpc_header_forward_pattern="("))
+
+
+def test_a_command_gets_all_of_them_as_one_value() -> None:
+    got: list[tuple[str, GrpcWish]] = []
+
+    @with_grpc
+    def command(word: Annotated[str, typer.Argument()] = "none", *, grpc: GrpcWish) -> None:
+        got.append((word, grpc))
+
+    app = typer.Typer()
+    app.command()(command)
+    words = ["hello", "--grpc-use-ssl", "true", "--grpc-max-connection-age", "5"]
+    assert CliRunner().invoke(app, words).exit_code == 0
+    assert got == [("hello", GrpcWish(grpc_use_ssl="true", grpc_max_connection_age=5))]
+    shown = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "300"}).stdout
+    assert all("--" + each.name.replace("_", "-") in shown for each in fields(GrpcWish))

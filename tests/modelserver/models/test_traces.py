@@ -1,0 +1,60 @@
+"""Traces of ensembles: each step is one of its own, with the ensemble's for a parent."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+from tests.modelserver.models.rig import IO, LOG, SAME, Asked, config, ensemble, serving, tensor, write
+
+from forebay.core.serving.values import InferRequest
+from forebay.modelserver.telemetry.latencies import Latencies
+from forebay.modelserver.telemetry.logs import LogSettings
+from forebay.modelserver.telemetry.trace_files import TraceFiles
+from forebay.modelserver.telemetry.tracing import TraceSettings, Tracing
+from forebay.modelserver.telemetry.watch import Watched
+
+
+def test_steps_of_ensembles_are_traced_with_their_parent(tmp_path: Path) -> None:
+    root = write(tmp_path / "r", "m", config(dims="1"), SAME)
+    fails = "    def answer(self, request):\n        raise ValueError('no')\n"
+    write(root, "broken", config(dims="1"), fails)
+    form = f"max_batch_size: 8 {IO.format(dims='1')}"
+    ensemble(root, "inner", [("m", {"IN": "IN"}, {"OUT": "x"}), ("m", {"IN": "x"}, {"OUT": "OUT"})], form)
+    ensemble(root, "outer", [("inner", {"IN": "IN"}, {"OUT": "y"}), ("m", {"IN": "y"}, {"OUT": "OUT"})], form)
+    ensemble(root, "half", [("m", {"IN": "IN"}, {"OUT": "z"}), ("broken", {"IN": "z"}, {"OUT": "OUT"})], form)
+    file = tmp_path / "trace"
+
+    async def main() -> None:
+        async with serving(root, startup=("*",)) as server:
+            files = TraceFiles(LOG)
+            traces = TraceSettings(Tracing(("TIMESTAMPS", "TENSORS"), 1, file=str(file)), files.retire)
+            models = Watched(server, traces=traces, files=files, logs=LogSettings(), log=LOG, latencies=Latencies())
+            for name in ("outer", "half"):
+                asked = Asked()
+                models.infer(InferRequest(name, "", "7", (tensor("IN", [[1.5]]),)), asked.heard)
+                await asked.one()
+            await files.flush(traces, last=True)
+
+    asyncio.run(main())
+    found = json.loads(file.read_bytes())
+    heads = [each for each in found if "model_name" in each]
+    assert [(each["model_name"], each["model_version"], each["request_id"]) for each in heads] == [
+        (name, 1, "7") for name in ("outer", "inner", "m", "m", "m", "half", "m", "broken")
+    ]
+    assert [(each["id"], each.get("parent_id")) for each in heads] == [
+        (1, None), (2, 1), (3, 2), (4, 2), (5, 1), (6, None), (7, 6), (8, 6),
+    ]  # fmt: skip
+    stamps: dict[int, dict[str, int]] = {
+        each["id"]: {stamp["name"]: stamp["ns"] for stamp in each["timestamps"]}
+        for each in found
+        if "timestamps" in each
+    }
+    whole = ["REQUEST_START", "QUEUE_START", "REQUEST_END"]
+    assert [list(stamps[number]) == whole for number in range(1, 9)] == [True, True, *[False] * 3, True, False, True]
+    for each in heads:
+        if "parent_id" in each:
+            own, around = stamps[each["id"]], stamps[each["parent_id"]]
+            assert around["REQUEST_START"] <= own["REQUEST_START"] <= own["REQUEST_END"] <= around["REQUEST_END"]
+    shown: list[Any] = [(each["id"], each["tensor"]["data"]) for each in found if "tensor" in each]
+    assert shown[:4] == [(1, "1.5"), (1, "1.5"), (2, "1.5"), (2, "1.5")]

@@ -1,0 +1,180 @@
+"""Requests that name when their answer has to be there, on virtual time: batches leave in time, or nobody waits."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from forebay.core.serving.config import DynamicBatching, ModelConfig
+from forebay.core.serving.values import InferRequest, InferResponse
+from forebay.modelserver.models.running import queued
+from forebay.modelserver.models.running.call import Call
+from forebay.modelserver.models.running.counting import Counts
+from forebay.modelserver.models.running.execution import Executor
+from forebay.modelserver.models.running.inputs import Checked
+from forebay.modelserver.models.running.queued import TOO_LATE, Queued
+from forebay.modelserver.models.running.seats import Seats
+from forebay.modelserver.process.values import Answer, Done, Listener, Work
+from forebay.sim.loop import run
+
+pytestmark = pytest.mark.interpreted
+
+RUN_S = 0.1
+BATCHING = DynamicBatching(delay_s=60.0)
+
+
+class Alarm:
+    """`modelserver.alarm.Alarm` on the loop's own, virtual time."""
+
+    def __init__(self, ring: Callable[[], None]) -> None:
+        self._ring = ring
+        self._timer: asyncio.TimerHandle | None = None
+
+    def set(self, at: float) -> None:
+        if self._timer is None or self._timer.cancelled() or at < self._timer.when():
+            self.close()
+            self._timer = asyncio.get_running_loop().call_at(at, self._rang)
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _rang(self) -> None:
+        self._timer = None
+        self._ring()
+
+
+class Process:
+    """A model process with one instance, whose batches take so long."""
+
+    instances = 1
+
+    def __init__(self) -> None:
+        self.run_s = RUN_S
+        self.sizes: list[int] = []
+        self._busy = 0
+
+    def usable(self, instance: int) -> bool:
+        return self._busy < 2
+
+    def alive(self, instance: int) -> bool:
+        return True
+
+    def outstanding(self, instance: int) -> int:
+        return self._busy
+
+    def execute(self, instance: int, works: Sequence[Work], listener: Listener) -> int:
+        self._busy += 1
+        self.sizes.append(len(works))
+        asyncio.get_running_loop().call_later(self.run_s, self._end, len(works), listener)
+        return len(self.sizes)
+
+    def _end(self, size: int, listener: Listener) -> None:
+        self._busy -= 1
+        listener.on_done(Done((Answer(),) * size, 0, 0, int(self.run_s * 1e9), 0))
+
+
+class Served:
+    """One version of a model, whose requests are asked with what is left of their time."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self.process = Process()
+        made: Any = self.process
+        executor = Executor(config, "1", Counts("m", "1"), made, Seats(None, lambda: None))
+        self.queue = Queued(config, executor, 1)
+
+    async def ask(self, within_s: float | None = None, timeout_s: float = 0.0) -> tuple[str, float]:
+        """What the request ends with, and after how long."""
+        loop = asyncio.get_running_loop()
+        began, ended = loop.time(), loop.create_future()
+        request = InferRequest("m", "", "", (), timeout_us=int(timeout_s * 1e6))
+        if within_s is not None:
+            request.deadline = began + within_s
+
+        def hear(response: InferResponse | None, final: bool) -> None:
+            ended.set_result(response.error.text if response is not None and response.error is not None else "ok")
+
+        call = Call(request, Checked(1, (), (), ()), hear)
+        call.started_ns = int(began * 1e9)
+        self.queue.submit(call)
+        text: str = await ended
+        return text, round(loop.time() - began, 3)
+
+
+@pytest.fixture
+def play(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Coroutine[Any, Any, None]], None]]:
+    monkeypatch.setattr(queued, "monotonic", lambda: asyncio.get_running_loop().time())
+    monkeypatch.setattr(queued, "Alarm", Alarm)
+
+    def play(main: Coroutine[Any, Any, None]) -> None:
+        run(main, seconds_max=3600)
+
+    return play
+
+
+Play = Callable[[Coroutine[Any, Any, None]], None]
+
+
+def config(**fields: Any) -> ModelConfig:
+    return ModelConfig("m", "python", max_batch=4, batching=BATCHING, **fields)
+
+
+def test_a_batch_leaves_before_its_deadlines_not_when_the_delay_is_over(play: Play) -> None:
+    async def main() -> None:
+        served = Served(config())
+        assert await served.ask() == ("ok", 60.1)
+        both = await asyncio.gather(served.ask(), served.ask(2.0))
+        assert both == [("ok", 1.995), ("ok", 1.995)]
+        assert served.process.sizes == [1, 2]
+
+    play(main())
+
+
+def test_who_cannot_have_its_answer_in_time_is_told_at_once(play: Play) -> None:
+    async def main() -> None:
+        served = Served(config())
+        await served.ask()
+        text, after_s = await served.ask(0.05)
+        assert text.endswith(f"{TOO_LATE}: 50 ms are left, and a batch takes 100 ms")
+        assert after_s == 0
+        full = [served.ask(1.0) for _ in range(5)]
+        served.process.run_s = 0.7
+        *first, last = await asyncio.gather(*full)
+        assert first == [("ok", 0.7)] * 4
+        assert TOO_LATE in last[0]
+        assert last[1] < 0.95
+        assert served.process.sizes == [1, 4]
+
+    play(main())
+
+
+def test_one_slow_batch_does_not_shut_out_all_others(play: Play) -> None:
+    async def main() -> None:
+        served = Served(config())
+        served.process.run_s = 30.0
+        assert (await served.ask())[0] == "ok"
+        served.process.run_s = RUN_S
+        tries = 0
+        while (await served.ask(1.0))[0] != "ok":
+            tries += 1
+        assert 10 < tries < 50
+        assert (await served.ask(9.0))[0] == "ok"
+
+    play(main())
+
+
+def test_a_timeout_is_a_deadline_where_the_model_says_so(play: Play) -> None:
+    async def main() -> None:
+        plain = Served(config())
+        assert await plain.ask(timeout_s=2.0) == ("ok", 60.1)
+        served = Served(config(parameters={"forebay.deadlines": "true"}))
+        assert await served.ask(timeout_s=2.0) == ("ok", 2.095)
+        assert await served.ask(timeout_s=2.0) == ("ok", 1.995)
+        assert (await served.ask(1.0, timeout_s=2.0))[1] == 0.995
+        assert (await served.ask(3.0, timeout_s=2.0))[1] == 1.995
+        text, after_s = await served.ask(timeout_s=0.02)
+        assert text.endswith(f"{TOO_LATE}: 20 ms are left, and a batch takes 100 ms")
+        assert after_s == 0
+
+    play(main())

@@ -1,0 +1,52 @@
+"""Where instances run: by policies of the operator, and what the machine has."""
+
+from pathlib import Path
+
+import pytest
+
+from forebay.core.serving.config import InstanceGroup, InstanceKind, ModelConfig
+from forebay.modelserver.models.life.machine import node_cpus
+from forebay.modelserver.models.life.placing import placements
+from forebay.modelserver.models.options import Options
+from forebay.modelserver.process.values import Placement
+
+
+@pytest.fixture
+def sys(tmp_path: Path) -> Path:
+    """A machine with two memory nodes, and one that has no CPUs."""
+    for node, cpus in enumerate(("0-2,8\n", "4-6\n", "\n")):
+        folder = tmp_path / f"devices/system/node/node{node}"
+        folder.mkdir(parents=True)
+        (folder / "cpulist").write_text(cpus)
+    return tmp_path
+
+
+def test_the_cpus_of_a_node_are_those_that_the_kernel_lists(sys: Path) -> None:
+    assert [node_cpus(node, sys) for node in range(4)] == [(0, 1, 2, 8), (4, 5, 6), (), ()]
+    (sys / "devices/system/node/node0/cpulist").write_text("all of them")
+    assert node_cpus(0, sys) == ()
+
+
+def test_who_has_its_memory_from_a_node_runs_there(sys: Path) -> None:
+    hosts = {"near": Placement(numa_node=1), "named": Placement(numa_node=1, cpus=(0,))}
+    groups = (
+        InstanceGroup(count=2, host_policy="near"),
+        InstanceGroup(host_policy="named"),
+        InstanceGroup(host_policy="unknown"),
+    )
+    config = ModelConfig("m", "python", instances=groups)
+    near = Placement(numa_node=1, cpus=(4, 5, 6))
+    assert placements(config, Options(hosts=hosts), sys) == (near, near, hosts["named"], Placement())
+
+
+def test_gpus_have_the_names_that_the_policy_gives_them(sys: Path) -> None:
+    hosts = {"slices": Placement(gpus=("MIG-a", "MIG-b"))}
+    groups = (
+        InstanceGroup(kind=InstanceKind.GPU, count=2, gpus=(1, 5), host_policy="slices"),
+        InstanceGroup(kind=InstanceKind.GPU, gpus=(3,)),
+        InstanceGroup(host_policy="slices"),
+    )
+    config = ModelConfig("m", "python", instances=groups)
+    assert [placed.gpus for placed in placements(config, Options(hosts=hosts), sys)] == [
+        ("MIG-b",), ("MIG-b",), ("5",), ("5",), ("3",), ("MIG-a", "MIG-b"),
+    ]  # fmt: skip

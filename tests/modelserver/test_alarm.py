@@ -1,0 +1,65 @@
+"""The alarm of the model server's schedulers."""
+
+import asyncio
+import os
+from collections.abc import Callable, Coroutine
+from math import inf
+from time import monotonic
+from typing import Any
+
+import pytest
+import uvloop
+
+from forebay.modelserver.alarm import Alarm
+
+Run = Callable[[Coroutine[Any, Any, None]], None]
+LOOPS = pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+
+
+@LOOPS
+def test_it_rings_once_for_the_earliest_time_and_not_before(run: Run) -> None:
+    async def rings() -> None:
+        rang: list[float] = []
+        heard = asyncio.Event()
+        alarm = Alarm(lambda: (rang.append(monotonic()), heard.set()))
+        for earlier_s in (0.0, 0.0004, 0.002):  # so late that it may ring for the first time only, then again
+            at = monotonic() + 0.003 - earlier_s
+            alarm.set(at)
+        alarm.set(inf)
+        await heard.wait()
+        assert len(rang) == 1
+        assert rang[0] >= at
+        heard.clear()
+        alarm.set(monotonic() - 1)  # it may be set again, and a time that is over is now
+        await heard.wait()
+        alarm.close()
+
+    run(rings())
+
+
+@LOOPS
+def test_a_closed_alarm_is_silent_and_leaves_nothing_open(run: Run) -> None:
+    async def closed() -> None:
+        before = len(os.listdir("/proc/self/fd"))
+        rang: list[int] = []
+        alarm, unused = Alarm(lambda: rang.append(1)), Alarm(lambda: rang.append(2))
+        alarm.set(monotonic())
+        alarm.close()
+        unused.close()
+        unused.set(monotonic())
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not rang
+        assert len(os.listdir("/proc/self/fd")) == before
+
+    run(closed())
+
+
+def test_what_the_kernel_refuses_is_said() -> None:
+    async def refused() -> None:
+        alarm = Alarm(lambda: None)
+        with pytest.raises(OSError, match="Invalid argument"):
+            alarm.set(-2.0)
+        alarm.close()
+
+    asyncio.run(refused())
