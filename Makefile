@@ -6,6 +6,8 @@ SHELL := /bin/bash
 VENV ?= .venv
 export VENV
 BIN := $(VENV)/bin
+# Whoever has this set would compile every test anew each time.
+export PYTHONDONTWRITEBYTECODE :=
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
@@ -27,7 +29,7 @@ wheel: ## make dist/forebay-*.whl with the request path compiled: the same code 
 check: ## the quick part of `make test`: static checks and the tests that start no real model
 	@scripts/venv dev
 	@$(MAKE) --no-print-directory static
-	$(BIN)/pytest -m "not slow"
+	$(BIN)/pytest -m "not slow" -n 2 --hypothesis-profile=quick
 
 static:
 	$(BIN)/ruff format --check --quiet src tests bench
@@ -37,7 +39,8 @@ static:
 
 compiled:
 	@scripts/compiled
-	PYTHONPATH=build/compiled $(BIN)/pytest -m "not interpreted and not slow" tests/core tests/net tests/gateway
+	PYTHONPATH=build/compiled $(BIN)/pytest -m "not interpreted and not slow" tests/core tests/net tests/gateway \
+	  tests/wire/test_transcript.py tests/wire/oip tests/wire/http2 tests/modelserver tests/contract/tensor
 
 fuzz: ## feed every reader of bytes from elsewhere with thousands of damaged inputs (10 minutes); finds are kept in .hypothesis
 	@scripts/venv dev
@@ -51,12 +54,13 @@ docs: ## write the generated pages anew: settings, metrics, errors, command line
 	@scripts/venv dev
 	$(BIN)/python -m forebay.cli.docs
 
-bench: ## measure gateway and whole path beside their peers (30 minutes; needs gcc), then write the README's numbers
+bench: ## measure gateway, path and model server beside their peers (45 minutes; needs gcc), then write the README's numbers
 	@scripts/venv dev
 	@scripts/compiled
 	$(BIN)/python bench/gateway/run.py
 	-$(BIN)/python bench/gateway/behave.py
 	$(BIN)/python bench/path/run.py
+	-$(BIN)/python bench/server/run.py
 	$(BIN)/python -m forebay.cli.docs
 
 lock: ## resolve the newest allowed versions into requirements.lock and requirements-dev.lock

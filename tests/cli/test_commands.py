@@ -149,3 +149,13 @@ def test_the_status_table_fits_a_terminal_and_says_why_something_is_not_ready() 
     assert "it ended with code 1; starts again in 4.5 s" in shown
     assert "last words: Error: [no] such file" in shown
     assert "…" not in shown
+    assert "gRPC" not in shown
+
+
+def test_the_status_table_says_where_a_replica_answers_grpc() -> None:
+    spoken = {**STATUS, "models": [{**MODEL, "replicas": [{**REPLICA, "grpc_port": 9100}]}]}
+    console = Console(width=100, record=True, file=None, quiet=False, force_terminal=False)
+    with console.capture() as captured:
+        console.print(view(parse("x", msgspec.json.encode(spoken))))
+
+    assert "127.0.0.1:8080 (gRPC 9100)" in captured.get()

@@ -118,6 +118,42 @@ def test_a_flood_of_batch_work_is_shown_beside_none(tmp_path: Path) -> None:
     assert "| synthetic | with the flood as `batch` | 38 ms | 50 ms | 60 ms | 1.25x | 4.5 | 45% |" in block
 
 
+def test_the_model_server_is_shown_beside_others_with_the_goals_it_missed(tmp_path: Path) -> None:
+    def goal(*values: object) -> dict[str, object]:
+        return dict(
+            zip(("model", "goal", "ours", "beside", "bound", "value", "met"), ("embed", *values), strict=True)
+        )
+
+    ours = {"closed": {"per_s": 15738.0, "pss_mb": 128.0}, "open": {"per_s": 11000.0, "p99_ms": 5.84}}
+    figures = {"embed": {"bare": {"closed": {"per_s": 184891.0}}, "forebay": ours, "triton_grpc": {}}}
+    goals = [
+        goal("throughput, at least", "forebay", "bare", 0.95, 0.09, False),
+        goal("throughput, at least", "forebay", "triton_grpc", 1.2, 1.45, True),
+        goal("p99, at most", "forebay_grpc", "triton_grpc", 1.0, 1.04, False),
+        goal("rate, at least", "forebay", "", 2000.0, 11000.0, True),
+    ]
+    versions = {"forebay": "0.1", "triton_grpc": "2.51.0, onnxruntime==1.23.2"}
+    result = {"machine": MACHINE, "rounds": 3, "versions": versions, "figures": figures, "goals": goals}
+    write(tmp_path / "server/results.json", result)
+    block = docs.bench_block(tmp_path)
+
+    assert (
+        "**The model server beside others, `embed`, on one core** (2 cores, Python 3.11, median of 3 rounds):"
+        in block
+    )
+    assert "| bare | 184,891 | - | - | - | - | - |" in block
+    assert "| **forebay 0.1** | 15,738 | - | 128 | 11,000 | - | 5.84 |" in block
+    assert "| triton-grpc 2.51.0 | - | - | - | - | - | - |" in block
+    assert "| model |  | goal |  | beside bare | beside triton-grpc | value |" in block
+    assert "| embed | forebay | throughput, at least | 0.95x | **0.09x** |  |  |" in block
+    assert "| embed | forebay | throughput, at least | 1.2x |  | 1.45x |  |" in block
+    assert "| embed | forebay-grpc | p99, at most | 1x |  | **1.04x** |  |" in block
+    assert "| embed | forebay | rate, at least | 2,000 |  |  | 11,000 |" in block
+
+    write(tmp_path / "server/results.json", {**result, "goals": []})
+    assert "Goals" not in docs.bench_block(tmp_path)
+
+
 def test_a_page_without_its_markers_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("# nothing\n")
 

@@ -12,7 +12,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Everything here starts whole processes and real models."""
     for item in items:
         if "e2e" in item.path.parts:
-            item.add_marker(pytest.mark.slow)
             item.add_marker(pytest.mark.timeout(400))
 
 

@@ -11,6 +11,8 @@ import msgspec
 import pytest
 from tests.e2e.cluster import Cluster, running
 
+from forebay.wire.openapi.tasks import TASKS
+
 MODELS = [
     {"name": "chat", "task": "chat", "source": "synthetic", "engine": "synthetic"},
     {"name": "embed", "task": "embed", "source": "synthetic", "engine": "synthetic"},
@@ -61,6 +63,9 @@ def worked(folder: Path, document: dict[str, Any], url: str, *checks: str) -> No
 def test_the_gateway_answers_as_its_document_says(cluster: Cluster, tmp_path: Path) -> None:
     document = fetched(cluster.url)
     schemas = document["components"]["schemas"]
+    # no tensor model is served here: tests of the model server hold their answers against the document
+    others = {path for path in document["paths"] if path in TASKS or path.startswith("/v2")}
+    document["paths"] = {path: each for path, each in document["paths"].items() if path not in others}
     for path, methods in document["paths"].items():
         if "post" in methods:  # names that nobody serves would all be answered with 404
             name = methods["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]

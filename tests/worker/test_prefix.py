@@ -13,6 +13,8 @@ from forebay.core.model import BlockNews, LoadReport
 from forebay.core.routing.blocks import blocks
 from forebay.wire.apis.wanted import wanted
 
+pytestmark = pytest.mark.slow
+
 LONG = "The history of the river and of all its mills. " * 40
 TURN = [{"role": "user", "content": LONG}]
 BODIES: dict[str, tuple[str, dict[str, Any]]] = {

@@ -10,6 +10,8 @@ from tests.worker.rig import Worker, worker
 
 from forebay.wire.transcript import TEXTS
 
+pytestmark = pytest.mark.slow
+
 HI: list[Any] = [{"role": "user", "content": "hi"}]
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"

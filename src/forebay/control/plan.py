@@ -203,8 +203,11 @@ def _model(cluster: Cluster, model: ModelSettings, artifact: Artifact, version: 
             settings=dict(artifact.settings),
             engine_hang_s=model.engine_hang_s,
             drain_grace_s=model.drain_grace_s,
-            # a request that goes on with another replica's answer brings that answer's text
-            limits=Limits(body_bytes_max=cluster.gateway.limits.body_bytes_max + TEXT_BYTES_MAX),
+            limits=Limits(
+                # a request that goes on with another replica's answer brings that answer's text
+                body_bytes_max=cluster.gateway.limits.body_bytes_max + TEXT_BYTES_MAX,
+                bodies_bytes_max=cluster.gateway.limits.bodies_bytes_max,
+            ),
         )
         for index in range(model.replicas + 1)
     ]

@@ -42,6 +42,7 @@ class ReplicaStatus(UnitStatus):
     kv_used_tokens: int
     kv_total_tokens: int
     batch_fill: float
+    grpc_port: int = 0
 
 
 @dataclass(frozen=True)
@@ -164,4 +165,5 @@ def _replica(control: Controller, model: PlannedModel, s: SlotState, now: float,
         kv_used_tokens=load.kv_used_tokens,
         kv_total_tokens=load.kv_total_tokens,
         batch_fill=load.batch_fill,
+        grpc_port=load.grpc_port,
     )

@@ -153,6 +153,8 @@ def test_the_command_lists_writes_and_says_what_there_is(
 ) -> None:
     listed = cli("demo", "--list").stdout
     assert all(name in listed for name in DEMO)
+    steps = {step for model in DEMO.values() for step in model.uses}
+    assert {line.split()[0] for line in listed.splitlines() if line[:1].strip()} - {"model"} == DEMO.keys() - steps
     wrong = cli("demo", "there", "no-such-model")
     assert wrong.returncode == 2
     assert "no-such-model" in wrong.stderr

@@ -9,7 +9,7 @@ from tests.modelserver.replica.models import double, onnx_file
 
 from forebay.cli.build import ENGINE_COMMANDS, prepare_model
 from forebay.cli.serve import Wish, cluster_of
-from forebay.cli.settings import UserError
+from forebay.cli.settings import WRONG_USAGE, UserError
 from forebay.core.cluster import ModelServerSettings, ModelSettings
 from forebay.core.model import Task
 
@@ -31,8 +31,33 @@ def test_a_repository_is_known_by_its_folders_and_has_the_name_of_its_only_model
         model = wished(source)
         assert (model.task, model.name) == (Task.TENSOR, "my_model")
         assert model.engine == ModelServerSettings()
-    assert wished(double(repository)).name == "all"
+    double(repository)
+    assert wished(repository, None, "double").name == "double"
+    with pytest.raises(UserError) as told:
+        wished(repository)
+    assert told.value.exit_code == WRONG_USAGE
+    assert f"{repository} is a folder of models (My_Model, double)" in str(told.value)
+    assert f"forebay serve {repository}/My_Model\n  forebay serve --repository {repository}" in str(told.value)
     assert wished(repository, None, "mine", "engine.model=double").engine == ModelServerSettings(model="double")
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (["b.onnx", "c.onnx"], "forebay serve {0}/b.onnx\n  forebay serve --repository {0}"),
+        (["b.pt"], "forebay serve {0}/b.pt\n  forebay serve --repository {0}"),
+        (["b.gguf", "c.gguf"], "forebay serve {0}/b.gguf"),
+        ([], "no engine is known for this"),
+    ],
+)
+def test_a_folder_of_model_files_is_met_with_the_commands_that_may_be_meant(
+    tmp_path: Path, names: list[str], said: str
+) -> None:
+    for name in names:
+        (tmp_path / name).touch()
+    with pytest.raises(UserError) as told:
+        wished(tmp_path)
+    assert said.format(tmp_path) in str(told.value)
 
 
 def test_a_bare_onnx_file_is_for_tensors_only_where_that_is_said(tmp_path: Path) -> None:

@@ -119,7 +119,10 @@ def _unit(unit: UnitStatus, load: str, kv: str) -> tuple[str | Text, ...]:
 def _replica(replica: ReplicaStatus) -> tuple[str | Text, ...]:
     load = f"{replica.in_flight}/{replica.capacity}" if replica.capacity else "-"
     kv = f"{replica.kv_used_tokens / replica.kv_total_tokens:.0%}" if replica.kv_total_tokens else "-"
-    return *_unit(replica, load, kv), _short(replica.revision)
+    *unit, address, restarts = _unit(replica, load, kv)
+    if replica.grpc_port:
+        address = f"{address} (gRPC {replica.grpc_port})"
+    return *unit, address, restarts, _short(replica.revision)
 
 
 def _note(unit: UnitStatus) -> Text | None:
