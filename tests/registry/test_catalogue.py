@@ -1,8 +1,11 @@
 """The registry: what is registered stays as it was, is served when it is approved, and is proved to the last byte."""
 
+import base64
 import json
 import os
+import shutil
 import sqlite3
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +15,9 @@ from forebay.core.model import Task
 from forebay.core.registry.approval import ApprovalRules, ApprovalState, Role, Step
 from forebay.registry.catalogue import Actor, Description, Registry
 from forebay.registry.proved import RegistryError, Tampered
+from forebay.registry.sealing import KeyFile
 from forebay.registry.signing import own_signer
+from forebay.registry.vault import Vault
 from forebay.store.database import open_store
 
 ANN, BOB, CID = Actor("ann", Role.OPERATOR), Actor("bob"), Actor("cid")
@@ -33,9 +38,23 @@ def model(tmp_path: Path) -> Path:
     return folder
 
 
-def make(home: Path, rules: ApprovalRules, publishers: tuple[str, ...] = ()) -> Registry:
+def make(
+    home: Path,
+    rules: ApprovalRules,
+    publishers: tuple[str, ...] = (),
+    vault: Vault | None = None,
+    encrypts: bool = False,
+) -> Registry:
     store = open_store(f"sqlite:///{home / 'store.db'}")
-    return Registry(store, home / "registry", own_signer(home / "registry.key"), rules, publishers)
+    return Registry(
+        store,
+        home / "registry",
+        own_signer(home / "registry.key"),
+        rules,
+        publishers=publishers,
+        vault=vault or Vault(home / "registry", None, home / "memory"),
+        encrypts=encrypts,
+    )
 
 
 @pytest.fixture
@@ -265,3 +284,88 @@ def test_what_another_registry_has_signed_is_not_approved(tmp_path: Path, model:
     (tmp_path / "registry.key").unlink()
     with pytest.raises(Tampered, match="another registry has signed it"):
         make(tmp_path, ApprovalRules()).open("chat", id, quiet)
+
+
+@pytest.fixture
+def memory() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="forebay-test-", dir="/dev/shm"))
+    yield folder
+    shutil.rmtree(folder)
+
+
+def test_what_is_encrypted_is_on_no_disk_in_the_clear_and_served_from_memory(
+    tmp_path: Path, memory: Path, model: Path
+) -> None:
+    key = tmp_path / "key"
+    key.write_bytes(base64.b64encode(os.urandom(32)))
+    registry = make(
+        tmp_path, ApprovalRules(), vault=Vault(tmp_path / "registry", KeyFile(key), memory), encrypts=True
+    )
+    before = contents(model)
+    listed = registry.add(WHAT, model, ANN, quiet)
+    id = listed.revision.id
+    assert registry.add(WHAT, model, ANN, quiet) == listed
+    on_disk = b"".join(contents(tmp_path / "registry").values())
+    assert all(data not in on_disk for data in before.values() if len(data) > 8)
+    _, path = registry.open("chat", id, quiet)
+    assert path.is_relative_to(memory)
+    assert contents(path) == before
+    assert registry.verify(quiet) == []
+    (path / "model.bin").chmod(0o600)
+    (path / "model.bin").write_bytes(b"touched")
+    assert contents(registry.open("chat", id, quiet)[1]) == before
+    assert registry.sweep() == 0
+    assert contents(registry.open("chat", id, quiet)[1]) == before
+
+    without = make(tmp_path, ApprovalRules(), vault=Vault(tmp_path / "registry", None, memory))
+    with pytest.raises(RegistryError, match=r"is encrypted, and `registry\.encryption` names no key"):
+        without.open("chat", id, quiet)
+    on_a_disk = Vault(tmp_path / "registry", KeyFile(key), Path("/var/tmp/forebay-test"))
+    with pytest.raises(RegistryError, match="has to be on a tmpfs"):
+        make(tmp_path, ApprovalRules(), vault=on_a_disk).open("chat", id, quiet)
+
+
+def test_memory_that_others_can_reach_is_not_used(tmp_path: Path, memory: Path, model: Path) -> None:
+    key = tmp_path / "key"
+    key.write_bytes(base64.b64encode(os.urandom(32)))
+    (memory / "open").mkdir()
+    (memory / "open").chmod(0o777)
+    (memory / "mine").mkdir()
+    (memory / "link").symlink_to(memory / "mine")
+    for folder in (memory / "open" / "x", memory / "link"):
+        vault = Vault(tmp_path / "registry", KeyFile(key), folder)
+        registry = make(tmp_path, ApprovalRules(), vault=vault, encrypts=True)
+        id = registry.add(WHAT, model, ANN, quiet).revision.id
+        with pytest.raises(RegistryError, match="others can change what lies there"):
+            registry.open("chat", id, quiet)
+    assert contents(memory) == {}
+
+
+def test_what_was_tampered_with_in_the_vault_is_refused_and_named(tmp_path: Path, memory: Path, model: Path) -> None:
+    key = tmp_path / "key"
+    key.write_bytes(base64.b64encode(os.urandom(32)))
+    vault = Vault(tmp_path / "registry", KeyFile(key), memory)
+    registry = make(tmp_path, ApprovalRules(), vault=vault, encrypts=True)
+    listed = registry.add(WHAT, model, ANN, quiet)
+    id, folder = listed.revision.id, tmp_path / "registry" / "sealed" / listed.revision.artifact
+    for file, said in {
+        "0": "copy.bin: chunk 0",
+        "1": "model.bin: chunk 0",
+        "2": "vocab.txt",
+        "key": "is not the key",
+    }.items():
+        good = (folder / file).read_bytes()
+        for place in range(0, len(good), 7):
+            (folder / file).write_bytes(good[:place] + bytes([good[place] ^ 1]) + good[place + 1 :])
+            with pytest.raises(RegistryError, match=said):
+                registry.open("chat", id, quiet)
+            assert registry.verify(quiet)
+        (folder / file).unlink()
+        with pytest.raises(RegistryError, match=r"missing|cannot be read"):
+            registry.open("chat", id, quiet)
+        (folder / file).write_bytes(good)
+    (folder / "extra").write_bytes(b"x")
+    with pytest.raises(RegistryError, match="extra: it is not part"):
+        registry.open("chat", id, quiet)
+    (folder / "extra").unlink()
+    registry.open("chat", id, quiet)

@@ -133,7 +133,7 @@ def _prepare_registered(
     if model.task is Task.TENSOR:
         choose_model(path, model.name, str(settings.get("model", "")))
         return Artifact(path, revision.artifact, revision.engine, settings)
-    prepared = prepare(revision.engine, path, settings, home / "cache", progress)
+    prepared = prepare(revision.engine, path, settings, registry.cache(revision, home / "cache"), progress)
     return Artifact(prepared.absolute(), revision.artifact, revision.engine, settings)
 
 

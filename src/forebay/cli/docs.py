@@ -30,6 +30,7 @@ from forebay.core.cluster import (
 from forebay.core.dispatch.settings import FallbackSettings, HeaderSettings, RouteSettings, WhenSettings
 from forebay.core.errors import TABLE as ERRORS
 from forebay.core.errors import Blame
+from forebay.core.registry.settings import EncryptionSettings
 from forebay.modelserver.telemetry.metrics import TABLE as OF_MODELS
 from forebay.obs.metrics import PREFIX
 from forebay.obs.metrics import TABLE as METRICS
@@ -153,6 +154,7 @@ def _sections() -> Iterator[tuple[str, type[BaseModel]]]:
     yield "`gateway.tls`", TlsSettings
     yield "`gateway.limits`", _model(GatewaySettings, "limits")
     yield "`gateway.records`", _model(GatewaySettings, "records")
+    yield "`registry.encryption`", EncryptionSettings
     yield "`tenants[]`", TenantSettings
     yield "`tenants[].limits`", QuotaSettings
     yield "`models[]`", ModelSettings

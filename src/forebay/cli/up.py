@@ -15,6 +15,7 @@ from rich.console import Console
 
 from forebay.cli.build import Parts, build, prepare_models
 from forebay.cli.doctor import check_certificate
+from forebay.cli.registry.opening import forget
 from forebay.cli.reload import Reloader
 from forebay.cli.settings import INTERRUPTED, UserError
 from forebay.cli.view.screen import Screen
@@ -71,6 +72,7 @@ def run_up(cluster: Cluster, home: Path, console: Console, read: Callable[[], Cl
                     screen.line(f"the certificate {certificate.found}: {certificate.advice}", "yellow")
             parts = build(cluster, artifacts, places, screen.event, home=home, read=read)
             asyncio.run(_run(parts, listener, screen, began))
+            forget(cluster)
     return 0
 
 

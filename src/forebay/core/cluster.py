@@ -15,7 +15,7 @@ from forebay.core import admission
 from forebay.core import model as nouns
 from forebay.core.dispatch.settings import RouteSettings, StandInSettings, dispatch_conflicts
 from forebay.core.model import Policy, Task
-from forebay.core.registry.settings import RegistrySettings, store_conflicts
+from forebay.core.registry.settings import RegistrySettings, encryption_conflicts, store_conflicts
 from forebay.core.section import Conflict, Name, Section, sections
 from forebay.core.tenancy import Quota, Tenant
 
@@ -358,6 +358,7 @@ def conflicts(raw: Mapping[str, Any]) -> tuple[Conflict, ...]:
         *_tenant_conflicts(tenants, models),
         *_limit_conflicts(tenants, gateway.get("processes", 1)),
         *store_conflicts(raw.get("store")),
+        *encryption_conflicts(raw.get("registry")),
         *dispatch_conflicts(raw),
     )
 

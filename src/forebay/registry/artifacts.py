@@ -30,14 +30,12 @@ class Artifacts:
 
     def take(self, path: Path, progress: Progress) -> Manifest:
         """Copy a file or folder in. What is there already is not kept twice. Raises `SourceError`, `BadManifest`."""
-        files = [path] if path.is_file() else [each for each in sorted(path.rglob("*")) if each.is_file()]
+        files = files_of(path)
         try:
             self._blobs.mkdir(parents=True, exist_ok=True)
-            sizes = [each.stat().st_size for each in files]
-            done, total, found = 0, sum(sizes), []
-            for each in files:
-                name = each.name if path.is_file() else each.relative_to(path).as_posix()
-                file = self._keep(each, name, partial(_tell, progress, f"registering {name}", done, total))
+            done, total, found = 0, sum(each.stat().st_size for each in files.values()), []
+            for name, each in sorted(files.items()):
+                file = self._keep(each, name, partial(tell, progress, f"registering {name}", done, total))
                 found.append(file)
                 done += file.size_bytes
         except OSError as error:
@@ -63,7 +61,7 @@ class Artifacts:
     def _blob(self, sha256: str) -> Path:
         return self._blobs / sha256[:2] / sha256
 
-    def tree(self, manifest: Manifest) -> Path:
+    def tree(self, manifest: Manifest, progress: Progress) -> Path:
         """The artifact as it was registered: a folder, or a lone file. Raises `SourceError` if parts are missing."""
         target = self._trees / manifest.digest
         if not target.is_dir():
@@ -87,23 +85,18 @@ class Artifacts:
         """Read every byte of the artifact; what differs from the manifest, file by file."""
         folder = self._trees / manifest.digest
         if not folder.is_dir():
-            self.tree(manifest)
-        found, done = {}, 0
-        for path in sorted(each for each in folder.rglob("*") if not each.is_dir() or each.is_symlink()):
-            name = path.relative_to(folder).as_posix()
-            found[name] = _read(path, name, done, manifest.size_bytes, progress)
-            done += found[name].size_bytes
-        return differences(manifest, found)
+            self.tree(manifest, progress)
+        return differences(manifest, read_files(folder, manifest, progress))
 
     def sweep(self, keep: Collection[Manifest]) -> int:
         """Remove all but these artifacts, and what those who died have left; returns the bytes that are free now."""
         digests = {manifest.digest for manifest in keep}
         contents = {file.sha256 for manifest in keep for file in manifest.files}
         freed = 0
-        for tree in _entries(self._trees):
+        for tree in entries(self._trees):
             if tree.name not in digests:
                 shutil.rmtree(tree, ignore_errors=True)
-        for each in _entries(self._blobs):
+        for each in entries(self._blobs):
             for blob in [each] if each.is_file() else list(each.iterdir()):
                 if blob.name not in contents:
                     freed += blob.stat().st_size
@@ -111,15 +104,35 @@ class Artifacts:
         return freed
 
 
-def _tell(progress: Progress, stage: str, before: int, total: int, done: int) -> None:
+def tell(progress: Progress, stage: str, before: int, total: int, done: int) -> None:
+    """Report the progress of one file of several."""
     progress(stage, before + done, max(total, before + done))  # a file may grow while it is read
 
 
-def _entries(folder: Path) -> list[Path]:
+def files_of(path: Path) -> dict[str, Path]:
+    """All files of a folder by their paths in it; of a lone file it by its name."""
+    if path.is_file():
+        return {path.name: path}
+    return {each.relative_to(path).as_posix(): each for each in path.rglob("*") if each.is_file()}
+
+
+def read_files(folder: Path, manifest: Manifest, progress: Progress) -> dict[str, File]:
+    """What lies in a folder, read to the last byte; a link is nothing that was registered."""
+    found, done = {}, 0
+    for path in sorted(each for each in folder.rglob("*") if not each.is_dir() or each.is_symlink()):
+        name = path.relative_to(folder).as_posix()
+        found[name] = _read(path, name, done, manifest.size_bytes, progress)
+        done += found[name].size_bytes
+    return found
+
+
+def entries(folder: Path) -> list[Path]:
+    """What lies in a folder, if there is one."""
     return list(folder.iterdir()) if folder.is_dir() else []
 
 
-def _chunks(path: Path) -> Iterator[bytes]:
+def chunks(path: Path) -> Iterator[bytes]:
+    """The bytes of a file."""
     with path.open("rb") as source:
         while chunk := source.read(CHUNK_BYTES):
             yield chunk
@@ -127,7 +140,7 @@ def _chunks(path: Path) -> Iterator[bytes]:
 
 def _copy(path: Path, target: int, copied: Callable[[int], None]) -> tuple[str, int]:
     digest, size = hashlib.sha256(), 0
-    for chunk in _chunks(path):
+    for chunk in chunks(path):
         digest.update(chunk)
         left = memoryview(chunk)
         while left:
@@ -141,7 +154,7 @@ def _read(path: Path, name: str, done: int, total: int, progress: Progress) -> F
     if path.is_symlink() or not path.is_file():
         return File(name, 0, "")
     digest, size = hashlib.sha256(), 0
-    for chunk in _chunks(path):
+    for chunk in chunks(path):
         digest.update(chunk)
         size += len(chunk)
         progress(f"checking {name}", min(done + size, total), total)

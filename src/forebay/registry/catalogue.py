@@ -32,6 +32,7 @@ from forebay.registry.artifacts import Artifacts
 from forebay.registry.proved import RegistryError, Revision, Setting, StepDocument, Tampered
 from forebay.registry.signing import Signer
 from forebay.registry.sources import Progress, SourceError
+from forebay.registry.vault import Vault
 from forebay.store import events
 from forebay.store.database import Store
 from forebay.store.schema import ALIASES, APPROVALS, ARTIFACTS, REVISIONS
@@ -69,13 +70,24 @@ class Description(msgspec.Struct, frozen=True):
 class Registry:
     """The catalogue in a store, and the files below a folder.
 
-    `signer` proves approvals. With `publishers` (public keys) what none of them has signed is not served.
+    `signer` proves approvals. With `publishers` (public keys) what none of them has signed is not served. If it
+    `encrypts`, what is added is kept in the `vault`.
     """
 
     def __init__(
-        self, store: Store, folder: Path, signer: Signer, rules: ApprovalRules, publishers: Collection[str] = ()
+        self,
+        store: Store,
+        folder: Path,
+        signer: Signer,
+        rules: ApprovalRules,
+        *,
+        publishers: Collection[str] = (),
+        vault: Vault,
+        encrypts: bool = False,
     ) -> None:
         self._artifacts = Artifacts(folder)
+        self._vault = vault
+        self._encrypts = encrypts
         self._store = store
         self._folder = folder
         self._signer = signer
@@ -86,8 +98,9 @@ class Registry:
         """Register what lies at a path; what is registered already stays as it is. Raises `RegistryError`."""
         with self._in_use():
             try:
-                manifest = self._artifacts.take(path, progress)
-                self._artifacts.tree(manifest)
+                manifest = (self._vault if self._encrypts else self._artifacts).take(path, progress)
+                if not self._encrypts:
+                    self._artifacts.tree(manifest, progress)
             except (SourceError, BadManifest) as error:
                 raise RegistryError(f"{what.source}: {error}") from error
             id = revision_id(manifest.digest, what.engine, what.settings)
@@ -107,7 +120,7 @@ class Registry:
                 source=what.source,
                 manifest=proved.manifest_text(manifest),
                 size_bytes=manifest.size_bytes,
-                envelope="",
+                envelope="aes-256-gcm" if self._encrypts else "",
                 signatures="[]",
                 added_at=now,
                 added_by=by.name,
@@ -258,8 +271,9 @@ class Registry:
             others = f"; those of {', '.join(listed.signed_by)} do not count" if listed.signed_by else ""
             raise RegistryError(f"{who}: has no signature of a key in `registry.publishers`{others}")
         try:
-            wrong = self._artifacts.check(manifest, progress)
-            path = self._artifacts.tree(manifest)
+            keeper = self._keeper(manifest)
+            wrong = keeper.check(manifest, progress)
+            path = keeper.tree(manifest, progress)
         except (SourceError, OSError) as error:
             raise RegistryError(f"{who}: {error}") from error
         if wrong:
@@ -281,7 +295,7 @@ class Registry:
                     revision = self._listed(connection, row.model, row.id).revision
                     manifest = proved.manifest(connection, revision.artifact, revision.manifest)
                 if manifest.digest not in checked:
-                    found = self._artifacts.check(manifest, progress)
+                    found = self._keeper(manifest).check(manifest, progress)
                     checked[manifest.digest] = [f"{each.path}: {each.found}" for each in found]
                 wrong += [f"{revision.name}: {text}" for text in checked[manifest.digest]]
             except (RegistryError, SourceError, OSError) as error:
@@ -292,7 +306,17 @@ class Registry:
         """Remove files that no revision has any more; returns the bytes that are free now."""
         with self._in_use(alone=True), self._store.read() as connection:
             digests = connection.execute(select(ARTIFACTS.c.digest)).scalars().all()
-            return self._artifacts.sweep([proved.manifest(connection, digest) for digest in digests])
+            keep = [proved.manifest(connection, digest) for digest in digests]
+            open_ones = [manifest for manifest in keep if not self._vault.has(manifest.digest)]
+            return self._artifacts.sweep(open_ones) + self._vault.sweep(keep)
+
+    def cache(self, revision: Revision, otherwise: Path) -> Path:
+        """Where to keep what is made of its files: in memory too if they are encrypted."""
+        return self._vault.cache(revision.artifact) if self._vault.has(revision.artifact) else otherwise
+
+    def _keeper(self, manifest: Manifest) -> Artifacts | Vault:
+        """Who has the files of an artifact."""
+        return self._vault if self._vault.has(manifest.digest) else self._artifacts
 
     @contextmanager
     def _in_use(self, alone: bool = False) -> Iterator[None]:

@@ -1,6 +1,9 @@
 """`forebay registry` and `forebay history`: what people type and see, and what the cluster file makes of it."""
 
+import base64
 import json
+import os
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +17,7 @@ from typer.testing import CliRunner
 from forebay.cli.build import prepare_models
 from forebay.cli.main import app
 from forebay.cli.registry import command
+from forebay.cli.registry.opening import forget
 from forebay.cli.settings import UserError, load_cluster, read_file
 from forebay.control.plan import Artifact
 from forebay.registry.catalogue import Actor
@@ -192,3 +196,26 @@ def test_a_store_that_is_none_or_tells_its_password_is_refused(run: Run, store: 
     error = str(refused(run("ann", "registry", "list")))
     assert allowed in error
     assert "secret" not in error
+
+
+def test_what_is_registered_encrypted_is_served_from_memory_and_goes_with_the_cluster(run: Run) -> None:
+    key = base64.b64encode(os.urandom(32)).decode()
+    Path("wrap.key").write_text(f"{key}\n")
+    memory = Path("/dev/shm") / f"forebay-test-{os.getpid()}"
+    Path("forebay.yaml").write_text(
+        FILE.replace("{approvals_min: 1}", f"{{encryption: {{key_file: wrap.key}}, memory_folder: {memory}}}")
+    )
+    said(run("ann", "registry", "alias", f"embed@{added(run)}", "champion"))
+    try:
+        artifact = prepared()
+        assert artifact.path.is_relative_to(memory)
+        assert (artifact.path / "model.onnx").read_bytes() == MODEL
+        assert not [
+            each for each in Path(".forebay").rglob("*") if each.is_file() and b"nothing" in each.read_bytes()
+        ]
+        forget(load_cluster(read_file(None), [], {}))
+        assert not artifact.path.exists()
+    finally:
+        shutil.rmtree(memory)
+    Path("forebay.yaml").write_text(FILE.replace("approvals_min: 1", "encryption: {}"))
+    assert "`key_file` or `command`" in str(refused(run("ann", "registry", "list")))

@@ -1,7 +1,7 @@
 """The settings of the cluster file about the registry and the store."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Final
 
 from pydantic import Field
@@ -11,6 +11,16 @@ from forebay.core.section import Conflict, Section
 
 _STORE: Final = re.compile(r"sqlite:///.+|postgres(ql)?://.+")
 _PASSWORD: Final = re.compile(r"(?<=//)[^/@]*:[^/@]*@|[?&]password=[^&]*")
+
+
+class EncryptionSettings(Section):
+    """What wraps the keys of encrypted artifacts: one of the two."""
+
+    key_file: Annotated[str, Field(min_length=1)] | None = None
+    """File of 32 random bytes in base64."""
+    command: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    """A program of a key management service, with its first arguments: it is called with `wrap` or `unwrap`, reads
+    base64 and writes base64."""
 
 
 class RegistrySettings(Section):
@@ -30,9 +40,22 @@ class RegistrySettings(Section):
     """PEM files of public Ed25519 keys. With any of them, an artifact is served only if one has signed it
     (`forebay registry sign`)."""
 
+    encryption: EncryptionSettings | None = None
+    """Keep what is registered from now on encrypted; none: in the clear."""
+    memory_folder: Annotated[str, Field(min_length=1)] | None = None
+    """Where encrypted artifacts are decrypted to when they are served, on a tmpfs; none: `/dev/shm/forebay-UID`."""
+
     def rules(self) -> ApprovalRules:
         """What approvals are judged by."""
         return ApprovalRules(self.approvals_min, self.self_approval)
+
+
+def encryption_conflicts(registry: Any) -> Iterator[Conflict]:
+    """Encryption with no key, or with two."""
+    section = registry.get("encryption") if isinstance(registry, Mapping) else None
+    if isinstance(section, Mapping) and bool(section.get("key_file")) == bool(section.get("command")):
+        found = "both" if section.get("command") else "neither"
+        yield Conflict("registry.encryption", found, "`key_file` or `command`")
 
 
 def store_conflicts(url: Any) -> Iterator[Conflict]:

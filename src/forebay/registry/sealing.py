@@ -1,0 +1,143 @@
+"""Encryption at rest: files of an artifact in AES-256-GCM chunks, under a key of its own that another key wraps.
+
+A chunk's nonce is the number of the file, the number of the chunk and whether it is the last one, so that chunks
+cannot be reordered, left out or moved to another file unnoticed (the STREAM construction of Hoang, Reyhanitabar,
+Rogaway and Vizár, 2015). A nonce is never used twice with a key: each artifact has a new one.
+"""
+
+import base64
+import binascii
+import os
+import subprocess
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO, Final, Protocol
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from forebay.registry.sources import SourceError
+
+CHUNK_BYTES: Final = 1024 * 1024
+TAG_BYTES: Final = 16
+KEY_BYTES: Final = 32
+NONCE_BYTES: Final = 12
+COMMAND_TIMEOUT_S: Final = 30
+FILES_MAX: Final = 2**32
+CHUNKS_MAX: Final = 2**56
+_LABEL: Final = b"forebay artifact key v1"
+MADE_WITH: Final = "`openssl rand -base64 32 > FILE` makes one"
+
+
+class Wrapper(Protocol):
+    """Whoever holds the key that wraps keys. Both raise `SourceError`."""
+
+    def wrap(self, key: bytes) -> str:
+        """What may be written down of a key."""
+        ...
+
+    def unwrap(self, wrapped: str) -> bytes:
+        """The key again."""
+        ...
+
+
+class KeyFile:
+    """A key of 256 bits in a file, base64."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def wrap(self, key: bytes) -> str:
+        """Encrypted, with its nonce in front, base64."""
+        nonce = os.urandom(NONCE_BYTES)
+        return base64.b64encode(nonce + self._cipher().encrypt(nonce, key, _LABEL)).decode()
+
+    def unwrap(self, wrapped: str) -> bytes:
+        """The key again."""
+        try:
+            sealed = base64.b64decode(wrapped, validate=True)
+            return self._cipher().decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], _LABEL)
+        except (InvalidTag, binascii.Error, ValueError) as error:
+            raise SourceError(f"{self._path}: is not the key that this artifact's key was wrapped with") from error
+
+    def _cipher(self) -> AESGCM:
+        try:
+            key = base64.b64decode(self._path.read_bytes().strip(), validate=True)
+        except OSError as error:
+            raise SourceError(f"{self._path}: cannot be read ({error.strerror}); {MADE_WITH}") from error
+        except (binascii.Error, ValueError):
+            key = b""
+        if len(key) != KEY_BYTES:
+            raise SourceError(f"{self._path}: not a key of {KEY_BYTES} bytes in base64; {MADE_WITH}")
+        return AESGCM(key)
+
+
+class KeyCommand:
+    """A key management service, through a program: it is called with `wrap` or `unwrap`, and pipes base64 through."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self._command = tuple(command)
+
+    def wrap(self, key: bytes) -> str:
+        """What the program makes of the key."""
+        return self._ask("wrap", base64.b64encode(key).decode())
+
+    def unwrap(self, wrapped: str) -> bytes:
+        """The key again."""
+        try:
+            key = base64.b64decode(self._ask("unwrap", wrapped), validate=True)
+        except (binascii.Error, ValueError):
+            key = b""
+        if len(key) != KEY_BYTES:
+            raise SourceError(f"{self._command[0]} unwrap: gave no key of {KEY_BYTES} bytes in base64")
+        return key
+
+    def _ask(self, what: str, text: str) -> str:
+        try:
+            done = subprocess.run(
+                [*self._command, what],
+                input=text,
+                capture_output=True,
+                text=True,
+                timeout=COMMAND_TIMEOUT_S,
+                check=False,
+            )
+        except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+            raise SourceError(f"{self._command[0]} {what}: {error}") from error
+        if done.returncode != 0 or not done.stdout.strip():
+            said = done.stderr.strip().splitlines()
+            raise SourceError(f"{self._command[0]} {what}: ended with {done.returncode}: {said[-1] if said else ''}")
+        return done.stdout.strip()
+
+
+def seal(chunks: Iterable[bytes], target: BinaryIO, key: bytes, number: int) -> None:
+    """Write what the chunks hold, however it is divided, encrypted as the file of that number."""
+    cipher, kept, at = AESGCM(key), bytearray(), 0
+    for chunk in chunks:
+        kept += chunk
+        while len(kept) > CHUNK_BYTES:  # the last chunk has to be known as such
+            target.write(cipher.encrypt(_nonce(number, at, last=False), bytes(kept[:CHUNK_BYTES]), None))
+            del kept[:CHUNK_BYTES]
+            at += 1
+    target.write(cipher.encrypt(_nonce(number, at, last=True), bytes(kept), None))
+
+
+def unseal(source: BinaryIO, key: bytes, number: int) -> Iterator[bytes]:
+    """What was sealed, in chunks, each proved. Raises `SourceError` for the first one that is not as it was."""
+    cipher, at = AESGCM(key), 0
+    chunk = source.read(CHUNK_BYTES + TAG_BYTES)
+    while True:
+        following = source.read(CHUNK_BYTES + TAG_BYTES)
+        try:
+            yield cipher.decrypt(_nonce(number, at, last=not following), chunk, None)
+        except (InvalidTag, ValueError) as error:
+            raise SourceError(f"chunk {at} was changed, or belongs elsewhere") from error
+        if not following:
+            return
+        chunk, at = following, at + 1
+
+
+def _nonce(number: int, at: int, *, last: bool) -> bytes:
+    assert number < FILES_MAX
+    assert at < CHUNKS_MAX
+    return number.to_bytes(4, "big") + at.to_bytes(7, "big") + (b"\1" if last else b"\0")
