@@ -320,9 +320,13 @@ def test_what_is_encrypted_is_on_no_disk_in_the_clear_and_served_from_memory(
     without = make(tmp_path, ApprovalRules(), vault=Vault(tmp_path / "registry", None, memory))
     with pytest.raises(RegistryError, match=r"is encrypted, and `registry\.encryption` names no key"):
         without.open("chat", id, quiet)
-    on_a_disk = Vault(tmp_path / "registry", KeyFile(key), Path("/var/tmp/forebay-test"))
-    with pytest.raises(RegistryError, match="has to be on a tmpfs"):
-        make(tmp_path, ApprovalRules(), vault=on_a_disk).open("chat", id, quiet)
+    on_a_disk = Path(tempfile.mkdtemp(dir="/var/tmp"))
+    try:
+        vault = Vault(tmp_path / "registry", KeyFile(key), on_a_disk)
+        with pytest.raises(RegistryError, match="has to be on a tmpfs"):
+            make(tmp_path, ApprovalRules(), vault=vault).open("chat", id, quiet)
+    finally:
+        on_a_disk.rmdir()
 
 
 def test_memory_that_others_can_reach_is_not_used(tmp_path: Path, memory: Path, model: Path) -> None:
