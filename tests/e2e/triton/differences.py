@@ -6,6 +6,7 @@ TELLS_MORE: Final = "the index keeps why a configuration could not be read; Trit
 REFUSES: Final = "what can only be a mistake is refused; Triton takes it"
 CHECKED: Final = "outputs are what the configuration promises; Triton passes on whatever a model gives"
 STATUS_FIRST: Final = "errors have the status of an error; Triton sends 200, or 400 for the model's own error"
+NEWER: Final = "`nv_model_load_duration_secs` came with a later Triton than the recorded one"
 
 DIFFERENCES: Final[dict[str, str]] = {
     "control/life": "a model that is not there is not found (404), not merely not ready (400)",
@@ -41,5 +42,9 @@ DIFFERENCES: Final[dict[str, str]] = {
     "generate/stream, input missing": "a request without a required input never reaches the model",
     "http/infer percent-encoded": "names in URLs are percent-decoded",
     "forms/compressed as gzip, deflate": "clients send this by default without meaning it",
+    "metrics/broken": NEWER,
+    "metrics/plain": NEWER,
+    "metrics/preferred": NEWER,
+    "metrics/queue_short": NEWER,
 }
 """Names of checks whose result is a deviation of the level MUST, and why it stays."""
