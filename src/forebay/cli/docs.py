@@ -396,7 +396,8 @@ def _path_part(result: _PathResult) -> list[str]:
         )
         speeds = (_figure(f[f"{kind}_{unit}_per_s"]) for kind in ("bare", "path"))
         rows.append((scenario.replace("_", ", at once: "), unit, *speeds, spread, latency))
-    title = f"**The whole path beside the bare runtime, per second** ({_machine(result)}):\n"
+    bare = "embeddings: one session, batches of 32, sorted by length"
+    title = f"**The whole path beside the bare runtime ({bare}), per second** ({_machine(result)}):\n"
     return [title, table(("load", "unit", "bare", "through Forebay", "share", "latency"), rows)]
 
 
