@@ -9,7 +9,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 HERE = Path(__file__).parent
-SLOW = tuple(HERE / folder for folder in ("contract/tensor", "e2e", "modelserver/models", "modelserver/process"))
+SLOW = tuple(
+    HERE / folder for folder in ("cli/demos", "contract/tensor", "e2e", "modelserver/models", "modelserver/process")
+)
 
 settings.register_profile("forebay", parent=settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("quick", parent=settings.get_profile("forebay"), max_examples=15)
