@@ -29,7 +29,7 @@ wheel: ## make dist/forebay-*.whl with the request path compiled: the same code 
 check: ## the quick part of `make test`: static checks and the tests that start no real model
 	@scripts/venv dev
 	@$(MAKE) --no-print-directory static
-	$(BIN)/pytest -m "not slow" -n 2 --hypothesis-profile=quick
+	$(BIN)/pytest -m "not slow" -n 3 --hypothesis-profile=quick
 
 static:
 	$(BIN)/ruff format --check --quiet src tests bench
