@@ -22,8 +22,10 @@ import contextlib
 import json
 import os
 import platform
+import signal
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 import tracemalloc
@@ -241,6 +243,7 @@ def main() -> None:
     parser.add_argument("--chart", type=Path, default=CHART)
     parser.add_argument("--quick", action="store_true", help="one round of short windows; writes nothing")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # who is told to stop stops what it has started
     names = options.only.split(",")
     install(names)
     allow_files()

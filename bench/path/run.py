@@ -158,6 +158,7 @@ def main() -> None:
     parser.add_argument("--only", default="chat,embed")
     parser.add_argument("--output", type=Path, default=HERE / "results.json")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # who is told to stop stops what it has started
     rounds = {"chat": chat_round, "embed": embed_round}
     seen: dict[str, list[dict[str, float]]] = {}
     with tempfile.TemporaryDirectory() as folder:

@@ -250,6 +250,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one round of short phases, nothing is written")
     parser.add_argument("--output", type=Path, default=HERE / "results.json")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # who is told to stop stops what it has started
     names = options.phases.split(",")
     rounds, lengths = (1, (2.0, 5.0)) if options.quick else (options.rounds, (LEAD_S, options.seconds))
     with tempfile.TemporaryDirectory() as folder:

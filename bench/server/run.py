@@ -20,6 +20,7 @@ import contextlib
 import json
 import os
 import platform
+import signal
 import socket
 import statistics
 import subprocess
@@ -217,6 +218,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=HERE / "results.json")
     parser.add_argument("--quick", action="store_true", help="one round of short windows; writes nothing")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # who is told to stop stops what it has started
     names = [name for name in options.only.split(",") if name]
     models = [model for model in MODELS if model.name in options.model.split(",")]
     names = install(names)
