@@ -32,7 +32,7 @@ def ask(cluster: Cluster, *turns: str) -> tuple[str, str, int]:
 
 
 def gateway_of(cluster: Cluster, request_id: str) -> str:
-    """Which gateway has a request on record; by then it has also polled its replicas again."""
+    """Which gateway has a request on record. Each writes its records down once a second."""
 
     def probe() -> str:
         for path in sorted((cluster.home / "run" / cluster.name / "records").glob("*/*")):
@@ -41,6 +41,15 @@ def gateway_of(cluster: Cluster, request_id: str) -> str:
         return ""
 
     return wait_for(f"a record of {request_id}", probe, 20)
+
+
+def let_all_hear(cluster: Cluster) -> None:
+    """Return when each gateway has asked its replicas what they hold, which it does several times between records."""
+    for _ in range(2):  # what is asked once the first record was seen, is in a later one
+        heard: set[str] = set()
+        while len(heard) < 2:
+            asked = [ask(cluster, "Hello?")[0] for _ in range(8)]
+            heard |= {gateway_of(cluster, id) for id in asked}
 
 
 def all_up(cluster: Cluster, old: set[int]) -> bool:
@@ -56,6 +65,7 @@ def test_the_next_turn_goes_home_through_any_gateway_also_through_a_new_one(tmp_
         firsts = [ask(cluster, f"{topic} {LONG}") for topic in range(TOPICS)]
         came_by = [gateway_of(cluster, id) for id, _, _ in firsts]
         assert len({home for _, home, _ in firsts}) > 1
+        let_all_hear(cluster)
 
         seconds = [ask(cluster, f"{topic} {LONG}", "And then?") for topic in reversed(range(TOPICS))][::-1]
         went_by = [gateway_of(cluster, id) for id, _, _ in seconds]
