@@ -19,7 +19,8 @@ up: ## install what is needed and start the demo cluster (or ./forebay.yaml) in 
 test: ## everything that must hold: static checks and all tests, the slow ones with real models too
 	@scripts/venv dev
 	@$(MAKE) --no-print-directory static
-	$(BIN)/pytest
+	$(BIN)/pytest -m "not slow" -n 3
+	$(BIN)/pytest -m slow
 
 wheel: ## make dist/forebay-*.whl with the request path compiled: the same code for half the CPU (needs gcc)
 	@scripts/venv dev

@@ -126,7 +126,8 @@ def test_embeddings_are_measured_too(server: FakeServer) -> None:
     assert samples.answered == 20
     assert samples.prompt_tokens == 20 * 15
     assert all(math.isnan(v) for v in samples.tpot_s)
-    assert all(len(d["input"]) == 3 for d in server.documents)
+    asked = [d["input"] for d in server.documents if "input" in d]  # an earlier test's last request may come late
+    assert [len(texts) for texts in asked] == [3] * 20
 
 
 def test_the_command_prints_a_report(run: Run, server: FakeServer) -> None:
