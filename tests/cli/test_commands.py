@@ -12,7 +12,8 @@ from tests.cli.conftest import Run
 
 from forebay import __version__
 from forebay.cli.settings import demo_file
-from forebay.cli.view.status import parse, view
+from forebay.cli.view.status import view
+from forebay.control.status import Status
 
 pytestmark = pytest.mark.slow
 COMMANDS = (
@@ -26,6 +27,10 @@ COMMANDS = (
     "doctor",
     "schema",
     "config check",
+    "deploy",
+    "apply",
+    "rollout status",
+    "rollout pause",
     "keys create",
     "keys list",
     "keys revoke",
@@ -141,7 +146,7 @@ STATUS = {
 def test_the_status_table_fits_a_terminal_and_says_why_something_is_not_ready() -> None:
     console = Console(width=80, record=True, file=None, quiet=False, force_terminal=False)
     with console.capture() as captured:
-        console.print(view(parse("x", msgspec.json.encode(STATUS))))
+        console.print(view(msgspec.convert(STATUS, Status)))
     shown = captured.get()
 
     for words in ("1/2 ready", "chat-0", "3/32", "25%", "127.0.0.1:8080", "0123456", "quarantined", "gateway-0"):
@@ -156,6 +161,6 @@ def test_the_status_table_says_where_a_replica_answers_grpc() -> None:
     spoken = {**STATUS, "models": [{**MODEL, "replicas": [{**REPLICA, "grpc_port": 9100}]}]}
     console = Console(width=100, record=True, file=None, quiet=False, force_terminal=False)
     with console.capture() as captured:
-        console.print(view(parse("x", msgspec.json.encode(spoken))))
+        console.print(view(msgspec.convert(spoken, Status)))
 
     assert "127.0.0.1:8080 (gRPC 9100)" in captured.get()

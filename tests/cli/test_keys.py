@@ -10,8 +10,11 @@ from typer.testing import CliRunner
 
 from forebay.cli.keys import duration_s
 from forebay.cli.main import app
+from forebay.cli.registry.command import account
 from forebay.cli.settings import UserError
+from forebay.core.registry.approval import Role
 from forebay.core.tenancy import Denied, Directory, Granted, Tenant, authorise
+from forebay.core.tenancy.roles import Admins, Caller
 from forebay.obs.clock import wall_s
 from forebay.registry.keys import read_keys
 
@@ -189,3 +192,57 @@ def test_times_are_written_short(text: str, seconds: int) -> None:
 def test_a_time_beyond_what_can_be_shown_makes_no_key(run: Run) -> None:
     assert "a hundred years" in str(refused(run, "create", "--tenant", "ops", "--expires", "999999999d"))
     assert run("list").exit_code == 0
+
+
+ADMIN_KEYS = ".forebay/run/test/admin-keys.json"
+
+
+def caller(key: str) -> Caller | Denied:
+    return Admins(read_keys(Path(ADMIN_KEYS))).admit(key.encode(), wall_s())
+
+
+@pytest.mark.parametrize("role", ["viewer", "operator", "admin"])
+def test_a_key_of_the_admin_api_says_who_somebody_is_and_opens_no_gateway(run: Run, role: str) -> None:
+    done = run("create", "--admin", role, "--name", "ada@example.org")
+    key = done.stdout.strip()
+
+    assert caller(key) == Caller("ada@example.org", Role[role.upper()])
+    assert not Path(KEYS).exists()
+    assert "admin: {auth: keys}" in done.stderr
+    [row] = json.loads(run("list", "--json").stdout)
+    assert (row["name"], row["role"], row["tenant"], row["state"]) == ("ada@example.org", role, None, "good")
+    assert f"admin API: {role}" in run("list").stdout
+
+
+def test_without_a_name_it_is_that_of_the_account(run: Run) -> None:
+    verdict = caller(run("create", "--admin", "viewer").stdout.strip())
+
+    assert isinstance(verdict, Caller)
+    assert verdict.name == account()
+
+
+def test_such_a_key_is_revoked_and_replaced_like_any_other(run: Run) -> None:
+    old = run("create", "--admin", "operator", "--name", "bob", "--expires", "2h").stdout.strip()
+    new = run("rotate", old[3:11]).stdout.strip()
+
+    assert isinstance(caller(old), Denied)
+    assert caller(new) == Caller("bob", Role.OPERATOR)
+    run("revoke", new[3:11])
+    assert isinstance(caller(new), Denied)
+    assert "keys create --admin operator --name bob" in str(refused(run, "rotate", new[3:11]))
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("create",), "--tenant NAME"),
+        (("create", "--tenant", "ops", "--admin", "viewer"), "--admin ROLE"),
+        (("create", "--admin", "emperor"), "viewer, operator, admin"),
+        (("create", "--admin", "viewer", "--name", "a b"), "letters, digits"),
+    ],
+)
+def test_what_such_a_key_cannot_be_is_said(run: Run, words: tuple[str, ...], says: str) -> None:
+    error = refused(run, *words)
+
+    assert says in str(error)
+    assert error.exit_code == 2

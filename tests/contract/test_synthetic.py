@@ -8,7 +8,8 @@ from tests.contract.engine_contract import Subject, finished, sampling
 from tests.contract.resume_contract import begun, resumed
 
 from forebay import engines
-from forebay.engines.protocol import Delta, Finished, Generate, Sampling
+from forebay.core.errors import Code, Refusal
+from forebay.engines.protocol import Delta, Embed, Finished, Generate, Sampling
 from forebay.engines.synthetic.model import encode
 
 
@@ -116,3 +117,20 @@ def test_when_the_kv_cache_is_full_the_youngest_waits_and_all_finish() -> None:
 )
 def test_a_schema_is_answered_with_a_small_instance(schema: str, answer: str) -> None:
     assert subject().run("x", sampling(max_tokens=None, schema=schema)).text == answer
+
+
+@pytest.mark.parametrize("task", ["chat", "embed"])
+def test_as_many_requests_fail_as_the_setting_says_and_no_others(task: str) -> None:
+    engine = engines.create("synthetic", "", {"task": task, "error_share": 0.1})
+    engine.load()
+    codes = []
+    for n in range(1000):
+        work = Embed(f"r-{n}", "hello") if task == "embed" else Generate(f"r-{n}", "hello", Sampling(max_tokens=1))
+        try:
+            engine.add(work, 0.0)
+        except Refusal as refusal:
+            codes.append(refusal.code)
+    assert 70 < len(codes) < 130
+    assert set(codes) == {Code.ENGINE_FAILED}
+    load = engine.step(0.0).load
+    assert load.running + load.waiting == 1000 - len(codes)

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import httpx
 import pytest
+from tests.control.api.stand import behind
 from tests.control.rig import Rig, controlled, plan
 from tests.control.units import kill_all, replica
 
-from forebay.control.admin import make_app
+from forebay.control.api.app import make_app
 from forebay.control.changes import Reloaded
 from forebay.control.plan import Places
 from forebay.core.model import ReplicaState
@@ -213,12 +214,9 @@ def test_a_snapshot_that_cannot_be_written_is_trouble_and_no_reason_to_stop(fold
 def test_the_admin_api_tells_how_the_cluster_is(folder: Path) -> None:
     results = [Reloaded(("line 1  bad",)), Reloaded((), (), ("chat: 1 replica more",))]
 
-    async def asked() -> Reloaded:
-        return results.pop(0)
-
     async def test() -> None:
         async with controlled(folder, plan(folder, replica("chat-0"), replica("embed-0", "loads"))) as rig:
-            app = httpx.ASGITransport(make_app(rig.control, rig.journal, rig.metrics, asked))
+            app = httpx.ASGITransport(make_app(behind(rig, folder, results)))
             async with httpx.AsyncClient(transport=app, base_url="http://admin") as client:
                 await rig.until(lambda: rig.replica("embed-0").state is ReplicaState.WARMING)
                 await rig.until(lambda: rig.replica("chat-0").state is READY)

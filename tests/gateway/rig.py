@@ -83,9 +83,12 @@ class Worker:
     polls: int = 0
     server: HttpServer = field(init=False)
     state: ReplicaState = ReplicaState.READY
+    revision: str = "r1"
 
     def __post_init__(self) -> None:
-        self.report = LoadReport(self.replica, self.generation, self.model, "r1", ReplicaState.READY, capacity=8)
+        self.report = LoadReport(
+            self.replica, self.generation, self.model, self.revision, ReplicaState.READY, capacity=8
+        )
 
     def handle(self, exchange: Exchange) -> None:
         if exchange.path == "/load":
@@ -98,7 +101,7 @@ class Worker:
         self.answer(exchange)
 
     def row(self) -> Replica:
-        return Replica(self.replica, self.generation, "r1", "127.0.0.1", self.server.port, self.state)
+        return Replica(self.replica, self.generation, self.revision, "127.0.0.1", self.server.port, self.state)
 
 
 @contextlib.asynccontextmanager

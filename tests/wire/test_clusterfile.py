@@ -211,6 +211,15 @@ def test_an_engine_has_to_fit_the_task_and_ports_must_differ() -> None:
     assert found["admin.port"].found == "8080, the port of the gateway too"
 
 
+def test_a_source_that_is_meant_as_the_engine_is_said_to_be_one() -> None:
+    found = one("models:\n - {name: a, task: chat, source: synthetic}")
+
+    assert (found.path, found.found) == ("models[0].engine", "nothing, beside `source: synthetic`")
+    assert found.allowed.startswith("`engine: synthetic`")
+    for model in ("{name: a, task: chat, source: ./synthetic}", "{name: a, task: tensor, source: synthetic}"):
+        assert load(f"models:\n - {model}", "f.yaml").models[0].engine is None
+
+
 def test_the_same_rules_hold_for_clusters_that_do_not_come_from_a_file() -> None:
     model = {"name": "a", "task": "chat", "source": "x", "engine": "onnx"}
     with pytest.raises(ValueError, match="openvino or llamacpp or synthetic"):

@@ -4,18 +4,28 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from forebay import __version__
 from forebay.cli.registry.opening import registry_of
-from forebay.cli.reload import UNCHANGED, Reloader
+from forebay.cli.registry.served import catalogue_of
+from forebay.cli.registry.shelf import CatalogueShelf, in_thread, rollouts_of
+from forebay.cli.reload import UNCHANGED, Reloader, record
 from forebay.cli.settings import UserError
-from forebay.control.admin import AdminServer, make_app
+from forebay.control.api.access import AccountDoorman, KeyDoorman
+from forebay.control.api.app import make_app
+from forebay.control.api.behind import Behind
+from forebay.control.api.server import AdminServer
+from forebay.control.deploying import Deployments
 from forebay.control.journal import Happened, Journal
 from forebay.control.leasing import make_leases
 from forebay.control.loop import Controller
-from forebay.control.plan import Artifact, Places, Plan, make_plan
+from forebay.control.plan import Artifact, Places, Plan, admin_keys_path, make_plan
 from forebay.control.probe import Prober
+from forebay.control.quality.asking import HttpAsker
+from forebay.control.quality.quality import Quality
+from forebay.control.rolling.recalling import Recall
 from forebay.control.snapshot import SnapshotFile
 from forebay.core.cluster import (
     ENGINES_OF,
@@ -63,11 +73,15 @@ class Parts:
     journal: Journal
     reload: Reloader
     server: AdminServer
+    deployments: Deployments
+    asker: HttpAsker
 
     async def close(self) -> None:
         """Let go of everything; units run on."""
         self.provider.close()
         await self.prober.close()
+        await self.asker.close()
+        self.deployments.close()
         self.journal.close()
 
 
@@ -172,14 +186,34 @@ def build(
     *,
     home: Path,
     read: Callable[[], Cluster] | None = None,
+    parse: Callable[[str], Cluster] | None = None,
 ) -> Parts:
-    """Wire a control plane over processes of this machine. `read` reads the cluster file again, if there is one."""
+    """Wire a control plane over processes of this machine.
+
+    `read` reads the cluster file again, if there is one; `parse` reads one that somebody has sent, if that may be.
+    """
     plan = make_plan(cluster, artifacts, places, __version__)
     metrics = Metrics()
     metrics.gauge("build_info", __version__, "control").set(1)
     journal = Journal(places.log, tell)
     provider = LocalProvider(places.folder, COMMANDS, clean_env(os.environ), ENGINE_COMMANDS)
     prober = Prober(places.peers)
+
+    def unless_stopping(stage: str, done: int, total: int | None) -> None:
+        if control.stopping:
+            raise UserError("the cluster stops")
+
+    shelf = CatalogueShelf(lambda: reload.cluster, home, prepare_model, unless_stopping)
+    asker = HttpAsker()
+    quality = Quality(asker, note=journal.note)
+    deployments = Deployments(
+        rollouts_of(cluster, home),
+        shelf,
+        in_thread,
+        note=journal.note,
+        quality=quality,
+        recall=Recall(places.deployed),
+    )
     control = Controller(
         plan,
         provider,
@@ -189,11 +223,8 @@ def build(
         metrics=metrics,
         rules=Rules(),
         leases=make_leases(plan),
+        deployments=deployments,
     )
-
-    def unless_stopping(stage: str, done: int, total: int | None) -> None:
-        if control.stopping:
-            raise UserError("the cluster stops")
 
     def plan_again(changed: Cluster) -> Plan:
         try:
@@ -202,6 +233,10 @@ def build(
             raise UserError(f"{error}\n{UNCHANGED}") from error
         return make_plan(changed, prepared, places, __version__)
 
-    reload = Reloader(control, journal, cluster, plan, read, plan_again)
-    server = AdminServer(make_app(control, journal, metrics, reload))
-    return Parts(plan, control, provider, prober, journal, reload, server)
+    reload = Reloader(control, journal, cluster, plan, read, plan_again, parse)
+    catalogue = catalogue_of(lambda: reload.cluster, home, unless_stopping)
+    reload.record = partial(record, catalogue.store, cluster.name)
+    keys = cluster.admin.auth == "keys"
+    doorman = KeyDoorman(admin_keys_path(cluster, places)) if keys else AccountDoorman()
+    server = AdminServer(make_app(Behind(control, journal, metrics, reload, catalogue, doorman)))
+    return Parts(plan, control, provider, prober, journal, reload, server, deployments, asker)

@@ -27,6 +27,7 @@ from forebay.core.cluster import (
     TenantSettings,
     TlsSettings,
 )
+from forebay.core.deploy.settings import GoldenSettings, PlanSettings, RolloutSettings, StepSettings
 from forebay.core.dispatch.settings import FallbackSettings, HeaderSettings, RouteSettings, WhenSettings
 from forebay.core.errors import TABLE as ERRORS
 from forebay.core.errors import Blame
@@ -160,6 +161,8 @@ def _sections() -> Iterator[tuple[str, type[BaseModel]]]:
     yield "`models[]`", ModelSettings
     yield "`models[].slo`", _model(ModelSettings, "slo")
     yield "`models[].fallback[]`", FallbackSettings
+    yield "`models[].rollout`", RolloutSettings
+    yield from _rollout_sections()
     yield "`routes[]`", RouteSettings
     yield "`routes[].when`", WhenSettings
     yield "`routes[].when.header`", HeaderSettings
@@ -167,6 +170,20 @@ def _sections() -> Iterator[tuple[str, type[BaseModel]]]:
         yield f"`models[].engine`, name `{member.model_fields['name'].default}`", member
     yield "The file of `forebay simulate`", SimCluster
     yield "`slo` in the file of `forebay simulate`", Promise
+
+
+def _rollout_sections() -> Iterator[tuple[str, type[BaseModel]]]:
+    """Those of a rollout, with metrics that have the same settings together."""
+    yield "`models[].rollout.plan`", PlanSettings
+    yield "`models[].rollout.plan.steps[]`", StepSettings
+    yield "`models[].rollout.golden`", GoldenSettings
+    alike: dict[type[BaseModel], list[str]] = {}
+    for key, field in RolloutSettings.model_fields.items():
+        section = field.annotation
+        if isinstance(section, type) and issubclass(section, BaseModel) and section is not PlanSettings:
+            alike.setdefault(section, []).append(key)
+    for section, keys in alike.items():
+        yield ", ".join(f"`models[].rollout.{key}`" for key in keys), section
 
 
 def _model(parent: type[BaseModel], key: str) -> type[BaseModel]:

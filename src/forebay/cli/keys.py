@@ -1,4 +1,7 @@
-"""`forebay keys`: makes, lists, revokes and replaces the API keys of a cluster's tenants."""
+"""`forebay keys`: makes, lists, revokes and replaces API keys: of a cluster's tenants, and of its admin API.
+
+Each kind has a file of its own; a gateway never reads that of the admin API.
+"""
 
 import os
 import re
@@ -22,12 +25,14 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-keys = typer.Typer(help="API keys of the tenants.", no_args_is_help=True)
+keys = typer.Typer(help="API keys: of tenants, and of the admin API.", no_args_is_help=True)
 
 UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 DURATION_S_MAX = 100 * 365 * 86_400
 """A longer time ends in no year that can be shown."""
 DURATION = re.compile(r"([1-9]\d{0,8})([smhd])")
+HOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}")
+"""Who has a key of the admin API, as the history names him."""
 
 FileOption = Annotated[
     Path | None,
@@ -49,7 +54,21 @@ def duration_s(text: str, option: str) -> int:
 
 @keys.command()
 def create(
-    tenant: Annotated[str, typer.Option(help="Whose key it is: a tenant of the cluster file.")],
+    tenant: Annotated[
+        str | None, typer.Option(help="Whose key it is: a tenant of the cluster file.", show_default=False)
+    ] = None,
+    admin: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ROLE",
+            help="A key of the admin API instead: viewer, operator or admin.",
+            show_default=False,
+        ),
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(help="With --admin: who has it, as the history tells.", show_default="your account's name"),
+    ] = None,
     expires: Annotated[
         str | None,
         typer.Option(metavar="TIME", help="Good for so long, such as 90d or 12h.", show_default="for ever"),
@@ -59,19 +78,23 @@ def create(
     """Make an API key. It is shown once: only its digest is kept."""
     from forebay.obs.clock import wall_s
 
-    cluster, path = _cluster(file)
-    names = [each.name for each in cluster.tenants]
-    if tenant not in names:
-        there = ", ".join(names) or "none; add it under `tenants:` and set `gateway.auth: keys`"
-        raise UserError(f"There is no tenant {tenant!r} in the cluster file; there is: {there}.")
+    if (tenant is None) == (admin is None):
+        raise UserError("Say whose key it is with --tenant NAME, or what it may do with --admin ROLE.", WRONG_USAGE)
+    cluster, paths = _cluster(file)
+    if tenant is not None:
+        holder, role, path = _tenant(tenant, [each.name for each in cluster.tenants]), "", paths[0]
+    else:
+        holder, role, path = _holder(name), _role(str(admin)), paths[1]
     now = wall_s()
     ends = now + duration_s(expires, "--expires") if expires else None
 
     def add(records: "Keys") -> "tuple[Keys, Made]":
-        made = _new(records, tenant, now, ends)
+        made = _new(records, holder, now, ends, role)
         return (*records, made[1]), made
 
     _show(_change(path, add))
+    if role and cluster.admin.auth != "keys":
+        typer.echo("The admin API asks for keys once the cluster file has `admin: {auth: keys}`.", err=True)
 
 
 @keys.command("list")
@@ -83,19 +106,17 @@ def list_(
     from rich.table import Table
 
     from forebay.obs.clock import wall_s
-    from forebay.registry.keys import KeyFileError, read_keys
 
-    _, path = _cluster(file)
-    try:
-        records = read_keys(path)
-    except KeyFileError as error:
-        raise UserError(f"{error}.") from error
+    _, paths = _cluster(file)
+    records = [record for path in dict.fromkeys(paths) for record in _read(path)]
     now = wall_s()
     if as_json:
         rows = [
             {
                 "id": record.id,
-                "tenant": record.tenant,
+                "tenant": None if record.role else record.tenant,
+                "name": record.tenant if record.role else None,
+                "role": record.role or None,
                 "state": _state(record, now),
                 "created": _time(record.created),
                 "expires": _time(record.expires) or None,
@@ -106,20 +127,21 @@ def list_(
         typer.echo(msgspec.json.format(msgspec.json.encode(rows)))
         return
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for name in ("id", "tenant", "state", "created", "expires"):
+    for name in ("id", "of", "may", "state", "created", "expires"):
         table.add_column(name, no_wrap=True)
     for record in records:
         ends = _time(record.expires) or "never"
-        table.add_row(record.id, record.tenant, _state(record, now), _time(record.created), ends)
+        may = f"admin API: {record.role}" if record.role else "use models"
+        table.add_row(record.id, record.tenant, may, _state(record, now), _time(record.created), ends)
     settings.screen().print(table)
 
 
 @keys.command()
 def revoke(key_id: IdArgument, file: FileOption = None) -> None:
-    """End a key for good. Gateways refuse it within a second."""
+    """End a key for good. Gateways refuse it within a second, the admin API at once."""
     from forebay.obs.clock import wall_s
 
-    _, path = _cluster(file)
+    path = _place(key_id, _cluster(file)[1])
     now = wall_s()
 
     def end(records: "Keys") -> "tuple[Keys, None]":
@@ -139,19 +161,21 @@ def rotate(
     ] = None,
     file: FileOption = None,
 ) -> None:
-    """Make a new key for the same tenant, good for as long as the old one was, and end the old one."""
+    """Make a new key for the same holder, good for as long as the old one was, and end the old one."""
     from forebay.obs.clock import wall_s
 
-    _, path = _cluster(file)
+    path = _place(key_id, _cluster(file)[1])
     now = wall_s()
     until = now + duration_s(overlap, "--overlap") if overlap else None
 
     def swap(records: "Keys") -> "tuple[Keys, Made]":
         old = _find(records, key_id, path)
         if _state(old, now) != "good":
-            advice = f"make one with `forebay keys create --tenant {old.tenant}`"
+            whose = f"--admin {old.role} --name {old.tenant}" if old.role else f"--tenant {old.tenant}"
+            advice = f"make one with `forebay keys create {whose}`"
             raise UserError(f"Key {key_id} is {_state(old, now)}: {advice}.")
-        made = _new(records, old.tenant, now, None if old.expires is None else now + old.expires - old.created)
+        ends = None if old.expires is None else now + old.expires - old.created
+        made = _new(records, old.tenant, now, ends, old.role)
         ended = replace(old, revoked=now) if until is None else replace(old, expires=min(until, old.expires or until))
         return (*_with(records, ended), made[1]), made
 
@@ -159,14 +183,40 @@ def rotate(
     typer.echo(f"Key {key_id} {f'stays good until {_time(until)}' if until else 'is revoked'}.", err=True)
 
 
-def _new(records: "Keys", tenant: str, now: float, ends: float | None) -> "Made":
+def _tenant(name: str, there: list[str]) -> str:
+    if name not in there:
+        found = ", ".join(there) or "none; add it under `tenants:` and set `gateway.auth: keys`"
+        raise UserError(f"There is no tenant {name!r} in the cluster file; there is: {found}.")
+    return name
+
+
+def _holder(name: str | None) -> str:
+    from forebay.cli.registry.command import account
+
+    holder = name or account()
+    if HOLDER.fullmatch(holder) is None:
+        raise UserError(f"--name {holder!r}: expected up to 64 letters, digits, and . _ @ + -", WRONG_USAGE)
+    return holder
+
+
+def _role(name: str) -> str:
+    from forebay.core.registry.approval import Role
+    from forebay.core.tenancy.roles import role_of
+
+    if role_of(name) is None:
+        there = ", ".join(role.name.lower() for role in Role)
+        raise UserError(f"--admin {name!r}: expected a role: {there}.", WRONG_USAGE)
+    return name
+
+
+def _new(records: "Keys", holder: str, now: float, ends: float | None, role: str) -> "Made":
     import secrets
 
     from forebay.core.tenancy import ENTROPY_BYTES, mint
 
     taken = {record.id for record in records}
     while True:
-        made = mint(tenant, secrets.token_bytes(ENTROPY_BYTES), now, ends)
+        made = mint(holder, secrets.token_bytes(ENTROPY_BYTES), now, ends, role)
         if made[1].id not in taken:
             return made
 
@@ -175,16 +225,32 @@ def _show(made: "Made") -> None:
     """The key alone on standard output, so that a script can take it; all else beside it."""
     key, record = made
     until = f", good until {_time(record.expires)}" if record.expires else ""
-    typer.echo(f"Key {record.id} of tenant {record.tenant}{until}. It is shown this once; keep it safe:", err=True)
+    whose = f"{record.tenant} for the admin API ({record.role})" if record.role else f"tenant {record.tenant}"
+    typer.echo(f"Key {record.id} of {whose}{until}. It is shown this once; keep it safe:", err=True)
     typer.echo(key)
 
 
-def _cluster(file: Path | None) -> "tuple[Cluster, Path]":
-    """The cluster and where its keys are. Raises `UserError`."""
-    from forebay.control.plan import Places, keys_path
+def _cluster(file: Path | None) -> "tuple[Cluster, tuple[Path, Path]]":
+    """The cluster, and where its keys are: those of tenants, and those of the admin API. Raises `UserError`."""
+    from forebay.control.plan import Places, admin_keys_path, keys_path
 
     cluster = settings.load_cluster(settings.read_file(file), [], os.environ)
-    return cluster, keys_path(cluster, Places(settings.home() / "run" / cluster.name))
+    places = Places(settings.home() / "run" / cluster.name)
+    return cluster, (keys_path(cluster, places), admin_keys_path(cluster, places))
+
+
+def _read(path: Path) -> "Keys":
+    from forebay.registry.keys import KeyFileError, read_keys
+
+    try:
+        return read_keys(path)
+    except KeyFileError as error:
+        raise UserError(f"{error}.") from error
+
+
+def _place(key_id: str, paths: tuple[Path, Path]) -> Path:
+    """The file that has a key, else that of the tenants."""
+    return next((path for path in paths if any(record.id == key_id for record in _read(path))), paths[0])
 
 
 def _change(path: Path, change: "Callable[[Keys], tuple[Keys, T]]") -> "T":

@@ -10,6 +10,8 @@ import typer
 from forebay import __version__
 from forebay.cli import settings
 from forebay.cli.conformance.command import conformance
+from forebay.cli.deploy import command as deploying
+from forebay.cli.deploy.command import TokenOption
 from forebay.cli.keys import keys
 from forebay.cli.records import command as records
 from forebay.cli.registry.command import history, registry
@@ -38,6 +40,7 @@ app.add_typer(records.audit, name="audit")
 app.add_typer(keys, name="keys")
 app.add_typer(registry, name="registry")
 app.add_typer(repository, name="repository")
+app.add_typer(deploying.rollout, name="rollout")
 
 FileOption = Annotated[
     Path | None,
@@ -104,8 +107,12 @@ def up(
         again = settings.read_file(Path(source.name))
         return settings.load_cluster(again, set_ or [], os.environ, to_run=True, otherwise="nothing was changed")
 
+    def parse(text: str) -> "Cluster":
+        sent = settings.FileText("what was sent", text.encode())
+        return settings.load_cluster(sent, set_ or [], os.environ, to_run=True, otherwise="nothing was changed")
+
     cluster = settings.load_cluster(source, set_ or [], os.environ, to_run=True)
-    raise typer.Exit(run_up(cluster, settings.home(), console, None if source.is_demo else read_again))
+    raise typer.Exit(run_up(cluster, settings.home(), console, None if source.is_demo else read_again, parse))
 
 
 @app.command()
@@ -113,11 +120,13 @@ def reload(
     url: Annotated[
         str | None, typer.Option("--url", help="Admin API.", show_default="FOREBAY_ADMIN_URL, else the demo's")
     ] = None,
+    token_file: TokenOption = None,
 ) -> None:
     """Let the running cluster take its changed cluster file over; no request is dropped."""
+    from forebay.cli.deploy.client import Admin
     from forebay.cli.view import reload as view
 
-    raise typer.Exit(view.reload((url or settings.admin_url()).rstrip("/"), settings.screen()))
+    raise typer.Exit(view.reload(Admin(url, token_file), settings.screen()))
 
 
 app.command()(serve)
@@ -130,11 +139,17 @@ def status(
     url: Annotated[
         str | None, typer.Option("--url", help="Admin API.", show_default="FOREBAY_ADMIN_URL, else the demo's")
     ] = None,
+    token_file: TokenOption = None,
 ) -> None:
     """Show every replica of the running cluster."""
+    from forebay.cli.deploy.client import Admin
     from forebay.cli.view import status as view
 
-    raise typer.Exit(view.status((url or settings.admin_url()).rstrip("/"), watch, as_json, settings.screen()))
+    raise typer.Exit(view.status(Admin(url, token_file), watch, as_json, settings.screen()))
+
+
+app.command()(deploying.deploy)
+app.command()(deploying.apply)
 
 
 app.command()(records.explain)

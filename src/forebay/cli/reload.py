@@ -1,24 +1,37 @@
-"""Taking a changed cluster file over while the cluster runs: read, compare, prepare, and only then change things."""
+"""Taking a changed cluster file over while the cluster runs: read, compare, prepare, and only then change things.
+
+The file is the one that the cluster was started with (`forebay reload`), or one that is sent (`forebay apply`).
+"""
 
 import asyncio
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 from forebay.cli.settings import UserError
-from forebay.control.changes import NEED_RESTART, Reloaded, changes, effects
+from forebay.control.changes import NEED_RESTART, Change, Reloaded, changes, effects
 from forebay.control.journal import Journal
 from forebay.control.leasing import make_leases
 from forebay.control.loop import Controller
 from forebay.control.plan import Plan
 from forebay.core.cluster import Cluster
+from forebay.core.errors import Code, Refusal
+from forebay.core.tenancy.roles import Caller, beyond
+from forebay.obs.clock import wall_s
+from forebay.store import events
+from forebay.store.database import Store, StoreError
 
 NO_FILE = "there is no file to read again: the cluster was started without one"
+NOT_SENT = "this cluster takes no cluster file from outside"
 UNCHANGED = "Nothing was changed."
+
+Recorder = Callable[[str, str, Reloaded], None]
+"""Writes into the history what was changed: kind, who, what. Blocks. Raises `StoreError`."""
 
 
 @dataclass
 class Reloader:
-    """Does one reload after the other. `read` and `make_plan` raise `UserError` with all that is wrong.
+    """Does one reload after the other. `read`, `parse` and `make_plan` raise `UserError` with all that is wrong.
 
     `make_plan` fetches and converts models, which may take long; it gets a thread of its own.
     """
@@ -29,39 +42,102 @@ class Reloader:
     plan: Plan
     read: Callable[[], Cluster] | None
     make_plan: Callable[[Cluster], Plan]
+    parse: Callable[[str], Cluster] | None = None
+    """The cluster of a document that somebody has sent, with what the start has put on top of its own file."""
+    record: Recorder | None = None
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    async def __call__(self) -> Reloaded:
+    async def __call__(self, by: str = "") -> Reloaded:
         """Read the file again and take it over, or say what is wrong with it and change nothing."""
-        async with self._turn:
-            try:
-                done = await self._reload()
-            except UserError as error:
-                done = Reloaded(tuple(str(error).splitlines()))
-            except Exception as mistake:  # supervisor: a file that we stumble over must not end what runs
-                done = Reloaded((f"nothing was changed: {type(mistake).__name__}: {mistake}",))
+        done = await self._tried(self.read, by, None)
         if done.problems:
             self.journal.note("not_reloaded", "\n".join(done.problems))
         else:
             self.journal.note("reloaded", "\n".join(summary(done)))
         return done
 
-    async def _reload(self) -> Reloaded:
-        if self.read is None:
-            raise UserError(NO_FILE)
-        cluster = await asyncio.to_thread(self.read)
+    async def apply(self, document: str, caller: Caller, *, dry_run: bool) -> Reloaded:
+        """Take a document over, or, with `dry_run`, do all of that but the taking over.
+
+        Raises `Refusal` if the caller may not, `StoreError` if it cannot be written down who has done it.
+        """
+        parse = self.parse
+        done = await self._tried(parse and (lambda: parse(document)), caller.name, caller, dry_run)
+        if not dry_run and not done.problems:
+            self.journal.note("applied", "\n".join([f"by {caller.name}", *summary(done)]))
+        return done
+
+    async def _tried(
+        self, read: Callable[[], Cluster] | None, by: str, caller: Caller | None, dry_run: bool = False
+    ) -> Reloaded:
+        async with self._turn:
+            try:
+                return await self._take_over(read, by, caller, dry_run)
+            except UserError as error:
+                return Reloaded(tuple(str(error).splitlines()))
+            except (Refusal, StoreError):
+                raise
+            except Exception as mistake:  # supervisor: a file that we stumble over must not end what runs
+                return Reloaded((f"nothing was changed: {type(mistake).__name__}: {mistake}",))
+
+    async def _take_over(
+        self, read: Callable[[], Cluster] | None, by: str, caller: Caller | None, dry_run: bool
+    ) -> Reloaded:
+        if read is None:
+            raise UserError(NO_FILE if caller is None else NOT_SENT)
+        cluster = await asyncio.to_thread(read)
         found = changes(self.cluster, cluster)
         fixed = [change for change in found if change.path in NEED_RESTART]
         if fixed:
             raise UserError("\n".join([*(f"{change} needs a restart of forebay up" for change in fixed), UNCHANGED]))
+        if caller is not None:
+            self._permit(caller, cluster, found)
         plan = await asyncio.to_thread(self.make_plan, cluster)
         if self.control.stopping:
             raise UserError("the cluster stops")
+        deployments = self.control.deployments
+        wrong = deployments.problems(plan) if deployments else ()
+        if wrong:
+            raise UserError("\n".join([*wrong, UNCHANGED]))
         done = Reloaded((), found, effects(self.plan, plan))
+        if dry_run:
+            return done
+        if self.record and (done.changes or done.effects):
+            await self._write_down(self.record, by, caller, done)
+        if deployments:
+            try:
+                await deployments.take_over(plan)
+            except StoreError as error:
+                raise UserError(f"{error}\n{UNCHANGED}") from error
         self.control.take_over(plan, make_leases(plan))
         self.cluster, self.plan = cluster, plan
         await self.control.look()
         return done
+
+    def _permit(self, caller: Caller, cluster: Cluster, found: tuple[Change, ...]) -> None:
+        before = {model.name: model.source for model in self.cluster.models}
+        sources = [model.source for model in cluster.models if before.get(model.name) != model.source]
+        rules = self.cluster.registry
+        strict = rules.approvals_min > 0 or bool(rules.publishers)
+        why_not = beyond([change.path for change in found], sources, strict, caller)
+        if why_not:
+            raise Refusal(Code.ROLE_NOT_ALLOWED, f"{why_not}. {UNCHANGED}", "document")
+
+    async def _write_down(self, record: Recorder, by: str, caller: Caller | None, done: Reloaded) -> None:
+        """Before it is done. Who owns the file can change things while the store is down."""
+        try:
+            await asyncio.to_thread(record, "cluster.applied" if caller else "cluster.reloaded", by, done)
+        except StoreError as error:
+            if caller is not None:
+                raise
+            self.journal.note("not_in_history", str(error))
+
+
+def record(store: Callable[[], AbstractContextManager[Store]], name: str, kind: str, by: str, done: Reloaded) -> None:
+    """Write into the history of a cluster who changed what. Raises `StoreError`."""
+    why = "; ".join(map(str, done.changes or done.effects))
+    with store() as opened, opened.write() as connection:
+        events.append(connection, at=wall_s(), actor=by, kind=kind, subject=f"cluster/{name}", why=why, document=done)
 
 
 def summary(done: Reloaded) -> list[str]:

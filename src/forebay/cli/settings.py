@@ -21,7 +21,8 @@ PREFIX = "FOREBAY_"
 VARIABLES = {
     "FOREBAY_HOME": f"folder for models, caches and run-time state; default: `{HOME}` in the current folder",
     "FOREBAY_URL": f"base URL that `chat` and `bench` talk to; default: `{GATEWAY_URL}`",
-    "FOREBAY_ADMIN_URL": f"admin API that `status` asks; default: `{ADMIN_URL}`",
+    "FOREBAY_ADMIN_URL": f"admin API that `status`, `deploy` and others ask; default: `{ADMIN_URL}`",
+    "FOREBAY_ADMIN_TOKEN": "key that they send, for clusters with `admin.auth: keys`",
     "FOREBAY_API_KEY": "bearer token that `chat` and `bench` send, for servers that want one",
     "FOREBAY_CA": "PEM file of the CA that `chat` and `bench` trust for https; default: the usual ones",
     "FOREBAY_<KEY>__<KEY>": "a setting of the cluster file, for example `FOREBAY_GATEWAY__PORT=9000` or "

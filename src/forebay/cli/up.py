@@ -27,10 +27,12 @@ from forebay.core.cluster import Cluster
 from forebay.core.model import Endpoint, Task
 from forebay.obs.clock import wall_s
 from forebay.providers.processes import identify, session_leaders
+from forebay.store.database import StoreError
 from forebay.wire.documents import UNREADABLE
 
 SHOW_EVERY_S = 0.2
 BACKLOG = 128
+NOT_BEGUN = "Nothing was started or stopped; what ran before runs on."
 ACCESS = {
     "off": "no API key is asked for, so only this machine can reach it (gateway.auth: off)",
     "open": "no API key is asked for: open to everybody who can reach it (gateway.auth: open)",
@@ -46,10 +48,17 @@ class Holder(msgspec.Struct, frozen=True):
     since: float
 
 
-def run_up(cluster: Cluster, home: Path, console: Console, read: Callable[[], Cluster] | None = None) -> int:
+def run_up(
+    cluster: Cluster,
+    home: Path,
+    console: Console,
+    read: Callable[[], Cluster] | None = None,
+    parse: Callable[[str], Cluster] | None = None,
+) -> int:
     """Run a cluster until Ctrl-C or SIGTERM; the exit code. Raises `UserError` for what the user can mend.
 
-    `read` reads the cluster file again, for `forebay reload` and SIGHUP; None: there is none.
+    `read` reads the cluster file again, for `forebay reload` and SIGHUP; None: there is none. `parse` makes a cluster
+    of a document that `forebay apply` sends; None: none is taken.
     """
     home = home.absolute()
     places = Places(home / "run" / cluster.name)
@@ -70,7 +79,7 @@ def run_up(cluster: Cluster, home: Path, console: Console, read: Callable[[], Cl
                 certificate = check_certificate(cluster.gateway.tls.value())
                 if certificate.advice:
                     screen.line(f"the certificate {certificate.found}: {certificate.advice}", "yellow")
-            parts = build(cluster, artifacts, places, screen.event, home=home, read=read)
+            parts = build(cluster, artifacts, places, screen.event, home=home, read=read, parse=parse)
             asyncio.run(_run(parts, listener, screen, began))
             forget(cluster)
     return 0
@@ -149,6 +158,11 @@ def _prepare(cluster: Cluster, home: Path, screen: Screen) -> dict[str, Artifact
 async def _run(parts: Parts, listener: socket.socket, screen: Screen, began: float) -> None:
     control = parts.control
     loop = asyncio.get_running_loop()
+    try:
+        await parts.deployments.begin(parts.plan)
+    except StoreError as error:
+        await parts.close()
+        raise UserError(f"what is deployed is not known: {error}\n{NOT_BEGUN}") from error
 
     def stop() -> None:
         screen.still()
@@ -198,7 +212,7 @@ async def _reload_on(asked: asyncio.Event, reload: Reloader) -> None:
     while True:
         await asked.wait()
         asked.clear()
-        await reload()
+        await reload("SIGHUP")
 
 
 def _status(control: Controller) -> Status:
@@ -219,7 +233,8 @@ async def _show(parts: Parts, screen: Screen, began: float, admin: tuple[str, in
     if parts.plan.gateway_url.startswith("https:"):
         screen.line("  TLS         clients use a name that the certificate holds, and trust its CA (curl --cacert)")
     screen.line(f"  access      {ACCESS[parts.plan.auth]}")
-    screen.line(f"  admin API   http://{admin[0]}:{admin[1]}/v1/status")
+    asks = "; asks for a key: forebay keys create --admin ROLE" if parts.reload.cluster.admin.auth == "keys" else ""
+    screen.line(f"  admin API   http://{admin[0]}:{admin[1]}/v1/status{asks}")
     screen.line(f"\n{_example(parts.plan)}\n")
     screen.line("Ctrl-C stops the cluster.", "dim")
     if parts.reload.read is not None:

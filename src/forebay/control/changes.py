@@ -10,8 +10,18 @@ from forebay.control.plan import Plan, PlannedModel
 from forebay.core.cluster import Cluster
 from forebay.core.reconcile import Slot
 
-NEED_RESTART: Final = ("name", "gateway.host", "gateway.port", "admin.host", "admin.port")
-"""Settings that stay as they are while `forebay up` runs: its folder, and the addresses that clients know."""
+NEED_RESTART: Final = (
+    "name",
+    "gateway.host",
+    "gateway.port",
+    "admin.host",
+    "admin.port",
+    "admin.auth",
+    "admin.keys_file",
+    "store",
+)
+"""Settings that stay as they are while `forebay up` runs: its folder, its store, the addresses that clients know, and
+who may change it."""
 NAMED: Final = ("models", "tenants")
 """Lists whose entries are told apart by name, wherever in the list they stand."""
 VALUE_CHARS_MAX: Final = 80

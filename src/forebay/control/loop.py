@@ -6,12 +6,14 @@ from contextlib import suppress
 from dataclasses import replace
 from enum import Enum, auto
 
+from forebay.control.deploying import Deployments
 from forebay.control.journal import Journal
 from forebay.control.leasing import Leases
 from forebay.control.plan import Plan
 from forebay.control.probe import Prober
+from forebay.control.rolling.watching import Looked
 from forebay.control.snapshot import SnapshotFile, make_routes
-from forebay.core.model import LoadReport, ReplicaState
+from forebay.core.model import LoadReport, ModelRoutes, ReplicaState
 from forebay.core.reconcile import (
     Action,
     Answered,
@@ -60,6 +62,7 @@ class Controller:
         metrics: Metrics,
         rules: Rules,
         leases: Leases | None = None,
+        deployments: Deployments | None = None,
     ) -> None:
         self.plan = plan
         """What is wanted, and for the time of a replacement a little more."""
@@ -70,6 +73,8 @@ class Controller:
         """Why control cannot do its work at the moment; empty: it can."""
         self.phase = Phase.RUN
         self._asked = plan
+        self._shaped: Plan | None = None
+        """The same with what is deployed, as it was in the last round."""
         self._provider = provider
         self._prober = prober
         self._snapshot = snapshot
@@ -77,6 +82,8 @@ class Controller:
         self._metrics = metrics
         self._rules = rules
         self._leases = leases
+        self.deployments = deployments
+        """What is deployed besides what the cluster file declares; None: nothing can be."""
         self._refused: dict[str, str] = {}
         self._failures = 0
         self._wake = asyncio.Event()
@@ -89,6 +96,7 @@ class Controller:
             self._leases.read()
         async with asyncio.TaskGroup() as tasks:
             watching = tasks.create_task(self._watch())
+            deploying = tasks.create_task(self.deployments.run(self._wake.set)) if self.deployments else None
             while not self.is_over:
                 self._wake.clear()
                 askers, self._askers = self._askers, []
@@ -103,6 +111,8 @@ class Controller:
                 if not self.is_over:
                     await self._pause(again_s)
             watching.cancel()
+            if deploying is not None:
+                deploying.cancel()
 
     @property
     def stopping(self) -> bool:
@@ -118,6 +128,7 @@ class Controller:
         """Work towards another plan from the next round on: gateways are told of it, units follow one by one."""
         kept = {model.routes.name for model in plan.models}
         for name in sorted({model.routes.name for model in self._asked.models} - kept):
+            self._metrics.forget("rollout_share", name)
             for state in ReplicaState:
                 self._metrics.forget("replicas", name, state.value)
         if leases is not None:
@@ -166,11 +177,12 @@ class Controller:
         seen = await self._observe()
         before = self.state
         if seen.units is not None:
-            self.plan = self._asked.with_spares(before, seen.units)
+            # From here to the snapshot nothing else is awaited: what is deployed stays as it is.
+            self.plan = (await self._deployed(seen.units)).with_spares(before, seen.units)
         self.state, verdict = decide(self._wanted(), before, seen, loop.time(), self._rules)
         self._report(before, seen, verdict)
         if seen.units is not None:
-            self._publish(seen.units)
+            self._publish(before, seen.units, verdict)
             await self._lend(seen.units)
             await self._act(verdict.actions)
             self._advance(seen.units)
@@ -178,6 +190,27 @@ class Controller:
             self.trouble = ""
         self._metrics.histogram("reconcile_duration_seconds").observe(loop.time() - began)
         return verdict.look_again_s
+
+    async def _deployed(self, units: Iterable[SeenUnit]) -> Plan:
+        """What is asked for, with the revisions that are deployed; of a mistake there all else must not suffer."""
+        deployments, seen = self.deployments, tuple(units)
+        if deployments is None:
+            return self._asked
+        try:
+            await deployments.collect(self._prober, seen)
+            self._shaped = deployments.shaped(self._asked, seen)
+        except Exception as mistake:  # supervisor: units are looked after as before
+            if self._shaped is None:
+                raise
+            self._fail("rollouts", f"{type(mistake).__name__}: {mistake}")
+        return self._shaped
+
+    def _look(self, models: tuple[ModelRoutes, ...], looked: Looked) -> None:
+        assert self.deployments is not None
+        try:
+            self.deployments.look(models, looked)
+        except Exception as mistake:  # supervisor: rollouts stay as they are
+            self._fail("rollouts", f"{type(mistake).__name__}: {mistake}")
 
     def _wanted(self) -> Iterable[Slot]:
         match self.phase:
@@ -212,11 +245,18 @@ class Controller:
                 self.reports[key] = answer.report
         return Seen(units, answers, refused)
 
-    def _publish(self, units: Iterable[SeenUnit]) -> None:
+    def _publish(self, before: State, units: Iterable[SeenUnit], verdict: Verdict) -> None:
         """Before acting: gateways are told of a replica that stops before the replica is."""
         known = {unit.key: unit for unit in units}
         try:
             models = make_routes(self.plan, self.state, known, self.reports, self._snapshot.replicas)
+            if self.deployments is not None:
+                if self.phase is Phase.RUN:
+                    self._look(models, Looked(before, self.state, verdict.moves, self.reports))
+                models = self.deployments.divided(models)
+            for model in models:
+                share = model.split.share if model.split else 0.0
+                self._metrics.gauge("rollout_share", model.name).set(share)
             self._snapshot.write(models, self.plan.dispatch)
         except OSError as error:
             self._fail("publish", f"the snapshot cannot be written: {error}")
@@ -271,7 +311,7 @@ class Controller:
                 self._metrics.counter("restarts_total", s.id).inc(more)
         states = {s.id: s.state for s in self.state.slots}
         for model in self.plan.models:
-            own = [states.get(slot.id, ReplicaState.STOPPED) for slot in model.slots]
+            own = [states.get(slot.id, ReplicaState.STOPPED) for slot in model.units]
             for state in ReplicaState:
                 self._metrics.gauge("replicas", model.routes.name, state.value).set(own.count(state))
         looping = sum(state is ReplicaState.QUARANTINED for state in states.values())

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from forebay.core.cluster import Cluster, GatewaySettings, ModelSettings, Slo
+from forebay.core.deploy.settings import RolloutSettings
 from forebay.core.dispatch.settings import make_dispatch, stand_ins
 from forebay.core.model import (
     Dispatch,
@@ -44,7 +45,15 @@ class PlannedModel:
     slo: Slo
     slots: tuple[Slot, ...]
     spare: Slot | None = None
-    """The replica after the last one, wanted only while the others are replaced."""
+    """A replica more, wanted only while those of `slots` are replaced."""
+    canary: tuple[Slot, ...] = ()
+    """Of the revision that is being rolled out."""
+    rollout: RolloutSettings = field(default_factory=RolloutSettings)
+
+    @property
+    def units(self) -> tuple[Slot, ...]:
+        """The replicas of all revisions."""
+        return (*self.slots, *self.canary)
 
 
 @dataclass(frozen=True)
@@ -59,11 +68,13 @@ class Plan:
     """`gateway.auth`: who may come in."""
     dispatch: Dispatch = field(default_factory=Dispatch)
     """Names beside those of the models."""
+    version: str = ""
+    """Of Forebay: part of the digest of every slot."""
 
     @property
     def slots(self) -> tuple[Slot, ...]:
         """Everything that is to run."""
-        return (*self.gateways, *(slot for model in self.models for slot in model.slots))
+        return (*self.gateways, *(slot for model in self.models for slot in model.units))
 
     def with_spares(self, state: State, units: Iterable[SeenUnit]) -> "Plan":
         """The same, with the spare of every model whose replicas are being replaced among its slots."""
@@ -94,6 +105,11 @@ class Places:
         return self.folder / "peers"
 
     @property
+    def deployed(self) -> Path:
+        """What is deployed, for a start while the store is down."""
+        return self.folder / "deployed.json"
+
+    @property
     def log(self) -> Path:
         """Control's history."""
         return self.folder / "control.log"
@@ -107,6 +123,11 @@ class Places:
     def keys(self) -> Path:
         """API keys, unless the cluster file says where."""
         return self.folder / "keys.json"
+
+    @property
+    def admin_keys(self) -> Path:
+        """Keys of the admin API, unless the cluster file says where."""
+        return self.folder / "admin-keys.json"
 
     @property
     def counts(self) -> Path:
@@ -133,7 +154,23 @@ def make_plan(cluster: Cluster, artifacts: Mapping[str, Artifact], places: Place
         models=tuple(_model(cluster, model, artifacts[model.name], version) for model in cluster.models),
         auth=cluster.gateway.auth,
         dispatch=make_dispatch(cluster.aliases, cluster.routes),
+        version=version,
     )
+
+
+def slot_of(base: Slot, index: int, artifact: Artifact | None, version: str) -> Slot:
+    """A slot of the same model as `base`, with another index, and for another artifact; None: for the same one."""
+    assert isinstance(base.spec, WorkerSpec)
+    spec = replace(base.spec, replica=f"{base.spec.model}-{index}")
+    if artifact is not None:
+        spec = replace(
+            spec,
+            revision=revision_id(artifact.digest, artifact.engine, artifact.settings),
+            engine=artifact.engine,
+            artifact=str(artifact.path),
+            settings=dict(artifact.settings),
+        )
+    return replace(base, id=spec.replica, index=index, digest=spec_digest(spec, version), spec=spec)
 
 
 def _url(gateway: GatewaySettings) -> str:
@@ -150,6 +187,11 @@ def _tls(gateway: GatewaySettings) -> TlsSpec | None:
 def keys_path(cluster: Cluster, places: Places) -> Path:
     """Where the API keys of a cluster are."""
     return Path(cluster.gateway.keys_file).absolute() if cluster.gateway.keys_file else places.keys
+
+
+def admin_keys_path(cluster: Cluster, places: Places) -> Path:
+    """Where the keys of a cluster's admin API are."""
+    return Path(cluster.admin.keys_file).absolute() if cluster.admin.keys_file else places.admin_keys
 
 
 def _tenancy(cluster: Cluster, places: Places, gateway: str) -> TenancySpec | None:
@@ -189,41 +231,36 @@ def _gateway(cluster: Cluster, index: int, places: Places, version: str) -> Slot
 
 def _model(cluster: Cluster, model: ModelSettings, artifact: Artifact, version: str) -> PlannedModel:
     revision = revision_id(artifact.digest, artifact.engine, artifact.settings)
-    specs = [
-        WorkerSpec(
-            replica=f"{model.name}-{index}",
-            generation=0,
-            model=model.name,
-            revision=revision,
-            task=model.task,
-            engine=artifact.engine,
-            artifact=str(artifact.path),
-            endpoint_path="",
-            port_first=cluster.worker_port_first,
-            settings=dict(artifact.settings),
-            engine_hang_s=model.engine_hang_s,
-            drain_grace_s=model.drain_grace_s,
-            limits=Limits(
-                # a request that goes on with another replica's answer brings that answer's text
-                body_bytes_max=cluster.gateway.limits.body_bytes_max + TEXT_BYTES_MAX,
-                bodies_bytes_max=cluster.gateway.limits.bodies_bytes_max,
-            ),
-        )
-        for index in range(model.replicas + 1)
-    ]
-    *slots, spare = (
-        Slot(
-            id=spec.replica,
-            kind=Kind.REPLICA,
-            group=model.name,
-            index=index,
-            digest=spec_digest(spec, version),
-            spec=spec,
-            load_timeout_s=spec.engine_load_timeout_s + LOAD_MARGIN_S,
-            drain_grace_s=spec.drain_grace_s,
-        )
-        for index, spec in enumerate(specs)
+    spec = WorkerSpec(
+        replica=f"{model.name}-0",
+        generation=0,
+        model=model.name,
+        revision=revision,
+        task=model.task,
+        engine=artifact.engine,
+        artifact=str(artifact.path),
+        endpoint_path="",
+        port_first=cluster.worker_port_first,
+        settings=dict(artifact.settings),
+        engine_hang_s=model.engine_hang_s,
+        drain_grace_s=model.drain_grace_s,
+        limits=Limits(
+            # a request that goes on with another replica's answer brings that answer's text
+            body_bytes_max=cluster.gateway.limits.body_bytes_max + TEXT_BYTES_MAX,
+            bodies_bytes_max=cluster.gateway.limits.bodies_bytes_max,
+        ),
     )
+    first = Slot(
+        id=spec.replica,
+        kind=Kind.REPLICA,
+        group=model.name,
+        index=0,
+        digest=spec_digest(spec, version),
+        spec=spec,
+        load_timeout_s=spec.engine_load_timeout_s + LOAD_MARGIN_S,
+        drain_grace_s=spec.drain_grace_s,
+    )
+    *slots, spare = (slot_of(first, index, None, version) for index in range(model.replicas + 1))
     routes = ModelRoutes(
         name=model.name,
         task=model.task,
@@ -238,4 +275,4 @@ def _model(cluster: Cluster, model: ModelSettings, artifact: Artifact, version: 
         fallback_default=model.fallback_default == "allow",
         price_per_mtok=model.price_per_mtok,
     )
-    return PlannedModel(routes, artifact.engine, model.source, model.slo, tuple(slots), spare)
+    return PlannedModel(routes, artifact.engine, model.source, model.slo, tuple(slots), spare, rollout=model.rollout)

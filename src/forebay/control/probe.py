@@ -1,12 +1,15 @@
 """Asks units how they are: replicas at `/load`, gateways at `/livez` of their own port. Never waits long."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import TypeVar
+from urllib.parse import quote
 
 import httpx
 import msgspec
 
+from forebay.core.deploy.samples import Observed
 from forebay.core.model import Endpoint, LoadReport
 from forebay.core.reconcile import Answer, Answered, Kind, SeenUnit, Silent, UnitKey
 from forebay.core.tenancy import Demand
@@ -14,7 +17,9 @@ from forebay.wire.documents import UNREADABLE
 
 TIMEOUT_S = 1.0
 AT_ONCE_MAX = 32
-BODY_BYTES_MAX = 1_048_576
+D = TypeVar("D")
+BODY_BYTES_MAX = 8 * 1_048_576
+"""Of any answer. The largest ones are a gateway's samples: 1,000 of them, and 32 pairs of texts."""
 
 
 class Prober:
@@ -43,12 +48,33 @@ class Prober:
             asked = [(unit.slot, tasks.create_task(self._demand(unit))) for unit in listening]
         return {slot: demand for slot, task in asked if (demand := task.result()) is not None}
 
+    async def observations(
+        self, units: Iterable[SeenUnit], cursors: Mapping[str, tuple[str, int]]
+    ) -> dict[str, Observed]:
+        """What gateways have seen of rollouts, by their slot, of each what is new since its instance and number in
+        `cursors`; nothing of a gateway that does not answer. Takes little more than a second."""
+        listening = [unit for unit in units if unit.alive and unit.endpoint and unit.kind is Kind.GATEWAY]
+        async with asyncio.TaskGroup() as tasks:
+            asked = [
+                (unit.slot, tasks.create_task(self._observed(unit, *cursors.get(unit.slot, ("", 0)))))
+                for unit in listening
+            ]
+        return {slot: observed for slot, task in asked if (observed := task.result()) is not None}
+
+    async def pages(self, units: Iterable[SeenUnit]) -> dict[str, bytes]:
+        """The metrics of each gateway that answers, by its slot; asked at once, in little more than a second."""
+        listening = [unit for unit in units if unit.alive and unit.endpoint and unit.kind is Kind.GATEWAY]
+        async with asyncio.TaskGroup() as tasks:
+            asked = [(unit.slot, tasks.create_task(self._page(unit))) for unit in listening]
+        return {slot: page for slot, task in asked if (page := task.result()) is not None}
+
     async def close(self) -> None:
         """Close the connections."""
         await self._client.aclose()
 
     async def _ask_one(self, unit: SeenUnit) -> Answer:
-        endpoint = self._own_port(unit)
+        endpoint = self._own_port(unit) or unit.endpoint
+        assert endpoint is not None
         path = "/livez" if unit.kind is Kind.GATEWAY else "/load"
         try:
             async with asyncio.timeout(TIMEOUT_S):
@@ -68,16 +94,35 @@ class Prober:
         return Answered(report)
 
     async def _demand(self, unit: SeenUnit) -> Demand | None:
+        return await self._told(unit, "/demand", Demand)
+
+    async def _observed(self, unit: SeenUnit, instance: str, after: int) -> Observed | None:
+        return await self._told(unit, f"/observations?after={after}&instance={quote(instance)}", Observed)
+
+    async def _told(self, unit: SeenUnit, path: str, document: type[D]) -> D | None:
+        """What a gateway says at its own port. The public one knows nothing of it, and counts who asks there."""
         endpoint = self._own_port(unit)
+        if endpoint is None:
+            return None
         try:
             async with asyncio.timeout(TIMEOUT_S):
-                body = await self._get(f"http://{endpoint.host}:{endpoint.port}/demand")
-            return msgspec.json.decode(body, type=Demand)
+                body = await self._get(f"http://{endpoint.host}:{endpoint.port}{path}")
+            return msgspec.json.decode(body, type=document)
         except (TimeoutError, httpx.HTTPError, _Unfit, *UNREADABLE):
             return None
 
+    async def _page(self, unit: SeenUnit) -> bytes | None:
+        endpoint = self._own_port(unit)
+        if endpoint is None:
+            return None
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                return await self._get(f"http://{endpoint.host}:{endpoint.port}/metrics")
+        except (TimeoutError, httpx.HTTPError, _Unfit):
+            return None
+
     async def _get(self, url: str) -> bytes:
-        body = b""
+        body = bytearray()
         async with self._client.stream("GET", url) as answer:
             if answer.status_code != httpx.codes.OK:
                 raise _Unfit(f"status {answer.status_code}")
@@ -85,19 +130,17 @@ class Prober:
                 body += chunk
                 if len(body) > BODY_BYTES_MAX:
                     raise _Unfit("an answer without end")
-        return body
+        return bytes(body)
 
-    def _own_port(self, unit: SeenUnit) -> Endpoint:
-        """Gateway processes share the public port: there, another one might answer."""
-        assert unit.endpoint is not None
-        if unit.kind is Kind.GATEWAY:
-            try:
-                own = msgspec.json.decode((self._peers / f"{unit.slot}.json").read_bytes(), type=Endpoint)
-            except (OSError, *UNREADABLE):
-                return unit.endpoint
-            if own.pid == unit.pid:
-                return own
-        return unit.endpoint
+    def _own_port(self, unit: SeenUnit) -> Endpoint | None:
+        """Of a gateway the port that it shares with no other process; None: it has not told yet."""
+        if unit.kind is not Kind.GATEWAY:
+            return unit.endpoint
+        try:
+            own = msgspec.json.decode((self._peers / f"{unit.slot}.json").read_bytes(), type=Endpoint)
+        except (OSError, *UNREADABLE):
+            return None
+        return own if own.pid == unit.pid else None
 
 
 class _Unfit(Exception):  # noqa: N818 - never leaves this module

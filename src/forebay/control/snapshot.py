@@ -27,7 +27,7 @@ def make_routes(
     slots = {s.id: s for s in state.slots}
     models = []
     for model in plan.models:
-        replicas = [_replica(slots[slot.id], units, reports, before) for slot in model.slots if slot.id in slots]
+        replicas = [_replica(slots[slot.id], units, reports, before) for slot in model.units if slot.id in slots]
         known = sorted((r for r in replicas if r), key=lambda r: r.id)
         models.append(replace(model.routes, replicas=tuple(known)))
     return tuple(sorted(models, key=lambda m: m.name))

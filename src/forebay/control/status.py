@@ -46,8 +46,23 @@ class ReplicaStatus(UnitStatus):
 
 
 @dataclass(frozen=True)
+class RolloutStatus:
+    """A rollout under way. `since`: when its phase, or the step in it, began; wall time, seconds."""
+
+    id: str
+    kind: str
+    canary: str
+    phase: str
+    step: int
+    share: float
+    paused: bool
+    since: float
+    why: str
+
+
+@dataclass(frozen=True)
 class ModelStatus:
-    """A model. `revision` is the wanted one."""
+    """A model. `revision` is the wanted one, and the one that serves while another is rolled out."""
 
     name: str
     task: str
@@ -58,6 +73,7 @@ class ModelStatus:
     ready: int
     wanted: int
     replicas: tuple[ReplicaStatus, ...]
+    rollout: RolloutStatus | None = None
 
 
 @dataclass(frozen=True)
@@ -95,7 +111,7 @@ def make_status(control: Controller, now: float, wall: float) -> Status:
         pid=os.getpid(),
         ready=up and control.phase is Phase.RUN,
         phase=control.phase.name.lower(),
-        trouble=control.trouble,
+        trouble=control.trouble or _store_trouble(control),
         gateway_url=control.plan.gateway_url,
         gateways=gateways,
         models=models,
@@ -133,7 +149,7 @@ def _model(
     control: Controller, model: PlannedModel, states: dict[str, SlotState], now: float, wall: float
 ) -> ModelStatus:
     replicas = tuple(
-        _replica(control, model, states.get(slot.id) or SlotState(slot.id, now), now, wall) for slot in model.slots
+        _replica(control, model, states.get(slot.id) or SlotState(slot.id, now), now, wall) for slot in model.units
     )
     return ModelStatus(
         name=model.routes.name,
@@ -143,8 +159,32 @@ def _model(
         revision=model.routes.revision,
         slo=model.slo.model_dump(exclude_none=True),
         ready=sum(r.state is ReplicaState.READY for r in replicas),
-        wanted=len(model.slots),
+        wanted=len(model.units),
         replicas=replicas,
+        rollout=_rollout(control, model.routes.name),
+    )
+
+
+def _store_trouble(control: Controller) -> str:
+    trouble = control.deployments.trouble if control.deployments else ""
+    return f"store: {trouble}; rollouts stay as they are" if trouble else ""
+
+
+def _rollout(control: Controller, model: str) -> RolloutStatus | None:
+    deployments = control.deployments
+    rollout = deployments.under_way(model) if deployments else None
+    if rollout is None:
+        return None
+    return RolloutStatus(
+        id=rollout.id,
+        kind=rollout.course.kind.value,
+        canary=rollout.canary,
+        phase=rollout.phase.value,
+        step=rollout.step,
+        share=rollout.share,
+        paused=rollout.paused,
+        since=rollout.since,
+        why=rollout.why,
     )
 
 

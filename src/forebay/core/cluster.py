@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from forebay.core import admission
 from forebay.core import model as nouns
+from forebay.core.deploy.settings import RolloutSettings, rollout_conflicts
 from forebay.core.dispatch.settings import RouteSettings, StandInSettings, dispatch_conflicts
 from forebay.core.model import Policy, Task
 from forebay.core.registry.settings import RegistrySettings, encryption_conflicts, store_conflicts
@@ -111,12 +112,17 @@ class GatewaySettings(Section):
 
 
 class AdminSettings(Section):
-    """The admin API: status, metrics, later the console."""
+    """The admin API: status, metrics, rollouts, the registry."""
 
     host: str = "127.0.0.1"
-    """Address to listen on. Keep it on loopback: the admin API has no login yet."""
+    """Address to listen on. It speaks plain HTTP: past this machine, put TLS before it."""
     port: Port = 8081
     """Port to listen on."""
+    auth: Literal["off", "keys"] = "off"
+    """`keys`: a request needs a key of `forebay keys create --admin ROLE`. `off`: it needs none, so `host` has to be
+    loopback; the account that runs Forebay, and root, may do everything, others of this machine may look."""
+    keys_file: Annotated[str, Field(min_length=1)] | None = None
+    """Where these keys are kept (their digests only); none: `admin-keys.json` below `FOREBAY_HOME/run/NAME`."""
 
 
 class Slo(Section):
@@ -192,6 +198,8 @@ class SyntheticSettings(Section):
     """Size of the pretended KV cache, tokens."""
     dimensions: Annotated[int, Field(ge=1, le=65_536)] = 64
     """Length of the pretended embeddings."""
+    error_share: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Share of the requests that fail, 0..1: a bad revision for trying out rollouts."""
 
 
 class ModelServerSettings(Section):
@@ -261,6 +269,8 @@ class ModelSettings(Section):
     """Whether they may, for a request that does not say so with the header `x-forebay-fallback`."""
     price_per_mtok: Annotated[float, Field(ge=0)] | None = None
     """Price of a million tokens, in the unit of the header `x-forebay-max-cost`."""
+    rollout: RolloutSettings = RolloutSettings()
+    """How new revisions come to serve."""
 
 
 Band = Literal["system", "interactive", "default", "batch"]
@@ -352,14 +362,17 @@ def conflicts(raw: Mapping[str, Any]) -> tuple[Conflict, ...]:
         *_reserved_names(models),
         *_same_names("models", models),
         *_engine_conflicts(models),
+        *_source_conflicts(models),
         *_port_conflicts(raw),
         *_auth_conflicts(gateway, raw.get("tenants", [])),
+        *_admin_conflicts(raw.get("admin")),
         *_same_names("tenants", tenants),
         *_tenant_conflicts(tenants, models),
         *_limit_conflicts(tenants, gateway.get("processes", 1)),
         *store_conflicts(raw.get("store")),
         *encryption_conflicts(raw.get("registry")),
         *dispatch_conflicts(raw),
+        *rollout_conflicts(raw),
     )
 
 
@@ -396,6 +409,14 @@ def _engine_conflicts(sections: Sequence[Mapping[str, Any]]) -> Iterator[Conflic
             yield Conflict(f"models[{index}].engine.name", f'"{name}"', allowed)
 
 
+def _source_conflicts(sections: Sequence[Mapping[str, Any]]) -> Iterator[Conflict]:
+    """The engine without a model needs no source, which looks like one if the engine is forgotten."""
+    for index, section in enumerate(sections):
+        if section.get("source") == "synthetic" and section.get("engine") is None and section.get("task") != "tensor":
+            allowed = "`engine: synthetic`, which needs no model; a file of that name is `source: ./synthetic`"
+            yield Conflict(f"models[{index}].engine", "nothing, beside `source: synthetic`", allowed)
+
+
 def _port_conflicts(raw: Mapping[str, Any]) -> Iterator[Conflict]:
     gateway, admin = (_port(raw.get("gateway"), GatewaySettings), _port(raw.get("admin"), AdminSettings))
     if gateway == admin:
@@ -414,7 +435,7 @@ def _auth_conflicts(gateway: Mapping[str, Any], tenants: Any) -> Iterator[Confli
         yield Conflict("tenants", "nothing", "at least one tenant, as `gateway.auth: keys` asks for their keys")
     if auth in ("off", "open") and tenants and isinstance(tenants, Sequence):
         yield Conflict("gateway.auth", f'"{auth}" beside tenants', '"keys", without which their limits mean nothing')
-    if auth == "off" and isinstance(host, str) and not _is_loopback(host):
+    if auth == "off" and isinstance(host, str) and not is_loopback(host):
         allowed = (
             "127.0.0.1, as everybody may use a gateway with `auth: off`; for another address ask for keys with "
             "`gateway.auth: keys`, or write `gateway.auth: open` if everybody is meant"
@@ -422,7 +443,15 @@ def _auth_conflicts(gateway: Mapping[str, Any], tenants: Any) -> Iterator[Confli
         yield Conflict("gateway.host", f'"{host}"', allowed)
 
 
-def _is_loopback(host: str) -> bool:
+def _admin_conflicts(admin: Any) -> Iterator[Conflict]:
+    host = admin.get("host") if isinstance(admin, Mapping) and admin.get("auth", "off") == "off" else None
+    if isinstance(host, str) and not is_loopback(host):
+        allowed = "127.0.0.1, or any other one with `admin.auth: keys`: who reaches it can change the cluster"
+        yield Conflict("admin.host", f'"{host}"', allowed)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address, or the name of one, is reached from this machine only."""
     try:
         return ip_address(host).is_loopback
     except ValueError:

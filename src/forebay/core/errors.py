@@ -33,6 +33,9 @@ class Code(StrEnum):
     REQUEST_TIMEOUT = "request_timeout"
     UNAUTHORIZED = "invalid_api_key"
     MODEL_NOT_ALLOWED = "model_not_allowed"
+    ROLE_NOT_ALLOWED = "role_not_allowed"
+    CONFLICT = "conflict"
+    STORE_UNAVAILABLE = "store_unavailable"
     RATE_LIMITED = "rate_limit_exceeded"
     STREAMS_LIMIT = "streams_limit"
     BUDGET_EXCEEDED = "insufficient_quota"
@@ -87,6 +90,9 @@ TABLE: dict[Code, Row] = {
     Code.REQUEST_TIMEOUT: Row(408, _C, False, _BAD, "The request did not arrive completely in time."),
     Code.UNAUTHORIZED: Row(401, _C, False, _BAD, "The API key is missing or not valid."),
     Code.MODEL_NOT_ALLOWED: Row(403, _C, False, _BAD, "The tenant of this API key may not use the model."),
+    Code.ROLE_NOT_ALLOWED: Row(403, _C, False, _BAD, "The role of this key may not do that."),
+    Code.CONFLICT: Row(409, _C, False, _BAD, "As things stand now, that cannot be done."),
+    Code.STORE_UNAVAILABLE: Row(503, _P, False, _SERVER, "The store cannot be reached; nothing was changed."),
     Code.RATE_LIMITED: Row(429, _C, False, _BUSY, "The tenant is over its requests or tokens per minute."),
     Code.STREAMS_LIMIT: Row(429, _C, False, _BUSY, "The tenant has as many open streams as it may have."),
     Code.BUDGET_EXCEEDED: Row(429, _C, False, _BUSY, "The tenant has used its tokens of the day."),

@@ -173,6 +173,31 @@ class Sessions(StrEnum):
     COOKIE = "cookie"
 
 
+class Sticky(StrEnum):
+    """What stays with one of two revisions: each request by itself, or all requests of a caller."""
+
+    REQUEST = "request"
+    CALLER = "caller"
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """How a model's requests are divided between two revisions while one of them is rolled out."""
+
+    rollout: str
+    stable: str
+    """The revision that has served so far."""
+    canary: str
+    """The revision that is to serve. It gets nothing but its share, and requests that ask for it by name."""
+    share: float = 0.0
+    """Of the requests, or of the callers, 0..1."""
+    mirrored: float = 0.0
+    """Of the requests: so many are copied to the canary, whose answers nobody gets, 0..1."""
+    sticky: Sticky = Sticky.REQUEST
+    counts_from: float = 0.0
+    """What began before, seconds since the epoch, is warm-up and tells nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelRoutes:
     """A model and its replicas, sorted by id."""
@@ -194,6 +219,8 @@ class ModelRoutes:
     sessions: Sessions = Sessions.OFF
     hedge_after_s: float = 0.0
     """After so long without an answer, short requests without side effects go to a second replica; 0: never."""
+    split: Split | None = None
+    """None: all replicas are alike."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,6 +75,10 @@ class Account:
         """Requests that another model was to serve."""
         return self._metrics.counter("fallbacks_total", self.model, trouble)
 
+    def mirrored(self, outcome: str) -> Counter:
+        """Copies for a revision that is to serve, by what became of them."""
+        return self._metrics.counter("mirrored_requests_total", self.model, outcome)
+
     def preempted(self, band: str) -> Counter:
         """Attempts of a band that gave way to more urgent requests."""
         return self._metrics.counter("preemptions_total", self.model, band)

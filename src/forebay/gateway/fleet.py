@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from forebay.core.admission import LATELY_S, Band, Toll, WaitingRoom, batch_max, batch_room
-from forebay.core.model import BlockNews, LoadReport, ModelRoutes, Policy, Replica, ReplicaState, Task
+from forebay.core.model import BlockNews, LoadReport, ModelRoutes, Policy, Replica, ReplicaState, Split, Task
 from forebay.core.resilience import Breaker, pool_pace_s, pool_ttft_s
 from forebay.core.routing import (
     CAPACITY_UNKNOWN,
@@ -29,6 +29,7 @@ from forebay.wire import http1
 
 if TYPE_CHECKING:
     from forebay.gateway.relay import Relay
+    from forebay.gateway.rollout.mirroring import Mirror
 
 STALL_S: Final = 2.0
 """An engine that owes a sign of life for so long makes its streams stall."""
@@ -76,6 +77,7 @@ class Link:
         "last_used",
         "load",
         "meter",
+        "mirrors",
         "model",
         "others",
         "places",
@@ -127,6 +129,8 @@ class Link:
         """Those of them that are batch work, the newest last; without any that was found unable to step aside."""
         self.batch_max = 1.0
         """How many may be while urgent requests are about."""
+        self.mirrors: dict[Mirror, None] = {}
+        """Copies under way, the newest last. They are no load: any request may have the place of one."""
         self.head_lines = http1.fields(
             (
                 (b"x-forebay-replica", replica.id.encode()),
@@ -156,7 +160,7 @@ class Link:
         self.state = effective_state(self.planned, report.state)
         self.places = _figure(report.capacity) or CAPACITY_UNKNOWN
         self.room = room(self.places, self.task)
-        self.others = max(0, _figure(report.in_flight) - max(own, len(self.attempts)))
+        self.others = max(0, _figure(report.in_flight) - max(own, len(self.attempts)) - len(self.mirrors))
         self.load = len(self.attempts) + self.others
         return ""
 
@@ -220,6 +224,7 @@ class Served:
         "pumping",
         "routes",
         "running",
+        "split",
         "troubled",
         "urgent_at",
         "waiting",
@@ -227,6 +232,8 @@ class Served:
 
     def __init__(self, routes: ModelRoutes, account: Account) -> None:
         self.routes = routes
+        self.split: Split | None = routes.split
+        """None: its replicas are all alike."""
         self.account = account
         self.links: list[Link] = []
         self._leaving: list[Link] = []
@@ -260,7 +267,7 @@ class Served:
             return self.links
         else:
             loads = [x.load for x in self.links]
-            rooms = [batch_room(x.places, len(x.batch), x.batch_max) for x in self.links]
+            rooms = [min(x.room, batch_room(x.places, len(x.batch), x.batch_max)) for x in self.links]
         return [
             Seen(x.id, x.generation, x.state, load, room, x.last_used, x.meter)
             for x, load, room in zip(self.links, loads, rooms, strict=True)
@@ -358,6 +365,7 @@ class Served:
     def update(self, routes: ModelRoutes) -> None:
         """Take over what control says."""
         self.routes = routes
+        self.split = routes.split
         self.waiting.size_max = routes.queue_max
         self.waiting.timeout_s = routes.queue_timeout_s
 

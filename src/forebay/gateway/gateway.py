@@ -3,22 +3,22 @@
 import asyncio
 import itertools
 import re
-from collections.abc import Sequence
 from random import Random
 from typing import Final
 
 from forebay.core.dispatch import Chosen
 from forebay.core.errors import TABLE, Code, Refusal
 from forebay.core.model import Condition, GatewaySpec, Policy, Sessions, Snapshot, Task
-from forebay.core.resilience import Outcome, RetryBudget, admissible, outcome_of
-from forebay.core.routing import Chooser, Route, Shed, View, Wait, Why, choose
+from forebay.core.resilience import Outcome, RetryBudget, outcome_of
+from forebay.core.routing import Chooser, Route, Shed, Wait, Why, choose
 from forebay.core.routing.meter import DECODE_TOKENS_MIN
 from forebay.core.tenancy import ANONYMOUS, Denied, Granted
 from forebay.gateway.account import CLIENT_CLOSED, OK, Account
 from forebay.gateway.admission.giving_way import PATIENCE_S, make_room, make_way
 from forebay.gateway.admission.holding import LOOK_MAX, hold, overtakes
 from forebay.gateway.asking import expected_tokens, make_ask, make_ticket, session_of
-from forebay.gateway.dispatch.dispatching import Dispatcher, addressed, check_revision, read, serving, strangers
+from forebay.gateway.dispatch.choosing import among
+from forebay.gateway.dispatch.dispatching import Dispatcher, addressed, check_revision, read, serving
 from forebay.gateway.dispatch.endpoints import Endpoint
 from forebay.gateway.dispatch.stepping_in import fall_back, fall_back_all, turn_away
 from forebay.gateway.fleet import BATCH, Link, Served
@@ -28,6 +28,8 @@ from forebay.gateway.records.accesslog import AccessLog, Line
 from forebay.gateway.records.facts import Facts, Used, used
 from forebay.gateway.records.recorder import Recorder
 from forebay.gateway.relay import Relay
+from forebay.gateway.rollout.arms import choose_by_arm, kind_of, report, sent
+from forebay.gateway.rollout.reporting import Observations
 from forebay.gateway.tenancy import Admitted, DeniedRefusal, Doorman, credential
 from forebay.gateway.tensor.answers import CODES
 from forebay.net.server import Exchange
@@ -66,7 +68,7 @@ class Gateway:
         self._retries_max = spec.retries_max
         self._metrics = metrics
         self._log = log
-        self._rng = rng
+        self.rng = rng
         self.doorman: Doorman | None = None
         """Who asks for keys; None: everybody may use everything."""
         self._recorder = recorder
@@ -74,7 +76,9 @@ class Gateway:
         self._turn = 0
         self.chooser: Chooser = choose
         self.budget = RetryBudget()
-        self._id_start = random_hex(8).encode()
+        instance = random_hex(8)
+        self.observations = Observations(instance)
+        self._id_start = instance.encode()
         self._id_count = itertools.count()
         loop = asyncio.get_running_loop()
         self.now = loop.time
@@ -242,31 +246,10 @@ class Gateway:
 
     def choose(self, relay: Relay) -> Route | Wait | Shed:
         """Which replica is to get it."""
-        served, tried, band = relay.served, relay.tried, relay.ticket.band
-        if relay.revision:
-            tried = (*tried, *strangers(served.links, relay.revision))
-        policy, ask, pricing = served.routes.policy, relay.ask, served.pricing
-        links: Sequence[View] = served.links
-        taken: list[tuple[str, int]] = []
-        if band == BATCH or (served.running[BATCH] and not isinstance(relay, Hedge)):
-            links = served.seen_by(band, self.now())
-            if band < BATCH and not (ask is not None and ask.stays):
-                taken = served.taken()
-        if served.troubled:
-            live = [link for link in served.links if link.live]
-            allowed = admissible([link.breaker for link in live], self.now())
-            shut = [(link.id, link.generation) for at, link in enumerate(live) if at not in allowed]
-            if shut:
-                choice = self.chooser(policy, links, (*tried, *shut, *taken), self._rng, ask=ask, pricing=pricing)
-                if taken and not isinstance(choice, Route):
-                    choice = self.chooser(policy, links, (*tried, *shut), self._rng, ask=ask, pricing=pricing)
-                if not isinstance(choice, Shed):
-                    return choice
-        if taken:
-            choice = self.chooser(policy, links, (*tried, *taken), self._rng, ask=ask, pricing=pricing)
-            if isinstance(choice, Route):
-                return choice
-        return self.chooser(policy, links, tried, self._rng, ask=ask, pricing=pricing)
+        split = relay.served.split
+        if split is None or relay.revision:
+            return among(self, relay, relay.tried)
+        return choose_by_arm(self, relay, split)
 
     def send(self, relay: Relay, route: Route) -> None:
         """Begin an attempt."""
@@ -292,6 +275,8 @@ class Gateway:
         relay.run_on(link)
         if route.terms and self._recorder is not None:  # this takes time, so the request is on its way before
             relay.candidates = told.candidates(served.links, route)
+        if served.split is not None:
+            sent(self, relay, link, served.split)
         if relay.hedge_after_s:
             if relay.timer is not None:
                 relay.timer.cancel()
@@ -322,7 +307,7 @@ class Gateway:
         waiting, left = served.waiting, LOOK_MAX
         for relay in waiting:
             ask, tried, revision, ticket = relay.ask, relay.tried, relay.revision, relay.ticket
-            kind = (revision, tried, ask.key if ask is not None and ask.stays else 0)
+            kind = (revision, tried, ask.key if ask is not None and ask.stays else 0, kind_of(relay))
             held = stuck.get(kind)
             if held is not None:
                 left -= held
@@ -334,7 +319,7 @@ class Gateway:
                 relay.ticket = ticket.risen(band)
             choice = self.place(relay)
             if isinstance(choice, Wait):
-                held = choice.why is Why.BEST_FULL
+                held = choice.why is Why.BEST_FULL or served.split is not None
                 if not (tried or revision or served.troubled or held or choice.why is Why.SESSION_FULL):
                     return False  # then nobody else can go either
                 stuck[kind] = held  # others may have nowhere else to go than who is shut
@@ -355,6 +340,8 @@ class Gateway:
         outcome = outcome_of(Code(reason)) if reason in CODES else Outcome.FAILED
         if reason == "connect":
             link.unheard()
+        if relay.side is not None:
+            report(self, relay, reason if reason in CODES else problem.code.value, outcome, now)
         if relay.hedge is not None:  # it takes the place of the one that failed
             self.hedged(relay, won=True, reason=reason, outcome=outcome)
             return
@@ -432,6 +419,8 @@ class Gateway:
             outcome = _OK
         else:
             outcome = Outcome.NEUTRAL if code == CLIENT_CLOSED else outcome_of(Code(code))
+        if relay.side is not None:
+            report(self, relay, code, outcome, now)
         if self.take_back(relay, outcome, now, spent.prompt + spent.completion):
             assert link is not None
             relay.attempts.append(Attempt(link.id, relay.why, code, now - relay.since))

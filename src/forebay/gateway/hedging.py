@@ -33,7 +33,7 @@ class Hedge(Relay):
         self.first = first
         self.request = first.request
         self.ask = first.ask
-        self.revision = first.revision
+        self.revision = first.revision or (link.revision if first.side is not None else "")
         self.queued_s = first.queued_s
         self.tried = (*first.tried, (link.id, link.generation))
 

@@ -95,6 +95,8 @@ class Pages:
             exchange.respond(200, [(b"content-type", CONTENT_TYPE)], self.render())
         elif exchange.path == "/livez" and exchange.method == b"GET":
             exchange.respond(200, [http1.TEXT], b"ok\n")
+        elif exchange.path == "/observations" and exchange.method == b"GET":
+            _json(exchange, 200, self._gateway.observations.asked(exchange.target))
         elif exchange.path == "/demand" and exchange.method == b"GET" and self._gateway.doorman is not None:
             exchange.respond(200, [http1.JSON], msgspec.json.encode(self._gateway.doorman.demand()))
         else:

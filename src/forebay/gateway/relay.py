@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from forebay.gateway.fleet import Link, Served
     from forebay.gateway.hedging import Hedge
+    from forebay.gateway.rollout.arms import Side
     from forebay.gateway.tenancy import Admitted
 
 USAGE: Final = b"x-forebay-usage"
@@ -123,6 +124,7 @@ class Relay:
     """When a second replica is asked too; 0: never."""
     timer: "TimerHandle | None" = None
     hedge: "Hedge | None" = None
+    side: "Side | None" = None
     _call: Call | None = None
     _transcript: Transcript | None = None
     _mode = WAITING
@@ -216,7 +218,9 @@ class Relay:
     @property
     def why(self) -> str:
         """Why the last attempt went where it went."""
-        return self.route.why if self.route is not None else ""
+        if self.route is None:
+            return ""
+        return self.route.why if self.side is None else self.route.why + self.side.note
 
     @property
     def as_stream(self) -> bool:

@@ -31,6 +31,7 @@ from forebay.modelserver.telemetry.tracing import TraceSettings, Tracing
 from forebay.modelserver.telemetry.watch import Watched
 from forebay.net.exchange import Exchange
 from forebay.net.server import HttpServer
+from forebay.net.tls import BadPair
 from forebay.obs.metrics import CONTENT_TYPE
 from forebay.wire import http1
 from forebay.wire.openapi import document, modelserver
@@ -212,6 +213,8 @@ class _Parts:
                 await self._rpc.start(doors.host, doors.grpc_port)
             except OSError as error:
                 raise NotStarted(_no_port(doors.host, doors.grpc_port, "gRPC", error)) from error
+            except BadPair as error:  # it was good when the options were read
+                raise NotStarted(f"gRPC: {error}") from error
             grpc = f"{doors.host}:{self._rpc.port}"
         return http, grpc, metrics
 
@@ -242,6 +245,7 @@ class _Parts:
     async def _tell(self, exchange: Exchange) -> None:
         self._show.own = await self._server.measure()
         self._show.traces_lost = self._files.lost
+        self._show.certificate_ends_s = self._rpc.certificate_ends_s
         exchange.respond(200, [(b"content-type", CONTENT_TYPE)], self._show.render())
 
 

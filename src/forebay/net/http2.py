@@ -10,14 +10,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar, cast
 
-from forebay.core.model import TlsSpec
-from forebay.core.section import Conflict
-from forebay.net.tls import BadPair, load
 from forebay.wire.http2.headers import Header
 from forebay.wire.http2.session import Session
 from forebay.wire.http2.streams import Stream, Taker
 
 H = TypeVar("H")
+HTTP_2: Final = ("h2",)
+"""What clients of this server agree on in TLS."""
 BACKLOG: Final = 4096
 CONNECTIONS_MAX: Final = 10_000
 SWEEP_S: Final = 1.0
@@ -51,23 +50,6 @@ class Keepalive:
     age_s: float = math.inf
     """A connection that is older is given up as soon as its calls have ended."""
     age_grace_s: float = math.inf
-
-
-def secured(server: TlsSpec, clients_ca: str | None) -> ssl.SSLContext:
-    """What a server with that certificate listens with; clients need one of that authority, if one is named.
-
-    Raises `BadPair`; the path of what is wrong with the authority is `clients`.
-    """
-    context = load(server).context
-    context.set_alpn_protocols(["h2"])
-    if clients_ca is not None:
-        try:
-            context.load_verify_locations(clients_ca)
-        except OSError as error:  # ssl.SSLError is one
-            found = f'"{clients_ca}", which cannot be read ({error.strerror or error.args[-1]})'
-            raise BadPair(Conflict("clients", found, "a PEM file: certificates of authorities")) from None
-        context.verify_mode = ssl.CERT_REQUIRED
-    return context
 
 
 class Http2Server(Generic[H]):

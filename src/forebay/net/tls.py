@@ -12,7 +12,7 @@ import ssl
 import struct
 import termios
 from calendar import timegm
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from time import strptime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -38,12 +38,14 @@ _UTC_TIME: Final = 0x17
 _ALLOWED: Final = {
     "certificate": "a PEM file: the certificate of this server, then the chain to its CA",
     "key": "a PEM file: the private key of the certificate, without a password",
+    "clients": "a PEM file: certificates of authorities",
 }
+HTTP_1: Final = ("http/1.1",)
 Stamp = tuple[tuple[int, int, int] | None, ...]
 
 
 class BadPair(Exception):  # noqa: N818 - states the condition
-    """Certificate and key cannot be served with. The paths of `problems` are `certificate` and `key`."""
+    """A listener cannot be served with that. The paths of `problems` are `certificate`, `key` and `clients`."""
 
     def __init__(self, *problems: Conflict) -> None:
         self.problems = problems
@@ -57,8 +59,12 @@ class Pair(NamedTuple):
     expires_s: float
 
 
-def load(spec: TlsSpec) -> Pair:
-    """The pair in the files of `spec`, expired or not. Raises `BadPair` with all that is wrong."""
+def load(spec: TlsSpec, clients: str | None = None, protocols: Sequence[str] = HTTP_1) -> Pair:
+    """The pair in the files of `spec`, expired or not, for a listener that speaks those protocols.
+
+    `clients` is a file of authorities, of which clients have to have a certificate; None: they need none. Raises
+    `BadPair` with all that is wrong.
+    """
     certificate, found = _read("certificate", spec.certificate)
     _, found_key = _read("key", spec.key)
     if found or found_key:
@@ -67,7 +73,7 @@ def load(spec: TlsSpec) -> Pair:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_RENEGOTIATION
-    context.set_alpn_protocols(["http/1.1"])
+    context.set_alpn_protocols(list(protocols))
     try:
         context.load_cert_chain(spec.certificate, spec.key, _no_password)
     except _Locked:
@@ -79,6 +85,12 @@ def load(spec: TlsSpec) -> Pair:
         if reason is None:
             raise _bad("key", spec.key, "no PEM private key") from None
         raise _bad("certificate", spec.certificate, f"what OpenSSL refuses ({reason})") from None
+    if clients is not None:
+        try:
+            context.load_verify_locations(clients)
+        except OSError as error:
+            raise _bad("clients", clients, f"which cannot be read ({error.strerror or error.args[-1]})") from None
+        context.verify_mode = ssl.CERT_REQUIRED
     return Pair(context, expires_s)
 
 
@@ -107,17 +119,25 @@ def day(at_s: float) -> str:
 
 
 class Renewal:
-    """The certificate that a listener serves with, renewed whenever its files change."""
+    """The certificate that a listener serves with, renewed whenever its files change.
+
+    `clients` and `protocols` are those of `load`. A client that was let in may resume its TLS session, whatever has
+    become of its authority.
+    """
 
     def __init__(
         self,
         spec: TlsSpec,
         log: "structlog.stdlib.BoundLogger",
-        metrics: "Metrics",
+        metrics: "Metrics | None" = None,
         *,
+        clients: str | None = None,
+        protocols: Sequence[str] = HTTP_1,
         wall: Callable[[], float] = wall_s,
     ) -> None:
         self._spec = spec
+        self._clients = clients
+        self._protocols = protocols
         self._log = log
         self._metrics = metrics
         self._wall = wall
@@ -133,6 +153,11 @@ class Renewal:
         outer = self._pair.context
         outer.sni_callback = self._choose  # called for every client, with or without a name
         return outer
+
+    @property
+    def expires_s(self) -> float:
+        """When the certificate in use ends, seconds since the epoch."""
+        return self._pair.expires_s
 
     async def follow(self) -> None:
         """Look again and again."""
@@ -158,21 +183,24 @@ class Renewal:
             self._take()
         except BadPair as error:
             outcome, complaint = "broken", str(error)
-        self._metrics.counter("tls_reloads_total", outcome).inc()
+        if self._metrics is not None:
+            self._metrics.counter("tls_reloads_total", outcome).inc()
         if complaint and complaint != self._complaint:
             self._log.warning("certificate unusable, going on with the last one", problem=complaint)
         self._complaint = complaint
 
     def _take(self) -> None:
         stamp = self._stamp()  # taken first: what changes while it is read is another pair at the next look
-        self._pair = load(self._spec)
+        self._pair = load(self._spec, self._clients, self._protocols)
         self._taken = stamp
         self._warned = False
-        self._metrics.gauge("tls_certificate_expiry_seconds").set(self._pair.expires_s)
+        if self._metrics is not None:
+            self._metrics.gauge("tls_certificate_expiry_seconds").set(self._pair.expires_s)
         self._log.info("certificate taken over", path=self._spec.certificate, expires=day(self._pair.expires_s))
 
     def _stamp(self) -> Stamp:
-        return tuple(_stamp(path) for path in (self._spec.certificate, self._spec.key))
+        paths = (self._spec.certificate, self._spec.key, *((self._clients,) if self._clients else ()))
+        return tuple(_stamp(path) for path in paths)
 
     def _choose(self, handshake: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
         handshake.context = self._pair.context

@@ -81,6 +81,12 @@ TABLE: tuple[Metric, ...] = (
     ),
     Metric("fallbacks_total", "counter", ("model", "trouble"), "Requests that went on to another model."),
     Metric("preemptions_total", "counter", ("model", "band"), "Attempts of a band that gave way to urgent requests."),
+    Metric(
+        "mirrored_requests_total",
+        "counter",
+        ("model", "outcome"),
+        "Copies for the canary: `ok`, `failed`, `no_room`, `late`, or `gave_way` to a request.",
+    ),
     Metric("in_flight", "gauge", _M, "Requests that a replica works on for this gateway."),
     Metric("records_lost_total", "counter", (), "Decision records and audit lines that could not be written."),
     Metric("open_connections", "gauge", (), "Open client connections."),
@@ -117,6 +123,7 @@ TABLE: tuple[Metric, ...] = (
     Metric("worker_engine_restarts_total", "counter", _MR, "Engine processes that were replaced."),
     # control
     Metric("replicas", "gauge", ("model", "state"), "Replicas of the model by state, all states, wanted ones."),
+    Metric("rollout_share", "gauge", ("model",), "Share of the requests that a revision being rolled out is given."),
     Metric("restarts_total", "counter", ("unit",), "Replicas and gateways replaced because they died or hung."),
     Metric("crash_loops", "gauge", (), "Units that wait for their next start after failing twice in a row or more."),
     Metric("reconcile_duration_seconds", "histogram", (), "One round: observe, decide, act.", SECONDS),

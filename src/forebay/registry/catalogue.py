@@ -259,17 +259,23 @@ class Registry:
             )
             return self._listed(connection, model, revision.id)
 
-    def open(self, model: str, name: str, progress: Progress) -> tuple[Listed, Path]:
-        """A revision that may be served, and its files, every byte of which was checked. Raises `RegistryError`."""
-        with self._store.read() as connection:
-            listed = self._listed(connection, model, proved.resolve(connection, model, name))
-            manifest = proved.manifest(connection, listed.revision.artifact, listed.revision.manifest)
+    def may_serve(self, model: str, name: str) -> Listed:
+        """A revision that may be served, by its id or by an alias. Raises `RegistryError`, which says why not."""
+        listed = self.show(model, name)
         who = listed.revision.name
         if listed.standing.state is not ApprovalState.APPROVED:
             raise RegistryError(f"{who}: is {listed.standing.state}: {listed.standing.why}")
         if self._publishers and not set(self._publishers) & set(listed.signed_by):
             others = f"; those of {', '.join(listed.signed_by)} do not count" if listed.signed_by else ""
             raise RegistryError(f"{who}: has no signature of a key in `registry.publishers`{others}")
+        return listed
+
+    def open(self, model: str, name: str, progress: Progress) -> tuple[Listed, Path]:
+        """A revision that may be served, and its files, every byte of which was checked. Raises `RegistryError`."""
+        listed = self.may_serve(model, name)
+        who = listed.revision.name
+        with self._store.read() as connection:
+            manifest = proved.manifest(connection, listed.revision.artifact, listed.revision.manifest)
         try:
             keeper = self._keeper(manifest)
             wrong = keeper.check(manifest, progress)

@@ -26,6 +26,10 @@ class RegistryError(Exception):
     """What was asked for cannot be done; the text says why, and what can."""
 
 
+class Unknown(RegistryError):  # noqa: N818 - states the condition
+    """There is no such revision; the text says which there are."""
+
+
 class Tampered(RegistryError):  # noqa: N818 - states the condition
     """Something is not as it was written; the text names it."""
 
@@ -81,13 +85,13 @@ def resolve(connection: Connection, model: str, name: str) -> str:
 
 
 def revision(connection: Connection, model: str, id: str) -> tuple[Revision, str]:
-    """A revision, and the digest of its document. Raises `RegistryError`."""
+    """A revision, and the digest of its document. Raises `Unknown`, `Tampered`."""
     who = f"{model}@{id}"
     asked = select(REVISIONS.c.document, REVISIONS.c.digest, REVISIONS.c.artifact)
     row = connection.execute(asked.where((REVISIONS.c.model == model) & (REVISIONS.c.id == id))).one_or_none()
     if row is None:
         there = connection.execute(select(REVISIONS.c.id).where(REVISIONS.c.model == model)).scalars().all()
-        raise RegistryError(f"{who}: there is no such revision; there is: {', '.join(sorted(there)) or 'none'}")
+        raise Unknown(f"{who}: there is no such revision; there is: {', '.join(sorted(there)) or 'none'}")
     if sha256(row.document) != row.digest:
         raise Tampered(f"{who}: its document was changed: it has another digest")
     found = _decode(row.document, Revision, f"{who}: its document")

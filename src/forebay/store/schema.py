@@ -3,7 +3,7 @@
 Documents are JSON as text, in the bytes in which they were signed or digested. Times are seconds since the epoch.
 """
 
-from sqlalchemy import BigInteger, Column, Float, ForeignKey, Index, Integer, MetaData, String, Table, Text
+from sqlalchemy import BigInteger, Boolean, Column, Float, ForeignKey, Index, Integer, MetaData, String, Table, Text
 
 METADATA = MetaData(
     naming_convention={"pk": "pk_%(table_name)s", "fk": "fk_%(table_name)s_%(column_0_name)s"},
@@ -83,3 +83,38 @@ ALIASES = Table(
     Column("changed_by", String(200), nullable=False),
 )
 """Names such as `champion` that lead to a revision."""
+
+TARGETS = Table(
+    "targets",
+    METADATA,
+    Column("cluster", String(64), primary_key=True),
+    Column("model", String(200), primary_key=True),
+    Column("revision", String(32), nullable=False),
+    Column("declared", String(32), nullable=False),
+    Column("indices", Text, nullable=False),
+    Column("changed_at", Float, nullable=False),
+    Column("changed_by", String(200), nullable=False),
+    Column("why", Text, nullable=False),
+)
+"""The revision that a model serves in place of what its cluster file declares. `declared`: what the file declared
+when this was written; `indices`: the slots that the revision holds."""
+
+ROLLOUTS = Table(
+    "rollouts",
+    METADATA,
+    Column("cluster", String(64), primary_key=True),
+    Column("id", String(220), primary_key=True),
+    Column("model", String(200), nullable=False),
+    Column("number", Integer, nullable=False),
+    Column("document", Text, nullable=False),
+    Column("rules", Text, nullable=False),
+    Column("evidence", Text, nullable=False),
+    Column("indices", Text, nullable=False),
+    Column("version", Integer, nullable=False),
+    Column("ended", Boolean, nullable=False),
+    Column("created_at", Float, nullable=False),
+    Column("created_by", String(200), nullable=False),
+    Index("ix_rollouts_model", "cluster", "model", "number", unique=True),
+)
+"""Rollouts, under way and ended. `number` counts those of a model; `version` grows with every change: who changes a
+row says which one was read."""

@@ -16,6 +16,8 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from forebay.core.cluster import SHA256_PATTERN, Cluster, conflicts
+from forebay.core.deploy.course import Course
+from forebay.core.deploy.settings import PlanSettings, plan_conflicts
 from forebay.core.dispatch.settings import HEADER_PATTERN, PUBLIC_PATTERN, TARGET_PATTERN
 from forebay.core.section import NAME_PATTERN, Conflict, Section
 
@@ -128,6 +130,11 @@ def load_as(
     if whole is None:
         raise ClusterFileError(source_name, reader.problems)
     return whole
+
+
+def load_course(text: str | bytes, source_name: str) -> Course:
+    """The course of a rollout from a plan file, or from a document in JSON. Raises `ClusterFileError`."""
+    return load_as(PlanSettings, text, source_name, agree=plan_conflicts).value()
 
 
 def _validate(section: type[S], root: dict[str, Any], reader: "_Reader", agree: Look) -> S | None:

@@ -17,6 +17,7 @@ from tests.control.rig import Rig, controlled
 from tests.control.units import kill_all
 
 from forebay.cli.build import prepare_models
+from forebay.cli.deploy.client import Admin
 from forebay.cli.reload import NO_FILE, Reloader
 from forebay.cli.settings import FileText, UserError, parse_cluster
 from forebay.cli.view.reload import reload
@@ -153,10 +154,10 @@ def admin(status: int, body: bytes) -> Iterator[str]:
 def test_the_command_prints_what_changed_and_what_is_done(capsys: pytest.CaptureFixture[str]) -> None:
     done = Reloaded((), (Change("models.chat.replicas", "2", "3"),), ("chat: 1 replica more",))
     with admin(200, msgspec.json.encode(done)) as url:
-        assert reload(url, Console()) == 0
+        assert reload(Admin(url), Console()) == 0
     assert capsys.readouterr().out == "models.chat.replicas: 2 → 3\nchat: 1 replica more\n"
     with admin(200, msgspec.json.encode(Reloaded())) as url:
-        assert reload(url, Console()) == 0
+        assert reload(Admin(url), Console()) == 0
     assert capsys.readouterr().out == "nothing has changed\n"
 
 
@@ -175,7 +176,7 @@ def test_the_command_prints_what_changed_and_what_is_done(capsys: pytest.Capture
 )
 def test_problems_end_the_command_with_all_of_them(status: int, body: bytes, said: str, code: int) -> None:
     with admin(status, body) as url, pytest.raises(UserError) as raised:
-        reload(url, Console())
+        reload(Admin(url), Console())
     assert said in str(raised.value)
     assert raised.value.exit_code == code
 

@@ -20,6 +20,9 @@ def test_nothing_said_is_what_grpc_does_by_itself() -> None:
     options = rpc_options(GrpcWish())
     assert (options.keepalive, options.tls, options.forwarded_headers) == (Keepalive(), None, None)
     assert (options.compression, options.message_bytes_max) == ("none", 2**31 - 1)
+    assert options.messages_bytes_max == 2**31
+    with pytest.raises(UserError, match="--grpc-max-messages-size"):
+        rpc_options(GrpcWish(grpc_max_messages_size="much"))
 
 
 def test_options_become_rules_for_connections() -> None:

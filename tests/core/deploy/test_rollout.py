@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.core.deploy.course import COURSES, Course, Kind, problems, replicas_for
-from forebay.core.deploy.rollout import ENDED, Command, Phase, Rollout, Seen, Wanted, decide, wanted
+from forebay.core.deploy.rollout import ENDED, KNOWN_S, Command, Phase, Rollout, Seen, Wanted, decide, wanted
 from forebay.core.rollout.guards import GUARDS, Tripped
 from forebay.core.rollout.planning import Step
 from forebay.core.rollout.values import Decision, Verdict
@@ -98,6 +98,33 @@ def test_without_a_verdict_in_time_somebody_decides_or_it_goes_back() -> None:
     assert decide(waits, seen(1, OPEN), Command.PROMOTE, 1e5)[0].phase is Phase.SETTLING
     ended, _ = decide(replace(last, course=replace(last.course, hold=False)), seen(1, OPEN), None, 1e5)
     assert ended.phase is Phase.ROLLED_BACK
+
+
+def test_what_is_unknown_does_not_promote() -> None:
+    rollout = replace(begun(COURSES[Kind.BLUE_GREEN]), phase=Phase.SETTLING, share=1.0)
+    assert decide(rollout, seen(None), None, 1e6)[0].phase is Phase.SETTLING
+    assert decide(rollout, seen(4), None, 1e6)[0].phase is Phase.PROMOTED
+
+
+def test_a_clock_that_is_set_back_makes_a_step_begin_anew() -> None:
+    rollout = replace(begun(COURSES[Kind.BLUE_GREEN]), phase=Phase.SETTLING, share=1.0, since=7200.0)
+    rollout, _ = decide(rollout, seen(4), None, 100.0)
+    assert (rollout.phase, rollout.since) == (Phase.SETTLING, 100.0)
+    assert decide(rollout, seen(4), None, 700.0)[0].phase is Phase.PROMOTED
+
+
+def test_who_wants_the_end_while_it_settles_gets_it_at_once() -> None:
+    rollout = replace(begun(COURSES[Kind.BLUE_GREEN]), phase=Phase.SETTLING, share=1.0, paused=True)
+    assert decide(rollout, seen(3), Command.PROMOTE, 10.0)[0].phase is Phase.SETTLING
+    assert decide(rollout, seen(4), Command.PROMOTE, 10.0)[0].phase is Phase.PROMOTED
+
+
+def test_the_old_replicas_stay_until_every_gateway_knows() -> None:
+    course = replace(COURSES[Kind.BLUE_GREEN], settle_s=0.0)
+    rollout = replace(begun(course), phase=Phase.SETTLING, share=1.0, since=100.0)
+    for command in (None, Command.PROMOTE):
+        assert decide(rollout, seen(4), command, 100.0 + KNOWN_S / 2)[0].phase is Phase.SETTLING
+        assert decide(rollout, seen(4), command, 100.0 + KNOWN_S)[0].phase is Phase.PROMOTED
 
 
 def test_a_pause_holds_the_share_and_not_the_guards() -> None:

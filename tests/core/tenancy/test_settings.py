@@ -74,6 +74,16 @@ def test_without_keys_it_listens_nowhere_else_unless_that_is_written_down(host: 
     assert load(f"{MODELS}tenants: [{{name: t}}]\ngateway: {{host: '{host}', auth: keys}}", "f.yaml")
 
 
+@pytest.mark.parametrize("host", ["0.0.0.0", "10.0.0.1", "example.org"])
+def test_without_keys_the_admin_api_listens_on_loopback_only(host: str) -> None:
+    problem = one(f"admin: {{host: '{host}'}}")
+
+    assert (problem.path, problem.found) == ("admin.host", f'"{host}"')
+    assert "`admin.auth: keys`" in problem.allowed
+    assert load(f"{MODELS}admin: {{host: '{host}', auth: keys}}", "f.yaml").admin.host == host
+    assert load(f"{MODELS}admin: {{host: localhost}}", "f.yaml").admin.auth == "off"
+
+
 @pytest.mark.parametrize(
     ("text", "path", "says"),
     [
@@ -86,6 +96,8 @@ def test_without_keys_it_listens_nowhere_else_unless_that_is_written_down(host: 
         ("gateway: {auth: open}\ntenants: [{name: t}]", "gateway.auth", '"keys"'),
         ("gateway: {auth: on}", "gateway.auth", '"open", "keys"'),
         ("gateway: {host: 5}", "gateway.host", "text"),
+        ("admin: {host: 5}", "admin.host", "text"),
+        ("admin: 5", "admin", "section"),
         (f"{KEYS}tenants: [{{name: T!}}]", "tenants[0].name", "a-z"),
         (f"{KEYS}tenants: [{{name: t}}, {{name: t}}]", "tenants[1].name", "no other tenant"),
         (f"{KEYS}tenants: [{{name: t, models: [chat, 'emb*', chta]}}]", "tenants[0].models[2]", "chat, embed-small"),

@@ -49,6 +49,7 @@ class Seen:
     client: int = 0
     status: int = 0
     replica: str = ""
+    revision: str = ""
     gateway: str = ""
     text: str = field(default="", repr=False)
     error: str = ""
@@ -103,6 +104,7 @@ class Client:
         headers = dict(line.lower().split(": ", 1) for line in lines)
         seen.status = int(first.split(" ")[1])
         seen.replica = headers.get("x-forebay-replica", "")
+        seen.revision = headers.get("x-forebay-model-revision", "")
         seen.gateway = self.gateway = headers.get("x-request-id", "")[:20]  # what follows is a count
         if "content-length" in headers:
             self._judge_whole(seen, await self._reader.readexactly(int(headers["content-length"])))

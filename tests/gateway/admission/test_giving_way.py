@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import msgspec
@@ -23,6 +24,8 @@ from tests.net.rig import Answer, peer, run, until
 
 from forebay.core.admission import Band, Ticket, WaitingRoom
 from forebay.core.model import Condition
+from forebay.core.routing import Route, Wait, Why
+from forebay.gateway.admission.giving_way import make_way
 from forebay.gateway.dispatch import dispatching
 from forebay.net.server import Exchange
 from forebay.wire.openai_answer import DONE, ChatAnswer, Head
@@ -176,6 +179,21 @@ def test_no_urgent_request_queues_behind_batch_work_in_an_engine(tmp_path: Path)
             assert {task.result().status for task in (*urgent, *batch)} == {200}
 
     run(main())
+
+
+@pytest.mark.interpreted  # with stand-ins
+def test_what_has_more_than_its_share_of_the_places_is_crowded() -> None:
+    class Stays:
+        yields = False
+
+    link = SimpleNamespace(load=1, places=2, room=1, batch={Stays(): None}, batch_max=2.0)
+
+    def choose(_: object) -> Route | Wait:
+        return Route(0, Why.CHEAPEST) if link.batch else Wait(Why.FULL)
+
+    relay: Any = SimpleNamespace(served=SimpleNamespace(links=[link], urgent_at=0.0))
+    gateway: Any = SimpleNamespace(now=lambda: 1.0, choose=choose)
+    assert isinstance(make_way(gateway, relay, choose(relay)), Wait)
 
 
 @pytest.mark.parametrize("room_left", [True, False])

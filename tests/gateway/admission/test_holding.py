@@ -109,6 +109,7 @@ def test_a_client_in_a_hurry_is_sent_elsewhere_when_half_of_its_time_is_gone(tmp
     run(main())
 
 
+@pytest.mark.interpreted
 def test_a_replica_that_lets_nobody_in_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet, "HOLD_S", 0.05)
 

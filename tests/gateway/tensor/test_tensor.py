@@ -205,6 +205,7 @@ def test_a_gateway_answers_for_itself_and_changes_no_model_server(tmp_path: Path
                 (b"/v2/repository/models/net/unload", 405, "forebay reload"),
                 (b"/v2/systemsharedmemory/region/a/register", 404, "one model server"),
                 (b"/v2/models/net/trace/setting", 404, "one model server"),
+                (b"/v2/models/stats", 404, "one model server"),
                 (b"/v2/nothing", 404, "No such path"),
                 (b"/v2", 405, "takes GET"),
             ):
@@ -306,7 +307,9 @@ def test_paths_of_one_model_are_found_and_others_are_not() -> None:
 
     assert found(b"/v2/models/a%20b/versions/1/infer") == ("a b", b"POST")
     assert found(b"/v2/models/net/stats?x") == ("net", b"GET")
+    assert found(b"/v2/models/stats/stats") == ("stats", b"GET")
     for target in (
+        b"/v2/models/stats?x",
         b"/v2/models/",
         b"/v2/models/a/b",
         b"/v2/models/a/versions/x/infer",

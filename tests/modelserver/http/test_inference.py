@@ -5,7 +5,7 @@ import re
 import struct
 import threading
 import zlib
-from time import monotonic
+from time import monotonic, monotonic_ns
 from typing import Any
 
 import msgspec
@@ -15,7 +15,7 @@ from tests.modelserver.http.rig import Rig, rig, told
 from tests.net.rig import Answer, peer, post, run, until
 
 from forebay.core.serving.config import Datatype
-from forebay.core.serving.values import InferResponse
+from forebay.core.serving.values import Front, InferResponse
 from forebay.modelserver.http import inferring
 from forebay.wire.oip.infer_request import Asked, read_infer
 from forebay.wire.oip.ports import MemoryKind, Region
@@ -62,6 +62,8 @@ def test_json_comes_back_as_json_in_tritons_order() -> None:
             )
             assert told(answer)["outputs"][0]["data"] == [5, 5, 5, 5]
             assert it.models.requests[-1].version == "2"
+            assert it.models.requests[-1].front is Front.HTTP
+            assert 0 < it.models.requests[-1].came_ns < monotonic_ns()
 
     run(main())
 

@@ -13,6 +13,7 @@ from forebay.core.serving.config import Datatype
 from forebay.core.serving.errors import Kind, Refused
 from forebay.core.serving.values import Tensor
 from forebay.modelserver.process import keeper
+from forebay.modelserver.process.messages import Ping
 from forebay.modelserver.process.process import ModelProcess
 from forebay.modelserver.process.values import Answer, Call, Placement, Work
 
@@ -270,14 +271,20 @@ def test_responses_sent_one_by_one_arrive_one_by_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize("size", [10_000, 1_000_000], ids=["within packets", "in segments"])
 def test_a_model_that_floods_waits_until_its_responses_are_read(tmp_path: Path, size: int) -> None:
     async def scene() -> None:
-        async with started(spec(tmp_path, decoupled=True), hang_s=2.5) as process:
+        async with started(spec(tmp_path, decoupled=True)) as process:
             heard = Heard()
             count = 40_000_000 // size
             process.execute(0, [work("flood", count=count, size=size)], heard)
             await until(lambda: len(heard.responses) >= 16_000_000 // size)
-            for _ in range(20):  # longer than `hang_s`: waiting for us is not hanging
-                await asyncio.sleep(0.15)
+            (kept,), now = process._keepers, asyncio.get_running_loop().time()
+            before = -1
+            while before != len(heard.responses):  # until the child does not send between two signs of life
+                before = len(heard.responses)
+                kept._owed_since = now
+                kept._control.send(Ping())
+                await until(lambda: kept.stalled_s(now + 1) == 0)
             assert len(heard.responses) < 20_000_000 // size
+            assert [lane.stuck_s(now + 3600) for lane in kept.lanes.values()] == [0]  # to wait for us is not to hang
             got = 0
             while heard.done is None:
                 got += len(heard.responses)

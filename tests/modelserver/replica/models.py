@@ -14,6 +14,20 @@ class TritonPythonModel:
         arrays = [pb.get_input_tensor_by_name(request, "IN").as_numpy() for request in requests]
         return [pb.InferenceResponse([pb.Tensor("OUT", array)]) for array in arrays]
 """
+COUNTING = """
+import triton_python_backend_utils as pb
+
+class TritonPythonModel:
+    def initialize(self, args):
+        counters = pb.MetricFamily(name="rows_seen", description="What came.", kind=pb.MetricFamily.COUNTER)
+        ours = pb.MetricFamily(name="forebay_worker_running", description="Ours.", kind=pb.MetricFamily.GAUGE)
+        self.seen, self.ours = counters.Metric(labels={"kind": "row"}), ours.Metric()
+
+    def execute(self, requests):
+        self.seen.increment(len(requests))
+        arrays = [pb.get_input_tensor_by_name(request, "IN").as_numpy() for request in requests]
+        return [pb.InferenceResponse([pb.Tensor("OUT", array)]) for array in arrays]
+"""
 IO = """
 input { name: "IN" data_type: TYPE_FP32 dims: [4] }
 output { name: "OUT" data_type: TYPE_FP32 dims: [4] }

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 import structlog
 import tritonclient.grpc.aio as grpc
+from prometheus_client.parser import text_string_to_metric_families
 from tests.e2e.cluster import free_ports
-from tests.modelserver.replica.models import SLOW, double, python
+from tests.modelserver.replica.models import COUNTING, SLOW, double, python
 from tests.net.rig import Answer, peer, run
 
 from forebay.core.model import Endpoint, LoadReport, ReplicaState, Task, WorkerSpec
@@ -107,6 +108,18 @@ def test_a_replica_serves_its_model_under_the_name_of_the_cluster_and_counts(tmp
             metrics = (await server.ask(b"GET", b"/metrics")).body
             labels = b'{code="ok",endpoint="infer",model="mine",replica="mine-0"}'
             assert b"forebay_worker_requests_total%b 1.0\n" % labels in metrics
+
+    run(main())
+
+
+def test_metrics_of_a_model_are_beside_those_of_its_replica(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with replica(tmp_path, Choice(python(tmp_path / "all", "own", COUNTING), "own")) as server:
+            assert (await server.ask(b"POST", INFER, tensor(1, 2, 3, 4))).status == 200
+            text = (await server.ask(b"GET", b"/metrics")).body.decode()
+            found = {family.name: family for family in text_string_to_metric_families(text)}
+            assert {sample.labels["kind"]: sample.value for sample in found["rows_seen"].samples} == {"row": 1}
+            assert [sample.labels["model"] for sample in found["forebay_worker_running"].samples] == ["mine"]
 
     run(main())
 

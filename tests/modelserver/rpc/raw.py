@@ -35,6 +35,12 @@ class Raw:
         own = [(name.replace("_", "-"), value) for name, value in headers.items()]
         self.send(request(id, self._encoder.encode([*changed.items(), *own]), data))
 
+    def begin(self, id: int, data: bytes, path: str = INFER) -> None:
+        """A call, and the first bytes of what it brings."""
+        headers = [(name, path if name == ":path" else value) for name, value in HEADERS]
+        head = h2.frame(h2.HEADERS, h2.END_HEADERS, id, self._encoder.encode(headers))
+        self.send(head, h2.frame(h2.DATA, 0, id, data))
+
     async def frame(self) -> tuple[int, int, bytes]:
         """Type, stream and body of the next frame; type -1 at the end."""
         async with asyncio.timeout(10):

@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from time import monotonic_ns
 from typing import Any
 
 import grpc
@@ -10,7 +11,12 @@ from tests.modelserver.rpc.rig import FOUR, asked, floats, rig, spoken, until
 from tests.net.rig import run
 from tritonclient.grpc import service_pb2 as pb
 
-from forebay.core.serving.values import InferResponse
+from forebay.core.serving.values import Front, InferResponse
+from forebay.wire.http2 import frames as h2
+from forebay.wire.http2.grpc import framed
+
+STATUS_200 = b"\x88"
+"""As HPACK has it."""
 
 
 def test_a_model_answers_in_raw_bytes_whatever_form_the_request_has(tmp_path: Path) -> None:
@@ -36,6 +42,7 @@ def test_parameters_go_to_the_model_and_come_back(tmp_path: Path) -> None:
             reserved = {"sequence_id": 5, "sequence_start": True, "sequence_end": True, "priority": 2, "timeout": 9}
             answer = await it.stub.ModelInfer(asked("echo", parameters={**custom, **reserved}))
             request = it.models.requests[-1]
+            assert (request.front, 0 < request.came_ns < monotonic_ns()) == (Front.GRPC, True)
             assert request.parameters == custom
             assert (request.sequence_id, request.sequence_start, request.sequence_end) == (5, True, True)
             assert (request.priority, request.timeout_us) == (2, 9)
@@ -335,6 +342,19 @@ def test_health_follows_readiness(tmp_path: Path) -> None:
             it.models.ready = False
             assert await check(b"") == b"\x08\x02"
             assert await watch.read() == b"\x08\x02"
+
+    run(main())
+
+
+def test_a_watch_that_is_late_ends_without_a_second_head(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with rig(tmp_path) as it:
+            raw = await it.raw()
+            raw.ask(1, framed(b""), path="/grpc.health.v1.Health/Watch", grpc_timeout="20m")
+            assert (await raw.until(h2.HEADERS)).startswith(STATUS_200)
+            tail = await raw.until(h2.HEADERS)
+            assert STATUS_200 not in tail
+            assert b"Deadline Exceeded" in tail
 
     run(main())
 

@@ -3,7 +3,6 @@
 import asyncio
 import random
 import re
-import ssl
 import struct
 from pathlib import Path
 from typing import Any
@@ -19,11 +18,13 @@ from tests.wire.http2.peer import window
 from forebay.core.model import TlsSpec
 from forebay.core.serving.values import InferResponse
 from forebay.modelserver.rpc import calls
+from forebay.modelserver.rpc.front import RpcTls
 from forebay.net import http2
-from forebay.net.http2 import Http2Server, Keepalive, secured
-from forebay.net.tls import BadPair
+from forebay.net import tls as net_tls
+from forebay.net.http2 import Http2Server, Keepalive
+from forebay.net.tls import BadPair, load
 from forebay.wire.http2 import frames as h2
-from forebay.wire.http2.grpc import packed
+from forebay.wire.http2.grpc import framed, packed
 
 
 def message(model: str = "echo") -> bytes:
@@ -142,28 +143,81 @@ def test_a_client_that_goes_away_while_its_answer_is_packed_gets_none(tmp_path: 
     run(main())
 
 
+def test_messages_that_come_in_part_have_so_much_room_together(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with rig(tmp_path, messages_bytes_max=20_000) as it:
+            room = it.front.desk.room
+            first, second = await it.raw(), await it.raw()
+            whole = framed(asked("echo", bytes(40_000), [10_000]).SerializeToString())
+            first.begin(1, whole[:15_000])
+            await until(lambda: room.taken == 15_000)
+            second.begin(1, whole[:15_000])
+            assert b"messages that are being received have over 20000 bytes" in await second.until(h2.HEADERS)
+            second.begin(3, framed(asked("echo").SerializeToString()))  # it waits for the end of the call
+            await until(lambda: room.taken > 15_000)
+            second.close()
+            await until(lambda: room.taken == 15_000)
+            for at, flag in ((15_000, 0), (30_000, h2.END_STREAM)):  # alone it may have more
+                first.send(h2.frame(h2.DATA, flag, 1, whole[at : at + 15_000]))
+            await first.until(h2.DATA)
+            assert room.taken == 0
+
+    run(main())
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("path", [INFER, STREAM])
+def test_a_message_that_does_not_become_whole_ends_its_call(
+    tmp_path: Path, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls, "MESSAGE_TIMEOUT_S", 0.05)
+
+    async def main() -> None:
+        async with rig(tmp_path) as it:
+            raw = await it.raw()
+            raw.begin(1, framed(bytes(10))[:-1], path)
+            assert b"a message was not whole after 0.05 s" in await raw.until(h2.HEADERS)
+            assert it.front.desk.room.taken == 0
+
+    run(main())
+
+
+def test_a_stream_whose_messages_become_whole_goes_on(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with rig(tmp_path) as it:
+            raw = await it.raw()
+            message = framed(asked("echo").SerializeToString())
+            raw.begin(1, message + message[:3], STREAM)
+            assert FOUR in await raw.until(h2.DATA)
+            (call,) = it.front._server.takers()
+            call._on_slow(call._messages, 0)  # as if the first message had been the one that began then
+            raw.send(h2.frame(h2.DATA, 0, 1, message[3:]))
+            assert FOUR in await raw.until(h2.DATA)
+
+    run(main())
+
+
 # --- connections
 
 
-def tls(folder: Path, clients: bool) -> tuple[ssl.SSLContext, Any]:
-    """What a server listens with, and what a client that has its certificate calls with."""
+def tls(folder: Path, clients: bool) -> tuple[RpcTls, Any]:
+    """What a server listens with, newly issued, and what a client that has its certificate calls with."""
     authority = trustme.CA()
     server, client = authority.issue_cert("localhost"), authority.issue_cert("client@example.org")
     authority.cert_pem.write_to_path(str(folder / "ca.pem"))
     server.private_key_pem.write_to_path(str(folder / "key.pem"))
     server.cert_chain_pems[0].write_to_path(str(folder / "server.pem"))
-    context = secured(
-        TlsSpec(str(folder / "server.pem"), str(folder / "key.pem")), str(folder / "ca.pem") if clients else None
-    )
+    spec = TlsSpec(str(folder / "server.pem"), str(folder / "key.pem"))
     own = (client.private_key_pem.bytes(), client.cert_chain_pems[0].bytes()) if clients else (None, None)
-    return context, grpc.ssl_channel_credentials(authority.cert_pem.bytes(), *own)
+    authorities = str(folder / "ca.pem") if clients else None
+    return RpcTls(spec, authorities), grpc.ssl_channel_credentials(authority.cert_pem.bytes(), *own)
 
 
 @pytest.mark.parametrize("clients", [False, True])
 def test_calls_may_be_encrypted(tmp_path: Path, clients: bool) -> None:
     async def main() -> None:
-        context, credentials = tls(tmp_path, clients)
-        async with rig(tmp_path, tls=context) as it:
+        files, credentials = tls(tmp_path, clients)
+        async with rig(tmp_path, tls=files) as it:
             async with grpc.aio.secure_channel(f"localhost:{it.front.port}", credentials) as channel:
                 infer = channel.unary_unary(INFER)
                 assert FOUR in await infer(asked("echo").SerializeToString())
@@ -181,12 +235,42 @@ def test_calls_may_be_encrypted(tmp_path: Path, clients: bool) -> None:
     run(main())
 
 
+@pytest.mark.parametrize("clients", [False, True])
+def test_new_certificates_serve_new_connections_and_open_ones_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clients: bool
+) -> None:
+    monkeypatch.setattr(net_tls, "LOOK_S", 0.01)
+
+    async def main() -> None:
+        files, old = tls(tmp_path, clients)
+        message = asked("echo").SerializeToString()
+        async with rig(tmp_path, tls=files) as it:
+            address = f"localhost:{it.front.port}"
+            async with grpc.aio.secure_channel(address, old) as before:
+                assert FOUR in await before.unary_unary(INFER)(message)
+                ended_s = it.front.certificate_ends_s
+                _, new = tls(tmp_path, clients)  # of another authority
+                renewal = it.front._renewal
+                first = renewal._taken
+                await until(lambda: renewal._taken != first)
+                async with grpc.aio.secure_channel(address, new) as after:
+                    assert FOUR in await after.unary_unary(INFER)(message)
+                async with grpc.aio.secure_channel(address, old) as late:
+                    with pytest.raises(grpc.aio.AioRpcError):
+                        await late.unary_unary(INFER)(message)
+                assert FOUR in await before.unary_unary(INFER)(message)
+                assert ended_s is not None
+                assert it.front.certificate_ends_s is not None
+
+    run(main())
+
+
 def test_what_is_no_authority_is_named(tmp_path: Path) -> None:
     tls(tmp_path, True)
     (tmp_path / "empty.pem").write_text("")
     for name in ("none.pem", "empty.pem"):
         with pytest.raises(BadPair, match="PEM file: certificates of authorities") as error:
-            secured(TlsSpec(str(tmp_path / "server.pem"), str(tmp_path / "key.pem")), str(tmp_path / name))
+            load(TlsSpec(str(tmp_path / "server.pem"), str(tmp_path / "key.pem")), str(tmp_path / name))
         assert [each.path for each in error.value.problems] == ["clients"]
 
 

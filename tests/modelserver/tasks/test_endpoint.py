@@ -13,6 +13,7 @@ from forebay.core.serving.values import InferResponse
 from forebay.modelserver.tasks.contract import Answer, Job, Stream, Task
 from forebay.modelserver.tasks.tensors import as_bytes, strings
 from forebay.wire.errors import error_event
+from forebay.wire.oip import fields
 
 THREE = {"model": "lengths", "input": ["a", "b", "c"]}
 
@@ -109,6 +110,20 @@ def test_what_a_model_says_is_wrong_is_told_in_the_words_of_this_api(
             assert error["message"] == "not this"
             assert answer.headers.get(b"x-forebay-retryable") == (b"1" if status == 503 else None)
             assert all(ticket.cancelled for ticket in it.models.tickets)
+
+    run(main())
+
+
+@pytest.mark.interpreted
+def test_a_body_of_very_many_values_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fields, "ODD_BYTES_MAX", 100)
+    monkeypatch.setattr(fields, "VALUES_MAX", 20)
+
+    async def main() -> None:
+        async with rig() as it:
+            for words, status in ((["a"] * 50, 400), (["a" * 200], 200)):
+                answer = await it.ask("/v1/embeddings", {"model": "lengths", "input": words})
+                assert answer.status == status
 
     run(main())
 

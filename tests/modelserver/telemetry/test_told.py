@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Mapping
 from math import inf, nan
 from pathlib import Path
+from time import monotonic_ns
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from tests.net.rig import run
 
 from forebay.core.serving.config import Datatype
 from forebay.core.serving.errors import Kind, Refused
-from forebay.core.serving.values import InferRequest, InferResponse, OnResponse, Tensor
+from forebay.core.serving.values import Front, InferRequest, InferResponse, OnResponse, Tensor
 from forebay.engines.tensor.measures import Family, Measure, Series
 from forebay.modelserver.models.running.call import Call, Spent
 from forebay.modelserver.models.running.inputs import Checked
@@ -181,6 +182,49 @@ def test_requests_that_are_refused_or_cancelled_end_too(tmp_path: Path) -> None:
     run(main())
 
 
+@pytest.mark.parametrize(
+    ("front", "before", "behind"),
+    [
+        (Front.HTTP, ["HTTP_RECV_START", "HTTP_RECV_END"], ["HTTP_SEND_START", "HTTP_SEND_END"]),
+        (Front.GRPC, ["GRPC_WAITREAD_START", "GRPC_WAITREAD_END"], ["GRPC_SEND_START", "GRPC_SEND_END"]),
+    ],
+)
+def test_traces_tell_the_times_of_the_front(
+    tmp_path: Path, front: Front, before: list[str], behind: list[str]
+) -> None:
+    def come(model: str) -> InferRequest:
+        request = asked(model)
+        request.front, request.came_ns = front, monotonic_ns()
+        return request
+
+    async def main() -> None:
+        path = tmp_path / "t"
+        models, files, traces, _ = watched(Server(), Tracing(("TIMESTAMPS",), 1, file=str(path)))
+        await ask(models, come("echo"))
+        models.infer(come("slow"), lambda *_: None).cancel()
+        with pytest.raises(Refused):
+            models.infer(come("none"), lambda *_: None)
+        await files.flush(traces, last=True)
+        found = json.loads(path.read_bytes())
+        assert [each.get("model_name") or [s["name"] for s in each["timestamps"]] for each in found] == [
+            before, "echo",
+            [
+                "REQUEST_START", "QUEUE_START", "COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START",
+                "COMPUTE_END", "INFER_RESPONSE_COMPLETE", "REQUEST_END", *behind,
+            ],
+            before, "slow", ["REQUEST_START", "QUEUE_START", "REQUEST_END"],
+            before, "none",
+        ]  # fmt: skip
+        whole = (*before, "REQUEST_START", "REQUEST_END", *behind)
+        times = [
+            s["ns"] for each in found if each["id"] == 1 for s in each.get("timestamps", ()) if s["name"] in whole
+        ]
+        assert times == sorted(times)
+        assert len(times) == len(whole)
+
+    run(main())
+
+
 def test_a_server_that_drains_is_not_ready() -> None:
     models = watched(Server())[0]
     assert models.ready
@@ -257,6 +301,10 @@ def test_metrics_of_models_are_shown_beside_ours() -> None:
         ("sizes_count", None): 7, ("sizes_sum", None): 11.5,
     }  # fmt: skip
     assert "Not theirs." not in text
+    ends = "forebay_modelserver_tls_certificate_expiry_seconds"
+    assert (ends, "") not in samples(metrics)
+    metrics.certificate_ends_s = 1.7e9
+    assert samples(metrics)[ends, ""] == 1.7e9
     assert found["nv_model_load_duration_secs"].samples[0].value == 0
 
 

@@ -8,7 +8,7 @@ import pytest
 from forebay.core.serving.config import Datatype, ModelConfig, TensorSpec
 from forebay.core.serving.errors import Refused
 from forebay.core.serving.values import InferResponse, Tensor
-from forebay.wire.oip import generate
+from forebay.wire.oip import fields
 from forebay.wire.oip.generate import read_generate, write_generate
 
 
@@ -70,10 +70,11 @@ def test_answers_have_their_fields_in_order_of_names() -> None:
     )
 
 
+@pytest.mark.interpreted
 def test_very_many_values_are_not_read_but_a_long_text_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generate, "ODD_BYTES_MAX", 100)
-    monkeypatch.setattr(generate, "VALUES_MAX", 9)
+    monkeypatch.setattr(fields, "ODD_BYTES_MAX", 100)
+    monkeypatch.setattr(fields, "VALUES_MAX", 9)
     assert len(read(config(Datatype.BYTES, 1), {"x": "a" * 200}).data) == 4 + 200
     for value in ([1] * 50, [[]] * 50):
-        with pytest.raises(Refused, match="more than 9 values in JSON are not read here: use infer"):
+        with pytest.raises(Refused, match="values in JSON are not read here: use infer"):
             read(config(Datatype.INT8, -1), {"x": value})

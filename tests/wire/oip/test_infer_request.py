@@ -195,6 +195,53 @@ def test_no_request_has_names_without_end(more: bytes) -> None:
         read(b'{"inputs":[],%b}' % more, limit=1 << 20)
 
 
+LONG = [
+    json.dumps(one()).encode(),
+    b'{"inputs":[{"name":"x","datatype":"BYTES","shape":[2],"data":["{\\"a\\":[1]}","\\\\"]}],"id":"\\u00e9"}',
+    b'{"inputs":[{"name":"x","datatype":"FP32","shape":[2],"parameters":{"binary_data_size":8}}],'
+    b'"parameters":{"priority":3,"own":"a"},"outputs":[{"name":"y","parameters":{"classification":2}},{"name":"z"}]}',
+    b'{"inputs":[{"datatype":"FP32","shape":[1],"data":[1]}]}',
+    b'{"inputs":[{"name":7,"datatype":"FP32","shape":[1],"data":[1]}]}',
+    b'{"inputs":[{"name":"x","datatype":"FP32","shape":{},"data":[1]}]}',
+    b'{"inputs":[],"parameters":[],"other":[{}]}',
+    b'{"inputs":[],"id":5}',
+]
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("text", LONG, ids=range(len(LONG)))
+def test_a_long_document_is_read_like_a_short_one(text: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    def found() -> Any:
+        binary = bytes(8) if b"binary_data_size" in text else b""
+        try:
+            return read(text, binary)
+        except Refused as refused:
+            return refused.text
+
+    short = found()
+    monkeypatch.setattr(infer_request, "ODD_BYTES_MAX", 10)
+    assert found() == short
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (b'{"inputs":[' + b",".join([b"{}"] * 40_003) + b"]}", "more than 10000 inputs, outputs or parameters"),
+        (b'{"inputs":[],"parameters":{"a":[' + b",".join([b"[]"] * 350_000) + b"]}}", "may have 1048576 bytes"),
+        (b'{"inputs":[],"outputs":[{"name":"' + b"a" * 1_100_000 + b'"}]}', "may have 1048576 bytes"),
+        (b'{"inputs":[],"id":"\xff\xff\xff\xff"}', "failed to parse the request JSON buffer: "),
+        (b'{"inputs":[],"id":7', "failed to parse the request JSON buffer: "),
+        (b"[" * 2000, "failed to parse the request JSON buffer: "),
+    ],
+    ids=["objects", "values", "name", "letters", "end", "depth"],
+)
+def test_few_objects_come_of_a_long_document(text: bytes, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(infer_request, "ODD_BYTES_MAX", 10)
+    with pytest.raises(Refused, match=why):
+        read(text, limit=1 << 22)
+
+
 def test_zero_elements_need_no_data() -> None:
     assert read(one(shape=[0, 5], data=[])).request.inputs[0].data == b""
     assert read(one(shape=[0], data=None, parameters={"binary_data_size": 0})).request.inputs[0].shape == (0,)

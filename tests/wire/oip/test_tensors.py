@@ -130,6 +130,44 @@ def test_arrays_of_several_depths_are_read_but_not_without_end(monkeypatch: pyte
 
 
 @pytest.mark.parametrize("slice_bytes", [1, 2, 3, 7, 20, 64])
+@given(texts=st.lists(st.text('[\\"{,', max_size=12), max_size=6, unique=True))
+def test_what_is_outside_of_strings_is_counted_in_slices(slice_bytes: int, texts: list[str]) -> None:
+    """Whatever is in them, strings are two quotes each, and arrays are those that are not in strings."""
+    text = memoryview(json.dumps({f"a{text}": [text] for text in texts}).encode())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tensors, "SLICE_BYTES", slice_bytes)
+        for mark, count in ((b'"', 4 * len(texts)), (b"[", len(texts)), (b"{", 1)):
+            assert not tensors.exceeds(text, mark, count)
+            assert tensors.exceeds(text, mark, count - 1)
+
+
+@pytest.mark.parametrize(
+    ("data", "elements", "why"),
+    [
+        (b"[" + b",".join([b'""'] * 100) + b"]", 99, "Shape does not match true shape"),
+        (b"[" + b",".join([b"[]"] * 200) + b"]", 20, "4 arrays for each element"),
+    ],
+    ids=["strings", "arrays"],
+)
+def test_few_objects_come_of_long_texts(
+    data: bytes, elements: int, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tensors, "SLICE_BYTES", 32)
+    monkeypatch.setattr(tensors, "ODD_BYTES_MAX", 32)
+    with pytest.raises(Refused, match=why):
+        tensors.pack("x", Datatype.BYTES, msgspec.Raw(data), elements)
+
+
+def test_long_texts_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensors, "SLICE_BYTES", 32)
+    monkeypatch.setattr(tensors, "ODD_BYTES_MAX", 32)
+    texts = ['{"a": ["\\", 1]}', "", "[[[["] * 20
+    for data in (texts, [[text] for text in texts]):
+        packed = tensors.pack("x", Datatype.BYTES, msgspec.Raw(json.dumps(data).encode()), 60)
+        assert [bytes(each).decode() for each in tensors.split(packed)] == texts
+
+
+@pytest.mark.parametrize("slice_bytes", [1, 2, 3, 7, 20, 64])
 @given(data=st.data())
 def test_long_data_are_read_in_slices_as_if_whole(slice_bytes: int, data: st.DataObject) -> None:
     datatype, elements = data.draw(values())

@@ -8,9 +8,7 @@ import pytest
 from jsonschema import Draft202012Validator
 from starlette.routing import Route
 
-from forebay.control.admin import Events, make_app
-from forebay.control.changes import Reloaded
-from forebay.control.status import Status
+from forebay.control.api.app import ANSWERS, make_app
 from forebay.core.admission import Band
 from forebay.core.errors import TABLE, Code, Refusal
 from forebay.engines.protocol import TokenLogprob
@@ -41,7 +39,7 @@ from forebay.wire.openai_answer import (
 from forebay.wire.openapi import admin, modelserver, public, tasks
 
 PUBLIC: dict[str, Any] = msgspec.json.decode(public.document("1", keys=True))
-ADMIN: dict[str, Any] = msgspec.json.decode(admin.document("1", Status, Events, Reloaded))
+ADMIN: dict[str, Any] = msgspec.json.decode(admin.document("1", ANSWERS))
 MODELSERVER: dict[str, Any] = msgspec.json.decode(modelserver.document("1"))
 BOTH = pytest.mark.parametrize("document", [PUBLIC, ADMIN, MODELSERVER], ids=["public", "admin", "model server"])
 
@@ -127,7 +125,7 @@ def test_bodies_of_tasks_are_described_as_they_are_read(path: str) -> None:
 
 
 def test_control_routes_what_its_document_names_and_nothing_else() -> None:
-    app = make_app(*[cast(Any, None)] * 4)
+    app = make_app(cast(Any, None))
 
     assert {route.path for route in app.routes if isinstance(route, Route)} == set(ADMIN["paths"])
 

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from forebay.cli import settings
+from forebay.cli.deploy.command import TokenOption
 from forebay.cli.settings import WRONG_USAGE, UserError
 
 if TYPE_CHECKING:
+    from forebay.cli.registry.remote import RemoteRegistry
     from forebay.core.cluster import Cluster
     from forebay.core.registry.approval import Step
     from forebay.registry.catalogue import Actor, Registry
@@ -23,6 +25,12 @@ FileOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 NameArgument = Annotated[str, typer.Argument(metavar="MODEL@REVISION", help="A revision, by its id or an alias.")]
+UrlOption = Annotated[
+    str | None,
+    typer.Option(
+        "--url", help="Admin API of a cluster, to go through it.", show_default="the cluster file's registry"
+    ),
+]
 ReasonOption = Annotated[str, typer.Option("--reason", help="Why; it goes into the history.")]
 
 
@@ -41,6 +49,8 @@ def add(
         typer.Option(metavar="KEY=VALUE", help="What people should know, such as licence=apache-2.0."),
     ] = None,
     file: FileOption = None,
+    url: UrlOption = None,
+    token_file: TokenOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Register a model: its files are copied, and stay as they are. Registered twice, it is the same revision."""
@@ -48,7 +58,7 @@ def add(
 
     metadata = dict(_pair(each) for each in meta or [])
     wish = work.Wished(model, source, task, engine, tuple(set_ or []), metadata)
-    with _opened(file) as (_, opened):
+    with _opened(file, url, token_file) as opened:
         work.add(opened, wish, _actor(), settings.home(), as_json)
 
 
@@ -56,46 +66,72 @@ def add(
 def list_(
     model: Annotated[str | None, typer.Argument(help="Only this model.")] = None,
     file: FileOption = None,
+    url: UrlOption = None,
+    token_file: TokenOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show all revisions."""
     from forebay.cli.registry import work
 
-    with _opened(file) as (_, opened):
+    with _opened(file, url, token_file) as opened:
         work.show_all(opened.revisions(model), as_json)
 
 
 @registry.command()
-def show(name: NameArgument, file: FileOption = None, as_json: JsonOption = False) -> None:
+def show(
+    name: NameArgument,
+    file: FileOption = None,
+    url: UrlOption = None,
+    token_file: TokenOption = None,
+    as_json: JsonOption = False,
+) -> None:
     """Show a revision with everything that is known of it."""
     from forebay.cli.registry import work
 
-    with _opened(file) as (_, opened):
+    with _opened(file, url, token_file) as opened:
         work.show(opened.show(*_split(name)), as_json)
 
 
 @registry.command()
-def approve(name: NameArgument, reason: ReasonOption = "", file: FileOption = None) -> None:
+def approve(
+    name: NameArgument,
+    reason: ReasonOption = "",
+    file: FileOption = None,
+    url: UrlOption = None,
+    token_file: TokenOption = None,
+) -> None:
     """Approve a revision: it may be served when as many have done so as `registry.approvals_min` asks for."""
     from forebay.core.registry.approval import Step
 
-    _step(name, Step.APPROVE, reason, file)
+    _step(name, Step.APPROVE, reason, (file, url, token_file))
 
 
 @registry.command()
-def reject(name: NameArgument, reason: ReasonOption = "", file: FileOption = None) -> None:
+def reject(
+    name: NameArgument,
+    reason: ReasonOption = "",
+    file: FileOption = None,
+    url: UrlOption = None,
+    token_file: TokenOption = None,
+) -> None:
     """Reject a revision, also one that was approved: it is not served any more from the next start on."""
     from forebay.core.registry.approval import Step
 
-    _step(name, Step.REJECT, reason, file)
+    _step(name, Step.REJECT, reason, (file, url, token_file))
 
 
 @registry.command()
-def resubmit(name: NameArgument, reason: ReasonOption = "", file: FileOption = None) -> None:
+def resubmit(
+    name: NameArgument,
+    reason: ReasonOption = "",
+    file: FileOption = None,
+    url: UrlOption = None,
+    token_file: TokenOption = None,
+) -> None:
     """Ask for the approval of a rejected revision anew."""
     from forebay.core.registry.approval import Step
 
-    _step(name, Step.RESUBMIT, reason, file)
+    _step(name, Step.RESUBMIT, reason, (file, url, token_file))
 
 
 @registry.command()
@@ -107,7 +143,7 @@ def sign(
     """Sign the artifact of a revision as its publisher; `registry.publishers` says whose signatures count."""
     from forebay.registry.signing import read_signer
 
-    with _opened(file) as (_, opened):
+    with _local(file) as opened:
         publisher = read_signer(key)
         listed = opened.sign(*_split(name), publisher, _actor())
         typer.echo(f"{listed.revision.name} is signed with the key {publisher.public}.")
@@ -118,9 +154,11 @@ def alias(
     name: NameArgument,
     alias: Annotated[str, typer.Argument(help="Such as `champion`.")],
     file: FileOption = None,
+    url: UrlOption = None,
+    token_file: TokenOption = None,
 ) -> None:
     """Let a name lead to a revision, whatever it led to before."""
-    with _opened(file) as (_, opened):
+    with _opened(file, url, token_file) as opened:
         model, revision = _split(name)
         listed = opened.set_alias(model, alias, revision, _actor())
         typer.echo(f"{model}@{alias} is {listed.revision.id}.")
@@ -130,21 +168,23 @@ def alias(
 def verify(
     model: Annotated[str | None, typer.Argument(help="Only this model.")] = None,
     file: FileOption = None,
+    url: UrlOption = None,
+    token_file: TokenOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Check every byte of files, records and history; 1 if anything is not as it was written."""
     from forebay.cli.registry import work
 
-    with _opened(file) as (_, opened):
+    with _opened(file, url, token_file) as opened:
         raise typer.Exit(work.verify(opened, model, as_json))
 
 
 @registry.command()
-def gc(file: FileOption = None) -> None:
+def gc(file: FileOption = None, url: UrlOption = None, token_file: TokenOption = None) -> None:
     """Remove files that no revision has any more."""
     from forebay.cli.registry import work
 
-    with _opened(file) as (_, opened):
+    with _opened(file, url, token_file) as opened:
         typer.echo(f"{work.size(opened.sweep())} freed.")
 
 
@@ -155,23 +195,23 @@ def history(
     *,
     last: Annotated[int, typer.Option(min=1, max=100_000, help="So many events, the newest.")] = 50,
     file: FileOption = None,
+    url: UrlOption = None,
+    token_file: TokenOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show who changed what, when and why."""
     from forebay.cli.registry import work
-    from forebay.cli.registry.opening import store_of
 
-    with _named_errors():
-        cluster = _cluster(file)
-        store = store_of(cluster, settings.home())
-        try:
-            work.history(store, subject, last, as_json)
-        finally:
-            store.close()
+    if url or token_file:
+        found = _remote(url, token_file).history(subject, min(last, 1000))
+    else:
+        with _named_errors():
+            found = work.newest(_cluster(file), settings.home(), subject, last)
+    work.show_history(found, as_json)
 
 
-def _step(name: str, step: "Step", reason: str, file: Path | None) -> None:
-    with _opened(file) as (_, opened):
+def _step(name: str, step: "Step", reason: str, where: tuple[Path | None, str | None, Path | None]) -> None:
+    with _opened(*where) as opened:
         listed = opened.step(*_split(name), step, _actor(), reason)
         typer.echo(f"{listed.revision.name} is {listed.standing.state}: {listed.standing.why}.")
 
@@ -180,16 +220,21 @@ def _cluster(file: Path | None) -> "Cluster":
     return settings.load_cluster(settings.read_file(file), [], os.environ)
 
 
-def _actor() -> "Actor":
-    """Who runs the command: whoever can write to the store can do everything, and is asked for no role."""
+def account() -> str:
+    """Who runs the command: what the environment says, anybody can say."""
     import pwd
 
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # a user id without a name
+        return f"uid-{os.getuid()}"
+
+
+def _actor() -> "Actor":
+    """Who runs the command: whoever can write to the store can do everything, and is asked for no role."""
     from forebay.registry.catalogue import Actor
 
-    try:
-        return Actor(pwd.getpwuid(os.getuid()).pw_name)  # what the environment says, anybody can say
-    except KeyError:  # a user id without a name
-        return Actor(f"uid-{os.getuid()}")
+    return Actor(account())
 
 
 def _split(name: str) -> tuple[str, str]:
@@ -206,14 +251,29 @@ def _pair(text: str) -> tuple[str, str]:
     return key, value
 
 
+def _remote(url: str | None, token_file: Path | None) -> "RemoteRegistry":
+    from forebay.cli.deploy.client import Admin
+    from forebay.cli.registry.remote import RemoteRegistry
+
+    return RemoteRegistry(Admin(url, token_file))
+
+
 @contextmanager
-def _opened(file: Path | None) -> "Iterator[tuple[Cluster, Registry]]":
+def _opened(file: Path | None, url: str | None, token_file: Path | None) -> "Iterator[Registry | RemoteRegistry]":
+    """The registry of the cluster file, or, if one is named, that behind an admin API."""
+    if url or token_file:
+        yield _remote(url, token_file)
+        return
+    with _local(file) as opened:
+        yield opened
+
+
+@contextmanager
+def _local(file: Path | None) -> "Iterator[Registry]":
     from forebay.cli.registry.opening import registry_of
 
-    with _named_errors():
-        cluster = _cluster(file)
-        with registry_of(cluster, settings.home()) as opening:
-            yield cluster, opening()
+    with _named_errors(), registry_of(_cluster(file), settings.home()) as opening:
+        yield opening()
 
 
 @contextmanager

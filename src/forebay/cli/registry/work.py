@@ -1,10 +1,12 @@
 """What the commands of the registry do and print."""
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 from rich.table import Table
@@ -12,17 +14,22 @@ from rich.text import Text
 
 from forebay.cli import settings
 from forebay.cli.build import default_engine
+from forebay.cli.registry.opening import store_of
 from forebay.cli.serve import Wish, cluster_of
 from forebay.cli.settings import WRONG_USAGE, UserError
 from forebay.cli.view.screen import Screen
+from forebay.cli.view.table import table
+from forebay.core.cluster import Cluster
 from forebay.core.model import Task
 from forebay.core.registry.approval import ApprovalState
 from forebay.engines.protocol import EngineBroken
 from forebay.modelserver.replica.choosing import is_repository
 from forebay.registry.catalogue import Actor, Description, Listed, Registry
-from forebay.registry.sources import SourceError, obtain, parse
+from forebay.registry.sources import Progress, SourceError, obtain, parse
 from forebay.store import events
-from forebay.store.database import Store
+
+if TYPE_CHECKING:
+    from forebay.cli.registry.remote import RemoteRegistry
 
 STYLES = {ApprovalState.APPROVED: "green", ApprovalState.PENDING: "yellow", ApprovalState.REJECTED: "red"}
 
@@ -39,29 +46,13 @@ class Wished:
     metadata: dict[str, str]
 
 
-def add(registry: Registry, wished: Wished, by: Actor, home: Path, as_json: bool) -> None:
-    """Fetch what is to be registered, and register it with the engine that runs it. Raises `UserError`."""
+def add(registry: "Registry | RemoteRegistry", wished: Wished, by: Actor, home: Path, as_json: bool) -> None:
+    """Register a model, and say what comes next. Raises `UserError`."""
     with Screen(settings.screen(stderr=True)) as screen:
-        progress = screen.progress(wished.model)
-        try:
-            path = obtain(parse(wished.source), home, progress)
-            task, name = _task(wished.task), wished.engine
-            if name is None and task is not Task.TENSOR and not is_repository(path):
-                name = default_engine(path).name
-            wish = Wish(str(path), wished.model, task, name, 1, None)
-            (model,) = cluster_of(wish, wished.settings, {}, "forebay registry add").models
-            engine = model.engine or default_engine(path)
-        except (SourceError, EngineBroken) as error:
-            raise UserError(str(error)) from error
-        what = Description(
-            model=wished.model,
-            source=wished.source,
-            task=model.task,
-            engine=engine.name,
-            settings=engine.model_dump(),
-            metadata=wished.metadata,
-        )
-        listed = registry.add(what, path, by, progress)
+        if isinstance(registry, Registry):
+            listed = register(registry, wished, by, home, screen.progress(wished.model))
+        else:
+            listed = registry.add(wished)
     if as_json:
         _print(listed)
         return
@@ -70,7 +61,31 @@ def add(registry: Registry, wished: Wished, by: Actor, home: Path, as_json: bool
     if stands.state is ApprovalState.PENDING:
         screen.line(f"Next: forebay registry approve {wished.model}@{id}")
     elif stands.state is ApprovalState.APPROVED:
-        screen.line(f"Serve it with `source: registry:{wished.model}@{id}` in the cluster file.")
+        screen.line(f"Roll it out with `forebay deploy {wished.model} --revision {id}`,")
+        screen.line(f"or serve it with `source: registry:{wished.model}@{id}` in the cluster file.")
+
+
+def register(registry: Registry, wished: Wished, by: Actor, home: Path, progress: Progress) -> Listed:
+    """Fetch what is to be registered, and register it with the engine that runs it. Raises `UserError`."""
+    try:
+        path = obtain(parse(wished.source), home, progress)
+        task, name = _task(wished.task), wished.engine
+        if name is None and task is not Task.TENSOR and not is_repository(path):
+            name = default_engine(path).name
+        wish = Wish(str(path), wished.model, task, name, 1, None)
+        (model,) = cluster_of(wish, wished.settings, {}, "forebay registry add").models
+        engine = model.engine or default_engine(path)
+    except (SourceError, EngineBroken, OSError) as error:
+        raise UserError(str(error)) from error
+    what = Description(
+        model=wished.model,
+        source=wished.source,
+        task=model.task,
+        engine=engine.name,
+        settings=engine.model_dump(),
+        metadata=wished.metadata,
+    )
+    return registry.add(what, path, by, progress)
 
 
 def _task(name: str | None) -> Task | None:
@@ -91,10 +106,11 @@ def show_all(listed: Iterable[Listed], as_json: bool) -> None:
     if not listed:
         settings.screen().print("Nothing is registered yet: `forebay registry add MODEL SOURCE`.")
         return
-    table = _table("model", "revision", "state", "aliases", "task", "engine", "size", "registered (UTC)", "by")
+    columns = ("model", "revision", "state", "aliases", "task", "engine", "size", "registered (UTC)", "by")
+    shown = table(*columns, right=("size",))
     for each in listed:
         revision = each.revision
-        table.add_row(
+        shown.add_row(
             revision.model,
             revision.id,
             Text(each.standing.state, STYLES[each.standing.state]),
@@ -105,7 +121,7 @@ def show_all(listed: Iterable[Listed], as_json: bool) -> None:
             _time(revision.created_at),
             revision.created_by,
         )
-    settings.screen().print(table)
+    settings.screen().print(shown)
 
 
 def show(listed: Listed, as_json: bool) -> None:
@@ -126,13 +142,13 @@ def show(listed: Listed, as_json: bool) -> None:
         "registered": f"{_time(revision.created_at)} by {revision.created_by}",
         **revision.metadata,
     }
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    shown = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     for key, value in rows.items():
-        table.add_row(Text(key, "bold"), Text(value, STYLES[stands.state] if key == "state" else ""))
-    settings.screen().print(table)
+        shown.add_row(Text(key, "bold"), Text(value, STYLES[stands.state] if key == "state" else ""))
+    settings.screen().print(shown)
 
 
-def verify(registry: Registry, model: str | None, as_json: bool) -> int:
+def verify(registry: "Registry | RemoteRegistry", model: str | None, as_json: bool) -> int:
     """Check everything, and print what is wrong; 1 if anything is."""
     with Screen(settings.screen(stderr=True)) as screen:
         wrong = registry.verify(screen.progress("registry"), model)
@@ -146,29 +162,26 @@ def verify(registry: Registry, model: str | None, as_json: bool) -> int:
     return 1 if wrong else 0
 
 
-def history(store: Store, subject: str | None, last: int, as_json: bool) -> None:
-    """The newest events, oldest first."""
-    with store.read() as connection:
-        found = deque(events.since(connection, subject=subject), maxlen=last)
+def newest(cluster: Cluster, home: Path, subject: str | None, last: int) -> tuple[events.Event, ...]:
+    """The newest events, oldest first. Raises `StoreError`."""
+    with closing(store_of(cluster, home)) as store, store.read() as connection:
+        return tuple(deque(events.since(connection, subject=subject), maxlen=last))
+
+
+def show_history(found: Collection[events.Event], as_json: bool) -> None:
+    """A line for each event."""
     if as_json:
         _print(tuple(found))
         return
-    table = _table("#", "time (UTC)", "who", "what", "of", "why")
+    shown = table("#", "time (UTC)", "who", "what", "of", "why", right=("#",), wide="why")
     for event in found:
-        table.add_row(str(event.number), _time(event.at), event.actor, event.kind, event.subject, event.why)
-    settings.screen().print(table if found else "Nothing has happened yet.")
+        shown.add_row(str(event.number), _time(event.at), event.actor, event.kind, event.subject, event.why)
+    settings.screen().print(shown if found else "Nothing has happened yet.")
 
 
 def size(count: int) -> str:
     """Bytes as people read them."""
     return f"{count / 1e6:,.1f} MB" if count >= 100_000 else f"{count:,} B"
-
-
-def _table(*names: str) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for name in names:
-        table.add_column(name, justify="right" if name in ("size", "#") else "left", no_wrap=name != "why")
-    return table
 
 
 def _time(at: float) -> str:

@@ -33,6 +33,9 @@ class GrpcWish:
     grpc_max_message_size: Annotated[int, _of(min=1, max=NEVER_MS, help="Largest message of a request, bytes.")] = (
         NEVER_MS
     )
+    grpc_max_messages_size: Annotated[
+        str, _of(metavar="SIZE", help="Bytes of messages that are being received at the same time.")
+    ] = "2GiB"
     grpc_header_forward_pattern: Annotated[
         str | None,
         _of(metavar="REGEX", help="Request headers with such a name become parameters.", show_default=False),

@@ -4,7 +4,6 @@ import math
 import os
 import re
 import shlex
-import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,12 +19,12 @@ from forebay.modelserver.models.options import Control, Options
 from forebay.modelserver.process.values import Placement
 from forebay.modelserver.repository import Rules
 from forebay.modelserver.repository.values import CONFIG_FILE
-from forebay.modelserver.rpc.front import RpcOptions
+from forebay.modelserver.rpc.front import RpcOptions, RpcTls
 from forebay.modelserver.serve import Doors, Plan, Shown
 from forebay.modelserver.telemetry.latencies import QUANTILES
 from forebay.modelserver.telemetry.tracing import OFF, TENSORS, TIMESTAMPS, Tracing
-from forebay.net.http2 import Keepalive, secured
-from forebay.net.tls import BadPair
+from forebay.net.http2 import HTTP_2, Keepalive
+from forebay.net.tls import BadPair, load
 
 T = TypeVar("T")
 UNITS: Final = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
@@ -129,6 +128,7 @@ def rpc_options(wish: GrpcWish) -> RpcOptions:
     return RpcOptions(
         version=__version__,
         message_bytes_max=wish.grpc_max_message_size,
+        messages_bytes_max=_read("--grpc-max-messages-size", size, wish.grpc_max_messages_size),
         compression=_COMPRESSIONS[wish.grpc_infer_response_compression_level],
         forwarded_headers=forwarded,
         keepalive=Keepalive(
@@ -144,17 +144,19 @@ def rpc_options(wish: GrpcWish) -> RpcOptions:
     )
 
 
-def _tls(wish: GrpcWish) -> ssl.SSLContext:
+def _tls(wish: GrpcWish) -> RpcTls:
     """Raises `UserError`."""
+    server = TlsSpec(wish.grpc_server_cert, wish.grpc_server_key)
     clients = wish.grpc_root_cert if _on(wish.grpc_use_ssl_mutual) else None
     try:
-        return secured(TlsSpec(wish.grpc_server_cert, wish.grpc_server_key), clients)
+        load(server, clients, HTTP_2)
     except BadPair as error:
         options = {"certificate": "--grpc-server-cert", "key": "--grpc-server-key", "clients": "--grpc-root-cert"}
         raise UserError(
             "\n".join(f"{options[p.path]}: found {p.found}; expected {p.allowed}" for p in error.problems),
             WRONG_USAGE,
         ) from None
+    return RpcTls(server, clients)
 
 
 def _options(wish: Wish) -> Options:

@@ -3,17 +3,16 @@
 import sys
 import time
 
-import httpx
 import msgspec
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from forebay.cli.settings import NOT_REACHED, UserError
+from forebay.cli.deploy.client import Admin
+from forebay.cli.settings import UserError
 from forebay.control.status import ReplicaStatus, Status, UnitStatus
 
-ANSWER_TIMEOUT_S = 5.0
 REFRESH_S = 1.0
 WORDS_CHARS_MAX = 200
 COLOURS = {
@@ -31,39 +30,18 @@ REVISION_CHARS = 9
 """Enough to tell revisions apart; `--json` has the whole."""
 
 
-def fetch(url: str) -> bytes:
-    """The status document as JSON. Raises `UserError` if nothing answers."""
-    try:
-        answer = httpx.get(f"{url}/v1/status", timeout=ANSWER_TIMEOUT_S, trust_env=False)
-        answer.raise_for_status()
-    except httpx.ConnectError:
-        raise UserError(
-            f"No cluster runs at {url}. Start one with `forebay up`; "
-            "if it has another admin port, say --url or FOREBAY_ADMIN_URL.",
-            NOT_REACHED,
-        ) from None
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise UserError(f"{url} does not answer like the admin API of Forebay ({error}).", NOT_REACHED) from None
-    return answer.content
+PATH = "/v1/status"
 
 
-def parse(url: str, document: bytes) -> Status:
-    """The status as a value. Raises `UserError` if it is something else."""
-    try:
-        return msgspec.json.decode(document, type=Status)
-    except msgspec.MsgspecError as error:
-        raise UserError(f"{url} does not answer like the admin API of this Forebay ({error}).", NOT_REACHED) from None
-
-
-def status(url: str, watch: bool, as_json: bool, screen: Console) -> int:
-    """Print the status once, or keep it up to date until Ctrl-C."""
+def status(admin: Admin, watch: bool, as_json: bool, screen: Console) -> int:
+    """Print the status once, or keep it up to date until Ctrl-C. Raises `UserError` if nothing answers."""
     if as_json:
         while True:
-            print(msgspec.json.format(fetch(url), indent=0 if watch else 2).decode(), flush=True)
+            print(msgspec.json.format(admin.raw("GET", PATH), indent=0 if watch else 2).decode(), flush=True)
             if not watch:
                 return 0
             time.sleep(REFRESH_S)
-    first = view(parse(url, fetch(url)))
+    first = view(admin.get(PATH, Status))
     if not watch:
         screen.print(first)
         return 0
@@ -71,14 +49,14 @@ def status(url: str, watch: bool, as_json: bool, screen: Console) -> int:
         try:
             while True:
                 time.sleep(REFRESH_S)
-                live.update(_view_or_reason(url), refresh=True)
+                live.update(_view_or_reason(admin), refresh=True)
         except KeyboardInterrupt:
             return 0
 
 
-def _view_or_reason(url: str) -> RenderableType:
+def _view_or_reason(admin: Admin) -> RenderableType:
     try:
-        return view(parse(url, fetch(url)))
+        return view(admin.get(PATH, Status))
     except UserError as error:
         return Text(f"{error}\nLooking again every second; Ctrl-C leaves.", style="yellow")
 

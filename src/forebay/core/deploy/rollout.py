@@ -29,6 +29,8 @@ class Phase(StrEnum):
     """Ended with what was found, as was the plan; the old revision serves."""
 
 
+KNOWN_S: Final = 2.0
+"""By then every gateway knows who has all of the traffic; until then the old replicas stay, whatever anybody says."""
 ENDED: Final = frozenset({Phase.PROMOTED, Phase.ROLLED_BACK, Phase.JUDGED})
 
 
@@ -90,6 +92,8 @@ class Wanted:
 
 def decide(rollout: Rollout, seen: Seen, command: Command | None, now: float) -> tuple[Rollout, Wanted]:
     """One look at a rollout. Asked again with the same, it says the same."""
+    if rollout.since > now:  # the clock was set back: a step begins anew rather than lasting for hours
+        rollout = replace(rollout, since=now)
     rollout = _obey(rollout, command, now)
     rollout = _go_on(rollout, seen, now)
     return rollout, wanted(rollout, seen)
@@ -122,7 +126,7 @@ def _obey(rollout: Rollout, command: Command | None, now: float) -> Rollout:
         return rollout
     match command:
         case Command.ABORT:
-            return _back(rollout, "somebody has ended it", now)
+            return back(rollout, "somebody has ended it", now)
         case Command.PAUSE:
             return replace(rollout, paused=True, why="paused by somebody")
         case Command.RESUME:
@@ -137,9 +141,9 @@ def _go_on(rollout: Rollout, seen: Seen, now: float) -> Rollout:
     if rollout.phase in ENDED:
         return rollout
     if seen.tripped is not None:
-        return _back(rollout, seen.tripped.reason, now)
+        return back(rollout, seen.tripped.reason, now)
     if seen.verdict is not None and seen.verdict.decision is Decision.ROLLBACK and rollout.course.takes_over:
-        return _back(rollout, seen.verdict.reason, now)
+        return back(rollout, seen.verdict.reason, now)
     match rollout.phase:
         case Phase.STARTING:
             return _start(rollout, seen, now)
@@ -158,7 +162,7 @@ def _start(rollout: Rollout, seen: Seen, now: float) -> Rollout:
         late_s = now - rollout.since
         if late_s >= rollout.course.start_timeout_s:
             why = f"{seen.canary_ready} of {needed} replicas of {rollout.canary} were ready after {late_s:.0f} s"
-            return _back(rollout, why, now)
+            return back(rollout, why, now)
         return replace(rollout, why=f"{seen.canary_ready} of {needed} replicas of {rollout.canary} are ready")
     if rollout.paused:
         return rollout
@@ -186,7 +190,7 @@ def _compare(rollout: Rollout, seen: Seen, now: float) -> Rollout:
     if spent_s >= step.time_s:
         reason = seen.verdict.reason if seen.verdict else "nothing was observed"
         if not rollout.course.hold:
-            return _back(rollout, f"no verdict in {spent_s:.0f} s: {reason}", now)
+            return back(rollout, f"no verdict in {spent_s:.0f} s: {reason}", now)
         return replace(rollout, why=f"no verdict in time, waits for somebody: {reason}")
     return rollout
 
@@ -201,7 +205,7 @@ def _next(rollout: Rollout, now: float) -> Rollout:
 
 
 def _take_over(rollout: Rollout, now: float) -> Rollout:
-    why = f"{rollout.canary} takes over; {rollout.stable} stays warm for {rollout.course.settle_s:.0f} s"
+    why = f"{rollout.canary} takes over as soon as it has the replicas"
     return replace(rollout, phase=Phase.SETTLING, since=now, forced=False, why=why)
 
 
@@ -220,15 +224,20 @@ def _carried(rollout: Rollout, seen: Seen) -> Rollout:
 def _settle(rollout: Rollout, seen: Seen, now: float) -> Rollout:
     """All of the traffic, for as long as the old revision is kept; the time counts from when it has it all."""
     before, rollout = rollout.share, _carried(rollout, seen)
+    if rollout.share < 1.0:
+        return rollout
     if before < 1.0:
-        return replace(rollout, since=now)
-    if now - rollout.since < rollout.course.settle_s or (rollout.paused and not rollout.forced):
+        why = f"{rollout.canary} has all of the traffic; {rollout.stable} stays warm for a while"
+        return replace(rollout, since=now, why=why)
+    if now - rollout.since < KNOWN_S:
+        return rollout
+    if not rollout.forced and (now - rollout.since < rollout.course.settle_s or rollout.paused):
         return rollout
     if seen.canary_ready is None or seen.canary_ready < max(seen.wanted, 1):
         return rollout
     return replace(rollout, phase=Phase.PROMOTED, since=now, why=f"{rollout.canary} serves everything")
 
 
-def _back(rollout: Rollout, why: str, now: float) -> Rollout:
-    """The old revision serves everything again, at once."""
+def back(rollout: Rollout, why: str, now: float) -> Rollout:
+    """The end of it: the old revision serves everything again, at once."""
     return replace(rollout, phase=Phase.ROLLED_BACK, since=now, share=0.0, paused=False, forced=False, why=why)

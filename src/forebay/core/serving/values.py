@@ -5,6 +5,7 @@ Tensors are bytes all the way: only JSON and the backends turn them into numbers
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import NamedTuple, Protocol
 
 from forebay.core.serving.config import Datatype
@@ -21,6 +22,14 @@ class Tensor(NamedTuple):
     datatype: Datatype
     shape: tuple[int, ...]
     data: Buffer
+
+
+class Front(StrEnum):
+    """How a request has come to a model server."""
+
+    INSIDE = ""
+    HTTP = "HTTP"
+    GRPC = "GRPC"
 
 
 @dataclass(slots=True)
@@ -44,6 +53,9 @@ class InferRequest:
     sequence_end: bool = False
     deadline: float = 0.0
     """When the answer is worth nothing any more: seconds of CLOCK_MONOTONIC; 0: it keeps its worth."""
+    front: Front = Front.INSIDE
+    came_ns: int = 0
+    """When the front began to read it, of CLOCK_MONOTONIC; 0: no front has."""
 
 
 @dataclass(slots=True)

@@ -68,10 +68,13 @@ class KeyRecord:
 
     id: str
     tenant: str
+    """Of a key of the admin API: who has it."""
     digest: str
     created: float
     expires: float | None = None
     revoked: float | None = None
+    role: str = ""
+    """Of a key of the admin API, and of no other: what its holder may do."""
 
 
 class Denied(NamedTuple):
@@ -99,14 +102,17 @@ _EXPIRED: Final = Denied(Code.UNAUTHORIZED, "The API key has expired.")
 
 
 class Directory:
-    """Everybody's keys by id. Made as a whole from a document; never changed."""
+    """Everybody's keys by id, either those of tenants or those of the admin API: neither opens the other door.
+
+    Made as a whole from a document; never changed.
+    """
 
     __slots__ = ("_entries",)
 
-    def __init__(self, tenants: Iterable[Tenant], records: Iterable[KeyRecord]) -> None:
+    def __init__(self, tenants: Iterable[Tenant], records: Iterable[KeyRecord], *, admins: bool = False) -> None:
         known = {tenant.name: tenant for tenant in tenants}
         self._entries: Mapping[str, tuple[KeyRecord, Tenant | None]] = {
-            record.id: (record, known.get(record.tenant)) for record in records
+            record.id: (record, known.get(record.tenant)) for record in records if bool(record.role) is admins
         }
 
     def find(self, key_id: str) -> tuple[KeyRecord, Tenant | None] | None:
@@ -114,13 +120,15 @@ class Directory:
         return self._entries.get(key_id)
 
 
-def mint(tenant: str, entropy: bytes, now: float, expires: float | None = None) -> tuple[str, KeyRecord]:
+def mint(
+    tenant: str, entropy: bytes, now: float, expires: float | None = None, role: str = ""
+) -> tuple[str, KeyRecord]:
     """A new key and what is kept of it. `entropy` is `ENTROPY_BYTES` from the system's secure source."""
     if len(entropy) != ENTROPY_BYTES:
         raise ValueError(f"a key is made of {ENTROPY_BYTES} random bytes, not {len(entropy)}")
     key_id, secret = _letters(entropy[:ID_BYTES]), _letters(entropy[ID_BYTES:])
     key = f"fb-{key_id}-{secret}"
-    return key, KeyRecord(key_id, tenant, _digest(key.encode()), now, expires)
+    return key, KeyRecord(key_id, tenant, _digest(key.encode()), now, expires, role=role)
 
 
 def authorise(directory: Directory, presented: bytes | None, now: float) -> Granted | Denied:

@@ -128,6 +128,8 @@ class SyntheticEngine:
             raise Refusal(Code.INVALID_REQUEST, f"id {work.id!r} is already in use", "id")
         if isinstance(work, Embed) != (self._task is Task.EMBED):
             raise Refusal(Code.WRONG_TASK)
+        if self._settings.error_share and model.chance(work.id) < self._settings.error_share:
+            raise Refusal(Code.ENGINE_FAILED, "The engine fails now and then, as its setting `error_share` says.")
         if isinstance(work, Embed):
             self._texts.append((work.id, self._input(work)))
         else:

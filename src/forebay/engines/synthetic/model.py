@@ -76,6 +76,11 @@ def mix(*parts: int) -> int:
     return value
 
 
+def chance(id: str) -> float:
+    """A number of 0..1 that stands for what happens to a request by chance."""
+    return mix(roll(0, encode(id)), 3) / 2**64
+
+
 def ends(state: int, last_id: int) -> bool:
     """True where an answer comes to its natural end."""
     return last_id in WORD_IDS and mix(state, 1) % END_ODDS == 0

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Final
 from forebay.core.admission import Band, crowded, preempt
 from forebay.core.resilience import Outcome
 from forebay.core.routing import Route, Shed, Wait
+from forebay.gateway.rollout.arms import bound_to
 from forebay.wire.records import Attempt
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def make_way(gateway: "Gateway", relay: "Relay", choice: Route | Wait | Shed) ->
     while isinstance(choice, Route):
         link = served.links[choice.at]
         stopped = 0
-        while crowded(link.load, link.places, len(link.batch), link.batch_max, stopped):
+        while crowded(link.load, min(link.places, link.room), len(link.batch), link.batch_max, stopped):
             newest = next(reversed(link.batch))
             if newest.yields:
                 give_way(gateway, newest)
@@ -44,7 +45,8 @@ def make_room(gateway: "Gateway", relay: "Relay") -> None:
     served, band = relay.served, relay.ticket.band
     if not any(served.running[band + 1 : Band.BATCH]):  # batch work is not in its way: it would have made way
         return
-    links = (x for x in served.links if x.live and x.load <= x.room and relay.revision in ("", x.revision))
+    revision = bound_to(relay)
+    links = (x for x in served.links if x.live and x.load <= x.room and revision in ("", x.revision))
     victim = preempt((each for link in links for each in link.attempts), band)
     if victim is not None:
         give_way(gateway, victim)

@@ -53,7 +53,7 @@ def fall_back(gateway: "Gateway", relay: "Relay", trouble: Condition) -> bool:
     before.account.fell_back(trouble).inc()
     relay.asked = relay.asked or chosen.model
     relay.chosen, relay.served = found, gateway.served[found.model]
-    relay.tried, relay.ask, relay.charge, relay.session = (), None, None, b""
+    relay.tried, relay.ask, relay.charge, relay.session, relay.side = (), None, None, b"", None
     if relay.timer is not None:
         relay.timer.cancel()
         relay.timer = None

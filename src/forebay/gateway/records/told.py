@@ -24,10 +24,11 @@ def head_lines(relay: "Relay") -> bytes:
     link, route, chosen = relay.link, relay.route, relay.chosen
     assert link is not None
     assert route is not None
-    return b"x-request-id: %b\r\nx-forebay-queue-ms: %d\r\nx-forebay-route: %b\r\n%b%b%b" % (
+    return b"x-request-id: %b\r\nx-forebay-queue-ms: %d\r\nx-forebay-route: %b%b\r\n%b%b%b" % (
         relay.request_id,
         ms(relay.queued_s),
         REASONS[route.why],
+        relay.side.note.encode() if relay.side is not None else b"",
         link.head_lines,
         b"set-cookie: %b\r\n" % (SET_COOKIE % relay.session) if relay.session else b"",
         b"x-forebay-dispatch: %b\r\n" % chosen.why.encode() if chosen is not None else b"",

@@ -32,8 +32,9 @@ PATHS: Final = frozenset(
 )
 """Endpoints of tasks; the model is a field of the body."""
 MODEL_PATH: Final = re.compile(
-    rb"/v2/models/([^/]{1,1024})(/versions/[0-9]{1,20})?(?:/(infer|generate|generate_stream|ready|config|stats))?"
+    rb"/v2/models/(?!stats\Z)([^/]{1,1024})(/versions/[0-9]{1,20})?(?:/(infer|generate|generate_stream|ready|config|stats))?"
 )
+"""`/v2/models/stats` is about all models, as with Triton."""
 WORK: Final = frozenset({b"infer", b"generate", b"generate_stream"})
 SENT_ON: Final = (
     b"content-type",

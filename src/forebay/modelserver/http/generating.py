@@ -1,11 +1,12 @@
 """The generate endpoints: JSON fields instead of tensors, and answers as they come."""
 
+from time import monotonic_ns
 from typing import Final
 
 import structlog
 
 from forebay.core.serving.errors import Refused
-from forebay.core.serving.values import InferResponse
+from forebay.core.serving.values import Front, InferResponse
 from forebay.modelserver.http.answering import deadline_of, fail, may_retry, refuse
 from forebay.modelserver.ports import Models
 from forebay.net.exchange import Exchange
@@ -33,11 +34,12 @@ def start_generation(
     tensor_bytes_max: int,
 ) -> None:
     """Read a request and hand it to the models. Raises `Refused`."""
+    came_ns = monotonic_ns()
     view = models.view(asked.model, asked.version)
     if (exchange.header(b"content-encoding") or b"").strip().lower() not in (b"", IDENTITY):
         raise invalid("Unsupported content-encoding, only 'identity' is supported.")
     request = read_generate(view.config, asked.version, exchange.body, tensor_bytes_max=tensor_bytes_max)
-    request.deadline = deadline_of(exchange)
+    request.deadline, request.front, request.came_ns = deadline_of(exchange), Front.HTTP, came_ns
     answer = Generation(exchange, log, streams=streams)
     exchange.on_disconnect = models.infer(request, answer.on_response).cancel
 

@@ -9,12 +9,13 @@ import asyncio
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from time import monotonic_ns
 from typing import Final, ParamSpec, TypeVar
 
 import structlog
 
 from forebay.core.serving.errors import Kind, Refused
-from forebay.core.serving.values import InferRequest, InferResponse
+from forebay.core.serving.values import Front, InferRequest, InferResponse
 from forebay.modelserver.http.answering import deadline_of, fail, refuse
 from forebay.modelserver.ports import Models, ModelView
 from forebay.net.exchange import Exchange
@@ -74,15 +75,15 @@ class Inferring:
 
     def start(self, exchange: Exchange, asked: Route) -> None:
         """Read a request and hand it to the models. Raises `Refused`."""
-        models = self.models
-        view = models.view(asked.model, asked.version)
+        came_ns = monotonic_ns()
+        view = self.models.view(asked.model, asked.version)
         if view.config.decoupled:
             raise Refused(Kind.UNSUPPORTED, "HTTP end point doesn't support models with decoupled transaction policy")
         deadline = deadline_of(exchange)
         if len(exchange.body) > UNPACKED_AT_ONCE_BYTES_MAX and _reads_long(exchange):
-            self.tasks.create_task(self._start_later(exchange, asked, view, deadline))
+            self.tasks.create_task(self._start_later(exchange, asked, view, deadline, came_ns))
         else:
-            self._go_on(exchange, self._read(exchange, asked, view), view, deadline)
+            self._go_on(exchange, self._read(exchange, asked, view), view, deadline, came_ns)
 
     def _read(self, exchange: Exchange, asked: Route, view: ModelView) -> Asked:
         """Read a request. Raises `Refused`."""
@@ -107,19 +108,22 @@ class Inferring:
             strings_max=self._strings_max,
         )
 
-    def _go_on(self, exchange: Exchange, read: Asked, view: ModelView, deadline: float) -> None:
+    def _go_on(self, exchange: Exchange, read: Asked, view: ModelView, deadline: float, came_ns: int) -> None:
         """Hand a request to the models. Raises `Refused`."""
         if self._forwarded is not None:
             forward(exchange, self._forwarded, read.request)
-        read.request.deadline = deadline
+        request = read.request
+        request.deadline, request.front, request.came_ns = deadline, Front.HTTP, came_ns
         answer = Inference(exchange, read, view, self)
-        exchange.on_disconnect = self.models.infer(read.request, answer.on_response).cancel
+        exchange.on_disconnect = self.models.infer(request, answer.on_response).cancel
 
-    async def _start_later(self, exchange: Exchange, asked: Route, view: ModelView, deadline: float) -> None:
+    async def _start_later(
+        self, exchange: Exchange, asked: Route, view: ModelView, deadline: float, came_ns: int
+    ) -> None:
         try:
             read = await self.apart(self._read, exchange, asked, view)
             if not exchange.finished:
-                self._go_on(exchange, read, view, deadline)
+                self._go_on(exchange, read, view, deadline, came_ns)
         except Refused as refused:
             refuse(exchange, refused)
         except Exception as error:  # supervisor: a mistake costs one answer, not the task group of the server

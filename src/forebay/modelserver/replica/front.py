@@ -1,5 +1,6 @@
 """The HTTP side of a replica: what control and gateways ask of it, and the model server's own front behind that."""
 
+import asyncio
 import re
 from typing import Final
 
@@ -28,13 +29,21 @@ class ReplicaFront:
     """Answers the exchanges of a replica's server; `models` is what answers requests."""
 
     def __init__(
-        self, spec: WorkerSpec, named: Named, reporter: Reporter, models: HttpFront, metrics: Metrics
+        self,
+        spec: WorkerSpec,
+        named: Named,
+        reporter: Reporter,
+        models: HttpFront,
+        metrics: Metrics,
+        *,
+        tasks: asyncio.TaskGroup,
     ) -> None:
         self._spec = spec
         self._named = named
         self._reporter = reporter
         self._models = models
         self._metrics = metrics
+        self._tasks = tasks
 
     def handle(self, exchange: Exchange) -> None:
         """Answer one exchange, now or later."""
@@ -77,7 +86,11 @@ class ReplicaFront:
             case "/load":
                 exchange.respond(200, [JSON], msgspec.json.encode(self._reporter.report()))
             case _:
-                exchange.respond(200, [(b"content-type", CONTENT_TYPE)], self._reporter.render())
+                self._tasks.create_task(self._tell(exchange))
+
+    async def _tell(self, exchange: Exchange) -> None:
+        """The metrics, those that the model has of its own among them."""
+        exchange.respond(200, [(b"content-type", CONTENT_TYPE)], await self._reporter.render())
 
     def _refuse(self, exchange: Exchange, refusal: Refusal, header: tuple[bytes, bytes]) -> None:
         self.refused(refusal.code)

@@ -5,6 +5,7 @@ from forebay.core.serving.config import ModelConfig
 from forebay.core.serving.errors import Refused
 from forebay.modelserver.replica.named import Named
 from forebay.modelserver.server import ModelServer, Processes
+from forebay.modelserver.telemetry.metrics import exposition
 from forebay.obs.metrics import Metrics
 
 
@@ -61,8 +62,9 @@ class Reporter:
             grpc_port=self.grpc_port,
         )
 
-    def render(self) -> bytes:
-        """The exposition."""
+    async def render(self) -> bytes:
+        """The exposition, with what the model counts of its own."""
+        own = await self._server.measure()
         load, metrics, labels = self.report(), self._metrics, (self._spec.model, self._spec.replica)
         gauges: dict[str, float] = {
             "worker_in_flight": load.in_flight,
@@ -76,7 +78,7 @@ class Reporter:
             metrics.gauge(name, *labels).set(value)
         replaced = metrics.counter("worker_engine_restarts_total", *labels)
         replaced.inc(load.engine_restarts - replaced.value)
-        return metrics.render()
+        return metrics.render() + exposition(own)
 
     def _processes(self) -> Processes:
         try:

@@ -79,7 +79,7 @@ async def _run(
     settings, regions = ServerSettings(named, TraceSettings(Tracing()), LogSettings()), SharedRegions()
     how = FrontOptions(version=__version__, json_bytes_max=spec.limits.body_bytes_max)
     models = HttpFront(named, regions, settings, tasks=tasks, log=log, options=how)
-    front = ReplicaFront(spec, named, reporter, models, metrics)
+    front = ReplicaFront(spec, named, reporter, models, metrics, tasks=tasks)
     http = HttpServer(front.handle, spec.limits, refused=front.refused, alive_for=GATEWAY)
     rpc: RpcFront | None = None
     running: asyncio.Task[None] | None = None
@@ -126,8 +126,9 @@ async def _rpc(
             f"gRPC needs a library that cannot be imported ({error}); install it with: pip install 'forebay[triton]'"
         )
         raise GaveUp(text) from error
+    options = RpcOptions(version=__version__, messages_bytes_max=spec.limits.bodies_bytes_max)
     for port in range(first, min(first + PORTS_MAX, 65_536)):
-        rpc = RpcFront(models, regions, settings, tasks=tasks, log=log, options=RpcOptions(version=__version__))
+        rpc = RpcFront(models, regions, settings, tasks=tasks, log=log, options=options)
         try:
             await rpc.start(spec.host, port)
         except OSError:

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -13,6 +14,7 @@ from forebay.core.serving.errors import Kind, Refused
 from forebay.core.serving.values import InferRequest
 from forebay.modelserver.ports import Models
 from forebay.modelserver.regions import SharedRegions
+from forebay.modelserver.rpc.walking import check_fields
 from forebay.wire.http2 import grpc
 from forebay.wire.http2.headers import Header, well_formed, written
 from forebay.wire.http2.session import Session
@@ -30,11 +32,15 @@ CODES: Final = {
     Kind.ALREADY_EXISTS: grpc.ALREADY_EXISTS,
     Kind.CANCELLED: grpc.CANCELLED,
 }
+MESSAGES_BYTES_MAX: Final = 2 * 2**30
+"""Of messages that have come in part."""
 PACKED_AT_ONCE_BYTES_MAX: Final = 65_536
 UNPACKED_AT_ONCE_BYTES_MAX: Final = 8192
 """To pack or unpack so much takes milliseconds; more is left to a thread."""
 _DONE: Final = grpc.answer_tail(grpc.OK)
 _PLAIN: Final = grpc.answer_head()
+MESSAGE_TIMEOUT_S: Final = 300.0
+"""A message that has begun has to be whole after so long."""
 DRAINING: Final = "the server is about to end"
 _CONTENT_TYPE: Final = b"application/grpc"
 _OF_PROTOCOL: Final = (b":", b"grpc-")
@@ -78,6 +84,7 @@ class Desk:
     methods: Methods = field(default_factory=dict)
     """By path."""
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+    room: grpc.Room = field(default_factory=lambda: grpc.Room(MESSAGES_BYTES_MAX))
     apart: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held by who packs or unpacks in a thread: one at a time."""
 
@@ -149,30 +156,35 @@ def forward(head: Head, request: InferRequest) -> None:
         request.parameters[name] = value
 
 
-class Call:
+class Call(ABC):
     """A call under way: the `Taker` of its stream. `over` once it has its answer, or nobody waits for one."""
 
-    __slots__ = ("_messages", "_timer", "desk", "head", "over", "session", "stream")
+    __slots__ = ("_held", "_messages", "_slow", "_timer", "begun", "desk", "head", "over", "session", "stream")
 
     def __init__(self, desk: Desk, session: Link, stream: Stream, head: Head) -> None:
         self.desk = desk
         self.session = session
         self.stream = stream
         self.head = head
+        self.begun = False
+        """Some of the answer has been sent."""
         self.over = False
         self._messages: grpc.Messages | None = None
+        self._held = 0
+        """Bytes of messages that have come and cannot be served yet, as they count for all calls."""
+        self._slow: asyncio.TimerHandle | None = None
         self._timer = None if head.timeout_s is None else desk.loop.call_later(head.timeout_s, self._on_late)
 
     # --- for those who know better
 
+    @abstractmethod
     def on_message(self, message: bytes | memoryview) -> None:
         """The message that the call brings; may raise anything."""
-        raise NotImplementedError
 
-    def on_gone(self) -> None:
+    def on_gone(self) -> None:  # noqa: B027 - most have nothing to do then
         """Nobody waits for the answer any more."""
 
-    def on_drain(self) -> None:
+    def on_drain(self) -> None:  # noqa: B027
         """The server is about to end: calls without end have to find one."""
 
     # --- what comes
@@ -192,11 +204,38 @@ class Call:
                     return
                 messages = self._messages = grpc.Messages(self.desk.message_bytes_max)
             self._collect(messages, data, ended)
+            if not self.over:
+                self._hold(messages)
         except Exception as error:  # supervisor: a mistake costs one call
             self.fail(error)
 
+    @abstractmethod
     def _collect(self, messages: grpc.Messages, data: bytes | memoryview, ended: bool) -> None:
-        raise NotImplementedError
+        """Take bytes that are not one whole message; may raise anything."""
+
+    def _kept_bytes(self) -> int:
+        """Of messages that are whole, and wait for others."""
+        return 0
+
+    def _hold(self, messages: grpc.Messages) -> None:
+        """Count what waits to be served, and not for ever. Raises `BadMessage`."""
+        size = messages.size + self._kept_bytes()
+        if size or self._held:
+            self._held = self.desk.room.hold(self._held, size)
+        if not size:
+            if self._slow is not None:
+                self._slow.cancel()
+                self._slow = None
+        elif self._slow is None:
+            self._slow = self.desk.loop.call_later(MESSAGE_TIMEOUT_S, self._on_slow, messages, messages.count)
+
+    def _on_slow(self, messages: grpc.Messages, count: int) -> None:
+        self._slow = None
+        if not self.over:
+            if messages.count == count:
+                self.refuse(grpc.DEADLINE_EXCEEDED, f"a message was not whole after {MESSAGE_TIMEOUT_S:g} s")
+            else:
+                self._hold(messages)
 
     def on_reset(self) -> None:
         """Forget the call."""
@@ -244,16 +283,23 @@ class Call:
             self.refuse(grpc.INTERNAL, "internal error")
 
     def refuse(self, code: int, text: str) -> None:
-        """End with that status."""
+        """End with that status, behind what is on its way already."""
         if not self.over:
             self._end()
-            self.session.finish(self.stream, grpc.answer_tail(code, text, alone=True))
+            queue = self.stream.queue
+            while len(queue) > 1:  # the first may have gone in part
+                queue.pop()
+            self.session.finish(self.stream, grpc.answer_tail(code, text, alone=not self.begun))
             self.session.wake()
 
     def _end(self) -> None:
         self.over = True
         if self._timer is not None:
             self._timer.cancel()
+        if self._held:
+            self._held = self.desk.room.hold(self._held, 0)
+        if self._slow is not None:
+            self._slow.cancel()
 
 
 class Unary(Call):
@@ -278,6 +324,9 @@ class Unary(Call):
                 self.on_message(grpc.unpacked(message, self.head.coding, self.desk.message_bytes_max))
             else:
                 self.desk.tasks.create_task(self._unpack(message))
+
+    def _kept_bytes(self) -> int:
+        return len(self._message) if self._message is not None else 0
 
     def _keep(self, message: bytes, packed: bool) -> None:
         if self._message is not None:
@@ -312,6 +361,7 @@ class Answering(Unary):
 
     def on_message(self, message: bytes | memoryview) -> None:
         """Answer."""
+        check_fields(message)
         answer = self._method.answer(self._method.read(message))
         if asyncio.iscoroutine(answer):
             self.desk.tasks.create_task(self._reply_later(answer))

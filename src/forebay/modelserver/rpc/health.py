@@ -4,7 +4,7 @@ import asyncio
 from typing import Final
 
 from forebay.modelserver.rpc.calls import DRAINING, Desk, Head, Link, Unary
-from forebay.wire.http2.grpc import UNAVAILABLE, answer_head, answer_tail, framed
+from forebay.wire.http2.grpc import UNAVAILABLE, answer_head, framed
 from forebay.wire.http2.streams import Stream
 
 SERVICE: Final = "grpc.health.v1.Health"
@@ -35,6 +35,7 @@ class Watch(Unary):
 
     def on_message(self, message: bytes | memoryview) -> None:
         """Begin to watch."""
+        self.begun = True
         self.session.head(self.stream, answer_head())
         self._look()
 
@@ -52,9 +53,7 @@ class Watch(Unary):
         """Tell the last state, and no more."""
         if self._told:
             self._look()
-            self._end()
-            self.session.finish(self.stream, answer_tail(UNAVAILABLE, DRAINING))
-            self.session.wake()
+            self.refuse(UNAVAILABLE, DRAINING)
             self.on_gone()
 
     def on_gone(self) -> None:

@@ -1,14 +1,16 @@
 """ModelInfer: one request, one answer."""
 
+from time import monotonic_ns
 from typing import Any, Final
 
 from tritonclient.grpc import service_pb2 as pb
 
 from forebay.core.serving.errors import Kind, Refused
-from forebay.core.serving.values import InferResponse, Ticket
+from forebay.core.serving.values import Front, InferResponse, Ticket
 from forebay.modelserver.rpc.calls import Desk, Head, Link, Unary, forward
 from forebay.modelserver.rpc.requests import read_request
 from forebay.modelserver.rpc.responses import Writer
+from forebay.modelserver.rpc.walking import check_fields
 from forebay.wire.http2.streams import Stream
 
 _DECOUPLED: Final = "ModelInfer RPC doesn't support models with decoupled transaction policy"
@@ -30,6 +32,8 @@ class Inference(Unary):
 
     def on_message(self, message: bytes | memoryview) -> None:
         """Hand the request to the models. Raises `Refused`."""
+        came_ns = monotonic_ns()
+        check_fields(message)
         read = _read(message)
         models = self.desk.models
         view = models.view(read.model_name, read.model_version)
@@ -41,6 +45,7 @@ class Inference(Unary):
             forward(head, asked.request)
         if head.timeout_s is not None:
             asked.request.deadline = self.desk.loop.time() + head.timeout_s
+        asked.request.front, asked.request.came_ns = Front.GRPC, came_ns
         self._writer = Writer(models, view, asked.wanted)
         self._ticket = models.infer(asked.request, self.on_response)
 

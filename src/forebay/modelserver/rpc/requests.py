@@ -9,6 +9,7 @@ from forebay.core.serving.errors import Refused
 from forebay.core.serving.values import Buffer, InferRequest, Parameter, Tensor
 from forebay.modelserver.regions import SharedRegions, Target
 from forebay.wire.oip.fields import UINT64_MAX, invalid
+from forebay.wire.oip.infer_request import DIMS_MAX
 from forebay.wire.oip.tensors import LENGTH_BYTES, log_prefix
 
 EMPTY_FINAL: Final = "triton_enable_empty_final_response"
@@ -89,6 +90,9 @@ def read_request(message: Any, config: ModelConfig, memory: SharedRegions) -> As
             else:
                 text = f"unable to find data for input tensor '{name}' for model '{request.model}' in request."
                 raise invalid(text)
+        if len(each.shape) > DIMS_MAX:
+            text = f"invalid shape for input '{name}': {len(each.shape)} dimensions are more than {DIMS_MAX}"
+            raise invalid(text)
         inputs.append(Tensor(name, datatype, tuple(each.shape), data))
     request.inputs = tuple(inputs)
     wanted = _NOTHING

@@ -8,16 +8,18 @@ that does not read its answers is cut off.
 """
 
 from collections import deque
+from time import monotonic_ns
 from typing import Any, Final
 
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2 as pb
 
 from forebay.core.serving.errors import Kind, Refused
-from forebay.core.serving.values import InferResponse, Ticket
+from forebay.core.serving.values import Front, InferResponse, Ticket
 from forebay.modelserver.rpc.calls import DRAINING, PACKED_AT_ONCE_BYTES_MAX, Call, Desk, Head, Link, forward
 from forebay.modelserver.rpc.requests import Asked, read_request
 from forebay.modelserver.rpc.responses import FINAL, Writer, set_parameters, varint
+from forebay.modelserver.rpc.walking import check_fields
 from forebay.wire.http2.grpc import (
     INTERNAL,
     OK,
@@ -60,7 +62,7 @@ _MORE: Final = _said(False)
 class Streaming(Call):
     """One stream, from its first request to its last answer."""
 
-    __slots__ = ("_backlog", "_begun", "_draining", "_ended", "_feeding", "_frames", "_ordered", "_under_way")
+    __slots__ = ("_backlog", "_draining", "_ended", "_feeding", "_frames", "_ordered", "_under_way")
 
     def __init__(self, desk: Desk, session: Link, stream: Stream, head: Head) -> None:
         super().__init__(desk, session, stream, head)
@@ -74,8 +76,6 @@ class Streaming(Call):
         self._feeding = False
         self._ended = False
         """The client has sent its last request."""
-        self._begun = False
-        """An answer was sent."""
         self._draining = False
 
     def on_message(self, message: bytes | memoryview) -> None:
@@ -110,16 +110,8 @@ class Streaming(Call):
         self._feed()
 
     def refuse(self, code: int, text: str) -> None:
-        """End the stream with that status, behind what is on its way already."""
-        if self.over:
-            return
-        self._end()
-        tail = answer_tail(code, text, alone=not self._begun)
-        queue = self.stream.queue
-        while len(queue) > 1:  # the first may have gone in part
-            queue.pop()
-        self.session.finish(self.stream, tail)
-        self.session.wake()
+        """End the stream with that status, and all that is under way."""
+        super().refuse(code, text)
         self.on_gone()
 
     def _feed(self) -> None:
@@ -147,7 +139,7 @@ class Streaming(Call):
             return
         if self._ended:
             self._end()
-            self.session.finish(self.stream, _DONE if self._begun else _DONE_ALONE)
+            self.session.finish(self.stream, _DONE if self.begun else _DONE_ALONE)
             self.session.wake()
         elif self._draining:
             self.refuse(UNAVAILABLE, DRAINING)
@@ -164,9 +156,11 @@ class Streaming(Call):
         self._feed()
 
     def _start(self, data: bytes) -> None:
+        came_ns = monotonic_ns()
         try:
+            check_fields(data)
             message = _read(data)
-        except DecodeError as error:
+        except (BadMessage, DecodeError) as error:
             self.fail(error)
             return
         turn = _Turn(self, message)
@@ -180,6 +174,7 @@ class Streaming(Call):
             asked = read_request(message, view.config, self.desk.regions)
             if self.head.forwarded:
                 forward(self.head, asked.request)
+            asked.request.front, asked.request.came_ns = Front.GRPC, came_ns
             turn.expect(Writer(models, view, asked.wanted), asked)
             if asked.drop_oldest is None:
                 turn.submit()
@@ -213,8 +208,8 @@ class Streaming(Call):
         if self.over:
             return
         session, stream, packing = self.session, self.stream, self.head.packing
-        if messages and not self._begun:
-            self._begun = True
+        if messages and not self.begun:
+            self.begun = True
             session.head(stream, answer_head(packing))
         for message in messages:
             small = len(message) <= PACKED_AT_ONCE_BYTES_MAX

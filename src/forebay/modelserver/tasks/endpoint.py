@@ -23,6 +23,8 @@ from forebay.modelserver.tasks.outflow import Outflow
 from forebay.net.exchange import Exchange
 from forebay.wire import http1
 from forebay.wire.errors import error_body
+from forebay.wire.forms.multipart import is_form
+from forebay.wire.oip.fields import CROWDED, too_many_values
 
 PREFIX: Final = b"/v1/"
 MODELS_PATH: Final = "/v1/models"
@@ -68,7 +70,10 @@ class TaskFront:
             refuse(exchange, refusal)
 
     def _start(self, exchange: Exchange, task: Task) -> None:
-        job = task.read(exchange.body, exchange.header(b"content-type") or b"")
+        kind = exchange.header(b"content-type") or b""
+        if not is_form(kind) and too_many_values(exchange.body):
+            raise Refusal(Code.INVALID_REQUEST, f"The body is too much at once: {CROWDED}.")
+        job = task.read(exchange.body, kind)
         try:
             view = self._models.view(job.model, "")
         except Refused as refused:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import chain
 from math import inf, isfinite, isnan
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -12,7 +11,7 @@ from forebay.core.serving.statistics import ModelStatistics
 from forebay.engines.tensor.measures import Family, Measure, Series
 from forebay.modelserver.ports import Models
 from forebay.modelserver.telemetry.latencies import FIRST_RESPONSE_MS, PHASES, QUANTILES, Latencies, Latency
-from forebay.obs.metrics import Histogram
+from forebay.obs.metrics import PREFIX, Histogram
 
 FIRST_RESPONSE: Final = "nv_inference_first_response_histogram_ms"
 Labels = tuple[tuple[str, str], ...]
@@ -81,10 +80,15 @@ SECONDS: Final = Row(
 )
 READY: Final = Row("forebay_modelserver_ready", "gauge", "1 if the server and its models are ready.")
 TRACES_LOST: Final = Row("forebay_modelserver_traces_lost_total", "counter", "Traces that could not be written.")
+CERTIFICATE_ENDS: Final = Row(
+    "forebay_modelserver_tls_certificate_expiry_seconds",
+    "gauge",
+    "When the certificate that gRPC is encrypted with ends, Unix time.",
+)
 TABLE: Final = (
     SUCCESS, FAILURE, COUNT, EXECUTIONS, *DURATIONS.values(), PENDING, LOAD,
     *(row for pair in CACHE.values() for row in pair), FIRST, *SUMMARIES.values(), CPU, CPU_TOTAL, CPU_USED,
-    SECONDS, READY, TRACES_LOST,
+    SECONDS, READY, TRACES_LOST, CERTIFICATE_ENDS,
 )  # fmt: skip
 """All metrics, in the order in which they are shown."""
 NAMES: Final = frozenset(row.name for row in TABLE)
@@ -110,6 +114,7 @@ class ServerMetrics:
         self._quantiles = quantiles
         self._machine = Machine()
         self.traces_lost = 0
+        self.certificate_ends_s: float | None = None
         self.own: Sequence[Family] = ()
         """What models count of their own."""
 
@@ -127,7 +132,9 @@ class ServerMetrics:
             found[row].append(Sample((), value))
         found[READY].append(Sample((), float(self._models.ready)))
         found[TRACES_LOST].append(Sample((), float(self.traces_lost)))
-        return "".join(chain(_lines(found), _own(self.own))).encode()
+        if self.certificate_ends_s is not None:
+            found[CERTIFICATE_ENDS].append(Sample((), self.certificate_ends_s))
+        return "".join(_lines(found)).encode() + exposition(self.own)
 
     def _add_model(self, found: Mapping[Row, list[Sample]], model: ModelStatistics) -> None:
         labels = (("model", model.name), ("version", model.version))
@@ -215,10 +222,14 @@ def _lines(found: Mapping[Row, Iterable[Sample]]) -> Iterator[str]:
             )
 
 
+def exposition(families: Iterable[Family]) -> bytes:
+    """What models count of their own, in Prometheus' text format. The names of ours are not theirs to use."""
+    return "".join(_own(families)).encode()
+
+
 def _own(families: Iterable[Family]) -> Iterator[str]:
-    """Metrics of models. The names of ours are not theirs to use."""
     for name, kind, text, series in families:
-        if name in NAMES:
+        if name in NAMES or name.startswith(PREFIX):
             continue
         row = Row(name, kind, text.replace("\\", "\\\\").replace("\n", "\\n"))
         if kind is Measure.HISTOGRAM:

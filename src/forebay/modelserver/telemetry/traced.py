@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import msgspec
 
 from forebay.core.serving.config import Datatype
-from forebay.core.serving.values import InferResponse, Tensor
+from forebay.core.serving.values import Front, InferResponse, Tensor
 from forebay.modelserver.models.running.call import Call
 from forebay.wire.oip import tensors
 
@@ -17,6 +17,23 @@ OUTPUT: Final = "TENSOR_BACKEND_OUTPUT"
 TRACED_ELEMENTS_MAX: Final = 1000
 """Tensors with more elements are traced without their data."""
 _encode = msgspec.json.Encoder().encode
+Stamps = list[tuple[str, int]]
+_FRONTS: Final = {
+    Front.HTTP: ("HTTP_RECV_START", "HTTP_RECV_END", "HTTP_SEND_START", "HTTP_SEND_END"),
+    Front.GRPC: ("GRPC_WAITREAD_START", "GRPC_WAITREAD_END", "GRPC_SEND_START", "GRPC_SEND_END"),
+}
+"""What Triton calls the times of a front."""
+_COMPLETE: Final = "INFER_RESPONSE_COMPLETE"
+
+
+class Passage(NamedTuple):
+    """How a request went through its front, by CLOCK_MONOTONIC. How long the network took is in neither time."""
+
+    front: Front
+    came_ns: int
+    """When it was there, and the front began to read it."""
+    sent_ns: int
+    """When the front had taken the answer; 0: there was none, or an error at once."""
 
 
 class Kept(NamedTuple):
@@ -104,29 +121,41 @@ class Step:
             step.forget()
 
 
-def trace(numbers: Iterator[int], seen: Traced, end_ns: int) -> bytes:
+def trace(numbers: Iterator[int], seen: Traced, end_ns: int, passage: Passage | None = None) -> bytes:
     """The objects of one request, with commas between them; times are those of CLOCK_MONOTONIC."""
-    return b",".join(map(_encode, _objects(numbers, seen, end_ns, 0)))
+    return b",".join(map(_encode, _objects(numbers, seen, end_ns, 0, passage)))
 
 
-def _objects(numbers: Iterator[int], seen: Traced, end_ns: int, parent: int) -> Iterator[dict[str, Any]]:
+def _objects(
+    numbers: Iterator[int], seen: Traced, end_ns: int, parent: int, passage: Passage | None = None
+) -> Iterator[dict[str, Any]]:
     number = next(numbers)
+    stamps = [] if seen.call is None else _stamps(seen.call, seen, end_ns)
+    if passage is not None:
+        start, end, send, sent = _FRONTS[passage.front]
+        read_ns = end_ns if seen.call is None else seen.call.started_ns
+        yield _times(number, [(start, passage.came_ns), (end, read_ns)])  # the first: tools know the front by them
+        if passage.sent_ns:
+            stamps[-1:] = [(_COMPLETE, end_ns), *stamps[-1:], (send, end_ns), (sent, passage.sent_ns)]
     head: dict[str, Any] = {"id": number, "model_name": seen.model, "model_version": _version(seen.version)}
     if seen.id:
         head["request_id"] = seen.id
     if parent:
         head["parent_id"] = parent
     yield head
-    if seen.call is not None:
-        stamps = _stamps(seen.call, seen, end_ns)
-        yield {"id": number, "timestamps": [{"name": name, "ns": ns} for name, ns in stamps]}
+    if stamps:
+        yield _times(number, stamps)
     for activity, tensor in seen.tensors:
         yield _tensor(number, activity, tensor)
     for step in seen.steps:
         yield from _objects(numbers, step, step.end_ns or end_ns, number)
 
 
-def _stamps(call: Call, seen: Traced, end_ns: int) -> list[tuple[str, int]]:
+def _times(number: int, stamps: Stamps) -> dict[str, Any]:
+    return {"id": number, "timestamps": [{"name": name, "ns": ns} for name, ns in stamps]}
+
+
+def _stamps(call: Call, seen: Traced, end_ns: int) -> Stamps:
     computed_ns = seen.first_ns or end_ns
     output_ns = computed_ns - call.spent.output_ns
     input_ns = output_ns - call.spent.infer_ns

@@ -15,7 +15,7 @@ from forebay.modelserver.server import ModelServer
 from forebay.modelserver.telemetry.latencies import Latencies
 from forebay.modelserver.telemetry.logs import LogSettings
 from forebay.modelserver.telemetry.trace_files import TraceFiles
-from forebay.modelserver.telemetry.traced import INPUT, OUTPUT, Kept, Step, kept, trace
+from forebay.modelserver.telemetry.traced import INPUT, OUTPUT, Kept, Passage, Step, kept, trace
 from forebay.modelserver.telemetry.tracing import TENSORS, Sampler, TraceSettings
 
 
@@ -95,7 +95,7 @@ class Watched:
         if call is not None and error is None:
             self._latencies.observe(seen.model, seen.version, call, seen.first_ns or now, now)
         if seen.sampler is not None:
-            self._files.add(seen.sampler, trace(self._ids, seen, now))
+            self._files.add(seen.sampler, trace(self._ids, seen, now, seen.passage()))
             for step in seen.steps:
                 step.forget()
         if self._logs.verbose:
@@ -114,8 +114,8 @@ class Seen:
     """A request under way. It is the ticket of whoever asked."""
 
     __slots__ = (
-        "_keeps", "_on_response", "_owner", "call", "end_ns", "first_ns", "id", "model", "sampler", "steps",
-        "tensors", "version",
+        "_came_ns", "_front", "_keeps", "_on_response", "_owner", "_sent_ns", "call", "end_ns", "first_ns", "id",
+        "model", "sampler", "steps", "tensors", "version",
     )  # fmt: skip
 
     def __init__(
@@ -127,6 +127,9 @@ class Seen:
         self.model = request.model
         self.version = request.version
         self.id = request.id
+        self._front = request.front
+        self._came_ns = request.came_ns
+        self._sent_ns = 0
         self.call: Call | None = None
         self.end_ns = 0
         self.first_ns = 0
@@ -144,6 +147,10 @@ class Seen:
         step = Step(call, tensors=self._keeps)
         self.steps += (step,)
         return step
+
+    def passage(self) -> Passage | None:
+        """How it went through its front; None: it came through none."""
+        return Passage(self._front, self._came_ns, self._sent_ns) if self._came_ns else None
 
     def heard(self, response: InferResponse | None, final: bool) -> None:
         """Heard of by `on_response`."""
@@ -170,5 +177,7 @@ class Seen:
             self.end_ns = monotonic_ns()
         self._on_response(response, final)
         if final:
+            if self.sampler is not None:
+                self._sent_ns = monotonic_ns()
             self._owner.note(self, error)
             self.call = None  # which refers to this: else bodies and answers would wait for the garbage collector

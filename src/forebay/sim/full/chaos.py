@@ -59,10 +59,13 @@ class Verdict:
         return f"forebay simulate --seed {self.seed} --depth full"
 
 
-def chaos(seed: int, *, faults: bool = True, tail_max: int = 40) -> Verdict:
-    """Run a seed. The same seed gives the same verdict, in every process. `tail_max`: last events that are kept."""
+def chaos(seed: int, *, faults: bool = True, profile: Profile | None = None, tail_max: int = 40) -> Verdict:
+    """Run a seed. The same seed gives the same verdict, in every process.
+
+    `profile`: another one than the seed would draw. `tail_max`: last events that are kept.
+    """
     rng = Random(f"profile {seed}")  # noqa: S311 - chance that can be repeated
-    one = _Run(seed, draw(rng, faults=faults), Book(tail_max=tail_max))
+    one = _Run(seed, profile or draw(rng, faults=faults), Book(tail_max=tail_max))
     with tempfile.TemporaryDirectory(prefix="forebay-sim-") as folder:
         try:
             run(one.main(Path(folder)), seconds_max=SECONDS_MAX, network=one.network, seed=seed)

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -11,20 +12,23 @@ from urllib.parse import urlsplit
 import httpx
 import msgspec
 
+from forebay.control.deploying import Deployments, DeployRefused
 from forebay.control.journal import Journal
 from forebay.control.loop import Controller
 from forebay.control.plan import Artifact, Places, Plan, make_plan
 from forebay.control.probe import BODY_BYTES_MAX, Prober
 from forebay.control.snapshot import SnapshotFile
 from forebay.core.cluster import Cluster
-from forebay.core.model import Dispatch, GatewaySpec, ModelRoutes, ReplicaState, Snapshot
+from forebay.core.model import Dispatch, GatewaySpec, ModelRoutes, ReplicaState, Snapshot, WorkerSpec
 from forebay.core.reconcile import Kind, Rules, Slot
 from forebay.obs.metrics import Metrics
 from forebay.sim.full.book import Book
 from forebay.sim.full.clients import MODEL
-from forebay.sim.full.machine import Machine, MachineProvider
+from forebay.sim.full.machine import Machine, MachineProvider, Process
 from forebay.sim.full.profile import Profile
+from forebay.sim.full.rollouts.stage import Stage
 from forebay.sim.network.network import Network
+from forebay.store.database import StoreError
 from forebay.wire.documents import UNREADABLE
 
 GATEWAY_PORT: Final = 8080
@@ -34,6 +38,8 @@ KNOWN_AFTER_S: Final = 0.5
 """Gateways look at the snapshot file several times in this time."""
 LENGTH: Final = re.compile(rb"\r\ncontent-length: ([0-9]+)")
 GRACE_S: Final = 4.0
+TRY_AGAIN_S: Final = 0.5
+"""Somebody starts a control again that could not start."""
 
 
 class Snapshots(SnapshotFile):
@@ -43,6 +49,8 @@ class Snapshots(SnapshotFile):
         super().__init__(path)
         self.path = path
         self.all: list[bytes] = []
+        self.heard: Callable[[tuple[ModelRoutes, ...]], None] = lambda models: None
+        """Called with what was written."""
         self._stamps = 0
         self._changed_at = 0.0
 
@@ -53,6 +61,7 @@ class Snapshots(SnapshotFile):
             self.all = [*self.all[-SNAPSHOTS_MAX:], self.path.read_bytes()]
             self.stamp()
             self._left = self._stamp()
+            self.heard(models)
         return written
 
     def change(self, data: bytes) -> None:
@@ -84,7 +93,8 @@ class LightProber(Prober):
 
     async def _get(self, url: str) -> bytes:
         parts = urlsplit(url)
-        request = b"GET %b HTTP/1.1\r\nhost: sim\r\nconnection: close\r\n\r\n" % parts.path.encode()
+        path = f"{parts.path}?{parts.query}" if parts.query else parts.path
+        request = b"GET %b HTTP/1.1\r\nhost: sim\r\nconnection: close\r\n\r\n" % path.encode()
         try:
             reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
             try:
@@ -123,11 +133,17 @@ class Control:
         self._places = Places(folder)
         self._generation = 0
         self._versions = {Kind.REPLICA: 0, Kind.GATEWAY: 0}
-        self._plan = _plan(profile, self._places)
+        self._artifact = artifact(profile)
+        self._plan = _plan(profile, self._artifact, self._places)
         self.snapshots = Snapshots(self._places.snapshot)
         self._journal: Journal | None = None
+        self._gone: dict[str, int] = {}
+        """By unit, its last event before its slot was not wanted any more: what is wanted again begins anew."""
         self._task: asyncio.Task[None] | None = None
         self.controller: Controller | None = None
+        self.deployments: Deployments | None = None
+        self.stage: Stage | None = None
+        """Where rollouts come from; None: there are none."""
 
     @property
     def node(self) -> str:
@@ -152,7 +168,9 @@ class Control:
             self._book.note("control dies", self._generation)
             self._network.kill(self.node)
             self._task.cancel()
-            self._task = self.controller = None
+            self._task = self.controller = self.deployments = None
+            if self.stage is not None:
+                self.stage.hang_up()
 
     def upgrade(self, kind: Kind) -> None:
         """Every unit of a kind is to be replaced."""
@@ -170,18 +188,42 @@ class Control:
             self.controller.take_over(self._plan, None)
 
     async def _run(self) -> None:
-        provider, prober = MachineProvider(self._machine, self._book), LightProber(self._places.peers)
+        stage = self.stage
+        provider = MachineProvider(self._machine, self._book, None if stage is None else self)
+        prober = LightProber(self._places.peers)
         journal = Journal(self._places.log, lambda event: self._book.note("journal", event.unit, event.state))
+        deployments = None if stage is None else stage.deployments()
         self.controller = controller = Controller(
-            self._plan, provider, prober, snapshot=self.snapshots, journal=journal, metrics=Metrics(), rules=RULES
+            self._plan,
+            provider,
+            prober,
+            snapshot=self.snapshots,
+            journal=journal,
+            metrics=Metrics(),
+            rules=RULES,
+            deployments=deployments,
         )
-        self._journal = journal
+        self._journal, self._gone = journal, {}
         try:
+            if deployments is not None:
+                await self._take_up(deployments)
+                self.deployments = deployments
             await controller.run()
         finally:
             provider.close()
             journal.close()
             await prober.close()
+
+    async def _take_up(self, deployments: Deployments) -> None:
+        """Begin with what is stored, as often as it takes."""
+        while True:
+            try:
+                await deployments.begin(self._plan)
+            except (StoreError, DeployRefused) as error:
+                self._book.note("control waits", error)
+                await asyncio.sleep(TRY_AGAIN_S)
+            else:
+                return
 
     def check(self) -> None:
         """What must hold whenever control does nothing."""
@@ -191,9 +233,13 @@ class Control:
             self._book.expect(len(alive) <= 1, "one unit in a slot", " ".join(alive))
         if controller is None or journal is None:
             return
-        told = {event.unit: event.state for event in journal.events if event.unit}
+        told = {event.unit: event for event in journal.events if event.unit}
+        slots = {slot_state.id for slot_state in controller.state.slots}
+        self._gone |= {unit: event.number for unit, event in told.items() if unit not in slots}
         for slot_state in controller.state.slots:
-            last = told.get(slot_state.id, ReplicaState.STOPPED.value)
+            event = told.get(slot_state.id)
+            tells = event is not None and event.number > self._gone.get(slot_state.id, 0)
+            last = event.state if event is not None and tells else ReplicaState.STOPPED.value
             self._book.expect(
                 last == slot_state.state.value, "the journal tells the state", f"{slot_state.id}: {last}"
             )
@@ -204,27 +250,54 @@ class Control:
         controller = self.controller
         if controller is None or controller.trouble:
             return False
-        wanted = {slot.id for slot in self._plan.slots}
+        plan = self._plan if self.stage is None else controller.plan
+        wanted = {slot.id for slot in plan.slots}
         states = controller.state.slots
-        digests = {slot.id: slot.digest for slot in self._plan.slots}
+        digests = {slot.id: slot.digest for slot in plan.slots}
         return (
             {s.id for s in states} == wanted == {x.slot.id for x in self._machine.alive}
             and all(s.state is ReplicaState.READY and not s.leaving for s in states)
             and all(x.slot.digest == digests[x.slot.id] and not x.asked for x in self._machine.alive)
+            and (self.stage is None or (self.stage.over and self._revisions == self.stage.wanted))
         )
+
+    @property
+    def _revisions(self) -> dict[str, str]:
+        """Of the replicas that run."""
+        specs = [process.spec for process in self._machine.alive]
+        return {spec.replica: spec.revision for spec in specs if isinstance(spec, WorkerSpec)}
+
+    # --- for the provider
+
+    def asks(self, process: Process) -> None:
+        """Control is about to ask a unit to stop."""
+        spec, controller = process.spec, self.controller
+        alone = sum(each.slot.id == process.slot.id for each in self._machine.alive) == 1
+        if self.stage and isinstance(spec, WorkerSpec) and controller and not controller.stopping and alone:
+            self.stage.stopped(spec.replica, spec.revision)
+
+    def done(self, what: str) -> None:
+        """Control has just started or stopped a unit."""
+        if self.stage is not None:
+            self.stage.done(what)
 
 
 def _changed(slot: Slot, version: str) -> Slot:
     return replace(slot, digest=f"{slot.digest.partition('+')[0]}+{version}")
 
 
-def _plan(profile: Profile, places: Places) -> Plan:
+def artifact(profile: Profile) -> Artifact:
+    """What the cluster file names."""
     settings: dict[str, int | float | str | bool] = {
         "concurrency": profile.concurrency,
         "prefill_tokens_per_s": profile.prefill_tokens_per_s,
         "step_ms": profile.step_ms,
         "kv_cache_tokens": 8192,
     }
+    return Artifact(Path("synthetic"), "synthetic", "synthetic", settings)
+
+
+def _plan(profile: Profile, declared: Artifact, places: Places) -> Plan:
     cluster = Cluster.model_validate(
         {
             "gateway": {"processes": profile.gateways, "port": GATEWAY_PORT, "drain_grace_s": GRACE_S},
@@ -233,7 +306,7 @@ def _plan(profile: Profile, places: Places) -> Plan:
                     "name": MODEL,
                     "task": "chat",
                     "source": "synthetic",
-                    "engine": {"name": "synthetic", **settings},
+                    "engine": {"name": "synthetic", **declared.settings},
                     "replicas": profile.replicas,
                     "routing": profile.policy,
                     "queue_max": profile.queue_max,
@@ -244,7 +317,7 @@ def _plan(profile: Profile, places: Places) -> Plan:
             ],
         }
     )
-    plan = make_plan(cluster, {MODEL: Artifact(Path("synthetic"), "synthetic", "synthetic", settings)}, places, "0")
+    plan = make_plan(cluster, {MODEL: declared}, places, "0")
     return replace(plan, gateways=tuple(_without_records(slot) for slot in plan.gateways))
 
 

@@ -151,7 +151,13 @@ def _slow_network(field: Field, rng: Random) -> Undo | None:
     if pair is None:
         return None
     field.network.shape(*pair, Shape(rng.uniform(0.0, 0.5), rng.uniform(0.0, 1.0), rng.choice((1e3, 1e5, 1e9))))
-    return lambda: field.network.shape(*pair, AT_ONCE)
+
+    def undo() -> None:
+        if pair[0] in field.clients:  # until now it may have heard late of what was closed
+            field.book.disturb(pair[0], "its network is quick again")
+        field.network.shape(*pair, AT_ONCE)
+
+    return undo
 
 
 def _partition(field: Field, rng: Random) -> Undo | None:

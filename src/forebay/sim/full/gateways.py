@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,8 +28,10 @@ from forebay.net.server import Exchange
 from forebay.obs.metrics import Metrics
 from forebay.sim.full.book import Book
 from forebay.sim.full.machine import RUNNING, ExitError, Process, standing_in
+from forebay.sim.full.rollouts.sides import Sides
 
 CONTINUES: Final = b"\r\nx-forebay-continue: "
+REQUEST_ID: Final = re.compile(rb"\r\nx-request-id: ([^\r]*)", re.IGNORECASE)
 NO_FILES: Final = RecordsSpec("", decisions=False, audit=False)
 SIGTERM: Final = 15
 LEAVING: Final = frozenset({ReplicaState.DRAINING, ReplicaState.STOPPED, ReplicaState.QUARANTINED})
@@ -61,16 +64,27 @@ class WatchedGateway(Gateway):
     """A gateway whose every step is looked at. One that was killed does nothing any more that counts."""
 
     def __init__(
-        self, spec: GatewaySpec, metrics: Metrics, rng: Random, *, process: Process, book: Book, notes: Notes
+        self,
+        spec: GatewaySpec,
+        metrics: Metrics,
+        rng: Random,
+        *,
+        process: Process,
+        book: Book,
+        notes: Notes,
+        sides: Sides,
     ) -> None:
         super().__init__(spec, metrics, AccessLog(io.BytesIO()), rng, notes)
         self.process = process
         self.book = book
         self.notes = notes
+        self.sides = sides
         self.metrics = metrics
         self.began = self.now()
         self.taken: dict[bytes, Relay | None] = {}
         """Ids of requests that came; a relay once it has ended."""
+        self.shares: dict[bytes, float | None] = {}
+        """Share of the canary when a request came; None: there was none."""
 
     # --- every step
 
@@ -79,6 +93,8 @@ class WatchedGateway(Gateway):
         id = exchange.header(b"x-request-id") or b""
         self.book.note("take", self.process.node, id.decode())
         self.taken.setdefault(id, None)
+        for served in self.served.values():
+            self.shares[id] = served.split.share if served.split is not None else None
         super().handle(exchange, endpoint)
 
     def _admit(self, relay: Relay) -> None:
@@ -130,6 +146,11 @@ class WatchedGateway(Gateway):
         live = [each for each in served.links if each.live]
         allowed = [live[at] for at in admissible([each.breaker for each in live], now)]
         others = [x for x in allowed if x.load < x.room and (x.id, x.generation) not in relay.tried]
+        if served.split is not None:
+            if relay.band < Band.BATCH and not served.running[Band.BATCH]:
+                share = self.shares.get(relay.request_id)
+                self.sides.check(relay, link, served.split, sound=others, share=share, expect=self._expect)
+            others = [each for each in others if each.revision == link.revision]
         self._expect(link in allowed or not others, "breakers are heeded", name)
         counts = served.routes.policy is Policy.LEAST_REQUESTS and not served.running[Band.BATCH]
         if counts and link.load and relay.band < Band.BATCH:
@@ -212,6 +233,16 @@ class WatchedGateway(Gateway):
             self._expect(told == total, f"{field} are counted once", f"{told}, {total}")
 
 
+def wanted_by(gateway: WatchedGateway) -> set[str]:
+    """Ids of the requests that it waits for, copies too."""
+    links = [link for served in gateway.served.values() for link in links_of(served)]
+    copies = [REQUEST_ID.search(mirror._question) for link in links for mirror in link.mirrors]
+    return {
+        *(relay.request_id.decode() for link in links for relay in link.attempts),
+        *(found[1].decode() for found in copies if found is not None),
+    }
+
+
 def links_of(served: Served) -> list[Link]:
     """Also those that control does not want any more."""
     return [*served.links, *served._leaving]
@@ -234,13 +265,14 @@ async def gate(process: Process, log: structlog.stdlib.BoundLogger, seed: int) -
 def watched(book: Book, log: structlog.stdlib.BoundLogger) -> Iterator[list[WatchedGateway]]:
     """Inside of the `with`, gateway processes are under watch; all that were ever begun are in the list."""
     made: list[WatchedGateway] = []
+    sides = Sides()
 
     def make(
         spec: GatewaySpec, metrics: Metrics, access: AccessLog, rng: Random, recorder: Recorder | None
     ) -> WatchedGateway:
         process = RUNNING.get()
         assert process is not None
-        gateway = WatchedGateway(spec, metrics, rng, process=process, book=book, notes=Notes(log))
+        gateway = WatchedGateway(spec, metrics, rng, process=process, book=book, notes=Notes(log), sides=sides)
         made.append(gateway)
         return gateway
 

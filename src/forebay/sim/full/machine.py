@@ -13,7 +13,7 @@ from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from types import ModuleType
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
@@ -160,12 +160,23 @@ class Machine:
             event.set()
 
 
+class Witness(Protocol):
+    """Hears what control does."""
+
+    def asks(self, process: Process) -> None:
+        """It is about to ask a unit to stop."""
+
+    def done(self, what: str) -> None:
+        """It has just done a `place` or a `remove`; raises if that was the last thing."""
+
+
 class MachineProvider:
     """The provider of such a machine. `book` hears of what control must not do."""
 
-    def __init__(self, machine: Machine, book: Book) -> None:
+    def __init__(self, machine: Machine, book: Book, witness: Witness | None = None) -> None:
         self._machine = machine
         self._book = book
+        self._witness = witness
         self._knows = False
         self._change = asyncio.Event()
         machine.changed.append(self._change)
@@ -179,6 +190,8 @@ class MachineProvider:
             raise ProviderError(f"{slot.id} generation {generation} exists already")
         self._book.note("place", slot.id, generation)
         machine.start(slot, generation)
+        if self._witness is not None:
+            self._witness.done("place")
 
     async def observe(self) -> tuple[SeenUnit, ...]:
         self._knows = not self._machine.unreachable
@@ -197,7 +210,11 @@ class MachineProvider:
         elif grace_s <= 0:
             self._machine.kill(process)
         else:
+            if self._witness is not None and not process.asked:
+                self._witness.asks(process)
             self._machine.ask(process)
+        if self._witness is not None:
+            self._witness.done("remove")
 
     async def changed(self) -> None:
         await self._change.wait()

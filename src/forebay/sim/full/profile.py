@@ -1,16 +1,29 @@
 """What a seed stands for: a cluster, its clients, and which kinds of faults there are. Every seed has other ones."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from random import Random
 from typing import Final
 
 from forebay.core.model import Policy
 from forebay.sim.full.faults import FAULTS
+from forebay.sim.full.rollouts import drawing
+from forebay.sim.full.rollouts.faults import FAULTS as OF_ROLLOUTS
 
 CHAOS_S: Final = (8.0, 20.0)
 """How long faults happen, from and to."""
+CHAOS_WITH_ROLLOUTS_S: Final = (20.0, 45.0)
 SHARE_OF_FAULTS: Final = 0.5
 """Chance of each kind to be among those of a seed."""
+CALM: Final = 0.5
+"""Chance that in a seed with rollouts nothing but control and the store has faults, and nobody has to wait long."""
+HARMLESS: Final = frozenset(
+    {"replica-dies", "start-refused", "nobody-knows", "control-dies", "bad-snapshot", "wall-steps"} | {*OF_ROLLOUTS}
+)
+"""Faults that nobody who asks may notice, where there is more than one replica."""
+NOT_WITH_ROLLOUTS: Final = frozenset({"upgrade"})
+"""Nobody installs another version while a rollout is under way."""
+LOAD_WHERE_CALM: Final = 0.4
+"""Of what the replicas can do, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +50,10 @@ class Profile:
     chaos_s: float
     fault_every_s: float
     faults: tuple[str, ...]
+    rollouts: tuple[str, ...] = ()
+    """Kind and nature of each; see `rollouts.drawing`."""
+    calm: bool = False
+    """No request may fail."""
 
     def __str__(self) -> str:
         return " ".join(f"{field.name}={_shown(getattr(self, field.name))}" for field in fields(self))
@@ -54,7 +71,7 @@ def draw(rng: Random, *, faults: bool = True) -> Profile:
     step_ms, tokens_max = rng.choice((20.0, 40.0, 80.0)), rng.choice((4, 20, 60))
     capacity = replicas * concurrency / (step_ms / 1000 * (tokens_max / 2 + 1))
     kinds = tuple(name for name in FAULTS if rng.random() < SHARE_OF_FAULTS)
-    return Profile(
+    profile = Profile(
         policy=rng.choice(list(Policy)).value,
         gateways=rng.randint(1, 3),
         replicas=replicas,
@@ -73,4 +90,27 @@ def draw(rng: Random, *, faults: bool = True) -> Profile:
         chaos_s=rng.uniform(*CHAOS_S),
         fault_every_s=rng.choice((0.5, 1.5, 4.0)),
         faults=kinds if faults else (),
+    )
+    planned = drawing.draw(rng)
+    return _with_rollouts(profile, planned, capacity, rng) if planned and faults else profile
+
+
+def _with_rollouts(profile: Profile, planned: tuple[str, ...], capacity: float, rng: Random) -> Profile:
+    more = tuple(name for name in OF_ROLLOUTS if rng.random() < SHARE_OF_FAULTS)
+    profile = replace(
+        profile,
+        chaos_s=rng.uniform(*CHAOS_WITH_ROLLOUTS_S),
+        faults=(*(name for name in profile.faults if name not in NOT_WITH_ROLLOUTS), *more),
+        rollouts=planned,
+    )
+    if rng.random() >= CALM:
+        return profile
+    return replace(
+        profile,
+        requests_per_s=min(profile.requests_per_s, capacity * LOAD_WHERE_CALM),
+        queue_max=100,
+        queue_timeout_s=20.0,
+        fault_every_s=max(1.5, profile.fault_every_s),
+        faults=tuple(x for x in profile.faults if x in HARMLESS and (profile.replicas > 1 or x != "replica-dies")),
+        calm=True,
     )

@@ -4,7 +4,9 @@ Only the start of an engine child is replaced: what it would be sent over a sock
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from random import Random
 from typing import Final
 
 import structlog
@@ -31,10 +33,33 @@ TIMER_S: Final = 1e-6
 JUNK: Final = b"\x00\xff{]data:\n"
 
 
+@dataclass(frozen=True, slots=True)
+class Nature:
+    """What is the matter with a revision, wherever it runs."""
+
+    slow: float = 1.0
+    """Engine steps take so many times as long."""
+    fails: float = 0.0
+    """Share of the requests that its engine fails."""
+    dies: float = 0.0
+    """Share of the requests at which its process ends."""
+    breaks: str = ""
+    """Why it cannot be loaded; empty: it can."""
+    load_s: float = 0.0
+    """So much longer it takes to load it."""
+
+
+SOUND: Final = Nature()
+
+
 class Health:
     """What is the matter with a replica. It outlives the process, as a bad machine does."""
 
     def __init__(self) -> None:
+        self.nature = SOUND
+        """Of the revision that runs, or ran last."""
+        self.chance = Random(0)  # noqa: S311 - chance that can be repeated
+        """Of the process that runs, or ran last."""
         self.slow = 1.0
         """Engine steps take so many times as long."""
         self.hung = False
@@ -64,8 +89,8 @@ class _Child(_Link):
         self._inbox: list[ToChild] = []
         self._clock = 0.0
         self._clock_at = self._loop.time()
-        self._slow = 1.0
-        self._timer: asyncio.Handle | None = self._loop.call_later(health.load_s, self._loaded)
+        self._slow = health.nature.slow
+        self._timer: asyncio.Handle | None = self._loop.call_later(health.load_s + health.nature.load_s, self._loaded)
 
     def send(self, messages: Sequence[ToChild]) -> None:
         """Take messages in."""
@@ -101,8 +126,9 @@ class _Child(_Link):
 
     def _loaded(self) -> None:
         self._timer = None
-        if self._health.breaks:
-            self._tell(Broken(self._health.breaks))
+        breaks = self._health.breaks or self._health.nature.breaks
+        if breaks:
+            self._tell(Broken(breaks))
             self.die()
             return
         self._tell(Ready(self._engine.load()))
@@ -112,7 +138,7 @@ class _Child(_Link):
         """The engine's own time, which passes more slowly where it is slow."""
         now = self._loop.time()
         self._clock += (now - self._clock_at) / self._slow
-        self._clock_at, self._slow = now, self._health.slow
+        self._clock_at, self._slow = now, self._health.slow * self._health.nature.slow
         return self._clock
 
     def _turn(self) -> None:
@@ -123,6 +149,8 @@ class _Child(_Link):
         events: list[Event] = []
         for message in inbox:
             match message:
+                case Generate(id) if self._health.chance.random() < self._health.nature.fails:
+                    events.append(Failed(id, Code.ENGINE_FAILED, "it fails now and then"))
                 case Generate() | Embed() | Tokenize() | Detokenize():
                     try:
                         answer = self._engine.add(message, self._now())
@@ -174,6 +202,7 @@ class WatchedShell(Shell):
     health: Health
     book: Book
     node: str
+    die: Callable[[], object]
 
     @property
     def working(self) -> list[str]:
@@ -185,6 +214,9 @@ class WatchedShell(Shell):
         id = exchange.header(b"x-request-id")
         if exchange.method == b"POST" and id is not None:
             self.book.note("work", self.node, id.decode(), exchange.header(b"x-forebay-continue") is not None)
+            if self.health.chance.random() < self.health.nature.dies:
+                self.die()
+                return
         garbage = self.health.garbage
         if garbage == "all" or (garbage and exchange.method == b"POST"):
             _garbage(exchange)
@@ -202,14 +234,17 @@ def _garbage(exchange: Exchange) -> None:
         exchange.respond(200, [JSON], JUNK)
 
 
-async def work(process: Process, health: Health, book: Book, log: structlog.stdlib.BoundLogger) -> None:
-    """Run a worker on this node until it is asked to stop. Raises `ExitError`."""
+async def work(
+    process: Process, health: Health, book: Book, log: structlog.stdlib.BoundLogger, die: Callable[[], object]
+) -> None:
+    """Run a worker on this node until it is asked to stop; `die` ends its process at once. Raises `ExitError`."""
     spec = process.spec
     assert isinstance(spec, WorkerSpec)
+    health.chance = Random(process.node)  # noqa: S311 - chance that can be repeated
     await asyncio.sleep(health.listen_s)
     engine = health.engine = LocalEngine(spec, health, log)
     shell = WatchedShell(spec, engine, Meters(Metrics(), spec, __version__), log)
-    shell.health, shell.book, shell.node = health, book, process.node
+    shell.health, shell.book, shell.node, shell.die = health, book, process.node, die
     health.shell = shell
     stop = asyncio.Event()
     process.signal = stop.set

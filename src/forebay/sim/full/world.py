@@ -2,21 +2,25 @@
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Final
 
 import structlog
 
+from forebay.core.model import WorkerSpec
 from forebay.core.reconcile import Kind
 from forebay.sim.full.book import Book
 from forebay.sim.full.clients import Asked, Connection, Ending, judge, make_body, undisturbed
-from forebay.sim.full.control import GATEWAY_PORT, KNOWN_AFTER_S, Control
+from forebay.sim.full.control import GATEWAY_PORT, KNOWN_AFTER_S, Control, artifact
 from forebay.sim.full.faults import FAULTS, Undo
-from forebay.sim.full.gateways import WatchedGateway, gate, links_of
+from forebay.sim.full.gateways import WatchedGateway, gate, wanted_by
 from forebay.sim.full.machine import Machine, Process
 from forebay.sim.full.profile import Profile
 from forebay.sim.full.replica import Health, work
+from forebay.sim.full.rollouts.faults import FAULTS as OF_ROLLOUTS
+from forebay.sim.full.rollouts.stage import Stage
 from forebay.sim.loop import VirtualLoop
 from forebay.sim.network.network import Network
 
@@ -27,6 +31,8 @@ CONNECT_TIMEOUT_S: Final = 5.0
 START_S_MAX: Final = 30.0
 HEAL_S_MAX: Final = 90.0
 """After the last fault has ended, everything is in order within this time."""
+ROLLOUT_S_MAX: Final = 90.0
+"""A rollout that was begun ends within this time."""
 STOP_S_MAX: Final = 30.0
 LOOK_S: Final = 0.25
 FAULT_S: Final = (0.2, 6.0)
@@ -36,6 +42,10 @@ OWN_TASKS: Final = 1
 PROBE_EVERY_S: Final = 0.6
 """By then the load of the last one is known to be gone."""
 BURSTS_MAX: Final = 60
+BURST_MAX: Final = 8
+"""Bursts grow up to so many requests for each place, of which who is believed to be five times as slow gets some."""
+CALLERS: Final = 12
+"""In seeds with rollouts, so many of them have their own sides."""
 OF_NETWORK: Final = frozenset({"slow-network", "partition", "reset", "host-lost"})
 KNOWN_LATE_S: Final = 5.0
 """After a fault of the network it may take so long until everybody knows who has left."""
@@ -64,6 +74,9 @@ class World:
         self.clients = CLIENTS
         self.machine = Machine(network, group, folder, book, self._main)
         self.control = Control(profile, network=network, machine=self.machine, group=group, folder=folder, book=book)
+        self.stage = self._stage(seed, group, folder) if profile.rollouts else None
+        if self.stage is not None:
+            self.control.stage, self.control.snapshots.heard = self.stage, self.stage.published
         self.gateways = gateways
         self.wall_ahead_s = 0.0
         self.asked: list[Asked] = []
@@ -78,6 +91,20 @@ class World:
         self._unwanted: frozenset[str] = frozenset()
         self._network_well_at = 0.0
         self._now = asyncio.get_running_loop().time
+
+    def _stage(self, seed: int, group: asyncio.TaskGroup, folder: Path) -> Stage:
+        return Stage(
+            self.profile.rollouts,
+            Random(f"rollouts {seed}"),  # noqa: S311 - chance that can be repeated
+            cluster=self.control.plan.cluster,
+            declared=artifact(self.profile),
+            replicas=self.profile.replicas,
+            whole=self.profile.calm and "replica-dies" not in self.profile.faults,
+            folder=folder,
+            book=self.book,
+            control=self.control,
+            group=group,
+        )
 
     # --- for faults
 
@@ -124,6 +151,8 @@ class World:
             self.book.violated("a cluster starts", self._what_is_wrong())
             return
         self.book.note("phase", "chaos")
+        if self.stage is not None:
+            self.stage.begin()
         watching = self._group.create_task(self._watch())
         loading = self._group.create_task(self._load())
         harming = self._group.create_task(self._harm())
@@ -132,7 +161,8 @@ class World:
         harming.cancel()
         self.book.note("phase", "heal")
         self._heal()
-        healed = await self._until(lambda: self.in_order and not self._asking, HEAL_S_MAX)
+        heal_s_max = HEAL_S_MAX + ROLLOUT_S_MAX * bool(self.stage)
+        healed = await self._until(lambda: self.in_order and not self._asking, heal_s_max)
         self.book.expect(healed, "all is in order again", self._what_is_wrong())
         if healed:
             await self._probe()
@@ -147,13 +177,19 @@ class World:
         for process in self.machine.alive:
             self.machine.kill(process)
         await asyncio.sleep(0)
+        if self.stage is not None:
+            self.stage.close()
 
     async def _main(self, process: Process) -> None:
         """What a process runs."""
         if process.slot.kind is Kind.GATEWAY:
             await gate(process, self._log, self._seed)
         else:
-            await work(process, self.health(process.slot.id), self.book, self._log)
+            health, spec = self.health(process.slot.id), process.spec
+            if self.stage is not None and isinstance(spec, WorkerSpec):
+                health.nature = self.stage.nature(spec.revision)
+            call_soon = asyncio.get_running_loop().call_soon
+            await work(process, health, self.book, self._log, partial(call_soon, self.machine.kill, process))
 
     async def _until(self, holds: Callable[[], bool], seconds_max: float) -> bool:
         until = self._now() + seconds_max
@@ -171,11 +207,12 @@ class World:
     @property
     def in_order(self) -> bool:
         """Whether all runs as it is wanted, and everybody knows."""
+        replicas = len(self.stage.wanted) if self.stage is not None else self.profile.replicas
         return self.control.settled and all(
             gateway.snapshot == self.control.snapshots.current
             and not gateway.waiting
             and all(link.live for served in gateway.served.values() for link in served.links)
-            and sum(len(served.links) for served in gateway.served.values()) == self.profile.replicas
+            and sum(len(served.links) for served in gateway.served.values()) == replicas
             for gateway in self.live_gateways
         )
 
@@ -210,13 +247,7 @@ class World:
         if self._now() < self._network_well_at:
             self._unwanted = frozenset()
             return
-        wanted = {
-            relay.request_id.decode()
-            for gateway in self.live_gateways
-            for served in gateway.served.values()
-            for link in links_of(served)
-            for relay in link.attempts
-        }
+        wanted = {id for gateway in self.live_gateways for id in wanted_by(gateway)}
         shells = [health.shell for health in self._health.values() if health.shell is not None]
         unwanted = frozenset(id for shell in shells for id in shell.working) - wanted
         for id in sorted(unwanted & self._unwanted):
@@ -240,6 +271,8 @@ class World:
         stream = rng.random() < profile.streams
         body = make_body(rng, stream=stream, tokens_max=profile.tokens_max)
         more = b"x-forebay-priority: batch\r\n" if rng.random() < profile.batch else b""
+        if self.stage is not None:
+            more += b"x-forebay-session: caller-%d\r\n" % rng.randrange(CALLERS)
         node = CLIENTS[rng.randrange(len(CLIENTS))]
         asked = Asked(f"r{len(self.asked)}", body, undisturbed(body), stream=stream, node=node, more=more)
         self.asked.append(asked)
@@ -277,12 +310,16 @@ class World:
         return connection
 
     def _judge(self) -> None:
+        strict = self.profile.calm and self.stage is not None and not self.stage.operator.regrets
         for asked in self.asked:
             self.book.expect(asked.ending is not Ending.OPEN, "no silence", asked.id)
             id = asked.id.encode()
             nodes = [gateway.process.node for gateway in self.gateways if id in gateway.taken]
             since, until = asked.began - EXCUSED_S, asked.ended + EXCUSED_S
             judge(asked, self.book, self.book.disturbed(since, until, [*nodes, asked.node] if nodes else ()))
+            well = asked.ending in (Ending.COMPLETE, Ending.LEFT)
+            what = f"{asked.id} {asked.ending} {asked.code} {asked.status}"
+            self.book.expect(well or not strict, "no request fails because of a rollout", what)
         right = {asked.id: asked.right for asked in self.asked}
         for gateway in self.gateways:
             for decision in (facts.decision for facts in gateway.notes.all):
@@ -301,7 +338,11 @@ class World:
             await asyncio.sleep(rng.expovariate(1 / self.profile.fault_every_s))
             kind = rng.choice(kinds)
             self.book.note("harm", kind)
-            undo, lasts_s = FAULTS[kind](self, rng), rng.uniform(*FAULT_S)
+            if self.stage is not None and kind in OF_ROLLOUTS:
+                undo = OF_ROLLOUTS[kind](self.stage, rng)
+            else:
+                undo = FAULTS[kind](self, rng)
+            lasts_s = rng.uniform(*FAULT_S)
             if undo is not None:
                 number += 1
                 self._undo[number] = undo
@@ -318,32 +359,37 @@ class World:
         for number in list(self._undo):
             self._end_fault(number)
         self.network.heal()
+        if self.stage is not None:
+            self.stage.heal()
 
     # --- after the healing
 
     async def _probe(self) -> None:
         """Every new request succeeds."""
+        await asyncio.sleep(PROBE_EVERY_S)  # what was asked last may still count as load
         for _ in range(PROBES):
             asked = self._make()
             self._ask(asked)
             await self._until(lambda: not self._asking, HEAL_S_MAX)
             await asyncio.sleep(PROBE_EVERY_S)
-            well = asked.ending is Ending.COMPLETE
+            well = asked.ending is Ending.COMPLETE or (self.stage is not None and self.stage.operator.regrets)
             self.book.expect(well, "after the healing all succeeds", f"{asked.id} {asked.ending} {asked.code}")
         await self._try_all()
         await asyncio.sleep(1.0)
         for gateway in self.live_gateways:
             gateway.check_quiet()
         self.control.check()
+        if self.stage is not None:
+            self.stage.check_agreement()
 
     async def _try_all(self) -> None:
         """Whoever was shut out is let in again, when there is enough to do for all."""
         places = self.profile.replicas * self.profile.concurrency
-        for _ in range(BURSTS_MAX):
+        for burst in range(BURSTS_MAX):
             if all(gateway.well for gateway in self.live_gateways):
                 return
             self._hang_up()
-            for _ in range(places * self.profile.gateways):
+            for _ in range(places * self.profile.gateways * min(1 + burst, BURST_MAX)):
                 self._ask(self._make())
             await self._until(lambda: not self._asking, HEAL_S_MAX)
             await asyncio.sleep(PROBE_EVERY_S)
@@ -358,6 +404,8 @@ class World:
         self._hang_up()
         controller = self.control.controller
         assert controller is not None
+        if self.stage is not None:
+            self.stage.end()
         controller.stop()
         stopped = await self._until(lambda: controller.is_over, STOP_S_MAX)
         self.book.expect(stopped, "a cluster stops", str(controller.phase))

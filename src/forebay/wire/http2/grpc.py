@@ -93,14 +93,42 @@ def packed(message: bytes, coding: bytes) -> bytes:
     return PREFIX.pack(1, len(data)) + data
 
 
+class Room:
+    """Bytes of messages that have come in part, of all calls together."""
+
+    __slots__ = ("bytes_max", "taken")
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self.taken = 0
+
+    def hold(self, before: int, now: int) -> int:
+        """Hold so many bytes instead of `before`, which are returned. One call alone may hold any number.
+
+        Raises `BadMessage`, and then `before` is still held.
+        """
+        others = self.taken - before
+        if others and now > before and others + now > self.bytes_max:
+            raise BadMessage(UNAVAILABLE, f"messages that are being received have over {self.bytes_max} bytes")
+        self.taken = others + now
+        return now
+
+
 class Messages:
     """Puts messages together from bytes that are split anywhere."""
 
-    __slots__ = ("_buffer", "_bytes_max")
+    __slots__ = ("_buffer", "_bytes_max", "count")
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self._buffer = bytearray()
+        self.count = 0
+        """How many have been whole."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of the message that is not whole yet."""
+        return len(self._buffer)
 
     @property
     def waiting(self) -> bool:
@@ -122,6 +150,7 @@ class Messages:
             with memoryview(buffer) as view:
                 message = bytes(view[at + PREFIX_BYTES : end])
             at = end
+            self.count += 1
             take(message, flag != 0)
         del buffer[:at]
 

@@ -20,6 +20,16 @@ NOT_SIGNED: Final = "attempt to access JSON non-signed-integer as signed-integer
 NOT_UNSIGNED: Final = "attempt to access JSON non-unsigned-integer as unsigned-integer"
 NOT_NUMBER: Final = "attempt to access JSON non-number as double"
 
+ODD_BYTES_MAX: Final = 4 << 20
+"""JSON in which every value has to be looked at, as there is a NaN or something wrong: for 64 MiB that takes seconds,
+in which no other thread runs."""
+VALUES_MAX: Final = 1_000_000
+"""In a longer document, but for the data of tensors: while they are made to objects, nobody else gets an answer."""
+CROWDED: Final = f"more than {VALUES_MAX} values in JSON are not read here"
+STRICTLY: Final = (
+    f"NaN and Infinity are read in JSON of up to {ODD_BYTES_MAX} bytes; please use the binary data format"
+)
+
 _any = msgspec.json.Decoder().decode
 
 
@@ -33,11 +43,31 @@ def invalid(text: str) -> Refused:
 
 
 def load(data: bytes | memoryview | msgspec.Raw) -> Any:
-    """A JSON document; NaN, Infinity and -Infinity are numbers, as Triton reads and writes them. Raises `Refused`."""
+    """A JSON document; NaN, Infinity and -Infinity are numbers, as Triton reads and writes them. Raises `Refused`.
+
+    In a long one there may be neither them nor very many values.
+    """
+    is_long = len(memoryview(data)) > ODD_BYTES_MAX
+    if is_long and too_many_values(bytes(data)):
+        raise invalid(f"{CROWDED}: use infer, with binary data")
     try:
         return _any(data)
-    except UNREADABLE:
+    except UNREADABLE as error:
+        if is_long:
+            raise strictly(error) from None
         return _load_slowly(bytes(data))
+
+
+def too_many_values(text: bytes) -> bool:
+    """Whether JSON is so long and has so many values that others would have to wait until it is read."""
+    if len(text) <= ODD_BYTES_MAX:
+        return False
+    return text.count(b",") + text.count(b"[") + text.count(b"{") > VALUES_MAX
+
+
+def strictly(error: Exception) -> Refused:
+    """The refusal of a long document that cannot be read quickly."""
+    return invalid(f"failed to parse the request JSON buffer: {error}. {STRICTLY}")
 
 
 def document(body: bytes) -> dict[str, Any]:

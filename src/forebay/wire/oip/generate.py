@@ -11,12 +11,9 @@ from forebay.core.serving.config import VARIABLE, Datatype, ModelConfig, TensorS
 from forebay.core.serving.values import InferRequest, InferResponse, Tensor
 from forebay.wire.oip import tensors
 from forebay.wire.oip.fields import NOT_OBJECT, document, invalid, parameter, string
-from forebay.wire.oip.tensors import ODD_BYTES_MAX
 
 PARAMETERS: Final = "parameters"
 """The field with further fields in it."""
-VALUES_MAX: Final = 1_000_000
-"""In a long body: reading them is one piece of work, during which nobody else gets an answer."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -25,8 +22,6 @@ def read_generate(config: ModelConfig, version: str, body: bytes, *, tensor_byte
     """Read a request; its inputs take no more than so many bytes together. Raises `Refused`."""
     if not body:
         raise invalid("failed to parse the request JSON buffer: The document is empty. at 0")
-    if len(body) > ODD_BYTES_MAX and body.count(b",") + body.count(b"[") > VALUES_MAX:
-        raise invalid(f"more than {VALUES_MAX} values in JSON are not read here: use infer, with binary data")
     fields = document(body)
     request = InferRequest(config.name, version, "", ())
     if "id" in fields:

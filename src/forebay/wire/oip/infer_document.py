@@ -37,6 +37,32 @@ class Given(msgspec.Struct):
     parameters: Any = msgspec.UNSET
 
 
+class LongInput(msgspec.Struct):
+    """An input of a long request: nothing is made of its fields before it is known how long they are."""
+
+    name: msgspec.Raw = NO_DATA
+    datatype: msgspec.Raw = NO_DATA
+    shape: msgspec.Raw = NO_DATA
+    parameters: msgspec.Raw = NO_DATA
+    data: msgspec.Raw = NO_DATA
+
+
+class LongOutput(msgspec.Struct):
+    """An output that a long request asks for."""
+
+    name: msgspec.Raw = NO_DATA
+    parameters: msgspec.Raw = NO_DATA
+
+
+class Long(msgspec.Struct):
+    """A long request."""
+
+    inputs: list[LongInput]
+    outputs: list[LongOutput] = []
+    id: msgspec.Raw = NO_DATA
+    parameters: msgspec.Raw = NO_DATA
+
+
 class ToldOutput(msgspec.Struct):
     """An output in an answer."""
 

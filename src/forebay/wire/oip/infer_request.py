@@ -19,17 +19,18 @@ from forebay.wire.oip.fields import (
     ABSENT,
     NOT_ARRAY,
     NOT_STRING,
+    ODD_BYTES_MAX,
     UINT64_MAX,
     boolean,
     invalid,
     load,
     parameter,
+    strictly,
     string,
     unsigned,
 )
-from forebay.wire.oip.infer_document import NO_DATA, Given, GivenInput, GivenOutput
+from forebay.wire.oip.infer_document import NO_DATA, Given, GivenInput, GivenOutput, Long
 from forebay.wire.oip.ports import Memory, Target
-from forebay.wire.oip.tensors import ODD_BYTES_MAX
 
 LENGTH_HEADER: Final = "Inference-Header-Content-Length"
 """How many bytes of a body are JSON; the rest is tensors."""
@@ -40,6 +41,10 @@ STRINGS_MAX: Final = 1_000_000
 """Elements of a BYTES tensor in JSON."""
 NAMES_MAX: Final = 10_000
 """Inputs, outputs or parameters of one request."""
+OBJECTS_MAX: Final = 4 * NAMES_MAX + 2
+"""In a long request: inputs and outputs, with their parameters, and it itself with its own."""
+FIELDS_BYTES_MAX: Final = 1 << 20
+"""Of a long request, all fields but the data of its tensors."""
 RESERVED: Final = frozenset({
     "sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "headers", "binary_data_output",
 })  # fmt: skip
@@ -75,6 +80,8 @@ _DATATYPES: Final = {datatype.value: datatype for datatype in Datatype}
 
 
 _decode = msgspec.json.Decoder(Given).decode
+_decode_long = msgspec.json.Decoder(Long).decode
+_any = msgspec.json.Decoder().decode
 
 
 def json_length(header: bytes | None, body_bytes: int) -> int | None:
@@ -121,7 +128,7 @@ def read_infer(
     if document.parameters is not msgspec.UNSET and read_parameters(document.parameters, request):
         others = BINARY_FORM
     if len(document.inputs) > NAMES_MAX or len(document.outputs) > NAMES_MAX or len(request.parameters) > NAMES_MAX:
-        raise invalid(f"a request with more than {NAMES_MAX} inputs, outputs or parameters is not read")
+        raise _too_many()
     limits = (json_bytes_max, strings_max)
     inputs = []
     names = set()
@@ -318,12 +325,37 @@ def _read_form(parameters: Mapping[str, Any], memory: Memory) -> Form:
 
 
 def _read_document(data: bytes | memoryview) -> Given:
+    if len(data) > ODD_BYTES_MAX:
+        return _read_long(memoryview(data))
     try:
         return _decode(data)
-    except UNREADABLE as error:
-        if len(data) > ODD_BYTES_MAX:
-            raise invalid(f"failed to parse the request JSON buffer: {error}. {_STRICTLY}") from None
+    except UNREADABLE:
         return _read_slowly(load(data))
+
+
+def _read_long(data: memoryview) -> Given:
+    """Read so that few objects come of it, whatever it is: as long as one is read, nobody else gets an answer."""
+    if tensors.exceeds(data, b"{", OBJECTS_MAX):
+        raise _too_many()
+    try:
+        long = _decode_long(data)
+        fields = [field for i in long.inputs for field in (i.name, i.datatype, i.shape, i.parameters)]
+        fields += [field for o in long.outputs for field in (o.name, o.parameters)]
+        if sum([len(memoryview(field)) for field in (long.id, long.parameters, *fields)]) > FIELDS_BYTES_MAX:
+            raise invalid(f"the fields of a long request may have {FIELDS_BYTES_MAX} bytes, but for those of 'data'")
+        inputs = [
+            GivenInput(_value(i.name), _value(i.datatype), _value(i.shape), _value(i.parameters), i.data)
+            for i in long.inputs
+        ]
+        outputs = [GivenOutput(_value(o.name), _value(o.parameters)) for o in long.outputs]
+        return Given(inputs, outputs, _value(long.id), _value(long.parameters))
+    except UNREADABLE as error:
+        raise strictly(error) from None
+
+
+def _value(given: msgspec.Raw) -> Any:
+    """What a field holds. Raises one of `UNREADABLE`."""
+    return msgspec.UNSET if given is NO_DATA else _any(given)
 
 
 def _read_slowly(document: Any) -> Given:
@@ -343,9 +375,10 @@ def _read_slowly(document: Any) -> Given:
 
 
 _HEAD: Final = ("name", "datatype", "shape", "parameters")
-_STRICTLY: Final = (
-    f"NaN and Infinity are read in JSON of up to {ODD_BYTES_MAX} bytes; please use the binary data format"
-)
+
+
+def _too_many() -> Refused:
+    return invalid(f"a request with more than {NAMES_MAX} inputs, outputs or parameters is not read")
 
 
 def _raw(value: Any) -> msgspec.Raw:

@@ -25,6 +25,7 @@ from forebay.wire.oip.fields import (
     NOT_SIGNED,
     NOT_STRING,
     NOT_UNSIGNED,
+    ODD_BYTES_MAX,
     as_float,
     invalid,
     load,
@@ -34,9 +35,8 @@ SLICE_BYTES: Final = 262_144
 """Longer data in JSON are read and written in parts of about so much. Each takes a millisecond or two, in which other
 threads have to wait, and few Python objects are there at once."""
 SLICE_ELEMENTS: Final = 32_768
-ODD_BYTES_MAX: Final = 4 << 20
-"""JSON in which every value has to be looked at, as there is a NaN or something wrong: for 64 MiB that takes seconds,
-in which no other thread runs."""
+ARRAYS_MAX: Final = 4
+"""Arrays in long data of BYTES: so many for each element, as each is an object while it is read."""
 _BETWEEN: Final = b"[] \t\r\n"
 NESTING_MAX: Final = 100
 """Triton's limit on arrays in arrays."""
@@ -101,6 +101,10 @@ def pack(name: str, datatype: Datatype, data: msgspec.Raw, elements: int) -> byt
         packed = _pack_in_slices(name, datatype, memoryview(data), elements)
         if packed is not None:
             return packed
+        if len(memoryview(data)) > ODD_BYTES_MAX:
+            raise _not_so(datatype)
+    elif datatype is Datatype.BYTES and len(memoryview(data)) > ODD_BYTES_MAX:
+        _check_strings(memoryview(data), elements)
     values = read_values(name, datatype, data)
     if datatype is Datatype.BYTES:
         return pack_strings(values[: elements + 1])  # one too many is wrong enough
@@ -175,6 +179,34 @@ def pack_strings(values: list[str]) -> bytes:
 def prefixed(data: bytes) -> bytes:
     """One element of BYTES."""
     return _length.pack(len(data)) + data
+
+
+def exceeds(text: memoryview, mark: bytes, most: int) -> bool:
+    """Whether JSON has that byte more often than that, outside of its strings or, a quote, around them.
+
+    It goes in slices, for others to run in between.
+    """
+    starts = range(0, len(text), SLICE_BYTES)
+    if sum(bytes(text[at : at + SLICE_BYTES]).count(mark) for at in starts) <= most:
+        return False
+    marks = quotes = at = 0
+    while at < len(text) and marks <= most:
+        part = bytes(text[at : at + SLICE_BYTES])
+        if (len(part) - len(part.rstrip(b"\\"))) % 2:  # not between a backslash and what it escapes
+            part = bytes(text[at : at + SLICE_BYTES + 1])
+        at += len(part)
+        pieces = part.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
+        marks += len(pieces) - 1 if mark == b'"' else sum(piece.count(mark) for piece in pieces[quotes % 2 :: 2])
+        quotes += len(pieces) - 1
+    return marks > most
+
+
+def _check_strings(data: memoryview, elements: int) -> None:
+    """Raises `Refused` where so many objects would come of long data that others had to wait."""
+    if exceeds(data, b'"', 2 * elements):
+        raise invalid("Unable to parse 'data': Shape does not match true shape of 'data' field")
+    if exceeds(data, b"[", ARRAYS_MAX * elements + NESTING_MAX):
+        raise invalid(f"Unable to parse 'data': long data of BYTES may have {ARRAYS_MAX} arrays for each element")
 
 
 def _pack_in_slices(name: str, datatype: Datatype, data: memoryview, elements: int) -> bytes | None:

@@ -1,57 +1,271 @@
 """The admin API of control as an OpenAPI document."""
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Final, NamedTuple
 
 from forebay.core.errors import Code
+from forebay.core.registry.approval import Role
+from forebay.core.tenancy.roles import LEAST, OPEN
+from forebay.wire import admin_request as bodies
+from forebay.wire.openai_fields import Reader, Shape
 from forebay.wire.openapi import answers
 from forebay.wire.openapi.document import JSON, PATH, TEXT, Operation, Parameter, make_document
 
-_AFTER: Final = Parameter(
-    "after", "query", "Only events with a higher number.", {"type": "string", "pattern": "^[0-9]{1,18}$"}
+Said = Mapping[int, Mapping[str, type | None]]
+
+SECURITY: Final[dict[str, Shape]] = {
+    "key": {
+        "type": "http",
+        "scheme": "bearer",
+        "description": "A key of `forebay keys create --admin ROLE`, with `admin.auth: keys`.",
+    }
+}
+_PRINTABLE: Final[Shape] = {"type": "string", "pattern": "^[ -~]*$", "maxLength": 2 * bodies.NAME_CHARS_MAX}
+_NUMBER: Final[Shape] = {"type": "string", "pattern": "^[0-9]{1,18}$"}
+_LAST: Final = Parameter(
+    "last", "query", "So many, the newest.", {"type": "integer", "minimum": 1, "maximum": bodies.EVENTS_MAX}
 )
+_AFTER: Final = Parameter("after", "query", "Only events with a higher number.", _NUMBER)
+_SUBJECT: Final = Parameter(
+    "subject",
+    "query",
+    "Only of this, such as `model/chat`, and of what lies below it.",
+    _PRINTABLE,
+)
+_OF_MODEL: Final = Parameter("model", "query", "Only of this model.", _PRINTABLE)
+_ENDED: Final = Parameter(
+    "ended",
+    "query",
+    "Whether they have ended. Without it: what is under way, and the last one of each model.",
+    {"type": "boolean"},
+)
+_PLACES: Final = {
+    "model": "Name of a model.",
+    "revision": "A revision, by its id or an alias.",
+    "alias": "An alias, such as `champion`.",
+    "id": "Id of a rollout.",
+}
+_BODY: Final = (Code.INVALID_JSON, Code.INVALID_REQUEST)
+_STORE: Final = (Code.STORE_UNAVAILABLE, Code.OVERLOADED, Code.DRAINING)
+_CHANGE: Final = (*_BODY, *_STORE, Code.NOT_FOUND, Code.CONFLICT)
 
 
-def operations(status: type, events: type, reloaded: type) -> tuple[Operation, ...]:
-    """All there are; the arguments are the types of the documents that control answers with."""
+class Answers(NamedTuple):
+    """The types of the documents that control answers with."""
+
+    status: type
+    events: type
+    reloaded: type
+    history: type
+    rollouts: type
+    rollout: type
+    revisions: type
+    revision: type
+    verified: type
+    collected: type
+
+
+def operations(given: Answers) -> tuple[Operation, ...]:
+    """All there are."""
+    return (*_looks(given), *_cluster(given), *_rollouts(given), *_registry(given))
+
+
+def document(version: str, given: Answers) -> bytes:
+    """The document as JSON."""
+    text = (
+        "What control knows of its cluster, and what it can be told. With `admin.auth: keys` every request but those "
+        "for health and this document carries a key; each operation says which role it needs."
+    )
+    return make_document("Forebay admin", text, version, operations(given), SECURITY)
+
+
+def _looks(given: Answers) -> tuple[Operation, ...]:
+    text: Said = {200: {TEXT: None}}
     return (
-        _get("/livez", "livez", "Whether control runs.", {200: {TEXT: None}}),
-        _get("/readyz", "readyz", "Whether the cluster serves every model.", {200: {TEXT: None}, 503: {TEXT: None}}),
-        _get("/metrics", "metrics", "Control's metrics, in Prometheus' text format.", {200: {TEXT: None}}),
-        _get("/v1/status", "status", "The cluster: models, replicas, gateways.", {200: {JSON: status}}),
-        _get(
+        _operation("/livez", "get", "livez", "Whether control runs.", text),
+        _operation(
+            "/readyz", "get", "readyz", "Whether the cluster serves every model.", {**text, 503: {TEXT: None}}
+        ),
+        _operation("/metrics", "get", "metrics", "Control's metrics, in Prometheus' text format.", text),
+        _operation(
+            "/v1/status", "get", "status", "The cluster: models, replicas, gateways.", {200: {JSON: given.status}}
+        ),
+        _operation(
             "/v1/events",
+            "get",
             "events",
-            "What has happened, the oldest first.",
-            {200: {JSON: events}},
-            parameters=(_AFTER,),
+            "What control has seen and done since it was started, the oldest first.",
+            {200: {JSON: given.events}},
+            query=(_AFTER,),
             codes=(Code.INVALID_REQUEST,),
         ),
-        Operation(
+        _operation(
+            "/v1/history",
+            "get",
+            "history",
+            "Who changed what, when and why, the oldest first: the newest ones, or the first ones after a number.",
+            {200: {JSON: given.history}},
+            query=(_SUBJECT, _LAST, _AFTER),
+            codes=(Code.INVALID_REQUEST, *_STORE),
+        ),
+        _operation(PATH, "get", "openapi", "This document.", {200: {JSON: dict}}),
+    )
+
+
+def _cluster(given: Answers) -> tuple[Operation, ...]:
+    said: Said = {200: {JSON: given.reloaded}, 422: {JSON: given.reloaded}}
+    return (
+        _operation(
             "/v1/reload",
             "post",
             "reload",
             "Read the cluster file again and take it over; if it has problems, nothing is changed.",
-            {200: {JSON: reloaded}, 422: {JSON: reloaded}},
-            answers.Error,
+            said,
             codes=(Code.INVALID_REQUEST,),
         ),
-        _get(PATH, "openapi", "This document.", {200: {JSON: dict}}),
+        _operation(
+            "/v1/apply",
+            "post",
+            "apply",
+            "Take over a cluster file that comes with the request, or, with `dry_run`, say what it would change.",
+            said,
+            body=(bodies.APPLY, "Apply"),
+            codes=_BODY,
+        ),
     )
 
 
-def document(version: str, status: type, events: type, reloaded: type) -> bytes:
-    """The document as JSON."""
-    text = "What control knows of its cluster. Nothing but `/v1/reload` changes anything."
-    return make_document("Forebay admin", text, version, operations(status, events, reloaded))
+def _rollouts(given: Answers) -> tuple[Operation, ...]:
+    one: Said = {200: {JSON: given.rollout}}
+    commands = {
+        "pause": "Keep the share of a rollout as it is; what harms still ends it.",
+        "resume": "Let a rollout go on.",
+        "promote": "Let a rollout take its next step without a verdict.",
+        "abort": "End a rollout: the old revision serves everything at once.",
+    }
+    return (
+        _operation(
+            "/v1/models/{model}/deploy",
+            "post",
+            "deploy",
+            "Roll out a revision of a model.",
+            one,
+            body=(bodies.DEPLOY, "Deploy"),
+            codes=_CHANGE,
+        ),
+        _operation(
+            "/v1/rollouts",
+            "get",
+            "rollouts",
+            "Rollouts, the newest last.",
+            {200: {JSON: given.rollouts}},
+            query=(_OF_MODEL, _ENDED, _LAST),
+            codes=(Code.INVALID_REQUEST, *_STORE),
+        ),
+        _operation("/v1/rollouts/{id}", "get", "rollout", "A rollout.", one, codes=(Code.NOT_FOUND, *_STORE)),
+        *(
+            _operation(
+                f"/v1/rollouts/{{id}}/{name}", "post", name, text, one, body=(bodies.COMMAND, "Why"), codes=_CHANGE
+            )
+            for name, text in commands.items()
+        ),
+    )
 
 
-def _get(
+def _registry(given: Answers) -> tuple[Operation, ...]:
+    one: Said = {200: {JSON: given.revision}}
+    several: Said = {200: {JSON: given.revisions}}
+    missing = (Code.NOT_FOUND, Code.CONFLICT, *_STORE)
+    path, why = "/v1/registry/{model}/{revision}", (bodies.COMMAND, "Why")
+    steps = {
+        "approve": "Approve a revision.",
+        "reject": "Reject a revision, also one that was approved.",
+        "resubmit": "Ask for the approval of a rejected revision anew.",
+    }
+    return (
+        _operation("/v1/registry", "get", "revisions", "All registered revisions.", several, codes=missing),
+        _operation("/v1/registry/{model}", "get", "revisionsOfModel", "Those of a model.", several, codes=missing),
+        _operation(
+            "/v1/registry/{model}",
+            "post",
+            "addRevision",
+            "Fetch a model and register it; the answer comes when that is done.",
+            one,
+            body=(bodies.ADD, "Add"),
+            codes=_CHANGE,
+        ),
+        _operation(path, "get", "revision", "Everything about a revision.", one, codes=missing),
+        *(
+            _operation(f"{path}/{name}", "post", name, text, one, body=why, codes=_CHANGE)
+            for name, text in steps.items()
+        ),
+        _operation(
+            "/v1/registry/{model}/aliases/{alias}",
+            "put",
+            "setAlias",
+            "Let a name lead to a revision, whatever it led to before.",
+            one,
+            body=(bodies.ALIAS, "Alias"),
+            codes=_CHANGE,
+        ),
+        _operation(
+            "/v1/verify",
+            "post",
+            "verify",
+            "Check every byte of files, records and history.",
+            {200: {JSON: given.verified}},
+            body=(bodies.VERIFY, "Verify"),
+            codes=(*_BODY, *missing),
+        ),
+        _operation(
+            "/v1/gc",
+            "post",
+            "collect",
+            "Remove files that no revision has any more.",
+            {200: {JSON: given.collected}},
+            body=(bodies.NOTHING, "Nothing"),
+            codes=(*_BODY, *missing),
+        ),
+    )
+
+
+def _operation(
     path: str,
+    method: str,
     id: str,
     text: str,
-    said: dict[int, dict[str, type | None]],
+    said: Said,
     *,
-    parameters: tuple[Parameter, ...] = (),
+    body: tuple[Reader, str] | None = None,
+    query: tuple[Parameter, ...] = (),
     codes: tuple[Code, ...] = (),
 ) -> Operation:
-    return Operation(path, "get", id, text, said, answers.Error, parameters=parameters, codes=codes)
+    """`body`: its reader and name. What it is open to follows from the table of roles."""
+    names = [part[1:-1] for part in path.split("/") if part.startswith("{")]
+    places = tuple(
+        Parameter(name, "path", _PLACES[name], {"type": "string", "minLength": 1, "maxLength": bodies.NAME_CHARS_MAX})
+        for name in names
+    )
+    if id not in OPEN:
+        least = LEAST[id]
+        text = text if least is Role.VIEWER else f"{text} Needs the role {least.name.lower()}."
+        codes = (*codes, Code.UNAUTHORIZED, Code.ROLE_NOT_ALLOWED)
+    reader, name = body or (None, "")
+    return Operation(
+        path,
+        method,
+        id,
+        text,
+        said,
+        answers.Error,
+        body=reader,
+        body_name=name,
+        body_needed=reader in _NEEDED,
+        parameters=(*places, *query),
+        codes=codes,
+        secured=id not in OPEN,
+    )
+
+
+_NEEDED: Final = (bodies.DEPLOY, bodies.ALIAS, bodies.ADD, bodies.APPLY)
+"""Bodies with something that must be said."""

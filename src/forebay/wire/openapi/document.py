@@ -119,7 +119,7 @@ def _operation(operation: Operation, known: Mapping[type, Shape]) -> Shape:
         shown["parameters"] = parameters
     if operation.body is not None:
         content = {JSON: {"schema": {"$ref": f"#/components/schemas/{operation.body_name}"}}}
-        shown["requestBody"] = {"required": True, "content": content}
+        shown["requestBody"] = {"required": operation.body_needed, "content": content}
     elif operation.bodies:
         content = {media: {"schema": _shape(kind, known)} for media, kind in operation.bodies.items()}
         shown["requestBody"] = {"required": operation.body_needed, "content": content}

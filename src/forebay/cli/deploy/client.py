@@ -1,0 +1,98 @@
+"""The admin API as the command line uses it: every answer is a value, every trouble says what to do."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import httpx
+import msgspec
+
+from forebay.cli import settings
+from forebay.cli.server import refusal
+from forebay.cli.settings import NOT_REACHED, UserError
+from forebay.wire.documents import UNREADABLE
+
+T = TypeVar("T")
+CONNECT_TIMEOUT_S: Final = 5.0
+LOOK_TIMEOUT_S: Final = 10.0
+TOKEN: Final = "FOREBAY_ADMIN_TOKEN"  # noqa: S105 - the name of a variable
+TOKEN_BYTES_MAX: Final = 1024
+PROBLEMS: Final = 422
+"""Of an answer that says what is wrong, and is a value."""
+
+
+def token(file: Path | None) -> str | None:
+    """The key to send: that of the file, else of the environment. Raises `UserError`."""
+    if file is None:
+        return os.environ.get(TOKEN, "").strip() or None
+    try:
+        with file.open("rb") as stream:
+            text = stream.read(TOKEN_BYTES_MAX).decode("ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise UserError(f"--token-file: {file} cannot be read ({reason}).") from None
+    if not text:
+        raise UserError(f"--token-file: {file} is empty. `forebay keys create --admin ROLE > {file}` fills it.")
+    return text
+
+
+class Admin:
+    """The admin API of one cluster. Every method raises `UserError`."""
+
+    def __init__(self, url: str | None = None, token_file: Path | None = None) -> None:
+        self.url = (url or settings.admin_url()).rstrip("/")
+        key = token(token_file)
+        self._headers = {"authorization": f"Bearer {key}"} if key else {}
+
+    def get(self, path: str, kind: type[T], **query: str | int) -> T:
+        """A document."""
+        return self._value(self.raw("GET", path, query=query), kind)
+
+    def send(self, method: str, path: str, kind: type[T], body: object) -> T:
+        """A change; the answer may take as long as it wants."""
+        return self._value(self.raw(method, path, body), kind)
+
+    def raw(self, method: str, path: str, body: object = None, query: Mapping[str, Any] | None = None) -> bytes:
+        """The bytes of a good answer."""
+        try:
+            answer = httpx.request(
+                method,
+                f"{self.url}{path}",
+                params=query,
+                headers=self._headers,
+                content=None if body is None else msgspec.json.encode(body),
+                timeout=httpx.Timeout(LOOK_TIMEOUT_S if method == "GET" else None, connect=CONNECT_TIMEOUT_S),
+                trust_env=False,
+            )
+        except httpx.ConnectError:
+            raise UserError(
+                f"No cluster runs at {self.url}. Start one with `forebay up`; "
+                "if it has another admin port, say --url or FOREBAY_ADMIN_URL.",
+                NOT_REACHED,
+            ) from None
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise self._strange(error) from None
+        if answer.is_success or answer.status_code == PROBLEMS:
+            return answer.content
+        if b'"error"' not in answer.content:
+            raise self._strange(f"HTTP {answer.status_code}")
+        raise UserError(self._refused(answer))
+
+    def _refused(self, answer: httpx.Response) -> str:
+        text = refusal(answer)
+        if answer.status_code == httpx.codes.UNAUTHORIZED:
+            how = "The key that was sent is not good." if self._headers else "No key was sent."
+            return f"{text}\n{how} Put a good one into {TOKEN}, or name its file with --token-file."
+        if answer.status_code == httpx.codes.FORBIDDEN and not self._headers:
+            return f"{text}\nWithout keys, only the account that runs the cluster, and root, may change it."
+        return text
+
+    def _value(self, content: bytes, kind: type[T]) -> T:
+        try:
+            return msgspec.json.decode(content, type=kind)
+        except UNREADABLE as error:
+            raise self._strange(error) from None
+
+    def _strange(self, why: object) -> UserError:
+        return UserError(f"{self.url} does not answer like the admin API of this Forebay ({why}).", NOT_REACHED)

@@ -1,0 +1,79 @@
+"""The registry of a cluster that runs elsewhere, through its admin API: what the commands need of it."""
+
+from urllib.parse import quote
+
+import yaml
+
+from forebay.cli.deploy.client import Admin
+from forebay.cli.registry.work import Wished
+from forebay.cli.settings import WRONG_USAGE, UserError
+from forebay.control.api.documents import Collected, History, Revisions, Verified
+from forebay.core.registry.approval import Step
+from forebay.registry.catalogue import Actor, Listed
+from forebay.registry.sources import Progress
+from forebay.store.events import Event
+
+PATH = "/v1/registry"
+ENGINE = "engine."
+
+
+class RemoteRegistry:
+    """As `Registry`, but who does something is whose key is sent. Every method raises `UserError`."""
+
+    def __init__(self, admin: Admin) -> None:
+        self._admin = admin
+
+    def add(self, wished: Wished) -> Listed:
+        """Let the cluster fetch and register what it finds at a source."""
+        body = {
+            "source": wished.source,
+            "task": wished.task,
+            "engine": wished.engine,
+            "settings": dict(_setting(each) for each in wished.settings),
+            "metadata": wished.metadata,
+        }
+        return self._admin.send("POST", _path(wished.model), Listed, body)
+
+    def revisions(self, model: str | None = None) -> tuple[Listed, ...]:
+        """All revisions, of a model or of all."""
+        return self._admin.get(_path(model) if model else PATH, Revisions).revisions
+
+    def show(self, model: str, name: str) -> Listed:
+        """A revision, by its id or by an alias."""
+        return self._admin.get(_path(model, name), Listed)
+
+    def step(self, model: str, name: str, step: Step, by: Actor, reason: str = "") -> Listed:
+        """Approve, reject or resubmit a revision."""
+        return self._admin.send("POST", _path(model, name, step.value), Listed, {"why": reason})
+
+    def set_alias(self, model: str, alias: str, name: str, by: Actor) -> Listed:
+        """Let an alias lead to a revision."""
+        return self._admin.send("PUT", _path(model, "aliases", alias), Listed, {"revision": name})
+
+    def verify(self, progress: Progress, model: str | None = None) -> tuple[str, ...]:
+        """Everything that is not as it was written."""
+        return self._admin.send("POST", "/v1/verify", Verified, {"model": model}).wrong
+
+    def sweep(self) -> int:
+        """Remove files that no revision has any more; returns the bytes that are free now."""
+        return self._admin.send("POST", "/v1/gc", Collected, None).freed_bytes
+
+    def history(self, subject: str | None, last: int) -> tuple[Event, ...]:
+        """The newest events, oldest first."""
+        query = {"subject": subject} if subject else {}
+        return self._admin.get("/v1/history", History, last=last, **query).events
+
+
+def _path(*parts: str) -> str:
+    return "/".join([PATH, *(quote(part, safe="") for part in parts)])
+
+
+def _setting(text: str) -> tuple[str, object]:
+    """`engine.threads=2` as a name and a value: of another cluster only the engine can be told."""
+    path, equals, value = text.partition("=")
+    if not equals or not path.startswith(ENGINE):
+        raise UserError(f"--set {text!r}: expected engine.NAME=VALUE.", WRONG_USAGE)
+    try:
+        return path.removeprefix(ENGINE), yaml.safe_load(value)
+    except yaml.YAMLError:
+        raise UserError(f"--set {text!r}: the value cannot be read.", WRONG_USAGE) from None

@@ -1,0 +1,45 @@
+"""The registry and the history behind the admin API: opened for each request, as the cluster file now says."""
+
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import msgspec
+
+from forebay.cli.registry.opening import registry_of, store_of
+from forebay.cli.settings import UserError
+from forebay.control.api.behind import Catalogue
+from forebay.core.cluster import Cluster
+from forebay.core.errors import Code, Refusal
+from forebay.registry.catalogue import Actor, Listed, Registry
+from forebay.registry.sources import Progress
+from forebay.wire.admin_request import AddAsked
+
+
+def catalogue_of(cluster: Callable[[], Cluster], home: Path, progress: Progress) -> Catalogue:
+    """`progress` is told how far long work is, and may raise `UserError` to end it."""
+
+    def told(stage: str, done: int, total: int | None) -> None:
+        try:
+            progress(stage, done, total)
+        except UserError as error:
+            raise Refusal(Code.DRAINING, f"{error}.") from error
+
+    @contextmanager
+    def registry() -> Iterator[Registry]:
+        with registry_of(cluster(), home) as opening:
+            yield opening()
+
+    def add(opened: Registry, model: str, asked: AddAsked, by: Actor) -> Listed:
+        from forebay.cli.registry.work import Wished, register
+
+        settings = tuple(
+            f"engine.{key}={msgspec.json.encode(value).decode()}" for key, value in asked.settings.items()
+        )
+        wished = Wished(model, asked.source, asked.task, asked.engine, settings, dict(asked.metadata))
+        try:
+            return register(opened, wished, by, home, told)
+        except UserError as error:
+            raise Refusal(Code.CONFLICT, str(error)) from error
+
+    return Catalogue(lambda: closing(store_of(cluster(), home)), registry, add, told)

@@ -1,0 +1,1 @@
+"""The admin API: what runs, what has happened, rollouts, the registry, and changes of the cluster file."""

@@ -1,0 +1,145 @@
+"""The door of the admin API: who asks. Either a key says so, or, on loopback, the kernel."""
+
+import os
+import pwd
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, NamedTuple, Protocol
+
+from forebay.core.cluster import is_loopback
+from forebay.core.errors import Code, Refusal
+from forebay.core.registry.approval import Role
+from forebay.core.tenancy import Denied
+from forebay.core.tenancy.roles import Admins, Caller
+from forebay.obs.clock import wall_s
+from forebay.registry.keys import KeyFileError, read_keys
+
+ESTABLISHED: Final = "01"
+TABLES: Final = {socket.AF_INET: Path("/proc/net/tcp"), socket.AF_INET6: Path("/proc/net/tcp6")}
+STRANGE_HOST: Final = (
+    "With `admin.auth: off` the admin API answers at http://127.0.0.1 and http://localhost only, not through proxies."
+)
+ANYBODY: Final = Caller("anybody", Role.VIEWER)
+"""Who only looks, where no key is asked for."""
+
+
+class Knock(NamedTuple):
+    """What is known of who asks: his credential, and both ends of his connection; None: unknown."""
+
+    presented: bytes | None
+    peer: tuple[str, int] | None
+    server: tuple[str, int] | None
+    looks: bool
+    """He wants to know something, and to change nothing."""
+    host: str = ""
+    """Whom he means to ask, as his `host` header says; empty: he does not say."""
+
+
+class Doorman(Protocol):
+    """Says who somebody is."""
+
+    def admit(self, knock: Knock) -> Caller:
+        """Who asks. Raises `Refusal`."""
+
+
+class KeyDoorman:
+    """Asks for a key. The file of keys is read again whenever it is another one.
+
+    A file that cannot be read lets nobody in.
+    """
+
+    def __init__(self, path: Path, wall: Callable[[], float] = wall_s) -> None:
+        self._path = path
+        self._wall = wall
+        self._seen: tuple[int, int, int] | None = None
+        self._admins = Admins(())
+
+    def admit(self, knock: Knock) -> Caller:
+        """Whose key it is. Raises `Refusal`."""
+        verdict = self._known().admit(knock.presented, self._wall())
+        if isinstance(verdict, Denied):
+            raise Refusal(verdict.code, verdict.text)
+        return verdict
+
+    def _known(self) -> Admins:
+        try:
+            stat = os.stat(self._path)
+            seen = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
+            if seen != self._seen:
+                self._admins, self._seen = Admins(read_keys(self._path)), seen
+        except FileNotFoundError:
+            self._admins, self._seen = Admins(()), None
+        except (OSError, KeyFileError) as error:
+            self._seen = None
+            raise Refusal(Code.INTERNAL, f"The keys of the admin API cannot be read: {error}.") from error
+        return self._admins
+
+
+class AccountDoorman:
+    """Asks the kernel whose account a connection from this machine belongs to.
+
+    The account that this process runs as, and root, may do everything, others may look. So may whoever the kernel
+    does not name. Who means to ask something else than this machine is a web page whose name was led here, or comes
+    through a proxy that lets in who knows whom: he may nothing.
+    """
+
+    def __init__(self, table: Callable[[Knock], str] | None = None) -> None:
+        self._table = table or _connections
+
+    def admit(self, knock: Knock) -> Caller:
+        """Whose connection it is; of who only looks it is not asked. Raises `Refusal`."""
+        if knock.host and not is_loopback(knock.host):
+            raise Refusal(Code.ROLE_NOT_ALLOWED, STRANGE_HOST)
+        if knock.looks:
+            return ANYBODY
+        user = self._user(knock)
+        if user is None:
+            return ANYBODY
+        return Caller(account(user), Role.ADMIN if user in (0, os.geteuid()) else Role.VIEWER)
+
+    def _user(self, knock: Knock) -> int | None:
+        # Of a socket that is just being closed the kernel may say that root has it: twice the same, or nothing.
+        first = owner(self._table(knock), knock)
+        return None if first is None or owner(self._table(knock), knock) != first else first[0]
+
+
+def owner(table: str, knock: Knock) -> tuple[int, int] | None:
+    """User id and inode of the peer's end of a connection, as /proc/net/tcp has them; None: it is not in there."""
+    if knock.peer is None or knock.server is None:
+        return None
+    try:
+        ends = [_end(knock.peer), _end(knock.server)]
+    except OSError:  # a name, not an address
+        return None
+    for line in table.splitlines():
+        fields = line.split()
+        if fields[1:3] == ends and fields[3] == ESTABLISHED and fields[9] != "0":
+            return int(fields[7]), int(fields[9])
+    return None
+
+
+def _end(address: tuple[str, int]) -> str:
+    """An address as the table writes it: words of 32 bits in the machine's order, which is little-endian."""
+    packed = socket.inet_pton(_family(address[0]), address[0])
+    words = [packed[at : at + 4][::-1].hex() for at in range(0, len(packed), 4)]
+    return f"{''.join(words)}:{address[1]:04x}".upper()
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def _connections(knock: Knock) -> str:
+    try:
+        return TABLES[_family(knock.peer[0])].read_text() if knock.peer else ""
+    except OSError:  # no /proc: nobody is known
+        return ""
+
+
+def account(user: int) -> str:
+    """The name of a user id."""
+    try:
+        return pwd.getpwuid(user).pw_name
+    except KeyError:  # a user id without a name
+        return f"uid-{user}"

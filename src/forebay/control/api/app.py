@@ -1,0 +1,164 @@
+"""The admin API as an application: who asks, may he, what does he say, and what is wrong, for every operation."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from forebay import __version__
+from forebay.control.api import cluster, deploying, documents, registry
+from forebay.control.api.access import ANYBODY, Knock
+from forebay.control.api.behind import Asked, Behind, Handler
+from forebay.control.changes import Reloaded
+from forebay.control.rolling.nouns import DeployRefused
+from forebay.control.status import Status
+from forebay.core.errors import TABLE, Code, Refusal
+from forebay.core.tenancy.roles import OPEN, Caller, refusal
+from forebay.registry.catalogue import Listed
+from forebay.registry.proved import RegistryError, Unknown
+from forebay.registry.sources import SourceError
+from forebay.store.database import Conflict, StoreError
+from forebay.wire.admin_request import BODY_BYTES_MAX
+from forebay.wire.errors import error_body
+from forebay.wire.openapi import admin
+from forebay.wire.openapi.document import Operation
+
+BODY_TIMEOUT_S: Final = 30.0
+ANSWERS: Final = admin.Answers(
+    status=Status,
+    events=documents.Events,
+    reloaded=Reloaded,
+    history=documents.History,
+    rollouts=documents.Rollouts,
+    rollout=documents.RolloutDocument,
+    revisions=documents.Revisions,
+    revision=Listed,
+    verified=documents.Verified,
+    collected=documents.Collected,
+)
+HANDLERS: Final[Mapping[str, Handler]] = {**cluster.HANDLERS, **deploying.HANDLERS, **registry.HANDLERS}
+NOT_THERE: Final = ("model", "id")
+"""What a refusal of a rollout is about if there is no such thing."""
+
+
+def make_app(behind: Behind) -> Starlette:
+    """The application: an endpoint for each path of the document, and no other."""
+    description = admin.document(__version__, ANSWERS)
+
+    async def describe(asked: Asked) -> Response:
+        return Response(description, media_type="application/json")
+
+    handlers = {**HANDLERS, "openapi": describe}
+    paths: dict[str, dict[str, Operation]] = {}
+    for operation in admin.operations(ANSWERS):
+        paths.setdefault(operation.path, {})[operation.method.upper()] = operation
+    return Starlette(
+        routes=[Route(path, _endpoint(behind, each, handlers), methods=list(each)) for path, each in paths.items()],
+        exception_handlers={404: _misled, 405: _misled},
+    )
+
+
+def _endpoint(
+    behind: Behind, operations: Mapping[str, Operation], handlers: Mapping[str, Handler]
+) -> Callable[[Request], Awaitable[Response]]:
+    async def answer(request: Request) -> Response:
+        operation = operations["GET" if request.method == "HEAD" else request.method]
+        try:
+            caller = _admitted(behind, operation, request)
+            body = b"" if operation.method == "get" else await _body(request)
+            return _said(await handlers[operation.id](Asked(behind, request, caller, body)))
+        except ClientDisconnect:
+            return Response(status_code=TABLE[Code.BAD_HTTP].status)
+        except (Refusal, DeployRefused, RegistryError, SourceError, StoreError) as error:
+            return _refused(_translated(error))
+        except Exception as mistake:  # supervisor: one request must not end what watches over the units
+            behind.journal.note("api_mistake", f"{operation.id}: {type(mistake).__name__}: {mistake}")
+            return _refused(Refusal(Code.INTERNAL))
+
+    return answer
+
+
+def _admitted(behind: Behind, operation: Operation, request: Request) -> Caller:
+    """Who asks. Raises `Refusal` for who may not."""
+    if operation.id in OPEN:
+        return ANYBODY
+    looks = operation.method == "get"
+    presented = request.headers.get("authorization", "").encode("latin-1")
+    ends = _pair(request, "client"), _pair(request, "server")
+    caller = behind.doorman.admit(Knock(presented, *ends, looks, _host(request)))
+    why_not = refusal(operation.id, caller)
+    if why_not:
+        raise Refusal(Code.ROLE_NOT_ALLOWED, f"{why_not}.")
+    if not looks and "origin" in request.headers:  # browsers send it along; any web page could ask for this
+        raise Refusal(Code.INVALID_REQUEST, "A web page may not ask for this.", "origin")
+    return caller
+
+
+def _host(request: Request) -> str:
+    """The name or address in `host: NAME:PORT` or `host: [ADDRESS]:PORT`."""
+    text = request.headers.get("host", "")
+    return text[1:].partition("]")[0] if text.startswith("[") else text.partition(":")[0]
+
+
+def _pair(request: Request, end: str) -> tuple[str, int] | None:
+    address = request.scope.get(end)
+    return (str(address[0]), int(address[1])) if address and address[1] else None
+
+
+async def _body(request: Request) -> bytes:
+    """The whole body. Raises `Refusal` if it is too large, or takes too long."""
+    parts, size = list[bytes](), 0
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            async for part in request.stream():
+                size += len(part)
+                if size > BODY_BYTES_MAX:
+                    raise Refusal(Code.BODY_TOO_LARGE, f"The body is larger than {BODY_BYTES_MAX} bytes.")
+                parts.append(part)
+    except TimeoutError:
+        raise Refusal(Code.REQUEST_TIMEOUT) from None
+    return b"".join(parts)
+
+
+def _translated(error: Exception) -> Refusal:
+    """What went wrong behind the API, as a row of the table of errors."""
+    match error:
+        case Refusal():
+            return error
+        case DeployRefused():
+            return Refusal(
+                Code.NOT_FOUND if error.param in NOT_THERE else Code.CONFLICT, f"{error.text}.", error.param
+            )
+        case Unknown():
+            return Refusal(Code.NOT_FOUND, f"{error}.", "revision")
+        case Conflict() | RegistryError() | SourceError():
+            return Refusal(Code.CONFLICT, f"{error}.")
+        case _:
+            return Refusal(Code.STORE_UNAVAILABLE, f"{error}.")
+
+
+def _said(answer: object) -> Response:
+    if isinstance(answer, Response):
+        return answer
+    status = 422 if isinstance(answer, Reloaded) and answer.problems else 200
+    return Response(msgspec.json.encode(answer), status, media_type="application/json")
+
+
+def _refused(refusal: Refusal, headers: Mapping[str, str] | None = None) -> Response:
+    status = TABLE[refusal.code].status
+    if status == 401:
+        headers = {"www-authenticate": "Bearer"}
+    return Response(error_body(refusal), status, headers, "application/json")
+
+
+async def _misled(request: Request, error: Exception) -> Response:
+    """Of a path or a method that is not in the document."""
+    if isinstance(error, HTTPException) and error.status_code == 405:
+        return _refused(Refusal(Code.METHOD_NOT_ALLOWED), error.headers)
+    return _refused(Refusal(Code.NOT_FOUND))

@@ -1,0 +1,90 @@
+"""Operations on the cluster as a whole: what runs, what has happened, and changes of its file."""
+
+import asyncio
+from collections import deque
+from collections.abc import Mapping
+from itertools import islice
+from typing import Final
+
+from starlette.responses import PlainTextResponse, Response
+
+from forebay.control.api.behind import Asked, Handler
+from forebay.control.api.documents import Events, History
+from forebay.control.changes import Reloaded
+from forebay.control.status import Status, make_status
+from forebay.obs.clock import wall_s
+from forebay.obs.metrics import CONTENT_TYPE
+from forebay.store import events
+from forebay.wire import admin_request
+
+
+def _status(asked: Asked) -> Status:
+    return make_status(asked.behind.control, asyncio.get_running_loop().time(), wall_s())
+
+
+async def livez(asked: Asked) -> Response:
+    """Control runs, or it would not answer."""
+    return PlainTextResponse("ok\n")
+
+
+async def readyz(asked: Asked) -> Response:
+    """Whether every model has a ready replica, and a gateway answers; if not, what is lacking."""
+    now = _status(asked)
+    if now.ready:
+        return PlainTextResponse("ok\n")
+    lacking = [f"{m.name}: no replica is ready" for m in now.models if not m.ready]
+    return PlainTextResponse("\n".join([*(lacking or [f"gateway: {now.phase}"]), ""]), status_code=503)
+
+
+async def metrics(asked: Asked) -> Response:
+    """Prometheus' text format."""
+    return Response(asked.behind.metrics.render(), headers={"content-type": CONTENT_TYPE.decode()})
+
+
+async def status(asked: Asked) -> Status:
+    """Everything that runs, seen just now."""
+    await asked.behind.control.look()
+    return _status(asked)
+
+
+async def happened(asked: Asked) -> Events:
+    """What control remembers."""
+    after = admin_request.number(asked.request.query_params.get("after", "0"), "after")
+    return Events(tuple(asked.behind.journal.since(after)))
+
+
+async def history(asked: Asked) -> History:
+    """What is written down for ever."""
+    wanted = admin_request.history(asked.request.query_params)
+
+    def read() -> History:
+        with asked.behind.catalogue.store() as store, store.read() as connection:
+            found = events.since(connection, wanted.after or 0, subject=wanted.subject)
+            if wanted.after is not None:
+                return History(tuple(islice(found, wanted.last)))
+            return History(tuple(deque(found, maxlen=wanted.last)))
+
+    return await asked.behind.threads(read)
+
+
+async def reload(asked: Asked) -> Reloaded:
+    """Take the changed cluster file over."""
+    return await asked.behind.changing(asked.caller.name)
+
+
+async def apply(asked: Asked) -> Reloaded:
+    """Take over a cluster file that comes along."""
+    wanted = admin_request.apply(asked.body)
+    return await asked.behind.changing.apply(wanted.document, asked.caller, dry_run=wanted.dry_run)
+
+
+HANDLERS: Final[Mapping[str, Handler]] = {
+    "livez": livez,
+    "readyz": readyz,
+    "metrics": metrics,
+    "status": status,
+    "events": happened,
+    "history": history,
+    "reload": reload,
+    "apply": apply,
+}

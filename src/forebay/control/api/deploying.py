@@ -1,0 +1,93 @@
+"""Operations on rollouts."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from forebay.control.api import documents
+from forebay.control.api.behind import Asked, Handler
+from forebay.control.rolling.nouns import Standing, Wish
+from forebay.core.cluster import ModelSettings
+from forebay.core.deploy.course import Course, Kind
+from forebay.core.deploy.rollout import ENDED, Command
+from forebay.core.errors import Code, Refusal
+from forebay.obs.clock import wall_s
+from forebay.wire import admin_request
+from forebay.wire.clusterfile import ClusterFileError, load_course
+
+
+async def deploy(asked: Asked) -> documents.RolloutDocument:
+    """Begin a rollout."""
+    name = asked.named("model")
+    wanted = admin_request.deploy(asked.body)
+    course = _course(_model(asked, name), wanted.plan)
+    wish = Wish(name, wanted.revision, course, wanted.why, wanted.unchecked)
+    return documents.rollout(await asked.deployments.deploy(wish, asked.caller.name), wall_s())
+
+
+def _model(asked: Asked, name: str) -> ModelSettings:
+    models = {model.name: model for model in asked.behind.changing.cluster.models}
+    if name not in models:
+        raise Refusal(Code.NOT_FOUND, f"There is no model {name!r}; there is: {', '.join(models)}.", "model")
+    return models[name]
+
+
+def _course(model: ModelSettings, plan: str | dict[str, Any] | None) -> Course:
+    """The course that a request asks for: the model's own, that of a kind, or one that it describes."""
+    if plan is None or plan in tuple(Kind):
+        return model.rollout.course(None if plan is None else Kind(str(plan)))
+    if isinstance(plan, str) and ":" not in plan:
+        kinds = ", ".join(Kind)
+        raise Refusal(Code.INVALID_REQUEST, f"plan: there is no {plan!r}; there is: {kinds}, or a plan.", "plan")
+    text = plan if isinstance(plan, str) else msgspec.json.encode(plan).decode()
+    try:
+        return load_course(text, "plan")
+    except ClusterFileError as error:
+        raise Refusal(Code.INVALID_REQUEST, str(error), "plan") from error
+
+
+async def rollouts(asked: Asked) -> documents.Rollouts:
+    """Those under way and the last one of each model; or those that have ended, or have not."""
+    query = asked.request.query_params
+    model, ended, last = (
+        admin_request.name(query, "model"),
+        admin_request.flag(query, "ended"),
+        admin_request.last(query),
+    )
+    if ended:  # only the store knows them all
+        found = reversed(await asked.deployments.past(model, last))
+    else:
+        found = iter(asked.deployments.standing(model)[-last:])
+    shown = (each for each in found if ended is None or (each.rollout.phase in ENDED) is ended)
+    return documents.rollouts(shown, wall_s())
+
+
+async def rollout(asked: Asked) -> documents.RolloutDocument:
+    """One rollout, however long ago it was. Of those that are known now the store is not asked."""
+    id, deployments = asked.named("id"), asked.deployments
+    found = _of(id, deployments.standing()) or _of(id, await deployments.past(None, admin_request.EVENTS_MAX))
+    if found is None:
+        raise Refusal(Code.NOT_FOUND, f"There is no rollout {id!r}.", "id")
+    return documents.rollout(found, wall_s())
+
+
+def _of(id: str, standings: Iterable[Standing]) -> Standing | None:
+    return next((each for each in standings if each.rollout.id == id), None)
+
+
+def _commanding(command: Command) -> Handler:
+    async def handler(asked: Asked) -> documents.RolloutDocument:
+        why = admin_request.why(asked.body)
+        standing = await asked.deployments.command(asked.named("id"), command, asked.caller.name, why)
+        return documents.rollout(standing, wall_s())
+
+    return handler
+
+
+HANDLERS: Final[Mapping[str, Handler]] = {
+    "deploy": deploy,
+    "rollouts": rollouts,
+    "rollout": rollout,
+    **{command.value: _commanding(command) for command in Command},
+}

@@ -1,0 +1,223 @@
+"""What the admin API answers, as values. JSON has no infinity: what is unknown or never comes is null."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from forebay.control.journal import Happened
+from forebay.control.rolling.nouns import Standing
+from forebay.core.deploy.course import Kind
+from forebay.core.deploy.rollout import ENDED, Phase, Rollout
+from forebay.core.rollout.effects import Effect
+from forebay.core.rollout.values import Decision, Finding, Part, Verdict
+from forebay.registry.catalogue import Listed
+from forebay.store.events import Event
+
+
+@dataclass(frozen=True, slots=True)
+class Events:
+    """What `/v1/events` answers: of this start of control."""
+
+    events: tuple[Happened, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What `/v1/history` answers: of all time."""
+
+    events: tuple[Event, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Revisions:
+    """Registered revisions."""
+
+    revisions: tuple[Listed, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """Whether everything is as it was written, and all that is not."""
+
+    ok: bool
+    wrong: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """What the removal of unused files has freed."""
+
+    freed_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepDocument:
+    """A step of a course: so much of the traffic, at most for so long."""
+
+    share: float
+    time_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class FindingDocument:
+    """What is known of one property of one metric. `effect`: ratio, odds ratio or difference, as `seen` says."""
+
+    metric: str
+    part: str
+    finding: Finding
+    required: bool
+    seen: str
+    effect: float | None
+    worse_p: float | None
+    fine_p: float | None
+    canary_samples: int
+    needed_samples: float | None
+    """Further ones until a decision; null: none will do at what is seen now."""
+
+
+@dataclass(frozen=True, slots=True)
+class VerdictDocument:
+    """What the figures say by now."""
+
+    decision: Decision
+    reason: str
+    needed_samples: float | None
+    needed_s: float | None
+    findings: tuple[FindingDocument, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EffectDocument:
+    """How different the arms are, and bounds that are valid whenever one looks; null: unknown."""
+
+    metric: str
+    kind: str
+    estimate: float | None
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutDocument:
+    """A rollout. Times in seconds, since the epoch or `_s`; shares are of the model's traffic."""
+
+    id: str
+    model: str
+    stable: str
+    canary: str
+    kind: Kind
+    phase: Phase
+    ended: bool
+    step: int
+    steps: tuple[StepDocument, ...]
+    share: float
+    paused: bool
+    forced: bool
+    why: str
+    since: float
+    """When the phase, or the step in it, began."""
+    time_left_s: float | None
+    """Of the step or phase, at most; null: it has no end, or has had it."""
+    created_at: float
+    created_by: str
+    stable_ready: int | None
+    canary_ready: int | None
+    stable_wanted: int
+    canary_wanted: int
+    mirrored: float
+    samples: int
+    """Requests that were compared."""
+    verdict: VerdictDocument | None
+    effects: tuple[EffectDocument, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rollouts:
+    """What `/v1/rollouts` answers."""
+
+    rollouts: tuple[RolloutDocument, ...]
+
+
+def rollouts(standings: Iterable[Standing], now: float) -> Rollouts:
+    """Several rollouts; `now` is wall time."""
+    return Rollouts(tuple(rollout(each, now) for each in standings))
+
+
+def rollout(standing: Standing, now: float) -> RolloutDocument:
+    """A rollout as it stands at `now`, wall time."""
+    it, wanted = standing.rollout, standing.wanted
+    return RolloutDocument(
+        id=it.id,
+        model=it.model,
+        stable=it.stable,
+        canary=it.canary,
+        kind=it.course.kind,
+        phase=it.phase,
+        ended=it.phase in ENDED,
+        step=it.step,
+        steps=tuple(StepDocument(step.share, step.time_s) for step in it.course.steps),
+        share=it.share,
+        paused=it.paused,
+        forced=it.forced,
+        why=it.why,
+        since=it.since,
+        time_left_s=time_left_s(it, now),
+        created_at=standing.created_at,
+        created_by=standing.created_by,
+        stable_ready=standing.stable_ready,
+        canary_ready=standing.canary_ready,
+        stable_wanted=wanted.stable,
+        canary_wanted=wanted.canary,
+        mirrored=wanted.mirrored,
+        samples=standing.seen,
+        verdict=None if standing.verdict is None else _verdict(standing.verdict),
+        effects=tuple(_effect(each) for each in standing.effects),
+    )
+
+
+def time_left_s(it: Rollout, now: float) -> float | None:
+    """How long the phase, or the step in it, goes on at most."""
+    match it.phase:
+        case Phase.STARTING:
+            whole = it.course.start_timeout_s
+        case Phase.COMPARING:
+            whole = it.course.steps[it.step].time_s
+        case Phase.SETTLING:
+            whole = it.course.settle_s
+        case _:
+            return None
+    return None if it.paused else max(0.0, round(it.since + whole - now, 1))
+
+
+def _verdict(verdict: Verdict) -> VerdictDocument:
+    return VerdictDocument(
+        verdict.decision,
+        verdict.reason,
+        _finite(verdict.needed_samples),
+        _finite(verdict.needed_s),
+        tuple(_finding(part) for part in verdict.parts),
+    )
+
+
+def _finding(part: Part) -> FindingDocument:
+    return FindingDocument(
+        metric=part.metric,
+        part=part.part,
+        finding=part.finding,
+        required=part.required,
+        seen=part.seen,
+        effect=_finite(part.effect),
+        worse_p=_finite(part.worse_p),
+        fine_p=_finite(part.fine_p),
+        canary_samples=part.canary_samples,
+        needed_samples=_finite(part.needed_samples),
+    )
+
+
+def _effect(effect: Effect) -> EffectDocument:
+    bounds = (effect.estimate, effect.low, effect.high)
+    return EffectDocument(effect.metric, effect.kind, *(_finite(value) for value in bounds))
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

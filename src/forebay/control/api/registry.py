@@ -1,0 +1,82 @@
+"""Operations on the registry. They block, and have threads of their own."""
+
+from collections.abc import Callable, Mapping
+from typing import Final, TypeVar
+
+from forebay.control.api.behind import Asked, Handler
+from forebay.control.api.documents import Collected, Revisions, Verified
+from forebay.core.registry.approval import Step
+from forebay.registry.catalogue import Listed, Registry
+from forebay.wire import admin_request
+
+T = TypeVar("T")
+
+
+async def _on(asked: Asked, work: Callable[[Registry], T]) -> T:
+    def opened() -> T:
+        with asked.behind.catalogue.registry() as registry:
+            return work(registry)
+
+    return await asked.behind.threads(opened)
+
+
+async def revisions(asked: Asked) -> Revisions:
+    """Of all models."""
+    return Revisions(tuple(await _on(asked, lambda registry: registry.revisions())))
+
+
+async def revisions_of_model(asked: Asked) -> Revisions:
+    """Of one model; none, if it is unknown."""
+    model = asked.named("model")
+    return Revisions(tuple(await _on(asked, lambda registry: registry.revisions(model))))
+
+
+async def revision(asked: Asked) -> Listed:
+    """Everything about a revision."""
+    model, name = asked.named("model"), asked.named("revision")
+    return await _on(asked, lambda registry: registry.show(model, name))
+
+
+async def add(asked: Asked) -> Listed:
+    """Fetch a model and register it."""
+    model, wanted, catalogue = asked.named("model"), admin_request.add(asked.body), asked.behind.catalogue
+    return await _on(asked, lambda registry: catalogue.add(registry, model, wanted, asked.actor))
+
+
+async def set_alias(asked: Asked) -> Listed:
+    """Let a name lead to a revision."""
+    model, alias, name = asked.named("model"), asked.named("alias"), admin_request.alias(asked.body)
+    return await _on(asked, lambda registry: registry.set_alias(model, alias, name, asked.actor))
+
+
+async def verify(asked: Asked) -> Verified:
+    """Check every byte."""
+    model, progress = admin_request.verify(asked.body), asked.behind.catalogue.progress
+    wrong = await _on(asked, lambda registry: registry.verify(progress, model))
+    return Verified(not wrong, tuple(wrong))
+
+
+async def collect(asked: Asked) -> Collected:
+    """Remove what no revision has."""
+    admin_request.nothing(asked.body)
+    return Collected(await _on(asked, lambda registry: registry.sweep()))
+
+
+def _taking(step: Step) -> Handler:
+    async def handler(asked: Asked) -> Listed:
+        model, name, why = asked.named("model"), asked.named("revision"), admin_request.why(asked.body)
+        return await _on(asked, lambda registry: registry.step(model, name, step, asked.actor, why))
+
+    return handler
+
+
+HANDLERS: Final[Mapping[str, Handler]] = {
+    "revisions": revisions,
+    "revisionsOfModel": revisions_of_model,
+    "revision": revision,
+    "addRevision": add,
+    "setAlias": set_alias,
+    "verify": verify,
+    "collect": collect,
+    **{step.value: _taking(step) for step in (Step.APPROVE, Step.REJECT, Step.RESUBMIT)},
+}

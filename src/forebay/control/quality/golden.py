@@ -1,0 +1,165 @@
+"""Rounds of a golden set: some cases, each asked of both revisions, and how much better the new one's answers are.
+
+Cases are drawn anew each time, with replacement. So the mean of every difference, whatever was seen before, is that
+over the whole set, which is what bets on the mean need: asking the same set over and over would count one lucky
+answer as many.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from random import Random
+from typing import Final, NamedTuple
+
+from forebay.control.quality.asking import Asked, Asker, Said, Unreachable, chat, embed
+from forebay.core.deploy.evidence import ERRORS, GOLDEN, QUALITY, REJECTIONS, fault, rejected
+from forebay.core.deploy.samples import OK
+from forebay.core.deploy.scoring import (
+    PROBLEMS_MAX,
+    Case,
+    Golden,
+    Scorer,
+    cosine,
+    golden_of,
+    grade_of,
+    grading,
+    score,
+)
+from forebay.core.deploy.settings import ROUND_CASES_MAX, GoldenSettings, RolloutSettings
+from forebay.core.rollout import Arm, Observation
+
+TOKENS_MAX: Final = 256
+"""Of an answer, if its case does not say."""
+GRADE_TOKENS_MAX: Final = 8
+
+
+class Party(NamedTuple):
+    """Who is asked, and who helps with the scores; None: nobody who could."""
+
+    stable: Asked
+    canary: Asked
+    judge: Asked | None = None
+    similarity: Asked | None = None
+
+
+def read_golden(settings: GoldenSettings) -> Golden:
+    """The golden set of a file; a relative path starts where `forebay` does."""
+    try:
+        return golden_of(Path(settings.file).read_bytes())
+    except OSError as error:
+        return Golden((), (f"it cannot be read: {error.strerror or error}",))
+
+
+def golden_problems(settings: RolloutSettings) -> tuple[str, ...]:
+    """What is wrong with the file, or with its asking for a model that is not named; empty: nothing."""
+    if settings.golden is None:
+        return ()
+    golden = read_golden(settings.golden)
+    unnamed = {
+        scorer
+        for scorer, name in ((Scorer.JUDGE, settings.judge), (Scorer.SIMILARITY, settings.similarity))
+        if name is None
+    }
+    lacking = (
+        f'case "{case.id}" is scored by {case.scorer}, and `rollout.{case.scorer}` names no model'
+        for case in golden.cases
+        if case.scorer in unnamed
+    )
+    found = (*golden.problems, *islice(lacking, PROBLEMS_MAX))
+    return tuple(f"{settings.golden.file}: {problem}" for problem in found)
+
+
+def golden_per_s(settings: RolloutSettings) -> float:
+    """How many cases a second will be asked; 0 without a golden set."""
+    return settings.golden.per_s(len(read_golden(settings.golden).cases)) if settings.golden else 0.0
+
+
+async def golden_round(
+    ask: Callable[[Case], Awaitable[None]], settings: GoldenSettings, cases: Sequence[Case], rng: Random
+) -> None:
+    """Ask as many cases as there are, but `ROUND_CASES_MAX`, drawn from `rng`, a few at once."""
+    room = asyncio.Semaphore(settings.at_once_max)
+
+    async def one(case: Case) -> None:
+        async with room:
+            await ask(case)
+
+    async with asyncio.TaskGroup() as tasks:
+        for case in rng.choices(cases, k=min(len(cases), ROUND_CASES_MAX)):
+            tasks.create_task(one(case))
+
+
+async def ask_both(asker: Asker, party: Party, case: Case, timeout_s: float) -> list[Observation]:
+    """One case of both revisions: failures, and, if both have answered, how much better the canary's answer is."""
+    request = {"temperature": 0, "max_tokens": TOKENS_MAX, **case.request}
+    if "max_completion_tokens" in request and "max_tokens" not in case.request:
+        del request["max_tokens"]
+    async with asyncio.TaskGroup() as tasks:
+        stable = tasks.create_task(_said(asker, party.stable, request, timeout_s))
+        canary = tasks.create_task(_said(asker, party.canary, request, timeout_s))
+    said = stable.result(), canary.result()
+    found = [each for arm, one in zip(Arm, said, strict=True) for each in _failures(arm, one)]
+    scores = await _scores(asker, party, case, said, timeout_s)
+    if scores is not None:
+        found.append(Observation(QUALITY, Arm.CANARY, scores[1] - scores[0], GOLDEN))
+    return found
+
+
+def _failures(arm: Arm, said: Said | None) -> Iterator[Observation]:
+    """Whether an answer is one, as far as that says something of who gave it."""
+    if said is not None:
+        for metric, event in ((ERRORS, fault(said.code)), (REJECTIONS, rejected(said.code))):
+            if event is not None:
+                yield Observation(metric, arm, float(event), GOLDEN)
+
+
+async def _said(asker: Asker, asked: Asked, request: dict[str, object], timeout_s: float) -> Said | None:
+    try:
+        return await chat(asker, asked, request, timeout_s)
+    except Unreachable:
+        return None  # it stops, or has not started: others look after that
+
+
+async def _scores(
+    asker: Asker, party: Party, case: Case, said: tuple[Said | None, Said | None], timeout_s: float
+) -> tuple[float, float] | None:
+    """Of both answers, the stable one's first. A question that a revision refuses to take is worth nothing."""
+    worth: list[float] = []
+    for each in said:
+        if each is None or not (each.code == OK or rejected(each.code)):
+            return None
+        found = await _score(asker, party, case, each.text, timeout_s) if each.code == OK else 0.0
+        if found is None:
+            return None
+        worth.append(found)
+    return worth[0], worth[1]
+
+
+async def _score(asker: Asker, party: Party, case: Case, text: str, timeout_s: float) -> float | None:
+    """Of one answer; None: nobody can tell."""
+    found = score(case, text)
+    if found is not None or not text.strip():
+        return found or 0.0
+    if case.scorer is Scorer.JUDGE:
+        return await _graded(asker, party.judge, case, text, timeout_s)
+    vectors = await embed(asker, party.similarity, (case.reference, text), timeout_s) if party.similarity else None
+    return cosine(*vectors) if vectors else None
+
+
+async def _graded(asker: Asker, judge: Asked | None, case: Case, text: str, timeout_s: float) -> float | None:
+    if judge is None:
+        return None
+    reply = await asked_judge(asker, judge, grading(case.question, case.reference, text), timeout_s)
+    return None if reply is None else grade_of(reply)
+
+
+async def asked_judge(asker: Asker, judge: Asked, question: str, timeout_s: float) -> str | None:
+    """A judge's reply; None: it has none."""
+    request = {
+        "messages": [{"role": "user", "content": question}],
+        "temperature": 0,
+        "max_tokens": GRADE_TOKENS_MAX,
+    }
+    said = await _said(asker, judge, request, timeout_s)
+    return said.text if said and said.code == OK else None

@@ -1,0 +1,60 @@
+"""Pairs of answers to one mirrored request: how much worse the new revision's are."""
+
+from typing import Final
+
+from forebay.control.quality.asking import Asked, Asker, embed
+from forebay.control.quality.golden import asked_judge
+from forebay.core.deploy.answers import degenerate, refuses
+from forebay.core.deploy.evidence import AGREEMENT, PREFERENCE, VALIDITY
+from forebay.core.deploy.samples import PAIR_CHARS_MAX, Pair
+from forebay.core.deploy.scoring import comparing, cosine, is_json, preference, preferred
+from forebay.core.rollout import Arm, Observation
+
+TIMEOUT_S: Final = 60.0
+"""For each question to the models that compare."""
+
+
+def validity(pair: Pair) -> Observation:
+    """Whether both texts are answers at all."""
+    difference = int(_valid(pair.canary, pair.schema)) - int(_valid(pair.stable, pair.schema))
+    return Observation(VALIDITY, Arm.CANARY, float(difference), pair.stratum)
+
+
+async def compared(asker: Asker, pair: Pair, judge: Asked | None, similarity: Asked | None) -> list[Observation]:
+    """What models say of a pair: how far its answers differ, and which is better. Nothing where they say nothing."""
+    found: list[Observation] = []
+    if similarity is not None:
+        alike = await _alike(asker, pair, similarity)
+        if alike is not None:
+            found.append(Observation(AGREEMENT, Arm.CANARY, alike - 1.0, pair.stratum))
+    if judge is not None:
+        better = await _better(asker, pair, judge)
+        if better is not None:
+            found.append(Observation(PREFERENCE, Arm.CANARY, better, pair.stratum))
+    return found
+
+
+def _valid(text: str, schema: str) -> bool:
+    """A client's schema is not looked into: it could take for ever, and engines hold their answers to it. Of what was
+    cut off one cannot tell whether it was JSON."""
+    whole = len(text) < PAIR_CHARS_MAX
+    return not (degenerate(text) or refuses(text)) and (not (schema and whole) or is_json(text))
+
+
+async def _alike(asker: Asker, pair: Pair, similarity: Asked) -> float | None:
+    if pair.stable == pair.canary:
+        return 1.0
+    if not (pair.stable.strip() and pair.canary.strip()):
+        return 0.0
+    vectors = await embed(asker, similarity, (pair.stable, pair.canary), TIMEOUT_S)
+    return cosine(*vectors) if vectors else None
+
+
+async def _better(asker: Asker, pair: Pair, judge: Asked) -> float | None:
+    if pair.stable == pair.canary:
+        return 0.0
+    places: list[int | None] = []
+    for first, second in ((pair.stable, pair.canary), (pair.canary, pair.stable)):
+        reply = await asked_judge(asker, judge, comparing(pair.prompt, first, second), TIMEOUT_S)
+        places.append(None if reply is None else preferred(reply))
+    return preference(*places)

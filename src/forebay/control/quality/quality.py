@@ -1,0 +1,168 @@
+"""Judges answers for as long as rollouts compare, beside the reconcile loop, which only leaves word and fetches."""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from random import Random
+from typing import Final
+
+from forebay.control.quality.asking import Asked, Asker
+from forebay.control.quality.golden import Party, ask_both, golden_round, read_golden
+from forebay.control.quality.pairs import compared, validity
+from forebay.core.deploy.rollout import Rollout
+from forebay.core.deploy.samples import Pair
+from forebay.core.deploy.scoring import Case, Golden
+from forebay.core.deploy.settings import GoldenSettings, RolloutSettings
+from forebay.core.rollout import Observation
+from forebay.obs.clock import random_hex
+
+PAIRS_MAX: Final = 256
+"""Pairs that wait to be compared by models, the latest ones: which are dropped does not depend on what they say."""
+PAIRS_AT_ONCE_MAX: Final = 2
+FOUND_MAX: Final = 10_000
+"""Observations of one rollout that nobody has fetched."""
+PAUSE_S: Final = 1.0
+"""After a mistake, and while a revision has no replica that could be asked."""
+SEED_BYTES: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """A rollout that compares now, and who can be asked; None: nobody is ready."""
+
+    rollout: Rollout
+    settings: RolloutSettings
+    stable_url: str | None
+    """Of one ready replica of the revision that serves, such as `http://127.0.0.1:8100`."""
+    canary_url: str | None
+    judge: Asked | None = None
+    """A ready replica of the model that `settings.judge` names."""
+    similarity: Asked | None = None
+
+    @property
+    def party(self) -> Party | None:
+        """Both revisions, once each has a ready replica."""
+        if self.stable_url is None or self.canary_url is None:
+            return None
+        model = self.rollout.model
+        return Party(Asked(self.stable_url, model), Asked(self.canary_url, model), self.judge, self.similarity)
+
+
+async def read_in_thread(settings: GoldenSettings) -> Golden:
+    """The golden set of a file; to check thousands of schemas takes seconds."""
+    return await asyncio.to_thread(read_golden, settings)
+
+
+class Quality:
+    """Asks and compares in tasks of its own. Nothing it meets stops it; `note(kind, text)` hears of trouble."""
+
+    def __init__(
+        self,
+        asker: Asker,
+        *,
+        note: Callable[[str, str], None],
+        read: Callable[[GoldenSettings], Awaitable[Golden]] = read_in_thread,
+    ) -> None:
+        self._asker = asker
+        self._note = note
+        self._read = read
+        self._aims: dict[str, Aim] = {}
+        self._found: dict[str, deque[Observation]] = {}
+        self._pairs: deque[Pair] = deque(maxlen=PAIRS_MAX)
+        self._aimed = asyncio.Event()
+        self._paired = asyncio.Event()
+        self._told = ""
+
+    def aim(self, aims: Iterable[Aim]) -> None:
+        """All rollouts that compare now; of others nothing is asked any more, and what was found is forgotten."""
+        self._aims = {aim.rollout.id: aim for aim in aims}
+        self._found = {id: found for id, found in self._found.items() if id in self._aims}
+        self._aimed.set()
+
+    def take(self, pairs: Iterable[Pair]) -> None:
+        """Pairs of answers to mirrored requests."""
+        for pair in pairs:
+            aim = self._aims.get(pair.rollout)
+            if aim is None:
+                continue
+            self._keep(pair.rollout, [validity(pair)])
+            if aim.judge or aim.similarity:
+                self._pairs.append(pair)
+                self._paired.set()
+
+    def drain(self, rollout_id: str) -> list[Observation]:
+        """What was found of a rollout since it was last asked for."""
+        return list(self._found.pop(rollout_id, ()))
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(PAIRS_AT_ONCE_MAX):
+                tasks.create_task(self._safely(self._compare))
+            asking: dict[str, asyncio.Task[None]] = {}
+            while True:
+                self._aimed.clear()
+                wanted = {id: aim.settings.golden for id, aim in sorted(self._aims.items()) if aim.settings.golden}
+                for id in sorted(asking.keys() - wanted.keys()):
+                    asking.pop(id).cancel()
+                for id, settings in wanted.items():
+                    if id not in asking:
+                        asking[id] = tasks.create_task(self._safely(partial(self._ask, id, settings)))
+                await self._aimed.wait()
+
+    async def _ask(self, id: str, settings: GoldenSettings) -> None:
+        """Rounds of the golden set of a rollout, as it is when they begin, for as long as it is aimed at."""
+        golden = await self._read(settings)
+        if golden.problems:
+            self._tell(f"{settings.file}: {golden.problems[0]}")
+            return
+        rng = Random(random_hex(SEED_BYTES))  # noqa: S311 - it draws cases; no secret comes from it
+        loop = asyncio.get_running_loop()
+
+        async def ask(case: Case) -> None:
+            """Of the replicas that are ready by now; what it tells counts at once."""
+            party = self._party(id)
+            if party is not None:
+                self._keep(id, await ask_both(self._asker, party, case, settings.timeout_s))
+
+        while True:
+            began = loop.time()
+            if self._party(id) is None:
+                await asyncio.sleep(PAUSE_S)
+                continue
+            await golden_round(ask, settings, golden.cases, rng)
+            await asyncio.sleep(max(0.0, began + settings.every_s - loop.time()))
+
+    def _party(self, id: str) -> Party | None:
+        aim = self._aims.get(id)
+        return None if aim is None else aim.party
+
+    async def _compare(self) -> None:
+        while True:
+            while self._pairs:
+                pair = self._pairs.popleft()
+                aim = self._aims.get(pair.rollout)
+                if aim is not None:
+                    self._keep(pair.rollout, await compared(self._asker, pair, aim.judge, aim.similarity))
+            self._paired.clear()
+            await self._paired.wait()
+
+    def _keep(self, id: str, found: Iterable[Observation]) -> None:
+        if id in self._aims:
+            self._found.setdefault(id, deque(maxlen=FOUND_MAX)).extend(found)
+
+    async def _safely(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Until the work is done. What goes wrong with it costs the rollout some evidence, nobody else anything."""
+        while True:
+            try:
+                return await work()
+            except Exception as mistake:  # supervisor: control goes on without
+                self._tell(f"{type(mistake).__name__}: {mistake}")
+                await asyncio.sleep(PAUSE_S)
+
+    def _tell(self, text: str) -> None:
+        if text != self._told:
+            self._note("trouble", f"quality: {text}")
+        self._told = text

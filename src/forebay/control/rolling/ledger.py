@@ -1,0 +1,138 @@
+"""What is stored of deployments, as far as control knows: one change at a time, nothing known that is not kept."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final, TypeVar
+
+from forebay.control.rolling.nouns import Run
+from forebay.control.rolling.recalling import Recall
+from forebay.control.rolling.telling import CONTROL
+from forebay.store.database import StoreDown, StoreError
+from forebay.store.rollouts import Happening, Known, Rollouts, Row, Target
+
+T = TypeVar("T")
+RETRY_S: Final = 1.0
+"""After so long the store is asked again, if it could not be reached."""
+
+
+class Ledger:
+    """Targets and rollouts. Who changes them holds `turn`; what changes them raises `StoreError`."""
+
+    def __init__(
+        self, records: Rollouts, run: Run, note: Callable[[str, str], None], recall: Recall | None = None
+    ) -> None:
+        self._records = records
+        self._run = run
+        self._note = note
+        self._recall = recall
+        self.targets: dict[str, Target] = {}
+        self.rows: dict[str, Row] = {}
+        """By model: the rollout under way, else the last one."""
+        self.turn = asyncio.Lock()
+        self.doubtful = False
+        """The store may hold something else than what is known here."""
+        self.trouble = ""
+        """Why the store cannot be used; empty: it can."""
+        self._again_at = 0.0
+
+    @property
+    def under_way(self) -> list[Row]:
+        """Rollouts that have not ended, by the names of their models."""
+        return [row for _, row in sorted(self.rows.items()) if not row.ended]
+
+    def free(self) -> bool:
+        """Whether something may be stored or read now without waiting."""
+        return not self.turn.locked() and asyncio.get_running_loop().time() >= self._again_at
+
+    def close(self) -> None:
+        """Let go of the store."""
+        self._records.close()
+
+    async def open(self) -> None:
+        """Know what is stored, for the first time, or what was when it could be read last."""
+        try:
+            await self.read()
+        except StoreDown:
+            known = self._recall.read() if self._recall is not None else None
+            if known is None:
+                raise
+            self._take(known)
+
+    async def read(self) -> None:
+        """Know what is stored."""
+        known = await self._try(self._records.known)
+        self._take(known)
+        self.doubtful = False
+        self._remember()
+
+    async def past(self, model: str | None, last: int) -> tuple[Row, ...]:
+        """The last rollouts: those under way, then the ended ones, newest first."""
+        return await self._run(lambda: self._records.past(model, last))
+
+    async def begin(self, row: Row, happening: Happening) -> Row:
+        """A new rollout, which gets its id."""
+        kept = await self._try(lambda: self._records.begin(row, happening))
+        self.rows[row.rollout.model] = kept
+        self._remember()
+        why = f": {happening.why}" if happening.why else ""
+        self._tell(happening, f"{kept.rollout.id}: {kept.rollout.canary} is rolled out{why}")
+        return kept
+
+    async def change(
+        self, row: Row, following: Row, events: tuple[Happening, ...], target: Target | None = None
+    ) -> Row:
+        """What follows on a row, and the target that comes of it."""
+        stored = await self._try(lambda: self._records.change(following, events, target))
+        # What was counted while it was being stored is newer than what is stored.
+        kept = self.rows[row.rollout.model] = replace(stored, counted=self.rows[row.rollout.model].counted)
+        if target is not None:
+            self.targets[target.model] = target
+        if events:
+            self._remember()
+        for event in events:
+            if event.actor == CONTROL:
+                text = kept.rollout.why
+            else:
+                text = event.kind.removeprefix("rollout.") + (f": {event.why}" if event.why else "")
+            self._tell(event, f"{kept.rollout.id}: {text}")
+        return kept
+
+    async def point(self, target: Target, happening: Happening) -> None:
+        """A model serves a revision from now on, without a rollout."""
+        await self._try(lambda: self._records.point(target, happening))
+        self.targets[target.model] = target
+        self._remember()
+        self._tell(happening, f"{target.model}: {target.revision}: {happening.why}")
+
+    async def _try(self, work: Callable[[], T]) -> T:
+        """Use the store; if that fails, nothing that is known here is sure."""
+        try:
+            found = await self._run(work)
+        except StoreError as error:
+            self.doubtful = True
+            if isinstance(error, StoreDown):
+                self._again_at = asyncio.get_running_loop().time() + RETRY_S
+            if not self.trouble:
+                self._note("store_trouble", str(error))
+            self.trouble = str(error)
+            raise
+        self.trouble = ""
+        return found
+
+    def _take(self, known: Known) -> None:
+        mine = self.rows
+        self.targets = {target.model: target for target in known.targets}
+        self.rows = {row.rollout.model: row for row in known.rollouts}
+        for model, own in mine.items():
+            row = self.rows.get(model)
+            if row is not None and (own.rollout.id, own.version) == (row.rollout.id, row.version):
+                self.rows[model] = own  # more has been counted in it
+
+    def _remember(self) -> None:
+        if self._recall is not None:
+            targets = tuple(target for _, target in sorted(self.targets.items()))
+            self._recall.keep(Known(targets, tuple(self.under_way)))
+
+    def _tell(self, event: Happening, text: str) -> None:
+        self._note(event.kind, text if event.actor == CONTROL else f"{text} (by {event.actor})")

@@ -1,0 +1,55 @@
+"""Revisions are brought to this machine in the background: a slow download stops nothing else."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from forebay.control.plan import Artifact
+from forebay.control.rolling.nouns import DeployRefused, Shelf
+from forebay.store.database import StoreError
+
+RETRY_S: Final = 30.0
+"""After so long it is tried again, where somebody still waits for it."""
+
+
+class Preparer:
+    """What is prepared, by model and revision."""
+
+    def __init__(self, shelf: Shelf, note: Callable[[str, str], None]) -> None:
+        self._shelf = shelf
+        self._note = note
+        self._artifacts: dict[str, dict[str, Artifact]] = {}
+        self._again_at: dict[tuple[str, str], float] = {}
+        self.refused: dict[tuple[str, str], str] = {}
+        """What cannot be prepared, and why."""
+
+    def of(self, model: str) -> Mapping[str, Artifact]:
+        """The revisions of a model that are prepared."""
+        return self._artifacts.get(model, {})
+
+    def may_begin(self, model: str, revision: str) -> bool:
+        """Whether to call `prepare` now: it is neither there nor on its way."""
+        if revision in self.of(model):
+            return False
+        return asyncio.get_running_loop().time() >= self._again_at.get((model, revision), 0.0)
+
+    def forget(self, model: str, revision: str) -> None:
+        """Look at it anew when it is wanted: whether it is there, and every byte of it."""
+        self._artifacts.get(model, {}).pop(revision, None)
+        self._again_at.pop((model, revision), None)
+        self.refused.pop((model, revision), None)
+
+    async def prepare(self, model: str, revision: str) -> None:
+        """Try it once. What goes wrong is remembered."""
+        key = model, revision
+        self._again_at[key] = float("inf")
+        try:
+            self._artifacts.setdefault(model, {})[revision] = await self._shelf.prepare(model, revision)
+            self.refused.pop(key, None)
+        except DeployRefused as error:
+            self.refused[key] = error.text
+            self._note("not_prepared", f"{model}@{revision}: {error.text}")
+        except StoreError as error:
+            self._note("store_trouble", f"{model}@{revision} cannot be prepared: {error}")
+        finally:
+            self._again_at[key] = asyncio.get_running_loop().time() + RETRY_S

@@ -1,0 +1,36 @@
+"""What gateways are told of a rollout: how requests are divided now."""
+
+from forebay.core.deploy.course import Kind, replicas_for
+from forebay.core.deploy.rollout import Phase, Rollout, Seen
+from forebay.core.model import Split, Sticky
+
+
+def split_of(rollout: Rollout, seen: Seen, withdrawn: bool = False) -> Split:
+    """The split of a rollout under way: never more than ready replicas carry now, whatever was decided before.
+
+    `withdrawn`: harm was found, and the canary gets nothing but what asks for it by name.
+    """
+    share = 0.0 if withdrawn else carried(rollout.share, seen)
+    shadow = rollout.course.kind is Kind.SHADOW
+    return Split(
+        rollout=rollout.id,
+        stable=rollout.stable,
+        canary=rollout.canary,
+        share=0.0 if shadow else share,
+        mirrored=share if shadow else 0.0,
+        sticky=Sticky.CALLER if rollout.course.kind is Kind.AB else Sticky.REQUEST,
+        counts_from=counts_from(rollout),
+    )
+
+
+def carried(share: float, seen: Seen) -> float:
+    """As much of a share as the ready replicas of the canary carry; all of it if they are unknown."""
+    replicas = max(seen.wanted, 1)
+    if seen.canary_ready is None or seen.canary_ready >= replicas_for(share, replicas):
+        return share
+    return min(share, seen.canary_ready / replicas)
+
+
+def counts_from(rollout: Rollout) -> float:
+    """When the warm-up of the present step ends, seconds since the epoch. Without comparison there is none."""
+    return rollout.since + rollout.course.warm_up_s if rollout.phase is Phase.COMPARING else 0.0

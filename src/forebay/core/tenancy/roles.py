@@ -1,0 +1,104 @@
+"""Who may do what through the admin API: a row for every operation, and who somebody with a key is."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from forebay.core.errors import Code
+from forebay.core.registry.approval import Role
+from forebay.core.tenancy.keys import Denied, Directory, KeyRecord, Tenant, authorise
+
+OPEN: Final = frozenset({"livez", "readyz", "openapi"})
+"""Nobody is asked who he is: balancers ask these, and clients before they have a key."""
+LEAST: Final[Mapping[str, Role]] = {
+    "metrics": Role.VIEWER,
+    "status": Role.VIEWER,
+    "events": Role.VIEWER,
+    "history": Role.VIEWER,
+    "rollouts": Role.VIEWER,
+    "rollout": Role.VIEWER,
+    "revisions": Role.VIEWER,
+    "revisionsOfModel": Role.VIEWER,
+    "revision": Role.VIEWER,
+    "reload": Role.OPERATOR,
+    "apply": Role.OPERATOR,
+    "deploy": Role.OPERATOR,
+    "pause": Role.OPERATOR,
+    "resume": Role.OPERATOR,
+    "promote": Role.OPERATOR,
+    "abort": Role.OPERATOR,
+    "addRevision": Role.OPERATOR,
+    "resubmit": Role.OPERATOR,
+    "setAlias": Role.OPERATOR,
+    "verify": Role.OPERATOR,
+    "approve": Role.ADMIN,
+    "reject": Role.ADMIN,
+    "collect": Role.ADMIN,
+}
+"""The role that an operation needs, by the name that it has in the API's document."""
+GUARDED: Final = ("registry", "store", "tenants", "gateway.auth", "gateway.keys_file", "gateway.host", "gateway.tls")
+"""Settings that say who may do what, and what has to be proved: who may not approve may not loosen these."""
+REGISTERED: Final = "registry:"
+_NO_KEY: Final = Denied(
+    Code.UNAUTHORIZED, "Send `Authorization: Bearer KEY`; `forebay keys create --admin ROLE` makes a key."
+)
+
+
+class Caller(NamedTuple):
+    """Who asks, and what he may do."""
+
+    name: str
+    role: Role
+
+
+class Admins:
+    """The keys of the admin API by id. Made as a whole from a document; never changed."""
+
+    __slots__ = ("_directory", "_roles")
+
+    def __init__(self, records: Iterable[KeyRecord]) -> None:
+        own = tuple(records)
+        self._roles = {record.id: role_of(record.role) for record in own}
+        self._directory = Directory([Tenant(record.tenant) for record in own], own, admins=True)
+
+    def admit(self, presented: bytes | None, now: float) -> Caller | Denied:
+        """Whose key this is. `presented` may begin with `Bearer `; `now` is seconds since the epoch."""
+        if not presented:
+            return _NO_KEY
+        verdict = authorise(self._directory, presented, now)
+        if isinstance(verdict, Denied):
+            return verdict
+        role = self._roles[verdict.key_id]
+        if role is None:
+            return Denied(Code.UNAUTHORIZED, "The role of this key is none that is known here.")
+        return Caller(verdict.tenant.name, role)
+
+
+def role_of(name: str) -> Role | None:
+    """The role of that name."""
+    return next((role for role in Role if role.name.lower() == name), None)
+
+
+def refusal(operation: str, caller: Caller) -> str | None:
+    """Why somebody may not do that; None: he may. Raises KeyError for an operation that is not in the table."""
+    return _lacking(operation, LEAST[operation], caller)
+
+
+def beyond(changed: Sequence[str], sources: Iterable[str], strict: bool, caller: Caller) -> str | None:
+    """Why somebody may not apply changes of the settings with these paths; None: he may.
+
+    `sources`: what models would be served from. `strict`: approvals or signatures are asked for, and what does not
+    come out of the registry would go past them.
+    """
+    guarded = [path for path in changed if any(path == one or path.startswith(f"{one}.") for one in GUARDED)]
+    if guarded:
+        return _lacking(f"a change of {', '.join(guarded)}", Role.ADMIN, caller)
+    past = [source for source in sources if not source.startswith(REGISTERED)] if strict else []
+    if past:
+        return _lacking(f"the source {past[0]}, which nobody has approved,", Role.ADMIN, caller)
+    return None
+
+
+def _lacking(what: str, least: Role, caller: Caller) -> str | None:
+    if caller.role >= least:
+        return None
+    return f"{what} needs the role {least.name.lower()}, and `{caller.name}` is {caller.role.name.lower()}"

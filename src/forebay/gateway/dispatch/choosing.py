@@ -1,0 +1,45 @@
+"""Which replica gets a request, among those that it may go to: breakers, work that steps aside, and the policy."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from forebay.core.resilience import admissible
+from forebay.core.routing import Route, Shed, View, Wait
+from forebay.gateway.dispatch.dispatching import strangers
+from forebay.gateway.fleet import BATCH
+from forebay.gateway.hedging import Hedge
+
+if TYPE_CHECKING:
+    from forebay.gateway.gateway import Gateway
+    from forebay.gateway.relay import Relay
+
+
+def among(
+    gateway: "Gateway", relay: "Relay", tried: tuple[tuple[str, int], ...], sound: bool = False
+) -> Route | Wait | Shed:
+    """Choose among the replicas that are not in `tried`; with `sound` never one whose breaker is open."""
+    served, band, chooser, rng = relay.served, relay.ticket.band, gateway.chooser, gateway.rng
+    if relay.revision:
+        tried = (*tried, *strangers(served.links, relay.revision))
+    policy, ask, pricing = served.routes.policy, relay.ask, served.pricing
+    links: Sequence[View] = served.links
+    taken: list[tuple[str, int]] = []
+    if band == BATCH or (served.running[BATCH] and not isinstance(relay, Hedge)):
+        links = served.seen_by(band, gateway.now())
+        if band < BATCH and not (ask is not None and ask.stays):
+            taken = served.taken()
+    if served.troubled:
+        live = [link for link in served.links if link.live]
+        allowed = admissible([link.breaker for link in live], gateway.now())
+        shut = [(link.id, link.generation) for at, link in enumerate(live) if at not in allowed]
+        if shut:
+            choice = chooser(policy, links, (*tried, *shut, *taken), rng, ask=ask, pricing=pricing)
+            if taken and not isinstance(choice, Route):
+                choice = chooser(policy, links, (*tried, *shut), rng, ask=ask, pricing=pricing)
+            if sound or not isinstance(choice, Shed):
+                return choice
+    if taken:
+        choice = chooser(policy, links, (*tried, *taken), rng, ask=ask, pricing=pricing)
+        if isinstance(choice, Route):
+            return choice
+    return chooser(policy, links, tried, rng, ask=ask, pricing=pricing)

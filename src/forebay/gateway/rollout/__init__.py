@@ -1,0 +1,1 @@
+"""A model that is being rolled out: its requests divided between two revisions, copied, and told of."""

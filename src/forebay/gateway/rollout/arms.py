@@ -1,0 +1,194 @@
+"""A model with two revisions: which of them a request belongs to, where it may go instead, and what it has shown.
+
+Availability goes before the plan. Where a request goes, by the canary's share of the traffic:
+
+- Stable's request waits for stable, also while the canary is idle: the share is what the canary is trusted with. Only
+  if no live replica of stable is left that it has not tried, or all of them have open breakers, does it go anywhere.
+- The canary's request goes to stable at once where the canary has no room, no live replica, or open breakers.
+- What has failed somewhere goes to stable, and where that has no room anywhere.
+- At a share of 0 the canary gets what asks for it by name. A canary that is live, and not yet trusted, is still
+  better than a refusal: it gets what has no live replica of stable left, and nothing else.
+- At a share of 1 requests wait for the canary, unless none of its replicas is live, or all have open breakers.
+- Sequences of tensor models have their state in a replica. They stay with stable for as long as it has a live one.
+"""
+
+from typing import TYPE_CHECKING, Final
+
+from forebay.core.deploy.answers import degenerate, refuses
+from forebay.core.deploy.samples import Sample
+from forebay.core.model import Split, Sticky, Task
+from forebay.core.resilience import Outcome
+from forebay.core.rollout.sides import side_of
+from forebay.core.rollout.values import Arm, stratum_of
+from forebay.core.routing import Route, Shed, Wait, Why
+from forebay.gateway.account import OK
+from forebay.gateway.asking import session_of
+from forebay.gateway.dispatch.choosing import among
+from forebay.gateway.dispatch.dispatching import strangers
+from forebay.gateway.dispatch.endpoints import ENDPOINTS
+from forebay.gateway.relay import WHOLE
+from forebay.gateway.rollout.mirroring import Mirror, begin_mirror
+from forebay.obs.clock import wall_s
+from forebay.wire.apis import said
+
+if TYPE_CHECKING:
+    from forebay.gateway.fleet import Link
+    from forebay.gateway.gateway import Gateway
+    from forebay.gateway.relay import Relay
+
+STABLE: Final = Arm.STABLE  # looked up once: members of an enum are slow to get at
+CANARY: Final = Arm.CANARY
+NOTES: Final = {STABLE: "; stable", CANARY: "; canary"}
+"""What the reason of a route says besides where the arm has decided it."""
+TICK_S: Final = 0.001
+"""The loop's clock moves in such steps; nothing takes no time."""
+_CHAT: Final = Task.CHAT
+
+
+class Side:
+    """The arm of one request in one rollout, from its first choice to its end."""
+
+    __slots__ = ("arm", "bound", "meant", "mirror", "note", "rollout", "since", "stays", "tells", "went")
+
+    def __init__(self, rollout: str, arm: Arm, *, stays: bool, tells: bool) -> None:
+        self.rollout = rollout
+        self.arm = arm
+        self.stays = stays
+        """It stays with this arm whatever the share becomes."""
+        self.tells = tells
+        """Whether how it goes says something of the revision."""
+        self.meant = arm
+        """Where it was to go when that was last asked: all of it goes to one arm when the share is 0 or 1."""
+        self.bound = ""
+        """The revision that it waits for; empty: any."""
+        self.went: Arm | None = None
+        """Where its first attempt is, if that is where it was meant to go, and it is still to be told of."""
+        self.since = 0.0
+        """When that began, on the loop's clock."""
+        self.note = ""
+        self.mirror: Mirror | None = None
+
+
+def choose_by_arm(gateway: "Gateway", relay: "Relay", split: Split) -> Route | Wait | Shed:
+    """Which replica is to get a request that asks for no revision by its name."""
+    side, share = relay.side, split.share
+    if side is None or side.rollout != split.rollout:
+        side = relay.side = _side_for(relay, split)
+    failed = relay.retries > 0 or relay.resumes > 0
+    everything = share >= 1.0 and not side.stays
+    if not failed and (everything or (side.arm is CANARY and share > 0.0)):
+        side.meant, side.bound = CANARY, split.canary if everything else ""
+        choice = _within(gateway, relay, split.canary)
+        if isinstance(choice, Route) or (everything and choice is not None):
+            return choice
+        if everything:
+            return among(gateway, relay, relay.tried)
+    else:
+        side.meant = STABLE
+    side.bound = split.stable
+    choice = _within(gateway, relay, split.stable, at_any_rate=share <= 0.0 or side.stays)
+    if choice is not None and (isinstance(choice, Route) or share <= 0.0 or not failed):
+        return choice
+    side.bound = ""
+    return among(gateway, relay, relay.tried)
+
+
+def kind_of(relay: "Relay") -> tuple[Arm, bool] | None:
+    """What requests that wait have in common which may go to the same replicas; None: the arms are none of theirs."""
+    side = relay.side
+    return None if side is None else (side.arm, relay.retries > 0 or relay.resumes > 0)
+
+
+def bound_to(relay: "Relay") -> str:
+    """The revision that a request needs a place at; empty: any will do."""
+    return relay.revision or (relay.side.bound if relay.side is not None else "")
+
+
+def sent(gateway: "Gateway", relay: "Relay", link: "Link", split: Split) -> None:
+    """A request is on its way to a replica of a model with two revisions."""
+    if link.mirrors and link.load + len(link.mirrors) > link.places:
+        next(reversed(link.mirrors)).make_way()
+    side = relay.side
+    if side is None or side.rollout != split.rollout:  # it has asked for a revision by its name
+        return
+    its_own = link.revision == (split.canary if side.meant is CANARY else split.stable)
+    side.note = NOTES[side.meant] if its_own else ""
+    side.went = side.meant if its_own and not relay.attempts and side.tells else None
+    side.since = relay.since
+    if side.went is STABLE and split.mirrored > 0.0:
+        side.mirror = begin_mirror(gateway, relay, split)
+
+
+def report(gateway: "Gateway", relay: "Relay", code: str, outcome: Outcome, now: float) -> None:
+    """An attempt has ended: tell of it if it was the first one. A later one may hide that this has failed."""
+    side, split = relay.side, relay.served.split
+    assert side is not None
+    arm, mirror = side.went, side.mirror
+    side.went = side.mirror = None
+    if arm is None or split is None or split.rollout != side.rollout:
+        return
+    whole = relay._mode == WHOLE
+    if outcome is Outcome.NEUTRAL and not (whole and 400 <= relay._status < 500):
+        return
+    latency_s, at = max(TICK_S, now - side.since), wall_s()
+    early = at - latency_s < split.counts_from
+    stratum = stratum_of(int(relay.served.lengths.tokens(relay.prompt_bytes)))
+    if code != OK:
+        failed = Sample(split.rollout, arm, at, code, stratum, latency_s=latency_s, early=early)
+        gateway.observations.note(failed)
+        return
+    ttft_s = tpot_s = -1.0
+    tokens = relay.usage[1] or relay.events
+    if relay.first_at:
+        ttft_s = max(TICK_S, relay.first_at - side.since)
+        if tokens > 1:
+            tpot_s = max(TICK_S, now - relay.first_at) / (tokens - 1)
+    text = _said(relay) if relay.served.routes.task is _CHAT else None
+    sample = Sample(
+        split.rollout, arm, at, code, stratum, ttft_s, tpot_s, latency_s, tokens,
+        None if text is None else refuses(text), None if text is None else degenerate(text), early,
+    )  # fmt: skip
+    pair = mirror.stable_said(text) if mirror is not None and text is not None else None
+    gateway.observations.note(sample, pair)
+
+
+def _side_for(relay: "Relay", split: Split) -> Side:
+    if relay.once:
+        return Side(split.rollout, STABLE, stays=True, tells=False)
+    endpoint = ENDPOINTS.get(relay.path.encode())
+    works = endpoint.runs if endpoint is not None else relay.request.startswith(b"POST ")
+    by_caller = split.sticky is Sticky.CALLER or (relay.ask is not None and relay.ask.stays)
+    key = _caller(relay) if by_caller else relay.request_id.decode("latin-1")
+    return Side(split.rollout, side_of(key, split.rollout, split.share), stays=False, tells=works)
+
+
+def _caller(relay: "Relay") -> str:
+    """Who asks: a session, a user of an API key or the key itself, or an address."""
+    session = relay.session or session_of(relay.exchange, relay.served.routes)
+    if session:
+        return f"session {session.decode('latin-1')}"
+    key = relay.admitted.key_id if relay.admitted is not None else ""
+    user = "" if relay.plain else said.caller(relay.request.partition(b"\r\n\r\n")[2])
+    return f"key {key} user {user}" if key or user else f"address {relay.exchange.peer}"
+
+
+def _within(
+    gateway: "Gateway", relay: "Relay", revision: str, *, at_any_rate: bool = False
+) -> Route | Wait | Shed | None:
+    """A choice among the live replicas of a revision; None: there is none left, or only with open breakers."""
+    served, tried = relay.served, relay.tried
+    if not any(x.live and x.revision == revision and (x.id, x.generation) not in tried for x in served.links):
+        return None
+    choice = among(gateway, relay, (*tried, *strangers(served.links, revision)), not at_any_rate)
+    if at_any_rate or isinstance(choice, Route):
+        return choice
+    return choice if isinstance(choice, Wait) and choice.why is not Why.NONE_READY else None
+
+
+def _said(relay: "Relay") -> str | None:
+    """The text of an answer that is complete; None if it is none, or cannot be read."""
+    transcript = relay._transcript
+    if transcript is not None:
+        what = transcript.said()
+        return what.text.decode() if what is not None else None
+    return said.answered(b"".join(relay._body)) if relay._mode == WHOLE else None

@@ -1,0 +1,183 @@
+"""Copies of requests for the canary, whose answers nobody gets: what it would have said, and whether it fails.
+
+A copy is made after its request has been sent. Nothing waits for it, no load or account counts it, and it gives way
+as soon as a real request wants its place.
+"""
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from forebay.core.deploy.answers import degenerate, refuses
+from forebay.core.deploy.samples import PAIR_CHARS_MAX, Pair, Sample
+from forebay.core.errors import Code
+from forebay.core.model import Split
+from forebay.core.resilience import State
+from forebay.core.rollout.sides import side_of
+from forebay.core.rollout.values import Arm, stratum_of
+from forebay.gateway.account import OK, UNTOLD, usage
+from forebay.gateway.relay import ERROR, OBJECT_ENDS, USAGE
+from forebay.gateway.tensor.answers import CODES, code_in, code_of, turned_away
+from forebay.net.client import CallError, Header
+from forebay.obs.clock import wall_s
+from forebay.wire.apis import said
+from forebay.wire.transcript import Transcript, ended, last_data
+
+if TYPE_CHECKING:
+    from forebay.gateway.fleet import Link
+    from forebay.gateway.gateway import Gateway
+    from forebay.gateway.relay import Relay
+
+COPIED: Final = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/embeddings"})
+"""Paths of requests that have no effect but their answer."""
+MIRRORS_MAX: Final = 8
+"""Under way at one replica."""
+MIRROR_S_MAX: Final = 120.0
+"""Nobody is waiting for it: what takes longer tells little, and keeps a place."""
+ANSWER_BYTES_MAX: Final = 1024 * 1024
+"""Of a longer one nothing but how it ended is told."""
+
+
+class Mirror:
+    """One copy on its way, the sink of its answer."""
+
+    __slots__ = (
+        "_body", "_call", "_canary", "_counters", "_early", "_gateway", "_link", "_path", "_question", "_rollout",
+        "_size", "_stable", "_status", "_stratum", "_timer", "_transcript", "_turned_away", "_usage",
+    )  # fmt: skip
+
+    def __init__(self, gateway: "Gateway", relay: "Relay", link: "Link", split: Split) -> None:
+        served = relay.served
+        self._gateway = gateway
+        self._link = link
+        self._rollout = split.rollout
+        self._early = wall_s() < split.counts_from
+        self._stratum = stratum_of(int(served.lengths.tokens(relay.prompt_bytes)))
+        self._counters = served.account.mirrored
+        self._path = relay.path
+        self._question = relay.request
+        self._status = 0
+        self._size = 0
+        self._body: list[bytes] = []
+        self._transcript: Transcript | None = None
+        self._turned_away = False
+        self._usage = UNTOLD
+        self._stable: str | None = None
+        self._canary: str | None = None
+        link.mirrors[self] = None
+        self._timer = asyncio.get_running_loop().call_later(MIRROR_S_MAX, self._stop, "late")
+        self._call = link.pool.call(relay.request, self)
+
+    def make_way(self) -> None:
+        """A real request wants its place, or the gateway stops."""
+        self._stop("gave_way")
+
+    def stable_said(self, text: str) -> Pair | None:
+        """The request itself was answered well. Returns both answers if the other one is there too."""
+        self._stable = text
+        return self._pair()
+
+    # --- the sink of its answer
+
+    def on_head(self, status: int, headers: list[Header]) -> None:
+        self._status = status
+        self._turned_away = turned_away(status, headers)
+        for name, value in headers:
+            if name == USAGE:
+                self._usage = usage(value)
+            elif name == b"content-type" and value.startswith(b"text/event-stream"):
+                self._transcript = Transcript(self._path)
+
+    def on_body(self, data: bytes) -> None:
+        self._size += len(data)
+        if self._transcript is not None:
+            self._transcript.feed(data)
+        elif self._size <= ANSWER_BYTES_MAX:
+            self._body.append(data)
+
+    def on_end(self, trailers: list[Header]) -> None:
+        error = ""
+        for name, value in trailers:
+            if name == USAGE:
+                self._usage = usage(value)
+            elif name == ERROR:
+                error = value.decode("latin-1")
+        if error:
+            self._ended(error if error in CODES else Code.STREAM_INTERRUPTED.value)
+        elif self._transcript is not None:
+            transcript = self._transcript
+            whole = ended(last_data(transcript.held or transcript.last))
+            self._ended(OK if whole else Code.STREAM_INTERRUPTED.value)
+        else:
+            body = b"".join(self._body)
+            if self._status >= 400:
+                self._ended(code_in(body, code_of(self._status)))
+            elif self._size <= ANSWER_BYTES_MAX and not body.endswith(OBJECT_ENDS):
+                self._ended(Code.REPLICA_LOST.value)
+            else:
+                self._ended(OK)
+
+    def on_error(self, error: CallError) -> None:
+        self._ended(Code.REPLICA_LOST.value)
+
+    # --- inside
+
+    def _stop(self, outcome: str) -> None:
+        self._call.cancel()
+        self._leave(outcome)
+
+    def _leave(self, outcome: str) -> None:
+        self._timer.cancel()
+        self._link.mirrors.pop(self, None)
+        self._counters(outcome).inc()
+
+    def _ended(self, code: str) -> None:
+        if self._turned_away:
+            self._leave("no_room")
+            return
+        if code != OK and self._link.retired:  # it was stopped by somebody
+            self._leave("gave_way")
+            return
+        self._leave("ok" if code == OK else "failed")
+        text = self._text() if code == OK else None
+        sample = Sample(
+            self._rollout, Arm.CANARY, wall_s(), code, self._stratum, output_tokens=self._usage[1],
+            refused=None if text is None else refuses(text), degenerate=None if text is None else degenerate(text),
+            early=self._early,
+        )  # fmt: skip
+        self._canary = text
+        self._gateway.observations.note(sample, self._pair())
+
+    def _text(self) -> str | None:
+        if self._path not in TEXTS:
+            return None
+        if self._transcript is not None:
+            what = self._transcript.said()
+            return what.text.decode() if what is not None else None
+        return said.answered(b"".join(self._body)) if self._size <= ANSWER_BYTES_MAX else None
+
+    def _pair(self) -> Pair | None:
+        stable, canary = self._stable, self._canary
+        if stable is None or canary is None or self._early:
+            return None
+        question = said.asked(self._question.partition(b"\r\n\r\n")[2])
+        longest = max(len(stable), len(canary), len(question.schema))
+        schema = question.schema if longest <= PAIR_CHARS_MAX else ""  # what is cut fits no schema
+        asked, stable, canary = (text[:PAIR_CHARS_MAX] for text in (question.text, stable, canary))
+        return Pair(self._rollout, self._stratum, asked, stable, canary, schema)
+
+
+TEXTS: Final = COPIED - {"/v1/embeddings"}
+
+
+def begin_mirror(gateway: "Gateway", relay: "Relay", split: Split) -> Mirror | None:
+    """Send a copy of a request to the canary, if it is one of those that are copied and there is room for it."""
+    served = relay.served
+    drawn = f"mirror {relay.request_id.decode('latin-1')}"
+    if relay.path not in COPIED or side_of(drawn, split.rollout, split.mirrored) is not Arm.CANARY:
+        return None
+    able = [x for x in served.links if x.revision == split.canary and x.live and x.breaker.state is State.CLOSED]
+    able = [x for x in able if len(x.mirrors) < min(MIRRORS_MAX, x.places - x.load)]
+    if not able:
+        served.account.mirrored("no_room").inc()
+        return None
+    return Mirror(gateway, relay, min(able, key=lambda x: (x.load + len(x.mirrors), x.id)), split)

@@ -1,0 +1,123 @@
+"""Somebody who rolls revisions out: asks again when control is gone, has whims, decides what waits for that."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from random import Random
+from typing import Final, Protocol
+
+from forebay.control.deploying import Deployments, Standing, Wish
+from forebay.core.deploy.rollout import ENDED, Command, Phase
+from forebay.sim.full.book import Book
+from forebay.sim.full.clients import MODEL
+from forebay.sim.full.rollouts.drawing import draw_course, parse
+
+WHO: Final = "ann"
+LOOK_S: Final = 0.5
+WHIM: Final = 0.04
+"""Chance, at each look, to say something that nobody has asked for."""
+PATIENCE_S: Final = (4.0, 12.0)
+"""What has stood still for so long is decided by hand, from and to."""
+PAUSE_S: Final = (0.2, 3.0)
+"""From the end of a rollout to the next one."""
+
+
+class Desk(Protocol):
+    """Where control is asked."""
+
+    async def ask(self, what: Callable[[Deployments], Coroutine[None, None, Standing]]) -> Standing | None:
+        """None if it is gone, dies meanwhile or refuses."""
+
+    def standing(self, id: str) -> Standing | None:
+        """Of a rollout; None: unknown just now."""
+
+    def latest(self) -> Standing | None:
+        """Of the rollout that is under way; None: there is none, or it is unknown."""
+
+
+class Operator:
+    """Does rollouts one after the other. Once `hurried`, begins no more of them and has no whims."""
+
+    def __init__(self, rollouts: Mapping[str, str], rng: Random, desk: Desk, book: Book) -> None:
+        self.hurried = False
+        self.regrets = False
+        """Something that fails was promoted: requests may fail, too."""
+        self.natures = {revision: parse(rollout)[1] for revision, rollout in rollouts.items()}
+        """By revision."""
+        self._kinds = [parse(rollout)[0] for rollout in rollouts.values()]
+        self._rng = rng
+        self._desk = desk
+        self._book = book
+        self._now = asyncio.get_running_loop().time
+
+    async def run(self) -> None:
+        """Until all rollouts have ended."""
+        rng = self._rng
+        for kind, revision in zip(self._kinds, self.natures, strict=True):
+            await asyncio.sleep(rng.uniform(*PAUSE_S))
+            wish = Wish(MODEL, revision, draw_course(kind, rng), "because", unchecked=True)
+            id = await self._deploy(wish)
+            if id is None:
+                return
+            ended = await self._attend(id, sound=self.natures[revision] == "sound")
+            self._check(ended)
+
+    async def _deploy(self, wish: Wish) -> str | None:
+        """The id of the rollout; None: it is too late to begin one."""
+        while not self.hurried:
+            self._book.note("deploy", wish.revision, wish.course.kind)
+            standing = await self._desk.ask(lambda deployments: deployments.deploy(wish, WHO)) or self._desk.latest()
+            if standing is not None and standing.rollout.canary == wish.revision:
+                return standing.rollout.id
+            await asyncio.sleep(LOOK_S)
+        return None
+
+    async def _attend(self, id: str, *, sound: bool) -> Standing:
+        """Watch a rollout until it ends."""
+        rng = self._rng
+        before, since, patience_s = None, self._now(), rng.uniform(*PATIENCE_S)
+        while True:
+            await asyncio.sleep(LOOK_S)
+            standing = self._desk.standing(id)
+            if standing is None:
+                continue
+            rollout = standing.rollout
+            if rollout.phase in ENDED:
+                return standing
+            state = rollout.phase, rollout.step, rollout.share, rollout.paused
+            if state != before:
+                self._book.note("rollout", id, *state, rollout.why)
+                before, since = state, self._now()
+            command = None
+            if self._now() - since > patience_s:
+                command = Command.RESUME if rollout.paused else Command.PROMOTE if sound else Command.ABORT
+                since = self._now()
+            elif not self.hurried and rng.random() < WHIM:
+                command = rng.choice((Command.PAUSE, Command.RESUME, Command.PROMOTE, Command.ABORT))
+                if not sound:
+                    command = Command.PAUSE if command is Command.PROMOTE else command
+            if command is not None:
+                await self._say(id, command)
+
+    async def _say(self, id: str, command: Command) -> None:
+        self._book.note("command", id, command)
+        await self._desk.ask(lambda deployments: deployments.command(id, command, WHO, "because"))
+
+    def _check(self, standing: Standing) -> None:
+        """How a rollout ended must be among what it may end with."""
+        rollout = standing.rollout
+        nature, kind = self.natures[rollout.canary], rollout.course.kind
+        told = f"{rollout.id} {kind} of what is {nature}: {rollout.phase}, {rollout.why}"
+        self._book.note("rollout", told)
+        expect = self._book.expect
+        expect(rollout.phase is not Phase.PROMOTED or rollout.course.takes_over, "only what may takes over", told)
+        expect(
+            rollout.phase is not Phase.JUDGED or not rollout.course.takes_over, "only what compares is judged", told
+        )
+        expect(
+            nature not in ("broken", "stuck") or rollout.phase is Phase.ROLLED_BACK,
+            "what cannot start is rolled back",
+            told,
+        )
+        self.regrets |= nature in ("failing", "dying") and rollout.phase is Phase.PROMOTED
+        bad = nature in ("slow", "failing", "dying") and rollout.course.steps
+        expect(not bad or rollout.phase is not Phase.PROMOTED, "nothing bad is promoted", told)

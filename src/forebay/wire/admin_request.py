@@ -1,0 +1,226 @@
+"""What clients of the admin API send: bodies and queries as values, or a Refusal that names what is wrong."""
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from forebay.core.errors import Code, Refusal
+from forebay.core.model import Task
+from forebay.core.registry.approval import REASON_CHARS_MAX
+from forebay.wire.openai_fields import (
+    Reader,
+    Shape,
+    boolean,
+    decode,
+    invalid,
+    nested,
+    one_of,
+    shape_of,
+    shaped,
+    text,
+)
+
+BODY_BYTES_MAX: Final = 4 * 1024 * 1024
+"""Room for the largest cluster file as a JSON string."""
+NAME_CHARS_MAX: Final = 128
+SOURCE_CHARS_MAX: Final = 4096
+PAIRS_MAX: Final = 64
+VALUE_CHARS_MAX: Final = 100_000
+"""Of metadata: a model card fits."""
+DOCUMENT_CHARS_MAX: Final = 1_000_000
+EVENTS_MAX: Final = 1000
+"""Events, or rollouts, of one answer."""
+EVENTS: Final = 50
+CONTROL: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f]")
+"""All but tabulators and ends of lines."""
+
+
+class DeployAsked(NamedTuple):
+    """What is to be rolled out. `plan`: a kind, a plan as YAML, or one as an object; None: the model's own."""
+
+    revision: str
+    plan: str | dict[str, Any] | None = None
+    why: str = ""
+    unchecked: bool = False
+
+
+class AddAsked(NamedTuple):
+    """What is to be registered. None: what fits the source. `settings` are those of the engine."""
+
+    source: str
+    task: str | None = None
+    engine: str | None = None
+    settings: Mapping[str, Any] = {}
+    metadata: Mapping[str, str] = {}
+
+
+class ApplyAsked(NamedTuple):
+    """A cluster file as YAML, and whether it is only to be said what it would change."""
+
+    document: str
+    dry_run: bool = False
+
+
+class HistoryAsked(NamedTuple):
+    """Events of a subject and what lies below it; None: of all. The newest `last`, or the first after a number."""
+
+    subject: str | None = None
+    last: int = EVENTS
+    after: int | None = None
+
+
+def _plan(value: Any, path: str) -> str | dict[str, Any]:
+    """A kind, a text, or an object."""
+    if type(value) is dict:
+        return value
+    if type(value) is not str or not 0 < len(value) <= DOCUMENT_CHARS_MAX:
+        invalid(path, "a kind of plan, a plan as YAML, or a plan as an object", value)
+    return value
+
+
+def _pairs(value: Any, path: str) -> dict[str, str]:
+    """Metadata."""
+    if type(value) is not dict or len(value) > PAIRS_MAX:
+        invalid(path, f"an object of at most {PAIRS_MAX} strings", value)
+    return {_KEY(key, f"{path} (a key)"): _VALUE(each, f"{path}.{key}") for key, each in value.items()}
+
+
+def _settings(value: Any, path: str) -> dict[str, Any]:
+    """Settings of an engine: the cluster file's own rules say what they may be."""
+    if type(value) is not dict or len(value) > PAIRS_MAX:
+        invalid(path, f"an object of at most {PAIRS_MAX} settings", value)
+    for key, each in value.items():
+        if type(each) not in (int, float, str, bool):
+            invalid(f"{path}.{_KEY(key, f'{path} (a key)')}", "a number, a string or a boolean", each)
+    return value
+
+
+def _written(chars_min: int, chars_max: int) -> Reader:
+    """A text without control characters, of which stores and file systems do not take all."""
+    plain = text(chars_min, chars_max)
+
+    def reader(value: Any, path: str) -> str:
+        found: str = plain(value, path)
+        if CONTROL.search(found):
+            invalid(path, "a text without control characters", value)
+        return found
+
+    return shaped(reader, {**shape_of(plain), "pattern": "^[^\\u0000-\\u0008\\u000b-\\u001f\\u007f]*$"})
+
+
+_NAME: Final = _written(1, NAME_CHARS_MAX)
+_KEY: Final = text(1, NAME_CHARS_MAX)
+_VALUE: Final = text(0, VALUE_CHARS_MAX)
+_WHY: Final = _written(0, REASON_CHARS_MAX)
+_ONE: Final[Shape] = {"type": ["number", "string", "boolean"]}
+
+DEPLOY: Final = nested(
+    {
+        "revision": _NAME,
+        "plan": shaped(_plan, {"anyOf": [{"type": "string", "minLength": 1}, {"type": "object"}]}),
+        "why": _WHY,
+        "unchecked": boolean,
+    },
+    ("revision",),
+)
+COMMAND: Final = nested({"why": _WHY})
+ALIAS: Final = nested({"revision": _NAME}, ("revision",))
+ADD: Final = nested(
+    {
+        "source": _written(1, SOURCE_CHARS_MAX),
+        "task": one_of(*Task),
+        "engine": _NAME,
+        "settings": shaped(_settings, {"type": "object", "maxProperties": PAIRS_MAX, "additionalProperties": _ONE}),
+        "metadata": shaped(
+            _pairs,
+            {
+                "type": "object",
+                "maxProperties": PAIRS_MAX,
+                "propertyNames": {"minLength": 1, "maxLength": NAME_CHARS_MAX},
+                "additionalProperties": {"type": "string", "maxLength": VALUE_CHARS_MAX},
+            },
+        ),
+    },
+    ("source",),
+)
+VERIFY: Final = nested({"model": _NAME})
+NOTHING: Final = nested({})
+APPLY: Final = nested({"document": text(1, DOCUMENT_CHARS_MAX), "dry_run": boolean}, ("document",))
+
+
+def deploy(body: bytes) -> DeployAsked:
+    """Of `deploy`. Raises `Refusal`."""
+    return DeployAsked(**_object(DEPLOY, body))
+
+
+def why(body: bytes) -> str:
+    """Of a command or a step of approval; an empty body gives no reason. Raises `Refusal`."""
+    return str(_object(COMMAND, body).get("why", ""))
+
+
+def alias(body: bytes) -> str:
+    """The revision that an alias is to lead to. Raises `Refusal`."""
+    return str(_object(ALIAS, body)["revision"])
+
+
+def add(body: bytes) -> AddAsked:
+    """Of a registration. Raises `Refusal`."""
+    return AddAsked(**_object(ADD, body))
+
+
+def verify(body: bytes) -> str | None:
+    """The only model to verify; None: all. Raises `Refusal`."""
+    return _object(VERIFY, body).get("model")
+
+
+def nothing(body: bytes) -> None:
+    """No body, or an empty object. Raises `Refusal`."""
+    _object(NOTHING, body)
+
+
+def apply(body: bytes) -> ApplyAsked:
+    """Of `apply`. Raises `Refusal`."""
+    return ApplyAsked(**_object(APPLY, body))
+
+
+def history(query: Mapping[str, str]) -> HistoryAsked:
+    """Of the history. Raises `Refusal`."""
+    after = query.get("after")
+    subject = name(query, "subject") or None
+    return HistoryAsked(subject, last(query), None if after is None else number(after, "after"))
+
+
+def name(query: Mapping[str, str], key: str) -> str | None:
+    """A name in a query; None: it is not there. Raises `Refusal`."""
+    found = query.get(key)
+    if found is not None and (len(found) > NAME_CHARS_MAX * 2 or not found.isprintable()):
+        raise Refusal(Code.INVALID_REQUEST, f"{key}: expected up to {NAME_CHARS_MAX * 2} printable characters", key)
+    return found
+
+
+def last(query: Mapping[str, str]) -> int:
+    """How many of the newest are wanted. Raises `Refusal`."""
+    found = number(query.get("last", str(EVENTS)), "last")
+    if not 1 <= found <= EVENTS_MAX:
+        raise Refusal(Code.INVALID_REQUEST, f"last: expected a number from 1 to {EVENTS_MAX}", "last")
+    return found
+
+
+def number(value: str, name: str) -> int:
+    """A number as a query has it. Raises `Refusal`."""
+    if not value.isascii() or not value.isdigit() or len(value) > 18:
+        raise Refusal(Code.INVALID_REQUEST, f"{name}: expected a whole number of up to 18 digits", name)
+    return int(value)
+
+
+def flag(query: Mapping[str, str], name: str) -> bool | None:
+    """True or false; None: it is not there. Raises `Refusal`."""
+    value = query.get(name)
+    if value not in (None, "true", "false"):
+        raise Refusal(Code.INVALID_REQUEST, f"{name}: expected `true` or `false`", name)
+    return None if value is None else value == "true"
+
+
+def _object(reader: Reader, body: bytes) -> dict[str, Any]:
+    found: dict[str, Any] = reader(decode(body) if body else {}, "")
+    return found

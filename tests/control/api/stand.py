@@ -1,0 +1,126 @@
+"""The admin API over parts that a test chooses: a caller of any role, a registry of its own, rollouts as told."""
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from forebay.control.api.access import Knock
+from forebay.control.api.behind import Behind, Catalogue
+from forebay.control.changes import Reloaded
+from forebay.control.journal import Journal
+from forebay.control.loop import Controller
+from forebay.control.plan import Places, Plan
+from forebay.control.probe import Prober
+from forebay.control.snapshot import SnapshotFile
+from forebay.core.cluster import Cluster
+from forebay.core.model import Task
+from forebay.core.reconcile import Rules
+from forebay.core.registry.approval import ApprovalRules, Role
+from forebay.core.tenancy.roles import Caller
+from forebay.obs.metrics import Metrics
+from forebay.providers.memory import MemoryProvider
+from forebay.registry.catalogue import Actor, Description, Listed, Registry
+from forebay.registry.signing import own_signer
+from forebay.registry.vault import Vault
+from forebay.store.database import Store, open_store
+from forebay.wire.admin_request import AddAsked
+
+MODELS = [{"name": "chat", "task": "chat", "source": "x", "engine": "synthetic"}]
+
+
+def quiet(stage: str, done: int, total: int | None) -> None:
+    """Progress of which nobody is told."""
+
+
+ADA = Caller("ada", Role.ADMIN)
+NO_RULES = ApprovalRules()
+
+
+class Rigged(Protocol):
+    """What of a rig the API needs."""
+
+    control: Controller
+    journal: Journal
+    metrics: Metrics
+
+
+@dataclass
+class As:
+    """Lets everybody in, as one caller."""
+
+    caller: Caller = ADA
+
+    def admit(self, knock: Knock) -> Caller:
+        return self.caller
+
+
+@dataclass
+class Changes:
+    """Answers in order; remembers what was asked."""
+
+    results: list[Reloaded] = field(default_factory=list)
+    asked: list[tuple[str, ...]] = field(default_factory=list)
+    cluster: Cluster = field(default_factory=lambda: Cluster.model_validate({"models": MODELS}))
+
+    async def __call__(self, by: str = "") -> Reloaded:
+        self.asked.append(("reload", by))
+        return self.results.pop(0) if self.results else Reloaded()
+
+    async def apply(self, document: str, caller: Caller, *, dry_run: bool) -> Reloaded:
+        self.asked.append(("apply", document, caller.name, str(dry_run)))
+        return self.results.pop(0) if self.results else Reloaded()
+
+
+def catalogue(folder: Path, rules: ApprovalRules = NO_RULES) -> Catalogue:
+    """A registry below a folder."""
+
+    def store() -> Store:
+        return open_store(f"sqlite:///{folder / 'forebay.db'}")
+
+    @contextmanager
+    def registry() -> Iterator[Registry]:
+        files = folder / "registry"
+        with closing(store()) as opened:
+            yield Registry(
+                opened, files, own_signer(folder / "registry.key"), rules, vault=Vault(files, None, folder / "memory")
+            )
+
+    def add(opened: Registry, model: str, asked: AddAsked, by: Actor) -> Listed:
+        what = Description(model, asked.source, Task.CHAT, "synthetic", asked.settings, asked.metadata)
+        return opened.add(what, Path(asked.source), by, quiet)
+
+    return Catalogue(lambda: closing(store()), registry, add, quiet)
+
+
+def behind(rig: Rigged, folder: Path, results: list[Reloaded] | None = None) -> Behind:
+    """The parts over a rig, for an admin."""
+    return Behind(rig.control, rig.journal, rig.metrics, Changes(results or []), catalogue(folder), As())
+
+
+class Still(Controller):
+    """Sees nothing, at once."""
+
+    async def look(self) -> None:
+        return None
+
+
+@dataclass
+class Idle:
+    """A control that nobody has started."""
+
+    folder: Path
+
+    def __post_init__(self) -> None:
+        places = Places(self.folder)
+        self.journal, self.metrics = Journal(places.log, lambda event: None), Metrics()
+        self.control = Still(
+            Plan("test", "http://127.0.0.1:8080", (), ()),
+            MemoryProvider(),
+            Prober(places.peers),
+            snapshot=SnapshotFile(places.snapshot),
+            journal=self.journal,
+            metrics=self.metrics,
+            rules=Rules(),
+        )

@@ -1,0 +1,114 @@
+"""Who may do what: every operation has a row, keys say who somebody is, and each kind of key opens one door."""
+
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forebay.control.api.app import ANSWERS, HANDLERS
+from forebay.core.registry import approval
+from forebay.core.registry.approval import Role, Step
+from forebay.core.tenancy import ENTROPY_BYTES, Denied, Directory, Tenant, authorise, mint
+from forebay.core.tenancy.roles import GUARDED, LEAST, OPEN, Admins, Caller, beyond, refusal, role_of
+from forebay.wire.openapi import admin
+
+KEY, RECORD = mint("ada", bytes(range(ENTROPY_BYTES)), 100.0, role="operator")
+OPERATIONS = {each.id: each for each in admin.operations(ANSWERS)}
+roles = st.sampled_from(list(Role))
+
+
+def test_every_operation_of_the_api_has_a_row_and_a_handler_and_nothing_else_has() -> None:
+    assert LEAST.keys() | OPEN == OPERATIONS.keys()
+    assert not LEAST.keys() & OPEN
+    assert HANDLERS.keys() | {"openapi"} == OPERATIONS.keys()
+
+
+def test_only_looking_is_open_to_viewers() -> None:
+    assert {id for id, least in LEAST.items() if least is Role.VIEWER} | OPEN == {
+        id for id, each in OPERATIONS.items() if each.method == "get"
+    }
+
+
+def test_steps_of_approval_need_what_the_registry_itself_asks_for() -> None:
+    names = {Step.ADD: "addRevision"}
+    assert {step: LEAST[names.get(step, step.value)] for step in Step} == approval.LEAST
+
+
+@pytest.mark.parametrize("operation", sorted(LEAST))
+@pytest.mark.parametrize("role", list(Role))
+def test_a_role_may_do_what_its_row_says(operation: str, role: Role) -> None:
+    why_not = refusal(operation, Caller("ada", role))
+
+    assert (why_not is None) == (role >= LEAST[operation])
+    if why_not is not None:
+        assert operation in why_not
+        assert LEAST[operation].name.lower() in why_not
+
+
+def test_an_operation_without_a_row_is_a_mistake() -> None:
+    with pytest.raises(KeyError):
+        refusal("unheard-of", Caller("ada", Role.ADMIN))
+
+
+@given(st.text(max_size=20))
+def test_a_name_is_that_of_a_role_or_of_none(name: str) -> None:
+    assert role_of(name) == {role.name.lower(): role for role in Role}.get(name)
+
+
+def test_a_good_key_says_who_somebody_is_and_what_he_may_do() -> None:
+    assert Admins([RECORD]).admit(f"Bearer {KEY}".encode(), 200.0) == Caller("ada", Role.OPERATOR)
+
+
+@pytest.mark.parametrize(
+    ("record", "presented", "says"),
+    [
+        (RECORD, None, "keys create --admin"),
+        (RECORD, b"", "keys create --admin"),
+        (RECORD, b"Bearer nonsense", "not valid"),
+        (RECORD, f"{KEY[:-1]}{'a' if KEY[-1] != 'a' else 'b'}".encode(), "not valid"),
+        (replace(RECORD, revoked=150.0), KEY.encode(), "revoked"),
+        (replace(RECORD, expires=150.0), KEY.encode(), "expired"),
+        (replace(RECORD, role="emperor"), KEY.encode(), "role"),
+        (replace(RECORD, role=""), KEY.encode(), "not valid"),
+    ],
+)
+def test_nothing_else_does(record: Any, presented: bytes | None, says: str) -> None:
+    verdict = Admins([record]).admit(presented, 200.0)
+
+    assert isinstance(verdict, Denied)
+    assert says in verdict.text
+
+
+@given(roles, st.binary(min_size=ENTROPY_BYTES, max_size=ENTROPY_BYTES))
+def test_neither_kind_of_key_opens_the_other_door(role: Role, entropy: bytes) -> None:
+    own, kept = mint("team", entropy, 0.0, role=role.name.lower())
+    other, theirs = mint("team", entropy, 0.0)
+
+    assert isinstance(authorise(Directory([Tenant("team")], [kept]), own.encode(), 1.0), Denied)
+    assert isinstance(Admins([theirs]).admit(other.encode(), 1.0), Denied)
+
+
+@pytest.mark.parametrize("path", [*GUARDED, "registry.approvals_min", "tenants.team.limits.streams_max"])
+def test_who_may_not_approve_may_not_loosen_what_is_asked_for(path: str) -> None:
+    changed = ["models.chat.replicas", path]
+
+    assert path in cast(str, beyond(changed, (), False, Caller("bob", Role.OPERATOR)))
+    assert beyond(changed, (), False, Caller("ada", Role.ADMIN)) is None
+
+
+@pytest.mark.parametrize(
+    ("sources", "strict", "role", "may"),
+    [
+        (("./m.gguf",), False, Role.OPERATOR, True),
+        (("./m.gguf",), True, Role.OPERATOR, False),
+        (("./m.gguf",), True, Role.ADMIN, True),
+        (("registry:chat@champion",), True, Role.OPERATOR, True),
+        ((), True, Role.OPERATOR, True),
+    ],
+)
+def test_where_approvals_are_asked_for_an_operator_cannot_go_past_them(
+    sources: tuple[str, ...], strict: bool, role: Role, may: bool
+) -> None:
+    assert (beyond(["models.chat.source", "registryx"], sources, strict, Caller("bob", role)) is None) == may

@@ -1,0 +1,78 @@
+"""The commands of docs/rollouts.md work as they stand there."""
+
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.e2e.cluster import REPO, TEST_HOME, Cluster
+from tests.e2e.rollouts import rolling
+from tests.e2e.rollouts.revisions import demo_gguf, serving, words
+
+from forebay.wire.clusterfile import load_course
+
+PAGE = (REPO / "docs" / "rollouts.md").read_text()
+REVISION = "r-4c1f09aa"
+"""As the page calls the new one."""
+AT_ONCE = {"kind": "blue-green", "settle_s": 600.0}
+"""Without traffic nothing could be decided by comparing."""
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+
+
+def run(cluster: Cluster, line: str, folder: Path) -> str:
+    """What a command of the page prints; one that watches is left with Ctrl-C as soon as it shows the rollout."""
+    words = ["bash", "-c", "exec " + line.replace("forebay", f"{sys.executable} -m forebay.cli.main", 1)]
+    environ = {**os.environ, "FOREBAY_HOME": str(TEST_HOME), "FOREBAY_ADMIN_URL": cluster.admin, "NO_COLOR": "1"}
+    if "--watch" in line:
+        return watch(words, {**environ, "TERM": "xterm"}, folder)
+    done = subprocess.run(
+        words, cwd=folder, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, f"{line}: {done.stdout} {done.stderr}"
+    return done.stdout + done.stderr
+
+
+def watch(words: list[str], environ: dict[str, str], folder: Path) -> str:
+    """What a command shows in a terminal until it is left."""
+    ours, theirs = pty.openpty()
+    try:
+        process = subprocess.Popen(words, cwd=folder, env=environ, stdin=theirs, stdout=theirs, stderr=theirs)
+        said = b""
+        while b"chat:1" not in said:
+            said += os.read(ours, 65_536)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) in (0, 130, -signal.SIGINT), said
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    return said.decode()
+
+
+def test_the_commands_of_the_page_work_as_they_stand(tmp_path: Path) -> None:
+    model = {"name": "chat", "task": "chat", "rollout": {"plan": AT_ONCE}}
+    (tmp_path / "my-better-model.gguf").symlink_to(demo_gguf())
+    with serving(tmp_path, "e2e-commands", model, lambda path: words(path, "chat", step_ms=2)) as cluster:
+        (tmp_path / "forebay.yaml").symlink_to(cluster.file)
+        said, revision = "", REVISION
+        for line in blocks("sh")[0].splitlines():
+            said = run(cluster, line.partition("#")[0].strip().replace(REVISION, revision), tmp_path)
+            assert "Traceback" not in said
+            if "registry add" in line:
+                found = re.search(r"chat@(r-[0-9a-f]+)", said)
+                assert found, said
+                revision = found[1]
+        assert rolling.standing(cluster, "chat:1")["paused"]
+        run(cluster, "forebay rollout abort chat", tmp_path)
+        assert revision in run(cluster, "forebay rollout history chat", tmp_path)
+
+
+@pytest.mark.parametrize("text", [text for text in blocks("yaml") if "models:" not in text])
+def test_the_plan_files_of_the_page_are_right(text: str) -> None:
+    assert load_course(text, "the page").steps

@@ -1,0 +1,77 @@
+"""The store of the simulator is a store like any other, until one of its faults is set."""
+
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Connection
+from tests.store.test_events import (
+    test_a_subject_has_what_lies_below_it_and_nothing_that_only_begins_alike,
+    test_an_event_of_a_transaction_that_fails_has_not_happened,
+    test_events_come_back_as_they_were_in_their_order,
+    test_more_events_than_a_page_holds_are_all_read,
+)
+
+from forebay.sim.full.rollouts.store import ShakyStore
+from forebay.store import events
+from forebay.store.database import Conflict, StoreDown, open_store
+
+__all__ = [
+    "test_a_subject_has_what_lies_below_it_and_nothing_that_only_begins_alike",
+    "test_an_event_of_a_transaction_that_fails_has_not_happened",
+    "test_events_come_back_as_they_were_in_their_order",
+    "test_more_events_than_a_page_holds_are_all_read",
+]
+
+
+@pytest.fixture
+def written() -> list[str]:
+    """A line for every transaction that was kept."""
+    return []
+
+
+@pytest.fixture
+def store(tmp_path: Path, written: list[str]) -> ShakyStore:
+    return ShakyStore(open_store(f"sqlite:///{tmp_path / 'store.db'}"), lambda: written.append("kept"))
+
+
+def write(store: ShakyStore) -> None:
+    with store.write() as connection:
+        events.append(connection, at=1.0, actor="ann", kind="k", subject="s")
+
+
+def count(connection: Connection) -> int:
+    return len(list(events.since(connection)))
+
+
+def kept(store: ShakyStore) -> int:
+    with store.read() as connection:
+        return count(connection)
+
+
+def test_a_store_that_is_down_neither_reads_nor_writes_and_is_itself_again_afterwards(
+    store: ShakyStore, written: list[str]
+) -> None:
+    store.down = True
+    with pytest.raises(StoreDown):
+        write(store)
+    with pytest.raises(StoreDown):
+        kept(store)
+    store.down = False
+    write(store)
+    assert kept(store) == len(written) == 1
+
+
+def test_of_a_conflict_nothing_is_kept(store: ShakyStore, written: list[str]) -> None:
+    store.conflicts = 1
+    with pytest.raises(Conflict):
+        write(store)
+    assert kept(store) == 0
+    write(store)
+    assert kept(store) == len(written) == 1
+
+
+def test_what_was_written_when_the_answer_is_lost_is_kept(store: ShakyStore, written: list[str]) -> None:
+    store.answers_lost = 1
+    with pytest.raises(StoreDown):
+        write(store)
+    assert kept(store) == len(written) == 1

@@ -1,0 +1,199 @@
+"""Targets and rollouts in the store: what is read back was written, and nobody overwrites another's change."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sqlalchemy import insert, select, text, update
+
+from forebay.core.deploy.counting import Counted, Cursor
+from forebay.core.deploy.course import COURSES, Kind
+from forebay.core.deploy.rollout import Phase, Rollout
+from forebay.core.deploy.slots import Held
+from forebay.core.rollout import Arm, Observation, Rate, Rules, Score, State, Time, begin, effects, judge, observe
+from forebay.store import events
+from forebay.store.database import Conflict, Store, StoreError, open_store
+from forebay.store.rollouts import Happening, Rollouts, Row, Target, replay
+from forebay.store.schema import ALIASES, ROLLOUTS
+
+RULES = Rules((Score("quality", paired=True), Rate("errors"), Time("ttft", both_ways=True), Score("grade")), 0.1)
+NOW = Happening("rollout.started", 5.0, "ann", "why not")
+
+
+def row(model: str = "chat", **changes: object) -> Row:
+    rollout = Rollout("", model, "r-old", "r-new", COURSES[Kind.CANARY], since=5.0)
+    return Row(
+        replace(rollout, **changes),  # type: ignore[arg-type]
+        RULES,
+        Counted(begin(RULES)),
+        Held((0, 1), (3,)),
+        created_at=5.0,
+        created_by="ann",
+    )
+
+
+@pytest.fixture
+def rollouts(store: Store) -> Rollouts:
+    return Rollouts(lambda: store, "test")
+
+
+def written(store: Store) -> list[str]:
+    with store.read() as connection:
+        assert events.verify(connection) is None
+        return [event.kind for event in events.since(connection)]
+
+
+def test_a_rollout_is_numbered_and_read_back_as_it_was_written(store: Store, rollouts: Rollouts) -> None:
+    first = rollouts.begin(row(), NOW)
+    assert first.rollout.id == "chat:1"
+    assert rollouts.known().rollouts == (first,)
+    assert rollouts.begin(row("embed"), NOW).rollout.id == "embed:1"
+    ended = replace(first, rollout=replace(first.rollout, phase=Phase.PROMOTED))
+    target = Target("chat", "r-new", "r-old", (3,), 6.0, "ann", "it is better")
+    after = rollouts.change(ended, [Happening("rollout.promoted", 6.0, "control")], target)
+    assert after.version == 2
+    second = rollouts.begin(row(), NOW)
+    assert second.rollout.id == "chat:2"
+    known = rollouts.known()
+    assert known.targets == (target,)
+    assert [(each.rollout.id, each.ended) for each in known.rollouts] == [("chat:2", False), ("embed:1", False)]
+    assert [each.rollout.id for each in rollouts.past("chat")] == ["chat:2", "chat:1"]
+    assert rollouts.past("chat")[1] == after
+    assert len(rollouts.past(None, 2)) == 2
+    assert written(store) == ["rollout.started", "rollout.started", "rollout.promoted", "rollout.started"]
+    with store.read() as connection:
+        targets, replayed = replay(events.since(connection))
+    assert targets == {"chat": target}
+    assert replayed == {each.rollout.id: (each.rollout, each.held) for each in rollouts.past()}
+
+
+def test_a_model_has_one_rollout_under_way(store: Store, rollouts: Rollouts) -> None:
+    rollouts.begin(row(), NOW)
+    with pytest.raises(Conflict, match="chat:1 of chat is under way"):
+        rollouts.begin(row(), NOW)
+    assert written(store) == ["rollout.started"]
+
+
+def test_who_has_read_an_old_version_changes_nothing(store: Store, rollouts: Rollouts) -> None:
+    first = rollouts.begin(row(), NOW)
+    rollouts.change(replace(first, held=Held((0, 1), (3, 4))), [])
+    target = Target("chat", "r-new", "r-old", (3,), 6.0, "ann")
+    with pytest.raises(Conflict, match="chat:1 was changed by somebody else"):
+        rollouts.change(replace(first, held=Held((0,))), [NOW], target)
+    known = rollouts.known()
+    assert known.targets == ()
+    assert known.rollouts[0].held == Held((0, 1), (3, 4))
+    assert written(store) == ["rollout.started"]
+
+
+def test_clusters_that_share_a_store_do_not_see_each_other(store: Store, rollouts: Rollouts) -> None:
+    rollouts.begin(row(), NOW)
+    other = Rollouts(lambda: store, "other")
+    assert other.known() == other.known().__class__()
+    assert other.begin(row(), NOW).rollout.id == "chat:1"
+    other.point(Target("chat", "r-new", "r-old", (0,), 6.0, "ann"), Happening("target.set", 6.0, "ann"))
+    assert rollouts.known().targets == ()
+    assert len(other.known().targets) == 1
+
+
+def test_a_store_that_is_not_there_is_not_made_to_find_nothing_in_it(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    rollouts = Rollouts(lambda: open_store(f"sqlite:///{path}"), "test", path.exists)
+    assert (rollouts.known().rollouts, rollouts.past()) == ((), ())
+    assert not path.exists()
+    rollouts.begin(row(), NOW)
+    assert path.exists()
+    assert len(rollouts.known().rollouts) == 1
+    rollouts.close()
+    rollouts.close()
+    assert len(rollouts.past()) == 1
+    rollouts.close()
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "said"),
+    [
+        ("document", '{"id": "chat:1"}', "rollout chat:1 cannot be read"),
+        ("document", "", "rollout chat:1 cannot be read"),
+        ("evidence", '{"state": null}', "rollout chat:1: its evidence"),
+        ("indices", '{"stable": ["a"]}', "rollout chat:1: its slots"),
+        ("rules", "[]", "rollout chat:1: its rules"),
+        (
+            "rules",
+            '{"order":["x"],"rates":[],"times":[],"scores":[],"rollback_alpha":0.1,"promote_alpha":0.1}',
+            "no metric 'x'",
+        ),
+    ],
+)
+def test_a_document_that_cannot_be_read_is_named(
+    store: Store, rollouts: Rollouts, column: str, value: str, said: str
+) -> None:
+    rollouts.begin(row(), NOW)
+    with store.write() as connection:
+        connection.execute(update(ROLLOUTS).values({column: value}))
+    with pytest.raises(StoreError, match=said):
+        rollouts.known()
+
+
+def test_a_target_that_cannot_be_read_is_named(store: Store, rollouts: Rollouts) -> None:
+    rollouts.point(Target("chat", "r-new", "r-old", (0,), 6.0, "ann"), Happening("target.set", 6.0, "ann"))
+    with store.write() as connection:
+        connection.execute(text("UPDATE targets SET indices = '[-'"))
+    with pytest.raises(StoreError, match="target of chat: its slots"):
+        rollouts.known()
+
+
+FIGURES = st.one_of(st.floats(), st.floats(0, 1), st.sampled_from([0.0, 1.0, 1e308, 5e-324]))
+BATCHES = st.lists(
+    st.lists(
+        st.builds(
+            Observation,
+            st.sampled_from(["quality", "errors", "ttft", "grade", "other"]),
+            st.sampled_from(Arm),
+            FIGURES,
+            st.sampled_from(["", "256", "1024"]),
+        ),
+        max_size=40,
+    ),
+    max_size=8,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(BATCHES)
+def test_evidence_of_any_kind_comes_back_as_it_was(batches: list[list[Observation]]) -> None:
+    from forebay.store.rollouts import _read, _text
+
+    state: State = begin(RULES)
+    for batch in batches:
+        state = observe(RULES, state, batch)
+    counted = Counted(state, {"gateway-0": Cursor("i", 3)}, 17)
+    assert _read(_text(counted), Counted, "it") == counted
+    assert str(judge(RULES, _read(_text(counted), Counted, "it").state)) == str(judge(RULES, state))
+    assert str(effects(RULES, state)) == str(effects(RULES, _read(_text(counted), Counted, "it").state))
+
+
+def test_a_store_of_the_version_before_is_brought_up_to_date_with_all_it_holds(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from forebay.store import migrations
+
+    alias = {"model": "m", "alias": "champion", "revision": "r-1", "changed_at": 1.0, "changed_by": "ann"}
+    newest = migrations.HEAD
+    with monkeypatch.context() as before:
+        before.setattr(migrations, "HEAD", "0001")
+        before.setattr(migrations.upgrade, "__defaults__", ("0001",))
+        old = open_store(url)
+        with old.write() as connection:
+            connection.execute(insert(ALIASES).values(alias))
+            events.append(connection, at=1.0, actor="ann", kind="alias.set", subject="model/m/r-1")
+        old.close()
+    store = open_store(url)
+    with store.read() as connection:
+        assert connection.execute(text("SELECT version_num FROM alembic_version")).scalar() == newest
+        assert connection.execute(select(ALIASES)).mappings().all() == [alias]
+        assert events.verify(connection) is None
+    assert Rollouts(lambda: store, "test").begin(row(), NOW).rollout.id == "chat:1"
+    store.close()
