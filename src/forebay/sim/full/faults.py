@@ -9,7 +9,7 @@ from forebay.core.reconcile import Kind
 from forebay.sim.full.book import Book
 from forebay.sim.full.machine import Machine, Process
 from forebay.sim.full.replica import Health
-from forebay.sim.network.links import AT_ONCE, Shape
+from forebay.sim.network.links import Shape
 from forebay.sim.network.network import Network
 
 Undo = Callable[[], None]
@@ -155,7 +155,7 @@ def _slow_network(field: Field, rng: Random) -> Undo | None:
     def undo() -> None:
         if pair[0] in field.clients:  # until now it may have heard late of what was closed
             field.book.disturb(pair[0], "its network is quick again")
-        field.network.shape(*pair, AT_ONCE)
+        field.network.quicken(*pair)
 
     return undo
 

@@ -132,6 +132,13 @@ class Network:
         """Let what is sent between two nodes from now on take time, in both directions."""
         self._links.shape(a, b, shape)
 
+    def quicken(self, a: str, b: str) -> None:
+        """Undo a `shape` of the same nodes: what is under way arrives at once."""
+        self._links.shape(a, b, AT_ONCE)
+        for ends in self._ends(a, b):
+            for end in ends:
+                end.socket.hasten()
+
     def cut(self, a: str, b: str = ANY, *, both: bool = True) -> None:
         """Let nothing arrive that a sends to b, and with `both` the other way round; nobody gets an error."""
         self._links.cut(_ways(a, b, both))

@@ -46,6 +46,13 @@ def wanted(known: Known, declared: str, replicas: int) -> dict[str, str]:
     return {f"{MODEL}-{index}": revision for index in indices}
 
 
+def note_shares(facts: Facts) -> None:
+    """Something may have been stored."""
+    for row in facts.truth.known().rollouts:
+        stored = 1.0 if row.rollout.phase is Phase.PROMOTED else row.rollout.share
+        facts.surest[row.rollout.id] = max(facts.surest.get(row.rollout.id, 0.0), stored)
+
+
 def check_published(models: tuple[ModelRoutes, ...], facts: Facts) -> None:
     """A snapshot has been written."""
     known = facts.truth.known()
@@ -64,8 +71,7 @@ def check_published(models: tuple[ModelRoutes, ...], facts: Facts) -> None:
         expect(row is not None, "nothing is published that is not stored", split.rollout)
         if row is None:
             continue
-        stored = 1.0 if row.rollout.phase is Phase.PROMOTED else row.rollout.share
-        surest = facts.surest[split.rollout] = max(facts.surest.get(split.rollout, 0.0), stored)
+        surest = facts.surest[split.rollout]
         expect(split.share <= surest + SHARE_ERROR, "no share before it is stored", f"{split}, {row.rollout}")
         ready = live.count(split.canary)
         carried = split.share <= 0 or replicas_for(split.share, facts.replicas) <= ready

@@ -17,7 +17,7 @@ from forebay.sim.full.replica import SOUND, Nature
 from forebay.sim.full.rollouts.drawing import NATURES
 from forebay.sim.full.rollouts.faults import Undo
 from forebay.sim.full.rollouts.people import Operator
-from forebay.sim.full.rollouts.rules import check_agreement, check_published, check_stopped, wanted
+from forebay.sim.full.rollouts.rules import check_agreement, check_published, check_stopped, note_shares, wanted
 from forebay.sim.full.rollouts.store import ShakyStore
 from forebay.store.database import Store, StoreDown, StoreError, open_store
 from forebay.store.events import Event, since
@@ -83,7 +83,7 @@ class Stage:
         self._control = control
         self._group = group
         self._sound: Store = open_store(self._url)
-        self.store = ShakyStore(self._sound, lambda: self.done("write"))
+        self.store = ShakyStore(self._sound, self._written)
         self.truth = Rollouts(lambda: self._sound, cluster)
         """What is stored, whatever control knows of it."""
         self._traps: list[_Trap] = []
@@ -139,6 +139,10 @@ class Stage:
             trap.sprung = True
             self._control.kill()
             raise asyncio.CancelledError
+
+    def _written(self) -> None:
+        note_shares(self)
+        self.done("write")
 
     def heal(self) -> None:
         """Nothing is troubled any more, and no rollout begins."""
