@@ -29,7 +29,7 @@ QUESTIONS = ("What is the capital of France?", "Name a color.", "What is two plu
 def synthetic(tmp_path: Path) -> Iterator[Cluster]:
     """A cluster of which a model has one replica, with tolerances as they are by default."""
     with serving(
-        tmp_path, "e2e-bad", {"name": "chat", "task": "chat"}, lambda path: words(path, "chat", step_ms=STEP_MS)
+        tmp_path, "e2e-worse", {"name": "chat", "task": "chat"}, lambda path: words(path, "chat", step_ms=STEP_MS)
     ) as cluster:
         yield cluster
 

@@ -178,7 +178,8 @@ def test_traces_and_metrics_tell_of_requests(served: Served, folder: Path) -> No
     while not (folder / "trace.0").exists():
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    assert json.loads((folder / "trace.0").read_bytes())[0]["request_id"] == "traced"
+    told = json.loads((folder / "trace.0").read_bytes())  # the times of the front stand before the head
+    assert [each["request_id"] for each in told if "request_id" in each] == ["traced"]
     for url in (served.metrics, f"http://{served.http}/metrics"):
         assert 'nv_inference_request_success{model="add_sub",version="1"}' in httpx.get(url, timeout=20).text
 
