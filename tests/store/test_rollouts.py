@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -22,10 +23,10 @@ RULES = Rules((Score("quality", paired=True), Rate("errors"), Time("ttft", both_
 NOW = Happening("rollout.started", 5.0, "ann", "why not")
 
 
-def row(model: str = "chat", **changes: object) -> Row:
+def row(model: str = "chat", **changes: Any) -> Row:
     rollout = Rollout("", model, "r-old", "r-new", COURSES[Kind.CANARY], since=5.0)
     return Row(
-        replace(rollout, **changes),  # type: ignore[arg-type]
+        replace(rollout, **changes),
         RULES,
         Counted(begin(RULES)),
         Held((0, 1), (3,)),

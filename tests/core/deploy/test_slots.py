@@ -1,6 +1,7 @@
 """Slots of two revisions, what gateways are told of them, and what replicas die of."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -56,9 +57,9 @@ def test_as_many_as_are_wanted_are_held(held: set[int], several: int, taken: set
     assert lowest(found) not in found
 
 
-def rollout(kind: Kind = Kind.CANARY, **changes: object) -> Rollout:
+def rollout(kind: Kind = Kind.CANARY, **changes: Any) -> Rollout:
     begun = Rollout("chat:1", "chat", "r-old", "r-new", COURSES[kind], since=100.0)
-    return replace(begun, **changes)  # type: ignore[arg-type]
+    return replace(begun, **changes)
 
 
 @given(
