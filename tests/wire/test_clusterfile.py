@@ -7,7 +7,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay.core.cluster import Cluster, LlamaCppSettings, OnnxSettings
+from forebay.core.cluster import Cluster
+from forebay.core.engine_settings import LlamaCppSettings, OnnxSettings
 from forebay.core.model import Task
 from forebay.wire import clusterfile
 from forebay.wire.clusterfile import ClusterFileError, Problem, load

@@ -27,13 +27,12 @@ from forebay.control.quality.asking import HttpAsker
 from forebay.control.quality.quality import Quality
 from forebay.control.rolling.recalling import Recall
 from forebay.control.snapshot import SnapshotFile
-from forebay.core.cluster import (
+from forebay.core.cluster import Cluster, ModelSettings
+from forebay.core.engine_settings import (
     ENGINES_OF,
-    Cluster,
     EngineSettings,
     LlamaCppSettings,
     ModelServerSettings,
-    ModelSettings,
     OnnxSettings,
     OpenVinoSettings,
     SyntheticSettings,

@@ -18,17 +18,10 @@ from forebay.cli.main import EPILOG, app
 from forebay.cli.measured import priority, server
 from forebay.cli.measured.tables import figure as _figure
 from forebay.cli.settings import VARIABLES
-from forebay.core.cluster import (
-    Cluster,
-    EngineSettings,
-    GatewaySettings,
-    ModelSettings,
-    QuotaSettings,
-    TenantSettings,
-    TlsSettings,
-)
+from forebay.core.cluster import Cluster, GatewaySettings, ModelSettings, QuotaSettings, TenantSettings, TlsSettings
 from forebay.core.deploy.settings import GoldenSettings, PlanSettings, RolloutSettings, StepSettings
 from forebay.core.dispatch.settings import FallbackSettings, HeaderSettings, RouteSettings, WhenSettings
+from forebay.core.engine_settings import EngineSettings
 from forebay.core.errors import TABLE as ERRORS
 from forebay.core.errors import Blame
 from forebay.core.registry.settings import EncryptionSettings

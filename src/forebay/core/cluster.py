@@ -15,6 +15,7 @@ from forebay.core import admission
 from forebay.core import model as nouns
 from forebay.core.deploy.settings import RolloutSettings, rollout_conflicts
 from forebay.core.dispatch.settings import RouteSettings, StandInSettings, dispatch_conflicts
+from forebay.core.engine_settings import ENGINES_OF, EngineSettings, named
 from forebay.core.model import Policy, Task
 from forebay.core.registry.settings import RegistrySettings, encryption_conflicts, store_conflicts
 from forebay.core.section import Conflict, Name, Section, sections
@@ -138,95 +139,6 @@ class Slo(Section):
     """End-to-end time of a request, 99th percentile, milliseconds."""
 
 
-class OpenVinoSettings(Section):
-    """LLMs on CPU through OpenVINO GenAI: continuous batching, prefix cache."""
-
-    name: Literal["openvino"] = "openvino"
-    threads: Annotated[int, Field(ge=0, le=1024)] = 0
-    """Inference threads; 0: all cores."""
-    kv_cache_tokens: Annotated[int, Field(ge=256, le=100_000_000)] = 32_768
-    """Size of the KV cache, tokens."""
-    concurrency: Annotated[int, Field(ge=1, le=4096)] = 32
-    """Sequences that run at once; more wait in the worker."""
-    prefix_cache: bool = True
-    """Keep the KV blocks of finished requests for prompts that begin alike."""
-    convert: Literal["auto", "never"] = "auto"
-    """`auto`: GGUF files of a type that OpenVINO renders inexactly (Q4_1) are converted to Q8_0 once and cached."""
-
-
-class LlamaCppSettings(Section):
-    """Any GGUF through llama.cpp (package xllamacpp)."""
-
-    name: Literal["llamacpp"] = "llamacpp"
-    threads: Annotated[int, Field(ge=0, le=1024)] = 0
-    """Inference threads; 0: all cores."""
-    kv_cache_tokens: Annotated[int, Field(ge=256, le=100_000_000)] = 32_768
-    """Size of the KV cache, tokens, shared by all slots."""
-    concurrency: Annotated[int, Field(ge=1, le=256)] = 8
-    """Slots: sequences that run at once; more wait in the worker."""
-
-
-class OnnxSettings(Section):
-    """Embedding models through ONNX Runtime with dynamic batching."""
-
-    name: Literal["onnx"] = "onnx"
-    threads: Annotated[int, Field(ge=0, le=1024)] = 0
-    """Inference threads; 0: all cores."""
-    max_batch: Annotated[int, Field(ge=1, le=4096)] = 32
-    """Largest batch; of long inputs fewer, about 512 tokens a thread."""
-    max_delay_ms: Annotated[float, Field(ge=0, le=10_000)] = 2.0
-    """How long a batch that is not full may wait for more, milliseconds."""
-    queue_max: Annotated[int, Field(ge=1, le=1_000_000)] = 4096
-    """Most inputs that wait for a batch."""
-    pooling: Literal["auto", "cls", "mean"] = "auto"
-    """How token vectors become one vector; `auto` reads 1_Pooling/config.json, else `cls`."""
-    normalize: bool = True
-    """Scale vectors to length 1."""
-
-
-class SyntheticSettings(Section):
-    """An engine without a model: deterministic text or vectors on a stated time model. For tests and dry runs."""
-
-    name: Literal["synthetic"] = "synthetic"
-    concurrency: Annotated[int, Field(ge=1, le=100_000)] = 64
-    """Sequences that run at once."""
-    prefill_tokens_per_s: Annotated[float, Field(gt=0)] = 50_000.0
-    """Prompt tokens processed per second."""
-    step_ms: Annotated[float, Field(ge=0)] = 1.0
-    """Duration of a decode step, milliseconds."""
-    kv_cache_tokens: Annotated[int, Field(ge=256, le=100_000_000)] = 262_144
-    """Size of the pretended KV cache, tokens."""
-    dimensions: Annotated[int, Field(ge=1, le=65_536)] = 64
-    """Length of the pretended embeddings."""
-    error_share: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Share of the requests that fail, 0..1: a bad revision for trying out rollouts."""
-
-
-class ModelServerSettings(Section):
-    """Any model of a Triton model repository, with dynamic batching: ONNX, OpenVINO, PyTorch, Python, ensembles."""
-
-    name: Literal["modelserver"] = "modelserver"
-    model: str = ""
-    """The model of the repository that is served under the name in this file; default: the one of the same name, or
-    the only one."""
-    load: Literal["needed", "all"] = "needed"
-    """`needed`: that model and the steps of its ensemble. `all`: everything in the repository, for a model that calls
-    others while it runs."""
-    grpc_port_first: Annotated[int, Field(ge=0, le=65535)] = 0
-    """Replicas answer gRPC too, each on the first free port at or above this one, past the gateway; 0: no gRPC."""
-
-
-EngineSettings = Annotated[
-    OpenVinoSettings | LlamaCppSettings | OnnxSettings | SyntheticSettings | ModelServerSettings,
-    Field(discriminator="name"),
-]
-
-
-def _named(value: Any) -> Any:
-    """`engine: llamacpp` is short for `engine: {name: llamacpp}`."""
-    return {"name": value} if isinstance(value, str) else value
-
-
 class ModelSettings(Section):
     """One model: where it comes from, what runs it, how many replicas, what is promised."""
 
@@ -240,7 +152,7 @@ class ModelSettings(Section):
     OpenVINO IR; for `task: tensor` a model repository, the folder of one of its models, or a bare model file)."""
     sha256: Annotated[str, Field(pattern=SHA256_PATTERN)] | None = None
     """Checksum of the file (of `model.onnx` in a folder); a source that differs is refused."""
-    engine: Annotated[EngineSettings, BeforeValidator(_named)] | None = None
+    engine: Annotated[EngineSettings, BeforeValidator(named)] | None = None
     """The engine by name, or a section with `name` and its settings; default: chosen from the source."""
     replicas: Annotated[int, Field(ge=1, le=1000)] = 1
     """How many replicas to keep running."""
@@ -344,11 +256,6 @@ class Cluster(Section):
         return self
 
 
-ENGINES_OF: dict[Task, tuple[str, ...]] = {
-    Task.CHAT: ("openvino", "llamacpp", "synthetic"),
-    Task.EMBED: ("onnx", "synthetic"),
-    Task.TENSOR: ("modelserver",),
-}
 RESERVED_NAMES = ("gateway",)
 """Names of units that are not replicas: `gateway-0` is the first gateway process."""
 
@@ -399,7 +306,7 @@ def _same_names(key: str, sections: Sequence[Mapping[str, Any]]) -> Iterator[Con
 def _engine_conflicts(sections: Sequence[Mapping[str, Any]]) -> Iterator[Conflict]:
     known = [name for names in ENGINES_OF.values() for name in names]  # of a name that is a list no hash is taken
     for index, section in enumerate(sections):
-        engine, task = _named(section.get("engine")), section.get("task")
+        engine, task = named(section.get("engine")), section.get("task")
         name = engine.get("name") if isinstance(engine, Mapping) else None
         if name not in known or task not in list(Task):
             continue

@@ -28,7 +28,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # another process wants the cores too.
 import xllamacpp
 
-from forebay.core.cluster import LlamaCppSettings
+from forebay.core.engine_settings import LlamaCppSettings
 from forebay.core.errors import Code, Refusal
 from forebay.core.model import Task
 from forebay.engines.gguf_header import Header, read_header

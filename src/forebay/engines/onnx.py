@@ -18,7 +18,7 @@ import onnxruntime
 from tokenizers import Tokenizer
 
 from forebay.core.batching import Batch, Batcher, BatchLimits, Idle, WaitUntil
-from forebay.core.cluster import OnnxSettings
+from forebay.core.engine_settings import OnnxSettings
 from forebay.core.errors import Code, Refusal
 from forebay.core.model import Task
 from forebay.engines.protocol import (

@@ -20,7 +20,7 @@ import numpy as np
 import openvino
 import openvino_genai as genai
 
-from forebay.core.cluster import OpenVinoSettings
+from forebay.core.engine_settings import OpenVinoSettings
 from forebay.core.errors import Code, Refusal
 from forebay.core.model import Task
 from forebay.core.routing.journal import BlockCache

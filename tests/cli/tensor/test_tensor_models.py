@@ -10,7 +10,8 @@ from tests.modelserver.replica.models import double, onnx_file
 from forebay.cli.build import ENGINE_COMMANDS, prepare_model
 from forebay.cli.serve import Wish, cluster_of
 from forebay.cli.settings import WRONG_USAGE, UserError
-from forebay.core.cluster import ModelServerSettings, ModelSettings
+from forebay.core.cluster import ModelSettings
+from forebay.core.engine_settings import ModelServerSettings
 from forebay.core.model import Task
 
 

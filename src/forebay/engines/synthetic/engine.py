@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from forebay.core.cluster import SyntheticSettings
+from forebay.core.engine_settings import SyntheticSettings
 from forebay.core.errors import Code, Refusal
 from forebay.core.model import Task
 from forebay.core.routing.journal import BlockCache

@@ -1,0 +1,105 @@
+"""The engines of the cluster file: what each can be told, as values with default, unit, bounds and sentence."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from forebay.core.model import Task
+from forebay.core.section import Section
+
+
+class OpenVinoSettings(Section):
+    """LLMs on CPU through OpenVINO GenAI: continuous batching, prefix cache."""
+
+    name: Literal["openvino"] = "openvino"
+    threads: Annotated[int, Field(ge=0, le=1024)] = 0
+    """Inference threads; 0: all cores."""
+    kv_cache_tokens: Annotated[int, Field(ge=256, le=100_000_000)] = 32_768
+    """Size of the KV cache, tokens."""
+    concurrency: Annotated[int, Field(ge=1, le=4096)] = 32
+    """Sequences that run at once; more wait in the worker."""
+    prefix_cache: bool = True
+    """Keep the KV blocks of finished requests for prompts that begin alike."""
+    convert: Literal["auto", "never"] = "auto"
+    """`auto`: GGUF files of a type that OpenVINO renders inexactly (Q4_1) are converted to Q8_0 once and cached."""
+
+
+class LlamaCppSettings(Section):
+    """Any GGUF through llama.cpp (package xllamacpp)."""
+
+    name: Literal["llamacpp"] = "llamacpp"
+    threads: Annotated[int, Field(ge=0, le=1024)] = 0
+    """Inference threads; 0: all cores."""
+    kv_cache_tokens: Annotated[int, Field(ge=256, le=100_000_000)] = 32_768
+    """Size of the KV cache, tokens, shared by all slots."""
+    concurrency: Annotated[int, Field(ge=1, le=256)] = 8
+    """Slots: sequences that run at once; more wait in the worker."""
+
+
+class OnnxSettings(Section):
+    """Embedding models through ONNX Runtime with dynamic batching."""
+
+    name: Literal["onnx"] = "onnx"
+    threads: Annotated[int, Field(ge=0, le=1024)] = 0
+    """Inference threads; 0: all cores."""
+    max_batch: Annotated[int, Field(ge=1, le=4096)] = 32
+    """Largest batch; of long inputs fewer, about 512 tokens a thread."""
+    max_delay_ms: Annotated[float, Field(ge=0, le=10_000)] = 2.0
+    """How long a batch that is not full may wait for more, milliseconds."""
+    queue_max: Annotated[int, Field(ge=1, le=1_000_000)] = 4096
+    """Most inputs that wait for a batch."""
+    pooling: Literal["auto", "cls", "mean"] = "auto"
+    """How token vectors become one vector; `auto` reads 1_Pooling/config.json, else `cls`."""
+    normalize: bool = True
+    """Scale vectors to length 1."""
+
+
+class SyntheticSettings(Section):
+    """An engine without a model: deterministic text or vectors on a stated time model. For tests and dry runs."""
+
+    name: Literal["synthetic"] = "synthetic"
+    concurrency: Annotated[int, Field(ge=1, le=100_000)] = 64
+    """Sequences that run at once."""
+    prefill_tokens_per_s: Annotated[float, Field(gt=0)] = 50_000.0
+    """Prompt tokens processed per second."""
+    step_ms: Annotated[float, Field(ge=0)] = 1.0
+    """Duration of a decode step, milliseconds."""
+    kv_cache_tokens: Annotated[int, Field(ge=256, le=100_000_000)] = 262_144
+    """Size of the pretended KV cache, tokens."""
+    dimensions: Annotated[int, Field(ge=1, le=65_536)] = 64
+    """Length of the pretended embeddings."""
+    error_share: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Share of the requests that fail, 0..1: a bad revision for trying out rollouts."""
+
+
+class ModelServerSettings(Section):
+    """Any model of a Triton model repository, with dynamic batching: ONNX, OpenVINO, PyTorch, Python, ensembles."""
+
+    name: Literal["modelserver"] = "modelserver"
+    model: str = ""
+    """The model of the repository that is served under the name in this file; default: the one of the same name, or
+    the only one."""
+    load: Literal["needed", "all"] = "needed"
+    """`needed`: that model and the steps of its ensemble. `all`: everything in the repository, for a model that calls
+    others while it runs."""
+    grpc_port_first: Annotated[int, Field(ge=0, le=65535)] = 0
+    """Replicas answer gRPC too, each on the first free port at or above this one, past the gateway; 0: no gRPC."""
+
+
+EngineSettings = Annotated[
+    OpenVinoSettings | LlamaCppSettings | OnnxSettings | SyntheticSettings | ModelServerSettings,
+    Field(discriminator="name"),
+]
+
+
+ENGINES_OF: dict[Task, tuple[str, ...]] = {
+    Task.CHAT: ("openvino", "llamacpp", "synthetic"),
+    Task.EMBED: ("onnx", "synthetic"),
+    Task.TENSOR: ("modelserver",),
+}
+"""Engines that can do a task."""
+
+
+def named(value: Any) -> Any:
+    """`engine: llamacpp` is short for `engine: {name: llamacpp}`."""
+    return {"name": value} if isinstance(value, str) else value
