@@ -21,7 +21,7 @@ test: ## everything that must hold: static checks and all tests, the slow ones w
 	@$(MAKE) --no-print-directory static
 	$(BIN)/pytest -m "not slow" -n 3
 	$(BIN)/pytest -m slow -n 2 --dist loadfile --ignore tests/e2e
-	$(BIN)/pytest tests/e2e
+	$(BIN)/pytest tests/e2e -n 2 --dist loadfile --no-loadscope-reorder
 
 wheel: ## make dist/forebay-*.whl with the request path compiled: the same code for half the CPU (needs gcc)
 	@scripts/venv dev

@@ -31,6 +31,8 @@ COMMANDS = (
     "apply",
     "rollout status",
     "rollout pause",
+    "scale status",
+    "scale set",
     "keys create",
     "keys list",
     "keys revoke",

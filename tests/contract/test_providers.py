@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,19 @@ def test_a_placed_unit_is_seen_as_what_it_was_placed_as(provided: Case) -> None:
         assert (unit.slot, unit.generation, unit.digest, unit.drain_grace_s) == ("chat-0", 3, "abc", 7.0)
         assert unit.endpoint
         assert unit.endpoint.pid == unit.pid
+
+    provided(test)
+
+
+def test_a_placed_unit_is_seen_where_it_was_placed(provided: Case) -> None:
+    async def test(provider: Provider) -> None:
+        slot = replica()
+        assert isinstance(slot.spec, WorkerSpec)
+        spec = replace(slot.spec, node="node-a", devices=("GPU-1", "GPU-2"), cpus=(0,))
+        await provider.place(replace(slot, spec=spec, memory_bytes=5, device_bytes=7), 1)
+        unit = await wait_for(provider, "chat-0", lambda u: u.alive)
+        assert (unit.node, unit.devices, unit.cpus) == ("node-a", ("GPU-1", "GPU-2"), (0,))
+        assert (unit.memory_bytes, unit.device_bytes) == (5, 7)
 
     provided(test)
 

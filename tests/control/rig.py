@@ -11,6 +11,7 @@ from tests.control.units import local
 
 from forebay.control.journal import Happened, Journal
 from forebay.control.loop import Controller
+from forebay.control.placing.placer import Placer
 from forebay.control.plan import Places, Plan, PlannedModel
 from forebay.control.probe import Prober
 from forebay.control.snapshot import SnapshotFile
@@ -81,7 +82,11 @@ class Rig:
 
 @asynccontextmanager
 async def controlled(
-    folder: Path, wanted: Plan, provider: Provider | None = None, rules: Rules | None = None
+    folder: Path,
+    wanted: Plan,
+    provider: Provider | None = None,
+    rules: Rules | None = None,
+    placer: Placer | None = None,
 ) -> AsyncIterator[Rig]:
     """Run control; at the end it is cut off, as if it were killed: units run on."""
     provider = provider or local(folder)
@@ -98,6 +103,7 @@ async def controlled(
         journal=journal,
         metrics=metrics,
         rules=rules or Rules(),
+        placer=placer,
     )
     try:
         async with asyncio.TaskGroup() as tasks:
@@ -106,5 +112,4 @@ async def controlled(
             task.cancel()
     finally:
         provider.close()
-        await prober.close()
         journal.close()

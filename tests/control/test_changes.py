@@ -31,6 +31,8 @@ def chat(**more: Any) -> dict[str, Any]:
 
 
 ROUTES = "the gateways route by it within a second"
+MOVES = "what runs where it no longer may moves, one replica of a model at a time; the rest stays"
+NODE_A = '{"name":"a","host":"127.0.0.1","launcher":[],"cpus":null,"memory_gib":null,"gpu…'
 
 
 @pytest.mark.parametrize(
@@ -47,6 +49,8 @@ ROUTES = "the gateways route by it within a second"
         ),
         (chat(slo={"availability": 0.9}), ["models.chat.slo.availability: null → 0.9"], []),
         (chat(replicas=4), ["models.chat.replicas: 2 → 4"], ["chat: 2 replicas more"]),
+        (chat(placement={"cpus": 1}), ["models.chat.placement.cpus: 0 → 1"], [MOVES]),
+        ({"nodes": [{"name": "a"}]}, [f"nodes.a: nothing → {NODE_A}"], [MOVES]),
         (chat(replicas=1), ["models.chat.replicas: 2 → 1"], ["chat: 1 replica less; what runs there may finish"]),
         (
             chat(engine={"name": "synthetic", "step_ms": 5}),

@@ -149,7 +149,6 @@ def test_a_probe_believes_only_the_unit_it_asked(tmp_path: Path) -> None:
             assert isinstance(answers[nobody.key], Silent)
             assert unheard.key not in answers
         finally:
-            await prober.close()
             provider.close()
 
     try:

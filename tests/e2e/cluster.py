@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,8 +22,14 @@ T = TypeVar("T")
 
 REPO = Path(__file__).parents[2]
 TEST_HOME = Path(os.environ.get("FOREBAY_TEST_HOME", REPO / ".forebay"))
+TEST_PROCESS = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+"""The number of this process among those that run tests."""
 START_TIMEOUT_S = 240.0
 POLL_S = 0.05
+PORTS = range(10_000, 32_768)
+"""The kernel gives none of these to clients (`net.ipv4.ip_local_port_range`)."""
+BLOCK = 64
+"""Ports for one cluster: workers take what follows on those that are asked for."""
 CHAT = {
     "name": "chat",
     "task": "chat",
@@ -55,16 +62,31 @@ def wait_for(what: str, probe: Callable[[], T], timeout_s: float = 60.0) -> T:
     raise AssertionError(f"{what}: not within {timeout_s} s; last seen: {last!r}")
 
 
+def _blocks() -> Iterator[range]:
+    """Blocks of ports, in the order in which this process tries them; those beside it begin elsewhere."""
+    blocks = [PORTS[at : at + BLOCK] for at in range(0, len(PORTS) - BLOCK, BLOCK)]
+    first = (os.getppid() + TEST_PROCESS * len(blocks) // 4) % len(blocks)
+    return cycle(blocks[first:] + blocks[:first])
+
+
+BLOCKS = _blocks()
+
+
 def free_ports(count: int) -> list[int]:
-    """Ports that were free a moment ago."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
+    """Ports in a row that are free; what follows on them is kept for whoever asked.
+
+    So no client and no test in another process comes to have them before they are used.
+    """
+    return next(list(block[:count]) for block in BLOCKS if all(_is_free(port) for port in block[:count]))
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as one:
+        try:
+            one.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 def alive(pid: int) -> bool:

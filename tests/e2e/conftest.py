@@ -5,7 +5,7 @@ from pathlib import Path
 
 import openai
 import pytest
-from tests.e2e.cluster import CHAT, EMBED, Cluster, running
+from tests.e2e.cluster import CHAT, EMBED, TEST_PROCESS, Cluster, running
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -17,9 +17,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def shared_demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """The demo cluster, started once. The hang limit is short, so that hangs are repaired within a test."""
+    """The demo cluster, started once in each test process.
+
+    The hang limit is short, so that hangs are repaired within a test.
+    """
     chat = {**CHAT, "replicas": 2, "engine_hang_s": 12}
-    with running(Path(tmp_path_factory.mktemp("demo")), "e2e-demo", [chat, {**EMBED, "replicas": 1}]) as cluster:
+    folder, models = Path(tmp_path_factory.mktemp("demo")), [chat, {**EMBED, "replicas": 1}]
+    with running(folder, f"e2e-demo-{TEST_PROCESS}", models) as cluster:
         yield cluster
 
 

@@ -14,8 +14,8 @@ from forebay.core.model import Endpoint, LoadReport, ModelRoutes, Policy, Replic
 from forebay.core.reconcile import Answered, Kind, SeenUnit, Silent
 from forebay.gateway.account import Account
 from forebay.gateway.fleet import Served
-from forebay.gateway.polling import fetch
 from forebay.net.client import Pool
+from forebay.net.fetching import fetch_once
 from forebay.net.server import Exchange
 from forebay.obs.metrics import Metrics
 from forebay.wire.documents import UNREADABLE
@@ -73,7 +73,6 @@ def test_control_makes_of_any_answer_a_report_or_silence(bodies: list[bytes]) ->
             while left:
                 (said,) = (await prober.ask([unit])).values()
                 assert isinstance(said, Answered | Silent)
-            await prober.close()
 
     run(scenario())
 
@@ -82,12 +81,7 @@ def test_control_makes_of_any_answer_a_report_or_silence(bodies: list[bytes]) ->
 @given(reports)
 def test_a_gateway_gets_any_small_answer_as_it_is(body: bytes) -> None:
     async def scenario() -> None:
-        async with (
-            serving(lambda exchange: exchange.respond(200, [JSON], body)) as server,
-            asyncio.TaskGroup() as group,
-        ):
-            pool = Pool("127.0.0.1", server.port, group, idle_max=0)
-            assert await fetch(pool, b"/load", 5.0) == body
-            pool.close()
+        async with serving(lambda exchange: exchange.respond(200, [JSON], body)) as server:
+            assert await fetch_once("127.0.0.1", server.port, b"/load", 5.0) == body
 
     run(scenario())

@@ -27,7 +27,7 @@ from tests.gateway.rig import (
 )
 from tests.net.rig import Script, peer, run, scripted, until
 
-from forebay.core.model import Replica, ReplicaState
+from forebay.core.model import Replica, ReplicaState, Snapshot
 from forebay.net.server import Exchange, Handler
 
 
@@ -358,6 +358,23 @@ def test_a_broken_or_missing_snapshot_changes_nothing(tmp_path: Path, broken: by
                 front.write(routes(other))
                 await until(lambda: other.polls > 0)
                 assert (await front.ask(post(chat()))).status == 200
+
+    run(main())
+
+
+def test_a_snapshot_of_an_older_epoch_changes_nothing(tmp_path: Path) -> None:
+    async def main() -> None:
+        worker, other = Worker(), Worker(whole, "chat-1")
+        async with cluster(tmp_path, worker) as front, working(other):
+            path = Path(front.spec.snapshot_path)
+            for version, epoch, at in ((5, 5, worker), (9, 4, other)):
+                path.write_bytes(msgspec.json.encode(Snapshot(version, (routes(at),), epoch=epoch)))
+                seen = worker.polls
+                await until(lambda seen=seen: worker.polls > seen + 60)  # type: ignore[misc]
+            assert other.polls == 0
+            assert (await front.ask(post(chat()))).headers[b"x-forebay-replica"] == b"chat-0"
+            path.write_bytes(msgspec.json.encode(Snapshot(1, (routes(other),), epoch=6)))
+            await until(lambda: other.polls > 0)
 
     run(main())
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.gateway.rig import (
+    RETRYABLE,
     ROUTES,
     Front,
     Worker,
@@ -14,6 +15,7 @@ from tests.gateway.rig import (
     cluster,
     error_code,
     events,
+    failing,
     fronting,
     post,
     routes,
@@ -22,6 +24,7 @@ from tests.gateway.rig import (
 )
 from tests.net.rig import peer, run, until
 
+from forebay.core.model import ReplicaState
 from forebay.net.server import Exchange
 
 
@@ -63,6 +66,25 @@ def test_a_full_queue_refuses_with_retry_after_and_a_client_that_leaves_frees_it
                 assert 1 <= int(answer.headers[b"retry-after"]) <= 60
             await _queued(front, 0)
             assert await front.metric('forebay_requests_total{code="client_closed",model="chat"}') == 1
+
+    run(main())
+
+
+def test_who_finds_the_only_replica_stopping_waits_for_what_follows_it(tmp_path: Path) -> None:
+    leaving = Worker()
+
+    def stopping(exchange: Exchange) -> None:
+        leaving.report = replace(leaving.report, state=ReplicaState.DRAINING)
+        failing(503, "draining", RETRYABLE)(exchange)
+
+    async def main() -> None:
+        leaving.answer = stopping
+        following = Worker(replica="chat-1")
+        async with cluster(tmp_path, leaving) as front, working(following), peer(front.port) as client:
+            client.send(post(chat()))
+            await _queued(front, 1)
+            front.write(routes(following))
+            assert (await client.answer()).status == 200
 
     run(main())
 

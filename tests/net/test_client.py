@@ -35,6 +35,26 @@ def test_many_calls_in_a_row_share_one_connection() -> None:
     run(main())
 
 
+def test_the_first_request_of_each_connection_greets() -> None:
+    async def main() -> None:
+        heard: list[bytes | None] = []
+
+        def answer(exchange: Exchange) -> None:
+            heard.append(exchange.header(b"x-whom"))
+            echo(exchange)
+
+        async with serving(answer) as server, pooling(server.port, greeting=b"x-whom: a.1\r\n") as pool:
+            for several in (1, 2):
+                logs = [Log() for _ in range(several)]
+                for log in logs:
+                    pool.call(post(b"body"), log)
+                await until(lambda logs=logs: all(log.done for log in logs))  # type: ignore[misc]
+                assert {log.status for log in logs} == {200}
+        assert sorted(heard, key=str) == [None, b"a.1", b"a.1"]
+
+    run(main())
+
+
 def test_as_many_connections_as_calls_at_once_and_the_latest_used_is_used_first() -> None:
     async def main() -> None:
         async with serving(echo) as server, pooling(server.port) as pool:

@@ -32,6 +32,7 @@ PAGES = [
     Path("docs/metrics.md"),
     Path("docs/errors.md"),
     Path("docs/cli.md"),
+    Path("docs/tree.md"),
     Path("README.md"),
     Path("ARCHITECTURE.md"),
 ]

@@ -2,31 +2,40 @@
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from forebay import __version__
-from forebay.cli.registry.opening import registry_of
+from forebay.cli.registry.opening import registry_of, store_of
 from forebay.cli.registry.served import catalogue_of
-from forebay.cli.registry.shelf import CatalogueShelf, in_thread, rollouts_of
+from forebay.cli.registry.shelf import CatalogueShelf, in_thread, nodes_of, rollouts_of, scales_of
 from forebay.cli.reload import UNCHANGED, Reloader, record
 from forebay.cli.settings import UserError
+from forebay.cli.sla.delivered import delivered
 from forebay.control.api.access import AccountDoorman, KeyDoorman
 from forebay.control.api.app import make_app
 from forebay.control.api.behind import Behind
 from forebay.control.api.server import AdminServer
 from forebay.control.deploying import Deployments
+from forebay.control.health.health import Health
 from forebay.control.journal import Happened, Journal
+from forebay.control.leading.term import Leading, Term
 from forebay.control.leasing import make_leases
 from forebay.control.loop import Controller
+from forebay.control.placing.placer import Placer
 from forebay.control.plan import Artifact, Places, Plan, admin_keys_path, make_plan
 from forebay.control.probe import Prober
 from forebay.control.quality.asking import HttpAsker
 from forebay.control.quality.quality import Quality
 from forebay.control.rolling.recalling import Recall
+from forebay.control.scaling.scaler import Scaler
 from forebay.control.snapshot import SnapshotFile
+from forebay.control.standby.chronicle import Chronicle
+from forebay.control.standby.files import in_memory
+from forebay.control.standby.standby import Standby
 from forebay.core.cluster import Cluster, ModelSettings
 from forebay.core.engine_settings import (
     ENGINES_OF,
@@ -38,24 +47,33 @@ from forebay.core.engine_settings import (
     SyntheticSettings,
 )
 from forebay.core.model import Task
+from forebay.core.placement.settings import NodeSettings
 from forebay.core.reconcile import Kind, Rules
 from forebay.engines import choose_engine
 from forebay.engines.prepare import prepare
 from forebay.engines.protocol import EngineBroken
+from forebay.engines.sizing.estimate import estimate
 from forebay.modelserver.replica.choosing import choose_model
 from forebay.modelserver.repository import BadModel
+from forebay.obs.clock import wall_s
 from forebay.obs.metrics import Metrics
+from forebay.providers.devices.opening import open_sources
+from forebay.providers.fencing import height
 from forebay.providers.local import LocalProvider, clean_env
+from forebay.providers.machine import this_machine
 from forebay.registry.catalogue import Registry
 from forebay.registry.digests import artifact_digest, verify
 from forebay.registry.proved import RegistryError
 from forebay.registry.sources import Progress, RegistrySource, SourceError, fetch, obtain, parse, parse_registered
-from forebay.store.database import StoreError
+from forebay.store.database import Store, StoreError
+from forebay.store.nodes import Nodes
 
 COMMANDS = {
     Kind.REPLICA: (sys.executable, "-m", "forebay.worker"),
     Kind.GATEWAY: (sys.executable, "-m", "forebay.gateway"),
 }
+Guard = Callable[[Store], Store]
+"""Makes a store refuse what a control writes that leads no more."""
 MODEL_SERVER = "modelserver"
 ENGINE_COMMANDS = {MODEL_SERVER: (sys.executable, "-m", "forebay.modelserver")}
 """Of engines whose replicas are another program."""
@@ -78,9 +96,12 @@ class Parts:
     async def close(self) -> None:
         """Let go of everything; units run on."""
         self.provider.close()
-        await self.prober.close()
         await self.asker.close()
         self.deployments.close()
+        if self.control.scaler is not None:
+            self.control.scaler.close()
+        if self.control.health is not None:
+            self.control.health.close()
         self.journal.close()
 
 
@@ -177,6 +198,36 @@ def default_engine(path: Path) -> EngineSettings:
             raise EngineBroken(f"{path}: engine {other!r} has no default settings; name one with `engine`")
 
 
+def _plan_again(home: Path, places: Places, progress: Progress, changed: Cluster) -> Plan:
+    """The plan of a cluster file that has changed. Raises `UserError`."""
+    try:
+        prepared = prepare_models(changed, home, lambda _: progress)
+    except UserError as error:
+        raise UserError(f"{error}\n{UNCHANGED}") from error
+    return make_plan(changed, prepared, places, __version__)
+
+
+def _health(
+    cluster: Cluster,
+    records: Nodes,
+    journal: Journal,
+    metrics: Metrics,
+    nodes: Callable[[], Sequence[NodeSettings]],
+) -> Health:
+    """What looks after the devices of the nodes."""
+    settings = cluster.health
+    return Health(
+        records,
+        in_thread,
+        open_sources(settings),
+        note=journal.note,
+        metrics=metrics,
+        rules=settings.rules(),
+        poll_s=settings.poll_s,
+        nodes=nodes,
+    )
+
+
 def build(
     cluster: Cluster,
     artifacts: Mapping[str, Artifact],
@@ -186,56 +237,59 @@ def build(
     home: Path,
     read: Callable[[], Cluster] | None = None,
     parse: Callable[[str], Cluster] | None = None,
+    leading: Leading | None = None,
 ) -> Parts:
     """Wire a control plane over processes of this machine.
 
     `read` reads the cluster file again, if there is one; `parse` reads one that somebody has sent, if that may be.
+    `leading` says who leads where there are several controls.
     """
     plan = make_plan(cluster, artifacts, places, __version__)
     metrics = Metrics()
     metrics.gauge("build_info", __version__, "control").set(1)
     journal = Journal(places.log, tell)
-    provider = LocalProvider(places.folder, COMMANDS, clean_env(os.environ), ENGINE_COMMANDS)
+    fence = leading.fence if isinstance(leading, Term) else None
+    provider = LocalProvider(places.folder, COMMANDS, clean_env(os.environ), ENGINE_COMMANDS, fence)
     prober = Prober(places.peers)
 
     def unless_stopping(stage: str, done: int, total: int | None) -> None:
         if control.stopping:
             raise UserError("the cluster stops")
 
+    guard: Guard = leading.guard if leading is not None else lambda store: store
     shelf = CatalogueShelf(lambda: reload.cluster, home, prepare_model, unless_stopping)
     asker = HttpAsker()
     quality = Quality(asker, note=journal.note)
-    deployments = Deployments(
-        rollouts_of(cluster, home),
-        shelf,
-        in_thread,
-        note=journal.note,
-        quality=quality,
-        recall=Recall(places.deployed),
-    )
+    rollouts, recall = rollouts_of(cluster, home, guard), Recall(places.deployed)
+    deployments = Deployments(rollouts, shelf, in_thread, note=journal.note, quality=quality, recall=recall)
+    scales = scales_of(cluster, home, guard)
+    health = _health(cluster, nodes_of(cluster, home, guard), journal, metrics, lambda: reload.cluster.nodes)
+    placer = Placer(this_machine(), estimate, lambda: health.excluded, lambda: health.readings, journal.note)
+    health.homeless = placer.without
     control = Controller(
         plan,
         provider,
         prober,
-        snapshot=SnapshotFile(places.snapshot),
+        snapshot=SnapshotFile(places.snapshot, height(places.epochs) if fence is None else fence.epoch),
         journal=journal,
         metrics=metrics,
         rules=Rules(),
         leases=make_leases(plan),
         deployments=deployments,
+        scaler=Scaler(scales, in_thread, note=journal.note, metrics=metrics, recall=places.scaled),
+        leading=leading,
+        standby=Standby(metrics, journal.note, Chronicle(places.availability, journal, wall_s()), in_memory),
+        health=health,
+        placer=placer,
     )
 
-    def plan_again(changed: Cluster) -> Plan:
-        try:
-            prepared = prepare_models(changed, home, lambda _: unless_stopping)
-        except UserError as error:
-            raise UserError(f"{error}\n{UNCHANGED}") from error
-        return make_plan(changed, prepared, places, __version__)
-
+    plan_again = partial(_plan_again, home, places, unless_stopping)
     reload = Reloader(control, journal, cluster, plan, read, plan_again, parse)
     catalogue = catalogue_of(lambda: reload.cluster, home, unless_stopping)
-    reload.record = partial(record, catalogue.store, cluster.name)
+    reload.record = partial(record, lambda: closing(guard(store_of(cluster, home))), cluster.name)
     keys = cluster.admin.auth == "keys"
     doorman = KeyDoorman(admin_keys_path(cluster, places)) if keys else AccountDoorman()
-    server = AdminServer(make_app(Behind(control, journal, metrics, reload, catalogue, doorman)))
+    told = partial(delivered, places.records)
+    behind = Behind(control, journal, metrics, reload, catalogue, doorman, delivered=told)
+    server = AdminServer(make_app(behind))
     return Parts(plan, control, provider, prober, journal, reload, server, deployments, asker)

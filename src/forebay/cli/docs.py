@@ -24,7 +24,9 @@ from forebay.core.dispatch.settings import FallbackSettings, HeaderSettings, Rou
 from forebay.core.engine_settings import EngineSettings
 from forebay.core.errors import TABLE as ERRORS
 from forebay.core.errors import Blame
+from forebay.core.placement.settings import GpuSettings, NodeSettings, PlacementSettings, SliceSettings
 from forebay.core.registry.settings import EncryptionSettings
+from forebay.core.scaling.settings import HoursSettings, PaceSettings, ScaleSettings, SignalSettings
 from forebay.modelserver.telemetry.metrics import TABLE as OF_MODELS
 from forebay.obs.metrics import PREFIX
 from forebay.obs.metrics import TABLE as METRICS
@@ -143,7 +145,7 @@ def settings_page() -> str:
 
 def _sections() -> Iterator[tuple[str, type[BaseModel]]]:
     yield "The file", Cluster
-    for key in ("gateway", "admin", "registry"):
+    for key in ("gateway", "admin", "control", "registry", "health"):
         yield f"`{key}`", _model(Cluster, key)
     yield "`gateway.tls`", TlsSettings
     yield "`gateway.limits`", _model(GatewaySettings, "limits")
@@ -154,6 +156,14 @@ def _sections() -> Iterator[tuple[str, type[BaseModel]]]:
     yield "`models[]`", ModelSettings
     yield "`models[].slo`", _model(ModelSettings, "slo")
     yield "`models[].fallback[]`", FallbackSettings
+    yield "`nodes[]`", NodeSettings
+    yield "`nodes[].gpus[]`", GpuSettings
+    yield "`nodes[].gpus[].mig[]`", SliceSettings
+    yield "`models[].placement`", PlacementSettings
+    yield "`models[].scale`", ScaleSettings
+    yield "`models[].scale.up`, `models[].scale.down`", PaceSettings
+    yield "`models[].scale.signals[]`", SignalSettings
+    yield "`models[].scale.schedule[]`", HoursSettings
     yield "`models[].rollout`", RolloutSettings
     yield from _rollout_sections()
     yield "`routes[]`", RouteSettings
@@ -412,16 +422,24 @@ def _path_part(result: _PathResult) -> list[str]:
 
 
 def tree_block(source: Path) -> str:
-    """The generated part of ARCHITECTURE.md: two levels of packages with the first sentence of their docstrings."""
-    lines = [TREE_BEGIN, "```", "src/forebay/"]
+    """The generated part of ARCHITECTURE.md: the layers."""
+    return "\n".join([TREE_BEGIN, "```", "src/forebay/", *_packages(source, 1), "```", TREE_END])
+
+
+def tree_page(source: Path) -> str:
+    """`docs/tree.md`: what is in every package."""
+    return "\n".join([GENERATED, "# Packages", "", "```", "src/forebay/", *_packages(source, 3), "```", ""])
+
+
+def _packages(source: Path, levels: int) -> Iterator[str]:
+    """The packages down to a level, with the first sentence of their docstrings."""
     for package in sorted(p.parent for p in source.rglob("__init__.py")):
-        if not 1 <= len(package.relative_to(source).parts) <= 2:
+        parts = package.relative_to(source).parts
+        if not 1 <= len(parts) <= levels:
             continue
         document = ast.get_docstring(ast.parse((package / "__init__.py").read_text())) or ""
-        parts = package.relative_to(source).parts
         indent = "  " * len(parts)
-        lines.append(f"{indent}{parts[-1] + '/':<{16 - len(indent)}}{document.splitlines()[0] if document else ''}")
-    return "\n".join([*lines, "```", TREE_END])
+        yield f"{indent}{parts[-1] + '/':<{16 - len(indent)}}{document.splitlines()[0] if document else ''}"
 
 
 def with_block(path: Path, block: str) -> str:
@@ -442,6 +460,7 @@ def pages(root: Path) -> dict[Path, str]:
         root / "docs/metrics.md": metrics_page(),
         root / "docs/errors.md": errors_page(),
         root / "docs/cli.md": cli_page(),
+        root / "docs/tree.md": tree_page(root / "src/forebay"),
         readme: with_block(readme, bench_block(root / "bench")),
         architecture: with_block(architecture, tree_block(root / "src/forebay")),
     }

@@ -13,12 +13,15 @@ from forebay.cli.conformance.command import conformance
 from forebay.cli.deploy import command as deploying
 from forebay.cli.deploy.command import TokenOption
 from forebay.cli.keys import keys
+from forebay.cli.nodes import command as of_nodes
 from forebay.cli.records import command as records
 from forebay.cli.registry.command import history, registry
 from forebay.cli.repository.command import serve
 from forebay.cli.repository.demos.command import repository
+from forebay.cli.scale.command import scale
 from forebay.cli.settings import UserError
 from forebay.cli.simulate.command import simulate
+from forebay.cli.sla.command import sla
 
 if TYPE_CHECKING:
     from forebay.core.cluster import Cluster
@@ -41,6 +44,7 @@ app.add_typer(keys, name="keys")
 app.add_typer(registry, name="registry")
 app.add_typer(repository, name="repository")
 app.add_typer(deploying.rollout, name="rollout")
+app.add_typer(scale, name="scale")
 
 FileOption = Annotated[
     Path | None,
@@ -150,10 +154,14 @@ def status(
 
 app.command()(deploying.deploy)
 app.command()(deploying.apply)
+app.command()(of_nodes.nodes)
+app.command()(of_nodes.drain)
+app.command()(of_nodes.undrain)
 
 
 app.command()(records.explain)
 app.command()(records.usage)
+app.command()(sla)
 app.command()(history)
 
 

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 from forebay.cli.settings import UserError
-from forebay.control.changes import NEED_RESTART, Change, Reloaded, changes, effects
+from forebay.control.changes import Change, Reloaded, changes, effects, needs_restart
 from forebay.control.journal import Journal
 from forebay.control.leasing import make_leases
 from forebay.control.loop import Controller
@@ -87,7 +87,7 @@ class Reloader:
             raise UserError(NO_FILE if caller is None else NOT_SENT)
         cluster = await asyncio.to_thread(read)
         found = changes(self.cluster, cluster)
-        fixed = [change for change in found if change.path in NEED_RESTART]
+        fixed = [change for change in found if needs_restart(change)]
         if fixed:
             raise UserError("\n".join([*(f"{change} needs a restart of forebay up" for change in fixed), UNCHANGED]))
         if caller is not None:

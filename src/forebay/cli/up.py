@@ -8,6 +8,7 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -15,30 +16,22 @@ from rich.console import Console
 
 from forebay.cli.build import Parts, build, prepare_models
 from forebay.cli.doctor import check_certificate
-from forebay.cli.registry.opening import forget
-from forebay.cli.reload import Reloader
+from forebay.cli.registry.opening import forget, store_of
+from forebay.cli.running.several import Several
+from forebay.cli.running.telling import has_terminal, reload_on, show
 from forebay.cli.settings import INTERRUPTED, UserError
 from forebay.cli.view.screen import Screen
-from forebay.control.loop import Controller
-from forebay.control.plan import Artifact, Places, Plan
+from forebay.control.plan import Artifact, Places
 from forebay.control.ports import Taken, bind
-from forebay.control.status import Status, make_status
 from forebay.core.cluster import Cluster
-from forebay.core.model import Endpoint, Task
+from forebay.core.model import Endpoint
 from forebay.obs.clock import wall_s
 from forebay.providers.processes import identify, session_leaders
 from forebay.store.database import StoreError
 from forebay.wire.documents import UNREADABLE
 
-SHOW_EVERY_S = 0.2
 BACKLOG = 128
 NOT_BEGUN = "Nothing was started or stopped; what ran before runs on."
-ACCESS = {
-    "off": "no API key is asked for, so only this machine can reach it (gateway.auth: off)",
-    "open": "no API key is asked for: open to everybody who can reach it (gateway.auth: open)",
-    "keys": "asks for an API key; `forebay keys create --tenant NAME` makes one",
-}
-"""What `gateway.auth` means, by its values."""
 
 
 class Holder(msgspec.Struct, frozen=True):
@@ -57,6 +50,8 @@ def run_up(
 ) -> int:
     """Run a cluster until Ctrl-C or SIGTERM; the exit code. Raises `UserError` for what the user can mend.
 
+    With `control.controllers: several` it waits while another process runs the cluster.
+
     `read` reads the cluster file again, for `forebay reload` and SIGHUP; None: there is none. `parse` makes a cluster
     of a document that `forebay apply` sends; None: none is taken.
     """
@@ -67,7 +62,8 @@ def run_up(
     except OSError as error:
         raise UserError(f"{places.folder}: {error.strerror}. Set FOREBAY_HOME to a folder you can write.") from error
     began = wall_s()
-    with _only_one(places, cluster.name), Screen(console) as screen:
+    several = cluster.control.controllers == "several"
+    with _locked(places, cluster.name, shared=several), Screen(console) as screen:
         listener = _take_ports(cluster, places)
         with listener:
             try:
@@ -79,18 +75,39 @@ def run_up(
                 certificate = check_certificate(cluster.gateway.tls.value())
                 if certificate.advice:
                     screen.line(f"the certificate {certificate.found}: {certificate.advice}", "yellow")
-            parts = build(cluster, artifacts, places, screen.event, home=home, read=read, parse=parse)
-            asyncio.run(_run(parts, listener, screen, began))
+
+            make = partial(build, places=places, tell=screen.event, home=home, read=read, parse=parse)
+            if not several:
+                asyncio.run(_run(make(cluster, artifacts), listener, screen, began))
+            else:
+                control = Several(
+                    cluster,
+                    artifacts,
+                    make,
+                    opened=partial(store_of, cluster, home),
+                    places=places,
+                    screen=screen,
+                    listener=listener,
+                    read=read,
+                    prepare=partial(prepare_models, home=home, progress=lambda _: _quietly),
+                )
+                if not asyncio.run(control.run()):
+                    return 0
             forget(cluster)
     return 0
 
 
+def _quietly(stage: str, done: int, total: int | None) -> None:
+    """Nobody looks at the progress of what is prepared when a control's turn comes."""
+
+
 @contextmanager
-def _only_one(places: Places, name: str) -> Iterator[None]:
-    """Hold the lock of the cluster; the kernel lets go of it however this process ends."""
+def _locked(places: Places, name: str, *, shared: bool) -> Iterator[None]:
+    """Hold the lock of the cluster, alone or together with others that share it; the kernel lets go of it however
+    this process ends."""
     with places.lock.open("a+b") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError:
             file.seek(0)
             raise UserError(_held(file.read(), name)) from None
@@ -114,6 +131,7 @@ def _held(content: bytes, name: str) -> str:
 
 def _take_ports(cluster: Cluster, places: Places) -> socket.socket:
     """The bound socket of the admin API; the gateway's port is free, or held by a gateway of this very cluster."""
+    several = cluster.control.controllers == "several"
     own = {pid for pid, _ in session_leaders(places.folder / "units")}
     problems = []
     gateway = bind(cluster.gateway.host, cluster.gateway.port)
@@ -124,7 +142,12 @@ def _take_ports(cluster: Cluster, places: Places) -> socket.socket:
         gateway.close()
     admin = bind(cluster.admin.host, cluster.admin.port)
     if isinstance(admin, Taken):
-        problems.append(f"the admin API: {admin.why}. Stop that, or change admin.port or admin.host.")
+        how = (
+            "each control needs one of its own: `--set admin.port=PORT`"
+            if several
+            else "change admin.port or admin.host"
+        )
+        problems.append(f"the admin API: {admin.why}. Stop that, or {how}.")
     if problems or isinstance(admin, Taken):
         if not isinstance(admin, Taken):
             admin.close()
@@ -173,10 +196,10 @@ async def _run(parts: Parts, listener: socket.socket, screen: Screen, began: flo
             control.stop()
             screen.line("Ctrl-C once more cuts off what still runs.", "dim")
 
-    hung_up, terminal = asyncio.Event(), _has_terminal()
+    hung_up, terminal = asyncio.Event(), has_terminal()
 
     def hang_up() -> None:
-        if terminal and not _has_terminal():
+        if terminal and not has_terminal():
             stop()
         else:
             hung_up.set()
@@ -187,8 +210,8 @@ async def _run(parts: Parts, listener: socket.socket, screen: Screen, began: flo
     try:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(parts.server.run_on(listener))
-            reloading = tasks.create_task(_reload_on(hung_up, parts.reload))
-            showing = tasks.create_task(_show(parts, screen, began, listener.getsockname()))
+            reloading = tasks.create_task(reload_on(hung_up, parts.reload))
+            showing = tasks.create_task(show(parts, screen, began, listener.getsockname()))
             await control.run()
             parts.server.stop()
             showing.cancel()
@@ -196,64 +219,3 @@ async def _run(parts: Parts, listener: socket.socket, screen: Screen, began: flo
     finally:
         await parts.close()
     screen.line("stopped; no process is left")
-
-
-def _has_terminal() -> bool:
-    """Whether there is a terminal to press Ctrl-C at. When it is closed, SIGHUP comes too, and means to stop."""
-    try:
-        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
-    except OSError:
-        return False
-    return True
-
-
-async def _reload_on(asked: asyncio.Event, reload: Reloader) -> None:
-    """Read the cluster file again whenever it is asked for; several requests at once are one."""
-    while True:
-        await asked.wait()
-        asked.clear()
-        await reload("SIGHUP")
-
-
-def _status(control: Controller) -> Status:
-    return make_status(control, asyncio.get_running_loop().time(), wall_s())
-
-
-async def _show(parts: Parts, screen: Screen, began: float, admin: tuple[str, int]) -> None:
-    """Follow the start until everything is ready, then say so once."""
-    await parts.control.look()
-    if screen.adopted:
-        screen.line(f"adopted {screen.adopted} running processes")
-    while not (status := _status(parts.control)).complete:
-        screen.starting(status)
-        await asyncio.sleep(SHOW_EVERY_S)
-    screen.still()
-    screen.line(f"\nready after {wall_s() - began:.1f} s\n", "bold green")
-    screen.line(f"  OpenAI API  {parts.plan.gateway_url}/v1")
-    if parts.plan.gateway_url.startswith("https:"):
-        screen.line("  TLS         clients use a name that the certificate holds, and trust its CA (curl --cacert)")
-    screen.line(f"  access      {ACCESS[parts.plan.auth]}")
-    asks = "; asks for a key: forebay keys create --admin ROLE" if parts.reload.cluster.admin.auth == "keys" else ""
-    screen.line(f"  admin API   http://{admin[0]}:{admin[1]}/v1/status{asks}")
-    screen.line(f"\n{_example(parts.plan)}\n")
-    screen.line("Ctrl-C stops the cluster.", "dim")
-    if parts.reload.read is not None:
-        screen.line("`forebay reload` takes over what is changed in its file.", "dim")
-
-
-def _example(plan: Plan) -> str:
-    """A request to copy into a shell."""
-    routes = [model.routes for model in plan.models]
-    model = next((r for r in routes if r.task is Task.CHAT), routes[0])
-    key = ' \\\n  -H "authorization: Bearer $FOREBAY_API_KEY"' if plan.auth == "keys" else ""
-    if model.task is Task.TENSOR:
-        return f"curl {plan.gateway_url}/v2/models/{model.name}{key}"
-    if model.task is Task.CHAT:
-        path, rest = (
-            "chat/completions",
-            '"messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 32, "temperature": 0',
-        )
-    else:
-        path, rest = "embeddings", '"input": "A forebay feeds the turbines."'
-    body = f'{{"model": "{model.name}", {rest}}}'
-    return f"curl {plan.gateway_url}/v1/{path} \\\n  -H 'content-type: application/json'{key} \\\n  -d '{body}'"

@@ -19,10 +19,13 @@ NEED_RESTART: Final = (
     "admin.auth",
     "admin.keys_file",
     "store",
+    "control.controllers",
+    "control.lease_s",
+    "health.",
 )
-"""Settings that stay as they are while `forebay up` runs: its folder, its store, the addresses that clients know, and
-who may change it."""
-NAMED: Final = ("models", "tenants")
+"""Settings that stay as they are while `forebay up` runs: its folder, its store, the addresses that clients know, who
+may change it, and, of a section whose name ends in a dot, all there are: who is asked how the GPUs are."""
+NAMED: Final = ("models", "nodes", "tenants")
 """Lists whose entries are told apart by name, wherever in the list they stand."""
 VALUE_CHARS_MAX: Final = 80
 NOTHING: Final = "nothing"
@@ -49,6 +52,11 @@ class Reloaded:
     changes: tuple[Change, ...] = ()
     effects: tuple[str, ...] = ()
     """What is done now, and to which units."""
+
+
+def needs_restart(change: Change) -> bool:
+    """Whether it cannot be taken over by what runs."""
+    return any(change.path == each or (each.endswith(".") and change.path.startswith(each)) for each in NEED_RESTART)
 
 
 def changes(before: Cluster, after: Cluster) -> tuple[Change, ...]:
@@ -90,11 +98,17 @@ def effects(before: Plan, after: Plan) -> tuple[str, ...]:
     if before.dispatch != after.dispatch or any(_routing(old[name], new[name]) for name in old if name in new):
         told.append("the gateways route by it within a second")
     told += _gateways(before.gateways, after.gateways)
+    if before.nodes != after.nodes or any(old[name].placement != new[name].placement for name in old if name in new):
+        told.append("what runs where it no longer may moves, one replica of a model at a time; the rest stays")
     for name, model in new.items():
         if name in old:
-            told += [f"{name}: {effect}" for effect in _replicas(old[name].slots, model.slots)]
-        else:
+            told += [f"{name}: {effect}" for effect in (*_scaled(old[name], model), *_replicas(old[name], model))]
+            if old[name].standby != model.standby:
+                told.append(f"{name}: {_count(model.standby)} on standby, {old[name].standby} before")
+        elif model.slots:
             told.append(f"{name}: {_count(len(model.slots))} {'start' if len(model.slots) > 1 else 'starts'}")
+        else:
+            told.append(f"{name}: starts when somebody asks for it")
     told += [f"{name}: is no longer served; what runs may finish" for name in old if name not in new]
     return tuple(told)
 
@@ -115,7 +129,23 @@ def _gateways(old: Sequence[Slot], new: Sequence[Slot]) -> Iterator[str]:
         yield f"{slot.id}: finishes what runs and stops"
 
 
-def _replicas(old: Sequence[Slot], new: Sequence[Slot]) -> Iterator[str]:
+def _scaled(old: PlannedModel, new: PlannedModel) -> Iterator[str]:
+    if new.scale is None and old.scale is not None:
+        yield f"is scaled no more: {_count(len(new.slots))} from now on"
+    elif new.scale is not None and new.scale != old.scale:
+        does = "would be scaled" if new.scale.shadow else "is scaled"
+        yield f"{does} between {new.scale.min} and {new.scale.max} replicas, by {new.scale.policy}"
+
+
+def _replicas(before: PlannedModel, after: PlannedModel) -> Iterator[str]:
+    """Of a model that is scaled its load says how many there are."""
+    old, new = before.slots, after.slots
+    if after.scale is not None and not after.scale.shadow:
+        if _first(before) != _first(after):
+            yield "its replicas are replaced, one after the other"
+        return
+    if before.scale is not None:
+        return
     outdated = sum(a.digest != b.digest for a, b in zip(old, new, strict=False))
     if outdated and len(new) == 1:
         yield "its replica is replaced; requests wait until the new one is ready"
@@ -125,6 +155,11 @@ def _replicas(old: Sequence[Slot], new: Sequence[Slot]) -> Iterator[str]:
         yield f"{_count(len(new) - len(old))} more"
     if len(new) < len(old):
         yield f"{_count(len(old) - len(new))} less; what runs there may finish"
+
+
+def _first(model: PlannedModel) -> str:
+    """What the first slot of a model runs, also of one that has none just now."""
+    return next((slot.digest for slot in (*model.slots, model.spare) if slot is not None), "")
 
 
 def _count(replicas: int) -> str:

@@ -7,12 +7,19 @@ from dataclasses import replace
 from enum import Enum, auto
 
 from forebay.control.deploying import Deployments
+from forebay.control.health.health import Health
 from forebay.control.journal import Journal
+from forebay.control.leading.term import Leading
 from forebay.control.leasing import Leases
+from forebay.control.placing.measuring import MEASURE_EVERY_S
+from forebay.control.placing.placer import Placer
 from forebay.control.plan import Plan
 from forebay.control.probe import Prober
 from forebay.control.rolling.watching import Looked
+from forebay.control.scaling.reading import Look
+from forebay.control.scaling.scaler import Scaler
 from forebay.control.snapshot import SnapshotFile, make_routes
+from forebay.control.standby.standby import Standby
 from forebay.core.model import LoadReport, ModelRoutes, ReplicaState
 from forebay.core.reconcile import (
     Action,
@@ -63,6 +70,11 @@ class Controller:
         rules: Rules,
         leases: Leases | None = None,
         deployments: Deployments | None = None,
+        scaler: Scaler | None = None,
+        leading: Leading | None = None,
+        standby: Standby | None = None,
+        health: Health | None = None,
+        placer: Placer | None = None,
     ) -> None:
         self.plan = plan
         """What is wanted, and for the time of a replacement a little more."""
@@ -75,6 +87,8 @@ class Controller:
         self._asked = plan
         self._shaped: Plan | None = None
         """The same with what is deployed, as it was in the last round."""
+        self._settled: Plan | None = None
+        """The same with the places of its slots."""
         self._provider = provider
         self._prober = prober
         self._snapshot = snapshot
@@ -82,21 +96,41 @@ class Controller:
         self._metrics = metrics
         self._rules = rules
         self._leases = leases
+        self.leading = leading
+        """Who leads, if there are several controls; None: this one does."""
         self.deployments = deployments
         """What is deployed besides what the cluster file declares; None: nothing can be."""
+        self.scaler = scaler
+        """How many replicas each model has; None: as many as the plan says."""
+        self.standby = standby
+        """Which replicas rest; None: none does."""
+        self.health = health
+        """How nodes and devices are; None: they are fine."""
+        self.placer = placer
+        """Where replicas run; None: wherever the provider likes."""
         self._refused: dict[str, str] = {}
         self._failures = 0
         self._wake = asyncio.Event()
         self._askers: list[asyncio.Future[None]] = []
+        self._runs = False
 
     async def run(self) -> None:
         """Work until stopped and drained. If cancelled, the units run on."""
+        self._runs = True
         self._snapshot.read()
         if self._leases is not None:
             self._leases.read()
+        if self.scaler is not None:
+            await self.scaler.begin()
+        if self.health is not None:
+            await self.health.begin()
         async with asyncio.TaskGroup() as tasks:
             watching = tasks.create_task(self._watch())
             deploying = tasks.create_task(self.deployments.run(self._wake.set)) if self.deployments else None
+            scaling = tasks.create_task(self.scaler.run(self._wake.set)) if self.scaler else None
+            nursing = tasks.create_task(self.health.run(self._wake.set)) if self.health else None
+            weighing = tasks.create_task(self._weigh(self.placer)) if self.placer else None
+            keeping = tasks.create_task(self.standby.run(lambda: self.plan)) if self.standby else None
             while not self.is_over:
                 self._wake.clear()
                 askers, self._askers = self._askers, []
@@ -111,8 +145,9 @@ class Controller:
                 if not self.is_over:
                     await self._pause(again_s)
             watching.cancel()
-            if deploying is not None:
-                deploying.cancel()
+            for task in (deploying, scaling, nursing, weighing, keeping):
+                if task is not None:
+                    task.cancel()
 
     @property
     def stopping(self) -> bool:
@@ -129,6 +164,7 @@ class Controller:
         kept = {model.routes.name for model in plan.models}
         for name in sorted({model.routes.name for model in self._asked.models} - kept):
             self._metrics.forget("rollout_share", name)
+            self._metrics.forget("standby_replicas", name)
             for state in ReplicaState:
                 self._metrics.forget("replicas", name, state.value)
         if leases is not None:
@@ -151,7 +187,9 @@ class Controller:
         self._wake.set()
 
     async def look(self) -> None:
-        """Return when a round has ended that began after this call, or after `LOOK_TIMEOUT_S`."""
+        """Return when a round has ended that began after this call, or `LOOK_TIMEOUT_S` later; at once if none is."""
+        if not self._runs:
+            return
         asker = asyncio.get_running_loop().create_future()
         self._askers.append(asker)
         self._wake.set()
@@ -175,35 +213,78 @@ class Controller:
         loop = asyncio.get_running_loop()
         began, failures = loop.time(), self._failures
         seen = await self._observe()
+        why_not = self._why_not()
+        if why_not:  # what it remembers is not moved on by what it cannot do
+            self._fail("lead", why_not)
+            return self._rules.look_again_s
         before = self.state
         if seen.units is not None:
             # From here to the snapshot nothing else is awaited: what is deployed stays as it is.
-            self.plan = (await self._deployed(seen.units)).with_spares(before, seen.units)
+            wanted = self._placed(await self._deployed(seen.units), seen.units)
+            self.plan = wanted.with_spares(before, seen.units)
         self.state, verdict = decide(self._wanted(), before, seen, loop.time(), self._rules)
         self._report(before, seen, verdict)
+        if self.scaler is not None:
+            self.scaler.see(verdict.moves, self.plan, loop.time())
         if seen.units is not None:
             self._publish(before, seen.units, verdict)
+            self._remember(Looked(before, self.state, verdict.moves, self.reports), began)
             await self._lend(seen.units)
             await self._act(verdict.actions)
             self._advance(seen.units)
         if self._failures == failures:
             self.trouble = ""
         self._metrics.histogram("reconcile_duration_seconds").observe(loop.time() - began)
-        return verdict.look_again_s
+        return min(verdict.look_again_s, self.scaler.look_again_s) if self.scaler else verdict.look_again_s
 
     async def _deployed(self, units: Iterable[SeenUnit]) -> Plan:
-        """What is asked for, with the revisions that are deployed; of a mistake there all else must not suffer."""
-        deployments, seen = self.deployments, tuple(units)
-        if deployments is None:
-            return self._asked
+        """What is asked for, as large as the load wants it, with the revisions that are deployed.
+
+        Of a mistake there all else must not suffer.
+        """
+        deployments, scaler, seen = self.deployments, self.scaler, tuple(units)
         try:
-            await deployments.collect(self._prober, seen)
-            self._shaped = deployments.shaped(self._asked, seen)
+            if scaler is not None and self.phase is Phase.RUN:
+                await scaler.collect(self._prober, seen, self._asked)
+            if deployments is not None:
+                await deployments.collect(self._prober, seen)
+            asked = self._asked if scaler is None else scaler.sized(self._asked, self._looked(seen))
+            if self.standby is not None:
+                asked = self.standby.pooled(asked)
+            self._shaped = asked if deployments is None else deployments.shaped(asked, seen)
         except Exception as mistake:  # supervisor: units are looked after as before
             if self._shaped is None:
                 raise
             self._fail("rollouts", f"{type(mistake).__name__}: {mistake}")
         return self._shaped
+
+    def _placed(self, plan: Plan, units: tuple[SeenUnit, ...]) -> Plan:
+        """The plan with a place for each replica. Without these all of them would seem outdated."""
+        if self.placer is None:
+            return plan
+        try:
+            self._settled = self.placer.placed(plan, units, self.state)
+        except Exception as mistake:  # supervisor: units are looked after as before
+            if self._settled is None:
+                raise
+            self._fail("placement", f"{type(mistake).__name__}: {mistake}")
+        return self._settled
+
+    async def _weigh(self, placer: Placer) -> None:
+        """How much memory replicas use is looked at now and then; nothing depends on that."""
+        while True:
+            try:
+                await placer.footprints.run(lambda: list(self.units.values()), lambda: placer.needs)
+            except Exception as mistake:  # supervisor: what was measured before stands
+                self._fail("footprints", f"{type(mistake).__name__}: {mistake}")
+                await asyncio.sleep(MEASURE_EVERY_S)
+
+    def _looked(self, units: tuple[SeenUnit, ...]) -> Look:
+        names = [model.routes.name for model in self._asked.models]
+        rolling = {name for name in names if self.deployments and self.deployments.under_way(name)}
+        resting = self.standby.resting if self.standby else ()
+        duty = {name: self.health.duty(name) for name in names} if self.health else {}
+        return Look(self.state, units, self.reports, rolling, resting, duty)
 
     def _look(self, models: tuple[ModelRoutes, ...], looked: Looked) -> None:
         assert self.deployments is not None
@@ -243,7 +324,8 @@ class Controller:
         for key, answer in answers.items():
             if isinstance(answer, Answered) and answer.report:
                 self.reports[key] = answer.report
-        return Seen(units, answers, refused)
+        condemned = self.health.condemned(units) if self.health is not None else {}
+        return Seen(units, answers, refused, condemned=condemned)
 
     def _publish(self, before: State, units: Iterable[SeenUnit], verdict: Verdict) -> None:
         """Before acting: gateways are told of a replica that stops before the replica is."""
@@ -254,6 +336,10 @@ class Controller:
                 if self.phase is Phase.RUN:
                     self._look(models, Looked(before, self.state, verdict.moves, self.reports))
                 models = self.deployments.divided(models)
+            if self.health is not None:
+                models = self.health.weighed(models)
+            if self.standby is not None:
+                models = self.standby.routed(models, self.plan, self._snapshot.replicas)
             for model in models:
                 share = model.split.share if model.split else 0.0
                 self._metrics.gauge("rollout_share", model.name).set(share)
@@ -261,6 +347,20 @@ class Controller:
         except OSError as error:
             self._fail("publish", f"the snapshot cannot be written: {error}")
         self._metrics.gauge("snapshot_version").set(self._snapshot.current.version)
+
+    def _remember(self, looked: Looked, began: float) -> None:
+        """What has become of the models is written down; nothing depends on that."""
+        if self.standby is None or self.phase is not Phase.RUN:
+            return
+        told, now = self._snapshot.current, asyncio.get_running_loop().time()
+        try:
+            self.standby.remember(self.plan, looked, told, began, now)
+        except Exception as mistake:  # supervisor: it is a history and no more
+            self._fail("availability", f"{type(mistake).__name__}: {mistake}")
+
+    def _why_not(self) -> str:
+        """Why nothing may be done just now; empty: it may."""
+        return self.leading.why_not() if self.leading is not None else ""
 
     async def _lend(self, units: Iterable[SeenUnit]) -> None:
         """Share the tenants' limits out. What goes wrong here leaves gateways with less, never with more."""
@@ -275,6 +375,10 @@ class Controller:
 
     async def _act(self, actions: Iterable[Action]) -> None:
         for action in actions:
+            why_not = self._why_not()
+            if why_not:
+                self._fail("lead", why_not)
+                return
             try:
                 match action:
                     case Place(slot, generation):

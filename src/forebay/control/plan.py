@@ -17,8 +17,10 @@ from forebay.core.model import (
     TlsSpec,
     WorkerSpec,
 )
+from forebay.core.placement.settings import NodeSettings, PlacementSettings
 from forebay.core.reconcile import Kind, SeenUnit, Slot, State, needs_spare
 from forebay.core.revision import revision_id, spec_digest
+from forebay.core.scaling.settings import Scale
 from forebay.wire.transcript import TEXT_BYTES_MAX
 
 LOAD_MARGIN_S = 60.0
@@ -49,6 +51,17 @@ class PlannedModel:
     canary: tuple[Slot, ...] = ()
     """Of the revision that is being rolled out."""
     rollout: RolloutSettings = field(default_factory=RolloutSettings)
+    scale: Scale | None = None
+    """How many replicas it has follows from the load; None: always as many."""
+    standby: int = 0
+    """So many more are to be ready without requests."""
+    spares_auto: bool = False
+    """Whether as many are as `slo.availability` takes."""
+    placement: PlacementSettings = field(default_factory=PlacementSettings)
+    cached: bool = False
+    """Whether its files are to stay in memory."""
+    active: int | None = None
+    """So many of `slots` serve, and what is ready beyond them rests; None: all serve."""
 
     @property
     def units(self) -> tuple[Slot, ...]:
@@ -70,18 +83,27 @@ class Plan:
     """Names beside those of the models."""
     version: str = ""
     """Of Forebay: part of the digest of every slot."""
+    nodes: tuple[NodeSettings, ...] = ()
+    """Where replicas run; none: on this machine."""
 
     @property
     def slots(self) -> tuple[Slot, ...]:
         """Everything that is to run."""
         return (*self.gateways, *(slot for model in self.models for slot in model.units))
 
+    def only(self, model: str | None) -> "Plan":
+        """The same with one model; None: with all."""
+        return replace(self, models=tuple(each for each in self.models if model in (None, each.routes.name)))
+
     def with_spares(self, state: State, units: Iterable[SeenUnit]) -> "Plan":
-        """The same, with the spare of every model whose replicas are being replaced among its slots."""
+        """The same, with the spare of every model whose replicas are being replaced among its slots.
+
+        Not where replicas rest: one of them steps in.
+        """
         seen = tuple(units)
         models = tuple(
             replace(model, slots=(*model.slots, model.spare))
-            if model.spare and needs_spare(model.slots, model.spare, state, seen)
+            if model.spare and model.active is None and needs_spare(model.slots, model.spare, state, seen)
             else model
             for model in self.models
         )
@@ -110,6 +132,11 @@ class Places:
         return self.folder / "deployed.json"
 
     @property
+    def scaled(self) -> Path:
+        """What is known of the scaling of models, for the same."""
+        return self.folder / "scaled.json"
+
+    @property
     def log(self) -> Path:
         """Control's history."""
         return self.folder / "control.log"
@@ -118,6 +145,11 @@ class Places:
     def records(self) -> Path:
         """What gateways write down of finished requests."""
         return self.folder / "records"
+
+    @property
+    def availability(self) -> Path:
+        """What has become of the models from day to day."""
+        return self.folder / "availability"
 
     @property
     def keys(self) -> Path:
@@ -140,6 +172,11 @@ class Places:
         return self.folder / "leases.json"
 
     @property
+    def epochs(self) -> Path:
+        """The fence: which of several controls may act."""
+        return self.folder / "epochs"
+
+    @property
     def lock(self) -> Path:
         """Held by the one process that runs the cluster."""
         return self.folder / "lock"
@@ -155,6 +192,7 @@ def make_plan(cluster: Cluster, artifacts: Mapping[str, Artifact], places: Place
         auth=cluster.gateway.auth,
         dispatch=make_dispatch(cluster.aliases, cluster.routes),
         version=version,
+        nodes=cluster.nodes,
     )
 
 
@@ -229,13 +267,12 @@ def _gateway(cluster: Cluster, index: int, places: Places, version: str) -> Slot
     return Slot(spec.id, Kind.GATEWAY, "gateway", index, digest, spec, drain_grace_s=settings.drain_grace_s)
 
 
-def _model(cluster: Cluster, model: ModelSettings, artifact: Artifact, version: str) -> PlannedModel:
-    revision = revision_id(artifact.digest, artifact.engine, artifact.settings)
+def _first(cluster: Cluster, model: ModelSettings, artifact: Artifact, version: str) -> Slot:
     spec = WorkerSpec(
         replica=f"{model.name}-0",
         generation=0,
         model=model.name,
-        revision=revision,
+        revision=revision_id(artifact.digest, artifact.engine, artifact.settings),
         task=model.task,
         engine=artifact.engine,
         artifact=str(artifact.path),
@@ -244,13 +281,14 @@ def _model(cluster: Cluster, model: ModelSettings, artifact: Artifact, version: 
         settings=dict(artifact.settings),
         engine_hang_s=model.engine_hang_s,
         drain_grace_s=model.drain_grace_s,
+        lease_s=cluster.control.replica_lease_s,
         limits=Limits(
             # a request that goes on with another replica's answer brings that answer's text
             body_bytes_max=cluster.gateway.limits.body_bytes_max + TEXT_BYTES_MAX,
             bodies_bytes_max=cluster.gateway.limits.bodies_bytes_max,
         ),
     )
-    first = Slot(
+    return Slot(
         id=spec.replica,
         kind=Kind.REPLICA,
         group=model.name,
@@ -260,8 +298,30 @@ def _model(cluster: Cluster, model: ModelSettings, artifact: Artifact, version: 
         load_timeout_s=spec.engine_load_timeout_s + LOAD_MARGIN_S,
         drain_grace_s=spec.drain_grace_s,
     )
+
+
+def _model(cluster: Cluster, model: ModelSettings, artifact: Artifact, version: str) -> PlannedModel:
+    first = _first(cluster, model, artifact, version)
+    assert isinstance(first.spec, WorkerSpec)
     *slots, spare = (slot_of(first, index, None, version) for index in range(model.replicas + 1))
-    routes = ModelRoutes(
+    return PlannedModel(
+        _routes(model, first.spec.revision),
+        artifact.engine,
+        model.source,
+        model.slo,
+        tuple(slots),
+        spare,
+        rollout=model.rollout,
+        scale=model.scaling(),
+        standby=max(model.standby, model.spares if isinstance(model.spares, int) else 0),
+        spares_auto=model.spares == "auto",
+        cached=model.cached,
+        placement=model.placement,
+    )
+
+
+def _routes(model: ModelSettings, revision: str) -> ModelRoutes:
+    return ModelRoutes(
         name=model.name,
         task=model.task,
         policy=model.routing,
@@ -275,4 +335,3 @@ def _model(cluster: Cluster, model: ModelSettings, artifact: Artifact, version: 
         fallback_default=model.fallback_default == "allow",
         price_per_mtok=model.price_per_mtok,
     )
-    return PlannedModel(routes, artifact.engine, model.source, model.slo, tuple(slots), spare, rollout=model.rollout)

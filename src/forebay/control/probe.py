@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import TypeVar
 from urllib.parse import quote
 
-import httpx
 import msgspec
 
 from forebay.core.deploy.samples import Observed
 from forebay.core.model import Endpoint, LoadReport
+from forebay.core.pressure import Pressure
 from forebay.core.reconcile import Answer, Answered, Kind, SeenUnit, Silent, UnitKey
 from forebay.core.tenancy import Demand
+from forebay.net.fetching import NoAnswer, fetch_once
 from forebay.wire.documents import UNREADABLE
 
 TIMEOUT_S = 1.0
@@ -23,16 +24,11 @@ BODY_BYTES_MAX = 8 * 1_048_576
 
 
 class Prober:
-    """Holds the connections to the units. `peers` is where gateways write down their own ports."""
+    """Each question has a connection of its own. `peers` is where gateways write down their own ports."""
 
     def __init__(self, peers: Path) -> None:
         self._peers = peers
-        self._client = httpx.AsyncClient(
-            verify=False,  # noqa: S501 - plain HTTP on loopback; saves loading certificates
-            trust_env=False,
-            timeout=TIMEOUT_S,
-            limits=httpx.Limits(max_connections=AT_ONCE_MAX),
-        )
+        self._room = asyncio.Semaphore(AT_ONCE_MAX)
 
     async def ask(self, units: Iterable[SeenUnit]) -> dict[UnitKey, Answer]:
         """The answers of all units that have said where they listen; all together take little more than a second."""
@@ -61,6 +57,13 @@ class Prober:
             ]
         return {slot: observed for slot, task in asked if (observed := task.result()) is not None}
 
+    async def pressures(self, units: Iterable[SeenUnit]) -> dict[str, Pressure]:
+        """What each gateway that answers was asked for, by its slot; asked at once, in little more than a second."""
+        listening = [unit for unit in units if unit.alive and unit.endpoint and unit.kind is Kind.GATEWAY]
+        async with asyncio.TaskGroup() as tasks:
+            asked = [(unit.slot, tasks.create_task(self._told(unit, "/pressure", Pressure))) for unit in listening]
+        return {slot: pressure for slot, task in asked if (pressure := task.result()) is not None}
+
     async def pages(self, units: Iterable[SeenUnit]) -> dict[str, bytes]:
         """The metrics of each gateway that answers, by its slot; asked at once, in little more than a second."""
         listening = [unit for unit in units if unit.alive and unit.endpoint and unit.kind is Kind.GATEWAY]
@@ -68,21 +71,13 @@ class Prober:
             asked = [(unit.slot, tasks.create_task(self._page(unit))) for unit in listening]
         return {slot: page for slot, task in asked if (page := task.result()) is not None}
 
-    async def close(self) -> None:
-        """Close the connections."""
-        await self._client.aclose()
-
     async def _ask_one(self, unit: SeenUnit) -> Answer:
         endpoint = self._own_port(unit) or unit.endpoint
         assert endpoint is not None
         path = "/livez" if unit.kind is Kind.GATEWAY else "/load"
-        try:
-            async with asyncio.timeout(TIMEOUT_S):
-                body = await self._get(f"http://{endpoint.host}:{endpoint.port}{path}")
-        except TimeoutError:
-            return Silent(f"nothing within {TIMEOUT_S:g} s")
-        except (httpx.HTTPError, _Unfit) as error:
-            return Silent(str(error) or type(error).__name__)
+        body = await self._get(endpoint, path)
+        if isinstance(body, NoAnswer):
+            return Silent(body.why)
         if unit.kind is Kind.GATEWAY:
             return Answered()
         try:
@@ -104,33 +99,22 @@ class Prober:
         endpoint = self._own_port(unit)
         if endpoint is None:
             return None
+        body = await self._get(endpoint, path)
         try:
-            async with asyncio.timeout(TIMEOUT_S):
-                body = await self._get(f"http://{endpoint.host}:{endpoint.port}{path}")
-            return msgspec.json.decode(body, type=document)
-        except (TimeoutError, httpx.HTTPError, _Unfit, *UNREADABLE):
+            return None if isinstance(body, NoAnswer) else msgspec.json.decode(body, type=document)
+        except UNREADABLE:
             return None
 
     async def _page(self, unit: SeenUnit) -> bytes | None:
         endpoint = self._own_port(unit)
         if endpoint is None:
             return None
-        try:
-            async with asyncio.timeout(TIMEOUT_S):
-                return await self._get(f"http://{endpoint.host}:{endpoint.port}/metrics")
-        except (TimeoutError, httpx.HTTPError, _Unfit):
-            return None
+        body = await self._get(endpoint, "/metrics")
+        return None if isinstance(body, NoAnswer) else body
 
-    async def _get(self, url: str) -> bytes:
-        body = bytearray()
-        async with self._client.stream("GET", url) as answer:
-            if answer.status_code != httpx.codes.OK:
-                raise _Unfit(f"status {answer.status_code}")
-            async for chunk in answer.aiter_bytes():
-                body += chunk
-                if len(body) > BODY_BYTES_MAX:
-                    raise _Unfit("an answer without end")
-        return bytes(body)
+    async def _get(self, endpoint: Endpoint, target: str) -> bytes | NoAnswer:
+        async with self._room:
+            return await fetch_once(endpoint.host, endpoint.port, target.encode(), TIMEOUT_S, BODY_BYTES_MAX)
 
     def _own_port(self, unit: SeenUnit) -> Endpoint | None:
         """Of a gateway the port that it shares with no other process; None: it has not told yet."""
@@ -141,7 +125,3 @@ class Prober:
         except (OSError, *UNREADABLE):
             return None
         return own if own.pid == unit.pid else None
-
-
-class _Unfit(Exception):  # noqa: N818 - never leaves this module
-    """Something answers, but not as a unit does."""

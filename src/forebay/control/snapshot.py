@@ -49,14 +49,20 @@ def _replica(
     return Replica(s.id, generation, report.revision, unit.endpoint.host, unit.endpoint.port, s.state)
 
 
+class Superseded(OSError):  # noqa: N818 - a state, not a mistake
+    """A control of a newer epoch has written the snapshot."""
+
+
 class SnapshotFile:
     """Writes the snapshot when it has changed; versions only grow, also from one control to the next.
 
-    If somebody else has touched the file, it is written again: gateways that start read nothing else.
+    If somebody else has touched the file, it is written again, as gateways that start read nothing else; unless who
+    wrote it leads with a newer `epoch`.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, epoch: int = 0) -> None:
         self._path = path
+        self._epoch = epoch
         self._left: tuple[int, int, int] | None = None
         self.current = Snapshot(0)
 
@@ -69,13 +75,18 @@ class SnapshotFile:
             self.current = Snapshot(int(wall_s()))  # above all that came before, should a gateway still know one
 
     def write(self, models: tuple[ModelRoutes, ...], dispatch: Dispatch | None = None) -> bool:
-        """Replace the snapshot, unless it says the same. Raises OSError, and then it is as it was."""
+        """Replace the snapshot, unless it says the same. Raises OSError, and then it is as it was.
+
+        Raises `Superseded` if it is one of a newer epoch.
+        """
         current = self.current
-        snapshot = Snapshot(current.version + 1, models, dispatch or Dispatch())
+        snapshot = Snapshot(current.version + 1, models, dispatch or Dispatch(), self._epoch)
         untouched = self._left is not None and self._left == self._stamp()
         if untouched and replace(snapshot, version=current.version) == current:
             return False
-        draft = self._path.with_suffix(".new")
+        if not untouched:
+            self._give_way()
+        draft = self._path.with_suffix(f".{self._epoch}.new")
         try:
             draft.write_bytes(msgspec.json.encode(snapshot))
             draft.replace(self._path)
@@ -85,6 +96,14 @@ class SnapshotFile:
         self.current = snapshot
         self._left = self._stamp()
         return True
+
+    def _give_way(self) -> None:
+        try:
+            found = msgspec.json.decode(self._path.read_bytes(), type=Snapshot).epoch
+        except (OSError, *UNREADABLE):
+            return
+        if found > self._epoch:
+            raise Superseded(f"epoch {found} has written it, and this control has epoch {self._epoch}")
 
     def _stamp(self) -> tuple[int, int, int] | None:
         """Tells one content of the file from another; None if there is none."""

@@ -5,10 +5,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from forebay import __version__
+from forebay.control.leading.term import LeaderStatus
 from forebay.control.loop import Controller, Phase
 from forebay.control.plan import PlannedModel
 from forebay.core.model import LoadReport, ReplicaState
 from forebay.core.reconcile import SeenUnit, SlotState
+
+FOLLOW = "follow"
+"""Phase of a control that does not lead."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,16 @@ class ReplicaStatus(UnitStatus):
     kv_total_tokens: int
     batch_fill: float
     grpc_port: int = 0
+    standby: bool = False
+    """It is ready and rests: gateways do not know it."""
+    node: str = ""
+    devices: tuple[str, ...] = ()
+    memory_bytes: int = 0
+    """What it is taken to need of its node."""
+    memory_used_bytes: int = 0
+    """What it really uses of it; 0: not known yet."""
+    misplaced: str = ""
+    """Why it has no place, or ought to have another one; empty: all is well."""
 
 
 @dataclass(frozen=True)
@@ -74,11 +88,23 @@ class ModelStatus:
     wanted: int
     replicas: tuple[ReplicaStatus, ...]
     rollout: RolloutStatus | None = None
+    standby: int = 0
+    """Of those that are ready, so many rest."""
+    on_demand: bool = False
+    """It may be without replicas while nobody asks."""
+    least: int | None = None
+    """Bounds of its scaling that hold now; null: it is not scaled."""
+    most: int | None = None
+
+    @property
+    def serves(self) -> bool:
+        """Whether requests are answered, be it after the start of a replica."""
+        return self.ready > 0 or self.on_demand
 
 
 @dataclass(frozen=True)
 class Status:
-    """A cluster. `ready`: every model has a ready replica, and a gateway answers."""
+    """A cluster. `ready`: every model has a ready replica or gets one on demand, and a gateway answers."""
 
     cluster: str
     version: str
@@ -89,6 +115,8 @@ class Status:
     gateway_url: str
     gateways: tuple[UnitStatus, ...]
     models: tuple[ModelStatus, ...]
+    leader: LeaderStatus | None = None
+    """Where there are several controls: the one that leads, as far as is known; the others say nothing of units."""
 
     @property
     def complete(self) -> bool:
@@ -104,17 +132,21 @@ def make_status(control: Controller, now: float, wall: float) -> Status:
         _unit(control, states.get(g.id) or SlotState(g.id, now), now, wall) for g in control.plan.gateways
     )
     models = tuple(_model(control, model, states, now, wall) for model in control.plan.models)
-    up = any(g.state is ReplicaState.READY for g in gateways) and all(m.ready for m in models)
+    up = any(g.state is ReplicaState.READY for g in gateways) and all(m.serves for m in models)
+    leading = control.leading
+    leader = leading.told if leading is not None else None
+    follows = leading is not None and not (leader is not None and leader.here)
     return Status(
         cluster=control.plan.cluster,
         version=__version__,
         pid=os.getpid(),
-        ready=up and control.phase is Phase.RUN,
-        phase=control.phase.name.lower(),
-        trouble=control.trouble or _store_trouble(control),
+        ready=up and control.phase is Phase.RUN and not follows,
+        phase=FOLLOW if follows else control.phase.name.lower(),
+        trouble="" if follows else control.trouble or _store_trouble(control),
         gateway_url=control.plan.gateway_url,
         gateways=gateways,
         models=models,
+        leader=leader,
     )
 
 
@@ -151,6 +183,7 @@ def _model(
     replicas = tuple(
         _replica(control, model, states.get(slot.id) or SlotState(slot.id, now), now, wall) for slot in model.units
     )
+    bounds = control.scaler.bounds(model.routes.name) if control.scaler else None
     return ModelStatus(
         name=model.routes.name,
         task=model.routes.task.value,
@@ -162,6 +195,10 @@ def _model(
         wanted=len(model.units),
         replicas=replicas,
         rollout=_rollout(control, model.routes.name),
+        standby=sum(r.standby for r in replicas),
+        on_demand=model.routes.on_demand,
+        least=bounds[0] if bounds else None,
+        most=bounds[1] if bounds else None,
     )
 
 
@@ -206,4 +243,10 @@ def _replica(control: Controller, model: PlannedModel, s: SlotState, now: float,
         kv_total_tokens=load.kv_total_tokens,
         batch_fill=load.batch_fill,
         grpc_port=load.grpc_port,
+        standby=control.standby is not None and (s.id, s.generation) in control.standby.resting,
+        node=unit.node if unit and unit.alive else "",
+        devices=unit.devices if unit and unit.alive else (),
+        memory_bytes=unit.memory_bytes if unit and unit.alive else 0,
+        memory_used_bytes=control.placer.footprints.used.get((s.id, s.generation), 0) if control.placer else 0,
+        misplaced=control.placer.note(s.id) if control.placer else "",
     )

@@ -16,8 +16,12 @@ from forebay.core import model as nouns
 from forebay.core.deploy.settings import RolloutSettings, rollout_conflicts
 from forebay.core.dispatch.settings import RouteSettings, StandInSettings, dispatch_conflicts
 from forebay.core.engine_settings import ENGINES_OF, EngineSettings, named
+from forebay.core.health.settings import HealthSettings, health_conflicts
+from forebay.core.leading.settings import ControlSettings, control_conflicts
 from forebay.core.model import Policy, Task
+from forebay.core.placement.settings import NodeSettings, PlacementSettings, placement_conflicts
 from forebay.core.registry.settings import RegistrySettings, encryption_conflicts, store_conflicts
+from forebay.core.scaling.settings import Scale, ScaleSettings, scale_conflicts
 from forebay.core.section import Conflict, Name, Section, sections
 from forebay.core.tenancy import Quota, Tenant
 
@@ -154,8 +158,19 @@ class ModelSettings(Section):
     """Checksum of the file (of `model.onnx` in a folder); a source that differs is refused."""
     engine: Annotated[EngineSettings, BeforeValidator(named)] | None = None
     """The engine by name, or a section with `name` and its settings; default: chosen from the source."""
-    replicas: Annotated[int, Field(ge=1, le=1000)] = 1
-    """How many replicas to keep running."""
+    replicas: Annotated[int, Field(ge=0, le=1000)] = 1
+    """How many replicas to keep running; with `scale`, how many to begin with."""
+    scale: ScaleSettings | None = None
+    """How many replicas there are follows from the load; none: always `replicas`."""
+    standby: Annotated[int, Field(ge=0, le=100)] = 0
+    """How many more to keep running, loaded and without requests: one of them steps in at once for a replica that
+    fails, or when more are wanted."""
+    spares: Annotated[int, Field(ge=0, le=100)] | Literal["auto"] = 0
+    """The same for failures alone; the larger one of both counts. `auto`: as many as `slo.availability` takes by the
+    failures and repairs there have been; `forebay sla` shows the arithmetic."""
+    cached: bool = False
+    """Keep its files in the machine's memory (page cache), as far as half of what is available goes, so that starting
+    replicas do not wait for the disk: for models that may be without replicas."""
     routing: Policy = Policy.CPR
     """How gateways pick a replica."""
     hedge_after_s: Annotated[float, Field(gt=0, le=60)] | None = None
@@ -183,6 +198,15 @@ class ModelSettings(Section):
     """Price of a million tokens, in the unit of the header `x-forebay-max-cost`."""
     rollout: RolloutSettings = RolloutSettings()
     """How new revisions come to serve."""
+
+    placement: PlacementSettings = PlacementSettings()
+    """Where its replicas run."""
+
+    def scaling(self) -> Scale | None:
+        """How the model is scaled; None: it has a fixed number of replicas."""
+        times = (self.slo.ttft_p99_ms, self.slo.tpot_p99_ms, self.slo.latency_p99_ms)
+        ttft_s, tpot_s, latency_s = (None if time_ms is None else time_ms / 1000 for time_ms in times)
+        return None if self.scale is None else self.scale.value(ttft_s, tpot_s, latency_s)
 
 
 Band = Literal["system", "interactive", "default", "batch"]
@@ -240,11 +264,17 @@ class Cluster(Section):
     """Other names of models, or of names in `routes`, for clients to use."""
     routes: tuple[RouteSettings, ...] = ()
     """Rules that choose a model by what a request is like."""
+    nodes: tuple[NodeSettings, ...] = ()
+    """Machines, or parts of this one, that replicas run on; none: one node `local`, this machine."""
+    health: HealthSettings = HealthSettings()
+    """How the GPUs are."""
     tenants: tuple[TenantSettings, ...] = ()
     """Who may use them, with `gateway.auth: keys`."""
     store: str | None = None
     """Where the registry and the history are kept: `sqlite:///PATH` or `postgresql://USER@HOST/NAME`; none: the file
     `forebay.db` below `FOREBAY_HOME`."""
+    control: ControlSettings = ControlSettings()
+    """What watches over the replicas."""
     registry: RegistrySettings = RegistrySettings()
     """Registered models."""
 
@@ -270,6 +300,7 @@ def conflicts(raw: Mapping[str, Any]) -> tuple[Conflict, ...]:
         *_same_names("models", models),
         *_engine_conflicts(models),
         *_source_conflicts(models),
+        *_spare_conflicts(models),
         *_port_conflicts(raw),
         *_auth_conflicts(gateway, raw.get("tenants", [])),
         *_admin_conflicts(raw.get("admin")),
@@ -277,9 +308,13 @@ def conflicts(raw: Mapping[str, Any]) -> tuple[Conflict, ...]:
         *_tenant_conflicts(tenants, models),
         *_limit_conflicts(tenants, gateway.get("processes", 1)),
         *store_conflicts(raw.get("store")),
+        *control_conflicts(raw),
         *encryption_conflicts(raw.get("registry")),
         *dispatch_conflicts(raw),
         *rollout_conflicts(raw),
+        *scale_conflicts(raw),
+        *placement_conflicts(raw),
+        *health_conflicts(raw),
     )
 
 
@@ -322,6 +357,14 @@ def _source_conflicts(sections: Sequence[Mapping[str, Any]]) -> Iterator[Conflic
         if section.get("source") == "synthetic" and section.get("engine") is None and section.get("task") != "tensor":
             allowed = "`engine: synthetic`, which needs no model; a file of that name is `source: ./synthetic`"
             yield Conflict(f"models[{index}].engine", "nothing, beside `source: synthetic`", allowed)
+
+
+def _spare_conflicts(sections: Sequence[Mapping[str, Any]]) -> Iterator[Conflict]:
+    for index, section in enumerate(sections):
+        slo = section.get("slo")
+        if section.get("spares") == "auto" and not (isinstance(slo, Mapping) and slo.get("availability")):
+            allowed = "a number, or `slo.availability` beside it, which they are to keep"
+            yield Conflict(f"models[{index}].spares", '"auto"', allowed)
 
 
 def _port_conflicts(raw: Mapping[str, Any]) -> Iterator[Conflict]:

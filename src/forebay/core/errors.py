@@ -36,6 +36,7 @@ class Code(StrEnum):
     ROLE_NOT_ALLOWED = "role_not_allowed"
     CONFLICT = "conflict"
     STORE_UNAVAILABLE = "store_unavailable"
+    NOT_LEADER = "not_leader"
     RATE_LIMITED = "rate_limit_exceeded"
     STREAMS_LIMIT = "streams_limit"
     BUDGET_EXCEEDED = "insufficient_quota"
@@ -47,6 +48,8 @@ class Code(StrEnum):
     NO_REPLICA = "no_replica"
     OVERLOADED = "overloaded"
     DRAINING = "draining"
+    FENCED = "fenced"
+    OTHER_REPLICA = "other_replica"
     ENGINE_LOADING = "engine_loading"
     ENGINE_FAILED = "engine_failed"
     ENGINE_STALLED = "engine_stalled"
@@ -93,6 +96,7 @@ TABLE: dict[Code, Row] = {
     Code.ROLE_NOT_ALLOWED: Row(403, _C, False, _BAD, "The role of this key may not do that."),
     Code.CONFLICT: Row(409, _C, False, _BAD, "As things stand now, that cannot be done."),
     Code.STORE_UNAVAILABLE: Row(503, _P, False, _SERVER, "The store cannot be reached; nothing was changed."),
+    Code.NOT_LEADER: Row(503, _P, False, _SERVER, "Another control leads the cluster; ask that one."),
     Code.RATE_LIMITED: Row(429, _C, False, _BUSY, "The tenant is over its requests or tokens per minute."),
     Code.STREAMS_LIMIT: Row(429, _C, False, _BUSY, "The tenant has as many open streams as it may have."),
     Code.BUDGET_EXCEEDED: Row(429, _C, False, _BUSY, "The tenant has used its tokens of the day."),
@@ -113,6 +117,8 @@ TABLE: dict[Code, Row] = {
     Code.NO_REPLICA: Row(503, _P, False, _SERVER, "No replica of this model is ready."),
     Code.OVERLOADED: Row(503, _P, True, _SERVER, "The replica has no room for another request."),
     Code.DRAINING: Row(503, _P, True, _SERVER, "The replica is shutting down."),
+    Code.FENCED: Row(503, _P, True, _SERVER, "The replica was cut off from the cluster for too long, and stops."),
+    Code.OTHER_REPLICA: Row(503, _P, True, _SERVER, "Another replica answers at this address by now."),
     Code.ENGINE_LOADING: Row(503, _P, True, _SERVER, "The replica is still loading its model."),
     Code.ENGINE_FAILED: Row(503, _M, True, _SERVER, "The engine process died; it is being replaced."),
     Code.ENGINE_STALLED: Row(503, _M, True, _SERVER, "The engine makes no progress; it is being replaced."),

@@ -119,6 +119,8 @@ class Replica:
     host: str
     port: int
     state: ReplicaState
+    weight: float = 1.0
+    """How much of the usual work it can do, above 0: less than 1 on a GPU that is throttled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +223,10 @@ class ModelRoutes:
     """After so long without an answer, short requests without side effects go to a second replica; 0: never."""
     split: Split | None = None
     """None: all replicas are alike."""
+    on_demand: bool = False
+    """It may be without replicas while nobody asks: requests wait until one has started."""
+    start_s: float = 0.0
+    """How long a replica takes to come up, seconds; 0: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +236,8 @@ class Snapshot:
     version: int
     models: tuple[ModelRoutes, ...] = ()
     dispatch: Dispatch = field(default_factory=Dispatch)
+    epoch: int = 0
+    """Which leadership of control has written it. One of an older epoch counts for nothing once a newer is known."""
 
 
 @dataclass(frozen=True)
@@ -255,6 +263,14 @@ class WorkerSpec:
     engine_hang_s: float = 20.0
     engine_load_timeout_s: float = 300.0
     drain_grace_s: float = 30.0
+    lease_s: float = 0.0
+    """If nobody has asked for its load for so long, it stops itself; 0: never."""
+    node: str = ""
+    """Where it is to run; empty: nobody has said."""
+    devices: tuple[str, ...] = ()
+    """GPUs of that node, or slices of them, which are all that it sees."""
+    cpus: tuple[int, ...] = ()
+    """Cores that it may run on; none: all of them."""
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,16 @@ class Slot:
     load_timeout_s: float = 360.0
     """Time from then until it is ready."""
     drain_grace_s: float = 30.0
+    memory_bytes: int = 0
+    """What it is taken to need of its node's memory."""
+    device_bytes: int = 0
+    """What it is taken to need of each of its devices."""
+    waits: str = ""
+    """Why nothing can be started here now; empty: it can."""
+    launcher: tuple[str, ...] = ()
+    """Words before its command, which it takes the place of."""
+    moves: str = ""
+    """Why what runs in it does not stay where it is; empty: it may."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +64,11 @@ class SeenUnit:
     endpoint: Endpoint | None = None
     ended: str = ""
     last_words: str = ""
+    node: str = ""
+    devices: tuple[str, ...] = ()
+    cpus: tuple[int, ...] = ()
+    memory_bytes: int = 0
+    device_bytes: int = 0
 
     @property
     def key(self) -> UnitKey:
@@ -80,12 +95,16 @@ Answer = Answered | Silent
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One observation. `units` None: unknown, because of `trouble`. `refused`: slots whose start failed, and why."""
+    """One observation. `units` None: unknown, because of `trouble`. `refused`: slots whose start failed, and why.
+
+    `condemned`: units that cannot go on, and why: an error of their device has hit them.
+    """
 
     units: tuple[SeenUnit, ...] | None
     answers: Mapping[UnitKey, Answer] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)
     trouble: str = ""
+    condemned: Mapping[UnitKey, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,15 +247,23 @@ def needs_spare(slots: Sequence[Slot], spare: Slot, state: State, units: Iterabl
     """Whether one more replica stands in while those of `slots`, a model's, are replaced one after the other.
 
     It starts before the first one leaves and goes when the last one is ready, so that there are never fewer than
-    before. A single replica gets none: whoever runs one may have no room for two.
+    before. A single replica gets none: whoever runs one may have no room for two. Unless it moves to another node:
+    then there is room, as where `spare` is to run has been found out.
     """
     leaving = {(s.id, x.generation) for s in state.slots for x in s.leaving}
     running = {unit.slot: unit for unit in units if unit.alive and unit.key not in leaving}
     stands = spare.id in running
-    if any(slot.id in running and running[slot.id].digest != slot.digest for slot in slots):
-        return stands or len(slots) > 1
+    outdated = [(slot, running[slot.id]) for slot in slots if slot.id in running]
+    outdated = [(slot, unit) for slot, unit in outdated if unit.digest != slot.digest]
+    if outdated:
+        return stands or len(slots) > 1 or any(_moves(slot, unit) for slot, unit in outdated)
     states = {s.id: s.state for s in state.slots}
-    return stands and any(states.get(slot.id) is not ReplicaState.READY for slot in slots)
+    return stands and any(states.get(slot.id) is not ReplicaState.READY for slot in slots if not slot.waits)
+
+
+def _moves(slot: Slot, unit: SeenUnit) -> bool:
+    node = slot.spec.node if isinstance(slot.spec, WorkerSpec) else ""
+    return bool(unit.node) and bool(node) and unit.node != node
 
 
 @dataclass
@@ -274,6 +301,8 @@ class _Turn:
         s = self.adopt(s, {g: unit for g, unit in live.items() if g not in {x.generation for x in s.leaving}})
         if s.unit:
             s = self.hear(s, s.unit, self.seen.answers.get((s.id, s.unit.generation)))
+        if s.unit and (s.id, s.unit.generation) in self.seen.condemned:
+            s = self.kill(s, s.unit, self.seen.condemned[s.id, s.unit.generation])
         if s.unit and s.id in self.slots:
             s = self.hurry(s, s.unit, self.slots[s.id])
         return self.dismiss(s, live)
@@ -382,12 +411,14 @@ class _Turn:
                 self.states[id] = self.leave(s, s.unit, unit.drain_grace_s, self.rules.unwanted_why)
             elif unit.digest != slot.digest:
                 others = [
-                    self.states[x.id].state for x in self.slots.values() if x.group == slot.group and x.id != id
+                    self.states[x.id].state
+                    for x in self.slots.values()
+                    if x.group == slot.group and x.id != id and not x.waits
                 ]
                 if s.state is ReplicaState.READY and any(x is not ReplicaState.READY for x in others):
                     self.states[id] = replace(s, why="outdated; waits for the others to be ready")
                 else:
-                    why = "outdated: its settings, model or version of Forebay have changed"
+                    why = slot.moves or "outdated: its settings, model or version of Forebay have changed"
                     alone = slot.kind is Kind.GATEWAY and not others  # nobody else listens on the port
                     self.states[id] = self.leave(s, s.unit, unit.drain_grace_s, why, stays=alone)
 
@@ -401,6 +432,9 @@ class _Turn:
             # A replica may need all the memory there is, so its successor waits; gateways share their port.
             waits = s.leaving and slot.kind is Kind.REPLICA
             if s.unit or waits or self.now < s.not_before:
+                continue
+            if slot.waits:
+                self.states[slot.id] = replace(s, why=slot.waits)
                 continue
             if slot.kind is Kind.REPLICA:
                 if room <= 0:

@@ -3,7 +3,7 @@
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from forebay.core.model import GatewaySpec, WorkerSpec
 
@@ -20,6 +20,11 @@ def spec_digest(spec: WorkerSpec | GatewaySpec, version: str) -> str:
     """Differs if a unit has to be replaced to become what `spec` says under this version of Forebay."""
     fields = {key: value for key, value in dataclasses.asdict(spec).items() if key not in _OWN}
     return _digest([version, fields])[:16]
+
+
+def placed_digest(digest: str, where: Sequence[object]) -> str:
+    """The digest of a specification that runs in a certain place; `where` is plain data."""
+    return _digest([digest, where])[:16]
 
 
 def _digest(value: object) -> str:

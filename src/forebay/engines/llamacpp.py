@@ -272,9 +272,9 @@ class LlamaCppEngine:
         parameters.cache_ram_mib = 0  # no second cache beside the KV cache
         parameters.ui = False
         parameters.verbosity = 0
-        if self._settings.threads:
-            parameters.cpuparams.n_threads = self._settings.threads
-            parameters.cpuparams_batch.n_threads = self._settings.threads
+        threads, cores = self._settings.threads, len(os.sched_getaffinity(0))
+        if threads or cores != os.cpu_count():  # llama.cpp itself counts all cores of the machine
+            parameters.cpuparams.n_threads = parameters.cpuparams_batch.n_threads = threads or cores
         return parameters
 
     def _tokens(self, prompt: str | tuple[int, ...], *, bos: bool = True) -> list[int]:

@@ -139,6 +139,7 @@ class Link:
             )
         )
         """What the head of every answer says of it."""
+        meter.weigh(replica.weight)
 
     @property
     def live(self) -> bool:
@@ -175,6 +176,11 @@ class Link:
         if learned is not None:
             self.room = share_of_room(learned, self.load, gateways)
             self.meter.strained = self.awaited_at is None or now - self.awaited_at <= HOLD_S
+
+    def drains(self) -> None:
+        """It has answered a request by saying that it stops: that counts more than a load report of just before."""
+        self.planned = ReplicaState.DRAINING
+        self.state = effective_state(self.planned, self.reported)
 
     def unheard(self) -> None:
         """Nothing is known of it: no request goes there until it answers again."""
@@ -216,8 +222,8 @@ class Served:
 
     __slots__ = (
         "_judged_at",
-        "_leaving",
         "account",
+        "leaving",
         "lengths",
         "links",
         "pricing",
@@ -225,6 +231,7 @@ class Served:
         "routes",
         "running",
         "split",
+        "stay_s",
         "troubled",
         "urgent_at",
         "waiting",
@@ -236,7 +243,8 @@ class Served:
         """None: its replicas are all alike."""
         self.account = account
         self.links: list[Link] = []
-        self._leaving: list[Link] = []
+        self.leaving: list[Link] = []
+        """Those that control does not want any more, with attempts under way."""
         self.pricing = Pricing(PrefixIndex())
         self.lengths = Lengths()
         self.running = [0] * len(Band)
@@ -247,6 +255,8 @@ class Served:
         """Whether the breaker of any replica may be other than closed."""
         self.pumping = False
         """Whether somebody is just sending what waits."""
+        self.stay_s = 0.0
+        """How long all requests together were here that have ended."""
         self._judged_at = 0.0
         self.waiting: WaitingRoom[Relay] = WaitingRoom(routes.queue_max, routes.queue_timeout_s)
 
@@ -360,7 +370,7 @@ class Served:
         """Control does not want it any more; attempts under way may finish."""
         link.retire()
         self.pricing.index.leave(link.meter.mask)
-        self._leaving = [each for each in (*self._leaving, link) if each.attempts]
+        self.leaving = [each for each in (*self.leaving, link) if each.attempts]
 
     def update(self, routes: ModelRoutes) -> None:
         """Take over what control says."""
@@ -372,12 +382,17 @@ class Served:
     @property
     def in_flight(self) -> int:
         """Attempts under way, also those at replicas that control does not want any more."""
-        return sum(len(link.attempts) for link in (*self.links, *self._leaving))
+        return sum(len(link.attempts) for link in (*self.links, *self.leaving))
 
     @property
     def ready(self) -> bool:
         """Whether any replica takes requests."""
         return any(link.live for link in self.links)
+
+    @property
+    def serves(self) -> bool:
+        """Whether requests are answered, be it after the start of a replica."""
+        return self.routes.on_demand or self.ready
 
 
 def _figure(told: int) -> int:

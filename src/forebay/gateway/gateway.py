@@ -23,6 +23,7 @@ from forebay.gateway.dispatch.endpoints import Endpoint
 from forebay.gateway.dispatch.stepping_in import fall_back, fall_back_all, turn_away
 from forebay.gateway.fleet import BATCH, Link, Served
 from forebay.gateway.hedging import HEDGED, Hedge, begin_hedge, end_hedge
+from forebay.gateway.pressure.late import too_late
 from forebay.gateway.records import told
 from forebay.gateway.records.accesslog import AccessLog, Line
 from forebay.gateway.records.facts import Facts, Used, used
@@ -44,6 +45,8 @@ COUNTING: Final = frozenset({Policy.ROUND_ROBIN, Policy.LEAST_REQUESTS, Policy.P
 """Policies that look at no prompt."""
 RESUMES_MAX: Final = 16
 """How often one stream goes on elsewhere. It had its place and its client waits, so more often than it is retried."""
+GOING: Final = (Code.DRAINING, Code.FENCED)
+"""What replicas answer that end."""
 STUCK_MAX: Final = 3
 """How often in a row without a single event in between: such a request may be what kills the engines."""
 _CHAT: Final = Task.CHAT  # looked up once: members of an enum are slow to get at
@@ -82,6 +85,7 @@ class Gateway:
         self._id_count = itertools.count()
         loop = asyncio.get_running_loop()
         self.now = loop.time
+        self.born = loop.time()
         self._later = loop.call_later
 
     def _new_id(self) -> bytes:
@@ -340,6 +344,8 @@ class Gateway:
         outcome = outcome_of(Code(reason)) if reason in CODES else Outcome.FAILED
         if reason == "connect":
             link.unheard()
+        elif reason in GOING:  # sooner than its next load report: who comes now waits for what follows it
+            link.drains()
         if relay.side is not None:
             report(self, relay, reason if reason in CODES else problem.code.value, outcome, now)
         if relay.hedge is not None:  # it takes the place of the one that failed
@@ -410,6 +416,7 @@ class Gateway:
             if relay.hedge is not None:
                 self.hedged(relay, won=False)
         served, link = relay.served, relay.link
+        served.stay_s += now - relay.began
         estimate = served.lengths.tokens(relay.prompt_bytes)
         spent = used(relay.told, relay.events, estimate)
         if code == OK:
@@ -461,7 +468,7 @@ class Gateway:
         for served in self.served.values():
             attempts = [
                 relay
-                for link in (*served.links, *served._leaving)
+                for link in (*served.links, *served.leaving)
                 for relay in link.attempts
                 if not isinstance(relay, Hedge)
             ]
@@ -477,11 +484,10 @@ class Gateway:
             if not served.waiting:
                 continue
             for relay in served.waiting.expire(now):
-                code = Code.QUEUE_TIMEOUT if served.ready else Code.NO_REPLICA
                 if relay.impatient and not relay.exchange.started:
                     relay.refuse(Refusal(Code.DEADLINE_EXCEEDED), served.waiting.retry_after_s(now))
                     continue
-                turn_away(self, relay, Refusal(code), served.waiting.retry_after_s(now))
+                turn_away(self, relay, *too_late(served, now))
             if served.routes.fallback and not served.ready:
                 fall_back_all(self, served)
             self.pump(served)

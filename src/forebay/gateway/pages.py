@@ -17,12 +17,12 @@ from forebay.core.tenancy import Denied
 from forebay.gateway.dispatch import endpoints
 from forebay.gateway.dispatch.endpoints import ENDPOINTS
 from forebay.gateway.gateway import Gateway
-from forebay.gateway.polling import fetch
+from forebay.gateway.pressure.counting import pressure
 from forebay.gateway.tenancy import DeniedRefusal, credential
 from forebay.gateway.tensor import protocol
 from forebay.gateway.tensor import requests as tensor
-from forebay.net.client import Pool
 from forebay.net.cors import Cors
+from forebay.net.fetching import NoAnswer, fetch_once
 from forebay.net.server import Exchange, HttpServer
 from forebay.obs.clock import wall_s
 from forebay.obs.metrics import CONTENT_TYPE, PREFIX, TABLE, Metrics
@@ -95,6 +95,8 @@ class Pages:
             exchange.respond(200, [(b"content-type", CONTENT_TYPE)], self.render())
         elif exchange.path == "/livez" and exchange.method == b"GET":
             exchange.respond(200, [http1.TEXT], b"ok\n")
+        elif exchange.path == "/pressure" and exchange.method == b"GET":
+            _json(exchange, 200, pressure(self._gateway, self._metrics))
         elif exchange.path == "/observations" and exchange.method == b"GET":
             _json(exchange, 200, self._gateway.observations.asked(exchange.target))
         elif exchange.path == "/demand" and exchange.method == b"GET" and self._gateway.doorman is not None:
@@ -136,7 +138,7 @@ class Pages:
                 "reason": ", ".join(f"{link.id} is {link.state}" for link in served.links) or "no replica",
             }
             for name, served in self._gateway.served.items()
-            if not served.ready
+            if not served.serves
         ]
 
     def _page(self, exchange: Exchange) -> None:
@@ -183,7 +185,7 @@ class Pages:
             raise allowed
         served = self._gateway.served
         return {
-            name: any(served[each].ready for each in models)
+            name: any(served[each].serves for each in models)
             for name, models in sorted(allowed.items())
             if models and all(each in served and served[each].routes.task is Task.TENSOR for each in models)
         }
@@ -239,11 +241,8 @@ class Pages:
             self._scrapes -= 1
 
     async def _ask(self, peer: Endpoint) -> bytes | None:
-        pool = Pool(peer.host, peer.port, self._group, connect_timeout_s=PEER_TIMEOUT_S, idle_max=0)
-        try:
-            return await fetch(pool, b"/metrics", PEER_TIMEOUT_S)
-        finally:
-            pool.close()
+        page = await fetch_once(peer.host, peer.port, b"/metrics", PEER_TIMEOUT_S)
+        return None if isinstance(page, NoAnswer) else page
 
 
 def _find(exchange: Exchange) -> endpoints.Endpoint | None:

@@ -13,59 +13,14 @@ from forebay.core.errors import Code, Refusal
 from forebay.core.model import GatewaySpec, LoadReport, ModelRoutes, Snapshot, Task
 from forebay.gateway.fleet import Link, Served
 from forebay.gateway.gateway import COUNTING, Gateway
-from forebay.net.client import CallError, Header, Pool
-from forebay.wire import http1
+from forebay.net.client import Pool
+from forebay.net.fetching import NoAnswer, fetch
 from forebay.wire.documents import UNREADABLE
 
 SNAPSHOT_POLL_S: Final = 0.1
 LOAD: Final = b"/load"
-ANSWER_BYTES_MAX: Final = 8 * 1024 * 1024
 REPORT_BYTES_MAX: Final = 256 * 1024
 """Twice what the most blocks that a load report may name need."""
-
-
-class _Answer:
-    """A sink that makes a future of a whole answer."""
-
-    def __init__(self, future: "asyncio.Future[bytes | None]", bytes_max: int) -> None:
-        self.future = future
-        self.ended = False
-        self._bytes_max = bytes_max
-        self._status = 0
-        self._body = b""
-
-    def on_head(self, status: int, headers: list[Header]) -> None:
-        self._status = status
-
-    def on_body(self, data: bytes) -> None:
-        if len(self._body) + len(data) <= self._bytes_max:
-            self._body += data
-        elif not self.future.done():
-            self.future.set_result(b"" if self._status == 200 else None)
-
-    def on_end(self, trailers: list[Header]) -> None:
-        self.ended = True
-        if not self.future.done():
-            self.future.set_result(self._body if self._status == 200 else None)
-
-    def on_error(self, error: CallError) -> None:
-        self.ended = True
-        if not self.future.done():
-            self.future.set_result(None)
-
-
-async def fetch(pool: Pool, target: bytes, timeout_s: float, bytes_max: int = ANSWER_BYTES_MAX) -> bytes | None:
-    """GET a small document; None if there is no good answer in time, nothing of one that is too large."""
-    answer = _Answer(asyncio.get_running_loop().create_future(), bytes_max)
-    call = pool.call(http1.request(b"GET", target, [(b"host", b"forebay")]), answer)
-    try:
-        async with asyncio.timeout(timeout_s):
-            return await answer.future
-    except TimeoutError:
-        return None
-    finally:
-        if not answer.ended:
-            call.cancel()
 
 
 class Fleet:
@@ -90,23 +45,26 @@ class Fleet:
 
     def look(self) -> None:
         """Read the snapshot file if it is another one than last time."""
-        path = Path(self._spec.snapshot_path)
-        complaint = ""
+        path, complaint = self._spec.snapshot_path, ""  # a plain string: this happens ten times a second
         try:
             stat = os.stat(path)
             seen = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
             if seen == self._seen:
                 return
-            snapshot = msgspec.json.decode(path.read_bytes(), type=Snapshot)
+            snapshot = msgspec.json.decode(Path(path).read_bytes(), type=Snapshot)
         except FileNotFoundError:
             complaint = "missing"
         except (OSError, *UNREADABLE) as error:
             complaint = str(error)
         else:
-            self._seen = seen
-            self._apply(snapshot)
+            current = self._gateway.snapshot
+            self._seen, known = seen, current.epoch if current is not None else 0
+            if snapshot.epoch < known:
+                complaint = f"it is of epoch {snapshot.epoch}, and that of {known} is known"
+            else:
+                self._apply(snapshot)
         if complaint and complaint != self._complaint:
-            self._log.warning("snapshot unreadable, going on with the last one", path=str(path), problem=complaint)
+            self._log.warning("snapshot of no use, going on with the last one", path=path, problem=complaint)
         self._complaint = complaint
 
     def close(self) -> None:
@@ -143,12 +101,14 @@ class Fleet:
         for replica in sorted(routes.replicas, key=lambda r: r.id):
             link = known.pop((replica.id, replica.generation, replica.host, replica.port), None)
             if link is None:
-                link = served.link(replica, Pool(replica.host, replica.port, self._group))
+                whom = b"x-forebay-unit: %b.%d\r\n" % (replica.id.encode(), replica.generation)
+                link = served.link(replica, Pool(replica.host, replica.port, self._group, greeting=whom))
                 task = self._group.create_task(self._watch(link, served))
                 self._watching.add(task)
                 task.add_done_callback(self._watching.discard)
             else:
                 link.plan(replica.state)
+                link.meter.weigh(replica.weight)
             links.append(link)
         served.links = links
         for gone in known.values():
@@ -180,7 +140,8 @@ class Fleet:
                 if report.blocks is not None and not problem:
                     self._doubts(link, served.heard_blocks(link, report.blocks, now()))
             else:
-                if body is not None and target != LOAD:  # without the blocks it may make sense
+                answered = not isinstance(body, NoAnswer) or body.too_large
+                if answered and target != LOAD:  # without the blocks it may make sense
                     served.doubt_blocks(link)
                     self._doubts(link, "it cannot be read")
                 served.unheard(link)
@@ -210,8 +171,8 @@ def _target(link: Link, served: Served) -> bytes:
     return b"%b?blocks_since=%d" % (LOAD, seq)
 
 
-def _report(body: bytes | None) -> LoadReport | None:
+def _report(body: bytes | NoAnswer) -> LoadReport | None:
     try:
-        return None if body is None else msgspec.json.decode(body, type=LoadReport)
+        return None if isinstance(body, NoAnswer) else msgspec.json.decode(body, type=LoadReport)
     except UNREADABLE:
         return None

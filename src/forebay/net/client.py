@@ -25,11 +25,9 @@ IDLE_AGE_S: Final = 50.0
 PART_BYTES: Final = 32_768
 """What is taken in at once. A read may bring eight times as much, of which several copies would be made."""
 SILENCE_S: Final = 600.0
-"""So long nothing may come of an answer, before it or between its parts. Honest work is hardly ever silent for so
-long, and a client that is OpenAI's own library has left by then."""
+"""So long nothing may come of an answer: honest work is hardly ever silent for so long, and clients have left."""
 ALIVE_SILENCE_S: Final = 60.0
-"""So long nothing may come before an answer, of an upstream that tells several times in this time, with 1xx answers,
-that it is still at work."""
+"""The same before an answer, of an upstream that tells several times in this time, with 1xx, that it works."""
 FAILURE_S: Final = 10.0
 """So long an answer that tells of no success may take from its head to its end."""
 SWEEP_S: Final = 1.0
@@ -315,8 +313,7 @@ class Upstream:  # derives from nothing: compiled code gets at the attributes of
         self._head_due = True
         self._keep_alive = parser.should_keep_alive()
         if not self._keep_alive and status not in BODILESS:
-            names = [name for name, _ in self._headers]
-            self._to_eof = b"content-length" not in names and b"transfer-encoding" not in names
+            self._to_eof = not {b"content-length", b"transfer-encoding"} & {name for name, _ in self._headers}
 
     def on_message_complete(self) -> None:
         if self._status:
@@ -359,7 +356,8 @@ class Upstream:  # derives from nothing: compiled code gets at the attributes of
 
 
 class Pool:
-    """Connections to one upstream, with `tls` for HTTPS. Connecting runs in tasks of `group`; `close` ends them."""
+    """Connections to one upstream, with `tls` for HTTPS; `greeting` is a header line of the first request on each.
+    Connecting runs in tasks of `group`; `close` ends them."""
 
     def __init__(
         self,
@@ -371,6 +369,7 @@ class Pool:
         idle_max: int = IDLE_MAX,
         idle_age_s: float = IDLE_AGE_S,
         tls: ssl.SSLContext | None = None,
+        greeting: bytes = b"",
     ) -> None:
         self.host = host
         self.port = port
@@ -378,7 +377,7 @@ class Pool:
         self._connect_timeout_s = connect_timeout_s
         self._idle_max = idle_max
         self._idle_age_s = idle_age_s
-        self._tls = tls
+        self._tls, self._greeting = tls, greeting
         self._idle: deque[Upstream] = deque()
         self._open: dict[Upstream, None] = {}
         self._connecting: dict[asyncio.Task[None], Call] = {}
@@ -431,8 +430,7 @@ class Pool:
                 return
         connection.idle_since = now = self._now()
         self._idle.append(connection)
-        oldest = now - self._idle_age_s
-        idle = self._idle
+        idle, oldest = self._idle, now - self._idle_age_s
         while idle and (len(idle) > self._idle_max or idle[0].idle_since < oldest):
             idle.popleft().transport.abort()
 
@@ -493,6 +491,8 @@ class Pool:
             if call.sink is None:
                 self.release(connection)
             else:
+                if self._greeting:
+                    call.request = call.request.replace(b"\r\n", b"\r\n" + self._greeting, 1)
                 call.run_on(connection)
 
 

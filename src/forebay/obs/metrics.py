@@ -54,6 +54,7 @@ class Metric:
 
 _M = ("model",)
 _MR = ("model", "replica")
+_ND = ("node", "device")
 
 TABLE: tuple[Metric, ...] = (
     Metric("build_info", "gauge", ("version", "process"), "1; the labels say what runs.", merge="max"),
@@ -123,11 +124,28 @@ TABLE: tuple[Metric, ...] = (
     Metric("worker_engine_restarts_total", "counter", _MR, "Engine processes that were replaced."),
     # control
     Metric("replicas", "gauge", ("model", "state"), "Replicas of the model by state, all states, wanted ones."),
+    Metric("standby_replicas", "gauge", _M, "Ready replicas of the model that rest until one is needed."),
+    Metric("promotions_total", "counter", _M, "Replicas that rested and were given requests."),
     Metric("rollout_share", "gauge", ("model",), "Share of the requests that a revision being rolled out is given."),
+    Metric("scale_wanted", "gauge", ("model",), "Replicas that scaling wants; in shadow mode, that it would want."),
+    Metric(
+        "scale_decisions_total",
+        "counter",
+        ("model", "reason"),
+        "Changes of the wanted number of replicas, by reason.",
+    ),
     Metric("restarts_total", "counter", ("unit",), "Replicas and gateways replaced because they died or hung."),
     Metric("crash_loops", "gauge", (), "Units that wait for their next start after failing twice in a row or more."),
     Metric("reconcile_duration_seconds", "histogram", (), "One round: observe, decide, act.", SECONDS),
     Metric("reconcile_failures_total", "counter", ("step",), "Rounds in which a step failed; it is tried again."),
+    Metric("device_state", "gauge", (*_ND, "state"), "1 for the state that the GPU is in."),
+    Metric("device_temperature_celsius", "gauge", _ND, "Temperature of the GPU."),
+    Metric("device_duty_ratio", "gauge", _ND, "Share of the time in which the GPU did something, 0 to 1."),
+    Metric("device_memory_used_bytes", "gauge", _ND, "Memory of the GPU that processes hold."),
+    Metric("device_weight", "gauge", _ND, "Share of its usual work that the GPU is taken to do: below 1, throttled."),
+    Metric("device_errors_total", "counter", (*_ND, "remedy"), "Errors of the GPU, by what is done about them."),
+    Metric("device_source_up", "gauge", ("node",), "1 while the devices of the node can be read."),
+    Metric("node_drained", "gauge", ("node",), "1 while the node is taken out of service."),
     Metric("snapshot_version", "gauge", (), "The snapshot that the gateways are to route on."),
 )
 

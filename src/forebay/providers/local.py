@@ -19,6 +19,8 @@ import msgspec
 
 from forebay.core.model import Endpoint, WorkerSpec
 from forebay.core.reconcile import Kind, SeenUnit, Slot, UnitKey
+from forebay.providers.fencing import Fence, claiming, void
+from forebay.providers.launching import device_env, found_launcher, on_cores
 from forebay.providers.processes import Identity, identify, is_alive, kill, reap, session_leaders
 from forebay.providers.protocol import ProviderError
 from forebay.wire.documents import UNREADABLE
@@ -47,6 +49,12 @@ class Intent(msgspec.Struct, frozen=True):
     kind: Kind
     digest: str
     drain_grace_s: float
+    node: str = ""
+    devices: tuple[str, ...] = ()
+    cpus: tuple[int, ...] = ()
+    memory_bytes: int = 0
+    device_bytes: int = 0
+    launcher: tuple[str, ...] = ()
 
 
 @dataclass
@@ -61,6 +69,8 @@ class _Unit:
     asked: bool = False
     ended: str | None = None
     pidfd: int | None = None
+    blame: str = ""
+    """Why it was killed by who was to keep it; empty: it was not."""
 
     @property
     def log(self) -> Path:
@@ -75,7 +85,7 @@ def clean_env(environ: Mapping[str, str]) -> dict[str, str]:
 class LocalProvider:
     """Runs `commands[kind] + [spec.json]` for every unit; replicas of an engine in `of_engines` have its command.
 
-    `folder` must be absolute and is made if missing.
+    `folder` must be absolute and is made if missing. With a `fence`, others may use it that have another epoch.
     """
 
     def __init__(
@@ -84,28 +94,33 @@ class LocalProvider:
         commands: Mapping[Kind, Sequence[str]],
         env: Mapping[str, str],
         of_engines: Mapping[str, Sequence[str]] | None = None,
+        fence: Fence | None = None,
     ) -> None:
         self._folder = folder / "units"
         self._logs = folder / "logs"
         self._commands = commands
         self._of_engines = of_engines or {}
         self._env = dict(env)
+        self._fence = fence
         self._units: dict[UnitKey, _Unit] = {}
         self._change = asyncio.Event()
         self._swept = False
 
     async def place(self, slot: Slot, generation: int) -> None:
-        intent = Intent(slot.id, generation, slot.kind, slot.digest, slot.drain_grace_s)
+        intent = _intent(slot, generation)
         folder = self._folder / f"{slot.id}.g{generation}"
+        self._check_fence()
         try:
             self._prepare(folder, intent, slot)
             unit = _Unit(intent, folder, None)
             self._units[slot.id, generation] = unit
+            self._check_fence()
             self._start(unit, slot)
         except OSError as error:
             raise ProviderError(f"{error.strerror}: {error.filename or folder}") from error
 
     async def observe(self) -> tuple[SeenUnit, ...]:
+        self._check_fence()  # what is found without a folder is killed
         try:
             if not self._swept:
                 self._sweep()
@@ -119,6 +134,7 @@ class LocalProvider:
         unit = self._units.get((slot, generation))
         if unit is None:
             return
+        self._check_fence()
         if unit.process and unit.ended is None:
             if grace_s <= 0:
                 kill(unit.process, signal.SIGKILL, group=True)
@@ -139,6 +155,10 @@ class LocalProvider:
         for unit in self._units.values():
             self._unwatch(unit)
 
+    def _check_fence(self) -> None:
+        if self._fence is not None:
+            self._fence.check()
+
     def _prepare(self, folder: Path, intent: Intent, slot: Slot) -> None:
         """The folder appears complete or not at all."""
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -157,21 +177,25 @@ class LocalProvider:
     def _start(self, unit: _Unit, slot: Slot) -> None:
         engine = slot.spec.engine if isinstance(slot.spec, WorkerSpec) else ""
         program = self._of_engines.get(engine) or self._commands[slot.kind]
-        command = [*program, str(unit.folder / "spec.json")]
+        launcher = found_launcher(slot.launcher, self._env.get("PATH"))
+        command = [*launcher, *program, str(unit.folder / "spec.json")]
+        if self._fence is not None:
+            command = claiming(unit.folder, command)
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-        pid = os.posix_spawn(
-            command[0],
-            command,
-            self._env,
-            file_actions=[
-                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-                (os.POSIX_SPAWN_OPEN, 1, str(unit.log), flags, 0o600),
-                (os.POSIX_SPAWN_DUP2, 1, 2),
-            ],
-            setsid=True,  # a Ctrl-C in the terminal is for `up`, which then asks units in the right order
-            setsigmask=[],
-            setsigdef=[signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE],
-        )
+        with on_cores(unit.intent.cpus):
+            pid = os.posix_spawn(
+                command[0],
+                command,
+                {**self._env, **device_env(unit.intent.devices)},
+                file_actions=[
+                    (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                    (os.POSIX_SPAWN_OPEN, 1, str(unit.log), flags, 0o600),
+                    (os.POSIX_SPAWN_DUP2, 1, 2),
+                ],
+                setsid=True,  # a Ctrl-C in the terminal is for `up`, which then asks units in the right order
+                setsigmask=[],
+                setsigdef=[signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE],
+            )
         unit.process, unit.child = identify(pid), True
         self._record(unit)
         self._watch(unit)
@@ -213,7 +237,12 @@ class LocalProvider:
                 del self._units[key]
 
     def _find(self, unit: _Unit) -> None:
-        """Whoever made this folder died before it could note the process."""
+        """Whoever made this folder died before it could note the process, or was deposed before it started one."""
+        self._look_for(unit)
+        if self._fence is not None and unit.process is None and not void(unit.folder):
+            self._look_for(unit)
+
+    def _look_for(self, unit: _Unit) -> None:
         for pid, spec in session_leaders(self._folder):
             if spec.parent == unit.folder:
                 unit.process = identify(pid)
@@ -222,6 +251,8 @@ class LocalProvider:
     def _see(self, unit: _Unit) -> SeenUnit:
         if unit.ended is None:
             unit.ended = _ended(unit)
+            if unit.ended is not None and unit.blame:
+                unit.ended = f"{unit.ended}: {unit.blame}"
             if unit.ended is None:
                 _bound_log(unit.log)
                 unit.endpoint = unit.endpoint or self._endpoint(unit)
@@ -239,11 +270,23 @@ class LocalProvider:
             endpoint=unit.endpoint if alive else None,
             ended=unit.ended or "",
             last_words="" if alive else _last_words(unit.log),
+            node=intent.node,
+            devices=intent.devices,
+            cpus=intent.cpus,
+            memory_bytes=intent.memory_bytes,
+            device_bytes=intent.device_bytes,
         )
 
     def _endpoint(self, unit: _Unit) -> Endpoint | None:
         found = _read(unit.folder / "endpoint.json", Endpoint)
-        return found if found and unit.process and found.pid == unit.process.pid else None
+        if found is None or unit.process is None or found.pid == unit.process.pid:
+            return found if unit.process else None
+        if unit.intent.launcher and not unit.blame:
+            unit.blame = (
+                f"`{unit.intent.launcher[0]}` stayed before it as a process of its own: a launcher has to exec"
+            )
+            kill(unit.process, signal.SIGKILL, group=True)
+        return None
 
     def _forget(self, unit: _Unit) -> None:
         self._unwatch(unit)
@@ -276,6 +319,23 @@ class LocalProvider:
             asyncio.get_running_loop().remove_reader(unit.pidfd)
             os.close(unit.pidfd)
             unit.pidfd = None
+
+
+def _intent(slot: Slot, generation: int) -> Intent:
+    spec = slot.spec if isinstance(slot.spec, WorkerSpec) else None
+    return Intent(
+        slot.id,
+        generation,
+        slot.kind,
+        slot.digest,
+        slot.drain_grace_s,
+        node=spec.node if spec else "",
+        devices=spec.devices if spec else (),
+        cpus=spec.cpus if spec else (),
+        memory_bytes=slot.memory_bytes,
+        device_bytes=slot.device_bytes,
+        launcher=slot.launcher,
+    )
 
 
 def _ended(unit: _Unit) -> str | None:

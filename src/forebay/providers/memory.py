@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from forebay.core.model import Endpoint
+from forebay.core.model import Endpoint, WorkerSpec
 from forebay.core.reconcile import SeenUnit, Slot
 from forebay.providers.protocol import ProviderError
 
@@ -44,6 +44,9 @@ class MemoryProvider:
         self._next_pid += 1
         endpoint = Endpoint(pid, "127.0.0.1", pid) if script.listens and not script.dies else None
         unit = SeenUnit(slot.id, generation, slot.kind, slot.digest, slot.drain_grace_s, True, pid, endpoint)
+        if isinstance(spec := slot.spec, WorkerSpec):
+            unit = replace(unit, node=spec.node, devices=spec.devices, cpus=spec.cpus)
+            unit = replace(unit, memory_bytes=slot.memory_bytes, device_bytes=slot.device_bytes)
         self._units[key], self._scripts[key] = unit, script
         if script.dies:
             self.end(slot.id, generation, script.dies)

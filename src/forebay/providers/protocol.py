@@ -15,7 +15,12 @@ class Provider(Protocol):
         """
 
     async def observe(self) -> tuple[SeenUnit, ...]:
-        """All units, whoever started them, and those that ended and were not removed. Raises `ProviderError`."""
+        """All units, whoever started them, and those that ended and were not removed. Raises `ProviderError`.
+
+        Who is told as ended has surely ended: its successor is started. Where a provider cannot see that, as of a
+        machine that does not answer, nor kill it, a replica counts as alive until nobody has asked for its load for
+        longer than its lease, when it has stopped itself.
+        """
 
     async def remove(self, slot: str, generation: int, grace_s: float) -> None:
         """With grace above 0 ask the unit to finish; with 0 kill it, or if it has ended, forget it. Idempotent.

@@ -90,8 +90,7 @@ def revision(connection: Connection, model: str, id: str) -> tuple[Revision, str
     asked = select(REVISIONS.c.document, REVISIONS.c.digest, REVISIONS.c.artifact)
     row = connection.execute(asked.where((REVISIONS.c.model == model) & (REVISIONS.c.id == id))).one_or_none()
     if row is None:
-        there = connection.execute(select(REVISIONS.c.id).where(REVISIONS.c.model == model)).scalars().all()
-        raise Unknown(f"{who}: there is no such revision; there is: {', '.join(sorted(there)) or 'none'}")
+        raise Unknown(f"{who}: there is no such revision; {_known(connection, model)}")
     if sha256(row.document) != row.digest:
         raise Tampered(f"{who}: its document was changed: it has another digest")
     found = _decode(row.document, Revision, f"{who}: its document")
@@ -99,6 +98,18 @@ def revision(connection: Connection, model: str, id: str) -> tuple[Revision, str
     if (found.model, found.id, found.artifact) != (model, id, row.artifact) or expected != id:
         raise Tampered(f"{who}: its document is that of {found.model}@{expected}")
     return found, row.digest
+
+
+def _known(connection: Connection, model: str) -> str:
+    """The revisions of a model with their aliases, the newest first, as people are told of them."""
+    asked = select(REVISIONS.c.id).where(REVISIONS.c.model == model)
+    ids = connection.execute(asked.order_by(REVISIONS.c.created_at.desc(), REVISIONS.c.id)).scalars().all()
+    named = select(ALIASES.c.revision, ALIASES.c.alias).where(ALIASES.c.model == model)
+    aliases = connection.execute(named.order_by(ALIASES.c.alias)).all()
+    if not ids:
+        return f"no revision of {model} is registered"
+    names = {id: ", ".join(each.alias for each in aliases if each.revision == id) for id in ids}
+    return f"there is: {', '.join(f'{id} ({name})' if name else id for id, name in names.items())}"
 
 
 def steps(connection: Connection, of: Revision, digest: str, public: str) -> tuple[tuple[Taken, ...], str]:

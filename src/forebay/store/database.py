@@ -21,6 +21,8 @@ LOCK_TIMEOUT_S: Final = 10
 """Longest wait for somebody else's transaction."""
 CONNECT_TIMEOUT_S: Final = 5
 STATEMENT_TIMEOUT_S: Final = 30
+LOST_S: Final = 10
+"""A server that acknowledges nothing for so long is taken as lost."""
 MIGRATION_LOCK: Final = 0x666F7265
 """Number of the advisory lock under which PostgreSQL's schema is changed by one process at a time."""
 FILE_MODE: Final = 0o600
@@ -108,6 +110,9 @@ def _reach_postgres(address: URL) -> Engine:
             pool_timeout=CONNECT_TIMEOUT_S,
             connect_args={
                 "connect_timeout": CONNECT_TIMEOUT_S,
+                "tcp_user_timeout": LOST_S * 1000,
+                "keepalives_idle": LOST_S // 2,
+                "keepalives_interval": 1,
                 "options": f"-c lock_timeout={LOCK_TIMEOUT_S}s -c statement_timeout={STATEMENT_TIMEOUT_S}s",
             },
         )

@@ -118,3 +118,51 @@ ROLLOUTS = Table(
 )
 """Rollouts, under way and ended. `number` counts those of a model; `version` grows with every change: who changes a
 row says which one was read."""
+
+LEADERS = Table(
+    "leaders",
+    METADATA,
+    Column("cluster", String(64), primary_key=True),
+    Column("epoch", BigInteger, nullable=False),
+    Column("holder", String(200), nullable=False),
+    Column("url", Text, nullable=False),
+    Column("renewed_at", Float, nullable=False),
+    Column("lease_s", Float, nullable=False),
+)
+"""Which control leads a cluster: `holder` until `renewed_at + lease_s` by the clock of the database. `epoch` grows
+with every other leader, and is never given twice; a holder that is empty has given it back."""
+
+CONTROLLERS = Table(
+    "controllers",
+    METADATA,
+    Column("cluster", String(64), primary_key=True),
+    Column("holder", String(200), primary_key=True),
+    Column("url", Text, nullable=False),
+    Column("seen_at", Float, nullable=False),
+)
+"""The controls of a cluster that wait for their turn: each says now and then that it is there. Times are those of the
+database."""
+
+SCALES = Table(
+    "scales",
+    METADATA,
+    Column("cluster", String(64), primary_key=True),
+    Column("model", String(200), primary_key=True),
+    Column("document", Text, nullable=False),
+    Column("version", Integer, nullable=False),
+    Column("changed_at", Float, nullable=False),
+)
+"""What the scaling of a model remembers, and what people have set of it; `version` grows with every change."""
+
+NODES = Table(
+    "nodes",
+    METADATA,
+    Column("cluster", String(64), primary_key=True),
+    Column("name", String(200), primary_key=True),
+    Column("document", Text, nullable=False),
+    Column("version", Integer, nullable=False),
+    Column("changed_at", Float, nullable=False),
+    Column("changed_by", String(200), nullable=False),
+    Column("why", Text, nullable=False),
+)
+"""What is known of a node of a cluster, and what people have asked of it; `version` grows with every change."""

@@ -7,11 +7,13 @@ from typing import Any, Final, NamedTuple
 from forebay.core.errors import Code, Refusal
 from forebay.core.model import Task
 from forebay.core.registry.approval import REASON_CHARS_MAX
+from forebay.core.scaling.settings import REPLICAS_MAX
 from forebay.wire.openai_fields import (
     Reader,
     Shape,
     boolean,
     decode,
+    integer,
     invalid,
     nested,
     one_of,
@@ -59,6 +61,29 @@ class ApplyAsked(NamedTuple):
 
     document: str
     dry_run: bool = False
+
+
+class ScaleAsked(NamedTuple):
+    """How many replicas a model is to have, or within which bounds; None: as the cluster file says."""
+
+    replicas: int | None = None
+    min: int | None = None
+    max: int | None = None
+    why: str = ""
+
+
+class DrainAsked(NamedTuple):
+    """Taking a node out of service; `force`: also if what runs there fits nowhere else."""
+
+    why: str = ""
+    force: bool = False
+
+
+class UndrainAsked(NamedTuple):
+    """Letting a node serve again, or only that device of it."""
+
+    why: str = ""
+    device: str = ""
 
 
 class HistoryAsked(NamedTuple):
@@ -143,6 +168,10 @@ ADD: Final = nested(
     },
     ("source",),
 )
+_REPLICAS: Final = integer(0, REPLICAS_MAX)
+SCALE: Final = nested({"replicas": _REPLICAS, "min": _REPLICAS, "max": _REPLICAS, "why": _WHY})
+DRAIN: Final = nested({"why": _WHY, "force": boolean})
+UNDRAIN: Final = nested({"why": _WHY, "device": _NAME})
 VERIFY: Final = nested({"model": _NAME})
 NOTHING: Final = nested({})
 APPLY: Final = nested({"document": text(1, DOCUMENT_CHARS_MAX), "dry_run": boolean}, ("document",))
@@ -181,6 +210,21 @@ def nothing(body: bytes) -> None:
 def apply(body: bytes) -> ApplyAsked:
     """Of `apply`. Raises `Refusal`."""
     return ApplyAsked(**_object(APPLY, body))
+
+
+def drain(body: bytes) -> DrainAsked:
+    """Of a node. Raises `Refusal`."""
+    return DrainAsked(**_object(DRAIN, body))
+
+
+def undrain(body: bytes) -> UndrainAsked:
+    """Of a node or a device. Raises `Refusal`."""
+    return UndrainAsked(**_object(UNDRAIN, body))
+
+
+def scale(body: bytes) -> ScaleAsked:
+    """Of a model's scaling; an empty body sets nothing. Raises `Refusal`."""
+    return ScaleAsked(**_object(SCALE, body))
 
 
 def history(query: Mapping[str, str]) -> HistoryAsked:

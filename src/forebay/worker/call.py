@@ -17,6 +17,8 @@ CLIENT_CLOSED = "client_closed"
 EVENT_STREAM = (b"content-type", b"text/event-stream; charset=utf-8")
 NO_CACHE = (b"cache-control", b"no-cache")
 RETRYABLE = (b"x-forebay-retryable", b"1")
+UNIT = b"x-forebay-unit"
+"""Request header of a gateway: whom it takes us for. Of each connection the first request has it."""
 USAGE = b"x-forebay-usage"
 GATEWAY = b"x-forebay-gateway"
 """Request header `1` of a gateway, which can have another replica finish what we cannot."""

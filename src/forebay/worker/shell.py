@@ -27,7 +27,7 @@ from forebay.wire.openai_answer import ChatAnswer, CompletionAnswer, Head
 from forebay.worker.answers.embedding import Embedding
 from forebay.worker.answers.generation import Generation
 from forebay.worker.answers.tokens import Translation
-from forebay.worker.call import Call
+from forebay.worker.call import RETRYABLE, UNIT, Call
 from forebay.worker.engine_process import EngineProcess
 from forebay.worker.meters import Meters
 from forebay.worker.preflight import (
@@ -62,6 +62,11 @@ class Shell:
         self._calls: set[Call] = set()
         self._idle = asyncio.Event()
         self._draining = False
+        self._unit = b"%b.%d" % (spec.replica.encode(), spec.generation)
+        self.fenced = False
+        """Nobody counts on it any more."""
+        self.asked_at = 0.0
+        """When somebody last asked for its load, by the loop's clock."""
         self._posts = {
             "/v1/chat/completions": self._chat,
             "/v1/completions": self._complete,
@@ -86,12 +91,21 @@ class Shell:
             return False
         return True
 
+    def fence(self) -> None:
+        """Take no new requests, and end those under way so that they can go on elsewhere."""
+        self.fenced = self._draining = True
+        for call in list(self._calls):
+            call.fail(Refusal(Code.FENCED))
+
     def handle(self, exchange: Exchange) -> None:
         """Answer one exchange, now or later."""
         path, method = exchange.path, exchange.method
         if (post := self._posts.get(path)) is not None:
             if method == b"POST":
-                self._serve(exchange, path, post)
+                if exchange.header(UNIT) in (None, self._unit):
+                    self._serve(exchange, path, post)
+                else:
+                    self._reject(exchange, Refusal(Code.OTHER_REPLICA), RETRYABLE)
                 return
             allowed = b"POST"
         elif (get := self._gets.get(path)) is not None:
@@ -150,7 +164,7 @@ class Shell:
     def _admit(self) -> EngineInfo:
         """What the engine can do, if it may get more to do."""
         if self._draining:
-            raise Refusal(Code.DRAINING)
+            raise Refusal(Code.FENCED if self.fenced else Code.DRAINING)
         engine = self._engine
         if engine.info is None:
             raise Refusal(Code.ENGINE_LOADING)
@@ -273,6 +287,7 @@ class Shell:
         exchange.respond(200 if state is ReplicaState.READY else 503, [TEXT], state.encode() + b"\n")
 
     def _load(self, exchange: Exchange) -> None:
+        self.asked_at = asyncio.get_running_loop().time()
         exchange.respond(200, [JSON], msgspec.json.encode(self.report(self._block_news(exchange.query))))
 
     def _block_news(self, query: str) -> BlockNews | None:

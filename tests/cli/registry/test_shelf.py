@@ -56,10 +56,31 @@ def test_a_revision_is_found_once_it_may_be_served_and_brought_here(tmp_path: Pa
     artifact = asyncio.run(shelf.prepare("chat", id))
     assert (artifact.path.read_bytes(), artifact.engine) == (b"weights", "synthetic")
     assert artifact.settings["dimensions"] == 65
-    with pytest.raises(DeployRefused, match="there is no such revision"):
+    with pytest.raises(
+        DeployRefused, match=rf"no such revision; there is: {id} \(champion\)\. `forebay registry add"
+    ):
         shelf.find("chat", "r-unheard")
     with pytest.raises(DeployRefused, match="no longer in the cluster file"):
         shelf.find("nobody", id)
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("synthetic", "chat SOURCE --task chat --engine synthetic"),
+        ("registry:smol@r-1", "smol SOURCE --task chat"),
+    ],
+)
+def test_who_names_a_revision_where_none_is_registered_is_told_how_to_register_one(
+    tmp_path: Path, source: str, words: str
+) -> None:
+    with pytest.raises(DeployRefused) as caught:
+        shelf_of(cluster_of(tmp_path, source), tmp_path).find("chat", "new")
+    model = words.split(maxsplit=1)[0]
+    assert caught.value.text == (
+        f"{model}@new: there is no such revision; no revision of {model} is registered. "
+        f"`forebay registry add {words}` registers one."
+    )
 
 
 def test_files_that_were_tampered_with_are_not_brought_here(tmp_path: Path, registry: Registry) -> None:

@@ -15,6 +15,7 @@ from forebay.control.loop import Controller
 from forebay.control.plan import Plan
 from forebay.control.rolling.recalling import Recall
 from forebay.control.snapshot import SnapshotFile
+from forebay.control.standby.standby import Standby
 from forebay.core.deploy.course import Course, Kind
 from forebay.core.deploy.rollout import Phase, Rollout
 from forebay.core.reconcile import Rules
@@ -124,6 +125,7 @@ async def started(world: World, plan: Plan | None = None) -> Rig:
         metrics=metrics,
         rules=RULES,
         deployments=deployments,
+        standby=Standby(metrics, journal.note),
     )
     task = asyncio.get_running_loop().create_task(control.run())
     return Rig(world, control, deployments, journal, task, metrics)

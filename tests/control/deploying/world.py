@@ -211,9 +211,6 @@ class WorldProber(Prober):
         page = tuple(self._world.samples[after : after + 1000])
         return {"gateway-0": Observed("g", after + len(page), page)}
 
-    async def close(self) -> None:
-        """Nothing is held."""
-
 
 class FaultyStore(Store):
     """A store that can be down, and whose answer can get lost after a write that it keeps."""

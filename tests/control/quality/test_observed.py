@@ -44,7 +44,6 @@ def heard(folder: Path, replies: dict[str, Replying], cursors: dict[str, tuple[s
                 await listening.acquire()
             found = await prober.observations([gateway(slot) for slot in replies], cursors)
             done.set()
-        await prober.close()
         return found
 
     return asyncio.run(ask())
@@ -79,11 +78,7 @@ def test_the_port_that_all_share_is_not_asked(tmp_path: Path) -> None:
     """There another process might answer, and would count the question as a client's."""
 
     async def ask(units: list[SeenUnit]) -> dict[str, Observed]:
-        prober = Prober(tmp_path)
-        try:
-            return await prober.observations(units, {})
-        finally:
-            await prober.close()
+        return await Prober(tmp_path).observations(units, {})
 
     old = Endpoint(PID - 1, "127.0.0.1", 1)
     (tmp_path / "gateway-0.json").write_bytes(msgspec.json.encode(old))

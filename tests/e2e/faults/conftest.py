@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.e2e.cluster import Cluster, running
+from tests.e2e.cluster import TEST_PROCESS, Cluster, running
 from tests.e2e.faults.grounds import GATEWAYS, MODELS, SIZES, STORIES
 from tests.e2e.faults.load import undisturbed
 
@@ -15,7 +15,8 @@ Texts = dict[str, dict[int, str]]
 @pytest.fixture(scope="session")
 def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Two gateways, a model with two replicas and one with four, all of the synthetic engine."""
-    with running(Path(tmp_path_factory.mktemp("faults")), "e2e-faults", MODELS, processes=GATEWAYS) as cluster:
+    folder, name = Path(tmp_path_factory.mktemp("faults")), f"e2e-faults-{TEST_PROCESS}"
+    with running(folder, name, MODELS, processes=GATEWAYS) as cluster:
         yield cluster
 
 

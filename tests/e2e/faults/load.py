@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
@@ -13,7 +14,7 @@ CLIENTS = STREAMS + WHOLE
 TOKENS = 50
 PATIENCE_S = 30.0
 POLL_S = 0.01
-CHAT = b"/v1/chat/completions"
+CHAT = "/v1/chat/completions"
 
 
 class _Part(msgspec.Struct, frozen=True):
@@ -65,6 +66,10 @@ class Lost(Exception):  # noqa: N818 - states the condition
 class Client:
     """One client with one connection at a time."""
 
+    tokens = TOKENS
+    """Every answer has so many."""
+    patience_s = PATIENCE_S
+
     def __init__(self, port: int, model: str) -> None:
         self.gateway = ""
         """The gateway process at the other end, as of the last answer."""
@@ -77,10 +82,10 @@ class Client:
         """Ask for a story. `begun` is called at its first text. What is wrong with the answer is its `error`."""
         seen = Seen(story, stream, gateway=self.gateway)
         try:
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(self.patience_s):
                 await self._exchange(seen, begun)
         except TimeoutError:
-            seen.error = f"no end within {PATIENCE_S:g} s"
+            seen.error = f"no end within {self.patience_s:g} s"
         except (OSError, EOFError, Lost) as error:
             seen.error = seen.error or f"cut: {error!r}"
         if seen.error:
@@ -98,9 +103,12 @@ class Client:
         if self._writer is None:
             self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._port)
         assert self._reader is not None
-        self._writer.write(self._request(seen))
-        head = (await self._reader.readuntil(b"\r\n\r\n")).decode("latin-1")
-        first, *lines = head[:-4].split("\r\n")
+        path, question = self._question(seen)
+        body = msgspec.json.encode({"model": self._model, **question})
+        head = f"POST {path} HTTP/1.1\r\nhost: a\r\ncontent-length: {len(body)}\r\n\r\n"
+        self._writer.write(head.encode() + body)
+        answered = (await self._reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+        first, *lines = answered[:-4].split("\r\n")
         headers = dict(line.lower().split(": ", 1) for line in lines)
         seen.status = int(first.split(" ")[1])
         seen.replica = headers.get("x-forebay-replica", "")
@@ -113,19 +121,16 @@ class Client:
         if headers.get("connection") == "close":
             self.close()
 
-    def _request(self, seen: Seen) -> bytes:
-        body = msgspec.json.encode(
-            {
-                "model": self._model,
-                "messages": [{"role": "user", "content": f"Story number {seen.story}: tell me about the sea."}],
-                "max_tokens": TOKENS,
-                "temperature": 0,
-                "ignore_eos": True,
-                "stream": seen.stream,
-                **({"stream_options": {"include_usage": True}} if seen.stream else {}),
-            }
-        )
-        return b"POST %b HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n%b" % (CHAT, len(body), body)
+    def _question(self, seen: Seen) -> tuple[str, dict[str, Any]]:
+        """Where to ask, and what besides the model."""
+        return CHAT, {
+            "messages": [{"role": "user", "content": f"Story number {seen.story}: tell me about the sea."}],
+            "max_tokens": self.tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": seen.stream,
+            **({"stream_options": {"include_usage": True}} if seen.stream else {}),
+        }
 
     def _judge_whole(self, seen: Seen, body: bytes) -> None:
         try:
@@ -139,7 +144,8 @@ class Client:
         self._judge(seen, said.error, reason, said.usage)
 
     async def _judge_stream(self, seen: Seen, begun: Callable[[], None] | None) -> None:
-        text, reason, usage, error, done, rest = [], None, None, None, 0, b""
+        text: list[str] = []
+        reason, usage, error, done, rest = None, None, None, 0, b""
         async for data in self._chunks():
             *events, rest = (rest + data).split(b"\n\n")
             for event in events:
@@ -165,7 +171,7 @@ class Client:
         tokens = usage.completion_tokens if usage is not None else None
         if error is not None:
             seen.error = error.code
-        elif (seen.status, reason, tokens) != (200, "length", TOKENS):
+        elif (seen.status, reason, tokens) != (200, "length", self.tokens):
             seen.error = f"status {seen.status}, ended by {reason} after {tokens} tokens"
 
     async def _chunks(self) -> AsyncIterator[bytes]:
@@ -176,18 +182,30 @@ class Client:
             raise Lost("trailers that nobody asked for")
 
 
+class Patient(Client):
+    """One that asks a real model: for few words, and there may be no replica at all yet."""
+
+    tokens = 12
+    patience_s = 120.0
+
+
 @dataclass
 class Load:
     """What all clients have seen so far, in order of the ends."""
 
-    texts: Mapping[int, str]
+    texts: Mapping[int, str | None]
+    """What the answers are when nothing happens; None: not always the same."""
     seen: list[Seen] = field(default_factory=list)
     begun: int = 0
     over: bool = False
 
     def bad(self) -> list[Seen]:
         """Whatever is not a whole answer with the text of an undisturbed one."""
-        return [each for each in self.seen if each.error or each.text != self.texts[each.story]]
+        return [each for each in self.seen if each.error or not self._is_usual(each)]
+
+    def _is_usual(self, seen: Seen) -> bool:
+        text = self.texts[seen.story]
+        return bool(seen.text) if text is None else seen.text == text
 
     def shares(self, last: int) -> Counter[str]:
         """How many of the last answers began at which replica."""
@@ -252,14 +270,22 @@ async def undisturbed(port: int, model: str, stories: int) -> dict[int, str]:
 
 
 @asynccontextmanager
-async def loading(port: int, model: str, texts: Mapping[int, str]) -> AsyncIterator[Load]:
+async def loading(
+    port: int,
+    model: str,
+    texts: Mapping[int, str | None],
+    kind: type[Client] = Client,
+    *,
+    streams: int = STREAMS,
+    whole: int = WHOLE,
+) -> AsyncIterator[Load]:
     """Clients that ask until the block is left; then their last answers are awaited. Nothing is judged here."""
     load = Load(texts)
     async with asyncio.TaskGroup() as group:
-        for number in range(CLIENTS):
-            group.create_task(load.keep_asking(Client(port, model), number, stream=number < STREAMS))
+        for number in range(streams + whole):
+            group.create_task(load.keep_asking(kind(port, model), number, stream=number < streams))
         try:
-            await load.streaming(STREAMS)
+            await load.streaming(streams)
             yield load
         finally:
             load.over = True

@@ -73,10 +73,10 @@ def serving(
         cluster.stop()
 
 
-def register(path: Path, model: str, source: str | Path, engine: str, **settings: Any) -> str:
+def register(path: Path, model: str, source: str | Path, engine: str, *, task: str = "chat", **settings: Any) -> str:
     """Register a revision; its id."""
     options = [word for key, value in settings.items() for word in ("--set", f"engine.{key}={value}")]
-    words = ("registry", "add", model, str(source), "--task", "chat", "--engine", engine, *options, "--json")
+    words = ("registry", "add", model, str(source), "--task", task, "--engine", engine, *options, "--json")
     return str(json.loads(forebay(path, *words))["revision"]["id"])
 
 

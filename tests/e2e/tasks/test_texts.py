@@ -27,6 +27,8 @@ DOCUMENTS = (
 )
 SCORES = (9.4, -11.2, -4.1, -11.2)
 """What the model says of them, to a tenth: further digits depend on how its integers are rounded."""
+CROWDS = 5
+"""So often several ask at once, until some of them have come at the same time on a machine that is busy."""
 NAMES = "Apple is looking at buying a U.K. startup for $1 billion, said Tim Cook in London on Monday."
 ENTITIES = [
     ("Apple", "ORG"), ("U.K.", "GPE"), ("$1 billion", "MONEY"),
@@ -135,8 +137,11 @@ def test_answers_do_not_depend_on_who_else_asks(served: Served) -> None:
         ]
 
     alone = [ask(i) for i in range(8)]
-    assert at_once(ask) == alone
-    assert max(served.batches("reranker-en")) > 4, "nobody has shared a batch"
+    for _ in range(CROWDS):
+        assert at_once(ask) == alone
+        if max(served.batches("reranker-en")) > len(DOCUMENTS):
+            return
+    raise AssertionError("nobody has shared a batch")
 
 
 def test_a_text_that_is_too_long_fails_only_the_request_that_has_it(served: Served) -> None:

@@ -87,12 +87,16 @@ def test_a_replica_serves_its_model_under_the_name_of_the_cluster_and_counts(tmp
             said = msgspec.json.decode(got.body)
             assert (got.status, got.headers[b"x-request-id"]) == (200, b"mine-1")
             assert (said["model_name"], said["outputs"][0]["data"]) == ("mine", [2, 4, 6, 8])
+            for unit, status in ((b"mine-0.3", 200), (b"mine-0.2", 503)):
+                meant = await server.ask(b"POST", INFER, tensor(1, 2, 3, 4), b"x-forebay-unit: %b" % unit)
+                assert meant.status == status
+            assert msgspec.json.decode(meant.body)["error"]["code"] == "other_replica"
             for end in (b"", b"/config"):
                 assert (
                     msgspec.json.decode((await server.ask(b"GET", b"/v2/models/mine" + end)).body)["name"] == "mine"
                 )
             stats = msgspec.json.decode((await server.ask(b"GET", b"/v2/models/mine/stats")).body)["model_stats"]
-            assert [(each["name"], each["inference_count"]) for each in stats] == [("mine", 1)]
+            assert [(each["name"], each["inference_count"]) for each in stats] == [("mine", 2)]
             wrong = await server.ask(b"POST", INFER, b'{"inputs":[]}')
             assert (wrong.status, b"'double'" in wrong.body) == (400, False)
             for name in (b"double", b"other"):
@@ -107,7 +111,7 @@ def test_a_replica_serves_its_model_under_the_name_of_the_cluster_and_counts(tmp
             assert (await server.ask(b"POST", b"/load")).status == 405
             metrics = (await server.ask(b"GET", b"/metrics")).body
             labels = b'{code="ok",endpoint="infer",model="mine",replica="mine-0"}'
-            assert b"forebay_worker_requests_total%b 1.0\n" % labels in metrics
+            assert b"forebay_worker_requests_total%b 2.0\n" % labels in metrics
 
     run(main())
 
@@ -181,6 +185,19 @@ def test_a_replica_whose_model_cannot_be_loaded_ends_and_says_why(tmp_path: Path
     (gave_up,) = found.value.exceptions
     assert isinstance(gave_up, serve.GaveUp)
     assert "no such weights" in str(gave_up)
+
+
+@pytest.mark.slow
+def test_a_replica_that_nobody_asks_any_more_ends_and_says_why(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with replica(tmp_path, Choice(double(tmp_path / "all"), "double"), lease_s=2.0):
+            await asyncio.Event().wait()
+
+    with pytest.raises(ExceptionGroup) as found:
+        run(main())
+    (gave_up,) = found.value.exceptions
+    assert isinstance(gave_up, serve.GaveUp)
+    assert "asked for its load for 2 s" in str(gave_up)
 
 
 def test_other_models_of_the_repository_are_loaded_only_where_that_is_asked_for(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -11,10 +12,12 @@ from forebay.control.deploying import DeployRefused
 from forebay.control.plan import Artifact
 from forebay.core.cluster import Cluster, ModelSettings
 from forebay.registry.catalogue import Registry
-from forebay.registry.proved import RegistryError
+from forebay.registry.proved import RegistryError, Unknown
 from forebay.registry.sources import REGISTRY, Progress, SourceError, parse_registered
-from forebay.store.database import StoreError
+from forebay.store.database import Store, StoreError
+from forebay.store.nodes import Nodes
 from forebay.store.rollouts import Rollouts
+from forebay.store.scales import Scales
 
 T = TypeVar("T")
 SQLITE = "sqlite:///"
@@ -26,12 +29,26 @@ async def in_thread(work: Callable[[], T]) -> T:
     return await asyncio.to_thread(work)
 
 
-def rollouts_of(cluster: Cluster, home: Path) -> Rollouts:
+def rollouts_of(cluster: Cluster, home: Path, guard: Callable[[Store], Store] = lambda store: store) -> Rollouts:
     """What is deployed in a cluster. A file that is not there yet is not made to find nothing in it."""
-    path = home.absolute() / "forebay.db" if cluster.store is None else None
-    if cluster.store and cluster.store.startswith(SQLITE):
-        path = Path(cluster.store.removeprefix(SQLITE))
-    return Rollouts(lambda: store_of(cluster, home), cluster.name, lambda: path is None or path.exists())
+    return Rollouts(lambda: guard(store_of(cluster, home)), cluster.name, partial(_there, cluster, home))
+
+
+def scales_of(cluster: Cluster, home: Path, guard: Callable[[Store], Store] = lambda store: store) -> Scales:
+    """What the scaling of its models remembers; of a file that is not there yet the same."""
+    return Scales(lambda: guard(store_of(cluster, home)), cluster.name, partial(_there, cluster, home))
+
+
+def nodes_of(cluster: Cluster, home: Path, guard: Callable[[Store], Store] = lambda store: store) -> Nodes:
+    """What is known of its nodes; of a file that is not there yet the same."""
+    return Nodes(lambda: guard(store_of(cluster, home)), cluster.name, partial(_there, cluster, home))
+
+
+def _there(cluster: Cluster, home: Path) -> bool:
+    """Whether there is a store; of one that is no file nobody knows before he asks."""
+    if cluster.store is None:
+        return (home.absolute() / "forebay.db").exists()
+    return not cluster.store.startswith(SQLITE) or Path(cluster.store.removeprefix(SQLITE)).exists()
 
 
 class CatalogueShelf:
@@ -45,11 +62,16 @@ class CatalogueShelf:
         self._progress = progress
 
     def find(self, model: str, name: str) -> str:
-        """The id of a revision that may be served. Blocks. Raises `DeployRefused`, `StoreError`."""
+        """The id of a revision that may be served. Blocks.
+
+        Raises `DeployRefused`, which says what there is and how to register what there is not, and `StoreError`.
+        """
         settings = self._settings(model)
         try:
             with registry_of(self._cluster(), self._home) as registry:
                 revision = registry().may_serve(_registered(settings), name).revision
+        except Unknown as error:
+            raise DeployRefused(f"{error}. {_how_to_register(settings)}", "revision") from error
         except (RegistryError, SourceError) as error:
             raise DeployRefused(str(error), "revision") from error
         if revision.task is not settings.task:
@@ -84,3 +106,8 @@ def _registered(model: ModelSettings) -> str:
     """The name under which the revisions of a model are registered."""
     source = parse_registered(model.source)
     return source.model if source else model.name
+
+
+def _how_to_register(model: ModelSettings) -> str:
+    engine = f" --engine {model.engine.name}" if model.engine is not None else ""
+    return f"`forebay registry add {_registered(model)} SOURCE --task {model.task}{engine}` registers one."

@@ -11,7 +11,8 @@ from rich.text import Text
 
 from forebay.cli.deploy.client import Admin
 from forebay.cli.settings import UserError
-from forebay.control.status import ReplicaStatus, Status, UnitStatus
+from forebay.control.leading.term import LeaderStatus
+from forebay.control.status import FOLLOW, ReplicaStatus, Status, UnitStatus
 
 REFRESH_S = 1.0
 WORDS_CHARS_MAX = 200
@@ -70,6 +71,10 @@ def view(cluster: Status) -> RenderableType:
         ready = Text(
             f"{model.ready}/{model.wanted} ready", style="green" if model.ready == model.wanted else "yellow"
         )
+        if model.least is not None:
+            ready.append(f" ({model.least} to {model.most})", "dim")
+        if model.standby:
+            ready.append(f", {model.standby} standby")
         table.add_row(Text(model.name, style="bold"), ready, "", "", "", model.engine, "", _short(model.revision))
         for replica in model.replicas:
             table.add_row(*_replica(replica))
@@ -78,10 +83,21 @@ def view(cluster: Status) -> RenderableType:
         table.add_row(*_unit(gateway, "", ""))
     units = [*(replica for model in cluster.models for replica in model.replicas), *cluster.gateways]
     verdict = ("ready", "green") if cluster.ready else (f"not ready ({cluster.phase})", "bold yellow")
+    if cluster.phase == FOLLOW:
+        return Text(f"{cluster.cluster}  this control waits for its turn; {_leader(cluster.leader)}")
     head = Text.assemble((cluster.cluster, "bold"), "  ", verdict, f"  {cluster.gateway_url}")
     trouble = [Text(cluster.trouble, style="bold red")] if cluster.trouble else []
     notes = [note for unit in units if (note := _note(unit))]
+    if cluster.leader is not None:
+        trouble.append(Text(_leader(cluster.leader), style="dim"))
     return Group(head, *trouble, Text(), table, *([Text(), *notes] if notes else []))
+
+
+def _leader(leader: LeaderStatus | None) -> str:
+    if leader is None:
+        return "who leads is not known"
+    waiting = f"; {leader.waiting} more wait for their turn" if leader.here else ""
+    return f"the control at {leader.url} leads, epoch {leader.epoch}{waiting}"
 
 
 def _short(revision: str) -> str:
@@ -97,14 +113,18 @@ def _unit(unit: UnitStatus, load: str, kv: str) -> tuple[str | Text, ...]:
 def _replica(replica: ReplicaStatus) -> tuple[str | Text, ...]:
     load = f"{replica.in_flight}/{replica.capacity}" if replica.capacity else "-"
     kv = f"{replica.kv_used_tokens / replica.kv_total_tokens:.0%}" if replica.kv_total_tokens else "-"
-    *unit, address, restarts = _unit(replica, load, kv)
+    name, state, *unit, address, restarts = _unit(replica, load, kv)
+    if replica.standby:
+        state = Text("standby", style="blue")
     if replica.grpc_port:
         address = f"{address} (gRPC {replica.grpc_port})"
-    return *unit, address, restarts, _short(replica.revision)
+    return name, state, *unit, address, restarts, _short(replica.revision)
 
 
 def _note(unit: UnitStatus) -> Text | None:
-    """Why a unit is not ready, when it is tried again, and what it said before it died."""
+    """Why a unit is not ready, when it is tried again, and what it said before it died; or why it is misplaced."""
+    if isinstance(unit, ReplicaStatus) and unit.misplaced and unit.state == "ready":
+        return Text.assemble((unit.id, "bold"), f"  {unit.misplaced}")
     if unit.state == "ready" or not (unit.why or unit.last_words):
         return None
     again = f"; starts again in {unit.starts_again_in_s:g} s" if unit.starts_again_in_s else ""

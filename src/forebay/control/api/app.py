@@ -12,14 +12,16 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from forebay import __version__
-from forebay.control.api import cluster, deploying, documents, registry
+from forebay.control.api import cluster, deploying, documents, nodes, registry, scaling, sla
 from forebay.control.api.access import ANYBODY, Knock
 from forebay.control.api.behind import Asked, Behind, Handler
 from forebay.control.changes import Reloaded
+from forebay.control.health.telling import Standing
 from forebay.control.rolling.nouns import DeployRefused
+from forebay.control.standby.sla import Sla
 from forebay.control.status import Status
 from forebay.core.errors import TABLE, Code, Refusal
-from forebay.core.tenancy.roles import OPEN, Caller, refusal
+from forebay.core.tenancy.roles import ANYWHERE, OPEN, Caller, refusal
 from forebay.registry.catalogue import Listed
 from forebay.registry.proved import RegistryError, Unknown
 from forebay.registry.sources import SourceError
@@ -41,8 +43,20 @@ ANSWERS: Final = admin.Answers(
     revision=Listed,
     verified=documents.Verified,
     collected=documents.Collected,
+    scalings=documents.Scalings,
+    scaling=documents.ScalingDocument,
+    sla=Sla,
+    nodes=documents.NodeDocuments,
+    node=Standing,
 )
-HANDLERS: Final[Mapping[str, Handler]] = {**cluster.HANDLERS, **deploying.HANDLERS, **registry.HANDLERS}
+HANDLERS: Final[Mapping[str, Handler]] = {
+    **cluster.HANDLERS,
+    **deploying.HANDLERS,
+    **registry.HANDLERS,
+    **scaling.HANDLERS,
+    **sla.HANDLERS,
+    **nodes.HANDLERS,
+}
 NOT_THERE: Final = ("model", "id")
 """What a refusal of a rollout is about if there is no such thing."""
 
@@ -71,6 +85,7 @@ def _endpoint(
         operation = operations["GET" if request.method == "HEAD" else request.method]
         try:
             caller = _admitted(behind, operation, request)
+            _refer(behind, operation)
             body = b"" if operation.method == "get" else await _body(request)
             return _said(await handlers[operation.id](Asked(behind, request, caller, body)))
         except ClientDisconnect:
@@ -98,6 +113,16 @@ def _admitted(behind: Behind, operation: Operation, request: Request) -> Caller:
     if not looks and "origin" in request.headers:  # browsers send it along; any web page could ask for this
         raise Refusal(Code.INVALID_REQUEST, "A web page may not ask for this.", "origin")
     return caller
+
+
+def _refer(behind: Behind, operation: Operation) -> None:
+    """Raise `Refusal` for what only the control that leads can say or do."""
+    leading = behind.control.leading
+    if leading is None or operation.id in ANYWHERE:
+        return
+    leader = leading.told
+    if leader is None or not leader.here:
+        raise Refusal(Code.NOT_LEADER, f"This control follows: {leading.why_not()}.")
 
 
 def _host(request: Request) -> str:

@@ -15,6 +15,7 @@ from forebay.control.deploying import Deployments
 from forebay.control.journal import Journal
 from forebay.control.loop import Controller
 from forebay.control.rolling.nouns import Run
+from forebay.control.standby.sla import Delivered
 from forebay.core.cluster import Cluster
 from forebay.core.errors import Code, Refusal
 from forebay.core.tenancy.roles import Caller
@@ -84,6 +85,8 @@ class Behind:
     catalogue: Catalogue
     doorman: Doorman
     threads: Run = field(default_factory=Threads)
+    delivered: Delivered | None = None
+    """What gateways have written down of requests; None: nobody can tell."""
 
 
 class Asked(NamedTuple):

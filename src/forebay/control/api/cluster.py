@@ -28,11 +28,11 @@ async def livez(asked: Asked) -> Response:
 
 
 async def readyz(asked: Asked) -> Response:
-    """Whether every model has a ready replica, and a gateway answers; if not, what is lacking."""
+    """Whether every model has a ready replica or gets one on demand, and a gateway answers; else what is lacking."""
     now = _status(asked)
     if now.ready:
         return PlainTextResponse("ok\n")
-    lacking = [f"{m.name}: no replica is ready" for m in now.models if not m.ready]
+    lacking = [f"{m.name}: no replica is ready" for m in now.models if not m.serves]
     return PlainTextResponse("\n".join([*(lacking or [f"gateway: {now.phase}"]), ""]), status_code=503)
 
 

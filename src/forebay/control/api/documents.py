@@ -2,10 +2,14 @@
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from forebay.control.health import telling
 from forebay.control.journal import Happened
+from forebay.control.placing.rows import PlacedNode
 from forebay.control.rolling.nouns import Standing
+from forebay.control.scaling import nouns as scaled
+from forebay.control.scaling.kept import Setting, Told
 from forebay.core.deploy.course import Kind
 from forebay.core.deploy.rollout import ENDED, Phase, Rollout
 from forebay.core.rollout.effects import Effect
@@ -48,6 +52,15 @@ class Collected:
     """What the removal of unused files has freed."""
 
     freed_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeDocuments:
+    """What `/v1/nodes` answers: how nodes are, what is taken of them, and slots that fit nowhere, with why."""
+
+    nodes: tuple[telling.Standing, ...]
+    placed: tuple[PlacedNode, ...] = ()
+    waits: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,3 +234,57 @@ def _effect(effect: Effect) -> EffectDocument:
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingDocument:
+    """How many replicas a model has and why. Times are seconds since the epoch, or end in `_s`."""
+
+    model: str
+    mode: str
+    """`fixed`: it is not scaled; `auto`; `shadow`: it is only told what would be done; `set`: people say how many."""
+    policy: str | None
+    replicas: int
+    """That control works towards."""
+    wanted: int
+    """That were decided: another number than `replicas` in shadow mode only."""
+    min: int | None
+    """The bounds that hold now; null: none, as it is not scaled."""
+    max: int | None
+    setting: Setting | None
+    """What people have set; null: nothing."""
+    cold_start_s: float | None
+    """From placing a replica to its being ready, 90th percentile; null: not measured yet."""
+    decision: Told | None
+    """The last one."""
+    trouble: str
+    """Why the store cannot be used; empty: it can."""
+    decisions: tuple[Told, ...] = ()
+    """The newest last; only of a single model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scalings:
+    """All models, by name."""
+
+    models: tuple[ScalingDocument, ...]
+
+
+def scaling(it: scaled.Standing, *, all_of_it: bool = False) -> ScalingDocument:
+    """The document of a model, with all decisions that are remembered, or the last one."""
+    scale = it.scale
+    auto = "fixed" if scale is None else "shadow" if scale.shadow else "auto"
+    return ScalingDocument(
+        model=it.model,
+        mode=auto if it.setting.replicas is None else "set",
+        policy=None if scale is None else scale.policy.value,
+        replicas=it.replicas,
+        wanted=it.wanted,
+        min=it.min,
+        max=it.max,
+        setting=None if it.setting.empty else it.setting,
+        cold_start_s=it.cold_start_s,
+        decision=it.told[-1] if it.told else None,
+        trouble=it.trouble,
+        decisions=it.told if all_of_it else (),
+    )

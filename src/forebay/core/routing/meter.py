@@ -18,7 +18,7 @@ NAME_PRIME: Final = (1 << 61) - 1
 
 
 class Meter:
-    """One start of one replica. Only `handicap`, at least 1, and `strained` are for others to set."""
+    """One start of one replica. Only `handicap`, at least 1, and `strained` are for others to set, and `weigh`."""
 
     __slots__ = (
         "_blind",
@@ -28,6 +28,7 @@ class Meter:
         "_reported",
         "_since",
         "_unprefilled",
+        "burden",
         "decode_slope_s",
         "handicap",
         "kv_share",
@@ -48,6 +49,8 @@ class Meter:
         """Its bit in the prefix index."""
         self.handicap = 1.0
         """1 in normal service."""
+        self.burden = 1.0
+        """What a request there counts, against one at a replica that can do its usual work: 1 by its weight."""
         self.strained = False
         """Requests wait in its engine for want of room: when it is full it is worth a wait."""
         self.kv_share = 0.0
@@ -100,6 +103,15 @@ class Meter:
         if charge.report == self.reports:
             self._since -= charge.tokens
         self._fuse()
+
+    def weigh(self, weight: float) -> None:
+        """Take over how much of the usual work it can do, above 0. What was learned is of the time before."""
+        change, self.burden = 1.0 / (weight * self.burden), 1.0 / weight
+        if change != 1.0:
+            self._prefill.scale(change)
+            self._decode.scale(change)
+            self.prefill_tokens_per_s /= change
+            self.decode_slope_s *= change
 
     def watch(self, charge: "Charge") -> None:
         """Its first token will not be seen, because the answer comes as a whole: `settle` releases it in time."""

@@ -1,4 +1,7 @@
-"""Policies that count requests, follow a key or a prefix. `pool` holds the indexes of at least two replicas."""
+"""Policies that count requests, follow a key or a prefix. `pool` holds the indexes of at least two replicas.
+
+A request at a replica that is slow, as control says, counts more; taking turns and owning a key have no regard to it.
+"""
 
 import math
 from collections.abc import Sequence
@@ -42,8 +45,8 @@ def consistent_hash(replicas: Sequence[View], pool: Sequence[int], ask: Ask) -> 
     """
     key = mix(ask.key or (ask.blocks[0] if ask.blocks else ask.seed))
     order = sorted(pool, key=lambda at: mix(key ^ replicas[at].meter.name), reverse=True)
-    load_max = math.ceil(LOAD_BOUND * (sum(replicas[at].load for at in pool) + 1) / len(pool))
-    at = next(at for at in order if replicas[at].load < load_max)  # the least loaded is always below
+    load_max = math.ceil(LOAD_BOUND * (sum([_load(replicas[at]) for at in pool]) + 1) / len(pool))
+    at = next(at for at in order if _load(replicas[at]) < load_max)  # the least loaded is always below
     return Route(at, Why.ITS_KEY if at == order[0] else Why.KEY_OVERFLOW)
 
 
@@ -61,7 +64,7 @@ def prefix_affinity(replicas: Sequence[View], pool: Sequence[int], ask: Ask, ind
     hit_tokens = min(longest * ask.block_tokens, ask.tokens)
     if hit_tokens > HIT_SHARE_MIN * ask.tokens:
         at = _idlest(replicas, [at for at, depth in zip(pool, depths, strict=True) if depth == longest])
-        if replicas[at].load <= LOAD_BOUND * sum(replicas[at].load for at in pool) / len(pool) + 1:
+        if _load(replicas[at]) <= LOAD_BOUND * sum([_load(replicas[at]) for at in pool]) / len(pool) + 1:
             return Route(at, Why.LONGEST_PREFIX, hit_tokens)
     at = _idlest(replicas, pool)
     return Route(at, Why.FEWEST, min(depths[pool.index(at)] * ask.block_tokens, ask.tokens))
@@ -76,4 +79,12 @@ def mix(number: int) -> int:
 
 
 def _idlest(replicas: Sequence[View], pool: Sequence[int]) -> int:
-    return min(pool, key=lambda at: (replicas[at].load, replicas[at].last_used, replicas[at].id))
+    def cost(at: int) -> tuple[float, int, str]:
+        replica = replicas[at]
+        return (replica.load + 1) * replica.meter.burden, replica.last_used, replica.id
+
+    return min(pool, key=cost)
+
+
+def _load(replica: View) -> float:
+    return replica.load * replica.meter.burden

@@ -50,6 +50,11 @@ class Line:
         self._spread = DECAY * self._spread + off * (x - self.x)
         self._cross = DECAY * self._cross + off * (y - self.y)
 
+    def scale(self, factor: float) -> None:
+        """Take every y for so many times as much, as if it had been."""
+        self.y *= factor
+        self._cross *= factor
+
     def slope(self) -> float:
         """Of the line; at least one sample is there."""
         steepest = self.y / self.x

@@ -38,7 +38,7 @@ class View(Protocol):
 
     @property
     def meter(self) -> Meter:
-        """Its work, speed and trust; read only where a request comes with an `Ask`."""
+        """Its work, speed and trust."""
 
 
 class Rng(Protocol):

@@ -9,13 +9,25 @@ from forebay.core.tenancy.keys import Denied, Directory, KeyRecord, Tenant, auth
 
 OPEN: Final = frozenset({"livez", "readyz", "openapi"})
 """Nobody is asked who he is: balancers ask these, and clients before they have a key."""
+ANYWHERE: Final = frozenset(
+    {
+        *("livez", "openapi", "metrics", "status", "events", "history"),
+        *("revisions", "revisionsOfModel", "revision", "addRevision", "resubmit", "setAlias", "verify"),
+        *("approve", "reject", "collect"),
+    }
+)
+"""What also a control answers that does not lead: the registry and the history are those of the store."""
 LEAST: Final[Mapping[str, Role]] = {
     "metrics": Role.VIEWER,
     "status": Role.VIEWER,
     "events": Role.VIEWER,
     "history": Role.VIEWER,
+    "sla": Role.VIEWER,
     "rollouts": Role.VIEWER,
     "rollout": Role.VIEWER,
+    "scaling": Role.VIEWER,
+    "scalingOfModel": Role.VIEWER,
+    "nodes": Role.VIEWER,
     "revisions": Role.VIEWER,
     "revisionsOfModel": Role.VIEWER,
     "revision": Role.VIEWER,
@@ -26,6 +38,9 @@ LEAST: Final[Mapping[str, Role]] = {
     "resume": Role.OPERATOR,
     "promote": Role.OPERATOR,
     "abort": Role.OPERATOR,
+    "setScaling": Role.OPERATOR,
+    "drain": Role.OPERATOR,
+    "undrain": Role.OPERATOR,
     "addRevision": Role.OPERATOR,
     "resubmit": Role.OPERATOR,
     "setAlias": Role.OPERATOR,

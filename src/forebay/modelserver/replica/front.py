@@ -19,6 +19,8 @@ from forebay.wire.http1 import JSON, TEXT
 
 REQUEST_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
 RETRYABLE: Final = (b"x-forebay-retryable", b"1")
+UNIT: Final = b"x-forebay-unit"
+"""Request header of a gateway: whom it takes us for. Of each connection the first request has it."""
 NO_ENDPOINT: Final = "none"
 GETS: Final = frozenset({"/livez", "/readyz", "/load", "/metrics"})
 BATCHES_MAX: Final = 4
@@ -39,6 +41,7 @@ class ReplicaFront:
         tasks: asyncio.TaskGroup,
     ) -> None:
         self._spec = spec
+        self._unit = b"%b.%d" % (spec.replica.encode(), spec.generation)
         self._named = named
         self._reporter = reporter
         self._models = models
@@ -55,7 +58,7 @@ class ReplicaFront:
                 self._refuse(exchange, Refusal(Code.METHOD_NOT_ALLOWED), (b"allow", b"GET"))
             return
         exchange.extra += b"x-request-id: %b\r\n" % _request_id(exchange)
-        if exchange.method == b"POST" and (code := self._closed()) is not None:
+        if exchange.method == b"POST" and (code := self._closed(exchange)) is not None:
             self._refuse(exchange, Refusal(code), RETRYABLE)
         else:
             self._models.handle(exchange)
@@ -65,9 +68,13 @@ class ReplicaFront:
         labels = (self._spec.model, self._spec.replica, NO_ENDPOINT, code.value)
         self._metrics.counter("worker_requests_total", *labels).inc()
 
-    def _closed(self) -> Code | None:
-        """Why no request is taken just now."""
+    def _closed(self, exchange: Exchange) -> Code | None:
+        """Why this request is not taken just now."""
         reporter, named = self._reporter, self._named
+        if exchange.header(UNIT) not in (None, self._unit):
+            return Code.OTHER_REPLICA
+        if reporter.fenced:
+            return Code.FENCED
         if reporter.draining:
             return Code.DRAINING
         if not named.ready:
@@ -84,6 +91,7 @@ class ReplicaFront:
                 state = self._reporter.state
                 exchange.respond(200 if state is ReplicaState.READY else 503, [TEXT], state.encode() + b"\n")
             case "/load":
+                self._reporter.asked_at = asyncio.get_running_loop().time()
                 exchange.respond(200, [JSON], msgspec.json.encode(self._reporter.report()))
             case _:
                 self._tasks.create_task(self._tell(exchange))

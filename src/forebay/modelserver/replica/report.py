@@ -22,6 +22,10 @@ class Reporter:
         self._replaced = 0
         self.grpc_port = 0
         self.draining = False
+        self.fenced = False
+        """Nobody counts on it any more."""
+        self.asked_at = 0.0
+        """When somebody last asked for its load, by the loop's clock."""
         metrics.gauge("build_info", version, "modelserver").set(1)
 
     @property

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from forebay import __version__
+from forebay.core.leading.lease import Tending, forgotten
 from forebay.core.model import WorkerSpec
 from forebay.core.serving.errors import Refused
 from forebay.modelserver.http.front import FrontOptions, HttpFront
@@ -89,7 +90,13 @@ async def _run(
         await listen(http, spec.host, spec.port_first, Path(spec.endpoint_path))
         log.info("listening", host=spec.host, port=http.port, grpc_port=reporter.grpc_port)
         running = tasks.create_task(server.run())
-        await _until_stopped(server, named, stop, tasks)
+        fencing = tasks.create_task(_fence_when_forgotten(reporter, spec.lease_s, stop))
+        try:
+            await _until_stopped(server, named, stop, tasks)
+            if reporter.fenced:
+                raise GaveUp(forgotten(spec.lease_s))
+        finally:
+            fencing.cancel()
         log.info("draining", grace_s=spec.drain_grace_s)
         reporter.draining = True
         if rpc is not None:
@@ -172,6 +179,21 @@ def _unserved(server: ModelServer, named: Named) -> str:
     except Refused as refused:
         return "; ".join(each.reason for each in named.index(False) if each.reason) or refused.text
     return ""
+
+
+async def _fence_when_forgotten(reporter: Reporter, lease_s: float, stop: asyncio.Event) -> None:
+    """Stop once nobody counts on the replica any more: its work is not waited for, as nobody can."""
+    if not lease_s:
+        return
+    now = asyncio.get_running_loop().time
+    reporter.asked_at = now()
+    while True:
+        lease = Tending(reporter.asked_at, lease_s)
+        if lease.ended(now()):
+            break
+        await asyncio.sleep(lease.look_again_s(now()))
+    reporter.fenced = True
+    stop.set()
 
 
 async def _drained(named: Named, grace_s: float) -> bool:

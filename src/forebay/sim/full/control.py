@@ -2,22 +2,20 @@
 
 import asyncio
 import os
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
-from urllib.parse import urlsplit
 
-import httpx
 import msgspec
 
 from forebay.control.deploying import Deployments, DeployRefused
 from forebay.control.journal import Journal
 from forebay.control.loop import Controller
 from forebay.control.plan import Artifact, Places, Plan, make_plan
-from forebay.control.probe import BODY_BYTES_MAX, Prober
+from forebay.control.probe import Prober
 from forebay.control.snapshot import SnapshotFile
+from forebay.control.standby.standby import Standby
 from forebay.core.cluster import Cluster
 from forebay.core.model import Dispatch, GatewaySpec, ModelRoutes, ReplicaState, Snapshot, WorkerSpec
 from forebay.core.reconcile import Kind, Rules, Slot
@@ -36,7 +34,6 @@ RULES: Final = Rules(unresponsive_s=4.0, stable_s=20.0, backoff_max_s=4.0)
 SNAPSHOTS_MAX: Final = 100
 KNOWN_AFTER_S: Final = 0.5
 """Gateways look at the snapshot file several times in this time."""
-LENGTH: Final = re.compile(rb"\r\ncontent-length: ([0-9]+)")
 GRACE_S: Final = 4.0
 TRY_AGAIN_S: Final = 0.5
 """Somebody starts a control again that could not start."""
@@ -86,31 +83,6 @@ class Snapshots(SnapshotFile):
         self._changed_at = asyncio.get_running_loop().time()
         self._stamps += 1
         os.utime(self.path, ns=(self._stamps, self._stamps))
-
-
-class LightProber(Prober):
-    """The product's prober on simulated connections; the client that it has elsewhere wants real sockets."""
-
-    async def _get(self, url: str) -> bytes:
-        parts = urlsplit(url)
-        path = f"{parts.path}?{parts.query}" if parts.query else parts.path
-        request = b"GET %b HTTP/1.1\r\nhost: sim\r\nconnection: close\r\n\r\n" % path.encode()
-        try:
-            reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
-            try:
-                writer.write(request)
-                answer = await reader.read(BODY_BYTES_MAX)
-                while more := await reader.read(BODY_BYTES_MAX):
-                    answer += more
-            finally:
-                writer.transport.abort()
-        except OSError as error:
-            raise httpx.ConnectError(str(error)) from error
-        head, _, body = answer.partition(b"\r\n\r\n")
-        found = LENGTH.search(head.lower())
-        if not head.startswith(b"HTTP/1.1 200 ") or found is None or len(body) != int(found[1]):
-            raise httpx.RemoteProtocolError(f"no whole answer: {head[:40]!r}")
-        return body
 
 
 class Control:
@@ -190,18 +162,20 @@ class Control:
     async def _run(self) -> None:
         stage = self.stage
         provider = MachineProvider(self._machine, self._book, None if stage is None else self)
-        prober = LightProber(self._places.peers)
+        prober = Prober(self._places.peers)
         journal = Journal(self._places.log, lambda event: self._book.note("journal", event.unit, event.state))
         deployments = None if stage is None else stage.deployments()
+        metrics = Metrics()
         self.controller = controller = Controller(
             self._plan,
             provider,
             prober,
             snapshot=self.snapshots,
             journal=journal,
-            metrics=Metrics(),
+            metrics=metrics,
             rules=RULES,
             deployments=deployments,
+            standby=Standby(metrics, journal.note),
         )
         self._journal, self._gone = journal, {}
         try:
@@ -212,7 +186,6 @@ class Control:
         finally:
             provider.close()
             journal.close()
-            await prober.close()
 
     async def _take_up(self, deployments: Deployments) -> None:
         """Begin with what is stored, as often as it takes."""

@@ -245,7 +245,7 @@ def wanted_by(gateway: WatchedGateway) -> set[str]:
 
 def links_of(served: Served) -> list[Link]:
     """Also those that control does not want any more."""
-    return [*served.links, *served._leaving]
+    return [*served.links, *served.leaving]
 
 
 async def gate(process: Process, log: structlog.stdlib.BoundLogger, seed: int) -> None:

@@ -23,19 +23,28 @@ def week(folder: Path, outputs: Sequence[int], rng: Random, rate_per_s: float = 
     Poisson within each five minutes of the rate; prompts from the distribution of lengths, each on its own; answers
     from `outputs`, as the published figure of theirs is too coarse to read below its third quartile.
     """
-    rates = [rate for _, rate in _rows(folder / "rate_5min_code.csv")]
-    scale = rate_per_s * len(rates) / sum(rates)
-    lengths = _inverse(_rows(folder / "input_tokens_cdf_code.csv"))
+    published = rates(folder)
+    scale = rate_per_s * len(published) / sum(published)
     at_s = array("d")
-    for number, rate in enumerate(rates):
+    for number, rate in enumerate(published):
         at, end = number * BIN_S, (number + 1) * BIN_S
         while (at := at + rng.expovariate(rate * scale)) < end:
             at_s.append(at)
     count = len(at_s)
     return Workload(
         f"azure-week ({rate_per_s:g} requests/s)",
-        Columns(at_s, array("i", rng.choices(lengths, k=count)), array("i", rng.choices(outputs, k=count))),
+        Columns(at_s, array("i", rng.choices(lengths(folder), k=count)), array("i", rng.choices(outputs, k=count))),
     )
+
+
+def rates(folder: Path) -> list[float]:
+    """Of each five minutes, in requests per minute."""
+    return [rate for _, rate in _rows(folder / "rate_5min_code.csv")]
+
+
+def lengths(folder: Path) -> "array[int]":
+    """Of prompts, each as likely as any other."""
+    return _inverse(_rows(folder / "input_tokens_cdf_code.csv"))
 
 
 def _rows(path: Path) -> list[tuple[float, float]]:

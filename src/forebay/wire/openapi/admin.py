@@ -5,7 +5,7 @@ from typing import Final, NamedTuple
 
 from forebay.core.errors import Code
 from forebay.core.registry.approval import Role
-from forebay.core.tenancy.roles import LEAST, OPEN
+from forebay.core.tenancy.roles import ANYWHERE, LEAST, OPEN
 from forebay.wire import admin_request as bodies
 from forebay.wire.openai_fields import Reader, Shape
 from forebay.wire.openapi import answers
@@ -33,6 +33,7 @@ _SUBJECT: Final = Parameter(
     _PRINTABLE,
 )
 _OF_MODEL: Final = Parameter("model", "query", "Only of this model.", _PRINTABLE)
+_PERIOD: Final = Parameter("period_s", "query", "The period up to now, seconds; without it 30 days.", _NUMBER)
 _ENDED: Final = Parameter(
     "ended",
     "query",
@@ -44,6 +45,7 @@ _PLACES: Final = {
     "revision": "A revision, by its id or an alias.",
     "alias": "An alias, such as `champion`.",
     "id": "Id of a rollout.",
+    "node": "Name of a node.",
 }
 _BODY: Final = (Code.INVALID_JSON, Code.INVALID_REQUEST)
 _STORE: Final = (Code.STORE_UNAVAILABLE, Code.OVERLOADED, Code.DRAINING)
@@ -63,11 +65,16 @@ class Answers(NamedTuple):
     revision: type
     verified: type
     collected: type
+    scalings: type
+    scaling: type
+    sla: type
+    nodes: type
+    node: type
 
 
 def operations(given: Answers) -> tuple[Operation, ...]:
     """All there are."""
-    return (*_looks(given), *_cluster(given), *_rollouts(given), *_registry(given))
+    return (*_looks(given), *_cluster(given), *_rollouts(given), *_scaling(given), *_nodes(given), *_registry(given))
 
 
 def document(version: str, given: Answers) -> bytes:
@@ -107,6 +114,15 @@ def _looks(given: Answers) -> tuple[Operation, ...]:
             {200: {JSON: given.history}},
             query=(_SUBJECT, _LAST, _AFTER),
             codes=(Code.INVALID_REQUEST, *_STORE),
+        ),
+        _operation(
+            "/v1/sla",
+            "get",
+            "sla",
+            "What can be promised of the models as they are set up, and what a period has delivered.",
+            {200: {JSON: given.sla}},
+            query=(_OF_MODEL, _PERIOD),
+            codes=(Code.INVALID_REQUEST, Code.NOT_FOUND, Code.CONFLICT, Code.OVERLOADED, Code.DRAINING),
         ),
         _operation(PATH, "get", "openapi", "This document.", {200: {JSON: dict}}),
     )
@@ -168,6 +184,70 @@ def _rollouts(given: Answers) -> tuple[Operation, ...]:
                 f"/v1/rollouts/{{id}}/{name}", "post", name, text, one, body=(bodies.COMMAND, "Why"), codes=_CHANGE
             )
             for name, text in commands.items()
+        ),
+    )
+
+
+def _scaling(given: Answers) -> tuple[Operation, ...]:
+    one: Said = {200: {JSON: given.scaling}}
+    path = "/v1/scaling/{model}"
+    return (
+        _operation(
+            "/v1/scaling",
+            "get",
+            "scaling",
+            "How many replicas models have.",
+            {200: {JSON: given.scalings}},
+            codes=(Code.CONFLICT,),
+        ),
+        _operation(
+            path,
+            "get",
+            "scalingOfModel",
+            "How many replicas a model has, and why, with the last decisions.",
+            one,
+            codes=(Code.NOT_FOUND, Code.CONFLICT),
+        ),
+        _operation(
+            path,
+            "put",
+            "setScaling",
+            "Set how many replicas a model has, or its bounds; what is not said is as the cluster file has it.",
+            one,
+            body=(bodies.SCALE, "Scaling"),
+            codes=(*_BODY, Code.NOT_FOUND, Code.CONFLICT),
+        ),
+    )
+
+
+def _nodes(given: Answers) -> tuple[Operation, ...]:
+    one: Said = {200: {JSON: given.node}}
+    return (
+        _operation(
+            "/v1/nodes",
+            "get",
+            "nodes",
+            "Nodes and their GPUs: how they are, what runs there, and why nothing may.",
+            {200: {JSON: given.nodes}},
+            codes=(Code.CONFLICT,),
+        ),
+        _operation(
+            "/v1/nodes/{node}/drain",
+            "post",
+            "drain",
+            "Take a node out of service: what runs there moves away, one replica of a model at a time.",
+            one,
+            body=(bodies.DRAIN, "Drain"),
+            codes=(*_BODY, Code.NOT_FOUND, Code.CONFLICT),
+        ),
+        _operation(
+            "/v1/nodes/{node}/undrain",
+            "post",
+            "undrain",
+            "Let a node serve again, or a GPU that was taken out of service.",
+            one,
+            body=(bodies.UNDRAIN, "Undrain"),
+            codes=(*_BODY, Code.NOT_FOUND, Code.CONFLICT),
         ),
     )
 
@@ -250,6 +330,8 @@ def _operation(
         least = LEAST[id]
         text = text if least is Role.VIEWER else f"{text} Needs the role {least.name.lower()}."
         codes = (*codes, Code.UNAUTHORIZED, Code.ROLE_NOT_ALLOWED)
+    if id not in ANYWHERE:
+        codes = (*codes, Code.NOT_LEADER)
     reader, name = body or (None, "")
     return Operation(
         path,

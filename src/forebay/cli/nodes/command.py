@@ -1,0 +1,56 @@
+"""The commands on nodes; what they run is imported when they run."""
+
+from typing import Annotated
+
+import typer
+
+from forebay.cli.deploy.command import JsonOption, TokenOption, UrlOption, WhyOption
+
+NodeArgument = Annotated[str, typer.Argument(metavar="NODE", help="A node of the running cluster.")]
+
+
+def nodes(as_json: JsonOption = False, url: UrlOption = None, token_file: TokenOption = None) -> None:
+    """Show nodes and GPUs: how they are, what runs there, and why nothing may."""
+    from forebay.cli.deploy.client import Admin
+    from forebay.cli.nodes import work
+
+    raise typer.Exit(work.nodes(Admin(url, token_file), as_json=as_json))
+
+
+def drain(
+    node: NodeArgument,
+    *,
+    why: WhyOption = "",
+    force: Annotated[
+        bool, typer.Option("--force", help="Also if what runs there fits nowhere else: then it stays until it does.")
+    ] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Stay until nothing runs there any more.")] = False,
+    as_json: JsonOption = False,
+    url: UrlOption = None,
+    token_file: TokenOption = None,
+) -> None:
+    """Take a node out of service: its replicas move away, one of a model at a time, and no request fails."""
+    from forebay.cli.deploy.client import Admin
+    from forebay.cli.nodes import work
+
+    body: dict[str, object] = {"why": why, "force": force}
+    raise typer.Exit(work.drain(Admin(url, token_file), node, body, wait=wait, as_json=as_json))
+
+
+def undrain(
+    node: NodeArgument,
+    *,
+    device: Annotated[
+        str | None, typer.Option(help="Only this GPU of it, which an error has taken out.", show_default="the node")
+    ] = None,
+    why: WhyOption = "",
+    as_json: JsonOption = False,
+    url: UrlOption = None,
+    token_file: TokenOption = None,
+) -> None:
+    """Let a node, or a GPU of it, serve again."""
+    from forebay.cli.deploy.client import Admin
+    from forebay.cli.nodes import work
+
+    body = {"why": why} if device is None else {"why": why, "device": device}
+    raise typer.Exit(work.undrain(Admin(url, token_file), node, body, as_json=as_json))

@@ -1,0 +1,1 @@
+"""`forebay sla`: what can be promised, and what was delivered."""

@@ -1,0 +1,34 @@
+"""The command `sla`; what it runs is imported when it runs."""
+
+import re
+from typing import Annotated
+
+import typer
+
+from forebay.cli import settings
+from forebay.cli.deploy.command import JsonOption, ModelArgument, TokenOption, UrlOption
+from forebay.cli.settings import WRONG_USAGE, UserError
+
+UNITS = {"h": 3600, "d": 86_400}
+
+
+def sla(
+    model: ModelArgument = None,
+    period: Annotated[str, typer.Option(help="So long up to now: hours or days, such as 12h or 30d.")] = "30d",
+    as_json: JsonOption = False,
+    url: UrlOption = None,
+    token_file: TokenOption = None,
+) -> None:
+    """Show what can be promised of the models, what was delivered, and what is left of the error budget."""
+    from forebay.cli.deploy.client import Admin
+    from forebay.cli.sla.view import show
+
+    raise typer.Exit(show(Admin(url, token_file), model, seconds(period), as_json, settings.screen()))
+
+
+def seconds(period: str) -> int:
+    """A period in seconds. Raises `UserError`."""
+    found = re.fullmatch(r"([1-9]\d{0,4})([hd])", period)
+    if found is None:
+        raise UserError(f"--period {period!r}: expected hours or days, such as 12h or 30d", WRONG_USAGE)
+    return int(found[1]) * UNITS[found[2]]

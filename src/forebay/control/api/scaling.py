@@ -1,0 +1,51 @@
+"""Operations on the scaling of models."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from forebay.control.api import documents
+from forebay.control.api.behind import Asked, Handler
+from forebay.control.scaling.nouns import ScaleRefused, Wish
+from forebay.control.scaling.scaler import Scaler
+from forebay.core.errors import Code, Refusal
+from forebay.wire import admin_request
+
+
+def _scaler(asked: Asked) -> Scaler:
+    found = asked.behind.control.scaler
+    if found is None:
+        raise Refusal(Code.CONFLICT, "This cluster cannot scale anything.")
+    return found
+
+
+async def scaling(asked: Asked) -> documents.Scalings:
+    """All models, each with its last decision."""
+    return documents.Scalings(tuple(documents.scaling(each) for each in _scaler(asked).standing()))
+
+
+async def scaling_of(asked: Asked) -> documents.ScalingDocument:
+    """A model, with the decisions that are remembered."""
+    name = asked.named("model")
+    for each in _scaler(asked).standing(name):
+        return documents.scaling(each, all_of_it=True)
+    raise Refusal(Code.NOT_FOUND, f"There is no model {name!r}.", "model")
+
+
+async def set_scaling(asked: Asked) -> documents.ScalingDocument:
+    """What somebody wants of a model from now on."""
+    name, wanted = asked.named("model"), admin_request.scale(asked.body)
+    wish = Wish(name, wanted.replicas, wanted.min, wanted.max, wanted.why)
+    try:
+        standing = await _scaler(asked).set(wish, asked.caller.name)
+    except ScaleRefused as error:
+        code = Code.NOT_FOUND if error.param == "model" else Code.CONFLICT
+        raise Refusal(code, f"{error.text}.", error.param) from error
+    await asked.behind.control.look()
+    return documents.scaling(next(iter(_scaler(asked).standing(name)), standing))
+
+
+HANDLERS: Final[Mapping[str, Handler]] = {
+    "scaling": scaling,
+    "scalingOfModel": scaling_of,
+    "setScaling": set_scaling,
+}

@@ -1,0 +1,43 @@
+"""What can be promised, and what was delivered."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from forebay.control.api.behind import Asked, Handler
+from forebay.control.standby.chronicle import past
+from forebay.control.standby.sla import Sla, make_sla
+from forebay.core.errors import Code, Refusal
+from forebay.obs.clock import wall_s
+from forebay.wire import admin_request
+
+PERIOD_S: Final = 30 * 86_400
+PERIOD_S_MAX: Final = 400 * 86_400
+"""So long the files of days are kept."""
+
+
+async def sla(asked: Asked) -> Sla:
+    """Of every model, or of one."""
+    behind, query = asked.behind, asked.request.query_params
+    standby, model = behind.control.standby, admin_request.name(query, "model")
+    if standby is None or standby.chronicle is None:
+        raise Refusal(Code.CONFLICT, "This cluster does not write down what becomes of its models.")
+    chronicle = standby.chronicle
+    period_s = admin_request.number(query.get("period_s", str(PERIOD_S)), "period_s")
+    if not 1 <= period_s <= PERIOD_S_MAX:
+        raise Refusal(Code.INVALID_REQUEST, f"period_s: expected 1 to {PERIOD_S_MAX} seconds", "period_s")
+    plan = behind.control.plan.only(model)
+    if not plan.models:
+        raise Refusal(Code.NOT_FOUND, f"There is no model {model!r}.", "model")
+    chronicle.save()
+    until = wall_s()
+    since = until - period_s
+    promised = {each.routes.name: each.slo for each in plan.models}
+
+    def read() -> Sla:
+        served = behind.delivered(since, until, promised) if behind.delivered is not None else {}
+        return make_sla(plan, standby, past(chronicle.folder, since, until), served, (since, until))
+
+    return await behind.threads(read)
+
+
+HANDLERS: Final[Mapping[str, Handler]] = {"sla": sla}

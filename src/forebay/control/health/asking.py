@@ -1,0 +1,87 @@
+"""Asks sources without waiting for ever: a driver may hang, and its call cannot be broken off."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from forebay.core.health import DeviceEvent, DeviceReading
+from forebay.providers.devices.protocol import DeviceSource, DevicesUnknown
+
+T = TypeVar("T")
+TIMEOUT_S: Final = 10.0
+"""A driver that nobody has used for a while takes seconds for each GPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a source says now. `trouble`: why readings, None, are unknown, or else why errors are not heard."""
+
+    readings: tuple[DeviceReading, ...] | None
+    events: tuple[DeviceEvent, ...] = ()
+    trouble: str = ""
+
+
+class Watch:
+    """One source. While a call hangs it is not asked again: there is never more than one thread."""
+
+    def __init__(self, source: DeviceSource) -> None:
+        self._source = source
+        self._hangs: asyncio.Future[Look] | None = None
+
+    async def look(self, timeout_s: float = TIMEOUT_S) -> Look:
+        """Ask it. Never raises."""
+        if self._hangs is not None and not self._hangs.done():
+            return Look(None, trouble="an earlier call of its driver has not come back")
+        asked = self._hangs = _in_thread(self._ask)
+        done, _ = await asyncio.wait([asked], timeout=timeout_s)
+        if not done:
+            return Look(None, trouble=f"its driver has not answered for {timeout_s:g} s")
+        return asked.result()
+
+    def close(self) -> None:
+        """Let go of the source, unless it hangs."""
+        if self._hangs is None or self._hangs.done():
+            self._source.close()
+
+    def _ask(self) -> Look:
+        readings, trouble = _tried(self._source.readings)
+        events, deaf = _tried(self._source.events)
+        return Look(readings, events or (), trouble or deaf)
+
+
+def _tried(call: Callable[[], T]) -> tuple[T | None, str]:
+    """What a source says, or why it says nothing."""
+    try:
+        return call(), ""
+    except DevicesUnknown as error:
+        return None, str(error)
+    except Exception as mistake:  # supervisor: a driver's library may raise anything, which is no news of devices
+        return None, f"{type(mistake).__name__}: {mistake}"
+
+
+async def look_at_all(watches: Mapping[str, Watch], timeout_s: float) -> dict[str, Look]:
+    """All sources at once, by node."""
+    nodes = sorted(watches)
+    looks = await asyncio.gather(*(watches[node].look(timeout_s) for node in nodes))
+    return dict(zip(nodes, looks, strict=True))
+
+
+def _in_thread(work: Callable[[], T]) -> "asyncio.Future[T]":
+    """Run it in a thread that nobody waits for when the process ends."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def finish(found: T) -> None:
+        if not future.done():
+            future.set_result(found)
+
+    def run() -> None:
+        found = work()
+        with suppress(RuntimeError):  # nobody waits any more: the loop is closed
+            loop.call_soon_threadsafe(finish, found)
+
+    threading.Thread(target=run, name="devices", daemon=True).start()
+    return future

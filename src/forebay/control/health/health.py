@@ -1,0 +1,413 @@
+"""How nodes and their GPUs are: looks at them again and again, remembers, and says what may run where.
+
+Nothing here waits for a round of control, and no round waits for it: a round reads what is known.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Final, TypeVar
+
+from forebay.control.health.asking import TIMEOUT_S, Look, Watch, look_at_all
+from forebay.control.health.kept import Maintenance, Remembered
+from forebay.control.health.metering import Meters
+from forebay.control.health.telling import Standing, standing_of
+from forebay.control.rolling.nouns import Run
+from forebay.core.health import (
+    DeviceEvent,
+    DeviceReading,
+    DeviceState,
+    Effect,
+    Excluded,
+    HealthRules,
+    Remedy,
+    hit,
+    inherited,
+    lightest,
+    release,
+    standing,
+    step,
+)
+from forebay.core.health import Health as State
+from forebay.core.model import ModelRoutes
+from forebay.core.placement.settings import NodeSettings
+from forebay.core.reconcile import SeenUnit, UnitKey
+from forebay.obs.clock import wall_s
+from forebay.obs.metrics import Metrics
+from forebay.providers.devices.opening import LOCAL
+from forebay.providers.devices.protocol import DeviceSource
+from forebay.store.database import Conflict, StoreError
+from forebay.store.nodes import Changed, Kept, Nodes
+
+T = TypeVar("T")
+CONTROL: Final = "control"
+SERVING: Final = frozenset({State.HEALTHY, State.DEGRADED})
+"""Between these a device comes and goes with the weather: that is told, and not written down."""
+BEGIN_TIMEOUT_S: Final = 3.0
+"""Units that run need control sooner than it needs to know of GPUs."""
+RETRY_S: Final = 2.0
+"""After so long a store is asked again that could not be used."""
+
+
+class NodeRefused(Exception):  # noqa: N818 - an answer, not a mistake
+    """What was asked of a node is not done. `param`: what is wrong, `node` or `device` for one that there is not."""
+
+    def __init__(self, text: str, param: str | None = None) -> None:
+        super().__init__(text)
+        self.text = text
+        self.param = param
+
+
+class Health:
+    """Remembers every node and device. `sources` by node, and that of this machine as `local`; `nodes`: those of the
+    cluster file; `homeless`: a sentence for each slot on a node that would fit nowhere else."""
+
+    def __init__(
+        self,
+        records: Nodes,
+        run: Run,
+        sources: Mapping[str, DeviceSource],
+        *,
+        note: Callable[[str, str], None],
+        metrics: Metrics,
+        rules: HealthRules,
+        poll_s: float,
+        nodes: Callable[[], Sequence[NodeSettings]] = lambda: (),
+        homeless: Callable[[str], tuple[str, ...]] | None = None,
+    ) -> None:
+        self._records = records
+        self._run = run
+        self._watches = {node: Watch(source) for node, source in sorted(sources.items())}
+        self._note = note
+        self._meters = Meters(metrics)
+        self._rules = rules
+        self._poll_s = poll_s
+        self._declared = nodes
+        self.homeless = homeless
+        self.trouble = ""
+        """Why the store cannot be used; empty: it can."""
+        self.silent: dict[str, str] = {}
+        """Sources that cannot tell everything now, and why."""
+        self._blind: set[str] = set()
+        """Those of them that cannot read any device."""
+        self._nodes: dict[str, Remembered] = {}
+        self._readings: dict[str, DeviceReading] = {}
+        self._found: dict[str, tuple[str, ...]] = {}
+        """Ids of devices by their source."""
+        self._excluded = Excluded()
+        self._condemned: dict[UnitKey, str] = {}
+        self._units: tuple[SeenUnit, ...] = ()
+        self._is_read = False
+        self._turn = asyncio.Lock()
+        self._retry_at = 0.0
+        self._wake: Callable[[], None] = lambda: None
+
+    @property
+    def excluded(self) -> Excluded:
+        """Where nothing may run."""
+        return self._excluded
+
+    @property
+    def readings(self) -> Mapping[str, DeviceReading]:
+        """What was read last of every device, by id; of a node whose source is silent, what it said before."""
+        return self._readings
+
+    def close(self) -> None:
+        """Let go of sources and store."""
+        for watch in self._watches.values():
+            watch.close()
+        self._records.close()
+
+    async def begin(self) -> None:
+        """Take up what is stored; while the store is down, what is seen counts, and the rest is taken up later."""
+        await self._read()
+        await self.look(BEGIN_TIMEOUT_S)
+
+    async def run(self, wake: Callable[[], None]) -> None:
+        """Look again and again, and write down what changes, until cancelled. `wake` asks for a round."""
+        self._wake = wake
+        while True:
+            await asyncio.sleep(self._poll_s)
+            try:
+                await self.look()
+            except Exception as mistake:  # supervisor: what is known stays, and is looked at again
+                self._note("trouble", f"health: {type(mistake).__name__}: {mistake}")
+
+    async def look(self, timeout_s: float = TIMEOUT_S) -> None:
+        """Ask all sources once, and wait so long for each."""
+        if not self._is_read and self._may_use_store():
+            await self._read()
+        now = wall_s()
+        for node, look in (await look_at_all(self._watches, timeout_s)).items():
+            self._take(node, look, now)
+        self._settle()
+        await self._keep()
+
+    def condemned(self, units: Iterable[SeenUnit]) -> Mapping[UnitKey, str]:
+        """Units that are lost by an error of their device, and why. `units` are all that run."""
+        self._units = tuple(units)
+        keys = {unit.key for unit in self._units if unit.alive}
+        self._condemned = {key: why for key, why in self._condemned.items() if key in keys}
+        return self._condemned
+
+    def weighed(self, models: tuple[ModelRoutes, ...]) -> tuple[ModelRoutes, ...]:
+        """The routes, with the weight of every replica whose devices are slow."""
+        weights = self._weights()
+        return tuple(_with_weights(model, weights) for model in models)
+
+    def duty(self, model: str) -> float | None:
+        """The mean duty cycle of the devices that a model's replicas run on, 0..1; None: unknown."""
+        if not self._readings:
+            return None
+        own = {id for unit in self._units if unit.alive and _is_of(unit, model) for id in unit.devices}
+        own.difference_update(*(self._found.get(source, ()) for source in self._blind))
+        known = [r.duty for id in sorted(own) if (r := self._readings.get(id)) is not None and r.duty is not None]
+        return sum(known) / len(known) if known else None
+
+    def nodes(self) -> tuple[Standing, ...]:
+        """How every node is, by name."""
+        return tuple(self._standing(name) for name in self._names())
+
+    async def drain(self, name: str, actor: str, why: str, *, force: bool = False) -> Standing:
+        """Let nothing run on a node any more. Raises `NodeRefused` if what runs there fits nowhere else."""
+        node = self._node(name)
+        homeless = () if force else self._homeless(name)
+        if homeless:
+            lines = "".join(f"\n  {each}" for each in homeless)
+            raise NodeRefused(
+                f"{name} is not drained, for this fits nowhere else:{lines}\n--force drains it all the same"
+            )
+        now = wall_s()
+        node.memory, node.asked = replace(node.memory, maintenance=Maintenance(now, actor, why)), True
+        await self._said(node, Changed("node.drained", now, actor, f"node/{name}", why), f"{name} is drained")
+        return self._standing(name)
+
+    async def undrain(self, name: str, actor: str, why: str, device: str = "") -> Standing:
+        """Let a node serve again, or a device of it that was taken out. Raises `NodeRefused`."""
+        node, now = self._node(name), wall_s()
+        if device:
+            self._release(node, device, why or f"released by {actor}")
+            subject, text = f"node/{name}/{device}", f"{device} of {name} may serve again"
+        else:
+            if node.memory.maintenance is None and self._is_read:
+                return self._standing(name)
+            node.memory, node.asked = replace(node.memory, maintenance=None), True
+            subject, text = f"node/{name}", f"{name} may serve again"
+        await self._said(node, Changed("node.undrained", now, actor, subject, why), text)
+        return self._standing(name)
+
+    def _names(self) -> list[str]:
+        """Nodes that are declared, or that something is known of; without either, this machine."""
+        declared = {node.name for node in self._declared()} or {LOCAL}
+        return sorted(declared | {reading.node for reading in self._readings.values()})
+
+    def _node(self, name: str) -> Remembered:
+        """A node that exists. Raises `NodeRefused`."""
+        names = self._names()
+        if name not in names:
+            raise NodeRefused(f"there is no node {name}; there is: {', '.join(names)}", "node")
+        return self._nodes.setdefault(name, Remembered(name))
+
+    def _homeless(self, name: str) -> tuple[str, ...]:
+        """A sentence for each slot on a node that would fit nowhere else."""
+        out = self._excluded.nodes
+        if set(self._names()) - {name, *out}:
+            return self.homeless(name) if self.homeless is not None else ()
+        left = [] if name in out else self._standing(name).replicas
+        return tuple(f"{slot}: there is no other node that serves" for slot in left)
+
+    def _release(self, node: Remembered, device: str, why: str) -> None:
+        state = node.memory.devices.get(device)
+        if state is None:
+            raise NodeRefused(f"{node.name} has no device {device}", "device")
+        if not state.out:
+            raise NodeRefused(f"{device} is {state.state}: it may serve")
+        reading = self._readings.get(device)
+        wrong = standing(reading) if reading is not None else ""
+        if wrong:
+            raise NodeRefused(f"{device} would be taken out again at once: {wrong}")
+        node.put(release(state, wall_s(), why, self._rules))
+
+    async def _said(self, node: Remembered, changed: Changed, text: str) -> None:
+        """Somebody has asked for a change: it counts at once, also while the store is down."""
+        node.changed.append(changed)
+        why = f": {changed.why}" if changed.why else ""
+        self._note(changed.kind, f"{text}{why} (by {changed.actor})")
+        self._settle()
+        await self._keep()
+
+    def _standing(self, name: str) -> Standing:
+        node = self._nodes.get(name, Remembered(name))
+        own = sorted(
+            source for source, ids in self._found.items() if any(self._readings[id].node == name for id in ids)
+        )
+        trouble = next((self.silent[source] for source in (name, *own) if source in self.silent), "")
+        return standing_of(node.memory, name, self._readings, self._units, trouble)
+
+    def _take(self, source: str, look: Look, now: float) -> None:
+        """Take in what a source says of its devices."""
+        self._hear(source, look)
+        if look.readings is not None:
+            self._replace(source, look.readings)
+        own = {id: self._readings[id] for id in self._found.get(source, ())}
+        hits = self._hits(source, look.events, own)
+        for id, reading in own.items():
+            node = self._nodes.setdefault(reading.node, Remembered(reading.node))
+            before = node.memory.devices.get(id, DeviceState(id))
+            state, effects = step(
+                before, reading if look.readings is not None else None, hits.get(id, ()), now, self._rules
+            )
+            if state != before:
+                node.put(state)
+            for effect in effects:
+                self._follow(node, effect, now)
+            self._meters.device(reading, state)
+
+    def _replace(self, source: str, readings: Iterable[DeviceReading]) -> None:
+        """What a source says of its devices takes the place of what it said before."""
+        whole = {each.device: each for each in readings}
+        owners = {gpu.id: node.name for node in self._declared() for gpu in node.gpus or ()}
+        home = source if source != LOCAL else next((node.name for node in self._declared()), LOCAL)
+        own = {}
+        for id, each in sorted(whole.items()):
+            reading = inherited(each, whole)
+            own[id] = replace(reading, node=each.node or owners.get(each.parent or id, home))
+        for gone in sorted(set(self._found.get(source, ())) - own.keys()):
+            self._meters.forget(self._readings.pop(gone))
+        self._found[source] = tuple(own)
+        self._readings.update(own)
+
+    def _hits(
+        self, source: str, events: Iterable[DeviceEvent], here: Mapping[str, DeviceReading]
+    ) -> dict[str, list[DeviceEvent]]:
+        """Errors by the devices that they hit, of those that are here."""
+        hits: dict[str, list[DeviceEvent]] = {}
+        for event in events:
+            devices = hit(event.device, here.values())
+            if not devices:
+                self._note("device_unknown", f"XID {event.xid} of {event.device}, which is no device of {source}")
+            for id in devices:
+                hits.setdefault(id, []).append(event)
+        return hits
+
+    def _follow(self, node: Remembered, effect: Effect, now: float) -> None:
+        """Do and tell what a step has found."""
+        moved = effect.after is not effect.before
+        kind = f"device.{effect.after}" if moved else f"device.{effect.remedy.name.lower()}"
+        self._note(kind, f"{effect.device} of {node.name}: {effect.why or effect.after}")
+        if effect.remedy is not Remedy.IGNORE or effect.xid:
+            self._meters.error(node.name, effect.device, effect.remedy)
+        if effect.lost:
+            for unit in self._units:
+                if unit.alive and effect.device in unit.devices:
+                    self._condemned[unit.key] = f"its device {effect.device}: {effect.why}"
+        if moved and not {effect.before, effect.after} <= SERVING:
+            document = {"before": effect.before, "after": effect.after, "xid": effect.xid, "node": node.name}
+            subject = f"node/{node.name}/{effect.device}"
+            node.changed.append(Changed(kind, now, CONTROL, subject, effect.why, document))
+
+    def _hear(self, source: str, look: Look) -> None:
+        trouble = look.trouble
+        (self._blind.add if look.readings is None else self._blind.discard)(source)
+        self._meters.source(source, not trouble)
+        before = self.silent.pop(source, "")
+        if trouble:
+            self.silent[source] = trouble
+        if trouble != before:
+            lacks = "errors are not heard" if look.readings is not None else "nothing is known, so nothing changes"
+            told = f"of the devices of {source} {lacks}: {trouble}"
+            self._note("devices_unknown", told if trouble else f"the devices of {source} can be read again")
+
+    def _settle(self) -> None:
+        """Work out what is excluded; if that has changed, or units were hit, a round is due."""
+        nodes, devices = {}, {}
+        for name, node in sorted(self._nodes.items()):
+            if node.memory.maintenance is not None:
+                nodes[name] = node.memory.maintenance.text
+            devices.update({id: f"{s.state}: {s.why}" for id, s in node.memory.devices.items() if s.out})
+        for id, reading in self._readings.items():
+            if reading.parent in devices:
+                devices.setdefault(id, devices[reading.parent])
+        self._meters.nodes(self._nodes)
+        excluded = Excluded(nodes, devices)
+        changed = excluded != self._excluded or bool(self._condemned)
+        self._excluded = excluded
+        if changed:
+            self._wake()
+
+    def _weights(self) -> dict[UnitKey, float]:
+        slow = {
+            id: state.weight
+            for node in self._nodes.values()
+            for id, state in node.memory.devices.items()
+            if state.weight < 1.0
+        }
+        if not slow:
+            return {}
+        found = {unit.key: lightest([slow[id] for id in unit.devices if id in slow]) for unit in self._units}
+        return {key: weight for key, weight in found.items() if weight < 1.0}
+
+    async def _read(self) -> None:
+        """Know what is stored, once."""
+        try:
+            stored = await self._try(self._records.known)
+        except StoreError:
+            return
+        self._is_read = True
+        for name, kept in stored.items():
+            problem = self._nodes.setdefault(name, Remembered(name)).take(kept)
+            if problem:
+                self._note("store_trouble", problem)
+        self._settle()
+
+    async def _keep(self) -> None:
+        """Store what has changed; if that cannot be done now, later."""
+        if not self._is_read or not self._may_use_store():
+            return
+        async with self._turn:
+            for node in [node for _, node in sorted(self._nodes.items()) if node.changed]:
+                with suppress(StoreError):
+                    await self._store(node)
+
+    async def _store(self, node: Remembered) -> None:
+        kept, changed = node.kept, tuple(node.changed)
+        try:
+            stored = await self._try(lambda: self._records.keep(node.name, kept, changed))
+        except Conflict:  # somebody else, or we ourselves and the answer was lost
+            again = (await self._try(self._records.known)).get(node.name, Kept())
+            node.version = again.version
+            if again.text != kept.text:
+                return
+            stored = again
+        node.version = stored.version
+        del node.changed[: len(changed)]
+
+    def _may_use_store(self) -> bool:
+        return asyncio.get_running_loop().time() >= self._retry_at
+
+    async def _try(self, work: Callable[[], T]) -> T:
+        try:
+            found = await self._run(work)
+        except Conflict:
+            raise
+        except StoreError as error:
+            self._retry_at = asyncio.get_running_loop().time() + RETRY_S
+            if not self.trouble:
+                self._note("store_trouble", f"{error}; nodes and devices are looked after in memory")
+            self.trouble = str(error)
+            raise
+        self.trouble = ""
+        return found
+
+
+def _is_of(unit: SeenUnit, model: str) -> bool:
+    return unit.slot.rpartition("-")[0] == model
+
+
+def _with_weights(model: ModelRoutes, weights: Mapping[UnitKey, float]) -> ModelRoutes:
+    replicas = tuple(
+        r if (own := weights.get((r.id, r.generation), 1.0)) == r.weight else replace(r, weight=own)
+        for r in model.replicas
+    )
+    return model if replicas == model.replicas else replace(model, replicas=replicas)

@@ -1,0 +1,66 @@
+"""What is remembered of a node, in memory and in the store."""
+
+from dataclasses import dataclass, field, replace
+
+import msgspec
+
+from forebay.core.health import DeviceState
+from forebay.store.nodes import Changed, Kept
+from forebay.wire.documents import UNREADABLE
+
+
+@dataclass(frozen=True, slots=True)
+class Maintenance:
+    """Somebody has taken a node out of service. `since` is wall time."""
+
+    since: float
+    by: str
+    why: str = ""
+
+    @property
+    def text(self) -> str:
+        """For people."""
+        return f"drained by {self.by}{f': {self.why}' if self.why else ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeMemory:
+    """The document that is stored of a node."""
+
+    maintenance: Maintenance | None = None
+    devices: dict[str, DeviceState] = field(default_factory=dict)
+
+
+@dataclass
+class Remembered:
+    """A node: its memory, the version of it that is stored, and what has happened since."""
+
+    name: str
+    memory: NodeMemory = field(default_factory=NodeMemory)
+    version: int = 0
+    changed: list[Changed] = field(default_factory=list)
+    asked: bool = False
+    """Somebody has drained or undrained it since control was started: what is stored is older."""
+
+    @property
+    def kept(self) -> Kept:
+        """As it is to be stored."""
+        return Kept(msgspec.json.encode(self.memory).decode(), self.version)
+
+    def take(self, kept: Kept) -> str:
+        """Take over what was stored before; what happened since goes before it. What is wrong; empty: nothing."""
+        self.version = kept.version
+        try:
+            old = msgspec.json.decode(kept.text, type=NodeMemory)
+        except UNREADABLE as error:
+            return f"what was stored of node {self.name} cannot be read: {error}"
+        now = self.memory
+        devices = {id: state for id, state in now.devices.items() if state.since}
+        merged = {**now.devices, **old.devices, **devices}
+        maintenance = now.maintenance if self.asked else old.maintenance
+        self.memory = NodeMemory(maintenance, dict(sorted(merged.items())))
+        return ""
+
+    def put(self, state: DeviceState) -> None:
+        """Remember a device as it is now."""
+        self.memory = replace(self.memory, devices={**self.memory.devices, state.device: state})

@@ -1,0 +1,48 @@
+"""The metrics of nodes and devices."""
+
+from collections.abc import Mapping
+
+from forebay.control.health.kept import Remembered
+from forebay.core.health import DeviceReading, DeviceState, Health, Remedy
+from forebay.obs.metrics import Metrics
+
+GAUGES = ("device_temperature_celsius", "device_duty_ratio", "device_weight", "device_memory_used_bytes")
+
+
+class Meters:
+    """Sets them. What is unknown has no value, rather than zero."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
+    def device(self, reading: DeviceReading, state: DeviceState) -> None:
+        """A device was read, or is taken for what it was."""
+        node = reading.node
+        values = (reading.temperature_c, reading.duty, state.weight, reading.memory_used_bytes)
+        for name, value in zip(GAUGES, values, strict=True):
+            if value is None:
+                self._metrics.forget(name, node, reading.device)
+            else:
+                self._metrics.gauge(name, node, reading.device).set(value)
+        for each in Health:
+            self._metrics.gauge("device_state", node, reading.device, each.value).set(state.state is each)
+
+    def forget(self, reading: DeviceReading) -> None:
+        """A device is not there any more."""
+        for name in GAUGES:
+            self._metrics.forget(name, reading.node, reading.device)
+        for each in Health:
+            self._metrics.forget("device_state", reading.node, reading.device, each.value)
+
+    def error(self, node: str, device: str, remedy: Remedy) -> None:
+        """A device has reported an error."""
+        self._metrics.counter("device_errors_total", node, device, remedy.name.lower()).inc()
+
+    def nodes(self, nodes: Mapping[str, Remembered]) -> None:
+        """Which of the nodes are drained."""
+        for name, node in nodes.items():
+            self._metrics.gauge("node_drained", name).set(node.memory.maintenance is not None)
+
+    def source(self, node: str, up: bool) -> None:
+        """A source was asked."""
+        self._metrics.gauge("device_source_up", node).set(up)

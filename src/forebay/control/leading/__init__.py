@@ -1,0 +1,1 @@
+"""One control among several: waiting for its turn, leading while its lease lasts, and what it says of that."""

@@ -1,0 +1,82 @@
+"""A control that waits for its turn: it looks again and again whether it may lead."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+from forebay.control.leading.term import LeaderStatus, Term
+from forebay.control.rolling.nouns import Run
+from forebay.core.leading.lease import LOOKS
+from forebay.providers.fencing import Fence, Fenced, height
+from forebay.store.database import Store, StoreError
+from forebay.store.leadership import Leader, Leadership
+
+CHANGED = "follows"
+"""Kind of the event that says who leads."""
+
+
+class Candidate:
+    """Waits. `epochs` is the fence of the run folder; `note` is told whom it follows, and what is the matter."""
+
+    def __init__(self, leadership: Leadership, epochs: Path, url: str, note: Callable[[str, str], None]) -> None:
+        self._leadership = leadership
+        self._epochs = epochs
+        self._url = url
+        self._note = note
+        self._leader: Leader | None = None
+        self._trouble = ""
+
+    def why_not(self) -> str:
+        leader = self._leader
+        if leader is None:
+            return self._trouble or "it is not known yet who leads"
+        return f"the control at {leader.url} leads ({leader.holder}, epoch {leader.epoch})"
+
+    @property
+    def told(self) -> LeaderStatus | None:
+        leader = self._leader
+        return None if leader is None else LeaderStatus(leader.epoch, leader.holder, leader.url, here=False)
+
+    def guard(self, store: Store) -> Store:
+        return store
+
+    async def elected(self, run: Run) -> Term:
+        """Wait until this control leads, and nobody of an older epoch can act any more."""
+        now = asyncio.get_running_loop().time
+        while True:
+            term = await self.attempt(run, now)
+            if term is not None:
+                return term
+            await asyncio.sleep(self._leadership.lease_s / LOOKS)
+
+    async def attempt(self, run: Run, now: Callable[[], float]) -> Term | None:
+        """Lead if it can be; None: not yet. `now` is this control's own clock."""
+        asked_at = now()
+        try:
+            leader = await run(lambda: self._leadership.apply(height(self._epochs)))
+            if leader.holder == self._leadership.holder:
+                fence = Fence(self._epochs, leader.epoch)
+                fence.raise_up()
+                return Term(self._leadership, fence, asked_at, self._url, now=now)
+        except (StoreError, Fenced, OSError) as error:
+            self._hear(str(error))
+        else:
+            self._follow(leader)
+        return None
+
+    async def resign(self, run: Run) -> None:
+        """Neither wait nor lead any more; if the store cannot be told, the lease ends by itself."""
+        try:
+            await run(self._leadership.resign)
+        except StoreError as error:
+            self._hear(str(error))
+
+    def _follow(self, leader: Leader) -> None:
+        known, self._leader, self._trouble = self._leader, leader, ""
+        if known is None or (known.epoch, known.holder) != (leader.epoch, leader.holder):
+            self._note(CHANGED, self.why_not())
+
+    def _hear(self, trouble: str) -> None:
+        if trouble != self._trouble:
+            self._note("store_trouble", trouble)
+        self._trouble = trouble

@@ -1,0 +1,46 @@
+"""What replicas really use of the memory of their node, beside what they were taken to need."""
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+from forebay.core.placement.values import Need, gib
+from forebay.core.reconcile import Kind, SeenUnit, UnitKey
+from forebay.providers.footprint import used_bytes
+
+MEASURE_EVERY_S: Final = 15.0
+"""It reads a line for each mapping of each process: some milliseconds a replica, in a thread."""
+MARGIN: Final = 0.5
+"""An estimate may be wrong by this share of it; whoever goes beyond is told of."""
+
+
+class Footprints:
+    """Measures again and again. What it has found is `used`, by unit, bytes; units that are gone are forgotten."""
+
+    def __init__(
+        self, note: Callable[[str, str], None], read: Callable[[Iterable[int]], dict[int, int]] = used_bytes
+    ):
+        self._note = note
+        self._read = read
+        self._told: set[UnitKey] = set()
+        self.used: Mapping[UnitKey, int] = {}
+
+    async def run(self, units: Callable[[], Iterable[SeenUnit]], needs: Callable[[], Mapping[str, Need]]) -> None:
+        """Measure until cancelled."""
+        while True:
+            await self.measure(list(units()), needs())
+            await asyncio.sleep(MEASURE_EVERY_S)
+
+    async def measure(self, units: Iterable[SeenUnit], needs: Mapping[str, Need]) -> None:
+        """Once. Says of each unit once that it uses far more than it was taken to need."""
+        pids = {unit.key: unit.pid for unit in units if unit.alive and unit.kind is Kind.REPLICA and unit.pid}
+        found = await asyncio.to_thread(self._read, sorted(pids.values()))
+        self.used = {key: found[pid] for key, pid in sorted(pids.items()) if pid in found}
+        self._told &= self.used.keys()
+        for key, used in self.used.items():
+            need = needs.get(key[0])
+            if need is None or need.gpus or key in self._told or used <= need.memory_bytes * (1 + MARGIN):
+                continue
+            self._told.add(key)
+            text = f"{key[0]} uses {gib(used)} GiB of memory and was taken to need {gib(need.memory_bytes)}"
+            self._note("memory", f"{text}: say more with `placement.memory_gib` of {need.model}")

@@ -1,0 +1,1 @@
+"""Who rests and who serves, how many spares a promise takes, and what became of the promise."""

@@ -1,0 +1,1 @@
+"""Leases: which of several controls leads, and whether a replica still belongs to anybody."""

@@ -1,0 +1,33 @@
+"""The section `control` of the cluster file: how many controls there are, and what is held by leases."""
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from forebay.core.section import Conflict, Section
+
+
+class ControlSettings(Section):
+    """What watches over the replicas."""
+
+    controllers: Literal["one", "several"] = "one"
+    """`several`: a second `forebay up` of the cluster waits, and takes over when the first one fails or is stopped.
+    That needs PostgreSQL for a `store`, and an `admin.port` of its own for each."""
+    lease_s: Annotated[float, Field(ge=2, le=300)] = 8.0
+    """Of several, the one that leads renews a lease of this length; another one takes over when it has ended,
+    seconds."""
+    replica_lease_s: Annotated[float, Field(ge=0, le=3600)] = 30.0
+    """A replica that neither control nor any gateway has asked for its load for so long stops itself: it is cut off,
+    and has been replaced. Seconds; 0: never."""
+
+
+def control_conflicts(raw: Mapping[str, Any]) -> Iterator[Conflict]:
+    """What does not go together in a cluster given as plain data. Parts of a wrong type are skipped."""
+    control = raw.get("control")
+    if not isinstance(control, Mapping) or control.get("controllers") != "several":
+        return
+    store = raw.get("store")
+    if store is None or (isinstance(store, str) and store.startswith("sqlite")):
+        found = "nothing" if store is None else f'"{store}"'
+        yield Conflict("store", f"{found}, beside `control.controllers: several`", "postgresql://USER@HOST/NAME")

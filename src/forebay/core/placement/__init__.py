@@ -1,0 +1,1 @@
+"""Where replicas run: what they need, which nodes and devices have it, and why nothing does."""

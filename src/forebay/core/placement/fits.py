@@ -1,0 +1,216 @@
+"""What of one node would do for one replica: the ways to place it there, best first, or why there is none."""
+
+from collections.abc import Iterable, Sequence
+from itertools import combinations, islice
+from math import comb
+from typing import Final, NamedTuple
+
+from forebay.core.placement.taken import Taken, device_need_bytes, runs_without_gpus
+from forebay.core.placement.values import Device, Need, Node, Spot, gib
+
+GROUPS_MAX: Final = 512
+"""Groups of devices that are compared: all of 8 of 10 GPUs. Of larger nodes the groups that grow from each device by
+its best neighbours are."""
+
+
+class Rank(NamedTuple):
+    """How good a way is, the lowest first; the first difference counts."""
+
+    fallback: bool
+    """A node that is meant for nothing but this is still the last resort."""
+    siblings: int
+    """Replicas of the same model on the node, if they are to be spread."""
+    together: int
+    """And on its devices: one that fails takes them all away."""
+    strangers: int
+    """Pairs of its devices without NVLink."""
+    apart: int
+    """Parts of the machine that its devices are near to, beyond the first."""
+    whole: int
+    """GPUs that are not slices."""
+    opened: int
+    """GPUs that nobody uses yet: of these as few as possible."""
+    left_bytes: int
+    """Memory of its devices that it does not need: the tightest fit leaves most to those who need more."""
+    bereft: int
+    """Free neighbours that lose a partner."""
+    free: int
+    """Free GPUs of the node: where few are, none is opened that a large group could want."""
+    load: float
+    """Replicas a core, or if they are to be packed the opposite of that."""
+    node: str
+    devices: tuple[str, ...]
+
+
+class Option(NamedTuple):
+    """A way to place a replica."""
+
+    rank: Rank
+    spot: Spot
+
+
+def options(node: Node, need: Need, taken: Taken) -> list[Option]:
+    """The ways to place a replica on a node, best first; none: `obstacle` says why."""
+    if unsuited(node, need) or _needed_bytes(node, need) > max(taken.free_bytes(node), 0):
+        return []
+    if runs_without_gpus(node, need):
+        groups: Iterable[tuple[Device, ...]] = ((),)
+    else:
+        groups = _groups([d for d in node.devices if not _refusal(node, d, need, taken)], need)
+    found = []
+    for group in groups:
+        cpus = _cores(node, group, need, taken)
+        if cpus is not None:
+            found.append(Option(_rank(node, group, need, taken), Spot(node.name, tuple(d.id for d in group), cpus)))
+    return sorted(found)
+
+
+def unsuited(node: Node, need: Need) -> str:
+    """Why no replica of this kind may ever run on a node, or not as long as it is barred; empty: it may."""
+    if need.nodes and node.name not in need.nodes:
+        return "is not one of its nodes"
+    if not need.labels <= node.labels:
+        return f"has no label {', '.join(sorted(need.labels - node.labels))}"
+    if node.fallback and not need.low_priority:
+        return "is only for models of low priority"
+    return f"is {node.barred}" if node.barred else ""
+
+
+def unsuited_spot(node: Node | None, need: Need, spot: Spot) -> str:
+    """Why a replica that runs on a spot ought not to; empty: it may stay, however much room it takes."""
+    if node is None:
+        return f"there is no node {spot.node} any more"
+    why = unsuited(node, need)
+    if why:
+        return f"{node.name} {why}"
+    devices = {device.id: device for device in node.devices}
+    if len(spot.devices) != (0 if runs_without_gpus(node, need) else need.gpus):
+        return f"it has {len(spot.devices)} GPUs"
+    for id in spot.devices:
+        device = devices.get(id)
+        why = f"has no device {id} any more" if device is None else _unfit(device, need)
+        if why:
+            return f"{node.name} {why}" if device is None else f"{device.name} of {node.name} {why}"
+    if len(spot.cpus) != need.cpus or not set(spot.cpus) <= set(node.cpus):
+        return f"it has cores {spot.cpus}"
+    return ""
+
+
+def obstacle(node: Node, need: Need, taken: Taken) -> str:
+    """Why there is no room on a node, with the arithmetic."""
+    why = unsuited(node, need)
+    if why:
+        return why
+    needed, free_bytes = _needed_bytes(node, need), max(taken.free_bytes(node), 0)
+    if needed > free_bytes:
+        return f"has {gib(free_bytes)} GiB of memory free of {gib(node.memory_bytes)}, {gib(needed)} needed"
+    if not runs_without_gpus(node, need):
+        refusals = [_refusal(node, device, need, taken) for device in node.devices]
+        free = refusals.count("")
+        if free < need.gpus:
+            head = f"has {free} GPUs that would do, {need.gpus} needed" if need.gpus > 1 else ""
+            each = [f"{d.name} {why}" for d, why in zip(node.devices, refusals, strict=True) if why]
+            return "; ".join(filter(None, (head, *each))) or "has no GPU"
+        if not any(
+            True for _ in _groups([d for d, why in zip(node.devices, refusals, strict=True) if not why], need)
+        ):
+            return f"has no {need.gpus} free GPUs that are all joined by NVLink"
+    return f"has {len(taken.free_cpus(node))} free cores of {len(node.cpus)}, {need.cpus} needed"
+
+
+def _needed_bytes(node: Node, need: Need) -> int:
+    """Of the memory of a node."""
+    return need.fallback_bytes if need.gpus and node.fallback else need.memory_bytes
+
+
+def _unfit(device: Device, need: Need) -> str:
+    """Why a device is of the wrong kind or barred."""
+    if device.barred:
+        return f"is {device.barred}"
+    if need.kinds and device.kind not in need.kinds:
+        return f"is no {' or '.join(sorted(need.kinds))}"
+    if need.profile and device.profile != need.profile:
+        return f"is {device.profile or 'no slice'}, not {need.profile}"
+    if need.gpus > 1 and device.profile:
+        return "is a slice, which works with no other"
+    return ""
+
+
+def _refusal(node: Node, device: Device, need: Need, taken: Taken) -> str:
+    """Why a device cannot be one of a replica's; empty: it can."""
+    why = _unfit(device, need)
+    if why:
+        return why
+    if need.whole and taken.sharers[node.name, device.id]:
+        return f"is taken by {taken.holders(node.name, device.id)}"
+    needed = need.device_bytes if need.whole else device_need_bytes(device, need)
+    free = taken.free_device_bytes(node, device)
+    if needed <= free:
+        return ""
+    foreign = f" ({gib(device.foreign_bytes)} are used by other programs)" if device.foreign_bytes else ""
+    return f"has {gib(max(free, 0))} GiB free of {gib(device.memory_bytes)}{foreign}, {gib(needed)} needed"
+
+
+def _groups(devices: Sequence[Device], need: Need) -> Iterable[tuple[Device, ...]]:
+    """Devices that could be a replica's together."""
+    if comb(len(devices), need.gpus) <= GROUPS_MAX:
+        groups: Iterable[tuple[Device, ...]] = combinations(devices, need.gpus)
+    else:
+        groups = (_grown(first, devices, need.gpus) for first in devices)
+    return (group for group in groups if not need.linked or not _strangers(group))
+
+
+def _grown(first: Device, devices: Sequence[Device], count: int) -> tuple[Device, ...]:
+    """A group that one device begins, and that each time the device joins that knows most of it."""
+    group = [first]
+    while len(group) < count:
+        rest = (device for device in devices if device not in group)
+        group.append(min(rest, key=lambda d: (_strangers((*group, d)), _apart((*group, d)), devices.index(d))))
+    return tuple(sorted(group, key=devices.index))
+
+
+def _strangers(group: Sequence[Device]) -> int:
+    return sum(a.id not in b.links and b.id not in a.links for a, b in combinations(group, 2))
+
+
+def _apart(group: Sequence[Device]) -> int:
+    return max(len({device.numa for device in group} - {None}) - 1, 0)
+
+
+def _rank(node: Node, group: Sequence[Device], need: Need, taken: Taken) -> Rank:
+    own = {device.id for device in group}
+    idle = [d for d in node.devices if not d.profile and not taken.sharers[node.name, d.id]]
+    load = taken.replicas[node.name] / max(len(node.cpus), 1)
+    return Rank(
+        fallback=node.fallback,
+        siblings=taken.models[node.name, need.model] if need.spread else 0,
+        together=sum(taken.siblings[node.name, id, need.model] for id in own) if need.spread else 0,
+        strangers=_strangers(group),
+        apart=_apart(group),
+        whole=sum(not device.profile for device in group),
+        opened=sum(device.id in own for device in idle),
+        left_bytes=sum(_left_bytes(node, device, need, taken) for device in group),
+        bereft=sum(bool(own & d.links) for d in idle if d.id not in own),
+        free=len(idle),
+        load=load if need.spread else -load,
+        node=node.name,
+        devices=tuple(device.id for device in group),
+    )
+
+
+def _left_bytes(node: Node, device: Device, need: Need, taken: Taken) -> int:
+    if need.whole:
+        return device.memory_bytes - need.device_bytes + device.foreign_bytes
+    return taken.free_device_bytes(node, device) - device_need_bytes(device, need)
+
+
+def _cores(node: Node, group: Sequence[Device], need: Need, taken: Taken) -> tuple[int, ...] | None:
+    """Cores for a replica that wants its own: of one part of the machine, if may be where its devices are."""
+    if not need.cpus:
+        return ()
+    free = taken.free_cpus(node)
+    near = {device.numa for device in group}
+    parts = [(place not in near, tuple(cpu for cpu in cpus if cpu in free)) for place, cpus in enumerate(node.numa)]
+    large = sorted((far, len(cpus), cpus) for far, cpus in parts if len(cpus) >= need.cpus)
+    chosen = large[0][2] if large else free
+    return tuple(islice(chosen, need.cpus)) if len(chosen) >= need.cpus else None

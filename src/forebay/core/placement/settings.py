@@ -1,0 +1,220 @@
+"""The settings of a cluster file about where replicas run, and what in them can never fit."""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Final, Literal, TypeVar
+
+from pydantic import AfterValidator, Field, ValidationError
+
+from forebay.core.section import Conflict, Name, Section, sections
+
+LOCAL: Final = "local"
+"""The node of a cluster that names none: this machine, with all it has."""
+CPU_MAX: Final = 4095
+"""Highest number of a core: more than any machine of today has."""
+S = TypeVar("S", bound=Section)
+Gib = Annotated[float, Field(gt=0, le=1_048_576)]
+
+
+def cpu_list(text: str) -> tuple[int, ...]:
+    """Cores of `0-3,8`, sorted: the notation of Linux. Raises `ValueError`."""
+    cpus: set[int] = set()
+    for part in text.split(","):
+        found = re.fullmatch(r"\s*(\d{1,4})(?:-(\d{1,4}))?\s*", part)
+        first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
+        if first > last or last > CPU_MAX:
+            raise ValueError(f"{text!r} is no list of cores such as 0-3,8")
+        cpus.update(range(first, last + 1))
+    return tuple(sorted(cpus))
+
+
+def _checked(text: str) -> str:
+    cpu_list(text)
+    return text
+
+
+class SliceSettings(Section):
+    """A MIG slice of a GPU."""
+
+    id: Annotated[str, Field(min_length=1)]
+    """As the driver names it: `MIG-…`."""
+    profile: Annotated[str, Field(min_length=1, examples=["1g.10gb"])]
+    """Its profile."""
+    memory_gib: Gib
+    """Its memory, GiB."""
+
+
+class GpuSettings(Section):
+    """A GPU of a node."""
+
+    id: str | None = None
+    """As the driver names it: `GPU-…`, or a number; none: its place in this list, from 0."""
+    kind: str = ""
+    """Its product, for `placement.gpu_kinds`: `H100`."""
+    memory_gib: Gib
+    """Memory that processes can use, GiB (`nvidia-smi` says MiB)."""
+    links: tuple[str, ...] = ()
+    """Ids of the GPUs that NVLink joins it to."""
+    numa: Annotated[int, Field(ge=0, le=1024)] | None = None
+    """The NUMA node that it is near to."""
+    mig: tuple[SliceSettings, ...] = ()
+    """Its slices, if it is divided: then replicas run on these only."""
+
+
+class NodeSettings(Section):
+    """A machine, or a part of one, that replicas run on."""
+
+    name: Name
+    """Name of the node."""
+    host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
+    """Address at which its replicas listen, and at which gateways reach them."""
+    launcher: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    """Words before the command of a replica: `[ip, netns, exec, h1]`. It has to become the command (exec)."""
+    cpus: Annotated[str, AfterValidator(_checked)] | None = None
+    """Cores that its replicas may run on, such as `0-3,8`; none: all."""
+    memory_gib: Gib | None = None
+    """Memory for replicas, GiB; none: what the machine has."""
+    gpus: tuple[GpuSettings, ...] | None = None
+    """Its GPUs; none: what the source of `health` finds on a node of this name."""
+    role: Literal["serve", "fallback"] = "serve"
+    """`fallback`: only for models with `placement.low_priority`, which run here without GPUs."""
+    labels: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    """What `placement.labels` can ask for."""
+
+
+class PlacementSettings(Section):
+    """Where the replicas of a model run."""
+
+    gpus: Annotated[int, Field(ge=0, le=64)] = 0
+    """GPUs of each replica (tensor parallelism), rather such as NVLink joins; 0: it needs none."""
+    fraction: Annotated[float, Field(gt=0, le=1)] | None = None
+    """The share of each GPU's memory that a replica takes, 0..1; none: it has its GPUs for itself, or takes
+    `memory_gib`."""
+    memory_gib: Gib | None = None
+    """Memory of a replica, GiB: of each of its GPUs, without GPUs of the node; none: estimated from the model."""
+    mig: str | None = None
+    """Profile of the MIG slices that will do, such as `1g.10gb`; none: any device with the memory."""
+    gpu_kinds: tuple[str, ...] = ()
+    """Products of GPUs that will do; none: all."""
+    linked: bool = False
+    """The GPUs of a replica have to be joined by NVLink, each with each."""
+    cpus: Annotated[int, Field(ge=0, le=1024)] = 0
+    """Cores of each replica, which no other replica with such cores has; 0: it shares the cores of its node."""
+    nodes: tuple[Name, ...] = ()
+    """Nodes that will do; none: all."""
+    labels: tuple[str, ...] = ()
+    """Labels that a node must have."""
+    low_priority: bool = False
+    """Its replicas may run on nodes with `role: fallback`, if there is no room elsewhere."""
+    strategy: Literal["spread", "pack"] = "spread"
+    """`spread`: over as many nodes as possible. `pack`: where most room is taken already, so that nodes stay free."""
+
+
+def placement_conflicts(raw: Mapping[str, Any]) -> tuple[Conflict, ...]:
+    """What can never fit, in a cluster given as plain data. Parts of a wrong type are skipped: others tell those."""
+    nodes = [_valid(NodeSettings, section) for section in sections(raw.get("nodes"))]
+    found = [*_twice(nodes)]
+    known = {node.name: node for node in nodes if node} if all(nodes) else None
+    for index, model in enumerate(sections(raw.get("models"))):
+        placement = _valid(PlacementSettings, model.get("placement", {}))
+        if placement:
+            path = f"models[{index}].placement"
+            found += _alone(path, placement)
+            if known is not None:
+                found += _nowhere(path, placement, known or {LOCAL: NodeSettings(name=LOCAL)})
+    return tuple(found)
+
+
+def _valid(kind: type[S], raw: Any) -> S | None:
+    try:
+        return kind.model_validate(raw)
+    except ValidationError:
+        return None
+
+
+def _twice(nodes: list[NodeSettings | None]) -> Iterator[Conflict]:
+    """Names of nodes, and ids of devices: what is meant by one has to be clear."""
+    names: dict[str, int] = {}
+    ids: dict[str, str] = {}
+    for index, node in enumerate(nodes):
+        if node is None:
+            continue
+        if names.setdefault(node.name, index) != index:
+            found = f'"{node.name}", the name of nodes[{names[node.name]}] too'
+            yield Conflict(f"nodes[{index}].name", found, "a name that no other node has")
+        for place, gpu in enumerate(node.gpus or ()):
+            path = f"nodes[{index}].gpus[{place}]"
+            for id, where in ((gpu_id(gpu, place), path), *((s.id, f"{path}.mig") for s in gpu.mig)):
+                key = f"{node.name} {id}"
+                if ids.setdefault(key, where) != where:
+                    yield Conflict(where, f'the id "{id}", that of {ids[key]} too', "an id of its own")
+
+
+def gpu_id(gpu: GpuSettings, place: int) -> str:
+    """The id of a GPU that is in such a place of its node's list."""
+    return gpu.id or str(place)
+
+
+def _alone(path: str, placement: PlacementSettings) -> Iterator[Conflict]:
+    """What says nothing of its own, or two things at once."""
+    if placement.fraction and placement.memory_gib:
+        yield Conflict(f"{path}.fraction", "a fraction beside `memory_gib`", "one of the two")
+    if not placement.gpus:
+        for key in ("fraction", "mig", "gpu_kinds", "linked"):
+            if getattr(placement, key):
+                yield Conflict(f"{path}.{key}", "this without GPUs", "`gpus: 1` or more beside it")
+    if placement.mig and placement.gpus > 1:
+        yield Conflict(f"{path}.mig", f"slices for {placement.gpus} GPUs", "`gpus: 1`: slices do not work together")
+
+
+def _nowhere(path: str, placement: PlacementSettings, nodes: Mapping[str, NodeSettings]) -> Iterator[Conflict]:
+    """What no node has, as far as the file says what nodes have."""
+    unknown = [name for name in placement.nodes if name not in nodes]
+    if unknown:
+        yield Conflict(f"{path}.nodes", f'"{unknown[0]}"', f"names of `nodes`: {', '.join(sorted(nodes))}")
+        return
+    allowed = [node for name, node in sorted(nodes.items()) if not placement.nodes or name in placement.nodes]
+    labelled = [node for node in allowed if set(placement.labels) <= set(node.labels)]
+    if not labelled:
+        yield Conflict(f"{path}.labels", ", ".join(placement.labels), "labels that one of its nodes has, all of them")
+        return
+    serving = [node for node in labelled if placement.low_priority or node.role == "serve"]
+    if not serving:
+        allowed_text = "`low_priority: true`, or a node with `role: serve`"
+        yield Conflict(f"{path}.low_priority", "only fallback nodes for a model of normal priority", allowed_text)
+        return
+    reasons = [_lacks(placement, node) for node in serving]
+    if all(reasons):
+        key, _, most = max(filter(None, reasons), key=lambda reason: reason[1])
+        yield Conflict(f"{path}.{key}", f"{getattr(placement, key)}", most)
+
+
+def _lacks(placement: PlacementSettings, node: NodeSettings) -> tuple[str, int, str] | None:
+    """The field that this node can never fulfil, how far it comes, and what would do; None: it may fit."""
+    if placement.cpus and node.cpus and placement.cpus > len(cpu_list(node.cpus)):
+        return "cpus", 0, f"at most {len(cpu_list(node.cpus))}, the cores of {node.name}"
+    if not placement.gpus or node.role == "fallback":
+        if not placement.gpus and placement.memory_gib and node.memory_gib and placement.memory_gib > node.memory_gib:
+            return "memory_gib", 1, f"at most {node.memory_gib:g}, the memory of {node.name}"
+        return None
+    if node.gpus is None:
+        return None
+    kinds = [gpu for gpu in node.gpus if not placement.gpu_kinds or gpu.kind in placement.gpu_kinds]
+    if not kinds:
+        return ("gpu_kinds" if node.gpus else "gpus"), 2, f"what nodes have; {node.name} has {_kinds(node)}"
+    slices = [s for gpu in kinds for s in gpu.mig if placement.mig in (None, s.profile)]
+    whole = [] if placement.mig else [gpu for gpu in kinds if not gpu.mig]
+    devices = [*whole, *(slices if placement.gpus == 1 else ())]
+    if not devices and placement.mig:
+        return "mig", 3, f"a profile that a GPU is divided into; {node.name} has no such slice"
+    if len(devices) < placement.gpus:
+        return "gpus", 4, f"at most {len(devices)}, the GPUs of {node.name} that will do"
+    large = [d for d in devices if not placement.memory_gib or d.memory_gib >= placement.memory_gib]
+    if len(large) < placement.gpus:
+        most = max(d.memory_gib for d in devices)
+        return "memory_gib", 5, f"at most {most:g}, the memory of the largest of its GPUs"
+    return None
+
+
+def _kinds(node: NodeSettings) -> str:
+    return ", ".join(sorted({gpu.kind or "GPUs of no stated kind" for gpu in node.gpus or ()})) or "no GPU"

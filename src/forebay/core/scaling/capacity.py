@@ -1,0 +1,140 @@
+"""What replicas can do within their promise, learned from what they have done.
+
+n replicas together carry μ(n - b√n): the square-root law of many-server queues (Halfin and Whitt, "Heavy-traffic
+limits for queues with many exponential servers", 1981), by which a few replicas need more room each than many. μ is
+the work per second of one in a large crowd; b says how much of it has to stay free, for bursts and for the promise.
+Both are learned: what share of answers was late is counted by the number of replicas and their load, and the pair
+that tells loads with few late answers from those with many is taken. Counts are forgotten as new ones come, not with
+time, so that a quiet night, or a weekend, changes nothing.
+"""
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
+
+GOAL: Final = 0.01
+"""The promise is about 99 of 100 answers."""
+EDGE: Final = 1.2
+"""Late answers at the edge of the capacity, as a multiple of GOAL: most of the time there is less load than that."""
+STEP: Final = math.log(1.06)
+"""Loads that differ by less are one."""
+CELLS_MAX: Final = 400
+CELL_WEIGHT_MAX: Final = 4000.0
+"""A cell that has seen so many answers forgets as many as come."""
+WEIGHT_MIN: Final = 50.0
+"""Of fewer answers there is no telling."""
+FREE: Final = (0.3, 0.45, 0.6, 0.75, 0.9)
+"""What b may be."""
+FREE_USUAL: Final = 0.6
+REACH: Final = 0.25
+"""A load that is so much larger than one that was borne easily will be borne, too."""
+GATHERED_FROM: Final = 12
+"""More replicas than this are counted in groups of about a tenth more."""
+
+
+class Cell(NamedTuple):
+    """Answers with so many replicas at such a load."""
+
+    replicas: int
+    step: int
+    """The logarithm of the work per second and replica, in STEPs, rounded."""
+    weight: float
+    """Answers."""
+    strain: float
+    """Their mean; above 1 the promise is not kept."""
+
+
+class Capacity(NamedTuple):
+    """What is known: work per second of n replicas is `rate` (n - `free` √n)."""
+
+    rate: float = 0.0
+    """Work per second that a replica can do beside many others; 0: unknown."""
+    free: float = FREE_USUAL
+    known: bool = False
+    """There have been loads that were too much. False: `rate` is what has been borne so far, and a little more."""
+
+    def of(self, replicas: int) -> float:
+        """Work per second of so many."""
+        return self.rate * room(replicas, self.free)
+
+    def need(self, work: float) -> int:
+        """The fewest replicas for so much work per second, at least 1. `rate` is above 0."""
+        root = (self.free + math.sqrt(self.free**2 + 4 * work / self.rate)) / 2
+        return max(math.ceil(root * root - 1e-9), 1)
+
+
+def room(replicas: int, free: float) -> float:
+    """n replicas do the work of so many that are never idle."""
+    return replicas - free * math.sqrt(replicas)
+
+
+def noted(cells: tuple[Cell, ...], replicas: int, load: float, answers: float, strain: float) -> tuple[Cell, ...]:
+    """With so many more answers, above 0, of `replicas` at `load` (work per second and replica, above 0).
+
+    Cells are in order.
+    """
+    gathered, step = gather(replicas), round(math.log(load) / STEP)
+    place = bisect_left(cells, (gathered, step))
+    old = cells[place] if place < len(cells) and cells[place][:2] == (gathered, step) else None
+    weight = answers + (min(old.weight, max(CELL_WEIGHT_MAX - answers, 0.0)) if old else 0.0)
+    mean = old.strain + (strain - old.strain) * answers / weight if old else strain
+    cell = Cell(gathered, step, round(weight, 1), round(mean, 4))
+    if not old and len(cells) >= CELLS_MAX:
+        lightest = min(cells, key=lambda each: (each.weight, each.replicas, each.step))
+        return noted(tuple(each for each in cells if each is not lightest), replicas, load, answers, strain)
+    return (*cells[:place], cell, *cells[place + (old is not None) :])
+
+
+def gather(replicas: int) -> int:
+    """The number of replicas that stands for its group."""
+    if replicas <= GATHERED_FROM:
+        return replicas
+    group = round(math.log(replicas / GATHERED_FROM) / math.log(1.1))
+    return round(GATHERED_FROM * 1.1**group)
+
+
+def fitted(cells: Sequence[Cell], edge: float = EDGE, frees: Sequence[float] = FREE) -> Capacity:
+    """What follows from all that was seen: where the strain is above `edge`, there is too much; b is of `frees`."""
+    best, least = Capacity(), math.inf
+    for free in frees:
+        loads = sorted(
+            (cell.replicas * math.exp(cell.step * STEP) / room(cell.replicas, free), cell) for cell in cells
+        )
+        levels = list(_rising((cell.weight, cell.strain) for _, cell in loads))
+        cost = sum(
+            cell.weight * (math.sqrt(cell.strain) - math.sqrt(level)) ** 2
+            for (_, cell), level in zip(loads, levels, strict=True)
+        )
+        cost *= 1 + (free - FREE_USUAL) ** 2
+        if cells and cost < least:
+            found = [(load, level, cell.weight) for (load, cell), level in zip(loads, levels, strict=True)]
+            best, least = _edge(found, edge, free), cost
+    return best
+
+
+def _rising(points: Iterable[tuple[float, float]]) -> Iterable[float]:
+    """The closest values to points (weight, value) that never fall: neighbours that would are one, as their mean."""
+    pools: list[tuple[float, float, int]] = []
+    for weight, value in points:
+        pool = (weight, value, 1)
+        while pools and pools[-1][1] >= pool[1]:
+            before = pools.pop()
+            total = before[0] + pool[0]
+            pool = (total, (before[0] * before[1] + pool[0] * pool[1]) / total, before[2] + pool[2])
+        pools.append(pool)
+    for _, value, count in pools:
+        yield from [value] * count
+
+
+def _edge(loads: Iterable[tuple[float, float, float]], edge: float, free: float) -> Capacity:
+    """The largest load that was borne, and a little more. `loads` are load, strain and answers, in order."""
+    borne, strain, seen = 0.0, 0.0, 0.0
+    for load, level, weight in loads:
+        if level > edge:
+            rate = min(math.sqrt(borne * load), borne * (1 + REACH)) if borne else load / (1 + REACH)
+            return Capacity(rate, free, True)
+        seen += weight
+        if seen >= WEIGHT_MIN:
+            borne, strain = load, level
+    return Capacity(borne * (1 + REACH * (1 - strain / edge)), free, False)

@@ -1,0 +1,236 @@
+"""How many replicas a model gets: a policy wishes, and what holds for every policy makes a decision of it.
+
+Bounds and schedule, zero, limits of signals, windows and paces are the same whoever wishes. Nothing is ever taken
+away while the load is not known, or has been known again for less than the window of `down` only.
+"""
+
+import math
+from dataclasses import replace
+from itertools import pairwise
+from typing import Final
+
+from forebay.core.scaling import learned
+from forebay.core.scaling.memory import Memory, Wished
+from forebay.core.scaling.rules.table import advise
+from forebay.core.scaling.settings import Pace, Policy, Scale, Signal
+from forebay.core.scaling.values import Decision, Reading, Reason, Wish
+
+GAP_S: Final = 30.0
+"""Load that was not known for so long is new when it is known again: windows begin anew."""
+WISHES_MAX: Final = 32
+"""A window is remembered in so many parts."""
+CHANGES_MAX: Final = 32
+USUAL: Final = (Reason.LOAD, Reason.FORECAST, Reason.RULE, Reason.SPARE)
+"""Reasons for what there is already are none."""
+CALM: Final = 12
+TURNS_MAX: Final = 2
+"""A single replica is removed only if replicas will not have been added and removed in turn more often than this
+within so many windows of `down`: an hour, if nothing else is said."""
+
+
+def decide(
+    scale: Scale, memory: Memory, reading: Reading | None, now: float, *, current: int
+) -> tuple[Decision, Memory]:
+    """What is wanted instead of `current` replicas; `reading` is None where the load is not known."""
+    low, high = bounds(scale, now)
+    lead_s = memory.learned.lead_s if scale.lead_s is None else scale.lead_s
+    low = max(low, min(bounds(scale, now + lead_s)[0], high))  # what hours ask for is there when they begin
+    if reading is None:
+        return _unknown(scale, low, current), memory
+    memory = _watched(scale, memory, reading, now)
+    wish, memory = _wish(scale, memory, reading, now, current)
+    wish = _limited(scale, memory, reading, wish, current)
+    if current == 0 and is_asked(reading):
+        wish = max(wish, Wish(1, Reason.WAKE, "a request has come and there is no replica"), key=_wanted)
+    elif low == 0:
+        wish = _idle(scale, memory, wish, now, current)
+    wish = _bounded(wish, low, high)
+    memory = _remembered(scale, memory, wish.wanted, now)
+    if low <= current <= high and current and wish.reason is not Reason.IDLE:
+        wish = _paced(scale, memory, wish, now, current)
+    if wish.wanted != current:
+        changes = (*memory.changes, (now, wish.wanted - current))[-CHANGES_MAX:]
+        memory = replace(memory, changes=changes)
+    return Decision(wish.wanted, wish.reason, wish.why, {**wish.figures, "min": low, "max": high}), memory
+
+
+def bounds(scale: Scale, now: float) -> tuple[int, int]:
+    """The fewest and the most replicas at that time."""
+    for hours in scale.schedule:
+        if hours.hold(now):
+            return (
+                scale.min if hours.min is None else hours.min,
+                scale.max if hours.max is None else hours.max,
+            )
+    return scale.min, scale.max
+
+
+def _unknown(scale: Scale, low: int, current: int) -> Decision:
+    """As many as there are. A minimum that people have asked for holds nevertheless; a maximum of a time does not."""
+    wanted = min(max(current, low), scale.most)
+    return Decision(wanted, Reason.UNKNOWN, "the load is not known: none is taken away", {"min": low})
+
+
+def _watched(scale: Scale, memory: Memory, reading: Reading, now: float) -> Memory:
+    """Notes what lasts: since when nobody has asked, and since when limits are exceeded."""
+    fresh = memory.known_at is None or now - memory.known_at > GAP_S
+    before = memory.above if len(memory.above) == len(scale.limits) else (None,) * len(scale.limits)
+    above = tuple(
+        (since if since is not None else reading.at)
+        if (value_of(limit.signal, reading) or 0.0) > limit.above
+        else None
+        for limit, since in zip(scale.limits, before, strict=True)
+    )
+    starting = reading.ready == 0 and reading.pending > 0
+    asked = memory.asked_at is None or starting or is_asked(reading)
+    return replace(
+        memory,
+        known_at=now,
+        asked_at=now if asked else memory.asked_at,
+        above=above,
+        since=now if fresh else memory.since,
+        wishes=() if fresh else memory.wishes,
+        learned=learned.afresh(memory.learned) if fresh else memory.learned,
+    )
+
+
+def is_asked(reading: Reading) -> bool:
+    """Whether there is, or was, any request."""
+    return reading.arrivals > 0 or reading.waiting > 0 or reading.in_flight > 0
+
+
+def value_of(signal: Signal, reading: Reading) -> float | None:
+    """What a signal says; None: nothing."""
+    replicas = max(reading.ready, 1)
+    match signal:
+        case Signal.CONCURRENCY:
+            return reading.in_flight / replicas
+        case Signal.QUEUE:
+            return reading.waiting / replicas
+        case Signal.BACKLOG_TOKENS:
+            return reading.backlog_tokens / replicas
+        case Signal.KV_USE:
+            return reading.kv_use
+        case Signal.BUSY:
+            return reading.busy
+        case Signal.DUTY:
+            return reading.duty
+        case Signal.TTFT_S:
+            return reading.ttft_s
+        case _:
+            return reading.tpot_s
+
+
+def _wish(scale: Scale, memory: Memory, reading: Reading, now: float, current: int) -> tuple[Wish, Memory]:
+    if scale.policy is Policy.FOREBAY:
+        wish, known = learned.wish(scale, memory.learned, reading, now, current)
+        return wish, replace(memory, learned=known)
+    value = value_of(scale.signal, reading) or 0.0
+    wanted, why, rules = advise(scale, memory.rules, reading, value, current)
+    return Wish(wanted, Reason.RULE, why, {str(scale.signal): value}), replace(memory, rules=rules)
+
+
+def _limited(scale: Scale, memory: Memory, reading: Reading, wish: Wish, current: int) -> Wish:
+    """As many as bring signals below their limits, if these fall with the number of replicas.
+
+    More, when a signal has been above for its time; and not so few, at any time, that it would be.
+    """
+    for limit, since in zip(scale.limits, memory.above, strict=True):
+        value = value_of(limit.signal, reading) or 0.0
+        enough = math.ceil(max(reading.ready, 1) * value / limit.above)
+        lasts_s = -1.0 if since is None else reading.at - since
+        if enough <= wish.wanted or (lasts_s < limit.for_s and wish.wanted >= current):
+            continue
+        if lasts_s >= limit.for_s:
+            why = f"{limit.signal} of {value:.3g} has been above {limit.above:g} for {lasts_s:.0f} s"
+            wish = Wish(enough, Reason.SIGNAL, why, {**wish.figures, str(limit.signal): value})
+        else:
+            why = f"{wish.why}; {limit.signal} of {value:.3g} is for {min(enough, current)}"
+            wish = wish._replace(wanted=min(enough, current), reason=Reason.SIGNAL, why=why)
+    return wish
+
+
+def _wanted(wish: Wish) -> int:
+    return wish.wanted
+
+
+def _idle(scale: Scale, memory: Memory, wish: Wish, now: float, current: int) -> Wish:
+    """The last one goes, or none comes back, only when nobody has asked for long."""
+    idle_s = now - (now if memory.asked_at is None else memory.asked_at)
+    if idle_s >= scale.to_zero_after_s or current == 0:
+        return Wish(0, Reason.IDLE, f"nobody has asked for {idle_s:.0f} s", {"idle_s": idle_s})
+    return max(wish, wish._replace(wanted=1), key=_wanted)
+
+
+def _bounded(wish: Wish, low: int, high: int) -> Wish:
+    wanted = min(max(wish.wanted, low), high)
+    if wanted == wish.wanted:
+        return wish
+    name = "min" if wanted > wish.wanted else "max"
+    why = f"{wish.why}; {wish.wanted} would do, but `{name}` is {wanted} now"
+    return wish._replace(wanted=wanted, reason=Reason.BOUND, why=why)
+
+
+def _remembered(scale: Scale, memory: Memory, wanted: int, now: float) -> Memory:
+    """The wish among those of the windows. Those of a short time are kept as one."""
+    longest_s = max(scale.up.window_s, scale.down.window_s)
+    wishes = memory.wishes
+    if wishes and now - wishes[-1].at < longest_s / WISHES_MAX:
+        last = wishes[-1]
+        lowest, highest = min(last.lowest, wanted), max(last.highest, wanted)
+        if (lowest, highest) == (last.lowest, last.highest):
+            return memory
+        return replace(memory, wishes=(*wishes[:-1], Wished(last.at, lowest, highest)))
+    begin = 0
+    while begin + 1 < len(wishes) and wishes[begin + 1].at <= now - longest_s:
+        begin += 1  # one from before the window stays, so that it is known what there was at its beginning
+    return replace(memory, wishes=(*wishes[begin:], Wished(now, wanted, wanted)))
+
+
+def _paced(scale: Scale, memory: Memory, wish: Wish, now: float, current: int) -> Wish:
+    """A change only when it has been right for its window, and no more at once than its pace."""
+    wanted = _windowed(scale, memory, wish.wanted, now, current)
+    if now - memory.since < max(scale.down.window_s, GAP_S):
+        wanted = max(wanted, current)
+    if scale.policy is Policy.FOREBAY and wanted < current:
+        wanted = _calm(scale, memory, wanted, now, current)
+    wanted = _at_pace(scale.up if wanted > current else scale.down, memory, wanted, now, current)
+    if wanted != wish.wanted:
+        why = f"{wish.why}; {wish.wanted} would do, but not yet"
+        return wish._replace(wanted=wanted, reason=Reason.WAIT, why=why)
+    return wish._replace(reason=Reason.STEADY) if wanted == current and wish.reason in USUAL else wish
+
+
+def _windowed(scale: Scale, memory: Memory, wanted: int, now: float, current: int) -> int:
+    """What all wishes within the window agree on: the fewest of them to add, the most of them to remove."""
+    window_s = scale.up.window_s if wanted > current else scale.down.window_s
+    if window_s == 0:
+        return wanted
+    if memory.wishes[0].at > now - window_s:
+        return current
+    seen = [each for each in memory.wishes if each.at > now - window_s]
+    first = len(memory.wishes) - len(seen) - 1
+    seen.append(memory.wishes[first])
+    if wanted > current:
+        return max(min(each.lowest for each in seen), current)
+    return min(max(each.highest for each in seen), current)
+
+
+def _calm(scale: Scale, memory: Memory, wanted: int, now: float, current: int) -> int:
+    """None is removed before what was added last can have helped; a single one only if that is not back and forth."""
+    window_s, changes = scale.down.window_s, memory.changes
+    added_at = next((at for at, by in reversed(changes) if by > 0), 0.0)
+    if now - added_at < memory.learned.lead_s + window_s:
+        return current
+    lately = [by > 0 for at, by in changes if at > now - CALM * window_s]
+    turns = sum(one != other for one, other in pairwise([*lately, False]))
+    return current if wanted == current - 1 and turns > TURNS_MAX else wanted
+
+
+def _at_pace(pace: Pace, memory: Memory, wanted: int, now: float, current: int) -> int:
+    if pace.replicas is None:
+        return wanted
+    up = wanted > current
+    changed = sum(abs(by) for at, by in memory.changes if at > now - pace.in_s and (by > 0) == up)
+    room = max(pace.replicas - changed, 0)
+    return min(wanted, current + room) if up else max(wanted, current - room)

@@ -1,0 +1,247 @@
+"""The policy `forebay`: as many replicas as carry the load that is there when they are ready, within the promise."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Final, TypeAlias
+
+from forebay.core.scaling import capacity, season, traffic
+from forebay.core.scaling.capacity import EDGE, GOAL, WEIGHT_MIN, Capacity, Cell
+from forebay.core.scaling.season import Season
+from forebay.core.scaling.settings import Scale
+from forebay.core.scaling.traffic import LEVEL_S, SHORT_S, Traffic
+from forebay.core.scaling.values import Reading, Reason, Wish
+
+FIT_EVERY_S: Final = 60.0
+LEAD_S: Final = 60.0
+"""What a replica takes to start, as long as nobody knows."""
+DRAIN_S: Final = 45.0
+"""In this time what waits is to be worked off when the replicas are there."""
+BACKLOG_S: Final = 60.0
+"""More than what comes in this time hardly waits: gateways refuse it."""
+SPARE_MIN: Final = 0.05
+SPARE_MAX: Final = 0.25
+"""Replicas are removed if the others could do so much more than they will have to: the error of the forecasts."""
+AHEAD_S: Final = 600.0
+"""And if they still could do it so long after another one could be there again."""
+AIM: Final = 0.75
+EDGES: Final = (0.8, 2.5)
+SPENT_S: Final = 21_600.0
+"""Of the late answers that the promise allows this share is aimed at, over hours: if there are fewer, replicas may do
+more than EDGE says, and the other way round, between these two."""
+NOISE: Final = 3.0
+"""Standard deviations by which the load of a few seconds has to be above that of a minute to mean anything."""
+PANIC: Final = 1.5
+"""And has to be above the capacity within the promise, by so many times: little more than what there is at all."""
+LATE_MAX: Final = 4.0
+"""Strain of the last minute at which there are too few, whatever has been learned; but not of few answers, and not
+where hardly any are given at once: others would not make them quicker."""
+TTFT_PART: Final = 0.6
+TPOT_PART: Final = 0.85
+LATENCY_PART: Final = 0.4
+"""Where the late answers are not counted: parts of the promised 99th percentiles that p90 (of latency, the mean) has
+when they are just kept."""
+LONGER: Final = 3.0
+"""And where nothing is promised: requests may take so many times as long as those that are alone."""
+ALONE: Final = 0.5
+"""Requests that a replica has at once when they are nearly alone."""
+AT_ONCE: Final = 4.0
+"""Requests that a replica is expected to take at once as long as nobody knows."""
+ALONE_MIN: Final = 10.0
+"""From so many requests on, the mean of a minute says how long they take."""
+
+
+Want: TypeAlias = tuple[int, Reason, str]
+"""How many, why, and that as a sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """What the policy remembers."""
+
+    traffic: Traffic = field(default_factory=Traffic)
+    season: Season = field(default_factory=Season)
+    cells: tuple[Cell, ...] = ()
+    """Answers by the work that came for each replica."""
+    capacity: Capacity = field(default_factory=Capacity)
+    """In work per second."""
+    crowds: tuple[Cell, ...] = ()
+    """Answers by the requests that each replica had at once: clients that wait for an answer before they ask again
+    ask no more than they are answered, however slow that is."""
+    crowd: Capacity = field(default_factory=Capacity)
+    """In requests at once."""
+    asleep_at: float = 0.0
+    """When there was last no replica."""
+    fitted_at: float = 0.0
+    lead_s: float = LEAD_S
+    strain: float = 0.0
+    """Of the last minute."""
+    answers: float = 0.0
+    strained: float = 0.0
+    """Answers, and the sum of their strain, over SPENT_S."""
+    alone_s: float = 0.0
+    """Seconds for a unit of work, of requests that are alone; 0: unknown."""
+
+
+def wish(scale: Scale, learned: Learned, reading: Reading, now: float, current: int) -> tuple[Wish, Learned]:
+    """What the policy wants, from what it knew before; and what it knows now."""
+    lead_s = reading.cold_start_s if scale.lead_s is None else scale.lead_s
+    flow = traffic.followed(learned.traffic, reading)
+    known = replace(learned, traffic=flow, lead_s=learned.lead_s if lead_s is None else lead_s)
+    wanted = _wish(known, learned.traffic, reading, now, current)
+    seasons = season.learned(known.season, flow.level, flow.slope(), known.lead_s + LEVEL_S, now)
+    return wanted, _study(scale, replace(known, season=seasons), reading, now)
+
+
+def afresh(learned: Learned) -> Learned:
+    """After a gap: what replicas can do is still known, but not the load."""
+    return replace(learned, traffic=learned.traffic._replace(seen_s=0.0, peaks=()), strain=0.0)
+
+
+def _wish(known: Learned, before: Traffic, reading: Reading, now: float, current: int) -> Wish:
+    flow, able = known.traffic, _able(known, reading)
+    ahead = season.expected(known.season, flow.level, flow.slope(), known.lead_s + LEVEL_S, now)
+    figures = {
+        "requests_per_s": flow.requests,
+        "tokens_per_s": flow.level,
+        "expected_tokens_per_s": ahead,
+        "capacity_tokens_per_s": able.of(current) if current else 0.0,
+        "replica_tokens_per_s": able.rate,
+        "free": able.free,
+        "lead_s": known.lead_s,
+        "forecast_error": known.season.ways[season.best(known.season)].error,
+        "late": known.strain * GOAL,
+    }
+    woken = now - known.asleep_at < 2 * LEVEL_S  # what has waited for the first replica is worked off
+    unsure = known.capacity.rate <= 0 and (woken or flow.seen_s < LEVEL_S)
+    if able.rate <= 0 or unsure or flow.seen_s < SHORT_S:
+        return Wish(current, Reason.STEADY, "too little is known yet of the load", figures)
+    wants = [*_wants(known, able, ahead), *_trouble(known, able, before, reading, max(flow.level, ahead))]
+    late = known.strain if flow.in_flight > current * ALONE and flow.requests * LEVEL_S >= WEIGHT_MIN else 0.0
+    if late > LATE_MAX and not reading.pending:
+        wants.append((current + 1, Reason.LOAD, f"{known.strain * GOAL:.1%} of the last minute's answers were late"))
+    most = max(wants, key=lambda want: want[0])
+    if most[0] >= current:
+        return Wish(*most, figures)
+    if late > LATE_MAX / 2 or reading.waiting > 0:
+        why = "requests wait" if reading.waiting > 0 else "answers are late"
+        return Wish(current, Reason.STEADY, f"{most[2]}, but {why}", figures)
+    return _spare(known, able, now, most[0], current)._replace(figures=figures)
+
+
+def _wants(known: Learned, able: Capacity, ahead: float) -> Iterator[Want]:
+    """What the load of now asks for, and that of later."""
+    level = known.traffic.level
+    need, later = able.need(level), able.need(ahead)
+    yield need, Reason.LOAD, f"{level:,.0f} tokens/s need {need}"
+    yield later, Reason.FORECAST, f"{ahead:,.0f} tokens/s are expected in {known.lead_s:.0f} s and need {later}"
+
+
+def _trouble(known: Learned, able: Capacity, before: Traffic, reading: Reading, load: float) -> Iterator[Want]:
+    """What it takes if far more comes of a sudden than the ready replicas can do, or if requests wait."""
+    flow = known.traffic
+    heavy = before.level / before.requests if before.requests > 0 else 0.0
+    noise = NOISE * heavy * math.sqrt(before.requests / SHORT_S)
+    placed = reading.ready + reading.pending
+    if known.capacity.rate <= 0 or not placed:
+        return  # nothing has been measured yet, or one starts first
+    panic = flow.short - flow.level > noise and flow.short > able.of(placed) * PANIC
+    backlog = _backlog(known, able, reading, reading.waiting * heavy)
+    if panic or backlog > 0:
+        need = able.need((max(flow.short, load) if panic else load) + backlog / DRAIN_S)
+        why = f"{flow.short:,.0f} tokens/s come all at once, and {backlog:,.0f} tokens will wait"
+        yield need, Reason.PANIC, f"{why}: {need} work them off in {DRAIN_S:.0f} s"
+
+
+def _spare(known: Learned, able: Capacity, now: float, wanted: int, current: int) -> Wish:
+    """Fewer, if they could also do what is expected at any time until others could be there again, and then some."""
+    flow, error = known.traffic, known.season.ways[season.best(known.season)].error
+    margin = 1 + min(max(error, SPARE_MIN), SPARE_MAX)
+    times = (0.5, 1.0, 1.5, 2.0)
+    most = max(
+        season.expected(known.season, flow.level, flow.slope(), (known.lead_s + AHEAD_S) / 2 * part, now)
+        for part in times
+    )
+    most = max(most, flow.level) * margin
+    need, crowd = able.need(most), _crowd(known).need(flow.in_flight * margin)
+    least = min(max(need, crowd, wanted), current)
+    if crowd > need:
+        return Wish(least, Reason.SPARE, f"{flow.in_flight:.3g} requests under way are for {crowd}")
+    return Wish(least, Reason.SPARE, f"{most:,.0f} tokens/s are the most to expect, for which {need} do")
+
+
+def _able(known: Learned, reading: Reading) -> Capacity:
+    """At least what a replica does if requests come one after the other: others would not make it quicker.
+
+    As long as there has never been too much, what it does if it can take a few at once.
+    """
+    able, flow = known.capacity, known.traffic
+    if reading.ready == 0 or flow.in_flight <= 0:
+        return able
+    each = flow.level / flow.in_flight * (1.0 if able.known else AT_ONCE)
+    return able._replace(rate=max(able.rate, each))
+
+
+def _crowd(known: Learned) -> Capacity:
+    """The same in requests at once."""
+    return known.crowd._replace(rate=max(known.crowd.rate, 1.0 if known.crowd.known else AT_ONCE))
+
+
+def _backlog(known: Learned, able: Capacity, reading: Reading, waiting: float) -> float:
+    """Work that will wait when another replica can be there, if more than a second's waits now.
+
+    Those that are pending will have worked for half of that time, on the mean.
+    """
+    flow = known.traffic
+    if waiting <= flow.level:
+        return 0.0
+    ready, placed = able.of(reading.ready) if reading.ready else 0.0, able.of(reading.ready + reading.pending)
+    lacking = (max(flow.short, flow.level) - (ready + placed) / 2) * known.lead_s
+    return min(max(waiting + lacking, 0.0), BACKLOG_S * max(flow.short, flow.level))
+
+
+def _study(scale: Scale, known: Learned, reading: Reading, now: float) -> Learned:
+    """Learns how many answers are late at such a load."""
+    flow, load = known.traffic, traffic.peak(known.traffic)
+    if flow.requests * LEVEL_S >= ALONE_MIN and flow.seen_s >= LEVEL_S and reading.waiting == 0:
+        each_s = flow.in_flight / flow.level
+        known = replace(known, alone_s=min(known.alone_s or each_s, each_s))
+    if reading.ready == 0:
+        return replace(known, asleep_at=now)
+    strain, late = _strain(scale, known, reading), 0.0
+    if strain is not None and reading.completions and now - known.asleep_at > LEVEL_S:
+        late, many = strain, reading.completions
+        crowd = flow.in_flight / reading.ready
+        known = replace(
+            known,
+            cells=capacity.noted(known.cells, reading.ready, load, many, late) if load > 0 else known.cells,
+            crowds=capacity.noted(known.crowds, reading.ready, crowd, many, late) if crowd > 0 else known.crowds,
+        )
+        kept = math.exp(-reading.since_s / SPENT_S)
+        known = replace(known, answers=known.answers * kept + many, strained=known.strained * kept + many * late)
+    part = -math.expm1(-reading.since_s / LEVEL_S)
+    known = replace(known, strain=known.strain + (late - known.strain) * part)
+    if now - known.fitted_at >= FIT_EVERY_S and known.cells:
+        edge = min(max(EDGE * AIM * known.answers / max(known.strained, 1e-9), EDGES[0]), EDGES[1])
+        able = capacity.fitted(known.cells, edge)
+        crowds = capacity.fitted(known.crowds, edge, (able.free,))
+        known = replace(known, capacity=able, crowd=crowds, fitted_at=now)
+    return known
+
+
+def _strain(scale: Scale, known: Learned, reading: Reading) -> float | None:
+    """How late answers are, as a multiple of what may be; None: no telling."""
+    if reading.late is not None and (scale.ttft_s or scale.tpot_s):
+        return reading.late / max(reading.completions, 1) / GOAL
+    parts = []
+    if scale.ttft_s and reading.ttft_s is not None:
+        parts.append(reading.ttft_s / (scale.ttft_s * TTFT_PART))
+    if scale.tpot_s and reading.tpot_s is not None:
+        parts.append(reading.tpot_s / (scale.tpot_s * TPOT_PART))
+    flow = known.traffic
+    if not (scale.ttft_s or scale.tpot_s) and known.alone_s > 0 and flow.level > 0:
+        if scale.latency_s:
+            parts.append(flow.in_flight / max(flow.requests, 1e-9) / (scale.latency_s * LATENCY_PART))
+        else:
+            parts.append(flow.in_flight / flow.level / (known.alone_s * LONGER))
+    return max(parts) * EDGE if parts else None

@@ -1,0 +1,50 @@
+"""Knative's pod autoscaler on concurrency, with its defaults.
+
+Source: knative/serving, pkg/autoscaler/scaling/autoscaler.go (Scale), and config/core/configmaps/autoscaler.yaml.
+Its activator, which buffers bursts for a fleet without spare capacity, is the gateway's queue here.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+from forebay.core.scaling.rules.window import Sample, Samples, added, mean
+
+STABLE_WINDOW_S: Final = 60.0
+PANIC_WINDOW_S: Final = 6.0
+"""`panic-window-percentage`: 10 % of the stable one."""
+PANIC_THRESHOLD: Final = 2.0
+UP_RATE: Final = 1000.0
+DOWN_RATE: Final = 2.0
+UTILIZATION: Final = 0.7
+"""`container-concurrency-target-percentage`: what of the concurrency a replica should have."""
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What it remembers."""
+
+    samples: Samples = ()
+    panic_at: float | None = None
+    """When it last had reason to panic, while it does."""
+    panic_most: int = 0
+
+
+def step(state: State, *, total: float, target: float, since_s: float, ready: int, now: float) -> tuple[int, State]:
+    """How many it wants; `total` of all replicas on the mean of the last `since_s` seconds, `target` one can do."""
+    samples = added(state.samples, Sample(now, since_s, total), STABLE_WINDOW_S)
+    each = target * UTILIZATION
+    running = max(1, ready)
+    most, least = math.ceil(UP_RATE * running), math.floor(ready / DOWN_RATE)
+    raw_panic = math.ceil(mean(samples, now, PANIC_WINDOW_S) / each)
+    stable = min(max(math.ceil(mean(samples, now, STABLE_WINDOW_S) / each), least), most)
+    panic = min(max(raw_panic, least), most)
+    panic_at, panic_most = state.panic_at, state.panic_most
+    if raw_panic / running >= PANIC_THRESHOLD:
+        panic_at = now
+    elif panic_at is not None and panic_at + STABLE_WINDOW_S < now:
+        panic_at, panic_most = None, 0
+    if panic_at is None:
+        return stable, State(samples)
+    panic_most = max(panic_most, stable, panic)
+    return panic_most, State(samples, panic_at, panic_most)

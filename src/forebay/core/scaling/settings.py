@@ -1,0 +1,262 @@
+"""The settings of a cluster file about how many replicas a model has, and what in them does not go together."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated, Any, Final
+
+from pydantic import Field
+
+from forebay.core.scaling.schedule import DAYS_PATTERN, TIME_PATTERN, Hours, days_of, is_zone, minutes_of
+from forebay.core.section import Conflict, Section, sections
+
+REPLICAS_MAX: Final = 1000
+Count = Annotated[int, Field(ge=0, le=REPLICAS_MAX)]
+Seconds = Annotated[float, Field(ge=0, le=604_800)]
+
+
+class Policy(StrEnum):
+    """Who decides. All but the first are other systems' rules, as they publish them."""
+
+    FOREBAY = "forebay"
+    HPA = "hpa"
+    KPA = "kpa"
+    APA = "apa"
+    SLO = "slo"
+
+
+class Signal(StrEnum):
+    """A figure of a model by which it can be scaled."""
+
+    CONCURRENCY = "concurrency"
+    """Requests under way or waiting, for each ready replica."""
+    QUEUE = "queue"
+    """Requests that wait in gateways, for each ready replica."""
+    BACKLOG_TOKENS = "backlog_tokens"
+    """Prompt tokens that are not prefilled yet, for each ready replica."""
+    KV_USE = "kv_use"
+    """Share of the KV memory in use, 0..1."""
+    BUSY = "busy"
+    """Share of the places in use, 0..1."""
+    DUTY = "duty"
+    """Share of the time in which the GPU does anything, 0..1."""
+    TTFT_S = "ttft_s"
+    """Time to the first token, p90, seconds."""
+    TPOT_S = "tpot_s"
+    """Time per token after the first, p90, seconds."""
+
+
+TARGETS: Final = {
+    Signal.CONCURRENCY: 8.0,
+    Signal.QUEUE: 1.0,
+    Signal.BACKLOG_TOKENS: 8192.0,
+    Signal.KV_USE: 0.8,
+    Signal.BUSY: 0.7,
+    Signal.DUTY: 0.7,
+    Signal.TTFT_S: 1.0,
+    Signal.TPOT_S: 0.05,
+}
+"""What `hpa`, `kpa` and `apa` hold a signal at if `target` does not say."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """More replicas, so that a signal falls below this."""
+
+    signal: Signal
+    above: float
+    for_s: float = 120.0
+    """When it has been above for so long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How fast replicas may be added, or removed."""
+
+    window_s: float
+    """A change has to be right for so long."""
+    replicas: int | None = None
+    """At most so many ..."""
+    in_s: float = 60.0
+    """... within so many seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How many replicas a model may have, and who decides. `min` <= `max`, here and in the schedule."""
+
+    max: int
+    min: int = 1
+    policy: Policy = Policy.FOREBAY
+    shadow: bool = False
+    signal: Signal = Signal.CONCURRENCY
+    """What `hpa`, `kpa` and `apa` look at."""
+    target: float = TARGETS[Signal.CONCURRENCY]
+    """What they hold it at, above 0."""
+    limits: tuple[Limit, ...] = (Limit(Signal.KV_USE, 0.9, 10.0),)
+    up: Pace = Pace(0.0)
+    down: Pace = Pace(300.0)
+    to_zero_after_s: float = 600.0
+    lead_s: float | None = None
+    """What a replica takes to start; None: as measured."""
+    schedule: tuple[Hours, ...] = ()
+    ttft_s: float | None = None
+    """The promise of `slo`, 99th percentile; None: none."""
+    tpot_s: float | None = None
+    latency_s: float | None = None
+
+    @property
+    def most(self) -> int:
+        """The largest maximum that ever holds."""
+        return max([self.max, *(hours.max for hours in self.schedule if hours.max is not None)])
+
+
+class SignalSettings(Section):
+    """A signal that asks for more replicas, whatever the policy says."""
+
+    signal: Signal
+    """Which one."""
+    above: Annotated[float, Field(gt=0, le=1e12)]
+    """More replicas are wanted while it is above this: as many as bring it below, if it falls with their number."""
+    for_s: Seconds = 120.0
+    """When it has been above for so long, seconds."""
+
+    def value(self) -> Limit:
+        """The limit."""
+        return Limit(self.signal, self.above, self.for_s)
+
+
+class PaceSettings(Section):
+    """How fast replicas may be added, or removed."""
+
+    window_s: Seconds | None = None
+    """A change has to be right for so long, seconds; none: 0 to add replicas, and to remove them 300 with `policy:
+    forebay`, 0 with the others, which bring their own."""
+    replicas: Annotated[int, Field(ge=1, le=REPLICAS_MAX)] | None = None
+    """At most so many replicas; none: any number ..."""
+    in_s: Annotated[float, Field(gt=0, le=86_400)] = 60.0
+    """... within so many seconds."""
+
+    def value(self, usual: Pace) -> Pace:
+        """The pace."""
+        return Pace(usual.window_s if self.window_s is None else self.window_s, self.replicas, self.in_s)
+
+
+class HoursSettings(Section):
+    """Other bounds at some times of the week. The first entry that holds counts."""
+
+    days: Annotated[str, Field(pattern=DAYS_PATTERN, examples=["mon-fri", "sat,sun"])] = "mon-sun"
+    """Days on which it begins."""
+    start: Annotated[str, Field(pattern=TIME_PATTERN, examples=["08:00"])] = "00:00"
+    """Time of the day at which it begins."""
+    end: Annotated[str, Field(pattern=TIME_PATTERN, examples=["20:00"])] = "24:00"
+    """Time of the day at which it ends; on the next day if that is not after `start`."""
+    zone: Annotated[str, Field(examples=["Europe/Berlin"])] = "UTC"
+    """Time zone."""
+    min: Count | None = None
+    """Fewest replicas; none: as at other times."""
+    max: Annotated[int, Field(ge=1, le=REPLICAS_MAX)] | None = None
+    """Most replicas; none: as at other times."""
+
+    def value(self) -> Hours:
+        """The hours."""
+        start, end = minutes_of(self.start), minutes_of(self.end)
+        return Hours(days_of(self.days), start, end, self.zone, self.min, self.max)
+
+
+class ScaleSettings(Section):
+    """How many replicas the model has. `max` is all that has to be said."""
+
+    max: Annotated[int, Field(ge=1, le=REPLICAS_MAX)]
+    """Most replicas."""
+    min: Count = 1
+    """Fewest replicas. 0: none while nobody asks; requests then wait in the gateway until one has started."""
+    policy: Policy = Policy.FOREBAY
+    """`forebay` learns what a replica can do within `slo`, and when load comes. `hpa` (Kubernetes), `kpa` (Knative),
+    `apa` (AIBrix) hold `signal` at `target`; `slo` (llm-d) looks at p90 against `slo`."""
+    shadow: bool = False
+    """Only tell what would be done: `replicas` holds."""
+    signal: Signal = Signal.CONCURRENCY
+    """What `hpa`, `kpa` and `apa` look at."""
+    target: Annotated[float, Field(gt=0, le=1e12)] | None = None
+    """What they hold it at; none: a usual value of the signal."""
+    signals: tuple[SignalSettings, ...] = (SignalSettings(signal=Signal.KV_USE, above=0.9, for_s=10.0),)
+    """Signals that ask for more replicas, whatever the policy says."""
+    up: PaceSettings = PaceSettings()
+    """How fast replicas are added."""
+    down: PaceSettings = PaceSettings()
+    """How fast they are removed."""
+    to_zero_after_s: Seconds = 600.0
+    """With `min: 0`: the last replica goes when no request has come for so long, seconds."""
+    lead_s: Seconds | None = None
+    """How long a replica takes to be ready, seconds; none: as measured. Load is forecast so far ahead."""
+    schedule: tuple[HoursSettings, ...] = ()
+    """Other bounds at some times."""
+
+    def value(
+        self, ttft_s: float | None = None, tpot_s: float | None = None, latency_s: float | None = None
+    ) -> Scale:
+        """How the model is scaled that promises these times, 99th percentiles."""
+        usual = USUAL if self.policy is Policy.FOREBAY else OTHERS
+        return Scale(
+            max=self.max,
+            min=self.min,
+            policy=self.policy,
+            shadow=self.shadow,
+            signal=self.signal,
+            target=TARGETS[self.signal] if self.target is None else self.target,
+            limits=tuple(each.value() for each in self.signals),
+            up=self.up.value(usual.up),
+            down=self.down.value(usual.down),
+            to_zero_after_s=self.to_zero_after_s,
+            lead_s=self.lead_s,
+            schedule=tuple(each.value() for each in self.schedule),
+            ttft_s=ttft_s,
+            tpot_s=tpot_s,
+            latency_s=latency_s,
+        )
+
+
+USUAL: Final = Scale(1)
+"""What holds where nothing else is said."""
+OTHERS: Final = Scale(1, down=Pace(0.0))
+"""The same for policies that bring windows of their own."""
+
+
+def scale_conflicts(raw: Mapping[str, Any]) -> Iterator[Conflict]:
+    """Conflicts about numbers of replicas in a cluster given as plain data."""
+    for index, model in enumerate(sections(raw.get("models"))):
+        section, path = model.get("scale"), f"models[{index}]"
+        given = section if isinstance(section, Mapping) else {}
+        replicas, least, most = model.get("replicas"), given.get("min", USUAL.min), given.get("max")
+        if replicas == 0 and least != 0:
+            yield Conflict(f"{path}.replicas", "0", "at least 1, or `scale` with `min: 0`")
+        if _over(replicas, most):
+            yield Conflict(f"{path}.replicas", str(replicas), f"at most {most}, the `scale.max`")
+        if _over(least, most):
+            yield Conflict(f"{path}.scale.min", str(least), f"at most {most}, the `max`")
+        if given.get("policy") == Policy.SLO and not _promised(model.get("slo")):
+            allowed = '"forebay", or `slo` of the model with `ttft_p99_ms` or `tpot_p99_ms`'
+            yield Conflict(f"{path}.scale.policy", '"slo"', allowed)
+        for place, hours in enumerate(sections(given.get("schedule"))):
+            yield from _hours_conflicts(f"{path}.scale.schedule[{place}]", hours, least, most)
+
+
+def _hours_conflicts(path: str, hours: Mapping[str, Any], least: Any, most: Any) -> Iterator[Conflict]:
+    zone = hours.get("zone")
+    if isinstance(zone, str) and not is_zone(zone):
+        yield Conflict(f"{path}.zone", f'"{zone}"', "a time zone such as `Europe/Berlin`, or `UTC`")
+    low, high = hours.get("min"), hours.get("max")
+    key = "max" if low is None else "min"
+    low, high = least if low is None else low, most if high is None else high
+    if _over(low, high):
+        allowed = f"at most {high}, the `max` then" if key == "min" else f"at least {low}, the `min` then"
+        yield Conflict(f"{path}.{key}", str(low if key == "min" else high), allowed)
+
+
+def _over(low: Any, high: Any) -> bool:
+    return isinstance(low, int) and isinstance(high, int) and low > high >= 1
+
+
+def _promised(slo: Any) -> bool:
+    return isinstance(slo, Mapping) and any(slo.get(key) is not None for key in ("ttft_p99_ms", "tpot_p99_ms"))

@@ -1,0 +1,84 @@
+"""What was asked of each model, out of what the gateway counts anyway: control asks about once a second."""
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+from forebay.core.errors import Code
+from forebay.core.model import Task
+from forebay.core.pressure import Pressed, Pressure
+from forebay.gateway.hedging import Hedge
+from forebay.obs.metrics import Metrics
+
+if TYPE_CHECKING:
+    from forebay.gateway.fleet import Served
+    from forebay.gateway.gateway import Gateway
+    from forebay.gateway.relay import Relay
+
+WANT: Final = frozenset(
+    code.value
+    for code in (
+        Code.QUEUE_FULL,
+        Code.QUEUE_TIMEOUT,
+        Code.NO_REPLICA,
+        Code.OVERLOADED,
+        Code.DEADLINE_EXCEEDED,
+    )
+)
+"""Answers that more replicas would have spared."""
+
+
+def pressure(gateway: "Gateway", metrics: Metrics) -> Pressure:
+    """What the gateway has seen since its start."""
+    ended, refused = Counter[str](), Counter[str]()
+    for model, code in metrics.labels("requests_total"):
+        several = int(metrics.counter("requests_total", model, code).value)
+        ended[model] += several
+        if code in WANT:
+            refused[model] += several
+    for model, trouble in metrics.labels("fallbacks_total"):  # another model has them now
+        several = int(metrics.counter("fallbacks_total", model, trouble).value)
+        ended[model] += several
+        refused[model] += several
+    now = gateway.now()
+    models = {
+        name: _pressed(served, ended[name], refused[name], now) for name, served in sorted(gateway.served.items())
+    }
+    return Pressure(gateway.observations.instance, now - gateway.born, models)
+
+
+def _pressed(served: "Served", ended: int, refused: int, now: float) -> Pressed:
+    """`ended` requests are no longer here, `refused` of them for want of replicas."""
+    account, tokens = served.account, served.lengths.tokens
+    here = prompt_tokens = waiting_tokens = 0
+    stay_s = served.stay_s
+    for relay in served.waiting.unordered():
+        here += 1
+        stay_s += now - relay.began
+        waiting_tokens += tokens(relay.prompt_bytes)
+    for relay in _running(served):
+        here += 1
+        stay_s += now - relay.began
+        prompt_tokens += tokens(relay.prompt_bytes)
+    first = account.ttft if served.routes.task is Task.CHAT else account.duration
+    return Pressed(
+        arrivals=ended + here,
+        refused=refused,
+        prompt_tokens=int(account.prompt_tokens.value) + prompt_tokens + waiting_tokens,
+        completions=int(account.ok.value),
+        output_tokens=int(account.completion_tokens.value),
+        stay_s=stay_s,
+        ttft=tuple(first.counts),
+        tpot=tuple(account.tpot.counts),
+        waiting=len(served.waiting),
+        waiting_tokens=waiting_tokens,
+        queued_tokens=sum(link.meter.queue_tokens for link in served.links),
+    )
+
+
+def _running(served: "Served") -> Iterator["Relay"]:
+    """Requests with an attempt under way, each once."""
+    for link in (*served.links, *served.leaving):
+        for relay in link.attempts:
+            if not isinstance(relay, Hedge):
+                yield relay

@@ -1,0 +1,96 @@
+"""XIDs from the kernel's log, where the driver writes them: `NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen …`."""
+
+import os
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from forebay.core.health import DeviceEvent, DeviceReading
+from forebay.providers.devices.protocol import DeviceSource, DevicesUnknown
+
+XID: Final = re.compile(r"NVRM: Xid \((PCI:[0-9a-fA-F:.]+)\): (\d{1,6})(?:, (.*))?")
+TEXT_CHARS_MAX: Final = 400
+RECORD_BYTES_MAX: Final = 8192
+"""`/dev/kmsg` gives a record at each read, and none that is larger."""
+READ_BYTES_MAX: Final = 4 * 1024 * 1024
+"""Of a file, at once; what is left is read the next time."""
+
+
+def parse(line: str, at: float) -> DeviceEvent | None:
+    """The error that a line of the kernel's log reports; None: it reports none."""
+    found = XID.search(line)
+    if found is None:
+        return None
+    return DeviceEvent(at, found[1], int(found[2]), (found[3] or "").strip()[:TEXT_CHARS_MAX])
+
+
+class KernelLog:
+    """A source with the events that a log names, and what another source, if any, reads and tells besides.
+
+    It begins at the end of the log. A file that is replaced or cut is read from its beginning.
+    """
+
+    def __init__(self, path: Path, of: DeviceSource | None, wall_s: Callable[[], float]) -> None:
+        self._path = path
+        self._of = of
+        self._wall = wall_s
+        self._file: int | None = None
+        self._inode = 0
+        self._half = b""
+
+    def readings(self) -> tuple[DeviceReading, ...]:
+        return self._of.readings() if self._of is not None else ()
+
+    def events(self) -> tuple[DeviceEvent, ...]:
+        told = self._of.events() if self._of is not None else ()
+        try:
+            lines = self._lines()
+        except OSError as error:
+            self._drop()
+            raise DevicesUnknown(f"{self._path}: {error.strerror}") from error
+        at = self._wall()
+        return (*told, *(event for line in lines if (event := parse(line.decode(errors="replace"), at))))
+
+    def close(self) -> None:
+        self._drop()
+        if self._of is not None:
+            self._of.close()
+
+    def _drop(self) -> None:
+        if self._file is not None:
+            with suppress(OSError):
+                os.close(self._file)
+            self._file = None
+
+    def _lines(self) -> list[bytes]:
+        stat = os.stat(self._path)
+        another = self._inode not in (0, stat.st_ino)
+        if another:
+            self._drop()
+        if self._file is None:
+            self._file = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK)
+            if not another:
+                os.lseek(self._file, 0, os.SEEK_END)
+        elif self._path.is_file() and stat.st_size < os.lseek(self._file, 0, os.SEEK_CUR):
+            os.lseek(self._file, 0, os.SEEK_SET)
+        self._inode = stat.st_ino
+        *lines, self._half = (self._half + self._read(self._file)).split(b"\n")
+        self._half = self._half[-RECORD_BYTES_MAX:]
+        return lines
+
+    def _read(self, file: int) -> bytes:
+        parts, size = [], 0
+        while size < READ_BYTES_MAX:
+            try:
+                part = os.read(file, RECORD_BYTES_MAX)
+            except BlockingIOError:
+                break
+            except BrokenPipeError:  # /dev/kmsg: records were overwritten before they were read
+                continue
+            if not part:
+                break
+            parts.append(part)
+            size += len(part)
+        return b"".join(parts)

@@ -1,0 +1,126 @@
+"""`forebay nodes`, `drain` and `undrain` against an API that answers as told: what is sent, shown, and advised."""
+
+from dataclasses import replace
+
+import msgspec
+import pytest
+from rich.console import Console
+from tests.cli.deploy.test_commands import Api, api, refused, run
+
+from forebay.cli.nodes import view, work
+from forebay.control.api.documents import NodeDocuments
+from forebay.control.health.telling import DeviceStanding, Standing
+from forebay.control.placing.rows import PlacedNode, PlacedReplica
+
+__all__ = ["api"]
+GPU = DeviceStanding(
+    device="GPU-a", index=0, name="NVIDIA H100", parent="", profile="", state="healthy", why="", since=0.0,
+    remedy="ignore", calm_at=0.0, weight=1.0, lost=False, memory_bytes=80 * 1024**3, memory_used_bytes=1024**3,
+    duty=0.42, temperature_c=61.0, power_w=310.0, clock_mhz=1980.0, clock_max_mhz=1980.0, throttles=(),
+    ecc_errors=0, remap_pending=False, remap_failed=False, replicas=("chat-0",),
+)  # fmt: skip
+SICK = replace(
+    GPU, device="GPU-b", state="quarantined", remedy="reset", why="XID 79: has fallen off the bus", lost=True
+)
+SLOW = replace(
+    GPU, device="GPU-c", state="degraded", weight=0.6, why="runs at 60% of its clock: heat", throttles=("heat",)
+)
+BROKEN = replace(SICK, device="GPU-d", remedy="replace", why="XID 64", lost=False)
+RESTING = replace(SICK, device="GPU-e", state="draining", why="XID 74", calm_at=1000.0, lost=False)
+TRIED = replace(RESTING, device="GPU-f", state="recovering", why="it was reset")
+UNKNOWN = replace(
+    GPU, device="MIG-1", parent="GPU-a", profile="1g.10gb", memory_bytes=None, duty=None, temperature_c=None,
+    power_w=None, clock_mhz=None, replicas=(),
+)  # fmt: skip
+NODE = Standing(
+    name="a", state="serving", why="", by="", since=0.0, trouble="", replicas=("chat-0", "chat-1"),
+    devices=(GPU, SICK, SLOW, BROKEN, RESTING, TRIED, UNKNOWN),
+)  # fmt: skip
+DRAINING = replace(NODE, state="draining", since=1000.0, by="ada", why="new fans", trouble="no driver", devices=())
+PLACED = PlacedNode(
+    name="a", fallback=True, barred="", labels=("fast",), cpus=(0, 1, 2, 3), memory_bytes=16 * 1024**3,
+    memory_taken_bytes=4 * 1024**3, devices=(),
+    replicas=(
+        PlacedReplica("chat-0", 1, (), (), 2 * 1024**3, 3 * 1024**3, leaves=False, why=""),
+        PlacedReplica("chat-1", 1, (), (), 2 * 1024**3, 0, leaves=False, why="b has 1 GiB free"),
+    ),
+)  # fmt: skip
+DRAINED = replace(DRAINING, state="drained", replicas=())
+
+
+@pytest.fixture(autouse=True)
+def swift(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(work, "REFRESH_S", 0.0)
+
+
+def shown(*nodes: Standing) -> str:
+    console = Console(width=200, force_terminal=False)
+    with console.capture() as capture:
+        console.print(view.blocks(NodeDocuments(nodes, (PLACED,), {"big-0": "a: GPU-a has 12 GiB free, 16 needed"})))
+    return capture.get()
+
+
+def test_every_device_is_shown_with_what_is_wrong_and_what_helps() -> None:
+    text = shown(NODE, DRAINING)
+    for words in (
+        "GPU-a    healthy      NVIDIA H100  1.0/80.0 GiB   42%  61 °C  310 W",
+        "GPU-b: XID 79: has fallen off the bus; serves again when it, or its machine, was reset",
+        "1980 MHz (heat)    0.60",
+        "GPU-d: XID 64; serves again after `forebay undrain a --device GPU-d`",
+        "GPU-e: XID 74; is tried again at 1970-01-01 00:16:40 UTC if there is no other error",
+        "GPU-f: it was reset; on probation until 1970-01-01 00:16:40 UTC",
+        "1.0/? GiB     ?      ?      ?",
+        "a  draining",
+        "by ada, 1970-01-01 00:16:40 UTC: new fans",
+        "its devices cannot be read: no driver",
+        "replicas: chat-0, chat-1",
+        "memory: 4.0 of 16.0 GiB taken, 3.0 used; 4 cores; only for models of low priority; fast",
+        "chat-1 should be elsewhere: b has 1 GiB free",
+        "big-0 waits: a: GPU-a has 12 GiB free, 16 needed",
+    ):
+        assert words in text, text
+    assert "replicas: none" in shown(DRAINED)
+
+
+def test_nodes_are_shown_or_printed_as_they_are(api: Api) -> None:
+    api.answers["GET /v1/nodes"] = [(200, NodeDocuments((NODE,)))]
+    assert "GPU-a" in run("nodes").stdout
+    assert msgspec.json.decode(run("nodes", "--json").stdout, type=NodeDocuments) == NodeDocuments((NODE,))
+
+
+def test_drain_sends_what_was_said_and_can_wait_until_nothing_is_left(api: Api) -> None:
+    api.answers["POST /v1/nodes/a/drain"] = [(200, DRAINING)]
+    fewer = replace(DRAINING, replicas=("chat-1",))
+    api.answers["GET /v1/nodes"] = [(200, NodeDocuments((each, NODE))) for each in (DRAINING, fewer, DRAINED)]
+    done = run("drain", "a", "--why", "new fans", "--force", "--wait")
+
+    assert done.exit_code == 0, done.output
+    assert api.asked[0][2] == {"why": "new fans", "force": True}
+    assert "a: chat-0, chat-1 still there" in done.stderr
+    assert "a: chat-1 still there" in done.stderr
+    assert "a  drained" in done.stdout
+    assert msgspec.json.decode(run("drain", "a", "--json").stdout, type=Standing) == DRAINING
+
+
+def test_waiting_is_left_with_ctrl_c_and_the_node_goes_on(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    api.answers["POST /v1/nodes/a/drain"] = [(200, DRAINING)]
+    monkeypatch.setattr("forebay.cli.nodes.work.time.sleep", interrupted)
+    done = run("drain", "a", "--wait")
+    assert done.exit_code == 130
+    assert "a goes on draining" in done.stderr
+
+
+def test_undrain_is_of_a_node_or_of_a_device(api: Api) -> None:
+    api.answers["POST /v1/nodes/a/undrain"] = [(200, NODE)]
+    assert run("undrain", "a").exit_code == 0
+    assert run("undrain", "a", "--device", "GPU-b", "--why", "reseated", "--json").exit_code == 0
+    assert [asked[2] for asked in api.asked] == [{"why": ""}, {"why": "reseated", "device": "GPU-b"}]
+
+
+def test_a_refusal_comes_with_its_arithmetic(api: Api) -> None:
+    message = "a is not drained: what runs there fits nowhere else\n  chat-0: needs 16 GiB, b has 12"
+    api.answers["POST /v1/nodes/a/drain"] = [(409, {"error": {"message": message, "code": "conflict"}})]
+    assert "chat-0: needs 16 GiB, b has 12" in str(refused("drain", "a"))

@@ -1,0 +1,200 @@
+"""What is each source's own: scripts with mistakes and times, logs that are replaced, rows of exporters, settings."""
+
+import json
+import os
+from pathlib import Path
+
+import httpx
+import pytest
+
+from forebay.core.health import DeviceEvent
+from forebay.core.health.settings import HealthSettings
+from forebay.providers.devices import dcgm, opening
+from forebay.providers.devices.dcgm import DcgmSource
+from forebay.providers.devices.kernel import KernelLog, parse
+from forebay.providers.devices.opening import open_sources
+from forebay.providers.devices.protocol import DevicesUnknown
+from forebay.providers.devices.scripted import ScriptedSource
+
+
+def script(path: Path, *lines: object) -> None:
+    with path.open("a") as file:
+        file.writelines(f"{line if isinstance(line, str) else json.dumps(line)}\n" for line in lines)
+
+
+def test_lines_of_a_script_happen_when_it_is_time(tmp_path: Path) -> None:
+    path, now = tmp_path / "s.jsonl", [100.0]
+    script(
+        path,
+        {"device": "g", "temperature_c": 50},
+        "",
+        {"device": "g", "xid": 48},
+        {"after_s": 20, "device": "g", "temperature_c": 90},
+        {"after_s": 10, "device": "g", "xid": 79, "text": "off"},
+        {"after_s": 10, "fails": "no driver"},
+        {"after_s": 15, "fails": ""},
+    )
+    source = ScriptedSource(path, lambda: now[0], lambda: 7.0)
+    assert [each.temperature_c for each in source.readings()] == [50]
+    assert source.events() == ()
+    now[0] = 110.0
+    with pytest.raises(DevicesUnknown, match="no driver"):
+        source.events()
+    now[0] = 115.0
+    assert source.events() == (DeviceEvent(7.0, "g", 79, "off"),)
+    now[0] = 121.0
+    assert [each.temperature_c for each in source.readings()] == [90]
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("{", "s.jsonl:2: "),
+        ("[]", "s.jsonl:2: "),
+        ({"device": "g", "heat": 3, "x": 1}, "s.jsonl:2: a reading has no heat, x"),
+        ({"temperature_c": 3}, "s.jsonl:2: names no device"),
+        ({"device": "g", "temperature_c": "hot"}, "s.jsonl:2: Expected `float | null`, got `str`"),
+        ({"fails": 3}, "s.jsonl:2: Expected `str | null`, got `int`"),
+        ({"after_s": "x", "device": "g"}, "s.jsonl:2: Expected `float | null`, got `str`"),
+    ],
+)
+def test_a_mistake_in_a_script_is_told_with_its_line_and_the_others_count(
+    tmp_path: Path, line: object, says: str
+) -> None:
+    path = tmp_path / "s.jsonl"
+    script(path, {"device": "g", "temperature_c": 50}, line, {"device": "h"})
+    source = ScriptedSource(path, lambda: 0.0, lambda: 0.0)
+    with pytest.raises(DevicesUnknown) as told:
+        source.readings()
+    assert says in str(told.value)
+    assert [each.device for each in source.readings()] == ["g", "h"]
+
+
+def test_half_a_line_waits_for_its_other_half_and_a_script_that_is_gone_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "s.jsonl"
+    path.write_text('{"device": "g"}\n{"device": ')
+    source = ScriptedSource(path, lambda: 0.0, lambda: 0.0)
+    assert [each.device for each in source.readings()] == ["g"]
+    with path.open("a") as file:
+        file.write('"h"}\n')
+    assert [(each.device, each.index) for each in source.readings()] == [("g", 0), ("h", 1)]
+    path.unlink()
+    with pytest.raises(DevicesUnknown, match="No such file"):
+        source.events()
+
+
+@pytest.mark.parametrize(
+    ("line", "event"),
+    [
+        (
+            "6,1,5,-;NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus.",
+            DeviceEvent(1.0, "PCI:0000:3b:00", 79, "pid=1, GPU has fallen off the bus."),
+        ),
+        ("kernel: [9.1] NVRM: Xid (PCI:0000:3b:00.0): 43", DeviceEvent(1.0, "PCI:0000:3b:00.0", 43, "")),
+        ("NVRM: GPU at PCI:0000:3b:00: GPU-a", None),
+        ("NVRM: Xid (PCI:0000:3b:00): many", None),
+    ],
+)
+def test_a_line_of_the_kernel_says_what_it_says(line: str, event: DeviceEvent | None) -> None:
+    assert parse(line, 1.0) == event
+
+
+def test_a_log_is_followed_from_its_end_over_its_being_cut_replaced_and_missing(tmp_path: Path) -> None:
+    path, line = tmp_path / "kern.log", "NVRM: Xid (PCI:0000:3b:00): {}, x\n"
+    path.write_text(line.format(1))
+    log = KernelLog(path, None, lambda: 0.0)
+
+    def seen() -> list[int]:
+        return [event.xid for event in log.events()]
+
+    assert (seen(), log.readings()) == ([], ())
+    with path.open("a") as file:
+        file.write(line.format(2) + "NVRM: Xid (PCI:00")
+    assert seen() == [2]
+    with path.open("a") as file:
+        file.write("00:3b:00): 3, x\n")
+    assert seen() == [3]
+    path.write_text(line.format(4))
+    assert seen() == [4]
+    (tmp_path / "new").write_text(line.format(5) + line.format(6))
+    os.replace(tmp_path / "new", path)
+    assert seen() == [5, 6]
+    path.unlink()
+    with pytest.raises(DevicesUnknown, match="No such file"):
+        log.events()
+    (tmp_path / "new").write_text(line.format(7))
+    os.replace(tmp_path / "new", path)
+    assert seen() in ([7], [])  # the kernel may give the new file the number of the old one
+    log.close()
+
+
+@pytest.mark.skipif(not os.access("/dev/kmsg", os.R_OK), reason="may not read the kernel's log")
+def test_the_kernels_own_log_is_read_without_waiting_and_from_its_end() -> None:
+    log = KernelLog(Path("/dev/kmsg"), None, lambda: 0.0)
+    assert log.events() == ()
+    assert log.events() == ()
+    log.close()
+
+
+ROWS = """# HELP DCGM_FI_DEV_SM_CLOCK SM clock frequency (in MHz).
+DCGM_FI_DEV_SM_CLOCK{gpu="0",UUID="GPU-a",modelName="NVIDIA H100",pci_bus_id="00000000:3B:00.0"} 1980
+DCGM_FI_DEV_FB_FREE{gpu="0",UUID="GPU-a"} 9223372036854775794
+DCGM_FI_DEV_FB_USED{gpu="0",UUID="GPU-a"} 17
+DCGM_FI_DEV_ROW_REMAP_FAILURE{gpu="0",UUID="GPU-a"} 0
+DCGM_FI_DEV_FB_USED{gpu="0",UUID="GPU-a",GPU_I_PROFILE="1g.10gb",GPU_I_ID="7"} 5
+DCGM_FI_DEV_FB_FREE{gpu="0",UUID="GPU-a",GPU_I_PROFILE="1g.10gb",GPU_I_ID="7"} 15
+DCGM_FI_DEV_GPU_TEMP{gpu="x"} 40
+up 1
+"""
+
+
+def test_an_exporters_blanks_are_unknown_and_slices_are_devices() -> None:
+    gpu, slice = DcgmSource("http://x", lambda: 0.0, lambda url: ROWS).readings()
+    assert (gpu.device, gpu.name, gpu.clock_mhz, gpu.memory_bytes, gpu.remap_failed) == (
+        "GPU-a", "NVIDIA H100", 1980.0, None, False,
+    )  # fmt: skip
+    assert gpu.memory_used_bytes == 17 * dcgm.MIB
+    assert (slice.device, slice.parent, slice.profile, slice.memory_bytes) == (
+        "GPU-a/7", "GPU-a", "1g.10gb", 20 * dcgm.MIB,
+    )  # fmt: skip
+
+
+def test_what_is_no_exporter_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    for answer in ({"http://x": "<html>"}, {"http://x": "up 1\n"}):
+        with pytest.raises(DevicesUnknown):
+            DcgmSource("http://x", lambda: 0.0, answer.__getitem__).readings()
+    with pytest.raises(DevicesUnknown, match="127"):
+        DcgmSource("http://127.0.0.1:1/metrics", lambda: 0.0).events()
+
+    class Answers(httpx.BaseTransport):
+        def handle_request(self, request: httpx.Request) -> httpx.Response:
+            return httpx.Response(200, text=ROWS)
+
+    def stream(method: str, url: str, **_: object) -> object:
+        return httpx.Client(transport=Answers()).stream(method, url)
+
+    monkeypatch.setattr(httpx, "stream", stream)
+    assert len(DcgmSource("http://x/metrics", lambda: 0.0).readings()) == 2
+    monkeypatch.setattr(dcgm, "BYTES_MAX", 10)
+    with pytest.raises(DevicesUnknown, match="larger than 10 bytes"):
+        DcgmSource("http://x/metrics", lambda: 0.0).readings()
+
+
+def test_settings_open_what_they_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opening, "DRIVER", (tmp_path / "none",))
+    file = tmp_path / "s.jsonl"
+    script(file, {"device": "g"})
+    for settings, nodes in (
+        (HealthSettings(source="off"), []),
+        (HealthSettings(source="nvml"), ["local"]),
+        (HealthSettings(), []),
+        (HealthSettings(source="scripted", file=str(file)), ["local"]),
+        (HealthSettings(source="dcgm", exporters={"b": "http://b/", "a": "http://a/"}), ["a", "b"]),
+        (HealthSettings(source="off", kernel_log="/dev/kmsg"), ["local"]),
+    ):
+        sources = open_sources(settings)
+        assert sorted(sources) == nodes
+        for source in sources.values():
+            source.close()
+    monkeypatch.setattr(opening, "DRIVER", (tmp_path,))
+    assert sorted(open_sources(HealthSettings())) == ["local"]

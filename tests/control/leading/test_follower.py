@@ -1,0 +1,130 @@
+"""What a control says that does not lead: who does, and that other things have to be asked there."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import msgspec
+from rich.console import Console
+from tests.control.api.stand import Idle, behind
+
+from forebay.cli.view.status import view
+from forebay.control.api.app import make_app
+from forebay.control.leading.candidate import Candidate
+from forebay.control.leading.term import LeaderStatus, Term
+from forebay.control.rolling.nouns import T
+from forebay.control.status import Status
+from forebay.core.tenancy.roles import ANYWHERE, LEAST, OPEN
+from forebay.providers.fencing import Fence
+from forebay.store.database import Store, open_store
+from forebay.store.leadership import Leadership
+
+
+async def at_once(work: Callable[[], T]) -> T:
+    return work()
+
+
+class Followed:
+    """Somebody else leads."""
+
+    told = LeaderStatus(4, "a", "http://a", here=False)
+
+    def why_not(self) -> str:
+        return "the control at http://a leads"
+
+    def guard(self, store: Store) -> Store:
+        return store
+
+
+def test_one_leads_and_the_other_one_names_it_until_its_turn_comes(tmp_path: Path) -> None:
+    store = open_store(f"sqlite:///{tmp_path}/a.db")
+    said: list[str] = []
+    a, b = (
+        Candidate(
+            Leadership(lambda: store, "c", name, f"http://{name}", 8.0),
+            tmp_path / "epochs",
+            f"http://{name}",
+            lambda _, why: said.append(why),
+        )
+        for name in "ab"
+    )
+
+    async def main() -> None:
+        assert b.told is None
+        assert "not known" in b.why_not()
+        first = await a.elected(at_once)
+        assert (first.epoch, first.why_not()) == (1, "")
+        now = asyncio.get_running_loop().time
+        assert await b.attempt(at_once, now) is None
+        assert await b.attempt(at_once, now) is None
+        assert b.told == LeaderStatus(1, "a", "http://a", here=False)
+        await first.renew(at_once)
+        assert first.told == LeaderStatus(1, "a", "http://a", here=True, waiting=1)
+        await a.resign(at_once)
+        second = await b.elected(at_once)
+        assert second.epoch == 2
+        await first.renew(at_once)
+        assert "epoch 2" in first.why_not()
+        assert first.told is None
+        await first.keep(at_once)  # ends at once
+
+    asyncio.run(main())
+    assert said == ["the control at http://a leads (a, epoch 1)"]
+    store.close()
+
+
+def test_a_term_whose_lease_cannot_be_renewed_pauses_and_goes_on(tmp_path: Path) -> None:
+    store = open_store(f"sqlite:///{tmp_path}/a.db")
+    time, down = [0.0], [False]
+
+    def opened() -> Store:
+        if down[0]:
+            raise OSError("gone")
+        return store
+
+    async def main() -> None:
+        leadership = Leadership(opened, "c", "a", "", 10.0)
+        fence = Fence(tmp_path / "epochs", leadership.apply().epoch)
+        fence.raise_up()
+        term = Term(leadership, fence, 0.0, "", now=lambda: time[0])
+        down[0], time[0] = True, 7.9
+        await term.renew(at_once)
+        assert term.why_not() == ""
+        time[0] = 8.0
+        assert "gone" in term.why_not()
+        down[0] = False
+        await term.renew(at_once)
+        assert term.why_not() == ""
+        assert term.guard(store) is not store
+
+    asyncio.run(main())
+    store.close()
+
+
+def test_all_but_what_is_in_the_store_is_refused_with_the_url_of_the_leader(tmp_path: Path) -> None:
+    rig = Idle(tmp_path)
+    rig.control.leading = Followed()
+
+    async def main() -> None:
+        transport = httpx.ASGITransport(make_app(behind(rig, tmp_path)))
+        async with httpx.AsyncClient(transport=transport, base_url="http://admin") as client:
+            status = msgspec.convert((await client.get("/v1/status")).json(), Status)
+            assert (status.phase, status.ready, status.leader) == ("follow", False, Followed.told)
+            assert (await client.get("/livez")).status_code == 200
+            assert (await client.get("/v1/registry")).status_code == 200
+            for method, path in (("POST", "/v1/reload"), ("GET", "/readyz"), ("GET", "/v1/rollouts")):
+                refused = await client.request(method, path)
+                assert (refused.status_code, refused.json()["error"]["code"]) == (503, "not_leader")
+                assert "http://a" in refused.json()["error"]["message"]
+            console = Console(width=200)
+            with console.capture() as shown:
+                console.print(view(status))
+            assert "the control at http://a leads, epoch 4" in shown.get()
+
+    asyncio.run(main())
+    rig.journal.close()
+
+
+def test_what_is_answered_anywhere_is_in_the_api() -> None:
+    assert {*LEAST, *OPEN} >= ANYWHERE

@@ -1,0 +1,113 @@
+"""The store under the scaler: somebody else writes too, things go wrong, and nothing is written twice."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from tests.control.deploying.rig import inline
+from tests.control.deploying.world import wait
+
+from forebay.control.scaling.book import Book
+from forebay.control.scaling.kept import Scaled, Setting
+from forebay.sim.loop import run
+from forebay.store import events
+from forebay.store.database import Store, StoreDown, open_store
+from forebay.store.scales import Changed, Kept, Scales
+
+CHANGE = Changed("scale.set", 1.0, "ann", "")
+
+
+def played(folder: Path, test: Callable[[Store, list[str]], Awaitable[None]]) -> None:
+    """A test with a store and what was noted, on virtual time."""
+    store, noted = open_store(f"sqlite:///{folder / 'store.db'}"), list[str]()
+
+    async def story() -> None:
+        await test(store, noted)
+
+    try:
+        run(story(), seconds_max=1000.0)
+    finally:
+        store.close()
+
+
+def scaled(replicas: int) -> Scaled:
+    it = Scaled("chat")
+    it.setting = Setting(replicas=replicas)
+    it.changed.append(CHANGE)
+    return it
+
+
+def count(store: Store) -> int:
+    with store.read() as connection:
+        return sum(1 for _ in events.since(connection))
+
+
+def test_who_finds_that_somebody_else_has_written_writes_on_top_of_it(tmp_path: Path) -> None:
+    async def test(store: Store, noted: list[str]) -> None:
+        books = [Book(Scales(lambda: store, "test"), inline, lambda kind, why: None) for _ in range(2)]
+        first, second = scaled(1), scaled(2)
+        await books[0].keep(first)
+        await books[1].keep(second)
+        assert (second.version, len(second.changed)) == (1, 1)
+        await books[1].keep(second)
+        assert (second.version, len(second.changed), count(store)) == (2, 0, 2)
+        assert (await books[0].known())["chat"] == Kept(second.text(), 2)
+        for book in books:
+            book.close()
+
+    played(tmp_path, test)
+
+
+class Odd(Scales):
+    """Fails as told, then works."""
+
+    def __init__(self, store: Store, *errors: Exception) -> None:
+        super().__init__(lambda: store, "test")
+        self.errors = list(errors)
+
+    def keep(self, model: str, text: str, version: int, at: float, changed: tuple[Changed, ...] = ()) -> int:
+        if self.errors:
+            raise self.errors.pop(0)
+        return super().keep(model, text, version, at, changed)
+
+
+@pytest.mark.parametrize(
+    ("error", "noted_then"),
+    [(StoreDown("gone"), "gone; scaling goes on in memory"), (ValueError("odd"), "scaling: ValueError: odd")],
+)
+def test_what_cannot_be_written_now_is_written_later(tmp_path: Path, error: Exception, noted_then: str) -> None:
+    async def test(store: Store, noted: list[str]) -> None:
+        book = Book(Odd(store, error), inline, lambda kind, why: noted.append(why))
+        it = scaled(1)
+        task = asyncio.get_running_loop().create_task(book.follow(lambda: (it,), lambda stored: None))
+        book.hurry()
+        await wait(10.0)
+        assert (noted, it.version, len(it.changed), count(store), book.trouble) == ([noted_then], 1, 0, 1, "")
+        await wait(100.0)
+        assert it.version > 1
+        assert count(store) == 1
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+    played(tmp_path, test)
+
+
+def test_a_file_that_cannot_be_written_or_read_costs_nothing_else(tmp_path: Path) -> None:
+    async def test(store: Store, noted: list[str]) -> None:
+        file = tmp_path / "no" / "scaled.json"
+        book = Book(Scales(lambda: store, "test"), inline, lambda kind, why: None, file)
+        assert book.recalled() is None
+        await book.keep(scaled(1))
+        assert book.recalled() is None
+        file.parent.mkdir()
+        file.write_text("no json")
+        assert book.recalled() is None
+        it = scaled(2)
+        it.version = 1
+        await book.keep(it)
+        assert book.recalled() == {"chat": Kept(it.text())}
+
+    played(tmp_path, test)

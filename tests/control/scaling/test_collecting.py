@@ -1,0 +1,109 @@
+"""What came to models, out of what gateways have counted: nothing twice, nothing lost, nothing made up."""
+
+import asyncio
+from collections.abc import Iterable
+
+from forebay.control.scaling.collecting import Collected, Collector
+from forebay.core.pressure import Pressed, Pressure
+from forebay.core.reconcile import SeenUnit
+from forebay.sim.loop import run
+
+
+class Told:
+    """Gateways that say what is in `now`."""
+
+    def __init__(self) -> None:
+        self.now: dict[str, Pressure] = {}
+
+    def tell(self, slot: str, arrivals: int, *, instance: str = "a", age_s: float = 1e6, model: str = "chat") -> None:
+        self.now[slot] = Pressure(instance, age_s, {model: Pressed(arrivals=arrivals, waiting=arrivals)})
+
+    async def pressures(self, units: Iterable[SeenUnit]) -> dict[str, Pressure]:
+        return dict(self.now)
+
+
+async def polled(collector: Collector, told: Told, *gateways: str) -> Collected | None:
+    await asyncio.sleep(1.0)
+    return await collector.collect(told, (), gateways or ("g0",))
+
+
+def came(found: Collected | None) -> dict[str, int] | None:
+    return None if found is None else {name: each.arrivals for name, each in found.models.items()}
+
+
+def test_the_first_look_says_nothing_and_the_second_one_what_came_in_between() -> None:
+    async def story() -> None:
+        collector, told = Collector(), Told()
+        told.tell("g0", 100)
+        assert await polled(collector, told) is None
+        told.tell("g0", 107)
+        found = await polled(collector, told)
+        assert came(found) == {"chat": 7}
+        assert found is not None
+        assert found.since_s == 1.0
+        assert found.models["chat"].waiting == 107
+
+    run(story(), seconds_max=100.0)
+
+
+def test_a_lost_answer_makes_everything_unknown_and_loses_nothing() -> None:
+    async def story() -> None:
+        collector, told = Collector(), Told()
+        told.tell("g0", 1)
+        told.tell("g1", 1)
+        assert await polled(collector, told, "g0", "g1") is None
+        silent = told.now.pop("g1")
+        told.tell("g0", 5)
+        assert await polled(collector, told, "g0", "g1") is None
+        told.now["g1"] = silent
+        told.tell("g0", 9)
+        found = await polled(collector, told, "g0", "g1")
+        assert (came(found), found and found.since_s) == ({"chat": 8}, 2.0)
+
+    run(story(), seconds_max=100.0)
+
+
+def test_a_gateway_that_has_just_started_counts_from_nothing_and_an_old_stranger_from_now() -> None:
+    async def story() -> None:
+        collector, told = Collector(), Told()
+        told.tell("g0", 50)
+        await polled(collector, told)
+        told.tell("g0", 3, instance="b", age_s=0.5)
+        assert came(await polled(collector, told)) == {"chat": 3}
+        told.tell("g0", 900, instance="c", age_s=3600.0)
+        assert came(await polled(collector, told)) == {"chat": 0}
+
+    run(story(), seconds_max=100.0)
+
+
+def test_a_gateway_that_is_gone_and_not_wanted_counts_no_more() -> None:
+    async def story() -> None:
+        collector, told = Collector(), Told()
+        told.tell("g0", 5)
+        told.tell("g1", 5)
+        await polled(collector, told, "g0", "g1")
+        del told.now["g1"]
+        told.tell("g0", 6)
+        assert came(await polled(collector, told, "g0")) == {"chat": 1}
+
+    run(story(), seconds_max=100.0)
+
+
+def test_a_model_that_not_every_gateway_knows_is_unknown() -> None:
+    async def story() -> None:
+        collector, told = Collector(), Told()
+        told.tell("g0", 5)
+        told.tell("g1", 5, model="other")
+        await polled(collector, told, "g0", "g1")
+        assert came(await polled(collector, told, "g0", "g1")) == {}
+        assert came(await polled(collector, told, "g1")) == {"other": 0}
+
+    run(story(), seconds_max=100.0)
+
+
+def test_without_a_gateway_nothing_is_known() -> None:
+    async def story() -> None:
+        collector = Collector()
+        assert await collector.collect(Told(), (), ()) is None
+
+    run(story(), seconds_max=100.0)

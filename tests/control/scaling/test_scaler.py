@@ -1,0 +1,149 @@
+"""Scaling as people see it: replicas follow the load, whatever else happens."""
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.control.deploying.world import World, wait
+from tests.control.scaling.rig import HPA, Scaling, controlled, plan_of, play, started
+
+Story = Callable[[Scaling], Awaitable[None]]
+
+
+def told(folder: Path, story: Story, scale: dict[str, object] | None = None, **model: Any) -> None:
+    """A story on a cluster that is up."""
+
+    async def test(world: World) -> None:
+        async with controlled(world, plan_of(world, {**HPA, **(scale or {})}, **model)) as scaling:
+            await story(scaling)
+
+    play(folder, test)
+
+
+@pytest.mark.slow
+def test_replicas_follow_the_load_and_everybody_is_told_why(tmp_path: Path) -> None:
+    async def story(it: Scaling) -> None:
+        await it.has(1)
+        it.crowd.load = 8.0
+        await it.has(4)
+        assert it.slots == ["chat-0", "chat-1", "chat-2", "chat-3"]
+        [standing] = it.scaler.standing()
+        assert (standing.wanted, standing.min, standing.max) == (4, 1, 6)
+        assert standing.cold_start_s is not None
+        it.crowd.load = 100.0
+        await it.has(6)
+        it.crowd.load = 2.0
+        await it.has(1)
+        assert it.kinds[0] == "scale.changed"
+        wanted = [told.wanted for told in it.scaler.standing()[0].told if told.wanted != told.before]
+        assert wanted[-1] == 1
+        assert max(wanted) == 6
+
+    told(tmp_path, story)
+
+
+def test_a_model_without_requests_goes_to_zero_and_the_first_request_wakes_it(tmp_path: Path) -> None:
+    async def story(it: Scaling) -> None:
+        await it.has(1)
+        await it.has(0)
+        assert it.rig.world.routes.on_demand
+        assert it.rig.control.plan.models[0].slots == ()
+        it.crowd.load = 1.0
+        await it.has(1, within_s=5.0)
+        assert it.rig.world.routes.start_s >= 1.0
+
+    told(tmp_path, story, {"min": 0})
+
+
+def test_a_model_may_begin_with_no_replica(tmp_path: Path) -> None:
+    async def story(it: Scaling) -> None:
+        await it.has(0)
+        await wait(10.0)
+        assert it.slots == []
+
+    told(tmp_path, story, {"min": 0}, replicas=0)
+
+
+@pytest.mark.slow
+def test_a_silent_gateway_takes_nothing_away(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        async with controlled(world, plan_of(world, gateways=2)) as it:
+            for crowd in it.crowds.values():
+                crowd.load = 4.0
+            await it.has(4)
+            it.crowds["gateway-0"].silent = True
+            it.crowds["gateway-1"].load = 0.0
+            it.crowds["gateway-0"].load = 8.0
+            await wait(120.0)
+            assert len(it.slots) == 4
+            assert it.scaler.standing()[0].told[-1].reason == "unknown"
+            it.crowds["gateway-0"].silent = False
+            await wait(60.0)
+            assert len(it.slots) == 4
+
+    play(tmp_path, test)
+
+
+@pytest.mark.slow
+def test_a_gateway_that_starts_anew_counts_from_nothing(tmp_path: Path) -> None:
+    async def story(it: Scaling) -> None:
+        it.crowd.load = 4.0
+        await it.has(2)
+        await wait(30.0)
+        it.crowd.restart()
+        await wait(60.0)
+        assert len(it.slots) == 2
+
+    told(tmp_path, story)
+
+
+def test_control_that_is_killed_goes_on_where_it_was(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        it = await started(world, plan_of(world))
+        it.crowd.load = 10.0
+        await it.has(5)
+        await it.rig.kill()
+        await wait(30.0)
+        again = await started(world, plan_of(world), it.crowds)
+        await wait(60.0)
+        assert len(again.slots) == 5
+        assert again.scaler.standing()[0].told[-1].wanted == 5
+        assert max(told.wanted for told in again.scaler.standing()[0].told) == 5
+        assert world.provider.placed["chat-4"] == 1
+        await again.rig.kill()
+
+    play(tmp_path, test)
+
+
+@pytest.mark.slow
+def test_while_the_store_is_down_scaling_goes_on_and_is_written_down_later(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        store = world.store
+        async with controlled(world, plan_of(world)) as it:
+            await it.has(1)
+            store.down = "gone"  # type: ignore[attr-defined]
+            it.crowd.load = 8.0
+            await it.has(4)
+            assert it.scaler.trouble == "gone"
+            store.down = ""  # type: ignore[attr-defined]
+            await it.rig.until(lambda: not it.scaler.trouble)
+
+    play(tmp_path, test)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("other", [{"scale": None, "replicas": 2}, {"replicas": 2}])
+def test_another_model_is_not_touched(tmp_path: Path, other: dict[str, object]) -> None:
+    """Be it that it is not scaled, or that no gateway says anything of it."""
+
+    async def test(world: World) -> None:
+        async with controlled(world, plan_of(world, others=[other])) as it:
+            it.crowd.load = 8.0
+            await it.rig.until(lambda: "chat-3" in it.slots, 120.0)
+            it.crowd.load = 0.0
+            await it.rig.until(lambda: "chat-1" not in it.slots, 1500.0)
+            assert it.slots == ["chat-0", "other-0", "other-1"]
+            assert world.provider.placed["other-0"] == world.provider.placed["other-1"] == 1
+
+    play(tmp_path, test)

@@ -1,0 +1,214 @@
+"""What people say about the scaling of a model, and what becomes of it in the store and in the cluster file."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tests.control.deploying.rig import SWIFT
+from tests.control.deploying.world import World, wait
+from tests.control.scaling.rig import HPA, Scaling, controlled, plan_of, play, started
+
+from forebay.control.scaling.kept import Document, Scaled
+from forebay.control.scaling.nouns import ScaleRefused, Wish
+from forebay.core.deploy.rollout import Phase
+from forebay.store import events
+from forebay.store.scales import Scales
+
+Story = Callable[[Scaling], Awaitable[None]]
+
+
+def told(folder: Path, story: Story, scale: dict[str, object] | None = None, **model: Any) -> None:
+    async def test(world: World) -> None:
+        async with controlled(world, plan_of(world, scale, **model)) as scaling:
+            await scaling.has(1)
+            await story(scaling)
+
+    play(folder, test)
+
+
+def history(world: World) -> list[tuple[str, str, str]]:
+    """What the store says has happened to the scaling of `chat`."""
+    with world.store.read() as connection:
+        found = list(events.since(connection, subject="model/chat"))
+    return [(event.kind, event.actor, event.why) for event in found if event.kind.startswith("scale.")]
+
+
+def test_what_people_set_goes_before_the_load_and_outlives_control(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        it = await started(world, plan_of(world))
+        await it.has(1)
+        standing = await it.scaler.set(Wish("chat", replicas=3, why="a test"), "ann")
+        assert standing.setting.replicas == 3
+        await it.has(3)
+        await it.rig.kill()
+        it = await started(world, plan_of(world), it.crowds)
+        await wait(30.0)
+        assert len(it.slots) == 3
+        [standing] = it.scaler.standing("chat")
+        assert (standing.setting.by, standing.told[-1].reason) == ("ann", "set")
+        await it.scaler.set(Wish("chat"), "bob")
+        await it.has(1)
+        assert [(kind, actor) for kind, actor, _ in history(world)] == [
+            ("scale.set", "ann"),
+            ("scale.changed", "control"),
+            ("scale.auto", "bob"),
+            ("scale.changed", "control"),
+        ]
+        await it.rig.kill()
+
+    play(tmp_path, test)
+
+
+@pytest.mark.slow
+def test_bounds_that_people_set_hold_in_the_place_of_the_files(tmp_path: Path) -> None:
+    async def story(it: Scaling) -> None:
+        await it.scaler.set(Wish("chat", min=2, max=8), "ann")
+        await it.has(2)
+        assert it.scaler.bounds("chat") == (2, 8)
+        await it.scaler.set(Wish("chat"), "ann")
+        assert it.scaler.bounds("chat") == (1, 6)
+
+    told(tmp_path, story, dict(HPA))
+
+
+@pytest.mark.parametrize(
+    ("wish", "text"),
+    [
+        (Wish("other", 1), "there is no model other; there is: chat"),
+        (Wish("chat", 7), "7 replicas are outside of 1 to 6"),
+        (Wish("chat", 0), "0 replicas are outside of 1 to 6"),
+        (Wish("chat", min=7), "min would be 7, and max 6"),
+        (Wish("chat", max=0), "min would be 1, and max 0"),
+    ],
+)
+def test_what_cannot_be_is_refused(tmp_path: Path, wish: Wish, text: str) -> None:
+    async def story(it: Scaling) -> None:
+        with pytest.raises(ScaleRefused, match=text):
+            await it.scaler.set(wish, "ann")
+
+    told(tmp_path, story, dict(HPA))
+
+
+def test_a_model_without_scaling_can_be_given_another_number_but_not_bounds(tmp_path: Path) -> None:
+    async def story(it: Scaling) -> None:
+        with pytest.raises(ScaleRefused, match="has no `scale`"):
+            await it.scaler.set(Wish("chat", max=4), "ann")
+        with pytest.raises(ScaleRefused, match="at least 1"):
+            await it.scaler.set(Wish("chat", 0), "ann")
+        await it.scaler.set(Wish("chat", 2), "ann")
+        await it.has(2)
+        await it.scaler.set(Wish("chat"), "ann")
+        await it.has(1)
+        [standing] = it.scaler.standing()
+        assert (standing.scale, standing.min, standing.wanted) == (None, None, 1)
+
+    told(tmp_path, story)
+
+
+def test_in_shadow_mode_it_is_told_what_would_be_done_and_nothing_is_done(tmp_path: Path) -> None:
+    async def story(it: Scaling) -> None:
+        it.crowd.load = 8.0
+        await it.rig.until(lambda: it.scaler.standing()[0].wanted == 4, 120.0)
+        await wait(20.0)
+        assert it.slots == ["chat-0"]
+        assert it.kinds == ["scale.would_change"]
+        assert not it.scaler.standing()[0].told[-1].done
+        assert not it.rig.world.routes.on_demand
+
+    told(tmp_path, story, {**HPA, "shadow": True, "min": 0})
+
+
+@pytest.mark.slow
+def test_a_changed_file_changes_the_bounds_and_what_runs_stays(tmp_path: Path) -> None:
+    async def story(it: Scaling) -> None:
+        world = it.rig.world
+        it.crowd.load = 8.0
+        await it.has(4)
+        it.rig.control.take_over(plan_of(world, {**HPA, "max": 2}), None)
+        await it.has(2)
+        it.rig.control.take_over(plan_of(world, None, replicas=3), None)
+        await it.has(3)
+        assert it.scaler.bounds("chat") is None
+        assert world.provider.placed["chat-0"] == 1
+
+    told(tmp_path, story, dict(HPA))
+
+
+@pytest.mark.slow
+def test_while_a_rollout_is_under_way_replicas_are_added_and_none_is_taken_away(tmp_path: Path) -> None:
+    async def story(it: Scaling) -> None:
+        world, rig = it.rig.world, it.rig
+        it.crowd.load = 4.0
+        await it.has(2)
+        await rig.deploy(course=replace(SWIFT, settle_s=400.0))
+        it.crowd.load = 8.0
+        await rig.until(lambda: len(rig.control.plan.models[0].slots) == 4, 120.0)
+        it.crowd.load = 0.0
+        await rig.reaches(Phase.SETTLING, 300.0)
+        await wait(350.0)
+        assert len(rig.control.plan.models[0].slots) == 4
+        assert it.scaler.standing()[0].told[-1].reason == "wait"
+        await rig.reaches(Phase.PROMOTED)
+        await it.has(1)
+        assert world.provider.placed["chat-0"] == 1
+
+    told(tmp_path, story, dict(HPA))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recalled", [True, False])
+def test_a_store_that_is_down_at_the_start_takes_nothing_away(tmp_path: Path, recalled: bool) -> None:
+    async def test(world: World) -> None:
+        async with controlled(world, plan_of(world)) as it:
+            await it.has(1)
+            await it.scaler.set(Wish("chat", 4), "ann")
+            await it.has(4)
+        if not recalled:
+            (tmp_path / "scaling.json").unlink()
+        async with controlled(world, plan_of(world), it.crowds, store_down="gone") as it:
+            await wait(400.0)
+            assert len(it.slots) == 4
+            assert it.scaler.trouble == "gone"
+            assert (it.scaler.standing()[0].setting.replicas == 4) is recalled
+            world.store.down = ""  # type: ignore[attr-defined]
+            await it.rig.until(lambda: it.scaler.standing()[0].setting.replicas == 4, 30.0)
+            assert world.provider.placed["chat-3"] == 1
+
+    play(tmp_path, test)
+
+
+@pytest.mark.slow
+def test_an_answer_that_is_lost_is_no_second_event(tmp_path: Path) -> None:
+    async def story(it: Scaling) -> None:
+        world = it.rig.world
+        world.store.loses_answer = True  # type: ignore[attr-defined]
+        await it.scaler.set(Wish("chat", 2), "ann")
+        await it.has(2)
+        await wait(30.0)
+        assert [actor for _, actor, _ in history(world)] == ["ann", "control"]
+
+    told(tmp_path, story, dict(HPA))
+
+
+def test_what_another_version_has_stored_is_forgotten_but_for_what_people_have_set() -> None:
+    it = Scaled("chat")
+    it.take('{"setting": {"replicas": 3}, "memory": {"changes": 7}, "wanted": 3}')
+    assert (it.setting.replicas, it.wanted, it.memory) == (3, 3, Scaled("x").memory)
+    it.take("no json")
+    assert it.setting.replicas == 3
+    again = Scaled("chat")
+    again.take(it.text())
+    assert again.text() == it.text()
+    assert msgspec.json.decode(it.text(), type=Document).wanted == 3
+
+
+def test_a_store_that_nobody_has_made_holds_nothing_and_is_not_made(tmp_path: Path) -> None:
+    def never() -> None:
+        raise AssertionError
+
+    scales = Scales(never, "test", lambda: False)  # type: ignore[arg-type]
+    assert scales.known() == {}
+    scales.close()

@@ -1,0 +1,191 @@
+"""What control writes down of its models' lives, over units in memory on virtual time."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+from tests.control.deploying.rig import Rig, controlled, play
+from tests.control.deploying.world import START_S, World, wait
+
+from forebay.control.journal import Journal
+from forebay.control.rolling.watching import Looked
+from forebay.control.standby import chronicle as module
+from forebay.control.standby.chronicle import DAY_S, Chronicle, Day, past
+from forebay.core.availability.history import Stretch, What
+from forebay.core.availability.measured import Lived
+from forebay.core.model import Snapshot
+from forebay.core.reconcile import State
+from forebay.obs.clock import wall_s
+
+DIED = "was killed by signal 9 (SIGKILL)"
+
+
+def lived(folder: Path, story: Callable[[Rig, Chronicle], Awaitable[None]], standby: int = 0) -> None:
+    async def test(world: World) -> None:
+        world.replicas = 1
+        async with controlled(world, world.plan(standby=standby)) as rig:
+            kept = with_chronicle(rig)
+            await rig.ready()
+            await wait(30.0)
+            await story(rig, kept)
+
+    play(folder, test)
+
+
+def with_chronicle(rig: Rig) -> Chronicle:
+    assert rig.control.standby
+    kept = Chronicle(rig.world.places.availability, rig.journal, wall_s())
+    rig.control.standby.chronicle = kept
+    return kept
+
+
+def runs(world: World, generation: int) -> bool:
+    return "chat-0" in world.alive() and world.generation("chat-0") == generation
+
+
+def told(world: World, back_s: float = DAY_S) -> Day:
+    return past(world.places.availability, wall_s() - back_s, wall_s())
+
+
+def whole(world: World) -> Stretch:
+    return sum(told(world).models["chat"].values(), Stretch())
+
+
+def test_time_counts_as_it_was_seen_and_a_failure_has_a_beginning_and_an_end(tmp_path: Path) -> None:
+    async def story(rig: Rig, kept: Chronicle) -> None:
+        world = rig.world
+        world.provider.end("chat-0", 1, DIED)
+        await wait(60.0)
+        kept.save()
+        seen = whole(world)
+
+        assert 80.0 < seen.known_s <= 95.0
+        assert START_S <= seen.down_s - START_S <= 2 * START_S  # the first start too
+        assert seen.up_s == seen.full_s
+        assert (seen.lived.failures, seen.lived.repairs, seen.lived.starts) == (1, 1, 2)
+        assert START_S <= seen.lived.repair_s <= 2 * START_S
+        assert seen.lived == kept.lived("chat")
+        starting, failure, outage = told(world).incidents
+        assert (starting.what, starting.lasted_s is not None) == (What.OUTAGE, True)
+        assert (failure.what, failure.unit, failure.model) == (What.FAILURE, "chat-0", "chat")
+        assert DIED in failure.why
+        assert (outage.what, outage.lasted_s) == (What.OUTAGE, failure.lasted_s)
+
+    lived(tmp_path, story)
+
+
+def test_with_somebody_in_reserve_a_failure_is_no_outage(tmp_path: Path) -> None:
+    async def story(rig: Rig, kept: Chronicle) -> None:
+        world = rig.world
+        before = kept.lived("chat")
+        world.provider.end("chat-0", 1, DIED)
+        await wait(20.0)
+
+        assert [each.what for each in told(world).incidents] == [What.OUTAGE, What.FAILURE]
+        after = kept.lived("chat")
+        assert (after.promotions - before.promotions, after.failures) == (1, 1)
+        assert after.promotion_s < 1.0
+
+    lived(tmp_path, story, standby=1)
+
+
+def test_a_series_of_crashes_is_one_failure(tmp_path: Path) -> None:
+    async def story(rig: Rig, kept: Chronicle) -> None:
+        world = rig.world
+        for generation in (1, 2, 3):
+            await rig.until(partial(runs, world, generation))
+            world.provider.end("chat-0", generation, DIED)
+        await wait(30.0)
+
+        found = kept.lived("chat")
+        assert (found.failures, found.repairs) == (1, 1)
+        assert found.repair_s > START_S + 2.0
+
+    lived(tmp_path, story)
+
+
+def test_what_happened_while_nobody_looked_is_unknown_and_another_control_goes_on(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        world.replicas = 1
+        async with controlled(world) as rig:
+            with_chronicle(rig)
+            await rig.ready()
+            await wait(30.0)
+        before = whole(world)
+        await wait(3600.0)
+        async with controlled(world) as rig:
+            kept = with_chronicle(rig)
+            assert kept.lived("chat") == before.lived
+            await wait(30.0)
+            rig.journal.note("rollout.rolled_back", "it was worse")
+            rig.journal.note("something", "else")
+            await wait(30.0)
+            kept.save()
+
+        assert before.known_s + 50.0 <= whole(world).known_s <= before.known_s + 61.0
+        assert [each.what for each in told(world).incidents][1:] == [What.ROLLED_BACK]
+
+    play(tmp_path, test)
+
+
+def test_days_have_files_of_their_own_and_old_ones_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "DAYS_MAX", 2)
+    monkeypatch.setattr(module, "INCIDENTS_MAX", 1)
+
+    async def test(world: World) -> None:
+        folder, start = world.places.availability, 1000.0 * DAY_S - 25.0
+        journal = Journal(world.places.log, lambda event: None)
+        kept, nothing = Chronicle(folder, journal, start), Looked(State(), State(), (), {})
+        plan = world.plan()
+        kept.save()
+        for name in ("notes", "1971-01-01"):
+            (folder / f"{name}.json").write_text("{")
+        for second in (0, 10, 20, 30, 40, 60, 2 * DAY_S, 2 * DAY_S + 15):
+            journal.note("rollout.rolled_back", "again")
+            kept.look(plan, nothing, Snapshot(1), float(second), start + second)
+        kept.save()
+        journal.close()
+
+        assert sorted(path.stem for path in folder.iterdir()) == ["1972-09-26", "1972-09-27", "1972-09-28", "notes"]
+        found = past(folder, start - 1.0, start + 2 * DAY_S + 100.0)
+        assert (len(found.incidents), found.incidents_more) == (1, 6)
+        assert sum(found.models["chat"].values(), Stretch()) == Stretch(known_s=55.0)
+        assert past(folder, 0.0, 100.0) == Day()
+
+    play(tmp_path, test)
+
+
+def test_that_another_control_leads_is_an_incident(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        nothing, now = Looked(State(), State(), (), {}), wall_s()
+        journal = Journal(world.places.log, lambda event: None)
+        for at, epoch in enumerate((3, 3, 4)):
+            Chronicle(tmp_path, journal, now).look(
+                replace(world.plan(), models=()), nothing, Snapshot(1, epoch=epoch), at, now
+            )
+        journal.close()
+
+        assert [(each.what, each.why) for each in past(tmp_path, now - 1, now).incidents] == [
+            (What.LEADER, "another control leads, epoch 4 after 3")
+        ]
+
+    play(tmp_path, test)
+
+
+def test_a_slot_that_is_no_longer_wanted_is_not_waited_for(tmp_path: Path) -> None:
+    async def story(rig: Rig, kept: Chronicle) -> None:
+        world = rig.world
+        world.never_ready = {world.routes.revision}
+        world.provider.end("chat-0", 1, DIED)
+        await wait(5.0)
+        rig.control.take_over(replace(rig.control.plan, models=()), None)
+        world.never_ready = set()
+        await wait(60.0)
+
+        assert kept.lived("chat").repairs == 0
+        assert kept.lived("nobody") == Lived()
+        assert not kept._down
+
+    lived(tmp_path, story)

@@ -1,0 +1,76 @@
+"""Sums of what was seen, what was not, and what is left of a promise."""
+
+from itertools import pairwise
+from math import isclose
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forebay.core.availability.budget import Requests, budget, kept
+from forebay.core.availability.history import GAP_S_MIN, HOUR_S, Gap, Sight, Stretch, gaps, stretch
+from forebay.core.availability.measured import Lived
+
+DAY_S = 86_400.0
+
+
+@pytest.mark.parametrize(
+    ("sight", "up", "full"),
+    [
+        (Sight(2, 2, 3, True), True, True),
+        (Sight(2, 1, 1, True), True, False),
+        (Sight(2, 0, 0, True), False, False),
+        (Sight(0, 0, 0, True), True, True),
+        (Sight(2, 2, 2, False), False, False),
+        (Sight(0, 0, 1, False), False, False),
+    ],
+)
+def test_a_model_is_up_while_a_gateway_has_a_replica_or_is_to_have_none(sight: Sight, up: bool, full: bool) -> None:
+    seen = stretch(sight, 10.0)
+    assert seen == Stretch(10.0, 10.0 * up, 10.0 * full, Lived(10.0 * sight.ready))
+    assert (seen + seen).down_s == 20.0 * (not up)
+
+
+@given(st.dictionaries(st.integers(0, 9), st.floats(0, HOUR_S)), st.floats(0, 9 * HOUR_S), st.floats(0, 9 * HOUR_S))
+def test_what_is_unknown_is_told_in_gaps_that_do_not_touch(known: dict[int, float], one: float, other: float) -> None:
+    since, until = sorted((one, other))
+    found = list(gaps(known, since, until))
+    for gap in found:
+        assert since <= gap.since <= gap.until <= until
+        assert gap.unknown_s >= GAP_S_MIN
+    assert all(a.until < b.since for a, b in pairwise(found))
+
+
+def test_hours_nobody_has_seen_are_one_gap() -> None:
+    hour = float(HOUR_S)
+    assert list(gaps({}, 0.0, 5 * hour)) == [Gap(0.0, 5 * hour, 5 * hour)]
+    assert list(gaps({0: hour, 1: hour - 40, 2: hour, 3: hour - 5}, 0.0, 4 * hour)) == [Gap(hour, 2 * hour, 40.0)]
+    assert list(gaps({0: hour}, 0.0, hour)) == []
+
+
+def test_thirty_days_at_three_nines_allow_43_minutes_and_a_request_in_a_thousand() -> None:
+    requests = Requests(0.0, 1.0, ok=9_995, failed=5, refused=70, cancelled=30)
+    left = budget(0.999, 30 * DAY_S, Stretch(known_s=10 * DAY_S, up_s=10 * DAY_S - 600), requests)
+
+    assert isclose(left.allowed_s / 60, 43.2)
+    assert isclose(left.left_s / 60, 33.2)
+    assert left.unknown_s == 20 * DAY_S
+    assert isclose(left.allowed_requests, 10.0)
+    assert isclose(left.left_requests, 5.0)
+    assert left.burn is not None
+    assert isclose(left.burn, 0.5)
+
+
+def test_without_requests_nothing_is_said_of_them() -> None:
+    nothing = budget(0.99, 60.0, Stretch(70.0, 70.0), Requests(0.0, 1.0, refused=3))
+    assert (nothing.burn, nothing.allowed_requests, nothing.unknown_s) == (None, 0.0, 0.0)
+
+
+def test_a_promise_of_times_is_kept_by_those_that_are_no_later() -> None:
+    assert kept("ttft", 0.5, 7.0, []) is None
+    found = kept("ttft", 0.5, 7.0, [i / 100 for i in range(200, 0, -1)])
+    assert found
+    assert (found.since, found.requests, found.kept, found.p99_s) == (7.0, 200, 50, 1.98)
+    one = kept("latency", 0.5, 7.0, [0.7])
+    assert one
+    assert (one.kept, one.p99_s) == (0, 0.7)

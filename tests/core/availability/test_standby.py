@@ -1,0 +1,38 @@
+"""Who rests: as few promotions as can be, never two for one place, never somebody who is not ready."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forebay.core.availability.standby import resting, serving
+from forebay.core.model import Replica, ReplicaState
+
+READY = ReplicaState.READY
+STATES = st.lists(st.sampled_from(ReplicaState), max_size=8)
+
+
+def fleet(states: list[ReplicaState], generation: int = 1) -> list[Replica]:
+    return [Replica(f"m-{i}", generation, "r", "h", 1, state) for i, state in enumerate(states)]
+
+
+@given(STATES, STATES, st.integers(0, 8))
+def test_ready_replicas_beyond_those_wanted_rest_and_whoever_serves_goes_on(
+    before: list[ReplicaState], now: list[ReplicaState], active: int
+) -> None:
+    told = {(r.id, r.generation): r for r in fleet(before)}
+    replicas = fleet(now)
+    ready = {(r.id, r.generation) for r in replicas if r.state is READY}
+    rest = resting(replicas, active, serving(told))
+
+    assert rest <= ready
+    assert len(ready - rest) == min(active, len(ready))
+    stay = serving(told) & ready
+    assert len(stay - rest) == min(active, len(stay))
+    left = {key: r for r in replicas if (key := (r.id, r.generation)) not in rest}
+    assert resting(replicas, active, serving(left)) == rest, "another look changes nothing"
+
+
+def test_one_that_was_started_again_rests_while_its_stand_in_serves() -> None:
+    told = {("m-1", 1): fleet([READY, READY])[1]}
+    again = [*fleet([READY], generation=2), *fleet([READY, READY])[1:]]
+
+    assert resting(again, 1, serving(told)) == {("m-0", 2)}

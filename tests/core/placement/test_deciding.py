@@ -1,0 +1,73 @@
+"""What the reconcile loop does with slots that have no place, and with those that get another one."""
+
+from dataclasses import replace
+
+import pytest
+
+from forebay.core.model import Endpoint, LoadReport, ReplicaState, Task, WorkerSpec
+from forebay.core.reconcile import (
+    Answered,
+    Kind,
+    Place,
+    Remove,
+    Rules,
+    Seen,
+    SeenUnit,
+    Slot,
+    State,
+    decide,
+    needs_spare,
+)
+
+RULES = Rules()
+
+
+def slot(index: int, node: str = "", **more: object) -> Slot:
+    spec = WorkerSpec(f"m-{index}", 0, "m", "r", Task.CHAT, "synthetic", "", "", node=node)
+    made = Slot(spec.replica, Kind.REPLICA, "m", index, f"d{node}", spec)
+    return replace(made, **more)  # type: ignore[arg-type]
+
+
+def running(wanted: Slot, node: str = "a") -> SeenUnit:
+    return SeenUnit(wanted.id, 1, Kind.REPLICA, f"d{node}", 5.0, True, 7, Endpoint(7, "h", 1), node=node)
+
+
+def seen(*units: SeenUnit) -> Seen:
+    ready = LoadReport("", 1, "m", "r", ReplicaState.READY)
+    return Seen(units, {unit.key: Answered(ready) for unit in units})
+
+
+def test_a_slot_without_a_place_is_not_started_and_says_why() -> None:
+    state, verdict = decide([slot(0, waits="fits nowhere")], State(), seen(), 0.0, RULES)
+    assert (verdict.actions, [s.why for s in state.slots]) == ((), ["fits nowhere"])
+    state, verdict = decide([slot(0)], state, seen(), 1.0, RULES)
+    assert [type(action) for action in verdict.actions] == [Place]
+
+
+@pytest.mark.parametrize(("waits", "goes"), [("fits nowhere", True), ("", False)])
+def test_what_has_no_place_does_not_hold_up_the_replacement_of_others(waits: str, goes: bool) -> None:
+    """What is to start some time is waited for, what cannot is not."""
+    wanted = [slot(0, "b", moves="moves: a is drained"), slot(1, "a", waits=waits, memory_bytes=1)]
+    _, verdict = decide(wanted, State(), seen(running(wanted[0])), 0.0, RULES)
+    removed = [action for action in verdict.actions if isinstance(action, Remove)]
+    assert [action.why for action in removed] == (["moves: a is drained"] if goes else [])
+
+
+@pytest.mark.parametrize(
+    ("to", "unit_node", "expected"),
+    [
+        pytest.param("b", "a", True, id="it moves"),
+        pytest.param("a", "a", False, id="the same node, other settings"),
+        pytest.param("b", "", False, id="where it runs is not known"),
+        pytest.param("", "a", False, id="where it is to run is not known"),
+    ],
+)
+def test_a_single_replica_has_a_stand_in_only_while_it_moves(to: str, unit_node: str, expected: bool) -> None:
+    wanted, unit = slot(0, to, digest="new"), running(slot(0), unit_node)
+    assert needs_spare([wanted], slot(1, to), State(), [unit]) is expected
+
+
+def test_a_stand_in_does_not_stay_for_a_slot_that_has_no_place() -> None:
+    held, spare = slot(0, waits="fits nowhere"), slot(1)
+    assert not needs_spare([held], spare, State(), [running(spare, "")])
+    assert needs_spare([replace(held, waits="")], spare, State(), [running(spare, "")])

@@ -1,0 +1,137 @@
+"""What of nodes and placements can never go together, and the field that says so."""
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from forebay.core.cluster import Cluster
+from forebay.core.placement.settings import NodeSettings, PlacementSettings, cpu_list, placement_conflicts
+
+GPU = {"kind": "A100", "memory_gib": 40}
+SLICED = {"kind": "A100", "memory_gib": 40, "mig": [{"id": "MIG-1", "profile": "1g.5gb", "memory_gib": 5}]}
+
+
+def raw(placement: object, *nodes: object) -> dict[str, Any]:
+    return {"models": [{"name": "m", "task": "chat", "source": "x", "placement": placement}], "nodes": list(nodes)}
+
+
+def found(placement: object, *nodes: object) -> list[tuple[str, str]]:
+    return [(c.path, c.allowed) for c in placement_conflicts(raw(placement, *nodes))]
+
+
+@pytest.mark.parametrize(
+    ("text", "cpus"), [("0", (0,)), ("0-3,8", (0, 1, 2, 3, 8)), (" 4 , 2-3 ", (2, 3, 4)), ("4095", (4095,))]
+)
+def test_cores_are_written_as_linux_writes_them(text: str, cpus: tuple[int, ...]) -> None:
+    assert cpu_list(text) == cpus
+    assert NodeSettings(name="a", cpus=text).cpus == text
+
+
+@pytest.mark.parametrize("text", ["", "a", "3-1", "1,,2", "4096", "-1", "0-", "1-2-3"])
+def test_what_is_no_list_of_cores_is_refused(text: str) -> None:
+    with pytest.raises(ValidationError, match="is no list of cores such as 0-3,8"):
+        NodeSettings(name="a", cpus=text)
+
+
+@pytest.mark.parametrize(
+    ("placement", "nodes", "path", "allowed"),
+    [
+        ({"nodes": ["c"]}, [{"name": "a"}], "nodes", "names of `nodes`: a"),
+        ({"nodes": ["a"]}, [], "nodes", "names of `nodes`: local"),
+        (
+            {"labels": ["eu"]},
+            [{"name": "a", "labels": ["us"]}],
+            "labels",
+            "labels that one of its nodes has, all of them",
+        ),
+        (
+            {"labels": ["eu"], "nodes": ["a"]},
+            [{"name": "a"}, {"name": "b", "labels": ["eu"]}],
+            "labels",
+            "labels that one of its nodes has, all of them",
+        ),
+        (
+            {},
+            [{"name": "a", "role": "fallback"}],
+            "low_priority",
+            "`low_priority: true`, or a node with `role: serve`",
+        ),
+        ({"gpus": 2}, [{"name": "a", "gpus": [GPU]}], "gpus", "at most 1, the GPUs of a that will do"),
+        ({"gpus": 1}, [{"name": "a", "gpus": []}], "gpus", "what nodes have; a has no GPU"),
+        (
+            {"gpus": 1, "gpu_kinds": ["H100"]},
+            [{"name": "a", "gpus": [GPU, {"memory_gib": 8}]}],
+            "gpu_kinds",
+            "what nodes have; a has A100, GPUs of no stated kind",
+        ),
+        ({"gpus": 2}, [{"name": "a", "gpus": [SLICED, GPU]}], "gpus", "at most 1, the GPUs of a that will do"),
+        (
+            {"gpus": 1, "mig": "2g.10gb"},
+            [{"name": "a", "gpus": [SLICED]}],
+            "mig",
+            "a profile that a GPU is divided into; a has no such slice",
+        ),
+        (
+            {"gpus": 1, "memory_gib": 6},
+            [{"name": "a", "gpus": [SLICED]}],
+            "memory_gib",
+            "at most 5, the memory of the largest of its GPUs",
+        ),
+        (
+            {"memory_gib": 6},
+            [{"name": "a", "memory_gib": 4}, {"name": "b", "role": "fallback"}],
+            "memory_gib",
+            "at most 4, the memory of a",
+        ),
+        ({"cpus": 3}, [{"name": "a", "cpus": "0-1"}], "cpus", "at most 2, the cores of a"),
+        ({"gpus": 1, "fraction": 0.5, "memory_gib": 3}, [], "fraction", "one of the two"),
+        ({"fraction": 0.5}, [], "fraction", "`gpus: 1` or more beside it"),
+        ({"linked": True}, [], "linked", "`gpus: 1` or more beside it"),
+        ({"gpus": 2, "mig": "1g.5gb"}, [], "mig", "`gpus: 1`: slices do not work together"),
+    ],
+)
+def test_what_can_never_fit_is_refused_by_its_field(
+    placement: dict[str, object], nodes: list[object], path: str, allowed: str
+) -> None:
+    assert found(placement, *nodes) == [(f"models[0].placement.{path}", allowed)]
+
+
+@pytest.mark.parametrize(
+    ("placement", "nodes"),
+    [
+        ({}, []),
+        ({"gpus": 8}, []),  # what a source finds is not known beforehand
+        ({"memory_gib": 500}, [{"name": "a"}]),
+        ({"gpus": 2, "low_priority": True}, [{"name": "a", "role": "fallback"}]),
+        ({"gpus": 1, "memory_gib": 5, "mig": "1g.5gb"}, [{"name": "a", "gpus": [SLICED]}]),
+        ({"gpus": 2, "memory_gib": 40}, [{"name": "a", "gpus": [GPU]}, {"name": "b", "gpus": [GPU, GPU]}]),
+        ({"cpus": 2}, [{"name": "a", "cpus": "0-1"}]),
+        ({"gpus": "many"}, [{"name": "a"}]),  # others tell of that
+        ({"nodes": ["b"]}, [{"name": "a"}, {"name": 5}]),
+        ("nonsense", [5]),
+    ],
+)
+def test_what_may_fit_some_day_is_taken(placement: object, nodes: list[object]) -> None:
+    assert found(placement, *nodes) == []
+
+
+def test_names_and_ids_are_given_once() -> None:
+    twice = [
+        {"name": "a", "gpus": [{**GPU, "id": "GPU-1"}, {**GPU, "id": "GPU-1"}]},
+        {"name": "a", "gpus": [{**GPU, "id": "GPU-1", "mig": SLICED["mig"]}, {**GPU, "mig": SLICED["mig"]}]},
+    ]
+    names = [(c.path, c.found) for c in placement_conflicts(raw({}, *twice))]
+    assert names == [
+        ("nodes[0].gpus[1]", 'the id "GPU-1", that of nodes[0].gpus[0] too'),
+        ("nodes[1].name", '"a", the name of nodes[0] too'),
+        ("nodes[1].gpus[0]", 'the id "GPU-1", that of nodes[0].gpus[0] too'),
+        ("nodes[1].gpus[1].mig", 'the id "MIG-1", that of nodes[1].gpus[0].mig too'),
+    ]
+
+
+def test_a_cluster_with_nodes_is_a_cluster() -> None:
+    cluster = Cluster.model_validate(raw({"gpus": 1}, {"name": "a", "gpus": [GPU]}))
+    assert cluster.models[0].placement == PlacementSettings(gpus=1)
+    with pytest.raises(ValidationError, match=r"models\[0\].placement.gpus"):
+        Cluster.model_validate(raw({"gpus": 2}, {"name": "a", "gpus": [GPU]}))

@@ -1,0 +1,59 @@
+"""Differences and sums of what gateways count."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forebay.core.pressure import Pressed, above, quantile, since, total
+
+COUNT = st.integers(0, 1000)
+GROWING = st.builds(
+    Pressed,
+    COUNT,
+    COUNT,
+    COUNT,
+    COUNT,
+    COUNT,
+    st.floats(0, 1e6).map(lambda x: float(round(x))),
+    st.tuples(COUNT, COUNT),
+    st.tuples(COUNT, COUNT),
+)
+
+
+@settings(max_examples=30)
+@given(GROWING, GROWING)
+def test_what_came_after_a_look_is_what_was_added_since(before: Pressed, more: Pressed) -> None:
+    assert since(before, total([before, more])) == more
+    assert since(Pressed(), more) == more
+
+
+def test_nothing_is_below_zero_and_what_waits_is_as_it_is_now() -> None:
+    shrunk = since(Pressed(5, 5, 5, 5, 5, 5.0, (3,), (3,), 9, 9, 9), Pressed(waiting=2, waiting_tokens=20))
+    assert shrunk == Pressed(ttft=(0,), tpot=(0,), waiting=2, waiting_tokens=20)
+
+
+def test_what_waits_in_gateways_adds_up_and_what_they_believe_of_replicas_does_not() -> None:
+    parts = [Pressed(waiting=1, queued_tokens=100), Pressed(waiting=2, queued_tokens=90)]
+    assert total(parts) == Pressed(waiting=3, queued_tokens=100)
+    assert total([]) == Pressed()
+
+
+@pytest.mark.parametrize(
+    ("counts", "share", "found"),
+    [
+        ((0, 0, 0), 0.9, None),
+        ((10, 0, 0), 0.5, 0.5),
+        ((10, 10, 0), 0.75, 1.5),
+        ((0, 0, 5), 0.9, 2.0),
+        ((1, 0, 1), 0.5, 1.0),
+    ],
+)
+def test_a_quantile_lies_straight_between_the_bounds_of_its_bucket(
+    counts: tuple[int, ...], share: float, found: float | None
+) -> None:
+    assert quantile((1.0, 2.0), counts, share) == found
+
+
+@pytest.mark.parametrize(("limit", "found"), [(0.0, 30), (0.5, 25), (1.0, 20), (1.5, 15), (2.0, 10), (5.0, 10)])
+def test_so_many_are_above_a_limit(limit: float, found: int) -> None:
+    assert above((1.0, 2.0), (10, 10, 10), limit) == found

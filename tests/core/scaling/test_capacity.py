@@ -1,0 +1,116 @@
+"""What replicas can do is learned from how many answers were late at which load."""
+
+import math
+from itertools import pairwise
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forebay.core.scaling.capacity import (
+    CELL_WEIGHT_MAX,
+    CELLS_MAX,
+    REACH,
+    WEIGHT_MIN,
+    Capacity,
+    Cell,
+    fitted,
+    gather,
+    noted,
+    room,
+)
+
+
+def shown(rate: float, free: float, loads: tuple[float, ...], sizes: tuple[int, ...]) -> tuple[Cell, ...]:
+    """Replicas that carry `rate` (n - `free` √n), and what is seen of them at shares of that."""
+    cells: tuple[Cell, ...] = ()
+    for replicas in sizes:
+        for load in loads:
+            per_replica = load * rate * room(replicas, free) / replicas
+            strain = 0.1 if load < 0.99 else 3.0 * load
+            cells = noted(cells, replicas, per_replica, 300, strain)
+    return cells
+
+
+@pytest.mark.parametrize("free", [0.3, 0.6, 0.9])
+def test_the_law_of_the_replicas_is_found(free: float) -> None:
+    loads = tuple(0.5 + 0.06 * step for step in range(16))
+
+    found = fitted(shown(100.0, free, loads, (1, 2, 4, 8, 12)))
+
+    assert found.known
+    for replicas in (2, 6, 12):
+        assert found.of(replicas) == pytest.approx(100 * room(replicas, free), rel=0.12)
+
+
+def test_what_was_borne_easily_is_not_all_there_is() -> None:
+    found = fitted(shown(100.0, 0.6, (0.3, 0.5), (4,)))
+
+    assert not found.known
+    assert found.of(4) == pytest.approx(0.5 * 100 * room(4, 0.6) * (1 + REACH), rel=0.1)
+
+
+def test_if_all_loads_were_too_much_it_is_less_than_the_least_of_them() -> None:
+    found = fitted(noted((), 4, 10.0, 1000, 8.0))
+
+    assert found.known
+    assert 5 <= found.of(4) / 4 < 10
+
+
+def test_between_what_was_borne_and_what_was_too_much_it_is_in_the_middle() -> None:
+    cells = noted(noted((), 4, 10.0, 1000, 0.0), 4, 11.0, 1000, 9.0)
+
+    assert fitted(cells).of(4) / 4 == pytest.approx(math.sqrt(110), rel=0.05)
+
+
+def test_of_few_answers_there_is_no_telling() -> None:
+    assert fitted(()) == Capacity()
+    assert fitted(noted((), 4, 10.0, WEIGHT_MIN - 1, 0.0)).rate == 0
+
+
+def test_late_answers_by_chance_among_many_in_time_mean_nothing() -> None:
+    cells = noted(noted((), 4, 10.0, 20, 5.0), 4, 12.0, 4000, 0.1)
+
+    assert not fitted(cells).known
+
+
+def test_a_cell_forgets_as_much_as_comes() -> None:
+    cells = noted((), 1, 1.0, CELL_WEIGHT_MAX, 10.0)
+    for _ in range(5):
+        cells = noted(cells, 1, 1.0, CELL_WEIGHT_MAX / 2, 0.0)
+
+    assert cells == (Cell(1, 0, CELL_WEIGHT_MAX, 0.3125),)
+    assert noted(cells, 1, 1.0, 2 * CELL_WEIGHT_MAX, 7.0)[0].strain == 7.0
+
+
+def test_cells_are_bounded_and_in_order() -> None:
+    rng = Random(1)
+    cells: tuple[Cell, ...] = ()
+    for _ in range(2 * CELLS_MAX):
+        cells = noted(cells, rng.randrange(1, 40), rng.uniform(1, 1000), rng.randrange(1, 90), 0.5)
+
+    assert len(cells) == CELLS_MAX
+    assert all(one[:2] < other[:2] for one, other in pairwise(cells))
+
+
+def test_many_replicas_are_counted_in_groups() -> None:
+    groups = [gather(replicas) for replicas in range(1, 1001)]
+
+    assert groups[:12] == list(range(1, 13))
+    assert groups == sorted(groups)
+    assert all(abs(group / replicas - 1) < 0.1 for replicas, group in enumerate(groups, 1))
+    assert len(set(groups)) < 70
+
+
+@settings(max_examples=50)
+@given(st.floats(0.1, 1e4), st.sampled_from((0.3, 0.6, 0.9)), st.floats(0.0, 1e6), st.floats(1.0, 3.0))
+def test_the_fewest_that_carry_it_are_needed_and_more_for_more(
+    rate: float, free: float, work: float, more: float
+) -> None:
+    able = Capacity(rate, free, True)
+    need = able.need(work)
+
+    assert able.of(need) >= work * (1 - 1e-6)
+    assert need == 1 or able.of(need - 1) < work * (1 + 1e-6)
+    assert able.need(work * more) >= need

@@ -1,0 +1,230 @@
+"""What holds whoever decides: bounds, zero, signals, windows, paces, and nothing less while the load is unknown."""
+
+from dataclasses import replace
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.core.scaling.looks import BUSY, QUIET, T0, Model
+
+from forebay.core.scaling.decide import CHANGES_MAX, GAP_S, bounds, decide, value_of
+from forebay.core.scaling.memory import Memory
+from forebay.core.scaling.schedule import Hours
+from forebay.core.scaling.settings import Limit, Pace, Policy, Scale, Signal
+from forebay.core.scaling.values import Reading, Reason
+
+HPA = Scale(10, policy=Policy.HPA, target=4.0, limits=())
+"""Half a minute after it began it does in one step what the signal says: a policy for tests of what is around one."""
+DAY = Hours((0, 1, 2, 3, 4), 8 * 60, 20 * 60, "UTC", 3, 12)
+MONDAY = T0 + 2 * 86_400.0
+
+
+def looks(model: Model, per_s: float, count: int) -> list[int]:
+    return [model.look(per_s).wanted for _ in range(count)]
+
+
+def test_hours_of_the_schedule_have_bounds_of_their_own_and_the_first_entry_counts() -> None:
+    scale = Scale(8, 1, schedule=(DAY, Hours((0,), 0, 1440, "UTC", max=2)))
+
+    assert bounds(scale, MONDAY + 3600 * 9) == (3, 12)
+    assert bounds(scale, MONDAY + 3600 * 7) == (1, 2)
+    assert bounds(scale, T0) == (1, 8)
+
+
+def test_replicas_for_hours_of_the_schedule_are_there_when_these_begin() -> None:
+    scale = Scale(8, 1, schedule=(DAY,), lead_s=120.0)
+
+    early, _ = decide(scale, Memory(), QUIET, MONDAY + 8 * 3600 - 121, current=1)
+    soon, _ = decide(scale, Memory(), QUIET, MONDAY + 8 * 3600 - 119, current=1)
+
+    assert (early.wanted, soon.wanted, soon.reason) == (1, 3, Reason.BOUND)
+
+
+def test_more_than_the_most_are_taken_away_at_once() -> None:
+    decision, _ = decide(Scale(4), Memory(), BUSY, T0, current=6)
+
+    assert (decision.wanted, decision.reason) == (4, Reason.BOUND)
+    assert "`max` is 4" in decision.why
+
+
+@pytest.mark.parametrize("policy", list(Policy))
+def test_an_outage_of_telemetry_takes_nothing_away_nor_does_the_time_right_after(policy: Policy) -> None:
+    model = Model(Scale(10, policy=policy, ttft_s=1.0, target=2.0), replicas=4)
+    looks(model, 10.0, 100)
+    before = model.replicas
+
+    out = [model.look(0.0, known=False).wanted for _ in range(50)]
+    after = looks(model, 0.0, int(GAP_S / model.tick_s) - 1)
+    later = looks(model, 0.0, 150)
+
+    assert set(out) == {before}
+    assert min(after) >= before
+    assert model.decisions[120].reason is Reason.UNKNOWN
+    assert later[-1] < before
+
+
+def test_in_an_outage_a_minimum_holds_and_a_maximum_of_some_hours_does_not() -> None:
+    scale = Scale(8, 2, schedule=(DAY,))
+
+    assert decide(scale, Memory(), None, T0, current=1)[0].wanted == 2
+    assert decide(scale, Memory(), None, T0, current=11)[0].wanted == 11
+    assert decide(scale, Memory(), None, T0, current=14)[0].wanted == 12
+
+
+def test_the_first_request_brings_the_first_replica_and_a_long_pause_takes_it_away() -> None:
+    model = Model(Scale(4, 0, to_zero_after_s=100.0), replicas=0, cold_s=20.0)
+
+    asleep = looks(model, 0.0, 5)
+    woken = model.look(1.0)
+    looks(model, 1.0, 20)
+    idle = looks(model, 0.0, 40)
+
+    assert asleep == [0] * 5
+    assert (woken.wanted, woken.reason) == (1, Reason.WAKE)
+    assert idle[-1] == 0
+    assert model.decisions[-1].reason is Reason.IDLE
+    assert 0 not in idle[: int(100 / model.tick_s) - 1]
+
+
+def test_the_first_replica_is_not_taken_away_while_it_starts() -> None:
+    model = Model(Scale(4, 0, to_zero_after_s=10.0), replicas=0, cold_s=200.0)
+
+    looks(model, 0.0, 2)
+
+    assert {model.look(1.0).wanted, *looks(model, 0.0, 38)} == {1}
+
+
+def test_with_a_minimum_the_last_replica_stays() -> None:
+    assert set(looks(Model(Scale(4, to_zero_after_s=0.0)), 0.0, 30)) == {1}
+
+
+def test_a_signal_above_its_limit_for_its_time_asks_for_more() -> None:
+    scale = Scale(10, limits=(Limit(Signal.DUTY, 0.7, 120.0),))
+    model = Model(scale, replicas=4)
+
+    before = [model.look(0.1, duty=0.99).wanted for _ in range(24)]
+    after = model.look(0.1, duty=0.99)
+
+    assert set(before) == {4}
+    assert (after.wanted, after.reason) == (6, Reason.SIGNAL)
+    assert "duty of 0.99 has been above 0.7 for 120 s" in after.why
+
+
+def test_a_signal_forbids_what_would_bring_it_above_its_limit() -> None:
+    scale = replace(HPA, limits=(Limit(Signal.KV_USE, 0.9, 10.0),))
+    memory, decisions = Memory(), []
+    for tick in range(200):
+        reading = replace(QUIET, at=T0 + tick * 5, ready=4, kv_use=0.8)
+        decision, memory = decide(scale, memory, reading, reading.at, current=4)
+        decisions.append(decision)
+
+    assert {decision.wanted for decision in decisions} == {4}
+    assert "kv_use of 0.8 is for 4" in decisions[-1].why
+
+
+def test_limits_that_change_are_watched_anew() -> None:
+    one, two = Limit(Signal.DUTY, 0.7, 0.0), Limit(Signal.BUSY, 0.7, 0.0)
+    _, memory = decide(Scale(9, limits=(one,)), Memory(), replace(BUSY, duty=0.9), T0, current=1)
+
+    _, after = decide(Scale(9, limits=(one, two)), memory, replace(BUSY, duty=0.9), T0 + 5, current=1)
+
+    assert (memory.above, after.above) == ((T0,), (T0, None))
+
+
+def test_additions_wait_for_their_window_and_keep_their_pace() -> None:
+    memory, seen, current = Memory(), [], 1
+    scale = replace(HPA, up=Pace(30.0, 2, 60.0))
+    for tick in range(60):
+        reading = replace(BUSY, at=T0 + tick * 5, ready=current, in_flight=40.0)
+        decision, memory = decide(scale, memory, reading, reading.at, current=current)
+        seen.append(decision.wanted - current)
+        current = decision.wanted
+
+    at = [tick * 5 for tick, by in enumerate(seen) if by]
+    assert current == 10
+    assert at[0] >= 30
+    assert all(sum(seen[tick : tick + 12]) <= 2 for tick in range(49))
+
+
+def test_removals_keep_their_pace_too() -> None:
+    model = Model(replace(HPA, down=Pace(0.0, 1, 50.0)), replicas=5)
+
+    wanted = looks(model, 0.0, 100)
+
+    assert wanted[-1] == 1
+    assert all(before - after <= 1 for before, after in zip(wanted, wanted[9:], strict=False))
+
+
+def test_only_so_many_changes_are_remembered() -> None:
+    memory, current = Memory(), 1
+    for tick in range(3 * CHANGES_MAX):
+        low = 1 + tick % 2
+        decision, memory = decide(Scale(low, low), memory, QUIET, T0 + tick, current=current)
+        current = decision.wanted
+
+    assert len(memory.changes) == CHANGES_MAX
+
+
+@pytest.mark.parametrize(
+    ("signal", "value"),
+    [
+        (Signal.CONCURRENCY, 2.0), (Signal.QUEUE, 3.0), (Signal.BACKLOG_TOKENS, 500.0), (Signal.KV_USE, 0.2),
+        (Signal.BUSY, 0.3), (Signal.DUTY, None), (Signal.TTFT_S, 0.3), (Signal.TPOT_S, 0.03),
+    ],
+)  # fmt: skip
+def test_signals_are_of_each_ready_replica(signal: Signal, value: float | None) -> None:
+    reading = replace(BUSY, ready=2, in_flight=4.0, waiting=6, backlog_tokens=1000, busy=0.3)
+
+    assert value_of(signal, reading) == value
+
+
+PER_S = st.floats(0.0, 60.0)
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    st.lists(st.tuples(PER_S, st.integers(1, 30), st.booleans()), min_size=1, max_size=4),
+    st.sampled_from(list(Policy)),
+    st.integers(0, 3),
+    st.integers(3, 9),
+)
+def test_decisions_stay_within_bounds_and_memory_survives(
+    parts: list[tuple[float, int, bool]], policy: Policy, low: int, high: int
+) -> None:
+    model = Model(Scale(high, low, policy, ttft_s=1.0, to_zero_after_s=60.0), replicas=low)
+    for per_s, ticks, known in parts:
+        for _ in range(ticks):
+            before = model.replicas
+            decision = model.look(per_s, known)
+            assert low <= decision.wanted <= high
+            assert known or decision.wanted >= before
+            assert decision.why
+    assert len(msgspec.json.encode(model.memory)) < 65_536
+
+
+def more(reading: Reading, by: int, busier: float) -> Reading:
+    return replace(
+        reading,
+        arrivals=reading.arrivals + by,
+        prompt_tokens=reading.prompt_tokens + 500 * by,
+        waiting=reading.waiting + by,
+        in_flight=reading.in_flight * busier + by,
+        backlog_tokens=reading.backlog_tokens + 500 * by,
+        kv_use=min(1.0, (reading.kv_use or 0.0) * busier),
+        ttft_s=(reading.ttft_s or 0.0) * busier,
+        tpot_s=(reading.tpot_s or 0.0) * busier,
+    )
+
+
+@settings(max_examples=15, deadline=None)
+@given(PER_S, st.integers(1, 60), st.integers(0, 100), st.floats(1.0, 5.0))
+def test_more_of_everything_never_means_fewer_replicas(per_s: float, ticks: int, by: int, busier: float) -> None:
+    model = Model(Scale(30, ttft_s=1.0), replicas=3)
+    looks(model, per_s, ticks)
+    reading = replace(BUSY, at=model.now + 5.0, ready=model.ready, pending=model.replicas - model.ready)
+
+    less, _ = decide(model.scale, model.memory, reading, reading.at, current=model.replicas)
+    much, _ = decide(model.scale, model.memory, more(reading, by, busier), reading.at, current=model.replicas)
+
+    assert much.wanted >= less.wanted

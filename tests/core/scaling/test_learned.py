@@ -1,0 +1,173 @@
+"""The policy `forebay`: capacity, forecasts, trouble, and nothing removed that is needed."""
+
+import math
+from dataclasses import replace
+from random import Random
+
+import msgspec
+import pytest
+from tests.core.scaling.looks import BUSY, T0, Model, turns
+
+from forebay.core.scaling.decide import decide
+from forebay.core.scaling.learned import Learned, wish
+from forebay.core.scaling.memory import Memory
+from forebay.core.scaling.settings import Scale
+from forebay.core.scaling.values import Reason
+
+SCALE = Scale(30, ttft_s=1.0, tpot_s=0.1)
+
+
+def lived(model: Model, seconds: float, per_s: float, noise: float = 0.0, seed: int = 1) -> Model:
+    rng = Random(seed)
+    for _ in range(int(seconds / model.tick_s)):
+        model.look(max(per_s * (1 + noise * rng.gauss(0, 1)), 0.0))
+    return model
+
+
+@pytest.fixture(scope="module")
+def knowing() -> Memory:
+    """Of a model whose load has gone up and down for hours, twice over."""
+    model = Model(SCALE, replicas=2, tick_s=10.0)
+    for tick in range(1200):
+        model.look(20 * (1.1 + math.sin(tick / 100)) * (1 + 0.1 * math.sin(tick)))
+    return model.memory
+
+
+def going_on(memory: Memory, replicas: int, cold_s: float = 60.0) -> Model:
+    assert memory.known_at
+    return Model(SCALE, replicas=replicas, memory=memory, now=memory.known_at, cold_s=cold_s, tick_s=10.0)
+
+
+def test_it_learns_what_a_replica_can_do(knowing: Memory) -> None:
+    able, free = knowing.learned.capacity, knowing.learned.capacity.free
+
+    assert able.known
+    assert 600 * 4 * 0.7 < able.of(8) / (8 - free * math.sqrt(8)) < 600 * 4 * 1.4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2])
+def test_under_a_constant_load_it_changes_its_mind_at_most_twice_an_hour(knowing: Memory, seed: int) -> None:
+    model = lived(going_on(knowing, 8), 2 * 3600, 22.0, noise=0.15, seed=seed)
+
+    assert turns(model.wanted) <= 4
+    assert model.late / model.answers < 0.01
+
+
+@pytest.mark.slow
+def test_five_times_the_load_is_served_within_a_cold_start_and_a_minute(knowing: Memory) -> None:
+    model = lived(going_on(knowing, 3, cold_s=100.0), 1800, 4.0)
+    before = model.replicas
+    lived(model, 160, 20.0)
+    model.late = model.answers = 0.0
+
+    lived(model, 300, 20.0)
+
+    assert model.replicas >= 2 * before
+    assert model.late / model.answers < 0.02
+    assert Reason.PANIC in {decision.reason for decision in model.decisions}
+
+
+@pytest.mark.slow
+def test_what_is_not_needed_goes_and_what_is_left_suffices(knowing: Memory) -> None:
+    model = lived(going_on(knowing, 20), 3600, 20.0)
+
+    assert 5 < model.replicas < 12
+    assert model.late / model.answers < 0.01
+    assert {Reason.SPARE, Reason.STEADY} <= {decision.reason for decision in model.decisions}
+
+
+def test_none_is_removed_while_requests_wait(knowing: Memory) -> None:
+    model = lived(going_on(knowing, 12), 900, 4.0)
+    reading = replace(BUSY, at=model.now + 5, since_s=5.0, ready=model.replicas, waiting=3)
+
+    decision, _ = wish(SCALE, model.memory.learned, reading, reading.at, 12)
+
+    assert decision.wanted == 12
+    assert "but requests wait" in decision.why
+
+
+def test_clients_that_wait_for_answers_hide_how_many_there_are() -> None:
+    """Sixteen of them get no more from one replica than it does; with late answers it is too little all the same."""
+    memory, current, wanted = Memory(), 1, []
+    for tick in range(500):
+        each = 16 / current
+        rate = current * 4 * each / (each + 2)
+        late = 0.12 if each > 6 else 0.0
+        reading = replace(
+            BUSY, at=T0 + tick * 5, ready=current, arrivals=round(rate * 5), completions=round(rate * 5),
+            prompt_tokens=round(rate * 2500), output_tokens=round(rate * 500), in_flight=16.0,
+            late=round(late * rate * 5), cold_start_s=5.0,
+        )  # fmt: skip
+        decision, memory = decide(
+            Scale(6, ttft_s=1.0, down=replace(SCALE.down, window_s=20.0)),
+            memory,
+            reading,
+            reading.at,
+            current=current,
+        )
+        current = decision.wanted
+        wanted.append(current)
+
+    assert set(wanted[300:]) == {3}
+
+
+def test_a_promise_that_no_number_of_replicas_keeps_is_no_reason_for_more() -> None:
+    model = Model(SCALE, replicas=1)
+
+    for _ in range(400):
+        model.look(0.2, late=1, completions=1)
+
+    assert max(model.wanted) <= 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "scale",
+    [Scale(30, ttft_s=1.0), Scale(30, tpot_s=0.1), Scale(30, latency_s=2.0), Scale(30)],
+    ids=["ttft", "tpot", "latency", "nothing"],
+)
+def test_it_learns_without_late_answers_being_counted_or_anything_promised(scale: Scale) -> None:
+    model = Model(scale, replicas=2, cold_s=30.0, tick_s=10.0)
+    for tick in range(500):
+        per_s = 10 * (1.1 + math.sin(tick / 50))
+        use = min(per_s / model.ready / model.each_per_s, 0.99)
+        dense = 1 + use**3 / (1 - use)
+        model.look(per_s, late=None, ttft_s=0.1 * dense**2, tpot_s=0.03 * dense)
+
+    assert model.memory.learned.capacity.known
+    assert model.late / model.answers < 0.1
+    assert 2 < max(model.wanted[250:]) < 20
+
+
+def test_what_cannot_be_judged_teaches_nothing() -> None:
+    model = Model(Scale(30, ttft_s=1.0), replicas=2)
+
+    for _ in range(100):
+        model.look(1.0, late=None, ttft_s=None)
+
+    assert model.memory.learned.cells == ()
+
+
+def test_answers_that_waited_for_the_first_replica_are_not_held_against_it(knowing: Memory) -> None:
+    model = Model(Scale(5, 0, ttft_s=1.0), replicas=0, cold_s=50.0)
+
+    lived(model, 110, 0.4)
+    lived(model, 300, 0.4)
+
+    assert max(model.wanted) == 1
+    assert model.memory.learned.strain == 0.0
+
+
+def test_the_lead_is_what_is_said_or_what_was_measured() -> None:
+    reading = replace(BUSY, cold_start_s=200.0)
+
+    _, measured = wish(SCALE, Learned(), reading, T0, 1)
+    _, kept = wish(SCALE, measured, BUSY, T0, 1)
+    _, said = wish(replace(SCALE, lead_s=10.0), measured, reading, T0, 1)
+
+    assert (measured.lead_s, kept.lead_s, said.lead_s) == (200.0, 200.0, 10.0)
+
+
+def test_memory_stays_small(knowing: Memory) -> None:
+    assert len(msgspec.json.encode(knowing)) < 40_000

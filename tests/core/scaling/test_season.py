@@ -1,0 +1,98 @@
+"""What load is expected: by the trend, by the time of the day, by that of the week, whichever has done best."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+
+from forebay.core.scaling.season import (
+    OPEN_MAX,
+    RATIO_MAX,
+    WEEK_BINS,
+    Season,
+    Way,
+    best,
+    expected,
+    learned,
+)
+
+DAY_S = 86_400.0
+T0 = 1_715_385_600.0
+
+
+def by_day(at: float) -> float:
+    return 100 * (1.2 + math.sin(2 * math.pi * at / DAY_S))
+
+
+def by_week(at: float) -> float:
+    return by_day(at) * (0.2 if int(at // DAY_S) % 7 in (2, 3) else 1.0)
+
+
+def lived(load: Callable[[float], float], days: float, horizon_s: float = 1800.0, every_s: float = 300.0) -> Season:
+    season = Season()
+    for tick in range(int(days * DAY_S / every_s)):
+        at = T0 + tick * every_s
+        season = learned(season, load(at), 0.0, horizon_s, at)
+    return season
+
+
+def test_nothing_is_known_at_first_but_the_trend() -> None:
+    assert best(Season()) == 0
+    assert expected(Season(), 100.0, 0.1, 60.0, T0) == 106.0
+
+
+@pytest.mark.parametrize(("slope", "found"), [(1e6, 100 * RATIO_MAX), (-1e6, 100 / RATIO_MAX)])
+def test_a_trend_has_an_end(slope: float, found: float) -> None:
+    assert expected(Season(), 100.0, slope, 60.0, T0) == found
+
+
+def test_after_a_day_the_time_of_the_day_counts() -> None:
+    season = lived(by_day, 2.0)
+    now = T0 + 2 * DAY_S
+
+    assert best(season) == 1
+    for hours in (0, 3, 9, 15, 21):
+        at = now + 3600 * hours
+        assert expected(season, by_day(at), 0.0, 1800.0, at) == pytest.approx(by_day(at + 1800), rel=0.06)
+
+
+def test_after_a_week_the_time_of_the_week_counts_where_days_differ() -> None:
+    season = lived(by_week, 15.0)
+
+    assert best(season) == 2
+    eve = next(at for at in (T0 + (15 + day) * DAY_S for day in range(7)) if by_week(at) < by_week(at - 60) / 2)
+    assert expected(season, by_week(eve - 900), 0.0, 1800.0, eve - 900) < by_week(eve - 900) / 2
+
+
+def test_a_load_without_a_season_is_left_to_the_trend() -> None:
+    def wandering(at: float) -> float:
+        return 100 * (1.3 + math.sin(at / 5000) * math.cos(at / 37_000))
+
+    season = lived(wandering, 3.0, horizon_s=300.0)
+
+    assert best(season) == 0
+    assert all(way.error > 0 for way in season.ways)
+
+
+def test_hours_without_load_are_not_known_and_nothing_breaks() -> None:
+    season = lived(lambda at: 100.0 if at % DAY_S < 7200 else 0.0, 3.0)
+
+    assert expected(season, 50.0, 0.0, 3600.0, T0 + 3 * DAY_S + 20_000) == 50.0
+    assert len(season.forecasts) <= OPEN_MAX
+
+
+def test_a_week_is_remembered_with_more_weight_on_the_last_one() -> None:
+    flat = lived(lambda _: 100.0, 7.1)
+    twice = flat
+    for tick in range(int(7 * DAY_S / 600)):
+        at = T0 + 7.1 * DAY_S + tick * 600
+        twice = learned(twice, 200.0, 0.0, 600.0, at)
+
+    assert len(twice.week) == WEEK_BINS
+    assert min(twice.week) == pytest.approx(140, abs=1) or max(twice.week) == pytest.approx(140, abs=1)
+
+
+def test_a_way_is_asked_only_when_it_was_tried_often_enough() -> None:
+    ways = (Way(0.3, 30), Way(0.1, 29), Way(0.2, 30))
+
+    assert best(Season(ways=ways)) == 2

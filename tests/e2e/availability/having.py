@@ -1,0 +1,25 @@
+"""A cluster whose history begins with it: nothing that an earlier one was told of its nodes is in its store."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+from tests.e2e.cluster import Cluster, launch
+from tests.e2e.rollouts.revisions import write_cluster
+
+
+@contextmanager
+def having(folder: Path, name: str, model: dict[str, Any], **more: Any) -> Iterator[Cluster]:
+    """A ready cluster of one model."""
+    path = folder / f"{name}.yaml"
+    ports = write_cluster(path, name, [model])
+    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | more))
+    cluster = launch(path, name, ports)
+    try:
+        cluster.wait_ready()
+        yield cluster
+        assert cluster.stop() == 0
+    finally:
+        cluster.stop()

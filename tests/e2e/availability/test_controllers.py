@@ -1,0 +1,119 @@
+"""Two controls on a real PostgreSQL: killed, stopped and resumed, without their store. Requests notice nothing."""
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import yaml
+from tests.e2e.cluster import TEST_PROCESS, Cluster, free_ports, launch, write_file
+from tests.e2e.faults.grounds import STORIES, SYNTHETIC, aside, run_folder
+from tests.e2e.faults.load import loading, undisturbed
+from tests.store.postgres import Postgres
+from tests.store.postgres import serving as postgres
+
+LEASE_S = 3.0
+REPLICAS = 3
+NAME = f"e2e-controllers-{TEST_PROCESS}"
+MODEL = {"name": "chat", "replicas": REPLICAS, **SYNTHETIC}
+
+
+@contextmanager
+def several(folder: Path, store: str) -> Iterator[Callable[[int], Cluster]]:
+    """Starts a control of the cluster by its number; in the end nothing is left of any."""
+    path = folder / "0.yaml"
+    gateway, _ = write_file(path, NAME, [MODEL])
+    file = yaml.safe_load(path.read_text())
+    file |= {"store": store, "control": {"controllers": "several", "lease_s": LEASE_S}}
+    started: list[Cluster] = []
+
+    def start(number: int) -> Cluster:
+        [admin] = free_ports(1)
+        own = folder / f"{number}.yaml"
+        own.write_text(yaml.safe_dump(file | {"admin": {"port": admin}}))
+        started.append(launch(own, NAME, (gateway, admin)))
+        return started[-1]
+
+    try:
+        yield start
+    finally:
+        for cluster in started:
+            cluster.kill()
+
+
+def leads(cluster: Cluster) -> bool:
+    """It says so, and everything runs."""
+    status = cluster.status()
+    return status["phase"] == "run" and all(m["ready"] == m["wanted"] for m in status["models"])
+
+
+def waits(cluster: Cluster) -> bool:
+    """It knows who leads."""
+    status = cluster.status()
+    return status["phase"] == "follow" and status["leader"] is not None
+
+
+def kill_one(cluster: Cluster) -> int:
+    """A replica is killed; the process that it was."""
+    victim: int = cluster.ready_replicas("chat")[0]["pid"]
+    os.kill(victim, signal.SIGKILL)
+    return victim
+
+
+def epoch(cluster: Cluster) -> int:
+    """Of what gateways route on."""
+    document = json.loads((run_folder(cluster) / "snapshot.json").read_bytes())
+    return int(document["epoch"])
+
+
+def test_no_request_notices_that_controls_die_stop_and_lose_their_store(tmp_path: Path) -> None:
+    with postgres() as server, several(tmp_path, server.make("controllers")) as start:
+        first = start(0)
+        first.wait_ready()
+        second = start(1)
+        asyncio.run(turns(first, second, start, server))
+
+
+async def turns(first: Cluster, second: Cluster, start: Callable[[int], Cluster], server: Postgres) -> None:
+    """What happens to them, under load."""
+    texts = await undisturbed(first.gateway_port, "chat", STORIES)
+    async with loading(first.gateway_port, "chat", texts) as load:
+        await aside("the second one waits", lambda: waits(second))
+        epochs = [epoch(first)]
+        first.process.kill()
+        await aside("it leads", lambda: leads(second))
+        epochs.append(epoch(second))
+        third = start(2)
+        await aside("another one waits", lambda: waits(third))
+        await load.more(20)
+
+        second.process.send_signal(signal.SIGSTOP)
+        await aside("that leads now", lambda: leads(third))
+        killed = kill_one(third)
+        await aside("a replica is replaced", lambda: len(third.ready_replicas("chat")) == REPLICAS)
+        before = sorted(each["pid"] for each in third.replicas("chat"))
+        assert killed not in before
+        second.process.send_signal(signal.SIGCONT)
+        await aside("it finds itself deposed", lambda: waits(second))
+        assert second.status()["leader"]["url"] == third.admin
+        refused = httpx.post(f"{second.admin}/v1/reload")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "not_leader")
+        assert third.admin in refused.text
+        await load.more(20)
+        assert sorted(each["pid"] for each in third.replicas("chat")) == before
+        epochs.append(epoch(third))
+        assert epochs == sorted({*epochs})
+
+        server.kill()
+        await aside("it pauses", lambda: "could not be renewed" in third.status()["trouble"])
+        kill_one(third)
+        await load.more(100)  # several leases long
+        assert epoch(third) == epochs[-1], "nobody can take over"
+        await asyncio.to_thread(server.start)
+        await aside("somebody leads", lambda: leads(second) or leads(third))
+        await load.more(20)
+    assert load.bad() == []

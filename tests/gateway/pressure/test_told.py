@@ -1,0 +1,132 @@
+"""What a gateway tells control of each model, and models that may be without replicas."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+from tests.gateway.rig import (
+    ROUTES,
+    Front,
+    Worker,
+    chat,
+    cluster,
+    error_code,
+    events,
+    fronting,
+    post,
+    routes,
+    working,
+)
+from tests.net.rig import peer, run
+
+from forebay.core.model import Condition, Endpoint, StandIn
+from forebay.core.pressure import Pressed, Pressure
+from forebay.net.server import Exchange
+
+
+async def told(front: Front) -> Pressure:
+    """What control would hear."""
+    own = msgspec.json.decode((Path(front.spec.peers_dir) / f"{front.spec.id}.json").read_bytes(), type=Endpoint)
+    async with peer(own.port) as client:
+        client.send(b"GET /pressure HTTP/1.1\r\nhost: a\r\n\r\n")
+        return msgspec.json.decode((await client.answer()).body, type=Pressure)
+
+
+async def until_it_says(front: Front, **figures: int) -> Pressed:
+    """The figures of `chat`, as soon as these are as wanted."""
+    async with asyncio.timeout(10):
+        while True:
+            found = (await told(front)).models["chat"]
+            if all(getattr(found, name) == value for name, value in figures.items()):
+                return found
+            await asyncio.sleep(0.005)
+
+
+async def _until_longer(front: Front, stay_s: float) -> None:
+    while (await told(front)).models["chat"].stay_s <= stay_s:
+        await asyncio.sleep(0.005)
+
+
+def test_every_request_counts_once_from_its_arrival_to_its_end(tmp_path: Path) -> None:
+    async def main() -> None:
+        held: list[Exchange] = []
+        worker = Worker()
+        async with cluster(tmp_path, worker) as front:
+            assert (await told(front)).models["chat"] == replace(Pressed(), ttft=(0,) * 18, tpot=(0,) * 17)
+            await front.ask(post(chat()))
+            done = await until_it_says(front, completions=1)
+            assert (done.arrivals, done.refused, done.waiting) == (1, 0, 0)
+            assert (done.prompt_tokens, done.output_tokens) == (7, 3)
+            worker.answer = held.append
+            async with peer(front.port) as client:
+                client.send(post(chat()))
+                under_way = await until_it_says(front, arrivals=2)
+                assert under_way.prompt_tokens > done.prompt_tokens
+                await asyncio.wait_for(_until_longer(front, under_way.stay_s), 10)
+            gone = await until_it_says(front, arrivals=2, completions=1)
+            assert gone.stay_s > under_way.stay_s
+            worker.answer = events
+            await front.ask(post(chat(stream=True)))
+            streamed = await until_it_says(front, arrivals=3, completions=2)
+            assert sum(streamed.ttft) == 1
+
+    run(main())
+
+
+def test_who_waits_and_who_is_refused_is_told(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with fronting(tmp_path, replace(ROUTES, queue_max=1)) as front, peer(front.port) as client:
+            client.send(post(chat()))
+            waits = await until_it_says(front, waiting=1)
+            assert waits.waiting_tokens > 0
+            assert error_code(await front.ask(post(chat()))) == "queue_full"
+            assert (await told(front)).models["chat"].arrivals == 2
+            assert (await told(front)).models["chat"].refused == 1
+
+    run(main())
+
+
+def test_a_request_that_another_model_serves_was_asked_of_this_one(tmp_path: Path) -> None:
+    async def main() -> None:
+        worker = Worker(model="other", replica="other-0")
+        async with (
+            working(worker),
+            fronting(
+                tmp_path,
+                replace(ROUTES, fallback=(StandIn("other", (Condition.DOWN,)),), on_demand=True),
+                routes(worker, base=replace(ROUTES, name="other")),
+            ) as front,
+        ):
+            await front.ready()
+            assert (await front.ask(post(chat()))).status == 200
+            found = (await told(front)).models
+            assert (found["chat"].arrivals, found["chat"].refused, found["chat"].completions) == (1, 1, 0)
+            assert (found["other"].arrivals, found["other"].completions) == (1, 1)
+
+    run(main())
+
+
+def test_a_model_without_replicas_on_demand_is_ready_and_its_requests_wait(tmp_path: Path) -> None:
+    async def main() -> None:
+        worker, base = Worker(), replace(ROUTES, on_demand=True)
+        async with working(worker), fronting(tmp_path, base) as front, peer(front.port) as client:
+            await front.ready()
+            client.send(post(chat()))
+            await until_it_says(front, waiting=1)
+            assert (await front.get(b"/readyz")).status == 200
+            front.write(routes(worker, base=base))
+            assert (await client.answer()).status == 200
+
+    run(main())
+
+
+def test_who_has_waited_too_long_is_told_how_long_a_start_takes(tmp_path: Path) -> None:
+    async def main() -> None:
+        base = replace(ROUTES, on_demand=True, start_s=90.5, queue_timeout_s=0.05)
+        async with fronting(tmp_path, base) as front:
+            answer = await front.ask(post(chat()))
+            assert (answer.status, error_code(answer), answer.headers[b"retry-after"]) == (503, "no_replica", b"91")
+            assert b"ready after about 91 s" in answer.body
+
+    run(main())
