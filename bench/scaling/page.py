@@ -73,7 +73,7 @@ def _goals(policy: str, cell: str, kept: float, to_oracle: float, to_static: flo
         return ""
     missed = []
     if kept < ATTAINMENT:
-        missed.append(f"< {ATTAINMENT:.0%}")
+        missed.append(f"< {ATTAINMENT * 100:.0f} %")
     if to_oracle > ORACLE_MOST:
         missed.append(f"> {ORACLE_MOST:g} oracle")
     if "week" in cell and to_static > STATIC_MOST:
@@ -91,7 +91,7 @@ def _made(cells: Mapping[str, Mapping[str, Seeds]]) -> str:
             seeds = own.get(policy, {})
             worst = max([each[2] for each in seeds.values()], default=0.0)
             kept = fmean([each[0] for each in seeds.values()]) if seeds else 0.0
-            row.append(f"{worst:,.3g} ({kept:.1%})" if seeds else "")
+            row.append(f"{worst:,.3g} ({kept * 100:.1f} %)" if seeds else "")
         rows.append(row)
     return _table(("", "figure", *(NAMES[policy] for policy in policies)), rows)
 
@@ -109,7 +109,15 @@ def _agree(cells: Mapping[str, Mapping[str, Seeds]]) -> str:
     for cell, counts in sorted(cells.items()):
         for count, seeds in sorted(counts.items(), key=lambda item: int(item[0])):
             for replayed, fleet in seeds.values():
-                rows.append([cell, count, f"{replayed:.1%}", f"{fleet:.1%}", f"{(fleet - replayed) * 100:+.1f}"])
+                rows.append(
+                    [
+                        cell,
+                        count,
+                        f"{replayed * 100:.1f} %",
+                        f"{fleet * 100:.1f} %",
+                        f"{(fleet - replayed) * 100:+.1f}",
+                    ]
+                )
                 apart.append(abs(fleet - replayed) * 100)
     if not rows:
         return ""
@@ -120,7 +128,7 @@ def _agree(cells: Mapping[str, Mapping[str, Seeds]]) -> str:
 def _percent(found: Estimate) -> str:
     """With the half width of the interval, if it is known."""
     spread = f" ± {found.half_width * 100:.2f}" if found.half_width else ""
-    return f"{found.mean:.2%}{spread}"
+    return f"{found.mean * 100:.2f}{spread} %"
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -33,6 +33,8 @@ DOCUMENT_CHARS_MAX: Final = 1_000_000
 EVENTS_MAX: Final = 1000
 """Events, or rollouts, of one answer."""
 EVENTS: Final = 50
+PERIOD_S_MAX: Final = 400 * 86_400
+"""So long is kept what became of models: a year, and a month to look at it."""
 CONTROL: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f]")
 """All but tabulators and ends of lines."""
 

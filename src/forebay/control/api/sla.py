@@ -9,10 +9,9 @@ from forebay.control.standby.sla import Sla, make_sla
 from forebay.core.errors import Code, Refusal
 from forebay.obs.clock import wall_s
 from forebay.wire import admin_request
+from forebay.wire.admin_request import PERIOD_S_MAX
 
 PERIOD_S: Final = 30 * 86_400
-PERIOD_S_MAX: Final = 400 * 86_400
-"""So long the files of days are kept."""
 
 
 async def sla(asked: Asked) -> Sla:

@@ -33,7 +33,12 @@ _SUBJECT: Final = Parameter(
     _PRINTABLE,
 )
 _OF_MODEL: Final = Parameter("model", "query", "Only of this model.", _PRINTABLE)
-_PERIOD: Final = Parameter("period_s", "query", "The period up to now, seconds; without it 30 days.", _NUMBER)
+_PERIOD: Final = Parameter(
+    "period_s",
+    "query",
+    "The period up to now, seconds; without it 30 days.",
+    {"type": "integer", "minimum": 1, "maximum": bodies.PERIOD_S_MAX},
+)
 _ENDED: Final = Parameter(
     "ended",
     "query",
