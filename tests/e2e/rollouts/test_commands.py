@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -40,18 +41,24 @@ def run(cluster: Cluster, line: str, folder: Path) -> str:
 
 
 def watch(words: list[str], environ: dict[str, str], folder: Path) -> str:
-    """What a command shows in a terminal until it is left."""
+    """What a command shows in a terminal until it is left. Read to the end, as a full terminal holds it up."""
     ours, theirs = pty.openpty()
+    process = subprocess.Popen(words, cwd=folder, env=environ, stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    said, left = b"", False
     try:
-        process = subprocess.Popen(words, cwd=folder, env=environ, stdin=theirs, stdout=theirs, stderr=theirs)
-        said = b""
-        while b"chat:1" not in said:
-            said += os.read(ours, 65_536)
-        process.send_signal(signal.SIGINT)
+        with suppress(OSError):  # nobody has the terminal open any more
+            while piece := os.read(ours, 65_536):
+                said += piece
+                if not left and b"chat:1" in said:
+                    left = True
+                    process.send_signal(signal.SIGINT)
+        assert left, said
         assert process.wait(60) in (0, 130, -signal.SIGINT), said
     finally:
+        process.kill()
+        process.wait()
         os.close(ours)
-        os.close(theirs)
     return said.decode()
 
 
