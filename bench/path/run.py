@@ -3,8 +3,8 @@
     python bench/path/run.py [--rounds 3] [--only chat,embed]
 
 Every round measures the bare runtime, then a fresh cluster of one replica through `forebay bench`, same model file,
-same threads, same prompts and lengths; the ratio is taken within the round and its median is reported. Client,
-gateway and worker share the cores with the engine. Results go to results.json.
+same threads, same prompts and lengths, both greedy; the ratio is taken within the round and its median is reported.
+Client, gateway and worker share the cores with the engine. Results go to results.json.
 """
 
 import argparse
@@ -107,7 +107,7 @@ def chat_round(folder: Path) -> Iterator[tuple[str, dict[str, float]]]:
             report = bench(
                 url, "--task", "completions", "-c", str(concurrency), "-n", str(requests),
                 "--warmup", str(concurrency), "--prompt-tokens", str(PROMPT_TOKENS),
-                "--output-tokens", str(OUTPUT_TOKENS), "--fixed-output",
+                "--output-tokens", str(OUTPUT_TOKENS), "--fixed-output", "--temperature", "0",
             )  # fmt: skip
             path = report["output_tokens_per_s"]
             yield (

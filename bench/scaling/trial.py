@@ -9,7 +9,7 @@ from forebay.core.scaling.settings import Policy
 from forebay.sim.engine import Start, hardware, start_s
 from forebay.sim.fleet.fleet import Fleet
 from forebay.sim.fleet.response import GRADES
-from forebay.sim.fleet.sizers import ATTAINMENT, Planned, Scaler, ahead, needed, peak
+from forebay.sim.fleet.sizers import ATTAINMENT, PERIOD_S, Planned, Scaler, ahead, needed, part, peak
 from forebay.sim.fleet.values import Load, Sizer, Story
 
 FIGURES: Final = ("attainment", "replica_hours", "refused", "turns_per_hour", "started", "most")
@@ -44,14 +44,14 @@ def measured(job: Job) -> tuple[Job, list[float]]:
     """Do one run."""
     load, replicas = _load(job.work, job.seed), answers(job.work, job.scale)
     took_s = job.start_s or local_s()
-    need = _need(job.work, job.scale, job.seed)
-    begin = need[0]
+    begin = needed(part(load, 0, round(PERIOD_S / load.tick_s)), replicas)[0]
     match job.policy:
         case "static":
+            need = _need(job.work, job.scale, job.seed)
             begin = peak(load, replicas, sorted(need)[len(need) * 9 // 10])
             sizer: Sizer | None = None
         case "oracle":
-            sizer = Planned(ahead(need, took_s * SLOW, load.tick_s))
+            sizer = Planned(ahead(_need(job.work, job.scale, job.seed), took_s * SLOW, load.tick_s))
         case "forebay":
             sizer = Scaler(ours())
         case name:

@@ -15,6 +15,7 @@ def test_an_answer_is_printed_as_it_is(run: Run, server: FakeServer) -> None:
     assert done.returncode == 0
 
 
+@pytest.mark.slow
 def test_the_question_can_come_on_standard_input_and_the_system_message_goes_first(
     run: Run, server: FakeServer
 ) -> None:
@@ -42,6 +43,7 @@ def test_the_question_can_come_on_standard_input_and_the_system_message_goes_fir
     assert document["model"] == "chat"
 
 
+@pytest.mark.slow
 def test_an_api_key_is_sent(run: Run, server: FakeServer) -> None:
     server.authorizations.clear()
     run("chat", "--url", f"{server.url}/v1", "hi", FOREBAY_API_KEY="secret")
@@ -53,8 +55,8 @@ def test_an_api_key_is_sent(run: Run, server: FakeServer) -> None:
     ("model", "says"),
     [
         ("refuse", "No answer: The waiting queue is full. [queue_full] (HTTP 429; try again in 7 s)"),
-        ("cut", "Incomplete: the answer broke off"),
-        ("error-event", "Incomplete: The replica was lost. [stream_interrupted]"),
+        pytest.param("cut", "Incomplete: the answer broke off", marks=pytest.mark.slow),
+        pytest.param("error-event", "Incomplete: The replica was lost. [stream_interrupted]", marks=pytest.mark.slow),
     ],
 )
 def test_a_failure_is_one_readable_line(run: Run, server: FakeServer, model: str, says: str) -> None:
@@ -65,10 +67,12 @@ def test_a_failure_is_one_readable_line(run: Run, server: FakeServer, model: str
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_a_model_cannot_drive_the_terminal(run: Run, server: FakeServer) -> None:
     assert "\x1b" not in run("chat", "--url", server.url, "--model", "rude", "hi").stdout
 
 
+@pytest.mark.slow
 def test_an_unknown_model_is_answered_with_those_there_are(run: Run, server: FakeServer) -> None:
     done = run("chat", "--url", server.url, "--model", "gpt", "hi")
 
@@ -84,6 +88,7 @@ def test_nothing_running_says_how_to_start(run: Run) -> None:
     assert "forebay up" in done.stderr
 
 
+@pytest.mark.slow
 def test_an_empty_question_is_wrong_usage(run: Run, server: FakeServer) -> None:
     done = run("chat", "--url", server.url, stdin="\n")
 

@@ -1,6 +1,8 @@
 """Commands that start nothing: help, version, schema, config check, status without a cluster."""
 
+import io
 import json
+import sys
 from pathlib import Path
 
 import jsonschema
@@ -11,6 +13,7 @@ from rich.console import Console
 from tests.cli.conftest import Run
 
 from forebay import __version__
+from forebay.cli.main import main
 from forebay.cli.settings import demo_file
 from forebay.cli.view.status import view
 from forebay.control.status import Status
@@ -122,6 +125,29 @@ def test_mistakes_end_with_a_sentence_and_their_exit_code(
     assert "Traceback" not in done.stderr
 
 
+class Terminal(io.StringIO):
+    """What is written to it, as if somebody looked."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_gets_messages_in_lines_that_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Terminal()
+    (tmp_path / "f.yaml").write_text("bogus: 1\nmodels: [{name: chat, task: chat, source: x}]\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setattr(sys, "argv", ["forebay", "config", "check", "f.yaml"])
+    monkeypatch.setenv("COLUMNS", "60")
+    with pytest.raises(SystemExit):
+        main()
+    first, *others = screen.getvalue().splitlines()
+    assert first == "forebay: f.yaml: 1 problem; nothing was started."
+    assert " ".join(line.strip() for line in others).startswith("line 1  bogus: found an unknown key; allowed: the")
+    assert len(others) > 1
+    assert max(len(line) for line in others) <= 60
+
+
 UNIT = {
     "id": "gateway-0", "generation": 1, "pid": 7, "url": "http://127.0.0.1:8080", "state": "ready", "why": "",
     "since": 1.0, "restarts": 0, "starts_again_in_s": None, "last_words": "",
@@ -137,7 +163,7 @@ BROKEN = {
 }  # fmt: skip
 MODEL = {
     "name": "chat", "task": "chat", "engine": "openvino", "source": "x", "revision": "0123456789ab", "slo": {},
-    "ready": 1, "wanted": 2, "replicas": [REPLICA, BROKEN],
+    "ready": 1, "wanted": 2, "replicas": [REPLICA, BROKEN], "trouble": "m.gguf: it has another SHA-256",
 }  # fmt: skip
 STATUS = {
     "cluster": "demo", "version": "1", "pid": 6, "ready": True, "phase": "run", "trouble": "",
@@ -154,6 +180,7 @@ def test_the_status_table_fits_a_terminal_and_says_why_something_is_not_ready() 
     for words in ("1/2 ready", "chat-0", "3/32", "25%", "127.0.0.1:8080", "0123456", "quarantined", "gateway-0"):
         assert words in shown
     assert "it ended with code 1; starts again in 4.5 s" in shown
+    assert "chat: m.gguf: it has another SHA-256" in shown
     assert "last words: Error: [no] such file" in shown
     assert "…" not in shown
     assert "gRPC" not in shown

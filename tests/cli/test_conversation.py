@@ -93,6 +93,7 @@ def test_turns_build_on_one_another_until_ctrl_d(terminal: Terminal, server: Fak
     ]
 
 
+@pytest.mark.slow
 def test_ctrl_c_at_the_prompt_asks_once_and_then_leaves(terminal: Terminal) -> None:
     terminal.wait_for(PROMPT)
 

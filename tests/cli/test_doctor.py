@@ -46,6 +46,7 @@ def test_the_home_folder_may_still_be_missing(tmp_path: Path) -> None:
     assert check_disk(tmp_path / "a" / "b").state in (State.OK, State.WARN)
 
 
+@pytest.mark.slow
 def test_the_report_is_complete_and_machine_readable(run: Run) -> None:
     done = run("doctor", "--json", FOREBAY_GATEWAY__PORT="18080", FOREBAY_ADMIN__PORT="18081")
     document = json.loads(done.stdout)

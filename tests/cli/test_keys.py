@@ -95,6 +95,7 @@ def test_the_list_says_whose_keys_there_are_and_which_are_good(run: Run) -> None
 
 def test_without_keys_the_list_is_empty(run: Run) -> None:
     assert json.loads(run("list", "--json").stdout) == []
+    assert "forebay keys create" in run("list").stdout
 
 
 def test_a_revoked_key_is_over_and_stays_so(run: Run) -> None:

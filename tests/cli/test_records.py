@@ -12,11 +12,13 @@ from tests.gateway.records.rig import line_of
 from typer.testing import CliRunner
 
 from forebay.cli.main import app
+from forebay.cli.records.usage import COLUMNS, view
 from forebay.cli.settings import UserError
 from forebay.core.model import RecordsSpec
 from forebay.gateway.records.facts import Facts
 from forebay.gateway.records.ledger import DAY_S, day_text
 from forebay.gateway.records.recorder import Recorder
+from forebay.gateway.records.saved import Sums
 from forebay.gateway.records.writer import RecordLog, numbered
 from forebay.obs import log
 from forebay.obs.clock import wall_s
@@ -130,6 +132,16 @@ def test_explain_reads_around_damage_and_says_if_that_is_why_nothing_is_found(ru
     assert "There is no record of req-1" in lost.stderr
     assert "1 damaged" in lost.stderr
     assert "damaged" not in run("explain", "nobody").stderr
+
+
+def test_a_narrow_terminal_is_spared_counts_that_are_0_for_all() -> None:
+    total = {(1, ("", "chat", "ok")): Sums(requests=2, prompt_tokens=1234)}
+
+    def columns(narrow: bool) -> list[str]:
+        return [str(column.header) for column in view(total, narrow).columns]
+
+    assert columns(narrow=True) == ["tenant", "model", "requests", "ok", "prompt"]
+    assert columns(narrow=False) == list(COLUMNS)
 
 
 @pytest.mark.usefixtures("root")

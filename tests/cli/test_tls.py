@@ -113,6 +113,7 @@ def test_doctor_knows_a_gateway_behind_tls(tmp_path: Path) -> None:
     assert "by a Forebay" in found.found
 
 
+@pytest.mark.slow
 def test_chat_and_bench_trust_the_ca_that_they_are_told(run: Run, tmp_path: Path) -> None:
     with https_server(tmp_path) as server:
         url = server.url.replace("http:", "https:")

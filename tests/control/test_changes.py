@@ -32,6 +32,7 @@ def chat(**more: Any) -> dict[str, Any]:
 
 ROUTES = "the gateways route by it within a second"
 MOVES = "what runs where it no longer may moves, one replica of a model at a time; the rest stays"
+SHARES = "all models together may have other numbers of GPUs or replicas; what is over them goes"
 NODE_A = '{"name":"a","host":"127.0.0.1","launcher":[],"cpus":null,"memory_gib":null,"gpu…'
 
 
@@ -51,6 +52,7 @@ NODE_A = '{"name":"a","host":"127.0.0.1","launcher":[],"cpus":null,"memory_gib":
         (chat(replicas=4), ["models.chat.replicas: 2 → 4"], ["chat: 2 replicas more"]),
         (chat(placement={"cpus": 1}), ["models.chat.placement.cpus: 0 → 1"], [MOVES]),
         ({"nodes": [{"name": "a"}]}, [f"nodes.a: nothing → {NODE_A}"], [MOVES]),
+        ({"limits": {"gpus": 4}}, ["limits.gpus: null → 4"], [SHARES]),
         (chat(replicas=1), ["models.chat.replicas: 2 → 1"], ["chat: 1 replica less; what runs there may finish"]),
         (
             chat(engine={"name": "synthetic", "step_ms": 5}),

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.core.world import Unit, World, gateway, replica
+from tests.examples import examples
 
 from forebay.core.lifecycle import Event
 from forebay.core.model import LoadReport, ReplicaState
@@ -377,7 +378,7 @@ def _fault(world: World, kind: str, slot_number: int, unit: Unit | None) -> None
             world.refuse = ""
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(FAULTS)
 def test_whatever_happens_it_ends_with_exactly_what_is_wanted(faults: list[tuple[str, int, float]]) -> None:
     world = World(list(SLOTS))

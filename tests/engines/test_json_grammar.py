@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.engines.grammar_sampler import Grammar
 from tests.engines.schema_strategy import schemas
+from tests.examples import examples
 
 from forebay.core.errors import Code, Refusal
 from forebay.engines.numerals import decimals, integers
@@ -82,7 +83,7 @@ def test_whatever_the_grammar_derives_satisfies_the_schema(name: str) -> None:
         validator.validate(json.loads(text, parse_constant=pytest.fail))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(schemas(), st.integers(0, 2**32))
 def test_a_generated_schema_is_refused_or_its_grammar_keeps_it(schema: Any, seed: int) -> None:
     try:

@@ -1,6 +1,5 @@
 """The door of a gateway: files that change under it, credentials it remembers, counts that outlive it."""
 
-import asyncio
 import io
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -8,7 +7,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.net.rig import until
 
 from forebay.core.errors import Code
 from forebay.core.model import TenancySpec
@@ -128,17 +126,6 @@ def test_a_revoked_key_is_over_at_the_next_look(door: Door) -> None:
     assert door.code() is None
     door.write(replace(RECORD, revoked=1_000_000.0))
     assert door.code() is Code.UNAUTHORIZED
-    assert tenancy.LOOK_S <= 1.0
-
-
-def test_files_are_followed(door: Door) -> None:
-    async def test() -> None:
-        following = asyncio.get_running_loop().create_task(door.doorman.follow())
-        change_keys(door.keys, lambda _: ((), None))
-        await until(lambda: door.code() is Code.UNAUTHORIZED)
-        following.cancel()
-
-    asyncio.run(test())
 
 
 def test_a_key_expires_by_the_wall_clock_while_it_is_remembered(door: Door) -> None:

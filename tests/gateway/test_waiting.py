@@ -25,6 +25,7 @@ from tests.gateway.rig import (
 from tests.net.rig import peer, run, until
 
 from forebay.core.model import ReplicaState
+from forebay.gateway import serve
 from forebay.net.server import Exchange
 
 
@@ -85,6 +86,24 @@ def test_who_finds_the_only_replica_stopping_waits_for_what_follows_it(tmp_path:
             await _queued(front, 1)
             front.write(routes(following))
             assert (await client.answer()).status == 200
+
+    run(main())
+
+
+def test_who_finds_a_replica_stopping_is_not_sent_to_others_that_are_gone_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serve, "TICK_S", 3600.0)  # it has no other occasion to look
+    leaving = [Worker(replica=f"chat-{number}") for number in range(5)]
+    staying = Worker(replica="chat-5")
+
+    async def main() -> None:
+        async with cluster(tmp_path, *leaving, staying) as front:
+            for worker in leaving:
+                worker.answer = failing(503, "draining", RETRYABLE)
+            front.write(routes(staying))
+            answers = [await front.ask(post(chat())) for _ in range(3)]
+            assert [answer.status for answer in answers] == [200, 200, 200]
 
     run(main())
 

@@ -363,7 +363,9 @@ def test_what_was_tampered_with_in_the_vault_is_refused_and_named(tmp_path: Path
             (folder / file).write_bytes(good[:place] + bytes([good[place] ^ 1]) + good[place + 1 :])
             with pytest.raises(RegistryError, match=said):
                 registry.open("chat", id, quiet)
-            assert registry.verify(quiet)
+            wrong = registry.verify(quiet)
+            assert wrong
+            assert all(each.startswith(f"chat@{id}: ") for each in wrong)
         (folder / file).unlink()
         with pytest.raises(RegistryError, match=r"missing|cannot be read"):
             registry.open("chat", id, quiet)

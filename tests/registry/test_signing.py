@@ -1,5 +1,6 @@
 """Keys and signatures: what is signed is known, everything else is not."""
 
+import base64
 import subprocess
 from pathlib import Path
 
@@ -26,6 +27,16 @@ def test_the_holder_of_the_key_has_signed_this_message_and_no_other(tmp_path: Pa
     assert not is_signed(b"messagf", signature, ours.public)
     assert not is_signed(b"message", signature, other.public)
     assert not is_signed(b"message", other.sign(b"message"), ours.public)
+
+
+def test_other_text_for_the_same_signature_is_none(tmp_path: Path) -> None:
+    ours = own_signer(tmp_path / "a")
+    signature = ours.sign(b"message")
+    last = signature[-3]
+    assert signature.endswith("==")
+    other = signature[:-3] + chr(ord(last) + 1) + "=="
+    assert base64.b64decode(other) == base64.b64decode(signature)
+    assert not is_signed(b"message", other, ours.public)
 
 
 @given(st.text(max_size=100), st.text(max_size=60))

@@ -439,6 +439,7 @@ def test_everything_repeats_itself_in_one_process() -> None:
     assert len({hashed for hashed, _ in kept}) == 1
 
 
+@pytest.mark.slow
 def test_everything_repeats_itself_in_other_processes_with_other_hashes() -> None:
     code = f"import runpy; print(runpy.run_path({__file__!r})['digest']())"
     printed = {

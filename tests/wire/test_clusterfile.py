@@ -6,6 +6,7 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.examples import examples
 
 from forebay.core.cluster import Cluster
 from forebay.core.engine_settings import LlamaCppSettings, OnnxSettings
@@ -124,6 +125,17 @@ def test_a_switch_is_true_or_false_and_no_other_word(value: str) -> None:
     engine = f"models: [{CHAT[:-1]}, engine: {{name: openvino, prefix_cache: {value}}}}}]"
 
     assert one(engine).allowed == "true or false"
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [("maybe", '"maybe"'), ("-1", "-1"), ("[1]", "a list of 1"), ("{a: 1}", "a section"), ("1.5", "1.5")],
+)
+def test_of_a_number_or_a_word_both_are_named_and_the_place_once(value: str, found: str) -> None:
+    problem = one(f"models: [{CHAT[:-1]}, spares: {value}}}]")
+
+    allowed = 'a whole number from 0 to 100, or "auto"'
+    assert (problem.path, problem.found, problem.allowed) == ("models[0].spares", found, allowed)
 
 
 def test_words_that_old_yaml_takes_for_booleans_are_words() -> None:
@@ -288,7 +300,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.dictionaries(KEYS, VALUES), st.dictionaries(KEYS, st.text(max_size=6), max_size=2))
 def test_any_data_is_a_cluster_or_a_list_of_problems(data: dict[str, object], overrides: dict[str, str]) -> None:
     outcome = attempt(yaml.safe_dump(data, allow_unicode=True), overrides)
@@ -296,7 +308,7 @@ def test_any_data_is_a_cluster_or_a_list_of_problems(data: dict[str, object], ov
     assert isinstance(outcome, Cluster) or all(p.found and p.allowed for p in outcome)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.binary(max_size=60) | st.text(alphabet="ab:-[]{}&*!|>'\"#% \n\t,?01.~", max_size=60))
 def test_any_text_is_a_cluster_or_a_list_of_problems(text: str | bytes) -> None:
     assert attempt(text, {})

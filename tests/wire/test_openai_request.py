@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.examples import examples
 
 from forebay.core.errors import Code, Refusal
 from forebay.wire import openai_request as wire
@@ -341,7 +342,7 @@ JSON = st.recursive(
 
 
 @pytest.mark.parametrize("kind", sorted(PARSERS))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.data())
 def test_any_json_in_any_field_is_taken_or_refused_naming_the_field(kind: str, data: st.DataObject) -> None:
     parse, good, fields = PARSERS[kind]
@@ -354,7 +355,7 @@ def test_any_json_in_any_field_is_taken_or_refused_naming_the_field(kind: str, d
         assert error.param.startswith((name, "stream_options", "top_logprobs"))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.lists(JSON, min_size=1, max_size=3), st.dictionaries(st.sampled_from(["role", "content", "name"]), JSON))
 def test_any_json_as_messages_is_taken_or_refused(messages: list[Any], message: dict[str, Any]) -> None:
     for value in (messages, [message], [CHAT["messages"][0], message | {"role": "user"}]):
@@ -362,7 +363,7 @@ def test_any_json_as_messages_is_taken_or_refused(messages: list[Any], message: 
         assert error is None or (error.param or "").startswith("messages")
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.binary(max_size=200))
 def test_any_bytes_are_taken_or_refused(body: bytes) -> None:
     for parse, _, _ in PARSERS.values():

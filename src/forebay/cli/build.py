@@ -66,7 +66,7 @@ from forebay.registry.digests import artifact_digest, verify
 from forebay.registry.proved import RegistryError
 from forebay.registry.sources import Progress, RegistrySource, SourceError, fetch, obtain, parse, parse_registered
 from forebay.store.database import Store, StoreError
-from forebay.store.nodes import Nodes
+from forebay.store.documents import Documents
 
 COMMANDS = {
     Kind.REPLICA: (sys.executable, "-m", "forebay.worker"),
@@ -209,7 +209,7 @@ def _plan_again(home: Path, places: Places, progress: Progress, changed: Cluster
 
 def _health(
     cluster: Cluster,
-    records: Nodes,
+    records: Documents,
     journal: Journal,
     metrics: Metrics,
     nodes: Callable[[], Sequence[NodeSettings]],

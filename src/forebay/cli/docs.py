@@ -145,7 +145,7 @@ def settings_page() -> str:
 
 def _sections() -> Iterator[tuple[str, type[BaseModel]]]:
     yield "The file", Cluster
-    for key in ("gateway", "admin", "control", "registry", "health"):
+    for key in ("gateway", "admin", "control", "registry", "limits", "health"):
         yield f"`{key}`", _model(Cluster, key)
     yield "`gateway.tls`", TlsSettings
     yield "`gateway.limits`", _model(GatewaySettings, "limits")

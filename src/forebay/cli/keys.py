@@ -126,6 +126,9 @@ def list_(
         ]
         typer.echo(msgspec.json.format(msgspec.json.encode(rows)))
         return
+    if not records:
+        typer.echo("There are no keys yet. `forebay keys create --tenant NAME` makes one.")
+        return
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for name in ("id", "of", "may", "state", "created", "expires"):
         table.add_column(name, no_wrap=True)

@@ -212,6 +212,7 @@ def bench(
     fixed_output: Annotated[
         bool, typer.Option("--fixed-output", help="Ask for answers of exactly that length (ignore_eos).")
     ] = False,
+    temperature: Annotated[float | None, typer.Option(help="0: greedy.", show_default="the server's")] = None,
     stream: Annotated[bool, typer.Option(help="Stream the answers; needed for TTFT and TPOT.")] = True,
     batch: Annotated[int, typer.Option(help="embed: inputs per request.")] = 1,
     warmup: Annotated[int, typer.Option(help="Requests sent first and not counted.")] = 0,
@@ -250,6 +251,7 @@ def bench(
         api_key=api_key,
         ca=ca,
         headers=tuple(header or ()),
+        temperature=temperature,
     )
     raise typer.Exit(bench(plan, Slo(slo_ttft_ms, slo_tpot_ms, slo_e2e_ms), Output(as_json, plot)))
 
@@ -314,12 +316,29 @@ def check(
         typer.echo(f"The certificate {found.found}{f': {found.advice}' if found.advice else ''}")
 
 
+def _fitted(text: str) -> str:
+    """A message for standard error: a terminal gets lines that end with a word."""
+    if not sys.stderr.isatty():
+        return text
+    import shutil
+    import textwrap
+
+    width = shutil.get_terminal_size().columns
+    lines = []
+    for line in text.split("\n"):
+        indent = " " * (len(line) - len(line.lstrip()) + 4) if line.startswith(" ") else ""
+        lines += textwrap.wrap(
+            line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        ) or [""]
+    return "\n".join(lines)
+
+
 def main() -> None:
     """Entry point: expected problems end with a sentence and an exit code, not with a traceback."""
     try:
         app()
     except UserError as error:
-        print(f"forebay: {error}", file=sys.stderr)
+        print(_fitted(f"forebay: {error}"), file=sys.stderr)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(settings.INTERRUPTED)

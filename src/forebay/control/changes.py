@@ -100,6 +100,8 @@ def effects(before: Plan, after: Plan) -> tuple[str, ...]:
     told += _gateways(before.gateways, after.gateways)
     if before.nodes != after.nodes or any(old[name].placement != new[name].placement for name in old if name in new):
         told.append("what runs where it no longer may moves, one replica of a model at a time; the rest stays")
+    if before.limits != after.limits:
+        told.append("all models together may have other numbers of GPUs or replicas; what is over them goes")
     for name, model in new.items():
         if name in old:
             told += [f"{name}: {effect}" for effect in (*_scaled(old[name], model), *_replicas(old[name], model))]

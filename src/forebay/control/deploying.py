@@ -90,6 +90,10 @@ class Deployments:
         """Let go of the store."""
         self._ledger.close()
 
+    def hindrance(self, model: str, revision: str) -> str:
+        """Why a revision cannot be brought to this machine; empty: it is here, on its way, or is not wanted."""
+        return self._preparer.refused.get((model, revision), "")
+
     async def begin(self, plan: Plan) -> None:
         """Take up what is stored, before the first round; while the store is down, what is recalled of it.
 

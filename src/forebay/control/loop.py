@@ -284,7 +284,8 @@ class Controller:
         rolling = {name for name in names if self.deployments and self.deployments.under_way(name)}
         resting = self.standby.resting if self.standby else ()
         duty = {name: self.health.duty(name) for name in names} if self.health else {}
-        return Look(self.state, units, self.reports, rolling, resting, duty)
+        pools = self.standby.pools if self.standby else {}
+        return Look(self.state, units, self.reports, rolling, resting, duty, pools)
 
     def _look(self, models: tuple[ModelRoutes, ...], looked: Looked) -> None:
         assert self.deployments is not None

@@ -21,6 +21,7 @@ from forebay.core.placement.settings import NodeSettings, PlacementSettings
 from forebay.core.reconcile import Kind, SeenUnit, Slot, State, needs_spare
 from forebay.core.revision import revision_id, spec_digest
 from forebay.core.scaling.settings import Scale
+from forebay.core.scaling.sharing import Limits as ReplicaLimits
 from forebay.wire.transcript import TEXT_BYTES_MAX
 
 LOAD_MARGIN_S = 60.0
@@ -85,6 +86,8 @@ class Plan:
     """Of Forebay: part of the digest of every slot."""
     nodes: tuple[NodeSettings, ...] = ()
     """Where replicas run; none: on this machine."""
+    limits: ReplicaLimits = field(default_factory=ReplicaLimits)
+    """What all models together may have."""
 
     @property
     def slots(self) -> tuple[Slot, ...]:
@@ -193,6 +196,7 @@ def make_plan(cluster: Cluster, artifacts: Mapping[str, Artifact], places: Place
         dispatch=make_dispatch(cluster.aliases, cluster.routes),
         version=version,
         nodes=cluster.nodes,
+        limits=cluster.limits.value(),
     )
 
 

@@ -95,6 +95,8 @@ class ModelStatus:
     least: int | None = None
     """Bounds of its scaling that hold now; null: it is not scaled."""
     most: int | None = None
+    trouble: str = ""
+    """Why no replica of its revision can be started; empty: any can."""
 
     @property
     def serves(self) -> bool:
@@ -183,9 +185,10 @@ def _model(
     replicas = tuple(
         _replica(control, model, states.get(slot.id) or SlotState(slot.id, now), now, wall) for slot in model.units
     )
-    bounds = control.scaler.bounds(model.routes.name) if control.scaler else None
+    name = model.routes.name
+    bounds = control.scaler.bounds(name) if control.scaler else None
     return ModelStatus(
-        name=model.routes.name,
+        name=name,
         task=model.routes.task.value,
         engine=model.engine,
         source=model.source,
@@ -199,6 +202,7 @@ def _model(
         on_demand=model.routes.on_demand,
         least=bounds[0] if bounds else None,
         most=bounds[1] if bounds else None,
+        trouble=control.deployments.hindrance(name, model.routes.revision) if control.deployments else "",
     )
 
 

@@ -21,6 +21,7 @@ from forebay.core.leading.settings import ControlSettings, control_conflicts
 from forebay.core.model import Policy, Task
 from forebay.core.placement.settings import NodeSettings, PlacementSettings, placement_conflicts
 from forebay.core.registry.settings import RegistrySettings, encryption_conflicts, store_conflicts
+from forebay.core.scaling.limits import ClusterLimits, limit_conflicts
 from forebay.core.scaling.settings import Scale, ScaleSettings, scale_conflicts
 from forebay.core.section import Conflict, Name, Section, sections
 from forebay.core.tenancy import Quota, Tenant
@@ -266,6 +267,8 @@ class Cluster(Section):
     """Rules that choose a model by what a request is like."""
     nodes: tuple[NodeSettings, ...] = ()
     """Machines, or parts of this one, that replicas run on; none: one node `local`, this machine."""
+    limits: ClusterLimits = ClusterLimits()
+    """What the replicas of all models may have together; if they want more, each has its `min` and a fair share."""
     health: HealthSettings = HealthSettings()
     """How the GPUs are."""
     tenants: tuple[TenantSettings, ...] = ()
@@ -313,6 +316,7 @@ def conflicts(raw: Mapping[str, Any]) -> tuple[Conflict, ...]:
         *dispatch_conflicts(raw),
         *rollout_conflicts(raw),
         *scale_conflicts(raw),
+        *limit_conflicts(raw),
         *placement_conflicts(raw),
         *health_conflicts(raw),
     )

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import re
+from collections.abc import Callable
 from random import Random
 from typing import Final
 
@@ -87,6 +88,8 @@ class Gateway:
         self.now = loop.time
         self.born = loop.time()
         self._later = loop.call_later
+        self.look: Callable[[], None] = lambda: None
+        """Takes a newer snapshot over, if there is one."""
 
     def _new_id(self) -> bytes:
         return b"req-%b%08x" % (self._id_start, next(self._id_count))
@@ -258,13 +261,14 @@ class Gateway:
     def send(self, relay: Relay, route: Route) -> None:
         """Begin an attempt."""
         served, now = relay.served, self.now()
-        link = served.links[route.at]
+        links = served.links  # another snapshot may be taken over before we are done
+        link = links[route.at]
         if relay.queued_s < 0:
             relay.queued_s = now - relay.began
             served.account.queue_wait.observe(relay.queued_s)
         if self._recorder is not None:
             if not route.terms:  # their loads are told as they were
-                relay.candidates = told.candidates(served.links, route)
+                relay.candidates = told.candidates(links, route)
             relay.report_age_s = now - link.heard_at
             relay.hit = served.source(link, relay.ask, route.hit_tokens)
         self._turn += 1
@@ -278,7 +282,7 @@ class Gateway:
             relay.charge = served.pricing.sent(link.meter, relay.ask, route.hit_tokens, relay.streams, now)
         relay.run_on(link)
         if route.terms and self._recorder is not None:  # this takes time, so the request is on its way before
-            relay.candidates = told.candidates(served.links, route)
+            relay.candidates = told.candidates(links, route)
         if served.split is not None:
             sent(self, relay, link, served.split)
         if relay.hedge_after_s:
@@ -356,6 +360,8 @@ class Gateway:
         begun = relay.exchange.started
         failed = (link.id, link.generation)
         relay.tried = (*relay.tried, failed) if relay.stuck or not begun else (failed,)
+        if reason == "connect" or reason in GOING:  # others may be gone with it: each would cost an attempt
+            self.look()
         if not self._may_go_on(relay, reason):
             relay.refuse(problem, served.waiting.retry_after_s(now))
             return

@@ -17,7 +17,6 @@ from forebay.net.client import Pool
 from forebay.net.fetching import NoAnswer, fetch
 from forebay.wire.documents import UNREADABLE
 
-SNAPSHOT_POLL_S: Final = 0.1
 LOAD: Final = b"/load"
 REPORT_BYTES_MAX: Final = 256 * 1024
 """Twice what the most blocks that a load report may name need."""
@@ -36,16 +35,11 @@ class Fleet:
         self._seen: tuple[int, int, int] | None = None
         self._complaint = ""
         self._watching: set[asyncio.Task[None]] = set()
-
-    async def follow(self) -> None:
-        """Take over every new snapshot; a missing or broken one changes nothing."""
-        while True:
-            self.look()
-            await asyncio.sleep(SNAPSHOT_POLL_S)
+        gateway.look = self.look
 
     def look(self) -> None:
-        """Read the snapshot file if it is another one than last time."""
-        path, complaint = self._spec.snapshot_path, ""  # a plain string: this happens ten times a second
+        """Take over the snapshot if it is another one than last time; a missing or broken one changes nothing."""
+        path, complaint = self._spec.snapshot_path, ""  # a plain string: this happens all the time
         try:
             stat = os.stat(path)
             seen = (stat.st_ino, stat.st_size, stat.st_mtime_ns)

@@ -23,6 +23,9 @@ from forebay.net.tls import BadPair, Renewal
 from forebay.obs.metrics import Metrics
 
 TICK_S: Final = 0.25
+"""How often a gateway looks at its files, and at what is due. All at once: of a process that has nothing else to do,
+each awakening costs ten times what it does in one that is busy, and stops an engine's threads. A revoked key is good
+for this long at most."""
 PEERS_EVERY_S: Final = 1.0
 PRIVATE_LIMITS: Final = Limits(connections_max=64, head_timeout_s=2.0, idle_timeout_s=10.0)
 LINGER_S: Final = 1.5
@@ -68,16 +71,12 @@ async def run(
         private = HttpServer(page.handle_private, PRIVATE_LIMITS, wants_body=lambda _: False)
         page.public = public
         background = [
-            group.create_task(fleet.follow()),
-            group.create_task(_tick(gateway, access, recorder, metrics)),
+            group.create_task(_tick(gateway, fleet, page, access, metrics, recorder=recorder)),
             group.create_task(_count_peers(gateway, spec)),
         ]
-        keys: asyncio.Task[None] | None = None
         if spec.tenancy is not None:
             gateway.doorman = Doorman(spec.id, spec.tenancy, log, now=gateway.now)
             gateway.doorman.start()
-            keys = group.create_task(gateway.doorman.follow())
-            background.append(keys)
         renewal = Renewal(spec.tls, log, metrics) if spec.tls is not None else None
         try:
             if recorder is not None:
@@ -89,8 +88,7 @@ async def run(
             await signals.get()
             log.info("draining", grace_s=spec.drain_grace_s, connections=public.connections)
             page.draining = True
-            if gateway.doorman is not None and keys is not None:  # from here on its successor counts
-                keys.cancel()
+            if gateway.doorman is not None:  # from here on its successor counts
                 gateway.doorman.save()
             await _drain(public, spec.drain_grace_s, signals, log)
             gateway.close()
@@ -129,14 +127,26 @@ async def _drain(
         again.cancel()
 
 
-async def _tick(gateway: Gateway, access: AccessLog, recorder: Recorder | None, metrics: Metrics) -> None:
+async def _tick(
+    gateway: Gateway,
+    fleet: Fleet,
+    page: pages.Pages,
+    access: AccessLog,
+    metrics: Metrics,
+    *,
+    recorder: Recorder | None,
+) -> None:
+    """Take over what has changed in the files, and do what is due."""
     while True:
-        await asyncio.sleep(TICK_S)
+        fleet.look()
+        if gateway.doorman is not None and not page.draining:
+            gateway.doorman.look()
         gateway.expire()
         access.flush()
         if recorder is not None:
             recorder.flush(gateway.now())
             metrics.counter("records_lost_total").value = recorder.lost
+        await asyncio.sleep(TICK_S)
 
 
 async def _count_peers(gateway: Gateway, spec: GatewaySpec) -> None:

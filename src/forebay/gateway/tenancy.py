@@ -3,7 +3,6 @@
 Keys, leases and counts are files. They are looked at by one task, again and again; a request touches none of them.
 """
 
-import asyncio
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -32,8 +31,6 @@ from forebay.obs.clock import wall_s
 from forebay.registry.keys import KeyFileError, read_keys
 from forebay.wire.documents import UNREADABLE
 
-LOOK_S: Final = 0.25
-"""A revoked key is good for this long at most."""
 SAVE_S: Final = 1.0
 """What a gateway that is killed may forget: the counts of this long."""
 DAY_S: Final = 86_400
@@ -188,14 +185,8 @@ class Doorman:
             self._limiter.restore(counts.used, counts.day, wall - counts.at, now)
         self.look()
 
-    async def follow(self) -> None:
-        """Look again and again."""
-        while True:
-            self.look()
-            await asyncio.sleep(LOOK_S)
-
     def look(self) -> None:
-        """Take over what has changed; save what was counted."""
+        """Take over what has changed; save what was counted. To be called several times a second."""
         now, wall = self._now(), self._wall()
         self._turn(now, wall)
         records = self._keys.news()

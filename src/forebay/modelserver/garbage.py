@@ -4,7 +4,7 @@ import gc
 from typing import Final
 
 THRESHOLDS: Final = (20_000, 20, 20)
-"""Requests over HTTP leave no cycles behind, those over gRPC small ones: gRPC's own."""
+"""Requests leave no cycles behind: what there are come from connections and from models that come and go."""
 
 
 def collect_seldom() -> None:

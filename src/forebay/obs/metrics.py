@@ -128,6 +128,7 @@ TABLE: tuple[Metric, ...] = (
     Metric("promotions_total", "counter", _M, "Replicas that rested and were given requests."),
     Metric("rollout_share", "gauge", ("model",), "Share of the requests that a revision being rolled out is given."),
     Metric("scale_wanted", "gauge", ("model",), "Replicas that scaling wants; in shadow mode, that it would want."),
+    Metric("scale_asked", "gauge", ("model",), "Replicas that it would want without the `limits` of the cluster."),
     Metric(
         "scale_decisions_total",
         "counter",
@@ -147,6 +148,8 @@ TABLE: tuple[Metric, ...] = (
     Metric("device_source_up", "gauge", ("node",), "1 while the devices of the node can be read."),
     Metric("node_drained", "gauge", ("node",), "1 while the node is taken out of service."),
     Metric("snapshot_version", "gauge", (), "The snapshot that the gateways are to route on."),
+    Metric("control_leader", "gauge", (), "1 while this control may change things; 0: another one, or none, may."),
+    Metric("control_epoch", "gauge", (), "Term of the control that leads, as far as known; 0: there is only one."),
 )
 
 

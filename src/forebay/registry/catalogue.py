@@ -25,12 +25,14 @@ from forebay.core.registry.approval import (
     standing,
 )
 from forebay.core.registry.manifest import BadManifest, Manifest
+from forebay.core.registry.statements import mismatch, signed_bytes
 from forebay.core.revision import revision_id
 from forebay.obs.clock import wall_s
 from forebay.registry import proved
 from forebay.registry.artifacts import Artifacts
+from forebay.registry.bundles import Bundle
 from forebay.registry.proved import RegistryError, Revision, Setting, StepDocument, Tampered
-from forebay.registry.signing import Signer
+from forebay.registry.signing import Signer, exactly, is_signed
 from forebay.registry.sources import Progress, SourceError
 from forebay.registry.vault import Vault
 from forebay.store import events
@@ -238,26 +240,43 @@ class Registry:
         """Add a publisher's signature to the artifact of a revision. Raises `RegistryError`."""
         with self._store.write() as connection:
             listed = self._listed(connection, model, proved.resolve(connection, model, name))
-            revision, now = listed.revision, wall_s()
-            if publisher.public in listed.signed_by:
-                return listed
-            made = publisher.sign(proved.signed_message(revision.artifact))
-            both = (
-                *proved.signatures(connection, revision.artifact),
-                proved.Signature(publisher.public, made, by.name, now),
-            )
-            own = ARTIFACTS.c.digest == revision.artifact
-            connection.execute(update(ARTIFACTS).where(own).values(signatures=msgspec.json.encode(both).decode()))
-            events.append(
-                connection,
-                at=now,
-                actor=by.name,
-                kind="artifact.signed",
-                subject=revision.subject,
-                why=f"with the key {publisher.public}",
-                document={"public": publisher.public},
-            )
-            return self._listed(connection, model, revision.id)
+            made = publisher.sign(proved.signed_message(listed.revision.artifact))
+            return self._signed(connection, listed, proved.Signature(publisher.public, made, by.name, wall_s()))
+
+    def attach(self, model: str, name: str, bundle: Bundle, by: Actor) -> Listed:
+        """Add a signature that `model_signing` has made of the files of a revision. Raises `RegistryError`."""
+        with self._store.write() as connection:
+            listed = self._listed(connection, model, proved.resolve(connection, model, name))
+            revision, statement = listed.revision, exactly(bundle.statement)
+            message = signed_bytes(statement)
+            public = next((each for each in self._publishers if is_signed(message, bundle.signature, each)), "")
+            if not public:
+                raise RegistryError(f"{revision.name}: no key in `registry.publishers` has made this signature")
+            why_not = mismatch(statement, proved.manifest(connection, revision.artifact, revision.manifest))
+            if why_not:
+                raise RegistryError(f"{revision.name}: the signature is not one of this artifact: {why_not}")
+            made = proved.Signature(public, bundle.signature, by.name, wall_s(), bundle.statement)
+            return self._signed(connection, listed, made)
+
+    def _signed(self, connection: Connection, listed: Listed, new: proved.Signature) -> Listed:
+        """With one more signature, unless there is one with this key."""
+        revision = listed.revision
+        if new.public in listed.signed_by:
+            return listed
+        manifest = proved.manifest(connection, revision.artifact, revision.manifest)
+        both = (*proved.signatures(connection, manifest), new)
+        own = ARTIFACTS.c.digest == revision.artifact
+        connection.execute(update(ARTIFACTS).where(own).values(signatures=msgspec.json.encode(both).decode()))
+        events.append(
+            connection,
+            at=new.at,
+            actor=new.by,
+            kind="artifact.signed",
+            subject=revision.subject,
+            why=f"with the key {new.public}",
+            document={"public": new.public},
+        )
+        return self._listed(connection, revision.model, revision.id)
 
     def may_serve(self, model: str, name: str) -> Listed:
         """A revision that may be served, by its id or by an alias. Raises `RegistryError`, which says why not."""
@@ -304,8 +323,10 @@ class Registry:
                     found = self._keeper(manifest).check(manifest, progress)
                     checked[manifest.digest] = [f"{each.path}: {each.found}" for each in found]
                 wrong += [f"{revision.name}: {text}" for text in checked[manifest.digest]]
-            except (RegistryError, SourceError, OSError) as error:
+            except RegistryError as error:
                 wrong.append(str(error))
+            except (SourceError, OSError) as error:
+                wrong.append(f"{row.model}@{row.id}: {error}")
         return wrong
 
     def sweep(self) -> int:
@@ -337,7 +358,7 @@ class Registry:
         manifest = proved.manifest(connection, revision.artifact, revision.manifest)
         taken, _ = proved.steps(connection, revision, digest, self._signer.public)
         named = proved.aliases(connection, revision)
-        signed_by = tuple(each.public for each in proved.signatures(connection, revision.artifact))
+        signed_by = tuple(each.public for each in proved.signatures(connection, manifest))
         return Listed(revision, standing(taken, self._rules), named, manifest.size_bytes, signed_by)
 
 

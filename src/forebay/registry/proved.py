@@ -12,8 +12,9 @@ from sqlalchemy import Connection, select
 from forebay.core.model import Task
 from forebay.core.registry.approval import Step, Taken
 from forebay.core.registry.manifest import BadManifest, File, Manifest, make_manifest
+from forebay.core.registry.statements import mismatch, signed_bytes
 from forebay.core.revision import revision_id
-from forebay.registry.signing import is_signed
+from forebay.registry.signing import exactly, is_signed
 from forebay.store import events
 from forebay.store.schema import ALIASES, APPROVALS, ARTIFACTS, REVISIONS
 from forebay.wire.documents import UNREADABLE
@@ -164,6 +165,8 @@ class Signature(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     signature: str
     by: str
     at: float
+    statement: str = ""
+    """What `model_signing` has signed, base64; empty: it is `signed_message`."""
 
 
 def signed_message(digest: str) -> bytes:
@@ -171,15 +174,25 @@ def signed_message(digest: str) -> bytes:
     return f"forebay artifact v1\n{digest}\n".encode()
 
 
-def signatures(connection: Connection, digest: str) -> tuple[Signature, ...]:
+def signatures(connection: Connection, of: Manifest) -> tuple[Signature, ...]:
     """The signatures of an artifact. Raises `Tampered` if one is not, or no longer, that of its key."""
-    what = f"artifact {digest}: a signature"
-    text = connection.execute(select(ARTIFACTS.c.signatures).where(ARTIFACTS.c.digest == digest)).scalar() or "[]"
+    what = f"artifact {of.digest}: a signature"
+    text = connection.execute(select(ARTIFACTS.c.signatures).where(ARTIFACTS.c.digest == of.digest)).scalar() or "[]"
     found = _decode(text, tuple[Signature, ...], what)
     for each in found:
-        if not is_signed(signed_message(digest), each.signature, each.public):
+        if not _is_one(each, of):
             raise Tampered(f"{what} was changed: it is not one of {each.public}")
     return found
+
+
+def _is_one(signature: Signature, of: Manifest) -> bool:
+    if not signature.statement:
+        return is_signed(signed_message(of.digest), signature.signature, signature.public)
+    try:
+        statement = exactly(signature.statement)
+    except ValueError:
+        return False
+    return is_signed(signed_bytes(statement), signature.signature, signature.public) and not mismatch(statement, of)
 
 
 def aliases(connection: Connection, of: Revision) -> tuple[str, ...]:

@@ -58,7 +58,9 @@ class KeyFile:
             sealed = base64.b64decode(wrapped, validate=True)
             return self._cipher().decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], _LABEL)
         except (InvalidTag, binascii.Error, ValueError) as error:
-            raise SourceError(f"{self._path}: is not the key that this artifact's key was wrapped with") from error
+            raise SourceError(
+                f"{self._path}: is not the key that this artifact's key was wrapped with, or that was changed"
+            ) from error
 
     def _cipher(self) -> AESGCM:
         try:

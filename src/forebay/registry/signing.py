@@ -1,18 +1,23 @@
-"""Ed25519 signatures: the registry signs the steps of approval, publishers sign artifacts."""
+"""Signatures: the registry signs the steps of approval and publishers sign artifacts, with Ed25519.
+
+Of publishers also keys of elliptic curves are known, with which `model_signing` of OpenSSF signs.
+"""
 
 import base64
-import binascii
 import os
 from pathlib import Path
 from typing import Final
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
     NoEncryption,
     PrivateFormat,
     PublicFormat,
+    load_der_public_key,
     load_pem_private_key,
     load_pem_public_key,
 )
@@ -21,6 +26,10 @@ from forebay.registry.sources import SourceError
 
 KEY_MODE: Final = 0o600
 KEY_BYTES_MAX: Final = 16_384
+RAW_BYTES: Final = 32
+"""Of a public Ed25519 key."""
+HASHES: Final = {"secp256r1": hashes.SHA256(), "secp384r1": hashes.SHA384(), "secp521r1": hashes.SHA512()}
+"""Of curves, as Sigstore pairs them with what is hashed."""
 MADE_WITH: Final = "one is made with `openssl genpkey -algorithm ed25519 -out FILE`"
 
 
@@ -41,13 +50,27 @@ class Signer:
 
 
 def is_signed(message: bytes, signature: str, public: str) -> bool:
-    """Whether the holder of the public key has signed the message."""
+    """Whether the holder of the public key has signed the message. Base64 is taken only as it is made here."""
     try:
-        key = Ed25519PublicKey.from_public_bytes(base64.b64decode(public, validate=True))
-        key.verify(base64.b64decode(signature, validate=True), message)
-    except (InvalidSignature, binascii.Error, ValueError):
+        name, proof = exactly(public), exactly(signature)
+        if len(name) == RAW_BYTES:
+            Ed25519PublicKey.from_public_bytes(name).verify(proof, message)
+        else:
+            key = load_der_public_key(name)
+            if not isinstance(key, ec.EllipticCurvePublicKey) or key.curve.name not in HASHES:
+                return False
+            key.verify(proof, message, ec.ECDSA(HASHES[key.curve.name]))
+    except (InvalidSignature, UnsupportedAlgorithm, ValueError):
         return False
     return True
+
+
+def exactly(text: str) -> bytes:
+    """What base64 stands for. Raises `ValueError` also where other text stands for the same."""
+    found = base64.b64decode(text, validate=True)
+    if base64.b64encode(found).decode() != text:
+        raise ValueError("not the base64 that was written")
+    return found
 
 
 def read_signer(path: Path) -> Signer:
@@ -62,16 +85,18 @@ def read_signer(path: Path) -> Signer:
 
 
 def read_public(path: Path) -> str:
-    """The public key in a PEM file, base64. Raises `SourceError`."""
+    """The public key in a PEM file, base64: of Ed25519, or of a curve in `HASHES`. Raises `SourceError`."""
     try:
         key = load_pem_public_key(_content(path))
     except (ValueError, UnsupportedAlgorithm) as error:
         raise SourceError(
             f"{path}: not a public key; `openssl pkey -in FILE -pubout` prints that of a key"
         ) from error
-    if not isinstance(key, Ed25519PublicKey):
-        raise SourceError(f"{path}: a public key of another kind than Ed25519")
-    return _name(key)
+    if isinstance(key, Ed25519PublicKey):
+        return _name(key)
+    if isinstance(key, ec.EllipticCurvePublicKey) and key.curve.name in HASHES:
+        return base64.b64encode(key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).decode()
+    raise SourceError(f"{path}: a public key of another kind; known are Ed25519, P-256, P-384 and P-521")
 
 
 def own_signer(path: Path) -> Signer:

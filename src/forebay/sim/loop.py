@@ -135,6 +135,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._now = 0.0
         self._seconds_max = seconds_max
         self._calls: deque[_Call] = deque()
+        self._held: Callable[[contextvars.Context], bool] | None = None
+        self._kept: list[_Call] = []
         self._timers: list[tuple[float, int, _Call]] = []
         self._number = count().__next__
         self._task_number = count(1).__next__
@@ -156,6 +158,15 @@ class VirtualLoop(asyncio.BaseEventLoop):
         call = _Call(callback, args, context, self._now)
         self._calls.append(call)
         return call
+
+    def hold(self, held: Callable[[contextvars.Context], bool] | None) -> None:
+        """From now on what is due in such contexts waits, as in a process that was stopped; None: in none.
+
+        What has waited is looked at again at once, in the order in which it came.
+        """
+        self._held = held
+        kept, self._kept = self._kept, []
+        self._calls.extend(kept)
 
     call_soon_threadsafe = call_soon  # there are no threads
 
@@ -232,6 +243,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 callback = call.callback
                 if callback is None:
                     continue
+                if self._held is not None and self._held(call.context):
+                    self._kept.append(call)
+                    continue
                 try:
                     call.context.run(callback, *call.args)
                 except (SystemExit, KeyboardInterrupt):
@@ -289,6 +303,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def wind_up(self) -> None:
         """Cancel the tasks that are left, and let them end; what goes wrong is in `errors`. Then close."""
         self._winding_up = True
+        self.hold(None)
         self._seconds_max = self._now + WIND_UP_S_MAX
         try:
             for _ in range(WIND_UP_ROUNDS_MAX):

@@ -1,6 +1,5 @@
 """What is deployed: targets and rollouts of a cluster, each change with its event in one transaction."""
 
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
@@ -14,6 +13,7 @@ from forebay.core.deploy.slots import Held
 from forebay.core.rollout.values import Metric, Rate, Rules, Score, Time
 from forebay.store import events
 from forebay.store.database import Conflict, Store, StoreError
+from forebay.store.opening import Opening
 from forebay.store.schema import ROLLOUTS, TARGETS
 from forebay.wire.documents import UNREADABLE
 
@@ -88,26 +88,20 @@ class Rollouts:
     def __init__(
         self, open_store: Callable[[], Store], cluster: str, there: Callable[[], bool] = lambda: True
     ) -> None:
-        self._open = open_store
         self._cluster = cluster
-        self._there = there
-        self._opened: Store | None = None
-        self._lock = threading.Lock()
+        self._opening = Opening(open_store, there)
 
     def close(self) -> None:
         """Let go of the store."""
-        with self._lock:
-            if self._opened is not None:
-                self._opened.close()
-                self._opened = None
+        self._opening.close()
 
     def known(self) -> Known:
         """What there is; nothing if there is no store yet."""
-        if self._opened is None and not self._there():
+        if not self._opening.there:
             return Known()
         own = ROLLOUTS.c.cluster == self._cluster
         latest: list[Row] = []
-        with self._store().read() as connection:
+        with self._opening.store().read() as connection:
             targets = connection.execute(
                 select(TARGETS).where(TARGETS.c.cluster == self._cluster).order_by(TARGETS.c.model)
             ).mappings()
@@ -119,9 +113,9 @@ class Rollouts:
 
     def past(self, model: str | None = None, last: int = PAST_MAX) -> tuple[Row, ...]:
         """The last rollouts, of a model or of all: those under way, then the ended ones, newest first."""
-        if self._opened is None and not self._there():
+        if not self._opening.there:
             return ()
-        with self._store().read() as connection:
+        with self._opening.store().read() as connection:
             return self._latest(connection, model, min(last, PAST_MAX))
 
     def _latest(self, connection: Connection, model: str | None, several: int) -> tuple[Row, ...]:
@@ -136,7 +130,7 @@ class Rollouts:
         """Write a new rollout down, which gets its id. Raises `Conflict` if the model has one under way."""
         model = row.rollout.model
         own = (ROLLOUTS.c.cluster == self._cluster) & (ROLLOUTS.c.model == model)
-        with self._store().write() as connection:
+        with self._opening.store().write() as connection:
             under_way = select(ROLLOUTS.c.id).where(own & ROLLOUTS.c.ended.is_(False))
             other = connection.execute(under_way).scalars().first()
             if other is not None:
@@ -160,7 +154,7 @@ class Rollouts:
 
     def change(self, row: Row, happenings: Sequence[Happening], target: Target | None = None) -> Row:
         """Write a rollout down as it is now, and the target that comes of it. Raises `Conflict` if it was changed."""
-        with self._store().write() as connection:
+        with self._opening.store().write() as connection:
             self._replace(connection, row)
             if target is not None:
                 self._put(connection, target)
@@ -180,7 +174,7 @@ class Rollouts:
 
     def point(self, target: Target, happening: Happening) -> None:
         """Let a model serve a revision, whatever it served before."""
-        with self._store().write() as connection:
+        with self._opening.store().write() as connection:
             self._put(connection, target)
             document = Written(target=target)
             events.append(
@@ -209,12 +203,6 @@ class Rollouts:
             why=what.why,
             document=Written(row.rollout, row.held, target),
         )
-
-    def _store(self) -> Store:
-        with self._lock:
-            if self._opened is None:
-                self._opened = self._open()
-            return self._opened
 
 
 def replay(log: Iterable[events.Event]) -> tuple[dict[str, Target], dict[str, tuple[Rollout, Held]]]:

@@ -138,9 +138,9 @@ def load_course(text: str | bytes, source_name: str) -> Course:
 
 
 def _validate(section: type[S], root: dict[str, Any], reader: "_Reader", agree: Look) -> S | None:
-    reported = {p.path for p in reader.problems}
     for path, found, allowed in agree(root):
         reader.problem(path, found, allowed, reader.line_of(path))
+    reported = {p.path for p in reader.problems}
     try:
         # Through JSON: there a list may become a tuple and a word an enum member, yet "8080" is no number.
         value = section.model_validate_json(json.dumps(root), strict=True)
@@ -153,6 +153,7 @@ def _validate(section: type[S], root: dict[str, Any], reader: "_Reader", agree: 
                 continue  # pydantic counts the valid entries only
             problem = _translate(details, root, schema, reader)
             if problem.path not in reported:
+                reported.add(problem.path)  # each member of a union has its own complaint
                 reader.problems.append(problem)
         return None
     return None if reader.problems else value
@@ -332,7 +333,7 @@ def _path(steps: Iterable[str | int]) -> str:
 
 def _translate(details: ErrorDetails, root: Any, schema: dict[str, Any], reader: _Reader) -> Problem:
     """One of pydantic's errors in the words of the cluster file."""
-    steps = _real_steps(details["loc"], root)
+    steps = _real_steps(details["loc"], root, schema)
     path = _path(steps)
     match details["type"]:
         case "extra_forbidden":
@@ -354,12 +355,15 @@ def _translate(details: ErrorDetails, root: Any, schema: dict[str, Any], reader:
     return Problem(_path(steps), _show(value), allowed, reader.line_of(_path(steps)))
 
 
-def _real_steps(loc: tuple[int | str, ...], root: Any) -> list[str | int]:
-    """Pydantic's location without the name of the union member, which it puts behind `engine`."""
+def _real_steps(loc: tuple[int | str, ...], root: Any, schema: dict[str, Any]) -> list[str | int]:
+    """Pydantic's location without the name of a union's member, which it puts behind the place."""
     steps: list[str | int] = []
     for index, step in enumerate(loc):
-        if not (index and loc[index - 1] == "engine"):
-            steps.append(step)
+        if index and loc[index - 1] == "engine":
+            continue
+        if "anyOf" in _schema_at(steps, root, schema):
+            break
+        steps.append(step)
     return steps
 
 
@@ -396,7 +400,10 @@ def _resolved(part: dict[str, Any], place: Any, schema: dict[str, Any]) -> dict[
         if "$ref" in part:
             part = schema["$defs"][part["$ref"].rsplit("/", 1)[1]]
         elif "anyOf" in part:
-            part = next(p for p in part["anyOf"] if p.get("type") != "null")
+            members = [p for p in part["anyOf"] if p.get("type") != "null"]
+            if len(members) > 1:
+                return {"anyOf": members}
+            part = members[0]
         elif "discriminator" in part and isinstance(place, dict) and isinstance(place.get("name"), str):
             mapping = part["discriminator"]["mapping"]
             if place["name"] not in mapping:
@@ -410,6 +417,8 @@ def _describe(part: dict[str, Any], schema: dict[str, Any]) -> str:
     """What a place takes, in plain words."""
     if "discriminator" in part:
         return f"one of {', '.join(sorted(part['discriminator']['mapping']))}, or a section with `name`"
+    if "anyOf" in part:
+        return ", or ".join(f'"{p["const"]}"' if "const" in p else _describe(p, schema) for p in part["anyOf"])
     if "enum" in part or "const" in part:
         return "one of " + ", ".join(f'"{v}"' for v in part.get("enum", [part.get("const")]))
     match part.get("type"):

@@ -115,6 +115,17 @@ def test_prompts_are_distinct_from_their_first_word() -> None:
     assert len({text.split()[0] for text in texts}) == 200
 
 
+def test_a_temperature_is_sent_only_if_one_is_given() -> None:
+    def sent(temperature: float | None) -> object:
+        return msgspec.json.decode(body(recipe(replace(PLAN, temperature=temperature)), 0, Random(0))).get(
+            "temperature"
+        )
+
+    assert [sent(each) for each in (None, 0.0, 0.7)] == [None, 0, 0.7]
+    with pytest.raises(BadPlan, match="--temperature: found 3; allowed: from 0 to 2"):
+        sent(3.0)
+
+
 def test_a_fixed_output_asks_to_ignore_the_end() -> None:
     document = msgspec.json.decode(body(recipe(replace(PLAN, fixed_output=True)), 0, Random(0)))
 

@@ -138,6 +138,7 @@ def test_the_command_prints_a_report(run: Run, server: FakeServer) -> None:
         assert words in done.stdout
 
 
+@pytest.mark.slow
 def test_the_command_prints_json_and_draws_a_picture(run: Run, server: FakeServer, tmp_path: Path) -> None:
     done = run("bench", "--url", server.url, "--model", "chat", "-n", "12", "--json", "--plot", "out.png")
 
@@ -148,6 +149,7 @@ def test_the_command_prints_json_and_draws_a_picture(run: Run, server: FakeServe
     assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_nothing_answered_is_a_failure_with_the_errors_shown(run: Run, server: FakeServer) -> None:
     done = run("bench", "--url", server.url, "--model", "refuse", "-n", "3")
 
@@ -159,9 +161,9 @@ def test_nothing_answered_is_a_failure_with_the_errors_shown(run: Run, server: F
     ("words", "says", "code"),
     [
         (("--task", "paint"), "allowed: chat, completions, embed", 2),
-        (("--prompt-tokens", "x"), "LOW-HIGH", 2),
-        (("--plot", "x.bmp"), ".png", 2),
-        (("--model", "nobody"), "There is no model 'nobody'", 1),
+        pytest.param(("--prompt-tokens", "x"), "LOW-HIGH", 2, marks=pytest.mark.slow),
+        pytest.param(("--plot", "x.bmp"), ".png", 2, marks=pytest.mark.slow),
+        pytest.param(("--model", "nobody"), "There is no model 'nobody'", 1, marks=pytest.mark.slow),
     ],
 )
 def test_mistakes_are_explained_before_anything_is_sent(

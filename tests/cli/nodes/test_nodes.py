@@ -1,5 +1,6 @@
 """`forebay nodes`, `drain` and `undrain` against an API that answers as told: what is sent, shown, and advised."""
 
+import io
 from dataclasses import replace
 
 import msgspec
@@ -102,11 +103,59 @@ def test_drain_sends_what_was_said_and_can_wait_until_nothing_is_left(api: Api) 
     assert msgspec.json.decode(run("drain", "a", "--json").stdout, type=Standing) == DRAINING
 
 
+STUCK = NodeDocuments((DRAINING,), (PLACED,))
+
+
+def test_draining_by_force_says_what_stays_and_why_and_ends_with_its_time(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr("forebay.cli.nodes.work.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("forebay.cli.nodes.work.time.sleep", lambda _: clock.__setitem__(0, clock[0] + 20.0))
+    api.answers["POST /v1/nodes/a/drain"] = [(200, DRAINING)] * 3
+    api.answers["GET /v1/nodes"] = [(200, STUCK)] * 20
+    done = run("drain", "a", "--force", "--wait", "--timeout", "70")
+
+    assert done.exit_code == work.NOT_EMPTY, done.output
+    assert done.stderr.splitlines() == [
+        "a: chat-0, chat-1 still there",
+        "  chat-1: b has 1 GiB free",
+        "a after 40 s: chat-0, chat-1 still there",
+        "  chat-1: b has 1 GiB free",
+        "a after 80 s: chat-0, chat-1 still there",
+        "  chat-1: b has 1 GiB free",
+        "a is not empty after 70 s: chat-0, chat-1 still there; it goes on draining",
+    ]
+    assert "a  draining" in done.stdout
+    done = run("drain", "a", "--force", "--wait", "--timeout", "0", "--json")
+    assert (done.exit_code, done.stderr) == (work.NOT_EMPTY, "")
+    assert msgspec.json.decode(done.stdout, type=Standing) == DRAINING
+
+
+def test_on_a_terminal_it_is_seen_that_it_still_waits(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=120)
+    monkeypatch.setattr("forebay.cli.settings.screen", lambda stderr=False: console)
+    api.answers["POST /v1/nodes/a/drain"] = [(200, DRAINING)]
+    api.answers["GET /v1/nodes"] = [(200, each) for each in (STUCK, STUCK, NodeDocuments((DRAINED,)))]
+    with console.capture() as shown:
+        done = run("drain", "a", "--force", "--wait")
+
+    assert done.exit_code == 0, done.output
+    assert shown.get().count("chat-1: b has 1 GiB free") == 1
+    assert "a drains" in shown.get()
+
+
+def test_how_long_to_wait_is_said_to_who_waits(api: Api) -> None:
+    assert "--timeout says how long to --wait" in str(refused("drain", "a", "--timeout", "3"))
+    assert api.asked == []
+
+
 def test_waiting_is_left_with_ctrl_c_and_the_node_goes_on(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(seconds: float) -> None:
         raise KeyboardInterrupt
 
     api.answers["POST /v1/nodes/a/drain"] = [(200, DRAINING)]
+    api.answers["GET /v1/nodes"] = [(200, NodeDocuments((DRAINING,)))]
     monkeypatch.setattr("forebay.cli.nodes.work.time.sleep", interrupted)
     done = run("drain", "a", "--wait")
     assert done.exit_code == 130

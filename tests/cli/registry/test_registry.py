@@ -28,6 +28,7 @@ models: [{name: embed, task: embed, source: "registry:embed@champion"}]
 """
 MODEL = make_model(make_graph([], "nothing", [], [])).SerializeToString()
 
+OPENSSF = Path(__file__).parents[2] / "registry" / "openssf"
 Run = Callable[..., Result]
 
 
@@ -156,6 +157,22 @@ def test_with_publishers_a_model_has_to_be_signed(run: Run) -> None:
     assert "nobody" not in said(run("ann", "registry", "show", "embed@champion"))
 
 
+def test_a_signature_of_openssf_s_program_is_as_good_as_one_of_ours(run: Run) -> None:
+    public, bundle = OPENSSF / "p256.pub", OPENSSF / "p256.sig"
+    Path("forebay.yaml").write_text(FILE.replace("approvals_min: 1", f"publishers: [{public}]"))
+    words = ("registry", "add", "embed", str(OPENSSF / "model"), "--engine", "synthetic", "--task", "embed", "--json")
+    id = json.loads(run("ann", *words).stdout)["revision"]["id"]
+    said(run("ann", "registry", "alias", f"embed@{id}", "champion"))
+    with pytest.raises(UserError, match="has no signature of a key"):
+        prepared()
+    signing = ("registry", "sign", "embed@champion")
+    assert "no key in `registry.publishers`" in str(
+        refused(run("ann", *signing, "--bundle", str(OPENSSF / "p384.sig")))
+    )
+    assert "is signed with the key" in said(run("ann", *signing, "--bundle", str(bundle)))
+    assert prepared().engine == "synthetic"
+
+
 def test_the_same_model_twice_is_one_revision_and_garbage_goes(run: Run) -> None:
     assert added(run) == added(run)
     assert added(run, "--set", "engine.threads=3") != added(run)
@@ -177,6 +194,9 @@ def test_the_same_model_twice_is_one_revision_and_garbage_goes(run: Run) -> None
         (["registry", "add", "embed", "nowhere"], "no such file or folder"),
         (["registry", "add", "embed", "forebay.yaml", "--task", "embed"], "forebay.yaml"),
         (["registry", "show", "embed@x"], "no such revision"),
+        (["registry", "sign", "embed@x"], "expected --key FILE, or --bundle FILE"),
+        (["registry", "sign", "embed@x", "--key", "a", "--bundle", "b"], "expected --key FILE, or --bundle FILE"),
+        (["registry", "sign", "embed@x", "--bundle", "nowhere"], "nowhere: cannot be read"),
     ],
 )
 def test_mistakes_are_explained(run: Run, words: list[str], why: str) -> None:

@@ -79,7 +79,7 @@ def test_who_names_a_revision_where_none_is_registered_is_told_how_to_register_o
     model = words.split(maxsplit=1)[0]
     assert caught.value.text == (
         f"{model}@new: there is no such revision; no revision of {model} is registered. "
-        f"`forebay registry add {words}` registers one."
+        f"`forebay registry add {words}` registers one"
     )
 
 

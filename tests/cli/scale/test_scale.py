@@ -12,6 +12,7 @@ from forebay.cli.main import app
 from forebay.cli.settings import UserError
 from forebay.control.api.documents import ScalingDocument, Scalings
 from forebay.control.scaling.kept import Setting, Told
+from forebay.control.scaling.nouns import LimitUse
 
 LOAD = Told(1000.0, 1060.0, 2, 3, "load", "31 requests under way need 3", {"in_flight": 31.4})
 SAME = Told(1061.0, 1090.0, 3, 3, "steady", "31 requests under way need 3", {"in_flight": 31.0, "min": 1.0})
@@ -25,10 +26,11 @@ class Api:
     def __init__(self) -> None:
         self.asked: list[tuple[str, str, object]] = []
         self.answer: object = CHAT
+        self.limits: tuple[LimitUse, ...] = ()
 
     def raw(self, method: str, path: str, body: object = None, query: object = None) -> bytes:
         self.asked.append((method, path, body))
-        return msgspec.json.encode(Scalings((CHAT, FIXED)) if path == "/v1/scaling" else self.answer)
+        return msgspec.json.encode(Scalings((CHAT, FIXED), self.limits) if path == "/v1/scaling" else self.answer)
 
 
 @pytest.fixture
@@ -47,6 +49,13 @@ def shown(*words: str) -> str:
     done = said(*words)
     assert done.exit_code == 0, (done.output, done.exception)
     return done.stdout
+
+
+def test_status_says_how_far_the_limits_of_the_cluster_are_used(api: Api) -> None:
+    api.limits = (LimitUse("gpus", 7.5, 8.0), LimitUse("replicas", 20.0, 20.0))
+
+    assert shown("status").splitlines()[-1].strip() == "limits: 7.5 of 8 GPUs, 20 of 20 replicas"
+    assert json.loads(shown("status", "chat", "--json"))["limits"][1] == {"name": "replicas", "used": 20, "most": 20}
 
 
 def test_status_has_a_line_for_every_model(api: Api) -> None:

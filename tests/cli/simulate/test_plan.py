@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from forebay.cli.settings import WRONG_USAGE, UserError
-from forebay.cli.simulate.command import TRACES, TraceOption
+from forebay.cli.simulate.command import FLEETS, TRACES, TraceOption
 from forebay.cli.simulate.plan import (
     DEFAULT_POLICIES,
     DEFAULT_REQUESTS,
@@ -19,6 +19,7 @@ from forebay.cli.simulate.plan import (
     plan,
 )
 from forebay.core.model import Policy
+from forebay.sim.fleet import policies as sizers
 from forebay.sim.load.named import NAMES
 from forebay.sim.rivals import RIVALS
 
@@ -34,6 +35,25 @@ def test_nothing_wished_is_the_default_trace_and_policies_once() -> None:
     assert len(plan(Wish(from_s=60)).workload(0).arrivals) > DEFAULT_REQUESTS
 
 
+def test_who_sizes_fleets_is_compared_on_a_whole_trace_with_the_usual_policy() -> None:
+    found = plan(Wish(fleets=("forebay", "static@6", "forebay")))
+
+    assert found.runs == [Run(0, 1.0, "cpr", "forebay"), Run(0, 1.0, "cpr", "static@6")]
+    assert found.names == ("forebay", "static@6")
+    assert len(found.workload(0).arrivals) > DEFAULT_REQUESTS
+    both = plan(Wish(fleets=("static",), policies=("gie", "cpr")))
+    assert both.names == ("static, gie", "static")
+
+
+def test_what_the_description_says_of_scaling_holds_unless_another_one_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text("replicas: 2\nscale: {max: 6, policy: kpa, target: 20}\nstart_s: 45\n")
+
+    assert plan(Wish(file=path, policies=("cpr",))).runs == [Run(0, 1.0, "cpr", "kpa")]
+    assert plan(Wish(file=path, fleets=("static",))).fleets == ("static",)
+    assert plan(Wish()).fleets == ()
+
+
 def test_runs_of_one_seed_follow_each_other() -> None:
     runs = plan(Wish(policies=("cpr", "p2c", "cpr"), seed=5, seeds=2, scales="0.8,1")).runs
 
@@ -47,6 +67,13 @@ def test_runs_of_one_seed_follow_each_other() -> None:
         (Wish(policies=("cpr", "sglang")), "--policy: found 'sglang'"),
         (Wish(policies=("smg_cache_awar",)), "did you mean smg_cache_aware?"),
         (Wish(policies=("nonsense",)), "allowed: cpr, prefix_affinity"),
+        (Wish(fleets=("foreby",)), "--fleet: found 'foreby' (did you mean forebay?); allowed: forebay, hpa[@TARGET]"),
+        (Wish(fleets=("static@0",)), "--fleet: found 'static@0'"),
+        (
+            Wish(fleets=("static", "oracle"), policies=("gie",)),
+            "gie cannot be simulated with replicas that come and go",
+        ),
+        (Wish(assignments=("scale.max=4",), policies=("cpr", "gie")), "--policy: gie cannot be simulated"),
         (Wish(trace="moncake"), "--trace: found 'moncake' (did you mean mooncake?)"),
         (Wish(speed=0), "--speed: found 0"),
         (Wish(speed=float("nan")), "--speed: found nan"),
@@ -80,18 +107,23 @@ def test_all_bad_options_are_told_at_once() -> None:
 
 def test_all_that_is_wrong_with_a_description_is_told_at_once(tmp_path: Path) -> None:
     path = tmp_path / "cluster.yaml"
-    path.write_text("replicas: 0\nspeds: [1]\nslo:\n  ttft_s: soon\ngpu: h100_sxm\nmodel: 13B\n")
+    path.write_text(
+        "replicas: 0\nspeds: [1]\nslo:\n  ttft_s: soon\ngpu: h100_sxm\nmodel: 13B\nscale: {max: 700, min: 900}\n"
+        "start_s: -1\n"
+    )
     with pytest.raises(UserError) as caught:
         plan(Wish(file=path, replicas=500))
     told = str(caught.value)
 
     assert caught.value.exit_code == 1
-    assert "4 problems; nothing was simulated" in told
+    assert "6 problems; nothing was simulated" in told
     for words in (
         "set  replicas: found 500; allowed: a whole number from 1 to 256",
         "line 2  speds: found an unknown key",
         "did you mean `speeds`?",
         "line 4  slo.ttft_s",
+        "line 7  scale.min: found 900; allowed: at most 700",
+        "line 8  start_s: found -1",
         "line 6  model: found h100_sxm/13B/tp4/bf16; allowed: one of",
     ):
         assert words in told, words
@@ -188,6 +220,10 @@ def test_a_trace_that_cannot_be_used_is_told(tmp_path: Path, content: bytes, wis
             "forebay simulate --trace mooncake --policy cpr --requests 9 --from 1.5 --until 2 --scale 1,2 "
             "--set slo.ttft_s=2",
         ),
+        (
+            Wish(trace="azure", fleets=("forebay", "hpa@16"), replicas=2),
+            "forebay simulate --trace azure --policy cpr --fleet forebay --fleet hpa@16 --replicas 2",
+        ),
     ],
 )
 def test_the_command_that_gives_the_same_figures_can_be_pasted_into_a_shell(
@@ -203,4 +239,5 @@ def test_options_name_all_there_is() -> None:
     assert ", ".join(NAMES) == TRACES
     assert set(POLICIES) == {*Policy, *RIVALS}
     assert len(set(POLICIES)) == len(POLICIES)
+    assert [each.partition("[")[0] for each in FLEETS.split(", ")] == [*sizers.NAMES]
     assert f"first {DEFAULT_REQUESTS:,} requests of {DEFAULT_TRACE}" in TraceOption.__metadata__[0].show_default

@@ -43,7 +43,7 @@ def results(planned: Plan) -> dict[tuple[str, float, int], Result]:
     with closing(replays(planned, planned.workload)) as told:
         for each in told:
             if each.result is not None:
-                found[tuple(each.run)[::-1]] = each.result
+                found[each.run.policy, each.run.scale, each.run.seed] = each.result
     return found
 
 
@@ -75,6 +75,7 @@ def test_one_replica_has_in_its_cache_what_all_prompts_begin_with(tmp_path: Path
     assert result.summary.cache_hit == pytest.approx(29 * 512 / (30 * PROMPT))
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_figures_however_many_run_at_once() -> None:
     wish = Wish(requests=40, policies=("cpr", "p2c"), seed=3, seeds=2)
     one, two = (results(plan(replace(wish, jobs=jobs))) for jobs in (1, 2))
@@ -90,12 +91,49 @@ def test_requests_that_no_replica_can_hold_are_refused_and_counted() -> None:
     assert result.summary.refused == {"context_length_exceeded": 40}
 
 
+@pytest.mark.slow
+def test_a_fleet_is_sized_by_who_was_named_and_counts_what_it_had(tmp_path: Path) -> None:
+    trace = write_trace(tmp_path / "trace.jsonl", 8, shared=False)
+    wish = Wish(
+        trace=str(trace), fleets=("static@3", "forebay"), replicas=2, assignments=("scale.max=2", "start_s=5")
+    )
+    planned = plan(wish)
+    static, scaled = [told.result for told in replays(planned, planned.workload) if told.result]
+
+    assert (static.fleet, scaled.fleet) == ("static@3", "forebay")
+    assert static.summary.goodput == scaled.summary.goodput == 1.0
+    assert (static.summary.replicas_max, static.summary.turns) == (3, 0)
+    assert static.summary.replica_hours == pytest.approx(3 * static.summary.lasted_s / 3600)
+    assert scaled.summary.replicas_max == 2
+    assert scaled.summary.replica_hours < 1.7 * scaled.summary.lasted_s / 3600, "one is enough, and is found to be"
+
+
 def test_a_replay_that_dies_is_told() -> None:
     planned = plan(Wish(requests=40, policies=("cpr",)))
     broken = planned._replace(cluster=planned.cluster.model_copy(update={"gpu": "none"}))
 
     with pytest.raises(UserError, match="The replay of cpr ended with code 1"):
         results(broken)
+
+
+@pytest.mark.slow
+def test_the_command_compares_who_sizes_a_fleet_and_draws_how_many_there_were(
+    run: RunCommand, tmp_path: Path
+) -> None:
+    words = ("simulate", "-n", "80", "--fleet", "forebay", "--fleet", "static@2", "--set", "gpu_hour_price=2")
+    done, told = run(*words, "--report", "report.html"), run(*words, "--json")
+
+    assert done.returncode == 0, done.stderr
+    assert "fleet" in done.stdout
+    assert "static@2" in done.stdout
+    documents = json.loads(told.stdout)
+    assert [(each["policy"], each["fleet"]) for each in documents] == [("cpr", "forebay"), ("cpr", "static@2")]
+    fixed = documents[1]
+    assert (fixed["replicas_max"], fixed["turns"], fixed["starts"]) == (2, 0, 0)
+    assert fixed["cost"] == pytest.approx(2 * fixed["gpu_hours"])
+    page = (tmp_path / "report.html").read_text()
+    assert "replicas, also those that start or finish" in page
+    assert "--fleet forebay --fleet static@2" in page
 
 
 @pytest.mark.slow

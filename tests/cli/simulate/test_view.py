@@ -76,6 +76,18 @@ def test_bars_show_what_runs_and_of_many_runs_only_that(seeds: int, left: int) -
     assert all(task.finished for task in progress.tasks)
 
 
+def test_a_bar_says_that_a_fleet_is_planned_as_long_as_nothing_is_replayed() -> None:
+    planned = plan(Wish(fleets=("oracle", "forebay")))
+    progress = Progress(console=Console(file=io.StringIO()))
+    shown = Bars(planned, progress)
+    for run in planned.runs:
+        shown.told(Told(run, 0, 100))
+    assert [task.description for task in progress.tasks] == ["oracle: planning", "forebay"]
+    for run in planned.runs:
+        shown.told(Told(run, 1, 100))
+    assert [task.description for task in progress.tasks] == ["oracle", "forebay"]
+
+
 def finish(shown: Bars, run: Run) -> None:
     shown.told(Told(run, 0, 100))
     shown.told(Told(run, 50, 100))

@@ -91,6 +91,11 @@ def test_half_a_line_waits_for_its_other_half_and_a_script_that_is_gone_is_told(
             DeviceEvent(1.0, "PCI:0000:3b:00", 79, "pid=1, GPU has fallen off the bus."),
         ),
         ("kernel: [9.1] NVRM: Xid (PCI:0000:3b:00.0): 43", DeviceEvent(1.0, "PCI:0000:3b:00.0", 43, "")),
+        (
+            "NVRM: Xid (PCI:0000:01:00 GPU-I:05): 94, pid=7194, Contained: CE User Channel (0x9). RST: No, D-RST: No",
+            DeviceEvent(1.0, "PCI:0000:01:00", 94, "pid=7194, Contained: CE User Channel (0x9). RST: No, D-RST: No"),
+        ),
+        ("NVRM: Xid (PCI:0000:01:00 GPU-I:05 GPU-CI:01): 31", DeviceEvent(1.0, "PCI:0000:01:00", 31, "")),
         ("NVRM: GPU at PCI:0000:3b:00: GPU-a", None),
         ("NVRM: Xid (PCI:0000:3b:00): many", None),
     ],

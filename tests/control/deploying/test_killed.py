@@ -128,7 +128,9 @@ def told(folder: Path, name: str, kill_at: tuple[str, int] = ("never", 0)) -> di
     return counts
 
 
-@pytest.mark.parametrize("name", sorted(COURSES))
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "canary" else pytest.mark.slow) for name in sorted(COURSES)]
+)
 def test_without_being_killed_it_comes_to_its_end(tmp_path: Path, name: str) -> None:
     counts = told(tmp_path, name)
     assert counts["action"] > 5

@@ -9,6 +9,7 @@ from tests.control.deploying.rig import QUICK, SWIFT, Rig, controlled, play
 from tests.control.deploying.world import NEW, OLD, World, wait
 
 from forebay.control.deploying import DeployRefused, Wish
+from forebay.control.status import make_status
 from forebay.core.deploy.course import COURSES, Kind
 from forebay.core.deploy.rollout import Command, Phase
 from forebay.core.rollout.planning import Step
@@ -109,6 +110,31 @@ def test_a_revision_that_cannot_be_had_ends_its_rollout_and_may_be_tried_again(t
         await rig.reaches(Phase.PROMOTED, within_s=20.0)
 
     told(tmp_path, story)
+
+
+@pytest.mark.slow
+def test_the_status_says_why_what_is_deployed_cannot_be_started(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        world.requests_per_s = 60.0
+        async with controlled(world) as rig:
+            await rig.ready()
+            await rig.deploy(course=SWIFT)
+            await rig.reaches(Phase.PROMOTED)
+            await rig.until(lambda: set(rig.world.alive().values()) == {NEW})
+        for slot in world.alive():
+            world.provider.end(slot, world.generation(slot), "was killed by signal 9 (SIGKILL)")
+        world.shelf.broken[NEW] = "model.gguf: it has another SHA-256"
+        async with controlled(world) as rig:
+            await rig.until(lambda: rig.deployments.hindrance("chat", NEW))
+            [model] = make_status(rig.control, 0.0, 0.0).models
+            assert (model.ready, model.revision) == (0, NEW)
+            assert model.trouble == "model.gguf: it has another SHA-256"
+            world.shelf.broken.clear()
+            await rig.ready()
+            [model] = make_status(rig.control, 0.0, 0.0).models
+            assert (model.ready, model.trouble) == (world.replicas, "")
+
+    play(tmp_path, test)
 
 
 @pytest.mark.slow

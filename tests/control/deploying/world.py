@@ -81,6 +81,8 @@ class World:
     requests_per_s: float = 0.0
     errors: dict[str, float] = field(default_factory=dict)
     """Share of failed requests, by revision."""
+    slowness: dict[str, float] = field(default_factory=dict)
+    """How many times as long a revision takes."""
     never_ready: set[str] = field(default_factory=set)
     engine_restarts: dict[str, int] = field(default_factory=dict)
     """By slot."""
@@ -141,7 +143,7 @@ class World:
             canary = self.rng.random() < split.share and ready
             arm, name = (Arm.CANARY, split.canary) if canary else (Arm.STABLE, split.stable)
             code = "engine_failed" if self.rng.random() < self.errors.get(name, 0.0) else OK
-            took = self.rng.lognormvariate(0.0, 0.3)
+            took = self.rng.lognormvariate(0.0, 0.3) * self.slowness.get(name, 1.0)
             at = since + number / self.requests_per_s
             early = at - took < split.counts_from
             times = (took * 0.2, took * 0.01, took)

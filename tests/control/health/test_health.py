@@ -18,7 +18,8 @@ from forebay.obs.clock import wall_s
 from forebay.obs.metrics import Metrics
 from forebay.providers.devices.protocol import DevicesUnknown
 from forebay.store.database import Conflict, StoreDown, open_store
-from forebay.store.nodes import Changed, Kept, Nodes
+from forebay.store.documents import Changed, Documents, Kept
+from forebay.store.schema import NODES
 
 FINE = DeviceReading("gpu-0", throttles=(), life="boot-1", duty=0.5, temperature_c=60.0, memory_bytes=10)
 
@@ -62,7 +63,7 @@ class Memory:
             raise StoreDown("sqlite: is locked")
         return dict(self.kept)
 
-    def keep(self, node: str, kept: Kept, changed: tuple[Changed, ...]) -> Kept:
+    def keep(self, node: str, kept: Kept, at: float, changed: tuple[Changed, ...]) -> Kept:
         if self.down:
             raise StoreDown("sqlite: is locked")
         if self.raced or self.kept.get(node, Kept()).version != kept.version:
@@ -441,13 +442,15 @@ def test_it_looks_again_and_again_and_wakes_control_when_something_is_out() -> N
 
 @pytest.mark.slow
 def test_documents_of_nodes_are_kept_with_their_events_in_a_real_store(tmp_path: Path) -> None:
-    records = Nodes(lambda: open_store(f"sqlite:///{tmp_path / 'forebay.db'}"), "c", (tmp_path / "forebay.db").exists)
+    records = Documents(
+        NODES, lambda: open_store(f"sqlite:///{tmp_path / 'forebay.db'}"), "c", (tmp_path / "forebay.db").exists
+    )
     assert records.known() == {}
     changed = [Changed("node.drained", 1.0, "ada", "node/a", "fans", {"x": 1})]
-    first = records.keep("a", Kept('{"a":1}'), changed)
-    assert records.keep("a", first, changed) == Kept('{"a":1}', 2)
+    first = records.keep("a", Kept('{"a":1}'), 1.0, changed)
+    assert records.keep("a", first, 1.0, changed) == Kept('{"a":1}', 2)
     with pytest.raises(Conflict):
-        records.keep("a", first, changed)
+        records.keep("a", first, 1.0, changed)
     assert records.known() == {"a": Kept('{"a":1}', 2)}
     records.close()
     records.close()

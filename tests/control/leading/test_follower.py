@@ -64,6 +64,7 @@ def test_one_leads_and_the_other_one_names_it_until_its_turn_comes(tmp_path: Pat
         await a.resign(at_once)
         second = await b.elected(at_once)
         assert second.epoch == 2
+        assert b.told is None, "it does not name the first one when it is deposed itself"
         await first.renew(at_once)
         assert "epoch 2" in first.why_not()
         assert first.told is None
@@ -113,6 +114,9 @@ def test_all_but_what_is_in_the_store_is_refused_with_the_url_of_the_leader(tmp_
             assert (status.phase, status.ready, status.leader) == ("follow", False, Followed.told)
             assert (await client.get("/livez")).status_code == 200
             assert (await client.get("/v1/registry")).status_code == 200
+            metrics = (await client.get("/metrics")).text
+            assert "\nforebay_control_leader 0.0\n" in metrics
+            assert "\nforebay_control_epoch 4.0\n" in metrics
             for method, path in (("POST", "/v1/reload"), ("GET", "/readyz"), ("GET", "/v1/rollouts")):
                 refused = await client.request(method, path)
                 assert (refused.status_code, refused.json()["error"]["code"]) == (503, "not_leader")
@@ -124,6 +128,34 @@ def test_all_but_what_is_in_the_store_is_refused_with_the_url_of_the_leader(tmp_
 
     asyncio.run(main())
     rig.journal.close()
+
+
+def test_metrics_say_who_leads_as_it_is_when_they_are_asked_for(tmp_path: Path) -> None:
+    store, time = open_store(f"sqlite:///{tmp_path}/a.db"), [0.0]
+    leadership = Leadership(lambda: store, "c", "a", "", 10.0)
+    fence = Fence(tmp_path / "epochs", leadership.apply().epoch)
+    fence.raise_up()
+    term, rig = Term(leadership, fence, 0.0, "", now=lambda: time[0]), Idle(tmp_path)
+
+    async def main() -> None:
+        transport = httpx.ASGITransport(make_app(behind(rig, tmp_path)))
+        async with httpx.AsyncClient(transport=transport, base_url="http://admin") as client:
+
+            async def told() -> list[str]:
+                lines = (await client.get("/metrics")).text.splitlines()
+                return [line for line in lines if line.startswith("forebay_control_")]
+
+            assert await told() == ["forebay_control_leader 1.0", "forebay_control_epoch 0.0"], "there is no other"
+            rig.control.leading = term
+            assert await told() == ["forebay_control_leader 1.0", "forebay_control_epoch 1.0"]
+            time[0] = 9.0
+            assert await told() == ["forebay_control_leader 0.0", "forebay_control_epoch 1.0"], "nobody may just now"
+            term.over = "epoch 2 leads"
+            assert await told() == ["forebay_control_leader 0.0", "forebay_control_epoch 0.0"]
+
+    asyncio.run(main())
+    rig.journal.close()
+    store.close()
 
 
 def test_what_is_answered_anywhere_is_in_the_api() -> None:

@@ -18,7 +18,7 @@ from forebay.core.deploy.rollout import Phase, Rollout
 from forebay.core.deploy.samples import Pair
 from forebay.core.deploy.scoring import Golden
 from forebay.core.deploy.settings import GoldenSettings, RolloutSettings
-from forebay.core.rollout import Observation
+from forebay.core.rollout import Arm, Observation
 from forebay.sim.loop import run as virtual
 
 ROLLOUT = Rollout("1", "chat", "r-old", "r-new", COURSES[Kind.CANARY], since=0.0, phase=Phase.COMPARING)
@@ -225,6 +225,14 @@ def test_pairs_are_judged_by_whatever_there_is(golden: Path) -> None:
 
     running(bench, test)
     assert bench.told == []
+
+
+def test_vectors_were_compared_in_the_gateway_and_no_model_is_asked(golden: Path) -> None:
+    bench = Bench(golden)
+    bench.quality.aim([replace(bench.aim, settings=RolloutSettings(), similarity=Asked("similarity", "s"))])
+    bench.quality.take([Pair("1", "256", "", "", "", alike=0.75)])
+    assert bench.quality.drain("1") == [Observation("agreement", Arm.CANARY, -0.25, "256")]
+    assert not bench.quality._pairs
 
 
 def test_what_nobody_fetches_and_what_nobody_can_compare_has_limits(golden: Path) -> None:

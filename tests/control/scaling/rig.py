@@ -21,8 +21,9 @@ from forebay.core.reconcile import SeenUnit
 from forebay.obs.metrics import Metrics
 from forebay.sim.loop import run
 from forebay.store.database import open_store
+from forebay.store.documents import Documents
 from forebay.store.rollouts import Rollouts
-from forebay.store.scales import Scales
+from forebay.store.schema import SCALES
 
 HPA: Mapping[str, object] = {
     "max": 6,
@@ -125,13 +126,14 @@ def plan_of(
     *,
     gateways: int = 1,
     others: Sequence[Mapping[str, object]] = (),
+    limits: Mapping[str, object] | None = None,
     **model: object,
 ) -> Plan:
     """A cluster with the model `chat`, and `other` with other settings."""
     settings = {"name": "chat", "task": "chat", "source": "synthetic", "engine": "synthetic", "scale": scale, **model}
     gateway = {"port": 8080, "records": {}, "processes": gateways}
     models = [settings, *({**settings, "name": "other", **other} for other in others)]
-    cluster = Cluster.model_validate({"models": models, "gateway": gateway})
+    cluster = Cluster.model_validate({"models": models, "gateway": gateway, "limits": limits or {}})
     return make_plan(cluster, {name: artifact(world.declared) for name in ("chat", "other")}, world.places, "0")
 
 
@@ -142,7 +144,7 @@ async def started(
     journal, metrics = Journal(world.places.log, world.journal.append), Metrics()
     deployments = Deployments(Rollouts(lambda: world.store, "test"), world.shelf, inline, note=journal.note)
     scaler = Scaler(
-        Scales(lambda: world.store, "test"),
+        Documents(SCALES, lambda: world.store, "test"),
         inline,
         note=journal.note,
         metrics=metrics,

@@ -1,7 +1,7 @@
 """The store under the scaler: somebody else writes too, things go wrong, and nothing is written twice."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,9 +14,10 @@ from forebay.control.scaling.kept import Scaled, Setting
 from forebay.sim.loop import run
 from forebay.store import events
 from forebay.store.database import Store, StoreDown, open_store
-from forebay.store.scales import Changed, Kept, Scales
+from forebay.store.documents import Changed, Documents, Kept
+from forebay.store.schema import SCALES
 
-CHANGE = Changed("scale.set", 1.0, "ann", "")
+CHANGE = Changed("scale.set", 1.0, "ann", "model/chat", "")
 
 
 def played(folder: Path, test: Callable[[Store, list[str]], Awaitable[None]]) -> None:
@@ -46,7 +47,7 @@ def count(store: Store) -> int:
 
 def test_who_finds_that_somebody_else_has_written_writes_on_top_of_it(tmp_path: Path) -> None:
     async def test(store: Store, noted: list[str]) -> None:
-        books = [Book(Scales(lambda: store, "test"), inline, lambda kind, why: None) for _ in range(2)]
+        books = [Book(Documents(SCALES, lambda: store, "test"), inline, lambda kind, why: None) for _ in range(2)]
         first, second = scaled(1), scaled(2)
         await books[0].keep(first)
         await books[1].keep(second)
@@ -60,17 +61,17 @@ def test_who_finds_that_somebody_else_has_written_writes_on_top_of_it(tmp_path: 
     played(tmp_path, test)
 
 
-class Odd(Scales):
+class Odd(Documents):
     """Fails as told, then works."""
 
     def __init__(self, store: Store, *errors: Exception) -> None:
-        super().__init__(lambda: store, "test")
+        super().__init__(SCALES, lambda: store, "test")
         self.errors = list(errors)
 
-    def keep(self, model: str, text: str, version: int, at: float, changed: tuple[Changed, ...] = ()) -> int:
+    def keep(self, name: str, kept: Kept, at: float, changed: Sequence[Changed] = ()) -> Kept:
         if self.errors:
             raise self.errors.pop(0)
-        return super().keep(model, text, version, at, changed)
+        return super().keep(name, kept, at, changed)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +99,7 @@ def test_what_cannot_be_written_now_is_written_later(tmp_path: Path, error: Exce
 def test_a_file_that_cannot_be_written_or_read_costs_nothing_else(tmp_path: Path) -> None:
     async def test(store: Store, noted: list[str]) -> None:
         file = tmp_path / "no" / "scaled.json"
-        book = Book(Scales(lambda: store, "test"), inline, lambda kind, why: None, file)
+        book = Book(Documents(SCALES, lambda: store, "test"), inline, lambda kind, why: None, file)
         assert book.recalled() is None
         await book.keep(scaled(1))
         assert book.recalled() is None

@@ -15,7 +15,8 @@ from forebay.control.scaling.kept import Document, Scaled
 from forebay.control.scaling.nouns import ScaleRefused, Wish
 from forebay.core.deploy.rollout import Phase
 from forebay.store import events
-from forebay.store.scales import Scales
+from forebay.store.documents import Documents
+from forebay.store.schema import SCALES
 
 Story = Callable[[Scaling], Awaitable[None]]
 
@@ -209,6 +210,6 @@ def test_a_store_that_nobody_has_made_holds_nothing_and_is_not_made(tmp_path: Pa
     def never() -> None:
         raise AssertionError
 
-    scales = Scales(never, "test", lambda: False)  # type: ignore[arg-type]
+    scales = Documents(SCALES, never, "test", lambda: False)  # type: ignore[arg-type] # never asked
     assert scales.known() == {}
     scales.close()

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.core.availability.standby import resting, serving
+from forebay.core.availability.standby import coming, resting, serving
 from forebay.core.model import Replica, ReplicaState
 
 READY = ReplicaState.READY
@@ -29,6 +29,14 @@ def test_ready_replicas_beyond_those_wanted_rest_and_whoever_serves_goes_on(
     assert len(stay - rest) == min(active, len(stay))
     left = {key: r for r in replicas if (key := (r.id, r.generation)) not in rest}
     assert resting(replicas, active, serving(left)) == rest, "another look changes nothing"
+
+
+@given(STATES, st.integers(0, 8))
+def test_one_that_starts_is_told_of_only_while_it_is_needed(states: list[ReplicaState], active: int) -> None:
+    starts = {ReplicaState.STARTING, ReplicaState.WARMING}
+    all_that_start = {(r.id, r.generation) for r in fleet(states) if r.state in starts}
+
+    assert coming(fleet(states), active) == (all_that_start if states.count(READY) >= active else set())
 
 
 def test_one_that_was_started_again_rests_while_its_stand_in_serves() -> None:

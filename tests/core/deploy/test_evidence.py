@@ -55,7 +55,8 @@ def test_each_task_and_kind_is_judged_by_what_it_shows() -> None:
         "preference",
         "quality",
     ]
-    assert names(Task.EMBED, PLAIN, Kind.SHADOW) == ["errors", "rejections"]
+    assert names(Task.EMBED, PLAIN, Kind.SHADOW) == ["errors", "rejections", "agreement"]
+    assert names(Task.TENSOR, PLAIN, Kind.SHADOW) == ["errors", "rejections"]
 
 
 @pytest.mark.parametrize("task", Task)
@@ -64,6 +65,16 @@ def test_metrics_have_different_names_and_something_is_required(task: Task, kind
     found = names(task, ALL, kind)
     assert len(found) == len(set(found))
     assert any(metric.required for metric in rules_of(task, ALL, kind).metrics)
+
+
+def test_embeddings_are_to_agree_more_than_answers_in_words() -> None:
+    drops = []
+    for rules in (ALL, RolloutSettings.model_validate({**ALL.model_dump(), "agreement": {"drop": 0.2}})):
+        for task in (Task.CHAT, Task.EMBED):
+            found = metric(rules_of(task, rules, Kind.SHADOW), "agreement")
+            assert isinstance(found, Score)
+            drops.append(found.drop)
+    assert drops == [0.3, 0.05, 0.2, 0.2]
 
 
 def test_promotion_waits_for_the_latency_only_where_there_are_no_tokens() -> None:

@@ -15,6 +15,7 @@ from forebay.core.deploy.scoring import (
     TEXT_CHARS_MAX,
     Case,
     Scorer,
+    alike,
     comparing,
     cosine,
     follows,
@@ -117,6 +118,26 @@ def test_vectors_that_cannot_be_compared_say_nothing() -> None:
     assert cosine([0.0], [1.0]) is None
     assert cosine([math.inf], [1.0]) is None
     assert cosine([1.0, 0.0], [0.0, 1.0]) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("stable", "canary", "value"),
+    [
+        ([[1.0, 0.0]], [[3.0, 0.0]], 1.0),
+        ([[1.0, 0.0], [1.0, 0.0]], [[1.0, 0.0], [0.0, 1.0]], 0.5),
+        ([[1.0, 0.0]], [[-1.0, 0.0]], 0.0),
+        ([[0.0, 0.0]], [[0.0, 0.0]], 1.0),
+        ([[1.0, 0.0]], [[0.0, 0.0]], 0.0),
+        ([[1.0, 0.0]], [[1.0, 0.0, 0.0]], 0.0),
+        ([[1.0], [1.0]], [[1.0]], 0.0),
+        ([[1.0]], [], 0.0),
+        ([[1.0]], [[math.nan]], 0.0),
+    ],
+)
+def test_vectors_of_the_same_texts_are_as_alike_as_their_directions(
+    stable: list[list[float]], canary: list[list[float]], value: float
+) -> None:
+    assert alike(stable, canary) == value
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,8 @@ def later(state: DeviceState, now: float, reading: DeviceReading | None = FINE) 
         (95, Remedy.RESET, H.QUARANTINED),
         (119, Remedy.RESET, H.QUARANTINED),
         (64, Remedy.REPLACE, H.QUARANTINED),
+        (54, Remedy.DRAIN, H.DRAINING),
+        (155, Remedy.RESET, H.QUARANTINED),
         (9999, Remedy.IGNORE, H.HEALTHY),
     ],
 )
@@ -82,9 +84,27 @@ def test_what_the_driver_asks_for_in_words_counts(text: str, remedy: Remedy) -> 
     assert classify(154, text).remedy is remedy
 
 
-def test_a_link_that_goes_on_is_no_reason_to_rest() -> None:
-    assert classify(149, "pid=1, NETIR Nonfatal XC0 i0 Link 08").remedy is Remedy.IGNORE
-    assert classify(149, "pid=1, NETIR Fatal XC0 i0 Link 08").remedy is Remedy.DRAIN
+@pytest.mark.parametrize(
+    ("numbers", "remedy"),
+    [
+        ((8, 11, 13, 25, 31, 32, 60, 69, 80, 94), Remedy.RESTART),
+        ((39, 40, 41, 70, 71, 72, 75, 76, 77, 85, *range(126, 136)), Remedy.RESTART),
+        ((68, 82, 83, 84, 86, 88, 89, *range(96, 106), 139), Remedy.RESTART),
+        ((46, 62, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158), Remedy.RESET),
+        ((43, 44, 63, 92, 93, 121, 137, 157), Remedy.IGNORE),
+    ],
+)
+def test_what_the_catalogue_asks_for_at_once_is_done(numbers: tuple[int, ...], remedy: Remedy) -> None:
+    """RESTART_APP, RESET_GPU and IGNORE of NVIDIA's XID catalogue, column `Immediate Action`, October 2025."""
+    assert {number: classify(number).remedy for number in numbers} == dict.fromkeys(numbers, remedy)
+
+
+@pytest.mark.parametrize("number", range(144, 151))
+def test_how_bad_an_error_of_nvlink_is_stands_in_its_line(number: int) -> None:
+    assert classify(number, "pid=1, NETIR Nonfatal XC0 i0 Link 08").remedy is Remedy.IGNORE
+    assert classify(number, "pid=1, NETIR Fatal XC0 i0 Link 08").remedy is Remedy.RESET
+    assert classify(number).remedy is Remedy.DRAIN
+    assert classify(74, "NVLink: fatal error detected on link 2").remedy is Remedy.DRAIN
 
 
 def test_one_error_that_is_reported_several_times_is_one_and_later_ones_are_others() -> None:

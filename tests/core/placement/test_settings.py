@@ -7,6 +7,7 @@ from pydantic import ValidationError
 
 from forebay.core.cluster import Cluster
 from forebay.core.placement.settings import NodeSettings, PlacementSettings, cpu_list, placement_conflicts
+from forebay.wire.clusterfile import ClusterFileError, load
 
 GPU = {"kind": "A100", "memory_gib": 40}
 SLICED = {"kind": "A100", "memory_gib": 40, "mig": [{"id": "MIG-1", "profile": "1g.5gb", "memory_gib": 5}]}
@@ -32,6 +33,27 @@ def test_cores_are_written_as_linux_writes_them(text: str, cpus: tuple[int, ...]
 def test_what_is_no_list_of_cores_is_refused(text: str) -> None:
     with pytest.raises(ValidationError, match="is no list of cores such as 0-3,8"):
         NodeSettings(name="a", cpus=text)
+
+
+def with_cores(written: str) -> str:
+    return f"models: [{{name: m, task: chat, source: x}}]\nnodes:\n- name: a\n  cpus: {written}\n"
+
+
+@pytest.mark.parametrize(
+    ("written", "shown"),
+    [("1", "1"), ("true", "true"), ("3-1", '"3-1"'), ('""', '""'), ("[0, 1]", "[0, 1]")],
+)
+def test_what_is_no_list_of_cores_is_told_with_what_was_found_and_how_to_write_it(written: str, shown: str) -> None:
+    with pytest.raises(ClusterFileError) as refused:
+        load(with_cores(written), "a.yaml")
+
+    [problem] = refused.value.problems
+    assert (problem.path, problem.found, problem.line) == ("nodes[0].cpus", shown, 4)
+    assert '0-3,8 for five cores, "1" (with quotes) for core 1 alone' in problem.allowed
+
+
+def test_a_list_of_cores_is_taken_from_the_cluster_file() -> None:
+    assert [load(with_cores(text), "a.yaml").nodes[0].cpus for text in ("0-3,8", '"1"')] == ["0-3,8", "1"]
 
 
 @pytest.mark.parametrize(

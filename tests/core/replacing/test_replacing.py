@@ -3,6 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.core.world import World, gateway, replica
+from tests.examples import examples
 
 from forebay.core.model import ReplicaState
 from forebay.core.reconcile import Place, needs_spare
@@ -74,7 +75,7 @@ def reach(world: World, replicas: int, digest: str, seconds: float = 60.0) -> in
     return fewest
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(before=st.integers(1, 4), after=st.integers(1, 4), drains_s=st.floats(0, 4), forget=st.booleans())
 def test_replicas_that_are_replaced_are_never_fewer_than_before_nor_than_wanted(
     before: int, after: int, drains_s: float, forget: bool

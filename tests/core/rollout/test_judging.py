@@ -20,6 +20,7 @@ from forebay.core.rollout.values import (
     Rules,
     Score,
     ScoreState,
+    Shift,
     State,
     Time,
     TimeState,
@@ -70,6 +71,7 @@ def test_nothing_observed_is_inconclusive_and_has_no_end() -> None:
     assert verdict.needed_samples == verdict.needed_s == math.inf
     assert verdict.reason.endswith("no number of requests tells")
     assert {part.worse_p for part in verdict.parts} == {part.fine_p for part in verdict.parts} == {1.0}
+    assert not any("nan" in part.seen for part in verdict.parts)
 
 
 def rate_state(worse: float, canary: int = 1000) -> RateState:
@@ -175,8 +177,9 @@ def test_much_shorter_answers_are_as_bad_as_much_longer_ones_where_that_is_asked
 
 def test_a_score_is_told_with_its_sign() -> None:
     rules = Rules((Score("quality"),))
-    lost = ScoreState(tuple(40.0 * (index < len(bets.STAKES)) for index in range(len(bets.NOTHING))), 50)
+    wealth = tuple(40.0 * (index < len(bets.STAKES)) for index in range(len(bets.NOTHING)))
+    lost = ScoreState(wealth, 50, shift=Shift().plus(-0.1, 1.0))
 
     reason = judge(rules, State({}, {}, {"quality": lost})).reason
 
-    assert reason == "quality (score) is worse than tolerated: +nan, of which -0.02 is tolerated"
+    assert reason == "quality (score) is worse than tolerated: -0.100, of which -0.02 is tolerated"

@@ -64,6 +64,21 @@ def test_between_what_was_borne_and_what_was_too_much_it_is_in_the_middle() -> N
     assert fitted(cells).of(4) / 4 == pytest.approx(math.sqrt(110), rel=0.05)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_little_more_or_less_strain_does_not_change_the_capacity_by_much(seed: int) -> None:
+    """Bursts make answers late at any load: the strain rises slowly, and by chance it falls in between."""
+    rng = Random(seed)
+    cells: tuple[Cell, ...] = ()
+    for step in range(40):
+        cells = noted(cells, 30, 3000 * 1.06**step, 500, 0.4 * 1.06**step * rng.uniform(0.3, 1.7))
+
+    rates = [fitted(cells, 0.5 * 1.02**step, (0.6,)).rate for step in range(80)]
+
+    assert rates == sorted(rates)
+    assert max(after / before for before, after in pairwise(rates)) < 1.2
+    assert rates[-1] > 3 * rates[0]
+
+
 def test_of_few_answers_there_is_no_telling() -> None:
     assert fitted(()) == Capacity()
     assert fitted(noted((), 4, 10.0, WEIGHT_MIN - 1, 0.0)).rate == 0

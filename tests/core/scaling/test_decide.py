@@ -156,6 +156,34 @@ def test_removals_keep_their_pace_too() -> None:
     assert all(before - after <= 1 for before, after in zip(wanted, wanted[9:], strict=False))
 
 
+@pytest.fixture(scope="module")
+def calm() -> Memory:
+    """Of a model that one replica has sufficed for an hour."""
+    memory = Memory()
+    for tick in range(720):
+        reading = replace(BUSY, at=T0 + tick * 5, arrivals=1, completions=1)
+        _, memory = decide(Scale(10, ttft_s=1.0), memory, reading, reading.at, current=1)
+    return memory
+
+
+@pytest.mark.parametrize(
+    ("removed_s", "added_s", "fewer", "goes"),
+    [(1200, 900, 1, False), (1200, 900, 2, True), (5000, 900, 1, True), (5000, 100, 1, False), (900, 1200, 1, True)],
+    ids=["back and forth", "two do not come back", "an hour ago", "just added", "one way"],
+)
+def test_one_replica_is_not_taken_away_back_and_forth(
+    calm: Memory, removed_s: float, added_s: float, fewer: int, goes: bool
+) -> None:
+    """One was removed, and one added, so long ago: are so many removed now?"""
+    now = T0 + 3600
+    changes = tuple(sorted([(now - removed_s, -1), (now - added_s, 1)]))
+    reading = replace(QUIET, at=now, ready=1 + fewer)
+
+    decision, _ = decide(Scale(10, ttft_s=1.0), replace(calm, changes=changes), reading, now, current=reading.ready)
+
+    assert decision.wanted == (1 if goes else reading.ready)
+
+
 def test_only_so_many_changes_are_remembered() -> None:
     memory, current = Memory(), 1
     for tick in range(3 * CHANGES_MAX):

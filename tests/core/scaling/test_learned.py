@@ -140,6 +140,20 @@ def test_it_learns_without_late_answers_being_counted_or_anything_promised(scale
     assert 2 < max(model.wanted[250:]) < 20
 
 
+def test_requests_that_take_long_one_at_a_time_are_no_reason_for_more_replicas() -> None:
+    """Three clients, answers of 2 s whatever there is, 4 s promised: three replicas are as quick as any number."""
+    memory, current, wanted = Memory(), 1, []
+    for tick in range(500):
+        reading = replace(
+            BUSY, at=T0 + tick * 5, ready=current, arrivals=8, completions=8, in_flight=3.0, late=None, ttft_s=None
+        )
+        decision, memory = decide(Scale(20, latency_s=4.0), memory, reading, reading.at, current=current)
+        current = decision.wanted
+        wanted.append(current)
+
+    assert max(wanted) == 3
+
+
 def test_what_cannot_be_judged_teaches_nothing() -> None:
     model = Model(Scale(30, ttft_s=1.0), replicas=2)
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.examples import examples
 
 from forebay.core.serving.config import Datatype, ModelConfig, Step, TensorSpec
 from forebay.core.serving.ensemble import Dag, Flow, Gates, Progress, carried_shape
@@ -239,7 +240,7 @@ class Play:
         self.over = True
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(graph=graphs(), data=st.data(), breaks=st.booleans())
 def test_outputs_are_what_the_graph_says_and_every_lease_is_freed_once_and_not_too_early(
     graph: tuple[list[str], list[str]], data: st.DataObject, breaks: bool

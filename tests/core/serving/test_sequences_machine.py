@@ -4,6 +4,7 @@ from collections import Counter
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.examples import examples
 
 from forebay.core.serving.config import SequenceBatching
 from forebay.core.serving.errors import Refused
@@ -100,7 +101,7 @@ class World:
                     self.done(instance)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(
     oldest=st.booleans(),
     max_batch=st.integers(0, 3),

@@ -7,6 +7,7 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.examples import examples
 
 from forebay.core.tenancy import (
     LEASE_S,
@@ -170,7 +171,7 @@ def some(names: Sequence[str], rng: Random) -> set[str]:
     return set(rng.sample(names, rng.choice((0, 0, 1, rng.randint(0, len(names))))))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     st.randoms(use_true_random=True),
     st.integers(1, 4),

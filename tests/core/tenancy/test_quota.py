@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.examples import examples
 
 from forebay.core.errors import Code
 from forebay.core.tenancy import LEASE_S, Amounts, Denied, Lease, Limiter, Quota, Reservation, Tenant, amounts
@@ -211,7 +212,7 @@ def test_a_report_tells_what_was_asked_for_and_forgets_it_after_a_minute() -> No
 times = st.integers(0, 400).map(lambda eighths: eighths / 8)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(
     st.lists(st.tuples(times, st.integers(1, 40)), max_size=30),
     st.integers(1, 6),

@@ -1,12 +1,13 @@
 """A cluster whose history begins with it: nothing that an earlier one was told of its nodes is in its store."""
 
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import yaml
-from tests.e2e.cluster import Cluster, launch
+from tests.e2e.cluster import TEST_HOME, Cluster, launch
 from tests.e2e.rollouts.revisions import write_cluster
 
 
@@ -16,6 +17,7 @@ def having(folder: Path, name: str, model: dict[str, Any], **more: Any) -> Itera
     path = folder / f"{name}.yaml"
     ports = write_cluster(path, name, [model])
     path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | more))
+    shutil.rmtree(TEST_HOME / "run" / name, ignore_errors=True)  # what an earlier one was like, and its failures
     cluster = launch(path, name, ports)
     try:
         cluster.wait_ready()

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import httpx
 import yaml
+from tests.e2e.availability.witness import observed, taken, twice
 from tests.e2e.cluster import TEST_PROCESS, Cluster, free_ports, launch, write_file
 from tests.e2e.faults.grounds import STORIES, SYNTHETIC, aside, run_folder
-from tests.e2e.faults.load import loading, undisturbed
+from tests.e2e.faults.load import Load, loading, undisturbed
 from tests.store.postgres import Postgres
 from tests.store.postgres import serving as postgres
 
@@ -23,12 +24,13 @@ MODEL = {"name": "chat", "replicas": REPLICAS, **SYNTHETIC}
 
 
 @contextmanager
-def several(folder: Path, store: str) -> Iterator[Callable[[int], Cluster]]:
+def several(folder: Path, store: str, notes: Path) -> Iterator[Callable[[int], Cluster]]:
     """Starts a control of the cluster by its number; in the end nothing is left of any."""
     path = folder / "0.yaml"
     gateway, _ = write_file(path, NAME, [MODEL])
     file = yaml.safe_load(path.read_text())
     file |= {"store": store, "control": {"controllers": "several", "lease_s": LEASE_S}}
+    file |= {"nodes": [observed({"name": "here"}, notes)]}
     started: list[Cluster] = []
 
     def start(number: int) -> Cluster:
@@ -64,6 +66,11 @@ def kill_one(cluster: Cluster) -> int:
     return victim
 
 
+def is_without(cluster: Cluster, pid: int) -> bool:
+    """It has seen that this replica is gone."""
+    return pid not in {each["pid"] for each in cluster.replicas("chat")}
+
+
 def epoch(cluster: Cluster) -> int:
     """Of what gateways route on."""
     document = json.loads((run_folder(cluster) / "snapshot.json").read_bytes())
@@ -71,14 +78,19 @@ def epoch(cluster: Cluster) -> int:
 
 
 def test_no_request_notices_that_controls_die_stop_and_lose_their_store(tmp_path: Path) -> None:
-    with postgres() as server, several(tmp_path, server.make("controllers")) as start:
+    notes = tmp_path / "taken"
+    with postgres() as server, several(tmp_path, server.make("controllers"), notes) as start:
         first = start(0)
         first.wait_ready()
         second = start(1)
-        asyncio.run(turns(first, second, start, server))
+        load = asyncio.run(turns(first, second, start, server))
+    everything = taken(notes)
+    assert max(each.generation for each in everything) > 1, "some were replaced"
+    assert len({each.request for each in everything}) >= len(load.seen), "all that were answered had been taken"
+    assert twice(everything) == [], "no request has reached two generations of a replica"
 
 
-async def turns(first: Cluster, second: Cluster, start: Callable[[int], Cluster], server: Postgres) -> None:
+async def turns(first: Cluster, second: Cluster, start: Callable[[int], Cluster], server: Postgres) -> Load:
     """What happens to them, under load."""
     texts = await undisturbed(first.gateway_port, "chat", STORIES)
     async with loading(first.gateway_port, "chat", texts) as load:
@@ -110,10 +122,14 @@ async def turns(first: Cluster, second: Cluster, start: Callable[[int], Cluster]
 
         server.kill()
         await aside("it pauses", lambda: "could not be renewed" in third.status()["trouble"])
-        kill_one(third)
+        killed = kill_one(third)
         await load.more(100)  # several leases long
         assert epoch(third) == epochs[-1], "nobody can take over"
         await asyncio.to_thread(server.start)
-        await aside("somebody leads", lambda: leads(second) or leads(third))
+        await aside(
+            "somebody leads and has replaced it",
+            lambda: any(leads(each) and is_without(each, killed) for each in (second, third)),
+        )
         await load.more(20)
     assert load.bad() == []
+    return load

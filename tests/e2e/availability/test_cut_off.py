@@ -3,35 +3,43 @@
 import asyncio
 from pathlib import Path
 
+import pytest
 from tests.e2e.availability.having import having
 from tests.e2e.availability.networks import Network, needs_networks, network
+from tests.e2e.availability.witness import Taken, observed, taken, twice
 from tests.e2e.cluster import Cluster, alive
 from tests.e2e.faults.grounds import STORIES, SYNTHETIC, aside, routes, stopped
-from tests.e2e.faults.load import CLIENTS, loading, undisturbed
+from tests.e2e.faults.load import CLIENTS, Load, loading, undisturbed
 
 LEASE_S = 3.0
 MODEL = {"name": "chat", "replicas": 2, **SYNTHETIC}
 
 
 @needs_networks
-def test_a_replica_that_is_cut_off_stops_itself_and_nobody_is_sent_to_it(tmp_path: Path) -> None:
+def test_a_replica_that_is_cut_off_stops_itself_and_no_request_reaches_two_generations(tmp_path: Path) -> None:
+    notes = tmp_path / "taken"
     with network() as far:
-        more = {"nodes": [{"name": "near"}, far.node("far")], "control": {"replica_lease_s": LEASE_S}}
-        with having(tmp_path, "e2e-cut-off", MODEL, **more) as cluster:
-            asyncio.run(cut(cluster, far))
+        nodes = [observed({"name": "near"}, notes), observed(far.node("far"), notes)]
+        with having(tmp_path, "e2e-cut-off", MODEL, nodes=nodes, control={"replica_lease_s": LEASE_S}) as cluster:
+            victim = next(each["id"] for each in cluster.ready_replicas("chat") if far.host in each["url"])
+            load = asyncio.run(cut(cluster, far, victim))
+    everything = taken(notes)
+    assert {1, 2} <= {each.generation for each in everything if each.replica == victim}
+    assert len({each.request for each in everything}) >= len(load.seen), "all that were answered had been taken"
+    assert twice(everything) == []
 
 
-async def cut(cluster: Cluster, far: Network) -> None:
+async def cut(cluster: Cluster, far: Network, victim: str) -> Load:
     """Cut the cable while control stands still: nobody but the replica itself can stop it."""
     port = cluster.gateway_port
-    victim = next(each for each in cluster.ready_replicas("chat") if far.host in each["url"])
+    pid = next(each["pid"] for each in cluster.replicas("chat") if each["id"] == victim)
     texts = await undisturbed(port, "chat", STORIES)
     async with loading(port, "chat", texts) as load:
-        await load.until("it serves", lambda: victim["id"] in load.shares(CLIENTS))
+        await load.until("it serves", lambda: victim in load.shares(CLIENTS))
         with stopped(cluster.process.pid):
             far.cut()
-            await load.until("nobody is there", lambda: victim["id"] not in load.shares(CLIENTS))
-            await aside("it has stopped itself", lambda: not alive(victim["pid"]), 20 * LEASE_S)
+            await load.until("nobody is there", lambda: victim not in load.shares(CLIENTS))
+            await aside("it has stopped itself", lambda: not alive(pid), 20 * LEASE_S)
         await load.more(CLIENTS)
         assert far.host not in {each.host for each in routes(cluster, "chat").replicas}
         far.mend()
@@ -39,3 +47,18 @@ async def cut(cluster: Cluster, far: Network) -> None:
         assert any("control.replica_lease_s" in each["last_words"] for each in cluster.replicas("chat"))
         await load.until("both get requests", lambda: len(load.last()) == MODEL["replicas"])
     assert load.bad() == []
+    return load
+
+
+@pytest.mark.parametrize(
+    ("seen", "wrong"),
+    [
+        ([("a", 1, "x"), ("b", 1, "x"), ("a", 2, "y"), ("a", 2, "z")], []),
+        ([("a", 1, "x"), ("a", 2, "y"), ("a", 2, "x")], [("a", 2, "x")]),
+        ([("a", 1, "x"), ("a", 2, "y"), ("a", 1, "z")], [("a", 1, "z")]),
+    ],
+)
+def test_what_two_generations_took_would_be_found(
+    seen: list[tuple[str, int, str]], wrong: list[tuple[str, int, str]]
+) -> None:
+    assert twice([Taken(*each) for each in seen]) == [Taken(*each) for each in wrong]

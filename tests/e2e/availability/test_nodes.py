@@ -1,15 +1,11 @@
-"""Nodes and GPUs that are taken out of service under load: replicas move away first, and no request fails."""
+"""A GPU that is taken out of service under load: no request fails."""
 
 import asyncio
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 from tests.e2e.availability.having import having
-from tests.e2e.cluster import Cluster
+from tests.e2e.availability.nodes import placed, said
 from tests.e2e.faults.grounds import STORIES, SYNTHETIC, aside
 from tests.e2e.faults.load import loading, undisturbed
 from tests.e2e.rollouts.rolling import watching
@@ -20,41 +16,6 @@ GPUS = ("gpu-0", "gpu-1", "gpu-2")
 GPU_BYTES = 24 * 2**30
 FELL_OFF = 79
 """An XID after which a GPU does nothing before it was reset."""
-
-
-def said(cluster: Cluster, *words: str) -> Any:
-    """What a command on nodes says as JSON."""
-    command = [sys.executable, "-m", "forebay.cli.main", *words, "--url", cluster.admin, "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env={**os.environ, "NO_COLOR": "1"})
-    assert done.returncode == 0, done.stdout + done.stderr
-    return json.loads(done.stdout)
-
-
-def placed(cluster: Cluster) -> dict[str, list[str]]:
-    """The slots on each node, and on each GPU."""
-    nodes = said(cluster, "nodes")["nodes"]
-    everything = [*nodes, *(device | {"name": device["device"]} for node in nodes for device in node["devices"])]
-    return {each["name"]: sorted(each["replicas"]) for each in everything}
-
-
-def test_a_node_is_drained_under_load_and_serves_again(tmp_path: Path) -> None:
-    async def main() -> None:
-        port = cluster.gateway_port
-        texts = await undisturbed(port, "chat", STORIES)
-        async with loading(port, "chat", texts) as load, watching(cluster, "chat", REPLICAS) as watch:
-            assert await asyncio.to_thread(placed, cluster) == {"left": ["chat-0"], "right": ["chat-1"]}
-            standing = await asyncio.to_thread(said, cluster, "drain", "left", "--why", "a test", "--wait")
-            assert (standing["state"], standing["why"]) == ("drained", "a test")
-            moved = {"left": [], "right": ["chat-0", "chat-1"]}
-            await aside("both have moved", lambda: placed(cluster) == moved)
-            await load.until("both serve", lambda: len(load.last()) == REPLICAS)
-            assert watch.fewest == REPLICAS, "the next one comes before the last one goes"
-            await asyncio.to_thread(said, cluster, "undrain", "left")
-            await load.more(2 * len(texts))
-        assert load.bad() == []
-
-    with having(tmp_path, "e2e-drained", MODEL, nodes=[{"name": "left"}, {"name": "right"}]) as cluster:
-        asyncio.run(main())
 
 
 def test_a_gpu_with_an_error_is_left_and_stays_out_until_somebody_says_so(tmp_path: Path) -> None:

@@ -1,103 +1,129 @@
-"""A replica that rests steps in for one that is killed at full load: no request fails, and `sla` tells of it."""
+"""The demo's chat model on three nodes, with a replica that rests: nobody notices what happens to the others."""
 
 import asyncio
 import os
-import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import msgspec
 import pytest
-from tests.e2e.cluster import TEST_HOME, TEST_PROCESS, Cluster, launch, running, wait_for
-from tests.e2e.faults.grounds import aside, routes
-from tests.e2e.faults.load import CLIENTS, Seen, burst, loading, undisturbed
+from tests.e2e.availability.having import having
+from tests.e2e.availability.nodes import placed, said
+from tests.e2e.cluster import CHAT, PLAIN, TEST_PROCESS, Cluster, launch, wait_for
+from tests.e2e.faults.grounds import STORIES, aside, routes
+from tests.e2e.faults.load import Load, Patient, burst, loading
+from tests.e2e.rollouts.rolling import watching
 
 from forebay.control.standby.sla import Sla
 
-STORIES = 8
-MODEL = {
-    "name": "pair",
-    "task": "chat",
-    "source": "synthetic",
-    "engine": {"name": "synthetic", "step_ms": 20, "concurrency": CLIENTS // 2},
-    "replicas": 2,
-    "standby": 1,
-    "slo": {"availability": 0.999, "ttft_p99_ms": 1000},
-}
+REPLICAS = 2
+STREAMS = 16
+"""As many as two replicas have places."""
+NODES = ("left", "middle", "right")
+TEXTS: dict[int, str | None] = dict.fromkeys(range(STORIES))
+"""What a real model says again may be another text."""
+MODEL = {**CHAT, "replicas": REPLICAS, "standby": 1, "slo": {"availability": 0.999, "ttft_p99_ms": 1000}}
+START_S = 120.0
+"""For a replica to start, on a machine that is busy."""
+
+
+class Reader(Patient):
+    """One that is in the middle of an answer most of the time."""
+
+    tokens = 20
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    name = f"standby-{TEST_PROCESS}"
-    shutil.rmtree(TEST_HOME / "run" / name, ignore_errors=True)  # the history of an earlier run
-    with running(Path(tmp_path_factory.mktemp("standby")), name, [MODEL]) as cluster:
+def chat(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    folder, name = Path(tmp_path_factory.mktemp("standby")), f"e2e-standby-{TEST_PROCESS}"
+    with having(folder, name, MODEL, nodes=[{"name": each} for each in NODES]) as cluster:
         yield cluster
 
 
 def serving(cluster: Cluster) -> list[str]:
-    return [f"{each.id}.{each.generation}" for each in routes(cluster, "pair").replicas if each.state == "ready"]
+    return [f"{each.id}.{each.generation}" for each in routes(cluster, "chat").replicas if each.state == "ready"]
 
 
 def resting(cluster: Cluster) -> list[str]:
-    return [f"{each['id']}.{each['generation']}" for each in cluster.replicas("pair") if each["standby"]]
+    return [
+        f"{each['id']}.{each['generation']}"
+        for each in cluster.replicas("chat")
+        if each["standby"] and each["state"] == "ready"
+    ]
 
 
-def answered(seen: list[Seen], replica: str) -> int:
-    """How many answers began there."""
-    return sum(each.replica == replica for each in seen)
-
-
-def test_one_that_rests_steps_in_for_one_that_is_killed_at_full_load(pair: Cluster) -> None:
+def test_one_that_rests_steps_in_for_one_that_is_killed_at_full_load(chat: Cluster) -> None:
     async def main() -> dict[str, float]:
-        texts = await undisturbed(pair.gateway_port, "pair", STORIES)
         loop, after_s = asyncio.get_running_loop(), dict[str, float]()
-        async with loading(pair.gateway_port, "pair", texts) as load:
-            await load.more(CLIENTS)
-            assert set(load.shares(len(load.seen))) == {victim["id"], other}
+        async with loading(chat.gateway_port, "chat", TEXTS, Reader, streams=STREAMS, whole=0) as load:
+            await load.until("only two serve", lambda: load.last().keys() == {victim["id"], other})
             os.kill(victim["pid"], signal.SIGKILL)
-            killed_at = loop.time()
-            await load.until("gateways are told", lambda: f"{spare}.1" in serving(pair))
+            killed_at, asked = loop.time(), len(load.seen)
+            await load.until("gateways are told", lambda: f"{spare}.1" in serving(chat))
             after_s["gateways are told of the stand-in"] = loop.time() - killed_at
-            await load.until("it has answered", lambda: answered(load.seen, spare) > 0)
+            await load.until("it has answered", lambda: any(each.replica == spare for each in load.seen[asked:]))
             after_s["the first whole answer begun there has ended"] = loop.time() - killed_at
-            await aside("the killed one is back, and rests", lambda: resting(pair) == [f"{victim['id']}.2"])
+            await aside("the killed one is back, and rests", lambda: resting(chat) == [f"{victim['id']}.2"], START_S)
             after_s["the killed one is back, and rests"] = loop.time() - killed_at
-            await load.more(2 * CLIENTS)
+            await load.more(STREAMS)
         assert load.bad() == []
-        assert load.shares(CLIENTS).keys() == {other, spare}
+        assert load.shares(STREAMS).keys() == {other, spare}
         return after_s
 
-    wait_for("one rests", lambda: len(resting(pair)) == 1)
-    victim, spare = next(r for r in pair.replicas("pair") if not r["standby"]), resting(pair)[0].removesuffix(".1")
-    [other] = {"pair-0", "pair-1", "pair-2"} - {victim["id"], spare}
-    assert sorted(serving(pair)) == sorted([f"{other}.1", f"{victim['id']}.1"])
+    wait_for("one rests", lambda: len(resting(chat)) == 1)
+    victim, spare = next(r for r in chat.replicas("chat") if not r["standby"]), resting(chat)[0].removesuffix(".1")
+    [other] = {"chat-0", "chat-1", "chat-2"} - {victim["id"], spare}
+    assert sorted(serving(chat)) == sorted([f"{other}.1", f"{victim['id']}.1"])
     for what, seconds in asyncio.run(main()).items():
         print(f"{seconds * 1000:7.0f} ms after the kill: {what}")
 
-    said = msgspec.json.decode(
-        httpx.get(f"{pair.admin}/v1/sla", params={"period_s": 86_400}, timeout=30).content, type=Sla
-    )
-    [model] = said.models
+    said_now = PLAIN.get(f"{chat.admin}/v1/sla", params={"period_s": 86_400}, timeout=30).content
+    told = msgspec.json.decode(said_now, type=Sla)
+    [model] = told.models
     assert model.requests
     assert (model.requests.failed, model.success) == (0, 1.0)
-    assert model.requests.ok >= 3 * CLIENTS
+    assert model.requests.ok >= 2 * STREAMS
     assert (model.promise.spares, model.promise.failures, model.promise.repairs) == (1, 1, 1)
     assert [each.unit for each in model.incidents if each.what == "failure"] == [victim["id"]]
     assert model.kept[0].requests
-    assert model.gaps[-1].until <= said.until
+    assert model.gaps[-1].until <= told.until
 
 
-def test_the_same_ones_serve_after_control_was_killed(pair: Cluster) -> None:
-    before, spare = serving(pair), resting(pair)
-    assert (len(before), len(spare)) == (2, 1)
-    pair.process.kill()
-    pair.process.wait()
-    [alone] = asyncio.run(burst(pair.gateway_port, "pair", [0], stream=True))
+def test_a_node_is_drained_under_load_and_serves_again(chat: Cluster) -> None:
+    async def main() -> Load:
+        async with (
+            loading(chat.gateway_port, "chat", TEXTS, Reader, streams=STREAMS, whole=0) as load,
+            watching(chat, "chat", REPLICAS) as watch,
+        ):
+            before = await asyncio.to_thread(placed, chat)
+            moving = serving(chat)[0].partition(".")[0]
+            node = next(node for node in NODES if before[node] == [moving])
+            standing = await asyncio.to_thread(said, chat, "drain", node, "--why", "a test", "--wait")
+            assert (standing["state"], standing["why"]) == ("drained", "a test")
+            await aside("one rests again", lambda: len(resting(chat)) == 1, START_S)
+            await load.until("both serve", lambda: len(load.last()) == REPLICAS)
+            after = await asyncio.to_thread(placed, chat)
+            assert after[node] == []
+            assert sorted(slot for each in NODES for slot in after[each]) == ["chat-0", "chat-1", "chat-2"]
+            assert watch.fewest == REPLICAS, "the next one comes before the last one goes"
+            await asyncio.to_thread(said, chat, "undrain", node)
+            await load.more(STREAMS)
+        return load
+
+    load = asyncio.run(main())
+    assert load.bad() == []
+
+
+def test_the_same_ones_serve_after_control_was_killed(chat: Cluster) -> None:
+    before, spare = serving(chat), resting(chat)
+    assert (len(before), len(spare)) == (REPLICAS, 1)
+    chat.process.kill()
+    chat.process.wait()
+    [alone] = asyncio.run(burst(chat.gateway_port, "chat", [0], stream=True))
     assert not alone.error
-    ports = pair.gateway_port, pair.admin_port
-    pair.process = launch(pair.file, pair.name, ports, pair.home).process
-    wait_for("it has a look", lambda: resting(pair) == spare)
+    ports = chat.gateway_port, chat.admin_port
+    chat.process = launch(chat.file, chat.name, ports, chat.home).process
+    wait_for("it has a look", lambda: resting(chat) == spare)
 
-    assert serving(pair) == before
+    assert serving(chat) == before

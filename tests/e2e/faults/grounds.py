@@ -9,9 +9,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-import httpx
 import msgspec
-from tests.e2e.cluster import Cluster, wait_for
+from tests.e2e.cluster import PLAIN, Cluster, wait_for
 from tests.e2e.faults.load import Load, burst
 
 from forebay.core.model import Endpoint, ModelRoutes, Snapshot
@@ -56,7 +55,7 @@ def private_urls(peers: Path) -> list[str]:
 
 def samples(url: str) -> dict[str, float]:
     """The samples of one process by `name{labels}`."""
-    lines = (line.rsplit(" ", 1) for line in httpx.get(f"{url}/metrics", timeout=5).text.splitlines())
+    lines = (line.rsplit(" ", 1) for line in PLAIN.get(f"{url}/metrics", timeout=5).text.splitlines())
     return {line[0]: float(line[1]) for line in lines if not line[0].startswith("#")}
 
 
@@ -72,7 +71,7 @@ def busy(peers: Path, replicas: list[str]) -> dict[str, float]:
     for url in private_urls(peers):
         left |= {f"{url} {key}": value for key, value in samples(url).items() if key.startswith(BUSY) and value}
     for url in replicas:
-        report = httpx.get(f"{url}/load", timeout=5).json()
+        report = PLAIN.get(f"{url}/load", timeout=5).json()
         left |= {f"{url} {key}": report[key] for key in ("in_flight", "running", "waiting") if report[key]}
     return left
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from tests.e2e.cluster import Cluster, launch, wait_for
+from tests.e2e.cluster import PLAIN, Cluster, launch, wait_for
 from tests.e2e.faults.grounds import routes
 from tests.e2e.faults.load import Load
 
@@ -55,7 +55,7 @@ def command(cluster: Cluster, id: str, word: str) -> None:
 
 def standing(cluster: Cluster, id: str) -> Standing:
     """How a rollout stands: of one that has ended, only the last of its model."""
-    answer = httpx.get(f"{cluster.admin}/v1/rollouts", timeout=10)
+    answer = PLAIN.get(f"{cluster.admin}/v1/rollouts", timeout=10)
     assert answer.status_code == 200, answer.text
     return next(each for each in answer.json()["rollouts"] if each["id"] == id)
 
@@ -107,7 +107,7 @@ def kill_control(cluster: Cluster) -> None:
     """`kill -9` of `forebay up`, which is then started again."""
     leave_alone(cluster)
     start_control(cluster)
-    wait_for("control is back", lambda: httpx.get(f"{cluster.admin}/v1/rollouts", timeout=5).status_code == 200)
+    wait_for("control is back", lambda: PLAIN.get(f"{cluster.admin}/v1/rollouts", timeout=5).status_code == 200)
 
 
 def leave_alone(cluster: Cluster) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import threading
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -16,7 +17,9 @@ from tests.e2e.rollouts.revisions import serving, words
 
 REPLICAS = 2
 STEP_MS = 4.0
-CALLERS, CALLS = 24, 20
+CALLERS, CALLS_MIN = 24, 4
+INTERVAL_S = 180.0
+"""For an interval; nothing is known of the machine."""
 MODEL = {"name": "chat", "task": "chat", "replicas": REPLICAS, "rollout": rolling.LOOSE}
 
 
@@ -139,25 +142,40 @@ def test_an_ab_test_keeps_every_caller_on_his_side_and_says_how_different_they_a
     plan = {"kind": "ab", "steps": [{"share": 0.5, "time_s": 600.0}], "warm_up_s": 0.1}
     id = rolling.deploy(cluster, "chat", other, plan)
     assert rolling.reached(cluster, id, "comparing")["phase"] == "comparing"
+    enough = threading.Event()
 
-    def call(number: int) -> set[str]:
-        found = set()
+    def call(number: int) -> list[str]:
+        found = []
         with httpx.Client(base_url=cluster.url, headers={"x-forebay-session": f"caller-{number}"}) as client:
             body = {"model": "chat", "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 8}
-            for _ in range(CALLS):
+            while not (enough.is_set() and len(found) >= CALLS_MIN):
                 answer = client.post("/v1/chat/completions", json={**body, "ignore_eos": True}, timeout=60)
                 assert answer.status_code == 200, answer.text
-                found.add(answer.headers["x-forebay-model-revision"])
+                found.append(answer.headers["x-forebay-model-revision"])
         return found
 
-    with ThreadPoolExecutor(8) as pool:
-        sides = list(pool.map(call, range(CALLERS)))
+    def latency() -> dict[str, float | None]:
+        cluster.status()  # for which control looks at everything, requests too
+        effects = rolling.standing(cluster, id)["effects"]
+        return next(each for each in effects if each["metric"] == "latency")
+
+    with ThreadPoolExecutor(CALLERS) as pool:
+        calling = [pool.submit(call, number) for number in range(CALLERS)]
+        try:
+            wait_for("the latency has an interval", lambda: latency()["low"], INTERVAL_S)
+        finally:
+            enough.set()
+        sides = [set(each.result()) for each in calling]
     assert {len(side) for side in sides} == {1}
     assert set.union(*sides) == {stable, other}
 
     rolling.command(cluster, id, "promote")
     seen = rolling.reached(cluster, id)
     assert seen["phase"] == "judged", seen
-    effects = {each["metric"]: each for each in seen["effects"]}
-    assert effects["latency"]["estimate"] > 1.3, effects
+    found = latency()
+    low, estimate, high = found["low"], found["estimate"], found["high"]
+    assert low, found
+    assert estimate, found
+    assert high, found
+    assert 1.3 < low < estimate < high < 12, found
     rolling.settled(cluster, "chat", stable, REPLICAS)

@@ -10,14 +10,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import cycle, islice
 from pathlib import Path
-from typing import Any, ClassVar
 
-import msgspec
-import numpy as np
 import pytest
 from tests.e2e.cluster import CHAT, EMBED, Cluster
+from tests.e2e.faults.embedding import Embedder
 from tests.e2e.faults.grounds import GATEWAYS, STORIES, run_folder, wait_quiet
-from tests.e2e.faults.load import Client, Patient, Seen, loading
+from tests.e2e.faults.load import Client, Patient, loading
 from tests.e2e.rollouts import rolling
 from tests.e2e.rollouts.revisions import register, serving
 from tests.e2e.rollouts.trials import FAULTS, MOMENTS, REPLICAS, Rolls, never_to_the_unready
@@ -27,8 +25,6 @@ EMBEDDED = ROLLOUTS // 4
 """So many of them are of the embedding model."""
 TIMEOUT_S = 400.0
 """For one rollout; nothing is known of the machine."""
-ALIKE = 0.99
-"""Cosine of two embeddings of one text, which need not have been in the same batch."""
 TRIALS = tuple(
     (moment, FAULTS[(at + shift) % len(FAULTS)]) for shift in range(len(FAULTS)) for at, moment in enumerate(MOMENTS)
 )
@@ -36,27 +32,6 @@ TRIALS = tuple(
 PLAN = rolling.canary((0.25, 2.0), (0.5, 600.0), settle_s=2.0)
 TOLERANT = {**rolling.LOOSE, "length": {"ratio": 100}, "degenerate": {"floor": 0.9}, "refusals": {"floor": 0.9}}
 """Eight bits and four bits of one model do not say the same."""
-
-
-class Embedder(Patient):
-    """Has texts embedded, and compares what it gets with what anybody got first."""
-
-    known: ClassVar[dict[int, np.ndarray[Any, Any]]] = {}
-
-    def _question(self, seen: Seen) -> tuple[str, dict[str, Any]]:
-        return "/v1/embeddings", {"input": f"Story number {seen.story}: it was at sea that I first saw her."}
-
-    def _judge_whole(self, seen: Seen, body: bytes) -> None:
-        try:
-            vector = np.asarray(msgspec.json.decode(body)["data"][0]["embedding"], float)
-        except (msgspec.DecodeError, LookupError, TypeError) as error:
-            seen.error = f"status {seen.status}, no embedding: {error!r}"
-            return
-        known = self.known.setdefault(seen.story, vector)
-        cosine = float(vector @ known / np.linalg.norm(vector) / np.linalg.norm(known))
-        seen.text = f"{len(vector)} numbers"
-        if not cosine >= ALIKE:
-            seen.error = f"another vector: the cosine is {cosine}"
 
 
 def eight_bits(path: Path) -> str:

@@ -1,83 +1,114 @@
-"""The demo's chat model has as many replicas as its load needs: more, fewer, none at all; and no request fails."""
+"""The demo's embedding model has as many replicas as its load needs: more, fewer, none; and no request fails.
+
+The store is a PostgreSQL that is gone for a minute meanwhile.
+"""
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-from tests.e2e.cluster import CHAT, Cluster, launch, wait_for
+import yaml
+from tests.e2e.cluster import EMBED, TEST_PROCESS, Cluster, launch
+from tests.e2e.faults.embedding import Embedder
 from tests.e2e.faults.grounds import STORIES, aside
-from tests.e2e.faults.load import Load, Patient, loading
+from tests.e2e.faults.load import Load, loading
 from tests.e2e.rollouts.revisions import forebay, write_cluster
+from tests.store.postgres import Postgres
+from tests.store.postgres import serving as postgres
 
 TEXTS: dict[int, str | None] = dict.fromkeys(range(STORIES))
 GATEWAYS = 1
-MANY, FEW = 16, 1
-START_S = 120.0
+MANY, MOST = 8, 3
+START_S = 180.0
 """For replicas to come, or to go, on a machine that is busy."""
-SLO = {"ttft_p99_ms": 60_000, "tpot_p99_ms": 10_000}
-"""Kept on any machine."""
-FOUR_EACH = {"policy": "apa", "signal": "concurrency", "target": 4}
-"""Knows at once that load has come or gone, without having learned how fast this machine is."""
+DOWN_S = 60.0
+"""For so long there is no PostgreSQL."""
 GONE_S = 2.0
-QUICK = {"window_s": GONE_S}
+PAUSE_S = 0.2
+"""Between an answer and the next question of who asks little."""
+MODEL = {
+    **EMBED,
+    "engine": {"name": "onnx", "threads": 1, "max_batch": 1},  # so that a few clients are many
+    "replicas": 0,
+    "slo": {"latency_p99_ms": 60_000},  # kept on any machine
+    "scale": {"min": 0, "max": MOST, "to_zero_after_s": GONE_S, "down": {"window_s": GONE_S}},
+}
+"""By the policy of those who name none."""
 
 
 @contextmanager
-def scaled(folder: Path, name: str, **scale: Any) -> Iterator[Cluster]:
-    """The demo's chat model, whose history begins now."""
-    path = folder / f"{name}.yaml"
-    ports = write_cluster(path, name, [{**CHAT, "replicas": 1, "slo": SLO, "scale": scale}])
+def scaled(folder: Path, store: str) -> Iterator[Cluster]:
+    """The model, whose history begins now; control leads for as long as the store says so."""
+    path, name = folder / "scaling.yaml", f"e2e-scaling-{TEST_PROCESS}"
+    ports = write_cluster(path, name, [MODEL], store)
+    control = {"control": {"controllers": "several", "lease_s": 3.0}}
+    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | control))
     cluster = launch(path, name, ports)
     try:
         cluster.wait_ready()
         yield cluster
+        assert cluster.stop() == 0
     finally:
         cluster.stop()
 
 
-def seen_by_nobody(load: Load) -> None:
-    """Every answer is whole, and there were some."""
-    assert load.bad() == []
-    assert load.seen
-
-
-def test_replicas_come_with_the_load_and_go_with_it(tmp_path: Path) -> None:
-    async def ramp() -> None:
-        port = cluster.gateway_port
-        async with loading(port, "chat", TEXTS, Patient, streams=MANY, whole=0) as load:
-            await aside("more replicas", lambda: len(cluster.ready_replicas("chat")) > 1, START_S)
-            await load.until("they all serve", lambda: len(load.last()) > 1, START_S)
-        seen_by_nobody(load)
-        async with loading(port, "chat", TEXTS, Patient, streams=FEW, whole=0) as load:
-            await aside("one is enough", lambda: len(cluster.replicas("chat")) == 1, START_S)
-            await load.more(2)
-        seen_by_nobody(load)
-
-    with scaled(tmp_path, "e2e-ramp", min=1, max=3, down=QUICK, **FOUR_EACH) as cluster:
-        asyncio.run(ramp())
-        said = forebay(cluster.file, "history", "model/chat", "--json")
-        sizes = [
-            each["why"].partition(" replicas")[0] for each in json.loads(said) if each["kind"] == "scale.changed"
-        ]
-        assert sizes[0].startswith("1 → "), sizes
-        assert sizes[-1].endswith(" → 1"), sizes
-
-
 def asleep(cluster: Cluster) -> bool:
     """No replica of the model is left, and no process of one."""
-    return not cluster.replicas("chat") and len(cluster.pids()) == GATEWAYS
+    return not cluster.replicas("embed") and len(cluster.pids()) == GATEWAYS
 
 
-def test_a_model_that_nobody_asks_has_no_replica_and_who_asks_it_then_is_answered(tmp_path: Path) -> None:
-    async def wake() -> None:
-        async with loading(cluster.gateway_port, "chat", TEXTS, Patient, streams=2, whole=1) as load:
-            await load.more(6)
-        seen_by_nobody(load)
+async def woken(cluster: Cluster) -> float:
+    """Ask a model that has no replica; how long the answer took, seconds."""
+    await aside("nobody is left", lambda: asleep(cluster), START_S)
+    client, loop = Embedder(cluster.gateway_port, "embed"), asyncio.get_running_loop()
+    began = loop.time()
+    seen = await client.ask(0, stream=False)
+    client.close()
+    assert not seen.error
+    return loop.time() - began
 
-    with scaled(tmp_path, "e2e-zero", min=0, max=2, to_zero_after_s=GONE_S, down=QUICK) as cluster:
-        for _ in range(2):
-            wait_for("nobody is left", lambda: asleep(cluster), START_S)
-            asyncio.run(wake())
+
+async def asked_now_and_then(cluster: Cluster, until: Callable[[], bool]) -> None:
+    """Ask little."""
+    client, load = Embedder(cluster.gateway_port, "embed"), Load(TEXTS)
+    async with asyncio.timeout(START_S):
+        while not await asyncio.to_thread(until):
+            load.seen.append(await client.ask(0, stream=False))
+            await asyncio.sleep(PAUSE_S)
+    client.close()
+    assert load.seen
+    assert load.bad() == []
+
+
+async def ramp(cluster: Cluster, server: Postgres) -> None:
+    """From none to many, by way of few to none."""
+    loop = asyncio.get_running_loop()
+    took_s = await woken(cluster)
+    async with loading(cluster.gateway_port, "embed", TEXTS, Embedder, streams=0, whole=MANY) as load:
+        await aside("more replicas", lambda: len(cluster.ready_replicas("embed")) == MOST, START_S)
+        await load.until("they all serve", lambda: len(load.shares(MANY * MOST)) == MOST)
+    assert load.bad() == []
+
+    server.kill()
+    back_at = loop.time() + DOWN_S
+    await asked_now_and_then(cluster, lambda: loop.time() >= back_at)
+    assert "could not be renewed" in cluster.status()["trouble"]
+    assert len(cluster.ready_replicas("embed")) == MOST
+    await asyncio.to_thread(server.start)
+    await asked_now_and_then(cluster, lambda: len(cluster.replicas("embed")) == 1)
+    print(f"\nan answer from no replica: after {took_s:.1f} s, and later after {await woken(cluster):.1f} s")
+
+
+def test_replicas_come_with_the_load_and_go_with_it_to_the_last(tmp_path: Path) -> None:
+    with postgres() as server, scaled(tmp_path, server.make("scaling")) as cluster:
+        asyncio.run(ramp(cluster, server))
+        said = forebay(cluster.file, "history", "model/embed", "--json")
+    changed = [each["why"] for each in json.loads(said) if each["kind"] == "scale.changed"]
+    sizes = [int(why.partition(" → ")[2].partition(" ")[0]) for why in changed]
+    most = sizes.index(MOST)
+    none = sizes.index(0, most)
+    assert sizes[:most] == sorted(sizes[:most]), changed
+    assert sizes[most:none] == sorted(sizes[most:none], reverse=True), changed
+    assert sizes[none - 1 : none + 2] == [1, 0, 1], changed

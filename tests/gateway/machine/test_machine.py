@@ -6,6 +6,7 @@ import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.examples import examples
 from tests.gateway.machine.books import audit
 from tests.gateway.machine.clients import Client
 from tests.gateway.machine.replicas import REFLEXES, REPORTS, SCRIPTS, STEPS, Node, Step
@@ -286,7 +287,9 @@ class GatewayMachine(RuleBasedStateMachine):
                 self.world.close()
 
 
-FAST = settings(max_examples=30, stateful_step_count=40, deadline=None, derandomize=True, phases=[Phase.generate])
+FAST = settings(
+    max_examples=examples(30), stateful_step_count=40, deadline=None, derandomize=True, phases=[Phase.generate]
+)
 """What it finds it does not make smaller, which takes minutes: that the long one does."""
 SLOW = settings(max_examples=400, stateful_step_count=60, deadline=None)
 

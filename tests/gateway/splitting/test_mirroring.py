@@ -31,6 +31,7 @@ from forebay.core.model import ReplicaState, Task
 from forebay.core.rollout.values import Arm
 from forebay.gateway.rollout import mirroring
 from forebay.net.server import Exchange, Handler
+from forebay.obs.clock import wall_s
 
 SHADOW = split(0.0, mirrored=1.0)
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}}
@@ -289,19 +290,51 @@ def test_a_pair_says_what_the_answer_was_to_look_like(
     run(main())
 
 
-def test_embeddings_are_copied_and_make_no_pair(tmp_path: Path) -> None:
-    async def main() -> None:
-        def embedded(exchange: Exchange) -> None:
-            exchange.respond(200, [(b"content-type", b"application/json")], b'{"object":"list","data":[]}')
+def vectors(*found: list[float], extra: str = "") -> Handler:
+    """Answer with these embeddings."""
+    data = [{"embedding": each} for each in found]
+    body = msgspec.json.encode({"object": "list", "extra": extra, "data": data})
+    return lambda exchange: exchange.respond(200, [(b"content-type", b"application/json")], body)
 
-        one, two = stable(embedded), canary(embedded)
+
+@pytest.mark.parametrize(
+    ("answers", "alike"),
+    [
+        ((vectors([1.0, 0.0]), vectors([2.0, 0.0])), 1.0),
+        ((vectors([1.0, 0.0], [0.0, 1.0]), vectors([1.0, 0.0], [0.0, -1.0])), 0.5),
+        ((vectors([1.0, 0.0]), vectors([1.0])), 0.0),
+        ((vectors([1.0, 0.0]), vectors()), 0.0),
+        ((vectors([1.0, 0.0]), said("What is a vector?")), 0.0),
+        ((vectors(), vectors([1.0])), None),
+        ((vectors([1.0]), vectors([1.0], extra="x" * mirroring.VECTORS_BYTES_MAX)), None),
+        ((vectors([1.0], extra="x" * mirroring.VECTORS_BYTES_MAX), vectors([1.0])), None),
+    ],
+)
+def test_embeddings_make_pairs_of_how_alike_they_are(
+    tmp_path: Path, answers: tuple[Handler, Handler], alike: float | None
+) -> None:
+    async def main() -> None:
         base = replace(ROUTES, task=Task.EMBED)
-        async with splitting(tmp_path, SHADOW, one, two, base=base) as front:
+        async with splitting(tmp_path, SHADOW, stable(answers[0]), canary(answers[1]), base=base) as front:
             await front.ask(post(msgspec.json.encode({"model": "chat", "input": "x"}), b"/v1/embeddings"))
             await mirrored(front, "ok")
             found = await sampled(front, 2)
-            assert found.pairs == ()
+            assert [each.alike for each in found.pairs] == ([] if alike is None else [alike])
+            assert {(each.stable, each.canary, each.prompt) for each in found.pairs} <= {("", "", "")}
             assert {each.refused for each in found.samples} == {None}
+
+    run(main())
+
+
+def test_copies_of_the_warm_up_make_no_pair(tmp_path: Path) -> None:
+    async def main() -> None:
+        warming = replace(SHADOW, counts_from=wall_s() + 1000.0)
+        async with splitting(tmp_path, warming, stable(said("Yes.")), canary(said("No."))) as front:
+            await front.ask(ask("id-1"))
+            await mirrored(front, "ok")
+            found = await sampled(front, 2)
+            assert [each.early for each in found.samples] == [True, True]
+            assert found.pairs == ()
 
     run(main())
 

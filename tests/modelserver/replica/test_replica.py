@@ -116,6 +116,7 @@ def test_a_replica_serves_its_model_under_the_name_of_the_cluster_and_counts(tmp
     run(main())
 
 
+@pytest.mark.slow
 def test_metrics_of_a_model_are_beside_those_of_its_replica(tmp_path: Path) -> None:
     async def main() -> None:
         async with replica(tmp_path, Choice(python(tmp_path / "all", "own", COUNTING), "own")) as server:
@@ -128,6 +129,7 @@ def test_metrics_of_a_model_are_beside_those_of_its_replica(tmp_path: Path) -> N
     run(main())
 
 
+@pytest.mark.slow
 def test_a_replica_says_which_processes_it_has_and_when_they_were_replaced_or_do_not_answer(tmp_path: Path) -> None:
     async def main() -> None:
         async with replica(tmp_path, Choice(double(tmp_path / "all"), "double"), engine_hang_s=5.0) as server:
@@ -200,6 +202,7 @@ def test_a_replica_that_nobody_asks_any_more_ends_and_says_why(tmp_path: Path) -
     assert "asked for its load for 2 s" in str(gave_up)
 
 
+@pytest.mark.slow
 def test_other_models_of_the_repository_are_loaded_only_where_that_is_asked_for(tmp_path: Path) -> None:
     repository = python(double(tmp_path / "all"), "bad", "raise ValueError('never')")
 

@@ -8,6 +8,7 @@ from typing import Any
 from google.protobuf import text_format
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.examples import examples
 from tests.modelserver.repository.writing import message_from
 
 from forebay.core.serving.config import (
@@ -193,7 +194,7 @@ RULES = Rules(gpus=GPUS)
 NOWHERE = Found("m", Path())
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(MODELS | ENSEMBLES)
 def test_every_configuration_survives_text_and_json(config: ModelConfig) -> None:
     message, again, problems = message_from(config), empty(), Problems()

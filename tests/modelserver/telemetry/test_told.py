@@ -20,7 +20,7 @@ from tests.net.rig import run
 
 from forebay.core.serving.config import Datatype
 from forebay.core.serving.errors import Kind, Refused
-from forebay.core.serving.values import Front, InferRequest, InferResponse, OnResponse, Tensor
+from forebay.core.serving.values import Front, InferRequest, InferResponse, OnResponse, Tensor, Ticket
 from forebay.engines.tensor.measures import Family, Measure, Series
 from forebay.modelserver.models.running.call import Call, Spent
 from forebay.modelserver.models.running.inputs import Checked
@@ -81,6 +81,15 @@ async def ask(models: Watched, request: InferRequest) -> None:
     await done.wait()
 
 
+class Asker:
+    """Keeps its ticket, as fronts do."""
+
+    ticket: Ticket
+
+    def hear(self, *_: object) -> None:
+        """An answer."""
+
+
 def test_nothing_of_a_request_waits_for_the_garbage_collector() -> None:
     async def main() -> None:
         models, *_ = watched(Server())
@@ -88,15 +97,12 @@ def test_nothing_of_a_request_waits_for_the_garbage_collector() -> None:
         try:
             gone = []
             for model in ("echo", "slow"):
-
-                def hear(*_: object) -> None:
-                    """Refers to nothing, and is only referred to by the request."""
-
-                ticket = models.infer(asked(model), hear)
+                asker = Asker()
+                asker.ticket = models.infer(asked(model), asker.hear)
                 if model == "slow":
-                    ticket.cancel()
-                gone.append(weakref.ref(hear))
-                del ticket, hear
+                    asker.ticket.cancel()
+                gone.append(weakref.ref(asker))
+                del asker
             await asyncio.sleep(0)
             await asyncio.sleep(0)
             assert [ref() for ref in gone] == [None, None]

@@ -4,6 +4,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,9 +25,6 @@ API = "/api/2.0/mlflow"
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     """A server, and a client of it."""
-    place = Path(os.environ.get("FOREBAY_ORACLE", Path(__file__).parents[3] / ".forebay" / "oracle")) / "mlflow"
-    if not place.is_dir():
-        pytest.skip("MLflow is not there: `scripts/oracle mlflow` installs it")
     folder = tmp_path_factory.mktemp("mlflow")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -38,10 +36,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
         "--artifacts-destination",
         str(folder / "artifacts"),
     ]
-    known = {**os.environ, "PATH": f"{place / 'bin'}:{os.environ['PATH']}"}
+    programs = Path(sys.executable).parent
+    # Its background jobs need packages that training needs, and no test needs them.
+    known = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
-            [place / "bin" / "mlflow", *words, *places], stdout=log, stderr=log, env=known, start_new_session=True
+            [programs / "mlflow", *words, *places], stdout=log, stderr=log, env=known, start_new_session=True
         )
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60, trust_env=False) as client:

@@ -8,6 +8,7 @@ from typing import NamedTuple, TypedDict
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.examples import examples
 from tests.sim.engine.plain import PlainReplica
 
 from forebay.sim.engine import Happened, Job, JobTooLarge, Kind, Replica, StepTime, hardware
@@ -114,7 +115,7 @@ def same(one: list[Happened], other: list[Happened]) -> None:
     assert [event.at for event in one] == pytest.approx([event.at for event in other], rel=1e-9)
 
 
-@settings(max_examples=250)
+@settings(max_examples=examples(250))
 @given(ACTS, SIZES)
 def test_every_token_comes_when_a_plain_scheduler_makes_it(acts: list[Act], sizes: Sizes) -> None:
     replica, happened = told(acts, sizes, each_token=True)
@@ -124,7 +125,7 @@ def test_every_token_comes_when_a_plain_scheduler_makes_it(acts: list[Act], size
     assert replica.preemptions == plain.preemptions
 
 
-@settings(max_examples=250)
+@settings(max_examples=examples(250))
 @given(ACTS, SIZES)
 def test_leaping_over_steps_changes_nothing(acts: list[Act], sizes: Sizes) -> None:
     leaping, happened = told(acts, sizes, each_token=False)
@@ -148,7 +149,7 @@ def test_it_matters_to_nobody_how_often_it_is_looked_at(acts: list[Act], sizes: 
     assert seldom.next_at == math.inf
 
 
-@settings(max_examples=250)
+@settings(max_examples=examples(250))
 @given(ACTS, SIZES)
 def test_what_it_says_of_itself_is_what_a_plain_one_counts(acts: list[Act], sizes: Sizes) -> None:
     replica, plain = Replica(SMALL, **sizes), PlainReplica(SMALL, **sizes)
@@ -171,7 +172,7 @@ def test_what_it_says_of_itself_is_what_a_plain_one_counts(acts: list[Act], size
         assert replica.waiting_tokens == waiting + sum(row.target - row.read for row in plain.running)
 
 
-@settings(max_examples=250)
+@settings(max_examples=examples(250))
 @given(ACTS, SIZES, st.booleans())
 def test_nothing_is_lost_and_nothing_is_left_over(acts: list[Act], sizes: Sizes, each_token: bool) -> None:
     replica, happened = told(acts, sizes, each_token=each_token)

@@ -22,6 +22,8 @@ KEPT = Answer((1.0,) * (STEPS + 1), 2.0, 0.1, 0.5, 0.2, 0.02)
 FULL = Answer((0.9,) * (STEPS + 1), 8.0, 0.4, 1.0, 1.0, 0.2)
 PLAIN = Response(5.0, 0.01, 0.0, 2.0, 8, ((*[KEPT] * 81, *[FULL] * (GRADES - 80)),))
 """Two requests a second of 100 prompt tokens; all is well up to four fifths of it."""
+LATE = PLAIN._replace(answers=((KEPT._replace(good=(0.99,) * (STEPS + 1)),) * (GRADES + 1),))
+"""One answer in a hundred is late at any load."""
 
 
 def load(*rates_per_s: float, ticks: int = 12, tick_s: float = 5.0) -> Load:
@@ -81,6 +83,14 @@ def test_what_dies_is_started_anew() -> None:
     assert story.ready[-1] == 2
     assert story.started == 1
     assert story.good < calm.good
+
+
+def test_late_answers_are_seen_even_where_there_is_less_than_one_in_a_tick() -> None:
+    seen = Seen(1)
+    story = Fleet(load(0.4, ticks=200), LATE, seen, start_s=100.0).run()
+    told = sum(each.late or 0 for each in seen.readings if each)
+    assert story.late == pytest.approx(4.0)
+    assert told == pytest.approx(story.late, abs=1.0)
 
 
 def test_who_decides_sees_the_fleet_and_nothing_in_an_outage() -> None:

@@ -267,6 +267,7 @@ def test_traffic_repeats_itself_in_one_process() -> None:
     assert digest(2) != digest(1)
 
 
+@pytest.mark.slow
 def test_traffic_repeats_itself_in_other_processes_with_other_hashes() -> None:
     code = f"import runpy; print(runpy.run_path({__file__!r})['digest']())"
     printed = {

@@ -15,6 +15,7 @@ CURVES = Curves(
     ((0.0, 3.0), (60.0, 4.0)),
     ((0.0, 3.0), (60.0, 2.0)),
     (9_000_000, 5_000_000),
+    ((0.0, 3.0), (60.0, 5.0)),
 )
 
 
@@ -38,20 +39,24 @@ def summary_of(goodput: float, ttft_s: float = 1.0, refused: dict[str, int] | No
     )
 
 
-def report_of(seeds: int = 1, scales: tuple[float, ...] = (1.0,), workload: str = "mooncake") -> Report:
-    policies = ("cpr", "random")
+def report_of(
+    seeds: int = 1, scales: tuple[float, ...] = (1.0,), workload: str = "mooncake", fleets: tuple[str, ...] = ()
+) -> Report:
+    """Of two policies, or of one and two fleets."""
+    policies = fleets or ("cpr", "random")
     results = [
         Result(
-            policy,
+            "cpr" if fleets else policy,
             scale,
             seed,
             summary_of(0.9 - 0.3 * at + 0.01 * seed, refused={"queue_timeout": 7, "cut_off": 1} if at else None),
+            policy if fleets else "",
         )
         for seed in range(seeds)
         for scale in scales
         for at, policy in enumerate(policies)
     ]
-    scope = Scope(workload, LOAD, policies, tuple(range(seeds)), scales)
+    scope = Scope(workload, LOAD, policies, tuple(range(seeds)), scales, fleets)
     curves = dict.fromkeys(policies, CURVES)
     return Report(
         scope, SimCluster(), rows(results, SimCluster()), curves, "", f"forebay simulate --trace {workload}"

@@ -4,8 +4,8 @@ import pytest
 
 from forebay.sim.load.values import Arrival
 from forebay.sim.replay.cluster import Promise
-from forebay.sim.replay.outcome import OK, Outcome, Work
-from forebay.sim.report.curves import BUCKETS_MAX, CDF_POINTS, Curves, curves
+from forebay.sim.replay.outcome import OK, Outcome, Size, Work
+from forebay.sim.report.curves import BUCKETS_MAX, CDF_POINTS, SIZES_MAX, Curves, curves
 
 SLO = Promise(ttft_s=1.0, tpot_s=0.1)
 
@@ -35,6 +35,17 @@ def test_the_distribution_counts_those_who_never_had_a_token() -> None:
         (pytest.approx(0.3), 0.5),
         (pytest.approx(0.4), 0.75),
     )
+
+
+def test_of_many_sizes_the_largest_of_each_stretch_of_time_is_kept() -> None:
+    outcome = outcome_of([0.1])
+    assert curves(outcome, SLO).replicas == ()
+    outcome.sizes = [Size(0.0, 2, 2, 2), Size(60.0, 3, 2, 3)]
+    assert curves(outcome, SLO).replicas == ((0.0, 2.0), (60.0, 3.0), (100.0, 3.0))
+    outcome.sizes = [Size(at / 50, 1, 1, 1 + at % 7) for at in range(5000)]
+    points = curves(outcome, SLO).replicas
+    assert len(points) == SIZES_MAX + 1
+    assert {count for _, count in points[:-1]} == {7.0}
 
 
 def test_replicas_with_the_most_work_come_first() -> None:

@@ -7,7 +7,7 @@ from tests.sim.report.made import LOAD, report_of
 
 from forebay.sim.replay.cluster import SimCluster
 from forebay.sim.report.facts import facts, span
-from forebay.sim.report.page import page
+from forebay.sim.report.page import charts, page
 from forebay.sim.report.tables import COMPARED, tables
 
 
@@ -76,6 +76,24 @@ def test_a_table_shows_what_applies_and_differences_have_a_line_for_all_but_the_
     assert [policy for policy, _ in compared.lines] == ["random"]
     assert len(compared.columns) == len(COMPARED)
     assert all(len(cells) == len(main.columns) for _, cells in main.lines)
+
+
+def test_fleets_have_their_own_figures_and_a_chart_of_their_sizes() -> None:
+    report = report_of(seeds=2, fleets=("forebay", "static"))
+    main, compared = tables(report.rows, report.scope, 1.0)
+    told = dict(facts(report.scope, SimCluster(start_s=40.0)))
+    assert compared is not None
+
+    assert main.head == compared.head == "fleet"
+    assert [name for name, _ in main.lines] == ["forebay", "static"]
+    assert {"replicas", "at most", "turns", "GPU-hours"} <= {*main.columns}
+    assert {"turns", "GPU-hours"} <= {*compared.columns}
+    assert "1 to 64" in told["fleet"]
+    assert "a start takes 40 s" in told["fleet"]
+    assert [chart.title for chart in charts(report)][-1] == "Replicas"
+    assert "Less forebay" not in page(report)
+    assert "Against forebay" in page(report)
+    assert "fleet" not in dict(facts(report_of().scope, SimCluster()))
 
 
 def test_facts_tell_what_is_not_as_usual() -> None:

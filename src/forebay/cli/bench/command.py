@@ -43,6 +43,7 @@ def about(plan: Recipe, slo: Slo) -> About:
         "output_tokens": str(plan.output),
         "stream": plan.stream,
         "fixed_output": plan.fixed_output,
+        "temperature": plan.temperature,
         "batch": plan.batch,
         "seed": plan.seed,
         "headers": ", ".join(name for name, _ in plan.headers),  # values may be secret

@@ -18,6 +18,7 @@ DURATION_S_MAX = 86_400.0
 TOKENS_MAX = 1_000_000
 BATCH_MAX = 2048
 HEADERS_MAX = 32
+TEMPERATURE_MAX = 2.0
 
 WORDS = (
     "time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world", "school", "state",
@@ -110,6 +111,8 @@ class Plan:
     ca: Path | None = None
     headers: tuple[str, ...] = ()
     """`NAME:VALUE`, sent with every request."""
+    temperature: float | None = None
+    """None: what the server does of itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +136,7 @@ class Recipe:
     timeout_s: float
     api_key: str | None
     headers: tuple[tuple[str, str], ...]
+    temperature: float | None
 
 
 def recipe(plan: Plan) -> Recipe:
@@ -147,6 +151,7 @@ def recipe(plan: Plan) -> Recipe:
         ("--warmup", plan.warmup, 0, REQUESTS_MAX),
         ("--batch", plan.batch, 1, BATCH_MAX),
         ("--timeout", plan.timeout_s, 0.1, DURATION_S_MAX),
+        ("--temperature", plan.temperature, 0, TEMPERATURE_MAX),
     )
     for option, value, low, high in bounds:
         if value is not None and not low <= value <= high:
@@ -176,6 +181,7 @@ def recipe(plan: Plan) -> Recipe:
         timeout_s=plan.timeout_s,
         api_key=plan.api_key,
         headers=tuple(map(parse_header, plan.headers)),
+        temperature=plan.temperature,
     )
 
 
@@ -260,6 +266,8 @@ def body(plan: Recipe, number: int, rng: Random) -> bytes:
         document |= {"stream": True, "stream_options": {"include_usage": True}}
     if plan.fixed_output:
         document["ignore_eos"] = True
+    if plan.temperature is not None:
+        document["temperature"] = plan.temperature
     return msgspec.json.encode(document)
 
 

@@ -105,7 +105,11 @@ def check(asked: Asked, console: "Console", as_json: bool) -> int:
     except httpx.InvalidURL as error:
         raise UserError(f"{asked.url} is no URL: {error}", WRONG_USAGE) from None
     except httpx.TransportError as error:
-        raise UserError(f"Nothing answers at {asked.url}: {error}", NOT_REACHED) from None
+        raise UserError(
+            f"Nothing answers at {asked.url} ({error}). Name the HTTP address of a server of the protocol; "
+            "`forebay serve --repository DIR` is one.",
+            NOT_REACHED,
+        ) from None
     if as_json:
         console.print_json(json.dumps([asdict(result) for result in results]))
     else:

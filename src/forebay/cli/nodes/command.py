@@ -25,6 +25,10 @@ def drain(
         bool, typer.Option("--force", help="Also if what runs there fits nowhere else: then it stays until it does.")
     ] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Stay until nothing runs there any more.")] = False,
+    timeout: Annotated[
+        float | None,
+        typer.Option(min=0, help="With --wait: at most so long, seconds; then exit code 4.", show_default="for ever"),
+    ] = None,
     as_json: JsonOption = False,
     url: UrlOption = None,
     token_file: TokenOption = None,
@@ -34,7 +38,7 @@ def drain(
     from forebay.cli.nodes import work
 
     body: dict[str, object] = {"why": why, "force": force}
-    raise typer.Exit(work.drain(Admin(url, token_file), node, body, wait=wait, as_json=as_json))
+    raise typer.Exit(work.drain(Admin(url, token_file), node, body, wait=wait, timeout_s=timeout, as_json=as_json))
 
 
 def undrain(

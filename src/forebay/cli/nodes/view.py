@@ -33,6 +33,14 @@ def blocks(found: NodeDocuments) -> RenderableType:
     return Group(*parts[1:], *([Text(), *waits] if waits else ()))
 
 
+def remains(node: Standing, found: NodeDocuments) -> str:
+    """What still runs on a node that is being drained, and why it is not elsewhere, as far as there is a reason."""
+    placed = next((each for each in found.placed if each.name == node.name), None)
+    whys = {replica.slot: replica.why for replica in placed.replicas if replica.why} if placed else {}
+    lines = [f"  {slot}: {whys[slot]}" for slot in node.replicas if slot in whys]
+    return "\n".join([f"{', '.join(node.replicas)} still there", *lines]) if node.replicas else ""
+
+
 def block(node: Standing, placed: PlacedNode | None = None) -> RenderableType:
     """A node with everything that is known of it."""
     return Group(*_lines(node, placed))

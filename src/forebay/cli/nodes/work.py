@@ -1,6 +1,8 @@
 """What the commands on nodes do."""
 
 import time
+from contextlib import nullcontext
+from math import inf
 from typing import Final
 
 import msgspec
@@ -8,12 +10,17 @@ from rich.text import Text
 
 from forebay.cli import settings
 from forebay.cli.deploy.client import Admin
+from forebay.cli.deploy.view import span
 from forebay.cli.nodes import view
-from forebay.cli.settings import INTERRUPTED
+from forebay.cli.settings import INTERRUPTED, WRONG_USAGE, UserError
 from forebay.control.api.documents import NodeDocuments
 from forebay.control.health.telling import Standing
 
 REFRESH_S: Final = 0.5
+SAY_EVERY_S: Final = 30.0
+"""Where there is no terminal, what is still there is said so often though nothing has changed."""
+NOT_EMPTY: Final = 4
+"""Exit code when the time of `--timeout` is over and something still runs there."""
 
 
 def nodes(admin: Admin, *, as_json: bool) -> int:
@@ -26,16 +33,25 @@ def nodes(admin: Admin, *, as_json: bool) -> int:
     return 0
 
 
-def drain(admin: Admin, node: str, body: dict[str, object], *, wait: bool, as_json: bool) -> int:
-    """Take a node out of service; with `wait`, stay until nothing runs there."""
+def drain(
+    admin: Admin, node: str, body: dict[str, object], *, wait: bool, timeout_s: float | None, as_json: bool
+) -> int:
+    """Take a node out of service; with `wait`, stay until nothing runs there, or the time is over."""
+    if timeout_s is not None and not wait:
+        raise UserError("--timeout says how long to --wait, which was not said.", WRONG_USAGE)
     standing = admin.send("POST", f"/v1/nodes/{node}/drain", Standing, body)
+    notes = settings.screen(stderr=True)
     if wait:
         try:
-            standing = _emptied(admin, standing, quiet=as_json)
+            standing = _emptied(admin, standing, inf if timeout_s is None else timeout_s, quiet=as_json)
         except KeyboardInterrupt:
-            settings.screen(stderr=True).print(Text(f"\n{node} goes on draining: `forebay nodes`."), soft_wrap=True)
+            notes.print(Text(f"\n{node} goes on draining: `forebay nodes`."), soft_wrap=True)
             return INTERRUPTED
-    return _told(standing, as_json)
+    left = wait and standing.state == "draining"
+    if left and not as_json:
+        text = f"{node} is not empty after {span(timeout_s)}: {', '.join(standing.replicas)} still there"
+        notes.print(Text(f"{text}; it goes on draining", "yellow"), soft_wrap=True)
+    return _told(standing, as_json) or (NOT_EMPTY if left else 0)
 
 
 def undrain(admin: Admin, node: str, body: dict[str, str], *, as_json: bool) -> int:
@@ -43,16 +59,24 @@ def undrain(admin: Admin, node: str, body: dict[str, str], *, as_json: bool) -> 
     return _told(admin.send("POST", f"/v1/nodes/{node}/undrain", Standing, body), as_json)
 
 
-def _emptied(admin: Admin, standing: Standing, *, quiet: bool) -> Standing:
-    """The node when nothing runs there any more, or somebody has undrained it."""
-    notes, left = settings.screen(stderr=True), None
-    while standing.state == "draining":
-        if standing.replicas != left and not quiet:
-            left = standing.replicas
-            notes.print(Text(f"{standing.name}: {', '.join(left)} still there"), soft_wrap=True)
-        time.sleep(REFRESH_S)
-        found = admin.get("/v1/nodes", NodeDocuments).nodes
-        standing = next((each for each in found if each.name == standing.name), standing)
+def _emptied(admin: Admin, standing: Standing, timeout_s: float, *, quiet: bool) -> Standing:
+    """The node when nothing runs there any more, somebody has undrained it, or the time is over."""
+    notes, began, said, said_s = settings.screen(stderr=True), time.monotonic(), "", 0.0
+    spins = notes.is_terminal and not quiet
+    with notes.status(f"{standing.name} drains") if spins else nullcontext() as status:
+        while standing.state == "draining":
+            found = admin.get("/v1/nodes", NodeDocuments)
+            standing = next((each for each in found.nodes if each.name == standing.name), standing)
+            waited_s, left = time.monotonic() - began, view.remains(standing, found)
+            if left and not quiet and (left != said or (not spins and waited_s >= said_s + SAY_EVERY_S)):
+                since = f" after {span(waited_s)}" if left == said else ""
+                notes.print(Text(f"{standing.name}{since}: {left}"), soft_wrap=True)
+                said, said_s = left, waited_s
+            if status is not None:
+                status.update(f"{standing.name} drains, {len(standing.replicas)} still there, {span(waited_s)}")
+            if waited_s >= timeout_s:
+                break
+            time.sleep(min(REFRESH_S, timeout_s - waited_s))
     return standing
 
 

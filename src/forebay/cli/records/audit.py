@@ -31,6 +31,10 @@ TAIL_COLUMNS = (
 )
 
 
+TAIL_CHARS_MAX = 400
+"""Of a line; a terminal breaks it where it ends."""
+
+
 def chains(root: Path) -> list[Path]:
     """The folders that hold a chain, or what is left of one. Raises `UserError` if there is none."""
     found = [f for f in folders(root) if read_head(f) is not None or numbered(f, STEM, SUFFIX)]
@@ -116,6 +120,7 @@ def tail(root: Path, count: int, as_json: bool, screen: Console) -> int:
         table.add_column(name, no_wrap=True)
     for line, _ in lines:
         table.add_row(*(Text(_plain(cell)) for cell in _cells(line)))
+    screen.width = max(screen.width, TAIL_CHARS_MAX)  # nothing of a log is cut
     screen.print(table)
     return 0
 
@@ -136,7 +141,7 @@ def _last(folder: Path, count: int) -> list[tuple[AuditLine, bytes]]:
 
 def _cells(line: AuditLine) -> tuple[str, ...]:
     if line.event != Event.REQUEST:
-        return (_time(line.ts), *[""] * 6, f"{line.event}: {line.why}")
+        return (_time(line.ts), *[""] * 6, f"{line.event}: {line.why}", *[""] * 3)
     tokens = f"{line.prompt_tokens}+{line.completion_tokens}"
     return (
         _time(line.ts), line.tenant, line.key, line.client, line.model, line.revision, line.replica, line.code,

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from forebay.cli.settings import WRONG_USAGE, UserError
+from forebay.cli.view.table import NARROW, table, telling
 from forebay.gateway.records.ledger import DAY_S, Key, day_text
 from forebay.gateway.records.ledger import usage as usage_of
 from forebay.gateway.records.saved import Sums
@@ -77,15 +78,13 @@ def usage(root: Path, wanted: Wanted, as_json: bool, screen: Console) -> int:
         ]
         print(msgspec.json.format(msgspec.json.encode(rows)).decode())
     else:
-        screen.print(view(total))
+        screen.print(view(total, narrow=screen.width < NARROW))
     return 0
 
 
-def view(total: dict[tuple[int, Key], Sums]) -> Table:
-    """The usage for people: a row for each tenant and model."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for name in COLUMNS:
-        table.add_column(name, justify="left" if name in COLUMNS[:2] else "right", no_wrap=True)
+def view(total: dict[tuple[int, Key], Sums], narrow: bool = False) -> Table:
+    """The usage for people: a row for each tenant and model; if `narrow`, without counts that are 0 for all."""
+    rows: list[list[str]] = []
     by_name: dict[tuple[str, str], dict[str, Sums]] = {}
     for (_, (tenant, model, outcome)), sums in total.items():
         by_name.setdefault((tenant, model), {}).setdefault(outcome, Sums()).add(sums)
@@ -97,5 +96,9 @@ def view(total: dict[tuple[int, Key], Sums]) -> Table:
         failed = whole.requests - ok - cancelled - refused
         counts = (whole.requests, ok, cancelled, failed, refused)
         tokens = (whole.prompt_tokens, whole.cached_tokens, whole.completion_tokens, whole.estimated)
-        table.add_row(Text(tenant or "-"), Text(model or "-"), *(f"{count:,}" for count in (*counts, *tokens)))
-    return table
+        rows.append([tenant or "-", model or "-", *(f"{count:,}" for count in (*counts, *tokens))])
+    columns, rows = telling(COLUMNS, rows, always=4 if narrow else len(COLUMNS))
+    shown = table(*columns, right=COLUMNS[2:])
+    for row in rows:
+        shown.add_row(*map(Text, row))
+    return shown

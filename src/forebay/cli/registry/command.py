@@ -137,16 +137,26 @@ def resubmit(
 @registry.command()
 def sign(
     name: NameArgument,
-    key: Annotated[Path, typer.Option(help="PEM file of a private Ed25519 key.")],
+    key: Annotated[Path | None, typer.Option(help="PEM file of a private Ed25519 key.", show_default=False)] = None,
+    bundle: Annotated[
+        Path | None,
+        typer.Option(help="Or a signature that `model_signing sign key` has made (`model.sig`).", show_default=False),
+    ] = None,
     file: FileOption = None,
 ) -> None:
     """Sign the artifact of a revision as its publisher; `registry.publishers` says whose signatures count."""
+    from forebay.registry.bundles import read_bundle
     from forebay.registry.signing import read_signer
 
+    if (key is None) == (bundle is None):
+        raise UserError("expected --key FILE, or --bundle FILE.", WRONG_USAGE)
     with _local(file) as opened:
-        publisher = read_signer(key)
-        listed = opened.sign(*_split(name), publisher, _actor())
-        typer.echo(f"{listed.revision.name} is signed with the key {publisher.public}.")
+        if bundle is not None:
+            listed = opened.attach(*_split(name), read_bundle(bundle), _actor())
+        else:
+            assert key is not None
+            listed = opened.sign(*_split(name), read_signer(key), _actor())
+        typer.echo(f"{listed.revision.name} is signed with the key {' and the key '.join(listed.signed_by)}.")
 
 
 @registry.command()

@@ -15,9 +15,9 @@ from forebay.registry.catalogue import Registry
 from forebay.registry.proved import RegistryError, Unknown
 from forebay.registry.sources import REGISTRY, Progress, SourceError, parse_registered
 from forebay.store.database import Store, StoreError
-from forebay.store.nodes import Nodes
+from forebay.store.documents import Documents
 from forebay.store.rollouts import Rollouts
-from forebay.store.scales import Scales
+from forebay.store.schema import NODES, SCALES
 
 T = TypeVar("T")
 SQLITE = "sqlite:///"
@@ -34,14 +34,14 @@ def rollouts_of(cluster: Cluster, home: Path, guard: Callable[[Store], Store] = 
     return Rollouts(lambda: guard(store_of(cluster, home)), cluster.name, partial(_there, cluster, home))
 
 
-def scales_of(cluster: Cluster, home: Path, guard: Callable[[Store], Store] = lambda store: store) -> Scales:
+def scales_of(cluster: Cluster, home: Path, guard: Callable[[Store], Store] = lambda store: store) -> Documents:
     """What the scaling of its models remembers; of a file that is not there yet the same."""
-    return Scales(lambda: guard(store_of(cluster, home)), cluster.name, partial(_there, cluster, home))
+    return Documents(SCALES, lambda: guard(store_of(cluster, home)), cluster.name, partial(_there, cluster, home))
 
 
-def nodes_of(cluster: Cluster, home: Path, guard: Callable[[Store], Store] = lambda store: store) -> Nodes:
+def nodes_of(cluster: Cluster, home: Path, guard: Callable[[Store], Store] = lambda store: store) -> Documents:
     """What is known of its nodes; of a file that is not there yet the same."""
-    return Nodes(lambda: guard(store_of(cluster, home)), cluster.name, partial(_there, cluster, home))
+    return Documents(NODES, lambda: guard(store_of(cluster, home)), cluster.name, partial(_there, cluster, home))
 
 
 def _there(cluster: Cluster, home: Path) -> bool:
@@ -110,4 +110,4 @@ def _registered(model: ModelSettings) -> str:
 
 def _how_to_register(model: ModelSettings) -> str:
     engine = f" --engine {model.engine.name}" if model.engine is not None else ""
-    return f"`forebay registry add {_registered(model)} SOURCE --task {model.task}{engine}` registers one."
+    return f"`forebay registry add {_registered(model)} SOURCE --task {model.task}{engine}` registers one"

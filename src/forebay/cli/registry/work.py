@@ -14,6 +14,7 @@ from rich.text import Text
 
 from forebay.cli import settings
 from forebay.cli.build import default_engine
+from forebay.cli.registry.facts import facts_of
 from forebay.cli.registry.opening import store_of
 from forebay.cli.serve import Wish, cluster_of
 from forebay.cli.settings import WRONG_USAGE, UserError
@@ -83,7 +84,7 @@ def register(registry: Registry, wished: Wished, by: Actor, home: Path, progress
         task=model.task,
         engine=engine.name,
         settings=engine.model_dump(),
-        metadata=wished.metadata,
+        metadata={**facts_of(path), **wished.metadata},
     )
     return registry.add(what, path, by, progress)
 

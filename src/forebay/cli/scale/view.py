@@ -1,6 +1,6 @@
 """Scaling for people: a line for each model, or all that led to the replicas of one."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -11,13 +11,15 @@ from forebay.cli.deploy.view import span, time
 from forebay.cli.view.table import table
 from forebay.control.api.documents import ScalingDocument
 from forebay.control.scaling.kept import Setting, Told
+from forebay.control.scaling.nouns import LimitUse
 
 MODES = {"fixed": "dim", "auto": "green", "shadow": "cyan", "set": "yellow"}
+NAMES = {"gpus": "GPUs"}
 RIGHT = ("replicas", "wanted", "starts in")
 
 
-def overview(models: Iterable[ScalingDocument]) -> RenderableType:
-    """A line for each model."""
+def overview(models: Iterable[ScalingDocument], limits: Sequence[LimitUse] = ()) -> RenderableType:
+    """A line for each model, and one for what they may have together."""
     shown = table("model", "mode", "replicas", "wanted", "bounds", "starts in", "why", right=RIGHT, wide="why")
     for it in models:
         shown.add_row(
@@ -29,7 +31,14 @@ def overview(models: Iterable[ScalingDocument]) -> RenderableType:
             span(it.cold_start_s),
             _why(it),
         )
-    return shown
+    if not limits:
+        return shown
+    used = ", ".join(f"{each.used:g} of {each.most:g} {NAMES.get(each.name, each.name)}" for each in limits)
+    return Group(shown, Text(f"limits: {used}", "yellow" if any(_is_reached(each) for each in limits) else "dim"))
+
+
+def _is_reached(limit: LimitUse) -> bool:
+    return limit.used >= limit.most
 
 
 def explained(it: ScalingDocument, last: int, *, everything: bool) -> RenderableType:

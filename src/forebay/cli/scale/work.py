@@ -17,15 +17,15 @@ PATH = "/v1/scaling"
 
 def status(admin: Admin, model: str | None, *, as_json: bool) -> int:
     """All models in a table, or one."""
-    found = admin.get(PATH, Scalings).models
-    shown = tuple(each for each in found if model in (None, each.model))
+    found = admin.get(PATH, Scalings)
+    shown = tuple(each for each in found.models if model in (None, each.model))
     if not shown:
-        there = ", ".join(each.model for each in found)
+        there = ", ".join(each.model for each in found.models)
         raise UserError(f"There is no model {model}; there is: {there}.")
     if as_json:
-        print_json(Scalings(shown))
+        print_json(Scalings(shown, found.limits))
     else:
-        settings.screen().print(view.overview(shown))
+        settings.screen().print(view.overview(shown, found.limits))
     return 0
 
 

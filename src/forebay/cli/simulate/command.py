@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+FLEETS = "forebay, hpa[@TARGET], kpa[@TARGET], apa[@TARGET], slo, static[@N], peak, oracle"
 TRACES = "mooncake, azure, servegen, azure-week, hot-prefix, tenants, multi-turn, poisson, burst"
 
 
@@ -33,6 +34,13 @@ PolicyOption = Annotated[
     list[str] | None,
     typer.Option(help="Routing policy, or a rival's; repeatable.", show_default="cpr, least_requests, round_robin"),
 ]
+FleetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        help=f"Who says how many replicas there are, one of {FLEETS}; repeatable.",
+        show_default="nobody, or the `scale` of the description",
+    ),
+]
 SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="PATH=VALUE", help="Set a value of the description, such as slo.ttft_s=2."),
@@ -54,6 +62,7 @@ def simulate(
     ] = "",
     speed: Annotated[float, typer.Option(help="Let requests come so many times as fast.")] = 1.0,
     policy: PolicyOption = None,
+    fleet: FleetOption = None,
     replicas: Annotated[int | None, typer.Option(help="As --set replicas=N.")] = None,
     set_: SetOption = None,
     seed: Annotated[int, typer.Option(help="Same seed, same figures.")] = 0,
@@ -75,7 +84,7 @@ def simulate(
         bool, typer.Option("--calibration", help="Show how far the engine model is from measurements.")
     ] = False,
 ) -> None:
-    """Replay a trace against a described cluster: the real routing and admission, modelled engines, virtual time."""
+    """Replay a trace against a described cluster: the real routing, admission and scaling, on modelled engines."""
     from forebay.cli.simulate.calibration import calibration as show_calibration
     from forebay.cli.simulate.chaos import chaos
     from forebay.cli.simulate.plan import Wish
@@ -91,6 +100,7 @@ def simulate(
         model=model,
         speed=speed,
         policies=tuple(policy or ()),
+        fleets=tuple(fleet or ()),
         replicas=replicas,
         assignments=tuple(set_ or ()),
         seed=seed,

@@ -13,6 +13,17 @@ from forebay.sim.report.tables import title
 
 SHOWN = ("goodput", "ttft_mean_s", "ttft_p50_s", "ttft_p99_s", "tpot_p99_s", "cache_hit", "imbalance")
 """Figures above the charts."""
+OF_FLEETS = (
+    "goodput",
+    "ttft_p50_s",
+    "ttft_p99_s",
+    "tpot_p99_s",
+    "replicas_mean",
+    "replicas_max",
+    "turns",
+    "gpu_hours",
+)
+"""The same where fleets are compared."""
 
 
 def save(path: Path, report: Report) -> None:
@@ -27,10 +38,11 @@ def save(path: Path, report: Report) -> None:
 def words(report: Report) -> str:
     """What was simulated and some figures, in letters of one width."""
     told = facts(report.scope, report.cluster)
-    lines = [[title(report.scope.scales[0], report.scope) or "policy", *(FIGURES[name].label for name in SHOWN)]]
+    names, head = (OF_FLEETS, "fleet") if report.scope.fleets else (SHOWN, "policy")
+    lines = [[title(report.scope.scales[0], report.scope) or head, *(FIGURES[name].label for name in names)]]
     for row in report.rows:
         if row.scale == report.scope.scales[0]:
-            lines.append([row.policy, *(shown(row.figures[name].mean, FIGURES[name].unit) for name in SHOWN)])
+            lines.append([row.name, *(shown(row.figures[name].mean, FIGURES[name].unit) for name in names)])
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     table = ["  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]) for line in lines]
     return "\n".join([*(f"{name:<10} {text}" for name, text in told), "", *table, ""])

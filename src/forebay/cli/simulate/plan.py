@@ -12,18 +12,23 @@ from typing import Any, Final, NamedTuple
 
 from forebay.cli.settings import FILE_BYTES_MAX, WRONG_USAGE, UserError, set_overrides
 from forebay.core.model import Policy
+from forebay.core.scaling.settings import scale_conflicts
 from forebay.core.section import Conflict
 from forebay.sim.engine import rows
+from forebay.sim.fleet import policies as sizers
 from forebay.sim.load.change import between, faster, first
 from forebay.sim.load.named import NAMES, workload
 from forebay.sim.load.traces.lines import BadTrace
 from forebay.sim.load.values import Workload
 from forebay.sim.replay.cluster import SimCluster
+from forebay.sim.report.figures import label
 from forebay.sim.rivals import RIVALS
 from forebay.wire import clusterfile
 
 POLICIES: Final = tuple(dict.fromkeys((*(policy.value for policy in Policy), *RIVALS)))
 DEFAULT_POLICIES: Final = ("cpr", "least_requests", "round_robin")
+DEFAULT_OF_FLEETS: Final = ("cpr",)
+"""Where fleets are compared."""
 SEEDS_MAX: Final = 1000
 SCALES_MAX: Final = 20
 SPEED_MAX: Final = 1000.0
@@ -44,6 +49,7 @@ class Wish:
     model: str = ""
     speed: float = 1.0
     policies: tuple[str, ...] = ()
+    fleets: tuple[str, ...] = ()
     replicas: int | None = None
     assignments: tuple[str, ...] = ()
     seed: int = 0
@@ -61,6 +67,13 @@ class Run(NamedTuple):
     seed: int
     scale: float
     policy: str
+    fleet: str = ""
+    """Who sizes it; empty: nobody."""
+
+    @property
+    def name(self) -> str:
+        """As in tables."""
+        return label(self.policy, self.fleet)
 
 
 class Plan(NamedTuple):
@@ -73,11 +86,24 @@ class Plan(NamedTuple):
     seeds: tuple[int, ...]
     scales: tuple[float, ...]
     jobs: int
+    fleets: tuple[str, ...] = ()
+    """Who sizes them; empty: they stay as they are."""
 
     @property
     def runs(self) -> list[Run]:
         """All replays; those of one seed together, as they share a workload."""
-        return [Run(seed, scale, policy) for seed in self.seeds for scale in self.scales for policy in self.policies]
+        return [
+            Run(seed, scale, policy, fleet)
+            for seed in self.seeds
+            for scale in self.scales
+            for policy in self.policies
+            for fleet in self.fleets or ("",)
+        ]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the runs of one seed and scale."""
+        return tuple(label(policy, fleet) for policy in self.policies for fleet in self.fleets or ("",))
 
     def at_scale(self, scale: float) -> SimCluster:
         """The cluster with steps that take `scale` times as long."""
@@ -109,29 +135,38 @@ def plan(wish: Wish) -> Plan:
         problems.append(f"--scale: found {wish.scales!r}; allowed: up to {SCALES_MAX} numbers above 0, as 0.8,1,1.25")
     if problems or scales is None:
         raise UserError("\n".join(problems), WRONG_USAGE)
-    return Plan(
-        wish,
-        _cluster(wish),
-        tuple(dict.fromkeys(wish.policies)),
-        tuple(range(wish.seed, wish.seed + wish.seeds)),
-        scales,
-        wish.jobs or os.cpu_count() or 1,
-    )
+    cluster, policies = _cluster(wish), tuple(dict.fromkeys(wish.policies))
+    fleets = tuple(dict.fromkeys(wish.fleets))
+    if not fleets and cluster.scale is not None:
+        fleets = (cluster.scale.policy.value,)
+    _check_rivals(policies, fleets)
+    seeds = tuple(range(wish.seed, wish.seed + wish.seeds))
+    return Plan(wish, cluster, policies, seeds, scales, wish.jobs or os.cpu_count() or 1, fleets)
+
+
+def _check_rivals(policies: Sequence[str], fleets: Sequence[str]) -> None:
+    """Raise `UserError` if any policy would have to know replicas that come and go, and does not."""
+    rivals = [policy for policy in policies if policy in RIVALS]
+    if rivals and any(sizers.read(fleet).name not in (sizers.STATIC, sizers.PEAK) for fleet in fleets):
+        text = f"--policy: {', '.join(rivals)} cannot be simulated with replicas that come and go; use --fleet static"
+        raise UserError(text, WRONG_USAGE)
 
 
 def filled(wish: Wish) -> Wish:
     """With a trace and policies, where none are wished."""
     is_part = bool(wish.requests is not None or wish.from_s or wish.until_s is not None)
-    wish = replace(wish, policies=wish.policies or DEFAULT_POLICIES)
+    wish = replace(wish, policies=wish.policies or (DEFAULT_OF_FLEETS if wish.fleets else DEFAULT_POLICIES))
     if wish.trace:
         return wish
-    return replace(wish, trace=DEFAULT_TRACE, requests=wish.requests if is_part else DEFAULT_REQUESTS)
+    is_whole = is_part or wish.fleets  # a quarter of an hour is too short for starts to count
+    return replace(wish, trace=DEFAULT_TRACE, requests=wish.requests if is_whole else DEFAULT_REQUESTS)
 
 
 def command(wish: Wish) -> str:
     """The line for a shell that a filled wish comes from, without what changes no figure."""
     words = ["forebay", "simulate", *([str(wish.file)] if wish.file else []), "--trace", wish.trace]
     words += [word for policy in wish.policies for word in ("--policy", policy)]
+    words += [word for fleet in wish.fleets for word in ("--fleet", fleet)]
     default = Wish()
     for option, value, usual in (
         ("--model", wish.model, default.model),
@@ -154,6 +189,11 @@ def _problems(wish: Wish) -> Iterator[str]:
     for policy in wish.policies:
         if policy not in POLICIES:
             yield f"--policy: found {policy!r}{_guess(policy, POLICIES)}; allowed: {', '.join(POLICIES)}"
+    for fleet in wish.fleets:
+        try:
+            sizers.read(fleet)
+        except ValueError as error:
+            yield f"--fleet: found {fleet!r}{_guess(fleet, sizers.NAMES)}; allowed: {error}"
     if wish.trace not in NAMES and not Path(wish.trace).exists():
         found = f"{wish.trace!r}{_guess(wish.trace, NAMES)}"
         yield f"--trace: found {found}; allowed: {', '.join(NAMES)}, or an existing file or folder"
@@ -199,9 +239,16 @@ def _cluster(wish: Wish) -> SimCluster:
     if wish.replicas is not None:
         overrides["replicas"] = str(wish.replicas)
     try:
-        return clusterfile.load_as(SimCluster, text, name, overrides, agree=_unknown_hardware)
+        return clusterfile.load_as(SimCluster, text, name, overrides, agree=_conflicts)
     except clusterfile.ClusterFileError as error:
         raise UserError(error.listing("nothing was simulated")) from None
+
+
+def _conflicts(root: Mapping[str, Any]) -> Iterable[Conflict]:
+    yield from _unknown_hardware(root)
+    model = {key: root[key] for key in ("replicas", "scale") if key in root} | {"slo": {"ttft_p99_ms": 1}}
+    for conflict in scale_conflicts({"models": [model]}):
+        yield conflict._replace(path=conflict.path.removeprefix("models[0]."))
 
 
 def _unknown_hardware(root: Mapping[str, Any]) -> Iterable[Conflict]:

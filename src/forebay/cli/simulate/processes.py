@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 
 from forebay.cli.settings import UserError
 from forebay.cli.simulate.plan import Plan, Run
+from forebay.sim.fleet.policies import sizing
 from forebay.sim.load.values import Workload
 from forebay.sim.replay.cluster import SimCluster
 from forebay.sim.replay.outcome import Slo, summary
@@ -92,7 +93,7 @@ def _heard(pipe: Connection, run: Run, process: BaseProcess) -> Told:
         told = pipe.recv()
     except (EOFError, ConnectionError):
         process.join(END_S)
-        raise UserError(f"The replay of {run.policy} ended with code {process.exitcode}.") from None
+        raise UserError(f"The replay of {run.name} ended with code {process.exitcode}.") from None
     assert isinstance(told, Told)
     return told
 
@@ -117,7 +118,8 @@ def _replay(pipe: Connection) -> None:
 
 def outcome_of(run: Run, workload: Workload, cluster: SimCluster, progress: Callable[[int], None]) -> Told:
     """Do one replay, here."""
-    outcome = replay(workload, cluster, policy=run.policy, seed=run.seed, progress=progress)
-    result = Result(run.policy, run.scale, run.seed, summary(outcome, Slo(cluster.slo.ttft_s, cluster.slo.tpot_s)))
-    requests = len(workload.arrivals)
+    size = sizing(run.fleet, cluster, workload) if run.fleet else None
+    outcome = replay(workload, cluster, policy=run.policy, seed=run.seed, sizing=size, progress=progress)
+    found, requests = summary(outcome, Slo(cluster.slo.ttft_s, cluster.slo.tpot_s)), len(workload.arrivals)
+    result = Result(run.policy, run.scale, run.seed, found, run.fleet)
     return Told(run, requests, requests, result, curves(outcome, cluster.slo))

@@ -28,6 +28,7 @@ NEXT: Final = (
     "  forebay simulate --speed 1.4                                 more load",
     "  forebay simulate --policy cpr --policy smg_cache_aware       beside another system's policy",
     "  forebay simulate --replicas 6 --seeds 5                      fewer replicas; how far figures are certain",
+    "  forebay simulate --fleet forebay --fleet static              what scaling would save, and cost",
     "  forebay simulate --trace FILE                                your own: see --help, docs/simulate.md",
     "  forebay simulate --calibration                               how far to believe it",
 )
@@ -55,7 +56,7 @@ def _report(plan: Plan, notes_to: Console) -> Report:
     workload = lru_cache(maxsize=1)(plan.workload)
     with notes_to.status("reading the trace"):
         load = workload(plan.seeds[0])
-        scope = Scope(load.name, describe(load), plan.policies, plan.seeds, plan.scales)
+        scope = Scope(load.name, describe(load), plan.names, plan.seeds, plan.scales, plan.fleets)
     shown_scale = 1.0 if 1.0 in plan.scales else plan.scales[0]
     results: list[Result] = []
     curves: dict[str, Curves] = {}
@@ -65,12 +66,12 @@ def _report(plan: Plan, notes_to: Console) -> Report:
             if told.result is not None and told.curves is not None:
                 results.append(told.result)
                 if told.run.seed == plan.seeds[0] and told.run.scale == shown_scale:
-                    curves[told.run.policy] = told.curves
+                    curves[told.run.name] = told.curves
     return Report(
         scope,
         plan.cluster,
         rows(_in_order(results, plan), plan.cluster),
-        {policy: curves[policy] for policy in plan.policies},
+        {name: curves[name] for name in plan.names},
         _shown_at(plan, shown_scale),
         command(plan.wish),
     )
@@ -78,7 +79,7 @@ def _report(plan: Plan, notes_to: Console) -> Report:
 
 def _in_order(results: Sequence[Result], plan: Plan) -> list[Result]:
     """As it was planned, whichever was done first."""
-    by_run = {(each.seed, each.scale, each.policy): each for each in results}
+    by_run = {(each.seed, each.scale, each.policy, each.fleet): each for each in results}
     return [by_run[run] for run in plan.runs]
 
 

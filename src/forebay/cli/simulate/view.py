@@ -19,6 +19,7 @@ from rich.text import Text
 
 from forebay.cli.simulate.plan import Plan, Run
 from forebay.cli.simulate.processes import Told
+from forebay.sim.fleet.policies import ORACLE, PEAK
 from forebay.sim.report.facts import Scope, facts
 from forebay.sim.report.figures import Estimate, Row
 from forebay.sim.report.page import Report
@@ -52,13 +53,14 @@ class Bars:
         bar = self._bars.get(run)
         if bar is None:
             bar = self._bars[run] = progress.add_task(self._name(run), total=told.requests)
-        progress.update(bar, completed=told.done)
+        plans = run.fleet in (PEAK, ORACLE) and not told.done
+        progress.update(bar, completed=told.done, description=f"{self._name(run)}{': planning' if plans else ''}")
         if told.result is not None and self._all is not None:
             progress.remove_task(bar)
             progress.advance(self._all)
 
     def _name(self, run: Run) -> str:
-        parts = [run.policy]
+        parts = [run.name]
         if len(self._plan.scales) > 1:
             parts.append(f"x{run.scale:g}")
         if len(self._plan.seeds) > 1:
@@ -98,16 +100,16 @@ def view(report: Report, width: int, notes: Sequence[str]) -> RenderableType:
 
 def grid(table: Table, width: int) -> Grid:
     """A line for each policy; where that is too wide, a column for each."""
-    lines = [[Text("policy"), *map(Text, table.columns)]]
-    for policy, cells in table.lines:
+    lines = [[Text(table.head), *map(Text, table.columns)]]
+    for name, cells in table.lines:
         figures = (Text(f"{cell.text} {cell.margin}".rstrip(), style=LOOKS[cell.look]) for cell in cells)
-        lines.append([Text(policy), *figures])
+        lines.append([Text(name), *figures])
     if _width(lines) > width:
         turned = [list(line) for line in zip(*lines, strict=True)]
         lines = min(lines, turned, key=lambda each: max(width, _width(each)))
     drawn = Grid(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for at, name in enumerate(lines[0]):
-        drawn.add_column(name, justify="right" if at else "left", no_wrap=not at)
+    for at, head in enumerate(lines[0]):
+        drawn.add_column(head, justify="right" if at else "left", no_wrap=not at)
     for line in lines[1:]:
         drawn.add_row(*line)
     return drawn
@@ -123,6 +125,7 @@ def document(rows: Sequence[Row], scope: Scope) -> list[dict[str, object]]:
     return [
         {
             "policy": row.policy,
+            **({"fleet": row.fleet} if row.fleet else {}),
             "trace": scope.workload,
             "scale": row.scale,
             "seeds": list(scope.seeds),

@@ -27,6 +27,8 @@ COLOURS = {
 }
 COLUMNS = ("", "state", "load", "kv", "pid", "address", "restarts", "revision")
 RIGHT = ("load", "kv", "pid", "restarts")
+WHOLE = (*RIGHT, "address")
+"""Columns that are never cut or broken into lines; the others are where there is no room."""
 REVISION_CHARS = 9
 """Enough to tell revisions apart; `--json` has the whole."""
 
@@ -66,7 +68,9 @@ def view(cluster: Status) -> RenderableType:
     """The cluster for people."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for name in COLUMNS:
-        table.add_column(name, justify="right" if name in RIGHT else "left", no_wrap=True)
+        table.add_column(
+            name, justify="right" if name in RIGHT else "left", no_wrap=name in WHOLE, overflow="ellipsis"
+        )
     for model in cluster.models:
         ready = Text(
             f"{model.ready}/{model.wanted} ready", style="green" if model.ready == model.wanted else "yellow"
@@ -87,7 +91,8 @@ def view(cluster: Status) -> RenderableType:
         return Text(f"{cluster.cluster}  this control waits for its turn; {_leader(cluster.leader)}")
     head = Text.assemble((cluster.cluster, "bold"), "  ", verdict, f"  {cluster.gateway_url}")
     trouble = [Text(cluster.trouble, style="bold red")] if cluster.trouble else []
-    notes = [note for unit in units if (note := _note(unit))]
+    notes = [Text(f"{model.name}: {model.trouble}", style="red") for model in cluster.models if model.trouble]
+    notes += [note for unit in units if (note := _note(unit))]
     if cluster.leader is not None:
         trouble.append(Text(_leader(cluster.leader), style="dim"))
     return Group(head, *trouble, Text(), table, *([Text(), *notes] if notes else []))
@@ -96,8 +101,9 @@ def view(cluster: Status) -> RenderableType:
 def _leader(leader: LeaderStatus | None) -> str:
     if leader is None:
         return "who leads is not known"
-    waiting = f"; {leader.waiting} more wait for their turn" if leader.here else ""
-    return f"the control at {leader.url} leads, epoch {leader.epoch}{waiting}"
+    others = {0: "none waits to take over", 1: "1 waits to take over"}
+    waiting = others.get(leader.waiting, f"{leader.waiting} wait to take over")
+    return f"the control at {leader.url} leads, epoch {leader.epoch}{f'; {waiting}' if leader.here else ''}"
 
 
 def _short(revision: str) -> str:

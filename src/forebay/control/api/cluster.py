@@ -37,8 +37,13 @@ async def readyz(asked: Asked) -> Response:
 
 
 async def metrics(asked: Asked) -> Response:
-    """Prometheus' text format."""
-    return Response(asked.behind.metrics.render(), headers={"content-type": CONTENT_TYPE.decode()})
+    """Prometheus' text format. Who leads is looked up here: a lease ends between two rounds."""
+    behind = asked.behind
+    leading = behind.control.leading
+    leader = leading.told if leading is not None else None
+    behind.metrics.gauge("control_leader").set(leading is None or not leading.why_not())
+    behind.metrics.gauge("control_epoch").set(leader.epoch if leader is not None else 0)
+    return Response(behind.metrics.render(), headers={"content-type": CONTENT_TYPE.decode()})
 
 
 async def status(asked: Asked) -> Status:

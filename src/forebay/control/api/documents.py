@@ -268,6 +268,8 @@ class Scalings:
     """All models, by name."""
 
     models: tuple[ScalingDocument, ...]
+    limits: tuple[scaled.LimitUse, ...] = ()
+    """What they may have together, and have; empty: `limits` of the cluster file names none."""
 
 
 def scaling(it: scaled.Standing, *, all_of_it: bool = False) -> ScalingDocument:

@@ -20,7 +20,8 @@ def _scaler(asked: Asked) -> Scaler:
 
 async def scaling(asked: Asked) -> documents.Scalings:
     """All models, each with its last decision."""
-    return documents.Scalings(tuple(documents.scaling(each) for each in _scaler(asked).standing()))
+    scaler = _scaler(asked)
+    return documents.Scalings(tuple(documents.scaling(each) for each in scaler.standing()), scaler.limits)
 
 
 async def scaling_of(asked: Asked) -> documents.ScalingDocument:

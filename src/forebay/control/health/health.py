@@ -38,7 +38,7 @@ from forebay.obs.metrics import Metrics
 from forebay.providers.devices.opening import LOCAL
 from forebay.providers.devices.protocol import DeviceSource
 from forebay.store.database import Conflict, StoreError
-from forebay.store.nodes import Changed, Kept, Nodes
+from forebay.store.documents import Changed, Documents, Kept
 
 T = TypeVar("T")
 CONTROL: Final = "control"
@@ -65,7 +65,7 @@ class Health:
 
     def __init__(
         self,
-        records: Nodes,
+        records: Documents,
         run: Run,
         sources: Mapping[str, DeviceSource],
         *,
@@ -373,7 +373,7 @@ class Health:
     async def _store(self, node: Remembered) -> None:
         kept, changed = node.kept, tuple(node.changed)
         try:
-            stored = await self._try(lambda: self._records.keep(node.name, kept, changed))
+            stored = await self._try(lambda: self._records.keep(node.name, kept, changed[-1].at, changed))
         except Conflict:  # somebody else, or we ourselves and the answer was lost
             again = (await self._try(self._records.known)).get(node.name, Kept())
             node.version = again.version

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from forebay.core.health import DeviceState
-from forebay.store.nodes import Changed, Kept
+from forebay.store.documents import Changed, Kept
 from forebay.wire.documents import UNREADABLE
 
 

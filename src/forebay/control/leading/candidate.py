@@ -57,6 +57,7 @@ class Candidate:
             if leader.holder == self._leadership.holder:
                 fence = Fence(self._epochs, leader.epoch)
                 fence.raise_up()
+                self._leader = None  # who led before does not, whoever deposes this one
                 return Term(self._leadership, fence, asked_at, self._url, now=now)
         except (StoreError, Fenced, OSError) as error:
             self._hear(str(error))

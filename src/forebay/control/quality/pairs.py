@@ -14,6 +14,13 @@ TIMEOUT_S: Final = 60.0
 """For each question to the models that compare."""
 
 
+def by_itself(pair: Pair) -> Observation:
+    """What a pair says without a model that compares: how alike its vectors are, or whether its texts are answers."""
+    if pair.alike is not None:
+        return Observation(AGREEMENT, Arm.CANARY, pair.alike - 1.0, pair.stratum)
+    return validity(pair)
+
+
 def validity(pair: Pair) -> Observation:
     """Whether both texts are answers at all."""
     difference = int(_valid(pair.canary, pair.schema)) - int(_valid(pair.stable, pair.schema))

@@ -10,7 +10,7 @@ from typing import Final
 
 from forebay.control.quality.asking import Asked, Asker
 from forebay.control.quality.golden import Party, ask_both, golden_round, read_golden
-from forebay.control.quality.pairs import compared, validity
+from forebay.control.quality.pairs import by_itself, compared
 from forebay.core.deploy.rollout import Rollout
 from forebay.core.deploy.samples import Pair
 from forebay.core.deploy.scoring import Case, Golden
@@ -87,8 +87,8 @@ class Quality:
             aim = self._aims.get(pair.rollout)
             if aim is None:
                 continue
-            self._keep(pair.rollout, [validity(pair)])
-            if aim.judge or aim.similarity:
+            self._keep(pair.rollout, [by_itself(pair)])
+            if pair.alike is None and (aim.judge or aim.similarity):
                 self._pairs.append(pair)
                 self._paired.set()
 

@@ -15,7 +15,7 @@ from forebay.control.rolling.nouns import Run
 from forebay.control.scaling.kept import Scaled
 from forebay.obs.clock import wall_s
 from forebay.store.database import Conflict, StoreError
-from forebay.store.scales import NONE, Kept, Scales
+from forebay.store.documents import NONE, Documents, Kept
 from forebay.wire.documents import UNREADABLE
 
 T = TypeVar("T")
@@ -30,7 +30,7 @@ class Book:
     """Reads once, then writes. `recall` is a file with the same, for a start while the store is down; None: none."""
 
     def __init__(
-        self, records: Scales, run: Run, note: Callable[[str, str], None], recall: Path | None = None
+        self, records: Documents, run: Run, note: Callable[[str, str], None], recall: Path | None = None
     ) -> None:
         self._records = records
         self._recall = recall
@@ -107,18 +107,18 @@ class Book:
     async def keep(self, it: Scaled) -> None:
         """Store a model now. Raises `StoreError`; then it is tried again later."""
         async with self._turn:
-            text, changed, version = it.text(), tuple(it.changed), it.version
-            self._remember(it.model, text)
+            new, changed = Kept(it.text(), it.version), tuple(it.changed)
+            self._remember(it.model, new.text)
             try:
-                stored = await self._try(lambda: self._records.keep(it.model, text, version, wall_s(), changed))
+                stored = await self._try(lambda: self._records.keep(it.model, new, wall_s(), changed))
             except Conflict:  # somebody else, or we ourselves and the answer was lost
                 kept = (await self._try(self._records.known)).get(it.model, Kept())
                 it.version = kept.version
-                if kept.text != text:
+                if kept.text != new.text:
                     self._news.set()
                     return
-                stored = kept.version
-            it.version = stored
+                stored = kept
+            it.version = stored.version
             it.forget(changed)
             it.kept_at = asyncio.get_running_loop().time()
 

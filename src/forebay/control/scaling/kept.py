@@ -7,7 +7,7 @@ import msgspec
 
 from forebay.control.scaling.starts import Taken
 from forebay.core.scaling.memory import Memory
-from forebay.store.scales import NONE, Changed
+from forebay.store.documents import NONE, Changed
 from forebay.wire.documents import UNREADABLE
 
 TOLD_MAX: Final = 200
@@ -60,6 +60,7 @@ class Document(msgspec.Struct, frozen=True):
     """The content of a row."""
 
     wanted: int | None = None
+    asked: int | None = None
     setting: Setting = Setting()
     starts: dict[str, tuple[float, ...]] = {}
     told: tuple[Told, ...] = ()
@@ -69,12 +70,14 @@ class Document(msgspec.Struct, frozen=True):
 class Scaled:
     """One model."""
 
-    __slots__ = ("changed", "kept_at", "memory", "model", "setting", "starts", "told", "version", "wanted")
+    __slots__ = ("asked", "changed", "kept_at", "memory", "model", "setting", "starts", "told", "version", "wanted")
 
     def __init__(self, model: str) -> None:
         self.model = model
         self.wanted: int | None = None
         """None: nothing was decided yet."""
+        self.asked: int | None = None
+        """What would be wanted without `limits`; None: the same."""
         self.setting = Setting()
         self.memory = Memory()
         self.starts: Taken = {}
@@ -85,11 +88,18 @@ class Scaled:
         self.kept_at = float("-inf")
         """When it was stored last, on the loop's clock."""
 
+    @property
+    def subject(self) -> str:
+        """What its events are about."""
+        return f"model/{self.model}"
+
     def text(self) -> str:
         """What is stored of it."""
         told = tuple(each for each in self.told if each.wanted != each.before)[-STORED_MAX:]
         memory = msgspec.Raw(msgspec.json.encode(self.memory))
-        return msgspec.json.encode(Document(self.wanted, self.setting, self.starts, told, memory)).decode()
+        return msgspec.json.encode(
+            Document(self.wanted, self.asked, self.setting, self.starts, told, memory)
+        ).decode()
 
     def take(self, text: str) -> None:
         """Go on from what was stored. What another version of Forebay has left is forgotten as far as it must be."""
@@ -97,7 +107,8 @@ class Scaled:
             document = msgspec.json.decode(text, type=Document)
         except UNREADABLE:
             return
-        self.wanted, self.setting, self.starts = document.wanted, document.setting, document.starts
+        self.wanted, self.asked = document.wanted, document.asked
+        self.setting, self.starts = document.setting, document.starts
         self.told.extend(document.told)
         try:
             self.memory = msgspec.json.decode(document.memory, type=Memory)

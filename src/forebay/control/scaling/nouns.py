@@ -28,6 +28,16 @@ class Wish:
 
 
 @dataclass(frozen=True, slots=True)
+class LimitUse:
+    """What all models together may have of something, and what was given out of it."""
+
+    name: str
+    """`gpus` or `replicas`."""
+    used: float
+    most: float
+
+
+@dataclass(frozen=True, slots=True)
 class Standing:
     """Where a model stands."""
 

@@ -29,6 +29,8 @@ class Look(NamedTuple):
     """Replicas that are ready and get no requests."""
     duty: Mapping[str, float | None] = {}
     """Share of the time in which the GPUs of a model do anything."""
+    pools: Mapping[str, int] = {}
+    """Replicas of a model that are to rest, beside those that serve."""
 
     def running(self, model: str) -> int:
         """How many units of the model there are."""

@@ -16,7 +16,8 @@ from forebay.control.rolling.nouns import Run
 from forebay.control.scaling.book import Book
 from forebay.control.scaling.collecting import Asker, Collected, Collector
 from forebay.control.scaling.kept import Scaled, Setting, Told
-from forebay.control.scaling.nouns import ScaleRefused, Standing, Wish
+from forebay.control.scaling.limiting import Decided, Limiter, Share, claim_of
+from forebay.control.scaling.nouns import LimitUse, ScaleRefused, Standing, Wish
 from forebay.control.scaling.reading import Look, make_reading
 from forebay.control.scaling.sizing import Size, Sizer
 from forebay.control.scaling.starts import Starts, cold_start_s, with_start
@@ -27,7 +28,7 @@ from forebay.core.scaling.values import Decision, Reason
 from forebay.obs.clock import wall_s
 from forebay.obs.metrics import Metrics
 from forebay.store.database import StoreError
-from forebay.store.scales import Changed, Kept, Scales
+from forebay.store.documents import Changed, Documents, Kept
 
 READ_EVERY_S: Final = 1.0
 """How often gateways are asked."""
@@ -43,7 +44,7 @@ class Scaler:
 
     def __init__(
         self,
-        records: Scales,
+        records: Documents,
         run: Run,
         *,
         note: Callable[[str, str], None],
@@ -55,6 +56,8 @@ class Scaler:
         self._metrics = metrics
         self._collector = Collector()
         self._sizer = Sizer()
+        self._limiter = Limiter()
+        self._pools: Mapping[str, int] = {}
         self._starts = Starts()
         self._planned: dict[str, PlannedModel] = {}
         """As their file has them."""
@@ -78,6 +81,11 @@ class Scaler:
     def look_again_s(self) -> float:
         """When the next round should be, at the latest."""
         return WAKE_EVERY_S if self._asleep else math.inf
+
+    @property
+    def limits(self) -> tuple[LimitUse, ...]:
+        """How far the limits of the cluster are used; empty: there are none."""
+        return self._limiter.uses
 
     def close(self) -> None:
         """Let go of the store."""
@@ -118,15 +126,19 @@ class Scaler:
         for gone in sorted(self._models.keys() - self._planned.keys()):
             it = self._models.pop(gone)
             self._stored = {**self._stored, gone: Kept(it.text(), it.version)}  # should it come back
-            self._metrics.forget("scale_wanted", gone)
-        sizes = {}
+            self._forget_metrics(gone)
+        self._pools = look.pools
+        decided, sizes = {}, {}
         for name, model in self._planned.items():
             if name not in self._models:
                 self._models[name] = self._begun(model, look)
-            it = self._models[name]
-            if self._due:
-                self._decide(it, model, look)
-            size = self._size(it, model)
+            found = self._decide(self._models[name], model, look) if self._due else None
+            if found is not None:
+                decided[name] = found
+        for name, share in self._shares(plan, decided).items():
+            self._settle(self._models[name], self._planned[name], decided[name], share)
+        for name, model in self._planned.items():
+            size = self._size(self._models[name], model)
             if size is not None:
                 sizes[name] = size
         self._due = False
@@ -152,10 +164,11 @@ class Scaler:
             raise ScaleRefused(f"there is no model {wish.model}; there is: {there}", "model")
         setting = Setting(wish.replicas, wish.min, wish.max, actor, wall_s(), wish.why)
         _check(model, setting)
+        self._check_limits(it, model, setting)
         it.setting = setting
         figures = {"replicas": wish.replicas, "min": wish.min, "max": wish.max}
         kind = "scale.auto" if setting.empty else "scale.set"
-        it.changed.append(Changed(kind, setting.at, actor, wish.why, figures))
+        it.changed.append(Changed(kind, setting.at, actor, it.subject, wish.why, figures))
         self._note(kind, f"{wish.model}: {_in_words(setting) or 'as its load wants'} (by {actor})")
         self._next_at = float("-inf")
         self._wake()
@@ -225,45 +238,81 @@ class Scaler:
             if old.setting.at > it.setting.at:
                 it.setting = old.setting
 
-    def _decide(self, it: Scaled, model: PlannedModel, look: Look) -> None:
-        """Look at a model once more, and tell what comes of it."""
+    def _decide(self, it: Scaled, model: PlannedModel, look: Look) -> Decided | None:
+        """Look at a model once more: how many it would have by itself; None: as many as its file says."""
         scale, now, several = _rules(model, it.setting), wall_s(), it.setting.replicas
-        if scale is None and several is None:
-            if it.wanted is not None:
-                it.wanted = None
-                self._metrics.forget("scale_wanted", it.model)
-            return
-        before = len(model.slots) if it.wanted is None else it.wanted
-        shadow = scale is not None and scale.shadow and several is None
         if several is not None:
-            wanted, reason, why = several, SET, _in_words(it.setting)
-            figures: Mapping[str, float] = {}
-        else:
-            assert scale is not None
-            start_s = cold_start_s(it.starts, model.routes.revision)
-            reading = make_reading(it.model, model.slo, self._collected, look, at=now, cold_start_s=start_s)
-            decision, it.memory = decide(scale, it.memory, reading, now, current=before)
-            if it.model in look.rolling:  # who goes back to the old revision finds all that were there
-                decision = _kept(decision, min(before, bounds(scale, now)[1]), "a rollout is under way")
-            if not self._sure:
-                decision = _kept(decision, before, "it is not known what people have set")
-            wanted, reason, why, figures = decision.wanted, decision.reason, decision.why, decision.figures
-        it.wanted = wanted
+            return Decided(several, SET, _in_words(it.setting), {}, least=several)
+        if scale is None:
+            if it.wanted is not None:
+                it.wanted = it.asked = None
+                self._forget_metrics(it.model)
+            return None
+        before = next((many for many in (it.asked, it.wanted) if many is not None), len(model.slots))
+        start_s = cold_start_s(it.starts, model.routes.revision)
+        reading = make_reading(it.model, model.slo, self._collected, look, at=now, cold_start_s=start_s)
+        decision, it.memory = decide(scale, it.memory, reading, now, current=before)
+        low, high = bounds(scale, now)
+        if it.model in look.rolling:  # who goes back to the old revision finds all that were there
+            decision = _kept(decision, min(before, high), "a rollout is under way")
+        if not self._sure:
+            decision = _kept(decision, before, "it is not known what people have set")
+        held = reading is None or it.model in look.rolling or not self._sure
+        return Decided(
+            decision.wanted, decision.reason, decision.why, decision.figures, low, held=held, shadow=scale.shadow
+        )
+
+    def _shares(self, plan: Plan, decided: Mapping[str, Decided]) -> dict[str, Share]:
+        """What becomes of what was decided within the `limits` of the cluster."""
+        if not decided:
+            return {}
+        claims = [
+            claim_of(self._models[name], model, decided.get(name), self._pools.get(name, 0))
+            for name, model in self._planned.items()
+        ]
+        asked = {name: each.asked for name, each in decided.items()}
+        return self._limiter.share(plan.limits, claims, asked)
+
+    def _settle(self, it: Scaled, model: PlannedModel, decided: Decided, share: Share) -> None:
+        """It has so many from now on, and everybody is told why."""
+        before, wanted = len(model.slots) if it.wanted is None else it.wanted, decided.asked
+        reason, why, figures = str(decided.reason), decided.why, dict(decided.figures)
+        limited = share.why_not != "" and not decided.shadow
+        if limited:
+            wanted, reason = share.replicas, str(Reason.LIMIT)
+            why = f"{why}; {decided.asked} would do, but {share.why_not}"
+            figures["asked"] = decided.asked
+        it.wanted, it.asked = wanted, decided.asked
         self._metrics.gauge("scale_wanted", it.model).set(wanted)
+        self._metrics.gauge("scale_asked", it.model).set(decided.asked)
         known = {name: round(float(value), 4) for name, value in figures.items() if math.isfinite(value)}
-        told = Told(now, now, before, wanted, str(reason), why, known, done=not shadow)
+        now, news = wall_s(), limited and (not it.told or it.told[-1].reason != Reason.LIMIT)
+        told = Told(now, now, before, wanted, reason, why, known, done=not decided.shadow)
         it.tell(told)
         if wanted != before:
-            self._changed(it, told)
+            self._metrics.counter("scale_decisions_total", it.model, told.reason).inc()
+            kind = "scale.changed" if told.done else "scale.would_change"
+            self._write(it, told, kind, f"{told.before} → {told.wanted} replicas ({told.reason}): {told.why}")
+        elif news:
+            self._write(it, told, "scale.limited", told.why)
 
-    def _changed(self, it: Scaled, told: Told) -> None:
-        """Another number of replicas: for the history, the log and the metrics."""
-        self._metrics.counter("scale_decisions_total", it.model, told.reason).inc()
-        kind = "scale.changed" if told.done else "scale.would_change"
-        text = f"{told.before} → {told.wanted} replicas ({told.reason}): {told.why}"
+    def _forget_metrics(self, model: str) -> None:
+        for name in ("scale_wanted", "scale_asked"):
+            self._metrics.forget(name, model)
+
+    def _check_limits(self, it: Scaled, model: PlannedModel, setting: Setting) -> None:
+        """Raises `ScaleRefused` if people want more than there is room for beside what others have in any case."""
+        several = setting.min if setting.replicas is None else setting.replicas
+        if several is not None:
+            wish = Decided(several, SET, "", {}, least=several)
+            claim = claim_of(it, model, wish, self._pools.get(it.model, 0))
+            self._limiter.check(claim, "min" if setting.replicas is None else "replicas")
+
+    def _write(self, it: Scaled, told: Told, kind: str, text: str) -> None:
+        """For the history and the log."""
         self._note(kind, f"{it.model}: {text}")
         document = {"before": told.before, "wanted": told.wanted, "reason": told.reason, "figures": told.figures}
-        it.changed.append(Changed(kind, told.at, CONTROL, text, document))
+        it.changed.append(Changed(kind, told.at, CONTROL, it.subject, text, document))
         self._book.hurry()
 
     def _size(self, it: Scaled, model: PlannedModel) -> Size | None:

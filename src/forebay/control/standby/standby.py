@@ -10,7 +10,7 @@ from forebay.control.rolling.watching import Looked
 from forebay.control.standby.chronicle import Chronicle
 from forebay.core.availability.measured import Lived, failing
 from forebay.core.availability.spares import spares_needed
-from forebay.core.availability.standby import resting, serving
+from forebay.core.availability.standby import coming, resting, serving
 from forebay.core.model import ModelRoutes, Replica, ReplicaState, Snapshot
 from forebay.core.reconcile import UnitKey
 from forebay.obs.clock import wall_s
@@ -47,6 +47,11 @@ class Standby:
         self._pooled: dict[str, tuple[PlannedModel, int, PlannedModel]] = {}
         """What was asked for, with how many more, and what was made of it: a digest costs as much as a round."""
 
+    @property
+    def pools(self) -> dict[str, int]:
+        """How many replicas of each model were to rest in the last round."""
+        return {name: more for name, (_, more, _) in self._pooled.items()}
+
     async def run(self, plan: Callable[[], Plan]) -> None:
         """Keep files of models in memory, until cancelled; `plan` is the one of the moment."""
         told: dict[str, str] = {}
@@ -68,7 +73,7 @@ class Standby:
     def routed(
         self, models: Iterable[ModelRoutes], plan: Plan, before: Mapping[UnitKey, Replica]
     ) -> tuple[ModelRoutes, ...]:
-        """The routes without the replicas that rest. `before`: the replicas that gateways were told of last.
+        """The routes without the replicas that rest or are about to. `before`: those that gateways were told of last.
 
         Of two revisions of a model the one that is being rolled out has nobody who rests until it serves alone.
         """
@@ -78,8 +83,10 @@ class Standby:
             model, routes, mine = planned[each.name], each, frozenset[UnitKey]()
             if model.active is not None:
                 canary = {slot.id for slot in model.canary}
-                mine = resting((r for r in each.replicas if r.id not in canary), model.active, served)
-                routes = replace(each, replicas=tuple(r for r in each.replicas if (r.id, r.generation) not in mine))
+                stable = tuple(r for r in each.replicas if r.id not in canary)
+                mine = resting(stable, model.active, served)
+                untold = mine | coming(stable, model.active)
+                routes = replace(each, replicas=tuple(r for r in each.replicas if (r.id, r.generation) not in untold))
             for replica in routes.replicas:
                 if (replica.id, replica.generation) in self.resting and replica.state is ReplicaState.READY:
                     self._promoted(each.name, replica)

@@ -72,6 +72,8 @@ def rules_of(task: Task, settings: RolloutSettings, kind: Kind) -> Rules:
     metrics: list[Metric] = [settings.errors.value(ERRORS), settings.rejections.value(REJECTIONS)]
     if kind is not Kind.SHADOW:
         metrics.append(settings.latency.value("latency", task))
+    elif task is Task.EMBED:
+        metrics.append(settings.agreement.value(AGREEMENT, task))
     if task is Task.CHAT:
         metrics += _shadow_metrics(settings) if kind is Kind.SHADOW else _token_metrics(settings)
         if settings.golden is not None:
@@ -192,7 +194,7 @@ def _token_metrics(settings: RolloutSettings) -> list[Metric]:
 def _shadow_metrics(settings: RolloutSettings) -> list[Metric]:
     metrics: list[Metric] = [settings.validity.value(VALIDITY)]
     if settings.similarity is not None:
-        metrics.append(settings.agreement.value(AGREEMENT))
+        metrics.append(settings.agreement.value(AGREEMENT, Task.CHAT))
     if settings.judge is not None:
         metrics.append(settings.preference.value(PREFERENCE))
     return metrics

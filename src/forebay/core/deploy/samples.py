@@ -46,6 +46,8 @@ class Pair:
     canary: str
     schema: str = ""
     """The JSON schema that the answer was to follow, as JSON; empty: none, `{}`: any JSON."""
+    alike: float | None = None
+    """Of embeddings, whose vectors stay in the gateway: how alike they are, 0..1. None: both answers are texts."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -161,6 +161,17 @@ def cosine(one: Sequence[float], other: Sequence[float]) -> float | None:
     return min(1.0, max(0.0, found)) if math.isfinite(found) else None
 
 
+def alike(stable: Sequence[Sequence[float]], canary: Sequence[Sequence[float]]) -> float:
+    """How alike the vectors are that two revisions made of the same texts, at least one, 0..1: the mean cosine.
+
+    0 where there are others in number or in length: nobody who has kept the one can use the other.
+    """
+    if len(stable) != len(canary):
+        return 0.0
+    pairs = zip(stable, canary, strict=True)
+    return math.fsum(1.0 if one == other else cosine(one, other) or 0.0 for one, other in pairs) / len(stable)
+
+
 def grading(question: str, reference: str, answer: str) -> str:
     """What a judge is asked about an answer."""
     return (

@@ -154,11 +154,19 @@ class QualitySettings(ScoreSettings):
     """So much."""
 
 
-class AgreementSettings(ScoreSettings):
+class AgreementSettings(Section):
     """How far answers to the same request may differ in meaning: 1 less the cosine of their embeddings."""
 
-    drop: Share = 0.3
-    """So much, as a mean. Two answers of one model at a temperature above 0 differ too."""
+    drop: Share | None = None
+    """So much, as a mean; none: 0.3, as two answers of one model at a temperature above 0 differ too, or 0.05 where
+    the model itself makes embeddings."""
+    required: bool = True
+    """Whether the new revision waits for proof that it is no lower. Proof that it is always counts."""
+
+    def value(self, name: str, task: Task) -> Score:
+        """The metric, for a model with such a task."""
+        usual = 0.05 if task is Task.EMBED else 0.3
+        return Score(name, usual if self.drop is None else self.drop, paired=True, required=self.required)
 
 
 class PreferenceSettings(ScoreSettings):
@@ -213,7 +221,7 @@ class RolloutSettings(Section):
     """Of a shadow: answers that are none: empty, going round in circles, a refusal, or not the JSON that was asked
     for."""
     agreement: AgreementSettings = AgreementSettings()
-    """Of a shadow: how far its answers differ, if there is a model for `similarity`."""
+    """Of a shadow: how far its answers differ: its embeddings, or texts if there is a model for `similarity`."""
     preference: PreferenceSettings = PreferenceSettings()
     """Of a shadow: whose answers are better, if there is a `judge`."""
     rollback_alpha: Annotated[float, Field(ge=0.0001, le=0.5)] = 0.05

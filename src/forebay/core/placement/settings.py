@@ -1,5 +1,6 @@
 """The settings of a cluster file about where replicas run, and what in them can never fit."""
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Final, Literal, TypeVar
@@ -12,6 +13,12 @@ LOCAL: Final = "local"
 """The node of a cluster that names none: this machine, with all it has."""
 CPU_MAX: Final = 4095
 """Highest number of a core: more than any machine of today has."""
+FOUND_CHARS_MAX: Final = 80
+"""So much of a wrong value is shown."""
+CPUS_ALLOWED: Final = (
+    f"the cores that its replicas may run on, by their numbers from 0 to {CPU_MAX}, as text: 0-3,8 for five cores, "
+    '"1" (with quotes) for core 1 alone; none: all'
+)
 S = TypeVar("S", bound=Section)
 Gib = Annotated[float, Field(gt=0, le=1_048_576)]
 
@@ -26,6 +33,14 @@ def cpu_list(text: str) -> tuple[int, ...]:
             raise ValueError(f"{text!r} is no list of cores such as 0-3,8")
         cpus.update(range(first, last + 1))
     return tuple(sorted(cpus))
+
+
+def _is_cpu_list(text: str) -> bool:
+    try:
+        cpu_list(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _checked(text: str) -> str:
@@ -70,7 +85,7 @@ class NodeSettings(Section):
     """Address at which its replicas listen, and at which gateways reach them."""
     launcher: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Words before the command of a replica: `[ip, netns, exec, h1]`. It has to become the command (exec)."""
-    cpus: Annotated[str, AfterValidator(_checked)] | None = None
+    cpus: Annotated[str, AfterValidator(_checked), Field(examples=["0-3,8"])] | None = None
     """Cores that its replicas may run on, such as `0-3,8`; none: all."""
     memory_gib: Gib | None = None
     """Memory for replicas, GiB; none: what the machine has."""
@@ -112,8 +127,9 @@ class PlacementSettings(Section):
 
 def placement_conflicts(raw: Mapping[str, Any]) -> tuple[Conflict, ...]:
     """What can never fit, in a cluster given as plain data. Parts of a wrong type are skipped: others tell those."""
-    nodes = [_valid(NodeSettings, section) for section in sections(raw.get("nodes"))]
-    found = [*_twice(nodes)]
+    given = sections(raw.get("nodes"))
+    nodes = [_valid(NodeSettings, section) for section in given]
+    found = [*_no_cores(given), *_twice(nodes)]
     known = {node.name: node for node in nodes if node} if all(nodes) else None
     for index, model in enumerate(sections(raw.get("models"))):
         placement = _valid(PlacementSettings, model.get("placement", {}))
@@ -130,6 +146,14 @@ def _valid(kind: type[S], raw: Any) -> S | None:
         return kind.model_validate(raw)
     except ValidationError:
         return None
+
+
+def _no_cores(nodes: list[Mapping[str, Any]]) -> Iterator[Conflict]:
+    """Cores of a node that are no list of cores. A number is none: it may be meant as how many there are."""
+    for index, node in enumerate(nodes):
+        cpus = node.get("cpus")
+        if cpus is not None and not (isinstance(cpus, str) and _is_cpu_list(cpus)):
+            yield Conflict(f"nodes[{index}].cpus", json.dumps(cpus)[:FOUND_CHARS_MAX], CPUS_ALLOWED)
 
 
 def _twice(nodes: list[NodeSettings | None]) -> Iterator[Conflict]:

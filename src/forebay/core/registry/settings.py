@@ -37,8 +37,8 @@ class RegistrySettings(Section):
     """Whether the approval of who has registered it counts."""
 
     publishers: tuple[Annotated[str, Field(min_length=1)], ...] = ()
-    """PEM files of public Ed25519 keys. With any of them, an artifact is served only if one has signed it
-    (`forebay registry sign`)."""
+    """PEM files of public keys: Ed25519, or P-256, P-384 and P-521 for signatures of `model_signing`. With any of
+    them, an artifact is served only if one has signed it (`forebay registry sign`)."""
 
     encryption: EncryptionSettings | None = None
     """Keep what is registered from now on encrypted; none: in the clear."""

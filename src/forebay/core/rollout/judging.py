@@ -28,6 +28,7 @@ from forebay.core.rollout.values import (
 )
 
 UNKNOWN: Final = Evidence(0.0, 0.0)
+UNSEEN: Final = "nothing was compared yet"
 
 
 class Question(NamedTuple):
@@ -77,7 +78,7 @@ def _questions(metric: Metric, state: State) -> Iterator[Question]:
     else:
         score = state.scores[metric.name]
         found, effect = (bets.worse(score.bets), bets.fine(score.bets)), score.shift.mean
-        seen = f"{effect:+.3f}, of which {-metric.drop:+g} is tolerated"
+        seen = f"{effect:+.3f}, of which {-metric.drop:+g} is tolerated" if score.shift.weight else UNSEEN
         yield Question(metric.name, "score", *found, 1.0, effect, seen, score.canary, metric.required)
 
 
@@ -95,7 +96,7 @@ def _time(metric: Time, state: TimeState) -> Iterator[Question]:
     stretch, required = ranks.stretch(state.swings), metric.required
     enough = state.blocks >= ranks.BLOCKS_MIN
     effect = math.exp(state.shift.mean)
-    seen = f"{effect:.3g} times as large"
+    seen = f"{effect:.3g} times as large" if state.shift.weight else UNSEEN
     found = (ranks.larger(state.up), ranks.smaller(state.up)) if enough else (UNKNOWN, UNKNOWN)
     yield Question(metric.name, "centre", *found, stretch, effect, seen, state.canary, required)
     if metric.both_ways:

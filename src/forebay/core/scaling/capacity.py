@@ -11,6 +11,8 @@ time, so that a quiet night, or a weekend, changes nothing.
 import math
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import Final, NamedTuple
 
 GOAL: Final = 0.01
@@ -62,6 +64,17 @@ class Capacity(NamedTuple):
         """The fewest replicas for so much work per second, at least 1. `rate` is above 0."""
         root = (self.free + math.sqrt(self.free**2 + 4 * work / self.rate)) / 2
         return max(math.ceil(root * root - 1e-9), 1)
+
+
+class Pool(NamedTuple):
+    """Loads at which the same share of answers is late, as far as is known."""
+
+    middle: float
+    """Their geometric mean."""
+    strain: float
+    answers: float
+    least: float
+    most: float
 
 
 def room(replicas: int, free: float) -> float:
@@ -128,13 +141,33 @@ def _rising(points: Iterable[tuple[float, float]]) -> Iterable[float]:
 
 
 def _edge(loads: Iterable[tuple[float, float, float]], edge: float, free: float) -> Capacity:
-    """The largest load that was borne, and a little more. `loads` are load, strain and answers, in order."""
-    borne, strain, seen = 0.0, 0.0, 0.0
-    for load, level, weight in loads:
-        if level > edge:
-            rate = min(math.sqrt(borne * load), borne * (1 + REACH)) if borne else load / (1 + REACH)
-            return Capacity(rate, free, True)
-        seen += weight
+    """The load at which the strain is `edge`. `loads` are load, strain and answers, in order.
+
+    Where the strain rises slowly, as with loads that come in bursts, many neighbours have one strain. Between two
+    such pools its root is taken to be a line: with a step, a little more or less strain would make half as much, or
+    twice as much, of the capacity. The line begins and ends in the middle of a pool, but the further `edge` is from
+    what was borne (or was too much), the nearer to the most (least) of it: that is known then.
+    """
+    before, seen = None, 0.0
+    for pool in _pools(loads):
+        if pool.strain > edge:
+            if before is None:
+                return Capacity(pool.least / (1 + REACH), free, True)
+            borne = before.middle * (before.most / before.middle) ** (1 - before.strain / edge)
+            much = pool.middle * (pool.least / pool.middle) ** (1 - edge / pool.strain)
+            low, high = math.sqrt(before.strain), math.sqrt(pool.strain)
+            part = (math.sqrt(edge) - low) / (high - low)
+            return Capacity(min(borne * (much / borne) ** part, before.most * (1 + REACH)), free, True)
+        seen += pool.answers
         if seen >= WEIGHT_MIN:
-            borne, strain = load, level
-    return Capacity(borne * (1 + REACH * (1 - strain / edge)), free, False)
+            before = pool
+    return Capacity(before.most * (1 + REACH * (1 - before.strain / edge)) if before else 0.0, free, False)
+
+
+def _pools(loads: Iterable[tuple[float, float, float]]) -> Iterable[Pool]:
+    """Neighbours of one strain, together."""
+    for strain, same in groupby(loads, key=itemgetter(1)):
+        points = list(same)
+        answers = sum(weight for _, _, weight in points)
+        middle = math.exp(sum(math.log(load) * weight for load, _, weight in points) / answers)
+        yield Pool(middle, strain, answers, points[0][0], points[-1][0])

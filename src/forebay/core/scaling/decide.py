@@ -23,9 +23,10 @@ CHANGES_MAX: Final = 32
 USUAL: Final = (Reason.LOAD, Reason.FORECAST, Reason.RULE, Reason.SPARE)
 """Reasons for what there is already are none."""
 CALM: Final = 12
-TURNS_MAX: Final = 2
+TURNS_MAX: Final = 1
 """A single replica is removed only if replicas will not have been added and removed in turn more often than this
-within so many windows of `down`: an hour, if nothing else is said."""
+within so many windows of `down`: an hour, if nothing else is said. With the addition that may follow at any time, a
+load that lies between two numbers of replicas changes direction twice an hour at most, whatever its noise."""
 
 
 def decide(
@@ -41,7 +42,7 @@ def decide(
     wish, memory = _wish(scale, memory, reading, now, current)
     wish = _limited(scale, memory, reading, wish, current)
     if current == 0 and is_asked(reading):
-        wish = max(wish, Wish(1, Reason.WAKE, "a request has come and there is no replica"), key=_wanted)
+        wish = max(Wish(1, Reason.WAKE, "a request has come and there is no replica"), wish, key=_wanted)
     elif low == 0:
         wish = _idle(scale, memory, wish, now, current)
     wish = _bounded(wish, low, high)

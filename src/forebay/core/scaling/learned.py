@@ -33,6 +33,12 @@ NOISE: Final = 3.0
 """Standard deviations by which the load of a few seconds has to be above that of a minute to mean anything."""
 PANIC: Final = 1.5
 """And has to be above the capacity within the promise, by so many times: little more than what there is at all."""
+FULL: Final = 0.9
+FULL_S: Final = 5.0
+"""Before anything has been measured: more replicas, if requests wait while such a share of the places is taken, for
+so long and in several looks ..."""
+FULL_TIMES: Final = 2
+"""... by what waits, but at most so many times as many: a first crowd is soon gone, or it is there the next time."""
 LATE_MAX: Final = 4.0
 """Strain of the last minute at which there are too few, whatever has been learned; but not of few answers, and not
 where hardly any are given at once: others would not make them quicker."""
@@ -81,13 +87,20 @@ class Learned:
     """Answers, and the sum of their strain, over SPENT_S."""
     alone_s: float = 0.0
     """Seconds for a unit of work, of requests that are alone; 0: unknown."""
+    full_s: float = 0.0
+    """For how long requests have waited for replicas that are all full, less the time since in which they did not."""
 
 
 def wish(scale: Scale, learned: Learned, reading: Reading, now: float, current: int) -> tuple[Wish, Learned]:
     """What the policy wants, from what it knew before; and what it knows now."""
     lead_s = reading.cold_start_s if scale.lead_s is None else scale.lead_s
     flow = traffic.followed(learned.traffic, reading)
-    known = replace(learned, traffic=flow, lead_s=learned.lead_s if lead_s is None else lead_s)
+    known = replace(
+        learned,
+        traffic=flow,
+        lead_s=learned.lead_s if lead_s is None else lead_s,
+        full_s=_full_s(learned, reading, current),
+    )
     wanted = _wish(known, learned.traffic, reading, now, current)
     seasons = season.learned(known.season, flow.level, flow.slope(), known.lead_s + LEVEL_S, now)
     return wanted, _study(scale, replace(known, season=seasons), reading, now)
@@ -95,7 +108,7 @@ def wish(scale: Scale, learned: Learned, reading: Reading, now: float, current: 
 
 def afresh(learned: Learned) -> Learned:
     """After a gap: what replicas can do is still known, but not the load."""
-    return replace(learned, traffic=learned.traffic._replace(seen_s=0.0, peaks=()), strain=0.0)
+    return replace(learned, traffic=learned.traffic._replace(seen_s=0.0, peaks=()), strain=0.0, full_s=0.0)
 
 
 def _wish(known: Learned, before: Traffic, reading: Reading, now: float, current: int) -> Wish:
@@ -114,11 +127,14 @@ def _wish(known: Learned, before: Traffic, reading: Reading, now: float, current
     }
     woken = now - known.asleep_at < 2 * LEVEL_S  # what has waited for the first replica is worked off
     unsure = known.capacity.rate <= 0 and (woken or flow.seen_s < LEVEL_S)
+    crowded = list(_crowded(known, reading))
     if able.rate <= 0 or unsure or flow.seen_s < SHORT_S:
-        return Wish(current, Reason.STEADY, "too little is known yet of the load", figures)
-    wants = [*_wants(known, able, ahead), *_trouble(known, able, before, reading, max(flow.level, ahead))]
+        little = current, Reason.STEADY, "too little is known yet of the load"
+        return Wish(*next(iter(crowded), little), figures)
+    wants = [*_wants(known, able, ahead), *crowded]
+    wants += _trouble(known, able, before, reading, max(flow.level, ahead))
     late = known.strain if flow.in_flight > current * ALONE and flow.requests * LEVEL_S >= WEIGHT_MIN else 0.0
-    if late > LATE_MAX and not reading.pending:
+    if late > LATE_MAX and not reading.pending and reading.ready >= current:
         wants.append((current + 1, Reason.LOAD, f"{known.strain * GOAL:.1%} of the last minute's answers were late"))
     most = max(wants, key=lambda want: want[0])
     if most[0] >= current:
@@ -135,6 +151,26 @@ def _wants(known: Learned, able: Capacity, ahead: float) -> Iterator[Want]:
     need, later = able.need(level), able.need(ahead)
     yield need, Reason.LOAD, f"{level:,.0f} tokens/s need {need}"
     yield later, Reason.FORECAST, f"{ahead:,.0f} tokens/s are expected in {known.lead_s:.0f} s and need {later}"
+
+
+def _full_s(learned: Learned, reading: Reading, current: int) -> float:
+    """`Learned.full_s` with this look; 0 while one that is wanted is not ready yet."""
+    if reading.pending or not reading.ready or reading.ready < current:
+        return 0.0
+    full = reading.waiting > 0 and reading.busy is not None and reading.busy >= FULL
+    some_s = min(reading.since_s, FULL_S / 2)
+    return min(learned.full_s + some_s, FULL_S) if full else max(learned.full_s - some_s, 0.0)
+
+
+def _crowded(known: Learned, reading: Reading) -> Iterator[Want]:
+    """What it takes for all to be served at once, if nothing else is known but that they wait and why."""
+    if known.capacity.rate > 0 or known.full_s < FULL_S:
+        return
+    ready, waiting = reading.ready, reading.waiting
+    each = max(known.traffic.in_flight / ready, 1.0)
+    need = min(math.ceil(ready + waiting / each), ready * FULL_TIMES)
+    full = "the one replica is full" if ready == 1 else f"all {ready} replicas are full"
+    yield need, Reason.PANIC, f"requests have waited for {FULL_S:.0f} s, {waiting} now, and {full}: {need} are tried"
 
 
 def _trouble(known: Learned, able: Capacity, before: Traffic, reading: Reading, load: float) -> Iterator[Want]:
@@ -240,7 +276,9 @@ def _strain(scale: Scale, known: Learned, reading: Reading) -> float | None:
         parts.append(reading.tpot_s / (scale.tpot_s * TPOT_PART))
     flow = known.traffic
     if not (scale.ttft_s or scale.tpot_s) and known.alone_s > 0 and flow.level > 0:
-        if scale.latency_s:
+        if flow.in_flight <= reading.ready:
+            parts.append(0.0)  # one at a time, on the mean: with more replicas they would take as long
+        elif scale.latency_s:
             parts.append(flow.in_flight / max(flow.requests, 1e-9) / (scale.latency_s * LATENCY_PART))
         else:
             parts.append(flow.in_flight / flow.level / (known.alone_s * LONGER))

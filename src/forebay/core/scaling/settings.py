@@ -100,6 +100,8 @@ class Scale:
     lead_s: float | None = None
     """What a replica takes to start; None: as measured."""
     schedule: tuple[Hours, ...] = ()
+    weight: float = 1.0
+    """Its part of the cluster's `limits`, beside the others'."""
     ttft_s: float | None = None
     """The promise of `slo`, 99th percentile; None: none."""
     tpot_s: float | None = None
@@ -192,6 +194,9 @@ class ScaleSettings(Section):
     """How long a replica takes to be ready, seconds; none: as measured. Load is forecast so far ahead."""
     schedule: tuple[HoursSettings, ...] = ()
     """Other bounds at some times."""
+    weight: Annotated[float, Field(gt=0, le=1000)] = 1.0
+    """Where the cluster's `limits` are too small for what all models want: with 2 it has twice the share of one with
+    1. What nobody else wants it may have in any case, and `min` before all shares."""
 
     def value(
         self, ttft_s: float | None = None, tpot_s: float | None = None, latency_s: float | None = None
@@ -211,6 +216,7 @@ class ScaleSettings(Section):
             to_zero_after_s=self.to_zero_after_s,
             lead_s=self.lead_s,
             schedule=tuple(each.value() for each in self.schedule),
+            weight=self.weight,
             ttft_s=ttft_s,
             tpot_s=tpot_s,
             latency_s=latency_s,

@@ -74,6 +74,8 @@ class Reason(StrEnum):
     """No request for so long that none is needed."""
     BOUND = "bound"
     """`min` or `max`, of the model or of its schedule."""
+    LIMIT = "limit"
+    """`limits` of the cluster: the other models have the rest."""
     WAIT = "wait"
     """It would be another number, but not yet: the pace, or a window, of `up` or `down`."""
     UNKNOWN = "unknown"

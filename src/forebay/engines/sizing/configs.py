@@ -10,8 +10,12 @@ from typing import Any, Final
 
 from forebay.core.placement.memory import Architecture, Layers
 
-PATTERNS: Final = {"gemma2": 2, "gemma3_text": 6, "gemma3": 6, "cohere2": 4}
+PATTERNS: Final = {"gemma2": 2, "gemma3_text": 6, "gemma3": 6, "cohere2": 4, "llama4_text": 4}
 """Models whose every n-th layer looks back to the beginning, where their file does not say so."""
+LEFT_OUT: Final = {
+    "gemma3_text": {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "sliding_window": 4096}
+}
+"""What published files leave out because `transformers` has the same: Gemma 3 with 4 and 12 billion parameters."""
 KINDS: Final = {
     "full_attention": "full",
     "attention": "full",
@@ -22,6 +26,7 @@ KINDS: Final = {
     "*": "full",
     "M": "state",
     "-": "none",
+    "E": "none",
     "mlp": "none",
     "moe": "none",
 }
@@ -36,10 +41,12 @@ def architecture_of_config(config: Mapping[str, Any]) -> Architecture:
     """The architecture that a `config.json` describes. Raises `UnknownArchitecture`."""
     inner = config.get("text_config")
     text = {**config, **inner} if isinstance(inner, Mapping) else config
+    text = {**LEFT_OUT.get(str(text.get("model_type")), {}), **text}
     count = _number(text, "decoder_layers", "num_decoder_layers", "num_hidden_layers", "n_layer", "num_layers")
     if not count:
         raise UnknownArchitecture("it does not say how many layers the model has")
-    attention, kinds = _attention(text), _kinds(text, count)
+    attention = _attention(text)
+    kinds = _kinds(text, count)[: count - _number(text, "num_kv_shared_layers")]  # the last ones use those of others
     window = _number(text, "sliding_window", "attention_chunk_size", "sliding_window_size")
     counted = Counter(kinds)
     crossing = text.get("cross_attention_layers")
@@ -85,7 +92,10 @@ def _kinds(text: Mapping[str, Any], count: int) -> list[str]:
     period, offset = _number(text, "attn_layer_period"), _number(text, "attn_layer_offset")
     if period:
         return ["full" if index % period == offset else "state" for index in range(count)]
-    if not _number(text, "sliding_window") or text.get("use_sliding_window") is False:
+    interval = _number(text, "full_attention_interval")
+    if interval:
+        return ["state" if (index + 1) % interval else "full" for index in range(count)]
+    if not _number(text, "sliding_window", "attention_chunk_size") or text.get("use_sliding_window") is False:
         return ["full"] * count
     pattern = _number(text, "sliding_window_pattern") or PATTERNS.get(str(text.get("model_type")), 0)
     if pattern:

@@ -27,9 +27,10 @@ from forebay.gateway.dispatch.choosing import among
 from forebay.gateway.dispatch.dispatching import strangers
 from forebay.gateway.dispatch.endpoints import ENDPOINTS
 from forebay.gateway.relay import WHOLE
-from forebay.gateway.rollout.mirroring import Mirror, begin_mirror
+from forebay.gateway.rollout.mirroring import EMBEDDINGS, Mirror, answer_in, begin_mirror
 from forebay.obs.clock import wall_s
 from forebay.wire.apis import said
+from forebay.wire.apis.vectors import Vectors
 
 if TYPE_CHECKING:
     from forebay.gateway.fleet import Link
@@ -148,7 +149,10 @@ def report(gateway: "Gateway", relay: "Relay", code: str, outcome: Outcome, now:
         split.rollout, arm, at, code, stratum, ttft_s, tpot_s, latency_s, tokens,
         None if text is None else refuses(text), None if text is None else degenerate(text), early,
     )  # fmt: skip
-    pair = mirror.stable_said(text) if mirror is not None and text is not None else None
+    answer: str | Vectors | None = text
+    if mirror is not None and whole and relay.path == EMBEDDINGS:
+        answer = answer_in(EMBEDDINGS, relay._body)
+    pair = mirror.stable_said(answer) if mirror is not None and answer is not None else None
     gateway.observations.note(sample, pair)
 
 

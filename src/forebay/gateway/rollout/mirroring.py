@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from forebay.core.deploy.answers import degenerate, refuses
 from forebay.core.deploy.samples import PAIR_CHARS_MAX, Pair, Sample
+from forebay.core.deploy.scoring import alike
 from forebay.core.errors import Code
 from forebay.core.model import Split
 from forebay.core.resilience import State
@@ -20,6 +21,7 @@ from forebay.gateway.tensor.answers import CODES, code_in, code_of, turned_away
 from forebay.net.client import CallError, Header
 from forebay.obs.clock import wall_s
 from forebay.wire.apis import said
+from forebay.wire.apis.vectors import Vectors, embedded
 from forebay.wire.transcript import Transcript, ended, last_data
 
 if TYPE_CHECKING:
@@ -27,7 +29,8 @@ if TYPE_CHECKING:
     from forebay.gateway.gateway import Gateway
     from forebay.gateway.relay import Relay
 
-COPIED: Final = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/embeddings"})
+EMBEDDINGS: Final = "/v1/embeddings"
+COPIED: Final = frozenset({"/v1/chat/completions", "/v1/completions", EMBEDDINGS})
 """Paths of requests that have no effect but their answer."""
 MIRRORS_MAX: Final = 8
 """Under way at one replica."""
@@ -35,6 +38,8 @@ MIRROR_S_MAX: Final = 120.0
 """Nobody is waiting for it: what takes longer tells little, and keeps a place."""
 ANSWER_BYTES_MAX: Final = 1024 * 1024
 """Of a longer one nothing but how it ended is told."""
+VECTORS_BYTES_MAX: Final = 256 * 1024
+"""The same of answers with vectors: so much of them is read within half a millisecond."""
 
 
 class Mirror:
@@ -61,8 +66,8 @@ class Mirror:
         self._transcript: Transcript | None = None
         self._turned_away = False
         self._usage = UNTOLD
-        self._stable: str | None = None
-        self._canary: str | None = None
+        self._stable: str | Vectors | None = None
+        self._canary: str | Vectors | None = None
         link.mirrors[self] = None
         self._timer = asyncio.get_running_loop().call_later(MIRROR_S_MAX, self._stop, "late")
         self._call = link.pool.call(relay.request, self)
@@ -71,9 +76,9 @@ class Mirror:
         """A real request wants its place, or the gateway stops."""
         self._stop("gave_way")
 
-    def stable_said(self, text: str) -> Pair | None:
+    def stable_said(self, answer: str | Vectors) -> Pair | None:
         """The request itself was answered well. Returns both answers if the other one is there too."""
-        self._stable = text
+        self._stable = answer
         return self._pair()
 
     # --- the sink of its answer
@@ -138,26 +143,29 @@ class Mirror:
             self._leave("gave_way")
             return
         self._leave("ok" if code == OK else "failed")
-        text = self._text() if code == OK else None
+        answer = self._answer() if code == OK else None
+        text = answer if isinstance(answer, str) else None
         sample = Sample(
             self._rollout, Arm.CANARY, wall_s(), code, self._stratum, output_tokens=self._usage[1],
             refused=None if text is None else refuses(text), degenerate=None if text is None else degenerate(text),
             early=self._early,
         )  # fmt: skip
-        self._canary = text
+        self._canary = answer
         self._gateway.observations.note(sample, self._pair())
 
-    def _text(self) -> str | None:
-        if self._path not in TEXTS:
-            return None
+    def _answer(self) -> str | Vectors | None:
         if self._transcript is not None:
             what = self._transcript.said()
             return what.text.decode() if what is not None else None
-        return said.answered(b"".join(self._body)) if self._size <= ANSWER_BYTES_MAX else None
+        return answer_in(self._path, self._body) if self._size <= ANSWER_BYTES_MAX else None
 
     def _pair(self) -> Pair | None:
         stable, canary = self._stable, self._canary
-        if stable is None or canary is None or self._early:
+        if self._early:
+            return None
+        if isinstance(stable, list) and isinstance(canary, list):
+            return Pair(self._rollout, self._stratum, "", "", "", alike=alike(stable, canary)) if stable else None
+        if not (isinstance(stable, str) and isinstance(canary, str)):
             return None
         question = said.asked(self._question.partition(b"\r\n\r\n")[2])
         longest = max(len(stable), len(canary), len(question.schema))
@@ -166,7 +174,12 @@ class Mirror:
         return Pair(self._rollout, self._stratum, asked, stable, canary, schema)
 
 
-TEXTS: Final = COPIED - {"/v1/embeddings"}
+def answer_in(path: str, body: list[bytes]) -> str | Vectors | None:
+    """What a whole answer says: its text, or its vectors, of which a broken one has none; None: it cannot be told."""
+    whole = b"".join(body)
+    if path != EMBEDDINGS:
+        return said.answered(whole)
+    return embedded(whole) if len(whole) <= VECTORS_BYTES_MAX else None
 
 
 def begin_mirror(gateway: "Gateway", relay: "Relay", split: Split) -> Mirror | None:

@@ -161,7 +161,7 @@ class Seen:
         if call is not None and not call.cancelled and call.phase is not Phase.ENDED:
             call.cancel()
             self._owner.note(self, Refused(Kind.CANCELLED, "cancelled"))
-            self.call = None
+            self._forget()
 
     def on_response(self, response: InferResponse | None, final: bool) -> None:
         """Pass a response on."""
@@ -180,4 +180,13 @@ class Seen:
             if self.sampler is not None:
                 self._sent_ns = monotonic_ns()
             self._owner.note(self, error)
-            self.call = None  # which refers to this: else bodies and answers would wait for the garbage collector
+            self._forget()
+
+    def _forget(self) -> None:
+        """Let go of those who refer to this: else bodies and answers would wait for the garbage collector."""
+        self.call = None
+        self._on_response = _nobody
+
+
+def _nobody(response: InferResponse | None, final: bool) -> None:
+    """Nobody waits for anything any more."""

@@ -10,7 +10,9 @@ from typing import Final
 from forebay.core.health import DeviceEvent, DeviceReading
 from forebay.providers.devices.protocol import DeviceSource, DevicesUnknown
 
-XID: Final = re.compile(r"NVRM: Xid \((PCI:[0-9a-fA-F:.]+)\): (\d{1,6})(?:, (.*))?")
+XID: Final = re.compile(r"NVRM: Xid \((PCI:[0-9a-fA-F:.]+)(?: [^)]*)?\): (\d{1,6})(?:, (.*))?")
+"""With MIG the address may be followed by ` GPU-I:05`, the number of an instance that nothing here has a name for:
+the error counts for the whole GPU."""
 TEXT_CHARS_MAX: Final = 400
 RECORD_BYTES_MAX: Final = 8192
 """`/dev/kmsg` gives a record at each read, and none that is larger."""

@@ -28,7 +28,7 @@ class Fleet:
     """One model's replicas through one load; without anybody who sizes it there are always as many."""
 
     __slots__ = (
-        "_answer", "_load", "_pending", "_queue", "_ready", "_response", "_rng", "_sizer", "_slow_s",
+        "_answer", "_load", "_part", "_pending", "_queue", "_ready", "_response", "_rng", "_sizer", "_slow_s",
         "_start_s", "_starts_s", "_story", "_usage", "_wait_s", "_wanted", "_way", "_weather", "_work",
     )  # fmt: skip
 
@@ -61,6 +61,8 @@ class Fleet:
         self._work = 0.0
         """That waits."""
         self._usage = 0.0
+        self._part = 0.0
+        """Of a late answer, that is not in a reading yet: these count whole ones."""
         self._wait_s = 0.0
         self._way = 0
         self._answer: Answer = response.answer(max(1, begin), 0.0)
@@ -187,6 +189,8 @@ class Fleet:
         queued = sum([each[1] for each in self._queue])
         running = answer.in_flight * ready if ready else 0.0
         held = max(0.0, self._response.room * ready - running)
+        late += self._part
+        self._part = late - int(late)
         return Reading(
             at=EPOCH_S + at,
             since_s=load.tick_s,
@@ -206,5 +210,5 @@ class Fleet:
             tpot_s=answer.tpot_s if served else None,
             duty=answer.busy if ready else None,
             cold_start_s=self._slow_s,
-            late=round(late),
+            late=int(late),
         )

@@ -11,9 +11,11 @@ import msgspec
 
 from forebay.control.deploying import Deployments, DeployRefused
 from forebay.control.journal import Journal
+from forebay.control.leading.term import Term
 from forebay.control.loop import Controller
 from forebay.control.plan import Artifact, Places, Plan, make_plan
 from forebay.control.probe import Prober
+from forebay.control.scaling.scaler import Scaler
 from forebay.control.snapshot import SnapshotFile
 from forebay.control.standby.standby import Standby
 from forebay.core.cluster import Cluster
@@ -22,44 +24,46 @@ from forebay.core.reconcile import Kind, Rules, Slot
 from forebay.obs.metrics import Metrics
 from forebay.sim.full.book import Book
 from forebay.sim.full.clients import MODEL
+from forebay.sim.full.leading.seats import FencedProvider, Seat
 from forebay.sim.full.machine import Machine, MachineProvider, Process
 from forebay.sim.full.profile import Profile
-from forebay.sim.full.rollouts.stage import Stage
+from forebay.sim.full.rollouts.stage import Stage, inline
 from forebay.sim.network.network import Network
-from forebay.store.database import StoreError
+from forebay.store.database import Store, StoreError
+from forebay.store.documents import Documents
+from forebay.store.schema import SCALES
 from forebay.wire.documents import UNREADABLE
 
+CLUSTER: Final = "forebay"
 GATEWAY_PORT: Final = 8080
 RULES: Final = Rules(unresponsive_s=4.0, stable_s=20.0, backoff_max_s=4.0)
 SNAPSHOTS_MAX: Final = 100
 KNOWN_AFTER_S: Final = 0.5
 """Gateways look at the snapshot file several times in this time."""
 GRACE_S: Final = 4.0
+DOWN_S: Final = 2.0
+"""So soon replicas go that the load does not need."""
 TRY_AGAIN_S: Final = 0.5
 """Somebody starts a control again that could not start."""
 
 
-class Snapshots(SnapshotFile):
-    """Stamps the file with a time that grows by each write: those of the file system depend on the real clock."""
+class Paper:
+    """The snapshot file, whoever writes it.
+
+    It is stamped with a time that grows by each write: those of the file system depend on the real clock.
+    """
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path)
         self.path = path
         self.all: list[bytes] = []
-        self.heard: Callable[[tuple[ModelRoutes, ...]], None] = lambda models: None
-        """Called with what was written."""
+        """What was written, the newest last."""
         self._stamps = 0
         self._changed_at = 0.0
 
-    def write(self, models: tuple[ModelRoutes, ...], dispatch: Dispatch | None = None) -> bool:
-        """Replace the snapshot, unless it says the same."""
-        written = super().write(models, dispatch)
-        if written:
-            self.all = [*self.all[-SNAPSHOTS_MAX:], self.path.read_bytes()]
-            self.stamp()
-            self._left = self._stamp()
-            self.heard(models)
-        return written
+    def written(self) -> None:
+        """Control has replaced it."""
+        self.all = [*self.all[-SNAPSHOTS_MAX:], self.path.read_bytes()]
+        self.stamp()
 
     def change(self, data: bytes) -> None:
         """Somebody else writes it."""
@@ -85,8 +89,30 @@ class Snapshots(SnapshotFile):
         os.utime(self.path, ns=(self._stamps, self._stamps))
 
 
+class Snapshots(SnapshotFile):
+    """Those that one control writes."""
+
+    def __init__(self, paper: Paper, epoch: int = 0) -> None:
+        super().__init__(paper.path, epoch)
+        self.heard: Callable[[tuple[ModelRoutes, ...]], None] = lambda models: None
+        """Called with what was written."""
+        self._paper = paper
+
+    def write(self, models: tuple[ModelRoutes, ...], dispatch: Dispatch | None = None) -> bool:
+        """Replace the snapshot, unless it says the same."""
+        written = super().write(models, dispatch)
+        if written:
+            self._paper.written()
+            self._left = self._stamp()
+            self.heard(models)
+        return written
+
+
 class Control:
-    """Control of one cluster, one process after the other."""
+    """Control of one cluster, one process after the other; with a `seat`, one of several.
+
+    `store` is where scaling is remembered; None: there is none.
+    """
 
     def __init__(
         self,
@@ -97,7 +123,15 @@ class Control:
         group: asyncio.TaskGroup,
         folder: Path,
         book: Book,
+        paper: Paper | None = None,
+        store: Store | None = None,
+        name: str = "control",
+        seat: Seat | None = None,
     ) -> None:
+        self.seat = seat
+        self.name = name
+        self._scales = bool(profile.scaling)
+        self._store = store
         self._network = network
         self._machine = machine
         self._group = group
@@ -107,7 +141,8 @@ class Control:
         self._versions = {Kind.REPLICA: 0, Kind.GATEWAY: 0}
         self._artifact = artifact(profile)
         self._plan = _plan(profile, self._artifact, self._places)
-        self.snapshots = Snapshots(self._places.snapshot)
+        self.paper = paper or Paper(self._places.snapshot)
+        self.snapshots = Snapshots(self.paper)
         self._journal: Journal | None = None
         self._gone: dict[str, int] = {}
         """By unit, its last event before its slot was not wanted any more: what is wanted again begins anew."""
@@ -120,7 +155,12 @@ class Control:
     @property
     def node(self) -> str:
         """Of the process that runs, or ran last."""
-        return f"control.{self._generation}"
+        return f"{self.name}.{self._generation}"
+
+    @property
+    def alive(self) -> bool:
+        """Whether its process runs."""
+        return self._task is not None and not self._task.done()
 
     @property
     def plan(self) -> Plan:
@@ -130,19 +170,39 @@ class Control:
     def start(self) -> None:
         """Begin, or begin again."""
         self._generation += 1
-        self._book.note("control", self._generation)
+        self._book.note(self.name, self._generation)
         with self._network.node(self.node):
             self._task = self._group.create_task(self._run())
 
     def kill(self) -> None:
         """Nothing more is done, and nothing is said; units run on."""
         if self._task is not None:
-            self._book.note("control dies", self._generation)
+            self._book.note(f"{self.name} dies", self._generation)
             self._network.kill(self.node)
             self._task.cancel()
             self._task = self.controller = self.deployments = None
             if self.stage is not None:
                 self.stage.hang_up()
+
+    end = kill
+
+    def retire(self) -> None:
+        """There is nobody else."""
+
+    epoch = 0
+
+    def check_leader(self, epoch: int) -> None:
+        """There is nobody else who could lead."""
+
+    def freeze(self) -> None:
+        """Its process is stopped: nothing of it goes on until it is thawed."""
+        if self.alive:
+            self._book.note("stopped", self.node)
+            self._network.freeze(self.node)
+
+    def thaw(self) -> None:
+        """It goes on."""
+        self._network.thaw(self.node)
 
     def upgrade(self, kind: Kind) -> None:
         """Every unit of a kind is to be replaced."""
@@ -160,10 +220,53 @@ class Control:
             self.controller.take_over(self._plan, None)
 
     async def _run(self) -> None:
+        seat = self.seat
+        if seat is None:
+            await self._work(None)
+            return
+        candidate = seat.candidate(self.node, lambda kind, why: self._book.note(kind, self.node))
+        while self.controller is None or not self.controller.is_over:
+            term = await candidate.elected(inline)
+            seat.begins(term, self.node)
+            await self._lead(term)
+        await candidate.resign(inline)
+
+    async def _lead(self, term: Term) -> None:
+        """Until the term is over, or all is stopped."""
+        async with asyncio.TaskGroup() as tasks:
+            keeping = tasks.create_task(term.keep(inline))
+            working = tasks.create_task(self._work(term))
+            await asyncio.wait((keeping, working), return_when=asyncio.FIRST_COMPLETED)
+            keeping.cancel()
+            working.cancel()
+        if self.controller is not None and not self.controller.is_over:
+            self.controller = None
+            self._book.note("deposed", self.node)
+
+    def _provider(self, term: Term | None) -> MachineProvider:
+        if term is None or self.seat is None:
+            return MachineProvider(self._machine, self._book, None if self.stage is None else self)
+        reign, epoch = self.seat.reign, term.epoch
+        self.snapshots = Snapshots(self.paper, epoch)
+        self.snapshots.heard = lambda models: reign.acts(epoch, "a snapshot")
+        return FencedProvider(self._machine, self._book, term.fence, self.seat)
+
+    def _scaler(self, term: Term | None, journal: Journal, metrics: Metrics) -> Scaler | None:
+        store = self._store
+        if not self._scales or store is None:
+            return None
+        if term is not None and self.seat is not None:
+            store = self.seat.guarded(term)
+        return Scaler(
+            Documents(SCALES, lambda: store, self._plan.cluster), inline, note=journal.note, metrics=metrics
+        )
+
+    async def _work(self, term: Term | None) -> None:
         stage = self.stage
-        provider = MachineProvider(self._machine, self._book, None if stage is None else self)
+        provider = self._provider(term)
         prober = Prober(self._places.peers)
-        journal = Journal(self._places.log, lambda event: self._book.note("journal", event.unit, event.state))
+        path = self._places.log.with_name(f"{self.name}.log")
+        journal = Journal(path, lambda event: self._book.note("journal", event.unit, event.state))
         deployments = None if stage is None else stage.deployments()
         metrics = Metrics()
         self.controller = controller = Controller(
@@ -175,6 +278,8 @@ class Control:
             metrics=metrics,
             rules=RULES,
             deployments=deployments,
+            scaler=self._scaler(term, journal, metrics),
+            leading=term,
             standby=Standby(metrics, journal.note),
         )
         self._journal, self._gone = journal, {}
@@ -223,7 +328,7 @@ class Control:
         controller = self.controller
         if controller is None or controller.trouble:
             return False
-        plan = self._plan if self.stage is None else controller.plan
+        plan = controller.plan if self.stage is not None or self._scales else self._plan
         wanted = {slot.id for slot in plan.slots}
         states = controller.state.slots
         digests = {slot.id: slot.digest for slot in plan.slots}
@@ -273,6 +378,7 @@ def artifact(profile: Profile) -> Artifact:
 def _plan(profile: Profile, declared: Artifact, places: Places) -> Plan:
     cluster = Cluster.model_validate(
         {
+            "name": CLUSTER,
             "gateway": {"processes": profile.gateways, "port": GATEWAY_PORT, "drain_grace_s": GRACE_S},
             "models": [
                 {
@@ -281,6 +387,7 @@ def _plan(profile: Profile, declared: Artifact, places: Places) -> Plan:
                     "source": "synthetic",
                     "engine": {"name": "synthetic", **declared.settings},
                     "replicas": profile.replicas,
+                    **(_scaled(profile) if profile.scaling else {}),
                     "routing": profile.policy,
                     "queue_max": profile.queue_max,
                     "queue_timeout_s": profile.queue_timeout_s,
@@ -292,6 +399,18 @@ def _plan(profile: Profile, declared: Artifact, places: Places) -> Plan:
     )
     plan = make_plan(cluster, {MODEL: declared}, places, "0")
     return replace(plan, gateways=tuple(_without_records(slot) for slot in plan.gateways))
+
+
+def _scaled(profile: Profile) -> dict[str, object]:
+    return {
+        "slo": {"ttft_p99_ms": 500.0, "tpot_p99_ms": 2 * profile.step_ms},
+        "scale": {
+            "max": profile.replicas_max,
+            "policy": profile.scaling,
+            "target": profile.concurrency / 2,
+            "down": {"window_s": DOWN_S},
+        },
+    }
 
 
 def _without_records(slot: Slot) -> Slot:

@@ -5,7 +5,9 @@ from random import Random
 from typing import Final
 
 from forebay.core.model import Policy
+from forebay.core.scaling.settings import Policy as Scaling
 from forebay.sim.full.faults import FAULTS
+from forebay.sim.full.leading.faults import FAULTS as OF_LEADERS
 from forebay.sim.full.rollouts import drawing
 from forebay.sim.full.rollouts.faults import FAULTS as OF_ROLLOUTS
 
@@ -15,13 +17,22 @@ CHAOS_WITH_ROLLOUTS_S: Final = (20.0, 45.0)
 SHARE_OF_FAULTS: Final = 0.5
 """Chance of each kind to be among those of a seed."""
 CALM: Final = 0.5
-"""Chance that in a seed with rollouts nothing but control and the store has faults, and nobody has to wait long."""
+"""Chance that in a seed with rollouts, several controls or scaling nothing but control and the store has faults, and
+nobody has to wait long."""
 HARMLESS: Final = frozenset(
-    {"replica-dies", "start-refused", "nobody-knows", "control-dies", "bad-snapshot", "wall-steps"} | {*OF_ROLLOUTS}
+    {"replica-dies", "start-refused", "nobody-knows", "control-dies", "bad-snapshot", "wall-steps"}
+    | {*OF_ROLLOUTS, *OF_LEADERS}
 )
 """Faults that nobody who asks may notice, where there is more than one replica."""
 NOT_WITH_ROLLOUTS: Final = frozenset({"upgrade"})
 """Nobody installs another version while a rollout is under way."""
+SHARE_OF_LEADERS: Final = 0.3
+"""Chance that a seed without rollouts has several controls."""
+SHARE_OF_SCALING: Final = 0.3
+"""And that the number of replicas of its model changes."""
+CHAOS_WITH_LEADERS_S: Final = (15.0, 30.0)
+MORE_MAX: Final = 2
+"""So many replicas more than at the beginning there may be."""
 LOAD_WHERE_CALM: Final = 0.4
 """Of what the replicas can do, at most."""
 
@@ -54,6 +65,19 @@ class Profile:
     """Kind and nature of each; see `rollouts.drawing`."""
     calm: bool = False
     """No request may fail."""
+    controls: int = 1
+    scaling: str = ""
+    """Who says how many replicas there are, besides people; empty: there are always as many."""
+
+    @property
+    def stores(self) -> bool:
+        """Whether control has a store; that of rollouts is another one."""
+        return self.controls > 1 or bool(self.scaling)
+
+    @property
+    def replicas_max(self) -> int:
+        """The most there may be."""
+        return self.replicas + (MORE_MAX if self.scaling else 0)
 
     def __str__(self) -> str:
         return " ".join(f"{field.name}={_shown(getattr(self, field.name))}" for field in fields(self))
@@ -92,7 +116,9 @@ def draw(rng: Random, *, faults: bool = True) -> Profile:
         faults=kinds if faults else (),
     )
     planned = drawing.draw(rng)
-    return _with_rollouts(profile, planned, capacity, rng) if planned and faults else profile
+    if not faults:
+        return profile
+    return _with_rollouts(profile, planned, capacity, rng) if planned else _with_more(profile, capacity, rng)
 
 
 def _with_rollouts(profile: Profile, planned: tuple[str, ...], capacity: float, rng: Random) -> Profile:
@@ -103,14 +129,36 @@ def _with_rollouts(profile: Profile, planned: tuple[str, ...], capacity: float, 
         faults=(*(name for name in profile.faults if name not in NOT_WITH_ROLLOUTS), *more),
         rollouts=planned,
     )
-    if rng.random() >= CALM:
+    return _calm(profile, capacity, profile.replicas) if rng.random() < CALM else profile
+
+
+def _with_more(profile: Profile, capacity: float, rng: Random) -> Profile:
+    controls = rng.choice((2, 2, 3)) if rng.random() < SHARE_OF_LEADERS else 1
+    scaling = rng.choice(list(Scaling)).value if rng.random() < SHARE_OF_SCALING else ""
+    if controls == 1 and not scaling:
         return profile
+    more = tuple(name for name in OF_LEADERS if rng.random() < SHARE_OF_FAULTS) if controls > 1 else ()
+    if controls > 1 and not more:
+        more = ("leader-stops",)
+    profile = replace(
+        profile,
+        chaos_s=rng.uniform(*CHAOS_WITH_LEADERS_S),
+        faults=(*profile.faults, *more),
+        controls=controls,
+        scaling=scaling,
+    )
+    least = 1 if scaling else profile.replicas
+    return _calm(profile, capacity * least / profile.replicas, least) if rng.random() < CALM else profile
+
+
+def _calm(profile: Profile, capacity: float, least: int) -> Profile:
+    """With nothing but faults that nobody who asks may notice, as there are at least so many replicas."""
     return replace(
         profile,
         requests_per_s=min(profile.requests_per_s, capacity * LOAD_WHERE_CALM),
         queue_max=100,
         queue_timeout_s=20.0,
         fault_every_s=max(1.5, profile.fault_every_s),
-        faults=tuple(x for x in profile.faults if x in HARMLESS and (profile.replicas > 1 or x != "replica-dies")),
+        faults=tuple(x for x in profile.faults if x in HARMLESS and (least > 1 or x != "replica-dies")),
         calm=True,
     )

@@ -9,18 +9,22 @@ from typing import Final
 
 import structlog
 
-from forebay.core.model import WorkerSpec
+from forebay.core.model import Snapshot, WorkerSpec
 from forebay.core.reconcile import Kind
 from forebay.sim.full.book import Book
 from forebay.sim.full.clients import Asked, Connection, Ending, judge, make_body, undisturbed
 from forebay.sim.full.control import GATEWAY_PORT, KNOWN_AFTER_S, Control, artifact
 from forebay.sim.full.faults import FAULTS, Undo
 from forebay.sim.full.gateways import WatchedGateway, gate, wanted_by
+from forebay.sim.full.leading.faults import FAULTS as OF_LEADERS
+from forebay.sim.full.leading.several import Several
 from forebay.sim.full.machine import Machine, Process
 from forebay.sim.full.profile import Profile
 from forebay.sim.full.replica import Health, work
 from forebay.sim.full.rollouts.faults import FAULTS as OF_ROLLOUTS
 from forebay.sim.full.rollouts.stage import Stage
+from forebay.sim.full.rollouts.store import open_quick
+from forebay.sim.full.scaling.people import Hand
 from forebay.sim.loop import VirtualLoop
 from forebay.sim.network.network import Network
 
@@ -73,7 +77,9 @@ class World:
         self.book = book
         self.clients = CLIENTS
         self.machine = Machine(network, group, folder, book, self._main)
-        self.control = Control(profile, network=network, machine=self.machine, group=group, folder=folder, book=book)
+        self._store = open_quick(f"sqlite:///{folder / 'control.db'}") if profile.stores else None
+        self.control = self._control(profile, group, folder)
+        self.hand = self._hand(seed) if profile.scaling else None
         self.stage = self._stage(seed, group, folder) if profile.rollouts else None
         if self.stage is not None:
             self.control.stage, self.control.snapshots.heard = self.stage, self.stage.published
@@ -91,6 +97,18 @@ class World:
         self._unwanted: frozenset[str] = frozenset()
         self._network_well_at = 0.0
         self._now = asyncio.get_running_loop().time
+
+    def _control(self, profile: Profile, group: asyncio.TaskGroup, folder: Path) -> Control | Several:
+        network, machine, book, store = self.network, self.machine, self.book, self._store
+        if profile.controls == 1 or store is None:
+            return Control(
+                profile, network=network, machine=machine, group=group, folder=folder, book=book, store=store
+            )
+        return Several(profile, network=network, machine=machine, group=group, folder=folder, book=book, store=store)
+
+    def _hand(self, seed: int) -> Hand:
+        profile, chance = self.profile, Random(f"scaling {seed}")  # noqa: S311 - chance that can be repeated
+        return Hand(profile.replicas, profile.replicas_max, chance, self.book, lambda: self.control.controller)
 
     def _stage(self, seed: int, group: asyncio.TaskGroup, folder: Path) -> Stage:
         return Stage(
@@ -116,16 +134,16 @@ class World:
     @property
     def snapshot(self) -> Path:
         """The snapshot file."""
-        return self.control.snapshots.path
+        return self.control.paper.path
 
     @property
     def snapshots(self) -> list[bytes]:
         """Those of before."""
-        return self.control.snapshots.all[:-1]
+        return self.control.paper.all[:-1]
 
     def change_snapshot(self, data: bytes) -> None:
         """Somebody else writes to the snapshot file."""
-        self.control.snapshots.change(data)
+        self.control.paper.change(data)
 
     def health(self, slot: str) -> Health:
         """Of the replicas in a slot, one after the other."""
@@ -153,6 +171,7 @@ class World:
         self.book.note("phase", "chaos")
         if self.stage is not None:
             self.stage.begin()
+        scaling = self._group.create_task(self.hand.run()) if self.hand is not None else None
         watching = self._group.create_task(self._watch())
         loading = self._group.create_task(self._load())
         harming = self._group.create_task(self._harm())
@@ -164,21 +183,27 @@ class World:
         heal_s_max = HEAL_S_MAX + ROLLOUT_S_MAX * bool(self.stage)
         healed = await self._until(lambda: self.in_order and not self._asking, heal_s_max)
         self.book.expect(healed, "all is in order again", self._what_is_wrong())
+        epoch = self.control.epoch
         if healed:
             await self._probe()
+            self.control.check_leader(epoch)
         watching.cancel()
+        if scaling is not None:
+            scaling.cancel()
         self._judge()
         if healed:
             await self._stop()
 
     async def end(self) -> None:
         """Whatever still runs is killed."""
-        self.control.kill()
+        self.control.end()
         for process in self.machine.alive:
             self.machine.kill(process)
         await asyncio.sleep(0)
         if self.stage is not None:
             self.stage.close()
+        if self._store is not None:
+            self._store.close()
 
     async def _main(self, process: Process) -> None:
         """What a process runs."""
@@ -208,12 +233,17 @@ class World:
     def in_order(self) -> bool:
         """Whether all runs as it is wanted, and everybody knows."""
         replicas = len(self.stage.wanted) if self.stage is not None else self.profile.replicas
-        return self.control.settled and all(
-            gateway.snapshot == self.control.snapshots.current
-            and not gateway.waiting
-            and all(link.live for served in gateway.served.values() for link in served.links)
-            and sum(len(served.links) for served in gateway.served.values()) == replicas
-            for gateway in self.live_gateways
+        set_back = self.hand is None or not self.hand.rests or self.hand.done
+        return (
+            set_back
+            and self.control.settled
+            and all(
+                gateway.snapshot == self.control.snapshots.current
+                and not gateway.waiting
+                and all(link.live for served in gateway.served.values() for link in served.links)
+                and sum(len(served.links) for served in gateway.served.values()) == replicas
+                for gateway in self.live_gateways
+            )
         )
 
     def _what_is_wrong(self) -> str:
@@ -232,15 +262,27 @@ class World:
 
     async def _watch(self) -> None:
         while True:
-            told = self.control.snapshots.told
+            told = self.control.paper.told
             for gateway in self.live_gateways:
                 gateway.check()
-                if told is not None and self._now() - gateway.began > KNOWN_AFTER_S:
-                    known = gateway.snapshot
-                    self.book.expect(known == told, "gateways route on what control says", gateway.process.node)
+            if told is not None:
+                self._check_known(told)
             self.control.check()
             self._check_work()
             await asyncio.sleep(CHECK_EVERY_S)
+
+    def _check_known(self, told: Snapshot) -> None:
+        """What control has said for a while, all gateways know; only of an older leader they believe nothing."""
+        routed: dict[str, int] = {}
+        for gateway in self.live_gateways:
+            known = gateway.snapshot
+            if self._now() - gateway.began <= KNOWN_AFTER_S or (known is not None and known.epoch > told.epoch):
+                continue
+            self.book.expect(known == told, "gateways route on what control says", gateway.process.node)
+            for link in [link for served in gateway.served.values() for link in served.links if link.live]:
+                generation = routed.setdefault(link.id, link.generation)
+                twice = f"{link.id}: {generation}, {link.generation}"
+                self.book.expect(generation == link.generation, "no two generations are routed at once", twice)
 
     def _check_work(self) -> None:
         """Nobody works on what no gateway waits for, as far as the network lets it be known."""
@@ -310,7 +352,7 @@ class World:
         return connection
 
     def _judge(self) -> None:
-        strict = self.profile.calm and self.stage is not None and not self.stage.operator.regrets
+        strict = self.profile.calm and not (self.stage is not None and self.stage.operator.regrets)
         for asked in self.asked:
             self.book.expect(asked.ending is not Ending.OPEN, "no silence", asked.id)
             id = asked.id.encode()
@@ -319,7 +361,7 @@ class World:
             judge(asked, self.book, self.book.disturbed(since, until, [*nodes, asked.node] if nodes else ()))
             well = asked.ending in (Ending.COMPLETE, Ending.LEFT)
             what = f"{asked.id} {asked.ending} {asked.code} {asked.status}"
-            self.book.expect(well or not strict, "no request fails because of a rollout", what)
+            self.book.expect(well or not strict, "no request fails where nothing but control does", what)
         right = {asked.id: asked.right for asked in self.asked}
         for gateway in self.gateways:
             for decision in (facts.decision for facts in gateway.notes.all):
@@ -340,6 +382,8 @@ class World:
             self.book.note("harm", kind)
             if self.stage is not None and kind in OF_ROLLOUTS:
                 undo = OF_ROLLOUTS[kind](self.stage, rng)
+            elif isinstance(self.control, Several) and kind in OF_LEADERS:
+                undo = OF_LEADERS[kind](self.control, rng)
             else:
                 undo = FAULTS[kind](self, rng)
             lasts_s = rng.uniform(*FAULT_S)
@@ -361,6 +405,8 @@ class World:
         self.network.heal()
         if self.stage is not None:
             self.stage.heal()
+        if self.hand is not None:
+            self.hand.rests = True
 
     # --- after the healing
 
@@ -406,6 +452,7 @@ class World:
         assert controller is not None
         if self.stage is not None:
             self.stage.end()
+        self.control.retire()
         controller.stop()
         stopped = await self._until(lambda: controller.is_over, STOP_S_MAX)
         self.book.expect(stopped, "a cluster stops", str(controller.phase))

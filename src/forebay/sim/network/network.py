@@ -16,6 +16,7 @@ from itertools import count
 from random import Random
 from typing import Final
 
+from forebay.sim.loop import VirtualLoop
 from forebay.sim.network.links import ANY, AT_ONCE, Links, Shape
 from forebay.sim.network.listening import Factory, Listener, Ports
 from forebay.sim.network.transport import Address, Transport
@@ -41,6 +42,7 @@ class Network:
         self._ports = Ports(rng)
         self._refusing: dict[str, None] = {}
         self._vanished: dict[str, None] = {}
+        self._frozen: dict[str, None] = {}
         self._pairs: dict[int, tuple[Transport, Transport]] = {}
         self._number = count().__next__
 
@@ -84,7 +86,11 @@ class Network:
             client.die()
             raise
         client.start(protocol)
-        await asyncio.sleep(0)  # the protocol hears of its connection first
+        try:
+            await asyncio.sleep(0)  # the protocol hears of its connection first
+        except BaseException:  # as asyncio does it: nobody else would close it
+            client.close()
+            raise
         return client, protocol
 
     async def _reach(self, node: str, host: str, port: int) -> Listener:
@@ -172,12 +178,29 @@ class Network:
             if both:
                 other.socket.break_off()
 
+    def freeze(self, node: str) -> None:
+        """The process is stopped (SIGSTOP): its tasks and timers wait; its connections stay."""
+        self._frozen[node] = None
+        self._hold()
+
+    def thaw(self, node: str) -> None:
+        """It goes on (SIGCONT): what was due meanwhile is done now."""
+        if node in self._frozen:
+            del self._frozen[node]
+            self._hold()
+
+    def _hold(self) -> None:
+        loop, frozen = asyncio.get_running_loop(), self._frozen
+        assert isinstance(loop, VirtualLoop)
+        loop.hold((lambda context: context.get(_NODE, "") in frozen) if frozen else None)
+
     def kill(self, node: str) -> None:
         """The process ends: its listeners are closed, and its connections end as a kernel ends them.
 
         That is a FIN, or a RST where it has left bytes unread, and a RST for what is sent to it later. Its own
         protocols hear nothing any more; its tasks are for the caller to cancel.
         """
+        self.thaw(node)
         self._ports.release_all(node)
         for end, _ in self._ends(node, ANY):
             end.die()

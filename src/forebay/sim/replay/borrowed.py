@@ -35,17 +35,15 @@ class _Truth:
 class Borrowed:
     """One gateway's rival. `asked`, of `tenant`, is the request that is to be sent next."""
 
-    def __init__(self, row: Row, nodes: Sequence[Node], jobs: dict[int, Job], now: Callable[[], float], rng: Random):
+    def __init__(self, row: Row, jobs: dict[int, Job], now: Callable[[], float], rng: Random):
         self._rival = row.make()
         self._jobs = jobs
         self._now = now
         self._rng = rng
         self._events = row.events
-        self._cached: list[set[int]] = [set() for _ in nodes]
-        self._seqs = [0] * len(nodes)
-        self._states = [
-            State(node.id, cached=self._cached[at], truth=_Truth(node.engine, now)) for at, node in enumerate(nodes)
-        ]
+        self._cached: list[set[int]] = []
+        self._seqs: list[int] = []
+        self._states: list[State] = []
         self._sent: dict[int, tuple[Seen, State]] = {}
         self.asked: Job | None = None
         self.tenant = ""
@@ -72,6 +70,13 @@ class Borrowed:
         self._rival.sent(seen, state, now)
         self._sent[job.id] = seen, state
         return Route(at, Why.CHEAPEST)
+
+    def link(self, node: Node) -> None:
+        """Get to know a replica; it stays."""
+        cached: set[int] = set()
+        self._cached.append(cached)
+        self._seqs.append(0)
+        self._states.append(State(node.id, cached=cached, truth=_Truth(node.engine, self._now)))
 
     def hear(self, at: int, node: Node, now: float) -> None:
         """A replica reports."""

@@ -4,6 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from forebay.core.scaling.settings import ScaleSettings
 from forebay.core.section import Section
 
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
@@ -30,6 +31,12 @@ class SimCluster(Section):
     precision: str = "bf16"
     """Of the weights: `bf16` or `fp8`."""
     replicas: Annotated[int, Field(ge=1, le=256)] = 8
+    """How many there are; with `scale`, how many at the beginning."""
+    scale: ScaleSettings | None = None
+    """How many replicas there are follows from the load: as `scale` of a model in a cluster file."""
+    start_s: Seconds | None = None
+    """What a replica takes to start; none: as its weights on a local disk, an image that is there and an engine with
+    its caches take."""
     speeds: Annotated[tuple[Annotated[float, Field(gt=0, le=100)], ...], Field(min_length=1)] = (1.0,)
     """How fast replicas are against what the model says; the list is repeated for all of them."""
     kv_tokens: Annotated[int, Field(ge=1024)] | None = None

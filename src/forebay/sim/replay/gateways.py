@@ -102,34 +102,49 @@ class Gate:
         ended: Callable[[int, str], None],
     ) -> None:
         spec = GatewaySpec(f"gateway-{at}", 1, "", 0, "", "", "")
-        self.gateway = Gateway(spec, Metrics(), AccessLog(io.BytesIO()), rng)
+        self.metrics = Metrics()
+        self.gateway = Gateway(spec, self.metrics, AccessLog(io.BytesIO()), rng)
         self.server = HttpServer(lambda exchange: self.gateway.handle(exchange, ENDPOINT), Limits())
         self._began = began
         self._ended = ended
         self._group = group
         self._idle: list[Client] = []
         self._borrowed: Borrowed | None = None
+        self._links: dict[str, tuple[int, Link]] = {}
+        """By replica, with its place among all there have been."""
         self.served = self.gateway.served[MODEL] = Served(routes, self.gateway.account(MODEL))
         self.served.pricing.gateways = gateways
         self.gateway.snapshot = Snapshot(1, (routes,))
         self.gateway.dispatcher.take_over(self.gateway.snapshot)
 
-    def link(self, node: Node) -> Link:
-        """Get to know a replica."""
+    def link(self, node: Node, at: int) -> None:
+        """Get to know a replica, the one at place `at` of all there have been."""
         replica = Replica(node.id, 1, REVISION, node.id, 1, ReplicaState.READY)
         link = self.served.link(replica, Pool(node.id, 1, self._group))
         self.served.links.append(link)
-        return link
+        self._links[node.id] = at, link
+        if self._borrowed is not None:
+            self._borrowed.link(node)
+
+    def spare(self, node: Node) -> None:
+        """Send no more requests to a replica, which finishes what it has."""
+        self._links[node.id][1].plan(ReplicaState.DRAINING)
+
+    def unlink(self, node: Node) -> None:
+        """A replica is gone."""
+        _, link = self._links.pop(node.id)
+        self.served.links = [each for each in self.served.links if each is not link]
+        self.served.unlink(link)
 
     def borrow(self, rival: Borrowed) -> None:
         """Let another system's policy choose the replicas."""
         self._borrowed = rival
         self.gateway.chooser = rival.choose
 
-    def hear(self, at: int, node: Node, report: LoadReport, now: float) -> None:
+    def hear(self, node: Node, report: LoadReport, now: float) -> None:
         """Take over a replica's load report, and send what can go now, as a gateway does after each."""
         served = self.served
-        link = served.links[at]
+        at, link = self._links[node.id]
         served.heard(link, report, len(link.attempts), now)
         if self._borrowed is not None:
             self._borrowed.hear(at, node, now)

@@ -84,6 +84,11 @@ class Node:
         self._due = math.inf
         self._busy = False
 
+    @property
+    def idle(self) -> bool:
+        """Whether it has no request."""
+        return not self._ports
+
     def take(self, port: Port, request: bytes) -> None:
         """A gateway sends a request."""
         start = request.index(ID) + len(ID)

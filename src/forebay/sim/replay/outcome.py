@@ -4,11 +4,11 @@ import math
 from array import array
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
+from itertools import pairwise
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from forebay.sim.engine import Replica
 from forebay.sim.load.values import Arrival
 
 QUANTILES = (50, 90, 99)
@@ -32,6 +32,37 @@ class Work(NamedTuple):
     preemptions: int
 
 
+class Worked(Protocol):
+    """What a replica has done, of itself."""
+
+    @property
+    def prefilled_tokens(self) -> int:
+        """Of prompts, that it has computed."""
+
+    @property
+    def hit_tokens(self) -> int:
+        """Of prompts, that were in its cache."""
+
+    @property
+    def busy_s(self) -> float:
+        """Time in which it ran steps."""
+
+    @property
+    def preemptions(self) -> int:
+        """Requests that it had to begin again."""
+
+
+class Size(NamedTuple):
+    """How many replicas there are from a time on."""
+
+    at_s: float
+    wanted: int
+    ready: int
+    """That requests may be sent to."""
+    there: int
+    """All that take up GPUs: also those that start, and those that finish what they have before they go."""
+
+
 class Outcome:
     """Columns with an entry per request, in the order of arrival; times in seconds, NaN where there is none."""
 
@@ -44,8 +75,12 @@ class Outcome:
         "lasted_s",
         "output_tokens",
         "prompt_tokens",
+        "ready_s",
         "replica",
+        "replica_s",
         "replicas",
+        "sizes",
+        "started",
     )
 
     def __init__(self, requests: int) -> None:
@@ -59,6 +94,12 @@ class Outcome:
         """Index of the one that has finished it; -1: none has."""
         self.replicas: list[Work] = []
         self.lasted_s = 0.0
+        self.sizes: list[Size] = []
+        """One for each change."""
+        self.started = 0
+        """Replicas that were ordered after the beginning."""
+        self.replica_s = self.ready_s = 0.0
+        """Of all replicas together, from the order, and from when they were ready, until they were gone."""
 
     def arrived(self, id: int, now: float, arrival: Arrival) -> None:
         """A client sends its request."""
@@ -76,9 +117,12 @@ class Outcome:
         self.ended_at[id] = now
         self.codes[id] = code
 
-    def close(self, now: float, engines: Sequence[Replica]) -> None:
-        """Nothing more happens."""
+    def close(self, now: float, engines: Sequence[Worked]) -> None:
+        """Nothing more happens. `engines`: of all replicas; they were there from the beginning on."""
         self.lasted_s = now
+        several = len(engines)
+        self.sizes = [Size(0.0, several, several, several)]
+        self.replica_s = self.ready_s = several * now
         requests = Counter(self.replica)
         self.replicas = [
             Work(requests[at], each.prefilled_tokens, each.hit_tokens, each.busy_s, each.preemptions)
@@ -108,6 +152,14 @@ class Summary(NamedTuple):
     preemptions: int
     replica_hours: float
     lasted_s: float
+    replicas_mean: float = 0.0
+    """That took up GPUs, over the time."""
+    replicas_max: int = 0
+    """That were ever wanted."""
+    turns: int = 0
+    """How often the wanted number began to go the other way."""
+    started: int = 0
+    """Replicas that were ordered after the beginning."""
 
 
 def summary(outcome: Outcome, slo: Slo) -> Summary:
@@ -133,12 +185,22 @@ def summary(outcome: Outcome, slo: Slo) -> Summary:
         e2e_s=_quantiles(e2e),
         cache_hit=float(np.sum(np.array(outcome.cached_tokens)[ok])) / prompts if prompts else 0.0,
         imbalance=float(np.max(read) / np.mean(read)) if np.any(read) else 1.0,
-        busy=float(np.mean(busy)) / lasted_s,
+        busy=float(np.sum(busy)) / outcome.ready_s if outcome.ready_s else math.nan,
         refused={code: count for code, count in sorted(Counter(codes).items()) if code != OK},
         preemptions=sum(each.preemptions for each in outcome.replicas),
-        replica_hours=len(outcome.replicas) * outcome.lasted_s / 3600,
+        replica_hours=outcome.replica_s / 3600,
         lasted_s=outcome.lasted_s,
+        replicas_mean=outcome.replica_s / lasted_s,
+        replicas_max=max(size.wanted for size in outcome.sizes),
+        turns=turns([size.wanted for size in outcome.sizes]),
+        started=outcome.started,
     )
+
+
+def turns(wanted: Sequence[int]) -> int:
+    """How often a number begins to go the other way."""
+    ways = [after > before for before, after in pairwise(wanted) if after != before]
+    return sum(before != after for before, after in pairwise(ways))
 
 
 def _quantiles(values: "np.ndarray[tuple[int], np.dtype[np.float64]]") -> tuple[float, ...]:

@@ -9,16 +9,18 @@ from functools import partial
 from random import Random
 from typing import Final, cast
 
+from forebay.core.cluster import Slo
 from forebay.core.model import ModelRoutes, Policy, Task
 from forebay.core.routing.blocks import blocks
 from forebay.sim.engine import Happened, Job, Replica, hardware
 from forebay.sim.load.values import Arrival, Workload
 from forebay.sim.loop import run
 from forebay.sim.replay.borrowed import Borrowed
+from forebay.sim.replay.changing import LOOK_S, Changing, Sizing
 from forebay.sim.replay.cluster import SimCluster
 from forebay.sim.replay.gateways import MODEL, REVISION, TICK_S, Gate
 from forebay.sim.replay.node import Node, Port
-from forebay.sim.replay.outcome import Outcome
+from forebay.sim.replay.outcome import Outcome, Work, Worked
 from forebay.sim.rivals.table import RIVALS
 
 MESSAGES: Final = b'[{"role":"user","content":"%b"}]'
@@ -57,26 +59,40 @@ def replay(
     *,
     policy: str,
     seed: int = 0,
+    sizing: Sizing | None = None,
     progress: Callable[[int], None] = lambda done: None,
 ) -> Outcome:
-    """Let every request of the workload arrive at its time. The same arguments give the same outcome."""
+    """Let every request of the workload arrive at its time. The same arguments give the same outcome.
+
+    Without `sizing` there are always `cluster.replicas`; a rival as `policy` knows fleets of one size only, and a
+    ValueError says so.
+    """
+    if sizing is not None and sizing.sizer is not None and policy in RIVALS:
+        raise ValueError(f"{policy} knows no replicas that come and go")
     wires = _Wires()
-    what = _Replay(workload, cluster, policy, Random(seed))  # noqa: S311 - chance that can be repeated
+    what = _Replay(workload, cluster, policy, seed, sizing)
     with _quiet_gc():
         return run(what.run(wires, progress), seconds_max=math.inf, network=wires, seed=seed)
 
 
 class _Replay:
-    def __init__(self, workload: Workload, cluster: SimCluster, policy: str, rng: Random) -> None:
+    def __init__(
+        self, workload: Workload, cluster: SimCluster, policy: str, seed: int, sizing: Sizing | None
+    ) -> None:
         self._arrivals = workload.arrivals
         self._cluster = cluster
         self._policy = policy
-        self._rng = rng
+        self._seed = seed
+        self._rng = Random(seed)  # noqa: S311 - chance that can be repeated
+        self._sizing = sizing or Sizing(cluster.replicas)
         self._jobs: dict[int, Job] = {}
         self._nodes: list[Node] = []
+        """Those that are there."""
+        self._worked: list[Worked] = []
+        """What all have done that there ever were."""
         self._gates: list[Gate] = []
-        self._told: list[list[int]] = []
-        """For every gateway and node, what was the newest that the one has heard of the other."""
+        self._told: list[dict[str, int]] = []
+        """For every gateway, by node, what was the newest that the one has heard of the other."""
         self._next = 0
         self._open = 0
         self._outcome = Outcome(len(workload.arrivals))
@@ -87,43 +103,75 @@ class _Replay:
         self._over: asyncio.Future[None] = loop.create_future()
         self._progress = progress
         async with asyncio.TaskGroup() as group:
-            self._build(group)
-            wires.nodes = {node.id: node for node in self._nodes}
+            self._wires = wires.nodes
+            changing = self._build(group)
             if self._arrivals:
                 loop.call_at(self._arrivals[0].at_s, self._arrive)
+                if self._sizing.sizer is not None:
+                    loop.call_at(LOOK_S, self._look, changing, 1)
                 await self._over
             for gate in self._gates:
                 gate.close()
-        self._outcome.close(loop.time(), [node.engine for node in self._nodes])
+        self._outcome.close(loop.time(), self._worked)
+        changing.close(loop.time(), self._outcome)
         return self._outcome
 
-    def _build(self, group: asyncio.TaskGroup) -> None:
+    def _build(self, group: asyncio.TaskGroup) -> Changing:
         cluster, rival = self._cluster, RIVALS.get(self._policy)
         policy = Policy.CPR if rival is not None else Policy(self._policy)
         routes = ModelRoutes(
             MODEL, Task.CHAT, policy, REVISION, cluster.queue_max, cluster.queue_timeout_s,
-            ttft_budget_s=cluster.slo.ttft_s,
+            ttft_budget_s=cluster.slo.ttft_s, on_demand=self._sizing.on_demand,
         )  # fmt: skip
-        self._nodes = [self._node(at, speed) for at, speed in enumerate(cluster.speeds_of_all)]
         for at in range(cluster.gateways):
             rng = Random(self._rng.randrange(2**32))  # noqa: S311
             gate = Gate(at, routes, group, gateways=cluster.gateways, rng=rng, began=self._began, ended=self._ended)
             if rival is not None:
-                gate.borrow(Borrowed(rival, self._nodes, self._jobs, self._loop.time, rng))
-            for place, node in enumerate(self._nodes):
-                gate.link(node)
-                gate.hear(place, node, node.report(MODEL, REVISION), 0.0)
+                gate.borrow(Borrowed(rival, self._jobs, self._loop.time, rng))
             self._gates.append(gate)
-        self._told = [[node.version for node in self._nodes] for _ in self._gates]
+            self._told.append({})
+        slo = cluster.slo
+        chance = Random(f"starts {self._seed}")  # noqa: S311 - chance that can be repeated
+        promise = Slo(ttft_p99_ms=slo.ttft_s * 1000, tpot_p99_ms=slo.tpot_s * 1000)
+        return Changing(self._sizing, promise, self, chance)
 
-    def _node(self, at: int, speed: float) -> Node:
+    def join(self, at: int) -> Node:
+        """One more replica, for `changing`."""
+        node = self._node(at)
+        self._nodes.append(node)
+        self._wires[node.id] = node
+        self._worked.append(node.engine)
+        report, now = node.report(MODEL, REVISION), self._loop.time()
+        for gate, told in zip(self._gates, self._told, strict=True):
+            gate.link(node, at)
+            told[node.id] = node.version
+            gate.hear(node, report, now)
+        return node
+
+    def spare(self, node: Node) -> None:
+        """It gets no more requests."""
+        for gate in self._gates:
+            gate.spare(node)
+
+    def part(self, node: Node) -> None:
+        """It is gone; what it has done is kept, and nothing else of it."""
+        self._nodes.remove(node)
+        del self._wires[node.id]
+        engine = node.engine
+        done = Work(0, engine.prefilled_tokens, engine.hit_tokens, engine.busy_s, engine.preemptions)
+        self._worked[self._worked.index(engine)] = done
+        for gate, told in zip(self._gates, self._told, strict=True):
+            del told[node.id]
+            gate.unlink(node)
+
+    def _node(self, at: int) -> Node:
         cluster = self._cluster
         engine = Replica(
             hardware(cluster.gpu, cluster.model, cluster.tensor_parallel, cluster.precision),
             sequences_max=cluster.sequences_max,
             step_tokens_max=cluster.step_tokens_max,
             kv_tokens=cluster.kv_tokens,
-            speed=speed,
+            speed=cluster.speeds[at % len(cluster.speeds)],
         )
         return Node(
             f"sim-{at}",
@@ -190,6 +238,11 @@ class _Replay:
         else:
             self._watching = False
 
+    def _look(self, changing: Changing, turn: int) -> None:
+        if not self._over.done():
+            changing.look(self._loop.time(), self._gates)
+            self._loop.call_at((turn + 1) * LOOK_S, self._look, changing, turn + 1)
+
     def _tick(self) -> None:
         for gate in self._gates:
             gate.gateway.expire()
@@ -197,12 +250,12 @@ class _Replay:
     def _poll(self) -> None:
         """Gateways ask replicas for their load; who has nothing new to say is left out."""
         now = self._loop.time()
-        reports = [node.report(MODEL, REVISION) for node in self._nodes]  # all are asked before any is heard
+        reports = [(node, node.report(MODEL, REVISION)) for node in self._nodes]  # all are asked before any is heard
         for gate, told in zip(self._gates, self._told, strict=True):
-            for at, node in enumerate(self._nodes):
-                if told[at] != node.version:
-                    told[at] = node.version
-                    gate.hear(at, node, reports[at], now)
+            for node, report in reports:
+                if told[node.id] != node.version:
+                    told[node.id] = node.version
+                    gate.hear(node, report, now)
 
 
 def prompt_text(arrival: Arrival, id: int) -> bytes:

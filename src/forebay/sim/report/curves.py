@@ -9,6 +9,7 @@ from forebay.sim.replay.outcome import OK, Outcome
 
 Points = tuple[tuple[float, float], ...]
 CDF_POINTS: Final = 200
+SIZES_MAX: Final = 400
 BUCKETS_MAX: Final = 60
 BUCKET_REQUESTS_MIN: Final = 10
 """A rate of fewer requests on average would be noise."""
@@ -28,6 +29,8 @@ class Curves(NamedTuple):
     computed: tuple[int, ...]
     """Prompt tokens that each replica had to compute, the one with the most first. Unlike the time that it was busy,
     this tells replicas apart that are never idle."""
+    replicas: Points = ()
+    """Seconds from the start, and replicas that take up GPUs from then on."""
 
 
 def curves(outcome: Outcome, slo: Promise) -> Curves:
@@ -44,7 +47,21 @@ def curves(outcome: Outcome, slo: Promise) -> Curves:
         arrived=_per_s(arrived, span_s, buckets),
         good=_per_s(arrived[good], span_s, buckets),
         computed=tuple(sorted((each.prefilled_tokens for each in outcome.replicas), reverse=True)),
+        replicas=_sizes(outcome),
     )
+
+
+def _sizes(outcome: Outcome) -> Points:
+    """Every change, or of many the largest number in each stretch of time."""
+    points = [(size.at_s, float(size.there)) for size in outcome.sizes]
+    if len(points) > SIZES_MAX:
+        stretch_s = outcome.lasted_s / SIZES_MAX
+        most: dict[int, float] = {}
+        for at_s, count in points:
+            place = int(at_s / stretch_s)
+            most[place] = max(most.get(place, 0.0), count)
+        points = [(place * stretch_s, count) for place, count in most.items()]
+    return (*points, (outcome.lasted_s, points[-1][1])) if points else ()
 
 
 def _cdf(values: "np.ndarray[tuple[int], np.dtype[np.float64]]", total: int) -> Points:

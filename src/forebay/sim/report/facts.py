@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from forebay.sim.fleet.policies import USUAL, cold_start_s
 from forebay.sim.load.describe import Description, Spread
 from forebay.sim.replay.cluster import SimCluster
 
@@ -15,8 +16,11 @@ class Scope(NamedTuple):
     workload: str
     load: Description
     policies: Sequence[str]
+    """What lines of tables are called."""
     seeds: Sequence[int]
     scales: Sequence[float]
+    fleets: Sequence[str] = ()
+    """Who sizes fleets; empty: they stay as they are."""
 
 
 def facts(scope: Scope, cluster: SimCluster) -> list[tuple[str, str]]:
@@ -31,6 +35,8 @@ def facts(scope: Scope, cluster: SimCluster) -> list[tuple[str, str]]:
         ("prefixes", _prefixes(load)),
         ("good", f"first token within {slo.ttft_s:g} s, then {slo.tpot_s * 1000:g} ms a token on the mean"),
     ]
+    if scope.fleets:
+        told.insert(1, ("fleet", _fleet(cluster)))
     if len(scope.seeds) > 1:
         told.append(("seeds", f"{scope.seeds[0]} to {scope.seeds[-1]}; ± is the 95 % interval of the mean over them"))
     if tuple(scope.scales) != (1.0,):
@@ -47,6 +53,14 @@ def _cluster(cluster: SimCluster) -> str:
         shown = ", ".join(f"{speed:g}" for speed in cluster.speeds[:SPEEDS_SHOWN])
         text += f", speeds {shown}{', …' if len(cluster.speeds) > SPEEDS_SHOWN else ''}"
     return text if cluster.kv_tokens is None else f"{text}, {cluster.kv_tokens:,} KV tokens"
+
+
+def _fleet(cluster: SimCluster) -> str:
+    scale = cluster.scale or USUAL
+    return (
+        f"begins with that many; {scale.min} to {scale.max} where it is scaled; a start takes "
+        f"{span(cold_start_s(cluster))}; GPU-hours count from the order of a replica until it has gone"
+    )
 
 
 def _gateways(cluster: SimCluster) -> str:

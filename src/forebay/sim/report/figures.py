@@ -15,6 +15,10 @@ T_95: Final = (
 )  # fmt: skip
 """Student's t, 97.5 %, for 1 to 30 degrees of freedom."""
 Z_95: Final = 1.959964
+USUAL: Final = "cpr"
+"""The routing policy that is not named beside who sizes a fleet."""
+_Line = tuple[float, str, str]
+"""Scale, policy, fleet."""
 
 
 class Unit(Enum):
@@ -66,6 +70,10 @@ FIGURES: Final[Mapping[str, Figure]] = {
     "refused": Figure("refused", Unit.COUNT, -1, lambda s, _: float(sum(s.refused.values()))),
     "preemptions": Figure("preempted", Unit.COUNT, -1, lambda s, _: float(s.preemptions)),
     "lasted_s": Figure("lasted", Unit.SECONDS, 0, lambda s, _: s.lasted_s),
+    "replicas_mean": Figure("replicas", Unit.COUNT, -1, lambda s, _: s.replicas_mean),
+    "replicas_max": Figure("at most", Unit.COUNT, -1, lambda s, _: float(s.replicas_max)),
+    "turns": Figure("turns", Unit.COUNT, -1, lambda s, _: float(s.turns)),
+    "starts": Figure("starts", Unit.COUNT, 0, lambda s, _: float(s.started)),
     "gpu_hours": Figure("GPU-hours", Unit.COUNT, -1, _gpu_hours),
     "cost": Figure("cost", Unit.MONEY, -1, _cost),
 }
@@ -92,6 +100,13 @@ class Result(NamedTuple):
     scale: float
     seed: int
     summary: Summary
+    fleet: str = ""
+    """Who sized the fleet; empty: it was always the same."""
+
+
+def label(policy: str, fleet: str) -> str:
+    """What a line of a table is called: by who sizes the fleet, where somebody does."""
+    return policy if not fleet else fleet if policy == USUAL else f"{fleet}, {policy}"
 
 
 class Row(NamedTuple):
@@ -106,6 +121,12 @@ class Row(NamedTuple):
     """Code of the error → requests, the mean over seeds."""
     against: Mapping[str, Estimate]
     """This less the first policy, paired by seed; for the first policy itself empty."""
+    fleet: str = ""
+
+    @property
+    def name(self) -> str:
+        """As in tables."""
+        return label(self.policy, self.fleet)
 
 
 def t_95(freedom: int) -> float:
@@ -130,27 +151,24 @@ def estimate(values: Sequence[float]) -> Estimate:
 def rows(results: Sequence[Result], cluster: SimCluster) -> list[Row]:
     """One row for each policy and scale in the order that they first come in; the first policy is the one that the
     others are compared to. Every policy must have met the same seeds at the same scales."""
-    groups: dict[tuple[float, str], dict[int, Summary]] = {}
+    groups: dict[_Line, dict[int, Summary]] = {}
     for result in results:
-        groups.setdefault((result.scale, result.policy), {})[result.seed] = result.summary
-    return [_row(at, groups, results[0].policy, cluster) for at in groups]
+        groups.setdefault((result.scale, result.policy, result.fleet), {})[result.seed] = result.summary
+    return [_row(at, groups, (results[0].policy, results[0].fleet), cluster) for at in groups]
 
 
 def _row(
-    at: tuple[float, str],
-    groups: Mapping[tuple[float, str], Mapping[int, Summary]],
-    first: str,
-    cluster: SimCluster,
+    at: _Line, groups: Mapping[_Line, Mapping[int, Summary]], first: tuple[str, str], cluster: SimCluster
 ) -> Row:
-    scale, policy = at
-    by_seed, compared_to = groups[at], groups[scale, first]
+    scale, policy, fleet = at
+    by_seed, compared_to = groups[at], groups[scale, *first]
     figures, against = {}, {}
     for name, figure in FIGURES.items():
         values = {seed: v for seed, s in by_seed.items() if (v := figure.of(s, cluster)) is not None}
         if not values:
             continue
         figures[name] = estimate(list(values.values()))
-        if policy != first:
+        if (policy, fleet) != first:
             others = {seed: figure.of(compared_to[seed], cluster) or 0.0 for seed in values}
             against[name] = estimate([value - others[seed] for seed, value in values.items()])
     refused: dict[str, float] = {}
@@ -158,7 +176,7 @@ def _row(
         for code, count in summary.refused.items():
             refused[code] = refused.get(code, 0.0) + count / len(by_seed)
     requests = next(iter(by_seed.values())).requests
-    return Row(policy, scale, requests, figures, dict(sorted(refused.items())), against)
+    return Row(policy, scale, requests, figures, dict(sorted(refused.items())), against, fleet)
 
 
 def shown(value: float, unit: Unit) -> str:

@@ -45,7 +45,7 @@ def page(report: Report) -> str:
 
 def charts(report: Report) -> list[Chart]:
     """How long requests waited for their first token and for each after it, how many were answered well over time,
-    and how much work each replica had."""
+    and how much work each replica had, or how many there were where that changes."""
     curves = report.curves
     arrived = next(iter(curves.values())).arrived
     return [
@@ -74,13 +74,26 @@ def charts(report: Report) -> list[Chart]:
                 Series("all that came", arrived, steps=True, faint=True),
             ],
         ),
-        Chart(
-            "Work of the replicas",
-            "replicas, the one with the most work first",
-            "prompt tokens that each had to compute, millions",
-            [Series(policy, _by_rank(each.computed), steps=True) for policy, each in curves.items()],
-        ),
+        _sizes(curves) if report.scope.fleets else _work(curves),
     ]
+
+
+def _work(curves: Mapping[str, Curves]) -> Chart:
+    return Chart(
+        "Work of the replicas",
+        "replicas, the one with the most work first",
+        "prompt tokens that each had to compute, millions",
+        [Series(policy, _by_rank(each.computed), steps=True) for policy, each in curves.items()],
+    )
+
+
+def _sizes(curves: Mapping[str, Curves]) -> Chart:
+    return Chart(
+        "Replicas",
+        "seconds from the start",
+        "replicas, also those that start or finish",
+        [Series(policy, each.replicas, steps=True) for policy, each in curves.items()],
+    )
 
 
 def _by_rank(tokens: Sequence[int]) -> list[tuple[float, float]]:

@@ -11,8 +11,14 @@ IN_TABLE: Final = (
     "e2e_p50_s", "e2e_p99_s", "cache_hit", "imbalance", "refused", "gpu_hours", "cost",
 )  # fmt: skip
 """Figures that are shown; JSON has all."""
+OF_FLEETS: Final = (
+    "goodput", "ttft_p50_s", "ttft_p90_s", "ttft_p99_s", "tpot_p50_s", "tpot_p90_s", "tpot_p99_s", "e2e_p99_s",
+    "cache_hit", "refused", "replicas_mean", "replicas_max", "turns", "gpu_hours", "cost",
+)  # fmt: skip
+"""The same where fleets of different sizes stand beside each other."""
 COMPARED: Final = ("goodput", "ttft_mean_s", "ttft_p50_s", "ttft_p99_s", "tpot_p99_s", "e2e_p50_s", "cache_hit")
 """Figures of which differences to the first policy are shown."""
+COMPARED_OF_FLEETS: Final = ("goodput", "ttft_p99_s", "tpot_p99_s", "refused", "turns", "gpu_hours", "cost")
 
 
 class Cell(NamedTuple):
@@ -30,6 +36,8 @@ class Table(NamedTuple):
 
     columns: Sequence[str]
     lines: Sequence[tuple[str, Sequence[Cell]]]
+    head: str = "policy"
+    """Of the first column."""
 
 
 def title(scale: float, scope: Scope) -> str:
@@ -40,18 +48,20 @@ def title(scale: float, scope: Scope) -> str:
 def tables(rows: Sequence[Row], scope: Scope, scale: float) -> tuple[Table, Table | None]:
     """The figures of a scale, and where several seeds allow it what is different from the first policy."""
     rows = [row for row in rows if row.scale == scale]
-    names = [name for name in IN_TABLE if any(name in row.figures for row in rows)]
-    main = Table(_labels(names), [(row.policy, [_cell(row, name) for name in names]) for row in rows])
+    names = [name for name in (OF_FLEETS if scope.fleets else IN_TABLE) if any(name in row.figures for row in rows)]
+    head = "fleet" if scope.fleets else "policy"
+    main = Table(_labels(names), [(row.name, [_cell(row, name) for name in names]) for row in rows], head)
     if len(scope.seeds) < 2 or len(rows) < 2:
         return main, None
-    compared = [(row.policy, [_difference(name, row.against[name]) for name in COMPARED]) for row in rows[1:]]
-    return main, Table(_labels(COMPARED), compared)
+    names = [name for name in (COMPARED_OF_FLEETS if scope.fleets else COMPARED) if name in names]
+    compared = [(row.name, [_difference(name, row.against[name]) for name in names]) for row in rows[1:]]
+    return main, Table(_labels(names), compared, head)
 
 
 def refusals(rows: Sequence[Row], scale: float) -> list[str]:
     """What became of requests that were not answered, in a sentence for each policy that has any."""
     return [
-        f"{row.policy}: {', '.join(f'{code} {count:,.4g}' for code, count in row.refused.items())}"
+        f"{row.name}: {', '.join(f'{code} {count:,.4g}' for code, count in row.refused.items())}"
         for row in rows
         if row.scale == scale and row.refused
     ]

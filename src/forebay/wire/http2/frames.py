@@ -80,3 +80,17 @@ def check(fine: bool, code: int = PROTOCOL_ERROR) -> None:
     """Raise `Broken` unless a frame is what it should be."""
     if not fine:
         raise Broken(code, "a frame is not what it should be")
+
+
+def unpadded(id: int, flags: int, body: bytes) -> bytes:
+    """The block of a HEADERS frame of that stream, without padding and priority. Raises `Broken`."""
+    start, end = 0, len(body)
+    if flags & PADDED:
+        start, end = 1, end - (body[0] if body else 0)
+    if flags & PRIORITISED:
+        if U32.unpack(body[start : start + 4].ljust(4, b"\0"))[0] & ID_MAX == id:
+            raise Broken(PROTOCOL_ERROR, "a stream depends on itself")
+        start += 5
+    if start > end:
+        raise Broken(PROTOCOL_ERROR, "a frame is all padding")
+    return body[start:end]

@@ -21,7 +21,12 @@ PSEUDO: Final = frozenset({b":method", b":scheme", b":path", b":authority"})
 _NEEDED: Final = frozenset({b":method", b":scheme", b":path"})
 _OF_HTTP1: Final = frozenset({b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"})
 _NAME_BYTES: Final = bytes(set(range(0x21, 0x7F)) - set(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ:"))
-_NO_VALUE_BYTES: Final = (b"\0", b"\r", b"\n")
+_RESIZING: Final = frozenset(bytes((first,)) for first in range(0x20, 0x40))
+"""How a block begins that changes the size of the table (RFC 7541, section 6.3), even if the table is empty."""
+_DIGITS_MAX: Final = 18
+"""Of `content-length`: an exabyte."""
+_UNSAID: Final = -1
+_UNREADABLE: Final = -2
 _LENGTH_MAX: Final = 127
 """What the first byte of a length holds."""
 
@@ -52,7 +57,7 @@ class Blocks(Generic[T]):
         found = self._read(headers)
         if len(entries) != count or _first(entries) is not newest:
             self._kept.clear()  # indexes mean something else from now on
-        elif len(block) <= KEPT_BYTES_MAX:
+        elif len(block) <= KEPT_BYTES_MAX and block[:1] not in _RESIZING:
             if len(self._kept) >= KEPT_MAX:
                 self._kept.clear()
             self._kept[block] = found
@@ -70,12 +75,26 @@ def well_formed(headers: Sequence[Header]) -> bool:
             pseudo.add(name)
         else:
             plain = True
-            if not name or name.strip(_NAME_BYTES) or name in _OF_HTTP1 or (name == b"te" and value != b"trailers"):
+            if not _fine_name(name) or (name == b"te" and value != b"trailers"):
                 return False
-        for byte in _NO_VALUE_BYTES:
-            if byte in value:
-                return False
+        if not _fine_value(value):
+            return False
     return pseudo >= _NEEDED and (b":path", b"") not in headers
+
+
+def requests(read: Callable[[Sequence[Header]], T | None]) -> Blocks[tuple[T | None, int, bool]]:
+    """Decodes the blocks of requests and of their trailers.
+
+    What `read` makes of headers, or None if they say two lengths; the content's length in bytes, -1 if they do not
+    say it; and whether they may come behind a request (RFC 9113, section 8.1).
+    """
+
+    def read_all(headers: Sequence[Header]) -> tuple[T | None, int, bool]:
+        size = _content_length(headers)
+        trailing = all(_fine_name(name) and _fine_value(value) for name, value in headers)
+        return (None if size == _UNREADABLE else read(headers)), size, trailing
+
+    return Blocks(read_all)
 
 
 def written(headers: Sequence[Header]) -> bytes:
@@ -84,6 +103,23 @@ def written(headers: Sequence[Header]) -> bytes:
     for name, value in headers:
         parts += (b"\0", _length(len(name)), name, _length(len(value)), value)
     return b"".join(parts)
+
+
+def _content_length(headers: Sequence[Header]) -> int:
+    found = _UNSAID
+    for name, value in headers:
+        if name == b"content-length":
+            said = int(value) if value.isdigit() and len(value) <= _DIGITS_MAX else _UNREADABLE
+            found = said if found in (_UNSAID, said) else _UNREADABLE
+    return found
+
+
+def _fine_name(name: bytes) -> bool:
+    return bool(name) and not name.strip(_NAME_BYTES) and name not in _OF_HTTP1
+
+
+def _fine_value(value: bytes) -> bool:
+    return not (b"\0" in value or b"\r" in value or b"\n" in value)
 
 
 def _first(entries: Sequence[object]) -> object:

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from typing import Final, Generic, TypeVar
 
 from forebay.wire.http2 import frames as h2
-from forebay.wire.http2.frames import Broken, check
-from forebay.wire.http2.headers import BLOCK_BYTES_MAX, LIST_BYTES_MAX, BadBlock, Blocks, Header
-from forebay.wire.http2.streams import Stream, Taker
+from forebay.wire.http2.frames import Broken, check, unpadded
+from forebay.wire.http2.headers import BLOCK_BYTES_MAX, LIST_BYTES_MAX, BadBlock, Header, requests
+from forebay.wire.http2.streams import Cut, Stream, Taker
 
 H = TypeVar("H")
 STREAM_WINDOW: Final = 4 * 2**20
@@ -43,7 +43,7 @@ class Session(Generic[H]):
     def __init__(
         self, read: Callable[[Sequence[Header]], H | None], begin: Callable[["Session[H]", Stream, H], Taker | None]
     ) -> None:
-        self._blocks: Blocks[tuple[H | None]] = Blocks(lambda headers: (read(headers),))
+        self._blocks = requests(read)
         self._begin = begin
         self.streams: dict[int, Stream] = {}
         self.out: list[bytes | memoryview] = []
@@ -62,6 +62,7 @@ class Session(Generic[H]):
         """Asked about each ping; False: it is one too many."""
         self._rest = b""
         self._last = 0
+        self._cut = Cut()
         self._block: bytearray | None = None
         """A header block whose end is still to come: `_block_stream` and `_block_flags` say whose."""
         self._block_stream = self._block_flags = self._continuations = 0
@@ -137,18 +138,15 @@ class Session(Generic[H]):
         if self._room < 0:
             raise Broken(h2.FLOW_CONTROL_ERROR, "more data than the connection's window allows")
         stream = self.streams.get(id)
-        if stream is None or stream.ended:
-            self._check_not_idle(id)
-            self._noise += 1
-            self._give_room(length)  # of a stream that we may have reset meanwhile
-            return
-        stream.room -= length
-        stream.unread += length
-        if stream.room < 0:
-            self.reset(stream, h2.FLOW_CONTROL_ERROR)
-            return
         ended = flags & h2.END_STREAM != 0
-        stream.ended = ended
+        if stream is None or stream.ended:
+            self._give_room(length)
+            self._on_stray(id, stream, ended)
+            return
+        code = stream.count(length, len(body), ended)
+        if code:
+            self.reset(stream, code)
+            return
         if stream.taker is not None:
             stream.taker.on_data(body, ended)
         if not stream.held:
@@ -156,34 +154,22 @@ class Session(Generic[H]):
 
     def _on_headers(self, id: int, flags: int, body: bytes) -> None:
         if flags & (h2.PADDED | h2.PRIORITISED):
-            body = self._unpadded(id, flags, body)
+            body = unpadded(id, flags, body)
         if flags & h2.END_HEADERS:
             self._on_block(id, flags, body)
         else:
             self._block, self._block_stream, self._block_flags = bytearray(body), id, flags
             self._continuations = 0
 
-    def _unpadded(self, id: int, flags: int, body: bytes) -> bytes:
-        start, end = 0, len(body)
-        if flags & h2.PADDED:
-            start, end = 1, end - (body[0] if body else 0)
-        if flags & h2.PRIORITISED:
-            if h2.U32.unpack(body[start : start + 4].ljust(4, b"\0"))[0] & h2.ID_MAX == id:
-                raise Broken(h2.PROTOCOL_ERROR, "a stream depends on itself")
-            start += 5
-        if start > end:
-            raise Broken(h2.PROTOCOL_ERROR, "a frame is all padding")
-        return body[start:end]
-
     def _on_block(self, id: int, flags: int, block: bytes) -> None:
         """The headers of a request are there, or its trailers."""
         try:
-            (head,) = self._blocks.decode(block)
+            head, left, trails = self._blocks.decode(block)
         except BadBlock as error:
             raise Broken(h2.COMPRESSION_ERROR, f"headers cannot be decoded: {error}") from None
         ended = flags & h2.END_STREAM != 0
         if id <= self._last:
-            self._on_trailers(id, ended)
+            self._on_trailers(id, ended and trails)
             return
         if not id % 2:
             raise Broken(h2.PROTOCOL_ERROR, "clients open odd streams only")
@@ -191,7 +177,8 @@ class Session(Generic[H]):
             return  # the client was told that it has to ask again elsewhere
         self._last = id
         stream = Stream(id, self._stream_window, STREAM_WINDOW, ended)
-        if head is None:
+        stream.left = left
+        if head is None or (ended and left > 0):
             self.reset(stream, h2.PROTOCOL_ERROR)
         elif len(self.streams) >= STREAMS_MAX:
             self.reset(stream, h2.REFUSED_STREAM)
@@ -201,12 +188,12 @@ class Session(Generic[H]):
             if ended and stream.taker is not None:
                 stream.taker.on_data(b"", True)
 
-    def _on_trailers(self, id: int, ended: bool) -> None:
+    def _on_trailers(self, id: int, fine: bool) -> None:
         stream = self.streams.get(id)
-        if stream is None:
-            self._noise += 1
-        elif stream.ended or not ended:
-            self.reset(stream, h2.STREAM_CLOSED if stream.ended else h2.PROTOCOL_ERROR)
+        if stream is None or stream.ended:
+            self._on_stray(id, stream, fine)
+        elif not fine or stream.left > 0:
+            self.reset(stream, h2.PROTOCOL_ERROR)
         else:
             stream.ended = True
             if stream.taker is not None:
@@ -235,6 +222,7 @@ class Session(Generic[H]):
         elif kind == h2.PRIORITY:
             check(id > 0)
             check(size == 5, h2.FRAME_SIZE_ERROR)
+            check(h2.U32.unpack_from(body)[0] & h2.ID_MAX != id)
         elif kind == h2.GOAWAY:
             check(id == 0)
             check(size >= 8, h2.FRAME_SIZE_ERROR)
@@ -257,6 +245,7 @@ class Session(Generic[H]):
         stream = self.streams.get(id)
         if stream is None:
             self._check_not_idle(id)
+            self._cut.expects(id, True)
             return
         self._noise += RESET_NOISE
         self._drop(stream, told=True)
@@ -311,8 +300,17 @@ class Session(Generic[H]):
         if self._noise > NOISE_MAX:
             raise Broken(h2.CALM_DOWN, "too many frames that carry nothing")
 
+    def _on_stray(self, id: int, stream: Stream | None, ended: bool) -> None:
+        """Data or headers of a stream that the client has ended, or that is not open any more."""
+        self._check_not_idle(id)
+        self._noise += 1
+        if stream is not None:
+            self.reset(stream, h2.STREAM_CLOSED)
+        elif id <= self._last and not self._cut.expects(id, ended):
+            raise Broken(h2.STREAM_CLOSED, "a frame for a stream that is closed")
+
     def _check_not_idle(self, id: int) -> None:
-        if id > self._last and self._leaving < 2:
+        if not id or (id > self._last and self._leaving < 2):
             raise Broken(h2.PROTOCOL_ERROR, "a frame for a stream that nobody has opened")
 
     # --- room for what comes
@@ -386,6 +384,7 @@ class Session(Generic[H]):
         """Serve a stream no longer; who serves it is told."""
         self._noise += RESET_NOISE
         self.out.append(h2.frame(h2.RST_STREAM, 0, stream.id, h2.U32.pack(code)))
+        self._cut.add(stream.id)
         self._drop(stream, told=True)
 
     def ping(self) -> None:
@@ -437,6 +436,7 @@ class Session(Generic[H]):
         """Everything has been sent."""
         if not stream.ended:
             self.out.append(h2.frame(h2.RST_STREAM, 0, stream.id, h2.U32.pack(h2.NO_ERROR)))
+            self._cut.add(stream.id)
         self._noise = max(0, self._noise - REQUEST_CREDIT)
         self._drop(stream, told=False)
 

@@ -18,8 +18,8 @@ from forebay.sim.full.rollouts.drawing import NATURES
 from forebay.sim.full.rollouts.faults import Undo
 from forebay.sim.full.rollouts.people import Operator
 from forebay.sim.full.rollouts.rules import check_agreement, check_published, check_stopped, note_shares, wanted
-from forebay.sim.full.rollouts.store import ShakyStore
-from forebay.store.database import Store, StoreDown, StoreError, open_store
+from forebay.sim.full.rollouts.store import ShakyStore, open_quick
+from forebay.store.database import Store, StoreDown, StoreError
 from forebay.store.events import Event, since
 from forebay.store.rollouts import Rollouts
 
@@ -82,7 +82,7 @@ class Stage:
         self._cluster = cluster
         self._control = control
         self._group = group
-        self._sound: Store = open_store(self._url)
+        self._sound: Store = open_quick(self._url)
         self.store = ShakyStore(self._sound, self._written)
         self.truth = Rollouts(lambda: self._sound, cluster)
         """What is stored, whatever control knows of it."""

@@ -1,0 +1,96 @@
+"""What is left of decisions where the cluster file limits what all models together may have."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from forebay.control.plan import PlannedModel
+from forebay.control.scaling.kept import Scaled
+from forebay.control.scaling.nouns import LimitUse, ScaleRefused
+from forebay.core.scaling.limits import gpus_of
+from forebay.core.scaling.sharing import GPU, Claim, Limits, shared, why_not
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """What was decided of a model by itself."""
+
+    asked: int
+    """Replicas."""
+    reason: str
+    why: str
+    figures: Mapping[str, float]
+    least: int
+    """It has so many whatever the others want."""
+    held: bool = False
+    """None is taken away."""
+    shadow: bool = False
+    """It is only told."""
+
+
+class Share(NamedTuple):
+    """What a model gets."""
+
+    replicas: int
+    why_not: str = ""
+    """Why not as many as it asks for; empty: it does get them."""
+
+
+def claim_of(it: Scaled, model: PlannedModel, decided: Decided | None, resting: int) -> Claim:
+    """What a model would have, with `resting` replicas that do not serve."""
+    more = max(model.standby, resting)
+    fixed = len(model.slots) + more
+    weight, low = model.scale.weight if model.scale else 1.0, model.placement.low_priority
+    claim = Claim(it.model, fixed, fixed, gpus=gpus_of(model.placement), weight=weight, low=low)
+    if decided is None or decided.shadow:
+        return claim
+    has = 0 if it.wanted is None else it.wanted + more
+    return claim._replace(
+        wanted=decided.asked + more,
+        least=min(decided.least, decided.asked) + more,
+        kept=has if decided.held else 0,
+        has=has,
+    )
+
+
+class Limiter:
+    """Remembers what it was asked last: nothing changes from one second to the next, mostly."""
+
+    def __init__(self) -> None:
+        self._limits = Limits()
+        self._claims: tuple[Claim, ...] = ()
+        self._got: Mapping[str, int] = {}
+
+    def share(self, limits: Limits, claims: Sequence[Claim], asked: Mapping[str, int]) -> dict[str, Share]:
+        """What each of the models gets that ask for so many replicas."""
+        given = tuple(claims)
+        if (limits, given) != (self._limits, self._claims):
+            self._limits, self._claims, self._got = limits, given, shared(limits, given)
+        found = {}
+        for claim in given:
+            if claim.model in asked:
+                got, lacking = self._got[claim.model], self._got[claim.model] < claim.wanted
+                replicas = max(asked[claim.model] - claim.wanted + got, 0)
+                found[claim.model] = Share(replicas, why_not(limits, claim, self._got, given) if lacking else "")
+        return found
+
+    @property
+    def uses(self) -> tuple[LimitUse, ...]:
+        """How far each limit is used; what has none is left out."""
+        limits, got = self._limits, self._got
+        gpus = sum(got[claim.model] * claim.gpus for claim in self._claims)
+        both = (("gpus", gpus, limits.gpus, GPU), ("replicas", sum(got.values()), limits.replicas, 1))
+        return tuple(LimitUse(name, used / one, most / one) for name, used, most, one in both if most is not None)
+
+    def check(self, claim: Claim, param: str) -> None:
+        """Raises `ScaleRefused` if a model cannot have its least beside what the others have in any case."""
+        old = next((each for each in self._claims if each.model == claim.model), claim)
+        if claim.least < old.least:
+            return
+        others = [each._replace(wanted=each.least) for each in self._claims if each.model != claim.model]
+        claims = [*others, claim._replace(wanted=claim.least)]
+        got = shared(self._limits, claims)[claim.model]
+        if got < claim.least:
+            users = {each.model: each.wanted for each in others} | {claim.model: got}
+            text = f"with what all models have in any case there is room for {got} of {claim.least} replicas"
+            raise ScaleRefused(f"{text}: {why_not(self._limits, claim, users, claims)}", param)

@@ -1,0 +1,63 @@
+"""`limits` of a cluster file: what the replicas of all models may have together, and what of that is not enough."""
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Final
+
+from pydantic import Field, ValidationError
+
+from forebay.core.placement.settings import PlacementSettings
+from forebay.core.scaling.sharing import GPU, Limits
+from forebay.core.section import Conflict, Section, sections
+
+GPUS_MAX: Final = 100_000
+"""More than any cluster has."""
+
+
+class ClusterLimits(Section):
+    """What the replicas of all models may have together, however much load there is."""
+
+    gpus: Annotated[int, Field(ge=1, le=GPUS_MAX)] | None = None
+    """Most GPUs, by `placement.gpus` of each replica; a `placement.fraction` counts as such, and a slice (MIG) as a
+    GPU; none: as many as there are."""
+    replicas: Annotated[int, Field(ge=1, le=GPUS_MAX)] | None = None
+    """Most replicas, with GPUs or without; none: any number."""
+
+    def value(self) -> Limits:
+        """The limits."""
+        return Limits(None if self.gpus is None else self.gpus * GPU, self.replicas)
+
+
+def gpus_of(placement: PlacementSettings) -> int:
+    """What a replica counts as, in parts of a `GPU`."""
+    return round(placement.gpus * (placement.fraction or 1.0) * GPU)
+
+
+def limit_conflicts(raw: Mapping[str, Any]) -> Iterator[Conflict]:
+    """Limits that do not even cover what models have at the least, in a cluster given as plain data."""
+    try:
+        limits = ClusterLimits.model_validate(raw.get("limits") or {})
+    except ValidationError:
+        return  # others tell
+    each = [(_least(model), model.get("name")) for model in sections(raw.get("models"))]
+    for key, limit, unit, most in (("gpus", limits.gpus, 0, GPU), ("replicas", limits.replicas, 1, 1)):
+        users = [(least[unit] / most, name) for least, name in each if least[unit]]
+        total = sum(amount for amount, _ in users)
+        if limit is not None and total > limit:
+            named = ", ".join(f"{name} {amount:g}" for amount, name in users)
+            allowed = f"at least {total:g}, what models have whatever the load is (`min` or `replicas`, `standby`)"
+            yield Conflict(f"limits.{key}", f"{limit}, beside {named}", allowed)
+
+
+def _least(model: Mapping[str, Any]) -> tuple[int, int]:
+    """What a model has whatever the load is: parts of a GPU, and replicas. What is wrong in it counts as nothing."""
+    scale = model.get("scale")
+    scaled = isinstance(scale, Mapping) and not scale.get("shadow", False)
+    fixed = scale.get("min", 1) if isinstance(scale, Mapping) and scaled else model.get("replicas", 1)
+    parts = (fixed, model.get("standby", 0), model.get("spares", 0))
+    several, standby, spares = (part if isinstance(part, int) else 0 for part in parts)
+    replicas = several + max(standby, spares)
+    try:
+        placement = PlacementSettings.model_validate(model.get("placement") or {})
+    except ValidationError:
+        return 0, replicas
+    return replicas * gpus_of(placement), replicas

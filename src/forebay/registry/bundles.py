@@ -1,0 +1,63 @@
+"""Files of signatures as `model_signing sign key` of OpenSSF writes them: Sigstore bundles with a DSSE envelope."""
+
+import base64
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import msgspec
+
+from forebay.core.registry.statements import PAYLOAD_TYPE
+from forebay.registry.sources import SourceError
+from forebay.wire.documents import UNREADABLE
+
+BUNDLE_BYTES_MAX: Final = 4 * 1024 * 1024
+"""Of some 20,000 files."""
+MEDIA_TYPE: Final = "application/vnd.dev.sigstore.bundle.v0.3+json"
+
+
+class Bundle(NamedTuple):
+    """A statement and its signature, base64; whose it is, is to be found out."""
+
+    statement: str
+    signature: str
+
+
+class _Signature(msgspec.Struct):
+    sig: str
+
+
+class _Envelope(msgspec.Struct, rename="camel"):
+    payload: str
+    payload_type: str
+    signatures: list[_Signature]
+
+
+class _Material(msgspec.Struct, rename="camel"):
+    public_key: dict[str, object] | None = None
+
+
+class _Document(msgspec.Struct, rename="camel"):
+    media_type: str
+    verification_material: _Material
+    dsse_envelope: _Envelope
+
+
+def read_bundle(path: Path) -> Bundle:
+    """The signature in a file. Raises `SourceError`."""
+    try:
+        with path.open("rb") as file:
+            document = msgspec.json.decode(file.read(BUNDLE_BYTES_MAX + 1), type=_Document)
+        envelope = document.dsse_envelope
+        payload = base64.b64decode(envelope.payload, validate=True)
+        signature = base64.b64decode(envelope.signatures[0].sig, validate=True)
+    except OSError as error:
+        raise SourceError(f"{path}: cannot be read ({error.strerror})") from error
+    except (*UNREADABLE, ValueError, IndexError) as error:
+        raise SourceError(f"{path}: not a signature that `model_signing sign key` has made ({error})") from error
+    if document.media_type != MEDIA_TYPE or envelope.payload_type != PAYLOAD_TYPE:
+        raise SourceError(f"{path}: holds a {document.media_type} with a {envelope.payload_type}, which is not known")
+    if document.verification_material.public_key is None or len(envelope.signatures) > 1:
+        raise SourceError(
+            f"{path}: was not signed with a key alone; only what `model_signing sign key` makes is taken"
+        )
+    return Bundle(base64.b64encode(payload).decode(), base64.b64encode(signature).decode())

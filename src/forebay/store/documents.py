@@ -1,0 +1,90 @@
+"""Documents that control remembers things in, one for each model or node of a cluster, kept with their events."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from sqlalchemy import Table, insert, select, update
+
+from forebay.store import events
+from forebay.store.database import Conflict, Store
+from forebay.store.opening import Opening
+
+NONE: Final = 0
+"""Version of what is not stored yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A document as it is stored: JSON."""
+
+    text: str = "{}"
+    version: int = NONE
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """Who did what to `subject` when, and why: of the event that goes with it. `at`: seconds since the epoch."""
+
+    kind: str
+    at: float
+    actor: str
+    subject: str
+    why: str
+    document: Mapping[str, object] = field(default_factory=dict)
+
+
+class Documents:
+    """Those of one cluster in one table, whose key is the cluster and a name.
+
+    Every method raises `StoreError`. May be used from several threads at once.
+    """
+
+    def __init__(
+        self, table: Table, open_store: Callable[[], Store], cluster: str, there: Callable[[], bool] = lambda: True
+    ) -> None:
+        self._table = table
+        (self._name,) = (column for column in table.primary_key if column.name != "cluster")
+        self._cluster = cluster
+        self._opening = Opening(open_store, there)
+
+    def close(self) -> None:
+        """Let go of the store."""
+        self._opening.close()
+
+    def known(self) -> dict[str, Kept]:
+        """The documents by name; nothing if there is no store yet."""
+        if not self._opening.there:
+            return {}
+        row = self._table.c
+        asked = select(self._name, row.document, row.version).where(row.cluster == self._cluster)
+        with self._opening.store().read() as connection:
+            found = connection.execute(asked.order_by(self._name)).all()
+        return {name: Kept(text, version) for name, text, version in found}
+
+    def keep(self, name: str, kept: Kept, at: float, changed: Sequence[Changed] = ()) -> Kept:
+        """Write a document in the place of the one with its version (`NONE`: there is none), and what has happened.
+
+        Returns it as it is stored. Raises `Conflict` if somebody else has written in between.
+        """
+        table, row = self._table, self._table.c
+        values: dict[str, object] = {"document": kept.text, "version": kept.version + 1, "changed_at": at}
+        if changed and "why" in row:
+            values |= {"changed_by": changed[-1].actor, "why": changed[-1].why}
+        same = (row.cluster == self._cluster) & (self._name == name) & (row.version == kept.version)
+        with self._opening.store().write() as connection:
+            if kept.version == NONE:
+                connection.execute(insert(table).values({"cluster": self._cluster, self._name.name: name, **values}))
+            elif connection.execute(update(table).where(same).values(values)).rowcount != 1:
+                raise Conflict(f"{table.name}: {name} was changed by somebody else")
+            for each in changed:
+                events.append(
+                    connection,
+                    at=each.at,
+                    actor=each.actor,
+                    kind=each.kind,
+                    subject=each.subject,
+                    why=each.why,
+                    document=each.document,
+                )
+        return Kept(kept.text, kept.version + 1)

@@ -1,0 +1,38 @@
+"""A store that is opened when it is first needed."""
+
+import threading
+from collections.abc import Callable
+
+from forebay.store.database import Store
+
+
+class Opening:
+    """Opens a store once. `there` says whether there is one yet, so that reading makes none.
+
+    May be used from several threads at once.
+    """
+
+    def __init__(self, open_store: Callable[[], Store], there: Callable[[], bool] = lambda: True) -> None:
+        self._open = open_store
+        self._there = there
+        self._opened: Store | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def there(self) -> bool:
+        """Whether anything can have been written."""
+        return self._opened is not None or self._there()
+
+    def store(self) -> Store:
+        """The store. Raises `StoreError`."""
+        with self._lock:
+            if self._opened is None:
+                self._opened = self._open()
+            return self._opened
+
+    def close(self) -> None:
+        """Let go of it; the next one who asks opens it again."""
+        with self._lock:
+            if self._opened is not None:
+                self._opened.close()
+                self._opened = None

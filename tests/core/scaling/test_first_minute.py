@@ -1,0 +1,175 @@
+"""The first minute of a model: requests that wait for full replicas are enough to act on, and nothing else is."""
+
+import math
+from dataclasses import dataclass, field, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.core.scaling.looks import QUIET, T0, turns
+
+from forebay.core.scaling.decide import decide
+from forebay.core.scaling.learned import FULL_S, FULL_TIMES
+from forebay.core.scaling.memory import Memory
+from forebay.core.scaling.settings import Pace, Scale
+from forebay.core.scaling.values import Decision, Reading, Reason
+
+PLACES = 4
+
+
+@dataclass
+class Crowd:
+    """Clients that each wait for their answer before they ask again, before replicas with four places each."""
+
+    scale: Scale
+    clients: int
+    answer_s: float = 2.0
+    cold_s: float = 10.0
+    replicas: int = 1
+    now: float = T0
+    memory: Memory = field(default_factory=Memory)
+    decisions: list[Decision] = field(default_factory=list)
+    _starts: list[float] = field(default_factory=list)
+
+    def look(self, known: bool = True) -> Decision:
+        """A second."""
+        self.now += 1.0
+        self._starts = [at for at in self._starts if at > self.now]
+        ready = self.replicas - len(self._starts)
+        held = min(self.clients, ready * PLACES)
+        done = round(held / self.answer_s)
+        reading = replace(
+            QUIET, at=self.now, since_s=1.0, ready=ready, pending=len(self._starts), arrivals=done,
+            prompt_tokens=100 * done, completions=done, output_tokens=50 * done, waiting=self.clients - held,
+            in_flight=float(self.clients), busy=held / ready / PLACES if ready else None, cold_start_s=self.cold_s,
+        )  # fmt: skip
+        decision, self.memory = decide(
+            self.scale, self.memory, reading if known else None, self.now, current=self.replicas
+        )
+        more = decision.wanted - self.replicas
+        self._starts = self._starts + [self.now + self.cold_s] * more if more > 0 else self._starts[: more or None]
+        self.replicas = decision.wanted
+        self.decisions.append(decision)
+        return decision
+
+    def wanted(self, seconds: int) -> list[int]:
+        return [self.look().wanted for _ in range(seconds)]
+
+
+@pytest.mark.parametrize(
+    ("clients", "most", "first", "minute"),
+    [
+        (16, 4, 2, 4),  # 1, 2 after five seconds, 4 after the second one has started and is full too
+        (16, 2, 2, 2),
+        (16, 1, 1, 1),
+        (8, 8, 2, 2),
+        (5, 8, 2, 2),
+        (4, 8, 1, 1),
+        (0, 8, 1, 1),
+        (60, 8, 2, 8),
+    ],
+)
+def test_full_replicas_that_others_wait_for_get_more_within_seconds(
+    clients: int, most: int, first: int, minute: int
+) -> None:
+    crowd = Crowd(Scale(most), clients)
+
+    wanted = crowd.wanted(58)
+
+    assert set(wanted[: int(FULL_S) - 1]) == {1}
+    assert wanted[int(FULL_S) + 1] == first
+    assert wanted[-1] == minute
+    assert (Reason.PANIC in {each.reason for each in crowd.decisions}) == (minute > 1)
+
+
+def test_the_minute_of_the_documentation() -> None:
+    wanted = [1, *Crowd(Scale(4), 16).wanted(60)]
+    changes = [(second, many) for second, many in enumerate(wanted) if second and many != wanted[second - 1]]
+
+    assert changes == [(5, 2), (19, 4)]
+
+
+def test_why_says_what_waits_and_that_all_are_full() -> None:
+    crowd = Crowd(Scale(8), 16)
+    crowd.wanted(int(FULL_S))
+
+    assert crowd.decisions[-1].why == "requests have waited for 5 s, 12 now, and the one replica is full: 2 are tried"
+    crowd.wanted(15)
+    whys = {each.why for each in crowd.decisions if each.reason is Reason.PANIC}
+    assert "requests have waited for 5 s, 8 now, and all 2 replicas are full: 4 are tried" in whys
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        {"busy": 0.5},  # one session waits for its own replica, say
+        {"busy": None},
+        {"waiting": 0},
+        {"pending": 1},
+        {"ready": 0, "busy": None},
+    ],
+    ids=str,
+)
+def test_what_is_no_proof_changes_nothing(seen: dict[str, object]) -> None:
+    full: dict[str, object] = {"ready": 2, "waiting": 3, "in_flight": 11.0, "busy": 1.0}
+    memory, wanted = Memory(), set()
+    for second in range(1, 31):
+        reading = replace(QUIET, at=T0 + second, since_s=1.0, **(full | seen))  # type: ignore[arg-type] # by name
+        decision, memory = decide(Scale(9), memory, reading, reading.at, current=2)
+        wanted.add(decision.wanted)
+
+    assert wanted == {2}
+
+
+def looks(readings: list[Reading]) -> Decision:
+    memory = Memory()
+    for reading in readings:
+        decision, memory = decide(Scale(9), memory, reading, reading.at, current=2)
+    return decision
+
+
+def full(second: int, waiting: int = 3) -> Reading:
+    return replace(QUIET, at=T0 + second, since_s=1.0, ready=2, waiting=waiting, in_flight=8.0 + waiting, busy=1.0)
+
+
+def test_moments_between_two_requests_do_not_hide_a_crowd_and_a_gap_does() -> None:
+    some = [full(second) if second % 4 else replace(full(second), busy=0.8) for second in range(1, 12)]
+
+    assert looks([full(second) for second in range(1, 5)]).wanted == 2
+    assert looks(some).wanted == 3
+    assert looks([*(full(second) for second in range(1, 5)), full(100), full(101)]).wanted == 2
+    assert looks([replace(full(1), since_s=60.0)]).wanted == 2, "one look is none"
+
+
+def test_the_pace_and_the_window_of_up_hold_here_too() -> None:
+    assert Crowd(Scale(9, up=Pace(30.0)), 16).wanted(25)[-1] == 1
+    assert max(Crowd(Scale(9, up=Pace(0.0, 1, 60.0)), 64, cold_s=1.0).wanted(50)) == 2
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    st.integers(0, 80),
+    st.integers(1, 3),
+    st.integers(3, 12),
+    st.integers(1, 30),
+    st.lists(st.booleans(), max_size=20),
+)
+def test_it_stays_within_bounds_takes_nothing_away_unknown_and_does_not_flap(
+    clients: int, low: int, high: int, cold_s: int, known: list[bool]
+) -> None:
+    crowd = Crowd(Scale(high, low), clients, cold_s=float(cold_s), replicas=low)
+    wanted = [low]
+    for is_known in (*known, *[True] * 40):
+        wanted.append(crowd.look(is_known).wanted)
+        assert low <= wanted[-1] <= high
+        assert is_known or wanted[-1] >= wanted[-2]
+    assert turns(wanted) == 0
+    assert max(wanted) <= max(low, FULL_TIMES * math.ceil(clients / PLACES), 1)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 50), st.integers(0, 50))
+def test_the_more_wait_the_more_are_tried(waiting: int, more: int) -> None:
+    few, many = (looks([full(second, some) for second in range(1, 9)]) for some in (waiting, waiting + more))
+
+    assert many.wanted >= few.wanted
