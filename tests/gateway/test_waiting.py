@@ -108,6 +108,28 @@ def test_who_finds_a_replica_stopping_is_not_sent_to_others_that_are_gone_with_i
     run(main())
 
 
+def test_who_was_at_each_of_the_replicas_that_died_at_once_waits_for_what_follows_them(tmp_path: Path) -> None:
+    dying = [Worker(replica="chat-0"), Worker(replica="chat-1")]
+
+    def dies(exchange: Exchange) -> None:
+        for worker in dying:  # nobody knows it from a load report
+            worker.mute = True
+        exchange.abort()
+
+    async def main() -> None:
+        following = Worker(replica="chat-0", generation=2)
+        async with cluster(tmp_path, *dying) as front, working(following), peer(front.port) as client:
+            for worker in dying:
+                worker.answer = dies
+            client.send(post(chat()))
+            await _queued(front, 1)
+            assert [len(worker.requests) for worker in dying] == [1, 1]
+            front.write(routes(following))
+            assert (await client.answer()).status == 200
+
+    run(main())
+
+
 def test_waiting_has_a_deadline(tmp_path: Path) -> None:
     async def main() -> None:
         async with fronting(tmp_path, replace(ROUTES, queue_timeout_s=0.05)) as front:

@@ -1,9 +1,10 @@
 """What the gateway knows of models and replicas: routes from the snapshot, load from the replicas themselves."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from forebay.core.admission import LATELY_S, Band, Toll, WaitingRoom, batch_max, batch_room
+from forebay.core.errors import Code
 from forebay.core.model import BlockNews, LoadReport, ModelRoutes, Policy, Replica, ReplicaState, Split, Task
 from forebay.core.resilience import Breaker, pool_pace_s, pool_ttft_s
 from forebay.core.routing import (
@@ -36,6 +37,8 @@ STALL_S: Final = 2.0
 JUDGE_EVERY_S: Final = 1.0
 FIGURE_MAX: Final = 2**40
 """No true figure of a load report is larger, and none is below zero. What is, is cut: the rest may still be true."""
+GOING: Final = (Code.DRAINING, Code.FENCED)
+"""What replicas answer that end."""
 UNHEARD: Final = ReplicaState.STARTING
 """State of a replica that has not answered a load poll lately, or answered as another one."""
 
@@ -76,6 +79,7 @@ class Link:
         "id",
         "last_used",
         "load",
+        "lost_at",
         "meter",
         "mirrors",
         "model",
@@ -119,6 +123,8 @@ class Link:
         """Since when somebody waits for it, and nobody was sent."""
         self.last_used = 0
         self.heard_at = 0.0
+        self.lost_at = 0.0
+        """When a connection of a request last broke. Its process may be gone if nothing was heard since."""
         self.retired = False
         self.stalled = False
         self.blocks_seq: int | None = 0
@@ -181,6 +187,15 @@ class Link:
         """It has answered a request by saying that it stops: that counts more than a load report of just before."""
         self.planned = ReplicaState.DRAINING
         self.state = effective_state(self.planned, self.reported)
+
+    def broke_off(self, reason: str, now: float) -> None:
+        """An attempt broke off; `reason` is how its call failed, or the code of an error that it answered."""
+        if reason == "connect":
+            self.unheard()
+        elif reason == "lost":
+            self.lost_at = now
+        elif reason in GOING:
+            self.drains()
 
     def unheard(self) -> None:
         """Nothing is known of it: no request goes there until it answers again."""
@@ -321,6 +336,16 @@ class Served:
         link.blocks_seq, link.blocks_estimated = news.seq, news.estimated
         self.pricing.index.tell(link.meter.mask, news.stored, news.removed, now, reset=news.reset)
         return ""
+
+    def doubt_lost(self, tried: Collection[tuple[str, int]]) -> bool:
+        """Whether any of those that a request `tried`, as (id, generation), may be dead without being known to be.
+
+        Nothing goes there until it is known: so a request that breaks connections is told apart from replicas that died.
+        """
+        doubtful = [x for x in self.links if x.live and x.lost_at > x.heard_at and (x.id, x.generation) in tried]
+        for link in doubtful:
+            link.unheard()
+        return bool(doubtful)
 
     def doubt_blocks(self, link: Link) -> None:
         """Believe nothing that it says of its prefix cache any more: only what is sent there counts."""

@@ -22,7 +22,7 @@ from forebay.gateway.dispatch.choosing import among
 from forebay.gateway.dispatch.dispatching import Dispatcher, addressed, check_revision, read, serving
 from forebay.gateway.dispatch.endpoints import Endpoint
 from forebay.gateway.dispatch.stepping_in import fall_back, fall_back_all, turn_away
-from forebay.gateway.fleet import BATCH, Link, Served
+from forebay.gateway.fleet import BATCH, GOING, Link, Served
 from forebay.gateway.hedging import HEDGED, Hedge, begin_hedge, end_hedge
 from forebay.gateway.pressure.late import too_late
 from forebay.gateway.records import told
@@ -46,8 +46,6 @@ COUNTING: Final = frozenset({Policy.ROUND_ROBIN, Policy.LEAST_REQUESTS, Policy.P
 """Policies that look at no prompt."""
 RESUMES_MAX: Final = 16
 """How often one stream goes on elsewhere. It had its place and its client waits, so more often than it is retried."""
-GOING: Final = (Code.DRAINING, Code.FENCED)
-"""What replicas answer that end."""
 STUCK_MAX: Final = 3
 """How often in a row without a single event in between: such a request may be what kills the engines."""
 _CHAT: Final = Task.CHAT  # looked up once: members of an enum are slow to get at
@@ -346,10 +344,7 @@ class Gateway:
         link, served, now = relay.link, relay.served, self.now()
         assert link is not None
         outcome = outcome_of(Code(reason)) if reason in CODES else Outcome.FAILED
-        if reason == "connect":
-            link.unheard()
-        elif reason in GOING:  # sooner than its next load report: who comes now waits for what follows it
-            link.drains()
+        link.broke_off(reason, now)  # sooner than its next load report: who comes now waits for what follows it
         if relay.side is not None:
             report(self, relay, reason if reason in CODES else problem.code.value, outcome, now)
         if relay.hedge is not None:  # it takes the place of the one that failed
@@ -369,7 +364,7 @@ class Gateway:
         choice = Wait(Why.FULL) if relay.refused and not self.budget.allow(now) else self.place(relay)
         if isinstance(choice, Route):
             self.send(relay, choice)
-        elif isinstance(choice, Shed) and not begun:
+        elif isinstance(choice, Shed) and not begun and not served.doubt_lost(relay.tried):
             trouble = Condition.SATURATED if problem.code is Code.OVERLOADED else Condition.DOWN
             turn_away(self, relay, problem, choice.retry_after_s, trouble)
         elif self.served.get(served.routes.name) is not served:  # nobody looks after who waits there
