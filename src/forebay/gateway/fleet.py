@@ -340,7 +340,7 @@ class Served:
     def doubt_lost(self, tried: Collection[tuple[str, int]]) -> bool:
         """Whether any of those that a request `tried`, as (id, generation), may be dead without being known to be.
 
-        Nothing goes there until it is known: so a request that breaks connections is told apart from replicas that died.
+        Nothing goes there until it is known: a request that breaks connections is told apart from replicas that died.
         """
         doubtful = [x for x in self.links if x.live and x.lost_at > x.heard_at and (x.id, x.generation) in tried]
         for link in doubtful:
