@@ -52,11 +52,11 @@ soak: ## thousands of simulated clusters under faults (about half an hour); a se
 	@scripts/venv dev
 	$(BIN)/forebay simulate --depth full --seed 0 --seeds 5000
 
-docs: ## write the generated pages anew: settings, metrics, errors, command line, numbers of the README
+docs: ## write the generated pages anew: settings, metrics, errors, command line, measurements
 	@scripts/venv dev
 	$(BIN)/python -m forebay.cli.docs
 
-bench: ## measure gateway, path and model server beside their peers (45 minutes; needs gcc), then write the README's numbers
+bench: ## measure gateway, path and model server beside their peers (45 minutes; needs gcc), then write docs/benchmarks.md
 	@scripts/venv dev
 	@scripts/compiled
 	$(BIN)/python bench/gateway/run.py

@@ -1,16 +1,14 @@
 """The generated pages: what the generator makes of code and of measurements."""
 
-import json
 from pathlib import Path
 
 import pytest
 
 from forebay.cli import docs
+from forebay.cli.measured import page
 from forebay.cli.settings import VARIABLES
 from forebay.core.cluster import Cluster
 from forebay.core.errors import Code
-
-MACHINE = {"cpus": 2, "kernel": "6", "python": "3.11"}
 
 
 def test_every_setting_of_the_schema_is_on_its_page() -> None:
@@ -33,129 +31,8 @@ def test_a_cell_cannot_break_its_table() -> None:
     assert docs.table(("a",), [("x|y\nz",)]).splitlines()[2] == "| x\\|y z |"
 
 
-def write(path: Path, document: object) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(document))
-
-
-def test_measurements_become_tables_and_no_measurement_is_said(tmp_path: Path) -> None:
-    assert docs.NOT_MEASURED in docs.bench_block(tmp_path)
-
-    figures = {
-        "forebay": {"request_1k": {"cpu_us": 30.0}},
-        "forebay_lean": {"memory": {"stream_kb": 9.5}},
-        "nginx": {"request_1k": {"cpu_us": 10.0}},
-    }
-    versions = {"forebay": "0.1", "forebay_lean": "0.1", "nginx": "1.2"}
-    result = {"machine": MACHINE, "rounds": 3, "versions": versions, "figures": figures}
-    write(tmp_path / "gateway/results.json", result)
-    path = {
-        "bare_tokens_per_s": 60.0, "path_tokens_per_s": 57.0, "ratio": 0.95, "ratio_min": 0.9, "ratio_max": 1.0,
-        "ttft_p50_ms": 50.0, "tpot_p50_ms": 16.0,
-    }  # fmt: skip
-    write(tmp_path / "path/results.json", {"machine": MACHINE, "rounds": 3, "figures": {"chat_8": path}})
-    block = docs.bench_block(tmp_path)
-
-    assert "|  | forebay 0.1 | forebay-lean 0.1 | nginx 1.2 |" in block
-    assert "| CPU of a request of 1 KB, µs | **30** | - | 10 |" in block
-    assert "| memory of an open stream, KB | **-** | 9.5 | - |" in block
-    assert "32 KB" not in block, "what nobody was measured at has no row"
-    assert "Goals" not in block
-    assert "| chat, at once: 8 | tokens | 60 | 57 | 0.95 (0.90 to 1.00) |" in block
-
-
-def test_goals_are_shown_met_missed_and_not_measured(tmp_path: Path) -> None:
-    def goal(most: float, ratio: bool, met: bool | None, *values: float | None) -> dict[str, object]:
-        return {
-            "goal": "g", "most": most, "ratio": ratio, "met": met,
-            "values": dict(zip(("forebay", "forebay_lean"), values, strict=True)),
-        }  # fmt: skip
-
-    goals = [
-        goal(0.35, True, True, 0.3, 0.2),
-        goal(1 / 150, True, False, 1 / 70, None),
-        goal(10.0, False, None, None, 9.0),
-    ]
-    result = {"machine": MACHINE, "rounds": 3, "versions": {}, "figures": {}, "goals": goals}
-    write(tmp_path / "gateway/results.json", result)
-    block = docs.bench_block(tmp_path)
-
-    assert "| g | ≤ 0.35x | 0.30x | 0.20x | yes |" in block
-    assert "| g | ≤ 1/150 | 1/70 | - | **missed** |" in block
-    assert "| g | ≤ 10 | - | 9 | not measured |" in block
-
-
-def test_behaviour_is_shown_with_what_fails_in_bold_and_the_picture_where_there_is_one(tmp_path: Path) -> None:
-    behaviour = {
-        "forebay": {"left_midstream_ms": {"value": 2.0, "passed": True}},
-        "other": {
-            "left_midstream_ms": {"value": None, "passed": False, "why": "not seen"},
-            "slow_reader_mb": {"value": 65.0, "passed": False},
-        },
-    }
-    limits = dict.fromkeys(docs.BEHAVIOUR, 100.0)
-    versions = {"forebay": "0.1", "other": "2"}
-    write(tmp_path / "bench/gateway/behaviour.json", {"versions": versions, "limits": limits, "behaviour": behaviour})
-    block = docs.bench_block(tmp_path / "bench")
-
-    assert f"| {docs.BEHAVIOUR['left_midstream_ms']} | ≤ 100 | 2 | **failed** |" in block
-    assert f"| {docs.BEHAVIOUR['slow_reader_mb']} | ≤ 100 | - | **65** |" in block
-    assert docs.CHART not in block
-
-    write(tmp_path / docs.CHART, "")
-    assert f"]({docs.CHART})" in docs.bench_block(tmp_path / "bench")
-
-
-def test_a_flood_of_batch_work_is_shown_beside_none(tmp_path: Path) -> None:
-    ttft = {"ttft_p50_ms": 38.0, "ttft_p95_ms": 50.0, "ttft_p99_ms": 60.0}
-    flood = {**ttft, "ttft_p99_ratio": 1.25, "flood_requests_per_s": 4.5, "flood_ratio": 0.45}
-    figures = {"alone": ttft, "batch_alone": {"flood_requests_per_s": 10.0}, "batch_flood": flood}
-    run = {"rounds": 3, "capacity_requests_per_s": 18.0, "figures": figures}
-    write(tmp_path / "priority/results.json", {"machine": MACHINE, "models": {"synthetic": run}})
-    block = docs.bench_block(tmp_path)
-
-    assert "| synthetic | half load, alone | 38 ms | 50 ms | 60 ms |  |  |  |" in block
-    assert "| synthetic | with the flood as `batch` | 38 ms | 50 ms | 60 ms | 1.25x | 4.5 | 45% |" in block
-
-
-def test_the_model_server_is_shown_beside_others_with_the_goals_it_missed(tmp_path: Path) -> None:
-    def goal(*values: object) -> dict[str, object]:
-        return dict(
-            zip(("model", "goal", "ours", "beside", "bound", "value", "met"), ("embed", *values), strict=True)
-        )
-
-    ours = {"closed": {"per_s": 15738.0, "pss_mb": 128.0}, "open": {"per_s": 11000.0, "p99_ms": 5.84}}
-    figures = {"embed": {"bare": {"closed": {"per_s": 184891.0}}, "forebay": ours, "triton_grpc": {}}}
-    goals = [
-        goal("throughput, at least", "forebay", "bare", 0.95, 0.09, False),
-        goal("throughput, at least", "forebay", "triton_grpc", 1.2, 1.45, True),
-        goal("p99, at most", "forebay_grpc", "triton_grpc", 1.0, 1.04, False),
-        goal("rate, at least", "forebay", "", 2000.0, 11000.0, True),
-    ]
-    versions = {"forebay": "0.1", "triton_grpc": "2.51.0, onnxruntime==1.23.2"}
-    result = {"machine": MACHINE, "rounds": 3, "versions": versions, "figures": figures, "goals": goals}
-    write(tmp_path / "server/results.json", result)
-    block = docs.bench_block(tmp_path)
-
-    assert (
-        "**The model server beside others, `embed`, on one core** (2 cores, Python 3.11, median of 3 rounds):"
-        in block
-    )
-    assert "| bare | 184,891 | - | - | - | - | - |" in block
-    assert "| **forebay 0.1** | 15,738 | - | 128 | 11,000 | - | 5.84 |" in block
-    assert "| triton-grpc 2.51.0 | - | - | - | - | - | - |" in block
-    assert "| model |  | goal |  | beside bare | beside triton-grpc | value |" in block
-    assert "| embed | forebay | throughput, at least | 0.95x | **0.09x** |  |  |" in block
-    assert "| embed | forebay | throughput, at least | 1.2x |  | 1.45x |  |" in block
-    assert "| embed | forebay-grpc | p99, at most | 1x |  | **1.04x** |  |" in block
-    assert "| embed | forebay | rate, at least | 2,000 |  |  | 11,000 |" in block
-
-    write(tmp_path / "server/results.json", {**result, "goals": []})
-    assert "Goals" not in docs.bench_block(tmp_path)
-
-
 def test_a_page_without_its_markers_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("# nothing\n")
 
     with pytest.raises(ValueError, match="bench:begin"):
-        docs.with_block(tmp_path / "README.md", docs.bench_block(tmp_path))
+        docs.with_block(tmp_path / "README.md", page.summary(tmp_path))

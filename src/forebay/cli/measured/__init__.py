@@ -1,1 +1,1 @@
-"""What `bench/` has measured, as tables for the README."""
+"""What `bench/` has measured, as tables for people."""

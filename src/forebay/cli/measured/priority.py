@@ -4,7 +4,7 @@ from typing import Final
 
 import msgspec
 
-from forebay.cli.measured.tables import Table, figure
+from forebay.cli.measured.tables import Table, figure, machine
 
 PHASES: Final = {
     "alone": "half load, alone",
@@ -46,11 +46,8 @@ def tables(document: bytes) -> list[Table]:
             flood = figure(f["flood_requests_per_s"]) if "flood_requests_per_s" in f else ""
             share = f"{f['flood_ratio']:.0%}" if "flood_ratio" in f else ""
             rows.append((model, name, *ttft, ratio, flood, share))
-    machine = result.machine
     rounds = min(run.rounds for run in result.models.values())
-    title = (
-        f"**Interactive requests beside a flood of batch work** ({machine['cpus']} cores, "
-        f"Python {machine['python']}, median of {rounds} rounds):\n"
-    )
+    how = machine(result.machine, rounds)
+    title = f"**Interactive requests beside a flood of batch work** ({how}):"
     columns = ("model", "", "TTFT p50", "p95", "p99", "p99 to alone", "flood, requests/s", "of it alone")
     return [Table(title, columns, rows)]

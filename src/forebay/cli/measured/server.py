@@ -5,7 +5,7 @@ from typing import Final
 
 import msgspec
 
-from forebay.cli.measured.tables import Table, figure
+from forebay.cli.measured.tables import Table, figure, machine, shown
 
 FIGURES: Final = (
     ("closed", "per_s", "requests/s"),
@@ -43,12 +43,11 @@ class _Result(msgspec.Struct):
 def tables(document: bytes) -> list[Table]:
     """One table for each model, and one of the goals. Raises `msgspec.MsgspecError` if that is no such result."""
     result = msgspec.json.decode(document, type=_Result)
-    machine = result.machine
-    how = f"{machine['cpus']} cores, Python {machine['python']}, median of {result.rounds} rounds"
+    how = machine(result.machine, result.rounds)
     versions = {name: version.partition(",")[0] for name, version in result.versions.items()}
     made = [
         Table(
-            f"**The model server beside others, `{model}`, on one core** ({how}):\n",
+            f"**The model server beside others, `{model}`, on one core** ({how}):",
             ("", *(text for _, _, text in FIGURES)),
             [_row(name, versions.get(name, ""), loads) for name, loads in servers.items()],
         )
@@ -57,10 +56,28 @@ def tables(document: bytes) -> list[Table]:
     return [*made, _goals(result.goals)] if result.goals else made
 
 
+def summary(document: bytes) -> list[Table]:
+    """How much each server does. Raises `msgspec.MsgspecError` if that is no such result."""
+    result = msgspec.json.decode(document, type=_Result)
+    servers = list(dict.fromkeys(name for model in result.figures.values() for name in model))
+    rows = [
+        (model, *(_speed(figures.get(name, {}), name) for name in servers))
+        for model, figures in result.figures.items()
+    ]
+    title = f"**Requests per second of the model server beside others** ({machine(result.machine, result.rounds)}):"
+    return [Table(title, ("model, on one core", *map(shown, servers)), rows)]
+
+
+def _speed(loads: Mapping[str, Mapping[str, float]], name: str) -> str:
+    value = loads.get("closed", {}).get("per_s")
+    cell = "-" if value is None else figure(value)
+    return f"**{cell}**" if name == "forebay" else cell
+
+
 def _row(name: str, version: str, loads: Mapping[str, Mapping[str, float]]) -> tuple[str, ...]:
     values = (loads.get(load, {}).get(key) for load, key, _ in FIGURES)
     cells = ("-" if value is None else figure(value) for value in values)
-    title = f"{_shown(name)} {version}".strip()
+    title = f"{shown(name)} {version}".strip()
     return (f"**{title}**" if name == "forebay" else title, *cells)
 
 
@@ -71,18 +88,14 @@ def _goals(goals: list[_Goal]) -> Table:
     for goal in goals:
         bound = figure(goal.bound) + ("x" if goal.beside else "")
         value = f"{goal.value:.2f}x" if goal.beside else figure(goal.value)
-        row = rows.setdefault((goal.model, _shown(goal.ours), goal.goal, bound), {})
+        row = rows.setdefault((goal.model, shown(goal.ours), goal.goal, bound), {})
         row[_against(goal)] = value if goal.met else f"**{value}**"
     return Table(
-        "**Goals of the model server** (bold: missed; *each at 70 %* gives the faster server more to do):\n",
+        "**Goals of the model server** (bold: missed; *each at 70 %* gives the faster server more to do):",
         ("model", "", "goal", "", *beside),
         [(*head, *(cells.get(name, "") for name in beside)) for head, cells in rows.items()],
     )
 
 
 def _against(goal: _Goal) -> str:
-    return f"beside {_shown(goal.beside)}" if goal.beside else "value"
-
-
-def _shown(name: str) -> str:
-    return name.replace("_", "-")
+    return f"beside {shown(goal.beside)}" if goal.beside else "value"

@@ -1,16 +1,44 @@
 """What all tables of measurements have in common."""
 
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 
 class Table(NamedTuple):
-    """A title, and what is below it."""
+    """A title, what is below it, and what a reader should know of it."""
 
     title: str
-    columns: tuple[str, ...]
-    rows: list[tuple[str, ...]]
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    note: str = ""
 
 
 def figure(value: float) -> str:
     """Three digits, or all of a large number's whole part."""
     return f"{value:,.0f}" if value >= 1000 else f"{value:,.3g}"
+
+
+def machine(described: Mapping[str, int | str], rounds: int) -> str:
+    """Where and how often something was measured."""
+    return f"{described['cpus']} cores, Python {described['python']}, median of {rounds} rounds"
+
+
+def shown(name: str) -> str:
+    """A server's name as it is written."""
+    return name.replace("_", "-")
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """A Markdown table."""
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join("| " + " | ".join(_cell(v) for v in line) + " |" for line in lines) + "\n"
+
+
+def text(made: Table) -> str:
+    """A table in Markdown, with its title and note."""
+    note = [f"{made.note}\n"] if made.note else []
+    return "\n".join([f"{made.title}\n", table(made.columns, made.rows), *note])
+
+
+def _cell(value: object) -> str:
+    return str(value).replace("|", "\\|").replace("\n", " ")

@@ -1,0 +1,130 @@
+"""The gateway beside other proxies: what `bench/gateway/run.py` and `behave.py` have written."""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from forebay.cli.measured.tables import Table, figure, machine, shown
+
+NOTES: Final = {
+    "forebay": "`forebay` has everything on: keys and limits, routing by price, decision records, audit log, ledger.",
+    "forebay_lean": "`forebay-lean` counts requests and keeps no records, which is what the peers are set up to do. "
+    "Both are the compiled wheel of `make wheel`.",
+    "forebay_interpreted": "`forebay-interpreted` is `forebay` as a plain install runs it.",
+    "forebay_lean_interpreted": "`forebay-lean-interpreted` is a plain install that counts requests and keeps no "
+    "records.",
+    "litellm": "LiteLLM is measured under a gentler load; it cannot sustain the others.",
+}
+"""What a reader should know of a column."""
+FIGURES: Final = (
+    ("request_1k", "cpu_us", 1, "CPU of a request of 1 KB, µs"),
+    ("request_32k", "cpu_us", 1, "CPU of a request of 32 KB, µs"),
+    ("event_64x1ms", "cpu_us", 1, "CPU of an event, 64 streams, µs"),
+    ("event_512x5ms", "cpu_us", 1, "CPU of an event, 512 streams, µs"),
+    ("event_64x1ms", "coalesced", 100, "events glued to others, 64 streams, %"),
+    ("event_512x5ms", "coalesced", 100, "events glued to others, 512 streams, %"),
+    ("event_512x5ms", "delivered", 100, "events delivered of those offered, 512 streams, %"),
+    ("ttft", "added_p50_us", 1, "added to the first event, p50, µs"),
+    ("ttft", "added_p99_us", 1, "added to the first event, p99, µs"),
+    ("memory", "stream_kb", 1, "memory of an open stream, KB"),
+    ("memory", "idle_mb", 1, "memory when idle, MB"),
+)
+"""Rows of the table of costs: scenario, figure, factor, what it says."""
+BEHAVIOUR: Final = {
+    "slow_reader_mb": "grows by, when a client stops reading a stream of 66 MB, MB",
+    "left_midstream_ms": "client gone in the middle of a stream: the replica knows after, ms",
+    "left_before_first_byte_ms": "client gone before the first byte: the replica knows after, ms",
+    "backend_connections": "connections to replicas for 1,000 requests over 64 connections",
+}
+
+
+class _Goal(msgspec.Struct):
+    """At most `most`: times what a peer needs, or in the figure's own unit."""
+
+    goal: str
+    most: float
+    ratio: bool
+    met: bool | None
+    values: dict[str, float | None]
+
+
+class _Result(msgspec.Struct):
+    """bench/gateway/results.json: proxy → scenario → figure."""
+
+    rounds: int
+    versions: dict[str, str]
+    figures: dict[str, dict[str, dict[str, float]]]
+    machine: dict[str, int | str]
+    goals: list[_Goal] = []
+
+
+class _Behaviour(msgspec.Struct):
+    """What one proxy did, if it did anything that can be told in a number."""
+
+    value: float | None
+    passed: bool
+
+
+class _BehaviourResult(msgspec.Struct):
+    """bench/gateway/behaviour.json: proxy → figure."""
+
+    versions: dict[str, str]
+    limits: dict[str, float]
+    behaviour: dict[str, dict[str, _Behaviour]]
+
+
+def costs(document: bytes) -> list[Table]:
+    """What each proxy costs. Raises `msgspec.MsgspecError` if that is no such result."""
+    result = msgspec.json.decode(document, type=_Result)
+    names = list(result.versions)
+    rows = []
+    for scenario, key, factor, says in FIGURES:
+        values = [result.figures.get(name, {}).get(scenario, {}).get(key) for name in names]
+        if any(value is not None for value in values):
+            cells = ["-" if value is None else figure(value * factor) for value in values]
+            ours = (f"**{cell}**" if name == "forebay" else cell for name, cell in zip(names, cells, strict=True))
+            rows.append((says, *ours))
+    note = " ".join([says for name, says in NOTES.items() if name in names])
+    title = f"**What the gateway costs, on one core** ({machine(result.machine, result.rounds)}):"
+    return [Table(title, ("", *_named(result.versions)), rows, note)]
+
+
+def goals(document: bytes) -> list[Table]:
+    """What it was to cost at most. Raises `msgspec.MsgspecError` if that is no such result."""
+    wanted = msgspec.json.decode(document, type=_Result).goals
+    if not wanted:
+        return []
+    show = {True: _share, False: figure}
+    words = {True: "yes", False: "**missed**", None: "not measured"}
+    ours = list(wanted[0].values)
+    rows = []
+    for goal in wanted:
+        values = (goal.values.get(name) for name in ours)
+        cells = ("-" if value is None else show[goal.ratio](value) for value in values)
+        rows.append((goal.goal, f"≤ {show[goal.ratio](goal.most)}", *cells, words[goal.met]))
+    columns = ("goal", "at most", *map(shown, ours), "met")
+    return [Table("**Goals of the gateway**, held against it with everything on:", columns, rows)]
+
+
+def behaviour(document: bytes) -> list[Table]:
+    """What clients can do to each. Raises `msgspec.MsgspecError` if that is no such result."""
+    result = msgspec.json.decode(document, type=_BehaviourResult)
+    rows = []
+    for key, says in BEHAVIOUR.items():
+        cells = []
+        for name in result.versions:
+            seen = result.behaviour.get(name, {}).get(key)
+            value = "-" if seen is None else "failed" if seen.value is None else figure(seen.value)
+            cells.append(value if seen is None or seen.passed else f"**{value}**")
+        rows.append((says, f"≤ {figure(result.limits[key])}", *cells))
+    columns = ("", "at most", *_named(result.versions))
+    return [Table("**What clients can do to the gateway** (bold: too much):", columns, rows)]
+
+
+def _share(ratio: float) -> str:
+    return f"{ratio:.2f}x" if ratio >= 0.1 or ratio <= 0 else f"1/{1 / ratio:.0f}"
+
+
+def _named(versions: Mapping[str, str]) -> Sequence[str]:
+    return [f"{shown(name)} {version}".strip() for name, version in versions.items()]
