@@ -1,4 +1,7 @@
-"""Two controls on a real PostgreSQL: killed, stopped and resumed, without their store. Requests notice nothing."""
+"""Two controls of the demo's embedding model on a real PostgreSQL: killed, stopped and resumed, without their store.
+
+Requests notice nothing.
+"""
 
 import asyncio
 import json
@@ -11,16 +14,20 @@ from pathlib import Path
 import httpx
 import yaml
 from tests.e2e.availability.witness import observed, taken, twice
-from tests.e2e.cluster import TEST_PROCESS, Cluster, free_ports, launch, write_file
-from tests.e2e.faults.grounds import STORIES, SYNTHETIC, aside, run_folder
-from tests.e2e.faults.load import Load, loading, undisturbed
+from tests.e2e.cluster import EMBED, TEST_PROCESS, Cluster, free_ports, launch, write_file
+from tests.e2e.faults.embedding import Embedder
+from tests.e2e.faults.grounds import STORIES, aside, run_folder
+from tests.e2e.faults.load import Load, loading
 from tests.store.postgres import Postgres
 from tests.store.postgres import serving as postgres
 
 LEASE_S = 3.0
 REPLICAS = 3
 NAME = f"e2e-controllers-{TEST_PROCESS}"
-MODEL = {"name": "chat", "replicas": REPLICAS, **SYNTHETIC}
+MODEL = {**EMBED, "replicas": REPLICAS}
+TEXTS: dict[int, str | None] = dict.fromkeys(range(STORIES))
+"""Clients compare the vectors themselves."""
+CLIENTS = 8
 
 
 @contextmanager
@@ -61,14 +68,20 @@ def waits(cluster: Cluster) -> bool:
 
 def kill_one(cluster: Cluster) -> int:
     """A replica is killed; the process that it was."""
-    victim: int = cluster.ready_replicas("chat")[0]["pid"]
+    victim: int = cluster.ready_replicas("embed")[0]["pid"]
     os.kill(victim, signal.SIGKILL)
     return victim
 
 
-def is_without(cluster: Cluster, pid: int) -> bool:
-    """It has seen that this replica is gone."""
-    return pid not in {each["pid"] for each in cluster.replicas("chat")}
+def pids(cluster: Cluster) -> list[int]:
+    """The processes of all replicas; 0 for one that is still to be started."""
+    return sorted(each["pid"] for each in cluster.replicas("embed"))
+
+
+def has_replaced(cluster: Cluster, pid: int) -> bool:
+    """This replica is gone, and all are ready."""
+    ready = {each["pid"] for each in cluster.ready_replicas("embed")}
+    return pid not in ready and len(ready) == REPLICAS
 
 
 def epoch(cluster: Cluster) -> int:
@@ -92,8 +105,7 @@ def test_no_request_notices_that_controls_die_stop_and_lose_their_store(tmp_path
 
 async def turns(first: Cluster, second: Cluster, start: Callable[[int], Cluster], server: Postgres) -> Load:
     """What happens to them, under load."""
-    texts = await undisturbed(first.gateway_port, "chat", STORIES)
-    async with loading(first.gateway_port, "chat", texts) as load:
+    async with loading(first.gateway_port, "embed", TEXTS, Embedder, streams=0, whole=CLIENTS) as load:
         await aside("the second one waits", lambda: waits(second))
         epochs = [epoch(first)]
         first.process.kill()
@@ -101,35 +113,35 @@ async def turns(first: Cluster, second: Cluster, start: Callable[[int], Cluster]
         epochs.append(epoch(second))
         third = start(2)
         await aside("another one waits", lambda: waits(third))
-        await load.more(20)
+        await load.more(CLIENTS)
 
         second.process.send_signal(signal.SIGSTOP)
         await aside("that leads now", lambda: leads(third))
         killed = kill_one(third)
-        await aside("a replica is replaced", lambda: len(third.ready_replicas("chat")) == REPLICAS)
-        before = sorted(each["pid"] for each in third.replicas("chat"))
-        assert killed not in before
+        await aside("a replica is replaced", lambda: has_replaced(third, killed))
+        before = pids(third)
         second.process.send_signal(signal.SIGCONT)
         await aside("it finds itself deposed", lambda: waits(second))
         assert second.status()["leader"]["url"] == third.admin
         refused = httpx.post(f"{second.admin}/v1/reload")
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "not_leader")
         assert third.admin in refused.text
-        await load.more(20)
-        assert sorted(each["pid"] for each in third.replicas("chat")) == before
+        await load.more(CLIENTS)
+        assert pids(third) == before
         epochs.append(epoch(third))
         assert epochs == sorted({*epochs})
 
         server.kill()
         await aside("it pauses", lambda: "could not be renewed" in third.status()["trouble"])
         killed = kill_one(third)
-        await load.more(100)  # several leases long
+        await asyncio.sleep(4 * LEASE_S)
+        await load.more(CLIENTS)
         assert epoch(third) == epochs[-1], "nobody can take over"
         await asyncio.to_thread(server.start)
         await aside(
             "somebody leads and has replaced it",
-            lambda: any(leads(each) and is_without(each, killed) for each in (second, third)),
+            lambda: any(leads(each) and has_replaced(each, killed) for each in (second, third)),
         )
-        await load.more(20)
+        await load.more(CLIENTS)
     assert load.bad() == []
     return load

@@ -1,4 +1,7 @@
-"""A replica that is cut off, in a network namespace of its own: clients notice nothing, and it stops itself."""
+"""A replica of the demo's chat model that is cut off, in a network namespace of its own.
+
+Clients notice nothing, and it stops itself.
+"""
 
 import asyncio
 from pathlib import Path
@@ -7,12 +10,16 @@ import pytest
 from tests.e2e.availability.having import having
 from tests.e2e.availability.networks import Network, needs_networks, network
 from tests.e2e.availability.witness import Taken, observed, taken, twice
-from tests.e2e.cluster import Cluster, alive
-from tests.e2e.faults.grounds import STORIES, SYNTHETIC, aside, routes, stopped
-from tests.e2e.faults.load import CLIENTS, Load, loading, undisturbed
+from tests.e2e.cluster import CHAT, Cluster, alive
+from tests.e2e.faults.grounds import STORIES, aside, routes, stopped
+from tests.e2e.faults.load import CLIENTS, Load, Patient, loading
 
 LEASE_S = 3.0
-MODEL = {"name": "chat", "replicas": 2, **SYNTHETIC}
+MODEL = {**CHAT, "replicas": 2}
+TEXTS: dict[int, str | None] = dict.fromkeys(range(STORIES))
+"""What a real model says again may be another text."""
+START_S = 120.0
+"""For a replica to start, on a machine that is busy."""
 
 
 @needs_networks
@@ -26,6 +33,8 @@ def test_a_replica_that_is_cut_off_stops_itself_and_no_request_reaches_two_gener
     everything = taken(notes)
     assert {1, 2} <= {each.generation for each in everything if each.replica == victim}
     assert len({each.request for each in everything}) >= len(load.seen), "all that were answered had been taken"
+    replicas = {(each.request, each.replica) for each in everything}
+    assert len(replicas) > len({each.request for each in everything}), "some went on at the other replica"
     assert twice(everything) == []
 
 
@@ -33,8 +42,7 @@ async def cut(cluster: Cluster, far: Network, victim: str) -> Load:
     """Cut the cable while control stands still: nobody but the replica itself can stop it."""
     port = cluster.gateway_port
     pid = next(each["pid"] for each in cluster.replicas("chat") if each["id"] == victim)
-    texts = await undisturbed(port, "chat", STORIES)
-    async with loading(port, "chat", texts) as load:
+    async with loading(port, "chat", TEXTS, Patient) as load:
         await load.until("it serves", lambda: victim in load.shares(CLIENTS))
         with stopped(cluster.process.pid):
             far.cut()
@@ -43,7 +51,7 @@ async def cut(cluster: Cluster, far: Network, victim: str) -> Load:
         await load.more(CLIENTS)
         assert far.host not in {each.host for each in routes(cluster, "chat").replicas}
         far.mend()
-        await aside("both serve", lambda: len(cluster.ready_replicas("chat")) == MODEL["replicas"])
+        await aside("both serve", lambda: len(cluster.ready_replicas("chat")) == MODEL["replicas"], START_S)
         assert any("control.replica_lease_s" in each["last_words"] for each in cluster.replicas("chat"))
         await load.until("both get requests", lambda: len(load.last()) == MODEL["replicas"])
     assert load.bad() == []
