@@ -33,6 +33,7 @@ PAGES = [
     Path("docs/errors.md"),
     Path("docs/cli.md"),
     Path("docs/tree.md"),
+    Path("docs/benchmarks.md"),
     Path("README.md"),
     Path("ARCHITECTURE.md"),
 ]
