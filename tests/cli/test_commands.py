@@ -93,6 +93,12 @@ def test_config_check_of_a_good_file_says_so(run: Run, tmp_path: Path) -> None:
     assert "chat (chat, 2 replicas)" in done.stdout
 
 
+def test_config_check_takes_a_file_as_other_commands_do(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "other.yaml").write_bytes(demo_file().text)
+    for words in (("-f", "other.yaml"), ("other.yaml",), ("--file", "other.yaml", "--set", "gateway.port=9000")):
+        assert run("config", "check", *words).stdout.startswith("other.yaml: fine.")
+
+
 def test_a_bad_cluster_file_starts_nothing(run: Run, tmp_path: Path) -> None:
     (tmp_path / "forebay.yaml").write_text("models: 5\n")
     done = run("up")
@@ -108,6 +114,9 @@ def test_a_bad_cluster_file_starts_nothing(run: Run, tmp_path: Path) -> None:
         (("up", "-f", "nowhere.yaml"), "no such file", 1),
         (("up", "--demo", "-f", "x.yaml"), "exclude", 2),
         (("up", "--set", "nonsense"), "PATH=VALUE", 2),
+        (("config", "check", "-f", "x.yaml", "y.yaml"), "say one", 2),
+        (("config", "check", "-f", "nowhere.yaml"), "nowhere.yaml: no such file", 1),
+        (("rollout", "status", "-f", "nowhere.yaml"), "nowhere.yaml: no such file", 1),
         (("serve", "nowhere.gguf"), "no such file", 1),
         (("serve", "x", "--task", "paint"), "allowed: chat, embed", 2),
         (("status", "--url", "http://127.0.0.1:9"), "forebay up", 3),

@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import re
 import shutil
 import sqlite3
 import tempfile
@@ -14,9 +15,9 @@ import pytest
 from forebay.core.model import Task
 from forebay.core.registry.approval import ApprovalRules, ApprovalState, Role, Step
 from forebay.registry.catalogue import Actor, Description, Registry
-from forebay.registry.proved import RegistryError, Tampered
+from forebay.registry.proved import RegistryError, Tampered, signed_message
 from forebay.registry.sealing import KeyFile
-from forebay.registry.signing import own_signer
+from forebay.registry.signing import Proof, own_signer
 from forebay.registry.vault import Vault
 from forebay.store.database import open_store
 
@@ -260,10 +261,15 @@ def test_with_publishers_only_what_one_of_them_has_signed_is_served(tmp_path: Pa
     id = registry.add(WHAT, model, ANN, quiet).revision.id
     with pytest.raises(RegistryError, match=r"no signature of a key in `registry\.publishers`$"):
         registry.open("chat", id, quiet)
-    registry.sign("chat", id, theirs, ANN)
+    artifact = registry.show("chat", id).revision.artifact
+    message = signed_message(artifact)
+    with pytest.raises(RegistryError, match=f"not one of this artifact with the key {re.escape(ours.public)}"):
+        registry.sign("chat", id, Proof(ours.public, theirs.sign(message)), ANN)
+    registry.sign("chat", id, theirs.prove(message), ANN)
     with pytest.raises(RegistryError, match="do not count"):
         registry.open("chat", id, quiet)
-    assert registry.sign("chat", id, ours, BOB) == registry.sign("chat", id, ours, BOB)
+    signed = registry.sign("chat", id, ours.prove(message), BOB)
+    assert registry.sign("chat", id, ours.prove(message), BOB) == signed
     assert registry.open("chat", id, quiet)[0].signed_by == (theirs.public, ours.public)
     with sqlite3.connect(tmp_path / "store.db") as database:
         (text,) = database.execute("SELECT signatures FROM artifacts").fetchone()

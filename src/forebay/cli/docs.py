@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from forebay.cli.main import EPILOG, app
 from forebay.cli.measured import page
 from forebay.cli.measured.tables import table
+from forebay.cli.running.address import RULE
 from forebay.cli.settings import VARIABLES
 from forebay.core.cluster import Cluster, GatewaySettings, ModelSettings, QuotaSettings, TenantSettings, TlsSettings
 from forebay.core.deploy.settings import GoldenSettings, PlanSettings, RolloutSettings, StepSettings
@@ -206,7 +207,7 @@ def errors_page() -> str:
 
 def cli_page() -> str:
     """docs/cli.md"""
-    parts = [GENERATED, "# Command line\n", f"{EPILOG}.\n"]
+    parts = [GENERATED, "# Command line\n", f"{EPILOG}.\n", "## Which cluster\n", RULE]
     root = typer.main.get_command(app)
     for words, command in _commands("forebay", root):
         parts += [f"## {words}\n", f"{(command.help or '').strip()}\n"]

@@ -121,16 +121,15 @@ def up(
 
 @app.command()
 def reload(
-    url: Annotated[
-        str | None, typer.Option("--url", help="Admin API.", show_default="FOREBAY_ADMIN_URL, else the demo's")
-    ] = None,
+    file: deploying.FileOption = None,
+    url: deploying.UrlOption = None,
     token_file: TokenOption = None,
 ) -> None:
     """Let the running cluster take its changed cluster file over; no request is dropped."""
     from forebay.cli.deploy.client import Admin
     from forebay.cli.view import reload as view
 
-    raise typer.Exit(view.reload(Admin(url, token_file), settings.screen()))
+    raise typer.Exit(view.reload(Admin(url, token_file, file), settings.screen()))
 
 
 app.command()(serve)
@@ -140,16 +139,15 @@ app.command()(serve)
 def status(
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Keep the table up to date until Ctrl-C.")] = False,
     as_json: JsonOption = False,
-    url: Annotated[
-        str | None, typer.Option("--url", help="Admin API.", show_default="FOREBAY_ADMIN_URL, else the demo's")
-    ] = None,
+    file: deploying.FileOption = None,
+    url: deploying.UrlOption = None,
     token_file: TokenOption = None,
 ) -> None:
     """Show every replica of the running cluster."""
     from forebay.cli.deploy.client import Admin
     from forebay.cli.view import status as view
 
-    raise typer.Exit(view.status(Admin(url, token_file), watch, as_json, settings.screen()))
+    raise typer.Exit(view.status(Admin(url, token_file, file), watch, as_json, settings.screen()))
 
 
 app.command()(deploying.deploy)
@@ -299,13 +297,14 @@ def schema() -> None:
 
 @config.command()
 def check(
-    file: Annotated[
-        Path | None, typer.Argument(help="Cluster file.", show_default="./forebay.yaml, else the demo")
-    ] = None,
+    path: Annotated[Path | None, typer.Argument(metavar="FILE", help="The same.", show_default=False)] = None,
+    file: FileOption = None,
     set_: SetOption = None,
 ) -> None:
     """Check a cluster file; prints all problems at once."""
-    source = settings.read_file(file)
+    if path and file:
+        raise UserError("-f FILE and FILE alone mean the same: say one.", settings.WRONG_USAGE)
+    source = settings.read_file(path or file)
     cluster = settings.load_cluster(source, set_ or [], os.environ, to_run=True)
     models = ", ".join(f"{m.name} ({m.task}, {m.replicas} replica{'s' * (m.replicas > 1)})" for m in cluster.models)
     typer.echo(f"{source.name}: fine. Cluster {cluster.name}: {models}")

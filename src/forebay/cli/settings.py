@@ -21,7 +21,8 @@ PREFIX = "FOREBAY_"
 VARIABLES = {
     "FOREBAY_HOME": f"folder for models, caches and run-time state; default: `{HOME}` in the current folder",
     "FOREBAY_URL": f"base URL that `chat` and `bench` talk to; default: `{GATEWAY_URL}`",
-    "FOREBAY_ADMIN_URL": f"admin API that `status`, `deploy` and others ask; default: `{ADMIN_URL}`",
+    "FOREBAY_ADMIN_URL": "admin API that commands ask; default: that of the cluster of `-f` or "
+    f"./{FILE}, else of the one that runs in `FOREBAY_HOME`, else `{ADMIN_URL}`",
     "FOREBAY_ADMIN_TOKEN": "key that they send, for clusters with `admin.auth: keys`",
     "FOREBAY_API_KEY": "bearer token that `chat` and `bench` send, for servers that want one",
     "FOREBAY_CA": "PEM file of the CA that `chat` and `bench` trust for https; default: the usual ones",
@@ -69,11 +70,6 @@ def home() -> Path:
 def gateway_url() -> str:
     """Base URL of the gateway, without a slash at the end."""
     return (os.environ.get("FOREBAY_URL") or GATEWAY_URL).rstrip("/")
-
-
-def admin_url() -> str:
-    """Base URL of the admin API, without a slash at the end."""
-    return (os.environ.get("FOREBAY_ADMIN_URL") or ADMIN_URL).rstrip("/")
 
 
 def demo_file() -> FileText:

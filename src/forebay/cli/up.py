@@ -17,6 +17,7 @@ from rich.console import Console
 from forebay.cli.build import Parts, build, prepare_models
 from forebay.cli.doctor import check_certificate
 from forebay.cli.registry.opening import forget, store_of
+from forebay.cli.running.address import Holder, admin_url
 from forebay.cli.running.several import Several
 from forebay.cli.running.telling import has_terminal, reload_on, show
 from forebay.cli.settings import INTERRUPTED, UserError
@@ -32,13 +33,6 @@ from forebay.wire.documents import UNREADABLE
 
 BACKLOG = 128
 NOT_BEGUN = "Nothing was started or stopped; what ran before runs on."
-
-
-class Holder(msgspec.Struct, frozen=True):
-    """Content of the lock file: who runs the cluster."""
-
-    pid: int
-    since: float
 
 
 def run_up(
@@ -63,7 +57,7 @@ def run_up(
         raise UserError(f"{places.folder}: {error.strerror}. Set FOREBAY_HOME to a folder you can write.") from error
     began = wall_s()
     several = cluster.control.controllers == "several"
-    with _locked(places, cluster.name, shared=several), Screen(console) as screen:
+    with _locked(places, cluster, shared=several), Screen(console) as screen:
         listener = _take_ports(cluster, places)
         with listener:
             try:
@@ -102,7 +96,7 @@ def _quietly(stage: str, done: int, total: int | None) -> None:
 
 
 @contextmanager
-def _locked(places: Places, name: str, *, shared: bool) -> Iterator[None]:
+def _locked(places: Places, cluster: Cluster, *, shared: bool) -> Iterator[None]:
     """Hold the lock of the cluster, alone or together with others that share it; the kernel lets go of it however
     this process ends."""
     with places.lock.open("a+b") as file:
@@ -110,9 +104,9 @@ def _locked(places: Places, name: str, *, shared: bool) -> Iterator[None]:
             fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError:
             file.seek(0)
-            raise UserError(_held(file.read(), name)) from None
+            raise UserError(_held(file.read(), cluster.name)) from None
         file.truncate(0)
-        file.write(msgspec.json.encode(Holder(os.getpid(), wall_s())))
+        file.write(msgspec.json.encode(Holder(os.getpid(), wall_s(), admin_url(cluster))))
         file.flush()
         yield
 

@@ -116,6 +116,16 @@ def files_of(path: Path) -> dict[str, Path]:
     return {each.relative_to(path).as_posix(): each for each in path.rglob("*") if each.is_file()}
 
 
+def describe(path: Path, progress: Progress) -> Manifest:
+    """What would be registered of a file or folder; nothing is copied. Raises `BadManifest`, `OSError`."""
+    files, found, done = files_of(path), [], 0
+    total = sum(each.stat().st_size for each in files.values())
+    for name, each in sorted(files.items()):
+        found.append(_read(each.resolve(), name, done, total, progress))
+        done += found[-1].size_bytes
+    return make_manifest(found, path.is_file())
+
+
 def read_files(folder: Path, manifest: Manifest, progress: Progress) -> dict[str, File]:
     """What lies in a folder, read to the last byte; a link is nothing that was registered."""
     found, done = {}, 0

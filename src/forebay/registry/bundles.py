@@ -42,22 +42,28 @@ class _Document(msgspec.Struct, rename="camel"):
     dsse_envelope: _Envelope
 
 
-def read_bundle(path: Path) -> Bundle:
-    """The signature in a file. Raises `SourceError`."""
+def bundle_bytes(path: Path) -> bytes:
+    """What is in a file, and is no signature if that is too much. Raises `SourceError`."""
     try:
         with path.open("rb") as file:
-            document = msgspec.json.decode(file.read(BUNDLE_BYTES_MAX + 1), type=_Document)
+            return file.read(BUNDLE_BYTES_MAX + 1)
+    except OSError as error:
+        raise SourceError(f"{path}: cannot be read ({error.strerror})") from error
+
+
+def read_bundle(content: bytes, name: str) -> Bundle:
+    """The signature in what a file holds; `name` is what messages call it. Raises `SourceError`."""
+    try:
+        document = msgspec.json.decode(content, type=_Document)
         envelope = document.dsse_envelope
         payload = base64.b64decode(envelope.payload, validate=True)
         signature = base64.b64decode(envelope.signatures[0].sig, validate=True)
-    except OSError as error:
-        raise SourceError(f"{path}: cannot be read ({error.strerror})") from error
     except (*UNREADABLE, ValueError, IndexError) as error:
-        raise SourceError(f"{path}: not a signature that `model_signing sign key` has made ({error})") from error
+        raise SourceError(f"{name}: not a signature that `model_signing sign key` has made ({error})") from error
     if document.media_type != MEDIA_TYPE or envelope.payload_type != PAYLOAD_TYPE:
-        raise SourceError(f"{path}: holds a {document.media_type} with a {envelope.payload_type}, which is not known")
+        raise SourceError(f"{name}: holds a {document.media_type} with a {envelope.payload_type}, which is not known")
     if document.verification_material.public_key is None or len(envelope.signatures) > 1:
         raise SourceError(
-            f"{path}: was not signed with a key alone; only what `model_signing sign key` makes is taken"
+            f"{name}: was not signed with a key alone; only what `model_signing sign key` makes is taken"
         )
     return Bundle(base64.b64encode(payload).decode(), base64.b64encode(signature).decode())

@@ -8,7 +8,7 @@ import fcntl
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from sqlalchemy import Connection, Table, delete, insert, select, update
@@ -32,12 +32,15 @@ from forebay.registry import proved
 from forebay.registry.artifacts import Artifacts
 from forebay.registry.bundles import Bundle
 from forebay.registry.proved import RegistryError, Revision, Setting, StepDocument, Tampered
-from forebay.registry.signing import Signer, exactly, is_signed
+from forebay.registry.signing import Proof, Signer, exactly, is_signed
 from forebay.registry.sources import Progress, SourceError
 from forebay.registry.vault import Vault
 from forebay.store import events
 from forebay.store.database import Store
 from forebay.store.schema import ALIASES, APPROVALS, ARTIFACTS, REVISIONS
+
+SIGNATURES_MAX: Final = 100
+"""Of an artifact: all of them are proved whenever it is read."""
 
 
 class Actor(msgspec.Struct, frozen=True):
@@ -236,12 +239,15 @@ class Registry:
             )
             return self._listed(connection, model, id)
 
-    def sign(self, model: str, name: str, publisher: Signer, by: Actor) -> Listed:
-        """Add a publisher's signature to the artifact of a revision. Raises `RegistryError`."""
+    def sign(self, model: str, name: str, proof: Proof, by: Actor) -> Listed:
+        """Add a publisher's signature of `signed_message` to the artifact of a revision. Raises `RegistryError`."""
         with self._store.write() as connection:
             listed = self._listed(connection, model, proved.resolve(connection, model, name))
-            made = publisher.sign(proved.signed_message(listed.revision.artifact))
-            return self._signed(connection, listed, proved.Signature(publisher.public, made, by.name, wall_s()))
+            revision = listed.revision
+            if not is_signed(proved.signed_message(revision.artifact), proof.signature, proof.public):
+                text = f"{revision.name}: the signature is not one of this artifact with the key {proof.public}"
+                raise RegistryError(text)
+            return self._signed(connection, listed, proved.Signature(*proof, by.name, wall_s()))
 
     def attach(self, model: str, name: str, bundle: Bundle, by: Actor) -> Listed:
         """Add a signature that `model_signing` has made of the files of a revision. Raises `RegistryError`."""
@@ -259,10 +265,14 @@ class Registry:
             return self._signed(connection, listed, made)
 
     def _signed(self, connection: Connection, listed: Listed, new: proved.Signature) -> Listed:
-        """With one more signature, unless there is one with this key."""
+        """With one more signature, unless there is one with this key. Raises `RegistryError` if there are many."""
         revision = listed.revision
         if new.public in listed.signed_by:
             return listed
+        if len(listed.signed_by) >= SIGNATURES_MAX:
+            raise RegistryError(
+                f"{revision.name}: its artifact has {SIGNATURES_MAX} signatures, and may not have more"
+            )
         manifest = proved.manifest(connection, revision.artifact, revision.manifest)
         both = (*proved.signatures(connection, manifest), new)
         own = ARTIFACTS.c.digest == revision.artifact

@@ -6,7 +6,7 @@ Of publishers also keys of elliptic curves are known, with which `model_signing`
 import base64
 import os
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
@@ -33,6 +33,13 @@ HASHES: Final = {"secp256r1": hashes.SHA256(), "secp384r1": hashes.SHA384(), "se
 MADE_WITH: Final = "one is made with `openssl genpkey -algorithm ed25519 -out FILE`"
 
 
+class Proof(NamedTuple):
+    """A public key, and a signature of who has the private one; both base64."""
+
+    public: str
+    signature: str
+
+
 class Signer:
     """Signs with a private key."""
 
@@ -47,6 +54,10 @@ class Signer:
     def sign(self, message: bytes) -> str:
         """The signature, base64."""
         return base64.b64encode(self._key.sign(message)).decode()
+
+    def prove(self, message: bytes) -> Proof:
+        """The signature, with the key that it is checked with."""
+        return Proof(self.public, self.sign(message))
 
 
 def is_signed(message: bytes, signature: str, public: str) -> bool:

@@ -29,6 +29,8 @@ SOURCE_CHARS_MAX: Final = 4096
 PAIRS_MAX: Final = 64
 VALUE_CHARS_MAX: Final = 100_000
 """Of metadata: a model card fits."""
+BASE64_CHARS_MAX: Final = 1024
+"""Of a public key, or of a signature."""
 DOCUMENT_CHARS_MAX: Final = 1_000_000
 EVENTS_MAX: Final = 1000
 """Events, or rollouts, of one answer."""
@@ -56,6 +58,15 @@ class AddAsked(NamedTuple):
     engine: str | None = None
     settings: Mapping[str, Any] = {}
     metadata: Mapping[str, str] = {}
+
+
+class SignAsked(NamedTuple):
+    """A signature of an artifact: a publisher's, with the key it is checked with, both base64; or a bundle."""
+
+    public: str = ""
+    signature: str = ""
+    bundle: dict[str, Any] | None = None
+    """What is in a `model.sig` of OpenSSF's Model Signing."""
 
 
 class ApplyAsked(NamedTuple):
@@ -102,6 +113,13 @@ def _plan(value: Any, path: str) -> str | dict[str, Any]:
         return value
     if type(value) is not str or not 0 < len(value) <= DOCUMENT_CHARS_MAX:
         invalid(path, "a kind of plan, a plan as YAML, or a plan as an object", value)
+    return value
+
+
+def _bundle(value: Any, path: str) -> dict[str, Any]:
+    """A Sigstore bundle: what it may be, its own reader says."""
+    if type(value) is not dict:
+        invalid(path, "an object, as it is in `model.sig`", value)
     return value
 
 
@@ -170,6 +188,8 @@ ADD: Final = nested(
     },
     ("source",),
 )
+_BASE64: Final = _written(1, BASE64_CHARS_MAX)
+SIGN: Final = nested({"public": _BASE64, "signature": _BASE64, "bundle": shaped(_bundle, {"type": "object"})})
 _REPLICAS: Final = integer(0, REPLICAS_MAX)
 SCALE: Final = nested({"replicas": _REPLICAS, "min": _REPLICAS, "max": _REPLICAS, "why": _WHY})
 DRAIN: Final = nested({"why": _WHY, "force": boolean})
@@ -197,6 +217,15 @@ def alias(body: bytes) -> str:
 def add(body: bytes) -> AddAsked:
     """Of a registration. Raises `Refusal`."""
     return AddAsked(**_object(ADD, body))
+
+
+def sign(body: bytes) -> SignAsked:
+    """Of a signature: one of the two kinds. Raises `Refusal`."""
+    found = SignAsked(**_object(SIGN, body))
+    given = found.public and found.signature if found.bundle is None else not (found.public or found.signature)
+    if not given:
+        raise Refusal(Code.INVALID_REQUEST, "Expected `public` and `signature`, or `bundle` alone.", "signature")
+    return found
 
 
 def verify(body: bytes) -> str | None:

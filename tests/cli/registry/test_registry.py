@@ -197,6 +197,7 @@ def test_the_same_model_twice_is_one_revision_and_garbage_goes(run: Run) -> None
         (["registry", "sign", "embed@x"], "expected --key FILE, or --bundle FILE"),
         (["registry", "sign", "embed@x", "--key", "a", "--bundle", "b"], "expected --key FILE, or --bundle FILE"),
         (["registry", "sign", "embed@x", "--bundle", "nowhere"], "nowhere: cannot be read"),
+        (["registry", "sign", "embed@x", "--bundle", "b", "--files", "c"], "--files goes with --key"),
     ],
 )
 def test_mistakes_are_explained(run: Run, words: list[str], why: str) -> None:

@@ -23,9 +23,12 @@ from forebay.control.ports import Taken, bind
 from forebay.core.cluster import Cluster
 from forebay.core.registry.approval import Role
 from forebay.core.tenancy.roles import Caller
+from forebay.registry.signing import own_signer, read_public
 
 MODELS = [{"name": "chat", "task": "chat", "source": "x", "engine": "synthetic"}]
+OPENSSF = Path(__file__).parents[2] / "registry" / "openssf"
 CLUSTER = Cluster.model_validate({"models": MODELS, "registry": {"approvals_min": 1}})
+SIGNED = Cluster.model_validate({"models": MODELS, "registry": {"publishers": [str(OPENSSF / "p256.pub")]}})
 
 
 @contextmanager
@@ -46,7 +49,13 @@ Run = Callable[..., Result]
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Iterator[Run]:
+def cluster() -> Cluster:
+    """The cluster that is asked."""
+    return CLUSTER
+
+
+@pytest.fixture
+def run(tmp_path: Path, cluster: Cluster) -> Iterator[Run]:
     """Runs `forebay` as somebody against a registry elsewhere; `whose` may be changed."""
     rig, whose = Idle(tmp_path), As()
     home = tmp_path / "home"
@@ -55,7 +64,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
     def quiet(stage: str, done: int, total: int | None) -> None:
         """Nobody looks."""
 
-    parts = replace(behind(rig, tmp_path), catalogue=catalogue_of(lambda: CLUSTER, home, quiet), doorman=whose)
+    parts = replace(behind(rig, tmp_path), catalogue=catalogue_of(lambda: cluster, home, quiet), doorman=whose)
     with served(parts) as url:
 
         def run_as(who: str, role: Role, *words: str) -> Result:
@@ -119,10 +128,65 @@ def test_what_cannot_be_is_said_as_it_is_here(run: Run, words: tuple[str, ...], 
     assert says in str(done.exception)
 
 
-@pytest.mark.parametrize("source", ["/nowhere", "0" * 4096])
+@pytest.mark.parametrize("source", ["/nowhere", "0" * 3000])
 def test_a_source_that_is_not_there_is_named(run: Run, source: str) -> None:
     done = run("bob", Role.OPERATOR, "registry", "add", "chat", source, "--engine", "synthetic")
 
     assert isinstance(done.exception, UserError)
     assert source in str(done.exception)
     assert "409" in str(done.exception)
+    assert "looks for paths on its own machine" in str(done.exception)
+
+
+def added(run: Run, model: Path) -> str:
+    words = ("registry", "add", "chat", str(model), "--engine", "synthetic", "--task", "chat", "--json")
+    return f"chat@{json.loads(run('bob', Role.OPERATOR, *words).stdout)['revision']['id']}"
+
+
+def key_file(folder: Path) -> Path:
+    path = folder / "publisher.pem"
+    own_signer(path)
+    return path
+
+
+def signatures(run: Run, name: str) -> list[str]:
+    shown = json.loads(run("eve", Role.VIEWER, "registry", "show", name, "--json").stdout)
+    found: list[str] = shown["signed_by"]
+    return found
+
+
+def test_a_publisher_signs_from_elsewhere_with_a_key_that_stays_there(run: Run, tmp_path: Path) -> None:
+    name, key = added(run, OPENSSF / "model"), key_file(tmp_path)
+    signing = ("registry", "sign", name, "--key", str(key))
+
+    refused = run("eve", Role.VIEWER, *signing)
+    assert "sign needs the role operator" in str(refused.exception)
+    other = run("bob", Role.OPERATOR, *signing, "--files", str(tmp_path / "publisher.pem"))
+    assert "that of other files" in str(other.exception)
+    nothing = run("bob", Role.OPERATOR, *signing, "--files", str(tmp_path / "none"))
+    assert "none: no such file or folder" in str(nothing.exception)
+    assert signatures(run, name) == []
+    done = run("bob", Role.OPERATOR, *signing, "--files", str(OPENSSF / "model"))
+    public = own_signer(key).public
+    assert f"{name} is signed with the key {public}." in done.stdout
+    assert signatures(run, name) == [public]
+    (event,) = json.loads(run("eve", Role.VIEWER, "history", "model/chat", "--last", "1", "--json").stdout)
+    assert (event["actor"], event["kind"]) == ("bob", "artifact.signed")
+    assert json.loads(event["document"]) == {"public": public}
+    kept = [each for each in (tmp_path / "home").rglob("*") if each.is_file()]
+    assert [each for each in kept if key.read_bytes() in each.read_bytes()] == []
+
+
+@pytest.mark.parametrize("cluster", [SIGNED])
+def test_a_signature_of_openssf_s_program_is_brought_from_elsewhere(run: Run, tmp_path: Path) -> None:
+    name = added(run, OPENSSF / "model")
+    signing = ("registry", "sign", name, "--bundle")
+
+    refused = run("bob", Role.OPERATOR, *signing, str(OPENSSF / "p384.sig"))
+    assert "no key in `registry.publishers` has made this signature" in str(refused.exception)
+    broken = tmp_path / "model.sig"
+    broken.write_bytes((OPENSSF / "p256.sig").read_bytes()[1:])
+    assert f"{broken}: not a signature" in str(run("bob", Role.OPERATOR, *signing, str(broken)).exception)
+    assert signatures(run, name) == []
+    done = run("bob", Role.OPERATOR, *signing, str(OPENSSF / "p256.sig"))
+    assert signatures(run, name) == [read_public(OPENSSF / "p256.pub")], done.output

@@ -1,6 +1,7 @@
 """The admin API for any client: who may, what he may say, and what he is told when it cannot be."""
 
 import asyncio
+import base64
 import json
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
@@ -18,6 +19,8 @@ from forebay.control.changes import Change, Reloaded
 from forebay.core.errors import Refusal
 from forebay.core.registry.approval import ApprovalRules, Role
 from forebay.core.tenancy.roles import LEAST, OPEN, Caller
+from forebay.registry.proved import signed_message
+from forebay.registry.signing import own_signer
 from forebay.store.database import StoreDown
 from forebay.wire.admin_request import BODY_BYTES_MAX
 from forebay.wire.openapi import admin
@@ -108,6 +111,14 @@ def test_who_is_not_known_gets_no_further_than_what_is_open(parts: Behind) -> No
         ("POST", "/v1/registry/chat", b'{"source":"x","settings":{"a":[]}}', (400, "invalid_request", "settings.a")),
         ("POST", "/v1/registry/chat", b'{"source":"x","metadata":{"a":1}}', (400, "invalid_request", "metadata.a")),
         ("PUT", "/v1/registry/chat/aliases/champion", b"{}", (400, "invalid_request", "revision")),
+        ("POST", "/v1/registry/chat/r-1/signatures", b"{}", (400, "invalid_request", "signature")),
+        ("POST", "/v1/registry/chat/r-1/signatures", b'{"public": "AA=="}', (400, "invalid_request", "signature")),
+        ("POST", "/v1/registry/chat/r-1/signatures", b'{"bundle": {}, "public": "AA=="}',
+         (400, "invalid_request", "signature")),
+        ("POST", "/v1/registry/chat/r-1/signatures", b'{"bundle": {}}', (400, "invalid_request", "bundle")),
+        ("POST", "/v1/registry/chat/r-1/signatures", b'{"bundle": "x"}', (400, "invalid_request", "bundle")),
+        ("POST", "/v1/registry/chat/r-1/signatures", b'{"public": "AA==", "signature": "AA=="}',
+         (404, "not_found", "revision")),
         ("POST", "/v1/gc", b'{"all": true}', (400, "invalid_request", "all")),
         ("POST", "/v1/apply", b'{"document": ""}', (400, "invalid_request", "document")),
         ("POST", "/v1/apply", b"x" * (BODY_BYTES_MAX + 1), (413, "body_too_large", None)),
@@ -211,6 +222,42 @@ def test_a_model_is_registered_approved_by_somebody_else_named_and_checked(parts
             assert (wrong["ok"], len(wrong["wrong"])) == (False, 1)
 
     run(parts, test)
+
+
+def test_only_a_signature_of_just_this_artifact_is_taken(parts: Behind, tmp_path: Path) -> None:
+    """What is signed, who signed, the signature: changed anywhere it is refused, and nothing is noted."""
+    (tmp_path / "model.bin").write_bytes(b"weights")
+    publisher, other = own_signer(tmp_path / "publisher.pem"), own_signer(tmp_path / "other.pem")
+
+    async def test(client: httpx.AsyncClient) -> None:
+        added = (await client.post("/v1/registry/chat", json={"source": str(tmp_path / "model.bin")})).json()
+        id, artifact = added["revision"]["id"], added["revision"]["artifact"]
+        where, message = f"/v1/registry/chat/{id}/signatures", signed_message(artifact)
+        good = publisher.prove(message)
+        signed = base64.b64decode(good.signature)
+        bad = [
+            (other.public, good.signature),
+            (good.public, other.sign(message)),
+            (good.public, publisher.sign(signed_message("0" * 64))),
+            *((good.public, _flipped(signed, place)) for place in range(0, len(signed), 7)),
+        ]
+        for public, signature in bad:
+            answer = await client.post(where, json={"public": public, "signature": signature})
+            assert problem(answer) == (409, "conflict", None), answer.text
+            assert "the signature is not one of this artifact" in answer.text
+        before = (await client.get("/v1/history")).json()
+        assert [event["kind"] for event in before["events"]] == ["revision.add"]
+        done = (await client.post(where, json=good._asdict())).json()
+        assert done["signed_by"] == [publisher.public]
+        assert (await client.post(where, json=good._asdict())).json() == done
+        events = (await client.get("/v1/history")).json()["events"]
+        assert [(event["actor"], event["kind"]) for event in events[1:]] == [("ada", "artifact.signed")]
+
+    run(parts, test)
+
+
+def _flipped(content: bytes, place: int) -> str:
+    return base64.b64encode(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]).decode()
 
 
 def test_a_cluster_file_is_taken_over_in_the_name_of_who_sends_it(parts: Behind) -> None:

@@ -16,7 +16,7 @@ from tests.registry.test_catalogue import ANN, BOB, WHAT, make, quiet
 
 from forebay.core.registry.approval import ApprovalRules
 from forebay.core.registry.statements import PREDICATE, STATEMENT, signed_bytes
-from forebay.registry.bundles import MEDIA_TYPE, Bundle, read_bundle
+from forebay.registry.bundles import MEDIA_TYPE, Bundle, bundle_bytes, read_bundle
 from forebay.registry.catalogue import Registry
 from forebay.registry.proved import RegistryError, Tampered
 from forebay.registry.signing import is_signed, read_public
@@ -65,6 +65,10 @@ def bundle_file(folder: Path, change: Change = lambda document: None) -> Path:
     return path
 
 
+def taken_from(path: Path) -> Bundle:
+    return read_bundle(bundle_bytes(path), str(path))
+
+
 def registered(folder: Path, public: Path, model: Path = MODEL) -> tuple[Registry, str]:
     registry = make(folder, ApprovalRules(), (read_public(public),))
     return registry, registry.add(WHAT, model, ANN, quiet).revision.id
@@ -76,7 +80,7 @@ def test_what_openssf_s_program_has_signed_is_served_if_its_key_counts(tmp_path:
     registry, id = registered(tmp_path, public)
     with pytest.raises(RegistryError, match="has no signature"):
         registry.open("chat", id, quiet)
-    bundle = read_bundle(HERE / f"{curve}.sig")
+    bundle = taken_from(HERE / f"{curve}.sig")
     assert registry.attach("chat", id, bundle, BOB) == registry.attach("chat", id, bundle, BOB)
     assert registry.open("chat", id, quiet)[0].signed_by == (read_public(public),)
     assert registry.verify(quiet) == []
@@ -85,13 +89,13 @@ def test_what_openssf_s_program_has_signed_is_served_if_its_key_counts(tmp_path:
 def test_a_signature_of_another_key_or_of_other_files_is_refused(tmp_path: Path) -> None:
     registry, id = registered(tmp_path, HERE / "p256.pub")
     with pytest.raises(RegistryError, match=r"no key in `registry\.publishers` has made this signature"):
-        registry.attach("chat", id, read_bundle(HERE / "p384.sig"), BOB)
+        registry.attach("chat", id, taken_from(HERE / "p384.sig"), BOB)
     other = tmp_path / "other"
     other.mkdir()
     (other / "weights.bin").write_bytes(b"others")
     wrong = registry.add(WHAT, other, ANN, quiet).revision.id
     with pytest.raises(RegistryError, match=r"not one of this artifact: weights\.bin: what was signed is another"):
-        registry.attach("chat", wrong, read_bundle(HERE / "p256.sig"), BOB)
+        registry.attach("chat", wrong, taken_from(HERE / "p256.sig"), BOB)
 
 
 @pytest.mark.slow
@@ -99,7 +103,7 @@ def test_a_signature_of_another_key_or_of_other_files_is_refused(tmp_path: Path)
 def test_every_changed_byte_of_a_signature_is_found(tmp_path: Path, curve: str) -> None:
     public = public_file(tmp_path) if curve == "ours" else HERE / f"{curve}.pub"
     registry, id = registered(tmp_path, public)
-    registry.attach("chat", id, read_bundle(bundle_file(tmp_path) if curve == "ours" else HERE / f"{curve}.sig"), BOB)
+    registry.attach("chat", id, taken_from(bundle_file(tmp_path) if curve == "ours" else HERE / f"{curve}.sig"), BOB)
     with sqlite3.connect(tmp_path / "store.db", isolation_level=None) as database:
         (text,) = database.execute("SELECT signatures FROM artifacts").fetchone()
         for field in ("public", "signature", "statement"):
@@ -124,10 +128,10 @@ def test_a_file_of_a_signature_that_was_changed_is_refused(tmp_path: Path) -> No
     for place in range(0, len(good), 7):
         path.write_bytes(good[:place] + bytes([good[place] ^ 1]) + good[place + 1 :])
         try:
-            bundle = read_bundle(path)
+            bundle = taken_from(path)
         except SourceError:
             continue
-        if bundle == read_bundle(HERE / "p256.sig"):
+        if bundle == taken_from(HERE / "p256.sig"):
             taken.append(place)
             continue
         with pytest.raises(RegistryError):
@@ -172,21 +176,21 @@ def no_base64(document: dict[str, Any]) -> None:
 )
 def test_files_of_other_kinds_are_named(tmp_path: Path, change: Change, why: str) -> None:
     with pytest.raises(SourceError, match=why):
-        read_bundle(bundle_file(tmp_path, change))
+        taken_from(bundle_file(tmp_path, change))
 
 
 def test_what_is_no_file_of_a_signature_is_named(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="cannot be read"):
-        read_bundle(tmp_path / "none")
+        taken_from(tmp_path / "none")
     (tmp_path / "key").write_text("-----BEGIN")
     with pytest.raises(SourceError, match="not a signature that"):
-        read_bundle(tmp_path / "key")
+        taken_from(tmp_path / "key")
 
 
 def test_an_ed25519_key_may_sign_a_statement_too(tmp_path: Path) -> None:
     key = ed25519.Ed25519PrivateKey.generate()
     registry, id = registered(tmp_path, public_file(tmp_path, key))
-    statement = read_bundle(bundle_file(tmp_path)).statement
+    statement = taken_from(bundle_file(tmp_path)).statement
     proof = base64.b64encode(key.sign(signed_bytes(base64.b64decode(statement)))).decode()
     registry.attach("chat", id, Bundle(statement, proof), BOB)
     registry.open("chat", id, quiet)

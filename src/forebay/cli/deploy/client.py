@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 import httpx
 import msgspec
 
-from forebay.cli import settings
+from forebay.cli.running.address import admin_address
 from forebay.cli.server import refusal
 from forebay.cli.settings import NOT_REACHED, UserError
 from forebay.wire.documents import UNREADABLE
@@ -40,8 +40,8 @@ def token(file: Path | None) -> str | None:
 class Admin:
     """The admin API of one cluster. Every method raises `UserError`."""
 
-    def __init__(self, url: str | None = None, token_file: Path | None = None) -> None:
-        self.url = (url or settings.admin_url()).rstrip("/")
+    def __init__(self, url: str | None = None, token_file: Path | None = None, file: Path | None = None) -> None:
+        self.url, self._origin = admin_address(url, file)
         key = token(token_file)
         self._headers = {"authorization": f"Bearer {key}"} if key else {}
 
@@ -67,8 +67,8 @@ class Admin:
             )
         except httpx.ConnectError:
             raise UserError(
-                f"No cluster runs at {self.url}. Start one with `forebay up`; "
-                "if it has another admin port, say --url or FOREBAY_ADMIN_URL.",
+                f"No cluster runs at {self.url} ({self._origin}). Start one with `forebay up`; "
+                "if it runs elsewhere, say --url or FOREBAY_ADMIN_URL, or name its file with -f.",
                 NOT_REACHED,
             ) from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:

@@ -6,7 +6,14 @@ from typing import Annotated
 import typer
 
 UrlOption = Annotated[
-    str | None, typer.Option("--url", help="Admin API.", show_default="FOREBAY_ADMIN_URL, else the demo's")
+    str | None,
+    typer.Option("--url", help="Admin API.", show_default="FOREBAY_ADMIN_URL, else that of the cluster file"),
+]
+FileOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--file", "-f", help="File of the cluster that is meant.", show_default="./forebay.yaml, else what runs"
+    ),
 ]
 TokenOption = Annotated[
     Path | None,
@@ -44,6 +51,7 @@ def deploy(
         bool, typer.Option("--wait", help="Stay until it has ended; 1 if the old revision serves then.")
     ] = False,
     as_json: JsonOption = False,
+    file: FileOption = None,
     url: UrlOption = None,
     token_file: TokenOption = None,
 ) -> None:
@@ -55,7 +63,7 @@ def deploy(
     body: dict[str, object] = {"revision": revision, "why": why, "unchecked": unchecked}
     if chosen is not None:
         body["plan"] = chosen
-    raise typer.Exit(work.deploy(Admin(url, token_file), model, body, wait=wait, as_json=as_json))
+    raise typer.Exit(work.deploy(Admin(url, token_file, file), model, body, wait=wait, as_json=as_json))
 
 
 def apply(
@@ -74,14 +82,16 @@ def apply(
     from forebay.cli.deploy import work
     from forebay.cli.deploy.client import Admin
 
-    raise typer.Exit(work.apply(Admin(url, token_file), file, dry_run=dry_run, as_json=as_json))
+    raise typer.Exit(work.apply(Admin(url, token_file, file), file, dry_run=dry_run, as_json=as_json))
 
 
 @rollout.command()
 def status(
     model: ModelArgument = None,
+    *,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Keep it up to date until Ctrl-C.")] = False,
     as_json: JsonOption = False,
+    file: FileOption = None,
     url: UrlOption = None,
     token_file: TokenOption = None,
 ) -> None:
@@ -89,62 +99,72 @@ def status(
     from forebay.cli.deploy import work
     from forebay.cli.deploy.client import Admin
 
-    raise typer.Exit(work.status(Admin(url, token_file), model, watch=watch, as_json=as_json))
+    raise typer.Exit(work.status(Admin(url, token_file, file), model, watch=watch, as_json=as_json))
 
 
 @rollout.command()
 def pause(
     target: TargetArgument,
+    *,
     why: WhyOption = "",
     as_json: JsonOption = False,
+    file: FileOption = None,
     url: UrlOption = None,
     token_file: TokenOption = None,
 ) -> None:
     """Keep the share of a rollout as it is. What harms still ends it."""
-    _say("pause", target, why, as_json, (url, token_file))
+    _say("pause", target, why, as_json, (url, token_file, file))
 
 
 @rollout.command()
 def resume(
     target: TargetArgument,
+    *,
     why: WhyOption = "",
     as_json: JsonOption = False,
+    file: FileOption = None,
     url: UrlOption = None,
     token_file: TokenOption = None,
 ) -> None:
     """Let a paused rollout go on."""
-    _say("resume", target, why, as_json, (url, token_file))
+    _say("resume", target, why, as_json, (url, token_file, file))
 
 
 @rollout.command()
 def promote(
     target: TargetArgument,
+    *,
     why: WhyOption = "",
     as_json: JsonOption = False,
+    file: FileOption = None,
     url: UrlOption = None,
     token_file: TokenOption = None,
 ) -> None:
     """Take the next step without a verdict, as soon as there are replicas for it."""
-    _say("promote", target, why, as_json, (url, token_file))
+    _say("promote", target, why, as_json, (url, token_file, file))
 
 
 @rollout.command()
 def abort(
     target: TargetArgument,
+    *,
     why: WhyOption = "",
     as_json: JsonOption = False,
+    file: FileOption = None,
     url: UrlOption = None,
     token_file: TokenOption = None,
 ) -> None:
     """End a rollout: the old revision serves everything at once."""
-    _say("abort", target, why, as_json, (url, token_file))
+    _say("abort", target, why, as_json, (url, token_file, file))
 
 
 @rollout.command("history")
 def past(
     model: ModelArgument = None,
+    *,
     last: Annotated[int, typer.Option(min=1, max=1000, help="So many, the newest.")] = 20,
     as_json: JsonOption = False,
+    file: FileOption = None,
     url: UrlOption = None,
     token_file: TokenOption = None,
 ) -> None:
@@ -152,10 +172,12 @@ def past(
     from forebay.cli.deploy import work
     from forebay.cli.deploy.client import Admin
 
-    raise typer.Exit(work.past(Admin(url, token_file), model, last, as_json))
+    raise typer.Exit(work.past(Admin(url, token_file, file), model, last, as_json))
 
 
-def _say(command: str, target: str, why: str, as_json: bool, api: tuple[str | None, Path | None]) -> None:
+def _say(
+    command: str, target: str, why: str, as_json: bool, api: tuple[str | None, Path | None, Path | None]
+) -> None:
     from forebay.cli.deploy import work
     from forebay.cli.deploy.client import Admin
 

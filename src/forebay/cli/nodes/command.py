@@ -4,17 +4,19 @@ from typing import Annotated
 
 import typer
 
-from forebay.cli.deploy.command import JsonOption, TokenOption, UrlOption, WhyOption
+from forebay.cli.deploy.command import FileOption, JsonOption, TokenOption, UrlOption, WhyOption
 
 NodeArgument = Annotated[str, typer.Argument(metavar="NODE", help="A node of the running cluster.")]
 
 
-def nodes(as_json: JsonOption = False, url: UrlOption = None, token_file: TokenOption = None) -> None:
+def nodes(
+    as_json: JsonOption = False, file: FileOption = None, url: UrlOption = None, token_file: TokenOption = None
+) -> None:
     """Show nodes and GPUs: how they are, what runs there, and why nothing may."""
     from forebay.cli.deploy.client import Admin
     from forebay.cli.nodes import work
 
-    raise typer.Exit(work.nodes(Admin(url, token_file), as_json=as_json))
+    raise typer.Exit(work.nodes(Admin(url, token_file, file), as_json=as_json))
 
 
 def drain(
@@ -30,6 +32,7 @@ def drain(
         typer.Option(min=0, help="With --wait: at most so long, seconds; then exit code 4.", show_default="for ever"),
     ] = None,
     as_json: JsonOption = False,
+    file: FileOption = None,
     url: UrlOption = None,
     token_file: TokenOption = None,
 ) -> None:
@@ -38,7 +41,9 @@ def drain(
     from forebay.cli.nodes import work
 
     body: dict[str, object] = {"why": why, "force": force}
-    raise typer.Exit(work.drain(Admin(url, token_file), node, body, wait=wait, timeout_s=timeout, as_json=as_json))
+    raise typer.Exit(
+        work.drain(Admin(url, token_file, file), node, body, wait=wait, timeout_s=timeout, as_json=as_json)
+    )
 
 
 def undrain(
@@ -49,6 +54,7 @@ def undrain(
     ] = None,
     why: WhyOption = "",
     as_json: JsonOption = False,
+    file: FileOption = None,
     url: UrlOption = None,
     token_file: TokenOption = None,
 ) -> None:
@@ -57,4 +63,4 @@ def undrain(
     from forebay.cli.nodes import work
 
     body = {"why": why} if device is None else {"why": why, "device": device}
-    raise typer.Exit(work.undrain(Admin(url, token_file), node, body, as_json=as_json))
+    raise typer.Exit(work.undrain(Admin(url, token_file, file), node, body, as_json=as_json))

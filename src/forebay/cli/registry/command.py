@@ -27,9 +27,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 NameArgument = Annotated[str, typer.Argument(metavar="MODEL@REVISION", help="A revision, by its id or an alias.")]
 UrlOption = Annotated[
     str | None,
-    typer.Option(
-        "--url", help="Admin API of a cluster, to go through it.", show_default="the cluster file's registry"
-    ),
+    typer.Option("--url", help="Admin API to go through.", show_default="FOREBAY_ADMIN_URL, else none: the store"),
 ]
 ReasonOption = Annotated[str, typer.Option("--reason", help="Why; it goes into the history.")]
 
@@ -37,7 +35,10 @@ ReasonOption = Annotated[str, typer.Option("--reason", help="Why; it goes into t
 @registry.command()
 def add(
     model: Annotated[str, typer.Argument(help="Name of the model.")],
-    source: Annotated[str, typer.Argument(help="A path, package:…, s3://…, hf://… or mlflow:…")],
+    source: Annotated[
+        str,
+        typer.Argument(help="package:…, s3://…, hf://…, mlflow:…, or a path: with --url one where the cluster runs."),
+    ],
     *,
     task: Annotated[str | None, typer.Option(help="chat, embed or tensor.", show_default="from the source")] = None,
     engine: Annotated[str | None, typer.Option(help="Engine.", show_default="from the source")] = None,
@@ -137,25 +138,36 @@ def resubmit(
 @registry.command()
 def sign(
     name: NameArgument,
+    *,
     key: Annotated[Path | None, typer.Option(help="PEM file of a private Ed25519 key.", show_default=False)] = None,
     bundle: Annotated[
         Path | None,
         typer.Option(help="Or a signature that `model_signing sign key` has made (`model.sig`).", show_default=False),
     ] = None,
+    files: Annotated[
+        Path | None,
+        typer.Option(help="With --key: only if these are its files, whatever the registry says.", show_default=False),
+    ] = None,
     file: FileOption = None,
+    url: UrlOption = None,
+    token_file: TokenOption = None,
 ) -> None:
-    """Sign the artifact of a revision as its publisher; `registry.publishers` says whose signatures count."""
-    from forebay.registry.bundles import read_bundle
-    from forebay.registry.signing import read_signer
+    """Sign the artifact of a revision as its publisher; `registry.publishers` says whose signatures count.
+
+    The key stays on this machine, also with --url: only the signature is sent.
+    """
+    from forebay.cli.registry import signing
 
     if (key is None) == (bundle is None):
         raise UserError("expected --key FILE, or --bundle FILE.", WRONG_USAGE)
-    with _local(file) as opened:
+    if files is not None and key is None:
+        raise UserError("--files goes with --key: a bundle names its files itself.", WRONG_USAGE)
+    with _opened(file, url, token_file) as opened:
         if bundle is not None:
-            listed = opened.attach(*_split(name), read_bundle(bundle), _actor())
+            listed = signing.attach(opened, _split(name), bundle, _actor())
         else:
             assert key is not None
-            listed = opened.sign(*_split(name), read_signer(key), _actor())
+            listed = signing.sign(opened, _split(name), key, files, _actor())
         typer.echo(f"{listed.revision.name} is signed with the key {' and the key '.join(listed.signed_by)}.")
 
 
@@ -212,8 +224,8 @@ def history(
     """Show who changed what, when and why."""
     from forebay.cli.registry import work
 
-    if url or token_file:
-        found = _remote(url, token_file).history(subject, min(last, 1000))
+    if through_api(url, token_file):
+        found = _remote(file, url, token_file).history(subject, min(last, 1000))
     else:
         with _named_errors():
             found = work.newest(_cluster(file), settings.home(), subject, last)
@@ -261,29 +273,29 @@ def _pair(text: str) -> tuple[str, str]:
     return key, value
 
 
-def _remote(url: str | None, token_file: Path | None) -> "RemoteRegistry":
+def through_api(url: str | None, token_file: Path | None) -> bool:
+    """Whether an address or a key says that a cluster is to be asked, and not its store."""
+    return bool(url or token_file or os.environ.get("FOREBAY_ADMIN_URL") or os.environ.get("FOREBAY_ADMIN_TOKEN"))
+
+
+def _remote(file: Path | None, url: str | None, token_file: Path | None) -> "RemoteRegistry":
     from forebay.cli.deploy.client import Admin
     from forebay.cli.registry.remote import RemoteRegistry
 
-    return RemoteRegistry(Admin(url, token_file))
+    return RemoteRegistry(Admin(url, token_file, file))
 
 
 @contextmanager
 def _opened(file: Path | None, url: str | None, token_file: Path | None) -> "Iterator[Registry | RemoteRegistry]":
-    """The registry of the cluster file, or, if one is named, that behind an admin API."""
-    if url or token_file:
-        yield _remote(url, token_file)
-        return
-    with _local(file) as opened:
-        yield opened
+    """The registry of the cluster file, or, with an address or a key, that behind an admin API."""
+    with _named_errors():
+        if through_api(url, token_file):
+            yield _remote(file, url, token_file)
+            return
+        from forebay.cli.registry.opening import registry_of
 
-
-@contextmanager
-def _local(file: Path | None) -> "Iterator[Registry]":
-    from forebay.cli.registry.opening import registry_of
-
-    with _named_errors(), registry_of(_cluster(file), settings.home()) as opening:
-        yield opening()
+        with registry_of(_cluster(file), settings.home()) as opening:
+            yield opening()
 
 
 @contextmanager

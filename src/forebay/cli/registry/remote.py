@@ -2,6 +2,7 @@
 
 from urllib.parse import quote
 
+import msgspec
 import yaml
 
 from forebay.cli.deploy.client import Admin
@@ -10,7 +11,8 @@ from forebay.cli.settings import WRONG_USAGE, UserError
 from forebay.control.api.documents import Collected, History, Revisions, Verified
 from forebay.core.registry.approval import Step
 from forebay.registry.catalogue import Actor, Listed
-from forebay.registry.sources import Progress
+from forebay.registry.signing import Proof
+from forebay.registry.sources import PathSource, Progress, parse
 from forebay.store.events import Event
 
 PATH = "/v1/registry"
@@ -24,9 +26,10 @@ class RemoteRegistry:
         self._admin = admin
 
     def add(self, wished: Wished) -> Listed:
-        """Let the cluster fetch and register what it finds at a source."""
+        """Let the cluster fetch and register what it finds at a source; a path is one of its machine."""
+        source = parse(wished.source)
         body = {
-            "source": wished.source,
+            "source": str(source.path.absolute()) if isinstance(source, PathSource) else wished.source,
             "task": wished.task,
             "engine": wished.engine,
             "settings": dict(_setting(each) for each in wished.settings),
@@ -49,6 +52,15 @@ class RemoteRegistry:
     def set_alias(self, model: str, alias: str, name: str, by: Actor) -> Listed:
         """Let an alias lead to a revision."""
         return self._admin.send("PUT", _path(model, "aliases", alias), Listed, {"revision": name})
+
+    def sign(self, model: str, name: str, proof: Proof, by: Actor) -> Listed:
+        """Add a publisher's signature."""
+        return self._admin.send("POST", _path(model, name, "signatures"), Listed, proof._asdict())
+
+    def attach(self, model: str, name: str, bundle: bytes) -> Listed:
+        """Add what is in a `model.sig`."""
+        body = {"bundle": msgspec.Raw(bundle)}
+        return self._admin.send("POST", _path(model, name, "signatures"), Listed, body)
 
     def verify(self, progress: Progress, model: str | None = None) -> tuple[str, ...]:
         """Everything that is not as it was written."""

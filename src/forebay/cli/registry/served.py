@@ -12,8 +12,17 @@ from forebay.control.api.behind import Catalogue
 from forebay.core.cluster import Cluster
 from forebay.core.errors import Code, Refusal
 from forebay.registry.catalogue import Actor, Listed, Registry
-from forebay.registry.sources import Progress
+from forebay.registry.sources import PathSource, Progress, SourceError, parse
 from forebay.wire.admin_request import AddAsked
+
+
+def _is_missing(source: str) -> bool:
+    """Whether it is a path where nothing is."""
+    try:
+        found = parse(source)
+        return isinstance(found, PathSource) and not found.path.exists()
+    except (SourceError, OSError):
+        return True
 
 
 def catalogue_of(cluster: Callable[[], Cluster], home: Path, progress: Progress) -> Catalogue:
@@ -40,6 +49,7 @@ def catalogue_of(cluster: Callable[[], Cluster], home: Path, progress: Progress)
         try:
             return register(opened, wished, by, home, told)
         except UserError as error:
-            raise Refusal(Code.CONFLICT, str(error)) from error
+            where = "\nThe cluster looks for paths on its own machine." if _is_missing(asked.source) else ""
+            raise Refusal(Code.CONFLICT, f"{error}{where}") from error
 
     return Catalogue(lambda: closing(store_of(cluster(), home)), registry, add, told)

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from forebay.cli.deploy.command import JsonOption, ModelArgument, TokenOption, UrlOption, WhyOption
+from forebay.cli.deploy.command import FileOption, JsonOption, ModelArgument, TokenOption, UrlOption, WhyOption
 
 scale = typer.Typer(help="How many replicas models have, and why.", no_args_is_help=True)
 OneModel = Annotated[str, typer.Argument(metavar="MODEL", help="A model of the running cluster.")]
@@ -12,13 +12,17 @@ OneModel = Annotated[str, typer.Argument(metavar="MODEL", help="A model of the r
 
 @scale.command()
 def status(
-    model: ModelArgument = None, as_json: JsonOption = False, url: UrlOption = None, token_file: TokenOption = None
+    model: ModelArgument = None,
+    as_json: JsonOption = False,
+    file: FileOption = None,
+    url: UrlOption = None,
+    token_file: TokenOption = None,
 ) -> None:
     """Show how many replicas every model has, and the last decision about it."""
     from forebay.cli.deploy.client import Admin
     from forebay.cli.scale import work
 
-    raise typer.Exit(work.status(Admin(url, token_file), model, as_json=as_json))
+    raise typer.Exit(work.status(Admin(url, token_file, file), model, as_json=as_json))
 
 
 @scale.command()
@@ -28,6 +32,7 @@ def explain(
     last: Annotated[int, typer.Option(min=1, max=200, help="So many changes, the newest.")] = 10,
     everything: Annotated[bool, typer.Option("--all", help="Also decisions that changed nothing.")] = False,
     as_json: JsonOption = False,
+    file: FileOption = None,
     url: UrlOption = None,
     token_file: TokenOption = None,
 ) -> None:
@@ -35,7 +40,7 @@ def explain(
     from forebay.cli.deploy.client import Admin
     from forebay.cli.scale import work
 
-    raise typer.Exit(work.explain(Admin(url, token_file), model, last, everything=everything, as_json=as_json))
+    raise typer.Exit(work.explain(Admin(url, token_file, file), model, last, everything=everything, as_json=as_json))
 
 
 @scale.command("set")
@@ -54,6 +59,7 @@ def fix(
     ] = None,
     why: WhyOption = "",
     as_json: JsonOption = False,
+    file: FileOption = None,
     url: UrlOption = None,
     token_file: TokenOption = None,
 ) -> None:
@@ -62,14 +68,16 @@ def fix(
     from forebay.cli.scale import work
 
     wish = {"replicas": replicas, "min": least, "max": most}
-    raise typer.Exit(work.change(Admin(url, token_file), model, wish, why, as_json=as_json))
+    raise typer.Exit(work.change(Admin(url, token_file, file), model, wish, why, as_json=as_json))
 
 
 @scale.command()
 def auto(
     model: OneModel,
+    *,
     why: WhyOption = "",
     as_json: JsonOption = False,
+    file: FileOption = None,
     url: UrlOption = None,
     token_file: TokenOption = None,
 ) -> None:
@@ -77,4 +85,4 @@ def auto(
     from forebay.cli.deploy.client import Admin
     from forebay.cli.scale import work
 
-    raise typer.Exit(work.change(Admin(url, token_file), model, None, why, as_json=as_json))
+    raise typer.Exit(work.change(Admin(url, token_file, file), model, None, why, as_json=as_json))

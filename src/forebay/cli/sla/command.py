@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from forebay.cli import settings
-from forebay.cli.deploy.command import JsonOption, ModelArgument, TokenOption, UrlOption
+from forebay.cli.deploy.command import FileOption, JsonOption, ModelArgument, TokenOption, UrlOption
 from forebay.cli.settings import WRONG_USAGE, UserError
 
 UNITS = {"h": 3600, "d": 86_400}
@@ -14,8 +14,10 @@ UNITS = {"h": 3600, "d": 86_400}
 
 def sla(
     model: ModelArgument = None,
+    *,
     period: Annotated[str, typer.Option(help="So long up to now: hours or days, such as 12h or 30d.")] = "30d",
     as_json: JsonOption = False,
+    file: FileOption = None,
     url: UrlOption = None,
     token_file: TokenOption = None,
 ) -> None:
@@ -23,7 +25,7 @@ def sla(
     from forebay.cli.deploy.client import Admin
     from forebay.cli.sla.view import show
 
-    raise typer.Exit(show(Admin(url, token_file), model, seconds(period), as_json, settings.screen()))
+    raise typer.Exit(show(Admin(url, token_file, file), model, seconds(period), as_json, settings.screen()))
 
 
 def seconds(period: str) -> int:

@@ -3,10 +3,16 @@
 from collections.abc import Callable, Mapping
 from typing import Final, TypeVar
 
+import msgspec
+
 from forebay.control.api.behind import Asked, Handler
 from forebay.control.api.documents import Collected, Revisions, Verified
+from forebay.core.errors import Code, Refusal
 from forebay.core.registry.approval import Step
+from forebay.registry.bundles import read_bundle
 from forebay.registry.catalogue import Listed, Registry
+from forebay.registry.signing import Proof
+from forebay.registry.sources import SourceError
 from forebay.wire import admin_request
 
 T = TypeVar("T")
@@ -49,6 +55,19 @@ async def set_alias(asked: Asked) -> Listed:
     return await _on(asked, lambda registry: registry.set_alias(model, alias, name, asked.actor))
 
 
+async def sign(asked: Asked) -> Listed:
+    """Add a signature of the artifact; whose key it is says the signature, not who brings it."""
+    model, name, wanted = asked.named("model"), asked.named("revision"), admin_request.sign(asked.body)
+    if wanted.bundle is None:
+        proof = Proof(wanted.public, wanted.signature)
+        return await _on(asked, lambda registry: registry.sign(model, name, proof, asked.actor))
+    try:
+        bundle = read_bundle(msgspec.json.encode(wanted.bundle), "`bundle`")
+    except SourceError as error:
+        raise Refusal(Code.INVALID_REQUEST, f"{error}.", "bundle") from error
+    return await _on(asked, lambda registry: registry.attach(model, name, bundle, asked.actor))
+
+
 async def verify(asked: Asked) -> Verified:
     """Check every byte."""
     model, progress = admin_request.verify(asked.body), asked.behind.catalogue.progress
@@ -76,6 +95,7 @@ HANDLERS: Final[Mapping[str, Handler]] = {
     "revision": revision,
     "addRevision": add,
     "setAlias": set_alias,
+    "sign": sign,
     "verify": verify,
     "collect": collect,
     **{step.value: _taking(step) for step in (Step.APPROVE, Step.REJECT, Step.RESUBMIT)},

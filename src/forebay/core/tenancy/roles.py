@@ -12,7 +12,7 @@ OPEN: Final = frozenset({"livez", "readyz", "openapi"})
 ANYWHERE: Final = frozenset(
     {
         *("livez", "openapi", "metrics", "status", "events", "history"),
-        *("revisions", "revisionsOfModel", "revision", "addRevision", "resubmit", "setAlias", "verify"),
+        *("revisions", "revisionsOfModel", "revision", "addRevision", "resubmit", "setAlias", "sign", "verify"),
         *("approve", "reject", "collect"),
     }
 )
@@ -44,6 +44,7 @@ LEAST: Final[Mapping[str, Role]] = {
     "addRevision": Role.OPERATOR,
     "resubmit": Role.OPERATOR,
     "setAlias": Role.OPERATOR,
+    "sign": Role.OPERATOR,
     "verify": Role.OPERATOR,
     "approve": Role.ADMIN,
     "reject": Role.ADMIN,

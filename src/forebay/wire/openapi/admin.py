@@ -54,6 +54,7 @@ _PLACES: Final = {
 }
 _BODY: Final = (Code.INVALID_JSON, Code.INVALID_REQUEST)
 _STORE: Final = (Code.STORE_UNAVAILABLE, Code.OVERLOADED, Code.DRAINING)
+_MISSING: Final = (Code.NOT_FOUND, Code.CONFLICT, *_STORE)
 _CHANGE: Final = (*_BODY, *_STORE, Code.NOT_FOUND, Code.CONFLICT)
 
 
@@ -79,7 +80,8 @@ class Answers(NamedTuple):
 
 def operations(given: Answers) -> tuple[Operation, ...]:
     """All there are."""
-    return (*_looks(given), *_cluster(given), *_rollouts(given), *_scaling(given), *_nodes(given), *_registry(given))
+    groups = (_looks, _cluster, _rollouts, _scaling, _nodes, _registry, _upkeep)
+    return tuple(operation for group in groups for operation in group(given))
 
 
 def document(version: str, given: Answers) -> bytes:
@@ -260,7 +262,6 @@ def _nodes(given: Answers) -> tuple[Operation, ...]:
 def _registry(given: Answers) -> tuple[Operation, ...]:
     one: Said = {200: {JSON: given.revision}}
     several: Said = {200: {JSON: given.revisions}}
-    missing = (Code.NOT_FOUND, Code.CONFLICT, *_STORE)
     path, why = "/v1/registry/{model}/{revision}", (bodies.COMMAND, "Why")
     steps = {
         "approve": "Approve a revision.",
@@ -268,8 +269,8 @@ def _registry(given: Answers) -> tuple[Operation, ...]:
         "resubmit": "Ask for the approval of a rejected revision anew.",
     }
     return (
-        _operation("/v1/registry", "get", "revisions", "All registered revisions.", several, codes=missing),
-        _operation("/v1/registry/{model}", "get", "revisionsOfModel", "Those of a model.", several, codes=missing),
+        _operation("/v1/registry", "get", "revisions", "All registered revisions.", several, codes=_MISSING),
+        _operation("/v1/registry/{model}", "get", "revisionsOfModel", "Those of a model.", several, codes=_MISSING),
         _operation(
             "/v1/registry/{model}",
             "post",
@@ -279,10 +280,20 @@ def _registry(given: Answers) -> tuple[Operation, ...]:
             body=(bodies.ADD, "Add"),
             codes=_CHANGE,
         ),
-        _operation(path, "get", "revision", "Everything about a revision.", one, codes=missing),
+        _operation(path, "get", "revision", "Everything about a revision.", one, codes=_MISSING),
         *(
             _operation(f"{path}/{name}", "post", name, text, one, body=why, codes=_CHANGE)
             for name, text in steps.items()
+        ),
+        _operation(
+            f"{path}/signatures",
+            "post",
+            "sign",
+            "Add a publisher's signature to the artifact of a revision: `public` and `signature`, or a `bundle` of "
+            "OpenSSF's Model Signing. Private keys stay where they are.",
+            one,
+            body=(bodies.SIGN, "Signature"),
+            codes=_CHANGE,
         ),
         _operation(
             "/v1/registry/{model}/aliases/{alias}",
@@ -293,6 +304,11 @@ def _registry(given: Answers) -> tuple[Operation, ...]:
             body=(bodies.ALIAS, "Alias"),
             codes=_CHANGE,
         ),
+    )
+
+
+def _upkeep(given: Answers) -> tuple[Operation, ...]:
+    return (
         _operation(
             "/v1/verify",
             "post",
@@ -300,7 +316,7 @@ def _registry(given: Answers) -> tuple[Operation, ...]:
             "Check every byte of files, records and history.",
             {200: {JSON: given.verified}},
             body=(bodies.VERIFY, "Verify"),
-            codes=(*_BODY, *missing),
+            codes=(*_BODY, *_MISSING),
         ),
         _operation(
             "/v1/gc",
@@ -309,7 +325,7 @@ def _registry(given: Answers) -> tuple[Operation, ...]:
             "Remove files that no revision has any more.",
             {200: {JSON: given.collected}},
             body=(bodies.NOTHING, "Nothing"),
-            codes=(*_BODY, *missing),
+            codes=(*_BODY, *_MISSING),
         ),
     )
 
@@ -354,5 +370,5 @@ def _operation(
     )
 
 
-_NEEDED: Final = (bodies.DEPLOY, bodies.ALIAS, bodies.ADD, bodies.APPLY)
+_NEEDED: Final = (bodies.DEPLOY, bodies.ALIAS, bodies.ADD, bodies.SIGN, bodies.APPLY)
 """Bodies with something that must be said."""

@@ -1,0 +1,105 @@
+"""Which cluster a command asks: what is said outright, what the file says, what runs here; in this order."""
+
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from forebay.cli.running.address import Address, Holder, admin_address, admin_url, running
+from forebay.cli.settings import UserError
+from forebay.core.cluster import Cluster
+
+MODELS = [{"name": "chat", "task": "chat", "source": "x", "engine": "synthetic"}]
+FILE = """\
+name: {name}
+admin: {{port: {port}}}
+models: [{{name: chat, task: chat, source: x, engine: synthetic}}]
+"""
+NOBODY = 2**22 + 1
+"""More than any pid."""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder, to run commands in."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("FOREBAY_HOME", "FOREBAY_ADMIN_URL", "FOREBAY_ADMIN__PORT"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+def runs(name: str, url: str, pid: int = 0) -> None:
+    """As if a process, this one by default, ran a cluster."""
+    path = Path(".forebay", "run", name, "lock")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(msgspec.json.encode(Holder(pid or os.getpid(), 1.0, url)))
+
+
+def test_each_way_of_saying_it_goes_before_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert admin_address(None, None) == Address("http://127.0.0.1:8081", "the default")
+    runs("demo", "http://127.0.0.1:9000")
+    assert admin_address(None, None) == Address("http://127.0.0.1:9000", "demo")
+    Path("forebay.yaml").write_text(FILE.format(name="own", port=9001))
+    assert admin_address(None, None) == Address("http://127.0.0.1:9001", "forebay.yaml")
+    Path("other.yaml").write_text(FILE.format(name="other", port=9002))
+    assert admin_address(None, Path("other.yaml")) == Address("http://127.0.0.1:9002", "other.yaml")
+    monkeypatch.setenv("FOREBAY_ADMIN_URL", "https://elsewhere/")
+    assert admin_address(None, Path("other.yaml")) == Address("https://elsewhere", "FOREBAY_ADMIN_URL")
+    assert admin_address("http://there:1/", Path("nowhere.yaml")) == Address("http://there:1", "--url")
+
+
+def test_where_a_cluster_was_started_counts_before_where_its_file_puts_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have been started with `--set admin.port=9009`, or its file was changed since."""
+    Path("forebay.yaml").write_text(FILE.format(name="own", port=9001))
+    runs("own", "http://127.0.0.1:9009")
+    assert admin_address(None, None).url == "http://127.0.0.1:9009"
+    runs("own", "http://127.0.0.1:9009", pid=NOBODY)
+    assert admin_address(None, None).url == "http://127.0.0.1:9001"
+    monkeypatch.setenv("FOREBAY_ADMIN__PORT", "9003")
+    assert admin_address(None, None).url == "http://127.0.0.1:9003"
+
+
+def test_a_file_that_is_wrong_matters_to_who_names_it_only() -> None:
+    Path("forebay.yaml").write_text("models: 5\n")
+    runs("own", "http://127.0.0.1:9009")
+    assert admin_address(None, None).url == "http://127.0.0.1:9009"
+    with pytest.raises(UserError, match="1 problem; nobody was asked"):
+        admin_address(None, Path("forebay.yaml"))
+
+
+def test_of_several_that_run_here_one_has_to_be_named() -> None:
+    runs("one", "http://127.0.0.1:9001")
+    runs("two", "http://127.0.0.1:9002")
+    with pytest.raises(
+        UserError, match=r"(?s)Several clusters run here.*one: --url http://127\.0\.0\.1:9001"
+    ) as refusal:
+        admin_address(None, None)
+    assert refusal.value.exit_code == 2
+    Path("forebay.yaml").write_text(FILE.format(name="two", port=1))
+    assert admin_address(None, None).url == "http://127.0.0.1:9002"
+
+
+def test_only_what_runs_is_found(folder: Path) -> None:
+    runs("gone", "http://127.0.0.1:9001", pid=NOBODY)
+    runs("older", "")
+    runs("broken", "http://127.0.0.1:9002")
+    Path(".forebay/run/broken/lock").write_bytes(b"{")
+    runs("there", "http://127.0.0.1:9003")
+    assert running(folder / ".forebay") == {"there": "http://127.0.0.1:9003"}
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:8081"),
+        ("0.0.0.0", "http://127.0.0.1:8081"),
+        ("10.0.0.7", "http://10.0.0.7:8081"),
+        ("::", "http://[::1]:8081"),
+        ("::1", "http://[::1]:8081"),
+        ("localhost", "http://localhost:8081"),
+    ],
+)
+def test_an_address_to_listen_on_becomes_one_to_ask(host: str, url: str) -> None:
+    admin = {"host": host, "auth": "keys"}
+    assert admin_url(Cluster.model_validate({"admin": admin, "models": MODELS})) == url
