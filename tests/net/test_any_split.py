@@ -1,10 +1,18 @@
 """However the bytes are cut: same result, no exception, a clean end. What comes of damaged bytes: `tests/fuzz`."""
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.fuzz.corpus import cuts, pieces
 from tests.net.memory import ANSWERS, REQUESTS, ask, serve
+
+NESTED = (
+    b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n",
+    b"2\r\nab\r\n1c\r\nhello, world\r\n5\r\nhello\r\nabcd\r\n3;e=1\r\nend\r\n0\r\n\r\n",
+)
+"""Head and body of an answer with chunks whose content looks like chunks."""
 
 
 @given(st.lists(st.sampled_from(REQUESTS), min_size=1, max_size=5), cuts, st.booleans())
@@ -30,3 +38,14 @@ def test_answers_are_the_same_for_every_split(answer: bytes, at: list[int]) -> N
     assert whole.error is None
     assert cut == whole
     assert cut_shelf.released == shelf.released
+
+
+@pytest.mark.interpreted
+def test_what_looks_like_a_whole_chunk_is_one_only_where_a_chunk_may_begin() -> None:
+    head, body = NESTED
+    whole, _, _ = ask([head + body])
+    assert whole.body == b"abhello, world\r\n5\r\nhello\r\nabcdend"
+    for at in itertools.combinations(range(len(body) + 1), 3):
+        cut, _, shelf = ask([head, *pieces(body, list(at))])
+        assert cut == whole, at
+        assert shelf.released == 1

@@ -8,6 +8,15 @@ def test_an_empty_chunk_is_never_written_because_it_would_end_the_body() -> None
     assert http1.chunk(b"x" * 17) == b"11\r\n" + b"x" * 17 + b"\r\n"
 
 
+def test_a_lone_chunk_is_known_by_its_length_and_its_first_line() -> None:
+    for size in (1, 15, 16, 17, 255, 256, 257, 1023):
+        assert http1.lone_chunk(http1.chunk(b"x" * size)) == b"x" * size
+    whole = http1.chunk(b"x" * 17)
+    others = (whole[:-1], whole + b"\n", whole[:-2] + b"xx", b"011" + whole[2:], b"10" + whole[2:], whole + whole)
+    for data in (*others, b"", b"0\r\n\r\n", b"A\r\n" + b"x" * 10 + b"\r\n", http1.chunk(b"x" * 1024)):
+        assert http1.lone_chunk(data) == b""
+
+
 def test_the_last_chunk_carries_the_trailers() -> None:
     assert http1.last_chunk(()) == b"0\r\n\r\n"
     assert http1.last_chunk([(b"a", b"1"), (b"b", b"2")]) == b"0\r\na: 1\r\nb: 2\r\n\r\n"

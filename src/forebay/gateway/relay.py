@@ -53,7 +53,12 @@ NOT_RELAYED: Final = frozenset(
         USAGE,
     }
 )
-WAITING, WHOLE, EVENTS, BYTES, RETRY, FAILED = range(6)
+WAITING: Final = 0  # one by one: only so does compiled code have them for constants
+WHOLE: Final = 1
+EVENTS: Final = 2
+BYTES: Final = 3
+RETRY: Final = 4
+FAILED: Final = 5
 """How the answer is handled: none yet, buffered, as events, as bytes because it is too large, thrown away because
 the replica is to be replaced, thrown away because it ends the stream that it was to continue."""
 

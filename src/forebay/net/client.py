@@ -13,6 +13,7 @@ from typing import Final, Literal, Protocol, cast
 import httptools
 
 from forebay.net.keepalive import keep_alive
+from forebay.wire import http1
 
 Header = tuple[bytes, bytes]
 
@@ -135,27 +136,10 @@ class Upstream:  # derives from nothing: compiled code gets at the attributes of
     """One connection to the upstream: an asyncio protocol, and the callback object of its parser."""
 
     __slots__ = (
-        "_body",
-        "_call",
-        "_complete",
-        "_head_bytes",
-        "_head_due",
-        "_headers",
-        "_held",
-        "_keep_alive",
-        "_parser",
-        "_pool",
-        "_raw",
-        "_reused",
-        "_since",
-        "_status",
-        "_to_eof",
-        "_touched",
-        "_trailers",
-        "idle_since",
-        "on_body",
-        "transport",
-    )
+        "_between", "_body", "_call", "_complete", "_head_bytes", "_head_due", "_headers", "_held", "_keep_alive",
+        "_parser", "_pool", "_raw", "_reused", "_since", "_status", "_to_eof", "_touched", "_trailers", "idle_since",
+        "on_body", "transport",
+    )  # fmt: skip
 
     def __init__(self, pool: "Pool") -> None:
         self._pool = pool
@@ -177,6 +161,7 @@ class Upstream:  # derives from nothing: compiled code gets at the attributes of
         self._head_bytes = 0
         self._head_due = False
         self._keep_alive = False
+        self._between = False  # the parser is between two chunks
         self._to_eof = False
         self._complete = False
         self._touched = False
@@ -223,6 +208,27 @@ class Upstream:  # derives from nothing: compiled code gets at the attributes of
             self._take_in_parts(call, data)
             return
         self._touched = True
+        lone = http1.lone_chunk(data) if self._between else b""
+        problem = "" if lone else self._parse(data)
+        try:
+            if lone:  # the middle of a stream, nearly always; the parser would be where it is
+                self._raw = 0
+                assert call.sink is not None
+                call.sink.on_body(lone)
+                return
+            if self._head_due or self._body or self._complete:
+                self._raw = 0
+            else:  # an unfinished head, trailer or chunk size, which the parser would collect without end
+                self._raw += len(data)
+                if self._raw > HEAD_BYTES_MAX and not problem:
+                    problem = f"its head or trailers are larger than {HEAD_BYTES_MAX} bytes"
+            self._deliver(call, problem)
+        except Exception as mistake:  # supervisor: a mistake in a sink costs its own answer
+            _tell(mistake)
+            self._give_up(call, "protocol", MISTAKE)
+
+    def _parse(self, data: bytes) -> str:
+        """Have the parser tell what is in these bytes. Returns what is wrong with them."""
         assert self._parser is not None
         problem = ""
         try:
@@ -233,21 +239,9 @@ class Upstream:  # derives from nothing: compiled code gets at the attributes of
             problem = str(error)
             if isinstance(error, httptools.HttpParserCallbackError):
                 problem = str(error.__context__)
-        try:
-            if self._head_due or self._body or self._complete:
-                self._raw = 0
-                if not (self._head_due or self._complete or problem):  # the middle of a stream: nearly always
-                    assert call.sink is not None
-                    call.sink.on_body(self._body.pop() if len(self._body) == 1 else self._take_body())
-                    return
-            else:  # an unfinished head, trailer or chunk size, which the parser would collect without end
-                self._raw += len(data)
-                if self._raw > HEAD_BYTES_MAX and not problem:
-                    problem = f"its head or trailers are larger than {HEAD_BYTES_MAX} bytes"
-            self._deliver(call, problem)
-        except Exception as mistake:  # supervisor: a mistake in a sink costs its own answer
-            _tell(mistake)
-            self._give_up(call, "protocol", MISTAKE)
+        if self._between and not data.endswith(http1.CRLF):  # a part of the next chunk's first line was there too
+            self._between = False
+        return problem
 
     def read_on(self, call: Call) -> None:
         """Its sink takes more: begin with what was read before."""
@@ -314,6 +308,12 @@ class Upstream:  # derives from nothing: compiled code gets at the attributes of
         self._keep_alive = parser.should_keep_alive()
         if not self._keep_alive and status not in BODILESS:
             self._to_eof = not {b"content-length", b"transfer-encoding"} & {name for name, _ in self._headers}
+
+    def on_chunk_header(self) -> None:
+        self._between = False
+
+    def on_chunk_complete(self) -> None:
+        self._between = True
 
     def on_message_complete(self) -> None:
         if self._status:

@@ -18,7 +18,11 @@ from forebay.net.tls import in_flight_bytes
 from forebay.wire import http1
 from forebay.wire.errors import error_body
 
-IDLE, HEAD, BODY, LINGER, CLOSED = range(5)
+IDLE: Final = 0  # one by one: only so does compiled code have them for constants
+HEAD: Final = 1
+BODY: Final = 2
+LINGER: Final = 3
+CLOSED: Final = 4
 HELD_BYTES_MAX: Final = 65_536
 LINGER_S: Final = 1.0
 """So long a client that has sent what nobody wants is still listened to: with a reset under its bytes, it might never
@@ -38,32 +42,10 @@ class Connection:  # derives from nothing: see `Upstream`
     """The asyncio protocol of an accepted socket; also the callback object of its parser."""
 
     __slots__ = (
-        "_active",
-        "_advancing",
-        "_body",
-        "_body_bytes",
-        "_exchange",
-        "_fed",
-        "_headers",
-        "_held",
-        "_parser",
-        "_paused",
-        "_phase",
-        "_priming",
-        "_progress",
-        "_queue",
-        "_raw",
-        "_reading",
-        "_refusal",
-        "_room",
-        "_since",
-        "_target",
-        "_transport",
-        "_unjudged",
-        "_unsent",
-        "_until",
-        "owner",
-    )
+        "_active", "_advancing", "_body", "_body_bytes", "_exchange", "_fed", "_headers", "_held", "_parser",
+        "_paused", "_phase", "_priming", "_progress", "_queue", "_raw", "_reading", "_refusal", "_room", "_since",
+        "_target", "_transport", "_unjudged", "_unsent", "_until", "owner",
+    )  # fmt: skip
 
     def __init__(self, owner: Owner) -> None:
         self.owner = owner

@@ -16,9 +16,6 @@ COPIED_BYTES_MAX: Final = 65_536
 
 _NO_HEADERS: Final[list[tuple[bytes, bytes]]] = []
 _NO_FIELDS: Final[dict[bytes, bytes]] = {}
-_SIZES: Final = 1024
-_SIZE_LINES: Final = [b"%x\r\n" % size for size in range(_SIZES)]
-"""The first lines of chunks as small as most events are: making one takes longer than looking it up."""
 
 
 class Listener(Protocol):
@@ -185,7 +182,7 @@ class Exchange:
         self._chunked = not self.http_1_0 and self.method != b"HEAD"
         end = b"\r\n" if self.http_1_0 else b"transfer-encoding: chunked\r\n\r\n"
         if first and self._chunked:
-            end = b"%b%x\r\n%b\r\n" % (end, len(first), first)
+            end += http1.chunk(first)
         elif self.http_1_0 and self.method != b"HEAD":
             end += first
         self._line.send(self._head(status, headers, end))
@@ -203,9 +200,7 @@ class Exchange:
     def write(self, data: bytes) -> None:
         """Send a piece of the answer."""
         if self._chunked and data:
-            size = len(data)
-            line = _SIZE_LINES[size] if size < _SIZES else b"%x\r\n" % size
-            self._line.stream(b"".join((line, data, b"\r\n")))
+            self._line.stream(http1.chunk(data))
         elif not self.finished and self.method != b"HEAD":
             self._line.stream(data)
 

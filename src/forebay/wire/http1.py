@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from http import HTTPStatus
+from typing import Final
 
 Header = tuple[bytes, bytes]
 Headers = Sequence[Header]
@@ -12,7 +13,15 @@ STATUS_LINES: dict[int, bytes] = {
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 JSON: tuple[bytes, bytes] = (b"content-type", b"application/json")
 TEXT: tuple[bytes, bytes] = (b"content-type", b"text/plain; charset=utf-8")
-LAST_CHUNK = b"0\r\n\r\n"
+LAST_CHUNK: Final = b"0\r\n\r\n"
+CRLF: Final = b"\r\n"
+_SIZES: Final = 1024
+_SIZE_LINES: Final = [b"%x\r\n" % size for size in range(_SIZES)]
+"""The first lines of chunks as small as most events are: making one takes longer than looking it up."""
+_LONE_LINES: Final = [b"" for _ in range(_SIZES + 8)]
+"""The same by the length of the whole chunk; empty where no chunk is so long."""
+for _size, _line in enumerate(_SIZE_LINES[1:], 1):
+    _LONE_LINES[len(_line) + _size + len(CRLF)] = _line
 
 
 def status_line(status: int) -> bytes:
@@ -27,7 +36,19 @@ def fields(headers: Headers) -> bytes:
 
 def chunk(data: bytes) -> bytes:
     """One chunk of a chunked body. Empty data gives nothing: an empty chunk would end the body."""
-    return b"%x\r\n%b\r\n" % (len(data), data) if data else b""
+    size = len(data)
+    if size >= _SIZES:
+        return b"%x\r\n%b\r\n" % (size, data)
+    return _SIZE_LINES[size] + data + CRLF if size else data
+
+
+def lone_chunk(data: bytes) -> bytes:
+    """What is in a chunk, if these bytes are one whole small chunk in its usual spelling; otherwise nothing."""
+    size = len(data)
+    line = _LONE_LINES[size] if size < len(_LONE_LINES) else b""
+    if line and data.startswith(line) and data.endswith(CRLF):
+        return data[len(line) : -2]
+    return b""
 
 
 def last_chunk(trailers: Headers) -> bytes:

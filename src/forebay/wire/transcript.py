@@ -29,6 +29,8 @@ LARGE_BYTES: Final = 8192
 TEXT_BYTES_MAX: Final = 4 * 1024 * 1024
 """A longer answer cannot be resumed."""
 END: Final = b"\n\n"
+NEWLINE: Final = 10
+"""As a number: for bytes, `in` first takes them for one, and pays for the exception that they are not."""
 DONE: Final = b"[DONE]"
 """What ends a complete stream of OpenAI's."""
 ENDS: Final = (b'{"type":"message_stop"', b'{"type":"response.completed"', b'{"type":"response.incomplete"')
@@ -111,7 +113,7 @@ class Transcript:
             data = self._cut(data)
             if not data:
                 return data
-        if self._closing is not None and self._closing in data:
+        if self._closing is not None and data.find(self._closing) >= 0:
             data = self._hold_end(data)
             if not data:
                 return data
@@ -207,7 +209,7 @@ class Transcript:
         if not (prefix and self._resumable and event.startswith(prefix) and event.endswith(suffix)):
             return False
         end = len(event) - len(suffix)
-        if end < len(prefix) or b"\n" in (text := event[len(prefix) : end]):
+        if end < len(prefix) or NEWLINE in (text := event[len(prefix) : end]):
             return False
         self._events += 1
         self._text += text
@@ -227,7 +229,7 @@ class Transcript:
         if not (rest.startswith(self._prefix) and rest.endswith(self._suffix)) or len(rest) < len(seam):
             return False
         text = rest[len(self._prefix) : -len(self._suffix)]  # compiled, this must not be of a negative length
-        if b"\n" in text:
+        if NEWLINE in text:
             return False
         self._text += text
         return True
@@ -238,7 +240,7 @@ class Transcript:
         texts = []
         for event in rest:
             text, _, number = event.partition(NUMBER)
-            if b"\n" in text or not number[:-3].isdigit():
+            if NEWLINE in text or not number[:-3].isdigit():
                 return False
             texts.append(text)
         if before:
