@@ -17,11 +17,12 @@ from forebay.cli.settings import UserError
 from forebay.cli.sla.delivered import delivered
 from forebay.control.api.access import AccountDoorman, KeyDoorman
 from forebay.control.api.app import make_app
-from forebay.control.api.behind import Behind
+from forebay.control.api.behind import Behind, Catalogue
 from forebay.control.api.server import AdminServer
 from forebay.control.deploying import Deployments
 from forebay.control.health.health import Health
 from forebay.control.journal import Happened, Journal
+from forebay.control.keyring import key_ring
 from forebay.control.leading.term import Leading, Term
 from forebay.control.leasing import make_leases
 from forebay.control.loop import Controller
@@ -287,9 +288,20 @@ def build(
     reload = Reloader(control, journal, cluster, plan, read, plan_again, parse)
     catalogue = catalogue_of(lambda: reload.cluster, home, unless_stopping)
     reload.record = partial(record, lambda: closing(guard(store_of(cluster, home))), cluster.name)
-    keys = cluster.admin.auth == "keys"
-    doorman = KeyDoorman(admin_keys_path(cluster, places)) if keys else AccountDoorman()
-    told = partial(delivered, places.records)
-    behind = Behind(control, journal, metrics, reload, catalogue, doorman, delivered=told)
-    server = AdminServer(make_app(behind))
+    server = AdminServer(make_app(_behind(reload, catalogue, metrics, places)))
     return Parts(plan, control, provider, prober, journal, reload, server, deployments, asker)
+
+
+def _behind(reload: Reloader, catalogue: Catalogue, metrics: Metrics, places: Places) -> Behind:
+    """What the admin API speaks for. Who it lets in is settled at the start: `admin.auth` needs a restart."""
+    keys = reload.cluster.admin.auth == "keys"
+    return Behind(
+        reload.control,
+        reload.journal,
+        metrics,
+        reload,
+        catalogue,
+        KeyDoorman(admin_keys_path(reload.cluster, places)) if keys else AccountDoorman(),
+        delivered=partial(delivered, places.records),
+        keys=lambda: key_ring(reload.cluster, places),
+    )

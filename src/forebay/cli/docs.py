@@ -258,7 +258,7 @@ def _packages(source: Path, levels: int) -> Iterator[str]:
             continue
         document = ast.get_docstring(ast.parse((package / "__init__.py").read_text())) or ""
         indent = "  " * len(parts)
-        yield f"{indent}{parts[-1] + '/':<{16 - len(indent)}}{document.splitlines()[0] if document else ''}"
+        yield f"{indent}{parts[-1] + '/':<{18 - len(indent)}}{document.splitlines()[0] if document else ''}"
 
 
 def with_block(path: Path, block: str) -> str:

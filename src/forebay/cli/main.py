@@ -12,7 +12,7 @@ from forebay.cli import settings
 from forebay.cli.conformance.command import conformance
 from forebay.cli.deploy import command as deploying
 from forebay.cli.deploy.command import TokenOption
-from forebay.cli.keys import keys
+from forebay.cli.keys.command import keys
 from forebay.cli.nodes import command as of_nodes
 from forebay.cli.records import command as records
 from forebay.cli.registry.command import history, registry

@@ -6,8 +6,9 @@ from typing import Any, Final, NamedTuple
 
 from forebay.core.errors import Code, Refusal
 from forebay.core.model import Task
-from forebay.core.registry.approval import REASON_CHARS_MAX
+from forebay.core.registry.approval import REASON_CHARS_MAX, Role
 from forebay.core.scaling.settings import REPLICAS_MAX
+from forebay.core.tenancy.roles import HOLDER
 from forebay.wire.openai_fields import (
     Reader,
     Shape,
@@ -32,6 +33,8 @@ VALUE_CHARS_MAX: Final = 100_000
 BASE64_CHARS_MAX: Final = 1024
 """Of a public key, or of a signature."""
 DOCUMENT_CHARS_MAX: Final = 1_000_000
+KEY_S_MAX: Final = 100 * 365 * 86_400
+"""A key that is good for longer ends in no year that can be shown."""
 EVENTS_MAX: Final = 1000
 """Events, or rollouts, of one answer."""
 EVENTS: Final = 50
@@ -99,6 +102,23 @@ class UndrainAsked(NamedTuple):
     device: str = ""
 
 
+class KeyAsked(NamedTuple):
+    """A key: of a tenant, or of the admin API with a role and the name of who has it. `expires_s` None: for ever."""
+
+    tenant: str = ""
+    name: str = ""
+    role: str = ""
+    expires_s: int | None = None
+    why: str = ""
+
+
+class RotateAsked(NamedTuple):
+    """A key in the place of another, which ends after so many seconds."""
+
+    overlap_s: int = 0
+    why: str = ""
+
+
 class HistoryAsked(NamedTuple):
     """Events of a subject and what lies below it; None: of all. The newest `last`, or the first after a number."""
 
@@ -120,6 +140,13 @@ def _bundle(value: Any, path: str) -> dict[str, Any]:
     """A Sigstore bundle: what it may be, its own reader says."""
     if type(value) is not dict:
         invalid(path, "an object, as it is in `model.sig`", value)
+    return value
+
+
+def _holder(value: Any, path: str) -> str:
+    """Who has a key."""
+    if type(value) is not str or HOLDER.fullmatch(value) is None:
+        invalid(path, "up to 64 letters, digits, and . _ @ + -", value)
     return value
 
 
@@ -194,6 +221,16 @@ _REPLICAS: Final = integer(0, REPLICAS_MAX)
 SCALE: Final = nested({"replicas": _REPLICAS, "min": _REPLICAS, "max": _REPLICAS, "why": _WHY})
 DRAIN: Final = nested({"why": _WHY, "force": boolean})
 UNDRAIN: Final = nested({"why": _WHY, "device": _NAME})
+CREATE_KEY: Final = nested(
+    {
+        "tenant": _NAME,
+        "name": shaped(_holder, {"type": "string", "pattern": f"^{HOLDER.pattern}$"}),
+        "role": one_of(*(role.name.lower() for role in Role)),
+        "expires_s": integer(1, KEY_S_MAX),
+        "why": _WHY,
+    }
+)
+ROTATE_KEY: Final = nested({"overlap_s": integer(0, KEY_S_MAX), "why": _WHY})
 VERIFY: Final = nested({"model": _NAME})
 NOTHING: Final = nested({})
 APPLY: Final = nested({"document": text(1, DOCUMENT_CHARS_MAX), "dry_run": boolean}, ("document",))
@@ -251,6 +288,19 @@ def drain(body: bytes) -> DrainAsked:
 def undrain(body: bytes) -> UndrainAsked:
     """Of a node or a device. Raises `Refusal`."""
     return UndrainAsked(**_object(UNDRAIN, body))
+
+
+def create_key(body: bytes) -> KeyAsked:
+    """Of one of the two kinds. Raises `Refusal`."""
+    found = KeyAsked(**_object(CREATE_KEY, body))
+    if bool(found.tenant) == bool(found.name) or bool(found.name) != bool(found.role):
+        raise Refusal(Code.INVALID_REQUEST, "Expected `tenant`, or `name` and `role`.", "tenant")
+    return found
+
+
+def rotate_key(body: bytes) -> RotateAsked:
+    """Of a key; an empty body leaves no overlap. Raises `Refusal`."""
+    return RotateAsked(**_object(ROTATE_KEY, body))
 
 
 def scale(body: bytes) -> ScaleAsked:

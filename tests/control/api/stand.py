@@ -10,6 +10,7 @@ from forebay.control.api.access import Knock
 from forebay.control.api.behind import Behind, Catalogue
 from forebay.control.changes import Reloaded
 from forebay.control.journal import Journal
+from forebay.control.keyring import KeyRing
 from forebay.control.loop import Controller
 from forebay.control.plan import Places, Plan
 from forebay.control.probe import Prober
@@ -96,7 +97,9 @@ def catalogue(folder: Path, rules: ApprovalRules = NO_RULES) -> Catalogue:
 
 def behind(rig: Rigged, folder: Path, results: list[Reloaded] | None = None) -> Behind:
     """The parts over a rig, for an admin."""
-    return Behind(rig.control, rig.journal, rig.metrics, Changes(results or []), catalogue(folder), As())
+    ring = KeyRing(("team-a", "ops"), folder / "keys.json", folder / "admin-keys.json")
+    changes = Changes(results or [])
+    return Behind(rig.control, rig.journal, rig.metrics, changes, catalogue(folder), As(), keys=lambda: ring)
 
 
 class Still(Controller):

@@ -46,7 +46,7 @@ def run(parts: Behind, test: Test) -> None:
 
 
 def path(template: str) -> str:
-    return template.format(model="chat", revision="r-1", alias="champion", id="chat:1", node="local")
+    return template.format(model="chat", revision="r-1", alias="champion", id="chat:1", node="local", key="aaaaaaaa")
 
 
 def problem(answer: httpx.Response) -> tuple[int, str, str | None]:

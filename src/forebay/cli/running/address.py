@@ -24,8 +24,9 @@ Commands that speak with a running cluster ask its admin API at the first of the
 4. the only cluster that runs below `FOREBAY_HOME`, such as one of `forebay serve`;
 5. `{settings.ADMIN_URL}`.
 
-`forebay registry` and `forebay history` open the store of the cluster file themselves, also while nothing runs; with
-an address (1, 2) or a key (`--token-file`, `FOREBAY_ADMIN_TOKEN`) they go through the admin API as the others do.
+`forebay registry`, `forebay history` and `forebay keys` open the store and the files of the cluster themselves, also
+while nothing runs; with an address (1, 2) or a key (`--token-file`, `FOREBAY_ADMIN_TOKEN`) they go through the admin
+API as the others do.
 """
 """For people."""
 

@@ -12,9 +12,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from forebay import __version__
-from forebay.control.api import cluster, deploying, documents, nodes, registry, scaling, sla
+from forebay.control.api import documents
 from forebay.control.api.access import ANYBODY, Knock
 from forebay.control.api.behind import Asked, Behind, Handler
+from forebay.control.api.operations import cluster, deploying, keys, nodes, registry, scaling, sla
 from forebay.control.changes import Reloaded
 from forebay.control.health.telling import Standing
 from forebay.control.rolling.nouns import DeployRefused
@@ -48,6 +49,9 @@ ANSWERS: Final = admin.Answers(
     sla=Sla,
     nodes=documents.NodeDocuments,
     node=Standing,
+    keys=documents.KeyDocuments,
+    key=documents.KeyDocument,
+    new_key=documents.NewKeyDocument,
 )
 HANDLERS: Final[Mapping[str, Handler]] = {
     **cluster.HANDLERS,
@@ -56,6 +60,7 @@ HANDLERS: Final[Mapping[str, Handler]] = {
     **scaling.HANDLERS,
     **sla.HANDLERS,
     **nodes.HANDLERS,
+    **keys.HANDLERS,
 }
 NOT_THERE: Final = ("model", "id")
 """What a refusal of a rollout is about if there is no such thing."""

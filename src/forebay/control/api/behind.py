@@ -13,6 +13,7 @@ from forebay.control.api.access import Doorman
 from forebay.control.changes import Reloaded
 from forebay.control.deploying import Deployments
 from forebay.control.journal import Journal
+from forebay.control.keyring import KeyRing
 from forebay.control.loop import Controller
 from forebay.control.rolling.nouns import Run
 from forebay.control.standby.sla import Delivered
@@ -87,6 +88,8 @@ class Behind:
     threads: Run = field(default_factory=Threads)
     delivered: Delivered | None = None
     """What gateways have written down of requests; None: nobody can tell."""
+    keys: Callable[[], KeyRing] | None = None
+    """API keys, as the cluster file now says where; None: there are none."""
 
 
 class Asked(NamedTuple):

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from forebay.control.health import telling
 from forebay.control.journal import Happened
+from forebay.control.keyring import state
 from forebay.control.placing.rows import PlacedNode
 from forebay.control.rolling.nouns import Standing
 from forebay.control.scaling import nouns as scaled
@@ -14,6 +15,7 @@ from forebay.core.deploy.course import Kind
 from forebay.core.deploy.rollout import ENDED, Phase, Rollout
 from forebay.core.rollout.effects import Effect
 from forebay.core.rollout.values import Decision, Finding, Part, Verdict
+from forebay.core.tenancy import KeyRecord
 from forebay.registry.catalogue import Listed
 from forebay.store.events import Event
 
@@ -52,6 +54,53 @@ class Collected:
     """What the removal of unused files has freed."""
 
     freed_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class KeyDocument:
+    """What people may know of an API key. Times are seconds since the epoch; null: never."""
+
+    id: str
+    tenant: str | None
+    """Whose it is; null: it is one of the admin API."""
+    name: str | None
+    """Of a key of the admin API: who has it,"""
+    role: str | None
+    """and what he may do."""
+    state: str
+    """`good`, `expired` or `revoked`."""
+    created_at: float
+    expires_at: float | None
+    revoked_at: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class KeyDocuments:
+    """All keys of a cluster."""
+
+    keys: tuple[KeyDocument, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NewKeyDocument:
+    """A key that was made. `key` is shown this once."""
+
+    key: str
+    made: KeyDocument
+
+
+def key(record: KeyRecord, now: float) -> KeyDocument:
+    """What is shown of a key."""
+    return KeyDocument(
+        id=record.id,
+        tenant=None if record.role else record.tenant,
+        name=record.tenant if record.role else None,
+        role=record.role or None,
+        state=state(record, now),
+        created_at=record.created,
+        expires_at=record.expires,
+        revoked_at=record.revoked,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """Who may do what through the admin API: a row for every operation, and who somebody with a key is."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
@@ -31,6 +32,7 @@ LEAST: Final[Mapping[str, Role]] = {
     "revisions": Role.VIEWER,
     "revisionsOfModel": Role.VIEWER,
     "revision": Role.VIEWER,
+    "keys": Role.VIEWER,
     "reload": Role.OPERATOR,
     "apply": Role.OPERATOR,
     "deploy": Role.OPERATOR,
@@ -49,11 +51,16 @@ LEAST: Final[Mapping[str, Role]] = {
     "approve": Role.ADMIN,
     "reject": Role.ADMIN,
     "collect": Role.ADMIN,
+    "createKey": Role.ADMIN,
+    "revokeKey": Role.ADMIN,
+    "rotateKey": Role.ADMIN,
 }
 """The role that an operation needs, by the name that it has in the API's document."""
 GUARDED: Final = ("registry", "store", "tenants", "gateway.auth", "gateway.keys_file", "gateway.host", "gateway.tls")
 """Settings that say who may do what, and what has to be proved: who may not approve may not loosen these."""
 REGISTERED: Final = "registry:"
+HOLDER: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}")
+"""Who has a key of the admin API, as the history names him."""
 _NO_KEY: Final = Denied(
     Code.UNAUTHORIZED, "Send `Authorization: Bearer KEY`; `forebay keys create --admin ROLE` makes a key."
 )

@@ -51,10 +51,12 @@ _PLACES: Final = {
     "alias": "An alias, such as `champion`.",
     "id": "Id of a rollout.",
     "node": "Name of a node.",
+    "key": "Id of a key: the part after `fb-`.",
 }
 _BODY: Final = (Code.INVALID_JSON, Code.INVALID_REQUEST)
 _STORE: Final = (Code.STORE_UNAVAILABLE, Code.OVERLOADED, Code.DRAINING)
 _MISSING: Final = (Code.NOT_FOUND, Code.CONFLICT, *_STORE)
+_KEYS: Final = (*_MISSING, Code.INTERNAL)
 _CHANGE: Final = (*_BODY, *_STORE, Code.NOT_FOUND, Code.CONFLICT)
 
 
@@ -76,11 +78,14 @@ class Answers(NamedTuple):
     sla: type
     nodes: type
     node: type
+    keys: type
+    key: type
+    new_key: type
 
 
 def operations(given: Answers) -> tuple[Operation, ...]:
     """All there are."""
-    groups = (_looks, _cluster, _rollouts, _scaling, _nodes, _registry, _upkeep)
+    groups = (_looks, _cluster, _rollouts, _scaling, _nodes, _registry, _upkeep, _keys)
     return tuple(operation for group in groups for operation in group(given))
 
 
@@ -330,6 +335,48 @@ def _upkeep(given: Answers) -> tuple[Operation, ...]:
     )
 
 
+def _keys(given: Answers) -> tuple[Operation, ...]:
+    several: Said = {200: {JSON: given.keys}}
+    made: Said = {200: {JSON: given.new_key}}
+    return (
+        _operation(
+            "/v1/keys",
+            "get",
+            "keys",
+            "API keys: whose, since when, until when.",
+            several,
+            codes=_KEYS,
+        ),
+        _operation(
+            "/v1/keys",
+            "post",
+            "createKey",
+            "Make a key: of a `tenant`, or of the admin API for a `name` with a `role`. It is shown this once.",
+            made,
+            body=(bodies.CREATE_KEY, "Key"),
+            codes=(*_BODY, *_KEYS),
+        ),
+        _operation(
+            "/v1/keys/{key}/revoke",
+            "post",
+            "revokeKey",
+            "End a key for good: gateways refuse it within a second, the admin API at once.",
+            {200: {JSON: given.key}},
+            body=(bodies.COMMAND, "Why"),
+            codes=(*_BODY, *_KEYS),
+        ),
+        _operation(
+            "/v1/keys/{key}/rotate",
+            "post",
+            "rotateKey",
+            "Make a key for the same holder, good for as long as the old one was, which ends after `overlap_s`.",
+            made,
+            body=(bodies.ROTATE_KEY, "Rotation"),
+            codes=(*_BODY, *_KEYS),
+        ),
+    )
+
+
 def _operation(
     path: str,
     method: str,
@@ -370,5 +417,5 @@ def _operation(
     )
 
 
-_NEEDED: Final = (bodies.DEPLOY, bodies.ALIAS, bodies.ADD, bodies.SIGN, bodies.APPLY)
+_NEEDED: Final = (bodies.DEPLOY, bodies.ALIAS, bodies.ADD, bodies.SIGN, bodies.CREATE_KEY, bodies.APPLY)
 """Bodies with something that must be said."""

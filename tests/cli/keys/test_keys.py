@@ -8,7 +8,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from forebay.cli.keys import duration_s
+from forebay.cli.keys.command import duration_s
 from forebay.cli.main import app
 from forebay.cli.registry.command import account
 from forebay.cli.settings import UserError

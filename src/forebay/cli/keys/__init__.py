@@ -1,0 +1,1 @@
+"""`forebay keys`: makes, lists, revokes and replaces API keys, here or through an admin API."""

@@ -1,0 +1,156 @@
+"""The commands on API keys: of a cluster's tenants, and of its admin API. What they run is imported when they run."""
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from forebay.cli.deploy.command import TokenOption
+from forebay.cli.settings import WRONG_USAGE, UserError
+
+if TYPE_CHECKING:
+    from forebay.cli.keys.work import Keys
+    from forebay.control.api.documents import NewKeyDocument
+
+keys = typer.Typer(help="API keys: of tenants, and of the admin API.", no_args_is_help=True)
+
+UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+DURATION_S_MAX = 100 * 365 * 86_400
+"""A longer time ends in no year that can be shown."""
+DURATION = re.compile(r"([1-9]\d{0,8})([smhd])")
+
+FileOption = Annotated[
+    Path | None,
+    typer.Option("--file", "-f", help="Cluster file.", show_default="./forebay.yaml"),
+]
+UrlOption = Annotated[
+    str | None,
+    typer.Option("--url", help="Admin API to go through.", show_default="FOREBAY_ADMIN_URL, else none: the files"),
+]
+IdArgument = Annotated[str, typer.Argument(metavar="KEYID", help="Id of the key: the part after `fb-`.")]
+
+
+def duration_s(text: str, option: str) -> int:
+    """Seconds of `90d`, `12h`, `30m` or `45s`. Raises `UserError`."""
+    found = DURATION.fullmatch(text)
+    if found is None:
+        raise UserError(f"{option} {text!r}: expected a time such as 90d, 12h, 30m or 45s", WRONG_USAGE)
+    seconds = int(found[1]) * UNITS_S[found[2]]
+    if seconds > DURATION_S_MAX:
+        raise UserError(f"{option} {text!r}: at most a hundred years", WRONG_USAGE)
+    return seconds
+
+
+@keys.command()
+def create(
+    *,
+    tenant: Annotated[
+        str | None, typer.Option(help="Whose key it is: a tenant of the cluster file.", show_default=False)
+    ] = None,
+    admin: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ROLE",
+            help="A key of the admin API instead: viewer, operator or admin.",
+            show_default=False,
+        ),
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(help="With --admin: who has it, as the history tells.", show_default="your account's name"),
+    ] = None,
+    expires: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Good for so long, such as 90d or 12h.", show_default="for ever"),
+    ] = None,
+    file: FileOption = None,
+    url: UrlOption = None,
+    token_file: TokenOption = None,
+) -> None:
+    """Make an API key. It is shown once: only its digest is kept."""
+    from forebay.cli.registry.command import account
+
+    if (tenant is None) == (admin is None):
+        raise UserError("Say whose key it is with --tenant NAME, or what it may do with --admin ROLE.", WRONG_USAGE)
+    expires_s = duration_s(expires, "--expires") if expires else None
+    if admin is not None:
+        _check_holder(admin, name or account())
+    opened = _opened(file, url, token_file)
+    _show(opened.create(tenant or name or account(), admin or "", expires_s))
+    if admin is not None and not opened.asked_for:
+        typer.echo("The admin API asks for keys once the cluster file has `admin: {auth: keys}`.", err=True)
+
+
+@keys.command("list")
+def list_(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    file: FileOption = None,
+    url: UrlOption = None,
+    token_file: TokenOption = None,
+) -> None:
+    """Show all keys: whose they are, since when, until when. Never the keys themselves."""
+    from forebay.cli.keys import view
+
+    view.listed(_opened(file, url, token_file).all(), as_json)
+
+
+@keys.command()
+def revoke(
+    key_id: IdArgument, file: FileOption = None, url: UrlOption = None, token_file: TokenOption = None
+) -> None:
+    """End a key for good. Gateways refuse it within a second, the admin API at once."""
+    _opened(file, url, token_file).revoke(key_id)
+    typer.echo(f"Key {key_id} is revoked.")
+
+
+@keys.command()
+def rotate(
+    key_id: IdArgument,
+    overlap: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="The old key stays good for so long.", show_default="ends at once"),
+    ] = None,
+    file: FileOption = None,
+    url: UrlOption = None,
+    token_file: TokenOption = None,
+) -> None:
+    """Make a new key for the same holder, good for as long as the old one was, and end the old one."""
+    from forebay.cli.keys.view import time
+
+    overlap_s = duration_s(overlap, "--overlap") if overlap else 0
+    made = _opened(file, url, token_file).rotate(key_id, overlap_s)
+    _show(made)
+    until = f"stays good until {time(made.made.created_at + overlap_s)} at most" if overlap else "is revoked"
+    typer.echo(f"Key {key_id} {until}.", err=True)
+
+
+def _opened(file: Path | None, url: str | None, token_file: Path | None) -> "Keys":
+    """The keys of the cluster file, or, with an address or a key, those behind an admin API."""
+    from forebay.cli.keys import work
+    from forebay.cli.registry.command import through_api
+
+    return work.there(file, url, token_file) if through_api(url, token_file) else work.here(file)
+
+
+def _check_holder(role: str, holder: str) -> None:
+    """Raises `UserError`."""
+    from forebay.core.registry.approval import Role
+    from forebay.core.tenancy.roles import HOLDER, role_of
+
+    if role_of(role) is None:
+        there = ", ".join(each.name.lower() for each in Role)
+        raise UserError(f"--admin {role!r}: expected a role: {there}.", WRONG_USAGE)
+    if HOLDER.fullmatch(holder) is None:
+        raise UserError(f"--name {holder!r}: expected up to 64 letters, digits, and . _ @ + -", WRONG_USAGE)
+
+
+def _show(new: "NewKeyDocument") -> None:
+    """The key alone on standard output, so that a script can take it; all else beside it."""
+    from forebay.cli.keys.view import time
+
+    made = new.made
+    until = f", good until {time(made.expires_at)}" if made.expires_at else ""
+    whose = f"{made.name} for the admin API ({made.role})" if made.role else f"tenant {made.tenant}"
+    typer.echo(f"Key {made.id} of {whose}{until}. It is shown this once; keep it safe:", err=True)
+    typer.echo(new.key)

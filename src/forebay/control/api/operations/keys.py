@@ -1,0 +1,110 @@
+"""Operations on API keys. Who is given one, and who loses it, is written into the history in the same step."""
+
+from collections.abc import Callable, Mapping
+from typing import Final, TypeVar
+
+from sqlalchemy import Connection
+
+from forebay.control.api import documents
+from forebay.control.api.behind import Asked, Handler
+from forebay.control.keyring import KeyRefused, KeyRing
+from forebay.core.errors import Code, Refusal
+from forebay.core.tenancy import KeyRecord
+from forebay.obs.clock import wall_s
+from forebay.registry.keys import KeyFileError
+from forebay.store import events
+from forebay.wire import admin_request
+
+T = TypeVar("T")
+
+
+async def keys(asked: Asked) -> documents.KeyDocuments:
+    """All keys, without what opens anything."""
+    ring, now = _ring(asked), wall_s()
+    found = await _quietly(asked, ring.all)
+    return documents.KeyDocuments(tuple(documents.key(record, now) for record in found))
+
+
+async def create(asked: Asked) -> documents.NewKeyDocument:
+    """Make a key."""
+    ring, now, wanted = _ring(asked), wall_s(), admin_request.create_key(asked.body)
+    expires = None if wanted.expires_s is None else now + wanted.expires_s
+
+    def work(connection: Connection) -> documents.NewKeyDocument:
+        made = ring.create(wanted.tenant or wanted.name, wanted.role, now, expires)
+        _note(connection, asked, "key.created", made.record, wanted.why)
+        return documents.NewKeyDocument(made.key, documents.key(made.record, now))
+
+    return await _noted(asked, work)
+
+
+async def revoke(asked: Asked) -> documents.KeyDocument:
+    """End a key for good."""
+    ring, now, id, why = _ring(asked), wall_s(), asked.named("key"), admin_request.why(asked.body)
+
+    def work(connection: Connection) -> documents.KeyDocument:
+        ended = ring.revoke(id, now)
+        if ended.revoked == now:
+            _note(connection, asked, "key.revoked", ended, why)
+        return documents.key(ended, now)
+
+    return await _noted(asked, work)
+
+
+async def rotate(asked: Asked) -> documents.NewKeyDocument:
+    """Replace a key."""
+    ring, now, id, wanted = _ring(asked), wall_s(), asked.named("key"), admin_request.rotate_key(asked.body)
+
+    def work(connection: Connection) -> documents.NewKeyDocument:
+        made = ring.rotate(id, now, wanted.overlap_s)
+        _note(connection, asked, "key.rotated", made.record, wanted.why, replaces=id)
+        return documents.NewKeyDocument(made.key, documents.key(made.record, now))
+
+    return await _noted(asked, work)
+
+
+def _ring(asked: Asked) -> KeyRing:
+    ring = asked.behind.keys
+    if ring is None:
+        raise Refusal(Code.CONFLICT, "This cluster has no keys.")
+    return ring()
+
+
+async def _quietly(asked: Asked, work: Callable[[], T]) -> T:
+    try:
+        return await asked.behind.threads(work)
+    except KeyRefused as error:
+        raise Refusal(Code.NOT_FOUND if error.param else Code.CONFLICT, error.text, error.param or None) from error
+    except KeyFileError as error:
+        raise Refusal(Code.INTERNAL, f"{error}.") from error
+
+
+async def _noted(asked: Asked, work: Callable[[Connection], T]) -> T:
+    """What changes a key, and the history with it: while the store is down, no key changes."""
+
+    def in_turn() -> T:
+        with asked.behind.catalogue.store() as store, store.write() as connection:
+            return work(connection)
+
+    return await _quietly(asked, in_turn)
+
+
+def _note(connection: Connection, asked: Asked, kind: str, record: KeyRecord, why: str, **more: str) -> None:
+    whose = {"name": record.tenant, "role": record.role} if record.role else {"tenant": record.tenant}
+    events.append(
+        connection,
+        at=wall_s(),
+        actor=asked.caller.name,
+        kind=kind,
+        subject=f"key/{record.id}",
+        why=why or f"of {record.tenant}",
+        document={**whose, **more},
+    )
+
+
+HANDLERS: Final[Mapping[str, Handler]] = {
+    "keys": keys,
+    "createKey": create,
+    "revokeKey": revoke,
+    "rotateKey": rotate,
+}

@@ -1,0 +1,130 @@
+"""The API keys of a cluster, of its tenants and of its admin API: made, ended, replaced. Only digests are kept."""
+
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from forebay.control.plan import Places, admin_keys_path, keys_path
+from forebay.core.cluster import Cluster
+from forebay.core.tenancy import ENTROPY_BYTES, KeyRecord, mint
+from forebay.registry.keys import Keys, change_keys, read_keys
+
+T = TypeVar("T")
+
+
+class KeyRefused(Exception):  # noqa: N818 - states the condition
+    """A key cannot be made or changed; `param` is what there is none of, empty: the key there is has ended."""
+
+    def __init__(self, text: str, param: str = "") -> None:
+        self.text, self.param = text, param
+        super().__init__(text)
+
+
+class NewKey(NamedTuple):
+    """A key, which is shown once, and what is kept of it."""
+
+    key: str
+    record: KeyRecord
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRing:
+    """Two files, as gateways never read that of the admin API. Times are seconds since the epoch.
+
+    Every method blocks, and raises `KeyFileError` if a file cannot be read or written.
+    """
+
+    tenants: tuple[str, ...]
+    of_tenants: Path
+    of_admins: Path
+
+    def all(self) -> Keys:
+        """What is kept of every key, those of tenants first."""
+        return tuple(record for path in self._paths() for record in read_keys(path))
+
+    def create(self, holder: str, role: str, now: float, expires: float | None) -> NewKey:
+        """A key of the admin API for who is called so; without a role, one of a tenant. Raises `KeyRefused`."""
+        if not role and holder not in self.tenants:
+            there = ", ".join(self.tenants) or "none; add it under `tenants:` and set `gateway.auth: keys`"
+            raise KeyRefused(f"There is no tenant {holder!r} in the cluster file; there is: {there}.", "tenant")
+
+        def add(records: Keys) -> tuple[Keys, NewKey]:
+            made = _new(records, holder, role, now, expires)
+            return (*records, made.record), made
+
+        return change_keys(self.of_admins if role else self.of_tenants, add)
+
+    def revoke(self, id: str, now: float) -> KeyRecord:
+        """End a key for good. Raises `KeyRefused`."""
+
+        def end(records: Keys) -> tuple[Keys, KeyRecord]:
+            old = _found(records, id)
+            ended = old if old.revoked is not None else replace(old, revoked=now)
+            return _with(records, ended), ended
+
+        return self._changed(id, end)
+
+    def rotate(self, id: str, now: float, overlap_s: float) -> NewKey:
+        """A key for the same holder, good for as long as the old one was, which ends after the overlap.
+
+        Raises `KeyRefused`.
+        """
+
+        def swap(records: Keys) -> tuple[Keys, NewKey]:
+            old = _found(records, id)
+            if state(old, now) != "good":
+                whose = f"--admin {old.role} --name {old.tenant}" if old.role else f"--tenant {old.tenant}"
+                raise KeyRefused(f"Key {id} is {state(old, now)}: make one with `forebay keys create {whose}`.")
+            made = _new(records, old.tenant, old.role, now, old.expires and now + old.expires - old.created)
+            until = now + overlap_s
+            ended = replace(old, expires=min(until, old.expires or until)) if overlap_s else replace(old, revoked=now)
+            return (*_with(records, ended), made.record), made
+
+        return self._changed(id, swap)
+
+    def _paths(self) -> tuple[Path, ...]:
+        return tuple(dict.fromkeys((self.of_tenants, self.of_admins)))
+
+    def _changed(self, id: str, change: Callable[[Keys], tuple[Keys, T]]) -> T:
+        for path in self._paths():
+            if any(record.id == id for record in read_keys(path)):
+                return change_keys(path, change)
+        raise _unknown(id)
+
+
+def key_ring(cluster: Cluster, places: Places) -> KeyRing:
+    """The keys of a cluster."""
+    tenants = tuple(tenant.name for tenant in cluster.tenants)
+    return KeyRing(tenants, keys_path(cluster, places), admin_keys_path(cluster, places))
+
+
+def state(record: KeyRecord, now: float) -> str:
+    """`good`, `expired` or `revoked`."""
+    if record.revoked is not None:
+        return "revoked"
+    return "expired" if record.expires is not None and now >= record.expires else "good"
+
+
+def _new(records: Keys, holder: str, role: str, now: float, expires: float | None) -> NewKey:
+    taken = {record.id for record in records}
+    while True:
+        made = NewKey(*mint(holder, secrets.token_bytes(ENTROPY_BYTES), now, expires, role))
+        if made.record.id not in taken:
+            return made
+
+
+def _found(records: Keys, id: str) -> KeyRecord:
+    for record in records:
+        if record.id == id:
+            return record
+    raise _unknown(id)  # somebody took it out meanwhile
+
+
+def _unknown(id: str) -> KeyRefused:
+    return KeyRefused(f"There is no key {id!r}. `forebay keys list` shows those there are.", "key")
+
+
+def _with(records: Keys, changed: KeyRecord) -> Keys:
+    return tuple(changed if record.id == changed.id else record for record in records)
