@@ -1,7 +1,7 @@
 """From options to a plan, or to everything that is wrong with them."""
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -12,9 +12,12 @@ from forebay.cli.simulate.plan import (
     DEFAULT_POLICIES,
     DEFAULT_REQUESTS,
     DEFAULT_TRACE,
+    MORE_OPTIONS,
+    OPTIONS,
     POLICIES,
     Run,
     Wish,
+    alone,
     command,
     plan,
 )
@@ -195,7 +198,11 @@ def test_a_part_of_the_trace_is_cut_out_before_it_is_made_faster(
         (b"", Wish(), "found nothing; a trace is one of"),
         (b"{\n", Wish(), "line 1"),
         (b"hello\n", Wish(), "'hello'"),
-        (b'{"timestamp": 1, "input_length": 5, "output_length": 5}\n', Wish(from_s=60), "shorter than --from"),
+        (
+            b'{"timestamp": 1, "input_length": 5, "output_length": 5}\n',
+            Wish(from_s=60),
+            "no request in this part of the trace",
+        ),
     ],
 )
 def test_a_trace_that_cannot_be_used_is_told(tmp_path: Path, content: bytes, wish: Wish, says: str) -> None:
@@ -241,3 +248,45 @@ def test_options_name_all_there_is() -> None:
     assert len(set(POLICIES)) == len(POLICIES)
     assert [each.partition("[")[0] for each in FLEETS.split(", ")] == [*sizers.NAMES]
     assert f"first {DEFAULT_REQUESTS:,} requests of {DEFAULT_TRACE}" in TraceOption.__metadata__[0].show_default
+
+
+@pytest.mark.parametrize(
+    ("wish", "report", "found"),
+    [
+        (Wish(file=Path("c.yaml"), trace="azure", policies=("cpr",), seeds=3), None, "FILE, --trace, --policy"),
+        (Wish(assignments=("replicas=2",), fleets=("static",), jobs=1), None, "--fleet, --set, --jobs"),
+        (Wish(speed=2, scales="1,2", until_s=3), Path("r.html"), "--speed, --until, --scale, --report"),
+    ],
+)
+def test_what_another_mode_would_ignore_is_refused_by_name(wish: Wish, report: Path | None, found: str) -> None:
+    with pytest.raises(UserError) as caught:
+        alone("--depth full", wish, report, takes=("--seed", "--seeds"))
+
+    assert str(caught.value) == f"--depth full: found {found} beside it; allowed: --seed and --seeds and --json"
+    assert caught.value.exit_code == WRONG_USAGE
+
+
+def test_what_another_mode_takes_is_taken() -> None:
+    alone("--depth full", Wish(seed=5, seeds=3), None, takes=("--seed", "--seeds"))
+    alone("--calibration", Wish(), None, takes=())
+
+
+def test_every_option_is_known_by_its_name() -> None:
+    assert {*OPTIONS.values(), *MORE_OPTIONS.values()} == {field.name for field in fields(Wish)}
+
+
+def test_a_cluster_file_is_told_from_a_description(tmp_path: Path) -> None:
+    path = tmp_path / "forebay.yaml"
+    path.write_text("models:\n  - {name: chat, task: chat, source: ./chat.gguf}\n")
+    with pytest.raises(
+        UserError, match="line 1  models: found a cluster file of `forebay up`; allowed: a description"
+    ):
+        plan(Wish(file=path))
+
+
+@pytest.mark.parametrize("trace", ["azure", "poisson", "table.csv"])
+def test_a_model_is_chosen_from_decision_records_only(tmp_path: Path, trace: str) -> None:
+    path = tmp_path / "table.csv"
+    path.write_text("t_s,input_tokens,output_tokens\n0,5,5\n")
+    with pytest.raises(UserError, match=r"a model \('chat'\) can be chosen from decision records only"):
+        plan(Wish(trace=str(path) if trace == "table.csv" else trace, model="chat")).workload(0)

@@ -23,7 +23,7 @@ def printed(width: int, seeds: int = 1) -> list[str]:
 
 
 def test_a_wide_screen_has_a_line_for_each_policy() -> None:
-    lines = printed(160)
+    lines = printed(180)
 
     assert any(line.split()[:3] == ["cpr", "90.0%", "9.00"] for line in lines)
     assert any(line.startswith("policy  goodput") for line in lines)
@@ -40,11 +40,11 @@ def test_a_narrow_screen_has_a_line_for_each_figure_and_loses_nothing() -> None:
 
 
 def test_several_seeds_have_intervals_and_a_second_table() -> None:
-    text = "\n".join(printed(160, seeds=2))
+    text = "\n".join(printed(180, seeds=2))
 
     assert "± 6.4%" in text
     assert "Less cpr, paired by seed" in text
-    assert "-30.0 pp" in text
+    assert "-30.0 pp ± 0.0 pp" in text
 
 
 def test_json_has_every_figure_by_its_name_for_each_policy_and_what_is_not_known_is_null() -> None:

@@ -13,6 +13,7 @@ from forebay.sim.engine import hardware
 from forebay.sim.load.change import first
 from forebay.sim.load.made import hot_prefix
 from forebay.sim.load.named import workload
+from forebay.sim.load.traces.lines import TOKENS_MAX
 from forebay.sim.load.values import Arrival, Workload
 from forebay.sim.replay.cluster import SimCluster
 from forebay.sim.replay.outcome import Outcome, Slo, summary
@@ -129,3 +130,11 @@ def test_one_block_shared_by_all_collapses_the_longest_prefix_and_does_not_colla
     assert max(Counter(theirs.replica).values()) == 400
     assert len(Counter(ours.replica)) == 8
     assert summary(ours, SLO).imbalance <= 1.3
+
+
+@pytest.mark.parametrize("tokens", [2_500_000, TOKENS_MAX])
+def test_a_prompt_that_no_engine_holds_is_refused_however_long_it_is(tokens: int) -> None:
+    arrivals = (Arrival(0.0, tokens, 5), Arrival(1.0, 10, 5))
+    outcome = replay(Workload("long", arrivals), SHORT, policy="cpr")
+
+    assert outcome.codes == ["context_length_exceeded", "ok"]

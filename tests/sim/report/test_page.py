@@ -55,7 +55,7 @@ def test_several_seeds_are_compared_and_what_is_clear_is_coloured() -> None:
     assert Reader(text).tags.count("table") == 4
     assert "Step times x 0.8" in text
     assert "Against cpr" in text
-    assert 'class="worse">-30.0 pp<small>± 0.0%</small>' in text
+    assert 'class="worse">-30.0 pp<small>± 0.0 pp</small>' in text
     assert "91.0%<small>± 2.5%</small>" in text
 
 

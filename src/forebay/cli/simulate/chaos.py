@@ -5,11 +5,25 @@ from collections.abc import Sequence
 import msgspec
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from forebay.cli.settings import INTERRUPTED, screen
+from forebay.cli.settings import INTERRUPTED, WRONG_USAGE, UserError, screen
+from forebay.cli.simulate.plan import SEED_MAX, Wish
 from forebay.sim.full.chaos import Verdict
 from forebay.sim.full.chaos import chaos as simulated
 
 BROKEN = 1
+SEEDS_MAX = 1_000_000
+
+
+def chaos_seeds(wish: Wish) -> range:
+    """The seeds that are wished. Raises `UserError`."""
+    problems = []
+    if not 0 <= wish.seed <= SEED_MAX:
+        problems.append(f"--seed: found {wish.seed}; allowed: 0 to {SEED_MAX}")
+    if not 1 <= wish.seeds <= SEEDS_MAX:
+        problems.append(f"--seeds: found {wish.seeds}; allowed: 1 to {SEEDS_MAX}")
+    if problems:
+        raise UserError("\n".join(problems), WRONG_USAGE)
+    return range(wish.seed, wish.seed + wish.seeds)
 
 
 def chaos(seeds: Sequence[int], *, as_json: bool) -> int:
@@ -19,15 +33,16 @@ def chaos(seeds: Sequence[int], *, as_json: bool) -> int:
     done = 0
     columns = (TextColumn("seed {task.fields[seed]}"), MofNCompleteColumn(), TimeRemainingColumn())
     try:
-        with Progress(*columns, console=notes_to, transient=True) as progress:
+        with Progress(*columns, console=notes_to, transient=True, disable=not notes_to.is_terminal) as progress:
             task = progress.add_task("seeds", total=len(seeds), seed=seeds[0])
-            for done, seed in enumerate(seeds, 1):
+            for seed in seeds:
+                progress.update(task, completed=done, seed=seed)
                 verdict = simulated(seed)
                 if not verdict.ok:
                     broken.append(verdict)
                 if not as_json and (len(seeds) == 1 or not verdict.ok):
                     results.print("\n".join(verdict.lines), markup=False, highlight=False, soft_wrap=True)
-                progress.update(task, completed=done, seed=seed)
+                done += 1
     except KeyboardInterrupt:
         notes_to.print(f"stopped after {done} of {len(seeds)} seeds")
         return INTERRUPTED

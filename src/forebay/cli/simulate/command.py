@@ -86,14 +86,10 @@ def simulate(
 ) -> None:
     """Replay a trace against a described cluster: the real routing, admission and scaling, on modelled engines."""
     from forebay.cli.simulate.calibration import calibration as show_calibration
-    from forebay.cli.simulate.chaos import chaos
-    from forebay.cli.simulate.plan import Wish
+    from forebay.cli.simulate.chaos import chaos, chaos_seeds
+    from forebay.cli.simulate.plan import Wish, alone
     from forebay.cli.simulate.run import run
 
-    if calibration:
-        raise typer.Exit(show_calibration(as_json))
-    if depth is Depth.FULL:
-        raise typer.Exit(chaos(range(seed, seed + seeds), as_json=as_json))
     wish = Wish(
         file=file,
         trace=trace or "",
@@ -111,4 +107,10 @@ def simulate(
         scales=scale,
         jobs=jobs,
     )
+    if calibration:
+        alone("--calibration", wish, report, takes=())
+        raise typer.Exit(show_calibration(as_json))
+    if depth is Depth.FULL:
+        alone("--depth full", wish, report, takes=("--seed", "--seeds"))
+        raise typer.Exit(chaos(chaos_seeds(wish), as_json=as_json))
     raise typer.Exit(run(wish, report, as_json))

@@ -4,8 +4,9 @@ from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter, StrMethodFormatter
 
-from forebay.sim.report.chart import Chart
+from forebay.sim.report.chart import Chart, decades
 from forebay.sim.report.facts import facts
 from forebay.sim.report.figures import FIGURES, shown
 from forebay.sim.report.page import Report, charts
@@ -60,7 +61,11 @@ def _draw(axes: Axes, chart: Chart) -> None:
             drawstyle="steps-post" if series.steps else "default",
         )
     axes.set(title=chart.title, xlabel=chart.x, ylabel=chart.y)
-    axes.set_xscale("log" if chart.log_x else "linear")
+    if chart.log_x:
+        axes.set_xscale("log")
+        axes.set_xlim(*decades(chart))
+        axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_ylim(0, chart.y_max and chart.y_max * 1.01)
     axes.grid(visible=True, color="0.9")
     axes.legend(frameon=False, fontsize=8)

@@ -4,7 +4,7 @@ import difflib
 import math
 import os
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -37,6 +37,27 @@ DEFAULT_TRACE: Final = "mooncake"
 DEFAULT_REQUESTS: Final = 3000
 """Enough to tell policies apart, and done within seconds."""
 DEFAULTS_NAME: Final = "the defaults"
+OPTIONS: Final = {
+    "--model": "model",
+    "--speed": "speed",
+    "--replicas": "replicas",
+    "--seed": "seed",
+    "--seeds": "seeds",
+    "--requests": "requests",
+    "--from": "from_s",
+    "--until": "until_s",
+    "--scale": "scales",
+}
+"""Those with one value that changes figures → their fields of a `Wish`."""
+MORE_OPTIONS: Final = {
+    "FILE": "file",
+    "--trace": "trace",
+    "--policy": "policies",
+    "--fleet": "fleets",
+    "--set": "assignments",
+    "--jobs": "jobs",
+}
+"""The others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +143,7 @@ class Plan(NamedTuple):
         if wish.requests is not None and wish.requests < len(found.arrivals):
             found = first(found, wish.requests)
         if not found.arrivals:
-            raise UserError(f"{found.name}: there are no requests; the trace is shorter than --from.", WRONG_USAGE)
+            raise UserError(f"{found.name}: there is no request in this part of the trace.", WRONG_USAGE)
         return found if wish.speed == 1 else faster(found, wish.speed)
 
 
@@ -167,22 +188,25 @@ def command(wish: Wish) -> str:
     words = ["forebay", "simulate", *([str(wish.file)] if wish.file else []), "--trace", wish.trace]
     words += [word for policy in wish.policies for word in ("--policy", policy)]
     words += [word for fleet in wish.fleets for word in ("--fleet", fleet)]
-    default = Wish()
-    for option, value, usual in (
-        ("--model", wish.model, default.model),
-        ("--speed", wish.speed, default.speed),
-        ("--replicas", wish.replicas, default.replicas),
-        ("--seed", wish.seed, default.seed),
-        ("--seeds", wish.seeds, default.seeds),
-        ("--requests", wish.requests, default.requests),
-        ("--from", wish.from_s, default.from_s),
-        ("--until", wish.until_s, default.until_s),
-        ("--scale", wish.scales, default.scales),
-    ):
-        if value != usual:
-            words += [option, str(value)]
+    words += [word for option, value in wished(wish, OPTIONS).items() for word in (option, str(value))]
     words += [word for assignment in wish.assignments for word in ("--set", assignment)]
     return shlex.join(words)
+
+
+def wished(wish: Wish, options: Mapping[str, str]) -> dict[str, object]:
+    """Of these options (→ fields) the ones that are not as by default, with their values."""
+    usual = Wish()
+    values = {option: getattr(wish, field) for option, field in options.items()}
+    return {option: value for option, value in values.items() if value != getattr(usual, options[option])}
+
+
+def alone(mode: str, wish: Wish, report: Path | None, *, takes: Collection[str]) -> None:
+    """Raise `UserError` if there is any other option than those that a mode takes."""
+    found = [*wished(wish, {**MORE_OPTIONS, **OPTIONS}), *(["--report"] if report else [])]
+    other = [option for option in found if option not in takes]
+    if other:
+        allowed = " and ".join((*takes, "--json"))
+        raise UserError(f"{mode}: found {', '.join(other)} beside it; allowed: {allowed}", WRONG_USAGE)
 
 
 def _problems(wish: Wish) -> Iterator[str]:
@@ -245,6 +269,10 @@ def _cluster(wish: Wish) -> SimCluster:
 
 
 def _conflicts(root: Mapping[str, Any]) -> Iterable[Conflict]:
+    if "models" in root:
+        yield Conflict(
+            "models", "a cluster file of `forebay up`", "a description of GPUs and one model: docs/simulate.md"
+        )
     yield from _unknown_hardware(root)
     model = {key: root[key] for key in ("replicas", "scale") if key in root} | {"slo": {"ttft_p99_ms": 1}}
     for conflict in scale_conflicts({"models": [model]}):

@@ -72,7 +72,7 @@ class Bars:
 def bars(plan: Plan, console: Console) -> Iterator[Bars]:
     """Show bars, and take them away in the end."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _Rate(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         yield Bars(plan, progress)
 
 

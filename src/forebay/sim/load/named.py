@@ -42,6 +42,8 @@ def workload(what: str, rng: Random, model: str = "") -> Workload:
 
     Raises `BadTrace`.
     """
+    if what in NAMES and model:
+        raise BadTrace(f"{what}: a model ({model!r}) can be chosen from decision records only")
     if what in MADE:
         return MADE[what](rng)
     if what in TRACES:

@@ -19,6 +19,7 @@ from forebay.net.connection import Connection
 from forebay.net.server import HttpServer
 from forebay.obs.metrics import Metrics
 from forebay.sim.engine import Job
+from forebay.sim.load.traces.lines import TOKENS_MAX
 from forebay.sim.replay.borrowed import Borrowed
 from forebay.sim.replay.node import Node
 from forebay.sim.replay.outcome import OK
@@ -27,6 +28,8 @@ from forebay.wire.errors import error_code
 MODEL: Final = "model"
 REVISION: Final = "r-0"
 ENDPOINT: Final = ENDPOINTS[b"/v1/chat/completions"]
+LIMITS: Final = Limits(body_bytes_max=2 * TOKENS_MAX)
+"""A prompt of any trace gets in, at a byte for each token: that it is too long is for an engine to say."""
 TICK_S: Final = 0.25
 """How often a gateway looks at its queues, as a real one does."""
 HEAD: Final = (
@@ -104,7 +107,7 @@ class Gate:
         spec = GatewaySpec(f"gateway-{at}", 1, "", 0, "", "", "")
         self.metrics = Metrics()
         self.gateway = Gateway(spec, self.metrics, AccessLog(io.BytesIO()), rng)
-        self.server = HttpServer(lambda exchange: self.gateway.handle(exchange, ENDPOINT), Limits())
+        self.server = HttpServer(lambda exchange: self.gateway.handle(exchange, ENDPOINT), LIMITS)
         self._began = began
         self._ended = ended
         self._group = group

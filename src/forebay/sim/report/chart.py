@@ -65,15 +65,20 @@ def svg(chart: Chart) -> str:
     return "".join([*parts, "</svg>"])
 
 
+def decades(chart: Chart) -> tuple[float, float]:
+    """The powers of ten that the x of a chart lie between; different ones, where there is but one x too."""
+    values = [x for series in chart.series for x, _ in series.points if x > 0]
+    low, high = math.floor(math.log10(min(values, default=0.1))), math.ceil(math.log10(max(values, default=1.0)))
+    return 10.0**low, 10.0 ** max(high, low + 1)
+
+
 def _x_axis(chart: Chart) -> _Axis:
     values = [x for series in chart.series for x, _ in series.points]
     most = max(values, default=1.0) or 1.0
     wide = WIDTH - LEFT - RIGHT
     if not chart.log_x:
         return _Axis(lambda x: LEFT + wide * x / most, steps(most))
-    least = min((x for x in values if x > 0), default=most / 10)
-    low, high = math.floor(math.log10(least)), math.ceil(math.log10(most))
-    high = max(high, low + 1)
+    low, high = (round(math.log10(end)) for end in decades(chart))
 
     def place(x: float) -> float:
         return LEFT + wide * (max(0.0, math.log10(x) - low) if x > 0 else 0.0) / (high - low)

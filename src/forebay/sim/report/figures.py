@@ -203,7 +203,12 @@ def _seconds(value: float) -> str:
     return f"{value:,.0f} s" if size >= 99.95 else f"{value:.3g} s"
 
 
+def shown_distance(value: float, unit: Unit) -> str:
+    """How far one figure is from another: as `shown`, but shares in percentage points."""
+    return f"{value * 100:.1f} pp" if unit is Unit.SHARE else shown(value, unit)
+
+
 def shown_difference(value: float, unit: Unit) -> str:
-    """With its sign; shares in percentage points."""
-    text = f"{value * 100:.1f} pp" if unit is Unit.SHARE else shown(value, unit)
+    """The same with its sign."""
+    text = shown_distance(value, unit)
     return f"+{text}" if value > 0 else text

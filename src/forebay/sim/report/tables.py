@@ -1,19 +1,19 @@
 """Tables of figures, for a page as for a screen: a line for each policy."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from forebay.sim.report.facts import Scope
-from forebay.sim.report.figures import FIGURES, Estimate, Row, Unit, shown, shown_difference
+from forebay.sim.report.figures import FIGURES, Estimate, Row, Unit, shown, shown_difference, shown_distance
 
 IN_TABLE: Final = (
-    "goodput", "goodput_per_s", "ttft_mean_s", "ttft_p50_s", "ttft_p90_s", "ttft_p99_s", "tpot_p50_s", "tpot_p99_s",
-    "e2e_p50_s", "e2e_p99_s", "cache_hit", "imbalance", "refused", "gpu_hours", "cost",
+    "goodput", "goodput_per_s", "ttft_mean_s", "ttft_p50_s", "ttft_p90_s", "ttft_p99_s", "tpot_p50_s", "tpot_p90_s",
+    "tpot_p99_s", "e2e_p50_s", "e2e_p90_s", "e2e_p99_s", "cache_hit", "imbalance", "refused", "gpu_hours", "cost",
 )  # fmt: skip
 """Figures that are shown; JSON has all."""
 OF_FLEETS: Final = (
-    "goodput", "ttft_p50_s", "ttft_p90_s", "ttft_p99_s", "tpot_p50_s", "tpot_p90_s", "tpot_p99_s", "e2e_p99_s",
-    "cache_hit", "refused", "replicas_mean", "replicas_max", "turns", "gpu_hours", "cost",
+    "goodput", "ttft_p50_s", "ttft_p90_s", "ttft_p99_s", "tpot_p50_s", "tpot_p90_s", "tpot_p99_s", "e2e_p50_s",
+    "e2e_p90_s", "e2e_p99_s", "cache_hit", "refused", "replicas_mean", "replicas_max", "turns", "gpu_hours", "cost",
 )  # fmt: skip
 """The same where fleets of different sizes stand beside each other."""
 COMPARED: Final = ("goodput", "ttft_mean_s", "ttft_p50_s", "ttft_p99_s", "tpot_p99_s", "e2e_p50_s", "cache_hit")
@@ -73,11 +73,11 @@ def _labels(names: Sequence[str]) -> list[str]:
 
 def _cell(row: Row, name: str) -> Cell:
     found, unit = row.figures[name], FIGURES[name].unit
-    return Cell(shown(found.mean, unit), _margin(found, unit))
+    return Cell(shown(found.mean, unit), _margin(found, unit, shown))
 
 
-def _margin(found: Estimate, unit: Unit) -> str:
-    return "" if found.half_width is None else f"± {shown(found.half_width, unit)}"
+def _margin(found: Estimate, unit: Unit, text: Callable[[float, Unit], str]) -> str:
+    return "" if found.half_width is None else f"± {text(found.half_width, unit)}"
 
 
 def _difference(name: str, found: Estimate) -> Cell:
@@ -85,4 +85,4 @@ def _difference(name: str, found: Estimate) -> Cell:
     look = ""
     if found.is_clear and figure.better:
         look = "better" if found.mean * figure.better > 0 else "worse"
-    return Cell(shown_difference(found.mean, figure.unit), _margin(found, figure.unit), look)
+    return Cell(shown_difference(found.mean, figure.unit), _margin(found, figure.unit, shown_distance), look)

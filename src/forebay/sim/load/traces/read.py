@@ -42,6 +42,8 @@ def read(path: Path, rng: Random, model: str = "", name: str = "") -> Workload:
         with path.open("rb") as raw, _unzipped(raw) as file:
             if MAGIC in file.peek():
                 return _recorded(path, [file.read(LOG_BYTES_MAX)], model, name)
+            if model:
+                raise BadTrace(f"{path}: a model ({model!r}) can be chosen from decision records only")
             return _written(path, file, rng, name)
     except _BROKEN as error:
         raise BadTrace(f"{path}: the file is cut short or damaged: {error}") from error

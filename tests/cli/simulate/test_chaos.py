@@ -1,0 +1,90 @@
+"""`forebay simulate --depth full`: which seeds are run, and what is told of them."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from tests.cli.conftest import Run
+
+from forebay.cli.settings import INTERRUPTED, WRONG_USAGE, UserError
+from forebay.cli.simulate import chaos as command
+from forebay.cli.simulate.chaos import BROKEN, chaos, chaos_seeds
+from forebay.cli.simulate.plan import Wish
+from forebay.sim.full.chaos import Verdict
+from forebay.sim.full.chaos import chaos as simulated
+
+CALM = 0
+"""A seed that takes little time."""
+
+
+def test_the_seeds_are_those_that_are_wished() -> None:
+    assert chaos_seeds(Wish(seed=3, seeds=2)) == range(3, 5)
+
+
+@pytest.mark.parametrize(
+    ("wish", "says"),
+    [
+        (Wish(seeds=0), "--seeds: found 0; allowed: 1 to 1000000"),
+        (Wish(seeds=1_000_001), "--seeds: found 1000001"),
+        (Wish(seed=-1), "--seed: found -1; allowed: 0 to"),
+    ],
+)
+def test_bad_seeds_are_refused(wish: Wish, says: str) -> None:
+    with pytest.raises(UserError, match=says) as caught:
+        chaos_seeds(wish)
+    assert caught.value.exit_code == WRONG_USAGE
+
+
+@pytest.fixture
+def verdict() -> Verdict:
+    return simulated(CALM)
+
+
+def test_a_seed_that_breaks_a_rule_is_told_with_the_command_that_repeats_it(
+    verdict: Verdict, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken_at_two(seed: int) -> Verdict:
+        return replace_of(verdict, seed, ("1.5 s: a request ended twice",) if seed == 2 else ())
+
+    monkeypatch.setattr(command, "simulated", broken_at_two)
+
+    assert chaos(range(4), as_json=False) == BROKEN
+    told = capsys.readouterr().out.splitlines()
+    assert "BROKEN at 1.5 s: a request ended twice" in told
+    assert "replay: forebay simulate --seed 2 --depth full" in told
+    assert told[-1] == "4 seeds, 1 of them broke a rule"
+    assert chaos(range(4), as_json=True) == BROKEN
+    (broken,) = json.loads(capsys.readouterr().out)["broken"]
+    assert (broken["seed"], broken["command"]) == (2, "forebay simulate --seed 2 --depth full")
+
+
+def test_who_interrupts_is_told_how_many_seeds_are_done(
+    verdict: Verdict, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted_at_two(seed: int) -> Verdict:
+        if seed == 2:
+            raise KeyboardInterrupt
+        return replace_of(verdict, seed)
+
+    monkeypatch.setattr(command, "simulated", interrupted_at_two)
+
+    assert chaos(range(4), as_json=False) == INTERRUPTED
+    assert capsys.readouterr().err == "stopped after 2 of 4 seeds\n"
+
+
+@pytest.mark.slow
+def test_the_command_runs_a_seed_and_refuses_what_it_would_ignore(run: Run) -> None:
+    done, refused = (
+        run("simulate", "--depth", "full", "--seed", str(CALM), *more) for more in ([], ["--policy", "p2c"])
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"seed {CALM}: policy=")
+    assert "every rule was kept" in done.stdout
+    assert refused.returncode == WRONG_USAGE
+    assert "--depth full: found --policy beside it" in refused.stderr
+
+
+def replace_of(verdict: Verdict, seed: int, violations: tuple[str, ...] = ()) -> Verdict:
+    """The verdict as if of another seed."""
+    return replace(verdict, seed=seed, violations=violations)
