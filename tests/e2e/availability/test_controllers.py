@@ -105,6 +105,7 @@ def test_no_request_notices_that_controls_die_stop_and_lose_their_store(tmp_path
 
 async def turns(first: Cluster, second: Cluster, start: Callable[[int], Cluster], server: Postgres) -> Load:
     """What happens to them, under load."""
+    loop = asyncio.get_running_loop()
     async with loading(first.gateway_port, "embed", TEXTS, Embedder, streams=0, whole=CLIENTS) as load:
         await aside("the second one waits", lambda: waits(second))
         epochs = [epoch(first)]
@@ -134,8 +135,8 @@ async def turns(first: Cluster, second: Cluster, start: Callable[[int], Cluster]
         server.kill()
         await aside("it pauses", lambda: "could not be renewed" in third.status()["trouble"])
         killed = kill_one(third)
-        await asyncio.sleep(4 * LEASE_S)
-        await load.more(CLIENTS)
+        over_at = loop.time() + 4 * LEASE_S
+        await load.until("leases are over", lambda: loop.time() > over_at)
         assert epoch(third) == epochs[-1], "nobody can take over"
         await asyncio.to_thread(server.start)
         await aside(
