@@ -83,7 +83,7 @@ def shown(it: Sla) -> str:
 
 
 PROMISE = PromiseDocument(
-    2, 1, 1, 15 * DAY_S, 450.0, DAY_S, 1, 1, DAY_S / 4.744, 0.9996, 0.9999996, 1 - 1e-9, 1e-7, 0.9999995, 0.3, 6.0,
+    2, 1, 1, 15 * DAY_S, 450.0, DAY_S, 1, 1, DAY_S / 4.744, 0.9996, 0.9999996, 1 - 1e-9, 1e-7, 0.9999995, 0.3, 4, 6.0,
     "one of 2 for about 0.3 s", "nothing",
 )  # fmt: skip
 
@@ -109,7 +109,8 @@ def test_what_is_promised_and_what_was_delivered_is_shown_with_what_nobody_knows
         "p99 400 ms of 500 ms promised; 99.00 % of 1,000 kept it",
         "99.9999 % of the time all of 2 serve, over 99.999999 % at least one, with 1 standby",
         "seen: 1 failure in 24.0 h of all replicas together",
-        "2 of 3 are up for 99.99996 % (binomial tail), less 0.00001 % in which a spare steps in, 300 ms each time",
+        "2 of 3 are up for 99.99996 % (binomial tail), less 0.00001 % in which a spare steps in",
+        "300 ms each time (mean of 4 seen)",
         "1 keep 99.90 % for all of 2",
         "(29.0 d)",
         "and 2 before",
@@ -123,7 +124,7 @@ def test_where_nothing_is_promised_or_known_that_is_said() -> None:
     nothing = Requests(NOW - 60, NOW)
     bare = ModelSla("solo", None, PROMISE, 0, 60, 0, 0, 0, None, (), nothing, None, None, (), ())
     over = budget(0.999, 60, Stretch(60, 0, 0), Requests(NOW - 60, NOW, ok=1, failed=1))
-    promise = PromiseDocument(2, 0, None, 1, 1, 0, 0, 0, 0, 0.5, 0.25, 0.75, 0, 0.25, 0.4, None, "", "")
+    promise = PromiseDocument(2, 0, None, 1, 1, 0, 0, 0, 0, 0.5, 0.25, 0.75, 0, 0.25, 0.4, 0, None, "", "")
     broken = ModelSla("broken", 0.999, promise, 60, 0, 0, 60, 0, 0.0, (), None, None, over, (), ())
     text = shown(Sla(NOW - 60, NOW, (bare, broken)))
 

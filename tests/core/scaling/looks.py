@@ -35,6 +35,8 @@ class Model:
     """Requests per second of a replica that always has something to do."""
     kept_every: int = 97
     """After so many looks a new controller goes on from what is kept."""
+    anyway: float = 0.0
+    """Share of the answers that are late however little there is to do."""
     now: float = T0
     memory: Memory = field(default_factory=Memory)
     decisions: list[Decision] = field(default_factory=list)
@@ -77,6 +79,7 @@ class Model:
         use = min(done / most, 0.999) if most else 0.0
         dense = use ** math.sqrt(2 * (self.ready + 1))  # as in M/M/c: the chance to wait, about
         late = done if self.queue > most / 2 else done * min(dense / (1 - use) / 60, 1.0)
+        late += (done - late) * self.anyway
         self.late, self.answers = self.late + late, self.answers + done
         return replace(
             QUIET,

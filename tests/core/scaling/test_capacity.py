@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from forebay.core.scaling.capacity import (
     CELL_WEIGHT_MAX,
     CELLS_MAX,
+    EDGE,
     REACH,
+    STEP,
     WEIGHT_MIN,
     Capacity,
     Cell,
@@ -19,6 +21,7 @@ from forebay.core.scaling.capacity import (
     gather,
     noted,
     room,
+    unloaded,
 )
 
 
@@ -56,6 +59,50 @@ def test_if_all_loads_were_too_much_it_is_less_than_the_least_of_them() -> None:
 
     assert found.known
     assert 5 <= found.of(4) / 4 < 10
+
+
+def flat(strain: float, times: float, answers: float = 400, *more: float) -> tuple[Cell, ...]:
+    """Of four replicas: so much strain from load 100 to so many times of it, and another one at each load above."""
+    cells: tuple[Cell, ...] = ()
+    for step in range(round(math.log(times) / STEP) + 1):
+        cells = noted(cells, 4, 100 * math.exp(step * STEP), answers, strain)
+    for step, each in enumerate(more, 1):
+        cells = noted(cells, 4, 100 * times * math.exp(step * STEP), answers, each)
+    return cells
+
+
+def test_what_is_late_at_any_load_is_not_counted_but_what_load_adds_is() -> None:
+    clean, odd = flat(0.0, 2.0, 400, 0.0, 3.0, 6.0), flat(2.0, 2.0, 400, 2.0, 5.0, 8.0)
+
+    assert (unloaded(clean), unloaded(odd)) == (0.0, pytest.approx(2.0))
+    assert fitted(odd, anyway=unloaded(odd)) == pytest.approx(fitted(clean))
+    assert fitted(clean).known
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        flat(EDGE, 3.0),  # the promise is kept
+        flat(100.0, 3.0),  # all loads were far too much
+        flat(2.0, 1.4),  # too alike to say what load does
+        flat(2.0, 3.0, 20),  # too few answers
+        tuple(cell._replace(strain=2.0 * 1.06**at) for at, cell in enumerate(flat(2.0, 3.0))),  # it comes of the load
+        (),
+    ],
+)
+def test_strain_that_may_come_of_the_load_is_counted(cells: tuple[Cell, ...]) -> None:
+    assert unloaded(cells) == 0
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_chance_does_not_hide_what_is_late_at_any_load(seed: int) -> None:
+    rng, share = Random(seed), 0.03
+    cells: tuple[Cell, ...] = ()
+    for _ in range(300):
+        late = sum(rng.random() < share for _ in range(100))
+        cells = noted(cells, rng.randrange(8, 18), 20_000 / rng.uniform(8, 18), 100, late)
+
+    assert unloaded(cells) == pytest.approx(100 * share, rel=0.25)
 
 
 def test_between_what_was_borne_and_what_was_too_much_it_is_in_the_middle() -> None:

@@ -121,6 +121,18 @@ def test_what_is_no_proof_changes_nothing(seen: dict[str, object]) -> None:
     assert wanted == {2}
 
 
+def test_why_says_that_there_was_no_replica_a_moment_ago() -> None:
+    asleep = replace(QUIET, at=T0 + 1, since_s=1.0, ready=0, pending=1, waiting=1, in_flight=1.0)
+    awake = replace(QUIET, at=T0 + 9, since_s=8.0, ready=1, arrivals=1, prompt_tokens=9, completions=1)
+    memory, whys = Memory(), []
+    for reading in (asleep, awake, replace(awake, at=T0 + 130, since_s=121.0)):
+        decision, memory = decide(Scale(9), memory, reading, reading.at, current=1)
+        whys.append(decision.why)
+
+    assert whys[1] == "too little is known yet of the load: there was no replica 8 s ago"
+    assert "there was no replica" not in whys[2]
+
+
 def looks(readings: list[Reading]) -> Decision:
     memory = Memory()
     for reading in readings:

@@ -112,6 +112,19 @@ def test_clients_that_wait_for_answers_hide_how_many_there_are() -> None:
     assert set(wanted[300:]) == {3}
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("anyway", [0.02, 0.05, 0.1])
+def test_answers_that_are_late_at_any_load_are_no_reason_for_more_but_those_that_are_late_by_load_are(
+    anyway: float,
+) -> None:
+    usual, odd = (lived(Model(SCALE, 8, tick_s=10.0, anyway=share), 4 * 3600, 20.0, 0.1) for share in (0.0, anyway))
+
+    assert abs(odd.replicas - usual.replicas) <= 1
+    assert odd.decisions[-1].figures["late_anyway"] == pytest.approx(anyway, rel=0.2)
+    assert usual.decisions[-1].figures["late_anyway"] == 0
+    assert lived(odd, 600, 60.0).replicas >= 2 * usual.replicas
+
+
 def test_a_promise_that_no_number_of_replicas_keeps_is_no_reason_for_more() -> None:
     model = Model(SCALE, replicas=1)
 

@@ -179,7 +179,7 @@ def test_every_rule_can_be_asked_by_its_name_and_says_why() -> None:
         scale = Scale(8, policy=policy, target=10.0, ttft_s=5.0, tpot_s=0.1)
         many, why, rules = advise(scale, rules, reading(100.0, tpot_s=0.11, in_flight=40.0), 20.0, 2)
         assert many > 2, policy
-        assert why.startswith(f"{policy}: "), why
+        assert why.startswith(f"{policy} says {many}: "), why
     assert Rules() not in {rules}
     with pytest.raises(ValueError, match="no rule"):
         advise(Scale(8), rules, reading(100.0), 0.0, 2)

@@ -164,7 +164,8 @@ def arithmetic(it: PromiseDocument, target: float | None) -> Iterator[str]:
     several = it.serve + it.spares
     tail = f"{it.serve} of {several} are up for {share(it.enough)} (binomial tail)"
     if it.spares:
-        tail += f", less {share(it.switching)} in which a spare steps in, {seconds(it.switch_s)} each time"
+        seen = f"mean of {it.promotions} seen" if it.promotions else "none seen yet"
+        tail += f", less {share(it.switching)} in which a spare steps in, {seconds(it.switch_s)} each time ({seen})"
     yield tail
     if target is not None:
         fewest = "no number keeps" if it.spares_needed is None else f"{it.spares_needed} keep"

@@ -15,8 +15,8 @@ from forebay.core.cluster import Slo
 
 INCIDENTS_MAX: Final = 100
 """Most incidents of an answer: the newest."""
-GATEWAYS_S: Final = 0.2
-"""Gateways look for news ten times a second, and ask a replica for its load before they use it."""
+GATEWAYS_S: Final = 0.3
+"""Gateways look for news four times a second, and ask a replica for its load before they use it."""
 SWITCH_S: Final = 0.2
 """Until gateways are told of a stand-in, as long as none was ever needed."""
 
@@ -62,6 +62,8 @@ class PromiseDocument:
     """All serve: `enough` less the time in which a spare steps in."""
     switch_s: float
     """Until a spare has stepped in."""
+    promotions: int
+    """Times that this was measured; 0: it is what is usual."""
     start_s: float | None
     """Of a replica from being placed to being ready; null: not measured yet."""
     failure_costs: str
@@ -164,6 +166,7 @@ def _promise(model: PlannedModel, lived: Lived) -> PromiseDocument:
         switching=said.switching,
         full=said.full,
         switch_s=switch_s,
+        promotions=lived.promotions,
         start_s=start_s,
         failure_costs=_failure_costs(serve, spares, switch_s, start_s),
         update_costs=_update_costs(serve, spares),

@@ -11,7 +11,7 @@ time, so that a quiet night, or a weekend, changes nothing.
 import math
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from itertools import groupby
+from itertools import accumulate, groupby
 from operator import itemgetter
 from typing import Final, NamedTuple
 
@@ -29,6 +29,13 @@ WEIGHT_MIN: Final = 50.0
 FREE: Final = (0.3, 0.45, 0.6, 0.75, 0.9)
 """What b may be."""
 FREE_USUAL: Final = 0.6
+ANYWAY_MAX: Final = 12.0
+ANYWAY_MIN: Final = 1000.0
+ALIKE: Final = 1.3
+SPAN: Final = 1.8
+"""Strain above EDGE that is alike from the least loads to SPAN times of them does not come of the load: no number of
+replicas changes it. It takes ANYWAY_MIN answers of each half of these loads to say so. If it is above ANYWAY_MAX, all
+of them may have been far too much."""
 REACH: Final = 0.25
 """A load that is so much larger than one that was borne easily will be borne, too."""
 GATHERED_FROM: Final = 12
@@ -107,9 +114,13 @@ def gather(replicas: int) -> int:
     return round(GATHERED_FROM * 1.1**group)
 
 
-def fitted(cells: Sequence[Cell], edge: float = EDGE, frees: Sequence[float] = FREE) -> Capacity:
-    """What follows from all that was seen: where the strain is above `edge`, there is too much; b is of `frees`."""
+def fitted(cells: Sequence[Cell], edge: float = EDGE, frees: Sequence[float] = FREE, anyway: float = 0.0) -> Capacity:
+    """What follows from all that was seen: where the strain is above `edge`, there is too much; b is of `frees`.
+
+    `anyway` is the strain that does not count, as no number of replicas changes it.
+    """
     best, least = Capacity(), math.inf
+    cells = [cell._replace(strain=max(cell.strain - anyway, 0.0)) for cell in cells]
     for free in frees:
         loads = sorted(
             (cell.replicas * math.exp(cell.step * STEP) / room(cell.replicas, free), cell) for cell in cells
@@ -124,6 +135,24 @@ def fitted(cells: Sequence[Cell], edge: float = EDGE, frees: Sequence[float] = F
             found = [(load, level, cell.weight) for (load, cell), level in zip(loads, levels, strict=True)]
             best, least = _edge(found, edge, free), cost
     return best
+
+
+def unloaded(cells: Sequence[Cell]) -> float:
+    """The strain that does not come of the load, such as that of prompts too long for the promise; 0 if it may."""
+    loads = sorted(cells, key=itemgetter(1))
+    seen = accumulate(cell.weight for cell in loads)
+    begin = next((cell.step for cell, answers in zip(loads, seen, strict=True) if answers >= WEIGHT_MIN), 0)
+    half = math.log(SPAN) / STEP / 2
+    lower = _strain(cell for cell in loads if begin <= cell.step <= begin + half)
+    upper = _strain(cell for cell in loads if begin + half < cell.step <= begin + 2 * half)
+    return lower if EDGE < lower <= ANYWAY_MAX and upper <= lower * ALIKE else 0.0
+
+
+def _strain(cells: Iterable[Cell]) -> float:
+    """Of all their answers; NaN, which is neither more nor less than anything, if these are too few."""
+    several = list(cells)
+    answers = sum(cell.weight for cell in several)
+    return sum(cell.weight * cell.strain for cell in several) / answers if answers >= ANYWAY_MIN else math.nan
 
 
 def _rising(points: Iterable[tuple[float, float]]) -> Iterable[float]:

@@ -13,6 +13,8 @@ from forebay.core.scaling.traffic import LEVEL_S, SHORT_S, Traffic
 from forebay.core.scaling.values import Reading, Reason, Wish
 
 FIT_EVERY_S: Final = 60.0
+ALIKE_S: Final = 1800.0
+"""Strain that has been there at any load for so long is no chance, nor a burst."""
 LEAD_S: Final = 60.0
 """What a replica takes to start, as long as nobody knows."""
 DRAIN_S: Final = 45.0
@@ -76,6 +78,10 @@ class Learned:
     ask no more than they are answered, however slow that is."""
     crowd: Capacity = field(default_factory=Capacity)
     """In requests at once."""
+    anyway: float = 0.0
+    """Strain that is there at any load. What load adds counts."""
+    alike_since: float = 0.0
+    """Since when it has looked like that; 0: it does not."""
     asleep_at: float = 0.0
     """When there was last no replica."""
     fitted_at: float = 0.0
@@ -124,16 +130,18 @@ def _wish(known: Learned, before: Traffic, reading: Reading, now: float, current
         "lead_s": known.lead_s,
         "forecast_error": known.season.ways[season.best(known.season)].error,
         "late": known.strain * GOAL,
+        "late_anyway": known.anyway * GOAL,
     }
     woken = now - known.asleep_at < 2 * LEVEL_S  # what has waited for the first replica is worked off
     unsure = known.capacity.rate <= 0 and (woken or flow.seen_s < LEVEL_S)
     crowded = list(_crowded(known, reading))
     if able.rate <= 0 or unsure or flow.seen_s < SHORT_S:
-        little = current, Reason.STEADY, "too little is known yet of the load"
+        little = current, Reason.STEADY, f"too little is known yet of the load{_since(known, now)}"
         return Wish(*next(iter(crowded), little), figures)
     wants = [*_wants(known, able, ahead), *crowded]
     wants += _trouble(known, able, before, reading, max(flow.level, ahead))
-    late = known.strain if flow.in_flight > current * ALONE and flow.requests * LEVEL_S >= WEIGHT_MIN else 0.0
+    many = flow.in_flight > current * ALONE and flow.requests * LEVEL_S >= WEIGHT_MIN
+    late = known.strain - known.anyway if many else 0.0
     if late > LATE_MAX and not reading.pending and reading.ready >= current:
         wants.append((current + 1, Reason.LOAD, f"{known.strain * GOAL:.1%} of the last minute's answers were late"))
     most = max(wants, key=lambda want: want[0])
@@ -143,6 +151,12 @@ def _wish(known: Learned, before: Traffic, reading: Reading, now: float, current
         why = "requests wait" if reading.waiting > 0 else "answers are late"
         return Wish(current, Reason.STEADY, f"{most[2]}, but {why}", figures)
     return _spare(known, able, now, most[0], current)._replace(figures=figures)
+
+
+def _since(known: Learned, now: float) -> str:
+    """When there was last no replica, if it matters."""
+    asleep_s = now - known.asleep_at
+    return f": there was no replica {asleep_s:.0f} s ago" if asleep_s < 2 * LEVEL_S else ""
 
 
 def _wants(known: Learned, able: Capacity, ahead: float) -> Iterator[Want]:
@@ -258,10 +272,14 @@ def _study(scale: Scale, known: Learned, reading: Reading, now: float) -> Learne
     part = -math.expm1(-reading.since_s / LEVEL_S)
     known = replace(known, strain=known.strain + (late - known.strain) * part)
     if now - known.fitted_at >= FIT_EVERY_S and known.cells:
-        edge = min(max(EDGE * AIM * known.answers / max(known.strained, 1e-9), EDGES[0]), EDGES[1])
-        able = capacity.fitted(known.cells, edge)
-        crowds = capacity.fitted(known.crowds, edge, (able.free,))
-        known = replace(known, capacity=able, crowd=crowds, fitted_at=now)
+        spent = known.strained / max(known.answers, 1e-9) - known.anyway
+        edge = min(max(EDGE * AIM / max(spent, 1e-9), EDGES[0]), EDGES[1])
+        anyway = capacity.unloaded(known.cells)
+        since = (known.alike_since or now) if anyway else 0.0
+        anyway = anyway if now - since >= ALIKE_S else 0.0
+        able = capacity.fitted(known.cells, edge, anyway=anyway)
+        crowds = capacity.fitted(known.crowds, edge, (able.free,), anyway)
+        known = replace(known, capacity=able, crowd=crowds, anyway=anyway, alike_since=since, fitted_at=now)
     return known
 
 

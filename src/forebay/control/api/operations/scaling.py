@@ -29,7 +29,8 @@ async def scaling_of(asked: Asked) -> documents.ScalingDocument:
     name = asked.named("model")
     for each in _scaler(asked).standing(name):
         return documents.scaling(each, all_of_it=True)
-    raise Refusal(Code.NOT_FOUND, f"There is no model {name!r}.", "model")
+    there = ", ".join(each.model for each in _scaler(asked).standing())
+    raise Refusal(Code.NOT_FOUND, f"There is no model {name!r}; there is: {there}.", "model")
 
 
 async def set_scaling(asked: Asked) -> documents.ScalingDocument:

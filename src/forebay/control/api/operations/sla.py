@@ -26,7 +26,8 @@ async def sla(asked: Asked) -> Sla:
         raise Refusal(Code.INVALID_REQUEST, f"period_s: expected 1 to {PERIOD_S_MAX} seconds", "period_s")
     plan = behind.control.plan.only(model)
     if not plan.models:
-        raise Refusal(Code.NOT_FOUND, f"There is no model {model!r}.", "model")
+        there = ", ".join(each.routes.name for each in behind.control.plan.models)
+        raise Refusal(Code.NOT_FOUND, f"There is no model {model!r}; there is: {there}.", "model")
     chronicle.save()
     until = wall_s()
     since = until - period_s

@@ -32,26 +32,26 @@ def advise(scale: Scale, rules: Rules, reading: Reading, value: float, current: 
             many, hpa_ = hpa.step(
                 rules.hpa, value=value, target=target, ready=ready, pending=reading.pending, current=current, now=now
             )
-            return many, _why("hpa", scale, value), replace(rules, hpa=hpa_)
+            return many, _why("hpa", scale, value, many), replace(rules, hpa=hpa_)
         case Policy.KPA:
             many, kpa_ = kpa.step(
                 rules.kpa, total=value * max(1, ready), target=target, since_s=since_s, ready=ready, now=now
             )
             panic = ", in panic" if kpa_.panic_at is not None else ""
-            return many, _why("kpa", scale, value) + panic, replace(rules, kpa=kpa_)
+            return many, _why("kpa", scale, value, many) + panic, replace(rules, kpa=kpa_)
         case Policy.APA:
             many, apa_ = apa.step(
                 rules.apa, value=value, target=target, since_s=since_s, ready=ready, current=current, now=now
             )
-            return many, _why("apa", scale, value), replace(rules, apa=apa_)
+            return many, _why("apa", scale, value, many), replace(rules, apa=apa_)
         case Policy.SLO:
             ttft_max_s, tpot_max_s = scale.ttft_s or TARGETS[Signal.TTFT_S], scale.tpot_s or TARGETS[Signal.TPOT_S]
             raw = slo.score(reading.ttft_s, reading.tpot_s, ttft_max_s, tpot_max_s)
             many, slo_ = slo.step(rules.slo, raw=raw, since_s=since_s, ready=ready, current=current, now=now)
-            return many, f"slo: p90 is at {raw:.0%} of what is promised", replace(rules, slo=slo_)
+            return many, f"slo says {many}: p90 is at {raw:.0%} of what is promised", replace(rules, slo=slo_)
         case _:
             raise ValueError(f"{scale.policy} is no rule of this table")
 
 
-def _why(name: str, scale: Scale, value: float) -> str:
-    return f"{name}: {scale.signal} is {value:.3g} for each ready replica, {scale.target:.3g} is held"
+def _why(name: str, scale: Scale, value: float, many: int) -> str:
+    return f"{name} says {many}: {scale.signal} is {value:.3g} for each ready replica, {scale.target:.3g} is held"
