@@ -87,7 +87,7 @@ def read_file(path: Path | None) -> FileText:
         with path.open("rb") as file:
             return FileText(str(path), file.read(FILE_BYTES_MAX + 1))
     except FileNotFoundError:
-        raise UserError(f"{path}: no such file. `forebay up` without -f starts the demo.") from None
+        raise UserError(f"{path}: no such file.") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}).") from None
 

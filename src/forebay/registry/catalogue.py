@@ -296,7 +296,8 @@ class Registry:
             raise RegistryError(f"{who}: is {listed.standing.state}: {listed.standing.why}")
         if self._publishers and not set(self._publishers) & set(listed.signed_by):
             others = f"; those of {', '.join(listed.signed_by)} do not count" if listed.signed_by else ""
-            raise RegistryError(f"{who}: has no signature of a key in `registry.publishers`{others}")
+            how = f"`forebay registry sign {who}` adds one"
+            raise RegistryError(f"{who}: has no signature of a key in `registry.publishers`{others}; {how}")
         return listed
 
     def open(self, model: str, name: str, progress: Progress) -> tuple[Listed, Path]:

@@ -80,7 +80,15 @@ def test_a_revision_is_rolled_out_step_by_step_in_the_name_of_who_asked(tmp_path
         assert (past["phase"], past["ended"], past["time_left_s"]) == ("promoted", True, None)
         assert past == (await client.get("/rollouts/chat:1")).json()
         assert (await client.get("/rollouts?ended=false")).json() == {"rollouts": []}
-        assert (await client.get("/rollouts?model=embed")).json() == {"rollouts": []}
+        again = await deployed(client, revision="old", unchecked=True)
+        assert (await client.get("/rollouts?ended=true&last=1")).json()["rollouts"] == [past]
+        for query, ids in (("model=chat&ended=true", ["chat:1"]), ("ended=false&last=1", [again["id"]])):
+            found = (await client.get(f"/rollouts?{query}")).json()["rollouts"]
+            assert [each["id"] for each in found] == ids
+        for query in ("", "&ended=true", "&ended=false"):
+            answer = await client.get(f"/rollouts?model=nochat{query}")
+            assert (answer.status_code, answer.json()["error"]["param"]) == (404, "model")
+            assert "there is: chat" in answer.text
 
     tried(tmp_path, test)
 

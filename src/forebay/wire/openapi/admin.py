@@ -188,7 +188,7 @@ def _rollouts(given: Answers) -> tuple[Operation, ...]:
             "Rollouts, the newest last.",
             {200: {JSON: given.rollouts}},
             query=(_OF_MODEL, _ENDED, _LAST),
-            codes=(Code.INVALID_REQUEST, *_STORE),
+            codes=(Code.INVALID_REQUEST, Code.NOT_FOUND, *_STORE),
         ),
         _operation("/v1/rollouts/{id}", "get", "rollout", "A rollout.", one, codes=(Code.NOT_FOUND, *_STORE)),
         *(

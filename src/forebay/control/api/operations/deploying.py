@@ -55,12 +55,15 @@ async def rollouts(asked: Asked) -> documents.Rollouts:
         admin_request.flag(query, "ended"),
         admin_request.last(query),
     )
-    if ended:  # only the store knows them all
-        found = reversed(await asked.deployments.past(model, last))
+    known = asked.deployments.standing(model)
+    if ended:  # only the store knows them all, and tells those under way first
+        past = await asked.deployments.past(model, last + len(known))
+        found = [each for each in past if each.rollout.phase in ENDED][:last][::-1]
     else:
-        found = iter(asked.deployments.standing(model)[-last:])
-    shown = (each for each in found if ended is None or (each.rollout.phase in ENDED) is ended)
-    return documents.rollouts(shown, wall_s())
+        found = [each for each in known if ended is None or each.rollout.phase not in ENDED][-last:]
+    if model is not None and not found:
+        _model(asked, model)
+    return documents.rollouts(found, wall_s())
 
 
 async def rollout(asked: Asked) -> documents.RolloutDocument:
