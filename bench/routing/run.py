@@ -65,8 +65,12 @@ class Results:
                     del policies[policy]
 
     def measure(self, part: str, jobs: Iterable[Job], pool: ProcessPoolExecutor) -> Part:
-        """Do the jobs that are not done yet, and keep what comes of them."""
-        cells: Part = self.document[part]
+        """Do the jobs that are not done yet, and keep what comes of them; what is not asked any more goes."""
+        jobs, cells = list(jobs), self.document[part]
+        asked = {(job.cell, job.policy) for job in jobs}
+        for cell, policies in cells.items():
+            for policy in [each for each in policies if (cell, each) not in asked]:
+                del policies[policy]
         open_ = [job for job in jobs if str(job.seed) not in cells.get(job.cell, {}).get(job.policy, {})]
         for done, (job, figures) in enumerate(pool.map(measured, open_), 1):
             cells.setdefault(job.cell, {}).setdefault(job.policy, {})[str(job.seed)] = figures
