@@ -261,12 +261,12 @@ class Gateway:
         served, now = relay.served, self.now()
         links = served.links  # another snapshot may be taken over before we are done
         link = links[route.at]
+        relay.run_on(link)  # it is written at once, and nothing comes back before all below is done
         if relay.queued_s < 0:
             relay.queued_s = now - relay.began
             served.account.queue_wait.observe(relay.queued_s)
         if self._recorder is not None:
-            if not route.terms:  # their loads are told as they were
-                relay.candidates = told.candidates(links, route)
+            relay.candidates = told.candidates(links, route)  # their loads are told as they were
             relay.report_age_s = now - link.heard_at
             relay.hit = served.source(link, relay.ask, route.hit_tokens)
         self._turn += 1
@@ -278,9 +278,6 @@ class Gateway:
         relay.mark = link.breaker.begin(now)
         if relay.ask is not None:
             relay.charge = served.pricing.sent(link.meter, relay.ask, route.hit_tokens, relay.streams, now)
-        relay.run_on(link)
-        if route.terms and self._recorder is not None:  # this takes time, so the request is on its way before
-            relay.candidates = told.candidates(links, route)
         if served.split is not None:
             sent(self, relay, link, served.split)
         if relay.hedge_after_s:

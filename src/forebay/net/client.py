@@ -136,9 +136,9 @@ class Upstream:  # derives from nothing: compiled code gets at the attributes of
     """One connection to the upstream: an asyncio protocol, and the callback object of its parser."""
 
     __slots__ = (
-        "_between", "_body", "_call", "_complete", "_head_bytes", "_head_due", "_headers", "_held", "_keep_alive",
-        "_parser", "_pool", "_raw", "_reused", "_since", "_status", "_to_eof", "_touched", "_trailers", "idle_since",
-        "on_body", "transport",
+        "_between", "_body", "_call", "_complete", "_ended", "_head", "_head_bytes", "_head_due", "_headers", "_held",
+        "_keep_alive", "_parser", "_pool", "_raw", "_reused", "_since", "_status", "_to_eof", "_touched",
+        "idle_since", "on_body", "transport",
     )  # fmt: skip
 
     def __init__(self, pool: "Pool") -> None:
@@ -155,13 +155,14 @@ class Upstream:  # derives from nothing: compiled code gets at the attributes of
 
     def _reset(self) -> None:
         self._status = 0
-        self._headers: list[Header] = []
-        self._trailers: list[Header] = []
+        self._headers: list[Header] = []  # of the head, later of the trailers
+        self._head: list[Header] | None = None
         self._body.clear()
         self._head_bytes = 0
         self._head_due = False
         self._keep_alive = False
-        self._between = False  # the parser is between two chunks
+        self._between = False  # the parser has seen a chunk to its end, and nothing after it
+        self._ended = 0  # so many pieces of the body came before a chunk last ended
         self._to_eof = False
         self._complete = False
         self._touched = False
@@ -231,6 +232,7 @@ class Upstream:  # derives from nothing: compiled code gets at the attributes of
         """Have the parser tell what is in these bytes. Returns what is wrong with them."""
         assert self._parser is not None
         problem = ""
+        self._ended = 0
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -239,8 +241,8 @@ class Upstream:  # derives from nothing: compiled code gets at the attributes of
             problem = str(error)
             if isinstance(error, httptools.HttpParserCallbackError):
                 problem = str(error.__context__)
-        if self._between and not data.endswith(http1.CRLF):  # a part of the next chunk's first line was there too
-            self._between = False
+        # the last condition: what came after the chunk was not the next one's first line, which is never empty
+        self._between = 0 < self._ended == len(self._body) and data.endswith(b"\n\r\n")
         return problem
 
     def read_on(self, call: Call) -> None:
@@ -294,7 +296,7 @@ class Upstream:  # derives from nothing: compiled code gets at the attributes of
         self._head_bytes += len(name) + len(value)
         if self._head_bytes > HEAD_BYTES_MAX:
             raise ValueError(f"its head or trailers are larger than {HEAD_BYTES_MAX} bytes")
-        (self._trailers if self._status else self._headers).append((name.lower(), value))
+        self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         parser = self._parser
@@ -303,17 +305,15 @@ class Upstream:  # derives from nothing: compiled code gets at the attributes of
         if status < 200:
             return
         self._status = status
+        self._head, self._headers = self._headers, []
         self._since = 0.0
         self._head_due = True
         self._keep_alive = parser.should_keep_alive()
         if not self._keep_alive and status not in BODILESS:
-            self._to_eof = not {b"content-length", b"transfer-encoding"} & {name for name, _ in self._headers}
-
-    def on_chunk_header(self) -> None:
-        self._between = False
+            self._to_eof = not {b"content-length", b"transfer-encoding"} & {name for name, _ in self._head}
 
     def on_chunk_complete(self) -> None:
-        self._between = True
+        self._ended = len(self._body)
 
     def on_message_complete(self) -> None:
         if self._status:
@@ -334,14 +334,14 @@ class Upstream:  # derives from nothing: compiled code gets at the attributes of
         assert sink is not None
         if self._head_due:
             self._head_due = False
-            headers, self._headers = self._headers, []
-            sink.on_head(self._status, headers)
+            head, self._head = self._head, None
+            sink.on_head(self._status, head or [])
         if self._body and self._call is call:
             sink.on_body(self._take_body())
         if self._call is not call:
             return
         if self._complete:
-            trailers = self._trailers
+            trailers = self._headers
             self._call = None
             if problem or not self._keep_alive or self.transport.is_closing():
                 self.transport.abort()

@@ -54,8 +54,8 @@ class Connection:  # derives from nothing: see `Upstream`
         self._phase = IDLE
         self._since = owner.now
         self._target = b""
-        self._headers: list[tuple[bytes, bytes]] = []
-        self._body: list[bytes] = []
+        self._headers: list[tuple[bytes, bytes]] | None = None
+        self._body: list[bytes] | None = None
         self._body_bytes = 0
         self._room = 0
         self._exchange: Exchange | None = None
@@ -225,6 +225,7 @@ class Connection:  # derives from nothing: see `Upstream`
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._phase == HEAD:
+            assert self._headers is not None
             self._headers.append((name.lower(), value))
         elif not self._priming:  # a trailer: counted, dropped
             self._count_body(len(name) + len(value) + 4)
@@ -235,6 +236,7 @@ class Connection:  # derives from nothing: see `Upstream`
             return
         parser, headers = self._parser, self._headers
         assert parser is not None
+        assert headers is not None
         self._progress = True
         fields = dict(headers)
         limits = self.owner.limits
@@ -266,6 +268,7 @@ class Connection:  # derives from nothing: see `Upstream`
     def on_body(self, data: bytes) -> None:
         self._progress = True
         self._count_body(len(data))
+        assert self._body is not None
         self._body.append(data)
 
     def on_message_complete(self) -> None:
@@ -275,7 +278,7 @@ class Connection:  # derives from nothing: see `Upstream`
         if body:
             exchange.body = body[0] if len(body) == 1 else b"".join(body)
             self._drop_body()
-        self._headers = []
+        self._headers = None
         self._exchange = None
         self._unjudged = False
         self._phase = IDLE
@@ -290,6 +293,8 @@ class Connection:  # derives from nothing: see `Upstream`
         self._phase = HEAD
         self._since = self.owner.now
         self._target = b""
+        self._headers = []
+        self._body = []
         self._body_bytes = 0
         self._raw = 0
 
@@ -309,7 +314,7 @@ class Connection:  # derives from nothing: see `Upstream`
         self._room = size
 
     def _drop_body(self) -> None:
-        self._body = []
+        self._body = None
         if self._room:
             self.owner.bodies_bytes -= self._room
             self._room = 0
@@ -370,6 +375,7 @@ class Connection:  # derives from nothing: see `Upstream`
         # this request, reads its body and what comes after.
         framing = [pair for pair in exchange.headers if pair[0] in (b"content-length", b"transfer-encoding")]
         self._exchange = exchange
+        self._body = []
         self._unjudged = True
         self._phase = BODY
         self._priming = True

@@ -192,9 +192,10 @@ class Exchange:
         self._line.rest()
 
     def forget_head(self) -> None:
-        """Drop what the request said in its head, for an answer that takes long."""
+        """Drop what the request and the answer said in their heads, for an answer that takes long."""
         self.headers = _NO_HEADERS
         self._fields = _NO_FIELDS
+        self.extra = b""
         self._line.rest()
 
     def write(self, data: bytes) -> None:
