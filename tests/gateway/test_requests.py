@@ -186,6 +186,17 @@ def test_a_large_answer_reaches_a_client_that_reads_slowly(tmp_path: Path) -> No
     run(main())
 
 
+@pytest.mark.parametrize("path", [b"/v1/models", b"/v1/models/chat", b"/v1/models/nobody", b"/nothing"])
+def test_answers_without_work_name_their_request_too(tmp_path: Path, path: bytes) -> None:
+    async def main() -> None:
+        async with cluster(tmp_path, Worker()) as front:
+            given = await front.ask(b"GET %b HTTP/1.1\r\nhost: a\r\nx-request-id: mine-7\r\n\r\n" % path)
+            assert given.headers[b"x-request-id"] == b"mine-7"
+            assert (await front.get(path)).headers[b"x-request-id"].startswith(b"req-")
+
+    run(main())
+
+
 def test_models_are_listed_and_found(tmp_path: Path) -> None:
     async def main() -> None:
         async with cluster(tmp_path, Worker()) as front:

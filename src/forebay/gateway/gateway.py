@@ -98,10 +98,14 @@ class Gateway:
 
     # --- requests come in
 
+    def id_of(self, exchange: Exchange) -> bytes:
+        """The id that a request came with, else a new one."""
+        given = exchange.header(b"x-request-id")
+        return given if given and REQUEST_ID.fullmatch(given) else self._new_id()
+
     def handle(self, exchange: Exchange, endpoint: Endpoint) -> None:
         """Serve an inference request."""
-        given = exchange.header(b"x-request-id")
-        request_id = given if given and REQUEST_ID.fullmatch(given) else self._new_id()
+        request_id = self.id_of(exchange)
         body = exchange.body
         began = self.now()
         caller: Granted | None = None
@@ -175,7 +179,7 @@ class Gateway:
         caller: Granted | None = None,
     ) -> None:
         """Answer a request that belongs to no model with an error; `caller`: who has sent it, as far as is known."""
-        request_id = request_id or self._new_id()
+        request_id = request_id or self.id_of(exchange)
         status = TABLE[refusal.code].status
         headers = [http1.JSON, *id_headers(request_id, exchange.path), *more]
         if refusal.code is Code.UNAUTHORIZED:

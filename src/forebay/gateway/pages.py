@@ -28,7 +28,7 @@ from forebay.obs.clock import wall_s
 from forebay.obs.metrics import CONTENT_TYPE, PREFIX, TABLE, Metrics
 from forebay.wire import http1
 from forebay.wire.documents import UNREADABLE
-from forebay.wire.errors import INFERENCE
+from forebay.wire.errors import INFERENCE, id_headers
 from forebay.wire.openapi import document, public
 from forebay.wire.prometheus import merge
 
@@ -160,11 +160,11 @@ class Pages:
         elif isinstance(allowed := self._allowed(exchange), Refusal):
             self._gateway.refuse(exchange, allowed)
         elif path == MODELS:
-            _json(exchange, 200, {"object": "list", "data": [self._model(*each) for each in allowed.items()]})
+            self._tell(exchange, {"object": "list", "data": [self._model(*each) for each in allowed.items()]})
         else:
             name = unquote(path[len(MODELS) + 1 :])
             if name in allowed:
-                _json(exchange, 200, self._model(name, allowed[name]))
+                self._tell(exchange, self._model(name, allowed[name]))
             else:
                 text = f"The model `{name[:128]}` does not exist."
                 self._gateway.refuse(exchange, Refusal(Code.MODEL_NOT_FOUND, text, "model"))
@@ -200,6 +200,11 @@ class Pages:
         if isinstance(caller, Denied):
             return DeniedRefusal(caller)
         return {name: models for name, models in names.items() if any(map(caller.tenant.may_use, models))}
+
+    def _tell(self, exchange: Exchange, value: Any) -> None:
+        """Answer as all of OpenAI's API is answered: with the id of the request."""
+        headers = [http1.JSON, *id_headers(self._gateway.id_of(exchange))]
+        exchange.respond(200, headers, msgspec.json.encode(value))
 
     def _model(self, name: str, models: tuple[str, ...]) -> dict[str, str | int]:
         shown: dict[str, str | int] = {"id": name, "object": "model", "created": self._created, "owned_by": "forebay"}

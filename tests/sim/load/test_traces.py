@@ -105,12 +105,20 @@ def test_a_folder_of_records_is_read_with_all_its_gateways_and_says_what_is_miss
     assert [arrival.prompt_tokens for arrival in one.arrivals] == [1, 512]
 
 
+def test_a_request_that_was_refused_before_its_model_was_known_is_of_no_other_model(tmp_path: Path) -> None:
+    path = written(tmp_path, b"".join(map(frame, (done(1.0, model=""), done(2.0, prompt_tokens=2)))))
+    found = read(path, Random(1))
+
+    assert [arrival.prompt_tokens for arrival in found.arrivals] == [2]
+    assert "left out, without tokens: 1" in found.name
+
+
 def test_records_of_several_models_must_be_told_apart(tmp_path: Path) -> None:
     two = (done(1.0, prompt_tokens=1), done(2.0, model="embed", prompt_tokens=2))
     path = written(tmp_path, b"".join(map(frame, two)))
 
     assert [arrival.prompt_tokens for arrival in read(path, Random(1), model="embed").arrivals] == [2]
-    with pytest.raises(BadTrace, match="several models, one must be chosen: chat, embed"):
+    with pytest.raises(BadTrace, match=r"several models, one must be chosen \(--model\): chat, embed"):
         read(path, Random(1))
     with pytest.raises(BadTrace, match="no record of the model 'x', but of: chat, embed"):
         read(path, Random(1), model="x")

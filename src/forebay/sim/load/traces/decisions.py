@@ -47,7 +47,8 @@ def decisions(contents: Iterable[bytes], model: str = "") -> Logged:
         read = payloads(content)
         damaged += read.damaged
         for record in filter(None, map(decision, read.whole)):
-            models.add(record.model)
+            if record.model:  # what was refused before it was known for whom it is has none
+                models.add(record.model)
             if model and record.model != model:
                 continue
             if not record.prompt_tokens:
@@ -60,7 +61,7 @@ def decisions(contents: Iterable[bytes], model: str = "") -> Logged:
             if len(at_s) > ROWS_MAX:
                 raise BadLine(f"there are more than {ROWS_MAX:,} records")
     if len(models) > 1 and not model:
-        raise BadLine(f"there are records of several models, one must be chosen: {_some(models)}")
+        raise BadLine(f"there are records of several models, one must be chosen (--model): {_some(models)}")
     if model and model not in models:
         raise BadLine(f"there is no record of the model {model!r}, but of: {_some(models) or 'none'}")
     requests = Columns(at_s, prompts, outputs, tenants=tenants if any(tenants) else ())
