@@ -76,6 +76,30 @@ def test_bounds_that_people_set_hold_in_the_place_of_the_files(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
+    ("hours", "wish", "both"),
+    [
+        ({"min": 3}, Wish("chat", max=9), (3, 9)),
+        ({"min": 3}, Wish("chat", max=2), (2, 2)),
+        ({"min": 3}, Wish("chat", min=2), (2, 6)),
+        ({"max": 4}, Wish("chat", min=2), (2, 4)),
+        ({"max": 4}, Wish("chat", min=5), (5, 5)),
+        ({"max": 4}, Wish("chat", max=5), (1, 5)),
+        ({"min": 2, "max": 3}, Wish("chat", min=1, max=5), (1, 5)),
+    ],
+)
+def test_a_bound_that_people_do_not_set_stays_that_of_the_schedule(
+    tmp_path: Path, hours: dict[str, int], wish: Wish, both: tuple[int, int]
+) -> None:
+    async def test(world: World) -> None:
+        async with controlled(world, plan_of(world, {**HPA, "schedule": [hours]})) as it:
+            await it.has(hours.get("min", 1))
+            await it.scaler.set(wish, "ann")
+            assert it.scaler.bounds("chat") == both
+
+    play(tmp_path, test)
+
+
+@pytest.mark.parametrize(
     ("wish", "text"),
     [
         (Wish("other", 1), "there is no model other; there is: chat"),

@@ -192,7 +192,7 @@ HOLDER = need("old-0", 67.9, gpus=1)
         pytest.param((node("a", gpu(0)),), need("m-0", 5, gpus=1, profile="x"), "a GPU 0 is no slice, not x"),
         pytest.param(
             (node("a", gpu(0, profile="p"), gpu(1)),), need("m-0", 5, gpus=2),
-            "a has 1 GPUs that would do, 2 needed; GPU 0 is a slice, which works with no other",
+            "a has 1 GPU that would do, 2 needed; GPU 0 is a slice, which works with no other",
         ),
         pytest.param(
             (node("a", gpu(0, kind="L4")),), need("m-0", 5, gpus=1, kinds=frozenset({"A100", "H100"})),

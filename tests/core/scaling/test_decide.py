@@ -67,9 +67,12 @@ def test_an_outage_of_telemetry_takes_nothing_away_nor_does_the_time_right_after
 def test_in_an_outage_a_minimum_holds_and_a_maximum_of_some_hours_does_not() -> None:
     scale = Scale(8, 2, schedule=(DAY,))
 
-    assert decide(scale, Memory(), None, T0, current=1)[0].wanted == 2
-    assert decide(scale, Memory(), None, T0, current=11)[0].wanted == 11
-    assert decide(scale, Memory(), None, T0, current=14)[0].wanted == 12
+    said = [decide(scale, Memory(), None, T0, current=current)[0] for current in (1, 11, 14)]
+    assert [(each.wanted, each.reason, each.why) for each in said] == [
+        (2, Reason.BOUND, "the load is not known, but `min` is 2 now"),
+        (11, Reason.UNKNOWN, "the load is not known: none is taken away"),
+        (12, Reason.BOUND, "the load is not known, but `max` is 12 now"),
+    ]
 
 
 def test_the_first_request_brings_the_first_replica_and_a_long_pause_takes_it_away() -> None:

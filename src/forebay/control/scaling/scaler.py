@@ -23,6 +23,7 @@ from forebay.control.scaling.sizing import Size, Sizer
 from forebay.control.scaling.starts import Starts, cold_start_s, with_start
 from forebay.core.reconcile import Move, SeenUnit
 from forebay.core.scaling.decide import bounds, decide
+from forebay.core.scaling.schedule import Hours
 from forebay.core.scaling.settings import REPLICAS_MAX, Scale
 from forebay.core.scaling.values import Decision, Reason
 from forebay.obs.clock import wall_s
@@ -328,12 +329,27 @@ class Scaler:
 
 
 def _rules(model: PlannedModel, setting: Setting) -> Scale | None:
-    """How a model is scaled, with the bounds that people have set in the place of those of its file and schedule."""
+    """How a model is scaled: a bound that people have set holds in the place of the file's and of the schedule's.
+
+    One that they have not set stays as it is, but gives way to the other.
+    """
     scale = model.scale
     if scale is None or (setting.min is None and setting.max is None):
         return scale
     low, high = _set_bounds(scale, setting)
-    return replace(scale, min=min(low, high), max=high, schedule=())
+    hours = tuple(_under(each, setting) for each in scale.schedule)
+    return replace(scale, min=min(low, high), max=high, schedule=hours)
+
+
+def _under(hours: Hours, setting: Setting) -> Hours:
+    """What is left of hours beside what people have set."""
+    low = hours.min if setting.min is None else None
+    high = hours.max if setting.max is None else None
+    if low is not None and setting.max is not None:
+        low = min(low, setting.max)
+    if high is not None and setting.min is not None:
+        high = max(high, setting.min)
+    return hours._replace(min=low, max=high)
 
 
 def _set_bounds(scale: Scale, setting: Setting) -> tuple[int, int]:

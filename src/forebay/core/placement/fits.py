@@ -108,7 +108,8 @@ def obstacle(node: Node, need: Need, taken: Taken) -> str:
         refusals = [_refusal(node, device, need, taken) for device in node.devices]
         free = refusals.count("")
         if free < need.gpus:
-            head = f"has {free} GPUs that would do, {need.gpus} needed" if need.gpus > 1 else ""
+            several = "1 GPU" if free == 1 else f"{free} GPUs"
+            head = f"has {several} that would do, {need.gpus} needed" if need.gpus > 1 else ""
             each = [f"{d.name} {why}" for d, why in zip(node.devices, refusals, strict=True) if why]
             return "; ".join(filter(None, (head, *each))) or "has no GPU"
         if not any(

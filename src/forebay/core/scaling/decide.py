@@ -69,7 +69,10 @@ def bounds(scale: Scale, now: float) -> tuple[int, int]:
 def _unknown(scale: Scale, low: int, current: int) -> Decision:
     """As many as there are. A minimum that people have asked for holds nevertheless; a maximum of a time does not."""
     wanted = min(max(current, low), scale.most)
-    return Decision(wanted, Reason.UNKNOWN, "the load is not known: none is taken away", {"min": low})
+    if wanted == current:
+        return Decision(wanted, Reason.UNKNOWN, "the load is not known: none is taken away", {"min": low})
+    name = "min" if wanted > current else "max"
+    return Decision(wanted, Reason.BOUND, f"the load is not known, but `{name}` is {wanted} now", {"min": low})
 
 
 def _watched(scale: Scale, memory: Memory, reading: Reading, now: float) -> Memory:
