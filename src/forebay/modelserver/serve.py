@@ -16,7 +16,8 @@ from forebay.core.model import Limits
 from forebay.core.serving.config import ModelConfig
 from forebay.core.serving.errors import Refused
 from forebay.modelserver.http.answering import refuse_method
-from forebay.modelserver.http.front import BODY_BYTES_MAX, FrontOptions, HttpFront
+from forebay.modelserver.http.front import HttpFront
+from forebay.modelserver.http.options import BODY_BYTES_MAX, FrontOptions
 from forebay.modelserver.models.options import Options
 from forebay.modelserver.ports import IndexEntry
 from forebay.modelserver.regions import SharedRegions

@@ -16,7 +16,7 @@ UNKNOWN: Final = "unknown"
 """Label value for names that clients made up."""
 CONTENT_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
 
-SECONDS: Final = (
+SECONDS: Final[tuple[float, ...]] = (
     0.001,
     0.0025,
     0.005,

@@ -17,7 +17,8 @@ from forebay.core.serving.config import Datatype, ModelConfig, TensorSpec
 from forebay.core.serving.errors import Kind, Refused
 from forebay.core.serving.statistics import BatchStatistics, Duration, ModelStatistics, ResponseStatistics
 from forebay.core.serving.values import InferRequest, InferResponse, OnResponse, Tensor, Ticket
-from forebay.modelserver.http.front import BODY_BYTES_MAX, FrontOptions, HttpFront
+from forebay.modelserver.http.front import HttpFront
+from forebay.modelserver.http.options import BODY_BYTES_MAX, FrontOptions
 from forebay.modelserver.ports import IndexEntry, ModelView
 from forebay.net.server import HttpServer
 from forebay.wire.oip.ports import MemoryKind, Region

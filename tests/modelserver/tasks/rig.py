@@ -17,7 +17,7 @@ from forebay.core.model import Limits
 from forebay.core.serving.config import Datatype, ModelConfig, TensorSpec
 from forebay.core.serving.errors import Kind, Refused
 from forebay.core.serving.values import InferRequest, InferResponse, OnResponse, Tensor, Ticket
-from forebay.modelserver.http.front import BODY_BYTES_MAX
+from forebay.modelserver.http.options import BODY_BYTES_MAX
 from forebay.modelserver.ports import IndexEntry, ModelView
 from forebay.modelserver.tasks.contract import PARAMETER, Task
 from forebay.modelserver.tasks.endpoint import TaskFront

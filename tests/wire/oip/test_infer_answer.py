@@ -74,7 +74,7 @@ def test_parameters_and_no_outputs_are_an_answer_too() -> None:
     asked = Asked(InferRequest("m", "", "", ()), {}, JSON_FORM)
     response = InferResponse("m", "3", "", parameters={"a": 1, "b": "x", "c": True})
     written = write_infer(response, asked, batches=False, labels=unnamed)
-    assert written == (
+    assert (written.json, written.buffers) == (
         b'{"model_name":"m","model_version":"3","parameters":{"a":1,"b":"x","c":true},"outputs":[]}',
         [],
     )

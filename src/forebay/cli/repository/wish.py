@@ -14,7 +14,7 @@ from forebay.cli.repository.grpc import GrpcWish
 from forebay.cli.settings import WRONG_USAGE, UserError
 from forebay.core.model import TlsSpec
 from forebay.core.serving.limiter import Amount
-from forebay.modelserver.http.front import FrontOptions
+from forebay.modelserver.http.options import FrontOptions
 from forebay.modelserver.models.options import Control, Options
 from forebay.modelserver.process.values import Placement
 from forebay.modelserver.repository import Rules

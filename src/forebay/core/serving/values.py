@@ -4,9 +4,10 @@ Tensors are bytes all the way: only JSON and the backends turn them into numbers
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple, Protocol
+
+import msgspec
 
 from forebay.core.serving.config import Datatype
 from forebay.core.serving.errors import Refused
@@ -32,8 +33,7 @@ class Front(StrEnum):
     GRPC = "GRPC"
 
 
-@dataclass(slots=True)
-class InferRequest:
+class InferRequest(msgspec.Struct):
     """One inference as a front has read it: well-formed, but not yet checked against the model."""
 
     model: str
@@ -43,7 +43,7 @@ class InferRequest:
     inputs: tuple[Tensor, ...]
     outputs: tuple[str, ...] = ()
     """Names of the outputs that are asked for; empty: all. Forms of outputs are the front's affair."""
-    parameters: dict[str, Parameter] = field(default_factory=dict)
+    parameters: dict[str, Parameter] = {}
     """Without those that have a field here."""
     priority: int = 0
     timeout_us: int = 0
@@ -58,15 +58,14 @@ class InferRequest:
     """When the front began to read it, of CLOCK_MONOTONIC; 0: no front has."""
 
 
-@dataclass(slots=True)
-class InferResponse:
+class InferResponse(msgspec.Struct):
     """One answer. A request of a decoupled model may have many, or none (`outputs` empty, final)."""
 
     model: str
     version: str
     id: str
     outputs: tuple[Tensor, ...] = ()
-    parameters: dict[str, Parameter] = field(default_factory=dict)
+    parameters: dict[str, Parameter] = {}
     error: Refused | None = None
 
 

@@ -5,10 +5,11 @@ A backend holds one version of one model. `execute` may be called by several thr
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, overload
 
+import msgspec
 import numpy as np
 
 from forebay.core.serving.config import ModelConfig, TensorSpec
@@ -20,15 +21,14 @@ Array = np.ndarray[Any, Any]
 Parameter = bool | int | float | str
 
 
-@dataclass(slots=True)
-class Request:
+class Request(msgspec.Struct):
     """One request as a backend sees it: inputs include the batch dimension if the model batches."""
 
     id: str
     inputs: dict[str, Array]
     wanted: tuple[str, ...]
     """Outputs that are asked for; empty: all."""
-    parameters: Mapping[str, Parameter] = field(default_factory=dict)
+    parameters: Mapping[str, Parameter] = {}
     correlation_id: int | str = 0
     start: bool = False
     end: bool = False
@@ -37,15 +37,14 @@ class Request:
     cancelled: Callable[[], bool] = lambda: False
 
 
-@dataclass(slots=True)
-class Response:
+class Response(msgspec.Struct):
     """Outputs in the order that the model gives them, or `error` (safe to show)."""
 
-    outputs: dict[str, Array] = field(default_factory=dict)
+    outputs: dict[str, Array] = {}
     error: str = ""
     kind: Kind = Kind.INTERNAL
     """Of `error`."""
-    parameters: Mapping[str, Parameter] = field(default_factory=dict)
+    parameters: Mapping[str, Parameter] = {}
     reschedule: bool = False
     """No answer yet: the request of an iterative sequence is to come again in a later batch."""
 

@@ -1,9 +1,7 @@
 """Every endpoint of the protocol: which request is answered by what."""
 
 import asyncio
-import re
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
 from typing import Any, Final
 
 import structlog
@@ -13,36 +11,20 @@ from forebay.modelserver.http.administration import Administration
 from forebay.modelserver.http.answering import fail, refuse, refuse_method
 from forebay.modelserver.http.generating import start_generation
 from forebay.modelserver.http.inferring import Inferring
+from forebay.modelserver.http.options import FrontOptions
 from forebay.modelserver.ports import Models
 from forebay.modelserver.tasks.endpoint import PREFIX, TaskFront
 from forebay.modelserver.tasks.table import TASKS
 from forebay.net.exchange import Exchange
 from forebay.wire import http1
 from forebay.wire.oip import documents
-from forebay.wire.oip.infer_request import STRINGS_MAX
 from forebay.wire.oip.ports import Regions, Settings
 from forebay.wire.oip.route import Endpoint, Route, route
 
-BODY_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Triton's default limit on JSON. It sets none on binary tensors; ours is for the whole body."""
 GET: Final = b"GET"
 POST: Final = b"POST"
 
 Handler = Callable[[Exchange, Route], None]
-
-
-@dataclass(frozen=True, slots=True)
-class FrontOptions:
-    """How a front is set up."""
-
-    name: str = "forebay"
-    version: str = ""
-    json_bytes_max: int = BODY_BYTES_MAX
-    """Of a request's JSON, of each tensor in it once that is bytes, and of a body once it is decompressed."""
-    strings_max: int = STRINGS_MAX
-    """Elements of a BYTES tensor in a request's JSON."""
-    forwarded_headers: re.Pattern[str] | None = None
-    """Request headers with a name in which this is found become parameters. Names are lower-case."""
 
 
 class HttpFront:

@@ -8,11 +8,11 @@ and whoever owns them may use them again.
 import asyncio
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from time import monotonic_ns
 from typing import Final, ParamSpec, TypeVar
 
 import structlog
+from msgspec.structs import replace
 
 from forebay.core.serving.errors import Kind, Refused
 from forebay.core.serving.values import Front, InferRequest, InferResponse
@@ -227,10 +227,11 @@ class Inference:
     def _write(self, response: InferResponse) -> None:
         """Everything is copied here."""
         batches = self._view.config.max_batch > 0
-        json, buffers = write_infer(response, self._asked, batches=batches, labels=self._labels)
-        if buffers:
+        written = write_infer(response, self._asked, batches=batches, labels=self._labels)
+        json = written.json
+        if written.buffers:
             self._headers = (BINARY, (_LENGTH_HEADER, b"%d" % len(json)))
-            self._body = b"".join((json, *buffers))
+            self._body = b"".join((json, *written.buffers))
         else:
             self._headers = _JSON
             self._body = json

@@ -90,11 +90,12 @@ def answers(columns: Sequence[Piece], sizes: Sequence[int], parts: Sequence[memo
 def tensors(pieces: Sequence[Piece], parts: Sequence[memoryview]) -> tuple[Tensor, ...]:
     """The tensors that pieces are. Raises `ChannelBroken`."""
     made = []
-    for name, datatype, shape, part, offset, size in pieces:
+    for piece in pieces:
+        part, offset, size = piece.part, piece.offset, piece.size
         data = parts[part][offset : offset + size] if 0 <= part < len(parts) else parts[0][:0]
         if len(data) != size:
-            raise ChannelBroken(f"tensor '{name}' lies outside of what was sent")
-        made.append(Tensor(name, datatype, shape, data))
+            raise ChannelBroken(f"tensor '{piece.name}' lies outside of what was sent")
+        made.append(Tensor(piece.name, piece.datatype, piece.shape, data))
     return tuple(made)
 
 
@@ -107,5 +108,14 @@ def _place(data: memoryview, referred: set[Segment]) -> _Place:
 
 
 def _ask(work: Work, pieces: Sequence[Piece]) -> Ask:
-    _, _, wanted, parameters, correlation_id, start, end, timeout_us, priority = work
-    return Ask(work.id, tuple(pieces), wanted, dict(parameters), correlation_id, start, end, timeout_us, priority)
+    return Ask(
+        work.id,
+        tuple(pieces),
+        work.wanted,
+        dict(work.parameters),
+        work.correlation_id,
+        work.start,
+        work.end,
+        work.timeout_us,
+        work.priority,
+    )

@@ -18,8 +18,17 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar, cast
 import msgspec
 
 from forebay.core.serving.values import Buffer
-from forebay.modelserver.process.messages import WITHIN, ToChild, ToServer
-from forebay.modelserver.process.segments import Pool, Root, Segment, SegmentBroken, Sharing, attach, root
+from forebay.modelserver.process.messages import WITHIN, Head, Part, ToChild, ToServer, packets_with
+from forebay.modelserver.process.segments import (
+    Borrowed,
+    Pool,
+    Root,
+    Segment,
+    SegmentBroken,
+    Sharing,
+    attach,
+    root,
+)
 
 INLINE_BYTES_MAX: Final = 64 << 10
 """Of a batch's data: more goes through a segment."""
@@ -43,41 +52,11 @@ LENT_BYTES_MAX: Final = 16 << 20
 LENT_COST_BYTES_MIN: Final = 1 << 10
 """What a response counts at least."""
 
-M = TypeVar("M", ToChild, ToServer)
+M = TypeVar("M", bound=ToChild | ToServer)
 
 
 class ChannelBroken(Exception):  # noqa: N818 - states the condition
     """What the other end sent cannot be read."""
-
-
-class Part(NamedTuple):
-    """A segment that a packet's pieces lie in. Unless it is known its descriptor is with the packet."""
-
-    lease: int
-    segment: int
-    size: int
-    sharing: Sharing
-
-
-class Head(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What every packet has besides its message."""
-
-    parts: tuple[Part, ...]
-    lease: int
-    """Of the data within the packet; 0: it is not to be given back."""
-    returned: tuple[int, ...]
-    """Leases."""
-    forgotten: tuple[int, ...]
-    """Segments that will not be used again."""
-
-
-class _Borrowed(weakref.ref[Root]):
-    """Notices when nothing refers to borrowed data any more."""
-
-    __slots__ = ("lease", "segment", "size")
-    lease: int
-    segment: Segment | None
-    size: int
 
 
 class _Lent(NamedTuple):
@@ -150,7 +129,7 @@ class Channel(Generic[M]):
         """`receives` is the type `M`, `sharing` what the other end may do with segments of this end."""
         self.socket = sock
         self._sharing = sharing
-        self._decode = msgspec.msgpack.Decoder(tuple[Head, receives]).decode
+        self._decode = packets_with(receives)
         self._encoder = msgspec.msgpack.Encoder()
         self._buffer = memoryview(bytearray(PACKET_BYTES_MAX))
         self._lock = threading.Condition(threading.Lock())
@@ -161,7 +140,7 @@ class Channel(Generic[M]):
         self._foreign: weakref.WeakKeyDictionary[Segment, int] = weakref.WeakKeyDictionary()
         self._forgotten: deque[int] = deque()
         self._attached: dict[int, Segment] = {}
-        self._borrowed: dict[int, _Borrowed] = {}
+        self._borrowed: dict[int, Borrowed] = {}
         self._returns: deque[int] = deque()
         self._closed = False
         self.on_return: Callable[[], object] | None = None
@@ -274,7 +253,7 @@ class Channel(Generic[M]):
         return Received(cast(M, message), parts, fds)
 
     def _borrow(self, lent: Root, lease: int) -> memoryview:
-        ref = _Borrowed(lent, self._over)
+        ref = Borrowed(lent, self._over)
         ref.lease = lease
         ref.size = lent.size
         ref.segment = lent.segment
@@ -285,7 +264,7 @@ class Channel(Generic[M]):
 
     def _over(self, ref: weakref.ref[Root]) -> None:
         """Nothing refers to borrowed data any more. Called wherever the last reference went: in any thread."""
-        assert isinstance(ref, _Borrowed)
+        assert isinstance(ref, Borrowed)
         if ref.segment is not None:
             ref.segment.unlease()
         del self._borrowed[ref.lease]

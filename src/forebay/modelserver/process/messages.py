@@ -1,6 +1,7 @@
 """The messages between the server and a model's child. Tensors in them are pieces of the packet's parts."""
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -9,12 +10,34 @@ from forebay.core.serving.errors import Kind
 from forebay.core.serving.values import Parameter
 from forebay.engines.tensor.measures import Family
 from forebay.engines.tensor.protocol import Loaded
+from forebay.modelserver.process.segments import Sharing
 
 WITHIN = 0
 """The part that lies within the packet itself; the others are segments."""
 
 
-class Piece(NamedTuple):
+class Part(NamedTuple):
+    """A segment that a packet's pieces lie in. Unless it is known its descriptor is with the packet."""
+
+    lease: int
+    segment: int
+    size: int
+    sharing: Sharing
+
+
+class Head(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What every packet has besides its message."""
+
+    parts: tuple[Part, ...]
+    lease: int
+    """Of the data within the packet; 0: it is not to be given back."""
+    returned: tuple[int, ...]
+    """Leases."""
+    forgotten: tuple[int, ...]
+    """Segments that will not be used again."""
+
+
+class Piece(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A tensor: `size` bytes from `offset` of one of the packet's parts."""
 
     name: str
@@ -167,3 +190,8 @@ class Call(_Message, frozen=True):
 
 ToChild = Configure | Open | Execute | Cancel | TakeBack | Respond | Ping | Measure | Stop
 ToServer = Ready | Broken | Pong | Measured | Finished | Emitted | Call
+
+
+def packets_with(messages: Any) -> Callable[[memoryview], tuple[Head, Any]]:
+    """What reads the head and the message of packets; `messages` is `ToChild` or `ToServer`."""
+    return msgspec.msgpack.Decoder(tuple[Head, messages]).decode

@@ -7,6 +7,7 @@ lease back when the last array or view of it is gone. Only then is the segment w
 import fcntl
 import mmap
 import os
+import weakref
 from collections import defaultdict
 from collections.abc import Iterator
 from enum import IntEnum
@@ -134,6 +135,16 @@ class Root(np.ndarray[Any, np.dtype[np.uint8]]):
 
     segment: Segment | None
     """None: they came within the packet."""
+
+
+class Borrowed(weakref.ref[Root]):
+    """Notices when nothing refers to borrowed data any more."""
+
+    __slots__ = ("lease", "segment", "size")
+    lease: int
+    segment: Segment | None
+    """None: the data came within the packet."""
+    size: int
 
 
 def root(buffer: mmap.mmap | bytearray, size: int, segment: Segment | None) -> Root:

@@ -1,9 +1,11 @@
 """What the server hands to the processes of a model, and what comes back."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
+
+import msgspec
 
 from forebay.core.serving.config import ModelConfig
 from forebay.core.serving.errors import Refused
@@ -40,7 +42,7 @@ class ChildSpec:
     0: any amount."""
 
 
-class Work(NamedTuple):
+class Work(msgspec.Struct, frozen=True):
     """One request of a batch. A tensor's data may be a view that another model's `Answer` has: then it is not copied.
 
     The caller keeps nothing alive: whatever the child still reads is kept until it has read it.
@@ -57,8 +59,7 @@ class Work(NamedTuple):
     priority: int = 0
 
 
-@dataclass(slots=True)
-class Answer:
+class Answer(msgspec.Struct):
     """One response. Large outputs are views into memory shared with the child.
 
     There is nothing to release: the memory goes back to the child when the last view of it is gone, slices of views
@@ -66,7 +67,7 @@ class Answer:
     """
 
     outputs: tuple[Tensor, ...] = ()
-    parameters: Mapping[str, Parameter] = field(default_factory=dict)
+    parameters: Mapping[str, Parameter] = {}
     error: Refused | None = None
     reschedule: bool = False
     """No answer yet: the request is to come again in a later batch (an iterative sequence)."""

@@ -11,7 +11,8 @@ from forebay import __version__
 from forebay.core.leading.lease import Tending, forgotten
 from forebay.core.model import WorkerSpec
 from forebay.core.serving.errors import Refused
-from forebay.modelserver.http.front import FrontOptions, HttpFront
+from forebay.modelserver.http.front import HttpFront
+from forebay.modelserver.http.options import FrontOptions
 from forebay.modelserver.models.options import Control, Options
 from forebay.modelserver.ports import Models
 from forebay.modelserver.regions import SharedRegions

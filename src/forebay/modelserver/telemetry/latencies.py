@@ -1,7 +1,6 @@
 """How long requests take, by model: histograms, and the quantiles that Triton calls summaries."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Final
 
 from forebay.modelserver.models.running.call import Call
@@ -49,14 +48,16 @@ class Summary:
         return 0.0
 
 
-@dataclass(slots=True)
 class Latency:
     """Of one version of a model."""
 
-    seconds: Histogram = field(default_factory=lambda: Histogram(SECONDS))
-    first_ms: Histogram | None = None
-    """Time to the first response of decoupled models, milliseconds."""
-    phases: dict[str, Summary] = field(default_factory=dict)
+    __slots__ = ("first_ms", "phases", "seconds")
+
+    def __init__(self) -> None:
+        self.seconds = Histogram(SECONDS)
+        self.first_ms: Histogram | None = None
+        """Time to the first response of decoupled models, milliseconds."""
+        self.phases: dict[str, Summary] = {}
 
 
 class Latencies:

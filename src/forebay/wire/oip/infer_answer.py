@@ -2,7 +2,7 @@
 
 import heapq
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
@@ -23,11 +23,14 @@ Labels = Callable[[str], Sequence[str]]
 """What the classes of an output are called."""
 
 
-class Written(NamedTuple):
+class Written:
     """An answer. `buffers` follow the JSON; they are those of the response, so they hold as long as it does."""
 
-    json: bytes
-    buffers: list[Buffer]
+    __slots__ = ("buffers", "json")
+
+    def __init__(self, json: bytes, buffers: list[Buffer]) -> None:
+        self.json = json
+        self.buffers = buffers
 
 
 _encode = msgspec.json.Encoder().encode

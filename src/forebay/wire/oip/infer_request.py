@@ -66,12 +66,15 @@ JSON_FORM: Final = Form()
 BINARY_FORM: Final = Form(binary=True)
 
 
-class Asked(NamedTuple):
+class Asked:  # no named tuple: compiled code makes objects of a class without the interpreter
     """A request and how it wants to be answered: outputs that are not in `forms` have the form `others`."""
 
-    request: InferRequest
-    forms: Mapping[str, Form]
-    others: Form
+    __slots__ = ("forms", "others", "request")
+
+    def __init__(self, request: InferRequest, forms: Mapping[str, Form], others: Form) -> None:
+        self.request = request
+        self.forms = forms
+        self.others = others
 
 
 _NO_FIELDS: Final[dict[str, Any]] = {}

@@ -6,7 +6,7 @@ A `Contract` is made once for each version of a model that is loaded; `check` ru
 from collections.abc import Hashable, Sequence
 from math import prod
 from struct import Struct
-from typing import Final, NamedTuple
+from typing import Final
 
 from forebay.core.serving.config import ELEMENT_BYTES, VARIABLE, Datatype, ModelConfig, TensorSpec
 from forebay.core.serving.errors import Kind, Refused
@@ -24,17 +24,20 @@ BATCH_NOTE: Final = (
 """Clients match this text of Triton's core."""
 
 
-class Checked(NamedTuple):
+class Checked:
     """A request as its model takes it."""
 
-    rows: int
-    """What it counts for in a batch; 1 if the model does not batch."""
-    shape: Hashable
-    """Only requests that have this in common may share a batch."""
-    inputs: tuple[Tensor, ...]
-    """With the shapes that the backend sees."""
-    outputs: tuple[str, ...]
-    """The outputs that are asked for, in the model's order; empty: all."""
+    __slots__ = ("inputs", "outputs", "rows", "shape")
+
+    def __init__(self, rows: int, shape: Hashable, inputs: tuple[Tensor, ...], outputs: tuple[str, ...]) -> None:
+        self.rows = rows
+        """What it counts for in a batch; 1 if the model does not batch."""
+        self.shape = shape
+        """Only requests that have this in common may share a batch."""
+        self.inputs = inputs
+        """With the shapes that the backend sees."""
+        self.outputs = outputs
+        """The outputs that are asked for, in the model's order; empty: all."""
 
 
 class Contract:
