@@ -2,9 +2,10 @@
 
     python bench/path/run.py [--rounds 3] [--only chat,embed]
 
-Every round measures the bare runtime, then a fresh cluster of one replica through `forebay bench`, same model file,
-same threads, same prompts and lengths, both greedy; the ratio is taken within the round and its median is reported.
-Client, gateway and worker share the cores with the engine. Results go to results.json.
+Every round measures a fresh cluster of one replica through `forebay bench`, which brings the model, then the bare
+runtime on the same model file: same threads, same prompts and lengths, both greedy. The ratio is taken within the
+round and its median is reported. Client, gateway and worker share the cores with the engine. Results go to
+results.json.
 """
 
 import argparse
@@ -93,33 +94,35 @@ def bare(*arguments: str) -> dict[str, float]:
 
 def chat_round(folder: Path) -> Iterator[tuple[str, dict[str, float]]]:
     """Tokens per second at each concurrency."""
+    model = {"name": "chat", "task": "chat", "source": CHAT_SOURCE, "engine": "openvino"}
+    with cluster(model, folder) as url:
+        reports = {
+            concurrency: bench(
+                url, "--task", "completions", "-c", str(concurrency), "-n", str(requests),
+                "--warmup", str(concurrency), "--prompt-tokens", str(PROMPT_TOKENS),
+                "--output-tokens", str(OUTPUT_TOKENS), "--fixed-output", "--temperature", "0",
+            )
+            for concurrency, requests in CONCURRENCIES.items()
+        }  # fmt: skip
     source = next((HOME / "cache").rglob("*-q8_0.gguf"))
-    rng, alone = Random(7), {}
+    rng = Random(7)
     for concurrency, requests in CONCURRENCIES.items():
         prompts = folder / "prompts.json"
         texts = [prompt(n, PROMPT_TOKENS, rng) for n in range(requests + concurrency)]
         prompts.write_text(json.dumps(texts))
         seen = bare("chat", str(source), str(prompts), str(concurrency), str(OUTPUT_TOKENS))
-        alone[concurrency] = seen["tokens"] / seen["seconds"]
-    model = {"name": "chat", "task": "chat", "source": CHAT_SOURCE, "engine": "openvino"}
-    with cluster(model, folder) as url:
-        for concurrency, requests in CONCURRENCIES.items():
-            report = bench(
-                url, "--task", "completions", "-c", str(concurrency), "-n", str(requests),
-                "--warmup", str(concurrency), "--prompt-tokens", str(PROMPT_TOKENS),
-                "--output-tokens", str(OUTPUT_TOKENS), "--fixed-output", "--temperature", "0",
-            )  # fmt: skip
-            path = report["output_tokens_per_s"]
-            yield (
-                f"chat_{concurrency}",
-                {
-                    "bare_tokens_per_s": alone[concurrency],
-                    "path_tokens_per_s": path,
-                    "ratio": path / alone[concurrency],
-                    "ttft_p50_ms": report["ttft_ms"]["p50"],
-                    "tpot_p50_ms": report["tpot_ms"]["p50"],
-                },
-            )
+        alone, report = seen["tokens"] / seen["seconds"], reports[concurrency]
+        path = report["output_tokens_per_s"]
+        yield (
+            f"chat_{concurrency}",
+            {
+                "bare_tokens_per_s": alone,
+                "path_tokens_per_s": path,
+                "ratio": path / alone,
+                "ttft_p50_ms": report["ttft_ms"]["p50"],
+                "tpot_p50_ms": report["tpot_ms"]["p50"],
+            },
+        )
 
 
 def embed_round(folder: Path) -> Iterator[tuple[str, dict[str, float]]]:
@@ -128,9 +131,6 @@ def embed_round(folder: Path) -> Iterator[tuple[str, dict[str, float]]]:
     texts = [prompt(n, rng.randint(*TEXT_TOKENS), rng) for n in range(TEXTS)]
     path = folder / "texts.json"
     path.write_text(json.dumps(texts))
-    where = next((HOME / "models").rglob("bge_small_en"))
-    seen = bare("embed", str(where), str(path), str(BATCH))
-    alone = seen["texts"] / seen["seconds"]
     model = {"name": "embed", "task": "embed", "source": EMBED_SOURCE, "engine": {"name": "onnx", "max_batch": BATCH}}
     lengths = "-".join(map(str, TEXT_TOKENS))
     with cluster(model, folder) as url:
@@ -138,6 +138,9 @@ def embed_round(folder: Path) -> Iterator[tuple[str, dict[str, float]]]:
         full = bench(url, *common, "-c", str(BATCH * 8), "-n", str(TEXTS), "--warmup", "256")
         rate = full["requests_per_s"] / 2
         half = bench(url, *common, "--rate", f"{rate:.1f}", "-n", str(TEXTS // 2), "--warmup", "64")
+    where = next((HOME / "models").rglob("bge_small_en"))
+    seen = bare("embed", str(where), str(path), str(BATCH))
+    alone = seen["texts"] / seen["seconds"]
     yield (
         "embed",
         {
