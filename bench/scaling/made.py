@@ -12,6 +12,7 @@ from trial import RULES, Job, local_s, tuned
 from forebay.core.scaling.settings import Policy
 from forebay.sim.fleet import loads
 from forebay.sim.fleet.fleet import Fleet
+from forebay.sim.fleet.response import Response
 from forebay.sim.fleet.sizers import Scaler, needed
 from forebay.sim.fleet.values import Load, Story, Weather
 
@@ -26,7 +27,9 @@ OUTAGES: Final = tuple([(hour * 3600.0, hour * 3600.0 + 1200.0) for hour in rang
 """Twenty minutes without any reading, every two hours of the day."""
 MTBF_S: Final = 24 * 3600.0
 """Of one replica: far worse than real ones."""
-CELLS: Final = (*[f"constant {rate:g}/s" for rate in CONSTANT_PER_S], "step", "outages", "failures")
+LATE_PER_S, LATE_HOURS, LATE = 25.0, 4.0, 0.02
+"""A constant load of which such a share is late on any number of replicas."""
+CELLS: Final = (*[f"constant {rate:g}/s" for rate in CONSTANT_PER_S], "step", "outages", "failures", "late")
 SEEDS: Final = (1, 2, 3)
 
 
@@ -48,16 +51,29 @@ def shown(job: Job) -> tuple[Job, list[float]]:
         load = loads.constant(float(job.work.split()[1].removesuffix("/s")), CONSTANT_HOURS, mix, job.seed)
     elif kind == "step":
         load = loads.step(STEP_PER_S, STEP_TIMES, mix, job.seed, at_s=STEP_AT_S, until_s=STEP_UNTIL_S)
+    elif kind == "late":
+        load = loads.constant(LATE_PER_S, LATE_HOURS, mix, job.seed)
     else:
         load = loads.day(job.seed)
         weather = Weather(outages=OUTAGES) if kind == "outages" else Weather(failures_s=_failures(load, job.seed))
     replicas = answers(_work(job.work), 1.0)
     scale = ours() if job.policy == "forebay" else rule(Policy(job.policy), job.target or tuned(_work(job.work), 1.0))
     begin = needed(_beginning(load), replicas)[0]
+    if kind == "late":
+        replicas = _late(replicas)
     fleet = Fleet(load, replicas, Scaler(scale), start_s=local_s(), begin=begin, seed=job.seed, weather=weather)
     story = fleet.run()
-    figure = {"constant": _turns, "step": _back_s, "outages": _down_in_outages, "failures": _turns}[kind](story, load)
+    figure = FIGURES[kind](story, load)
     return job, [float(f"{value:.5g}") for value in (story.attainment, story.replica_hours, figure)]
+
+
+def _late(replicas: Response) -> Response:
+    """Replicas of which a share of the answers is late, however little there is to do."""
+    worse = [
+        tuple([each._replace(good=tuple([good * (1 - LATE) for good in each.good])) for each in row])
+        for row in replicas.answers
+    ]
+    return replicas._replace(answers=tuple(worse))
 
 
 def _work(cell: str) -> str:
@@ -87,6 +103,11 @@ def _back_s(story: Story, load: Load) -> float:
     return float("inf")
 
 
+def _replicas(story: Story, load: Load) -> float:
+    """On the mean."""
+    return story.replica_hours / (len(load.arrivals) * load.tick_s / 3600)
+
+
 def _down_in_outages(story: Story, load: Load) -> float:
     """How often fewer were wanted while nothing was known."""
     count = 0
@@ -103,3 +124,9 @@ def _failures(load: Load, seed: int) -> tuple[float, ...]:
     while (at := at + rng.expovariate(10 / MTBF_S)) < until:
         found.append(at)
     return tuple(found)
+
+
+FIGURES: Final = {
+    "constant": _turns, "step": _back_s, "outages": _down_in_outages, "failures": _turns, "late": _replicas,
+}  # fmt: skip
+"""What is told of each kind of cell."""

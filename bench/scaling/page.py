@@ -28,7 +28,8 @@ THINGS: Final = (
     "The worst of the seeds; in brackets the share of all requests within the promise. Constant loads, of six hours,"
     " and the step, of four, have the requests of the week; their first hour does not count for directions. The step"
     " is from 6 to 30 requests a second at one moment. Outages: twenty minutes of every two hours of the day without"
-    " any reading. Failures: a replica dies every 2.4 hours of the day."
+    " any reading. Failures: a replica dies every 2.4 hours of the day. Late: 25 requests a second for four hours, of"
+    " which 2 % are late on any number of replicas."
 )
 Seeds = Mapping[str, Sequence[float]]
 
@@ -101,6 +102,7 @@ FIGURE: Final = {
     "step": "seconds until the promise is kept again; goal: at most 158, a start and a minute",
     "outages": "times that replicas were taken away while nothing was known; goal: 0",
     "failures": "changes of direction per hour",
+    "late": "replicas, on the mean",
 }
 
 
