@@ -29,6 +29,16 @@ class TokenContract:
             if subject.info.task == "chat":
                 assert again.text == text
 
+    def test_no_token_of_a_long_text_is_left_out_silently(self, subject: Subject) -> None:
+        words = 2 * subject.info.context_tokens
+        try:
+            found = subject.engine.add(Tokenize("t", "word " * words), subject.now)
+        except Refusal as refusal:
+            assert refusal.code is Code.CONTEXT_LENGTH_EXCEEDED
+        else:
+            assert isinstance(found, Tokenized)
+            assert len(found.tokens) >= words
+
     def test_nothing_is_held_of_what_was_answered(self, subject: Subject) -> None:
         for _ in range(2):
             assert subject.engine.add(Tokenize("same id", "x"), subject.now) is not None

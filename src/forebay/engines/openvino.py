@@ -51,6 +51,7 @@ from forebay.engines.sampling import (
     check_spelling,
     check_text,
     check_tokens,
+    too_long,
 )
 from forebay.engines.schema import json_grammar
 from forebay.engines.text import AnswerText, token_logprob
@@ -254,6 +255,8 @@ class OpenVinoEngine:
             return list(prompt)
         check_text(prompt, self._piece_bytes_max, self._context)
         ids: list[int] = self._tokenizer.encode(prompt, add_special_tokens=False).input_ids.data[0].tolist()
+        if len(ids) >= self._context:  # it leaves out what is beyond the model's context, and does not say so
+            raise too_long(len(ids), self._context)
         check_tokens(ids, len(self._raw))
         if bos and self._bos and ids[0] != self._bos[0]:
             ids[:0] = self._bos

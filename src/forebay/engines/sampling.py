@@ -94,8 +94,13 @@ def check_text(content: str, piece_bytes_max: int, context_tokens: int, param: s
         raise Refusal(Code.INVALID_REQUEST, f"`{param}` is empty", param)
     tokens_min = bytes_count // max(1, piece_bytes_max)
     if tokens_min >= context_tokens:
-        text = f"`{param}` has at least {tokens_min} tokens; this model takes {context_tokens} for prompt and answer"
-        raise Refusal(Code.CONTEXT_LENGTH_EXCEEDED, text, param)
+        raise too_long(tokens_min, context_tokens, param)
+
+
+def too_long(tokens_min: int, context_tokens: int, param: str = "prompt") -> Refusal:
+    """What text is refused with that has that many tokens or more, where nobody has counted them all."""
+    text = f"`{param}` has at least {tokens_min} tokens; this model takes {context_tokens} for prompt and answer"
+    return Refusal(Code.CONTEXT_LENGTH_EXCEEDED, text, param)
 
 
 def check_tokens(ids: Sequence[int], vocabulary_size: int) -> None:
