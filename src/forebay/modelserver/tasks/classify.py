@@ -126,4 +126,4 @@ BODY: Final = nested(
     },
     ("model",),
 )
-TASK: Final = Task("classify", read, (LABEL,), (SCORE, START, END), shape_of(BODY))
+TASK: Final[Task] = Task("classify", read, (LABEL,), (SCORE, START, END), shape_of(BODY))

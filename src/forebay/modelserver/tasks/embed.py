@@ -43,7 +43,7 @@ def read(body: bytes, _: bytes) -> Job:
     return Job(request.model, inputs, _answer, len(texts), keep=keep)
 
 
-TASK: Final = Task("embed", read, (EMBEDDING,), (TOKENS,))
+TASK: Final[Task] = Task("embed", read, (EMBEDDING,), (TOKENS,))
 
 
 def _as_json(response: InferResponse, request: EmbeddingsRequest) -> InferResponse:

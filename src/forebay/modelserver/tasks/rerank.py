@@ -89,4 +89,4 @@ BODY: Final = nested(
     },
     ("model", "query", "documents"),
 )
-TASK: Final = Task("rerank", read_body, (SCORE,), (TOKENS,), shape_of(BODY))
+TASK: Final[Task] = Task("rerank", read_body, (SCORE,), (TOKENS,), shape_of(BODY))

@@ -114,4 +114,4 @@ def _failed(refusal: Refusal) -> bytes:
 
 
 _AS_EVENTS: Final = Stream(EVENTS, _event_of, _done, _failed)
-TASK: Final = Task("speak", read, (AUDIO,), shape=shape_of(BODY))
+TASK: Final[Task] = Task("speak", read, (AUDIO,), shape=shape_of(BODY))

@@ -208,9 +208,9 @@ _FORMATS: Final[dict[str, Callable[[Transcript], Answer]]] = {
     "vtt": as_web_subtitles,
 }
 _EXTRAS: Final = (TIMES, DETAILS, LANGUAGE, DURATION)
-TRANSCRIPTION: Final = Task(
+TRANSCRIPTION: Final[Task] = Task(
     "transcribe", read_transcription, (TEXT,), _EXTRAS, object_shape(TRANSCRIPTION_FIELDS, ("model",))
 )
-TRANSLATION: Final = Task(
+TRANSLATION: Final[Task] = Task(
     "transcribe", read_translation, (TEXT,), _EXTRAS, object_shape(TRANSLATION_FIELDS, ("model",))
 )

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from forebay.modelserver.tasks.contract import Results
+from forebay.modelserver.tasks.contract import Results, Task
 from forebay.modelserver.tasks.images.body import Options, image_task, rounded, rows
 from forebay.wire.openai_fields import integer
 
@@ -28,4 +28,4 @@ def _describe(results: Results, options: Options) -> Iterator[dict[str, Any]]:
         yield {"labels": [{"label": name, "score": rounded(score)} for name, score in pairs]}
 
 
-TASK: Final = image_task("classify-image", {"top_k": integer(1, LABELS_MAX)}, _describe, (SCORE,))
+TASK: Final[Task] = image_task("classify-image", {"top_k": integer(1, LABELS_MAX)}, _describe, (SCORE,))

@@ -7,7 +7,7 @@ and bottom in pixels), the surest first.
 from collections.abc import Iterator
 from typing import Any, Final
 
-from forebay.modelserver.tasks.contract import Results
+from forebay.modelserver.tasks.contract import Results, Task
 from forebay.modelserver.tasks.images.body import Options, image_task, pixels, rounded, rows
 from forebay.wire.openai_fields import integer, number
 
@@ -37,7 +37,7 @@ def _describe(results: Results, options: Options) -> Iterator[dict[str, Any]]:
         yield {"objects": found[:count]}
 
 
-TASK: Final = image_task(
+TASK: Final[Task] = image_task(
     "detect-objects",
     {"threshold": number(0, 1), "max_objects": integer(1, OBJECTS_MAX)},
     _describe,

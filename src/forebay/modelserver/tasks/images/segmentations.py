@@ -8,7 +8,7 @@ from base64 import b64encode
 from collections.abc import Iterator
 from typing import Any, Final
 
-from forebay.modelserver.tasks.contract import Results
+from forebay.modelserver.tasks.contract import Results, Task
 from forebay.modelserver.tasks.images.body import Options, image_task, rounded, rows
 
 LABEL: Final = "LABEL"
@@ -27,4 +27,4 @@ def _describe(results: Results, _: Options) -> Iterator[dict[str, Any]]:
         }
 
 
-TASK: Final = image_task("segment-image", {}, _describe, (LABEL, AREA, MASK))
+TASK: Final[Task] = image_task("segment-image", {}, _describe, (LABEL, AREA, MASK))

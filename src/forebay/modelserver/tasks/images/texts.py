@@ -7,7 +7,7 @@ corners in pixels, from the top left clockwise).
 from collections.abc import Iterator
 from typing import Any, Final
 
-from forebay.modelserver.tasks.contract import Results
+from forebay.modelserver.tasks.contract import Results, Task
 from forebay.modelserver.tasks.images.body import Options, image_task, pixels, rounded, rows
 from forebay.wire.openai_fields import number
 
@@ -28,4 +28,4 @@ def _describe(results: Results, options: Options) -> Iterator[dict[str, Any]]:
         yield {"text": "\n".join(line["text"] for line in lines), "lines": lines}
 
 
-TASK: Final = image_task("read-text", {"threshold": number(0, 1)}, _describe, (TEXT, SCORE, BOX))
+TASK: Final[Task] = image_task("read-text", {"threshold": number(0, 1)}, _describe, (TEXT, SCORE, BOX))
