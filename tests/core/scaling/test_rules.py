@@ -187,7 +187,8 @@ def test_every_rule_can_be_asked_by_its_name_and_says_why() -> None:
 
 def test_kpa_says_that_it_panics() -> None:
     scale = Scale(8, policy=Policy.KPA, target=1.0)
-    assert "in panic" in advise(scale, Rules(), reading(100.0), 50.0, 2)[1]
+    why = advise(scale, Rules(), reading(100.0), 50.0, 2)[1]
+    assert why.endswith("concurrency is 50 for each ready replica, 0.7 is held, in panic")
 
 
 @given(st.integers(1, 40), st.floats(0.0, 500.0), st.floats(0.1, 100.0), st.integers(0, 10))

@@ -32,18 +32,18 @@ def advise(scale: Scale, rules: Rules, reading: Reading, value: float, current: 
             many, hpa_ = hpa.step(
                 rules.hpa, value=value, target=target, ready=ready, pending=reading.pending, current=current, now=now
             )
-            return many, _why("hpa", scale, value, many), replace(rules, hpa=hpa_)
+            return many, _why(scale, value, target, many), replace(rules, hpa=hpa_)
         case Policy.KPA:
             many, kpa_ = kpa.step(
                 rules.kpa, total=value * max(1, ready), target=target, since_s=since_s, ready=ready, now=now
             )
             panic = ", in panic" if kpa_.panic_at is not None else ""
-            return many, _why("kpa", scale, value, many) + panic, replace(rules, kpa=kpa_)
+            return many, _why(scale, value, target * kpa.UTILIZATION, many) + panic, replace(rules, kpa=kpa_)
         case Policy.APA:
             many, apa_ = apa.step(
                 rules.apa, value=value, target=target, since_s=since_s, ready=ready, current=current, now=now
             )
-            return many, _why("apa", scale, value, many), replace(rules, apa=apa_)
+            return many, _why(scale, value, target, many), replace(rules, apa=apa_)
         case Policy.SLO:
             ttft_max_s, tpot_max_s = scale.ttft_s or TARGETS[Signal.TTFT_S], scale.tpot_s or TARGETS[Signal.TPOT_S]
             raw = slo.score(reading.ttft_s, reading.tpot_s, ttft_max_s, tpot_max_s)
@@ -53,5 +53,5 @@ def advise(scale: Scale, rules: Rules, reading: Reading, value: float, current: 
             raise ValueError(f"{scale.policy} is no rule of this table")
 
 
-def _why(name: str, scale: Scale, value: float, many: int) -> str:
-    return f"{name} says {many}: {scale.signal} is {value:.3g} for each ready replica, {scale.target:.3g} is held"
+def _why(scale: Scale, value: float, held: float, many: int) -> str:
+    return f"{scale.policy} says {many}: {scale.signal} is {value:.3g} for each ready replica, {held:.3g} is held"
