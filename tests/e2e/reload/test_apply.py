@@ -10,6 +10,8 @@ import httpx
 import yaml
 from tests.e2e.cluster import Cluster, launch, wait_for, write_file
 
+from forebay.registry.signing import own_signer
+
 MODEL = {"name": "chat", "task": "chat", "source": "synthetic", "engine": "synthetic"}
 
 
@@ -29,6 +31,45 @@ def said(cluster: Cluster, *words: str, key: str = "", code: int = 0) -> str:
 def key(cluster: Cluster, role: str, name: str) -> str:
     words = ("keys", "create", "-f", str(cluster.file), "--admin", role, "--name", name)
     return next(line for line in said(cluster, *words).splitlines() if line.startswith("fb-"))
+
+
+def test_a_publisher_signs_from_elsewhere_and_only_then_may_it_be_deployed(tmp_path: Path) -> None:
+    """With the commands alone, each in the name of somebody, and a private key that the cluster never sees."""
+    publisher, model = tmp_path / "elsewhere" / "publisher.pem", tmp_path / "weights.bin"
+    own_signer(publisher)
+    subprocess.run(["openssl", "pkey", "-in", publisher, "-pubout", "-out", tmp_path / "publisher.pub"], check=True)
+    model.write_bytes(b"weights")
+    path = tmp_path / "forebay.yaml"
+    ports = write_file(path, "e2e-signed", [MODEL])
+    document = yaml.safe_load(path.read_text())
+    document["admin"]["auth"] = "keys"
+    document["registry"] = {"publishers": [str(tmp_path / "publisher.pub")]}
+    path.write_text(yaml.safe_dump(document))
+    cluster = launch(path, "e2e-signed", ports, tmp_path / "home")
+    try:
+        wait_for("the cluster is ready", lambda: httpx.get(f"{cluster.admin}/readyz", timeout=5).status_code == 200)
+        ada = key(cluster, "admin", "ada")
+        bob = said(cluster, "keys", "create", "--admin", "operator", "--name", "bob", key=ada).splitlines()[0]
+        words = ("registry", "add", "chat", str(model), "--engine", "synthetic", "--task", "chat", "--json")
+        id = json.loads(said(cluster, *words, key=bob))["revision"]["id"]
+        deploy = ("deploy", "chat", "--revision", id, "--plan", "blue-green", "--unchecked")
+        sign = ("registry", "sign", f"chat@{id}", "--key", str(publisher), "--files", str(model))
+
+        assert "has no signature" in said(cluster, *deploy, key=bob, code=1)
+        assert "is signed with the key" in said(cluster, *sign, key=bob)
+        assert "chat:1" in said(cluster, *deploy, key=bob)
+        events = json.loads(said(cluster, "history", "--json", key=bob))
+        assert [(event["actor"], event["kind"]) for event in events[:4]] == [
+            ("ada", "key.created"),
+            ("bob", "revision.add"),
+            ("bob", "artifact.signed"),
+            ("bob", "rollout.started"),
+        ]
+    finally:
+        cluster.stop()
+    secret = publisher.read_bytes()
+    files = [each for each in (tmp_path / "home").rglob("*") if each.is_file()]
+    assert [each for each in files if secret in each.read_bytes()] == []
 
 
 def test_who_has_a_key_may_do_what_its_role_says_and_the_history_has_his_name(tmp_path: Path) -> None:

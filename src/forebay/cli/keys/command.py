@@ -130,7 +130,7 @@ def _opened(file: Path | None, url: str | None, token_file: Path | None) -> "Key
     from forebay.cli.keys import work
     from forebay.cli.registry.command import through_api
 
-    return work.there(file, url, token_file) if through_api(url, token_file) else work.here(file)
+    return work.there(file, url, token_file) if through_api(file, url, token_file) else work.here(file)
 
 
 def _check_holder(role: str, holder: str) -> None:

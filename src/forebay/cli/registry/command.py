@@ -224,7 +224,7 @@ def history(
     """Show who changed what, when and why."""
     from forebay.cli.registry import work
 
-    if through_api(url, token_file):
+    if through_api(file, url, token_file):
         found = _remote(file, url, token_file).history(subject, min(last, 1000))
     else:
         with _named_errors():
@@ -273,9 +273,13 @@ def _pair(text: str) -> tuple[str, str]:
     return key, value
 
 
-def through_api(url: str | None, token_file: Path | None) -> bool:
-    """Whether an address or a key says that a cluster is to be asked, and not its store."""
-    return bool(url or token_file or os.environ.get("FOREBAY_ADMIN_URL") or os.environ.get("FOREBAY_ADMIN_TOKEN"))
+def through_api(file: Path | None, url: str | None, token_file: Path | None) -> bool:
+    """Whether an address or a key says that a cluster is to be asked, and not its store. One of the environment does
+    so only if no cluster file is named: the first key is made beside the cluster, wherever the environment leads to.
+    """
+    if url or token_file:
+        return True
+    return file is None and bool(os.environ.get("FOREBAY_ADMIN_URL") or os.environ.get("FOREBAY_ADMIN_TOKEN"))
 
 
 def _remote(file: Path | None, url: str | None, token_file: Path | None) -> "RemoteRegistry":
@@ -289,7 +293,7 @@ def _remote(file: Path | None, url: str | None, token_file: Path | None) -> "Rem
 def _opened(file: Path | None, url: str | None, token_file: Path | None) -> "Iterator[Registry | RemoteRegistry]":
     """The registry of the cluster file, or, with an address or a key, that behind an admin API."""
     with _named_errors():
-        if through_api(url, token_file):
+        if through_api(file, url, token_file):
             yield _remote(file, url, token_file)
             return
         from forebay.cli.registry.opening import registry_of

@@ -25,8 +25,8 @@ Commands that speak with a running cluster ask its admin API at the first of the
 5. `{settings.ADMIN_URL}`.
 
 `forebay registry`, `forebay history` and `forebay keys` open the store and the files of the cluster themselves, also
-while nothing runs; with an address (1, 2) or a key (`--token-file`, `FOREBAY_ADMIN_TOKEN`) they go through the admin
-API as the others do.
+while nothing runs. With an address or a key they go through the admin API as the others do: with `--url` or
+`--token-file`, and, unless `-f` is there too, with `{VARIABLE}` or `FOREBAY_ADMIN_TOKEN`.
 """
 """For people."""
 
@@ -64,7 +64,10 @@ def admin_address(url: str | None, file: Path | None) -> Address:
         raise UserError(
             "\n".join(["Several clusters run here. Say which one is meant:", *listed]), settings.WRONG_USAGE
         )
-    return next((Address(each, name) for name, each in there.items()), Address(settings.ADMIN_URL, "the default"))
+    wrong = "" if source.is_demo else f", as {source.name} is wrong: `forebay config check`"
+    return next(
+        (Address(each, name) for name, each in there.items()), Address(settings.ADMIN_URL, f"the default{wrong}")
+    )
 
 
 def running(home: Path) -> dict[str, str]:
