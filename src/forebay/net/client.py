@@ -136,7 +136,7 @@ class Upstream:  # derives from nothing: compiled code gets at the attributes of
     """One connection to the upstream: an asyncio protocol, and the callback object of its parser."""
 
     __slots__ = (
-        "_between", "_body", "_call", "_complete", "_ended", "_head", "_head_bytes", "_head_due", "_headers", "_held",
+        "_between", "_body", "_call", "_complete", "_ended", "_head", "_head_bytes", "_headers", "_held",
         "_keep_alive", "_parser", "_pool", "_raw", "_reused", "_since", "_status", "_to_eof", "_touched",
         "idle_since", "on_body", "transport",
     )  # fmt: skip
@@ -155,11 +155,10 @@ class Upstream:  # derives from nothing: compiled code gets at the attributes of
 
     def _reset(self) -> None:
         self._status = 0
-        self._headers: list[Header] = []  # of the head, later of the trailers
-        self._head: list[Header] | None = None
+        self._headers: list[Header] | None = None  # of a head that is read, later of the trailers
+        self._head: list[Header] | None = None  # of one that is to be handed on
         self._body.clear()
         self._head_bytes = 0
-        self._head_due = False
         self._keep_alive = False
         self._between = False  # the parser has seen a chunk to its end, and nothing after it
         self._ended = 0  # so many pieces of the body came before a chunk last ended
@@ -217,7 +216,7 @@ class Upstream:  # derives from nothing: compiled code gets at the attributes of
                 assert call.sink is not None
                 call.sink.on_body(lone)
                 return
-            if self._head_due or self._body or self._complete:
+            if self._head is not None or self._body or self._complete:
                 self._raw = 0
             else:  # an unfinished head, trailer or chunk size, which the parser would collect without end
                 self._raw += len(data)
@@ -296,6 +295,8 @@ class Upstream:  # derives from nothing: compiled code gets at the attributes of
         self._head_bytes += len(name) + len(value)
         if self._head_bytes > HEAD_BYTES_MAX:
             raise ValueError(f"its head or trailers are larger than {HEAD_BYTES_MAX} bytes")
+        if self._headers is None:
+            self._headers = []
         self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
@@ -305,9 +306,8 @@ class Upstream:  # derives from nothing: compiled code gets at the attributes of
         if status < 200:
             return
         self._status = status
-        self._head, self._headers = self._headers, []
+        self._head, self._headers = self._headers or [], None
         self._since = 0.0
-        self._head_due = True
         self._keep_alive = parser.should_keep_alive()
         if not self._keep_alive and status not in BODILESS:
             self._to_eof = not {b"content-length", b"transfer-encoding"} & {name for name, _ in self._head}
@@ -319,7 +319,7 @@ class Upstream:  # derives from nothing: compiled code gets at the attributes of
         if self._status:
             self._complete = True
         else:  # a 1xx answer
-            self._headers = []
+            self._headers = None
             self._head_bytes = self._raw = 0
             self._pool.tells = True
 
@@ -332,16 +332,15 @@ class Upstream:  # derives from nothing: compiled code gets at the attributes of
         """Hand on what the last read brought. The sink may cancel the call at every step."""
         sink = call.sink
         assert sink is not None
-        if self._head_due:
-            self._head_due = False
-            head, self._head = self._head, None
-            sink.on_head(self._status, head or [])
+        head, self._head = self._head, None
+        if head is not None:
+            sink.on_head(self._status, head)
         if self._body and self._call is call:
             sink.on_body(self._take_body())
         if self._call is not call:
             return
         if self._complete:
-            trailers = self._headers
+            trailers = self._headers or []
             self._call = None
             if problem or not self._keep_alive or self.transport.is_closing():
                 self.transport.abort()

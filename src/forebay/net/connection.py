@@ -42,9 +42,9 @@ class Connection:  # derives from nothing: see `Upstream`
     """The asyncio protocol of an accepted socket; also the callback object of its parser."""
 
     __slots__ = (
-        "_active", "_advancing", "_body", "_body_bytes", "_exchange", "_fed", "_headers", "_held", "_parser",
-        "_paused", "_phase", "_priming", "_progress", "_queue", "_raw", "_reading", "_refusal", "_room", "_since",
-        "_target", "_transport", "_unjudged", "_unsent", "_until", "owner",
+        "_active", "_advancing", "_body", "_body_bytes", "_exchange", "_fed", "_fields", "_headers", "_held",
+        "_parser", "_paused", "_phase", "_priming", "_progress", "_queue", "_raw", "_reading", "_refusal", "_room",
+        "_since", "_target", "_transport", "_unjudged", "_unsent", "_until", "owner",
     )  # fmt: skip
 
     def __init__(self, owner: Owner) -> None:
@@ -55,6 +55,7 @@ class Connection:  # derives from nothing: see `Upstream`
         self._since = owner.now
         self._target = b""
         self._headers: list[tuple[bytes, bytes]] | None = None
+        self._fields: dict[bytes, bytes] | None = None
         self._body: list[bytes] | None = None
         self._body_bytes = 0
         self._room = 0
@@ -226,7 +227,10 @@ class Connection:  # derives from nothing: see `Upstream`
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._phase == HEAD:
             assert self._headers is not None
-            self._headers.append((name.lower(), value))
+            assert self._fields is not None
+            name = name.lower()
+            self._headers.append((name, value))
+            self._fields[name] = value
         elif not self._priming:  # a trailer: counted, dropped
             self._count_body(len(name) + len(value) + 4)
 
@@ -234,11 +238,11 @@ class Connection:  # derives from nothing: see `Upstream`
         if self._priming:
             self._priming = False
             return
-        parser, headers = self._parser, self._headers
+        parser, headers, fields = self._parser, self._headers, self._fields
         assert parser is not None
         assert headers is not None
+        assert fields is not None
         self._progress = True
-        fields = dict(headers)
         limits = self.owner.limits
         odd = len(headers) > limits.headers_max or len(fields) != len(headers)
         if odd or self._raw + self._fed > limits.header_bytes_max:  # only then can the head itself be too large
@@ -278,7 +282,7 @@ class Connection:  # derives from nothing: see `Upstream`
         if body:
             exchange.body = body[0] if len(body) == 1 else b"".join(body)
             self._drop_body()
-        self._headers = None
+        self._headers = self._fields = None
         self._exchange = None
         self._unjudged = False
         self._phase = IDLE
@@ -294,6 +298,7 @@ class Connection:  # derives from nothing: see `Upstream`
         self._since = self.owner.now
         self._target = b""
         self._headers = []
+        self._fields = {}
         self._body = []
         self._body_bytes = 0
         self._raw = 0
