@@ -7,7 +7,6 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
-from msgspec import Raw
 from tests.gateway.records.rig import line_of
 from typer.testing import CliRunner
 
@@ -15,22 +14,20 @@ from forebay.cli.main import app
 from forebay.cli.records.usage import COLUMNS, view
 from forebay.cli.settings import UserError
 from forebay.core.model import RecordsSpec
-from forebay.gateway.records.facts import Facts
+from forebay.gateway.records.facts import Facts, Used
 from forebay.gateway.records.ledger import DAY_S, day_text
 from forebay.gateway.records.recorder import Recorder
 from forebay.gateway.records.saved import Sums
 from forebay.gateway.records.writer import RecordLog, numbered
 from forebay.obs import log
 from forebay.obs.clock import wall_s
-from forebay.wire.records import Attempt, Decision, pack_candidates
+from forebay.wire.records import Attempt, Decision, packed
 
-CANDIDATES = Raw(
-    pack_candidates(
-        [
-            ["chat-0", 3, "ready", 2, 10, 0.012, 0.21, 0.034, 0.45, 0.0056, 1.5, 0.78, 128.0],
-            ["chat-1", 4, "degraded", 9, 11, 0.6, 0.7, 0.08, 0.9, 0.001, 1.0, 2.3, 0.0],
-        ]
-    )
+CANDIDATES = packed(
+    [
+        ["chat-0", 3, "ready", 2, 10, 0.012, 0.21, 0.034, 0.45, 0.0056, 1.5, 0.78, 128.0],
+        ["chat-1", 4, "degraded", 9, 11, 0.6, 0.7, 0.08, 0.9, 0.001, 1.0, 2.3, 0.0],
+    ]
 )
 ATTEMPTS = (Attempt("chat-1", "least score", "connect", 0.002), Attempt("chat-0", "the only one", "ok", 0.5))
 
@@ -76,7 +73,10 @@ def keep(root: Path, gateway: str, *decisions: Decision) -> None:
     records = Recorder(RecordsSpec(str(root)), gateway, log.configure(StringIO()))
     assert records.start()
     for decision in decisions:
-        records.finished(Facts(decision, line_of(decision), revision="r-0123abcd", key="key-1", client="127.0.0.1"))
+        tokens = (decision.prompt_tokens, decision.completion_tokens, decision.cached_tokens)
+        spent = Used(*tokens, estimated=decision.estimated)
+        line = line_of(decision)
+        records.finished(Facts(decision, line, spent, revision="r-0123abcd", key="key-1", client="127.0.0.1"))
         records.flush(0.0)
     records.close()
 

@@ -24,7 +24,7 @@ from forebay.wire.records import (
     Head,
     Verifier,
     candidates,
-    decision,
+    decisions,
     end_of,
     frame,
     payloads,
@@ -110,7 +110,7 @@ def test_any_key_file_is_read_or_refused_and_any_credential_is_good_or_not(conte
 # --- records
 
 DECISION = Decision(1.0, "a", "m", "t", 200, "ok", 0.5)
-PACKED = msgspec.msgpack.encode(DECISION)
+PACKED, PACKED_ONE = msgspec.msgpack.encode([DECISION]), msgspec.msgpack.encode(DECISION)
 chain = Chain("c", Head())
 BATCHES = []
 for events in (("gap", "broken"), ("request",), ("pruned", "request")):
@@ -127,22 +127,23 @@ LINE_WORDS = (
 )
 
 
-@given(mutated([frame(DECISION)], (b"\xc1fb2", b"\x00" * 16)) | st.binary(max_size=200))
+@given(mutated([frame([DECISION])], (b"\xc1fb2", b"\x00" * 16)) | st.binary(max_size=200))
 def test_any_decision_file_is_read_as_far_as_it_is_whole(content: bytes) -> None:
     read = payloads(content)
     assert sum(map(len, read.whole)) <= len(content)
     for payload in read.whole:
-        found = decision(payload)
-        assert found is None or frame(found)
+        found = decisions(payload)
+        assert not found or frame(found)
 
 
 @given(
-    mutated([PACKED], (b"\x91" * DEEP, b"\xdd\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff")) | st.binary(max_size=200)
+    mutated([PACKED, PACKED_ONE], (b"\x91" * DEEP, b"\xdd\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff"))
+    | st.binary(max_size=200)
 )
 def test_any_payload_is_a_decision_or_nothing(payload: bytes) -> None:
-    found = decision(payload)
-    assert found is None or decision(msgspec.msgpack.encode(found)) == found
-    assert found is None or candidates(found.candidates) is not None
+    found = decisions(payload)
+    assert not found or decisions(msgspec.msgpack.encode(found)) == found
+    assert all(candidates(each.candidates) is not None for each in found)
 
 
 @given(mutated([AUDIT, *BATCHES], LINE_WORDS), st.booleans())

@@ -5,7 +5,8 @@ import io
 
 import msgspec
 
-from forebay.gateway.records.accesslog import HELD_LINES_MAX, AccessLog, Line
+from forebay.gateway.records.accesslog import HELD_LINES_MAX, AccessLog
+from forebay.gateway.records.lines import Line
 
 
 def line(n: int) -> Line:

@@ -6,7 +6,6 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgspec import Raw
 
 from forebay.wire.records import (
     FRAME_BYTES_MAX,
@@ -27,14 +26,15 @@ from forebay.wire.records import (
     Who,
     audit_line,
     candidates,
-    decision,
     end_of,
     frame,
-    pack_candidates,
+    packed,
     payloads,
     sound_lines,
+    tail,
     unseal,
 )
+from forebay.wire.records import decisions as read_decisions
 
 text = st.text(max_size=20)
 seconds = st.floats(0, 1e6)
@@ -52,7 +52,7 @@ decisions = st.builds(
     status=st.integers(100, 599),
     code=text,
     total_s=seconds,
-    candidates=st.lists(st.just(["chat-0", 3, "ready", 2, 10, 0.1]), max_size=3).map(pack_candidates).map(Raw),
+    candidates=st.lists(st.just(["chat-0", 3, "ready", 2, 10, 0.1]), max_size=3).map(packed),
     attempts=st.lists(st.just(Attempt("chat-0", "fewest requests", "ok", 0.5)), max_size=2).map(tuple),
     prompt_tokens=st.integers(0, 1 << 40),
     estimated=st.booleans(),
@@ -64,24 +64,24 @@ decisions = st.builds(
 
 @given(st.lists(rows, max_size=4))
 def test_candidates_are_read_as_they_were_packed(found: list[Candidate]) -> None:
-    packed = pack_candidates([list(msgspec.structs.astuple(row)) for row in found])
-    record = decision(msgspec.msgpack.encode(Decision(1.0, "a", "m", "t", 200, "ok", 0.5, candidates=Raw(packed))))
+    rows = [msgspec.structs.astuple(row) for row in found]
+    record = Decision(1.0, "a", "m", "t", 200, "ok", 0.5, candidates=packed(rows))
+    (payload,) = payloads(frame([record])).whole
 
-    assert record is not None
-    assert candidates(record.candidates) == found
+    assert [candidates(each.candidates) for each in read_decisions(payload)] == [found]
 
 
 def test_candidates_without_a_score_and_of_another_kind() -> None:
-    assert candidates(Raw(pack_candidates([["chat-0", 1, "ready", 0, 8]]))) == [Candidate("chat-0", 1, "ready", 0, 8)]
-    assert candidates(Raw(pack_candidates([["chat-0"]]))) == []
+    assert candidates(packed([["chat-0", 1, "ready", 0, 8]])) == [Candidate("chat-0", 1, "ready", 0, 8)]
+    assert candidates(packed([["chat-0"]])) == []
     assert candidates(NO_CANDIDATES) == []
 
 
-@given(st.lists(decisions, max_size=5))
-def test_what_was_framed_is_read_again(records: list[Decision]) -> None:
-    read = payloads(b"".join(map(frame, records)))
+@given(st.lists(st.lists(decisions, min_size=1, max_size=20), max_size=5))
+def test_what_was_framed_is_read_again(together: list[list[Decision]]) -> None:
+    read = payloads(b"".join(map(frame, together)))
 
-    assert [decision(payload) for payload in read.whole] == records
+    assert [read_decisions(payload) for payload in read.whole] == together
     assert read.damaged == 0
 
 
@@ -90,7 +90,7 @@ def damaged_files(draw: st.DrawFn) -> tuple[bytes, list[Decision]]:
     """A file of frames with one stretch replaced, and the records outside of that stretch."""
     drawn = draw(st.lists(decisions, min_size=1, max_size=6))
     records = [msgspec.structs.replace(record, ts=float(n)) for n, record in enumerate(drawn)]
-    frames = [frame(record) for record in records]
+    frames = [frame([record]) for record in records]
     content = b"".join(frames)
     start = draw(st.integers(0, len(content)))
     end = draw(st.integers(start, min(len(content), start + draw(st.sampled_from((0, 1, 40, 4000))))))
@@ -108,7 +108,7 @@ def damaged_files(draw: st.DrawFn) -> tuple[bytes, list[Decision]]:
 def test_damage_never_raises_and_costs_only_what_it_touches(case: tuple[bytes, list[Decision]]) -> None:
     content, untouched = case
     read = payloads(content)
-    found = [decision(payload) for payload in read.whole]
+    found = [record for payload in read.whole for record in read_decisions(payload)]
 
     assert [record for record in found if record in untouched] == untouched
     assert read.damaged <= 1
@@ -116,7 +116,7 @@ def test_damage_never_raises_and_costs_only_what_it_touches(case: tuple[bytes, l
 
 @given(st.lists(decisions, min_size=1, max_size=4), st.data())
 def test_any_changed_byte_is_one_damaged_frame(records: list[Decision], data: st.DataObject) -> None:
-    content = bytearray(b"".join(map(frame, records)))
+    content = bytearray(b"".join(frame([record]) for record in records))
     content[data.draw(st.integers(0, len(content) - 1))] ^= data.draw(st.integers(1, 255))
     read = payloads(bytes(content))
 
@@ -132,14 +132,15 @@ def test_a_record_of_another_kind_or_version_is_no_surprise() -> None:
     record = Decision(1.0, "a", "m", "t", 200, "ok", 0.5)
     fields = msgspec.msgpack.decode(msgspec.msgpack.encode(record))
 
-    assert decision(msgspec.msgpack.encode([2, "of another kind"])) is None
-    assert decision(b"\xc1") is None
-    assert decision(msgspec.msgpack.encode([*fields, "a field of a newer version"])) == record
-    assert decision(msgspec.msgpack.encode(fields[:8])) == record, "one of an older version, with fewer fields"
+    assert read_decisions(msgspec.msgpack.encode([[2, "of another kind"]])) == []
+    assert read_decisions(b"\xc1") == []
+    assert read_decisions(msgspec.msgpack.encode([[*fields, "a field of a newer version"]])) == [record]
+    assert read_decisions(msgspec.msgpack.encode([fields[:8]])) == [record], "of an older version, with fewer fields"
+    assert read_decisions(msgspec.msgpack.encode(record)) == [record], "of an older version, one in a frame"
 
 
 def test_a_record_that_is_too_large_is_not_framed() -> None:
-    assert frame(Decision(1.0, "a" * FRAME_BYTES_MAX, "m", "t", 200, "ok", 0.5)) == b""
+    assert frame([Decision(1.0, "a" * FRAME_BYTES_MAX, "m", "t", 200, "ok", 0.5)]) == b""
     assert payloads(HEADER.pack(MAGIC, FRAME_BYTES_MAX + 1, 0)) == ([], 1)
 
 
@@ -157,7 +158,7 @@ def request(n: int) -> bytes:
 def sealed(writer: Chain, lines: int, tenant: str = "acme") -> list[bytes]:
     """A batch of so many lines and their seal, without newlines."""
     for n in range(writer.seq + 1, writer.seq + 1 + lines):
-        writer.add_request(request(n), Who(0, tenant))
+        writer.add_request(request(n), tail(Who(tenant)))
     return writer.seal(9.0).splitlines()
 
 

@@ -1,7 +1,7 @@
 """What the gateway knows of models and replicas: routes from the snapshot, load from the replicas themselves."""
 
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from forebay.core.admission import LATELY_S, Band, Toll, WaitingRoom, batch_max, batch_room
 from forebay.core.errors import Code
@@ -48,20 +48,23 @@ _CHAT: Final = Task.CHAT
 _CPR: Final = Policy.CPR
 
 
-class Seen(NamedTuple):
-    """A replica as it looks to requests that share it by band: a routing `View` with another load or room."""
+class Seen(View):
+    """A replica as it looks to requests that share it by band: with another load or room."""
 
-    id: str
-    generation: int
-    state: ReplicaState
-    load: int
-    room: int
-    last_used: int
-    meter: Meter
+    __slots__ = ()
+
+    def __init__(self, link: View, load: int, room: int) -> None:
+        self.id = link.id
+        self.generation = link.generation
+        self.state = link.state
+        self.load = load
+        self.room = room
+        self.last_used = link.last_used
+        self.meter = link.meter
 
 
-class Link:
-    """One start of one replica: its connections, its load, the attempts under way. A routing `View`."""
+class Link(View):
+    """One start of one replica: its connections, its load, the attempts under way."""
 
     __slots__ = (
         "attempts",
@@ -72,15 +75,10 @@ class Link:
         "blocks_seq",
         "breaker",
         "filled",
-        "generation",
         "head_lines",
         "heard_at",
         "host",
-        "id",
-        "last_used",
-        "load",
         "lost_at",
-        "meter",
         "mirrors",
         "model",
         "others",
@@ -91,9 +89,7 @@ class Link:
         "reported",
         "retired",
         "revision",
-        "room",
         "stalled",
-        "state",
         "task",
         "toll",
     )
@@ -293,10 +289,7 @@ class Served:
         else:
             loads = [x.load for x in self.links]
             rooms = [min(x.room, batch_room(x.places, len(x.batch), x.batch_max)) for x in self.links]
-        return [
-            Seen(x.id, x.generation, x.state, load, room, x.last_used, x.meter)
-            for x, load, room in zip(self.links, loads, rooms, strict=True)
-        ]
+        return [Seen(x, load, room) for x, load, room in zip(self.links, loads, rooms, strict=True)]
 
     def taken(self) -> list[tuple[str, int]]:
         """Replicas, as (id, generation), where an urgent request would queue although batch work steps aside."""

@@ -1,7 +1,6 @@
 """The request loop: read what a request wants, wait for a replica, relay, try again elsewhere, settle."""
 
 import asyncio
-import itertools
 import re
 from collections.abc import Callable
 from random import Random
@@ -26,8 +25,9 @@ from forebay.gateway.fleet import BATCH, GOING, Link, Served
 from forebay.gateway.hedging import HEDGED, Hedge, begin_hedge, end_hedge
 from forebay.gateway.pressure.late import too_late
 from forebay.gateway.records import told
-from forebay.gateway.records.accesslog import AccessLog, Line
-from forebay.gateway.records.facts import Facts, Used, used
+from forebay.gateway.records.accesslog import AccessLog
+from forebay.gateway.records.facts import NOTHING, Facts, Used, used
+from forebay.gateway.records.lines import Line
 from forebay.gateway.records.recorder import Recorder
 from forebay.gateway.relay import Relay
 from forebay.gateway.rollout.arms import choose_by_arm, kind_of, report, sent
@@ -54,6 +54,7 @@ _NO_SESSIONS: Final = Sessions.OFF
 _COOKIE: Final = Sessions.COOKIE
 _OK: Final = Outcome.OK
 _FAILED: Final = Outcome.FAILED
+FOUR_BYTES_MAX: Final = 0xFFFF_FFFF
 REQUEST_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
@@ -80,8 +81,8 @@ class Gateway:
         self.budget = RetryBudget()
         instance = random_hex(8)
         self.observations = Observations(instance)
-        self._id_start = instance.encode()
-        self._id_count = itertools.count()
+        self._id_start = b"req-%b" % instance.encode()
+        self._id_count = 0
         loop = asyncio.get_running_loop()
         self.now = loop.time
         self.born = loop.time()
@@ -90,7 +91,10 @@ class Gateway:
         """Takes a newer snapshot over, if there is one."""
 
     def _new_id(self) -> bytes:
-        return b"req-%b%08x" % (self._id_start, next(self._id_count))
+        count = self._id_count
+        self._id_count += 1
+        digits = count.to_bytes(4 if count <= FOUR_BYTES_MAX else 8, "big").hex()  # takes a quarter of what %x does
+        return b"%b%b" % (self._id_start, digits.encode())
 
     def account(self, model: str) -> Account:
         """The account of a configured model."""
@@ -197,7 +201,7 @@ class Gateway:
         if self._recorder is not None and exchange.method == b"POST":
             tenant, key = (caller.tenant.name, caller.key_id) if caller is not None else ("", "")
             decision = Decision(line.ts, id, "", tenant, status, code, 0.0)
-            self._recorder.finished(Facts(decision, raw, key=key, client=exchange.peer))
+            self._recorder.finished(Facts(decision, raw, NOTHING, key=key, client=exchange.peer))
 
     def refused(self, code: Code) -> None:
         """Count an answer that belongs to no model."""
@@ -440,10 +444,10 @@ class Gateway:
         served.account.spent(spent)
         if relay.admitted is not None:
             self._settle(relay.admitted, spent.prompt + spent.completion, now)
-        line = told.line(relay, code, status, spent, now)
-        raw = self._log.add(line)
+        end = told.End(relay, code, status, spent, now)
+        line = self._log.add(told.line(relay, end))
         if self._recorder is not None:
-            self._recorder.finished(told.facts(relay, spent, line, raw, now))
+            self._recorder.finished(told.facts(relay, end, line))
         if served.waiting:
             self.pump(served)
 

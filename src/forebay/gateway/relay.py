@@ -7,6 +7,8 @@ stream, another replica gets the request and the text that the client already ha
 import asyncio
 from typing import TYPE_CHECKING, Final, Protocol
 
+from msgspec import Raw
+
 from forebay.core.admission import Band, Ticket
 from forebay.core.dispatch import Chosen
 from forebay.core.errors import TABLE, Code, Refusal
@@ -122,7 +124,7 @@ class Relay:
     admitted: "Admitted | None" = None
     report_age_s = 0.0
     hit = ""
-    candidates: tuple[bytes, int] = (b"\x90", 0)
+    candidates: tuple[Raw, int] | None = None
     resumes = 0
     stuck = 0
     hedge_after_s = 0.0

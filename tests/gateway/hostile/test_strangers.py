@@ -5,15 +5,15 @@ from pathlib import Path
 import msgspec
 
 from forebay.core.errors import Code
-from forebay.gateway.records.accesslog import Line
 from forebay.gateway.records.audit import STRANGERS_PER_MIN, AuditLog, verify
-from forebay.gateway.records.facts import Facts
+from forebay.gateway.records.facts import NOTHING, Facts
+from forebay.gateway.records.lines import Line
 from forebay.wire.records import Decision
 
 
 def facts(ts: float, code: str) -> Facts:
     line = Line("request", ts, "id", "/v1/chat/completions", "", 401, code, 0)
-    return Facts(Decision(ts, "id", "", "", 401, code, 0.0), msgspec.json.encode(line))
+    return Facts(Decision(ts, "id", "", "", 401, code, 0.0), msgspec.json.encode(line), NOTHING)
 
 
 def test_of_requests_without_a_good_key_some_are_written_and_all_are_counted(tmp_path: Path) -> None:

@@ -7,15 +7,15 @@ from pathlib import Path
 import msgspec
 
 from forebay.core.model import RecordsSpec
-from forebay.gateway.records.accesslog import Line
 from forebay.gateway.records.audit import lines_after
-from forebay.gateway.records.facts import Facts
+from forebay.gateway.records.facts import Facts, Used
 from forebay.gateway.records.ledger import DAY_S, usage
+from forebay.gateway.records.lines import Line
 from forebay.gateway.records.recorder import Recorder
 from forebay.gateway.records.saved import Sums
 from forebay.gateway.records.writer import Sink, numbered, open_append
 from forebay.obs import log
-from forebay.wire.records import Attempt, Decision, decision, payloads
+from forebay.wire.records import Attempt, Decision, decisions, payloads
 
 DAY = 20_000
 NOON = DAY * DAY_S + 43_200.0
@@ -27,7 +27,8 @@ def facts(n: int, *, ts: float = NOON, code: str = "ok", tenant: str = "acme", p
         ts, f"req-{n}", "chat", tenant, 200, code, 0.5, chosen="chat-0", attempts=attempts, prompt_tokens=10,
         completion_tokens=5, cached_tokens=2,
     )  # fmt: skip
-    return Facts(record, line_of(record), revision="r-1", key="key-1", client="127.0.0.1", prompt=prompt)
+    spent = Used(record.prompt_tokens, record.completion_tokens, record.cached_tokens, estimated=record.estimated)
+    return Facts(record, line_of(record), spent, revision="r-1", key="key-1", client="127.0.0.1", prompt=prompt)
 
 
 def line_of(record: Decision) -> bytes:
@@ -96,8 +97,7 @@ def written(root: Path, gateway: str = "gateway-0") -> list[str]:
     """Request ids of the decision files."""
     read = [payloads(path.read_bytes()) for _, path in numbered(root / gateway, "decisions", ".log")]
     assert sum(found.damaged for found in read) == 0
-    found = [decision(payload) for one in read for payload in one.whole]
-    return [record.request_id for record in found if record is not None]
+    return [record.request_id for one in read for payload in one.whole for record in decisions(payload)]
 
 
 def told(root: Path) -> list[str]:

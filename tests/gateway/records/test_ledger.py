@@ -28,7 +28,7 @@ def test_tokens_are_those_that_were_told_or_else_seen() -> None:
 def test_outcomes_say_whose_fault_it_was(tmp_path: Path) -> None:
     book = Ledger()
     for code in ("ok", "client_closed", "invalid_request", "replica_lost", "queue_full", "of another version"):
-        book.count(NOON, "acme", "chat", code, (1, 2, 0), estimated=code == "client_closed")
+        book.count(NOON, "acme", "chat", code, Used(1, 2, 0, estimated=code == "client_closed"))
     book.start(tmp_path)
     book.checkpoint(None)
     found = {key[2]: sums for (_, key), sums in usage(tmp_path, DAY).items()}
@@ -45,7 +45,7 @@ def test_too_many_rows_are_counted_together(tmp_path: Path) -> None:
     book = Ledger()
     book.start(tmp_path)
     for n in range(ledger.ROWS_MAX + 10):
-        book.count(NOON, f"tenant-{n}", "chat", "ok", (1, 1, 0), estimated=False)
+        book.count(NOON, f"tenant-{n}", "chat", "ok", Used(1, 1, 0, estimated=False))
     book.checkpoint(None)
     found = usage(tmp_path, 0)
 
@@ -57,7 +57,7 @@ def test_old_days_are_removed(tmp_path: Path) -> None:
     book = Ledger()
     book.start(tmp_path)
     for day in range(ledger.DAYS_MAX + 3):
-        book.count((DAY + day) * DAY_S, "acme", "chat", "ok", (1, 1, 0), estimated=False)
+        book.count((DAY + day) * DAY_S, "acme", "chat", "ok", Used(1, 1, 0, estimated=False))
         book.checkpoint(None)
     days = [day for day, _ in usage(tmp_path, 0)]
 
@@ -72,7 +72,7 @@ def test_files_that_are_not_understood_are_stepped_over(tmp_path: Path) -> None:
     (tmp_path / "audit-00000001.jsonl").write_text("nonsense\n")
     book = Ledger()
     book.start(tmp_path)
-    book.count(NOON, "acme", "chat", "ok", (1, 1, 0), estimated=False)
+    book.count(NOON, "acme", "chat", "ok", Used(1, 1, 0, estimated=False))
     book.checkpoint(0)
 
     assert [sums.requests for sums in usage(tmp_path, 0).values()] == [1]

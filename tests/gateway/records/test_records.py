@@ -25,7 +25,7 @@ from forebay.gateway.records import audit, ledger
 from forebay.gateway.records.audit import lines_after, verify
 from forebay.gateway.records.recorder import CHECKPOINT_S, Recorder
 from forebay.gateway.records.saved import Sums
-from forebay.gateway.records.writer import Series, numbered
+from forebay.gateway.records.writer import FRAME_DECISIONS_MAX, Series, numbered
 from forebay.obs import log
 from forebay.wire.records import FRAME_BYTES_MAX, Event, Kind
 
@@ -222,6 +222,15 @@ def test_a_decision_that_is_too_large_is_dropped_and_counted(tmp_path: Path) -> 
 
     assert written(tmp_path) == ["req-2"]
     assert records.lost == 1
+
+
+def test_decisions_that_are_never_written_are_counted_one_by_one(tmp_path: Path) -> None:
+    records = started(tmp_path, Disk(room=0), audit=False)
+    for n in range(FRAME_DECISIONS_MAX + 5):
+        records.finished(facts(n))
+    records.close()
+
+    assert records.lost == FRAME_DECISIONS_MAX + 5
 
 
 def test_a_file_that_takes_nothing_is_an_error_and_no_endless_loop(tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def test_no_request_is_counted_twice_or_forgotten_once_it_is_written(
 ) -> None:
     root = tmp_path_factory.mktemp("records")
     disk = Disk()
-    records, now, known, noted = started(root, disk, file_bytes_max=1500), 0.0, 0, 0
+    records, now, known, noted = started(root, disk, file_bytes_max=4000), 0.0, 0, 0
     for n, step in enumerate(steps):
         match step:
             case "finish" | "yesterday":
@@ -108,10 +108,10 @@ def test_no_request_is_counted_twice_or_forgotten_once_it_is_written(
                 known, noted = known + noted, 0
             case "kill":
                 killed(records, disk)
-                records, noted = started(root, disk, file_bytes_max=1500), 0
+                records, noted = started(root, disk, file_bytes_max=4000), 0
             case _:
                 records.close()
-                records, known, noted = started(root, disk, file_bytes_max=1500), known + noted, 0
+                records, known, noted = started(root, disk, file_bytes_max=4000), known + noted, 0
         assert counted(root).requests == known
     records.close()
     total = known + noted

@@ -95,7 +95,7 @@ def test_a_folder_of_records_is_read_with_all_its_gateways_and_says_what_is_miss
     for number, record in enumerate(RECORDS):
         folder = tmp_path / "records" / f"gw-{number % 2}"
         folder.mkdir(parents=True, exist_ok=True)
-        written(folder, b"damage" + frame(record), f"decisions-{number:08}.log")
+        written(folder, b"damage" + frame([record]), f"decisions-{number:08}.log")
 
     whole = read(tmp_path / "records", Random(1))
     one = read(tmp_path / "records" / "gw-1", Random(1))
@@ -135,7 +135,7 @@ def test_records_of_several_models_must_be_told_apart(tmp_path: Path) -> None:
     ],
 )
 def test_a_record_that_cannot_be_is_refused(tmp_path: Path, record: Decision, text: str) -> None:
-    path = written(tmp_path, frame(done(1.0, prompt_tokens=1)) + frame(record))
+    path = written(tmp_path, frame([done(1.0, prompt_tokens=1)]) + frame([record]))
 
     with pytest.raises(BadTrace, match=text):
         read(path, Random(1))
@@ -244,7 +244,7 @@ def test_a_trace_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(lines, "ROWS_MAX", 3)
     monkeypatch.setattr(decisions, "ROWS_MAX", 3)
     table = written(tmp_path, SECONDS_HEADER + b"1,1,1\n" * 3)
-    records = written(tmp_path, frame(done(1.0, prompt_tokens=1)) * 4, "records")
+    records = written(tmp_path, frame([done(1.0, prompt_tokens=1)]) * 4, "records")
 
     with pytest.raises(BadTrace, match="line 4: there are more than 3 lines"):
         read(table, Random(1))

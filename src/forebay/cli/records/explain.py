@@ -12,7 +12,7 @@ from rich.text import Text
 
 from forebay.cli.settings import UserError
 from forebay.gateway.records.writer import RecordLog, folders, numbered
-from forebay.wire.records import Candidate, Decision, candidates, decision, payloads
+from forebay.wire.records import Candidate, Decision, candidates, decisions, payloads
 
 SHOWN_MAX = 20
 """A client may use one id often: the newest are shown."""
@@ -33,9 +33,9 @@ def find(root: Path, request_id: str) -> tuple[list[tuple[str, Decision]], int]:
             read = payloads(content)
             damaged += read.damaged
             for payload in read.whole:
-                record = decision(payload) if wanted in payload else None
-                if record is not None and record.request_id == request_id:
-                    found.append((folder.name, record))
+                for record in decisions(payload) if wanted in payload else ():
+                    if record.request_id == request_id:
+                        found.append((folder.name, record))
     return sorted(found, key=lambda pair: pair[1].ts)[-SHOWN_MAX:], damaged
 
 

@@ -13,7 +13,7 @@ from forebay.core.availability.budget import Kept, Requests, kept
 from forebay.core.cluster import Slo
 from forebay.gateway.records.ledger import DAY_S, usage
 from forebay.gateway.records.writer import RecordLog, folders, numbered
-from forebay.wire.records import Decision, decision, payloads
+from forebay.wire.records import Decision, decisions, payloads
 
 READ_BYTES_MAX: Final = 32 * 1024 * 1024
 """Most bytes of decision records that are read: control does other things too."""
@@ -88,9 +88,7 @@ def _newest(root: Path) -> Iterator[Decision]:
         except FileNotFoundError:  # it was the oldest, and has just been removed
             continue
         for payload in payloads(content).whole:
-            record = decision(payload)
-            if record is not None:
-                yield record
+            yield from decisions(payload)
 
 
 def _files(root: Path) -> Iterable[Path]:

@@ -22,6 +22,7 @@ CAPACITY_UNKNOWN: Final = 32
 """Assumed of a replica that reports no capacity: unknown is never zero."""
 LIVE: Final = (ReplicaState.READY, ReplicaState.DEGRADED)
 _READY: Final = ReplicaState.READY  # looked up once: members of an enum are slow to get at
+_DEGRADED: Final = ReplicaState.DEGRADED
 _CPR: Final = Policy.CPR
 _PREFIX_AFFINITY: Final = Policy.PREFIX_AFFINITY
 _CONSISTENT_HASH: Final = Policy.CONSISTENT_HASH
@@ -82,7 +83,7 @@ def choose(
     dead = False
     for index, replica in enumerate(replicas):
         state = replica.state
-        if state not in LIVE:
+        if state is not _READY and state is not _DEGRADED:
             dead = True
         elif tried and (replica.id, replica.generation) in tried:
             continue

@@ -38,7 +38,7 @@ def cheapest(replicas: Sequence[View], pool: Sequence[int], ask: Ask, pricing: P
     return best_of(scores(replicas, pool, ask, pricing), ask)
 
 
-def best_of(terms: Sequence[Score], ask: Ask) -> Route:
+def best_of(terms: list[Score], ask: Ask) -> Route:
     """The one of the lowest cost of all that were scored; among equals a draw."""
     lowest = math.inf
     for score in terms:
@@ -60,9 +60,9 @@ def scores(replicas: Sequence[View], pool: Sequence[int], ask: Ask, pricing: Pri
     usual, usual_slope = pricing.prefill_tokens_per_s, pricing.decode_slope_s
     slowest, steepest = usual / SPREAD_MAX, usual_slope * SLOPE_SPREAD_MAX
     waits_s = speeds = 0.0
-    masks = []
-    for at in pool:
-        meter = replicas[at].meter
+    masks, views = [], [replicas[at] for at in pool]
+    for view in views:
+        meter = view.meter
         speed = max(meter.prefill_tokens_per_s or usual, slowest)
         speeds += speed
         waits_s += meter.queue_tokens / speed
@@ -74,8 +74,7 @@ def scores(replicas: Sequence[View], pool: Sequence[int], ask: Ask, pricing: Pri
     tokens, block_tokens, output_tokens = ask.tokens, ask.block_tokens, ask.output_tokens
     rows = []
     for n, at in enumerate(pool):
-        replica = replicas[at]
-        meter, load = replica.meter, replica.load
+        meter, load = views[n].meter, views[n].load
         speed = max(meter.prefill_tokens_per_s or usual, slowest)
         hit = min(depths[n] * block_tokens, tokens)
         uncached = max(1.0, tokens - meter.trust * hit)
@@ -95,7 +94,7 @@ def scores(replicas: Sequence[View], pool: Sequence[int], ask: Ask, pricing: Pri
     return rows
 
 
-def _draw(near: Sequence[Score], seed: int) -> Score:
+def _draw(near: list[Score], seed: int) -> Score:
     weights = 0.0
     for score in near:
         weights += 1.0 / (1 + score.load)

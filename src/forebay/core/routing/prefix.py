@@ -144,27 +144,29 @@ class PrefixIndex:
         """Whether the replica itself says that it holds a block."""
         return block in self._shares[mask].told
 
-    def depths(self, blocks: Sequence[int], masks: Sequence[int]) -> list[int]:
+    def depths(self, blocks: Sequence[int], masks: list[int]) -> list[int]:
         """How many blocks from the first on each of these replicas holds."""
-        owners = self._owners.get
+        owners = self._owners
         holders = 0
         for mask in masks:
             holders |= mask
-        ends: dict[int, int] = {}
+        depths = [0] * len(masks)
         depth = 0
         for block in blocks:
-            left = holders & owners(block, 0)
+            left = holders & owners.get(block, 0)
             if left != holders:
                 lost = holders ^ left
-                while lost:
-                    mask = lost & -lost
-                    ends[mask] = depth
-                    lost ^= mask
+                for n, mask in enumerate(masks):
+                    if mask & lost:
+                        depths[n] = depth
+                holders = left
                 if not left:
                     break
-                holders = left
             depth += 1
-        return [ends.get(mask, depth) for mask in masks]
+        for n, mask in enumerate(masks):
+            if mask & holders:
+                depths[n] = depth
+        return depths
 
     def _doubt(self, share: _Share, now: float) -> None:
         """Forget what should have been reported by now."""

@@ -1,6 +1,5 @@
 """What a choice is made from and what it answers: replicas as a gateway sees them, the request, the verdict."""
 
-from collections.abc import Sequence
 from enum import StrEnum
 from typing import Final, NamedTuple, Protocol
 
@@ -9,36 +8,25 @@ from forebay.core.model import ReplicaState
 from forebay.core.routing.meter import Meter
 
 
-class View(Protocol):
-    """One replica as its gateway sees it now."""
+class View:
+    """One replica as its gateway sees it now. No protocol: choices look at nothing more often."""
 
-    @property
-    def id(self) -> str:
-        """The slot."""
+    __slots__ = ("generation", "id", "last_used", "load", "meter", "room", "state")
 
-    @property
-    def generation(self) -> int:
-        """Which start of the slot."""
-
-    @property
-    def state(self) -> ReplicaState:
-        """Only READY and DEGRADED replicas get requests."""
-
-    @property
-    def load(self) -> int:
-        """Requests at the replica: this gateway's, and those of others as far as reported."""
-
-    @property
-    def room(self) -> int:
-        """Load at which it is full."""
-
-    @property
-    def last_used(self) -> int:
-        """A number that grows with every use of any replica."""
-
-    @property
-    def meter(self) -> Meter:
-        """Its work, speed and trust."""
+    id: str
+    """The slot."""
+    generation: int
+    """Which start of the slot."""
+    state: ReplicaState
+    """Only READY and DEGRADED replicas get requests."""
+    load: int
+    """Requests at the replica: this gateway's, and those of others as far as reported."""
+    room: int
+    """Load at which it is full."""
+    last_used: int
+    """A number that grows with every use of any replica."""
+    meter: Meter
+    """Its work, speed and trust."""
 
 
 class Rng(Protocol):
@@ -191,13 +179,13 @@ class Route:
 
     __slots__ = ("at", "hit_tokens", "terms", "why")
 
-    def __init__(self, at: int, why: Why, hit_tokens: int = 0, terms: Sequence[Score] = ()) -> None:
+    def __init__(self, at: int, why: Why, hit_tokens: int = 0, terms: list[Score] | None = None) -> None:
         self.at = at
         self.why = why
         self.hit_tokens = hit_tokens
         """How much of the prompt the prefix index says it holds there; 0 if the index was not asked."""
         self.terms = terms
-        """All candidates, if they were scored."""
+        """All candidates; None if they were not scored."""
 
 
 class Wait(NamedTuple):

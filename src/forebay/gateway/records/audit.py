@@ -28,6 +28,7 @@ from forebay.wire.records import (
     audit_line,
     end_of,
     sound_lines,
+    tail,
     unseal,
 )
 
@@ -42,6 +43,8 @@ FLAWS_MAX: Final = 100
 """More flaws of one file are counted, not listed."""
 STRANGERS_PER_MIN: Final = 60
 """Lines about requests without a good key: anybody can send those, and the log is kept for good."""
+WHOS_MAX: Final = 4096
+"""Clients that are remembered; then it begins anew."""
 STRANGERS: Final = f"of requests without a good key, {STRANGERS_PER_MIN} a minute are written"
 NOT_UP: Final = "the gateway could not open its records"
 TOO_MANY: Final = "more lines came at once than can be held"
@@ -74,6 +77,7 @@ class AuditLog:
         self._folder = Path()
         self._chain: Chain | None = None
         self._head: Head | None = None
+        self._whos: dict[tuple[str, str, str, str, bool], bytes] = {}
         self._gap = 0
         self._gap_why = TOO_MANY
         self._minute = 0.0
@@ -121,15 +125,25 @@ class AuditLog:
             if chain is None:
                 self._gap_why = NOT_UP
             return
-        d = facts.decision
-        if d.code == _UNAUTHORIZED and self._too_many(d.ts):
+        if facts.code == _UNAUTHORIZED and self._too_many(facts.ts):
             return
-        prompt = facts.prompt[:PROMPT_BYTES_MAX].decode("utf-8", "replace") if self._prompts else ""
-        who = Who(0, d.tenant, facts.key, facts.client, facts.revision, d.estimated, prompt)
-        if chain.open_bytes + len(facts.line) + len(prompt) + SEAL_BYTES_MAX > self._batch_bytes_max:
+        who = self._who(facts)
+        if chain.open_bytes + len(facts.line) + len(who) + SEAL_BYTES_MAX > self._batch_bytes_max:
             self._seal()
         chain.add_request(facts.line, who)
         self._requests += 1
+
+    def _who(self, facts: Facts) -> bytes:
+        """The end of its line: the same for all requests of one client, so it is made once."""
+        key = (facts.tenant, facts.key, facts.client, facts.revision, facts.spent.estimated)
+        known = self._whos.get(key) if not self._prompts else None
+        if known is None:
+            prompt = facts.prompt[:PROMPT_BYTES_MAX].decode("utf-8", "replace") if self._prompts else ""
+            known = tail(Who(*key, prompt))
+            if len(self._whos) >= WHOS_MAX:
+                self._whos.clear()
+            self._whos[key] = known
+        return known
 
     def flush(self) -> None:
         """Write what was noted, then the head. Raises OSError if something is left; it is tried again."""

@@ -1,34 +1,8 @@
 """What a gateway knows of a request when it has ended, and what its tokens were."""
 
+from typing import Final
+
 from forebay.wire.records import Decision
-
-
-class Facts:
-    """One finished request."""
-
-    __slots__ = ("client", "decision", "key", "line", "prompt", "revision")
-
-    def __init__(
-        self,
-        decision: Decision,
-        line: bytes,
-        *,
-        revision: str = "",
-        key: str = "",
-        client: str = "",
-        prompt: bytes = b"",
-    ) -> None:
-        self.decision = decision
-        self.line = line
-        """That of the access log: the audit log says what it says."""
-        self.revision = revision
-        """Of the replica that answered."""
-        self.key = key
-        """Id of the API key, never the key."""
-        self.client = client
-        """Address of the client."""
-        self.prompt = prompt
-        """The body of the request; needed only where `Recorder.prompts` says so."""
 
 
 class Used:
@@ -41,6 +15,43 @@ class Used:
         self.completion = completion
         self.cached = cached
         self.estimated = estimated
+
+
+NOTHING: Final = Used(0, 0, 0, estimated=False)
+
+
+class Facts:
+    """One finished request."""
+
+    __slots__ = ("client", "code", "decision", "key", "line", "model", "prompt", "revision", "spent", "tenant", "ts")
+
+    def __init__(
+        self,
+        decision: Decision,
+        line: bytes,
+        spent: Used,
+        *,
+        revision: str = "",
+        key: str = "",
+        client: str = "",
+        prompt: bytes = b"",
+    ) -> None:
+        self.decision = decision
+        self.ts = decision.ts
+        self.tenant = decision.tenant
+        self.model = decision.model
+        self.code = decision.code
+        self.spent = spent
+        self.line = line
+        """That of the access log: the audit log says what it says."""
+        self.revision = revision
+        """Of the replica that answered."""
+        self.key = key
+        """Id of the API key, never the key."""
+        self.client = client
+        """Address of the client."""
+        self.prompt = prompt
+        """The body of the request; needed only where `Recorder.prompts` says so."""
 
 
 def used(told: tuple[int, int, int] | None, events: int, prompt_estimate: int) -> Used:

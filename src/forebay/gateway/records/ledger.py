@@ -15,6 +15,7 @@ import msgspec
 
 from forebay.core.errors import TABLE
 from forebay.gateway.records.audit import lines_after
+from forebay.gateway.records.facts import Used
 from forebay.gateway.records.saved import Day, Position, Row, Sums
 from forebay.gateway.records.writer import replace_file
 from forebay.wire.documents import UNREADABLE
@@ -38,46 +39,83 @@ Key = tuple[str, str, str]
 """Tenant, model, outcome."""
 
 
+class Tally:
+    """Sums that grow: as `Sums`, which are for files."""
+
+    __slots__ = ("cached_tokens", "completion_tokens", "estimated", "prompt_tokens", "requests")
+
+    def __init__(self) -> None:
+        self.requests = 0
+        self.prompt_tokens = 0
+        self.completion_tokens = 0
+        self.cached_tokens = 0
+        self.estimated = 0
+
+    def count(self, used: Used) -> None:
+        """Add a request."""
+        self.requests += 1
+        self.prompt_tokens += used.prompt
+        self.completion_tokens += used.completion
+        self.cached_tokens += used.cached
+        self.estimated += used.estimated
+
+    def add(self, sums: Sums) -> None:
+        """Add what was saved."""
+        self.requests += sums.requests
+        self.prompt_tokens += sums.prompt_tokens
+        self.completion_tokens += sums.completion_tokens
+        self.cached_tokens += sums.cached_tokens
+        self.estimated += sums.estimated
+
+    def row(self, key: Key) -> Row:
+        """As it is saved."""
+        tenant, model, outcome = key
+        return Row(
+            self.requests, self.prompt_tokens, self.completion_tokens, self.cached_tokens, self.estimated,
+            tenant=tenant, model=model, outcome=outcome,
+        )  # fmt: skip
+
+
 class Ledger:
     """Counts in memory; `checkpoint` saves. Nothing is read before `start`, and nothing is lost by it coming late."""
 
     def __init__(self) -> None:
-        self._days: dict[int, dict[Key, Sums]] = {}
+        self._days: dict[int, dict[Key, Tally]] = {}
         self._read: set[int] = set()
         self._dirty: set[int] = set()
         self._folder = Path()
         self._seq = 0
         self._today = 0
         self._today_at = -math.inf
-        self._rows: dict[Key, Sums] = {}
+        self._rows: dict[Key, Tally] = {}
+        self._news = False  # today's file is behind
 
-    def count(
-        self, ts: float, tenant: str, model: str, code: str, tokens: tuple[int, int, int], *, estimated: bool
-    ) -> None:
-        """Count a request that ended at `ts`; `tokens`: prompt, completion, cached (a part of the prompt)."""
+    def count(self, ts: float, tenant: str, model: str, code: str, used: Used) -> None:
+        """Count a request that ended at `ts`, seconds since the epoch."""
         if not 0.0 <= ts - self._today_at < DAY_S:
             self._turn_to(int(ts // DAY_S))
         key = (tenant, model, OUTCOMES.get(code, OTHER))
-        sums = self._rows.get(key)
-        if sums is None:
-            sums = _new(self._rows, key)
-        sums.requests += 1
-        sums.prompt_tokens += tokens[0]
-        sums.completion_tokens += tokens[1]
-        sums.cached_tokens += tokens[2]
-        if estimated:
-            sums.estimated += 1
-        self._dirty.add(self._today)
+        tally = self._rows.get(key)
+        if tally is None:
+            tally = _new(self._rows, key)
+        tally.count(used)
+        self._news = True
 
     def _turn_to(self, day: int) -> None:
         """Count on that day from now on."""
+        self._note_today()
         self._today, self._today_at = day, float(day * DAY_S)
         self._rows = self._days.setdefault(day, {})
+
+    def _note_today(self) -> None:
+        if self._news:
+            self._dirty.add(self._today)
+            self._news = False
 
     @property
     def dirty(self) -> bool:
         """Whether there is something to save."""
-        return bool(self._dirty)
+        return self._news or bool(self._dirty)
 
     def start(self, folder: Path) -> None:
         """Take up what an earlier process counted, and what its audit lines tell beyond that. Raises OSError."""
@@ -94,6 +132,7 @@ class Ledger:
     def checkpoint(self, seq: int | None) -> None:
         """Save. `seq`: the last audit line, which is written and counted; None: there is no audit. Raises OSError."""
         self._seq = self._seq if seq is None else seq
+        self._note_today()
         for day in sorted(self._dirty):
             rows, path = self._days[day], _day_file(self._folder, day)
             if day not in self._read:  # another process, or this one long ago, has counted on that day
@@ -101,10 +140,7 @@ class Ledger:
                     key = (row.tenant, row.model, row.outcome)
                     (rows.get(key) or _new(rows, key)).add(row)
                 self._read.add(day)
-            saved = [
-                Row(tenant=key[0], model=key[1], outcome=key[2], **msgspec.structs.asdict(sums))
-                for key, sums in sorted(rows.items())
-            ]
+            saved = [rows[key].row(key) for key in sorted(rows)]
             replace_file(path, msgspec.json.encode(Day(self._seq, saved)))
         replace_file(self._folder / POSITION, msgspec.json.encode(Position(self._seq)))
         newest = max(self._dirty, default=0)
@@ -158,10 +194,10 @@ def day_text(day: int) -> str:
     return datetime.fromtimestamp(day * DAY_S, UTC).date().isoformat()
 
 
-def _new(rows: dict[Key, Sums], key: Key) -> Sums:
+def _new(rows: dict[Key, Tally], key: Key) -> Tally:
     if len(rows) >= ROWS_MAX:
         key = (OTHER, OTHER, key[2])
-    return rows.setdefault(key, Sums())
+    return rows.setdefault(key, Tally())
 
 
 def _day_file(folder: Path, day: int) -> Path:

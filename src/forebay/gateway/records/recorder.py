@@ -74,13 +74,11 @@ class Recorder:
 
     def finished(self, facts: Facts) -> None:
         """A request has ended."""
-        d = facts.decision
         if self._decisions is not None:
-            self._decisions.add(d)
+            self._decisions.add(facts.decision)
         if self._audit is not None:
             self._audit.add(facts)
-        tokens = (d.prompt_tokens, d.completion_tokens, d.cached_tokens)
-        self._ledger.count(d.ts, d.tenant, d.model, d.code, tokens, estimated=d.estimated)
+        self._ledger.count(facts.ts, facts.tenant, facts.model, facts.code, facts.spent)
 
     def flush(self, now: float) -> None:
         """Write what has come in. `now`: seconds by a clock that never goes back."""

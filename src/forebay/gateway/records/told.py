@@ -1,16 +1,15 @@
 """What is told of a request, in the head of its answer and in the books, out of what its relay knows."""
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Raw
 
-from forebay.core.routing import Route, Score, Why
+from forebay.core.routing import Route, Why
 from forebay.gateway.asking import SET_COOKIE
-from forebay.gateway.records.accesslog import Line
 from forebay.gateway.records.facts import Facts, Used
+from forebay.gateway.records.lines import Line
 from forebay.obs.clock import wall_s
-from forebay.wire.records import CANDIDATES_MAX, Decision, pack_candidates
+from forebay.wire.records import CANDIDATES_MAX, NO_CANDIDATES, Decision, packed
 
 if TYPE_CHECKING:
     from forebay.gateway.fleet import Link
@@ -35,23 +34,37 @@ def head_lines(relay: "Relay") -> bytes:
     )
 
 
-def facts(relay: "Relay", spent: Used, line: Line, raw: bytes, now: float) -> Facts:
-    """What is written down of it; `line` is that of the access log, and `raw` that as it is written."""
-    link, routes = relay.link, relay.served.routes
-    packed, others = relay.candidates
+class End:
+    """How a request has ended. `now` is the loop's time."""
+
+    __slots__ = ("code", "id", "now", "spent", "status", "ts")
+
+    def __init__(self, relay: "Relay", code: str, status: int, spent: Used, now: float) -> None:
+        self.id = relay.request_id.decode("ascii")
+        self.code = code
+        self.status = status
+        self.spent = spent
+        self.now = now
+        self.ts = wall_s()
+
+
+def facts(relay: "Relay", end: End, line: bytes) -> Facts:
+    """What is written down of it; `line` is that of the access log, as it is written."""
+    link, routes, spent = relay.link, relay.served.routes, end.spent
+    rows, others = relay.candidates or (NO_CANDIDATES, 0)
     decision = Decision(
-        line.ts,
-        line.request_id,
+        end.ts,
+        end.id,
         routes.name,
         relay.ticket.tenant,
-        line.status,
-        line.code,
-        now - relay.began,
+        end.status,
+        end.code,
+        end.now - relay.began,
         routes.policy,
         relay.why,
-        Raw(packed),
+        rows,
         others,
-        line.replica,
+        link.id if link is not None else "",
         tuple(relay.attempts),
         max(0.0, relay.queued_s),
         relay.first_at - relay.began if relay.first_at else 0.0,
@@ -67,21 +80,21 @@ def facts(relay: "Relay", spent: Used, line: Line, raw: bytes, now: float) -> Fa
     revision = link.revision if link is not None else ""
     body = relay.request.partition(b"\r\n\r\n")[2] if relay.desk.keeps_prompts else b""
     key = relay.admitted.key_id if relay.admitted is not None else ""
-    return Facts(decision, raw, revision=revision, key=key, client=relay.client, prompt=body)
+    return Facts(decision, line, spent, revision=revision, key=key, client=relay.client, prompt=body)
 
 
-def line(relay: "Relay", code: str, status: int, spent: Used, now: float) -> Line:
+def line(relay: "Relay", end: End) -> Line:
     """The line for the access log."""
-    began, link = relay.began, relay.link
+    began, link, spent = relay.began, relay.link, end.spent
     return Line(
         "request",
-        wall_s(),
-        relay.request_id.decode("ascii"),
+        end.ts,
+        end.id,
         relay.path,
         relay.served.routes.name,
-        status,
-        code,
-        ms(now - began),
+        end.status,
+        end.code,
+        ms(end.now - began),
         relay.as_stream,
         link.id if link is not None else "",
         relay.retries,
@@ -95,30 +108,29 @@ def line(relay: "Relay", code: str, status: int, spent: Used, now: float) -> Lin
     )
 
 
-def candidates(links: Sequence["Link"], route: Route) -> tuple[bytes, int]:
+def candidates(links: list["Link"], route: Route) -> tuple[Raw, int]:
     """All that a choice looked at, with what each would cost if they were scored, and how many more there were.
 
-    The route lets go of its terms: they would be kept twice.
+    To be asked before the request is counted where it goes. The route lets go of its terms: they would be kept twice.
     """
-    rows: list[list[object]] = []
-    if not route.terms:
+    terms, route.terms = route.terms, None
+    rows: list[tuple[object, ...]] = []
+    if terms is None:
         for x in links[:CANDIDATES_MAX]:
-            rows.append([x.id, x.generation, x.state, x.load, x.room])
-        return pack_candidates(rows), max(0, len(links) - CANDIDATES_MAX)
-    terms: Sequence[Score] = route.terms
+            rows.append((x.id, x.generation, x.state, x.load, x.room))
+        return packed(rows), max(0, len(links) - CANDIDATES_MAX)
     others = max(0, len(terms) - CANDIDATES_MAX)
     if others:  # the best are kept; who reads them sorts them
         terms = sorted(terms, key=lambda score: (score.total_s, score.at))[:CANDIDATES_MAX]
     for s in terms:
         x = links[s.at]
         rows.append(
-            [
+            (
                 x.id, x.generation, x.state, s.load, x.room, s.queue_s, s.prefill_s, s.decode_s, s.price_s, s.kv_s,
                 s.handicap, s.total_s, s.hit_tokens,
-            ]
+            )
         )  # fmt: skip
-    route.terms = ()
-    return pack_candidates(rows), others
+    return packed(rows), others
 
 
 def ms(seconds: float) -> int:

@@ -15,6 +15,8 @@ from forebay.wire.records import Decision, frame
 
 HELD_BYTES_MAX: Final = 16 * 1024 * 1024
 """With so much to be written, of one series, nothing more is taken."""
+FRAME_DECISIONS_MAX: Final = 32
+"""So many decisions are framed together; what damages one of them in a file damages all."""
 FOLDERS_MAX: Final = 16
 """Folders of one gateway id: a successor comes up while its predecessor drains."""
 MODE: Final = 0o600
@@ -188,6 +190,9 @@ class RecordLog:
         """Decisions that are in no file."""
         self._files_max = files_max
         self._series = Series(self.STEM, self.SUFFIX, bytes_max, open_file)
+        self._noted: list[Decision] = []
+        self._framed: list[int] = []
+        """How many decisions are in each piece that the series holds."""
 
     def start(self, folder: Path) -> None:
         """Go on where the last process stopped. Raises OSError."""
@@ -195,21 +200,39 @@ class RecordLog:
 
     def add(self, decision: Decision) -> None:
         """Note a decision."""
-        piece = frame(decision)
-        if piece and not self._series.full:
-            self._series.add(piece)
-        else:
+        if self._series.full:
             self.dropped += 1
+            return
+        self._noted.append(decision)
+        if len(self._noted) >= FRAME_DECISIONS_MAX:
+            self._frame()
 
     def flush(self) -> None:
         """Write what was noted. Raises OSError if something is left; it is tried again."""
         series, number = self._series, self._series.number
-        series.write()
+        self._frame()
+        try:
+            series.write()
+        finally:
+            del self._framed[: len(self._framed) - len(series.held)]
         if series.number != number:
             for _, path in series.files()[: -self._files_max]:
                 path.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Close the file; what is still held is lost."""
-        self.dropped += len(self._series.held)
+        self.dropped += len(self._noted) + sum(self._framed)
         self._series.close()
+
+    def _frame(self) -> None:
+        noted, self._noted = self._noted, []
+        if noted and not self._hold(noted):
+            for decision in noted:  # one of them is too long
+                self.dropped += not self._hold([decision])
+
+    def _hold(self, decisions: list[Decision]) -> bool:
+        piece = frame(decisions)
+        if piece:
+            self._series.add(piece)
+            self._framed.append(len(decisions))
+        return bool(piece)

@@ -29,6 +29,7 @@ from forebay.obs.metrics import Metrics
 from forebay.sim.full.book import Book
 from forebay.sim.full.machine import RUNNING, ExitError, Process, standing_in
 from forebay.sim.full.rollouts.sides import Sides
+from forebay.wire.records import NO_CANDIDATES
 
 CONTINUES: Final = b"\r\nx-forebay-continue: "
 REQUEST_ID: Final = re.compile(rb"\r\nx-request-id: ([^\r]*)", re.IGNORECASE)
@@ -56,8 +57,9 @@ class Notes(Recorder):
 
     def finished(self, facts: Facts) -> None:
         """A request has ended."""
-        self.all.append(facts)
         super().finished(facts)
+        facts.decision.candidates = NO_CANDIDATES  # nobody reads them here, and these are all kept
+        self.all.append(facts)
 
 
 class WatchedGateway(Gateway):

@@ -12,6 +12,7 @@ from forebay.core.errors import Code, Refusal
 from forebay.wire.apis.prompt import Fields, put_in_order
 
 DIGITS_MAX: Final = 9
+ZERO: Final = 0x30
 NO_TEXT: Final = memoryview(b"")
 FIELD: Final = re.compile(r"(?:required field `|at `\$\.)([^`]*)`")
 
@@ -66,4 +67,11 @@ def _limit(fields: Fields) -> int:
     if not given:
         return 0
     digits = bytes(given)
-    return int(digits) if digits.isdigit() and len(digits) <= DIGITS_MAX else 0
+    if len(digits) > DIGITS_MAX:
+        return 0
+    number = 0
+    for digit in digits:  # by hand: `isdigit` and `int` take several times as long, for every request
+        if not ZERO <= digit < ZERO + 10:
+            return 0
+        number = 10 * number + digit - ZERO
+    return number

@@ -1,7 +1,7 @@
 """Records of finished requests: decision frames, and audit lines in a hash chain. Sans-IO.
 
-A decision file is a row of frames: four bytes that begin one, length, XXH3, MessagePack. What is damaged is skipped
-and counted, what is whole is read.
+A decision file is a row of frames: four bytes that begin one, length, XXH3, MessagePack of up to some dozens of
+decisions. What is damaged is skipped and counted, what is whole is read.
 
 An audit file is JSON, one line each, in batches. The last line of a batch is its seal: it names the seal before it
 (`prev`), says how many lines it is for, and ends with a SHA-256 (`hash`), taken over the bytes of these lines with
@@ -26,6 +26,7 @@ from forebay.wire.records.chain import (
     audit_line,
     end_of,
     sound_lines,
+    tail,
     unseal,
 )
 from forebay.wire.records.frames import (
@@ -35,9 +36,9 @@ from forebay.wire.records.frames import (
     MAGIC,
     Payloads,
     candidates,
-    decision,
+    decisions,
     frame,
-    pack_candidates,
+    packed,
     payloads,
 )
 from forebay.wire.records.values import (
@@ -78,11 +79,12 @@ __all__ = [
     "Who",
     "audit_line",
     "candidates",
-    "decision",
+    "decisions",
     "end_of",
     "frame",
-    "pack_candidates",
+    "packed",
     "payloads",
     "sound_lines",
+    "tail",
     "unseal",
 ]

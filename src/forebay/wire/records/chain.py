@@ -79,10 +79,9 @@ class Chain:
         line.seq = self.seq + 1
         self._add(_to_json(line) + b"\n")
 
-    def add_request(self, line: bytes, who: Who) -> None:
-        """Add the line of a request: that of the access log, a JSON object, and `who`, whose `seq` is filled in."""
-        who.seq = self.seq + 1
-        self._add(b"%b,%b\n" % (line[:-1], _to_json(who)[1:]))
+    def add_request(self, line: bytes, who: bytes) -> None:
+        """Add the line of a request: that of the access log, a JSON object, its number, and then what `tail` gave."""
+        self._add(b'%b,"seq":%b%b' % (line[:-1], str(self.seq + 1).encode(), who))
 
     def _add(self, raw: bytes) -> None:
         self.seq += 1
@@ -104,6 +103,12 @@ class Chain:
         self._lines, self._found = [], b""
         self.open_lines = self.open_bytes = 0
         return b'%b%b,"hash":"%b"}\n' % (lines, body[:-1], self.hash.encode())
+
+
+def tail(who: Who) -> bytes:
+    """The end of the lines of requests of which the same is said."""
+    fields = _to_json(who)
+    return b"}\n" if fields == b"{}" else b",%b\n" % fields[1:]
 
 
 def unseal(raw: bytes) -> Seal | None:

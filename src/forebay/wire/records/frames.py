@@ -1,9 +1,12 @@
 """Decisions as frames in a file, and the candidates in them.
 
-Candidates are packed when a replica is chosen and not when all has ended: a stream may last for hours, and packed
-they take a fraction of the memory of their values.
+Candidates are packed when a replica is chosen and not when all has ended: a stream may last for hours. What is packed
+often goes through a draft that has its size already: growing one takes longer than filling it. A frame holds several
+decisions for that reason, too. Frames of older versions hold one each; those are read as well.
 """
 
+from collections.abc import Sequence
+from contextlib import suppress
 from struct import Struct as Layout
 from typing import Final, NamedTuple
 
@@ -24,13 +27,20 @@ CANDIDATES_MAX: Final = 32
 _pack_header: Final = HEADER.pack
 
 _encode = msgspec.msgpack.Encoder().encode
+_encode_into = msgspec.msgpack.Encoder().encode_into
+_draft = bytearray()
 _candidates = msgspec.msgpack.Decoder(list[Candidate]).decode
-_unpack = msgspec.msgpack.Decoder(Decision).decode
+_unpack = msgspec.msgpack.Decoder(list[Decision]).decode
+_unpack_one = msgspec.msgpack.Decoder(Decision).decode
+
+Rows = Sequence[Sequence[object]]
+"""Candidates: of each the fields of a `Candidate` in order, maybe without the last."""
 
 
-def pack_candidates(rows: list[list[object]]) -> bytes:
-    """Candidates for `Decision.candidates`: of each the fields of a `Candidate` in order, maybe without the last."""
-    return _encode(rows)
+def packed(rows: Rows) -> msgspec.Raw:
+    """Candidates for `Decision.candidates`, in a fraction of the memory of their values."""
+    _encode_into(rows, _draft)
+    return msgspec.Raw(bytes(_draft))
 
 
 def candidates(packed: msgspec.Raw) -> list[Candidate]:
@@ -41,9 +51,9 @@ def candidates(packed: msgspec.Raw) -> list[Candidate]:
         return []
 
 
-def frame(decision: Decision) -> bytes:
-    """A decision as it stands in a file; empty if it is longer than `FRAME_BYTES_MAX`."""
-    payload = _encode(decision)
+def frame(decisions: Sequence[Decision]) -> bytes:
+    """Decisions as they stand in a file; empty if they are longer than `FRAME_BYTES_MAX`."""
+    payload = _encode(decisions)
     size = len(payload)
     return _pack_header(MAGIC, size, xxh3_64_intdigest(payload)) + payload if size <= FRAME_BYTES_MAX else b""
 
@@ -70,12 +80,13 @@ def payloads(data: bytes) -> Payloads:
     return Payloads(whole, damaged)
 
 
-def decision(payload: bytes) -> Decision | None:
-    """The decision in a payload; None if it is of a kind that this version does not know."""
-    try:
+def decisions(payload: bytes) -> list[Decision]:
+    """The decisions in a payload; none if they are of a kind that this version does not know."""
+    with suppress(*UNREADABLE):
         return _unpack(payload)
-    except UNREADABLE:
-        return None
+    with suppress(*UNREADABLE):
+        return [_unpack_one(payload)]
+    return []
 
 
 def _payload_at(data: bytes, at: int) -> bytes | None:

@@ -55,7 +55,7 @@ class Decision(msgspec.Struct, array_like=True, tag=1, gc=False):
     policy: str = ""
     why: str = ""
     candidates: msgspec.Raw = NO_CANDIDATES
-    """See `pack_candidates`."""
+    """See `packed`."""
     others: int = 0
     """Candidates that are not listed."""
     chosen: str = ""
@@ -133,9 +133,8 @@ class AuditLine(msgspec.Struct, gc=False, omit_defaults=True):
 
 
 class Who(msgspec.Struct, gc=False, omit_defaults=True):
-    """What the audit log says of a request beyond its line of the access log; see `AuditLine`."""
+    """What the audit log says of a request beyond its line of the access log and its number; see `AuditLine`."""
 
-    seq: int
     tenant: str = ""
     key: str = ""
     client: str = ""

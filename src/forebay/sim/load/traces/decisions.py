@@ -9,13 +9,15 @@ Requests of which no tokens were counted are left out, as those that were refuse
 import math
 from array import array
 from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from forebay.gateway.records.writer import RecordLog, folders, numbered
 from forebay.sim.load.columns import Columns
 from forebay.sim.load.traces.lines import ROWS_MAX, SPAN_S_MAX, TOKENS_MAX, BadLine
-from forebay.wire.records import Decision, decision, payloads
+from forebay.wire import records
+from forebay.wire.records import Decision
 
 MODELS_SHOWN: Final = 8
 """Names of models in an error."""
@@ -44,9 +46,9 @@ def decisions(contents: Iterable[bytes], model: str = "") -> Logged:
     models: set[str] = set()
     uncounted = damaged = 0
     for content in contents:
-        read = payloads(content)
+        read = records.payloads(content)
         damaged += read.damaged
-        for record in filter(None, map(decision, read.whole)):
+        for record in chain.from_iterable(map(records.decisions, read.whole)):
             if record.model:  # what was refused before it was known for whom it is has none
                 models.add(record.model)
             if model and record.model != model:
