@@ -22,6 +22,7 @@ from forebay.wire.openai_fields import (
     shaped,
     text,
 )
+from forebay.wire.openai_fields import number as decimal
 
 BODY_BYTES_MAX: Final = 4 * 1024 * 1024
 """Room for the largest cluster file as a JSON string."""
@@ -108,14 +109,14 @@ class KeyAsked(NamedTuple):
     tenant: str = ""
     name: str = ""
     role: str = ""
-    expires_s: int | None = None
+    expires_s: float | None = None
     why: str = ""
 
 
 class RotateAsked(NamedTuple):
     """A key in the place of another, which ends after so many seconds."""
 
-    overlap_s: int = 0
+    overlap_s: float = 0
     why: str = ""
 
 
@@ -167,6 +168,15 @@ def _settings(value: Any, path: str) -> dict[str, Any]:
     return value
 
 
+def _either(key: str, one: Reader, other: Reader) -> Reader:
+    """One of two objects: the first if it has that key."""
+
+    def reader(value: Any, path: str) -> Any:
+        return (one if type(value) is dict and value.get(key) is not None else other)(value, path)
+
+    return shaped(reader, {"anyOf": [shape_of(one), shape_of(other)]})
+
+
 def _written(chars_min: int, chars_max: int) -> Reader:
     """A text without control characters, of which stores and file systems do not take all."""
     plain = text(chars_min, chars_max)
@@ -216,21 +226,30 @@ ADD: Final = nested(
     ("source",),
 )
 _BASE64: Final = _written(1, BASE64_CHARS_MAX)
-SIGN: Final = nested({"public": _BASE64, "signature": _BASE64, "bundle": shaped(_bundle, {"type": "object"})})
+SIGN: Final = _either(
+    "bundle",
+    nested({"bundle": shaped(_bundle, {"type": "object"})}, ("bundle",)),
+    nested({"public": _BASE64, "signature": _BASE64}, ("public", "signature")),
+)
 _REPLICAS: Final = integer(0, REPLICAS_MAX)
 SCALE: Final = nested({"replicas": _REPLICAS, "min": _REPLICAS, "max": _REPLICAS, "why": _WHY})
 DRAIN: Final = nested({"why": _WHY, "force": boolean})
 UNDRAIN: Final = nested({"why": _WHY, "device": _NAME})
-CREATE_KEY: Final = nested(
-    {
-        "tenant": _NAME,
-        "name": shaped(_holder, {"type": "string", "pattern": f"^{HOLDER.pattern}$"}),
-        "role": one_of(*(role.name.lower() for role in Role)),
-        "expires_s": integer(1, KEY_S_MAX),
-        "why": _WHY,
-    }
+_KEY_S: Final = decimal(1, KEY_S_MAX)
+CREATE_KEY: Final = _either(
+    "name",
+    nested(
+        {
+            "name": shaped(_holder, {"type": "string", "pattern": f"^{HOLDER.pattern}$"}),
+            "role": one_of(*(role.name.lower() for role in Role)),
+            "expires_s": _KEY_S,
+            "why": _WHY,
+        },
+        ("name", "role"),
+    ),
+    nested({"tenant": _NAME, "expires_s": _KEY_S, "why": _WHY}, ("tenant",)),
 )
-ROTATE_KEY: Final = nested({"overlap_s": integer(0, KEY_S_MAX), "why": _WHY})
+ROTATE_KEY: Final = nested({"overlap_s": decimal(0, KEY_S_MAX), "why": _WHY})
 VERIFY: Final = nested({"model": _NAME})
 NOTHING: Final = nested({})
 APPLY: Final = nested({"document": text(1, DOCUMENT_CHARS_MAX), "dry_run": boolean}, ("document",))
@@ -258,11 +277,7 @@ def add(body: bytes) -> AddAsked:
 
 def sign(body: bytes) -> SignAsked:
     """Of a signature: one of the two kinds. Raises `Refusal`."""
-    found = SignAsked(**_object(SIGN, body))
-    given = found.public and found.signature if found.bundle is None else not (found.public or found.signature)
-    if not given:
-        raise Refusal(Code.INVALID_REQUEST, "Expected `public` and `signature`, or `bundle` alone.", "signature")
-    return found
+    return SignAsked(**_object(SIGN, body))
 
 
 def verify(body: bytes) -> str | None:
@@ -292,10 +307,7 @@ def undrain(body: bytes) -> UndrainAsked:
 
 def create_key(body: bytes) -> KeyAsked:
     """Of one of the two kinds. Raises `Refusal`."""
-    found = KeyAsked(**_object(CREATE_KEY, body))
-    if bool(found.tenant) == bool(found.name) or bool(found.name) != bool(found.role):
-        raise Refusal(Code.INVALID_REQUEST, "Expected `tenant`, or `name` and `role`.", "tenant")
-    return found
+    return KeyAsked(**_object(CREATE_KEY, body))
 
 
 def rotate_key(body: bytes) -> RotateAsked:

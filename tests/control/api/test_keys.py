@@ -101,8 +101,8 @@ def test_a_key_of_the_admin_api_is_of_a_person_with_a_role(ask: Callable[..., No
     [
         ("", {}, (400, "tenant")),
         ("", {"tenant": "team-a", "name": "bob", "role": "viewer"}, (400, "tenant")),
-        ("", {"name": "bob"}, (400, "tenant")),
-        ("", {"role": "viewer"}, (400, "tenant")),
+        ("", {"name": "bob"}, (400, "role")),
+        ("", {"role": "viewer"}, (400, "role")),
         ("", {"name": "a b", "role": "viewer"}, (400, "name")),
         ("", {"name": "bob", "role": "emperor"}, (400, "role")),
         ("", {"tenant": "team-a", "expires_s": 0}, (400, "expires_s")),

@@ -7,12 +7,10 @@ import msgspec
 
 from forebay.control.api.behind import Asked, Handler
 from forebay.control.api.documents import Collected, Revisions, Verified
-from forebay.core.errors import Code, Refusal
 from forebay.core.registry.approval import Step
 from forebay.registry.bundles import read_bundle
 from forebay.registry.catalogue import Listed, Registry
 from forebay.registry.signing import Proof
-from forebay.registry.sources import SourceError
 from forebay.wire import admin_request
 
 T = TypeVar("T")
@@ -61,10 +59,7 @@ async def sign(asked: Asked) -> Listed:
     if wanted.bundle is None:
         proof = Proof(wanted.public, wanted.signature)
         return await _on(asked, lambda registry: registry.sign(model, name, proof, asked.actor))
-    try:
-        bundle = read_bundle(msgspec.json.encode(wanted.bundle), "`bundle`")
-    except SourceError as error:
-        raise Refusal(Code.INVALID_REQUEST, f"{error}.", "bundle") from error
+    bundle = read_bundle(msgspec.json.encode(wanted.bundle), "`bundle`")
     return await _on(asked, lambda registry: registry.attach(model, name, bundle, asked.actor))
 
 
