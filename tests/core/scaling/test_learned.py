@@ -117,7 +117,7 @@ def test_clients_that_wait_for_answers_hide_how_many_there_are() -> None:
 def test_answers_that_are_late_at_any_load_are_no_reason_for_more_but_those_that_are_late_by_load_are(
     anyway: float,
 ) -> None:
-    usual, odd = (lived(Model(SCALE, 8, tick_s=10.0, anyway=share), 4 * 3600, 20.0, 0.1) for share in (0.0, anyway))
+    usual, odd = (lived(Model(SCALE, 8, tick_s=10.0, anyway=share), 8 * 3600, 20.0, 0.1) for share in (0.0, anyway))
 
     assert abs(odd.replicas - usual.replicas) <= 1
     assert odd.decisions[-1].figures["late_anyway"] == pytest.approx(anyway, rel=0.2)

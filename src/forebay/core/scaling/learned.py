@@ -13,8 +13,8 @@ from forebay.core.scaling.traffic import LEVEL_S, SHORT_S, Traffic
 from forebay.core.scaling.values import Reading, Reason, Wish
 
 FIT_EVERY_S: Final = 60.0
-ALIKE_S: Final = 1800.0
-"""Strain that has been there at any load for so long is no chance, nor a burst."""
+ALIKE_S: Final = 7200.0
+"""Strain that has been there at any load for so long is no chance; a few bursts may look like it for an hour."""
 LEAD_S: Final = 60.0
 """What a replica takes to start, as long as nobody knows."""
 DRAIN_S: Final = 45.0
