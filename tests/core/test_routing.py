@@ -7,6 +7,7 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.core.views import choose
 
 from forebay.core.errors import Code
 from forebay.core.model import Policy, ReplicaState, Task
@@ -22,7 +23,6 @@ from forebay.core.routing import (
     Shed,
     Wait,
     Why,
-    choose,
     effective_state,
     room,
 )

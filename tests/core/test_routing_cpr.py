@@ -10,9 +10,10 @@ from statistics import mean
 from typing import Any
 
 import pytest
+from tests.core.views import choose
 
 from forebay.core.model import Policy, ReplicaState
-from forebay.core.routing import BATCH, Ask, Charge, Meter, PrefixIndex, Pricing, Route, Score, Wait, Why, choose, cpr
+from forebay.core.routing import BATCH, Ask, Charge, Meter, PrefixIndex, Pricing, Route, Score, Wait, Why, cpr
 from forebay.core.routing.pricing import RHO_MAX
 
 BLOCK_TOKENS = 128

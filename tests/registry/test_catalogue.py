@@ -259,7 +259,9 @@ def test_with_publishers_only_what_one_of_them_has_signed_is_served(tmp_path: Pa
     ours, theirs = own_signer(tmp_path / "ours.pem"), own_signer(tmp_path / "theirs.pem")
     registry = make(tmp_path, ApprovalRules(), (ours.public,))
     id = registry.add(WHAT, model, ANN, quiet).revision.id
-    with pytest.raises(RegistryError, match=r"no signature of a key in `registry\.publishers`; `forebay registry sign"):
+    with pytest.raises(
+        RegistryError, match=r"no signature of a key in `registry\.publishers`; `forebay registry sign"
+    ):
         registry.open("chat", id, quiet)
     artifact = registry.show("chat", id).revision.artifact
     message = signed_message(artifact)

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from random import Random
 
 import pytest
+from tests.core.views import choose
 
 from forebay.core.model import Policy, ReplicaState
-from forebay.core.routing import Ask, Meter, PrefixIndex, Pricing, Route, choose
+from forebay.core.routing import Ask, Meter, PrefixIndex, Pricing, Route
 
 
 @dataclass

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.core.views import choose
 
 from forebay.core.model import Policy, ReplicaState
 from forebay.core.routing import (
@@ -15,7 +16,6 @@ from forebay.core.routing import (
     Route,
     Wait,
     Why,
-    choose,
     learned_room,
     may_wait,
     share_of_room,

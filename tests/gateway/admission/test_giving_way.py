@@ -259,6 +259,7 @@ class Busy(NamedTuple):
     live: bool = True
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize(
     ("replica", "waits", "band", "condition"),
     [

@@ -1,0 +1,49 @@
+"""Replicas of tests as routing looks at them: compiled code takes only a `View` for one."""
+
+from collections.abc import Collection, Iterable
+from typing import Protocol
+
+from forebay.core import routing
+from forebay.core.model import Policy, ReplicaState
+from forebay.core.routing import Ask, Meter, Pricing, Route, Shed, View, Wait
+from forebay.core.routing.values import Rng
+
+
+class Looked(Protocol):
+    """What a test says of a replica; see `View`."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def generation(self) -> int: ...
+    @property
+    def state(self) -> ReplicaState: ...
+    @property
+    def load(self) -> int: ...
+    @property
+    def room(self) -> int: ...
+    @property
+    def last_used(self) -> int: ...
+    @property
+    def meter(self) -> Meter: ...
+
+
+def view(replica: Looked) -> View:
+    """How it is now."""
+    seen = View()
+    seen.id, seen.generation, seen.state = replica.id, replica.generation, replica.state
+    seen.load, seen.room, seen.last_used, seen.meter = replica.load, replica.room, replica.last_used, replica.meter
+    return seen
+
+
+def choose(
+    policy: Policy,
+    replicas: Iterable[Looked],
+    tried: Collection[tuple[str, int]],
+    rng: Rng,
+    *,
+    ask: Ask | None = None,
+    pricing: Pricing | None = None,
+) -> Route | Wait | Shed:
+    """`forebay.core.routing.choose`."""
+    return routing.choose(policy, [view(each) for each in replicas], tried, rng, ask=ask, pricing=pricing)
