@@ -6,6 +6,7 @@ Counts only grow while a gateway runs, so that an answer that is lost loses noth
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
+from statistics import fmean
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,10 @@ class Pressed:
     """Estimated prompt tokens of those."""
     queued_tokens: int = 0
     """Prompt tokens that the gateway believes to wait inside all replicas, whoever sent them."""
+    predicted_ttft_s: float | None = None
+    """What the first token of a usual prompt would take if it came now; None: not known, or an older gateway."""
+    predicted_tpot_s: float | None = None
+    """What each token after it would take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +65,16 @@ def since(before: Pressed, now: Pressed) -> Pressed:
         now.waiting,
         now.waiting_tokens,
         now.queued_tokens,
+        now.predicted_ttft_s,
+        now.predicted_tpot_s,
     )
 
 
 def total(parts: Iterable[Pressed]) -> Pressed:
-    """Of several gateways together. What waits inside replicas is believed by each of them, so the most counts."""
+    """Of several gateways together. What waits inside replicas is believed by each of them, so the most counts.
+
+    What they predict is a mean by the requests that came to each, and one more: those of a quiet while count too.
+    """
     all_parts = tuple(parts)
     return Pressed(
         sum(part.arrivals for part in all_parts),
@@ -78,7 +88,15 @@ def total(parts: Iterable[Pressed]) -> Pressed:
         sum(part.waiting for part in all_parts),
         sum(part.waiting_tokens for part in all_parts),
         max((part.queued_tokens for part in all_parts), default=0),
+        _mean([(part.predicted_ttft_s, 1 + part.arrivals) for part in all_parts]),
+        _mean([(part.predicted_tpot_s, 1 + part.arrivals) for part in all_parts]),
     )
+
+
+def _mean(weighed: Iterable[tuple[float | None, int]]) -> float | None:
+    """Of the values that are known, by their weights."""
+    known = [(value, weight) for value, weight in weighed if value is not None]
+    return fmean([value for value, _ in known], [weight for _, weight in known]) if known else None
 
 
 def _grown(before: tuple[int, ...], now: tuple[int, ...]) -> tuple[int, ...]:

@@ -43,6 +43,7 @@ class Crowd:
 
     load: float = 0.0
     silent: bool = False
+    predicted_ttft_s: float | None = None
     instance: str = "one"
     born: float = 0.0
     counted: dict[str, Pressed] = field(default_factory=dict)
@@ -57,6 +58,7 @@ class Crowd:
             completions=before.completions + round(seconds * self.load),
             stay_s=before.stay_s + seconds * self.load,
             waiting=round(self.load) if waits else 0,
+            predicted_ttft_s=self.predicted_ttft_s,
         )
         self.counted["chat"] = pressed
         return pressed

@@ -108,6 +108,11 @@ def test_a_reading_is_what_everybody_says_together() -> None:
     assert (found.ready, found.pending, found.arrivals, found.refused) == (3, 1, 10, 1)
     assert (found.in_flight, found.backlog_tokens, found.kv_use, found.busy) == (3.0, 42, 0.3, 0.5)
     assert (found.ttft_s, found.tpot_s, found.late, found.duty) == (0.95, None, 4, None)
+    assert (found.predicted_ttft_s, found.predicted_tpot_s, found.gpus) == (None, None, 0.0)
+    predicted = Collected(2.0, {"chat": replace(PRESSED, predicted_ttft_s=0.4, predicted_tpot_s=0.02)})
+    found = make_reading("chat", slo, predicted, look(), at=5.0, cold_start_s=4.0, gpus=0.5)
+    assert found is not None
+    assert (found.predicted_ttft_s, found.predicted_tpot_s, found.gpus) == (0.4, 0.02, 0.5)
 
 
 def test_what_rests_is_not_ready_and_of_two_revisions_the_larger_side_counts() -> None:

@@ -43,6 +43,38 @@ def test_replicas_follow_the_load_and_everybody_is_told_why(tmp_path: Path) -> N
     told(tmp_path, story)
 
 
+def test_a_rule_on_what_gateways_predict_adds_in_time_and_removes_nothing_while_they_do_not(tmp_path: Path) -> None:
+    async def story(it: Scaling) -> None:
+        await it.has(1)
+        it.crowd.load, it.crowd.predicted_ttft_s = 1.0, 1.5
+        await it.has(3)
+        it.crowd.predicted_ttft_s = None  # as of a gateway that is older, or has learned nothing yet
+        await wait(400.0)
+        assert len(it.slots) == 3
+        last = it.scaler.standing()[0].told[-1]
+        assert (last.reason, last.why) == ("unknown", "predicted_ttft_s is not known: none is taken away")
+        it.crowd.predicted_ttft_s = 0.1
+        await it.has(1)
+        assert it.scaler.standing()[0].told[-1].figures["predicted_ttft_s"] == 0.1
+
+    told(tmp_path, story, {"max": 3, "signal": "predicted_ttft_s", "target": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("placement", "several", "each"), [({"gpus": 2}, 2, 2.0), ({"gpus": 1, "fraction": 0.5}, 6, 8 / 3)]
+)
+def test_a_rule_on_requests_per_gpu_counts_the_gpus_of_each_replica(
+    tmp_path: Path, placement: dict[str, object], several: int, each: float
+) -> None:
+    async def story(it: Scaling) -> None:
+        it.crowd.load = 8.0
+        await it.has(several)
+        await wait(5.0)
+        assert it.scaler.standing()[0].told[-1].figures["requests_per_gpu"] == pytest.approx(each, rel=0.01)
+
+    told(tmp_path, story, {"signal": "requests_per_gpu"}, placement=placement)
+
+
 def test_a_model_without_requests_goes_to_zero_and_the_first_request_wakes_it(tmp_path: Path) -> None:
     async def story(it: Scaling) -> None:
         await it.has(1)

@@ -1,10 +1,13 @@
 """Differences and sums of what gateways count."""
 
+from dataclasses import asdict
+
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay.core.pressure import Pressed, above, quantile, since, total
+from forebay.core.pressure import Pressed, Pressure, above, quantile, since, total
 
 COUNT = st.integers(0, 1000)
 GROWING = st.builds(
@@ -36,6 +39,26 @@ def test_what_waits_in_gateways_adds_up_and_what_they_believe_of_replicas_does_n
     parts = [Pressed(waiting=1, queued_tokens=100), Pressed(waiting=2, queued_tokens=90)]
     assert total(parts) == Pressed(waiting=3, queued_tokens=100)
     assert total([]) == Pressed()
+
+
+def test_what_gateways_predict_is_a_mean_by_the_requests_that_came_to_each() -> None:
+    busy, calm = Pressed(arrivals=8, predicted_ttft_s=1.0, predicted_tpot_s=0.02), Pressed(predicted_ttft_s=0.0)
+    older = Pressed(arrivals=90)  # it says nothing of what it predicts
+
+    found = total([busy, older, calm])
+    assert (found.predicted_ttft_s, found.predicted_tpot_s) == (0.9, 0.02)
+    assert total([older, older]).predicted_ttft_s is None
+    grown = since(Pressed(3, predicted_ttft_s=9.0), busy)
+    assert (grown.arrivals, grown.predicted_ttft_s, grown.predicted_tpot_s) == (5, 1.0, 0.02)
+
+
+def test_gateways_and_controls_of_two_versions_understand_each_other() -> None:
+    known = {name: value for name, value in asdict(Pressed(arrivals=7)).items() if "predicted" not in name}
+    older, newer = ({**known, **more} for more in ({}, {"predicted_ttft_s": 0.5, "predicted_more": 1}))
+    told = msgspec.json.encode({"instance": "a", "age_s": 1.0, "models": {"old": older, "new": newer}})
+
+    models = msgspec.json.decode(told, type=Pressure).models
+    assert models == {"old": Pressed(arrivals=7), "new": Pressed(arrivals=7, predicted_ttft_s=0.5)}
 
 
 @pytest.mark.parametrize(

@@ -202,12 +202,92 @@ def test_only_so_many_changes_are_remembered() -> None:
     [
         (Signal.CONCURRENCY, 2.0), (Signal.QUEUE, 3.0), (Signal.BACKLOG_TOKENS, 500.0), (Signal.KV_USE, 0.2),
         (Signal.BUSY, 0.3), (Signal.DUTY, None), (Signal.TTFT_S, 0.3), (Signal.TPOT_S, 0.03),
+        (Signal.PREDICTED_TTFT_S, 0.7), (Signal.PREDICTED_TPOT_S, 0.05), (Signal.REQUESTS_PER_GPU, 0.5),
     ],
 )  # fmt: skip
 def test_signals_are_of_each_ready_replica(signal: Signal, value: float | None) -> None:
-    reading = replace(BUSY, ready=2, in_flight=4.0, waiting=6, backlog_tokens=1000, busy=0.3)
+    reading = replace(
+        BUSY, ready=2, in_flight=4.0, waiting=6, backlog_tokens=1000, busy=0.3, predicted_ttft_s=0.7,
+        predicted_tpot_s=0.05, gpus=4.0,
+    )  # fmt: skip
 
     assert value_of(signal, reading) == value
+
+
+def test_requests_are_counted_by_gpu_where_there_are_gpus_and_of_a_shared_one_by_the_part() -> None:
+    shown = [value_of(Signal.REQUESTS_PER_GPU, replace(BUSY, ready=2, gpus=gpus)) for gpus in (0.0, 0.25, 1.0)]
+
+    assert shown == [None, 8.0, 2.0]
+
+
+def test_times_that_nobody_has_measured_are_none_at_rest_and_unknown_under_load() -> None:
+    loaded = replace(BUSY, ttft_s=None, tpot_s=None)
+
+    for signal in (Signal.TTFT_S, Signal.TPOT_S):
+        assert value_of(signal, QUIET) == 0.0
+        assert value_of(signal, loaded) is None
+
+
+OFTEN_UNKNOWN = [
+    Signal.KV_USE, Signal.BUSY, Signal.DUTY, Signal.TTFT_S, Signal.TPOT_S, Signal.PREDICTED_TTFT_S,
+    Signal.PREDICTED_TPOT_S, Signal.REQUESTS_PER_GPU,
+]  # fmt: skip
+UNKNOWN = replace(BUSY, kv_use=None, busy=None, ttft_s=None, tpot_s=None)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.sampled_from([Policy.HPA, Policy.KPA, Policy.APA]),
+    st.sampled_from(OFTEN_UNKNOWN),
+    st.integers(1, 9),
+    st.lists(st.floats(0.0, 100.0), max_size=60),
+)
+def test_a_rule_takes_nothing_away_while_its_signal_is_unknown_and_goes_on_when_it_is_known(
+    policy: Policy, signal: Signal, current: int, before: list[float]
+) -> None:
+    scale = Scale(9, policy=policy, signal=signal, target=1.0, limits=())
+    memory, now, known = Memory(), T0, "in_flight" if signal is Signal.REQUESTS_PER_GPU else signal.value
+    for value in before:
+        now += 5.0
+        reading = replace(BUSY, at=now, ready=current, gpus=1.0, **{known: value})
+        _, memory = decide(scale, memory, reading, now, current=current)
+    for _ in range(100):
+        now += 5.0
+        decision, memory = decide(scale, memory, replace(UNKNOWN, at=now, ready=current), now, current=current)
+        assert (decision.wanted, decision.reason) == (current, Reason.UNKNOWN)
+        assert decision.why == f"{signal} is not known: none is taken away"
+    seen = []
+    for _ in range(100):
+        now += 5.0
+        reading = replace(BUSY, at=now, ready=current, gpus=1.0, **{known: 0.01})
+        decision, memory = decide(scale, memory, reading, now, current=current)
+        seen.append(decision.wanted)
+    assert seen[-1] <= max(1, current // 2)
+
+
+@pytest.mark.parametrize("policy", list(Policy))
+@pytest.mark.parametrize(
+    ("signal", "more"),
+    [
+        (Signal.PREDICTED_TTFT_S, {"predicted_ttft_s": 3.0}),
+        (Signal.PREDICTED_TPOT_S, {"predicted_tpot_s": 3.0}),
+        (Signal.REQUESTS_PER_GPU, {"in_flight": 12.0, "gpus": 2.0}),
+    ],
+)
+def test_what_is_predicted_and_what_a_gpu_has_may_be_limited_under_every_policy(
+    policy: Policy, signal: Signal, more: dict[str, float]
+) -> None:
+    scale = Scale(9, policy=policy, ttft_s=9.0, tpot_s=1.0, target=100.0, limits=(Limit(signal, 1.0, 20.0),))
+    memory, seen = Memory(), []
+    for tick in range(6):
+        reading = replace(BUSY, at=T0 + tick * 5, ready=2, **more)
+        decision, memory = decide(scale, memory, reading, reading.at, current=2)
+        seen.append(decision)
+
+    assert [each.wanted for each in seen[:4]] == [2] * 4
+    assert (seen[4].wanted, seen[4].reason) == (6, Reason.SIGNAL)
+    assert seen[4].why.startswith(f"{signal} of 3 has been above 1 for 20 s")
+    assert all(each.figures[signal] == 3.0 for each in seen)
 
 
 PER_S = st.floats(0.0, 60.0)

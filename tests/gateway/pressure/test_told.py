@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 from tests.gateway.rig import (
+    EVENT_STREAM,
     ROUTES,
     Front,
     Worker,
@@ -20,7 +21,7 @@ from tests.gateway.rig import (
 )
 from tests.net.rig import peer, run
 
-from forebay.core.model import Condition, Endpoint, StandIn
+from forebay.core.model import Condition, Endpoint, Policy, StandIn
 from forebay.core.pressure import Pressed, Pressure
 from forebay.net.server import Exchange
 
@@ -83,6 +84,35 @@ def test_who_waits_and_who_is_refused_is_told(tmp_path: Path) -> None:
             assert error_code(await front.ask(post(chat()))) == "queue_full"
             assert (await told(front)).models["chat"].arrivals == 2
             assert (await told(front)).models["chat"].refused == 1
+
+    run(main())
+
+
+def test_what_a_request_would_take_is_predicted_from_what_streams_have_shown(tmp_path: Path) -> None:
+    def long(exchange: Exchange) -> None:
+        exchange.start(200, [EVENT_STREAM])
+        exchange.write(b'data: {"n":0}\n\n')
+        exchange.write(b"data: [DONE]\n\n")
+        exchange.end([(b"x-forebay-usage", b"7,20,2")])
+
+    async def main() -> None:
+        worker = Worker(long)
+        async with cluster(tmp_path, worker, base=replace(ROUTES, policy=Policy.CPR)) as front:
+            for done in range(3):
+                found = await until_it_says(front, completions=done)
+                assert (found.predicted_ttft_s, found.predicted_tpot_s) == (None, None)
+                await front.ask(post(chat(stream=True)))
+            found = await until_it_says(front, completions=3)
+            assert found.predicted_ttft_s is not None
+            assert found.predicted_tpot_s is not None
+            worker.report = replace(worker.report, waiting=1000)
+            polls = worker.polls
+            async with asyncio.timeout(10):
+                while worker.polls < polls + 2:
+                    await asyncio.sleep(0.005)
+            behind = (await told(front)).models["chat"].predicted_ttft_s
+            assert behind is not None
+            assert behind > 100 * found.predicted_ttft_s
 
     run(main())
 

@@ -122,6 +122,10 @@ def test_a_reading_has_what_came_and_what_the_replicas_do() -> None:
     assert middle.late == 0
     assert 0 < (middle.duty or 0) <= 1
     assert 0 < (middle.kv_use or 0) < 1
+    assert middle.predicted_ttft_s is not None
+    assert 0 < middle.predicted_ttft_s <= 2 * middle.ttft_s
+    assert middle.predicted_tpot_s == pytest.approx(middle.tpot_s, rel=0.5)
+    assert middle.gpus == CLUSTER.tensor_parallel
     assert sum((r.duty or 0) * r.since_s for r in script.readings) == pytest.approx(
         outcome.replicas[0].busy_s, rel=0.05
     )

@@ -43,9 +43,19 @@ def model_of(slot: str) -> str:
 
 
 def make_reading(
-    model: str, slo: Slo, collected: Collected | None, look: Look, *, at: float, cold_start_s: float | None
+    model: str,
+    slo: Slo,
+    collected: Collected | None,
+    look: Look,
+    *,
+    at: float,
+    cold_start_s: float | None,
+    gpus: float = 0.0,
 ) -> Reading | None:
-    """The reading of a model at `at`, seconds since the epoch; None: what came to it is not known."""
+    """The reading of a model at `at`, seconds since the epoch; None: what came to it is not known.
+
+    Each replica has so many GPUs, of a shared one a part.
+    """
     pressed = collected.models.get(model) if collected is not None else None
     if collected is None or pressed is None:
         return None
@@ -77,6 +87,9 @@ def make_reading(
         duty=look.duty.get(model),
         cold_start_s=cold_start_s,
         late=_late(pressed, slo),
+        predicted_ttft_s=pressed.predicted_ttft_s,
+        predicted_tpot_s=pressed.predicted_tpot_s,
+        gpus=gpus,
     )
 
 

@@ -23,8 +23,10 @@ from forebay.control.scaling.sizing import Size, Sizer
 from forebay.control.scaling.starts import Starts, cold_start_s, with_start
 from forebay.core.reconcile import Move, SeenUnit
 from forebay.core.scaling.decide import bounds, decide
+from forebay.core.scaling.limits import gpus_of
 from forebay.core.scaling.schedule import Hours
 from forebay.core.scaling.settings import REPLICAS_MAX, Scale
+from forebay.core.scaling.sharing import GPU
 from forebay.core.scaling.values import Decision, Reason
 from forebay.obs.clock import wall_s
 from forebay.obs.metrics import Metrics
@@ -251,7 +253,8 @@ class Scaler:
             return None
         before = next((many for many in (it.asked, it.wanted) if many is not None), len(model.slots))
         start_s = cold_start_s(it.starts, model.routes.revision)
-        reading = make_reading(it.model, model.slo, self._collected, look, at=now, cold_start_s=start_s)
+        gpus = gpus_of(model.placement) / GPU
+        reading = make_reading(it.model, model.slo, self._collected, look, at=now, cold_start_s=start_s, gpus=gpus)
         decision, it.memory = decide(scale, it.memory, reading, now, current=before)
         low, high = bounds(scale, now)
         if it.model in look.rolling:  # who goes back to the old revision finds all that were there

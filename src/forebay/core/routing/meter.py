@@ -140,6 +140,11 @@ class Meter:
         if line.samples >= SAMPLES_MIN:
             self.decode_slope_s = line.slope()
 
+    def pace_s(self, running: float) -> float:
+        """Seconds between two tokens of each request while so many run; 0 if unknown."""
+        line = self._decode
+        return line.at(max(1.0, running)) if line.samples >= SAMPLES_MIN else 0.0
+
     def learn_trust(self, hit_tokens: int, cached_tokens: int) -> None:
         """The cache held `cached_tokens` where `hit_tokens` were predicted."""
         if hit_tokens > 0:

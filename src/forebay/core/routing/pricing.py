@@ -1,12 +1,17 @@
-"""What the replicas of one model have in common: how busy they are together, their usual speed, who holds what."""
+"""What the replicas of one model have in common: how busy they are together, their usual speed, who holds what.
+
+And what a usual request would find there, for scaling: the waits of `cpr`, and that for a place.
+"""
 
 import math
 from collections.abc import Sequence
+from statistics import fmean
 from typing import Final
 
 from forebay.core.routing.meter import Charge, Meter
 from forebay.core.routing.prefix import PrefixIndex
-from forebay.core.routing.values import Ask
+from forebay.core.routing.speed import Lengths
+from forebay.core.routing.values import Ask, View
 
 PREFILL_TOKENS_PER_S: Final = 2000.0
 """Assumed while no replica's speed is known."""
@@ -49,15 +54,48 @@ class Pricing:
 
     def refresh(self, meters: Sequence[Meter], now: float) -> None:
         """Look again at all live replicas; to be done a few times a second."""
-        self.prefill_tokens_per_s = usual = _median([m.prefill_tokens_per_s for m in meters]) or PREFILL_TOKENS_PER_S
+        self.prefill_tokens_per_s = _median([m.prefill_tokens_per_s for m in meters]) or PREFILL_TOKENS_PER_S
         self.decode_slope_s = _median([m.decode_slope_s for m in meters]) or DECODE_SLOPE_S
         capacity = 0.0
         for meter in meters:
-            speed = max(meter.prefill_tokens_per_s or usual, usual / SPREAD_MAX)
+            speed = self.speed(meter)
             capacity += speed
             meter.settle(now, speed)
         self._fade(now)
         self.rho = self.gateways * self._arriving / (RHO_WINDOW_S * capacity) if capacity else 0.0
+
+    def speed(self, meter: Meter) -> float:
+        """Prompt tokens per second that a replica is believed to read."""
+        usual = self.prefill_tokens_per_s
+        return max(meter.prefill_tokens_per_s or usual, usual / SPREAD_MAX)
+
+    def ttft_s(self, views: Sequence[View], lengths: Lengths, waiting: int, waiting_tokens: int) -> float | None:
+        """What the first token of a usual prompt, of which nothing is cached, would take if it came now, seconds.
+
+        A mean over `views`, the replicas that take requests; None while no speed of them is known. So many requests,
+        with so many prompt tokens, wait in this gateway and go first.
+        """
+        if not any(view.meter.prefill_tokens_per_s for view in views):
+            return None
+        prompt, output = lengths.prompt_tokens, lengths.output_tokens
+        there_s, places_per_s, tokens_per_s = 0.0, 0.0, 0.0
+        for view in views:
+            meter, speed = view.meter, self.speed(view.meter)
+            there_s += (meter.queue_tokens + prompt) / speed
+            places_per_s += max(1, view.room) / (prompt / speed + output * meter.pace_s(view.room))
+            tokens_per_s += speed
+        # who waits needs a place, which the answers under way have, and time to be read: what is scarcer counts
+        here_s = self.gateways * max(waiting / places_per_s, waiting_tokens / tokens_per_s)
+        return here_s + there_s / len(views)
+
+    def tpot_s(self, views: Sequence[View]) -> float | None:
+        """What each further token of a request would take if it came now, seconds.
+
+        A mean over those of the replicas whose pace is known; None if there are none.
+        """
+        paces_s = [view.meter.pace_s(min(view.load + 1, view.room)) for view in views]
+        known = [pace_s for pace_s in paces_s if pace_s]
+        return fmean(known) if known else None
 
     def sent(self, meter: Meter, ask: Ask, hit_tokens: int, streams: bool, now: float) -> Charge:
         """A request was routed: charge its replica, and expect its prompt to be in that one's cache from now on."""

@@ -40,7 +40,7 @@ class Line:
     def add(self, x: float, y: float) -> None:
         """Take over a sample; both numbers are above 0."""
         if self.samples >= SAMPLES_MIN:
-            expected = self.y + self.slope() * (x - self.x)
+            expected = self.at(x)
             y = min(max(y, expected / OUTLIER), expected * OUTLIER)
         self.samples += 1
         self._weight = DECAY * self._weight + 1.0
@@ -54,6 +54,10 @@ class Line:
         """Take every y for so many times as much, as if it had been."""
         self.y *= factor
         self._cross *= factor
+
+    def at(self, x: float) -> float:
+        """The y that is expected where x, not negative, is this; at least one sample is there."""
+        return self.y + self.slope() * (x - self.x)
 
     def slope(self) -> float:
         """Of the line; at least one sample is there."""

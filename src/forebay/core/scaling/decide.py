@@ -104,7 +104,10 @@ def is_asked(reading: Reading) -> bool:
 
 
 def value_of(signal: Signal, reading: Reading) -> float | None:
-    """What a signal says; None: nothing."""
+    """What a signal says; None: it is not known.
+
+    Times that are measured are 0 while nobody asks: a model at rest may shrink.
+    """
     replicas = max(reading.ready, 1)
     match signal:
         case Signal.CONCURRENCY:
@@ -120,16 +123,30 @@ def value_of(signal: Signal, reading: Reading) -> float | None:
         case Signal.DUTY:
             return reading.duty
         case Signal.TTFT_S:
-            return reading.ttft_s
+            return _measured(reading.ttft_s, reading)
+        case Signal.TPOT_S:
+            return _measured(reading.tpot_s, reading)
+        case Signal.PREDICTED_TTFT_S:
+            return reading.predicted_ttft_s
+        case Signal.PREDICTED_TPOT_S:
+            return reading.predicted_tpot_s
         case _:
-            return reading.tpot_s
+            return reading.in_flight / (replicas * reading.gpus) if reading.gpus > 0 else None
+
+
+def _measured(value: float | None, reading: Reading) -> float | None:
+    return 0.0 if value is None and not is_asked(reading) else value
 
 
 def _wish(scale: Scale, memory: Memory, reading: Reading, now: float, current: int) -> tuple[Wish, Memory]:
     if scale.policy is Policy.FOREBAY:
         wish, known = learned.wish(scale, memory.learned, reading, now, current)
         return wish, replace(memory, learned=known)
-    value = value_of(scale.signal, reading) or 0.0
+    value = value_of(scale.signal, reading)
+    if value is None and scale.policy is not Policy.SLO:  # which looks at no signal
+        why = f"{scale.signal} is not known: none is taken away"
+        return Wish(current, Reason.UNKNOWN, why), memory
+    value = value or 0.0
     wanted, why, rules = advise(scale, memory.rules, reading, value, current)
     return Wish(wanted, Reason.RULE, why, {str(scale.signal): value}), replace(memory, rules=rules)
 
@@ -139,15 +156,18 @@ def _limited(scale: Scale, memory: Memory, reading: Reading, wish: Wish, current
 
     More, when a signal has been above for its time; and not so few, at any time, that it would be.
     """
+    seen = {str(limit.signal): value_of(limit.signal, reading) for limit in scale.limits}
+    known = {name: value for name, value in seen.items() if value is not None}
+    wish = wish._replace(figures={**wish.figures, **known})
     for limit, since in zip(scale.limits, memory.above, strict=True):
-        value = value_of(limit.signal, reading) or 0.0
+        value = known.get(limit.signal, 0.0)
         enough = math.ceil(max(reading.ready, 1) * value / limit.above)
         lasts_s = -1.0 if since is None else reading.at - since
         if enough <= wish.wanted or (lasts_s < limit.for_s and wish.wanted >= current):
             continue
         if lasts_s >= limit.for_s:
             why = f"{limit.signal} of {value:.3g} has been above {limit.above:g} for {lasts_s:.0f} s"
-            wish = Wish(enough, Reason.SIGNAL, why, {**wish.figures, str(limit.signal): value})
+            wish = Wish(enough, Reason.SIGNAL, why, wish.figures)
         else:
             why = f"{wish.why}; {limit.signal} of {value:.3g} is for {min(enough, current)}"
             wish = wish._replace(wanted=min(enough, current), reason=Reason.SIGNAL, why=why)

@@ -44,6 +44,12 @@ class Signal(StrEnum):
     """Time to the first token, p90, seconds."""
     TPOT_S = "tpot_s"
     """Time per token after the first, p90, seconds."""
+    PREDICTED_TTFT_S = "predicted_ttft_s"
+    """What the first token of a usual prompt would take if it came now, mean over ready replicas, seconds."""
+    PREDICTED_TPOT_S = "predicted_tpot_s"
+    """What each token after it would take, mean over ready replicas, seconds."""
+    REQUESTS_PER_GPU = "requests_per_gpu"
+    """Requests under way or waiting, for each GPU of the ready replicas."""
 
 
 TARGETS: Final = {
@@ -55,6 +61,9 @@ TARGETS: Final = {
     Signal.DUTY: 0.7,
     Signal.TTFT_S: 1.0,
     Signal.TPOT_S: 0.05,
+    Signal.PREDICTED_TTFT_S: 1.0,
+    Signal.PREDICTED_TPOT_S: 0.05,
+    Signal.REQUESTS_PER_GPU: 8.0,
 }
 """What `hpa`, `kpa` and `apa` hold a signal at if `target` does not say."""
 

@@ -49,6 +49,12 @@ class Reading:
     """From placing a replica to its being ready, 90th percentile of the last ones."""
     late: int | None = None
     """Of the completions, those that broke the promise of `slo`; None: not counted."""
+    predicted_ttft_s: float | None = None
+    """What the first token of a usual prompt would take if it came at `at`; None: nothing is learned yet."""
+    predicted_tpot_s: float | None = None
+    """What each token after it would take."""
+    gpus: float = 0.0
+    """Of each replica; of one that it shares, its part. 0: none."""
 
 
 class Reason(StrEnum):
@@ -79,7 +85,7 @@ class Reason(StrEnum):
     WAIT = "wait"
     """It would be another number, but not yet: the pace, or a window, of `up` or `down`."""
     UNKNOWN = "unknown"
-    """Nothing is known of the load, or has been only for a short while: not fewer."""
+    """Nothing is known of the load, or of the signal that it is scaled by: not fewer."""
 
 
 class Wish(NamedTuple):

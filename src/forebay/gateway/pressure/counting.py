@@ -60,6 +60,7 @@ def _pressed(served: "Served", ended: int, refused: int, now: float) -> Pressed:
         here += 1
         stay_s += now - relay.began
         prompt_tokens += tokens(relay.prompt_bytes)
+    live = [link for link in served.links if link.live]
     first = account.ttft if served.routes.task is Task.CHAT else account.duration
     return Pressed(
         arrivals=ended + here,
@@ -73,6 +74,8 @@ def _pressed(served: "Served", ended: int, refused: int, now: float) -> Pressed:
         waiting=len(served.waiting),
         waiting_tokens=waiting_tokens,
         queued_tokens=sum(link.meter.queue_tokens for link in served.links),
+        predicted_ttft_s=served.pricing.ttft_s(live, served.lengths, len(served.waiting), waiting_tokens),
+        predicted_tpot_s=served.pricing.tpot_s(live),
     )
 
 

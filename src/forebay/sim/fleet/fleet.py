@@ -2,7 +2,8 @@
 
 What waits is one queue, first come, first served, as if any replica could take what another one holds; what that and
 the ticks cost in truth is measured against replays (`bench/scaling`). What is served meets what `response` has
-measured for the load of that moment, after its wait. Who has waited for longer than `QUEUE_S` is refused.
+measured for the load of that moment, after its wait. Who has waited for longer than `QUEUE_S` is refused. Nothing is
+predicted, and GPUs are not counted: a rule on such a signal keeps what there is.
 """
 
 from collections import deque

@@ -84,14 +84,15 @@ class _Start(NamedTuple):
 
 
 class Changing:
-    """The replicas of one replay, from `begin` on; `slo` is what they are sized for."""
+    """The replicas of one replay, from `begin` on, each with `gpus`; `slo` is what they are sized for."""
 
-    def __init__(self, sizing: Sizing, slo: Slo, house: House, rng: Random) -> None:
+    def __init__(self, sizing: Sizing, slo: Slo, house: House, rng: Random, gpus: int) -> None:
         self._sizer = sizing.sizer
         self._start_s = sizing.start_s
         self._slo = slo
         self._house = house
         self._rng = rng
+        self._gpus = gpus
         self._wanted = sizing.begin
         self._count = sizing.begin
         """Replicas there have been."""
@@ -181,7 +182,7 @@ class Changing:
         look = Look(State(slots), (), reports, duty={MODEL: duty})
         found = self._collected(gates, since_s)
         start_s = cold_start_s(self._taken, REVISION)
-        return make_reading(MODEL, self._slo, found, look, at=wall_s(), cold_start_s=start_s)
+        return make_reading(MODEL, self._slo, found, look, at=wall_s(), cold_start_s=start_s, gpus=self._gpus)
 
     def _collected(self, gates: Sequence[Gate], since_s: float) -> Collected:
         seen = [pressure(gate.gateway, gate.metrics).models[MODEL] for gate in gates]

@@ -133,7 +133,7 @@ class _Replay:
         slo = cluster.slo
         chance = Random(f"starts {self._seed}")  # noqa: S311 - chance that can be repeated
         promise = Slo(ttft_p99_ms=slo.ttft_s * 1000, tpot_p99_ms=slo.tpot_s * 1000)
-        return Changing(self._sizing, promise, self, chance)
+        return Changing(self._sizing, promise, self, chance, cluster.tensor_parallel)
 
     def join(self, at: int) -> Node:
         """One more replica, for `changing`."""
