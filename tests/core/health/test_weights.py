@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from random import Random
 
 import pytest
-from tests.core.views import choose
+from tests.core.routing.views import choose
 
 from forebay.core.model import Policy, ReplicaState
 from forebay.core.routing import Ask, Meter, PrefixIndex, Pricing, Route

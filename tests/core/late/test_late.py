@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.core.views import choose
+from tests.core.routing.views import choose
 
 from forebay.core.model import Policy, ReplicaState
 from forebay.core.routing import (

@@ -4,7 +4,7 @@ import re
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from forebay.sim.report.chart import HEIGHT, TICKS, TOP, WIDTH, Chart, Series, steps, svg
@@ -24,6 +24,8 @@ def drawn(chart: Chart) -> ElementTree.Element:
     return ElementTree.fromstring(svg(chart))
 
 
+@example([Series("", [(5e-324, 5e-324)], False, False)], True, None)
+@example([Series("", [(5e-324, 5e-324)], False, False)], False, None)
 @given(st.lists(SERIES, max_size=12), st.booleans(), st.none() | st.floats(0.001, 1e6))
 def test_every_chart_is_well_formed_and_stays_inside_its_frame(
     series: list[Series], log_x: bool, y_max: float | None

@@ -6,7 +6,7 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.core.test_routing_cpr import Fleet, Prompt
+from tests.core.routing.test_cpr import Fleet, Prompt
 from tests.sim.rivals.fleet import Gateway, Known, ask, states
 
 from forebay.core.model import Policy

@@ -11,6 +11,8 @@ from typing import Final, NamedTuple
 WIDTH, HEIGHT = 560, 320
 LEFT, RIGHT, TOP, BOTTOM = 52, 24, 46, 44
 """Space around the plot, for the words."""
+SMALLEST: Final = 1e-300
+"""What is less is nothing: steps of it would be."""
 TICKS: Final = 6
 LEGEND_ROW: Final = 16
 COLOURS: Final = 8
@@ -67,14 +69,14 @@ def svg(chart: Chart) -> str:
 
 def decades(chart: Chart) -> tuple[float, float]:
     """The powers of ten that the x of a chart lie between; different ones, where there is but one x too."""
-    values = [x for series in chart.series for x, _ in series.points if x > 0]
+    values = [x for series in chart.series for x, _ in series.points if x >= SMALLEST]
     low, high = math.floor(math.log10(min(values, default=0.1))), math.ceil(math.log10(max(values, default=1.0)))
     return 10.0**low, 10.0 ** max(high, low + 1)
 
 
 def _x_axis(chart: Chart) -> _Axis:
     values = [x for series in chart.series for x, _ in series.points]
-    most = max(values, default=1.0) or 1.0
+    most = _most(values)
     wide = WIDTH - LEFT - RIGHT
     if not chart.log_x:
         return _Axis(lambda x: LEFT + wide * x / most, steps(most))
@@ -87,10 +89,16 @@ def _x_axis(chart: Chart) -> _Axis:
 
 
 def _y_axis(chart: Chart) -> _Axis:
-    most = chart.y_max or max((y for series in chart.series for _, y in series.points), default=1.0) or 1.0
+    most = chart.y_max or _most([y for series in chart.series for _, y in series.points])
     ticks = steps(most)
     top = chart.y_max or (ticks[-1] if ticks[-1] >= most else ticks[-1] + ticks[1])
     return _Axis(lambda y: HEIGHT - BOTTOM - (HEIGHT - BOTTOM - TOP) * min(y, top) / top, ticks)
+
+
+def _most(values: Sequence[float]) -> float:
+    """The largest of them, or 1 where it cannot be told from 0."""
+    most = max(values, default=0.0)
+    return most if most >= SMALLEST else 1.0
 
 
 def steps(most: float) -> list[float]:

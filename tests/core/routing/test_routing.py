@@ -7,7 +7,7 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.core.views import choose
+from tests.core.routing.views import choose
 
 from forebay.core.errors import Code
 from forebay.core.model import Policy, ReplicaState, Task

@@ -10,7 +10,7 @@ from statistics import mean
 from typing import Any
 
 import pytest
-from tests.core.views import choose
+from tests.core.routing.views import choose
 
 from forebay.core.model import Policy, ReplicaState
 from forebay.core.routing import BATCH, Ask, Charge, Meter, PrefixIndex, Pricing, Route, Score, Wait, Why, cpr
