@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from tests.modelserver.process.rig import HERE, Heard, answers, run, spec, started, until, values, work
@@ -84,7 +85,9 @@ def test_the_same_input_of_all_requests_is_one_array(tmp_path: Path, size: int) 
         async with started(spec(tmp_path)) as process:
             works = [work("facts", np.zeros((rows, size), np.float32)) for rows in (1, 2, 3)]
             extra = Tensor("extra", Datatype.UINT8, (3,), b"123")
-            got = await answers(process, *(each._replace(inputs=(extra, *each.inputs)) for each in works))
+            got = await answers(
+                process, *(msgspec.structs.replace(each, inputs=(extra, *each.inputs)) for each in works)
+            )
             facts = got[0].parameters
             assert (facts["adjacent"], facts["aligned"], facts["writeable"]) == (True, True, True)
 
