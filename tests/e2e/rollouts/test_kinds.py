@@ -1,6 +1,7 @@
 """The kinds of rollouts, as clients see them: pins, A/B tests, blue-green, shadows, and a pause."""
 
 import asyncio
+import itertools
 import random
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -144,15 +145,24 @@ def test_an_ab_test_keeps_every_caller_on_his_side_and_says_how_different_they_a
     assert rolling.reached(cluster, id, "comparing")["phase"] == "comparing"
     enough = threading.Event()
 
+    body = {"model": "chat", "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 8, "ignore_eos": True}
+
+    def ask(client: httpx.Client, caller: str) -> str:
+        headers = {"x-forebay-session": caller}
+        answer = client.post("/v1/chat/completions", json=body, headers=headers, timeout=60)
+        assert answer.status_code == 200, answer.text
+        return str(answer.headers["x-forebay-model-revision"])
+
     def call(number: int) -> list[str]:
         found = []
-        with httpx.Client(base_url=cluster.url, headers={"x-forebay-session": f"caller-{number}"}) as client:
-            body = {"model": "chat", "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 8}
+        with httpx.Client(base_url=cluster.url) as client:
             while not (enough.is_set() and len(found) >= CALLS_MIN):
-                answer = client.post("/v1/chat/completions", json={**body, "ignore_eos": True}, timeout=60)
-                assert answer.status_code == 200, answer.text
-                found.append(answer.headers["x-forebay-model-revision"])
+                found.append(ask(client, f"caller-{number}"))
         return found
+
+    others = itertools.count()
+    with httpx.Client(base_url=cluster.url) as client:  # control says that it compares before gateways know of it
+        wait_for("requests are divided", lambda: ask(client, f"other-{next(others)}") == other)
 
     def latency() -> dict[str, float | None]:
         cluster.status()  # for which control looks at everything, requests too
