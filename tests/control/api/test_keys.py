@@ -27,7 +27,7 @@ def ask(tmp_path: Path) -> Callable[..., None]:
 
     def run(test: Test, **change: object) -> None:
         rig = Idle(tmp_path)
-        parts: Behind = replace(behind(rig, tmp_path), **change)  # type: ignore[arg-type]
+        parts: Behind = replace(behind(rig, tmp_path), **change)  # type: ignore[arg-type] # by name
 
         async def bounded() -> None:
             transport = httpx.ASGITransport(make_app(parts))
@@ -129,7 +129,7 @@ def test_while_the_store_is_down_no_key_changes(ask: Callable[..., None], tmp_pa
         raise StoreDown("the store cannot be reached")
 
     rig = Idle(tmp_path)
-    broken = replace(behind(rig, tmp_path).catalogue, store=down)  # type: ignore[arg-type]
+    broken = replace(behind(rig, tmp_path).catalogue, store=down)  # type: ignore[arg-type] # all that is asked of it fails
     rig.journal.close()
 
     async def test(client: httpx.AsyncClient) -> None:
