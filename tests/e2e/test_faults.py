@@ -99,7 +99,7 @@ def test_killing_an_engine_child_fails_only_its_streams_and_is_repaired(demo: Cl
         lambda: [
             r
             for r in demo.ready_replicas("chat")
-            if r["id"] == victim["id"] and r["engine_pid"] not in (0, victim["engine_pid"])
+            if r["id"] == victim["id"] and r["engine_pid"] not in (None, victim["engine_pid"])
         ],
     )
     assert repaired[0]["pid"] == victim["pid"]

@@ -17,11 +17,14 @@ FOLLOW = "follow"
 
 @dataclass(frozen=True)
 class UnitStatus:
-    """A gateway process, or what replicas have in common with it. Times are wall time, seconds."""
+    """A gateway process, or what replicas have in common with it. Times are wall time, seconds.
+
+    Who does not run, or was not seen yet, has no pid: 0 would be one, for `kill` that of the caller's whole group.
+    """
 
     id: str
     generation: int
-    pid: int
+    pid: int | None
     url: str
     state: ReplicaState
     why: str
@@ -37,7 +40,7 @@ class ReplicaStatus(UnitStatus):
 
     model: str
     revision: str
-    engine_pid: int
+    engine_pid: int | None
     engine_restarts: int
     in_flight: int
     running: int
@@ -168,7 +171,7 @@ def _common(control: Controller, s: SlotState, now: float, wall: float, scheme: 
     return {
         "id": s.id,
         "generation": s.generation,
-        "pid": alive.pid if alive else 0,
+        "pid": alive.pid if alive else None,
         "url": f"{scheme}://{endpoint.host}:{endpoint.port}" if endpoint else "",
         "state": s.state,
         "why": s.why,
@@ -237,7 +240,7 @@ def _replica(control: Controller, model: PlannedModel, s: SlotState, now: float,
         **_common(control, s, now, wall),
         model=model.routes.name,
         revision=load.revision,
-        engine_pid=load.engine_pid,
+        engine_pid=load.engine_pid or None,
         engine_restarts=load.engine_restarts,
         in_flight=load.in_flight,
         running=load.running,

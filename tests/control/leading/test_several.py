@@ -79,6 +79,11 @@ class Controls:
         status = self.status(number)
         return status["phase"] == "follow" and bool(status["leader"]) and not status["leader"]["here"]
 
+    def pid(self, number: int, unit: str) -> int | None:
+        """The process of a unit by one control's status; none before it was seen."""
+        pid: int | None = next(r["pid"] for r in self.status(number)["models"][0]["replicas"] if r["id"] == unit)
+        return pid
+
     def units(self) -> list[int]:
         return sorted(pid for pid, _ in session_leaders(self.run / "units"))
 
@@ -137,8 +142,9 @@ def test_a_leader_that_was_stopped_finds_itself_deposed_and_changes_nothing(cont
     controls.pair()
     old = controls.processes[0]
     old.send_signal(signal.SIGSTOP)
-    wait_for(lambda: controls.leads(1))
-    victim = next(r["pid"] for r in controls.status(1)["models"][0]["replicas"] if r["id"] == "chat-0")
+    wait_for(lambda: controls.leads(1) and controls.pid(1, "chat-0") is not None)
+    victim = controls.pid(1, "chat-0")
+    assert victim is not None
     os.kill(victim, signal.SIGKILL)
     wait_for(lambda: controls.ready(1) and victim not in controls.units())
     before = controls.units()

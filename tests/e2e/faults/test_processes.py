@@ -34,7 +34,7 @@ def test_a_killed_worker_and_a_killed_engine_are_seen_by_no_client(
                 lambda: [
                     r["pid"] == second["pid"]
                     for r in cluster.ready_replicas(model)
-                    if r["id"] == second["id"] and r["engine_pid"] not in (0, second["engine_pid"])
+                    if r["id"] == second["id"] and r["engine_pid"] not in (None, second["engine_pid"])
                 ],
             )
             await load.more(16)
