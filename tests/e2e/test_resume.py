@@ -121,7 +121,7 @@ def killing(cluster: Cluster, which: Callable[[dict[str, Any]], int], for_s: flo
                 return
             ready = {r["id"]: r for r in cluster.ready_replicas("chat")}
             victim = ready.get(f"chat-{turn % REPLICAS}")
-            if victim is not None and len(ready) > 1:
+            if victim is not None and which(victim) is not None and len(ready) > 1:
                 os.kill(which(victim), signal.SIGKILL)
                 killed.append(which(victim))
 

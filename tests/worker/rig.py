@@ -115,6 +115,7 @@ class Worker:
     def signal_engine(self, number: int) -> int:
         """Send a signal to the engine child; its pid."""
         pid = self.load().engine_pid
+        assert pid > 0, "no engine runs"
         os.kill(pid, number)
         return pid
 
