@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.gateway.records.rig import line_of
 from typer.testing import CliRunner
@@ -111,6 +112,15 @@ def test_explain_shows_every_term_the_attempts_and_the_outcome(run: Run) -> None
         assert words in done.stdout, words
     assert "→  chat-0" in done.stdout
     assert "counted by the gateway" in run("explain", "req-3").stdout
+
+
+@pytest.mark.parametrize(("attempts", "queued"), [(ATTEMPTS, "queued 0 ms,"), ((), "queued -,")])
+def test_explain_tells_no_wait_from_one_that_never_ended(
+    run: Run, root: Path, attempts: tuple[Attempt, ...], queued: str
+) -> None:
+    keep(root, "gateway-2", msgspec.structs.replace(decided("req-5"), queued_s=0.0, attempts=attempts))
+
+    assert queued in run("explain", "req-5").stdout
 
 
 @pytest.mark.usefixtures("root")

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from tests.control.units import STAND_IN, kill_all, local, replica, seen, wait_for
 
+from forebay.obs import log
 from forebay.providers import local as local_module
-from forebay.providers.local import LocalProvider, clean_env
+from forebay.providers.local import LAST_WORDS_BYTES_READ, LocalProvider, clean_env
 from forebay.providers.processes import Identity, describe, identify, is_alive, kill
 
 
@@ -51,6 +52,28 @@ def test_a_new_provider_adopts_what_runs_and_notices_its_end(folder: Path) -> No
         async with asyncio.timeout(15):
             await provider.changed()
         await wait_for(provider, "chat-0", lambda u: not u.alive)
+
+    run(folder, _place_one, second)
+
+
+def test_the_last_words_of_a_killed_unit_are_its_errors_and_what_it_printed(folder: Path) -> None:
+    async def second(provider: LocalProvider) -> None:
+        with (folder / "units" / "chat-0.g1" / "log").open("w") as file:
+            logger = log.configure(file, process="worker")
+            file.write("started\n")
+            for _ in range(10):
+                logger.info("long ago", text="x" * (LAST_WORDS_BYTES_READ // 10))
+            logger.error("engine ended", reason="no memory")
+            logger.warning("slow")
+            file.write("Traceback\n{not json}\n")
+            logger.info("listening")
+        unit = await seen(provider, "chat-0")
+        assert unit
+        os.kill(unit.pid, signal.SIGKILL)
+        unit = await wait_for(provider, "chat-0", lambda u: not u.alive)
+        error, *printed = unit.last_words.splitlines()
+        assert json.loads(error)["reason"] == "no memory"
+        assert printed == ["Traceback", "{not json}"]
 
     run(folder, _place_one, second)
 

@@ -27,8 +27,11 @@ from forebay.wire.documents import UNREADABLE
 
 LOG_BYTES_MAX = 32 * 1024 * 1024
 LOG_BYTES_KEPT = 4 * 1024 * 1024
-LAST_WORDS_BYTES_MAX = 4096
+LAST_WORDS_BYTES_READ = 64 * 1024
+LAST_WORDS_CHARS_MAX = 4096
 LAST_WORDS_LINES_MAX = 15
+HARMLESS = frozenset({"debug", "info", "warning"})
+"""Levels of log lines that are nobody's last words: of a process that is killed they only happen to be the last."""
 ENV_NAMES = (
     "PATH", "HOME", "USER", "LOGNAME", "LANG", "TZ", "TMPDIR", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV",
     "LD_LIBRARY_PATH", "LD_PRELOAD", "SSL_CERT_FILE", "SSL_CERT_DIR",
@@ -55,6 +58,12 @@ class Intent(msgspec.Struct, frozen=True):
     memory_bytes: int = 0
     device_bytes: int = 0
     launcher: tuple[str, ...] = ()
+
+
+class _LogLine(msgspec.Struct):
+    """A line of a log as `obs.log` writes it."""
+
+    level: str = ""
 
 
 @dataclass
@@ -371,10 +380,20 @@ def _bound_log(log: Path) -> None:
 
 
 def _last_words(log: Path) -> str:
+    """The errors at the end of a log, and what was printed there past it, such as a traceback."""
     try:
         with log.open("rb") as file:
-            file.seek(max(log.stat().st_size - LAST_WORDS_BYTES_MAX, 0))
-            text = file.read(LAST_WORDS_BYTES_MAX).decode(errors="replace")
+            begin = max(log.stat().st_size - LAST_WORDS_BYTES_READ, 0)
+            file.seek(begin)
+            lines = file.read(LAST_WORDS_BYTES_READ).decode(errors="replace").splitlines()
     except FileNotFoundError:
         return ""
-    return "\n".join(text.splitlines()[-LAST_WORDS_LINES_MAX:])
+    words = [line for line in (lines[1:] if begin else lines) if not _is_harmless(line)]
+    return "\n".join(words[-LAST_WORDS_LINES_MAX:])[-LAST_WORDS_CHARS_MAX:]
+
+
+def _is_harmless(line: str) -> bool:
+    try:
+        return msgspec.json.decode(line, type=_LogLine).level in HARMLESS
+    except msgspec.DecodeError:
+        return False

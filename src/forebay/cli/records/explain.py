@@ -80,7 +80,7 @@ def view(gateway: str, record: Decision) -> Iterator[RenderableType]:
         f"chosen    {record.chosen or 'no replica'}: {record.why or 'it was not routed'} ({record.policy or '-'})"
     )
     yield Text(
-        f"times     queued {_seconds(record.queued_s)}, first token {_seconds(record.ttft_s)}, "
+        f"times     queued {_queued(record)}, first token {_seconds(record.ttft_s)}, "
         f"load report {_seconds(record.report_age_s)} old"
     )
     counted = ", counted by the gateway" if record.estimated else ""
@@ -129,6 +129,11 @@ def _table(*columns: str) -> Table:
     for name in columns:
         table.add_column(name, no_wrap=True)
     return table
+
+
+def _queued(record: Decision) -> str:
+    """How long it waited to be sent; that was no time at all for one that was, and is not known of others."""
+    return "0 ms" if record.attempts and not record.queued_s else _seconds(record.queued_s)
 
 
 def _seconds(value: float) -> str:
