@@ -1,6 +1,9 @@
 """The runtime alone: full batches, one after the other, nothing in between. Prints one JSON line.
 
-python bench/server/bare.py FILE INPUT BATCH SECONDS ROW   # ROW: whole numbers, separated by commas
+python bench/server/bare.py FILE INPUT BATCH SECONDS ROW PATTERN
+
+ROW: whole numbers, separated by commas. PATTERN: `1` is the runtime's default; with `0` it does not plan its memory
+by the shapes that it has seen, as Forebay's model processes have it.
 """
 
 import json
@@ -13,9 +16,10 @@ import onnxruntime
 
 def main() -> None:
     """Run for so long, and say how many rows that were."""
-    file, name, batch, seconds, row = sys.argv[1:]
+    file, name, batch, seconds, row, pattern = sys.argv[1:]
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.enable_mem_pattern = pattern == "1"
     session = onnxruntime.InferenceSession(file, options)
     rows = np.array([[int(number) for number in row.split(",")]] * int(batch))
     for _ in range(3):

@@ -5,6 +5,7 @@ is bge-small-en-v1.5 with int8 weights on 16 token ids, cut down to what clients
 the first token. Both batch; one row of one is microseconds of work, one of the other milliseconds.
 """
 
+import json
 import struct
 import tempfile
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ TOKENS: Final = 16
 WIDTH: Final = 384
 FIRST_TOKEN, LAST_TOKEN = 101, 102
 """`[CLS]` and `[SEP]` of BERT's vocabulary."""
+WIDTHS: Final = {"INT64": 8, "FP32": 4}
+"""Bytes of an element."""
 DELAY_US: Final = 500
 """How long a batch waits for company, of servers that can be told."""
 
@@ -38,6 +41,17 @@ class Model:
     def binary(self) -> bytes:
         """The row as bytes."""
         return struct.pack(f"<{len(self.row)}q", *self.row)
+
+    @property
+    def answer(self) -> tuple[bytes, bytes]:
+        """What the protocol answers: the JSON, and behind it as many bytes as the outputs have."""
+        sizes = [WIDTHS[datatype] * width for _, datatype, width in self.outputs]
+        outputs = [
+            {"name": name, "datatype": datatype, "shape": [1, width], "parameters": {"binary_data_size": size}}
+            for (name, datatype, width), size in zip(self.outputs, sizes, strict=True)
+        ]
+        document = {"model_name": self.name, "model_version": "1", "outputs": outputs}
+        return json.dumps(document, separators=(",", ":")).encode(), bytes(sum(sizes))
 
     @property
     def config(self) -> str:

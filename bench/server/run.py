@@ -8,7 +8,9 @@ connections) that the next batch is always there; that is the server's throughpu
 server's own throughput, evenly spaced, latency counted from the instant each was due; so the faster server has the
 higher load. `as_PEER`, of ours only: as many requests per second as that peer had. `cpu_us` is time by the kernel's
 own account for one request: other load on the machine changes that less than throughput and latency, which want a
-quiet one. `bare` runs full batches in a loop.
+quiet one. `bare` runs full batches in a loop; `bare_tuned` does so with the settings of Forebay's model processes.
+`socket` reads requests and writes answers of the right length, and does nothing in between: what is left for a server
+that costs nothing, and, at 70 %, what the machine itself does to latency.
 
 Every round measures all servers one after the other, in an order that is rotated from round to round; medians over
 the rounds go to results.json with the goals, after every round anew. A server that cannot be installed, started or
@@ -32,9 +34,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from goals import BARE, BESIDE, judged, load_beside
+from goals import BARE, BARE_TUNED, BESIDE, judged, load_beside
 from models import MODELS, Model, write
 from servers import PORT, REPO, SERVERS, Server, install, version
+
+from forebay.modelserver.process import placement
 
 sys.path.append(str(REPO / "bench/gateway"))
 from processes import WEIGHT, allow_files, cpu_ns, memory_kb, started, tree
@@ -117,12 +121,13 @@ class Rig:
             "errors": seen["errors"],
         }
 
-    def bare(self, model: Model) -> Run:
-        """The runtime alone."""
+    def bare(self, model: Model, *, tuned: bool) -> Run:
+        """The runtime alone, by its own settings, or by those that Forebay gives it."""
         file = self.repository / model.name / model.name / "1/model.onnx"
         row = ",".join(map(str, model.row))
-        words = [file, model.input, model.max_batch, self.window_s, row]
-        with started([sys.executable, str(HERE / "bare.py"), *map(str, words)], SERVER_CORE) as process:
+        words = [file, model.input, model.max_batch, self.window_s, row, 0 if tuned else 1]
+        command = [sys.executable, str(HERE / "bare.py"), *map(str, words)]
+        with started(command, SERVER_CORE, environ=placement.DEFAULTS if tuned else {}) as process:
             assert process.stdout is not None
             return Run(json.loads(process.stdout.read()))
 
@@ -144,8 +149,9 @@ def _answers(request: bytes) -> bool:
 
 def one_round(names: list[str], model: Model, rig: Rig) -> Iterator[tuple[str, str, Run]]:
     """Every server in turn, then ours with the loads of the peers; yields (server, load, figures)."""
-    with _missing(BARE, model):
-        yield BARE, "closed", rig.bare(model)
+    for name, tuned in ((BARE, False), (BARE_TUNED, True)):
+        with _missing(name, model):
+            yield name, "closed", rig.bare(model, tuned=tuned)
     rates: dict[str, float] = {}
     for name in names:
         server = SERVERS[name]
@@ -235,7 +241,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         rig = Rig(Path(folder), window_s)
         for source in (REPO / "bench/gateway/load.c", HERE / "load_grpc.c"):
-            subprocess.run(["gcc", "-O2", "-o", f"{folder}/{source.stem}", str(source)], check=True)
+            subprocess.run(["gcc", "-O2", "-o", f"{folder}/{source.stem}", str(source), "-lm"], check=True)
         write(rig.repository)
         rounds(names, models, count, rig, done)
 

@@ -136,6 +136,21 @@ def _triton(model: Model, repository: Path, place: Path) -> Start:
     )  # fmt: skip
 
 
+def _socket(model: Model, repository: Path, place: Path) -> Start:
+    """No server of models: what is left of the time when nothing is done with a request."""
+    place.mkdir()
+    document, data = model.answer
+    head = [
+        "HTTP/1.1 200 OK",
+        "content-type: application/octet-stream",
+        f"inference-header-content-length: {len(document)}",
+        f"content-length: {len(document) + len(data)}",
+    ]
+    (place / "answer").write_bytes("".join(f"{line}\r\n" for line in [*head, ""]).encode() + document + data)
+    subprocess.run(["gcc", "-O2", "-o", str(place / "socket"), str(HERE / "socket.c")], check=True)
+    return Start([str(place / "socket"), str(PORT), str(place / "answer")])
+
+
 def _environ(model: Model, repository: Path) -> dict[str, str]:
     return {
         "BENCH_FILE": str(repository / model.name / "1/model.onnx"),
@@ -172,6 +187,7 @@ def _mlserver(model: Model, repository: Path, place: Path) -> Start:
 
 
 SERVERS: Final[dict[str, Server]] = {
+    "socket": Server(_socket, _binary),
     "forebay": Server(_forebay, _binary),
     "forebay_grpc": Server(_forebay, _message, grpc=True),
     "forebay_json": Server(_forebay, _json),
@@ -214,8 +230,10 @@ def _install(peer: str) -> None:
 
 
 def version(name: str) -> str:
-    """The version that was measured."""
+    """The version that was measured; empty: it is of this repository."""
     peer = name.partition("_")[0]
+    if peer == "socket":
+        return ""
     if peer == "triton":
         return f"2.51.0, {TRITON_RUNTIME}"
     return f"{PEERS[peer][0].partition('==')[2]}, {RUNTIME}" if peer in PEERS else metadata.version("forebay")

@@ -100,7 +100,7 @@ def test_the_model_server_is_shown_beside_others_with_the_goals_it_missed(tmp_pa
         )
 
     ours = {"closed": {"per_s": 15738.0, "pss_mb": 128.0}, "open": {"per_s": 11000.0, "p99_ms": 5.84}}
-    figures = {"embed": {"bare": {"closed": {"per_s": 184891.0}}, "forebay": ours, "triton_grpc": {}}}
+    figures = {"embed": {"bare": {"closed": {"per_s": 184891.0}}, "forebay": ours, "triton_grpc": {}, "socket": {}}}
     goals = [
         goal("throughput, at least", "forebay", "bare", 0.95, 0.09, False),
         goal("throughput, at least", "forebay", "triton_grpc", 1.2, 1.45, True),
@@ -132,3 +132,29 @@ def test_the_model_server_is_shown_beside_others_with_the_goals_it_missed(tmp_pa
 
     write(tmp_path / "server/results.json", {**result, "goals": []})
     assert "Goals" not in page.benchmarks(tmp_path)
+
+
+def test_a_missed_goal_of_the_model_server_is_shown_with_what_could_be_reached_at_all(tmp_path: Path) -> None:
+    def shown(**per_s: float) -> str:
+        figures = {"embed": {name: {"closed": {"per_s": value}} for name, value in per_s.items()}}
+        goals = [
+            {"model": "embed", "goal": goal, "ours": ours, "beside": "triton", "bound": 1.2, "value": 0.9, "met": met}
+            for goal, ours, met in (
+                ("throughput, at least", "forebay", False),
+                ("throughput, at least", "forebay_grpc", False),
+                ("throughput, at least", "forebay_json", True),
+                ("p99, at most", "forebay", False),
+            )
+        ]
+        result = {"machine": MACHINE, "rounds": 3, "versions": {}, "figures": figures, "goals": goals}
+        write(tmp_path / "server/results.json", result)
+        return page.benchmarks(tmp_path).partition("**Ceilings")[2]
+
+    runtime = shown(bare=90.0, bare_tuned=100.0, triton=50.0)
+    assert "| embed | forebay | triton | 1.20x | 2.00x | 0.90x | 45% |" in runtime
+    assert "| embed | forebay-grpc | triton | 1.20x | 2.00x | 0.90x | 45% |" in runtime
+    assert runtime.count("| embed |") == 2
+    with_sockets = shown(bare=100.0, socket=100.0, triton=50.0)
+    assert "| embed | forebay | triton | 1.20x | 1.00x | 0.90x | 90% |" in with_sockets
+    assert "| embed | forebay-grpc | triton | 1.20x | 2.00x | 0.90x | 45% |" in with_sockets
+    assert shown(triton=50.0) == shown(bare=100.0) == ""

@@ -16,6 +16,14 @@ FIGURES: Final = (
     ("open", "p99_ms", "p99 there, ms"),
 )
 """Columns of a model's table: load, figure, what it says."""
+THROUGHPUT: Final = "throughput, at least"
+"""A goal of `bench/server/goals.py`."""
+RUNTIME: Final = ("bare", "bare_tuned")
+"""The model's runtime alone; ours is the faster of them."""
+SOCKET: Final = "socket"
+"""Requests that are read and answered, and nothing else."""
+GRPC: Final = "_grpc"
+"""End of the names of those that are asked so; what their requests cost at least is not that of `SOCKET`."""
 
 
 class _Goal(msgspec.Struct):
@@ -53,19 +61,57 @@ def tables(document: bytes) -> list[Table]:
         )
         for model, servers in result.figures.items()
     ]
-    return [*made, _goals(result.goals)] if result.goals else made
+    if result.goals:
+        made.append(_goals(result.goals))
+    return [*made, *_ceilings(result)]
 
 
 def summary(document: bytes) -> list[Table]:
     """How much each server does. Raises `msgspec.MsgspecError` if that is no such result."""
     result = msgspec.json.decode(document, type=_Result)
-    servers = list(dict.fromkeys(name for model in result.figures.values() for name in model))
+    names = dict.fromkeys(name for model in result.figures.values() for name in model)
+    servers = [name for name in names if name not in (*RUNTIME[1:], SOCKET)]
     rows = [
         (model, *(_speed(figures.get(name, {}), name) for name in servers))
         for model, figures in result.figures.items()
     ]
     title = f"**Requests per second of the model server beside others** ({machine(result.machine, result.rounds)}):"
     return [Table(title, ("model, on one core", *map(shown, servers)), rows)]
+
+
+def _ceilings(result: _Result) -> list[Table]:
+    """What the missed goals of throughput could come to at most; nothing if none is missed or that is not known."""
+    rows = []
+    for goal in result.goals:
+        servers = result.figures.get(goal.model, {})
+        runtime = max(_per_s(servers, name) for name in RUNTIME)
+        other = _per_s(servers, goal.beside)
+        if goal.met or goal.goal != THROUGHPUT or not runtime or not other:
+            continue
+        most = runtime
+        socket = _per_s(servers, SOCKET)
+        if socket and not goal.ours.endswith(GRPC):
+            most = 1 / (1 / runtime + 1 / socket)
+        values = (
+            f"{goal.bound:.2f}x",
+            f"{most / other:.2f}x",
+            f"{goal.value:.2f}x",
+            f"{goal.value / most * other:.0%}",
+        )
+        rows.append((goal.model, shown(goal.ours), shown(goal.beside), *values))
+    if not rows:
+        return []
+    title = (
+        "**Ceilings of the missed goals of throughput**: what a server would come to that costs nothing itself, from "
+        "the figures above. On its core there is still the model's run (`bare` or `bare-tuned`, whichever is faster) "
+        "and, over HTTP, what `socket` takes to read a request and write an answer. A goal above its ceiling takes a "
+        "faster run of the model, not a faster server."
+    )
+    return [Table(title, ("model", "", "beside", "goal", "ceiling", "reached", "of the ceiling"), rows)]
+
+
+def _per_s(servers: Mapping[str, Mapping[str, Mapping[str, float]]], name: str) -> float:
+    return servers.get(name, {}).get("closed", {}).get("per_s", 0.0)
 
 
 def _speed(loads: Mapping[str, Mapping[str, float]], name: str) -> str:
