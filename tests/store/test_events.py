@@ -11,10 +11,17 @@ from forebay.store.database import Conflict, Store
 from forebay.store.schema import EVENTS, HEAD
 
 
-def write(store: Store, subject: str, why: str = "", document: object = None) -> events.Event:
+def write(store: Store, subject: str, why: str = "", document: object = None, cluster: str = "") -> events.Event:
     with store.write() as connection:
         return events.append(
-            connection, at=12.125, actor="ann", kind="added", subject=subject, why=why, document=document
+            connection,
+            at=12.125,
+            actor="ann",
+            kind="added",
+            subject=subject,
+            why=why,
+            document=document,
+            cluster=cluster,
         )
 
 
@@ -38,6 +45,25 @@ def test_a_subject_has_what_lies_below_it_and_nothing_that_only_begins_alike(sto
         found = [event.subject for event in events.since(connection, subject="model/a")]
         assert found == ["model/a", "model/a/r-1"]
         assert [event.subject for event in events.since(connection, subject="model/a_")] == ["model/a_/x"]
+
+
+def test_a_cluster_has_its_own_events_and_those_that_all_share(store: Store) -> None:
+    for cluster in ("a", "", "b", "a"):
+        write(store, "model/chat", cluster=cluster)
+    with store.read() as connection:
+        assert [event.number for event in events.since(connection, cluster="a")] == [1, 2, 4]
+        assert [event.number for event in events.since(connection, 1, subject="model", cluster="b")] == [2, 3]
+        assert [event.cluster for event in events.since(connection)] == ["a", "", "b", "a"]
+        assert events.verify(connection) is None
+
+
+@pytest.mark.parametrize(("was", "told"), [("a", ""), ("", "a"), ("a", "b")])
+def test_an_event_that_is_moved_to_another_cluster_is_named(store: Store, was: str, told: str) -> None:
+    write(store, "model/chat", cluster=was)
+    with store.write() as connection:
+        connection.execute(update(EVENTS).values(cluster=told))
+    with store.read() as connection:
+        assert "event 1 was changed" in str(events.verify(connection))
 
 
 def test_more_events_than_a_page_holds_are_all_read(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,6 +107,7 @@ CHANGES = {
     "previous": "1" * 64,
     "digest": "2" * 64,
     "number": 99,
+    "cluster": "other",
 }
 
 

@@ -1,5 +1,7 @@
 """Targets and rollouts in the store: what is read back was written, and nobody overwrites another's change."""
 
+import hashlib
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -7,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sqlalchemy import insert, select, text, update
+from sqlalchemy import column, insert, select, table, text, update
 
 from forebay.core.deploy.counting import Counted, Cursor
 from forebay.core.deploy.course import COURSES, Kind
@@ -17,7 +19,7 @@ from forebay.core.rollout import Arm, Observation, Rate, Rules, Score, State, Ti
 from forebay.store import events
 from forebay.store.database import Conflict, Store, StoreError, open_store
 from forebay.store.rollouts import Happening, Rollouts, Row, Target, replay
-from forebay.store.schema import ALIASES, ROLLOUTS
+from forebay.store.schema import ALIASES, EVENTS, HEAD, ROLLOUTS
 
 RULES = Rules((Score("quality", paired=True), Rate("errors"), Time("ttft", both_ways=True), Score("grade")), 0.1)
 NOW = Happening("rollout.started", 5.0, "ann", "why not")
@@ -97,6 +99,10 @@ def test_clusters_that_share_a_store_do_not_see_each_other(store: Store, rollout
     other.point(Target("chat", "r-new", "r-old", (0,), 6.0, "ann"), Happening("target.set", 6.0, "ann"))
     assert rollouts.known().targets == ()
     assert len(other.known().targets) == 1
+    with store.read() as connection:
+        own, others = (replay(events.since(connection, cluster=each)) for each in ("test", "other"))
+    assert (list(own[0]), list(own[1])) == ([], ["chat:1"])
+    assert (list(others[0]), list(others[1])) == (["chat"], ["chat:1"])
 
 
 def test_a_store_that_is_not_there_is_not_made_to_find_nothing_in_it(tmp_path: Path) -> None:
@@ -176,20 +182,25 @@ def test_evidence_of_any_kind_comes_back_as_it_was(batches: list[list[Observatio
     assert str(effects(RULES, state)) == str(effects(RULES, _read(_text(counted), Counted, "it").state))
 
 
-def test_a_store_of_the_version_before_is_brought_up_to_date_with_all_it_holds(
-    url: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("version", ["0001", "0003"])
+def test_a_store_of_an_earlier_version_is_brought_up_to_date_with_all_it_holds(
+    url: str, monkeypatch: pytest.MonkeyPatch, version: str
 ) -> None:
     from forebay.store import migrations
 
     alias = {"model": "m", "alias": "champion", "revision": "r-1", "changed_at": 1.0, "changed_by": "ann"}
     newest = migrations.HEAD
     with monkeypatch.context() as before:
-        before.setattr(migrations, "HEAD", "0001")
-        before.setattr(migrations.upgrade, "__defaults__", ("0001",))
+        before.setattr(migrations, "HEAD", version)
+        before.setattr(migrations.upgrade, "__defaults__", (version,))
         old = open_store(url)
         with old.write() as connection:
             connection.execute(insert(ALIASES).values(alias))
-            events.append(connection, at=1.0, actor="ann", kind="alias.set", subject="model/m/r-1")
+            event = [1, 1.0, "ann", "alias.set", "model/m/r-1", "", "{}", events.FIRST]
+            digest = hashlib.sha256(json.dumps(event, separators=(",", ":")).encode()).hexdigest()
+            named = dict(zip(EVENTS.c.keys(), [*event, digest], strict=False))
+            connection.execute(insert(table("events", *map(column, named))).values(named))
+            connection.execute(update(HEAD).values(number=1, digest=digest))
         old.close()
     store = open_store(url)
     with store.read() as connection:

@@ -137,7 +137,16 @@ def record(store: Callable[[], AbstractContextManager[Store]], name: str, kind: 
     """Write into the history of a cluster who changed what. Raises `StoreError`."""
     why = "; ".join(map(str, done.changes or done.effects))
     with store() as opened, opened.write() as connection:
-        events.append(connection, at=wall_s(), actor=by, kind=kind, subject=f"cluster/{name}", why=why, document=done)
+        events.append(
+            connection,
+            at=wall_s(),
+            actor=by,
+            kind=kind,
+            subject=f"cluster/{name}",
+            why=why,
+            document=done,
+            cluster=name,
+        )
 
 
 def summary(done: Reloaded) -> list[str]:

@@ -86,5 +86,6 @@ class Documents:
                     subject=each.subject,
                     why=each.why,
                     document=each.document,
+                    cluster=self._cluster,
                 )
         return Kept(kept.text, kept.version + 1)

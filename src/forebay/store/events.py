@@ -31,28 +31,45 @@ class Event(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """JSON: what belongs to this kind of event."""
     previous: str
     digest: str
+    cluster: str = ""
+    """The cluster in which it happened; empty for what all share, and before version 0004 of the store."""
 
 
 def append(
-    connection: Connection, *, at: float, actor: str, kind: str, subject: str, why: str = "", document: object = None
+    connection: Connection,
+    *,
+    at: float,
+    actor: str,
+    kind: str,
+    subject: str,
+    why: str = "",
+    document: object = None,
+    cluster: str = "",
 ) -> Event:
     """Write an event down, in the transaction of the connection: it has happened if that is kept."""
     number, previous = connection.execute(select(HEAD.c.number, HEAD.c.digest).with_for_update()).one()
     body = msgspec.json.encode({} if document is None else document).decode()
-    bare = Event(number + 1, at, actor, kind, subject, why[:TEXT_CHARS_MAX], body, previous, "")
+    bare = Event(number + 1, at, actor, kind, subject, why[:TEXT_CHARS_MAX], body, previous, "", cluster)
     event = msgspec.structs.replace(bare, digest=_digest(bare))
     connection.execute(insert(EVENTS).values(msgspec.structs.asdict(event)))
     connection.execute(update(HEAD).values(number=event.number, digest=event.digest))
     return event
 
 
-def since(connection: Connection, number: int = 0, *, subject: str | None = None) -> Iterator[Event]:
-    """All events after that number, oldest first; those of a subject, and of what lies below it (`a/b` in `a`)."""
+def since(
+    connection: Connection, number: int = 0, *, subject: str | None = None, cluster: str | None = None
+) -> Iterator[Event]:
+    """All events after that number, oldest first; those of a subject, and of what lies below it (`a/b` in `a`).
+
+    With `cluster` not those of other clusters that use the same store.
+    """
     asked = select(EVENTS).order_by(EVENTS.c.number).limit(PAGE)
     if subject is not None:
         asked = asked.where(
             (EVENTS.c.subject == subject) | EVENTS.c.subject.startswith(f"{subject}/", autoescape=True)
         )
+    if cluster is not None:
+        asked = asked.where(EVENTS.c.cluster.in_((cluster, "")))
     while rows := connection.execute(asked.where(EVENTS.c.number > number)).all():
         for row in rows:
             yield Event(*row)
@@ -77,5 +94,8 @@ def verify(connection: Connection) -> str | None:
 
 
 def _digest(event: Event) -> str:
-    fields = msgspec.structs.astuple(event)[:-1]
+    fields = list(msgspec.structs.astuple(event))
+    del fields[Event.__struct_fields__.index("digest")]
+    if not event.cluster:
+        fields.pop()  # as it was written before events had clusters
     return hashlib.sha256(msgspec.json.encode(fields)).hexdigest()

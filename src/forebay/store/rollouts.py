@@ -185,6 +185,7 @@ class Rollouts:
                 subject=f"model/{target.model}",
                 why=happening.why,
                 document=document,
+                cluster=self._cluster,
             )
 
     def _put(self, connection: Connection, target: Target) -> None:
@@ -202,6 +203,7 @@ class Rollouts:
             subject=f"model/{row.rollout.model}/{row.rollout.canary}",
             why=what.why,
             document=Written(row.rollout, row.held, target),
+            cluster=self._cluster,
         )
 
 

@@ -21,9 +21,13 @@ EVENTS = Table(
     Column("document", Text, nullable=False),
     Column("previous", String(64), nullable=False),
     Column("digest", String(64), nullable=False),
+    Column("cluster", String(64), nullable=False),
     Index("ix_events_subject", "subject", "number"),
 )
-"""What has happened, in the order in which it was written down; nothing is ever changed or taken out."""
+"""What has happened, in the order in which it was written down; nothing is ever changed or taken out.
+
+`cluster`: the one that it happened in; empty for what all that use a store share, as the registry.
+"""
 
 HEAD = Table(
     "head",

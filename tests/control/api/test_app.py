@@ -22,6 +22,7 @@ from forebay.core.tenancy.roles import LEAST, OPEN, Caller
 from forebay.registry.proved import signed_message
 from forebay.registry.signing import own_signer
 from forebay.store.database import StoreDown
+from forebay.store.events import append
 from forebay.wire.admin_request import BODY_BYTES_MAX
 from forebay.wire.openapi import admin
 
@@ -210,6 +211,11 @@ def test_a_model_is_registered_approved_by_somebody_else_named_and_checked(parts
             assert (await bob.get("/history?after=1&last=1")).json()["events"] == events[1:2]
             assert (await bob.get("/history?subject=model/chat")).json()["events"] == events
             assert (await bob.get("/history?subject=model/cha")).json()["events"] == []
+            with kept.store() as store, store.write() as connection:
+                for cluster in ("test", "another"):
+                    append(connection, at=1.0, actor="x", kind="rollout.ended", subject="model/chat", cluster=cluster)
+            newest = (await bob.get("/history?after=3")).json()["events"]
+            assert [(e["number"], e["cluster"]) for e in newest] == [(4, "test")], "another cluster's are not told"
 
             file = next(
                 each

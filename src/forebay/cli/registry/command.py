@@ -221,7 +221,7 @@ def history(
     token_file: TokenOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show who changed what, when and why."""
+    """Show who changed what, when and why: in this cluster, and in the registry, which those of one store share."""
     from forebay.cli.registry import work
 
     if through_api(file, url, token_file):

@@ -166,7 +166,7 @@ def verify(registry: "Registry | RemoteRegistry", model: str | None, as_json: bo
 def newest(cluster: Cluster, home: Path, subject: str | None, last: int) -> tuple[events.Event, ...]:
     """The newest events, oldest first. Raises `StoreError`."""
     with closing(store_of(cluster, home)) as store, store.read() as connection:
-        return tuple(deque(events.since(connection, subject=subject), maxlen=last))
+        return tuple(deque(events.since(connection, subject=subject, cluster=cluster.name), maxlen=last))
 
 
 def show_history(found: Collection[events.Event], as_json: bool) -> None:

@@ -5,7 +5,7 @@ from typing import Final
 
 from sqlalchemy import Connection
 
-REVISIONS: Final = ("0001", "0002", "0003")
+REVISIONS: Final = ("0001", "0002", "0003", "0004")
 """All versions of the schema that this version of Forebay knows, oldest first."""
 HEAD: Final = REVISIONS[-1]
 

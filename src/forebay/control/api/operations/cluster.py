@@ -60,11 +60,11 @@ async def happened(asked: Asked) -> Events:
 
 async def history(asked: Asked) -> History:
     """What is written down for ever."""
-    wanted = admin_request.history(asked.request.query_params)
+    wanted, own = admin_request.history(asked.request.query_params), asked.behind.control.plan.cluster
 
     def read() -> History:
         with asked.behind.catalogue.store() as store, store.read() as connection:
-            found = events.since(connection, wanted.after or 0, subject=wanted.subject)
+            found = events.since(connection, wanted.after or 0, subject=wanted.subject, cluster=own)
             if wanted.after is not None:
                 return History(tuple(islice(found, wanted.last)))
             return History(tuple(deque(found, maxlen=wanted.last)))

@@ -99,6 +99,7 @@ def _note(connection: Connection, asked: Asked, kind: str, record: KeyRecord, wh
         subject=f"key/{record.id}",
         why=why or f"of {record.tenant}",
         document={**whose, **more},
+        cluster=asked.behind.control.plan.cluster,
     )
 
 

@@ -1,0 +1,12 @@
+"""Events say in which cluster they happened. Of those that there are it is not known."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0004"
+down_revision = "0003"
+
+
+def upgrade() -> None:
+    """Add it to the event log."""
+    op.add_column("events", sa.Column("cluster", sa.String(64), nullable=False, server_default=""))
