@@ -2,6 +2,7 @@
 
 import io
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from tests.cli.conftest import Run
 
 from forebay import __version__
 from forebay.cli.main import main
-from forebay.cli.settings import demo_file
+from forebay.cli.settings import INTERRUPTED, demo_file
 from forebay.cli.view.status import view
 from forebay.control.status import Status
 
@@ -202,3 +203,26 @@ def test_the_status_table_says_where_a_replica_answers_grpc() -> None:
         console.print(view(msgspec.convert(spoken, Status)))
 
     assert "127.0.0.1:8080 (gRPC 9100)" in captured.get()
+
+
+FINALIZED = """
+import signal, time
+from forebay.cli import main
+
+class Last:
+    def __del__(self):
+        signal.raise_signal(signal.SIGINT)
+
+def app():
+    Last()
+    print("interrupted in vain", flush=True)
+    time.sleep(60)
+
+main.app = app
+main.main()
+"""
+
+
+def test_ctrl_c_while_an_object_is_finalized_is_not_lost() -> None:
+    ended = subprocess.run([sys.executable, "-c", FINALIZED], capture_output=True, text=True, timeout=50, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (INTERRUPTED, "interrupted in vain\n", "")

@@ -1,7 +1,9 @@
 """The command `forebay`. Every command imports what it needs when it runs, so that `--help` answers at once."""
 
 import os
+import signal
 import sys
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -332,8 +334,17 @@ def _fitted(text: str) -> str:
     return "\n".join(lines)
 
 
+def _interrupt_again(lost: "sys.UnraisableHookArgs") -> None:
+    """A Ctrl-C while an object is finalized is lost, as all that is raised there: so it comes once more."""
+    if issubclass(lost.exc_type, KeyboardInterrupt):
+        threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()  # not here: this is lost likewise
+    else:
+        sys.__unraisablehook__(lost)
+
+
 def main() -> None:
     """Entry point: expected problems end with a sentence and an exit code, not with a traceback."""
+    sys.unraisablehook = _interrupt_again
     try:
         app()
     except UserError as error:
