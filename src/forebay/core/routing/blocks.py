@@ -4,6 +4,7 @@ That two prompts begin alike shows in their JSON just as well as in their tokens
 tokens that its model makes of it.
 """
 
+from struct import Struct
 from typing import Final
 
 from xxhash import xxh3_64_intdigest
@@ -17,14 +18,17 @@ CHANGES_MAX: Final = 4096
 """Most blocks that one report names; also how many a worker says that its engine holds (2 MiB of JSON)."""
 HASH_MAX: Final = 2**64 - 1
 SEQ_MAX: Final = 2**63 - 1
+_cut = Struct(f"{BLOCK_BYTES}s").iter_unpack  # a memoryview of each block would take longer than its hash
 
 
 def blocks(prompt: memoryview, model: str) -> tuple[int, ...]:
     """Chained hashes of the whole blocks of a prompt, alike in every process. A collision costs a cache miss."""
-    hashed = xxh3_64_intdigest(model.encode())
+    digest = xxh3_64_intdigest  # looked up once
+    hashed = digest(model.encode())
+    size = min(len(prompt), BLOCKS_MAX * BLOCK_BYTES)
     found = []
-    for at in range(0, min(len(prompt), BLOCKS_MAX * BLOCK_BYTES) - BLOCK_BYTES + 1, BLOCK_BYTES):
-        hashed = xxh3_64_intdigest(prompt[at : at + BLOCK_BYTES], hashed)
+    for (block,) in _cut(prompt[: size - size % BLOCK_BYTES]):
+        hashed = digest(block, hashed)
         found.append(hashed)
     return tuple(found)
 
