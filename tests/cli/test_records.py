@@ -14,11 +14,11 @@ from typer.testing import CliRunner
 from forebay.cli.main import app
 from forebay.cli.records.usage import COLUMNS, view
 from forebay.cli.settings import UserError
+from forebay.control.api.recorded import UsageRow
 from forebay.core.model import RecordsSpec
 from forebay.gateway.records.facts import Facts, Used
 from forebay.gateway.records.ledger import DAY_S, day_text
 from forebay.gateway.records.recorder import Recorder
-from forebay.gateway.records.saved import Sums
 from forebay.gateway.records.writer import RecordLog, numbered
 from forebay.obs import log
 from forebay.obs.clock import wall_s
@@ -145,10 +145,10 @@ def test_explain_reads_around_damage_and_says_if_that_is_why_nothing_is_found(ru
 
 
 def test_a_narrow_terminal_is_spared_counts_that_are_0_for_all() -> None:
-    total = {(1, ("", "chat", "ok")): Sums(requests=2, prompt_tokens=1234)}
+    used = [UsageRow("2026-01-31", "", "chat", "ok", 2, 1234, 0, 0, 0)]
 
     def columns(narrow: bool) -> list[str]:
-        return [str(column.header) for column in view(total, narrow).columns]
+        return [str(column.header) for column in view(used, narrow).columns]
 
     assert columns(narrow=True) == ["tenant", "model", "requests", "ok", "prompt"]
     assert columns(narrow=False) == list(COLUMNS)
@@ -260,6 +260,9 @@ def test_lines_that_are_none_or_odd_do_not_stop_the_tail(run: Run, root: Path) -
         (("usage", "--folder", "nowhere"), "no such folder", 1),
         (("explain", "req-0"), "no record of req-0", 1),
         (("explain",), "Missing argument", 2),
+        (("usage", "--folder", ".", "-f", "forebay.yaml"), "--folder names files of this machine", 2),
+        (("usage", "--folder", ".", "--url", "http://127.0.0.1:1"), "--folder names files of this machine", 2),
+        (("usage", "--url", "http://127.0.0.1:1"), "No cluster runs at", 3),
     ],
 )
 @pytest.mark.usefixtures("root")
@@ -282,6 +285,8 @@ def test_the_cluster_is_the_one_of_the_file_or_the_only_one(run: Run, tmp_path: 
     synthetic = "models: [{name: chat, task: chat, source: x, engine: synthetic}]\n"
     (tmp_path / "forebay.yaml").write_text(f"name: other\n{synthetic}")
     assert run("explain", "req-7").returncode == 0
+    (tmp_path / "another.yaml").write_text(f"name: demo\n{synthetic}")
+    assert run("explain", "req-1", "-f", "another.yaml").returncode == 0
     (tmp_path / "forebay.yaml").write_text(f"name: third\n{synthetic}")
     assert "no records" in run("usage").stderr
 

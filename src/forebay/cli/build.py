@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from forebay import __version__
+from forebay.cli.records.reading import RecordFiles
 from forebay.cli.registry.opening import registry_of, store_of
 from forebay.cli.registry.served import catalogue_of
 from forebay.cli.registry.shelf import CatalogueShelf, in_thread, nodes_of, rollouts_of, scales_of
@@ -304,4 +305,5 @@ def _behind(reload: Reloader, catalogue: Catalogue, metrics: Metrics, places: Pl
         KeyDoorman(admin_keys_path(reload.cluster, places)) if keys else AccountDoorman(),
         delivered=partial(delivered, places.records),
         keys=lambda: key_ring(reload.cluster, places),
+        records=RecordFiles(places.records),
     )

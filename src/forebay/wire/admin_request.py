@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from datetime import date
 from typing import Any, Final, NamedTuple
 
 from forebay.core.errors import Code, Refusal
@@ -39,6 +40,10 @@ KEY_S_MAX: Final = 100 * 365 * 86_400
 EVENTS_MAX: Final = 1000
 """Events, or rollouts, of one answer."""
 EVENTS: Final = 50
+LINES: Final = 20
+"""Lines of the audit log, if nobody says how many."""
+EPOCH: Final = date(1970, 1, 1)
+DATE: Final = re.compile("[0-9]{4}-[0-9]{2}-[0-9]{2}")
 PERIOD_S_MAX: Final = 400 * 86_400
 """So long is kept what became of models: a year, and a month to look at it."""
 CONTROL: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f]")
@@ -118,6 +123,14 @@ class RotateAsked(NamedTuple):
 
     overlap_s: float = 0
     why: str = ""
+
+
+class UsageAsked(NamedTuple):
+    """Usage of one tenant and one model, None: of all; from a day on, in days since the epoch."""
+
+    tenant: str | None = None
+    model: str | None = None
+    day_first: int = 0
 
 
 class HistoryAsked(NamedTuple):
@@ -251,6 +264,8 @@ CREATE_KEY: Final = _either(
 )
 ROTATE_KEY: Final = nested({"overlap_s": decimal(0, KEY_S_MAX), "why": _WHY})
 VERIFY: Final = nested({"model": _NAME})
+AUDIT_TAIL: Final = nested({"last": integer(1, EVENTS_MAX)})
+AUDIT_VERIFY: Final = nested({"archived": boolean})
 NOTHING: Final = nested({})
 APPLY: Final = nested({"document": text(1, DOCUMENT_CHARS_MAX), "dry_run": boolean}, ("document",))
 
@@ -325,6 +340,29 @@ def history(query: Mapping[str, str]) -> HistoryAsked:
     after = query.get("after")
     subject = name(query, "subject") or None
     return HistoryAsked(subject, last(query), None if after is None else number(after, "after"))
+
+
+def usage(query: Mapping[str, str]) -> UsageAsked:
+    """Of what was used. Raises `Refusal`."""
+    since = query.get("since")
+    return UsageAsked(name(query, "tenant"), name(query, "model"), 0 if since is None else _day(since))
+
+
+def _day(text: str) -> int:
+    try:
+        return (date.fromisoformat(text if DATE.fullmatch(text) else "") - EPOCH).days
+    except ValueError:
+        raise Refusal(Code.INVALID_REQUEST, "since: expected a date such as 2026-01-31", "since") from None
+
+
+def audit_tail(body: bytes) -> int:
+    """How many lines of the audit log are wanted. Raises `Refusal`."""
+    return int(_object(AUDIT_TAIL, body).get("last", LINES))
+
+
+def audit_verify(body: bytes) -> bool:
+    """Whether the oldest files of the audit log were moved elsewhere on purpose. Raises `Refusal`."""
+    return bool(_object(AUDIT_VERIFY, body).get("archived", False))
 
 
 def name(query: Mapping[str, str], key: str) -> str | None:

@@ -49,11 +49,22 @@ class Admin:
         """A document."""
         return self._value(self.raw("GET", path, query=query), kind)
 
+    def get_slowly(self, path: str, kind: type[T], **query: str | int) -> T:
+        """A document; the answer may take as long as it wants."""
+        return self._value(self.raw("GET", path, query=query, timeout_s=None), kind)
+
     def send(self, method: str, path: str, kind: type[T], body: object) -> T:
         """A change; the answer may take as long as it wants."""
-        return self._value(self.raw(method, path, body), kind)
+        return self._value(self.raw(method, path, body, timeout_s=None), kind)
 
-    def raw(self, method: str, path: str, body: object = None, query: Mapping[str, Any] | None = None) -> bytes:
+    def raw(
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        query: Mapping[str, Any] | None = None,
+        timeout_s: float | None = LOOK_TIMEOUT_S,
+    ) -> bytes:
         """The bytes of a good answer."""
         try:
             answer = httpx.request(
@@ -62,7 +73,7 @@ class Admin:
                 params=query,
                 headers=self._headers,
                 content=None if body is None else msgspec.json.encode(body),
-                timeout=httpx.Timeout(LOOK_TIMEOUT_S if method == "GET" else None, connect=CONNECT_TIMEOUT_S),
+                timeout=httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S),
                 trust_env=False,
             )
         except httpx.ConnectError:

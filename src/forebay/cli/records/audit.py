@@ -1,20 +1,22 @@
 """`forebay audit`: is the log whole, and what does it say."""
 
-from collections import deque
+from collections.abc import Collection
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import msgspec
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from forebay.cli import settings
 from forebay.cli.settings import UserError
-from forebay.gateway.records.audit import STEM, SUFFIX, ChainReport, FileReport, read_head
-from forebay.gateway.records.audit import verify as verify_chain
-from forebay.gateway.records.writer import folders, numbered
-from forebay.wire.records import AuditLine, Event, audit_line, unseal
+from forebay.control.api.recorded import ChainDocument, FileDocument
+from forebay.wire.records import AuditLine, Event, audit_line
+
+if TYPE_CHECKING:
+    from forebay.cli.records.reading import RecordFiles
+    from forebay.cli.records.remote import RemoteRecords
 
 TAIL_COLUMNS = (
     "time (UTC)",
@@ -35,42 +37,31 @@ TAIL_CHARS_MAX = 400
 """Of a line; a terminal breaks it where it ends."""
 
 
-def chains(root: Path) -> list[Path]:
-    """The folders that hold a chain, or what is left of one. Raises `UserError` if there is none."""
-    found = [f for f in folders(root) if read_head(f) is not None or numbered(f, STEM, SUFFIX)]
-    if not found:
-        raise UserError(f"There is no audit log in {root}. Is gateway.records.audit on?")
-    return found
+def verify(records: "RecordFiles | RemoteRecords", archived: bool, as_json: bool, screen: Console) -> int:
+    """Check all chains and print what was found; 1 if anything was changed or removed.
 
-
-def verify(root: Path, archived: bool, as_json: bool, screen: Console) -> int:
-    """Check all chains and print what was found; 1 if anything was changed or removed. Raises `UserError`."""
-    try:
-        reports = [verify_chain(folder, archived=archived) for folder in chains(root)]
-    except OSError as error:
-        raise UserError(
-            f"{error.filename}: {error.strerror}. Files come and go while gateways run: try again."
-        ) from error
-    ok = all(report.ok for report in reports)
+    Raises `UserError`, OSError.
+    """
+    found = records.verify(archived)
+    _check_any(found.chains, records.place)
     if as_json:
-        print(msgspec.json.format(msgspec.json.encode({"ok": ok, "chains": [document(r) for r in reports]})).decode())
+        print(msgspec.json.format(msgspec.json.encode(found)).decode())
     else:
-        for report in reports:
-            _print(report, screen)
-        verdict = ("No line was changed or removed.", "green") if ok else ("The audit log is damaged.", "bold red")
+        for chain in found.chains:
+            _print(chain, screen)
+        verdict = (
+            ("No line was changed or removed.", "green") if found.ok else ("The audit log is damaged.", "bold red")
+        )
         screen.print(Text(*verdict))
-    return 0 if ok else 1
+    return 0 if found.ok else 1
 
 
-def document(report: ChainReport) -> dict[str, Any]:
-    """A report as plain data."""
-    plain: dict[str, Any] = msgspec.to_builtins(report)
-    for part in (plain, *plain["files"]):
-        part["flaws"] = [dict(zip(("kind", "line", "text"), flaw, strict=True)) for flaw in part["flaws"]]
-    return {"ok": report.ok, **plain}
+def _check_any(chains: Collection[object], place: str) -> None:
+    if not chains:
+        raise UserError(f"There is no audit log in {place}. Is gateway.records.audit on?")
 
 
-def _print(report: ChainReport, screen: Console) -> None:
+def _print(report: ChainDocument, screen: Console) -> None:
     head = f"head {report.head.seq} {report.head.hash}" if report.head else "no head"
     screen.print(Text.assemble((report.chain, "bold"), f"  {head}"))
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 2), header_style="bold")
@@ -93,7 +84,7 @@ def _print(report: ChainReport, screen: Console) -> None:
     screen.print()
 
 
-def _notes(file: FileReport) -> list[Text]:
+def _notes(file: FileDocument) -> list[Text]:
     notes = [Text(f"  {file.name}:{flaw.line}: {flaw.kind}: {_plain(flaw.text)}", style="red") for flaw in file.flaws]
     if file.flaws_more:
         notes.append(Text(f"  {file.name}: and {file.flaws_more:,} more", style="red"))
@@ -102,41 +93,26 @@ def _notes(file: FileReport) -> list[Text]:
     return notes
 
 
-def tail(root: Path, count: int, as_json: bool, screen: Console) -> int:
-    """Print the last lines of all chains by time. Raises `UserError`."""
-    lines: list[tuple[AuditLine, bytes]] = []
-    try:
-        for folder in chains(root):
-            lines += _last(folder, count)
-    except OSError as error:
-        raise UserError(f"{error.filename}: {error.strerror}.") from error
-    lines = sorted(lines, key=lambda pair: pair[0].ts)[-count:]
+def tail(records: "RecordFiles | RemoteRecords", count: int, as_json: bool, screen: Console) -> int:
+    """Print the last lines of all chains by time. Raises `UserError`, OSError."""
+    found = records.tail(count)
+    _check_any(found.chains, records.place)
+    lines = [bytes(raw) for raw in found.lines]
+    if found.cut:
+        note = f"{len(lines)} lines of {count}: more of them are too long for an answer of the admin API."
+        settings.screen(stderr=True).print(Text(note, "yellow"))
     if as_json:
-        for _, raw in lines:
+        for raw in lines:
             print(raw.decode())
         return 0
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for name in TAIL_COLUMNS:
         table.add_column(name, no_wrap=True)
-    for line, _ in lines:
+    for line in filter(None, map(audit_line, lines)):
         table.add_row(*(Text(_plain(cell)) for cell in _cells(line)))
     screen.width = max(screen.width, TAIL_CHARS_MAX)  # nothing of a log is cut
     screen.print(table)
     return 0
-
-
-def _last(folder: Path, count: int) -> list[tuple[AuditLine, bytes]]:
-    """The last lines of a chain; what is no line is left out."""
-    found: list[tuple[AuditLine, bytes]] = []
-    for _, path in reversed(numbered(folder, STEM, SUFFIX)):
-        with path.open("rb") as file:
-            raws = (raw.rstrip(b"\n") for raw in file)
-            newest = deque((raw for raw in raws if unseal(raw) is None), maxlen=count - len(found))
-        pairs = [(line, raw) for raw in newest if (line := audit_line(raw)) is not None]
-        found = pairs + found
-        if len(found) >= count:
-            break
-    return found
 
 
 def _cells(line: AuditLine) -> tuple[str, ...]:

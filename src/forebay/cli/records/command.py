@@ -1,53 +1,51 @@
 """The commands that read records; what they run is imported when they run."""
 
-import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from forebay.cli import settings
-from forebay.cli.settings import UserError
+from forebay.cli.deploy.command import TokenOption
+from forebay.cli.settings import WRONG_USAGE, UserError
+
+if TYPE_CHECKING:
+    from forebay.cli.records.reading import RecordFiles
+    from forebay.cli.records.remote import RemoteRecords
 
 audit = typer.Typer(help="The audit log.", no_args_is_help=True)
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 FolderOption = Annotated[
     Path | None,
-    typer.Option(help="Folder of records.", show_default="the cluster's of ./forebay.yaml, else the only one"),
+    typer.Option(help="Folder of records.", show_default="that of the cluster file's cluster, else the only one"),
 ]
-
-
-def records_folder(given: Path | None) -> Path:
-    """The folder that is meant. Raises `UserError` if there is none, or more than one."""
-    if given is not None:
-        if not given.is_dir():
-            raise UserError(f"{given}: no such folder.")
-        return given
-    from forebay.control.plan import Places
-
-    runs = settings.home() / "run"
-    found = sorted(path for path in runs.glob("*/records") if path.is_dir())
-    source = settings.read_file(None)
-    if not source.is_demo:
-        wanted = Places(runs / settings.load_cluster(source, [], os.environ).name).records
-        found = [wanted] if wanted in found else found[:0]
-    if not found:
-        raise UserError(f"There are no records below {runs} yet: gateways write them when they serve requests.")
-    if len(found) > 1:
-        raise UserError("\n".join(["Several clusters have records. Say --folder with one of:", *map(str, found)]))
-    return found[0]
+FileOption = Annotated[
+    Path | None,
+    typer.Option("--file", "-f", help="File of the cluster that is meant.", show_default="./forebay.yaml"),
+]
+UrlOption = Annotated[
+    str | None,
+    typer.Option("--url", help="Admin API to go through.", show_default="FOREBAY_ADMIN_URL, else none: the files"),
+]
 
 
 def explain(
     request_id: Annotated[str, typer.Argument(help="The `x-request-id` of the answer.")],
+    *,
     folder: FolderOption = None,
     as_json: JsonOption = False,
+    file: FileOption = None,
+    url: UrlOption = None,
+    token_file: TokenOption = None,
 ) -> None:
     """Show how a request was routed: every candidate with its score, the attempts, the outcome."""
     from forebay.cli.records.explain import explain
 
-    raise typer.Exit(explain(records_folder(folder), request_id, as_json, settings.screen()))
+    with _opened(folder, file, url, token_file) as records:
+        raise typer.Exit(explain(records, request_id, as_json, settings.screen()))
 
 
 def usage(
@@ -59,20 +57,30 @@ def usage(
     ] = None,
     folder: FolderOption = None,
     as_json: JsonOption = False,
+    file: FileOption = None,
+    url: UrlOption = None,
+    token_file: TokenOption = None,
 ) -> None:
     """Show requests and tokens by tenant and model."""
-    from forebay.cli.records.usage import Wanted, usage
+    from forebay.cli.records.usage import first_day, usage
+    from forebay.wire.admin_request import UsageAsked
 
-    raise typer.Exit(usage(records_folder(folder), Wanted(tenant, model, since), as_json, settings.screen()))
+    wanted = UsageAsked(tenant, model, first_day(since))
+    with _opened(folder, file, url, token_file) as records:
+        raise typer.Exit(usage(records, wanted, as_json, settings.screen()))
 
 
 @audit.command()
 def verify(
+    *,
     folder: FolderOption = None,
     archived: Annotated[
         bool, typer.Option("--archived", help="The oldest files were moved elsewhere on purpose.")
     ] = False,
     as_json: JsonOption = False,
+    file: FileOption = None,
+    url: UrlOption = None,
+    token_file: TokenOption = None,
 ) -> None:
     """Check the audit log: finds changed and removed lines and files; exits with 1 if there are any.
 
@@ -80,16 +88,50 @@ def verify(
     """
     from forebay.cli.records.audit import verify
 
-    raise typer.Exit(verify(records_folder(folder), archived, as_json, settings.screen()))
+    with _opened(folder, file, url, token_file) as records:
+        raise typer.Exit(verify(records, archived, as_json, settings.screen()))
 
 
 @audit.command()
 def tail(
+    *,
     lines: Annotated[int, typer.Option("--lines", "-n", min=1, help="How many lines.")] = 20,
     folder: FolderOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the lines as they are.")] = False,
+    file: FileOption = None,
+    url: UrlOption = None,
+    token_file: TokenOption = None,
 ) -> None:
     """Show the last lines of the audit log."""
     from forebay.cli.records.audit import tail
 
-    raise typer.Exit(tail(records_folder(folder), lines, as_json, settings.screen()))
+    with _opened(folder, file, url, token_file) as records:
+        raise typer.Exit(tail(records, lines, as_json, settings.screen()))
+
+
+@contextmanager
+def _opened(
+    folder: Path | None, file: Path | None, url: str | None, token_file: Path | None
+) -> "Iterator[RecordFiles | RemoteRecords]":
+    """The records of a folder, or behind an admin API, or of the cluster file. Raises `UserError`."""
+    from forebay.cli.records.reading import RecordFiles, records_folder
+    from forebay.cli.registry.command import through_api
+
+    if folder is not None and (file or url or token_file):
+        raise UserError(
+            "--folder names files of this machine: it goes without -f, --url and --token-file.", WRONG_USAGE
+        )
+    if folder is not None and not folder.is_dir():
+        raise UserError(f"{folder}: no such folder.")
+    if folder is None and through_api(file, url, token_file):
+        from forebay.cli.deploy.client import Admin
+        from forebay.cli.records.remote import RemoteRecords
+
+        yield RemoteRecords(Admin(url, token_file, file))
+        return
+    try:
+        yield RecordFiles(folder or records_folder(file))
+    except OSError as error:
+        raise UserError(
+            f"{error.filename}: {error.strerror}. Files come and go while gateways run: try again."
+        ) from error

@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import msgspec
 from rich.console import Console, Group, RenderableType
@@ -11,67 +10,38 @@ from rich.table import Table
 from rich.text import Text
 
 from forebay.cli.settings import UserError
-from forebay.gateway.records.writer import RecordLog, folders, numbered
-from forebay.wire.records import Candidate, Decision, candidates, decisions, payloads
+from forebay.control.api.recorded import DecisionDocument
 
-SHOWN_MAX = 20
-"""A client may use one id often: the newest are shown."""
+if TYPE_CHECKING:
+    from forebay.cli.records.reading import RecordFiles
+    from forebay.cli.records.remote import RemoteRecords
+
 CANDIDATE_COLUMNS = (
     "", "replica", "gen", "state", "load", "queue", "prefill", "decode", "price", "kv", "handicap", "total", "hit",
 )  # fmt: skip
 
 
-def find(root: Path, request_id: str) -> tuple[list[tuple[str, Decision]], int]:
-    """The records of a request with their gateways, oldest first, and how many stretches could not be read."""
-    wanted = request_id.encode()
-    found, damaged = [], 0
-    for folder in folders(root):
-        for _, path in numbered(folder, RecordLog.STEM, RecordLog.SUFFIX):
-            content = path.read_bytes()
-            if wanted not in content:
-                continue
-            read = payloads(content)
-            damaged += read.damaged
-            for payload in read.whole:
-                for record in decisions(payload) if wanted in payload else ():
-                    if record.request_id == request_id:
-                        found.append((folder.name, record))
-    return sorted(found, key=lambda pair: pair[1].ts)[-SHOWN_MAX:], damaged
-
-
-def explain(root: Path, request_id: str, as_json: bool, screen: Console) -> int:
-    """Print the records of a request. Raises `UserError` if there is none."""
-    try:
-        found, damaged = find(root, request_id)
-    except OSError as error:
-        raise UserError(f"{error.filename}: {error.strerror}.") from error
-    if not found:
-        hint = f" {damaged} damaged stretches could not be read." if damaged else ""
+def explain(records: "RecordFiles | RemoteRecords", request_id: str, as_json: bool, screen: Console) -> int:
+    """Print the records of a request. Raises `UserError` if there is none, and OSError."""
+    found = records.decisions(request_id)
+    if not found.decisions:
+        hint = f" {found.damaged} damaged stretches could not be read." if found.damaged else ""
         raise UserError(
             f"There is no record of {request_id}. A request is on record a second after it has ended; the oldest "
             f"records are removed (gateway.records.decision_files_max).{hint}"
         )
     if as_json:
-        document = [document_of(gateway, record) for gateway, record in found]
-        print(msgspec.json.format(msgspec.json.encode(document)).decode())
+        print(msgspec.json.format(msgspec.json.encode(found.decisions)).decode())
     else:
-        screen.print(Group(*(part for gateway, record in found for part in view(gateway, record))))
+        screen.print(Group(*(part for record in found.decisions for part in view(record))))
     return 0
 
 
-def document_of(gateway: str, record: Decision) -> dict[str, Any]:
-    """A record as plain data."""
-    document = msgspec.structs.asdict(record)
-    document["candidates"] = [msgspec.structs.asdict(row) for row in candidates(record.candidates)]
-    document["attempts"] = [msgspec.structs.asdict(row) for row in record.attempts]
-    return {"gateway": gateway, **document}
-
-
-def view(gateway: str, record: Decision) -> Iterator[RenderableType]:
+def view(record: DecisionDocument) -> Iterator[RenderableType]:
     """A record for people."""
     at = datetime.fromtimestamp(record.ts, UTC).isoformat(" ", "milliseconds")
     good = "green" if record.code == "ok" else "bold red"
-    yield Text.assemble((record.request_id, "bold"), f"  {at}  {gateway}")
+    yield Text.assemble((record.request_id, "bold"), f"  {at}  {record.gateway}")
     yield Text.assemble("outcome   ", (record.code, good), f" ({record.status}) after {_seconds(record.total_s)}")
     tenant = f", tenant {record.tenant}" if record.tenant else ""
     asked = f", asked for as {record.asked}" if record.asked else ""
@@ -90,19 +60,18 @@ def view(gateway: str, record: Decision) -> Iterator[RenderableType]:
     )
     if record.resumed:
         yield Text(f"resumed   {record.resumed} times on another replica")
-    found = candidates(record.candidates)
-    if found:
+    if record.candidates:
         yield Text()
-        yield _candidates(record, found)
+        yield _candidates(record)
     if record.attempts:
         yield Text()
         yield _attempts(record)
     yield Text()
 
 
-def _candidates(record: Decision, found: list[Candidate]) -> Table:
+def _candidates(record: DecisionDocument) -> Table:
     table = _table(*CANDIDATE_COLUMNS)
-    for c in sorted(found, key=lambda c: c.total_s):
+    for c in sorted(record.candidates, key=lambda c: c.total_s):
         chosen = c.replica == record.chosen
         terms = (c.queue_s, c.prefill_s, c.decode_s, c.price_s, c.kv_s)
         cells = [
@@ -116,7 +85,7 @@ def _candidates(record: Decision, found: list[Candidate]) -> Table:
     return table
 
 
-def _attempts(record: Decision) -> Table:
+def _attempts(record: DecisionDocument) -> Table:
     table = _table("attempt", "replica", "why", "outcome", "after")
     for number, attempt in enumerate(record.attempts, 1):
         cells = (str(number), attempt.replica, attempt.why, attempt.outcome, _seconds(attempt.seconds))
@@ -131,7 +100,7 @@ def _table(*columns: str) -> Table:
     return table
 
 
-def _queued(record: Decision) -> str:
+def _queued(record: DecisionDocument) -> str:
     """How long it waited to be sent; that was no time at all for one that was, and is not known of others."""
     return "0 ms" if record.attempts and not record.queued_s else _seconds(record.queued_s)
 

@@ -24,9 +24,10 @@ Commands that speak with a running cluster ask its admin API at the first of the
 4. the only cluster that runs below `FOREBAY_HOME`, such as one of `forebay serve`;
 5. `{settings.ADMIN_URL}`.
 
-`forebay registry`, `forebay history` and `forebay keys` open the store and the files of the cluster themselves, also
-while nothing runs. With an address or a key they go through the admin API as the others do: with `--url` or
-`--token-file`, and, unless `-f` is there too, with `{VARIABLE}` or `FOREBAY_ADMIN_TOKEN`.
+`forebay registry`, `history`, `keys`, `explain`, `usage` and `audit` open the store and the files of the cluster
+themselves, also while nothing runs. With an address or a key they go through the admin API as the others do: with
+`--url` or `--token-file`, and, unless `-f` (or `--folder`) is there too, with `{VARIABLE}` or
+`FOREBAY_ADMIN_TOKEN`.
 """
 """For people."""
 

@@ -12,10 +12,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from forebay import __version__
-from forebay.control.api import documents
+from forebay.control.api import documents, recorded
 from forebay.control.api.access import ANYBODY, Knock
 from forebay.control.api.behind import Asked, Behind, Handler
-from forebay.control.api.operations import cluster, deploying, keys, nodes, registry, scaling, sla
+from forebay.control.api.operations import cluster, deploying, keys, nodes, records, registry, scaling, sla
 from forebay.control.changes import Reloaded
 from forebay.control.health.telling import Standing
 from forebay.control.rolling.nouns import DeployRefused
@@ -52,6 +52,10 @@ ANSWERS: Final = admin.Answers(
     keys=documents.KeyDocuments,
     key=documents.KeyDocument,
     new_key=documents.NewKeyDocument,
+    decisions=recorded.Decisions,
+    usage=recorded.Usage,
+    audit_tail=recorded.AuditTail,
+    audit_verified=recorded.AuditVerified,
 )
 HANDLERS: Final[Mapping[str, Handler]] = {
     **cluster.HANDLERS,
@@ -61,6 +65,7 @@ HANDLERS: Final[Mapping[str, Handler]] = {
     **sla.HANDLERS,
     **nodes.HANDLERS,
     **keys.HANDLERS,
+    **records.HANDLERS,
 }
 NOT_THERE: Final = ("model", "id")
 """What a refusal of a rollout is about if there is no such thing."""

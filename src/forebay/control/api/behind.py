@@ -10,6 +10,7 @@ from typing import Final, NamedTuple, Protocol, TypeVar
 from starlette.requests import Request
 
 from forebay.control.api.access import Doorman
+from forebay.control.api.recorded import Records
 from forebay.control.changes import Reloaded
 from forebay.control.deploying import Deployments
 from forebay.control.journal import Journal
@@ -30,6 +31,8 @@ T = TypeVar("T")
 THREADS: Final = 4
 WAITING_MAX: Final = 16
 """Requests that wait for one of the threads."""
+READERS: Final = 1
+"""Threads that read records: one takes no more than its share of what control computes with."""
 
 
 class Changing(Protocol):
@@ -60,13 +63,14 @@ class Catalogue:
 class Threads:
     """Runs what blocks in a few threads of its own: whatever clients ask for, control has the loop's."""
 
-    def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="admin")
+    def __init__(self, threads: int = THREADS) -> None:
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="admin")
+        self._room = threads + WAITING_MAX
         self._under_way = 0
 
     async def __call__(self, work: Callable[[], T]) -> T:
         """What `work` returns. Raises `Refusal` if too much waits already."""
-        if self._under_way >= THREADS + WAITING_MAX:
+        if self._under_way >= self._room:
             raise Refusal(Code.OVERLOADED, "The admin API is busy; try again later.")
         self._under_way += 1
         try:
@@ -90,6 +94,10 @@ class Behind:
     """What gateways have written down of requests; None: nobody can tell."""
     keys: Callable[[], KeyRing] | None = None
     """API keys, as the cluster file now says where; None: there are none."""
+    records: Records | None = None
+    """What gateways have written down of each request; None: there is nothing."""
+    reading: Run = field(default_factory=lambda: Threads(READERS))
+    """Runs what reads them."""
 
 
 class Asked(NamedTuple):

@@ -13,17 +13,21 @@ OPEN: Final = frozenset({"livez", "readyz", "openapi"})
 ANYWHERE: Final = frozenset(
     {
         *("livez", "openapi", "metrics", "status", "events", "history"),
+        *("decisions", "usage", "auditTail", "verifyAudit"),
         *("revisions", "revisionsOfModel", "revision", "addRevision", "resubmit", "setAlias", "sign", "verify"),
         *("approve", "reject", "collect"),
     }
 )
-"""What also a control answers that does not lead: the registry and the history are those of the store."""
+"""What also a control answers that does not lead: the registry and the history are those of the store, and records of
+requests lie on the disk that all controls share."""
 LEAST: Final[Mapping[str, Role]] = {
     "metrics": Role.VIEWER,
     "status": Role.VIEWER,
     "events": Role.VIEWER,
     "history": Role.VIEWER,
     "sla": Role.VIEWER,
+    "decisions": Role.VIEWER,
+    "usage": Role.VIEWER,
     "rollouts": Role.VIEWER,
     "rollout": Role.VIEWER,
     "scaling": Role.VIEWER,
@@ -48,9 +52,11 @@ LEAST: Final[Mapping[str, Role]] = {
     "setAlias": Role.OPERATOR,
     "sign": Role.OPERATOR,
     "verify": Role.OPERATOR,
+    "verifyAudit": Role.OPERATOR,
     "approve": Role.ADMIN,
     "reject": Role.ADMIN,
     "collect": Role.ADMIN,
+    "auditTail": Role.ADMIN,
     "createKey": Role.ADMIN,
     "revokeKey": Role.ADMIN,
     "rotateKey": Role.ADMIN,

@@ -1,7 +1,7 @@
 """The audit log of one gateway: a chain of sealed batches (`wire.records`) over a series of files, and its head."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
@@ -321,16 +321,18 @@ class ChainReport:
         return not self.flaws and not any(report.flaws for report in self.files)
 
 
-def verify(folder: Path, *, archived: bool = False) -> ChainReport:
+def verify(folder: Path, *, archived: bool = False, still: Callable[[], None] = lambda: None) -> ChainReport:
     """Check the chain of a folder, which may grow meanwhile. Raises OSError.
 
-    `archived`: the oldest files were moved elsewhere on purpose, begin with what is here.
+    `archived`: the oldest files were moved elsewhere on purpose, begin with what is here. `still` is called before
+    each file, and may raise to end it.
     """
     head = read_head(folder)
     verifier = Verifier(folder.name, head, archived=archived)
     report = ChainReport(folder.name, head)
     files = numbered(folder, STEM, SUFFIX)
     for number, path in files:
+        still()
         report.files.append(_verify_file(path, verifier, newest=number == files[-1][0]))
     report.flaws = verifier.finish()
     report.gaps = verifier.gaps

@@ -39,6 +39,11 @@ _PERIOD: Final = Parameter(
     "The period up to now, seconds; without it 30 days.",
     {"type": "integer", "minimum": 1, "maximum": bodies.PERIOD_S_MAX},
 )
+_REQUEST_ID: Final = Parameter("request_id", "query", "The `x-request-id` of its answer.", _PRINTABLE)
+_OF_TENANT: Final = Parameter("tenant", "query", "Only of this tenant.", _PRINTABLE)
+_SINCE: Final = Parameter(
+    "since", "query", "The first day (UTC) that counts, such as `2026-01-31`.", {"type": "string", "format": "date"}
+)
 _ENDED: Final = Parameter(
     "ended",
     "query",
@@ -81,11 +86,15 @@ class Answers(NamedTuple):
     keys: type
     key: type
     new_key: type
+    decisions: type
+    usage: type
+    audit_tail: type
+    audit_verified: type
 
 
 def operations(given: Answers) -> tuple[Operation, ...]:
     """All there are."""
-    groups = (_looks, _cluster, _rollouts, _scaling, _nodes, _registry, _upkeep, _keys)
+    groups = (_looks, _cluster, _rollouts, _scaling, _nodes, _registry, _upkeep, _keys, _records)
     return tuple(operation for group in groups for operation in group(given))
 
 
@@ -373,6 +382,48 @@ def _keys(given: Answers) -> tuple[Operation, ...]:
             made,
             body=(bodies.ROTATE_KEY, "Rotation"),
             codes=(*_BODY, *_KEYS),
+        ),
+    )
+
+
+def _records(given: Answers) -> tuple[Operation, ...]:
+    busy = (Code.CONFLICT, Code.OVERLOADED, Code.DRAINING, Code.INTERNAL)
+    return (
+        _operation(
+            "/v1/decisions",
+            "get",
+            "decisions",
+            "How a request was routed: every candidate with its score, the attempts, the outcome.",
+            {200: {JSON: given.decisions}},
+            query=(_REQUEST_ID,),
+            codes=(Code.INVALID_REQUEST, *busy),
+        ),
+        _operation(
+            "/v1/usage",
+            "get",
+            "usage",
+            "Requests and tokens by day, tenant, model and outcome, of all gateways together.",
+            {200: {JSON: given.usage}},
+            query=(_OF_TENANT, _OF_MODEL, _SINCE),
+            codes=(Code.INVALID_REQUEST, *busy),
+        ),
+        _operation(
+            "/v1/audit/tail",
+            "post",
+            "auditTail",
+            f"The newest lines of the audit log, at most {bodies.EVENTS_MAX}; they may hold prompts.",
+            {200: {JSON: given.audit_tail}},
+            body=(bodies.AUDIT_TAIL, "AuditTailAsked"),
+            codes=(*_BODY, *busy),
+        ),
+        _operation(
+            "/v1/audit/verify",
+            "post",
+            "verifyAudit",
+            "Check the audit log: finds changed and removed lines and files.",
+            {200: {JSON: given.audit_verified}},
+            body=(bodies.AUDIT_VERIFY, "AuditVerify"),
+            codes=(*_BODY, *busy),
         ),
     )
 

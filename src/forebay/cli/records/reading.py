@@ -1,0 +1,174 @@
+"""Reads the records of all gateways of a cluster: for the commands here, and for the admin API."""
+
+import math
+import os
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from forebay.cli import settings
+from forebay.cli.settings import UserError
+from forebay.control.api.recorded import (
+    AttemptDocument,
+    AuditTail,
+    AuditVerified,
+    CandidateDocument,
+    ChainDocument,
+    DecisionDocument,
+    Decisions,
+    FileDocument,
+    FlawDocument,
+    Still,
+    Usage,
+    UsageRow,
+)
+from forebay.control.plan import Places
+from forebay.gateway.records.audit import STEM, SUFFIX, ChainReport, read_head, verify
+from forebay.gateway.records.ledger import Key, day_text
+from forebay.gateway.records.ledger import usage as usage_of
+from forebay.gateway.records.saved import Sums
+from forebay.gateway.records.writer import RecordLog, folders, numbered
+from forebay.wire.admin_request import UsageAsked
+from forebay.wire.records import AuditLine, Decision, Flaw, audit_line, candidates, decisions, payloads, unseal
+
+T = TypeVar("T")
+SHOWN_MAX = 20
+"""A client may use one id often: the newest are shown."""
+
+
+def go_on() -> None:
+    """Nothing ends the reading."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordFiles:
+    """The records below a folder, in which each gateway has one of its own. Every method raises OSError."""
+
+    root: Path
+
+    @property
+    def place(self) -> str:
+        """Where they are, for people."""
+        return str(self.root)
+
+    def decisions(self, request_id: str, still: Still = go_on) -> Decisions:
+        """The newest records of a request, oldest first."""
+        wanted, found, damaged = request_id.encode(), list[DecisionDocument](), 0
+        for folder in folders(self.root):
+            for _, path in numbered(folder, RecordLog.STEM, RecordLog.SUFFIX):
+                still()
+                content = path.read_bytes()
+                if wanted not in content:
+                    continue
+                read = payloads(content)
+                damaged += read.damaged
+                for payload in read.whole:
+                    for record in decisions(payload) if wanted in payload else ():
+                        if record.request_id == request_id:
+                            found.append(_decision(folder.name, record))
+        return Decisions(tuple(sorted(found, key=lambda each: each.ts)[-SHOWN_MAX:]), damaged)
+
+    def usage(self, wanted: UsageAsked, still: Still = go_on) -> Usage:
+        """What was used, by day, tenant, model and outcome."""
+        total: dict[tuple[int, Key], Sums] = {}
+        for folder in folders(self.root):
+            still()
+            for (day, key), sums in usage_of(folder, wanted.day_first).items():
+                if wanted.tenant in (None, key[0]) and wanted.model in (None, key[1]):
+                    total.setdefault((day, key), Sums()).add(sums)
+        return Usage(tuple(_row(day, key, sums) for (day, key), sums in sorted(total.items())))
+
+    def tail(self, last: int, bytes_max: int | None = None, still: Still = go_on) -> AuditTail:
+        """The newest lines of all chains, by time."""
+        chains, room = self._chains(), math.inf if bytes_max is None else bytes_max
+        found = [pair for folder in chains for pair in _last(folder, last, room, still)]
+        newest = deque(sorted(found, key=lambda pair: pair[0].ts)[-last:])
+        wanted, size = len(newest), sum(len(raw) for _, raw in newest)
+        while size > room:
+            size -= len(newest.popleft()[1])
+        lines = tuple(msgspec.Raw(raw) for _, raw in newest)
+        return AuditTail(tuple(folder.name for folder in chains), lines, cut=len(newest) < wanted)
+
+    def verify(self, archived: bool, still: Still = go_on) -> AuditVerified:
+        """What was found in all chains."""
+        reports = [verify(folder, archived=archived, still=still) for folder in self._chains()]
+        return AuditVerified(all(report.ok for report in reports), tuple(_chain(report) for report in reports))
+
+    def _chains(self) -> list[Path]:
+        """The folders that hold a chain, or what is left of one."""
+        return [f for f in folders(self.root) if read_head(f) is not None or numbered(f, STEM, SUFFIX)]
+
+
+def _decision(gateway: str, record: Decision) -> DecisionDocument:
+    values = msgspec.structs.asdict(record)
+    values["candidates"] = tuple(_as(CandidateDocument, each) for each in candidates(record.candidates))
+    values["attempts"] = tuple(_as(AttemptDocument, each) for each in record.attempts)
+    return DecisionDocument(gateway=gateway, **values)
+
+
+def _as(kind: type[T], value: msgspec.Struct) -> T:
+    return kind(**msgspec.structs.asdict(value))
+
+
+def _row(day: int, key: Key, sums: Sums) -> UsageRow:
+    return UsageRow(day_text(day), *key, **msgspec.structs.asdict(sums))
+
+
+def _last(folder: Path, last: int, room: float, still: Still) -> list[tuple[AuditLine, bytes]]:
+    """The last lines of a chain, up to the one that makes them longer than `room`; what is no line is left out."""
+    found: list[tuple[AuditLine, bytes]] = []
+    for _, path in reversed(numbered(folder, STEM, SUFFIX)):
+        still()
+        newest, size = deque[bytes](), 0
+        with path.open("rb") as file:
+            for raw in (line.rstrip(b"\n") for line in file):
+                if unseal(raw) is not None:
+                    continue
+                newest.append(raw)
+                size += len(raw)
+                while len(newest) > last - len(found) or size - len(newest[0]) > room:
+                    size -= len(newest.popleft())
+        found[:0] = [(line, raw) for raw in newest if (line := audit_line(raw)) is not None]
+        room -= size
+        if len(found) >= last or room < 0:
+            break
+    return found
+
+
+def _chain(report: ChainReport) -> ChainDocument:
+    files = tuple(
+        FileDocument(
+            name=each.name,
+            lines=each.lines,
+            first=each.first,
+            last=each.last,
+            flaws=_flaws(each.flaws),
+            flaws_more=each.flaws_more,
+            unfinished_bytes=each.unfinished_bytes,
+        )
+        for each in report.files
+    )
+    return ChainDocument(report.ok, report.chain, report.head, files, _flaws(report.flaws), tuple(report.gaps))
+
+
+def _flaws(flaws: Iterable[Flaw]) -> tuple[FlawDocument, ...]:
+    return tuple(FlawDocument(*flaw) for flaw in flaws)
+
+
+def records_folder(file: Path | None) -> Path:
+    """The folder of the cluster of a file, else of ./forebay.yaml, else the only one. Raises `UserError`."""
+    runs = settings.home() / "run"
+    found = sorted(path for path in runs.glob("*/records") if path.is_dir())
+    source = settings.read_file(file)
+    if not source.is_demo:
+        wanted = Places(runs / settings.load_cluster(source, [], os.environ).name).records
+        found = [wanted] if wanted in found else found[:0]
+    if not found:
+        raise UserError(f"There are no records below {runs} yet: gateways write them when they serve requests.")
+    if len(found) > 1:
+        raise UserError("\n".join(["Several clusters have records. Say --folder with one of:", *map(str, found)]))
+    return found[0]
