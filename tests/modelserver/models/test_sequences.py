@@ -31,8 +31,10 @@ SUM = """
 """
 
 
-def sequences(strategy: str, more: str = "") -> str:
-    return config(f"sequence_batching {{ {strategy} {{ {more} }} {CONTROLS} }}", dims="1", max_batch=2)
+def sequences(strategy: str, more: str = "", idle_us: int = 60_000_000) -> str:
+    """No test is so slow that a sequence becomes idle, but those that say when."""
+    idle = f"max_sequence_idle_microseconds: {idle_us}"
+    return config(f"sequence_batching {{ {idle} {strategy} {{ {more} }} {CONTROLS} }}", dims="1", max_batch=2)
 
 
 async def say(server: Server, sequence: int | str, number: float, model: str = "m", **flags: Any) -> float:
@@ -135,10 +137,7 @@ def test_implicit_state_comes_back_with_the_next_request(tmp_path: Path) -> None
 
 
 def test_an_idle_sequence_ends(tmp_path: Path) -> None:
-    idle = sequences("direct").replace(
-        "sequence_batching {", "sequence_batching { max_sequence_idle_microseconds: 20000"
-    )
-    write(tmp_path, "m", idle, SUM)
+    write(tmp_path, "m", sequences("direct", idle_us=20_000), SUM)
 
     async def main() -> None:
         async with serving(tmp_path, startup=("m",)) as server:
