@@ -1,15 +1,17 @@
 /* A load generator. RATE 0, closed loop: each connection sends a request when its answer is complete. Any other RATE,
- * open loop: so many requests a second, each on an idle connection, whose latency counts from the instant it was due.
+ * open loop: so many requests a second, each on an idle connection, whose latency counts from the instant it was due:
+ * evenly spaced, or with a SEED at random instants (exponential gaps, the same ones for the same seed).
  *
  * Every answer is checked: status 200; a stream must hold exactly N events and [DONE]. Prints `window` when the
  * counted window begins (after the warm-up) and one JSON line when it ends. p50_us and p99_us are of the whole answer,
  * of a stream up to its first event. event_reads are the reads that brought an event: fewer than events, if some came
  * glued together.
- * usage: load PORT CONNECTIONS unary|stream BODY_BYTES EVENTS INTERVAL_US RATE WARMUP_S WINDOW_S
+ * usage: load PORT CONNECTIONS unary|stream BODY_BYTES EVENTS INTERVAL_US RATE WARMUP_S WINDOW_S [SEED]
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
+#include <math.h>
 #include <netinet/tcp.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -37,6 +39,7 @@ struct conn {
 static struct conn conns[CONNECTIONS], *idle[CONNECTIONS]; /* idle: open loop; fd -1 if it is to be dialled first */
 static int idles, port, ep, events_wanted, streams;
 static double rate;
+static int random_gaps;
 static char *request;
 static int request_len;
 static long completed, events_seen, event_reads, errors, reconnects;
@@ -195,10 +198,14 @@ static void prepare(int body_bytes, int interval_us) {
   request_len = sprintf(request, "POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
                         "authorization: Bearer %s\r\ncontent-length: %d\r\n\r\n%s", key ? key : "sk-none", n, body);
 }
+static long long gap_us(void) {
+  double mean = rate ? 1e6 / rate : 1e6;
+  return random_gaps ? -log(1 - drand48()) * mean : mean;
+}
 static int order(const void *a, const void *b) { return *(unsigned *)a > *(unsigned *)b ? 1 : -1; }
 int main(int argc, char **argv) {
-  if (argc != 10)
-    return fprintf(stderr, "usage: load PORT CONNECTIONS unary|stream BODY_BYTES EVENTS INTERVAL_US RATE WARMUP_S WINDOW_S\n"), 2;
+  if (argc != 10 && argc != 11)
+    return fprintf(stderr, "usage: load PORT CONNECTIONS unary|stream BODY_BYTES EVENTS INTERVAL_US RATE WARMUP_S WINDOW_S [SEED]\n"), 2;
   port = atoi(argv[1]);
   int connections = atoi(argv[2]), body_bytes = atoi(argv[4]), interval_us = atoi(argv[6]);
   if (connections > CONNECTIONS) return fprintf(stderr, "load: at most %d connections\n", CONNECTIONS), 2;
@@ -206,10 +213,12 @@ int main(int argc, char **argv) {
   events_wanted = atoi(argv[5]);
   rate = atof(argv[7]);
   double warmup_s = atof(argv[8]), window_s = atof(argv[9]);
+  random_gaps = argc == 11;
+  if (random_gaps) srand48(atol(argv[10]));
   samples = malloc(SAMPLES * sizeof *samples);
   prepare(body_bytes, interval_us);
   ep = epoll_create1(0);
-  long long gap_us = rate ? 1e6 / rate : 1e6, due_us = now_us();
+  long long due_us = now_us();
   for (int i = 0; i < connections; i++) {
     conns[i].buf = malloc(BUFFER);
     conns[i].fd = -1;
@@ -222,7 +231,7 @@ int main(int argc, char **argv) {
     int ready = epoll_pwait2(ep, events, 512, &t, NULL);
     for (int i = 0; i < ready; i++) arrived(events[i].data.ptr);
     long long now = now_us();
-    for (; rate && due_us <= now && idles; due_us += gap_us) {
+    for (; rate && due_us <= now && idles; due_us += gap_us()) {
       struct conn *c = idle[--idles];
       if (c->fd < 0) dial(c);
       fire(c, due_us);

@@ -8,8 +8,14 @@ what was completed in it: other load on the machine delays a proxy but hardly ch
 a fixed rate: where 64,000/s nearly fill a core, no cost above 15.6 us can show, so a second load offers 102,400/s,
 which all may fail to deliver. `coalesced` (the share of events that arrived in the same read as an earlier one,
 which makes them cheaper) and `delivered` (the share of the offered events) belong to every figure of events; of
-`direct`, they tell how quiet the machine was. `ttft` opens 100 streams a second whatever happens, and takes off
-what the model server takes when asked directly in the same round. `memory` is the PSS of a fresh process tree with
+`direct`, they tell how quiet the machine was. Where less is delivered than offered, events queue up in sockets and
+one read finds several: so what a proxy itself glues together shows in a third load, of half as many events from as
+many streams, which all but the slowest deliver.
+
+`ttft` opens 100 streams a second whatever happens, and takes off what the model server takes when asked directly in
+the same round. It opens one every 10 ms, which is also how often each stream has an event: so the first one of a
+stream comes in a burst with one of each of the twenty others, and waits for about half of them. `ttft_random` opens
+as many at random instants, as independent clients do. `memory` is the PSS of a fresh process tree with
 a thousand streams of one event a second, less what it had before them.
 
 Every round measures all proxies one after the other, in an order that is rotated from round to round; medians over
@@ -65,6 +71,8 @@ class Scenario:
     events: int = 0
     interval_us: int = 0
     rate_per_s: int = 0
+    seed: int | None = None
+    """For random instants of an open loop; None: they are evenly spaced."""
     warmup_s: float = 1.0
     window_s: float = 0.0
     """0: what was asked for."""
@@ -75,8 +83,10 @@ COSTS: Final = (
     Scenario("request_32k", 64, "unary", 32_768),
     Scenario("event_64x1ms", 64, "stream", 1024, 500, 1000),
     Scenario("event_512x5ms", 512, "stream", 1024, 100, 5000),
+    Scenario("event_512x10ms", 512, "stream", 1024, 50, 10_000),
 )
 TTFT: Final = Scenario("ttft", 1000, "stream", 1024, 20, 10_000, rate_per_s=100)
+TTFTS: Final = (TTFT, replace(TTFT, name="ttft_random", seed=1))
 MEMORY: Final = Scenario("memory", 1000, "stream", 1024, 60, 1_000_000, warmup_s=9.0, window_s=2.0)
 GENTLE: Final = (
     Scenario("request_1k", 16, "unary", 1024),
@@ -112,7 +122,7 @@ class Rig(NamedTuple):
         window_s = scenario.window_s or self.window_s
         words = (
             port, scenario.connections, scenario.kind, scenario.body_bytes, scenario.events, scenario.interval_us,
-            scenario.rate_per_s, scenario.warmup_s, window_s,
+            scenario.rate_per_s, scenario.warmup_s, window_s, *(() if scenario.seed is None else (scenario.seed,)),
         )  # fmt: skip
         before_kb = memory_kb(pid, "Pss") if pid is not None else 0
         with started([self.load, *map(str, words)], LOAD_CORE, environ={"BENCH_KEY": KEY}) as generator:
@@ -159,9 +169,9 @@ def one_round(names: list[str], rig: Rig) -> Iterator[tuple[str, str, Run]]:
     """The model server alone, then every proxy in turn; yields (proxy, scenario, figures)."""
     with started([rig.mock, str(MOCK_PORT), str(REPLICAS)], LOAD_CORE, rig.folder / "mock.log"):
         time.sleep(0.2)
-        yield DIRECT, COSTS[-1].name, rig.measure(COSTS[-1], MOCK_PORT, None)
-        direct = rig.measure(TTFT, MOCK_PORT, None)
-        yield DIRECT, TTFT.name, direct
+        direct = {each.name: rig.measure(each, MOCK_PORT, None) for each in (*COSTS[-2:], *TTFTS)}
+    for scenario, run in direct.items():
+        yield DIRECT, scenario, run
     for name in names:
         gentle = name == "litellm"
         with rig.serving(name) as pid:
@@ -170,10 +180,10 @@ def one_round(names: list[str], rig: Rig) -> Iterator[tuple[str, str, Run]]:
         with rig.serving(name) as pid:
             for scenario in GENTLE if gentle else COSTS:
                 yield name, scenario.name, rig.measure(scenario, PROXY_PORT, pid)
-            if not gentle:
-                run = rig.measure(TTFT, PROXY_PORT, pid)
-                added = {f"added_{p}_us": run[f"{p}_us"] - direct[f"{p}_us"] for p in ("p50", "p99")}
-                yield name, TTFT.name, run | added
+            for scenario in () if gentle else TTFTS:
+                run = rig.measure(scenario, PROXY_PORT, pid)
+                added = {f"added_{p}_us": run[f"{p}_us"] - direct[scenario.name][f"{p}_us"] for p in ("p50", "p99")}
+                yield name, scenario.name, run | added
 
 
 def journal() -> Run:
@@ -250,7 +260,7 @@ def main() -> None:
     count, window_s = (1, QUICK_WINDOW_S) if options.quick else (options.rounds, options.window)
     with tempfile.TemporaryDirectory() as folder:
         for tool in ("mock", "load"):
-            subprocess.run(["gcc", "-O2", "-o", f"{folder}/{tool}", str(HERE / f"{tool}.c")], check=True)
+            subprocess.run(["gcc", "-O2", "-o", f"{folder}/{tool}", str(HERE / f"{tool}.c"), "-lm"], check=True)
         seen = rounds(names, count, Rig(Path(folder), f"{folder}/mock", f"{folder}/load", window_s))
     found = result(names, count, seen)
     print(json.dumps(found["goals"], indent=1))
