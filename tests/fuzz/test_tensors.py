@@ -119,7 +119,7 @@ def test_an_inference_is_read_in_full_or_refused_and_can_be_answered(
         return
     assert all(whole(tensor) for tensor in asked.request.inputs if type(tensor.data) is bytes)
     assert len({tensor.name for tensor in asked.request.inputs}) == len(asked.request.inputs)
-    response = InferResponse("m", "1", asked.request.id, asked.request.inputs, asked.request.parameters)
+    response = InferResponse("m", "1", asked.request.id, asked.request.inputs, parameters=asked.request.parameters)
     written = survives(lambda _: write_infer(response, asked, batches=True, labels=lambda _: ("one",)), b"", Refused)
     assert written is None or json.loads(written.json)
 
@@ -129,7 +129,7 @@ def test_a_generation_is_read_in_full_or_refused(body: bytes) -> None:
     request = survives(lambda data: read_generate(CONFIG, "", data, tensor_bytes_max=LIMIT), body, Refused)
     if request is not None:
         assert all(whole(tensor) for tensor in request.inputs)
-        json.loads(write_generate(InferResponse("m", "1", request.id, request.inputs, request.parameters)))
+        json.loads(write_generate(InferResponse("m", "1", request.id, request.inputs, parameters=request.parameters)))
 
 
 @given(json_bytes(CONTROL), st.sampled_from(MemoryKind))
@@ -164,6 +164,7 @@ def test_a_raw_body_fits_its_model_or_is_refused(
 @given(damaged(DOCUMENTS).map(encoded))
 def test_reading_twice_gives_the_same(body: bytes) -> None:
     def read(data: bytes) -> Any:
-        return read_infer("m", "", data, None, Page(), json_bytes_max=LIMIT).request
+        request = read_infer("m", "", data, None, Page(), json_bytes_max=LIMIT).request
+        return request.id, request.inputs, request.outputs, request.parameters, request.priority
 
     assert survives(read, body, Refused) == survives(read, body, Refused)

@@ -45,6 +45,7 @@ LINGER_S: Final = 1.0
 CLOSE_GRACE_S: Final = 1.0
 LOOK_EVERY_S: Final = 1.0
 DOCUMENT: Final = document.PATH.encode()
+METRICS: Final = b"/metrics"
 
 
 class NotStarted(Exception):  # noqa: N818 - states the condition
@@ -156,14 +157,15 @@ class _Parts:
         )
         regions = SharedRegions()
         settings = ServerSettings(self._models, self._traces, logs)
-        self._front = HttpFront(self._models, regions, settings, tasks=tasks, log=log, options=plan.front)
+        others = {METRICS: self._handle_metrics, DOCUMENT: _describe}
+        front = HttpFront(self._models, regions, settings, tasks=tasks, log=log, options=plan.front, others=others)
         limits = Limits(
             body_bytes_max=plan.body_bytes_max,
             bodies_bytes_max=plan.bodies_bytes_max,
             idle_timeout_s=IDLE_TIMEOUT_S,
             body_timeout_s=BODY_TIMEOUT_S,
         )
-        self._http = HttpServer(self._handle, limits)
+        self._http = HttpServer(front.handle, limits)
         self._metrics = HttpServer(self._handle_metrics, Limits())
         self._rpc = RpcFront(self._models, regions, settings, tasks=tasks, log=log, options=plan.rpc)
         self._running: asyncio.Task[None] | None = None
@@ -229,16 +231,8 @@ class _Parts:
                 watcher.loading(self._server.index(False))
         return ()
 
-    def _handle(self, exchange: Exchange) -> None:
-        if exchange.target == b"/metrics":
-            self._handle_metrics(exchange)
-        elif exchange.target == DOCUMENT:
-            _describe(exchange)
-        else:
-            self._front.handle(exchange)
-
     def _handle_metrics(self, exchange: Exchange) -> None:
-        if exchange.target.partition(b"?")[0] != b"/metrics":
+        if exchange.target.partition(b"?")[0] != METRICS:
             exchange.respond(404, [], b"")
             return
         self._tasks.create_task(self._tell(exchange))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from forebay.engines.tensor import batch
-from forebay.engines.tensor.protocol import Array, Request, Rows
+from forebay.engines.tensor.protocol import Array, Request, Rows, Stack
 
 
 def request(*shape: int, wanted: tuple[str, ...] = (), value: float = 1) -> Request:
@@ -101,3 +101,36 @@ def test_an_unknown_output_is_refused_without_a_run_for_it(count: int) -> None:
 
     assert [each.error for each in responses] == ["unexpected inference output 'N'", ""][:count]
     assert len(model.runs) == count - 1
+
+
+def stack(*values: float, wanted: tuple[tuple[str, ...], ...] = ()) -> Stack:
+    """Requests of two rows each."""
+    x = np.repeat(np.array(values, np.float32), 2)
+    asked = wanted or ((),) * len(values)
+    return Stack({"X": x}, [2] * len(values), asked, lambda place, inputs: Request(str(place), inputs, asked[place]))
+
+
+def test_a_stack_of_requests_is_run_as_it_is() -> None:
+    model, requests = Model(), stack(1, 2)
+
+    responses = batch.execute(requests, ["Y", "Z"], model)
+
+    assert model.runs == [((4,), ["Y", "Z"])]
+    assert [each.outputs["Z"].tolist() for each in responses] == [[3, 3], [6, 6]]
+
+
+def test_the_requests_of_a_stack_have_views_of_their_rows() -> None:
+    requests = stack(1, 2, 3)
+
+    assert [each.id for each in requests] == ["0", "1", "2"]
+    assert [each.id for each in requests[1:]] == ["1", "2"]
+    requests[-1].inputs["X"] += 1
+    assert requests.inputs["X"].tolist() == [1, 1, 2, 2, 4, 4]
+    assert len(requests) == 3
+
+
+def test_a_stack_that_cannot_be_run_at_once_is_run_one_by_one() -> None:
+    assert [each.error for each in batch.execute(stack(1, -1, 2), ["Y"], Model())] == ["", "negative", ""]
+
+    responses = batch.execute(stack(1, 2, wanted=(("Y",), ("N",))), ["Y"], Model())
+    assert [each.error for each in responses] == ["", "unexpected inference output 'N'"]

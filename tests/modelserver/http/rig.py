@@ -29,8 +29,8 @@ Run = Callable[[InferRequest], list[InferResponse | None]]
 
 def same(request: InferRequest) -> list[InferResponse | None]:
     """Each input is an output: IN becomes OUT, IN1 becomes OUT1."""
-    outputs = tuple(tensor._replace(name=tensor.name.replace("IN", "OUT")) for tensor in request.inputs)
-    return [InferResponse(request.model, "1", request.id, outputs, dict(request.parameters))]
+    outputs = tuple(tensor.named(tensor.name.replace("IN", "OUT")) for tensor in request.inputs)
+    return [InferResponse(request.model, "1", request.id, outputs, parameters=dict(request.parameters))]
 
 
 def add(request: InferRequest) -> list[InferResponse | None]:

@@ -127,9 +127,7 @@ class Asked:
         """The server's callback."""
         assert not self.ended.is_set()
         if response is not None:
-            outputs = tuple(each._replace(data=bytes(each.data)) for each in response.outputs)
-            response.outputs = outputs
-            self.responses.append(response)
+            self.responses.append(response.copied())
         if final:
             self.ended.set()
 

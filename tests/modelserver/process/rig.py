@@ -12,8 +12,9 @@ import structlog
 
 from forebay.core.serving.config import Datatype, ModelConfig
 from forebay.core.serving.values import Parameter, Tensor
+from forebay.modelserver.process.placement import ChildSpec, Placement
 from forebay.modelserver.process.process import ModelProcess
-from forebay.modelserver.process.values import Answer, ChildSpec, Done, GaveUp, Placement, Work
+from forebay.modelserver.process.values import Answer, Done, GaveUp, Work
 
 BACKEND = Path(__file__).parent / "backend"
 PATIENCE_S = 60.0

@@ -5,7 +5,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 from tests.modelserver.process.rig import HERE, Heard, answers, run, spec, started, until, values, work
@@ -15,8 +14,9 @@ from forebay.core.serving.errors import Kind, Refused
 from forebay.core.serving.values import Tensor
 from forebay.modelserver.process import keeper
 from forebay.modelserver.process.messages import Ping
+from forebay.modelserver.process.placement import Placement
 from forebay.modelserver.process.process import ModelProcess
-from forebay.modelserver.process.values import Answer, Call, Placement, Work
+from forebay.modelserver.process.values import Answer, Call, Work
 
 
 def test_requests_come_back_in_order_and_whole(tmp_path: Path) -> None:
@@ -66,7 +66,17 @@ def test_every_datatype_crosses_unchanged(tmp_path: Path, filler: int) -> None:
 
 def test_everything_that_a_request_says_reaches_the_model(tmp_path: Path) -> None:
     plain = work("facts")
-    full = Work("r1", plain.inputs, ("y", "z"), {"a": 1, "b": 2.5, "c": True}, "user-1", True, True, 7, 3)
+    full = Work(
+        "r1",
+        plain.inputs,
+        ("y", "z"),
+        {"a": 1, "b": 2.5, "c": True},
+        correlation_id="user-1",
+        start=True,
+        end=True,
+        timeout_us=7,
+        priority=3,
+    )
 
     async def scene() -> None:
         async with started(spec(tmp_path)) as process:
@@ -86,7 +96,7 @@ def test_the_same_input_of_all_requests_is_one_array(tmp_path: Path, size: int) 
             works = [work("facts", np.zeros((rows, size), np.float32)) for rows in (1, 2, 3)]
             extra = Tensor("extra", Datatype.UINT8, (3,), b"123")
             got = await answers(
-                process, *(msgspec.structs.replace(each, inputs=(extra, *each.inputs)) for each in works)
+                process, *(Work("", (extra, *each.inputs), parameters=each.parameters) for each in works)
             )
             facts = got[0].parameters
             assert (facts["adjacent"], facts["aligned"], facts["writeable"]) == (True, True, True)
@@ -186,7 +196,7 @@ def test_what_one_model_gives_another_one_gets_without_a_copy(tmp_path: Path) ->
                 (more,) = await answers(second, Work("", (output,), parameters={"do": "add in place"}))
                 assert values(more)[:2] == [1, 2]
             assert values(given)[:2] == [0, 1]
-            part = output._replace(shape=(20_000,), data=output.data[40_000:120_000])
+            part = Tensor("x", output.datatype, (20_000,), output.data[40_000:120_000])
             (back,) = await answers(second, Work("", (part,)))
             assert values(back)[:2] == [10_000, 10_001]
             first.stop()
@@ -329,7 +339,7 @@ def test_a_model_calls_another_one(tmp_path: Path, size: int) -> None:
                 assert (call.model, call.version, call.work.id, call.work.wanted) == ("other", 3, "inner", ("y",))
                 tensor = call.work.inputs[0]
                 assert set(np.frombuffer(tensor.data, np.float32).tolist()) == {number}
-                call.respond(Answer((tensor._replace(name="y"),)), False)
+                call.respond(Answer((tensor.named("y"),)), False)
                 call.respond(None, True)
                 del call, tensor
                 await until(lambda heard=heard: heard.done)

@@ -45,7 +45,7 @@ def _pair() -> Ends:
 def _send(sender: Channel[Any], size: int = BIG, fill: int = 1) -> None:
     tensor = Tensor("x", Datatype.UINT8, (size,), bytes([fill]) * size)
     asks, parcel = asking.asks(sender, [Work("", (tensor,))])
-    sender.send(*sender.pack(Execute(1, asks), parcel))
+    sender.send(*sender.pack(Execute(1, *asks), parcel))
 
 
 def _data(received: Received[ToChild]) -> memoryview:
@@ -114,7 +114,7 @@ def test_what_a_reader_writes_over_a_private_segment_is_gone_the_next_time() -> 
     assert output.data.readonly  # type: ignore[union-attr]
     for _ in range(2):
         asks, passed = asking.asks(second, [Work("", (output,)), Work("", (output,))])
-        second.send(*second.pack(Execute(1, asks), passed))
+        second.send(*second.pack(Execute(1, *asks), passed))
         view = _data(second_child.receive())
         assert view[:3] == b"\0\1\2"
         view[:3] = b"abc"
@@ -226,7 +226,7 @@ def test_a_child_that_never_reads_is_broken(monkeypatch: pytest.MonkeyPatch) -> 
             tensor = Tensor("x", Datatype.UINT8, (BIG,), bytes(BIG))
             while not end.closed:
                 asks, parcel = asking.asks(end.channel, [Work("", (tensor,))])
-                end.send(Execute(1, asks), parcel, theirs.fileno())
+                end.send(Execute(1, *asks), parcel, theirs.fileno())
         await asyncio.sleep(0)
         assert told == ["the model process does not read what it is sent"]
 

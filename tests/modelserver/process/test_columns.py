@@ -1,4 +1,4 @@
-"""Outputs that come as one piece for all requests of a batch."""
+"""Inputs and outputs that go as one piece for all requests of a batch."""
 
 import socket
 from collections.abc import Iterator, Sequence
@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 from forebay.core.serving.config import Datatype
+from forebay.core.serving.values import Tensor
 from forebay.engines.tensor.protocol import Array, Response, Rows
 from forebay.modelserver.process import asking
 from forebay.modelserver.process.channel import Channel, ChannelBroken
 from forebay.modelserver.process.child import outgoing
-from forebay.modelserver.process.messages import Finished, Piece, ToChild, ToServer
+from forebay.modelserver.process.messages import Execute, Finished, Piece, ToChild, ToServer
 from forebay.modelserver.process.segments import Sharing
-from forebay.modelserver.process.values import Answer
+from forebay.modelserver.process.values import Answer, Work
 
 
 @contextmanager
@@ -82,3 +83,58 @@ def test_columns_that_are_not_those_of_the_batch_are_the_end_of_the_channel(
 
     with pytest.raises(ChannelBroken):
         asking.answers([piece], sizes, [memoryview(bytes(16))])
+
+
+def told(*requests: tuple[Tensor, ...]) -> tuple[Execute, list[memoryview]]:
+    """What the child gets of a batch."""
+    with channels() as (child, server):
+        batch, parcel = asking.asks(server, [Work("", inputs) for inputs in requests])
+        server.send(*server.pack(Execute(1, *batch), parcel))
+        received = child.receive()
+        assert isinstance(received.message, Execute)
+        return received.message, received.parts
+
+
+def tensor(rows: int, name: str = "X", *shape: int, datatype: Datatype = Datatype.UINT8) -> Tensor:
+    size = rows * int(np.prod(shape)) * (1 if datatype is Datatype.UINT8 else 2)
+    return Tensor(name, datatype, (rows, *shape), bytes([rows]) * size)
+
+
+@pytest.mark.parametrize("width", [3, 50_000])
+def test_inputs_that_differ_only_in_their_rows_are_one_piece_each(width: int) -> None:
+    batch, parts = told(*((tensor(rows, "X", width), tensor(rows, "Y")) for rows in (1, 2, 0, 3)))
+
+    assert batch.sizes == (1, 2, 0, 3)
+    assert [(piece.name, piece.shape) for piece in batch.columns] == [("X", (6, width)), ("Y", (6,))]
+    assert [ask.inputs for ask in batch.asks] == [()] * 4
+    found = [bytes(parts[each.part][each.offset : each.offset + each.size]) for each in batch.columns]
+    assert found == [b"".join(bytes([rows]) * (rows * each) for rows in (1, 2, 3)) for each in (width, 1)]
+
+
+APART = {
+    "a request alone": [(tensor(1),)],
+    "other inputs": [(tensor(1),), (tensor(1), tensor(1, "Y"))],
+    "an input twice, and not at all": [(tensor(1), tensor(1)), ()],
+    "no inputs": [(), ()],
+    "scalars": [(Tensor("X", Datatype.UINT8, (), b"a"),)] * 2,
+    "a scalar": [(tensor(1),), (Tensor("X", Datatype.UINT8, (), b"a"),)],
+    "no rows": [(tensor(0),), (tensor(1),)],
+    "other shapes": [(tensor(1, "X", 2),), (tensor(1, "X", 3),)],
+    "other types": [(tensor(2),), (tensor(1, datatype=Datatype.INT16),)],
+    "strings": [(Tensor("X", Datatype.BYTES, (1,), b"\1\0\0\0a"),)] * 2,
+    "rows that are not those of the other input": [(tensor(1), tensor(1, "Y")), (tensor(1), tensor(2, "Y"))],
+    "bytes that are not those of the shape": [(tensor(1),), (Tensor("X", Datatype.UINT8, (1,), b"ab"),)],
+}
+
+
+@pytest.mark.parametrize("case", APART)
+def test_inputs_that_do_not_go_together_are_pieces_of_their_requests(case: str) -> None:
+    batch, parts = told(*APART[case])
+
+    assert (batch.columns, batch.sizes) == ((), ())
+    for ask, inputs in zip(batch.asks, APART[case], strict=True):
+        assert [(each.name, each.datatype, each.shape) for each in ask.inputs] == [
+            (each.name, each.datatype, each.shape) for each in inputs
+        ]
+        for piece, given in zip(ask.inputs, inputs, strict=True):
+            assert parts[piece.part][piece.offset : piece.offset + piece.size] == given.data

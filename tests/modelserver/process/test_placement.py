@@ -1,7 +1,7 @@
 """What is set for a child before it starts."""
 
 from forebay.modelserver.process import placement
-from forebay.modelserver.process.values import Placement
+from forebay.modelserver.process.placement import Placement
 
 
 def test_a_child_inherits_what_the_server_was_started_with_and_its_placement_goes_before() -> None:

@@ -31,7 +31,12 @@ def writer() -> Writer:
 
 @given(
     st.builds(
-        InferResponse, words, words, words, st.lists(tensors, max_size=4).map(tuple), st.dictionaries(words, values)
+        InferResponse,
+        words,
+        words,
+        words,
+        st.lists(tensors, max_size=4).map(tuple),
+        parameters=st.dictionaries(words, values),
     )
 )
 def test_a_response_reads_as_what_it_was(response: InferResponse) -> None:

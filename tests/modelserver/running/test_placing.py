@@ -8,7 +8,7 @@ from forebay.core.serving.config import InstanceGroup, InstanceKind, ModelConfig
 from forebay.modelserver.models.life.machine import node_cpus
 from forebay.modelserver.models.life.placing import placements
 from forebay.modelserver.models.options import Options
-from forebay.modelserver.process.values import Placement
+from forebay.modelserver.process.placement import Placement
 
 
 @pytest.fixture

@@ -48,7 +48,7 @@ def texts(request: InferRequest, place: int = 0) -> list[str]:
 
 def told(*outputs: Tensor) -> list[InferResponse | None]:
     """One response, whose buffers are good only until it has been told."""
-    held = tuple(each._replace(data=memoryview(bytearray(each.data))) for each in outputs)
+    held = tuple(Tensor(each.name, each.datatype, each.shape, memoryview(bytearray(each.data))) for each in outputs)
     return [InferResponse("m", "1", "", held)]
 
 

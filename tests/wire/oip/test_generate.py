@@ -64,7 +64,7 @@ def test_answers_have_their_fields_in_order_of_names() -> None:
         Tensor("a", Datatype.INT8, (2,), b"\1\2"),
         Tensor("model_name", Datatype.INT8, (1,), b"\1"),
     )
-    response = InferResponse("m", "1", "7", outputs, {"p": True})
+    response = InferResponse("m", "1", "7", outputs, parameters={"p": True})
     assert write_generate(response) == (
         b'{"a":[1,2],"id":"7","model_name":"m","model_version":"1","p":true,"text":"hi"}'
     )

@@ -16,7 +16,7 @@ from forebay.core.model import TlsSpec
 from forebay.core.serving.limiter import Amount
 from forebay.modelserver.http.options import FrontOptions
 from forebay.modelserver.models.options import Control, Options
-from forebay.modelserver.process.values import Placement
+from forebay.modelserver.process.placement import Placement
 from forebay.modelserver.repository import Rules
 from forebay.modelserver.repository.values import CONFIG_FILE
 from forebay.modelserver.rpc.front import RpcOptions, RpcTls

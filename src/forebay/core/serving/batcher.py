@@ -77,19 +77,24 @@ class _Forming(Generic[T]):
         """When the first of them came."""
 
 
-class _Look(NamedTuple, Generic[T]):
+class _Look(Generic[T]):
     """What could join a batch now."""
 
-    pending: list[Waiting[T]]
-    rows: int
-    best: int
-    """The first so many of `pending` make the largest preferred size; 0: none does."""
-    due: float
-    """When they have waited long enough."""
-    stopped: bool
-    """The next request cannot join, now or later."""
-    closes: bool
-    """The next request exceeds all preferred sizes."""
+    __slots__ = ("best", "closes", "due", "pending", "rows", "stopped")
+
+    def __init__(
+        self, pending: list[Waiting[T]], rows: int, best: int, due: float, *, stopped: bool, closes: bool
+    ) -> None:
+        self.pending = pending
+        self.rows = rows
+        self.best = best
+        """The first so many of `pending` make the largest preferred size; 0: none does."""
+        self.due = due
+        """When they have waited long enough."""
+        self.stopped = stopped
+        """The next request cannot join, now or later."""
+        self.closes = closes
+        """The next request exceeds all preferred sizes."""
 
 
 class Pace:
@@ -280,15 +285,16 @@ class Batcher(Generic[T]):
         """Begin a batch, or let the last one grow. False: there is nothing more to do for now."""
         growing = self._growing
         base = growing.rows if growing is not None else 0
-        pending, rows, best, due, stopped, closes = self._look(now, growing)
-        if best and now < due:
-            del pending[best:]
+        look = self._look(now, growing)
+        pending, rows, due, closes = look.pending, look.rows, look.due, look.closes
+        if look.best and now < due:
+            del pending[look.best :]
             closes = closes or not self._delay_s
         elif not pending:
             if closes:
                 self._growing = None
             return closes
-        elif stopped or base + rows >= self._preferred[-1]:
+        elif look.stopped or base + rows >= self._preferred[-1]:
             closes = True
         elif self._delay_s and now < due and (not base or base in self._preferred):
             self._held = WaitUntil(due)
@@ -334,4 +340,4 @@ class Batcher(Generic[T]):
             due = min(due, entry.since + delay_s, entry.deadline - lead_s)
             if size in self._preferred:
                 best = len(pending)
-        return _Look(pending, size - base, best, due, stopped, closes)
+        return _Look(pending, size - base, best, due, stopped=stopped, closes=closes)

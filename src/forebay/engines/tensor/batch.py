@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from forebay.engines.tensor.arrays import joined
-from forebay.engines.tensor.protocol import Array, Request, Response, Rows
+from forebay.engines.tensor.protocol import Array, Request, Response, Rows, Stack
 
 Run = Callable[[dict[str, Array], Sequence[str]], dict[str, Array]]
 """Inputs by name, and names of the outputs that are wanted (all of these exist) → outputs by name, in that order.
@@ -24,15 +24,15 @@ def execute(requests: Sequence[Request], outputs: Sequence[str], run: Run) -> Se
 
     If a batch fails, its requests are run one by one: what one of them asks for must not fail the others.
     """
-    if len(requests) == 1:
-        return [_alone(requests[0], outputs, run)]
+    if type(requests) is Stack:
+        return _together(requests, outputs, run)
     groups = _alike(requests)
     if len(groups) == 1:
-        return _together(requests, outputs, run)
+        return _of_group(requests, outputs, run)
     responses = [Response()] * len(requests)
     for places in groups:
         group = [requests[place] for place in places]
-        for place, response in zip(places, _together(group, outputs, run), strict=True):
+        for place, response in zip(places, _of_group(group, outputs, run), strict=True):
             responses[place] = response
     return responses
 
@@ -76,39 +76,45 @@ def _same(one: dict[str, Array], other: dict[str, Array]) -> bool:
     return True
 
 
-def _together(group: Sequence[Request], outputs: Sequence[str], run: Run) -> Sequence[Response]:
-    stackable = len(group) > 1 and all(array.ndim for array in group[0].inputs.values())
-    if not stackable or any(unknown(request, outputs) for request in group):
+def _of_group(group: Sequence[Request], outputs: Sequence[str], run: Run) -> Sequence[Response]:
+    first = group[0].inputs
+    if len(group) == 1 or not first or not all(array.ndim for array in first.values()):
         return [_alone(request, outputs, run) for request in group]
-    feed = {name: joined([request.inputs[name] for request in group]) for name in group[0].inputs}
-    everything = any(not request.wanted for request in group)
-    wanted = outputs if everything else list(dict.fromkeys(name for request in group for name in request.wanted))
-    try:
-        found = run(feed, wanted)
-    except FAILURES:
-        return [_alone(request, outputs, run) for request in group]
-    return _apart(group, found)
+    inputs = {name: joined([request.inputs[name] for request in group]) for name in first}
+    sizes = [len(next(iter(request.inputs.values()))) for request in group]
+    wanted = [request.wanted for request in group]
+    return _together(Stack(inputs, sizes, wanted, lambda place, _: group[place]), outputs, run)
 
 
-def _apart(group: Sequence[Request], found: dict[str, Array]) -> Sequence[Response]:
-    """The rows of each request, of what the batch gave."""
-    sizes = [len(next(iter(request.inputs.values()), ())) for request in group]
-    total = sum(sizes)
+def _together(stack: Stack, outputs: Sequence[str], run: Run) -> Sequence[Response]:
+    wanted = stack.wanted
+    first = wanted[0]
+    alike = wanted.count(first) == len(wanted)
+    asked = first if alike else tuple(dict.fromkeys([name for each in wanted for name in each]))
+    if set(asked).issubset(outputs):
+        try:
+            found = run(stack.inputs, outputs if () in wanted else asked)
+        except FAILURES:
+            pass
+        else:
+            return _apart(stack, found, alike=alike)
+    return [_alone(request, outputs, run) for request in stack]
+
+
+def _apart(stack: Stack, found: dict[str, Array], *, alike: bool) -> Sequence[Response]:
+    """The rows of each request, of what the batch gave; `alike`: all of them want the same."""
+    total = sum(stack.sizes)
     for name, array in found.items():
         rows = len(array) if array.ndim else 0
         if rows != total:
             text = f"output '{name}' has {rows} rows for a batch of {total}; a model that batches keeps their number"
-            return [Response(error=text) for _ in group]
-    first = group[0].wanted
-    for request in group:
-        if request.wanted != first:
-            break
-    else:
-        return Rows(found, sizes)
+            return [Response(error=text) for _ in stack.sizes]
+    if alike:
+        return Rows(found, stack.sizes)
     responses = []
     start = 0
-    for request, size in zip(group, sizes, strict=True):
-        names = request.wanted or found
+    for wanted, size in zip(stack.wanted, stack.sizes, strict=True):
+        names = wanted or found
         responses.append(Response({name: found[name][start : start + size] for name in names}))
         start += size
     return responses

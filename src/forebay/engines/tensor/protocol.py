@@ -37,6 +37,46 @@ class Request(msgspec.Struct):
     cancelled: Callable[[], bool] = lambda: False
 
 
+class Stack(Sequence[Request]):
+    """The requests of a batch whose inputs differ only in their number of rows, as one array for each input.
+
+    `sizes` says how many rows each request has, in order, and `wanted` which outputs. The requests themselves, with
+    views of their rows, are made by `make` of their place and inputs, anew each time that somebody asks for them.
+    """
+
+    __slots__ = ("_make", "inputs", "sizes", "wanted")
+
+    def __init__(
+        self,
+        inputs: dict[str, Array],
+        sizes: Sequence[int],
+        wanted: Sequence[tuple[str, ...]],
+        make: Callable[[int, dict[str, Array]], Request],
+    ) -> None:
+        self.inputs = inputs
+        self.sizes = sizes
+        self.wanted = wanted
+        self._make = make
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def __iter__(self) -> Iterator[Request]:
+        """The requests in order."""
+        start = 0
+        for place, size in enumerate(self.sizes):
+            end = start + size
+            yield self._make(place, {name: array[start:end] for name, array in self.inputs.items()})
+            start = end
+
+    @overload
+    def __getitem__(self, index: int) -> Request: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Request]: ...
+    def __getitem__(self, index: int | slice) -> Request | Sequence[Request]:
+        return list(self)[index]
+
+
 class Response(msgspec.Struct):
     """Outputs in the order that the model gives them, or `error` (safe to show)."""
 

@@ -1,7 +1,8 @@
 """Every endpoint of the protocol: which request is answered by what."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
 import structlog
@@ -28,7 +29,10 @@ Handler = Callable[[Exchange, Route], None]
 
 
 class HttpFront:
-    """Answers the exchanges of a server. `tasks` owns what takes long: loading and unloading models."""
+    """Answers the exchanges of a server. `tasks` owns what takes long: loading and unloading models.
+
+    `others` answer what is not of the protocol, by target.
+    """
 
     def __init__(
         self,
@@ -39,8 +43,10 @@ class HttpFront:
         tasks: asyncio.TaskGroup,
         log: structlog.stdlib.BoundLogger,
         options: FrontOptions,
+        others: Mapping[bytes, Callable[[Exchange], None]] = MappingProxyType({}),
     ) -> None:
         self._models = models
+        self._others = dict(others)
         self._tasks = tasks
         self._log = log
         self._metadata = documents.server_metadata(options.name, options.version)
@@ -79,6 +85,10 @@ class HttpFront:
 
     def handle(self, exchange: Exchange) -> None:
         """Answer one exchange, now or later. Our own mistakes are the connection's to answer."""
+        other = self._others.get(exchange.target)
+        if other is not None:
+            other(exchange)
+            return
         if exchange.target.startswith(PREFIX):
             self._of_tasks.handle(exchange)
             return

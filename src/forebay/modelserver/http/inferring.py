@@ -12,7 +12,6 @@ from time import monotonic_ns
 from typing import Final, ParamSpec, TypeVar
 
 import structlog
-from msgspec.structs import replace
 
 from forebay.core.serving.errors import Kind, Refused
 from forebay.core.serving.values import Front, InferRequest, InferResponse
@@ -185,8 +184,7 @@ class Inference:
                     raise response.error
                 if self._responses == 1:
                     if self._writes_long(response):
-                        outputs = tuple(each._replace(data=bytes(each.data)) for each in response.outputs)
-                        self._long = replace(response, outputs=outputs)
+                        self._long = response.copied()
                     else:
                         self._write(response)
         except Refused as refused:
@@ -207,9 +205,9 @@ class Inference:
 
     def _writes_long(self, response: InferResponse) -> bool:
         """Whether an output is large and has to become JSON, or be searched for the best classes."""
-        for name, _, _, data in response.outputs:
-            if len(data) > JSON_AT_ONCE_BYTES_MAX:
-                form = self._asked.forms.get(name, self._asked.others)
+        for tensor in response.outputs:
+            if len(tensor.data) > JSON_AT_ONCE_BYTES_MAX:
+                form = self._asked.forms.get(tensor.name, self._asked.others)
                 if form.classes or not (form.binary or form.target is not None):
                     return True
         return False

@@ -6,7 +6,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from forebay.core.serving.limiter import Amount
-from forebay.modelserver.process.values import Placement
+from forebay.modelserver.process.placement import Placement
 from forebay.modelserver.repository import Rules
 
 

@@ -1,8 +1,9 @@
 """What the server sends and gets: requests become the pieces of a packet, and pieces answers."""
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
+from forebay.core.serving.config import Datatype
 from forebay.core.serving.errors import Refused
 from forebay.core.serving.values import Tensor
 from forebay.modelserver.process.channel import ALIGN, FDS_MAX, Channel, ChannelBroken, Parcel
@@ -16,12 +17,33 @@ REFER_BYTES_MIN: Final = 16 << 10
 _Place = tuple[Segment, int] | None
 
 
-def asks(channel: Channel[ToServer], works: Sequence[Work]) -> tuple[tuple[Ask, ...], Parcel]:
+class Told(NamedTuple):
+    """A batch: its requests, with their inputs, or without them if those go in columns (see `Execute`)."""
+
+    asks: tuple[Ask, ...]
+    columns: tuple[Piece, ...] = ()
+    sizes: tuple[int, ...] = ()
+
+
+class _Input:  # no named tuple: compiled code makes objects of a class without the interpreter
+    """An input of one request of a batch."""
+
+    __slots__ = ("index", "length", "place", "tensor")
+
+    def __init__(self, index: int, tensor: Tensor, length: int, place: _Place) -> None:
+        self.index = index
+        self.tensor = tensor
+        self.length = length
+        self.place = place
+        """Where it lies already, in another child's segment."""
+
+
+def asks(channel: Channel[ToServer], works: Sequence[Work]) -> tuple[Told, Parcel]:
     """The requests of a batch. The same input of all requests lies in one place, in their order.
 
     Raises `SegmentBroken`: there is no memory for so much.
     """
-    columns: dict[str, list[tuple[int, Tensor, int, _Place]]] = {}
+    columns: dict[str, list[_Input]] = {}
     size = 0
     referred: set[Segment] = set()
     for index, work in enumerate(works):
@@ -33,53 +55,94 @@ def asks(channel: Channel[ToServer], works: Sequence[Work]) -> tuple[tuple[Ask, 
                 place = _place(data, referred)
             if place is None:
                 size += length + ALIGN
-            columns.setdefault(tensor.name, []).append((index, tensor, length, place))
+            columns.setdefault(tensor.name, []).append(_Input(index, tensor, length, place))
     parcel = channel.parcel(size)
+    if len(works) > 1:
+        sizes = _sizes(list(columns.values()), len(works))
+        if sizes:
+            whole = tuple([_whole(parcel, column, sum(sizes)) for column in columns.values()])
+            return Told(tuple([_ask(work, ()) for work in works]), whole, sizes), parcel
     pieces: list[list[Piece]] = [[] for _ in works]
     for column in columns.values():
         align = True
-        for index, tensor, length, place in column:
-            name, datatype, shape, data = tensor
-            if place is None:
-                part, offset = parcel.put(data, length, align=align)
+        for each in column:
+            tensor = each.tensor
+            data = tensor.data
+            if each.place is None:
+                part, offset = parcel.put(data, each.length, align=align)
                 align = False
             else:
                 assert type(data) is memoryview
-                segment, offset = place
+                segment, offset = each.place
                 part = channel.refer(parcel, segment, data)
-            pieces[index].append(Piece(name, datatype, shape, part, offset, length))
-    return tuple([_ask(work, its) for work, its in zip(works, pieces, strict=True)]), parcel
+            piece = Piece(tensor.name, tensor.datatype, tensor.shape, part, offset, each.length)
+            pieces[each.index].append(piece)
+    return Told(tuple([_ask(work, its) for work, its in zip(works, pieces, strict=True)])), parcel
+
+
+def _sizes(columns: Sequence[list[_Input]], count: int) -> tuple[int, ...]:
+    """How many rows each of so many requests has, if the rows of all make one tensor of each input; else nothing."""
+    sizes: list[int] = []
+    for number, column in enumerate(columns):
+        tensor = column[0].tensor
+        datatype, first = tensor.datatype, tensor.shape
+        if len(column) != count or datatype is Datatype.BYTES or not first or not first[0]:
+            return ()
+        row_bytes = column[0].length // first[0]
+        for index, each in enumerate(column):
+            shape = each.tensor.shape
+            if each.index != index or each.place is not None or each.tensor.datatype is not datatype:
+                return ()
+            if shape != first and (not shape or shape[1:] != first[1:]):
+                return ()
+            if each.length != shape[0] * row_bytes or (number and sizes[index] != shape[0]):
+                return ()
+            if not number:
+                sizes.append(shape[0])
+    return tuple(sizes)
+
+
+def _whole(parcel: Parcel, column: list[_Input], rows: int) -> Piece:
+    """An input of all requests as one piece."""
+    first = column[0].tensor
+    size = column[0].length
+    part, offset = parcel.put(first.data, size)
+    for each in column[1:]:
+        parcel.put(each.tensor.data, each.length, align=False)
+        size += each.length
+    return Piece(first.name, first.datatype, (rows, *first.shape[1:]), part, offset, size)
 
 
 def reply(channel: Channel[ToServer], answer: Answer) -> tuple[Reply, Parcel | None]:
     """A response for a model that has called another one. Raises as `asks` does."""
     if answer.error is not None:
         return Reply((), {}, answer.error.text or "it failed", answer.error.kind), None
-    (told,), parcel = asks(channel, [Work("", answer.outputs)])
-    return Reply(told.inputs, dict(answer.parameters)), parcel
+    told, parcel = asks(channel, [Work("", answer.outputs)])
+    return Reply(told.asks[0].inputs, dict(answer.parameters)), parcel
 
 
 def answer(told: Reply, parts: Sequence[memoryview]) -> Answer:
     """A child's response. Raises `ChannelBroken`."""
     if told.error:
         return Answer((), told.parameters, Refused(told.kind, told.error))
-    return Answer(tensors(told.outputs, parts), told.parameters, None, told.reschedule)
+    return Answer(tensors(told.outputs, parts), told.parameters, reschedule=told.reschedule)
 
 
 def answers(columns: Sequence[Piece], sizes: Sequence[int], parts: Sequence[memoryview]) -> tuple[Answer | None, ...]:
     """The responses to a batch whose outputs come in columns: their rows in order. Raises `ChannelBroken`."""
     found = []
     total = sum(sizes)
-    for name, datatype, shape, data in tensors(columns, parts):
-        if min(sizes) < 0 or shape[:1] != (total,) or (total and len(data) % total):
-            raise ChannelBroken(f"tensor '{name}' has not the rows of its requests")
-        found.append((name, datatype, shape[1:], data, len(data) // total if total else 0))
+    for whole in tensors(columns, parts):
+        shape, size = whole.shape, len(whole.data)
+        if min(sizes) < 0 or shape[:1] != (total,) or (total and size % total):
+            raise ChannelBroken(f"tensor '{whole.name}' has not the rows of its requests")
+        found.append((whole.name, whole.datatype, shape[1:], whole.data, size // total if total else 0))
     made: list[Answer | None] = []
     start = 0
-    for size in sizes:
-        end = start + size
+    for rows in sizes:
+        end = start + rows
         outputs = [
-            Tensor(name, datatype, (size, *shape), data[start * step : end * step])
+            Tensor(name, datatype, (rows, *shape), data[start * step : end * step])
             for name, datatype, shape, data, step in found
         ]
         made.append(Answer(tuple(outputs)))

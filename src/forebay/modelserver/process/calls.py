@@ -23,11 +23,11 @@ class ModelCall:
             asking.tensors(ask.inputs, received.parts),
             ask.wanted,
             ask.parameters,
-            ask.correlation_id,
-            ask.start,
-            ask.end,
-            ask.timeout_us,
-            ask.priority,
+            correlation_id=ask.correlation_id,
+            start=ask.start,
+            end=ask.end,
+            timeout_us=ask.timeout_us,
+            priority=ask.priority,
         )
         self._number = message.call
         self._link = link

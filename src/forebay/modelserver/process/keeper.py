@@ -38,7 +38,8 @@ from forebay.modelserver.process.messages import (
     Stop,
     ToServer,
 )
-from forebay.modelserver.process.values import Answer, ChildSpec, OnCall, Placement
+from forebay.modelserver.process.placement import ChildSpec, Placement
+from forebay.modelserver.process.values import Answer, OnCall
 
 TICKS_PER_HANG: Final = 16
 TICK_S_MAX: Final = 1.0

@@ -67,7 +67,7 @@ class Lane:
         if not self._running:
             self._head_since = self._loop.time()
         self._running[batch] = _Batch(listener, len(works))
-        self._link.send(Execute(batch, told), parcel)
+        self._link.send(Execute(batch, *told), parcel)
 
     def cancel(self, batch: int, index: int) -> bool:
         """Tell the child that nobody waits for a request. False: it is not one of this instance's."""

@@ -96,6 +96,9 @@ class Execute(_Message, frozen=True):
 
     batch: int
     asks: tuple[Ask, ...]
+    columns: tuple[Piece, ...] = ()
+    sizes: tuple[int, ...] = ()
+    """Instead of the inputs of `asks`: every input in one piece, and how many of its rows each request has."""
 
 
 class Cancel(_Message, frozen=True):

@@ -1,18 +1,50 @@
-"""Where a child runs: what has to be set before any library is imported, because their threads inherit it."""
+"""What a child is started with, and where: set before any library is imported, because their threads inherit it."""
 
 import ctypes
 import os
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from forebay.modelserver.process.values import Placement
+from forebay.core.serving.config import ModelConfig
 
 DEFAULTS: Final = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 """Unless the server has been started with other values. Weights in huge pages, where the kernel allows it: a model
 reads all of them for every batch, and with small pages that costs a few percent and leaves nothing in the TLB."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where an instance runs. Instances with equal placements may share a process and the weights in it."""
+
+    cpus: tuple[int, ...] = ()
+    """CPUs that it may run on; empty: as the server. Those that the machine lacks are left out."""
+    numa_node: int = -1
+    """Memory comes from this node where libnuma is installed; -1: from anywhere."""
+    nice: int = 0
+    """Added to the server's own niceness."""
+    environment: tuple[tuple[str, str], ...] = ()
+    """Set before any library is imported, such as OMP_NUM_THREADS."""
+    gpus: tuple[str, ...] = ()
+    """For CUDA_VISIBLE_DEVICES: indexes or UUIDs (of GPUs or MIG slices); empty: as the server."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChildSpec:
+    """One version of one model, and where its instances run."""
+
+    backend: str
+    config: ModelConfig
+    folder: Path
+    """That of the version."""
+    instances: tuple[Placement, ...] = (Placement(),)
+    rss_bytes_max: int = 0
+    """A process with more memory of its own (resident, not shared, not of files) is replaced after its batch;
+    0: any amount."""
 
 
 def as_argument(placement: Placement) -> str:

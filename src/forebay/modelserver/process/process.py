@@ -17,7 +17,8 @@ from forebay.engines.tensor.measures import Ledger
 from forebay.engines.tensor.protocol import Loaded
 from forebay.modelserver.process.keeper import Keeper
 from forebay.modelserver.process.lane import BATCHES_MAX
-from forebay.modelserver.process.values import ChildSpec, GaveUp, Listener, OnCall, Placement, Work
+from forebay.modelserver.process.placement import ChildSpec, Placement
+from forebay.modelserver.process.values import GaveUp, Listener, OnCall, Work
 
 STOPPED = "it has been stopped"
 

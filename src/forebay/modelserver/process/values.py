@@ -1,76 +1,72 @@
 """What the server hands to the processes of a model, and what comes back."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import NamedTuple, Protocol
+from types import MappingProxyType
+from typing import Final, NamedTuple, Protocol
 
-import msgspec
-
-from forebay.core.serving.config import ModelConfig
 from forebay.core.serving.errors import Refused
 from forebay.core.serving.values import Parameter, Tensor
 
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """Where an instance runs. Instances with equal placements may share a process and the weights in it."""
-
-    cpus: tuple[int, ...] = ()
-    """CPUs that it may run on; empty: as the server. Those that the machine lacks are left out."""
-    numa_node: int = -1
-    """Memory comes from this node where libnuma is installed; -1: from anywhere."""
-    nice: int = 0
-    """Added to the server's own niceness."""
-    environment: tuple[tuple[str, str], ...] = ()
-    """Set before any library is imported, such as OMP_NUM_THREADS."""
-    gpus: tuple[str, ...] = ()
-    """For CUDA_VISIBLE_DEVICES: indexes or UUIDs (of GPUs or MIG slices); empty: as the server."""
+NOTHING: Final[Mapping[str, Parameter]] = MappingProxyType({})
+"""No parameters."""
 
 
-@dataclass(frozen=True, slots=True)
-class ChildSpec:
-    """One version of one model, and where its instances run."""
-
-    backend: str
-    config: ModelConfig
-    folder: Path
-    """That of the version."""
-    instances: tuple[Placement, ...] = (Placement(),)
-    rss_bytes_max: int = 0
-    """A process with more memory of its own (resident, not shared, not of files) is replaced after its batch;
-    0: any amount."""
-
-
-class Work(msgspec.Struct, frozen=True):
+class Work:
     """One request of a batch. A tensor's data may be a view that another model's `Answer` has: then it is not copied.
 
     The caller keeps nothing alive: whatever the child still reads is kept until it has read it.
     """
 
-    id: str
-    inputs: Sequence[Tensor]
-    wanted: tuple[str, ...] = ()
-    parameters: Mapping[str, Parameter] = {}
-    correlation_id: int | str = 0
-    start: bool = False
-    end: bool = False
-    timeout_us: int = 0
-    priority: int = 0
+    __slots__ = (
+        "correlation_id", "end", "id", "inputs", "parameters", "priority", "start", "timeout_us", "wanted",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        id: str,
+        inputs: Sequence[Tensor],
+        wanted: tuple[str, ...] = (),
+        parameters: Mapping[str, Parameter] = NOTHING,
+        *,
+        correlation_id: int | str = 0,
+        start: bool = False,
+        end: bool = False,
+        timeout_us: int = 0,
+        priority: int = 0,
+    ) -> None:
+        self.id = id
+        self.inputs = inputs
+        self.wanted = wanted
+        self.parameters = parameters
+        self.correlation_id = correlation_id
+        self.start = start
+        self.end = end
+        self.timeout_us = timeout_us
+        self.priority = priority
 
 
-class Answer(msgspec.Struct):
+class Answer:
     """One response. Large outputs are views into memory shared with the child.
 
     There is nothing to release: the memory goes back to the child when the last view of it is gone, slices of views
     included. So do not keep views for long (a cache copies: `bytes(tensor.data)`).
     """
 
-    outputs: tuple[Tensor, ...] = ()
-    parameters: Mapping[str, Parameter] = {}
-    error: Refused | None = None
-    reschedule: bool = False
-    """No answer yet: the request is to come again in a later batch (an iterative sequence)."""
+    __slots__ = ("error", "outputs", "parameters", "reschedule")
+
+    def __init__(
+        self,
+        outputs: tuple[Tensor, ...] = (),
+        parameters: Mapping[str, Parameter] = NOTHING,
+        error: Refused | None = None,
+        *,
+        reschedule: bool = False,
+    ) -> None:
+        self.outputs = outputs
+        self.parameters = parameters
+        self.error = error
+        self.reschedule = reschedule
+        """No answer yet: the request is to come again in a later batch (an iterative sequence)."""
 
 
 class Done(NamedTuple):

@@ -49,8 +49,8 @@ class Writer:
             form = wanted.get(tensor.name) if wanted else None
             if form is not None and form.classes:
                 tensor = self._classified(tensor, form.classes)  # noqa: PLW2901 - as wanted
-            name, datatype, shape, data = tensor
-            parts.append(_described(name, datatype, shape))
+            name, data = tensor.name, tensor.data
+            parts.append(_described(name, tensor.datatype, tensor.shape))
             if form is not None and form.target is not None:
                 form.target.put(name, data)
                 data = b""  # clients count on one entry for each output

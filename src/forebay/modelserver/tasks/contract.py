@@ -56,8 +56,7 @@ class Stream:
 
 def copied(response: InferResponse) -> InferResponse:
     """The response with buffers of its own: those that it comes with are good only while it is being told."""
-    response.outputs = tuple(each._replace(data=bytes(each.data)) for each in response.outputs)
-    return response
+    return response.copied()
 
 
 @dataclass(frozen=True, slots=True)

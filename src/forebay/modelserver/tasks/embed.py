@@ -50,7 +50,7 @@ def _as_json(response: InferResponse, request: EmbeddingsRequest) -> InferRespon
     """The response with vectors as the answer has them: two thousand of them at once would keep others waiting."""
     outputs = []
     for tensor in response.outputs:
-        made = tensor._replace(data=bytes(tensor.data))
+        made = tensor.copied()
         if tensor.name == EMBEDDING:
             size = tensor.shape[-1]
             if request.dimensions not in (None, size):

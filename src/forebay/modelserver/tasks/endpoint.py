@@ -151,8 +151,8 @@ class Work:
         part = len(self._tickets)
         inputs = job.inputs(lows[part], min(job.rows, lows[part] + lows.step))
         if not self._view.config.max_batch:  # its tensors have no batch dimension
-            inputs = tuple(each._replace(shape=each.shape[1:]) for each in inputs)
-        request = InferRequest(job.model, "", "", inputs, self._outputs, dict(job.parameters))
+            inputs = tuple(each.shaped(each.shape[1:]) for each in inputs)
+        request = InferRequest(job.model, "", "", inputs, self._outputs, parameters=dict(job.parameters))
         self._tickets.append(self._models.infer(request, partial(self._on_response, part)))
 
     def _go_on(self) -> None:

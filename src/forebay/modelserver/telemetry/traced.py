@@ -46,7 +46,12 @@ class Kept(NamedTuple):
 def kept(activity: str, given: Sequence[Tensor]) -> list[Kept]:
     """What is traced of tensors."""
     return [
-        Kept(activity, each._replace(data=bytes(each.data) if prod(each.shape) <= TRACED_ELEMENTS_MAX else b""))
+        Kept(
+            activity,
+            each.copied()
+            if prod(each.shape) <= TRACED_ELEMENTS_MAX
+            else Tensor(each.name, each.datatype, each.shape, b""),
+        )
         for each in given
     ]
 

@@ -48,7 +48,7 @@ def write_infer(response: InferResponse, asked: Asked, *, batches: bool, labels:
         form = forms.get(tensor.name, others)
         if form.classes:
             tensor = classified(tensor, form.classes, batches=batches, labels=labels)  # noqa: PLW2901 - as wanted
-        name, datatype, shape, data = tensor
+        name, datatype, shape, data = tensor.name, tensor.datatype, tensor.shape, tensor.data
         output = ToldOutput(name, datatype, shape)
         if form.binary:
             size = len(data)
@@ -72,7 +72,7 @@ def write_infer(response: InferResponse, asked: Asked, *, batches: bool, labels:
 
 def classified(tensor: Tensor, classes: int, *, batches: bool, labels: Labels) -> Tensor:
     """The best classes of each row as BYTES `score:index` or `score:index:label`. Raises `Refused`."""
-    name, datatype, shape, data = tensor
+    name, datatype, shape, data = tensor.name, tensor.datatype, tensor.shape, tensor.data
     if datatype in _UNCLASSIFIABLE:
         raise invalid(f"class result not available for output due to unsupported type '{datatype}'")
     rows = shape[0] if batches and shape else 0

@@ -82,7 +82,7 @@ async def speaking(shelf: Shelf) -> AsyncIterator[httpx.AsyncClient]:
 
 def response(**outputs: Tensor) -> InferResponse:
     """A response with these outputs."""
-    return InferResponse("m", "1", "", tuple(tensor._replace(name=name) for name, tensor in outputs.items()))
+    return InferResponse("m", "1", "", tuple(tensor.named(name) for name, tensor in outputs.items()))
 
 
 def texts(*values: str | bytes) -> Tensor:

@@ -9,8 +9,9 @@ import pytest
 from tests.modelserver.tasks.audio.rig import Shelf, floats, response, speaking, texts
 from tests.net.rig import run
 
+from forebay.core.serving.config import Datatype
 from forebay.core.serving.errors import Kind, Refused
-from forebay.core.serving.values import InferRequest, InferResponse
+from forebay.core.serving.values import InferRequest, InferResponse, Tensor
 
 pytestmark = pytest.mark.slow
 
@@ -104,8 +105,7 @@ def test_the_model_gets_the_file_and_the_options() -> None:
     answer, shelf = ask({**given, "chunking_strategy": "auto"})
     (request,) = shelf.requests
     assert answer.status_code == 200
-    assert request.inputs[0][:3] == ("AUDIO", "BYTES", (1,))
-    assert bytes(request.inputs[0].data) == b"\4\0\0\0RIFF"
+    assert request.inputs == (Tensor("AUDIO", Datatype.BYTES, (1,), b"\4\0\0\0RIFF"),)
     assert request.outputs == OUTPUTS
     assert request.parameters == {"language": "en", "prompt": "Names: Ærø", "temperature": 0.5}
 

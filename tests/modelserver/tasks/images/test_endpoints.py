@@ -82,7 +82,7 @@ class Gallery:
             raise Refused(Kind.INVALID_ARGUMENT, "image: not an image that can be read")
         tensors = tuple(self.look(files))
         if not self.config.max_batch:
-            tensors = tuple(each._replace(shape=each.shape[1:]) for each in tensors)
+            tensors = tuple(each.shaped(each.shape[1:]) for each in tensors)
         asyncio.get_running_loop().call_soon(on_response, InferResponse("m", "1", "", tensors), True)
         return Held()
 

@@ -293,14 +293,19 @@ class Collection:
                 if problems:
                     await model.unload(f"{UNLOADED}: {'; '.join(problems)}")
                     model.described = described
-                    continue
-                try:
-                    fresh = await asyncio.to_thread(self._read, name, Wish()) if name in self._found else described
-                    await model.load(fresh, model.stamp, {})
-                except Refused as refused:
-                    self._note_failure(name, refused.text)
+                else:
+                    await self._renew(model, described)
         if affected:
             await self._recheck(set(affected), but)
+
+    async def _renew(self, model: Model, described: Described) -> None:
+        """Load a model anew, as the repository has it if it does."""
+        name = model.name
+        try:
+            fresh = await asyncio.to_thread(self._read, name, Wish()) if name in self._found else described
+            await model.load(fresh, model.stamp, {})
+        except Refused as refused:
+            self._note_failure(name, refused.text)
 
     def _users(self, name: str) -> list[str]:
         """Ensembles that use a model."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from forebay.core.serving.config import InstanceGroup, InstanceKind, ModelConfig
 from forebay.modelserver.models.life.machine import SYS, node_cpus
 from forebay.modelserver.models.options import Options
-from forebay.modelserver.process.values import Placement
+from forebay.modelserver.process.placement import Placement
 
 
 def placements(config: ModelConfig, options: Options, sys: Path = SYS) -> tuple[Placement, ...]:

@@ -30,8 +30,9 @@ from forebay.modelserver.models.running.queued import Queued
 from forebay.modelserver.models.running.seats import Seats
 from forebay.modelserver.models.running.sequenced import Sequenced
 from forebay.modelserver.models.site import Site
+from forebay.modelserver.process.placement import ChildSpec
 from forebay.modelserver.process.process import ModelProcess
-from forebay.modelserver.process.values import ChildSpec, GaveUp
+from forebay.modelserver.process.values import GaveUp
 from forebay.modelserver.repository import Described, complete
 
 PINNED: Final = "forebay.pinned"

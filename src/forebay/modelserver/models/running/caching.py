@@ -50,13 +50,13 @@ class Answers:
         if kept is None:
             return None
         self._counts.hit(call, start_ns, call.cache_ns)
-        return InferResponse(self._model, self._version, call.request.id, kept.outputs, kept.parameters)
+        return InferResponse(self._model, self._version, call.request.id, kept.outputs, parameters=kept.parameters)
 
     def keep(self, call: Call, response: InferResponse) -> None:
         """Remember the answer that the model has given; counted."""
         start_ns = monotonic_ns()
         if self._cache.get(call.cache_key) is None:
-            outputs = tuple(tensor._replace(data=bytes(tensor.data)) for tensor in response.outputs)
+            outputs = response.copied().outputs
             size = sum(size_bytes(tensor.data) for tensor in outputs)
             self._cache.put(call.cache_key, Kept(outputs, response.parameters), size)
             self._counts.miss(call.cache_ns + monotonic_ns() - start_ns)
@@ -66,6 +66,6 @@ def key_of(model: str, version: str, load: int, checked: Checked) -> bytes:
     """What an answer is kept under; `load` tells apart what one version was before and after it was reloaded."""
     digest = xxh3_128(repr((model, version, load, checked.outputs)).encode(), seed=_SEED)
     for tensor in sorted(checked.inputs, key=lambda tensor: tensor.name):
-        digest.update(repr((*tensor[:3], size_bytes(tensor.data))).encode())
+        digest.update(repr((tensor.name, tensor.datatype, tensor.shape, size_bytes(tensor.data))).encode())
         digest.update(tensor.data)
     return digest.digest()

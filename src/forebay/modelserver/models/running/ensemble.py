@@ -224,10 +224,12 @@ class _Request:
             spec = config.output(name)
             dims = spec.dims if spec is not None else ()
             shape = carried_shape(tensor.shape, made_rows, dims, config.max_batch > 0)
-            outputs.append(tensor._replace(name=name, shape=shape))
+            outputs.append(Tensor(name, tensor.datatype, shape, tensor.data))
             if sequence is not None:  # also where there are none, as Triton does
                 parameters.update(sequence._asdict())
-        return InferResponse(config.name, self._owner.version, self._call.request.id, tuple(outputs), parameters)
+        return InferResponse(
+            config.name, self._owner.version, self._call.request.id, tuple(outputs), parameters=parameters
+        )
 
     def _count(self) -> None:
         call, spent = self._call, self._spent
@@ -252,6 +254,6 @@ def _carried(model: ModelConfig | None, name: str, value: _Value) -> Tensor:
     spec = model.input(name) if model is not None else None
     tensor = value.tensor
     if model is None or spec is None:
-        return tensor._replace(name=name)
+        return tensor.named(name)
     shape = carried_shape(tensor.shape, value.made_rows, spec.dims, model.max_batch > 0)
-    return tensor._replace(name=name, shape=shape)
+    return Tensor(name, tensor.datatype, shape, tensor.data)

@@ -223,7 +223,9 @@ class Executor:
         if self._reshaped:
             outputs = tuple(map(self._reshape, outputs))
         parameters = dict(answer.parameters) if answer.parameters else {}
-        return InferResponse(self._model, self._version, call.request.id, outputs, parameters, answer.error)
+        return InferResponse(
+            self._model, self._version, call.request.id, outputs, parameters=parameters, error=answer.error
+        )
 
     def fail(self, call: Call, refused: Refused, reason: Reason) -> None:
         """A request that does not run ends with an error."""
@@ -242,7 +244,7 @@ class Executor:
         made, configured = shapes
         assert made is not None
         shape = tensor.shape
-        return tensor._replace(shape=shape[: self._lead] + refilled(shape[self._lead :], made, configured))
+        return tensor.shaped(shape[: self._lead] + refilled(shape[self._lead :], made, configured))
 
     def _deliver(self, call: Call, response: InferResponse | None, final: bool) -> None:
         """Answer at once, or in the order in which requests began to run."""

@@ -170,7 +170,7 @@ class Contract:
     def _reshaped(self, tensor: Tensor, spec: TensorSpec) -> Tensor:
         lead = 1 if self._max_batch else 0
         assert spec.reshape is not None
-        return tensor._replace(shape=tensor.shape[:lead] + refilled(tensor.shape[lead:], spec.dims, spec.reshape))
+        return tensor.shaped(tensor.shape[:lead] + refilled(tensor.shape[lead:], spec.dims, spec.reshape))
 
     def _number_text(self, given: Sequence[Tensor]) -> str:
         names = {tensor.name for tensor in given}

@@ -143,7 +143,7 @@ class Sequenced:
         call = row.item
         controls = tuple(self._controls(row))
         if call is None:
-            inputs = tuple(tensor._replace(data=bytes(size_bytes(tensor.data))) for tensor in first.checked.inputs)
+            inputs = tuple(_blank(tensor) for tensor in first.checked.inputs)
             if any(tensor.datatype is Datatype.BYTES for tensor in inputs):
                 inputs = first.checked.inputs  # zeros would be other lengths, hence another number of elements
             return Work("", (*inputs, *controls, *self._initial.values()), first.checked.outputs)
@@ -157,11 +157,11 @@ class Sequenced:
             (*call.checked.inputs, *controls, *self._state_of(row.life).values()),
             wanted,
             request.parameters,
-            row.life.corrid,
-            row.start,
-            row.end,
-            request.timeout_us,
-            request.priority,
+            correlation_id=row.life.corrid,
+            start=row.start,
+            end=row.end,
+            timeout_us=request.timeout_us,
+            priority=request.priority,
         )
 
     def _controls(self, row: "Row[Call]") -> Iterator[Tensor]:
@@ -204,7 +204,7 @@ class Sequenced:
             for declared in self._batching.states:
                 tensor = made.get(declared.output)
                 if tensor is not None:
-                    state[declared.input] = tensor._replace(name=declared.input, data=bytes(tensor.data))
+                    state[declared.input] = tensor.copied().named(declared.input)
             row.life.state = state
 
     def _fail(self, calls: list[Call], text: str, reason: Reason = Reason.OTHER) -> None:
@@ -252,3 +252,8 @@ def _initial(state: State, config: ModelConfig, folder: Path) -> Tensor:
             text = f"initial state '{state.initial_file}' has {len(data)} bytes, but state '{state.input}' has {size}"
             raise Refused(Kind.INVALID_ARGUMENT, text)
     return Tensor(state.input, state.datatype, shape, data)
+
+
+def _blank(tensor: Tensor) -> Tensor:
+    """As many zeros."""
+    return Tensor(tensor.name, tensor.datatype, tensor.shape, bytes(size_bytes(tensor.data)))

@@ -9,11 +9,11 @@ from functools import partial
 from typing import Final
 
 from forebay.core.serving.config import Datatype
-from forebay.engines.tensor.protocol import Backend, Request, Response, Rows
+from forebay.engines.tensor.protocol import Array, Backend, Request, Response, Rows, Stack
 from forebay.modelserver.process.channel import Channel, Received
 from forebay.modelserver.process.child import outgoing
 from forebay.modelserver.process.child.arrays import BadTensor, array_of
-from forebay.modelserver.process.messages import Ask, Emitted, Execute, Finished, ToChild
+from forebay.modelserver.process.messages import Ask, Emitted, Execute, Finished, Piece, ToChild
 from forebay.modelserver.process.segments import SegmentBroken
 
 EXIT_BROKEN: Final = 3
@@ -67,11 +67,12 @@ class Instance:
         message = received.message
         assert isinstance(message, Execute)
         batch = self._batches[message.batch] = _Batch(message.batch, len(message.asks))
+        requests: Sequence[Request] = ()
         responses: Sequence[Response | None] = ()
         error = ""
         infer_ns = output_ns = start_ns
         try:
-            requests = [_request(ask, received.parts, batch, index) for index, ask in enumerate(message.asks)]
+            requests = _requests(message, received.parts, batch)
             infer_ns = time.monotonic_ns()
             responses = self._backend.execute(self._number, requests, partial(self._emit, batch))
             if len(responses) != len(requests):
@@ -91,8 +92,9 @@ class Instance:
             error = f"the outputs cannot be sent: {failed}"
             told, parcel = outgoing.finished(self.channel, (), {})
         received.parts.clear()
-        requests = []
-        responses = ()  # and with them the last references to the inputs, most likely: they go back with this packet
+        requests = (
+            responses
+        ) = ()  # and with them the last references to the inputs, most likely: they go back with this packet
         done_ns = time.monotonic_ns()
         took = (infer_ns - start_ns, output_ns - infer_ns, done_ns - output_ns)
         replies, columns, sizes = told
@@ -122,10 +124,24 @@ class Instance:
             self._batches.pop(batch.number, None)
 
 
-def _request(ask: Ask, parts: list[memoryview], batch: _Batch, index: int) -> Request:
+def _requests(message: Execute, parts: list[memoryview], batch: _Batch) -> Sequence[Request]:
+    """The requests as a backend takes them. Raises `BadTensor`."""
+    asks = message.asks
+    if message.sizes:
+        inputs = _arrays(message.columns, parts)
+        return Stack(inputs, message.sizes, [ask.wanted for ask in asks], partial(_request, asks, batch))
+    return [_request(asks, batch, index, _arrays(ask.inputs, parts)) for index, ask in enumerate(asks)]
+
+
+def _arrays(pieces: Sequence[Piece], parts: list[memoryview]) -> dict[str, Array]:
+    return {piece.name: array_of(piece, parts[piece.part]) for piece in pieces}
+
+
+def _request(asks: Sequence[Ask], batch: _Batch, index: int, inputs: dict[str, Array]) -> Request:
+    ask = asks[index]
     return Request(
         ask.id,
-        {piece.name: array_of(piece, parts[piece.part]) for piece in ask.inputs},
+        inputs,
         ask.wanted,
         ask.parameters,
         ask.correlation_id,
