@@ -1,6 +1,6 @@
 /* A load generator. RATE 0, closed loop: each connection sends a request when its answer is complete. Any other RATE,
- * open loop: so many requests a second, each on an idle connection, whose latency counts from the instant it was due:
- * evenly spaced, or with a SEED at random instants (exponential gaps, the same ones for the same seed).
+ * open loop: so many requests a second, each on an idle connection that is open already, whose latency counts from the
+ * instant it was due: evenly spaced, or with a SEED at random instants (exponential gaps, the same ones for the same seed).
  *
  * Every answer is checked: status 200; a stream must hold exactly N events and [DONE]. Prints `window` when the
  * counted window begins (after the warm-up) and one JSON line when it ends. p50_us and p99_us are of the whole answer,
@@ -218,13 +218,13 @@ int main(int argc, char **argv) {
   samples = malloc(SAMPLES * sizeof *samples);
   prepare(body_bytes, interval_us);
   ep = epoll_create1(0);
-  long long due_us = now_us();
   for (int i = 0; i < connections; i++) {
     conns[i].buf = malloc(BUFFER);
     conns[i].fd = -1;
+    if (rate) dial(&conns[i]); /* as a pool has them: those dialled while it is late would make a server later still */
     next(&conns[i]);
   }
-  long long begin = now_us() + warmup_s * 1e6, end = begin + window_s * 1e6;
+  long long due_us = now_us(), begin = due_us + warmup_s * 1e6, end = begin + window_s * 1e6;
   for (struct epoll_event events[512];;) {
     long long wait = rate ? due_us - now_us() : 100000;
     struct timespec t = {.tv_nsec = wait < 0 ? 0 : (wait > 100000 ? 100000 : wait) * 1000};
