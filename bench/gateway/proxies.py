@@ -172,6 +172,12 @@ def _forebay_interpreted(folder: Path) -> list[str]:
     return _forebay(folder)[2:]
 
 
+def _uvloop(_: Path) -> list[str]:
+    """The event loop that Forebay runs on, and nothing else."""
+    ports = [str(MOCK_PORT + i) for i in range(REPLICAS)]
+    return [sys.executable, str(Path(__file__).with_name("bare.py")), str(PROXY_PORT), *ports]
+
+
 def _gateway(folder: Path, policy: Policy, records: RecordsSpec | None, tenancy: TenancySpec | None) -> list[str]:
     replicas = tuple(
         Replica(f"mock-{i}", 1, "r-0", "127.0.0.1", MOCK_PORT + i, ReplicaState.READY) for i in range(REPLICAS)
@@ -196,6 +202,7 @@ PROXIES: Final[dict[str, Callable[[Path], list[str]]]] = {
     "sglang_router": _sglang_router,
     "envoy": _envoy,
     "nginx": _nginx,
+    "uvloop": _uvloop,
     "litellm": _litellm,
 }
 """Name → what sets it up in an empty folder and tells its command line."""
@@ -221,4 +228,6 @@ def version(name: str) -> str:
         return told.stderr.strip().rsplit("/", 1)[-1]
     if name in PEERS:
         return PEERS[name].rsplit("==", 1)[1]
+    if name == "uvloop":
+        return metadata.version(name)
     return metadata.version("forebay")

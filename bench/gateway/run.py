@@ -1,4 +1,4 @@
-"""What Forebay's gateway costs, beside Envoy, nginx, smg, vllm-router, sglang-router and LiteLLM in one run.
+"""What Forebay's gateway costs, beside other gateways, nginx and a relay of nothing but sockets in one run.
 
     python bench/gateway/run.py [--rounds 3] [--window 4] [--only forebay,nginx] [--quick]
 
