@@ -197,7 +197,8 @@ class Transcript:
         if self._resumable and events and not self._take_alike(events):
             read = self._read_named if self._named else self._read
             for event in events.replace(b"\r\n", b"\n").split(END):
-                read(event)
+                if not self._take_alike(event + END):  # the first may have told what surrounds the others' text
+                    read(event)
         if len(self._text) > TEXT_BYTES_MAX:
             self._give_up()
         if not self._resumable:
@@ -296,6 +297,7 @@ class Transcript:
             if found and after.startswith(text) and not last:
                 self._prefix = before + found
                 self._suffix = after[len(text) :] + END
+                return
 
 
 def ended(last: bytes) -> bool:
