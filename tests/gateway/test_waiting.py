@@ -24,9 +24,13 @@ from tests.gateway.rig import (
 )
 from tests.net.rig import peer, run, until
 
-from forebay.core.model import ReplicaState
+from forebay.core.model import LoadReport, Replica, ReplicaState
 from forebay.gateway import serve
+from forebay.gateway.account import Account
+from forebay.gateway.fleet import Served
+from forebay.net.client import Pool
 from forebay.net.server import Exchange
+from forebay.obs.metrics import Metrics
 
 
 def test_requests_wait_for_a_replica_and_go_in_order(tmp_path: Path) -> None:
@@ -126,6 +130,28 @@ def test_who_was_at_each_of_the_replicas_that_died_at_once_waits_for_what_follow
             assert [len(worker.requests) for worker in dying] == [1, 1]
             front.write(routes(following))
             assert (await client.answer()).status == 200
+
+    run(main())
+
+
+@pytest.mark.parametrize("reason", ["connect", "lost"])
+def test_a_load_report_that_was_asked_for_before_a_connection_broke_is_no_sign_of_life(reason: str) -> None:
+    async def main() -> None:
+        async with asyncio.TaskGroup() as group:
+            served = Served(ROUTES, Account(Metrics(), "chat"))
+            link = served.link(
+                Replica("chat-0", 1, "r", "127.0.0.1", 1, ReplicaState.READY), Pool("127.0.0.1", 1, group)
+            )
+            served.links, report = [link], LoadReport("chat-0", 1, "chat", "r", ReplicaState.READY, capacity=4)
+            served.heard(link, report, 0, 4.0, 4.1)
+            link.broke_off(reason, 5.0)
+            served.heard(link, report, 0, 4.9, 5.1)
+            assert served.doubt_lost([("chat-0", 1)]) == (reason == "lost")
+            served.heard(link, report, 0, 5.0, 5.2)
+            assert not link.live
+            served.heard(link, report, 0, 5.2, 5.3)
+            assert link.live
+            assert not served.doubt_lost([("chat-0", 1)])
 
     run(main())
 

@@ -1,6 +1,7 @@
 """What the gateway knows of models and replicas: routes from the snapshot, load from the replicas themselves."""
 
 from collections.abc import Collection, Sequence
+from math import inf
 from typing import TYPE_CHECKING, Final
 
 from forebay.core.admission import LATELY_S, Band, Toll, WaitingRoom, batch_max, batch_room
@@ -119,8 +120,10 @@ class Link(View):
         """Since when somebody waits for it, and nobody was sent."""
         self.last_used = 0
         self.heard_at = 0.0
-        self.lost_at = 0.0
-        """When a connection of a request last broke. Its process may be gone if nothing was heard since."""
+        """When its last load report was asked for."""
+        self.lost_at = -inf
+        """When a connection of a request last broke, or was not made. Its process may be gone if nothing was heard
+        that was asked for since."""
         self.retired = False
         self.stalled = False
         self.blocks_seq: int | None = 0
@@ -188,7 +191,7 @@ class Link(View):
         """An attempt broke off; `reason` is how its call failed, or the code of an error that it answered."""
         if reason == "connect":
             self.unheard()
-        elif reason == "lost":
+        if reason in ("connect", "lost"):
             self.lost_at = now
         elif reason in GOING:
             self.drains()
@@ -295,16 +298,18 @@ class Served:
         """Replicas, as (id, generation), where an urgent request would queue although batch work steps aside."""
         return [(x.id, x.generation) for x in self.links if x.load - len(x.batch) >= x.places]
 
-    def heard(self, link: Link, report: LoadReport, own: int, now: float) -> str:
+    def heard(self, link: Link, report: LoadReport, own: int, asked_at: float, now: float) -> str:
         """Take over a load report; `own` attempts were under way when it was asked. Returns what is wrong."""
         was_live = link.live
+        if not was_live and link.lost_at >= asked_at:
+            return ""  # it may have been sent before its sender died
         problem = link.heard(report, own)
         if link.live and not was_live:
             link.breaker.ready(now)
         stalled, link.stalled = link.stalled, report.stalled_s > STALL_S
         if link.stalled and not stalled:
             link.breaker.brown_out.note_stall(now)
-        link.heard_at = now
+        link.heard_at = asked_at
         link.meter.strained = False
         if not problem and self.routes.policy is _CPR and link.task is _CHAT:
             link.learn_room(report, self.pricing.gateways, now)

@@ -335,12 +335,13 @@ class Gateway:
                     return False  # then nobody else can go either
                 stuck[kind] = held  # others may have nowhere else to go than who is shut
                 continue
+            if isinstance(choice, Shed) and served.doubt_lost(tried):
+                return True  # it is looked at again: where it was may be nobody any more
             waiting.leave(relay)
             if isinstance(choice, Route):
                 self.send(relay, choice)
             else:
-                problem = Refusal(Code.REPLICA_LOST, choice.why)
-                turn_away(self, relay, problem, choice.retry_after_s, Condition.DOWN)
+                turn_away(self, relay, Refusal(Code.REPLICA_LOST, choice.why), choice.retry_after_s, Condition.DOWN)
             return True
         return False
 

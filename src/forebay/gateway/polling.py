@@ -120,14 +120,14 @@ class Fleet:
         spec, now = self._spec, self._gateway.now
         heard_at, lost, complaint = now(), False, ""
         while not link.retired or link.attempts:
-            own = len(link.attempts)
-            patience_s = spec.replica_timeout_s - (0.0 if lost else now() - heard_at)
+            own, asked_at = len(link.attempts), now()
+            patience_s = spec.replica_timeout_s - (0.0 if lost else asked_at - heard_at)
             target = _target(link, served)
             body = await fetch(pool, target, max(patience_s, spec.load_poll_s), REPORT_BYTES_MAX)
             report = _report(body)
             problem = ""
             if report is not None:
-                problem = served.heard(link, report, own, now())
+                problem = served.heard(link, report, own, asked_at, now())
                 if not problem:
                     heard_at = now()
                 lost = now() - heard_at >= spec.replica_timeout_s  # another one at its address is no sign of it

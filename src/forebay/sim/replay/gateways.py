@@ -148,7 +148,7 @@ class Gate:
         """Take over a replica's load report, and send what can go now, as a gateway does after each."""
         served = self.served
         at, link = self._links[node.id]
-        served.heard(link, report, len(link.attempts), now)
+        served.heard(link, report, len(link.attempts), now, now)
         if self._borrowed is not None:
             self._borrowed.hear(at, node, now)
         elif link.blocks_seq is not None and served.routes.policy not in COUNTING:
