@@ -319,15 +319,16 @@ class OpenVinoEngine:
                 return False
             events.append(Failed(sequence.id, Code.OVERLOADED, "the KV cache has no room for this request"))
             return True
-        self._guard.has_read(sequence.id)
         if not sequence.read:
             sequence.read = True
+            self._guard.has_read(sequence.id)
             self._cache.store(sequence.blocks, sequence.prompt_tokens)
-        while handle.can_read():
+        while True:
             for output in handle.read().values():
                 ids = output.generated_ids
                 reason = output.finish_reason
-                eos = reason == genai.GenerationFinishReason.STOP
+                ended = reason != genai.GenerationFinishReason.NONE
+                eos = ended and reason == genai.GenerationFinishReason.STOP
                 shown = ids[:-1] if eos else ids
                 for place, id in enumerate(shown):
                     logprob = None
@@ -340,13 +341,14 @@ class OpenVinoEngine:
                         handle.cancel()
                         events.append(self._finished(sequence, "stop", 0))
                         return True
-                if eos or reason == genai.GenerationFinishReason.LENGTH:
+                if ended:
                     last = text.end()
                     if last is not None:
                         events.append(last)
                     events.append(self._finished(sequence, "stop" if eos else "length", int(eos)))
                     return True
-        return False
+            if not handle.can_read():
+                return False
 
     def _finished(self, sequence: _Sequence, reason: str, unseen: int) -> Finished:
         text = sequence.text

@@ -58,6 +58,8 @@ class Pipe:
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
         self._reader = FrameReader()
+        self._poll = select.poll()
+        self._poll.register(sock, select.POLLIN)
 
     def send(self, *messages: ToWorker) -> None:
         """Send messages as one frame."""
@@ -65,7 +67,9 @@ class Pipe:
 
     def receive(self, wait_s: float | None) -> list[ToChild]:
         """What has arrived; waits for `wait_s` (None: for ever) while there is nothing. Raises EOFError."""
-        if not select.select([self._socket], [], [], wait_s)[0]:  # not poll(): its unit is the millisecond
+        # poll() takes half of what select() does, and every step waits for this; but its unit is the millisecond
+        arrived = self._poll.poll(0) if wait_s == 0 else select.select([self._socket], [], [], wait_s)[0]
+        if not arrived:
             return []
         data = self._socket.recv(READ_BYTES)
         if not data:

@@ -69,11 +69,13 @@ async def _measure(plan: Recipe, tls: ssl.SSLContext | None, progress_to: Consol
 
     with Live(console=progress_to, auto_refresh=False, transient=True) as shown:
         async with asyncio.TaskGroup() as group:
-            watcher = group.create_task(show(shown))
+            # drawing for nobody would take CPU from a server on this machine
+            watcher = group.create_task(show(shown)) if progress_to.is_terminal else None
             try:
                 samples = await load.run()
             finally:
-                watcher.cancel()
+                if watcher is not None:
+                    watcher.cancel()
                 loop.remove_signal_handler(signal.SIGINT)
     return load, samples
 
