@@ -16,6 +16,11 @@ FIGURES: Final = (
     ("open", "p99_ms", "p99 there, ms"),
 )
 """Columns of a model's table: load, figure, what it says."""
+P99_NOTE: Final = (
+    "At 70 % of what it can do, a server that batches keeps its core busy: what comes while the model runs is the "
+    "next run. So its p99 is about the time of two runs, which grow with the load: the same runtime behind a faster "
+    "server has a higher p99 there, and a lower one at as many requests/s."
+)
 THROUGHPUT: Final = "throughput, at least"
 """A goal of `bench/server/goals.py`."""
 RUNTIME: Final = ("bare", "bare_tuned")
@@ -140,6 +145,7 @@ def _goals(goals: list[_Goal]) -> Table:
         "**Goals of the model server** (bold: missed; *each at 70 %* gives the faster server more to do):",
         ("model", "", "goal", "", *beside),
         [(*head, *(cells.get(name, "") for name in beside)) for head, cells in rows.items()],
+        P99_NOTE,
     )
 
 
