@@ -98,6 +98,26 @@ def test_every_content_is_kept_once(registry: Registry, model: Path, tmp_path: P
     assert all(not os.stat(blob).st_mode & 0o222 for blob in blobs)
 
 
+def test_a_content_that_is_registered_again_stays_one_file_unless_it_was_damaged(
+    registry: Registry, model: Path, tmp_path: Path
+) -> None:
+    def files() -> set[int]:
+        kept = (each for each in (tmp_path / "registry").rglob("*") if each.is_file() and each.stat().st_size)
+        return {each.stat().st_ino for each in kept}
+
+    registry.add(WHAT, model, ANN, quiet)
+    before = files()
+    registry.add(WHAT, model, ANN, quiet)
+    assert files() == before
+    for blob in (tmp_path / "registry" / "blobs").glob("*/*"):
+        blob.chmod(0o600)
+        blob.write_bytes(b"damaged")
+    (model / "new.txt").write_text("another artifact with the same contents")
+    listed = registry.add(WHAT, model, ANN, quiet)
+    _, path = registry.open("chat", listed.revision.id, quiet)
+    assert contents(path) == contents(model)
+
+
 def test_a_lone_file_has_the_digest_that_everybody_computes(registry: Registry, tmp_path: Path) -> None:
     file = tmp_path / "m.gguf"
     file.write_bytes(b"abc")

@@ -19,6 +19,9 @@ PARSERS: dict[str, tuple[Callable[[bytes], object], Callable[[Any, str], Any]]] 
     "alias": (asked.alias, asked.ALIAS),
     "add": (asked.add, asked.ADD),
     "verify": (asked.verify, asked.VERIFY),
+    "lacking": (asked.lacking, asked.LACKING),
+    "audit_tail": (asked.audit_tail, asked.AUDIT_TAIL),
+    "audit_verify": (asked.audit_verify, asked.AUDIT_VERIFY),
     "nothing": (asked.nothing, asked.NOTHING),
     "apply": (asked.apply, asked.APPLY),
 }
@@ -34,6 +37,10 @@ KEYS = (
     "metadata",
     "model",
     "document",
+    "files",
+    "lone",
+    "last",
+    "archived",
 )
 leaves = st.none() | st.booleans() | st.integers(-5, 5) | st.text(max_size=6) | st.sampled_from(["chat", "canary"])
 values = st.recursive(

@@ -52,11 +52,19 @@ class Artifacts:
                 os.fsync(draft.fileno())
                 target = self._blob(sha256)
                 target.parent.mkdir(exist_ok=True)
-                os.replace(draft.name, target)
+                if _is(target, sha256):  # what links to it stays the same file
+                    os.unlink(draft.name)
+                else:
+                    os.replace(draft.name, target)
             except BaseException:
                 Path(draft.name).unlink(missing_ok=True)
                 raise
         return File(name, size, sha256)
+
+    def find(self, sha256: str) -> Path | None:
+        """Where a content is kept; None: nowhere."""
+        path = self._blob(sha256)
+        return path if path.is_file() else None
 
     def _blob(self, sha256: str) -> Path:
         return self._blobs / sha256[:2] / sha256
@@ -158,6 +166,15 @@ def _copy(path: Path, target: int, copied: Callable[[int], None]) -> tuple[str, 
         size += len(chunk)
         copied(size)
     return digest.hexdigest(), size
+
+
+def _is(path: Path, sha256: str) -> bool:
+    """Whether a file is there, and has that digest."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest() == sha256
+    except FileNotFoundError:
+        return False
 
 
 def _read(path: Path, name: str, done: int, total: int, progress: Progress) -> File:

@@ -34,6 +34,7 @@ from forebay.registry.bundles import Bundle
 from forebay.registry.proved import RegistryError, Revision, Setting, StepDocument, Tampered
 from forebay.registry.signing import Proof, Signer, exactly, is_signed
 from forebay.registry.sources import Progress, SourceError
+from forebay.registry.uploads.staging import Lacking, Staging
 from forebay.registry.vault import Vault
 from forebay.store import events
 from forebay.store.database import Store
@@ -98,6 +99,7 @@ class Registry:
         self._signer = signer
         self._rules = rules
         self._publishers = publishers
+        self.uploads = staging(folder, vault, encrypts=encrypts)
 
     def add(self, what: Description, path: Path, by: Actor, progress: Progress) -> Listed:
         """Register what lies at a path; what is registered already stays as it is. Raises `RegistryError`."""
@@ -114,6 +116,23 @@ class Registry:
                 if not connection.execute(select(REVISIONS.c.id).where(known)).all():
                     self._write(connection, id, what, manifest, by)
                 return self._listed(connection, what.model, id)
+
+    def lacking(self, manifest: Manifest) -> tuple[Lacking, ...]:
+        """Which contents of an artifact have to be sent. Raises `SourceError` if there is no room for them."""
+        return () if self._is_sealed(manifest) else self.uploads.lacking(manifest)
+
+    @contextmanager
+    def sent(self, manifest: Manifest, name: str, progress: Progress) -> Iterator[Path]:
+        """The files of an artifact that was sent, for `add`. Raises `SourceError` if they are not those."""
+        with self._in_use():
+            if self._is_sealed(manifest):
+                yield self._vault.tree(manifest, progress)
+                return
+            with self.uploads.whole(manifest, name, progress) as path:
+                yield path
+
+    def _is_sealed(self, manifest: Manifest) -> bool:
+        return self._encrypts and self._vault.has(manifest.digest)
 
     def _write(self, connection: Connection, id: str, what: Description, manifest: Manifest, by: Actor) -> None:
         now = wall_s()
@@ -346,7 +365,7 @@ class Registry:
             digests = connection.execute(select(ARTIFACTS.c.digest)).scalars().all()
             keep = [proved.manifest(connection, digest) for digest in digests]
             open_ones = [manifest for manifest in keep if not self._vault.has(manifest.digest)]
-            return self._artifacts.sweep(open_ones) + self._vault.sweep(keep)
+            return self._artifacts.sweep(open_ones) + self._vault.sweep(keep) + self.uploads.sweep()
 
     def cache(self, revision: Revision, otherwise: Path) -> Path:
         """Where to keep what is made of its files: in memory too if they are encrypted."""
@@ -371,6 +390,13 @@ class Registry:
         named = proved.aliases(connection, revision)
         signed_by = tuple(each.public for each in proved.signatures(connection, manifest))
         return Listed(revision, standing(taken, self._rules), named, manifest.size_bytes, signed_by)
+
+
+def staging(folder: Path, vault: Vault, *, encrypts: bool) -> Staging:
+    """Where a registry keeps what clients send: on its disk, or in memory if it encrypts."""
+    if encrypts:
+        return Staging(vault.uploads, lambda sha256: None, vault.make_ready)
+    return Staging(folder / "uploads", Artifacts(folder).find)
 
 
 def _insert(connection: Connection, table: Table, **values: Any) -> None:

@@ -24,6 +24,8 @@ Progress = Callable[[str, int, int | None], None]
 MODEL_SUFFIXES = (".gguf", ".onnx", ".xml", ".bin", ".safetensors", ".pt", ".tflite")
 NEAR_NAMES_MAX = 5
 REGISTRY = "registry:"
+FILE = "file://"
+"""How a path begins that is one of the machine where it is looked for, whoever says it."""
 REMOTE = {
     "s3://": "s3://BUCKET/PATH",
     "hf://": "hf://ORGANISATION/NAME[@REVISION][/PATH]",
@@ -125,6 +127,11 @@ def parse(source: str) -> Source:
         if not match or path.is_absolute() or not path.parts or ".." in path.parts:
             raise SourceError(f"{source}: not of the form package:DIST[==VERSION]/PATH, for example {EXAMPLE}")
         return PackageSource(re.sub(r"[-_.]+", "-", match["dist"]).lower(), match["version"], str(path))
+    if source.startswith(FILE):
+        there = PurePosixPath(source.removeprefix(FILE))
+        if not there.is_absolute():
+            raise SourceError(f"{source}: not of the form file:///PATH")
+        return PathSource(Path(there))
     scheme = _SCHEME.match(source)
     if scheme and not Path(source).exists():
         raise SourceError(

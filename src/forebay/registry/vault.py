@@ -26,6 +26,7 @@ MEMORY_KINDS: Final = ("tmpfs", "ramfs")
 MEMORY_MODE: Final = 0o700
 _DRAFT: Final = ".draft-"
 _CACHE: Final = "-cache"
+_UPLOADS: Final = "uploads"
 
 
 class Vault:
@@ -66,10 +67,20 @@ class Vault:
                 raise SourceError(f"the disk that holds {self._sealed} is full: free some space") from error
             raise SourceError(f"{path} cannot be taken into {self._sealed}: {error}") from error
 
+    @property
+    def uploads(self) -> Path:
+        """Where to keep what clients send, until it is encrypted: nothing of it is on a disk in the clear."""
+        return self._memory / _UPLOADS
+
+    def make_ready(self, folder: Path, size_bytes: int) -> None:
+        """Make a folder in memory. Raises `SourceError` if there is no room for so many bytes, or it is no memory."""
+        self._check_memory(size_bytes)
+        folder.mkdir(MEMORY_MODE, exist_ok=True)
+
     def tree(self, manifest: Manifest, progress: Progress) -> Path:
         """The artifact in memory, every byte proved: a folder, or a lone file. Raises `SourceError`."""
         target = self._memory / manifest.digest
-        self._check_memory(manifest)
+        self._check_memory(0 if target.is_dir() else manifest.size_bytes)
         if target.is_dir() and differences(manifest, read_files(target, manifest, progress)):
             shutil.rmtree(target)  # somebody has touched it
         if not target.is_dir():
@@ -97,7 +108,7 @@ class Vault:
         """Remove all but these artifacts, on disk and in memory; returns the bytes of disk that are free now."""
         digests, freed = {manifest.digest for manifest in keep}, 0
         for folder in (*entries(self._sealed), *entries(self._memory)):
-            if folder.name.removesuffix(_CACHE) not in digests:
+            if folder.name.removesuffix(_CACHE) not in digests and folder != self.uploads:
                 freed += sum(each.stat().st_size for each in entries(folder)) if folder.parent == self._sealed else 0
                 shutil.rmtree(folder, ignore_errors=True)
         return freed
@@ -132,7 +143,7 @@ class Vault:
         except (OSError, UnicodeDecodeError) as error:
             raise SourceError(f"the wrapped key cannot be read: {error}") from error
 
-    def _check_memory(self, manifest: Manifest) -> None:
+    def _check_memory(self, size_bytes: int) -> None:
         try:
             self._memory.parent.mkdir(MEMORY_MODE, parents=True, exist_ok=True)
             self._memory.mkdir(MEMORY_MODE, exist_ok=True)
@@ -144,8 +155,8 @@ class Vault:
         if _kind_of(self._memory) not in MEMORY_KINDS:
             raise SourceError(f"{self._memory}: lies on a disk; `registry.memory_folder` has to be on a tmpfs")
         free = shutil.disk_usage(self._memory).free
-        if free < manifest.size_bytes and not (self._memory / manifest.digest).is_dir():
-            raise SourceError(f"{self._memory}: has room for {free} bytes, and {manifest.size_bytes} are needed")
+        if free < size_bytes:
+            raise SourceError(f"{self._memory}: has room for {free} bytes, and {size_bytes} are needed")
 
 
 class _Sink:

@@ -8,11 +8,13 @@ from typing import Any, Final, NamedTuple
 from forebay.core.errors import Code, Refusal
 from forebay.core.model import Task
 from forebay.core.registry.approval import REASON_CHARS_MAX, Role
+from forebay.core.registry.manifest import BadManifest, File, Manifest, make_manifest
 from forebay.core.scaling.settings import REPLICAS_MAX
 from forebay.core.tenancy.roles import HOLDER
 from forebay.wire.openai_fields import (
     Reader,
     Shape,
+    array_shape,
     boolean,
     decode,
     integer,
@@ -35,6 +37,9 @@ VALUE_CHARS_MAX: Final = 100_000
 BASE64_CHARS_MAX: Final = 1024
 """Of a public key, or of a signature."""
 DOCUMENT_CHARS_MAX: Final = 1_000_000
+FILE_BYTES_MAX: Final = 2**50
+FOLDER_BYTES_MAX: Final = 255
+SHA256: Final = re.compile("^[0-9a-f]{64}$")
 KEY_S_MAX: Final = 100 * 365 * 86_400
 """A key that is good for longer ends in no year that can be shown."""
 EVENTS_MAX: Final = 1000
@@ -62,11 +67,28 @@ class DeployAsked(NamedTuple):
 class AddAsked(NamedTuple):
     """What is to be registered. None: what fits the source. `settings` are those of the engine."""
 
-    source: str
+    source: str = ""
     task: str | None = None
     engine: str | None = None
     settings: Mapping[str, Any] = {}
     metadata: Mapping[str, str] = {}
+    upload: "Upload | None" = None
+    """In place of a source."""
+
+
+class Upload(NamedTuple):
+    """Files that were sent, and what they are called together."""
+
+    name: str
+    manifest: Manifest
+
+
+class PartAsked(NamedTuple):
+    """Where a part of a content of so many bytes begins."""
+
+    sha256: str
+    size_bytes: int
+    offset: int
 
 
 class SignAsked(NamedTuple):
@@ -181,6 +203,27 @@ def _settings(value: Any, path: str) -> dict[str, Any]:
     return value
 
 
+def _files(value: Any, path: str) -> tuple[File, ...]:
+    """What an artifact consists of."""
+    if type(value) is not list or not value:
+        invalid(path, "an array of files", value)
+    return tuple(File(**_FILE(each, f"{path}[{number}]")) for number, each in enumerate(value))
+
+
+def _sha256(value: Any, path: str) -> str:
+    if type(value) is not str or not SHA256.fullmatch(value):
+        invalid(path, "a SHA-256 in lower-case hex", value)
+    return value
+
+
+def _folder_name(value: Any, path: str) -> str:
+    """What a folder may be called, anywhere."""
+    found: str = _NAME(value, path)
+    if "/" in found or found in (".", "..") or len(found.encode(errors="replace")) > FOLDER_BYTES_MAX:
+        invalid(path, "the name of a file or folder, without its path", value)
+    return found
+
+
 def _either(key: str, one: Reader, other: Reader) -> Reader:
     """One of two objects: the first if it has that key."""
 
@@ -220,23 +263,37 @@ DEPLOY: Final = nested(
 )
 COMMAND: Final = nested({"why": _WHY})
 ALIAS: Final = nested({"revision": _NAME}, ("revision",))
-ADD: Final = nested(
-    {
-        "source": _written(1, SOURCE_CHARS_MAX),
-        "task": one_of(*Task),
-        "engine": _NAME,
-        "settings": shaped(_settings, {"type": "object", "maxProperties": PAIRS_MAX, "additionalProperties": _ONE}),
-        "metadata": shaped(
-            _pairs,
-            {
-                "type": "object",
-                "maxProperties": PAIRS_MAX,
-                "propertyNames": {"minLength": 1, "maxLength": NAME_CHARS_MAX},
-                "additionalProperties": {"type": "string", "maxLength": VALUE_CHARS_MAX},
-            },
-        ),
-    },
-    ("source",),
+_SHA256: Final = shaped(_sha256, {"type": "string", "pattern": SHA256.pattern})
+_FILE: Final = nested(
+    {"path": _written(1, SOURCE_CHARS_MAX), "size_bytes": integer(0, FILE_BYTES_MAX), "sha256": _SHA256},
+    ("path", "size_bytes", "sha256"),
+)
+_MANIFEST: Final = {
+    "files": shaped(_files, array_shape(shape_of(_FILE), 1)),
+    "lone": boolean,
+}
+LACKING: Final = nested(_MANIFEST, ("files",))
+_UPLOAD: Final = nested(
+    {"name": shaped(_folder_name, {"type": "string", "pattern": "^[^/]+$"}), **_MANIFEST}, ("name", "files")
+)
+_DESCRIPTION: Final = {
+    "task": one_of(*Task),
+    "engine": _NAME,
+    "settings": shaped(_settings, {"type": "object", "maxProperties": PAIRS_MAX, "additionalProperties": _ONE}),
+    "metadata": shaped(
+        _pairs,
+        {
+            "type": "object",
+            "maxProperties": PAIRS_MAX,
+            "propertyNames": {"minLength": 1, "maxLength": NAME_CHARS_MAX},
+            "additionalProperties": {"type": "string", "maxLength": VALUE_CHARS_MAX},
+        },
+    ),
+}
+ADD: Final = _either(
+    "upload",
+    nested({"upload": _UPLOAD, **_DESCRIPTION}, ("upload",)),
+    nested({"source": _written(1, SOURCE_CHARS_MAX), **_DESCRIPTION}, ("source",)),
 )
 _BASE64: Final = _written(1, BASE64_CHARS_MAX)
 SIGN: Final = _either(
@@ -287,7 +344,33 @@ def alias(body: bytes) -> str:
 
 def add(body: bytes) -> AddAsked:
     """Of a registration. Raises `Refusal`."""
-    return AddAsked(**_object(ADD, body))
+    found = _object(ADD, body)
+    if "upload" in found:
+        sent = found["upload"]
+        found["upload"] = Upload(sent["name"], _manifest(sent, "upload.files"))
+    return AddAsked(**found)
+
+
+def lacking(body: bytes) -> Manifest:
+    """Of what is to be sent. Raises `Refusal`."""
+    return _manifest(_object(LACKING, body), "files")
+
+
+def _manifest(found: Mapping[str, Any], path: str) -> Manifest:
+    try:
+        return make_manifest(found["files"], found.get("lone", False))
+    except BadManifest as error:
+        raise Refusal(Code.INVALID_REQUEST, f"{path}: {error}.", path) from None
+
+
+def part(sha256: str, query: Mapping[str, str]) -> PartAsked:
+    """Of a part of a content. Raises `Refusal`."""
+    if not SHA256.fullmatch(sha256):
+        raise Refusal(Code.NOT_FOUND, "The path ends with the SHA-256 of a file, in lower-case hex.", "sha256")
+    size_bytes, offset = (number(query.get(name, ""), name) for name in ("size_bytes", "offset"))
+    if size_bytes > FILE_BYTES_MAX:
+        raise Refusal(Code.INVALID_REQUEST, f"size_bytes: expected at most {FILE_BYTES_MAX}", "size_bytes")
+    return PartAsked(sha256, size_bytes, offset)
 
 
 def sign(body: bytes) -> SignAsked:

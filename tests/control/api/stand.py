@@ -22,8 +22,9 @@ from forebay.core.registry.approval import ApprovalRules, Role
 from forebay.core.tenancy.roles import Caller
 from forebay.obs.metrics import Metrics
 from forebay.providers.memory import MemoryProvider
-from forebay.registry.catalogue import Actor, Description, Listed, Registry
+from forebay.registry.catalogue import Actor, Description, Listed, Registry, staging
 from forebay.registry.signing import own_signer
+from forebay.registry.uploads.staging import Staging
 from forebay.registry.vault import Vault
 from forebay.store.database import Store, open_store
 from forebay.wire.admin_request import AddAsked
@@ -92,7 +93,11 @@ def catalogue(folder: Path, rules: ApprovalRules = NO_RULES) -> Catalogue:
         what = Description(model, asked.source, Task.CHAT, "synthetic", asked.settings, asked.metadata)
         return opened.add(what, Path(asked.source), by, quiet)
 
-    return Catalogue(lambda: closing(store()), registry, add, quiet)
+    def staged() -> Staging:
+        files = folder / "registry"
+        return staging(files, Vault(files, None, folder / "memory"), encrypts=False)
+
+    return Catalogue(lambda: closing(store()), registry, add, staged, quiet)
 
 
 def behind(rig: Rigged, folder: Path, results: list[Reloaded] | None = None) -> Behind:

@@ -47,7 +47,9 @@ def run(parts: Behind, test: Test) -> None:
 
 
 def path(template: str) -> str:
-    return template.format(model="chat", revision="r-1", alias="champion", id="chat:1", node="local", key="aaaaaaaa")
+    return template.format(
+        model="chat", revision="r-1", alias="champion", id="chat:1", node="local", key="aaaaaaaa", sha256="0" * 64
+    )
 
 
 def problem(answer: httpx.Response) -> tuple[int, str, str | None]:

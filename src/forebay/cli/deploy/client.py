@@ -1,7 +1,9 @@
 """The admin API as the command line uses it: every answer is a value, every trouble says what to do."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -18,6 +20,7 @@ CONNECT_TIMEOUT_S: Final = 5.0
 LOOK_TIMEOUT_S: Final = 10.0
 TOKEN: Final = "FOREBAY_ADMIN_TOKEN"  # noqa: S105 - the name of a variable
 TOKEN_BYTES_MAX: Final = 1024
+LATER: Final = (408, 429, 502, 503, 504)
 PROBLEMS: Final = 422
 """Of an answer that says what is wrong, and is a value."""
 
@@ -37,6 +40,10 @@ def token(file: Path | None) -> str | None:
     return text
 
 
+class Busy(UserError):  # noqa: N818 - states the condition
+    """The admin API cannot answer now, and may later."""
+
+
 class Admin:
     """The admin API of one cluster. Every method raises `UserError`."""
 
@@ -44,6 +51,16 @@ class Admin:
         self.url, self._origin = admin_address(url, file)
         key = token(token_file)
         self._headers = {"authorization": f"Bearer {key}"} if key else {}
+        self._request: Callable[..., httpx.Response] = partial(httpx.request, trust_env=False)
+
+    @contextmanager
+    def kept_open(self) -> Iterator[None]:
+        """As long as it is held, requests share connections."""
+        alone = self._request
+        with httpx.Client(trust_env=False) as client:
+            self._request = client.request
+            yield
+        self._request = alone
 
     def get(self, path: str, kind: type[T], **query: str | int) -> T:
         """A document."""
@@ -57,6 +74,10 @@ class Admin:
         """A change; the answer may take as long as it wants."""
         return self._value(self.raw(method, path, body, timeout_s=None), kind)
 
+    def put_bytes(self, path: str, kind: type[T], content: bytes, timeout_s: float, **query: str | int) -> T:
+        """Send bytes. Raises `Busy` too."""
+        return self._value(self.raw("PUT", path, content, query, timeout_s), kind)
+
     def raw(
         self,
         method: str,
@@ -65,16 +86,15 @@ class Admin:
         query: Mapping[str, Any] | None = None,
         timeout_s: float | None = LOOK_TIMEOUT_S,
     ) -> bytes:
-        """The bytes of a good answer."""
+        """The bytes of a good answer. A body of bytes is sent as it is, any other one as JSON."""
         try:
-            answer = httpx.request(
+            answer = self._request(
                 method,
                 f"{self.url}{path}",
                 params=query,
                 headers=self._headers,
-                content=None if body is None else msgspec.json.encode(body),
+                content=body if body is None or isinstance(body, bytes) else msgspec.json.encode(body),
                 timeout=httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S),
-                trust_env=False,
             )
         except httpx.ConnectError:
             raise UserError(
@@ -88,7 +108,7 @@ class Admin:
             return answer.content
         if b'"error"' not in answer.content:
             raise self._strange(f"HTTP {answer.status_code}")
-        raise UserError(self._refused(answer))
+        raise (Busy if answer.status_code in LATER else UserError)(self._refused(answer))
 
     def _refused(self, answer: httpx.Response) -> str:
         text = refusal(answer)

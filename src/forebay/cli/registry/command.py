@@ -37,7 +37,7 @@ def add(
     model: Annotated[str, typer.Argument(help="Name of the model.")],
     source: Annotated[
         str,
-        typer.Argument(help="package:…, s3://…, hf://…, mlflow:…, or a path: with --url one where the cluster runs."),
+        typer.Argument(help="package:…, s3://…, hf://…, mlflow:…, a path here, or, with --url, file:///… there."),
     ],
     *,
     task: Annotated[str | None, typer.Option(help="chat, embed or tensor.", show_default="from the source")] = None,

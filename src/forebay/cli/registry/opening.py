@@ -9,9 +9,10 @@ from pathlib import Path
 
 from forebay.core.cluster import Cluster
 from forebay.core.registry.settings import RegistrySettings
-from forebay.registry.catalogue import Registry
+from forebay.registry.catalogue import Registry, staging
 from forebay.registry.sealing import KeyCommand, KeyFile, Wrapper
 from forebay.registry.signing import own_signer, read_public
+from forebay.registry.uploads.staging import Staging
 from forebay.registry.vault import Vault
 from forebay.store.database import Store, open_store
 
@@ -39,6 +40,17 @@ def _wrapper(settings: RegistrySettings) -> Wrapper | None:
     return KeyFile(Path(encryption.key_file)) if encryption.key_file else KeyCommand(encryption.command)
 
 
+def staging_of(cluster: Cluster, home: Path) -> Staging:
+    """Where a cluster keeps what clients send, until it is registered."""
+    settings, folder = cluster.registry, _folder(cluster, home)
+    return staging(folder, Vault(folder, None, memory_of(cluster)), encrypts=settings.encryption is not None)
+
+
+def _folder(cluster: Cluster, home: Path) -> Path:
+    folder = cluster.registry.folder
+    return (Path(folder) if folder else home / "registry").absolute()
+
+
 @contextmanager
 def registry_of(cluster: Cluster, home: Path) -> Iterator[Callable[[], Registry]]:
     """Opens the registry when it is first asked for. That raises `StoreError`, `SourceError`."""
@@ -49,16 +61,16 @@ def registry_of(cluster: Cluster, home: Path) -> Iterator[Callable[[], Registry]
         def registry() -> Registry:
             store = store_of(cluster, home)
             open_now.callback(store.close)
-            folder = Path(settings.folder) if settings.folder else home / "registry"
+            folder = _folder(cluster, home)
             key = Path(settings.key_file) if settings.key_file else home / "registry.key"
             publishers = tuple(read_public(Path(path)) for path in settings.publishers)
             return Registry(
                 store,
-                folder.absolute(),
+                folder,
                 own_signer(key.absolute()),
                 settings.rules(),
                 publishers=publishers,
-                vault=Vault(folder.absolute(), _wrapper(settings), memory_of(cluster)),
+                vault=Vault(folder, _wrapper(settings), memory_of(cluster)),
                 encrypts=settings.encryption is not None,
             )
 

@@ -6,13 +6,14 @@ import msgspec
 import yaml
 
 from forebay.cli.deploy.client import Admin
+from forebay.cli.registry.uploading import send
 from forebay.cli.registry.work import Wished
 from forebay.cli.settings import WRONG_USAGE, UserError
 from forebay.control.api.documents import Collected, History, Revisions, Verified
 from forebay.core.registry.approval import Step
 from forebay.registry.catalogue import Actor, Listed
 from forebay.registry.signing import Proof
-from forebay.registry.sources import PathSource, Progress, parse
+from forebay.registry.sources import FILE, PathSource, Progress, parse
 from forebay.store.events import Event
 
 PATH = "/v1/registry"
@@ -25,17 +26,25 @@ class RemoteRegistry:
     def __init__(self, admin: Admin) -> None:
         self._admin = admin
 
-    def add(self, wished: Wished) -> Listed:
-        """Let the cluster fetch and register what it finds at a source; a path is one of its machine."""
+    def add(self, wished: Wished, progress: Progress) -> Listed:
+        """Register a model. A path is one of this machine, and its files are sent; what else there is, the cluster
+        fetches, also `file:///PATH`, which is a path of its machine.
+        """
         source = parse(wished.source)
-        body = {
-            "source": str(source.path.absolute()) if isinstance(source, PathSource) else wished.source,
+        description = {
             "task": wished.task,
             "engine": wished.engine,
             "settings": dict(_setting(each) for each in wished.settings),
             "metadata": wished.metadata,
         }
-        return self._admin.send("POST", _path(wished.model), Listed, body)
+        path = _path(wished.model)
+        if not isinstance(source, PathSource):
+            return self._admin.send("POST", path, Listed, {"source": wished.source, **description})
+        if wished.source.startswith(FILE):
+            return self._admin.send("POST", path, Listed, {"source": str(source.path), **description})
+        sent = send(self._admin, source.path, progress)
+        progress("registering", 0, None)
+        return self._admin.send("POST", path, Listed, {"upload": sent, **description})
 
     def revisions(self, model: str | None = None) -> tuple[Listed, ...]:
         """All revisions, of a model or of all."""

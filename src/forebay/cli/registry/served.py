@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from forebay.cli.registry.opening import registry_of, store_of
+from forebay.cli.registry.opening import registry_of, staging_of, store_of
 from forebay.cli.settings import UserError
 from forebay.control.api.behind import Catalogue
 from forebay.core.cluster import Cluster
@@ -14,6 +14,9 @@ from forebay.core.errors import Code, Refusal
 from forebay.registry.catalogue import Actor, Listed, Registry
 from forebay.registry.sources import PathSource, Progress, SourceError, parse
 from forebay.wire.admin_request import AddAsked
+
+SENT = "upload:"
+"""How the source of what clients have sent begins; then comes what they call it."""
 
 
 def _is_missing(source: str) -> bool:
@@ -40,16 +43,26 @@ def catalogue_of(cluster: Callable[[], Cluster], home: Path, progress: Progress)
             yield opening()
 
     def add(opened: Registry, model: str, asked: AddAsked, by: Actor) -> Listed:
-        from forebay.cli.registry.work import Wished, register
+        from forebay.cli.registry.work import Wished, fetched, register
 
         settings = tuple(
             f"engine.{key}={msgspec.json.encode(value).decode()}" for key, value in asked.settings.items()
         )
-        wished = Wished(model, asked.source, asked.task, asked.engine, settings, dict(asked.metadata))
-        try:
-            return register(opened, wished, by, home, told)
-        except UserError as error:
-            where = "\nThe cluster looks for paths on its own machine." if _is_missing(asked.source) else ""
-            raise Refusal(Code.CONFLICT, f"{error}{where}") from error
+        sent, source = asked.upload, asked.source
+        if sent is None:
+            wished = Wished(model, source, asked.task, asked.engine, settings, dict(asked.metadata))
+            try:
+                return register(opened, wished, by, fetched(source, home, told), told)
+            except UserError as error:
+                where = "\nThe cluster looks for paths on its own machine." if _is_missing(source) else ""
+                raise Refusal(Code.CONFLICT, f"{error}{where}") from error
+        wished = Wished(model, f"{SENT}{sent.name}", asked.task, asked.engine, settings, dict(asked.metadata))
+        with opened.sent(sent.manifest, sent.name, told) as path:
+            try:
+                return register(opened, wished, by, path, told)
+            except UserError as error:  # where files lie here is nothing to who has sent them
+                raise Refusal(Code.CONFLICT, str(error).replace(str(path), sent.name)) from error
 
-    return Catalogue(lambda: closing(store_of(cluster(), home)), registry, add, told)
+    return Catalogue(
+        lambda: closing(store_of(cluster(), home)), registry, add, lambda: staging_of(cluster(), home), told
+    )

@@ -51,9 +51,10 @@ def add(registry: "Registry | RemoteRegistry", wished: Wished, by: Actor, home: 
     """Register a model, and say what comes next. Raises `UserError`."""
     with Screen(settings.screen(stderr=True)) as screen:
         if isinstance(registry, Registry):
-            listed = register(registry, wished, by, home, screen.progress(wished.model))
+            progress = screen.progress(wished.model)
+            listed = register(registry, wished, by, fetched(wished.source, home, progress), progress)
         else:
-            listed = registry.add(wished)
+            listed = registry.add(wished, screen.progress(wished.model))
     if as_json:
         _print(listed)
         return
@@ -66,10 +67,17 @@ def add(registry: "Registry | RemoteRegistry", wished: Wished, by: Actor, home: 
         screen.line(f"or serve it with `source: registry:{wished.model}@{id}` in the cluster file.")
 
 
-def register(registry: Registry, wished: Wished, by: Actor, home: Path, progress: Progress) -> Listed:
-    """Fetch what is to be registered, and register it with the engine that runs it. Raises `UserError`."""
+def fetched(source: str, home: Path, progress: Progress) -> Path:
+    """What is to be registered, on this machine. Raises `UserError`."""
     try:
-        path = obtain(parse(wished.source), home, progress)
+        return obtain(parse(source), home, progress)
+    except (SourceError, OSError) as error:
+        raise UserError(str(error)) from error
+
+
+def register(registry: Registry, wished: Wished, by: Actor, path: Path, progress: Progress) -> Listed:
+    """Register the files at a path with the engine that runs them. Raises `UserError`."""
+    try:
         task, name = _task(wished.task), wished.engine
         if name is None and task is not Task.TENSOR and not is_repository(path):
             name = default_engine(path).name

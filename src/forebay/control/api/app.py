@@ -30,10 +30,11 @@ from forebay.store.database import Conflict, StoreError
 from forebay.wire.admin_request import BODY_BYTES_MAX
 from forebay.wire.errors import error_body
 from forebay.wire.openapi import admin
+from forebay.wire.openapi.admin_parts import Answers
 from forebay.wire.openapi.document import Operation
 
 BODY_TIMEOUT_S: Final = 30.0
-ANSWERS: Final = admin.Answers(
+ANSWERS: Final = Answers(
     status=Status,
     events=documents.Events,
     reloaded=Reloaded,
@@ -56,6 +57,8 @@ ANSWERS: Final = admin.Answers(
     usage=recorded.Usage,
     audit_tail=recorded.AuditTail,
     audit_verified=recorded.AuditVerified,
+    lacking=documents.LackingDocument,
+    part=documents.PartDocument,
 )
 HANDLERS: Final[Mapping[str, Handler]] = {
     **cluster.HANDLERS,

@@ -24,6 +24,7 @@ from forebay.core.tenancy.roles import Caller
 from forebay.obs.metrics import Metrics
 from forebay.registry.catalogue import Actor, Listed, Registry
 from forebay.registry.sources import Progress
+from forebay.registry.uploads.staging import Staging
 from forebay.store.database import Store
 from forebay.wire.admin_request import NAME_CHARS_MAX, AddAsked
 
@@ -57,6 +58,8 @@ class Catalogue:
     registry: Callable[[], AbstractContextManager[Registry]]
     add: Callable[[Registry, str, AddAsked, Actor], Listed]
     """Fetches and registers a model. Raises `Refusal` too."""
+    staging: Callable[[], Staging]
+    """Where what clients send is kept."""
     progress: Progress
 
 

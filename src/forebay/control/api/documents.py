@@ -17,6 +17,7 @@ from forebay.core.rollout.effects import Effect
 from forebay.core.rollout.values import Decision, Finding, Part, Verdict
 from forebay.core.tenancy import KeyRecord
 from forebay.registry.catalogue import Listed
+from forebay.registry.uploads.staging import Lacking
 from forebay.store.events import Event
 
 
@@ -54,6 +55,21 @@ class Collected:
     """What the removal of unused files has freed."""
 
     freed_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class LackingDocument:
+    """What has to be sent before an artifact can be registered, in parts of at most `part_bytes`."""
+
+    lacking: tuple[Lacking, ...]
+    part_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartDocument:
+    """How many bytes of a content are there, from its beginning on: the next part begins there."""
+
+    have_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ ANYWHERE: Final = frozenset(
         *("livez", "openapi", "metrics", "status", "events", "history"),
         *("decisions", "usage", "auditTail", "verifyAudit"),
         *("revisions", "revisionsOfModel", "revision", "addRevision", "resubmit", "setAlias", "sign", "verify"),
-        *("approve", "reject", "collect"),
+        *("lacking", "upload", "approve", "reject", "collect"),
     }
 )
 """What also a control answers that does not lead: the registry and the history are those of the store, and records of
@@ -48,6 +48,8 @@ LEAST: Final[Mapping[str, Role]] = {
     "drain": Role.OPERATOR,
     "undrain": Role.OPERATOR,
     "addRevision": Role.OPERATOR,
+    "lacking": Role.OPERATOR,
+    "upload": Role.OPERATOR,
     "resubmit": Role.OPERATOR,
     "setAlias": Role.OPERATOR,
     "sign": Role.OPERATOR,

@@ -1,17 +1,13 @@
 """The admin API of control as an OpenAPI document."""
 
-from collections.abc import Mapping
-from typing import Final, NamedTuple
+from typing import Final
 
 from forebay.core.errors import Code
-from forebay.core.registry.approval import Role
-from forebay.core.tenancy.roles import ANYWHERE, LEAST, OPEN
 from forebay.wire import admin_request as bodies
-from forebay.wire.openai_fields import Reader, Shape
-from forebay.wire.openapi import answers
+from forebay.wire.openai_fields import Shape
+from forebay.wire.openapi import admin_registry
+from forebay.wire.openapi.admin_parts import BODY, CHANGE, MISSING, STORE, Answers, Said, operation
 from forebay.wire.openapi.document import JSON, PATH, TEXT, Operation, Parameter, make_document
-
-Said = Mapping[int, Mapping[str, type | None]]
 
 SECURITY: Final[dict[str, Shape]] = {
     "key": {
@@ -50,52 +46,14 @@ _ENDED: Final = Parameter(
     "Whether they have ended. Without it: what is under way, and the last one of each model.",
     {"type": "boolean"},
 )
-_PLACES: Final = {
-    "model": "Name of a model.",
-    "revision": "A revision, by its id or an alias.",
-    "alias": "An alias, such as `champion`.",
-    "id": "Id of a rollout.",
-    "node": "Name of a node.",
-    "key": "Id of a key: the part after `fb-`.",
-}
-_BODY: Final = (Code.INVALID_JSON, Code.INVALID_REQUEST)
-_STORE: Final = (Code.STORE_UNAVAILABLE, Code.OVERLOADED, Code.DRAINING)
-_MISSING: Final = (Code.NOT_FOUND, Code.CONFLICT, *_STORE)
-_KEYS: Final = (*_MISSING, Code.INTERNAL)
-_CHANGE: Final = (*_BODY, *_STORE, Code.NOT_FOUND, Code.CONFLICT)
-
-
-class Answers(NamedTuple):
-    """The types of the documents that control answers with."""
-
-    status: type
-    events: type
-    reloaded: type
-    history: type
-    rollouts: type
-    rollout: type
-    revisions: type
-    revision: type
-    verified: type
-    collected: type
-    scalings: type
-    scaling: type
-    sla: type
-    nodes: type
-    node: type
-    keys: type
-    key: type
-    new_key: type
-    decisions: type
-    usage: type
-    audit_tail: type
-    audit_verified: type
+_KEYS: Final = (*MISSING, Code.INTERNAL)
 
 
 def operations(given: Answers) -> tuple[Operation, ...]:
     """All there are."""
-    groups = (_looks, _cluster, _rollouts, _scaling, _nodes, _registry, _upkeep, _keys, _records)
-    return tuple(operation for group in groups for operation in group(given))
+    registry = (admin_registry.revisions, admin_registry.uploads, admin_registry.upkeep)
+    groups = (_looks, _cluster, _rollouts, _scaling, _nodes, *registry, _keys, _records)
+    return tuple(each for group in groups for each in group(given))
 
 
 def document(version: str, given: Answers) -> bytes:
@@ -110,15 +68,13 @@ def document(version: str, given: Answers) -> bytes:
 def _looks(given: Answers) -> tuple[Operation, ...]:
     text: Said = {200: {TEXT: None}}
     return (
-        _operation("/livez", "get", "livez", "Whether control runs.", text),
-        _operation(
-            "/readyz", "get", "readyz", "Whether the cluster serves every model.", {**text, 503: {TEXT: None}}
-        ),
-        _operation("/metrics", "get", "metrics", "Control's metrics, in Prometheus' text format.", text),
-        _operation(
+        operation("/livez", "get", "livez", "Whether control runs.", text),
+        operation("/readyz", "get", "readyz", "Whether the cluster serves every model.", {**text, 503: {TEXT: None}}),
+        operation("/metrics", "get", "metrics", "Control's metrics, in Prometheus' text format.", text),
+        operation(
             "/v1/status", "get", "status", "The cluster: models, replicas, gateways.", {200: {JSON: given.status}}
         ),
-        _operation(
+        operation(
             "/v1/events",
             "get",
             "events",
@@ -127,16 +83,16 @@ def _looks(given: Answers) -> tuple[Operation, ...]:
             query=(_AFTER,),
             codes=(Code.INVALID_REQUEST,),
         ),
-        _operation(
+        operation(
             "/v1/history",
             "get",
             "history",
             "Who changed what, when and why, the oldest first: the newest ones, or the first ones after a number.",
             {200: {JSON: given.history}},
             query=(_SUBJECT, _LAST, _AFTER),
-            codes=(Code.INVALID_REQUEST, *_STORE),
+            codes=(Code.INVALID_REQUEST, *STORE),
         ),
-        _operation(
+        operation(
             "/v1/sla",
             "get",
             "sla",
@@ -145,14 +101,14 @@ def _looks(given: Answers) -> tuple[Operation, ...]:
             query=(_OF_MODEL, _PERIOD),
             codes=(Code.INVALID_REQUEST, Code.NOT_FOUND, Code.CONFLICT, Code.OVERLOADED, Code.DRAINING),
         ),
-        _operation(PATH, "get", "openapi", "This document.", {200: {JSON: dict}}),
+        operation(PATH, "get", "openapi", "This document.", {200: {JSON: dict}}),
     )
 
 
 def _cluster(given: Answers) -> tuple[Operation, ...]:
     said: Said = {200: {JSON: given.reloaded}, 422: {JSON: given.reloaded}}
     return (
-        _operation(
+        operation(
             "/v1/reload",
             "post",
             "reload",
@@ -160,14 +116,14 @@ def _cluster(given: Answers) -> tuple[Operation, ...]:
             said,
             codes=(Code.INVALID_REQUEST,),
         ),
-        _operation(
+        operation(
             "/v1/apply",
             "post",
             "apply",
             "Take over a cluster file that comes with the request, or, with `dry_run`, say what it would change.",
             said,
             body=(bodies.APPLY, "Apply"),
-            codes=_BODY,
+            codes=BODY,
         ),
     )
 
@@ -181,28 +137,28 @@ def _rollouts(given: Answers) -> tuple[Operation, ...]:
         "abort": "End a rollout: the old revision serves everything at once.",
     }
     return (
-        _operation(
+        operation(
             "/v1/models/{model}/deploy",
             "post",
             "deploy",
             "Roll out a revision of a model.",
             one,
             body=(bodies.DEPLOY, "Deploy"),
-            codes=_CHANGE,
+            codes=CHANGE,
         ),
-        _operation(
+        operation(
             "/v1/rollouts",
             "get",
             "rollouts",
             "Rollouts, the newest last.",
             {200: {JSON: given.rollouts}},
             query=(_OF_MODEL, _ENDED, _LAST),
-            codes=(Code.INVALID_REQUEST, Code.NOT_FOUND, *_STORE),
+            codes=(Code.INVALID_REQUEST, Code.NOT_FOUND, *STORE),
         ),
-        _operation("/v1/rollouts/{id}", "get", "rollout", "A rollout.", one, codes=(Code.NOT_FOUND, *_STORE)),
+        operation("/v1/rollouts/{id}", "get", "rollout", "A rollout.", one, codes=(Code.NOT_FOUND, *STORE)),
         *(
-            _operation(
-                f"/v1/rollouts/{{id}}/{name}", "post", name, text, one, body=(bodies.COMMAND, "Why"), codes=_CHANGE
+            operation(
+                f"/v1/rollouts/{{id}}/{name}", "post", name, text, one, body=(bodies.COMMAND, "Why"), codes=CHANGE
             )
             for name, text in commands.items()
         ),
@@ -213,7 +169,7 @@ def _scaling(given: Answers) -> tuple[Operation, ...]:
     one: Said = {200: {JSON: given.scaling}}
     path = "/v1/scaling/{model}"
     return (
-        _operation(
+        operation(
             "/v1/scaling",
             "get",
             "scaling",
@@ -221,7 +177,7 @@ def _scaling(given: Answers) -> tuple[Operation, ...]:
             {200: {JSON: given.scalings}},
             codes=(Code.CONFLICT,),
         ),
-        _operation(
+        operation(
             path,
             "get",
             "scalingOfModel",
@@ -229,14 +185,14 @@ def _scaling(given: Answers) -> tuple[Operation, ...]:
             one,
             codes=(Code.NOT_FOUND, Code.CONFLICT),
         ),
-        _operation(
+        operation(
             path,
             "put",
             "setScaling",
             "Set how many replicas a model has, or its bounds; what is not said is as the cluster file has it.",
             one,
             body=(bodies.SCALE, "Scaling"),
-            codes=(*_BODY, Code.NOT_FOUND, Code.CONFLICT),
+            codes=(*BODY, Code.NOT_FOUND, Code.CONFLICT),
         ),
     )
 
@@ -244,7 +200,7 @@ def _scaling(given: Answers) -> tuple[Operation, ...]:
 def _nodes(given: Answers) -> tuple[Operation, ...]:
     one: Said = {200: {JSON: given.node}}
     return (
-        _operation(
+        operation(
             "/v1/nodes",
             "get",
             "nodes",
@@ -252,94 +208,23 @@ def _nodes(given: Answers) -> tuple[Operation, ...]:
             {200: {JSON: given.nodes}},
             codes=(Code.CONFLICT,),
         ),
-        _operation(
+        operation(
             "/v1/nodes/{node}/drain",
             "post",
             "drain",
             "Take a node out of service: what runs there moves away, one replica of a model at a time.",
             one,
             body=(bodies.DRAIN, "Drain"),
-            codes=(*_BODY, Code.NOT_FOUND, Code.CONFLICT),
+            codes=(*BODY, Code.NOT_FOUND, Code.CONFLICT),
         ),
-        _operation(
+        operation(
             "/v1/nodes/{node}/undrain",
             "post",
             "undrain",
             "Let a node serve again, or a GPU that was taken out of service.",
             one,
             body=(bodies.UNDRAIN, "Undrain"),
-            codes=(*_BODY, Code.NOT_FOUND, Code.CONFLICT),
-        ),
-    )
-
-
-def _registry(given: Answers) -> tuple[Operation, ...]:
-    one: Said = {200: {JSON: given.revision}}
-    several: Said = {200: {JSON: given.revisions}}
-    path, why = "/v1/registry/{model}/{revision}", (bodies.COMMAND, "Why")
-    steps = {
-        "approve": "Approve a revision.",
-        "reject": "Reject a revision, also one that was approved.",
-        "resubmit": "Ask for the approval of a rejected revision anew.",
-    }
-    return (
-        _operation("/v1/registry", "get", "revisions", "All registered revisions.", several, codes=_MISSING),
-        _operation("/v1/registry/{model}", "get", "revisionsOfModel", "Those of a model.", several, codes=_MISSING),
-        _operation(
-            "/v1/registry/{model}",
-            "post",
-            "addRevision",
-            "Fetch a model and register it; the answer comes when that is done.",
-            one,
-            body=(bodies.ADD, "Add"),
-            codes=_CHANGE,
-        ),
-        _operation(path, "get", "revision", "Everything about a revision.", one, codes=_MISSING),
-        *(
-            _operation(f"{path}/{name}", "post", name, text, one, body=why, codes=_CHANGE)
-            for name, text in steps.items()
-        ),
-        _operation(
-            f"{path}/signatures",
-            "post",
-            "sign",
-            "Add a publisher's signature to the artifact of a revision: `public` and `signature`, or a `bundle` of "
-            "OpenSSF's Model Signing. Private keys stay where they are.",
-            one,
-            body=(bodies.SIGN, "Signature"),
-            codes=_CHANGE,
-        ),
-        _operation(
-            "/v1/registry/{model}/aliases/{alias}",
-            "put",
-            "setAlias",
-            "Let a name lead to a revision, whatever it led to before.",
-            one,
-            body=(bodies.ALIAS, "Alias"),
-            codes=_CHANGE,
-        ),
-    )
-
-
-def _upkeep(given: Answers) -> tuple[Operation, ...]:
-    return (
-        _operation(
-            "/v1/verify",
-            "post",
-            "verify",
-            "Check every byte of files, records and history.",
-            {200: {JSON: given.verified}},
-            body=(bodies.VERIFY, "Verify"),
-            codes=(*_BODY, *_MISSING),
-        ),
-        _operation(
-            "/v1/gc",
-            "post",
-            "collect",
-            "Remove files that no revision has any more.",
-            {200: {JSON: given.collected}},
-            body=(bodies.NOTHING, "Nothing"),
-            codes=(*_BODY, *_MISSING),
+            codes=(*BODY, Code.NOT_FOUND, Code.CONFLICT),
         ),
     )
 
@@ -348,7 +233,7 @@ def _keys(given: Answers) -> tuple[Operation, ...]:
     several: Said = {200: {JSON: given.keys}}
     made: Said = {200: {JSON: given.new_key}}
     return (
-        _operation(
+        operation(
             "/v1/keys",
             "get",
             "keys",
@@ -356,32 +241,32 @@ def _keys(given: Answers) -> tuple[Operation, ...]:
             several,
             codes=_KEYS,
         ),
-        _operation(
+        operation(
             "/v1/keys",
             "post",
             "createKey",
             "Make a key: of a `tenant`, or of the admin API for a `name` with a `role`. It is shown this once.",
             made,
             body=(bodies.CREATE_KEY, "Key"),
-            codes=(*_BODY, *_KEYS),
+            codes=(*BODY, *_KEYS),
         ),
-        _operation(
+        operation(
             "/v1/keys/{key}/revoke",
             "post",
             "revokeKey",
             "End a key for good: gateways refuse it within a second, the admin API at once.",
             {200: {JSON: given.key}},
             body=(bodies.COMMAND, "Why"),
-            codes=(*_BODY, *_KEYS),
+            codes=(*BODY, *_KEYS),
         ),
-        _operation(
+        operation(
             "/v1/keys/{key}/rotate",
             "post",
             "rotateKey",
             "Make a key for the same holder, good for as long as the old one was, which ends after `overlap_s`.",
             made,
             body=(bodies.ROTATE_KEY, "Rotation"),
-            codes=(*_BODY, *_KEYS),
+            codes=(*BODY, *_KEYS),
         ),
     )
 
@@ -389,7 +274,7 @@ def _keys(given: Answers) -> tuple[Operation, ...]:
 def _records(given: Answers) -> tuple[Operation, ...]:
     busy = (Code.CONFLICT, Code.OVERLOADED, Code.DRAINING, Code.INTERNAL)
     return (
-        _operation(
+        operation(
             "/v1/decisions",
             "get",
             "decisions",
@@ -398,7 +283,7 @@ def _records(given: Answers) -> tuple[Operation, ...]:
             query=(_REQUEST_ID,),
             codes=(Code.INVALID_REQUEST, *busy),
         ),
-        _operation(
+        operation(
             "/v1/usage",
             "get",
             "usage",
@@ -407,66 +292,22 @@ def _records(given: Answers) -> tuple[Operation, ...]:
             query=(_OF_TENANT, _OF_MODEL, _SINCE),
             codes=(Code.INVALID_REQUEST, *busy),
         ),
-        _operation(
+        operation(
             "/v1/audit/tail",
             "post",
             "auditTail",
             f"The newest lines of the audit log, at most {bodies.EVENTS_MAX}; they may hold prompts.",
             {200: {JSON: given.audit_tail}},
             body=(bodies.AUDIT_TAIL, "AuditTailAsked"),
-            codes=(*_BODY, *busy),
+            codes=(*BODY, *busy),
         ),
-        _operation(
+        operation(
             "/v1/audit/verify",
             "post",
             "verifyAudit",
             "Check the audit log: finds changed and removed lines and files.",
             {200: {JSON: given.audit_verified}},
             body=(bodies.AUDIT_VERIFY, "AuditVerify"),
-            codes=(*_BODY, *busy),
+            codes=(*BODY, *busy),
         ),
     )
-
-
-def _operation(
-    path: str,
-    method: str,
-    id: str,
-    text: str,
-    said: Said,
-    *,
-    body: tuple[Reader, str] | None = None,
-    query: tuple[Parameter, ...] = (),
-    codes: tuple[Code, ...] = (),
-) -> Operation:
-    """`body`: its reader and name. What it is open to follows from the table of roles."""
-    names = [part[1:-1] for part in path.split("/") if part.startswith("{")]
-    places = tuple(
-        Parameter(name, "path", _PLACES[name], {"type": "string", "minLength": 1, "maxLength": bodies.NAME_CHARS_MAX})
-        for name in names
-    )
-    if id not in OPEN:
-        least = LEAST[id]
-        text = text if least is Role.VIEWER else f"{text} Needs the role {least.name.lower()}."
-        codes = (*codes, Code.UNAUTHORIZED, Code.ROLE_NOT_ALLOWED)
-    if id not in ANYWHERE:
-        codes = (*codes, Code.NOT_LEADER)
-    reader, name = body or (None, "")
-    return Operation(
-        path,
-        method,
-        id,
-        text,
-        said,
-        answers.Error,
-        body=reader,
-        body_name=name,
-        body_needed=reader in _NEEDED,
-        parameters=(*places, *query),
-        codes=codes,
-        secured=id not in OPEN,
-    )
-
-
-_NEEDED: Final = (bodies.DEPLOY, bodies.ALIAS, bodies.ADD, bodies.SIGN, bodies.CREATE_KEY, bodies.APPLY)
-"""Bodies with something that must be said."""

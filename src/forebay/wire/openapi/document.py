@@ -14,6 +14,7 @@ VERSION: Final = "3.1.0"
 JSON: Final = "application/json"
 TEXT: Final = "text/plain"
 EVENTS: Final = "text/event-stream"
+OCTETS: Final = "application/octet-stream"
 
 LISTENER: Final = (
     Code.BAD_HTTP,

@@ -6,12 +6,13 @@ from typing import Final, TypeVar
 import msgspec
 
 from forebay.control.api.behind import Asked, Handler
-from forebay.control.api.documents import Collected, Revisions, Verified
+from forebay.control.api.documents import Collected, LackingDocument, PartDocument, Revisions, Verified
 from forebay.core.registry.approval import Step
 from forebay.registry.bundles import read_bundle
 from forebay.registry.catalogue import Listed, Registry
 from forebay.registry.signing import Proof
 from forebay.wire import admin_request
+from forebay.wire.admin_request import BODY_BYTES_MAX
 
 T = TypeVar("T")
 
@@ -45,6 +46,19 @@ async def add(asked: Asked) -> Listed:
     """Fetch a model and register it."""
     model, wanted, catalogue = asked.named("model"), admin_request.add(asked.body), asked.behind.catalogue
     return await _on(asked, lambda registry: catalogue.add(registry, model, wanted, asked.actor))
+
+
+async def lacking(asked: Asked) -> LackingDocument:
+    """What has to be sent of an artifact."""
+    manifest = admin_request.lacking(asked.body)
+    return LackingDocument(await _on(asked, lambda registry: registry.lacking(manifest)), BODY_BYTES_MAX)
+
+
+async def upload(asked: Asked) -> PartDocument:
+    """Take a part of a content. There are many: the store is not asked."""
+    part = admin_request.part(str(asked.request.path_params["sha256"]), asked.request.query_params)
+    staging = asked.behind.catalogue.staging
+    return PartDocument(await asked.behind.threads(lambda: staging().put(*part, asked.body)))
 
 
 async def set_alias(asked: Asked) -> Listed:
@@ -89,6 +103,8 @@ HANDLERS: Final[Mapping[str, Handler]] = {
     "revisionsOfModel": revisions_of_model,
     "revision": revision,
     "addRevision": add,
+    "lacking": lacking,
+    "upload": upload,
     "setAlias": set_alias,
     "sign": sign,
     "verify": verify,
