@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +13,7 @@ from onnx import TensorProto, helper
 from tests.contract.tensor.models import ask, build, config, load, run
 
 from forebay.core.serving.config import Datatype
+from forebay.engines.tensor import onnx as onnx_backend
 from forebay.engines.tensor import onnx_file
 from forebay.engines.tensor.onnx_file import outside
 from forebay.engines.tensor.protocol import BackendFailed
@@ -177,3 +179,38 @@ def test_a_count_that_is_none_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(BackendFailed, match="intra_op_thread_count is 'many'; it must be a whole number"):
         load(replace(PLAIN, parameters={"intra_op_thread_count": "many"}), tmp_path)
+
+
+def test_options_for_gpus_are_those_of_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What becomes of them on a GPU is not tested."""
+    given = {"gpu_mem_limit": "4294967200", "cudnn_conv_algo_search": "1", "arena_extend_strategy": "1"}
+    providers = ["TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"]
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: providers)
+
+    assert onnx_backend._providers(replace(PLAIN, parameters=given)) == [
+        (
+            "CUDAExecutionProvider",
+            {
+                "gpu_mem_limit": "4294967200",
+                "cudnn_conv_algo_search": "HEURISTIC",
+                "arena_extend_strategy": "kSameAsRequested",
+            },
+        ),
+        ("CPUExecutionProvider", {}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("gpu_mem_limit", "4 GiB", "is '4 GiB'; it must be a whole number"),
+        ("cudnn_conv_algo_search", "3", "is 3; it must be below 3"),
+    ],
+)
+def test_an_option_for_gpus_that_is_none_is_refused_without_a_gpu_too(
+    name: str, value: str, text: str, tmp_path: Path
+) -> None:
+    build("onnxruntime", "identity", Datatype.FP32, tmp_path)
+
+    with pytest.raises(BackendFailed, match=f"parameter {name} {text}"):
+        load(replace(PLAIN, parameters={name: value}), tmp_path)

@@ -50,6 +50,12 @@ LEVELS: Final = {
     "2": onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
 }
 """`optimization.graph.level` as Triton's ONNX Runtime backend reads it; any other: everything is optimised."""
+CUDA_NUMBERS: Final = ("gpu_mem_limit", "do_copy_in_default_stream")
+CUDA_CHOICES: Final = {
+    "cudnn_conv_algo_search": ("EXHAUSTIVE", "HEURISTIC", "DEFAULT"),
+    "arena_extend_strategy": ("kNextPowerOfTwo", "kSameAsRequested"),
+}
+"""Parameters of models on GPUs as Triton's ONNX Runtime backend reads them, where each of these is a number."""
 _FAILURE = re.compile(r"^\[ONNXRuntimeError\] : (\d+) : \w+ : (.*)", re.DOTALL)
 
 
@@ -63,8 +69,8 @@ class OnnxBackend:
         for problem in outside(file):
             raise BackendFailed(f"model '{config.name}': {problem}")
         try:
-            options = _options(config)
-            self._session = onnxruntime.InferenceSession(str(file), options, providers=_providers())
+            options, providers = _options(config), _providers(config)
+            self._session = onnxruntime.InferenceSession(str(file), options, providers=providers)
         except Exception as error:  # the library's exceptions share no class of their own
             raise BackendFailed(f"model '{config.name}': {file.name} cannot be loaded: {_said(error)}") from error
         inputs = [*self._session.get_inputs(), *self._session.get_overridable_initializers()]
@@ -137,9 +143,28 @@ def _spec(found: Any, optional: bool) -> TensorSpec:
     return TensorSpec(found.name, ELEMENT_TYPES[found.type], dims, optional=optional)
 
 
-def _providers() -> list[str]:
+def _providers(config: ModelConfig) -> list[tuple[str, dict[str, str]]]:
+    """Where the model may run, best first, and with which options. Raises `BackendFailed`."""
     available = onnxruntime.get_available_providers()
-    return [each for each in ("CUDAExecutionProvider", "CPUExecutionProvider") if each in available]
+    options: dict[str, dict[str, str]] = {"CUDAExecutionProvider": _cuda_options(config), "CPUExecutionProvider": {}}
+    return [(name, given) for name, given in options.items() if name in available]
+
+
+def _cuda_options(config: ModelConfig) -> dict[str, str]:
+    """Those that the model's configuration names."""
+    options: dict[str, str] = {}
+    for name in CUDA_NUMBERS:
+        if name in config.parameters:
+            options[name] = str(_number(config, name))
+    for name, choices in CUDA_CHOICES.items():
+        if name in config.parameters:
+            number = _number(config, name)
+            if number >= len(choices):
+                raise BackendFailed(
+                    f"model '{config.name}': parameter {name} is {number}; it must be below {len(choices)}"
+                )
+            options[name] = choices[number]
+    return options
 
 
 def _options(config: ModelConfig) -> onnxruntime.SessionOptions:
