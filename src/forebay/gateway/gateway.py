@@ -148,10 +148,10 @@ class Gateway:
         if self._recorder is not None:
             relay.client = exchange.peer
         relay.streams = request.stream
-        if request.stream:
-            exchange.rest()
         self.aim(relay, request, body, endpoint)
         self._admit(relay)
+        if request.stream:  # after the request has been sent on: its client waits for the first event
+            exchange.rest()
 
     def aim(self, relay: Relay, request: Wanted, body: bytes, endpoint: Endpoint) -> None:
         """Make what the replicas of its model get, and what choosing one of them takes."""
