@@ -222,7 +222,7 @@ def rounds(names: list[str], count: int, rig: Rig) -> dict[str, dict[str, list[R
         for name, scenario, run in one_round(names[first:] + names[:first], rig):
             seen.setdefault(name, {}).setdefault(scenario, []).append(run)
             shown = "  ".join(f"{key} {figure:,.2f}" for key, figure in run.items())
-            print(f"round {number + 1} {name:14}{scenario:14}{shown}", flush=True)
+            print(f"round {number + 1} {name:20}{scenario:15}{shown}", flush=True)
         print(f"round {number + 1} took {time.monotonic() - begun:.0f} s", flush=True)
     return seen
 
