@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from enum import IntEnum
 from time import monotonic_ns
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from forebay.core.serving.errors import Refused
 from forebay.core.serving.values import InferRequest, InferResponse, OnResponse
@@ -48,6 +48,9 @@ class Spent(NamedTuple):
     output_ns: int = 0
 
 
+NOTHING_SPENT: Final = Spent()
+
+
 class Call:
     """A request, its answer's way back, and its times (CLOCK_MONOTONIC, nanoseconds)."""
 
@@ -84,7 +87,7 @@ class Call:
         self.cache_key = b""
         self.cache_ns = 0
         """How long it took to find that the cache has no answer."""
-        self.spent = Spent()
+        self.spent = NOTHING_SPENT
         self.size_bytes = 0
         self.on_answer: Callable[[InferResponse], None] | None = None
         """Hears of each response before it goes out."""
