@@ -19,7 +19,7 @@ def test_measurements_become_tables_and_no_measurement_is_said(tmp_path: Path) -
     figures = {
         "forebay": {"request_1k": {"cpu_us": 30.0}},
         "forebay_lean": {"memory": {"stream_kb": 9.5}},
-        "nginx": {"request_1k": {"cpu_us": 10.0}},
+        "nginx": {"request_1k": {"cpu_us": 10.0}, "ttft_random": {"added_p50_us": 250.0}},
     }
     versions = {"forebay": "0.1", "forebay_lean": "0.1", "nginx": "1.2"}
     result = {"machine": MACHINE, "rounds": 3, "versions": versions, "figures": figures}
@@ -34,6 +34,8 @@ def test_measurements_become_tables_and_no_measurement_is_said(tmp_path: Path) -
     assert "|  | forebay 0.1 | forebay-lean 0.1 | nginx 1.2 |" in block
     assert "| CPU of a request of 1 KB, µs | **30** | - | 10 |" in block
     assert "| memory of an open stream, KB | **-** | 9.5 | - |" in block
+    assert "| added to the first event, streams at random instants, p50, µs | **-** | - | 250 |" in block
+    assert gateway.IN_STEP in block
     assert "32 KB" not in block, "what nobody was measured at has no row"
     assert "Goals" not in block
     assert "| chat, at once: 8 | tokens | 60 | 57 | 0.95 (0.90 to 1.00) |" in block
