@@ -18,6 +18,22 @@ def test_any_split_of_the_bytes_gives_the_same_payloads(payloads: list[bytes], s
     assert got == payloads
 
 
+@given(
+    st.lists(st.tuples(st.binary(max_size=20), st.sampled_from(["alone", "halved", "with the next"])), max_size=12)
+)
+def test_frames_that_come_alone_are_read_like_others(frames: list[tuple[bytes, str]]) -> None:
+    reader, got, rest = FrameReader(), [], b""
+    for payload, comes in frames:
+        data, rest = rest + frame(payload), b""
+        if comes == "with the next":
+            rest = data
+            continue
+        middle = len(data) // 2 if comes == "halved" else 0
+        got += reader.feed(data[:middle])
+        got += reader.feed(data[middle:])
+    assert got + reader.feed(rest) == [payload for payload, _ in frames]
+
+
 def test_a_payload_at_the_bound_passes_and_one_byte_more_does_not() -> None:
     reader = FrameReader(bytes_max=10)
     assert reader.feed(frame(b"x" * 10)) == [b"x" * 10]

@@ -26,6 +26,8 @@ class FrameReader:
     def feed(self, data: bytes) -> list[bytes]:
         """The payloads that `data` completes. Raises `FrameTooLarge` as soon as a length says so."""
         buffer = self._buffer
+        if not buffer and int.from_bytes(data[:HEADER_BYTES], "big") == len(data) - HEADER_BYTES <= self._bytes_max:
+            return [data[HEADER_BYTES:]]  # one whole frame, nearly always
         buffer += data
         payloads: list[bytes] = []
         start, have = 0, len(buffer)

@@ -280,12 +280,13 @@ class EngineProcess:
         """What the link brings."""
         self._owed_since = None
         for message in messages:
+            if type(message) is Progress:  # nearly always; class patterns touch several times as much memory
+                self.load = message.load
+                if message.cached is not None:
+                    self.blocks.apply(message.cached.stored, message.cached.removed)
+                self._dispatch(message.events)
+                continue
             match message:
-                case Progress(events, load, cached):
-                    self.load = load
-                    if cached is not None:
-                        self.blocks.apply(cached.stored, cached.removed)
-                    self._dispatch(events)
                 case Pong():
                     pass
                 case Ready(info):
@@ -303,27 +304,37 @@ class EngineProcess:
 
     def _dispatch(self, events: Sequence[Event]) -> None:
         now = asyncio.get_running_loop().time()
-        owners = self._owners
+        if len(events) == 1:
+            listener = self._owner_of(events[0])
+            if listener is not None:
+                self._tell(listener, events, now)
+            return
         news: dict[Listener, list[Event]] = {}
         for event in events:
-            if type(event) is Delta:
-                self.tokens_total += event.tokens
-                listener = owners.get(event.id)
-            else:
-                listener = owners.pop(event.id, None)
+            listener = self._owner_of(event)
             if listener is None:
-                continue  # cancelled while the event was on its way
+                continue
             if listener in news:
                 news[listener].append(event)
             else:
                 news[listener] = [event]
         for listener, its_events in news.items():
-            try:
-                listener.on_events(its_events, now)
-            except Exception:  # supervisor: a mistake in building one answer must not cost the engine
-                self._log.error("event handling failed", trace=traceback.format_exc())
-                self.cancel([id for id, owner in owners.items() if owner is listener])
-                listener.on_lost(Refusal(Code.INTERNAL))
+            self._tell(listener, its_events, now)
+
+    def _owner_of(self, event: Event) -> Listener | None:
+        """Who is to hear of it; None: it was cancelled while the event was on its way."""
+        if type(event) is Delta:
+            self.tokens_total += event.tokens
+            return self._owners.get(event.id)
+        return self._owners.pop(event.id, None)
+
+    def _tell(self, listener: Listener, events: Sequence[Event], now: float) -> None:
+        try:
+            listener.on_events(events, now)
+        except Exception:  # supervisor: a mistake in building one answer must not cost the engine
+            self._log.error("event handling failed", trace=traceback.format_exc())
+            self.cancel([id for id, owner in self._owners.items() if owner is listener])
+            listener.on_lost(Refusal(Code.INTERNAL))
 
 
 class _Link(asyncio.Protocol):
@@ -341,7 +352,7 @@ class _Link(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         try:
-            frames = [decode_to_worker(payload) for payload in self._reader.feed(data)]
+            frames = list(map(decode_to_worker, self._reader.feed(data)))
         except (FrameTooLarge, msgspec.DecodeError) as error:
             self._end(f"the engine process sent what cannot be read: {error}")
             return

@@ -76,8 +76,13 @@ class Answer:
 
     def on_body(self, data: bytes) -> None:
         """A part of the body arrived."""
+        streams = self._status == 200 and self._streaming
+        lone = data.startswith(b"data:") and data.endswith(b"\n\n") and data.find(b"\n") == len(data) - 2
+        if lone and streams and not self._kept:  # one event of one line, nearly always
+            self._event(data[5:].strip())
+            return
         self._kept += data
-        if self._status == 200 and self._streaming:
+        if streams:
             self._events()
         elif len(self._kept) > ANSWER_BYTES_MAX:
             self._done("answer_too_large")
