@@ -141,7 +141,7 @@ class Relay:
     _status = 0
     _size = 0
     _error = ""
-    _headers: http1.Headers = ()
+    _lines = b""  # for the head of its answer: made when a replica's is there, as no first event should wait for them
     _body: list[bytes]
 
     def __init__(
@@ -289,7 +289,7 @@ class Relay:
             self._go_on(status, headers)
             return
         stream = False
-        self._headers = kept = []
+        kept: list[Header] = []
         for pair in headers:
             name = pair[0]
             if name == USAGE:
@@ -298,12 +298,12 @@ class Relay:
                 kept.append(pair)
                 if name == b"content-type":
                     stream = pair[1].startswith(b"text/event-stream")
-        if self.plain:
-            self._mode = WHOLE if comes_whole(headers) else BYTES
-            self._body = []
-            if self._mode == BYTES:
-                self._start()
-        elif stream:
+        self._lines = head_lines(self) + http1.fields(kept)
+        if self.plain and not comes_whole(headers):
+            self._mode = BYTES
+            self._listen()
+            self._start()
+        elif stream and not self.plain:
             self._mode = EVENTS
             self._transcript = Transcript(self.path)
             self._listen()  # the client is told when the first event is there: until then another replica may do it
@@ -345,8 +345,8 @@ class Relay:
             if self._status == 200 and not whole.endswith(OBJECT_ENDS) and not self.plain:  # its length was a lie
                 self.on_error(CallError("protocol", True, "The answer is not complete."))
                 return
-            self.exchange.extra += head_lines(self)
-            self.exchange.respond(self._status, self._headers, whole)
+            self.exchange.extra += self._lines
+            self.exchange.respond(self._status, (), whole)
             self._end(OK if self._status < 400 else code_in(whole, code_of(self._status)), self._status)
         elif mode == RETRY:
             self._retry_refused()
@@ -444,11 +444,10 @@ class Relay:
         self._listen()
 
     def _start(self, first: bytes = b"") -> None:
-        self._listen()
-        self.exchange.extra += head_lines(self)
-        self.exchange.start(self._status, self._headers, first)
+        self.exchange.extra += self._lines
+        self.exchange.start(self._status, (), first)
         self.exchange.forget_head()
-        self._headers = ()  # they have been sent, and a stream may last for hours
+        self._lines = b""  # they have been sent, and a stream may last for hours
 
     def _listen(self) -> None:
         """The client's pace becomes that of the replica."""
@@ -465,6 +464,7 @@ class Relay:
         if self._mode == RETRY:
             return
         self._mode = BYTES
+        self._listen()
         self._start()
         self.exchange.write(b"".join(body))
 
