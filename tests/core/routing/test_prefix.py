@@ -1,5 +1,6 @@
 """The prefix index finds what was sent, not what a cache must have forgotten, and never grows too large."""
 
+import gc
 from collections import OrderedDict
 
 import pytest
@@ -7,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.core.routing import PrefixIndex
-from forebay.core.routing.prefix import SWEEP_BLOCKS
+from forebay.core.routing.prefix import SWEEP_BLOCKS, _Guess
 
 chains = st.lists(st.integers(0, 5), max_size=6).map(
     lambda path: tuple(hash(tuple(path[: n + 1])) for n in range(len(path)))
@@ -120,6 +121,23 @@ def test_what_a_lost_replica_held_is_gone_at_once_and_forgotten_bit_by_bit(pairs
         assert before - len(index) <= SWEEP_BLOCKS + 1
     assert index.join() == old
     assert index.depths(prompt, [other, new, old]) == [10, 1, 0]
+
+
+def test_what_a_lost_replica_was_sent_does_not_wait_for_a_collector() -> None:
+    def guesses() -> int:
+        return sum(type(one) is _Guess for one in gc.get_objects())
+
+    gc.collect()
+    gc.disable()
+    try:
+        before, index = guesses(), PrefixIndex()
+        mask = index.join()
+        index.note(mask, tuple(range(100)), 0.0)
+        index.leave(mask)
+        left = guesses() - before
+    finally:
+        gc.enable()
+    assert left <= 1, "of a ring only its end refers to itself"
 
 
 def test_a_replica_that_held_nothing_leaves_no_trace() -> None:
