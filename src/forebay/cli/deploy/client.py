@@ -59,8 +59,10 @@ class Admin:
         alone = self._request
         with httpx.Client(trust_env=False) as client:
             self._request = client.request
-            yield
-        self._request = alone
+            try:
+                yield
+            finally:
+                self._request = alone
 
     def get(self, path: str, kind: type[T], **query: str | int) -> T:
         """A document."""

@@ -69,7 +69,7 @@ def uploads(given: Answers) -> tuple[Operation, ...]:
             "/v1/uploads",
             "post",
             "lacking",
-            "Which contents of an artifact have to be sent, and how much of each is there. Nothing is changed.",
+            "Which contents of an artifact have to be sent, and how much of each is there.",
             {200: {JSON: given.lacking}},
             body=(bodies.LACKING, "Manifest"),
             codes=CHANGE,

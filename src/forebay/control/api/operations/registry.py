@@ -44,13 +44,14 @@ async def revision(asked: Asked) -> Listed:
 
 async def add(asked: Asked) -> Listed:
     """Fetch a model and register it."""
-    model, wanted, catalogue = asked.named("model"), admin_request.add(asked.body), asked.behind.catalogue
+    model, catalogue = asked.named("model"), asked.behind.catalogue
+    wanted = await asked.behind.threads(lambda: admin_request.add(asked.body))  # it may name very many files
     return await _on(asked, lambda registry: catalogue.add(registry, model, wanted, asked.actor))
 
 
 async def lacking(asked: Asked) -> LackingDocument:
     """What has to be sent of an artifact."""
-    manifest = admin_request.lacking(asked.body)
+    manifest = await asked.behind.threads(lambda: admin_request.lacking(asked.body))
     return LackingDocument(await _on(asked, lambda registry: registry.lacking(manifest)), BODY_BYTES_MAX)
 
 
