@@ -21,7 +21,8 @@ def test_the_digest_is_that_of_the_lines_in_the_order_of_paths_or_of_the_lone_fi
 
 
 @pytest.mark.parametrize(
-    "path", ["", "/a", "../a", "a/../b", "a//b", "./a", "a/", "a\nb", "a\0b", "x" * 1025, "\u00e9" * 513]
+    "path",
+    ["", "/a", "../a", "a/../b", "a//b", "./a", "a/", "a\nb", "a\0b", "x" * 1025, "\u00e9" * 513, "\udcff.bin"],
 )
 def test_a_path_that_leads_out_or_can_be_misread_is_refused(path: str) -> None:
     with pytest.raises(BadManifest, match="not a path inside"):

@@ -10,6 +10,8 @@ from typing import Final
 FILES_MAX: Final = 100_000
 PATH_BYTES_MAX: Final = 1024
 _SHA256: Final = re.compile("[0-9a-f]{64}")
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+"""Half a character, or a byte of a name that is no UTF-8: nobody else could write the path down."""
 
 
 class BadManifest(Exception):  # noqa: N818 - states the condition
@@ -72,7 +74,8 @@ def _check(file: File, paths: Iterable[str]) -> None:
         or str(path) != file.path
         or "\n" in file.path
         or "\0" in file.path
-        or len(file.path.encode(errors="surrogatepass")) > PATH_BYTES_MAX
+        or len(file.path.encode(errors="replace")) > PATH_BYTES_MAX
+        or _SURROGATE.search(file.path)
     ):
         raise BadManifest(f"{file.path!r} is not a path inside the artifact")
     if any(str(above) in paths for above in path.parents):
