@@ -84,6 +84,7 @@ class EngineProcess:
         self._load_timeout_s = load_timeout_s
         self._tick_s = min(TICK_S_MAX, hang_s / TICKS_PER_HANG)
         self._log = log
+        self._now = asyncio.get_running_loop().time  # to ask for the loop takes a system call
         self._owners: dict[str, Listener] = {}
         self._link: _Link | None = None
         self._owed_since: float | None = None
@@ -110,7 +111,7 @@ class EngineProcess:
     @property
     def stalled_s(self) -> float:
         """How long a sign of life has been owed."""
-        return 0.0 if self._owed_since is None else max(0.0, asyncio.get_running_loop().time() - self._owed_since)
+        return 0.0 if self._owed_since is None else max(0.0, self._now() - self._owed_since)
 
     @property
     def state(self) -> ReplicaState:
@@ -149,7 +150,6 @@ class EngineProcess:
 
     async def run(self) -> None:
         """Keep a child running until `stop`. Raises `GaveUp`."""
-        loop = asyncio.get_running_loop()
         failures = 0
         while not self._stopping:
             self._ready_at = None
@@ -159,7 +159,7 @@ class EngineProcess:
             self._log.error("engine ended", reason=ended.text, last_lines=list(self._last_lines))
             if self.info is None and self._broken:
                 raise GaveUp(f"the engine cannot load: {self._broken}")
-            quick = self._ready_at is None or loop.time() - self._ready_at < QUICK_FAILURE_S
+            quick = self._ready_at is None or self._now() - self._ready_at < QUICK_FAILURE_S
             failures = failures + 1 if quick else 1
             if failures >= QUICK_FAILURES_MAX:
                 raise GaveUp(f"the engine failed {failures} times in a row: {ended.text}")
@@ -209,11 +209,10 @@ class EngineProcess:
 
     async def _watch(self, link: "_Link") -> Ended:
         """Until the child has ended, has to be ended, or we stop."""
-        loop = asyncio.get_running_loop()
-        began = ticked = loop.time()
+        began = ticked = self._now()
         while True:
             await self._pause(self._tick_s if self.ready else min(self._tick_s, self._load_timeout_s))
-            now = loop.time()
+            now = self._now()
             if self._owed_since is not None and now - ticked > self._tick_s + TICK_S_MAX:
                 self._owed_since = now  # it was we who did not run: what the child sent meanwhile is still unread
             ticked = now
@@ -234,11 +233,10 @@ class EngineProcess:
 
     async def _stop_child(self, link: "_Link") -> None:
         link.send([Stop()])
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + STOP_GRACE_S
-        while link.lost is None and loop.time() < deadline:
+        deadline = self._now() + STOP_GRACE_S
+        while link.lost is None and self._now() < deadline:
             self._wake.clear()
-            await self._pause(deadline - loop.time())
+            await self._pause(deadline - self._now())
 
     async def _pause(self, longest_s: float) -> None:
         """Wait, but not past a wake-up."""
@@ -293,7 +291,7 @@ class EngineProcess:
                     self.info = info
                     self.load = EngineLoad(kv_total_tokens=info.kv_total_tokens)
                     self.ready = True
-                    self._ready_at = asyncio.get_running_loop().time()
+                    self._ready_at = self._now()
                     self._log.info("engine ready", engine=info.engine, version=info.version, pid=self.pid)
                 case Broken(text):
                     self._broken = text
@@ -303,7 +301,7 @@ class EngineProcess:
         self._wake.set()
 
     def _dispatch(self, events: Sequence[Event]) -> None:
-        now = asyncio.get_running_loop().time()
+        now = self._now()
         if len(events) == 1:
             listener = self._owner_of(events[0])
             if listener is not None:
