@@ -1,6 +1,7 @@
 """The dynamic batcher: arrival patterns with the batches that Triton makes of them, and one case for every rule."""
 
 import heapq
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -55,8 +56,15 @@ class Played:
     latencies_s: list[float] = field(default_factory=list)
 
 
-def play(batching: DynamicBatching | None, pattern: list[Come], *, max_batch: int = 16, instances: int = 1) -> Played:
-    """Serve the pattern as a model server does, with batches that take `RUN_S`."""
+def play(
+    batching: DynamicBatching | None,
+    pattern: list[Come],
+    *,
+    max_batch: int = 16,
+    instances: int = 1,
+    row_s: float = 0.0,
+) -> Played:
+    """Serve the pattern as a model server does, with batches that take `RUN_S`, and `row_s` more for each row."""
     batcher: Batcher[int] = Batcher(batching, max_batch, instances=instances)
     arrivals = sorted(
         (come.at + number * come.gap_s, come.rows, come.shape) for come in pattern for number in range(come.number)
@@ -77,7 +85,7 @@ def play(batching: DynamicBatching | None, pattern: list[Come], *, max_batch: in
             if isinstance(todo, Batch):
                 free -= 1
                 played.sizes.append(todo.rows)
-                heapq.heappush(events, (now + RUN_S, 1, todo.items))
+                heapq.heappush(events, (now + RUN_S + row_s * todo.rows, 1, todo.items))
                 continue
             if isinstance(todo, WaitUntil):
                 heapq.heappush(events, (todo.at, 0, []))
@@ -250,6 +258,20 @@ def test_who_is_cancelled_leaves_and_makes_room() -> None:
 
 
 @pytest.mark.interpreted
+@pytest.mark.parametrize("share", [0.5, 0.7, 0.9])
+def test_no_other_sizes_of_batches_would_make_the_slowest_answers_much_faster(share: float) -> None:
+    """At a share of what full batches can do; requests come evenly, and a run costs something whatever its size."""
+    most, row_s = 8, 0.45 * RUN_S
+    rate = share * most / (RUN_S + most * row_s)
+    rows = math.ceil(rate * RUN_S / (1 - rate * row_s))  # fewer in each run, and ever more would wait
+    least_s = (rows - 1) / rate + RUN_S + rows * row_s  # the first of them waits for the last
+
+    played = play(DynamicBatching(delay_s=0.01 * RUN_S), [Come(2000, gap_s=1 / rate)], max_batch=most, row_s=row_s)
+
+    slowest_s = sorted(played.latencies_s)[len(played.latencies_s) * 99 // 100]
+    assert least_s <= slowest_s <= 1.1 * least_s
+
+
 def test_the_number_of_waiting_requests_is_bounded_whatever_the_policy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "WAITING_MAX", 3)
     batcher: Batcher[str] = Batcher(DynamicBatching(), 4)
