@@ -6,7 +6,7 @@
 It begins with the targets of rivals, on draws of their own, and goes on with the grid and with made loads that each
 show one thing. What was measured is kept in results.json as it goes: a run that was stopped goes on where it was, and
 `--redo` measures policies anew. The tables of docs/scaling.md are made from that file (`--tables`: only that).
-`--look` prints one cell and keeps nothing. All of it takes about twenty minutes of one core.
+`--look` prints one cell and keeps nothing. All of it takes about half an hour of one core.
 """
 
 import argparse
