@@ -18,6 +18,7 @@ up: ## install what is needed and start the demo cluster (or ./forebay.yaml) in 
 
 test: ## everything that must hold: static checks and all tests, the slow ones with real models too
 	@scripts/venv dev
+	@for each in triton kserve; do scripts/oracle $$each || echo "no $$each: its tests are left out" >&2; done
 	@$(MAKE) --no-print-directory static
 	$(BIN)/pytest -m "not slow" -n 3
 	$(BIN)/pytest -m slow -n 2 --dist loadfile --ignore tests/e2e

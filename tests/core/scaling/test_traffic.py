@@ -15,10 +15,10 @@ def through(traffic: Traffic, reading: Reading, ticks: int) -> Traffic:
     return traffic
 
 
-def test_work_is_tokens_and_one_for_each_request() -> None:
+def test_work_is_tokens_those_of_answers_four_times_and_one_for_each_request() -> None:
     flow = through(Traffic(), BUSY, 1)
 
-    assert flow.level == flow.short == flow.long == (5000 + 10 * 101) / 5
+    assert flow.level == flow.short == flow.long == (5000 + 10 * 401) / 5
     assert (flow.requests, flow.in_flight, flow.output) == (2.0, 4.0, 100.0)
 
 

@@ -27,7 +27,7 @@ def tables(document: bytes) -> list[Table]:
         )
         speeds = (figure(f[f"{kind}_{unit}_per_s"]) for kind in ("bare", "path"))
         rows.append((scenario.replace("_", ", at once: "), unit, *speeds, spread, latency))
-    bare = "embeddings: one session, batches of 32, sorted by length"
+    bare = "chat: slices of seconds in turn; embeddings: one session, batches of 32, sorted by length"
     title = (
         f"**The whole path beside the bare runtime ({bare}), per second** ({machine(result.machine, result.rounds)}):"
     )

@@ -20,7 +20,8 @@ def figure(value: float) -> str:
 
 def machine(described: Mapping[str, int | str], rounds: int) -> str:
     """Where and how often something was measured."""
-    return f"{described['cpus']} cores, Python {described['python']}, median of {rounds} rounds"
+    often = "one round" if rounds == 1 else f"median of {rounds} rounds"
+    return f"{described['cpus']} cores, Python {described['python']}, {often}"
 
 
 def shown(name: str) -> str:

@@ -26,7 +26,7 @@ SPARE_MAX: Final = 0.25
 """Replicas are removed if the others could do so much more than they will have to: the error of the forecasts."""
 AHEAD_S: Final = 600.0
 """And if they still could do it so long after another one could be there again."""
-AIM: Final = 0.75
+AIM: Final = 0.85
 EDGES: Final = (0.8, 2.5)
 SPENT_S: Final = 21_600.0
 """Of the late answers that the promise allows this share is aimed at, over hours: if there are fewer, replicas may do

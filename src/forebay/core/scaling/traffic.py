@@ -1,7 +1,8 @@
 """How much work comes: its level now, over short and long times, and where it is heading.
 
-Work is counted in tokens, of prompts and answers, plus one for each request: what a request takes differs far less
-by token than by request, and models without tokens are counted all the same.
+Work is counted in tokens of prompts, plus one for each request: what a request takes differs far less by token than
+by request, and models without tokens are counted all the same. A token of an answer counts as OUTPUT of them: prompts
+are read many tokens at once.
 """
 
 import math
@@ -9,6 +10,9 @@ from typing import Final, NamedTuple
 
 from forebay.core.scaling.values import Reading
 
+OUTPUT: Final = 4.0
+"""By the engine and its load it is 2 to 10 in truth. As long as this is nearer to it than 1 is, a replica can do
+about the same work whatever is asked of it, so that a change from long prompts to long answers is no surprise."""
 SHORT_S: Final = 12.0
 LEVEL_S: Final = 60.0
 LONG_S: Final = 600.0
@@ -72,7 +76,7 @@ def followed(traffic: Traffic, reading: Reading) -> Traffic:
 
 def work_of(reading: Reading, output: float) -> float:
     """What the requests take that have come, if their answers have the mean length `output`."""
-    return reading.prompt_tokens + reading.arrivals * (output + 1.0)
+    return reading.prompt_tokens + reading.arrivals * (OUTPUT * output + 1.0)
 
 
 def peak(traffic: Traffic) -> float:
