@@ -112,7 +112,10 @@ def test_who_finds_a_replica_stopping_is_not_sent_to_others_that_are_gone_with_i
     run(main())
 
 
-def test_who_was_at_each_of_the_replicas_that_died_at_once_waits_for_what_follows_them(tmp_path: Path) -> None:
+@pytest.mark.parametrize("generation", [1, 2])
+def test_who_was_at_each_of_the_replicas_that_died_at_once_waits_for_what_follows_them(
+    tmp_path: Path, generation: int
+) -> None:
     dying = [Worker(replica="chat-0"), Worker(replica="chat-1")]
 
     def dies(exchange: Exchange) -> None:
@@ -121,7 +124,7 @@ def test_who_was_at_each_of_the_replicas_that_died_at_once_waits_for_what_follow
         exchange.abort()
 
     async def main() -> None:
-        following = Worker(replica="chat-0", generation=2)
+        following = Worker(replica="chat-0", generation=generation)
         async with cluster(tmp_path, *dying) as front, working(following), peer(front.port) as client:
             for worker in dying:
                 worker.answer = dies

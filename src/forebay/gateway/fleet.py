@@ -276,6 +276,10 @@ class Served:
 
     def link(self, replica: Replica, pool: Pool) -> Link:
         """A new start of a replica."""
+        who = (replica.id, replica.generation)
+        for relay in (*self.waiting, *(each for link in self.links for each in link.attempts)):
+            if who in relay.tried:  # that was another process: a control that begins anew may count from 1 again
+                relay.tried = tuple(each for each in relay.tried if each != who)
         meter = Meter(replica.id, self.pricing.index.join())
         return Link(replica, self.routes.name, self.routes.task, pool, meter)
 

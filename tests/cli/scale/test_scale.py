@@ -28,7 +28,7 @@ class Api:
         self.answer: object = CHAT
         self.limits: tuple[LimitUse, ...] = ()
 
-    def raw(self, method: str, path: str, body: object = None, query: object = None) -> bytes:
+    def raw(self, method: str, path: str, body: object = None, query: object = None, **_: object) -> bytes:
         self.asked.append((method, path, body))
         return msgspec.json.encode(Scalings((CHAT, FIXED), self.limits) if path == "/v1/scaling" else self.answer)
 

@@ -6,13 +6,14 @@ from tests.gateway.prefix.test_reports import AFFINITY, LONG, Telling, at_once, 
 from tests.gateway.rig import cluster, post
 from tests.net.rig import run, until
 
-from forebay.cli.records.explain import find
+from forebay.cli.records.reading import RecordFiles
 from forebay.core.model import RecordsSpec
 from forebay.core.routing import Source
 
 
 def test_a_hit_is_on_record_with_how_it_is_known(tmp_path: Path) -> None:
     root = tmp_path / "records"
+    files = RecordFiles(root)
 
     async def main() -> None:
         worker, other = Telling(at_once), Telling(at_once, "chat-1")
@@ -21,8 +22,8 @@ def test_a_hit_is_on_record_with_how_it_is_known(tmp_path: Path) -> None:
                 answer = await front.ask(post(conversation(LONG), b"/v1/chat/completions", b"x-request-id: " + id))
                 assert answer.status == 200
                 await worker.told()
-            await until(lambda: bool(find(root, "second")[0]))
+            await until(lambda: bool(files.decisions("second").decisions))
 
     run(main())
-    hits = [find(root, id)[0][0][1].hit for id in ("first", "second")]
+    hits = [files.decisions(id).decisions[0].hit for id in ("first", "second")]
     assert hits == ["", Source.EXACT]

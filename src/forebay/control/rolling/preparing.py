@@ -8,8 +8,9 @@ from forebay.control.plan import Artifact
 from forebay.control.rolling.nouns import DeployRefused, Shelf
 from forebay.store.database import StoreError
 
-RETRY_S: Final = 30.0
-"""After so long it is tried again, where somebody still waits for it."""
+RETRY_S: Final = 1.0
+"""After so long it is tried again, where somebody still waits for it: each time twice as long."""
+RETRY_MAX_S: Final = 30.0
 
 
 class Preparer:
@@ -20,6 +21,7 @@ class Preparer:
         self._note = note
         self._artifacts: dict[str, dict[str, Artifact]] = {}
         self._again_at: dict[tuple[str, str], float] = {}
+        self._pauses_s: dict[tuple[str, str], float] = {}
         self.refused: dict[tuple[str, str], str] = {}
         """What cannot be prepared, and why."""
 
@@ -37,6 +39,7 @@ class Preparer:
         """Look at it anew when it is wanted: whether it is there, and every byte of it."""
         self._artifacts.get(model, {}).pop(revision, None)
         self._again_at.pop((model, revision), None)
+        self._pauses_s.pop((model, revision), None)
         self.refused.pop((model, revision), None)
 
     async def prepare(self, model: str, revision: str) -> None:
@@ -52,4 +55,6 @@ class Preparer:
         except StoreError as error:
             self._note("store_trouble", f"{model}@{revision} cannot be prepared: {error}")
         finally:
-            self._again_at[key] = asyncio.get_running_loop().time() + RETRY_S
+            pause_s = self._pauses_s.get(key, RETRY_S)
+            self._pauses_s[key] = min(2 * pause_s, RETRY_MAX_S)
+            self._again_at[key] = asyncio.get_running_loop().time() + pause_s

@@ -1,0 +1,40 @@
+"""Bringing revisions to the machine: what goes wrong is tried again, soon at first."""
+
+import asyncio
+
+from forebay.control.plan import Artifact
+from forebay.control.rolling.nouns import DeployRefused
+from forebay.control.rolling.preparing import RETRY_MAX_S, Preparer
+from forebay.sim.loop import run
+
+
+class Shelf:
+    """It never has what is wanted."""
+
+    def find(self, model: str, name: str) -> str:
+        return name
+
+    async def prepare(self, model: str, revision: str) -> Artifact:
+        raise DeployRefused("a chunk has another digest")
+
+
+def test_a_failed_preparation_is_tried_again_soon_and_then_ever_more_rarely() -> None:
+    pauses: list[float] = []
+    notes: list[tuple[str, str]] = []
+
+    async def main() -> None:
+        loop, preparer = asyncio.get_running_loop(), Preparer(Shelf(), lambda kind, text: notes.append((kind, text)))
+        for _ in range(8):
+            since = loop.time()
+            await preparer.prepare("chat", "r-1")
+            while not preparer.may_begin("chat", "r-1"):
+                await asyncio.sleep(0.5)
+            pauses.append(loop.time() - since)
+        preparer.forget("chat", "r-1")
+        await preparer.prepare("chat", "r-1")
+        await asyncio.sleep(1.0)
+        assert preparer.may_begin("chat", "r-1"), "wanted anew, it begins anew"
+
+    run(main(), seconds_max=600)
+    assert pauses == [1, 2, 4, 8, 16, RETRY_MAX_S, RETRY_MAX_S, RETRY_MAX_S]
+    assert notes[0] == ("not_prepared", "chat@r-1: a chunk has another digest")
