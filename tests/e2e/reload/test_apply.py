@@ -16,7 +16,7 @@ MODEL = {"name": "chat", "task": "chat", "source": "synthetic", "engine": "synth
 
 
 def said(cluster: Cluster, *words: str, key: str = "", code: int = 0) -> str:
-    """What a command prints, on either side."""
+    """What a command prints, on either side; with --json only that."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith("FOREBAY_")}
     environ |= {"FOREBAY_HOME": str(cluster.home), "FOREBAY_ADMIN_URL": cluster.admin, "NO_COLOR": "1"}
     if key:
@@ -25,7 +25,7 @@ def said(cluster: Cluster, *words: str, key: str = "", code: int = 0) -> str:
         [sys.executable, "-m", "forebay.cli.main", *words], env=environ, capture_output=True, text=True, timeout=60
     )
     assert done.returncode == code, done.stdout + done.stderr
-    return done.stdout + done.stderr
+    return done.stdout if "--json" in words else done.stdout + done.stderr
 
 
 def key(cluster: Cluster, role: str, name: str) -> str:
