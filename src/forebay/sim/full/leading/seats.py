@@ -83,6 +83,11 @@ class Seat:
         return self.term is not None and not self.term.over
 
     @property
+    def sure(self) -> bool:
+        """Whether it leads for as long as its lease runs: one that was stopped meanwhile only thinks so."""
+        return self.term is not None and not self.term.why_not()
+
+    @property
     def epoch(self) -> int:
         """Of its last term."""
         return 0 if self.term is None else self.term.epoch

@@ -120,7 +120,9 @@ class Several:
     def settled(self) -> bool:
         """Whether all is as it is wanted: one leads, and the others know."""
         leader = self.leader
-        return leader is not None and leader.settled and all(member.alive for member in self.members)
+        if leader is None or leader.seat is None or not leader.seat.sure:
+            return False
+        return leader.settled and all(member.alive for member in self.members)
 
     def check_leader(self, epoch: int) -> None:
         """One leads, the same as when its epoch was `epoch`, and nobody else thinks so."""
