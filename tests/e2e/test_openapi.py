@@ -76,8 +76,17 @@ def test_the_gateway_answers_as_its_document_says(cluster: Cluster, tmp_path: Pa
 
 def test_control_answers_as_its_document_says(cluster: Cluster, tmp_path: Path) -> None:
     document = fetched(cluster.admin)
-    # not every text is a cluster file or a plan
-    applied = document["components"]["schemas"]["Apply"]["properties"]
+    # not every text is a cluster file or a plan, nor is every list of paths one of files
+    schemas = document["components"]["schemas"]
+    upload = schemas["Add"]["anyOf"][0]["properties"]["upload"]["properties"]
+    upload["name"] = {"enum": ["model"]}
+    for manifest in (upload, schemas["Manifest"]["properties"]):
+        manifest["files"]["maxItems"] = 1
+        manifest["files"]["items"]["properties"] |= {"path": {"enum": ["model.bin"]}, "size_bytes": {"enum": [0, 7]}}
+    schemas["AuditTailAsked"]["properties"]["last"] = {
+        "enum": [1, 1000]
+    }  # 44.0 is none here, but an integer of JSON Schema
+    applied = schemas["Apply"]["properties"]
     applied |= {"document": {"enum": [cluster.file.read_text()]}, "dry_run": {"enum": [True]}}
     for parameter in document["paths"]["/v1/models/{model}/deploy"]["post"]["parameters"]:
         parameter["schema"] = {"enum": ["nobodys"]}

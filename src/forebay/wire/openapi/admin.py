@@ -35,7 +35,9 @@ _PERIOD: Final = Parameter(
     "The period up to now, seconds; without it 30 days.",
     {"type": "integer", "minimum": 1, "maximum": bodies.PERIOD_S_MAX},
 )
-_REQUEST_ID: Final = Parameter("request_id", "query", "The `x-request-id` of its answer.", _PRINTABLE)
+_REQUEST_ID: Final = Parameter(
+    "request_id", "query", "The `x-request-id` of its answer.", {**_PRINTABLE, "minLength": 1}, required=True
+)
 _OF_TENANT: Final = Parameter("tenant", "query", "Only of this tenant.", _PRINTABLE)
 _SINCE: Final = Parameter(
     "since", "query", "The first day (UTC) that counts, such as `2026-01-31`.", {"type": "string", "format": "date"}

@@ -8,8 +8,8 @@ from forebay.wire.openapi.admin_parts import BODY, CHANGE, MISSING, Answers, Sai
 from forebay.wire.openapi.document import JSON, OCTETS, Operation, Parameter
 
 _BYTES: Final[Shape] = {"type": "integer", "minimum": 0, "maximum": bodies.FILE_BYTES_MAX}
-_SIZE: Final = Parameter("size_bytes", "query", "Of the whole content; has to be said.", _BYTES)
-_OFFSET: Final = Parameter("offset", "query", "Where in it the part begins; has to be said.", _BYTES)
+_SIZE: Final = Parameter("size_bytes", "query", "Of the whole content.", _BYTES, required=True)
+_OFFSET: Final = Parameter("offset", "query", "Where in it the part begins.", _BYTES, required=True)
 
 
 def revisions(given: Answers) -> tuple[Operation, ...]:

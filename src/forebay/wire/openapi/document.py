@@ -37,12 +37,13 @@ class Header(NamedTuple):
 
 
 class Parameter(NamedTuple):
-    """A part of the path or of the query; `required` in a path."""
+    """A part of the path, which always has it, or of the query."""
 
     name: str
     place: str
     text: str
     shape: Shape
+    required: bool = False
 
 
 class Operation(NamedTuple):
@@ -109,8 +110,8 @@ def _kinds(operations: Iterable[Operation]) -> list[type]:
 def _operation(operation: Operation, known: Mapping[type, Shape]) -> Shape:
     shown: Shape = {"operationId": operation.id, "summary": operation.text}
     parameters = [
-        {"name": name, "in": place, "description": text, "required": place == "path", "schema": shape}
-        for name, place, text, shape in operation.parameters
+        {"name": name, "in": place, "description": text, "required": place == "path" or required, "schema": shape}
+        for name, place, text, shape, required in operation.parameters
     ]
     parameters += [
         {"name": name, "in": "header", "description": text, "schema": shape}
