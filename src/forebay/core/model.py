@@ -105,6 +105,9 @@ class LoadReport:
     """Of several processes the first."""
     grpc_port: int = 0
     """Where the replica answers gRPC too; 0: nowhere."""
+    process: str = ""
+    """Which process says so; empty: it does not tell. Another start has another one, also where it has the same
+    generation: a control that begins anew counts from 1 again for what it finds no trace of."""
     blocks: BlockNews | None = None
     """Only for who asks with `?blocks_since=SEQ` (0: all of it), and where something is known of the prefix cache."""
 

@@ -87,6 +87,7 @@ class Link(View):
         "planned",
         "pool",
         "port",
+        "process",
         "reported",
         "retired",
         "revision",
@@ -108,6 +109,8 @@ class Link(View):
         self.meter = meter
         self.breaker = Breaker()
         self.toll = Toll()
+        self.process = ""
+        """Which process answers there; empty: nobody has said."""
         self.state = self.reported = UNHEARD
         self.load = 0
         self.others = 0
@@ -169,6 +172,13 @@ class Link(View):
         self.others = max(0, _figure(report.in_flight) - max(own, len(self.attempts)) - len(self.mirrors))
         self.load = len(self.attempts) + self.others
         return ""
+
+    def replaced(self, report: LoadReport) -> bool:
+        """Whether another process now answers in its name, at its address: what was under way there is lost."""
+        if (report.replica, report.generation) != (self.id, self.generation):
+            return False
+        before, self.process = self.process, report.process or self.process
+        return before not in ("", self.process)
 
     def learn_room(self, report: LoadReport, gateways: int, now: float) -> None:
         """See whether its engine is full; of the places that it has then each of the gateways takes its share."""

@@ -10,7 +10,7 @@ import msgspec
 import structlog
 
 from forebay.core.errors import Code, Refusal
-from forebay.core.model import GatewaySpec, LoadReport, ModelRoutes, Snapshot, Task
+from forebay.core.model import GatewaySpec, LoadReport, ModelRoutes, Replica, Snapshot, Task
 from forebay.gateway.fleet import Link, Served
 from forebay.gateway.gateway import COUNTING, Gateway
 from forebay.net.client import Pool
@@ -95,11 +95,7 @@ class Fleet:
         for replica in sorted(routes.replicas, key=lambda r: r.id):
             link = known.pop((replica.id, replica.generation, replica.host, replica.port), None)
             if link is None:
-                whom = b"x-forebay-unit: %b.%d\r\n" % (replica.id.encode(), replica.generation)
-                link = served.link(replica, Pool(replica.host, replica.port, self._group, greeting=whom))
-                task = self._group.create_task(self._watch(link, served))
-                self._watching.add(task)
-                task.add_done_callback(self._watching.discard)
+                link = self._link(served, replica)
             else:
                 link.plan(replica.state)
                 link.meter.weigh(replica.weight)
@@ -107,6 +103,24 @@ class Fleet:
         served.links = links
         for gone in known.values():
             served.unlink(gone)
+
+    def _link(self, served: Served, replica: Replica) -> Link:
+        whom = b"x-forebay-unit: %b.%d\r\n" % (replica.id.encode(), replica.generation)
+        link = served.link(replica, Pool(replica.host, replica.port, self._group, greeting=whom))
+        task = self._group.create_task(self._watch(link, served))
+        self._watching.add(task)
+        task.add_done_callback(self._watching.discard)
+        return link
+
+    def _replace(self, link: Link, served: Served) -> None:
+        """Another process answers in its name: what was under way at the one before may go to this one, too."""
+        self._log.warning("replica was replaced unheard", replica=link.id, generation=link.generation)
+        served.unheard(link)
+        _lose(link)
+        if link in served.links:
+            own = next(replica for replica in served.routes.replicas if replica.id == link.id)
+            served.links[served.links.index(link)] = self._link(served, own)
+            served.unlink(link)
 
     async def _watch(self, link: Link, served: Served) -> None:
         """Ask a replica for its load, for as long as it is wanted or has attempts under way."""
@@ -126,6 +140,9 @@ class Fleet:
             body = await fetch(pool, target, max(patience_s, spec.load_poll_s), REPORT_BYTES_MAX)
             report = _report(body)
             problem = ""
+            if report is not None and link.replaced(report):
+                self._replace(link, served)
+                return
             if report is not None:
                 problem = served.heard(link, report, own, asked_at, now())
                 if not problem:
@@ -142,9 +159,7 @@ class Fleet:
                 lost = now() - heard_at >= spec.replica_timeout_s
             if lost:
                 problem = f"no load report for {spec.replica_timeout_s:g} s"
-                for relay in list(link.attempts):
-                    if relay in link.attempts:  # the end of one may end another
-                        relay.replica_lost()
+                _lose(link)
             if problem and problem != complaint:
                 self._log.warning("replica unusable", replica=link.id, generation=link.generation, problem=problem)
             complaint = problem
@@ -155,6 +170,13 @@ class Fleet:
     def _doubts(self, link: Link, problem: str) -> None:
         if problem:
             self._log.warning("prefix cache report ignored", replica=link.id, problem=problem)
+
+
+def _lose(link: Link) -> None:
+    """End all attempts that are under way there."""
+    for relay in list(link.attempts):
+        if relay in link.attempts:  # the end of one may end another
+            relay.replica_lost()
 
 
 def _target(link: Link, served: Served) -> bytes:

@@ -63,6 +63,7 @@ class Shell:
         self._idle = asyncio.Event()
         self._draining = False
         self._unit = b"%b.%d" % (spec.replica.encode(), spec.generation)
+        self._process = new_id("process")
         self.fenced = False
         """Nobody counts on it any more."""
         self.asked_at = 0.0
@@ -143,6 +144,7 @@ class Shell:
             stalled_s=stalled_s,
             engine_restarts=engine.restarts,
             engine_pid=engine.pid,
+            process=self._process,
             blocks=news,
         )
 

@@ -79,6 +79,16 @@ async def replica(folder: Path, choice: Choice, *, ready: bool = True, **more: A
             stop.set()
 
 
+async def stop(pid: int) -> None:
+    """Stop a process. It is not at once: what runs on another core may still answer."""
+    os.kill(pid, signal.SIGSTOP)
+    async with asyncio.timeout(PATIENCE_S):
+        while any(
+            each.read_text().rpartition(")")[2].split()[0] != "T" for each in Path(f"/proc/{pid}/task").glob("*/stat")
+        ):
+            await asyncio.sleep(0.005)
+
+
 def test_a_replica_serves_its_model_under_the_name_of_the_cluster_and_counts(tmp_path: Path) -> None:
     async def main() -> None:
         choice = Choice(double(double(tmp_path / "all"), "other"), "double")
@@ -135,7 +145,7 @@ def test_a_replica_says_which_processes_it_has_and_when_they_were_replaced_or_do
         async with replica(tmp_path, Choice(double(tmp_path / "all"), "double"), engine_hang_s=5.0) as server:
             before = await server.load()
             assert (before.engine_restarts, before.stalled_s, before.grpc_port) == (0, 0.0, 0)
-            os.kill(before.engine_pid, signal.SIGSTOP)
+            await stop(before.engine_pid)
             async with asyncio.TaskGroup() as tasks:
                 asked = tasks.create_task(server.ask(b"POST", INFER, tensor(1, 2, 3, 4)))
                 stalled = await server.until(lambda load: load.stalled_s > 0)

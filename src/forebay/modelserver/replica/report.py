@@ -6,6 +6,7 @@ from forebay.core.serving.errors import Refused
 from forebay.modelserver.replica.named import Named
 from forebay.modelserver.server import ModelServer, Processes
 from forebay.modelserver.telemetry.metrics import exposition
+from forebay.obs.clock import new_id
 from forebay.obs.metrics import Metrics
 
 
@@ -21,6 +22,7 @@ class Reporter:
         self._fill = 0.0
         self._replaced = 0
         self.grpc_port = 0
+        self._process = new_id("process")
         self.draining = False
         self.fenced = False
         """Nobody counts on it any more."""
@@ -64,6 +66,7 @@ class Reporter:
             engine_restarts=self._replaced,
             engine_pid=next(iter(processes.pids), 0),
             grpc_port=self.grpc_port,
+            process=self._process,
         )
 
     async def render(self) -> bytes:

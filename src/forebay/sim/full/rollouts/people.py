@@ -63,13 +63,14 @@ class Operator:
 
     async def _deploy(self, wish: Wish) -> str | None:
         """The id of the rollout; None: it is too late to begin one."""
-        while not self.hurried:
+        if self.hurried:
+            return None
+        while True:  # once asked for it may have begun, whatever the answer was
             self._book.note("deploy", wish.revision, wish.course.kind)
             standing = await self._desk.ask(lambda deployments: deployments.deploy(wish, WHO)) or self._desk.latest()
             if standing is not None and standing.rollout.canary == wish.revision:
                 return standing.rollout.id
             await asyncio.sleep(LOOK_S)
-        return None
 
     async def _attend(self, id: str, *, sound: bool) -> Standing:
         """Watch a rollout until it ends."""
