@@ -257,7 +257,6 @@ def test_who_is_cancelled_leaves_and_makes_room() -> None:
     assert taken(batcher, 0.0) == "fg"
 
 
-@pytest.mark.interpreted
 @pytest.mark.parametrize("share", [0.5, 0.7, 0.9])
 def test_no_other_sizes_of_batches_would_make_the_slowest_answers_much_faster(share: float) -> None:
     """At a share of what full batches can do; requests come evenly, and a run costs something whatever its size."""
@@ -272,6 +271,7 @@ def test_no_other_sizes_of_batches_would_make_the_slowest_answers_much_faster(sh
     assert least_s <= slowest_s <= 1.1 * least_s
 
 
+@pytest.mark.interpreted
 def test_the_number_of_waiting_requests_is_bounded_whatever_the_policy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "WAITING_MAX", 3)
     batcher: Batcher[str] = Batcher(DynamicBatching(), 4)
