@@ -42,10 +42,9 @@ class Rolls:
         self._watch.fewest = REPLICAS
         id = await asyncio.to_thread(rolling.deploy, cluster, model, self._new, plan)
         late = await self._moment(id, moment) in LATE
-        if fault == "kill new":
-            await aside("it has a worker", lambda: rolling.processes(cluster, model, self._new))
-            late = await self._moment(id, moment) in LATE  # it has gone on meanwhile
         await self._fault(fault)
+        if fault == "kill new":
+            late = late or await self._moment(id, moment) in LATE  # it may have gone on just before
         seen = await asyncio.to_thread(rolling.reached, cluster, id, timeout_s=self._patience_s)
         if seen["phase"] == "promoted":
             assert fault != "kill new" or late, (trial, seen)
