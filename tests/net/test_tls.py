@@ -6,6 +6,7 @@ import json
 import socket
 import ssl
 import subprocess
+import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,7 +20,7 @@ from tests.net.certificates import CA, chain, der, issue, seen, tls_peer, trusti
 from tests.net.rig import PATIENCE_S, Log, echo, get, peer, pooling, post, run, serving, until
 
 from forebay.core.model import Limits, TlsSpec
-from forebay.net import connection
+from forebay.net import connection, tls
 from forebay.net.server import Exchange, Handler, HttpServer
 from forebay.net.tls import EXPIRY_WARNING_S, BadPair, Renewal, load
 from forebay.obs import log
@@ -313,6 +314,44 @@ def test_a_slow_client_gets_its_whole_answer_before_the_connection_closes(
             assert head.startswith(b"HTTP/1.1 200")
             got = len(await client.rest())
             assert got == size
+        server.close()
+
+    run(main())
+
+
+@pytest.mark.interpreted
+def test_a_server_that_was_held_up_does_not_take_a_moment_without_bytes_under_way_for_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size, seen = 16 * 1024 * 1024, [1, 0]
+
+    def in_flight(transport: asyncio.BaseTransport) -> int:
+        if not seen:
+            return tls.in_flight_bytes(transport)
+        if found := seen.pop(0):
+            threading.Event().wait(0.6)  # longer than it lingers: it is time itself that is tested
+        return found
+
+    monkeypatch.setattr(connection, "LINGER_S", 0.4)
+    monkeypatch.setattr(connection, "in_flight_bytes", in_flight)
+
+    async def main() -> None:
+        server, start = https(
+            tmp_path,
+            lambda exchange: exchange.respond(200, [], bytes(size)),
+            idle_timeout_s=SWEEPING,
+            write_timeout_s=30.0,
+        )
+        await start()
+        async with tls_peer(server.port) as client:
+            client.send(get(b"/", b"connection: close"))
+            await client.reader.readuntil(b"\r\n\r\n")
+            [served] = server._connections
+            got = 0
+            while served._transport.get_write_buffer_size():  # then it does not tell what it has still to send
+                got += len(await client.reader.read(4096))
+            await until(lambda: not seen)
+            assert got + len(await client.rest()) == size
         server.close()
 
     run(main())

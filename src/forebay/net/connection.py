@@ -180,9 +180,8 @@ class Connection:  # derives from nothing: see `Upstream`
             if unsent < self._unsent:
                 self._unsent, self._since = unsent, now
             elif self._phase == CLOSED and not unsent:  # TLS: it waits for a goodbye that many clients never say
-                if in_flight_bytes(self._transport):
-                    self._since = now
-                elif age > LINGER_S:
+                self._unsent = in_flight_bytes(self._transport)  # if any, the next look starts the time anew
+                if not self._unsent and age > LINGER_S:
                     self._cut()
             elif age > limits.write_timeout_s:
                 self._cut()
