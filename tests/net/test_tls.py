@@ -17,7 +17,7 @@ import trustme
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.net.certificates import CA, chain, der, issue, seen, tls_peer, trusting, write
-from tests.net.rig import PATIENCE_S, Log, echo, get, peer, pooling, post, run, serving, until
+from tests.net.rig import PATIENCE_S, Log, Peer, echo, get, peer, pooling, post, run, serving, until
 
 from forebay.core.model import Limits, TlsSpec
 from forebay.net import connection, tls
@@ -289,6 +289,11 @@ def test_a_client_that_never_says_goodbye_does_not_hold_up_the_drain(tmp_path: P
     run(main())
 
 
+def hold_little(client: Peer) -> None:
+    """Let its kernel take little that it has not read: uvloop drops what is not read when the connection ends."""
+    client.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+
+
 @pytest.mark.interpreted
 def test_a_slow_client_gets_its_whole_answer_before_the_connection_closes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -305,6 +310,7 @@ def test_a_slow_client_gets_its_whole_answer_before_the_connection_closes(
         )
         await start()
         async with tls_peer(server.port) as client:
+            hold_little(client)
             client.send(get(b"/", b"connection: close"))
             head = await client.reader.readuntil(b"\r\n\r\n")
             client.writer.transport.pause_reading()  # type: ignore[attr-defined]
@@ -351,6 +357,7 @@ def test_a_server_that_was_held_up_does_not_take_a_moment_without_bytes_under_wa
             while served._transport.get_write_buffer_size():  # then it does not tell what it has still to send
                 got += len(await client.reader.read(4096))
             await until(lambda: not seen)
+            monkeypatch.setattr(connection, "LINGER_S", PATIENCE_S)  # the rest takes as long as it takes
             assert got + len(await client.rest()) == size
         server.close()
 
