@@ -289,6 +289,14 @@ def test_a_client_that_never_says_goodbye_does_not_hold_up_the_drain(tmp_path: P
     run(main())
 
 
+def answering(folder: Path, size: int) -> "tuple[HttpServer, Callable[[], Any]]":
+    """A server of long answers that gives clients half a minute, and looks at them all the time."""
+    whole = bytes(size)
+    return https(
+        folder, lambda exchange: exchange.respond(200, [], whole), idle_timeout_s=SWEEPING, write_timeout_s=30.0
+    )
+
+
 def hold_little(client: Peer) -> None:
     """Let its kernel take little that it has not read: uvloop drops what is not read when the connection ends."""
     client.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
@@ -302,12 +310,7 @@ def test_a_slow_client_gets_its_whole_answer_before_the_connection_closes(
     size = 16 * 1024 * 1024
 
     async def main() -> None:
-        server, start = https(
-            tmp_path,
-            lambda exchange: exchange.respond(200, [], bytes(size)),
-            idle_timeout_s=SWEEPING,
-            write_timeout_s=30.0,
-        )
+        server, start = answering(tmp_path, size)
         await start()
         async with tls_peer(server.port) as client:
             hold_little(client)
@@ -342,12 +345,7 @@ def test_a_server_that_was_held_up_does_not_take_a_moment_without_bytes_under_wa
     monkeypatch.setattr(connection, "in_flight_bytes", in_flight)
 
     async def main() -> None:
-        server, start = https(
-            tmp_path,
-            lambda exchange: exchange.respond(200, [], bytes(size)),
-            idle_timeout_s=SWEEPING,
-            write_timeout_s=30.0,
-        )
+        server, start = answering(tmp_path, size)
         await start()
         async with tls_peer(server.port) as client:
             client.send(get(b"/", b"connection: close"))

@@ -17,7 +17,7 @@ import tritonclient.grpc.aio as grpc
 from prometheus_client.parser import text_string_to_metric_families
 from tests.e2e.cluster import free_ports
 from tests.modelserver.replica.models import COUNTING, SLOW, double, python
-from tests.net.rig import Answer, peer, run
+from tests.net.rig import Answer, peer, run, until
 
 from forebay.core.model import Endpoint, LoadReport, ReplicaState, Task, WorkerSpec
 from forebay.modelserver.replica import serve
@@ -82,11 +82,8 @@ async def replica(folder: Path, choice: Choice, *, ready: bool = True, **more: A
 async def stop(pid: int) -> None:
     """Stop a process. It is not at once: what runs on another core may still answer."""
     os.kill(pid, signal.SIGSTOP)
-    async with asyncio.timeout(PATIENCE_S):
-        while any(
-            each.read_text().rpartition(")")[2].split()[0] != "T" for each in Path(f"/proc/{pid}/task").glob("*/stat")
-        ):
-            await asyncio.sleep(0.005)
+    tasks = Path(f"/proc/{pid}/task")
+    await until(lambda: all(each.read_text().rpartition(")")[2].split()[0] == "T" for each in tasks.glob("*/stat")))
 
 
 def test_a_replica_serves_its_model_under_the_name_of_the_cluster_and_counts(tmp_path: Path) -> None:
