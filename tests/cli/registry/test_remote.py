@@ -38,11 +38,12 @@ def served(parts: Behind) -> Iterator[str]:
     assert not isinstance(listener, Taken)
     listener.listen()
     server = AdminServer(make_app(parts))
-    thread = threading.Thread(target=lambda: asyncio.run(server.run_on(listener)))
-    thread.start()
-    yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    server.stop()
-    thread.join()
+    with asyncio.Runner() as runner:
+        thread = threading.Thread(target=runner.run, args=[server.run_on(listener)])
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        runner.get_loop().call_soon_threadsafe(server.stop)
+        thread.join()
 
 
 Run = Callable[..., Result]

@@ -256,7 +256,7 @@ def test_the_price_is_bounded() -> None:
     ("speeds", "expected"),
     [
         ([0.0, 0.0, 0.0], [2000, 2000, 2000]),
-        ([0.0, 4000.0, 9000.0], [4000, 4000, 9000]),
+        ([0.0, 4000.0, 9000.0], [9000, 4000, 9000]),
         ([10.0, 4000.0, 9000.0], [500, 4000, 9000]),
     ],
 )
@@ -418,6 +418,16 @@ def test_the_prefixes_of_a_removed_replica_do_not_all_move_to_one_survivor() -> 
     assert max(moved.values()) <= 0.6 * moved.total()
     kept = [id == after[prefix] for prefix, id in before.items() if id != "chat-0" and prefix in after]
     assert mean(kept) > 0.6
+
+
+@pytest.mark.parametrize("replicas", [2, 5])
+def test_who_was_slow_at_first_is_asked_again(replicas: int) -> None:
+    fleet = Fleet(Policy.CPR, [SPEED / 50] + [SPEED] * (replicas - 1))
+    fleet.at(8.0, lambda: setattr(fleet.engines[0], "speed", SPEED))
+    fleet.run([Prompt(at, (), 200) for at in poisson(Random(6), 6 * replicas, 500 * replicas)])
+    first, last = (fleet.placed[after : after + 100 * replicas].count("chat-0") for after in (0, 400 * replicas))
+    assert first < 20
+    assert last > 10
 
 
 def test_a_full_fleet_is_used_to_the_brim_and_answers_everyone() -> None:

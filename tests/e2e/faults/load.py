@@ -232,7 +232,7 @@ class Load:
                 while not condition():
                     await asyncio.sleep(POLL_S)
         except TimeoutError:
-            raise AssertionError(f"{what}: not within {timeout_s} s; last: {self.seen[-3:]}") from None
+            raise AssertionError(f"{what}: not within {timeout_s} s; {self.last()}; last: {self.seen[-3:]}") from None
 
     async def keep_asking(self, client: Client, number: int, *, stream: bool) -> None:
         """Ask until it is over."""

@@ -12,7 +12,7 @@ from itertools import cycle, islice
 from pathlib import Path
 
 import pytest
-from tests.e2e.cluster import CHAT, EMBED, Cluster
+from tests.e2e.cluster import CHAT, EMBED, Cluster, wait_for
 from tests.e2e.faults.embedding import Embedder
 from tests.e2e.faults.grounds import GATEWAYS, STORIES, run_folder, wait_quiet
 from tests.e2e.faults.load import Client, Patient, loading
@@ -115,7 +115,7 @@ def rolled(ground: Ground, place: Place, moment: str, fault: str) -> None:
     asyncio.run(ground.roll(cluster, both, moment, fault))
     wait_quiet(run_folder(cluster) / "peers", [each["url"] for each in cluster.ready_replicas(ground.model)])
     never_to_the_unready(cluster)
-    assert len(cluster.pids()) == GATEWAYS + REPLICAS
+    wait_for("no other process is left", lambda: len(cluster.pids()) == GATEWAYS + REPLICAS)
 
 
 @pytest.mark.timeout(2 * TIMEOUT_S)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 
 import pytest
-from tests.e2e.cluster import Cluster
+from tests.e2e.cluster import Cluster, wait_for
 from tests.e2e.faults.grounds import GATEWAYS, STORIES, run_folder, wait_quiet
 from tests.e2e.faults.load import loading, undisturbed
 from tests.e2e.rollouts import rolling
@@ -54,4 +54,4 @@ def test_no_client_sees_rollouts_in_which_something_goes_wrong_while_they_are(cl
     asyncio.run(main())
     wait_quiet(run_folder(cluster) / "peers", [each["url"] for each in cluster.ready_replicas("chat")])
     never_to_the_unready(cluster)
-    assert len(cluster.pids()) == GATEWAYS + REPLICAS
+    wait_for("no other process is left", lambda: len(cluster.pids()) == GATEWAYS + REPLICAS)

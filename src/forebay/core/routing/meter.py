@@ -1,5 +1,6 @@
 """The work that waits at a replica, its speed, and how far predictions about its cache can be trusted."""
 
+import math
 from collections import deque
 from typing import Final
 
@@ -18,7 +19,7 @@ NAME_PRIME: Final = (1 << 61) - 1
 
 
 class Meter:
-    """One start of one replica. Only `handicap`, at least 1, and `strained` are for others to set, and `weigh`."""
+    """One start of one replica. `handicap`, at least 1, `strained` and `asked_at` are for others to set."""
 
     __slots__ = (
         "_blind",
@@ -28,6 +29,7 @@ class Meter:
         "_reported",
         "_since",
         "_unprefilled",
+        "asked_at",
         "burden",
         "decode_slope_s",
         "handicap",
@@ -66,6 +68,8 @@ class Meter:
         self.paces_s: deque[float] = deque(maxlen=PACES_MAX)
         """Seconds per token of late, for whoever judges them to take."""
         self.reports = 0
+        self.asked_at = 0
+        """When it was last asked, or doubted, in requests to the replicas of its model."""
         self._reported: int | None = None
         self._gateways = 1
         self._unprefilled = 0
@@ -108,10 +112,13 @@ class Meter:
         """Take over how much of the usual work it can do, above 0. What was learned is of the time before."""
         change, self.burden = 1.0 / (weight * self.burden), 1.0 / weight
         if change != 1.0:
-            self._prefill.scale(change)
-            self._decode.scale(change)
-            self.prefill_tokens_per_s /= change
-            self.decode_slope_s *= change
+            self._rescale(change, change)
+
+    def doubt(self, tokens_per_s: float, slope_s: float) -> None:
+        """Nobody has asked it for long: if it is taken for slower than this, halve by how many times."""
+        speed, slope = self.prefill_tokens_per_s, self.decode_slope_s
+        prefill = math.sqrt(speed / tokens_per_s) if 0.0 < speed < tokens_per_s else 1.0
+        self._rescale(prefill, math.sqrt(slope_s / slope) if slope > slope_s else 1.0)
 
     def watch(self, charge: "Charge") -> None:
         """Its first token will not be seen, because the answer comes as a whole: `settle` releases it in time."""
@@ -149,6 +156,13 @@ class Meter:
         """The cache held `cached_tokens` where `hit_tokens` were predicted."""
         if hit_tokens > 0:
             self.trust += TRUST_STEP * (min(1.0, cached_tokens / hit_tokens) - self.trust)
+
+    def _rescale(self, prefill: float, decode: float) -> None:
+        """Take what was learned for so many times as slow."""
+        self._prefill.scale(prefill)
+        self._decode.scale(decode)
+        self.prefill_tokens_per_s /= prefill
+        self.decode_slope_s *= decode
 
     def _fuse(self) -> None:
         queue = self._unprefilled

@@ -18,7 +18,10 @@ PREFILL_TOKENS_PER_S: Final = 2000.0
 DECODE_SLOPE_S: Final = 0.0004
 """Assumed while no replica's is known: a large model on a data-centre GPU."""
 SPREAD_MAX: Final = 8.0
-"""No replica is believed to be slower than the usual one by more: a wrong belief would never be tested again."""
+"""No replica is believed to be slower than the usual one by more."""
+UNASKED_MAX: Final = 32
+"""Requests for each replica of the model after which one that got none of them is doubted to be slow. Who was slow
+once, as just after a start, would else stay without any: a wrong belief would never be tested again."""
 RHO_WINDOW_S: Final = 30.0
 RHO_MAX: Final = 0.99
 """Bounds the price: unbounded, it would send everything to one owner of a prefix for ever."""
@@ -34,6 +37,7 @@ class Pricing:
     __slots__ = (
         "_arriving",
         "_as_of",
+        "_asked",
         "decode_slope_s",
         "gateways",
         "index",
@@ -47,17 +51,22 @@ class Pricing:
         self.rho = 0.0
         """Prompt work that arrives, in shares of what the replicas can do."""
         self.prefill_tokens_per_s = PREFILL_TOKENS_PER_S
-        """Of the usual replica: the median of those known."""
+        """Of the usual replica: the median of those known; of a pair the higher: the slow one is held against it."""
         self.decode_slope_s = DECODE_SLOPE_S
         self._arriving = 0.0
         self._as_of = 0.0
+        self._asked = 0
 
     def refresh(self, meters: Sequence[Meter], now: float) -> None:
         """Look again at all live replicas; to be done a few times a second."""
-        self.prefill_tokens_per_s = _median([m.prefill_tokens_per_s for m in meters]) or PREFILL_TOKENS_PER_S
-        self.decode_slope_s = _median([m.decode_slope_s for m in meters]) or DECODE_SLOPE_S
+        speeds, slopes = [m.prefill_tokens_per_s for m in meters], [m.decode_slope_s for m in meters]
+        self.prefill_tokens_per_s = _median(speeds, high=True) or PREFILL_TOKENS_PER_S
+        self.decode_slope_s = _median(slopes) or DECODE_SLOPE_S
         capacity = 0.0
         for meter in meters:
+            if self._asked - meter.asked_at > UNASKED_MAX * len(meters):
+                meter.asked_at = self._asked
+                meter.doubt(self.prefill_tokens_per_s, self.decode_slope_s)
             speed = self.speed(meter)
             capacity += speed
             meter.settle(now, speed)
@@ -102,6 +111,8 @@ class Pricing:
         tokens = max(1, ask.tokens - int(meter.trust * hit_tokens))
         self._fade(now)
         self._arriving += tokens
+        self._asked += 1
+        meter.asked_at = self._asked
         self.index.note(meter.mask, ask.blocks, now)
         charge = meter.charge(tokens, hit_tokens, now)
         if not streams:
@@ -122,7 +133,7 @@ class Pricing:
         self._as_of = now
 
 
-def _median(values: list[float]) -> float:
-    """The lower median of those that are known; 0 if none is."""
+def _median(values: list[float], *, high: bool = False) -> float:
+    """The median of those that are known, of an even number the lower or the `high`er one; 0 if none is."""
     known = sorted(value for value in values if value)
-    return known[(len(known) - 1) // 2] if known else 0.0
+    return known[(len(known) - (not high)) // 2] if known else 0.0
