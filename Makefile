@@ -20,7 +20,7 @@ test: ## everything that must hold: static checks and all tests, the slow ones w
 	@scripts/venv dev
 	@for each in triton kserve; do scripts/oracle $$each || echo "no $$each: its tests are left out" >&2; done
 	@$(MAKE) --no-print-directory static
-	$(BIN)/pytest -m "not slow" -n 3
+	$(BIN)/pytest -m "not slow" -n 3 --dist worksteal
 	$(BIN)/pytest -m slow -n 2 --dist loadfile --ignore tests/e2e
 	$(BIN)/pytest tests/e2e -n 2 --dist loadfile --no-loadscope-reorder
 
@@ -32,7 +32,7 @@ wheel: ## make dist/forebay-*.whl with the request path compiled: the same code 
 check: ## the quick part of `make test`: static checks and the tests that start no real model
 	@scripts/venv dev
 	@$(MAKE) --no-print-directory static
-	$(BIN)/pytest -m "not slow" -n 3 --hypothesis-profile=quick
+	$(BIN)/pytest -m "not slow" -n 3 --dist worksteal --hypothesis-profile=quick
 
 static:
 	$(BIN)/ruff format --check --quiet src tests bench

@@ -1,6 +1,7 @@
 """The files of this checkout, as the tidy tests see them."""
 
 import ast
+import gc
 import subprocess
 from functools import cache
 from pathlib import Path
@@ -35,7 +36,23 @@ def name(path: Path) -> str:
 @cache
 def tree(path: Path) -> ast.Module:
     """The syntax tree of a file."""
-    return ast.parse(path.read_text(), str(path))
+    parsed = ast.parse(path.read_text(), str(path))
+    gc.freeze()  # millions of nodes that stay: the collector would look through them all, again and again
+    return parsed
+
+
+@cache
+def statements(path: Path) -> tuple[ast.AST, ...]:
+    """All of a file but expressions, which are most of it: every statement, every handler of exceptions."""
+    found: list[ast.AST] = []
+    below: list[ast.AST] = [tree(path)]
+    while below:
+        node = below.pop()
+        found.append(node)
+        for part in ("body", "handlers", "orelse", "finalbody", "cases"):
+            inner = getattr(node, part, ())
+            below += inner if isinstance(inner, list) else ()
+    return tuple(found)
 
 
 def list_of(problems: list[str]) -> str:

@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from tests.tidy.checkout import ROOT, list_of, name, python_files, tree
+from tests.tidy.checkout import ROOT, list_of, name, python_files, statements, tree
 
 from forebay.cli import docs
 from forebay.core.errors import TABLE, Code
@@ -56,7 +56,7 @@ def contracts() -> set[str]:
     return {
         method.name
         for path in python_files("src")
-        for node in ast.walk(tree(path))
+        for node in statements(path)
         if isinstance(node, ast.ClassDef) and any(ast.unparse(base).startswith("Protocol") for base in node.bases)
         for method in node.body
         if isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef) and ast.get_docstring(method)

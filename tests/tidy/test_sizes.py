@@ -4,7 +4,7 @@ import ast
 from collections import Counter
 from pathlib import Path
 
-from tests.tidy.checkout import list_of, name, python_files, tree
+from tests.tidy.checkout import list_of, name, python_files, statements
 
 FILE_LINES_MAX = 500
 FUNCTION_LINES_MAX = 60
@@ -31,7 +31,7 @@ def function_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 def long_functions(path: Path, cap: int) -> list[str]:
     found = []
-    for node in ast.walk(tree(path)):
+    for node in statements(path):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and function_lines(node) > cap:
             found.append(f"{name(path)}:{node.lineno} {node.name}: {function_lines(node)} lines")
     return found

@@ -4,7 +4,7 @@ import ast
 import re
 from pathlib import Path
 
-from tests.tidy.checkout import list_of, name, python_files, text_files, tree
+from tests.tidy.checkout import list_of, name, python_files, statements, text_files, tree
 
 LEFTOVERS = re.compile(r"\b(" + "|".join(("TO" + "DO", "FIX" + "ME", "X" + "XX", "HA" + "CK")) + r")\b")
 PLACES = re.compile(
@@ -101,7 +101,7 @@ def test_only_supervisors_catch_everything() -> None:
     broad = {
         f"{name(path)}:{node.lineno}": name(path)
         for path in python_files("src")
-        for node in ast.walk(tree(path))
+        for node in statements(path)
         if isinstance(node, ast.ExceptHandler) and is_broad(node)
     }
     strangers = [place for place, file in broad.items() if file not in BROAD_HANDLERS]
@@ -125,7 +125,7 @@ def test_tests_use_fakes_with_behaviour_instead_of_mocks() -> None:
     mocks = [
         f"{name(path)}:{getattr(node, 'lineno', 0)}"
         for path in python_files("tests")
-        for node in ast.walk(tree(path))
+        for node in statements(path)
         if any(module.startswith(("unittest" + ".mock", "mock")) for module in imported(node))
     ]
 

@@ -37,10 +37,18 @@ def trusted(url: str, ca: Path | None) -> ssl.SSLContext | None:
         raise UserError(f"--ca: {ca} is no PEM file with certificates ({error.strerror or error}).") from None
 
 
+def checks(url: str, tls: ssl.SSLContext | None = None) -> ssl.SSLContext:
+    """What httpx is to check a server by; `tls`: what `trusted` has said.
+
+    By itself it reads all authorities there are even for http, which takes longer than most requests.
+    """
+    return tls or trusted(url, None) or ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+
+
 def connect(url: str, api_key: str | None, tls: ssl.SSLContext | None = None) -> httpx.Client:
     """A client for an OpenAI-compatible server at `url`, with or without `/v1`. `tls` is what `trusted` says."""
     return httpx.Client(
-        verify=True if tls is None else tls,
+        verify=checks(url, tls),
         base_url=url.removesuffix("/v1"),
         headers={"authorization": f"Bearer {api_key}"} if api_key else {},
         timeout=httpx.Timeout(ANSWER_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),

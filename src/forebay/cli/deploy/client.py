@@ -11,7 +11,7 @@ import httpx
 import msgspec
 
 from forebay.cli.running.address import admin_address
-from forebay.cli.server import refusal
+from forebay.cli.server import checks, refusal
 from forebay.cli.settings import NOT_REACHED, UserError
 from forebay.wire.documents import UNREADABLE
 
@@ -51,13 +51,14 @@ class Admin:
         self.url, self._origin = admin_address(url, file)
         key = token(token_file)
         self._headers = {"authorization": f"Bearer {key}"} if key else {}
-        self._request: Callable[..., httpx.Response] = partial(httpx.request, trust_env=False)
+        self._checks = checks(self.url)
+        self._request: Callable[..., httpx.Response] = partial(httpx.request, trust_env=False, verify=self._checks)
 
     @contextmanager
     def kept_open(self) -> Iterator[None]:
         """As long as it is held, requests share connections."""
         alone = self._request
-        with httpx.Client(trust_env=False) as client:
+        with httpx.Client(trust_env=False, verify=self._checks) as client:
             self._request = client.request
             try:
                 yield

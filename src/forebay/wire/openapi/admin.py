@@ -1,5 +1,6 @@
 """The admin API of control as an OpenAPI document."""
 
+from functools import cache
 from typing import Final
 
 from forebay.core.errors import Code
@@ -58,6 +59,7 @@ def operations(given: Answers) -> tuple[Operation, ...]:
     return tuple(each for group in groups for each in group(given))
 
 
+@cache
 def document(version: str, given: Answers) -> bytes:
     """The document as JSON."""
     text = (

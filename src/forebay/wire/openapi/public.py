@@ -1,5 +1,6 @@
 """The public API of a gateway as an OpenAPI document."""
 
+from functools import cache
 from typing import Final
 
 from forebay.core.admission import Band
@@ -208,6 +209,7 @@ OPERATIONS: Final = (
 )
 
 
+@cache
 def document(version: str, *, keys: bool) -> bytes:
     """The document as JSON; `keys`: whether API keys are asked for."""
     return make_document(
