@@ -14,11 +14,18 @@ from forebay.net.client import CallError, Header, Pool
 from forebay.net.server import Exchange, Handler, HttpServer
 
 PATIENCE_S = 10.0
+HANG_S = 90.0
+"""No test takes so long: it hangs. The alarm of a test does not get through to a loop that waits in C."""
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:
     """Run a test on the loop that the product uses."""
-    uvloop.run(main)
+
+    async def bounded() -> None:
+        async with asyncio.timeout(HANG_S):
+            await main
+
+    uvloop.run(bounded())
 
 
 async def until(condition: Callable[[], bool]) -> None:

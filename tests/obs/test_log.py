@@ -34,3 +34,10 @@ def test_a_full_disk_costs_the_line_and_nothing_else() -> None:
         log.configure(full).info("never written")
         with contextlib.suppress(OSError):
             full.close()
+
+
+def test_so_does_a_closed_stream() -> None:
+    stream = io.StringIO()
+    logger = log.configure(stream)
+    stream.close()
+    logger.error("never written")

@@ -18,17 +18,17 @@ def _bounded(_: Any, __: str, event: structlog.typing.EventDict) -> structlog.ty
 
 
 class _Sink:
-    """A stream that drops what it cannot write: a full disk must cost log lines, not requests."""
+    """A stream that drops what it cannot write: a full disk or a closed stream must cost log lines, not requests."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> None:
-        with suppress(OSError):
+        with suppress(OSError, ValueError):
             self._stream.write(text)
 
     def flush(self) -> None:
-        with suppress(OSError):
+        with suppress(OSError, ValueError):
             self._stream.flush()
 
 
