@@ -83,8 +83,9 @@ def test_killing_one_of_two_chat_replicas_under_32_streams_loses_nothing_that_ha
             for r in demo.ready_replicas("chat")
             if r["id"] == victim["id"] and r["generation"] > victim["generation"]
         ],
+        120,
     )
-    assert not alive(victim["engine_pid"])
+    wait_for("its engine is gone, too", lambda: not alive(victim["engine_pid"]))
 
 
 def test_killing_an_engine_child_fails_only_its_streams_and_is_repaired(demo: Cluster) -> None:
@@ -172,7 +173,7 @@ def test_a_client_that_leaves_frees_the_engine_and_every_counter(demo: Cluster) 
             extra_body={"ignore_eos": True},
         )
         next(iter(stream))
-        assert sum(r["running"] for r in demo.replicas("chat")) == 1
+        wait_for("it runs", lambda: sum(r["running"] for r in demo.replicas("chat")) == 1)
         stream.close()
 
     def idle() -> bool:
@@ -180,7 +181,7 @@ def test_a_client_that_leaves_frees_the_engine_and_every_counter(demo: Cluster) 
         in_flight = {k: v for k, v in demo.metrics().items() if k.startswith("forebay_in_flight")}
         return not any(r["running"] or r["waiting"] or r["in_flight"] for r in loads) and not any(in_flight.values())
 
-    wait_for("every counter is back to zero", idle, 10)
+    wait_for("every counter is back to zero", idle)
 
 
 def raw(cluster: Cluster, data: bytes, timeout_s: float = 30) -> bytes:
@@ -267,4 +268,4 @@ def test_requests_that_would_choke_the_engine_are_refused_and_harm_nobody(demo: 
 
     empty = httpx.post(f"{demo.url}/v1/completions", json={"model": "chat", "prompt": ""}, timeout=30)
     assert empty.status_code == 400
-    assert engines == {r["id"]: r["engine_pid"] for r in demo.ready_replicas("chat")}
+    wait_for("the same serve", lambda: engines == {r["id"]: r["engine_pid"] for r in demo.ready_replicas("chat")})

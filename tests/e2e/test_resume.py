@@ -5,7 +5,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from queue import Queue
@@ -110,7 +110,7 @@ def ask_response(client: openai.OpenAI, number: int, begun: Queue[str] | None = 
 
 
 @contextmanager
-def killing(cluster: Cluster, which: Callable[[dict[str, Any]], int], for_s: float) -> Iterator[list[int]]:
+def killing(cluster: Cluster, which: Callable[[dict[str, Any]], int | None], for_s: float) -> Iterator[list[int]]:
     """Kill one process of a ready replica every few seconds, a different replica each time."""
     killed: list[int] = []
     over = threading.Event()
@@ -121,9 +121,11 @@ def killing(cluster: Cluster, which: Callable[[dict[str, Any]], int], for_s: flo
                 return
             ready = {r["id"]: r for r in cluster.ready_replicas("chat")}
             victim = ready.get(f"chat-{turn % REPLICAS}")
-            if victim is not None and which(victim) is not None and len(ready) > 1:
-                os.kill(which(victim), signal.SIGKILL)
-                killed.append(which(victim))
+            pid = which(victim) if victim is not None else None
+            if pid is not None and len(ready) > 1:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+                    killed.append(pid)
 
     with ThreadPoolExecutor(1) as pool:
         done = pool.submit(run)
@@ -142,7 +144,7 @@ def test_killing_a_replica_every_five_seconds_for_a_minute_is_seen_by_no_client(
     with running(tmp_path, f"resume-{victim}".replace("_", "-"), [SYNTHETIC]) as cluster, cluster.client() as client:
         with ThreadPoolExecutor(STREAMS) as pool:
             undisturbed = list(pool.map(lambda n: ask(client, n, tokens), range(STREAMS)))
-            with killing(cluster, lambda replica: int(replica[victim]), for_s) as killed:
+            with killing(cluster, lambda replica: replica[victim], for_s) as killed:
                 over = threading.Event()
 
                 def keep_asking(number: int) -> list[str]:
@@ -161,10 +163,15 @@ def test_killing_a_replica_every_five_seconds_for_a_minute_is_seen_by_no_client(
         assert sum(v for k, v in cluster.metrics().items() if k.startswith("forebay_resumes_total")) > len(killed)
 
 
-def kill_the_last_to_begin(cluster: Cluster, begun: Queue[str], streams: int) -> None:
+def kill_the_last_to_begin(pids: dict[str, int], begun: Queue[str], streams: int) -> None:
     """When all have begun, kill the replica of the last: that one surely still has most of a stream to write."""
     last = [begun.get(timeout=60) for _ in range(streams)][-1]
-    os.kill(next(r["pid"] for r in cluster.ready_replicas("chat") if r["id"] == last), signal.SIGKILL)
+    os.kill(pids[last], signal.SIGKILL)
+
+
+def processes(cluster: Cluster) -> dict[str, int]:
+    """The worker of each replica."""
+    return {r["id"]: r["pid"] for r in cluster.ready_replicas("chat")}
 
 
 def test_messages_and_responses_outlive_a_replica_that_is_killed_under_them(tmp_path: Path) -> None:
@@ -182,8 +189,9 @@ def test_messages_and_responses_outlive_a_replica_that_is_killed_under_them(tmp_
 
         undisturbed = [future.result() for future in start()]
         begun: Queue[str] = Queue()
+        pids = processes(cluster)
         futures = start(begun)
-        kill_the_last_to_begin(cluster, begun, len(futures))
+        kill_the_last_to_begin(pids, begun, len(futures))
 
         assert [future.result() for future in futures] == undisturbed
         assert sum(v for k, v in cluster.metrics().items() if k.startswith("forebay_resumes_total")) >= 1
@@ -197,8 +205,9 @@ def test_a_real_model_goes_on_with_its_own_words(tmp_path: Path) -> None:
         ThreadPoolExecutor(8) as pool,
     ):
         begun: Queue[str] = Queue()
+        pids = processes(cluster)
         futures = [pool.submit(ask, client, n, tokens, begun) for n in range(8)]
-        kill_the_last_to_begin(cluster, begun, len(futures))
+        kill_the_last_to_begin(pids, begun, len(futures))
 
         for text in (future.result() for future in futures):
             assert len(text.split()) > tokens // 4

@@ -75,7 +75,7 @@ def kill_one(cluster: Cluster) -> int:
 
 def pids(cluster: Cluster) -> list[int]:
     """The processes of all replicas; 0 for one that is still to be started."""
-    return sorted(each["pid"] for each in cluster.replicas("embed"))
+    return sorted(each["pid"] or 0 for each in cluster.replicas("embed"))
 
 
 def has_replaced(cluster: Cluster, pid: int) -> bool:
@@ -124,7 +124,7 @@ async def turns(first: Cluster, second: Cluster, start: Callable[[int], Cluster]
         second.process.send_signal(signal.SIGCONT)
         await aside("it finds itself deposed", lambda: waits(second))
         assert second.status()["leader"]["url"] == third.admin
-        refused = httpx.post(f"{second.admin}/v1/reload")
+        refused = await asyncio.to_thread(lambda: httpx.post(f"{second.admin}/v1/reload", timeout=60))
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "not_leader")
         assert third.admin in refused.text
         await load.more(CLIENTS)

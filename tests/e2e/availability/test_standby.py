@@ -111,19 +111,20 @@ def test_a_node_is_drained_under_load_and_serves_again(chat: Cluster) -> None:
             await load.more(STREAMS)
         return load
 
+    wait_for("one rests", lambda: len(resting(chat)) == 1, START_S)
     load = asyncio.run(main())
     assert load.bad() == []
 
 
 def test_the_same_ones_serve_after_control_was_killed(chat: Cluster) -> None:
+    wait_for("two serve, one rests", lambda: (len(serving(chat)), len(resting(chat))) == (REPLICAS, 1), START_S)
     before, spare = serving(chat), resting(chat)
-    assert (len(before), len(spare)) == (REPLICAS, 1)
     chat.process.kill()
     chat.process.wait()
     [alone] = asyncio.run(burst(chat.gateway_port, "chat", [0], stream=True))
     assert not alone.error
     ports = chat.gateway_port, chat.admin_port
     chat.process = launch(chat.file, chat.name, ports, chat.home).process
-    wait_for("it has a look", lambda: resting(chat) == spare)
+    wait_for("it has a look", lambda: resting(chat) == spare, START_S)
 
     assert serving(chat) == before

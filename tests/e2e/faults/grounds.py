@@ -78,7 +78,7 @@ def busy(peers: Path, replicas: list[str]) -> dict[str, float]:
 
 def wait_quiet(peers: Path, replicas: list[str]) -> None:
     """Wait until nothing is under way, neither by the gateways' accounts nor by the replicas'."""
-    wait_for("nothing is under way", lambda: not busy(peers, replicas) or None, 15)
+    wait_for("nothing is under way", lambda: not busy(peers, replicas))
 
 
 async def everybody_serves(port: int, model: str, texts: dict[int, str], replicas: int, gateways: int) -> None:
@@ -101,6 +101,12 @@ def healed(cluster: Cluster, model: str, texts: dict[int, str]) -> None:
     wait_quiet(run_folder(cluster) / "peers", [each["url"] for each in cluster.ready_replicas(model)])
 
 
+def born_later(cluster: Cluster, model: str, victim: dict[str, Any]) -> list[dict[str, Any]]:
+    """The victim's successor, once it is ready."""
+    ready = cluster.ready_replicas(model)
+    return [r for r in ready if r["id"] == victim["id"] and r["generation"] > victim["generation"]]
+
+
 @contextmanager
 def stopped(*pids: int) -> Iterator[None]:
     """Processes that stand still meanwhile."""
@@ -121,7 +127,7 @@ def slowed(*pids: int, on_s: float = 0.1, off_s: float = 0.4) -> Iterator[None]:
 
     def run() -> None:
         while not over.is_set():
-            with stopped(*pids):
+            with suppress(ProcessLookupError), stopped(*pids):  # one that is gone may have been replaced
                 over.wait(off_s)
             over.wait(on_s)
 

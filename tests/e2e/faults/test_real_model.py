@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 
 from tests.e2e.cluster import CHAT, running
-from tests.e2e.faults.grounds import GATEWAYS, STORIES, aside, run_folder, stopped, wait_quiet
+from tests.e2e.faults.grounds import GATEWAYS, STORIES, aside, born_later, run_folder, stopped, wait_quiet
 from tests.e2e.faults.load import STREAMS, loading
 
 
@@ -21,7 +21,7 @@ def test_real_answers_are_whole_when_a_worker_stands_still_and_one_is_killed(tmp
             with stopped(first["pid"]):
                 await load.until("nothing begins there", lambda: first["id"] not in load.shares(STREAMS))
             os.kill(second["pid"], signal.SIGKILL)
-            await aside("it is back", lambda: len(cluster.ready_replicas("chat")) == len((first, second)))
+            await aside("it is back", lambda: born_later(cluster, "chat", second))
         assert load.bad() == []
 
     with running(tmp_path, "e2e-faults-real", [model], processes=GATEWAYS) as cluster:

@@ -104,8 +104,8 @@ def test_who_has_a_key_may_do_what_its_role_says_and_the_history_has_his_name(tm
         ]
         said(cluster, "keys", "revoke", bob[3:11], "-f", str(path))
         assert "revoked" in said(cluster, *apply, key=bob, code=1)
-        secrets = [each[12:].encode() for each in (bob, eve)]
-        files = [each for each in tmp_path.rglob("*") if each.is_file()]
-        assert [each for each in files if any(secret in each.read_bytes() for secret in secrets)] == []
     finally:
         cluster.stop()
+    secrets = [each[12:].encode() for each in (bob, eve)]
+    files = [each for each in tmp_path.rglob("*") if each.is_file()]
+    assert [each for each in files if any(secret in each.read_bytes() for secret in secrets)] == []

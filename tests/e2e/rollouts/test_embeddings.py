@@ -69,9 +69,13 @@ def test_a_shadow_says_whether_vectors_agree(cluster: Cluster, settings: dict[st
         found: list[dict[str, Any]] = verdict["findings"] if verdict else []
         return next((each for each in found if each["metric"] == "agreement"), {"finding": "open"})
 
+    def known() -> dict[str, Any] | None:
+        found = agreement()
+        return found if found["finding"] != "open" else None
+
     with asking(cluster):
-        wait_for("it is known", lambda: agreement()["finding"] != "open", PATIENCE_S)
-    found = agreement()
+        found = wait_for("it is known", known, PATIENCE_S)
+    assert found is not None
     print(f"\n{settings}: {found['seen']}; {found['canary_samples']} pairs")
     assert found["finding"] == finding, found
     rolling.command(cluster, id, "promote")

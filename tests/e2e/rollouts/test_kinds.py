@@ -88,12 +88,16 @@ def test_who_asks_for_a_revision_gets_it_and_a_pause_changes_nothing(
             seen = await begin(cluster, other, rolling.canary((0.05, 600.0), (0.1, 600.0)), "comparing")
             assert seen["phase"] == "comparing", seen
             await asyncio.to_thread(rolling.command, cluster, seen["id"], "pause")
+            held = await asyncio.to_thread(rolling.standing, cluster, seen["id"])  # until then it went on
+            # control says that it compares before gateways know of it
+            await load.until("requests are divided", lambda: any(each.revision == other for each in load.seen))
             for revision in (stable, other):
                 assert await pinned(cluster, revision) == revision
             await load.more(40)
             paused = await asyncio.to_thread(rolling.standing, cluster, seen["id"])
-            assert (paused["paused"], paused["step"]) == (True, seen["step"])
+            assert (held["paused"], paused["paused"], paused["step"]) == (True, True, held["step"])
             await asyncio.to_thread(rolling.command, cluster, seen["id"], "abort")
+            await asyncio.to_thread(rolling.settled, cluster, "chat", stable, REPLICAS)  # gateways know by then
             await rolling.served_by(load, stable)
 
     asyncio.run(main())

@@ -16,7 +16,7 @@ LATE = ("settling", "promoted")
 FAULTS = ("kill new", "kill stable", "kill control", "lock the store")
 REPLICAS: Final = 2
 """Of the model, all the time; one less where one was killed that serves."""
-PATIENCE_S: Final = 60.0
+PATIENCE_S: Final = 240.0
 
 
 class Rolls:
@@ -39,6 +39,8 @@ class Rolls:
     async def roll(self, moment: str, fault: str, plan: rolling.Plan) -> None:
         """One rollout with its fault."""
         cluster, model, trial = self._cluster, self._model, f"{fault} when {moment}"
+        looks = self._watch.looks
+        await self.load.until("what was read before has been counted", lambda: self._watch.looks > looks)
         self._watch.fewest = REPLICAS
         id = await asyncio.to_thread(rolling.deploy, cluster, model, self._new, plan)
         late = await self._moment(id, moment) in LATE
@@ -80,6 +82,10 @@ class Rolls:
             case "kill new":
                 pids = await aside("it has a worker", lambda: rolling.processes(cluster, self._model, self._new))
                 rolling.kill_one(pids)
+                # a round that had begun before may still let the rollout go on
+                await aside(
+                    "it is noticed", lambda: pids[0] not in rolling.processes(cluster, self._model, self._new)
+                )
             case "kill stable":
                 rolling.kill_one(await asyncio.to_thread(rolling.processes, cluster, self._model, self._stable))
             case "kill control":

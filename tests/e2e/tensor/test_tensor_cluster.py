@@ -15,7 +15,7 @@ import httpx
 import numpy as np
 import pytest
 import tritonclient.http as triton
-from tests.e2e.cluster import CHAT, EMBED, Cluster, running, wait_for
+from tests.e2e.cluster import CHAT, EMBED, Cluster, alive, running, wait_for
 from tests.modelserver.replica.models import double, python
 from tritonclient.utils import InferenceServerException
 
@@ -39,7 +39,7 @@ class TritonPythonModel:
         return pb.InferenceResponse([pb.Tensor("OUT", self.sums[id])])
 """
 CONTROLS = """
-sequence_batching { direct { } control_input [
+sequence_batching { max_sequence_idle_microseconds: 60000000 direct { } control_input [
   { name: "START" control [ { kind: CONTROL_SEQUENCE_START int32_false_true: [0, 1] } ] },
   { name: "ID" control [ { kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_UINT64 } ] } ] }
 """
@@ -206,7 +206,9 @@ def test_the_endpoint_of_a_task_answers_under_the_name_of_the_cluster(tensors: C
 
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(ask, range(16))) == [[20, 19]] * 16
-    wrong = httpx.post(f"{tensors.url}/v1/rerank", json={"model": "twice", "query": "q", "documents": ["d"]})
+    wrong = httpx.post(
+        f"{tensors.url}/v1/rerank", json={"model": "twice", "query": "q", "documents": ["d"]}, timeout=60
+    )
     assert (wrong.status_code, wrong.json()["error"]["code"]) == (400, "wrong_task")
 
 
@@ -239,7 +241,7 @@ def test_the_models_of_a_killed_replica_do_not_outlive_it(tensors: Cluster, clie
     (orphan, *_) = children(pid)
     os.kill(pid, signal.SIGKILL)
 
-    wait_for("the end of its model", lambda: not Path(f"/proc/{orphan}").exists())
+    wait_for("the end of its model", lambda: not alive(orphan))
 
 
 def test_a_model_that_is_changed_is_replaced_under_load_by_a_reload(tmp_path: Path) -> None:
@@ -257,9 +259,10 @@ def test_a_model_that_is_changed_is_replaced_under_load_by_a_reload(tmp_path: Pa
             )
             assert done.returncode == 0, done.stderr
             wait_for("new replicas", lambda: not before & {r["pid"] for r in cluster.ready_replicas("double")})
+        wait_for("the old ones are gone", lambda: not any(map(alive, before)))
+        wait_for("two ready", lambda: len(cluster.ready_replicas("double")) == 2)
         url = f"{cluster.url}/v2/models/double/config"
-        assert wait_for("two ready", lambda: len(cluster.ready_replicas("double")) == 2)
-        assert httpx.get(url).json()["max_batch_size"] == 16
+        wait_for("a new one answers", lambda: httpx.get(url, timeout=60).json().get("max_batch_size") == 16)
     assert failures == []
 
 

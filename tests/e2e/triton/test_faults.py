@@ -11,7 +11,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,8 @@ class Serving:
         """The processes of models."""
         found = []
         for task in Path(f"/proc/{self.process.pid}/task").iterdir():
-            found += [int(pid) for pid in (task / "children").read_text().split()]
+            with suppress(OSError):  # a thread that has ended meanwhile
+                found += [int(pid) for pid in (task / "children").read_text().split()]
         return found
 
 

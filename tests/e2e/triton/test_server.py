@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from tests.e2e.cluster import wait_for
 
 from forebay.cli.conformance import repository
 
@@ -174,11 +175,14 @@ def test_traces_and_metrics_tell_of_requests(served: Served, folder: Path) -> No
         client.update_trace_settings(settings={"trace_level": ["TIMESTAMPS"], "trace_rate": "1", "trace_count": "1"})
         client.infer("add_sub", pair(httpclient)[2], request_id="traced")
         client.update_trace_settings(settings={"trace_level": None, "trace_rate": None, "trace_count": None})
-    deadline = time.monotonic() + 20
-    while not (folder / "trace.0").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    told = json.loads((folder / "trace.0").read_bytes())  # the times of the front stand before the head
+
+    def traced() -> list[dict[str, Any]]:
+        try:
+            return list(json.loads((folder / "trace.0").read_bytes()))
+        except (FileNotFoundError, json.JSONDecodeError):  # it is there before it is written
+            return []
+
+    told = wait_for("a trace", traced)  # the times of the front stand before the head
     assert [each["request_id"] for each in told if "request_id" in each] == ["traced"]
     for url in (served.metrics, f"http://{served.http}/metrics"):
         assert 'nv_inference_request_success{model="add_sub",version="1"}' in httpx.get(url, timeout=20).text

@@ -24,6 +24,8 @@ ImageFont = pytest.importorskip("PIL.ImageFont")
 MODELS = ("efficientnet-lite0", "ssd-mobilenet", "selfie-segmentation", "pp-ocr-v4")
 PICTURES = "package:scikit-image==0.25.2/skimage/data/"
 """Its pictures of a cat, of coffee and of an astronaut are in the public domain."""
+CROWDS = 5
+"""So often several ask at once, until some of them have come at the same time on a machine that is busy."""
 WORDS = ("Invoice No. 20391", "Total: $1,234.56", "Paris, 21 Nov 2026")
 
 
@@ -200,8 +202,11 @@ def test_many_at_once_are_told_what_one_is_told(served: Served) -> None:
         ((label, score),), labels = alone[n % 4]
         assert (found, things) == ([(label, pytest.approx(score, abs=0.01))], labels)
     shares = over_v2(served, "efficientnet-lite0", files[0], output="SCORE")
-    for found in at_once(lambda _: over_v2(served, "efficientnet-lite0", files[0], output="SCORE")):
-        np.testing.assert_allclose(found, shares, atol=0.001)
     pages = at_once(lambda _: ask(served, "ocr", "pp-ocr-v4", files[3])[0]["text"])
     assert pages == ["\n".join(WORDS)] * len(pages)
-    assert max(served.batches("efficientnet-lite0-network")) > 1
+    for _ in range(CROWDS):
+        for found in at_once(lambda _: over_v2(served, "efficientnet-lite0", files[0], output="SCORE")):
+            np.testing.assert_allclose(found, shares, atol=0.001)
+        if max(served.batches("efficientnet-lite0-network")) > 1:
+            return
+    raise AssertionError("nobody has shared a batch")

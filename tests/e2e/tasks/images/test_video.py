@@ -2,7 +2,7 @@
 
 import io
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -62,9 +62,11 @@ def resident_kb(served: Served) -> int:
     """The memory of the server's own process."""
     mark = str(served.repository).encode()
     for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and mark in (entry / "cmdline").read_bytes():
-            text = (entry / "status").read_text()
-            return int(text.split("VmRSS:")[1].split()[0])
+        if entry.name.isdigit():
+            with suppress(OSError):  # other processes come and go
+                if mark in (entry / "cmdline").read_bytes():
+                    text = (entry / "status").read_text()
+                    return int(text.split("VmRSS:")[1].split()[0])
     raise AssertionError("the server is gone")
 
 
