@@ -335,7 +335,7 @@ async def behaviour(name: str) -> dict[str, dict[str, object]]:
             place = Path(folder)
             log = place / "proxy.log"
             async with answering(backend):
-                with started(PROXIES[name](place), 0, log) as proxy:
+                with started(PROXIES[name](place, PROXY_PORT), 0, log) as proxy:
                     await asyncio.to_thread(await_answer, PROXY_PORT, KEY, proxy, log)
                     try:
                         value = await probe(proxy.pid, backend)

@@ -1,11 +1,12 @@
 """What the gateway is to reach beside its peers, and whether it has: ratios of figures of one run, without slack."""
 
-from collections.abc import Mapping
+import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-Figures = Mapping[str, Mapping[str, Mapping[str, float]]]
-"""Proxy → scenario → figure."""
+Figures = Mapping[str, Mapping[str, Sequence[Mapping[str, float]]]]
+"""Proxy → scenario → the figures of each time that it was measured."""
 OURS: Final = ("forebay", "forebay_lean", "forebay_interpreted")
 """A goal is met, or missed, by the first one, which has everything on; the others are shown beside it."""
 BARE: Final = ("nginx", "uvloop")
@@ -43,23 +44,45 @@ GOALS: Final = (
 )
 
 
-def value(goal: Goal, ours: str, figures: Figures) -> float | None:
-    """What a goal is held against; None if one side was not measured or came to nothing."""
-    own = figures.get(ours, {}).get(goal.scenario, {}).get(goal.figure)
-    if not goal.peer or own is None:
+def values(goal: Goal, ours: str, figures: Figures) -> list[float]:
+    """What a goal is held against, of each time that both were measured, one soon after the other.
+
+    If one was measured more often, it is one ratio of medians; there is none beside a peer that came to nothing.
+    """
+    own, theirs = (
+        [run[goal.figure] for run in figures.get(name, {}).get(goal.scenario, ()) if goal.figure in run]
+        for name in (ours, goal.peer)
+    )
+    if not goal.peer:
         return own
-    theirs = figures.get(goal.peer, {}).get(goal.scenario, {}).get(goal.figure)
-    return own / theirs if theirs and theirs > 0 else None
+    if len(own) != len(theirs) and own and theirs:
+        own, theirs = [statistics.median(own)], [statistics.median(theirs)]
+    return [mine / cost for mine, cost in zip(own, theirs, strict=False) if cost > 0]
+
+
+def value(goal: Goal, ours: str, figures: Figures) -> float | None:
+    """The median of `values`; None if there are none."""
+    return statistics.median(found) if (found := values(goal, ours, figures)) else None
 
 
 def judged(figures: Figures) -> list[dict[str, object]]:
     """Every goal with its values, and whether it is met: None if that was not measured."""
     rows: list[dict[str, object]] = []
     for goal in GOALS:
-        values = {ours: value(goal, ours, figures) for ours in OURS}
-        first = values[OURS[0]]
-        values |= {bare: None if goal.peer == bare else value(goal, bare, figures) for bare in BARE}
-        shown = {name: None if v is None else round(v, 4) for name, v in values.items()}
+        found = {ours: value(goal, ours, figures) for ours in OURS}
+        first = found[OURS[0]]
+        found |= {bare: None if goal.peer == bare else value(goal, bare, figures) for bare in BARE}
+        shown = {name: None if v is None else round(v, 4) for name, v in found.items()}
         met = None if first is None else first <= goal.most
-        rows.append({"goal": goal.text, "most": goal.most, "ratio": bool(goal.peer), "met": met, "values": shown})
+        each = [round(v, 4) for v in values(goal, OURS[0], figures)]
+        rows.append(
+            {
+                "goal": goal.text,
+                "most": goal.most,
+                "ratio": bool(goal.peer),
+                "met": met,
+                "values": shown,
+                "rounds": each,
+            }
+        )
     return rows

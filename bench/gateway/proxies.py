@@ -44,7 +44,7 @@ PEERS: Final = {
 REPLICAS: Final = 4
 MOCK_PORT: Final = 17100
 PROXY_PORT: Final = 17200
-METRICS_PORT: Final = PROXY_PORT + 1
+"""Of the first proxy; each takes two, the second one for its metrics."""
 KEY, RECORD = mint("bench", bytes(ENTROPY_BYTES), now=0.0)
 """Sent to every proxy; only Forebay with everything on asks for it."""
 STREAMS_MAX: Final = 100_000
@@ -55,7 +55,7 @@ def _urls() -> list[str]:
     return [f"http://127.0.0.1:{MOCK_PORT + i}" for i in range(REPLICAS)]
 
 
-def _nginx(folder: Path) -> list[str]:
+def _nginx(folder: Path, port: int) -> list[str]:
     """A keep-alive round-robin proxy, unbuffered."""
     servers = "".join(f"server 127.0.0.1:{MOCK_PORT + i};" for i in range(REPLICAS))
     (folder / "nginx.conf").write_text(f"""
@@ -67,7 +67,7 @@ http {{
   uwsgi_temp_path {folder}/u; scgi_temp_path {folder}/s; client_body_buffer_size 128k; keepalive_requests 1000000;
   upstream mocks {{ {servers} keepalive 128; keepalive_requests 1000000; }}
   server {{
-    listen 127.0.0.1:{PROXY_PORT} backlog=4096;
+    listen 127.0.0.1:{port} backlog=4096;
     location / {{
       proxy_pass http://mocks; proxy_http_version 1.1; proxy_set_header Connection ""; proxy_buffering off;
       proxy_read_timeout 600s;
@@ -78,11 +78,11 @@ http {{
     return [nginx, "-c", str(folder / "nginx.conf"), "-e", str(folder / "error.log")]
 
 
-def _envoy(folder: Path) -> list[str]:
+def _envoy(folder: Path, port: int) -> list[str]:
     """Least requests; no timeout of streams, and circuit breakers that hold more than the 1,024 they would."""
 
-    def address(port: int) -> dict[str, object]:
-        return {"socket_address": {"address": "127.0.0.1", "port_value": port}}
+    def address(number: int) -> dict[str, object]:
+        return {"socket_address": {"address": "127.0.0.1", "port_value": number}}
 
     types = "type.googleapis.com/envoy.extensions.filters"
     route = {"match": {"prefix": "/"}, "route": {"cluster": "mocks", "timeout": "0s"}}
@@ -105,7 +105,7 @@ def _envoy(folder: Path) -> list[str]:
         "load_assignment": {"cluster_name": "mocks", "endpoints": [{"lb_endpoints": endpoints}]},
     }
     filters = [{"name": "envoy.filters.network.http_connection_manager", "typed_config": http}]
-    listener = {"address": address(PROXY_PORT), "filter_chains": [{"filters": filters}]}
+    listener = {"address": address(port), "filter_chains": [{"filters": filters}]}
     settings = {"static_resources": {"listeners": [listener], "clusters": [cluster]}}
     (folder / "envoy.json").write_text(json.dumps(settings))
     return [
@@ -114,28 +114,28 @@ def _envoy(folder: Path) -> list[str]:
     ]  # fmt: skip
 
 
-def _router(name: str, *words: str) -> list[str]:
+def _router(port: int, name: str, *words: str) -> list[str]:
     """A router of smg's family: round robin, its metrics listener on loopback."""
     return [
-        str(VENVS / name / "bin" / words[0]), *words[1:], "--host", "127.0.0.1", "--port", str(PROXY_PORT),
-        "--prometheus-host", "127.0.0.1", "--prometheus-port", str(METRICS_PORT),
+        str(VENVS / name / "bin" / words[0]), *words[1:], "--host", "127.0.0.1", "--port", str(port),
+        "--prometheus-host", "127.0.0.1", "--prometheus-port", str(port + 1),
         "--policy", "round_robin", "--worker-urls", *_urls(),
     ]  # fmt: skip
 
 
-def _smg(_: Path) -> list[str]:
-    return _router("smg", "smg", "launch", "--log-level", "warn", "--max-concurrent-requests", str(STREAMS_MAX))
+def _smg(_: Path, port: int) -> list[str]:
+    return _router(port, "smg", "smg", "launch", "--log-level", "warn", "--max-concurrent-requests", str(STREAMS_MAX))
 
 
-def _vllm_router(_: Path) -> list[str]:
-    return _router("vllm_router", "vllm-router", "--log-level", "warning")
+def _vllm_router(_: Path, port: int) -> list[str]:
+    return _router(port, "vllm_router", "vllm-router", "--log-level", "warning")
 
 
-def _sglang_router(_: Path) -> list[str]:
-    return _router("sglang_router", "sglang-router", "launch", "--log-level", "warn")
+def _sglang_router(_: Path, port: int) -> list[str]:
+    return _router(port, "sglang_router", "sglang-router", "launch", "--log-level", "warn")
 
 
-def _litellm(folder: Path) -> list[str]:
+def _litellm(folder: Path, port: int) -> list[str]:
     """Simple shuffle over the four replicas, one worker, no database. Prices, because it is slow to find none."""
     prices = {"input_cost_per_token": 1e-6, "output_cost_per_token": 1e-6}
     models = [
@@ -149,36 +149,38 @@ def _litellm(folder: Path) -> list[str]:
     (folder / "litellm.yaml").write_text(json.dumps({"model_list": models, "general_settings": open_access}))
     return [
         str(VENVS / "litellm/bin/litellm"), "--config", str(folder / "litellm.yaml"),
-        "--host", "127.0.0.1", "--port", str(PROXY_PORT), "--num_workers", "1", "--telemetry", "False",
+        "--host", "127.0.0.1", "--port", str(port), "--num_workers", "1", "--telemetry", "False",
     ]  # fmt: skip
 
 
-def _forebay(folder: Path) -> list[str]:
+def _forebay(folder: Path, port: int) -> list[str]:
     """One gateway process with everything on: keys and limits, routing by price, decisions, audit, ledger."""
     change_keys(folder / "keys.json", lambda _: ((RECORD,), None))
     limits = Quota(requests_per_min=1 << 40, tokens_per_min=1 << 50, streams_max=1 << 20, tokens_per_day=1 << 60)
     paths = (str(folder / "keys.json"), str(folder / "counts.json"), str(folder / "leases.json"))
     tenancy = TenancySpec((Tenant("bench", limits=limits),), *paths)
-    return _gateway(folder, Policy.CPR, RecordsSpec(str(folder / "records")), tenancy)
+    return _gateway(folder, port, Policy.CPR, RecordsSpec(str(folder / "records")), tenancy)
 
 
-def _forebay_lean(folder: Path) -> list[str]:
+def _forebay_lean(folder: Path, port: int) -> list[str]:
     """The same without keys and records, counting requests: what the peers are set up to do."""
-    return _gateway(folder, Policy.LEAST_REQUESTS, None, None)
+    return _gateway(folder, port, Policy.LEAST_REQUESTS, None, None)
 
 
-def _forebay_interpreted(folder: Path) -> list[str]:
+def _forebay_interpreted(folder: Path, port: int) -> list[str]:
     """Everything on, as a plain install runs it: the same source, not compiled."""
-    return _forebay(folder)[2:]
+    return _forebay(folder, port)[2:]
 
 
-def _uvloop(_: Path) -> list[str]:
+def _uvloop(_: Path, port: int) -> list[str]:
     """The event loop that Forebay runs on, and nothing else."""
     ports = [str(MOCK_PORT + i) for i in range(REPLICAS)]
-    return [sys.executable, str(Path(__file__).with_name("bare.py")), str(PROXY_PORT), *ports]
+    return [sys.executable, str(Path(__file__).with_name("bare.py")), str(port), *ports]
 
 
-def _gateway(folder: Path, policy: Policy, records: RecordsSpec | None, tenancy: TenancySpec | None) -> list[str]:
+def _gateway(
+    folder: Path, port: int, policy: Policy, records: RecordsSpec | None, tenancy: TenancySpec | None
+) -> list[str]:
     replicas = tuple(
         Replica(f"mock-{i}", 1, "r-0", "127.0.0.1", MOCK_PORT + i, ReplicaState.READY) for i in range(REPLICAS)
     )
@@ -186,14 +188,14 @@ def _gateway(folder: Path, policy: Policy, records: RecordsSpec | None, tenancy:
     (folder / "snapshot.json").write_bytes(msgspec.json.encode(Snapshot(1, (routes,))))
     (folder / "gateways").mkdir()
     spec = GatewaySpec(
-        "gateway-0", 1, "127.0.0.1", PROXY_PORT, str(folder / "snapshot.json"), str(folder / "endpoint.json"),
+        "gateway-0", 1, "127.0.0.1", port, str(folder / "snapshot.json"), str(folder / "endpoint.json"),
         str(folder / "gateways"), records=records, tenancy=tenancy,
     )  # fmt: skip
     (folder / "spec.json").write_bytes(msgspec.json.encode(spec))
     return ["env", f"PYTHONPATH={COMPILED}", sys.executable, "-m", "forebay.gateway", str(folder / "spec.json")]
 
 
-PROXIES: Final[dict[str, Callable[[Path], list[str]]]] = {
+PROXIES: Final[dict[str, Callable[[Path, int], list[str]]]] = {
     "forebay": _forebay,
     "forebay_lean": _forebay_lean,
     "forebay_interpreted": _forebay_interpreted,
@@ -205,7 +207,7 @@ PROXIES: Final[dict[str, Callable[[Path], list[str]]]] = {
     "uvloop": _uvloop,
     "litellm": _litellm,
 }
-"""Name → what sets it up in an empty folder and tells its command line."""
+"""Name → what sets it up in an empty folder, to listen at a port, and tells its command line."""
 
 
 def install(names: list[str]) -> None:

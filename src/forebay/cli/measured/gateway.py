@@ -42,6 +42,11 @@ IN_STEP: Final = (
     "comes in a burst with one of every other. Those at random instants begin as independent clients do."
 )
 """What tells the rows of first events apart."""
+ROUNDS: Final = (
+    "A ratio is of two figures that were measured within half a minute; shown is the median of several, and in "
+    "brackets from which to which they went."
+)
+"""What tells how the goals were taken."""
 BARE: Final = ("nginx", "uvloop")
 """Those that pass bytes on and do nothing else: what goals come to for them."""
 DELIVERED_MIN: Final = 0.99
@@ -62,6 +67,8 @@ class _Goal(msgspec.Struct):
     ratio: bool
     met: bool | None
     values: dict[str, float | None]
+    rounds: list[float] = []
+    """What it came to each time, with everything on."""
 
 
 class _Result(msgspec.Struct):
@@ -119,10 +126,13 @@ def goals(document: bytes) -> list[Table]:
     rows = []
     for goal in wanted:
         values = (goal.values.get(name) for name in ours)
-        cells = ("-" if value is None else show[goal.ratio](value) for value in values)
+        cells = ["-" if value is None else show[goal.ratio](value) for value in values]
+        if len(goal.rounds) > 1:
+            cells[0] += f" ({show[goal.ratio](min(goal.rounds))} to {show[goal.ratio](max(goal.rounds))})"
         rows.append((goal.goal, f"≤ {show[goal.ratio](goal.most)}", *cells, words[goal.met]))
     columns = ("goal", "at most", *map(shown, ours), "met")
-    note = " ".join([*_beyond(wanted), *_saturated(result.figures)])
+    told = [ROUNDS] if any(len(goal.rounds) > 1 for goal in wanted) else []
+    note = " ".join([*told, *_beyond(wanted), *_saturated(result.figures)])
     return [Table("**Goals of the gateway**, held against it with everything on:", columns, rows, note)]
 
 
