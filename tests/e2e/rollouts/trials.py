@@ -31,6 +31,8 @@ class Rolls:
         self._cluster = cluster
         self._watch = watch
         self._patience_s = patience_s
+        self._before: set[int] = set()
+        """Processes of the cluster when the rollout began."""
         [shown] = cluster.status()["models"]
         self._model = str(shown["name"])
         self._stable = str(shown["replicas"][0]["revision"])
@@ -42,6 +44,7 @@ class Rolls:
         looks = self._watch.looks
         await self.load.until("what was read before has been counted", lambda: self._watch.looks > looks)
         self._watch.fewest = REPLICAS
+        self._before = set(await asyncio.to_thread(cluster.pids))
         id = await asyncio.to_thread(rolling.deploy, cluster, model, self._new, plan)
         late = await self._moment(id, moment) in LATE
         await self._fault(fault)
@@ -76,16 +79,18 @@ class Rolls:
                 return name
             await asyncio.sleep(rolling.LOOK_S)
 
+    def _begun(self) -> list[int]:
+        """The new revision's workers, without those of the rollout before that are still to end in the same slots."""
+        return [pid for pid in rolling.processes(self._cluster, self._model, self._new) if pid not in self._before]
+
     async def _fault(self, fault: str) -> None:
         cluster = self._cluster
         match fault:
             case "kill new":
-                pids = await aside("it has a worker", lambda: rolling.processes(cluster, self._model, self._new))
+                pids = await aside("it has a worker", self._begun)
                 rolling.kill_one(pids)
                 # a round that had begun before may still let the rollout go on
-                await aside(
-                    "it is noticed", lambda: pids[0] not in rolling.processes(cluster, self._model, self._new)
-                )
+                await aside("it is noticed", lambda: pids[0] not in self._begun())
             case "kill stable":
                 rolling.kill_one(await asyncio.to_thread(rolling.processes, cluster, self._model, self._stable))
             case "kill control":
