@@ -6,7 +6,7 @@ from random import Random
 
 import msgspec
 import pytest
-from tests.core.scaling.looks import BUSY, T0, Model, turns
+from tests.core.scaling.looks import BUSY, QUIET, T0, Model, turns
 
 from forebay.core.scaling.decide import decide
 from forebay.core.scaling.learned import Learned, wish
@@ -110,6 +110,24 @@ def test_clients_that_wait_for_answers_hide_how_many_there_are() -> None:
         wanted.append(current)
 
     assert set(wanted[300:]) == {3}
+
+
+def test_one_wakes_for_what_one_has_done_though_three_did_it_before() -> None:
+    """And the load of a minute ago is still there: nobody was asked for some seconds only."""
+    little = replace(
+        QUIET, since_s=5.0, ready=3, arrivals=25, prompt_tokens=350, completions=25, in_flight=0.1, busy=0.1,
+        cold_start_s=5.0,
+    )  # fmt: skip
+    memory, scale = Memory(), Scale(9, 0, latency_s=60.0)
+    for tick in range(60):
+        _, memory = decide(scale, memory, replace(little, at=T0 + tick * 5), T0 + tick * 5, current=3)
+    borne = memory.learned.capacity
+    asked = replace(QUIET, at=T0 + 300, ready=0, arrivals=1, prompt_tokens=14, waiting=1, in_flight=1.0)
+
+    woken, _ = decide(scale, memory, asked, asked.at, current=0)
+
+    assert borne.need(memory.learned.traffic.level) > 1
+    assert (woken.wanted, woken.reason) == (1, Reason.WAKE)
 
 
 @pytest.mark.slow

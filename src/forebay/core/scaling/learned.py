@@ -223,13 +223,17 @@ def _spare(known: Learned, able: Capacity, now: float, wanted: int, current: int
 def _able(known: Learned, reading: Reading) -> Capacity:
     """At least what a replica does if requests come one after the other: others would not make it quicker.
 
-    As long as there has never been too much, what it does if it can take a few at once.
+    As long as there has never been too much, what it does if it can take a few at once. Where none is ready, what
+    was so before holds: how little many replicas had to do says nothing of how much the first one can.
     """
     able, flow = known.capacity, known.traffic
-    if reading.ready == 0 or flow.in_flight <= 0:
+    if reading.ready and flow.in_flight > 0:
+        each = flow.level / flow.in_flight
+    elif able.rate > 0 and known.alone_s > 0:
+        each = 1 / known.alone_s
+    else:
         return able
-    each = flow.level / flow.in_flight * (1.0 if able.known else AT_ONCE)
-    return able._replace(rate=max(able.rate, each))
+    return able._replace(rate=max(able.rate, each * (1.0 if able.known else AT_ONCE)))
 
 
 def _crowd(known: Learned) -> Capacity:
