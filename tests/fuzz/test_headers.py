@@ -4,6 +4,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.fuzz.corpus import damaged, encoded, mutated, survives
+from tests.net.rig import lone
 
 from forebay.core.dispatch import Chosen
 from forebay.core.errors import Refusal
@@ -31,13 +32,9 @@ values = st.sampled_from(VALUES) | mutated(VALUES) | st.binary(max_size=40)
 headers = st.dictionaries(st.sampled_from(NAMES), values, max_size=5)
 
 
-class Line:
-    """A connection that nobody needs."""
-
-
 def exchange(fields: dict[bytes, bytes]) -> Exchange:
     """A request with these headers."""
-    return Exchange(Line(), b"POST", b"/v1/chat/completions", list(fields.items()), fields)  # type: ignore[arg-type]
+    return lone(b"POST", b"/v1/chat/completions", fields)
 
 
 COOKIES = ModelRoutes("m", Task.CHAT, Policy.CPR, "r", 8, 10.0, sessions=Sessions.COOKIE)

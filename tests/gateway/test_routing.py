@@ -20,7 +20,7 @@ from tests.gateway.rig import (
     routes,
     whole,
 )
-from tests.net.rig import run, until
+from tests.net.rig import lone, run, until
 
 from forebay.core.model import Policy, ReplicaState, Sessions, Task
 from forebay.core.routing.blocks import BLOCK_BYTES, blocks
@@ -36,7 +36,7 @@ LONG = "The history of the river and of all its mills. " * 60
 def asked(body: bytes, **more: Any) -> Any:
     """What routing learns of a body."""
     fields = more.pop("fields", {})
-    exchange = Exchange(None, b"POST", b"/", [], fields)  # type: ignore[arg-type]
+    exchange = lone(b"POST", b"/", fields)
     routes = replace(ROUTES, task=more.pop("task", Task.CHAT))
     return make_ask(wanted(body), b"req-1", routes=routes, lengths=Lengths(), session=session_of(exchange, routes))
 

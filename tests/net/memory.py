@@ -8,6 +8,7 @@ from forebay.core.errors import Code
 from forebay.core.model import Limits
 from forebay.net.client import Call, Pool, Upstream
 from forebay.net.connection import Connection
+from forebay.net.exchange import Common
 from forebay.net.server import Exchange
 
 
@@ -57,15 +58,11 @@ class Wire:
 class Desk:
     """A server without a socket; `late` keeps the answers until they are asked for."""
 
-    now = 0.0
-    date = b""
-    draining = False
-    idle_timeout_s = 60.0
-    bodies_bytes = 0
-    alive_for = b"x-alive"
-
     def __init__(self, late: bool = False) -> None:
-        self.limits = Limits(header_bytes_max=2000, headers_max=20, body_bytes_max=5000, pipelined_max=8)
+        limits = Limits(
+            header_bytes_max=2000, headers_max=20, body_bytes_max=5000, pipelined_max=8, idle_timeout_s=60
+        )
+        self.common = Common(limits, b"x-alive")
         self.late = late
         self.waiting: list[Exchange] = []
         self.seen: list[tuple[bytes, bytes, bytes]] = []

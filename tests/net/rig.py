@@ -11,6 +11,7 @@ import uvloop
 
 from forebay.core.model import Limits
 from forebay.net.client import CallError, Header, Pool
+from forebay.net.connection import Connection
 from forebay.net.server import Exchange, Handler, HttpServer
 
 PATIENCE_S = 10.0
@@ -45,6 +46,12 @@ async def serving(handler: Handler, limits: Limits = Limits(), **more: Any) -> A
     finally:
         server.close()
         await until(lambda: server.connections == 0)
+
+
+def lone(method: bytes, target: bytes, fields: dict[bytes, bytes] | None = None) -> Exchange:
+    """A request on a connection that nothing is ever read from, or written to."""
+    fields = fields or {}
+    return Exchange(Connection(HttpServer(print, Limits())), method, target, list(fields.items()), fields)
 
 
 @dataclass

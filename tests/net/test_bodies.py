@@ -105,10 +105,10 @@ def test_who_goes_on_sending_is_listened_to_but_not_for_ever() -> None:
     assert connection._body is None
     assert connection._held == []
     while not wire.closing:
-        desk.now += 0.9 * LINGER_S
+        desk.common.now += 0.9 * LINGER_S
         connection.data_received(b"x" * 10_000)
-        connection.sweep(desk.now)
-    assert desk.now == pytest.approx(Limits().body_timeout_s + LINGER_S, abs=2 * LINGER_S)
+        connection.sweep(desk.common.now)
+    assert desk.common.now == pytest.approx(Limits().body_timeout_s + LINGER_S, abs=2 * LINGER_S)
 
 
 def test_what_a_client_has_sent_is_let_go_of_when_it_leaves_in_the_middle() -> None:
@@ -150,7 +150,7 @@ def length(size: int) -> bytes:
 )
 def test_a_large_body_takes_as_much_of_the_room_as_it_may_get(bodies: list[tuple[bytes, bytes]], taken: int) -> None:
     desk = Desk()
-    desk.limits = ROOM
+    desk.common.limits = ROOM
     for head, part in bodies:
         connection, wire = Connection(desk), Wire()
         connection.connection_made(cast(Any, wire))
@@ -158,7 +158,7 @@ def test_a_large_body_takes_as_much_of_the_room_as_it_may_get(bodies: list[tuple
         connection.data_received(part)
         assert not wire.sent
 
-    assert desk.bodies_bytes == taken
+    assert desk.common.bodies_bytes == taken
 
 
 def body_of(size: int) -> bytes:
@@ -179,7 +179,7 @@ def test_who_comes_when_there_is_no_room_is_turned_away_and_who_is_being_read_go
         ):
             first.send(length(2 * LARGE) + b"x")
             second.send(length(LARGE) + b"x")
-            await until(lambda: server.bodies_bytes == 3 * LARGE)
+            await until(lambda: server.common.bodies_bytes == 3 * LARGE)
             last.send(start)
             answer = await last.answer()
             assert (answer.status, answer.headers[b"retry-after"]) == (503, b"1")
@@ -190,7 +190,7 @@ def test_who_comes_when_there_is_no_room_is_turned_away_and_who_is_being_read_go
             for client, rest in ((first, 2 * LARGE - 1), (second, LARGE - 1)):
                 client.send(body_of(rest))
                 assert (await client.answer()).status == 200
-            assert server.bodies_bytes == 0
+            assert server.common.bodies_bytes == 0
             first.send(post(body_of(LARGE)))
             assert (await first.answer()).status == 200
 
@@ -229,7 +229,7 @@ def test_a_body_that_would_never_have_room_is_read_when_there_is_no_other() -> N
 )
 def test_room_is_given_back_however_a_request_ends(head: bytes, more: list[bytes]) -> None:
     desk, wire = Desk(), Wire()
-    desk.limits = ROOM
+    desk.common.limits = ROOM
     connection = Connection(desk)
     connection.connection_made(cast(Any, wire))
     for part in (head, *more):
@@ -237,17 +237,17 @@ def test_room_is_given_back_however_a_request_ends(head: bytes, more: list[bytes
             connection.data_received(part)
     connection.connection_lost(None)
 
-    assert desk.bodies_bytes == 0
+    assert desk.common.bodies_bytes == 0
 
 
 def test_room_is_given_back_when_a_body_does_not_come_in_time() -> None:
     desk, wire = Desk(), Wire()
-    desk.limits = ROOM
+    desk.common.limits = ROOM
     connection = Connection(desk)
     connection.connection_made(cast(Any, wire))
     connection.data_received(length(LARGE))
-    assert desk.bodies_bytes == LARGE
+    assert desk.common.bodies_bytes == LARGE
     connection.sweep(ROOM.body_timeout_s + 1)
 
     assert b"408" in wire.sent
-    assert desk.bodies_bytes == 0
+    assert desk.common.bodies_bytes == 0

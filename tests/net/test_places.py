@@ -21,8 +21,8 @@ BUSY_SWEEPS = 0.2
 
 async def swept(server: HttpServer) -> None:
     """Wait for the next sweep."""
-    before = server.now
-    await until(lambda: server.now > before)
+    before = server.common.now
+    await until(lambda: server.common.now > before)
 
 
 @pytest.mark.parametrize("part", [b"", b"GET / HT", get()])
@@ -57,7 +57,7 @@ def test_who_is_busy_or_has_just_come_makes_no_room() -> None:
             busy, fresh = [await stack.enter_async_context(peer(server.port)) for _ in range(2)]
             busy.send(get())
             await until(lambda: bool(waiting) and server.connections == 2)
-            server.now = 0.0  # as if it had swept before they came
+            server.common.now = 0.0  # as if it had swept before they came
             refused = [await stack.enter_async_context(peer(server.port)) for _ in range(3)]
             for client in refused:
                 assert (await client.answer()).status == 503

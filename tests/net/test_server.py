@@ -344,8 +344,8 @@ def test_bytes_behind_the_last_request_of_a_connection_are_dropped_and_do_not_hu
         async with serving(waiting.append, Limits(idle_timeout_s=0.1)) as server, peer(server.port) as client:
             client.send(get(b"/", b"connection: close") + b"more" * 100)
             await until(lambda: bool(waiting))
-            start = server.now
-            await until(lambda: server.now > start + 1.5)
+            start = server.common.now
+            await until(lambda: server.common.now > start + 1.5)
             assert not waiting[0].finished
             waiting[0].respond(200, [], b"late")
             assert (await client.answer()).body == b"late"
@@ -362,7 +362,7 @@ def test_a_connection_that_drains_drops_what_was_pipelined_behind_the_current_an
             client.send(get(b"/a") + get(b"/b"))
             await until(lambda: bool(waiting))
             client.send(get(b"/c"))
-            server.draining = True
+            server.common.draining = True
             await until(lambda: bool(next(iter(server._connections))._held))
             waiting[0].respond(200, [], b"a")
             assert (await client.answer()).headers[b"connection"] == b"close"
@@ -420,7 +420,7 @@ def test_who_asks_again_while_the_server_drains_is_answered_and_told_that_the_co
             exchanges[0].start(200, [])  # promises to stay open
             async with asyncio.TaskGroup() as group:
                 drained = group.create_task(server.drain(30, 25))
-                await until(lambda: server.draining)
+                await until(lambda: server.common.draining)
                 exchanges[0].end()
                 await busy.answer()
                 for client in (busy, idle):

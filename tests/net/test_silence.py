@@ -160,12 +160,12 @@ def test_a_server_tells_who_asks_for_it_that_an_answer_is_still_to_come(
     line.connection_made(cast(Any, wire))
     line.data_received(get(b"/stream", *fields))
     for _ in range(5):
-        desk.now += 0.5 * ALIVE_S
-        line.sweep(desk.now + 0.1)
+        desk.common.now += 0.5 * ALIVE_S
+        line.sweep(desk.common.now + 0.1)
     assert wire.sent == PROCESSING * signs
     desk.answer()
-    desk.now += 2 * ALIVE_S
-    line.sweep(desk.now)
+    desk.common.now += 2 * ALIVE_S
+    line.sweep(desk.common.now)
     assert wire.sent.count(PROCESSING) == signs
 
 

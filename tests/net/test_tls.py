@@ -317,8 +317,8 @@ def test_a_slow_client_gets_its_whole_answer_before_the_connection_closes(
             client.send(get(b"/", b"connection: close"))
             head = await client.reader.readuntil(b"\r\n\r\n")
             client.writer.transport.pause_reading()  # type: ignore[attr-defined]
-            swept_s = server.now
-            await until(lambda: server.now > swept_s + 0.9)
+            swept_s = server.common.now
+            await until(lambda: server.common.now > swept_s + 0.9)
             client.writer.transport.resume_reading()  # type: ignore[attr-defined]
             assert head.startswith(b"HTTP/1.1 200")
             got = len(await client.rest())

@@ -44,15 +44,16 @@ class Connection:  # derives from nothing: see `Upstream`
     __slots__ = (
         "_active", "_advancing", "_body", "_body_bytes", "_exchange", "_fed", "_fields", "_headers", "_held",
         "_parser", "_paused", "_phase", "_priming", "_progress", "_queue", "_raw", "_reading", "_refusal", "_room",
-        "_since", "_target", "_transport", "_unjudged", "_unsent", "_until", "owner",
+        "_since", "_target", "_transport", "_unjudged", "_unsent", "_until", "common", "owner",
     )  # fmt: skip
 
     def __init__(self, owner: Owner) -> None:
         self.owner = owner
+        self.common = owner.common
         self._transport: asyncio.Transport
         self._parser: httptools.HttpRequestParser | None = None
         self._phase = IDLE
-        self._since = owner.now
+        self._since = owner.common.now
         self._target = b""
         self._headers: list[tuple[bytes, bytes]] | None = None
         self._fields: dict[bytes, bytes] | None = None
@@ -103,8 +104,8 @@ class Connection:  # derives from nothing: see `Upstream`
 
     def data_received(self, data: bytes) -> None:
         if self._phase >= LINGER:
-            if self._phase == LINGER and self.owner.now < self._until:
-                self._since = self.owner.now
+            if self._phase == LINGER and self.common.now < self._until:
+                self._since = self.common.now
             return
         if self._active is not None or self._queue or self._paused:
             self._hold(data)
@@ -115,7 +116,7 @@ class Connection:  # derives from nothing: see `Upstream`
 
     def pause_writing(self) -> None:
         self._paused = True
-        self._since = self.owner.now
+        self._since = self.common.now
         self._unsent = self._transport.get_write_buffer_size()
         active = self._active
         if active is not None and active.on_pause is not None:
@@ -123,7 +124,7 @@ class Connection:  # derives from nothing: see `Upstream`
 
     def resume_writing(self) -> None:
         self._paused = False
-        self._since = self.owner.now
+        self._since = self.common.now
         active = self._active
         if active is None:
             self._advance()
@@ -148,7 +149,7 @@ class Connection:  # derives from nothing: see `Upstream`
 
     def stream(self, data: bytes) -> None:
         """Write a piece of a stream; a client too far behind is cut off."""
-        if self._paused and self._transport.get_write_buffer_size() > self.owner.limits.stream_buffer_bytes_max:
+        if self._paused and self._transport.get_write_buffer_size() > self.common.limits.stream_buffer_bytes_max:
             self._cut()
         else:
             self._transport.write(data)
@@ -161,8 +162,8 @@ class Connection:  # derives from nothing: see `Upstream`
     def answered(self, keep_alive: bool) -> None:
         """The active exchange has ended."""
         self._active = None
-        if keep_alive and self.owner.idle_timeout_s:
-            self._since = self.owner.now
+        if keep_alive and self.common.idle_timeout_s:
+            self._since = self.common.now
             if self._queue or self._held or self._refusal is not None or self._unjudged:
                 self._advance()
         elif self._held or self._phase != IDLE:
@@ -174,7 +175,7 @@ class Connection:  # derives from nothing: see `Upstream`
 
     def sweep(self, now: float) -> None:
         """Enforce the timeouts."""
-        limits, age = self.owner.limits, now - self._since
+        limits, age = self.common.limits, now - self._since
         if self._phase == CLOSED or self._paused:
             unsent = self._transport.get_write_buffer_size()
             if unsent < self._unsent:
@@ -186,14 +187,14 @@ class Connection:  # derives from nothing: see `Upstream`
             elif age > limits.write_timeout_s:
                 self._cut()
         elif self._active is not None or self._queue:  # its answer takes as long as it takes
-            if age > ALIVE_S and self.owner.alive_for:
+            if age > ALIVE_S and self.common.alive_for:
                 self._since = now
                 self._say_alive()
         elif self._phase == LINGER:
             if age > LINGER_S:
                 self._close()
         elif self._phase == IDLE:
-            if age > self.owner.idle_timeout_s:
+            if age > self.common.idle_timeout_s:
                 self._close()
         elif age > (limits.head_timeout_s if self._phase == HEAD else limits.body_timeout_s):
             self._refusal = Refusal(Code.REQUEST_TIMEOUT)
@@ -208,8 +209,8 @@ class Connection:  # derives from nothing: see `Upstream`
     def quit(self) -> None:
         """Close if nothing is going on, or soon if the server gives time; otherwise after the current answer."""
         if self._phase == IDLE and self._active is None and not self._queue:
-            self._since = self.owner.now
-            if not self.owner.idle_timeout_s:
+            self._since = self.common.now
+            if not self.common.idle_timeout_s:
                 self._close()
 
     def abort(self) -> None:
@@ -242,7 +243,7 @@ class Connection:  # derives from nothing: see `Upstream`
         assert headers is not None
         assert fields is not None
         self._progress = True
-        limits = self.owner.limits
+        limits = self.common.limits
         odd = len(headers) > limits.headers_max or len(fields) != len(headers)
         if odd or self._raw + self._fed > limits.header_bytes_max:  # only then can the head itself be too large
             self._refusal = head_flaw(self._target, headers, limits)
@@ -266,7 +267,7 @@ class Connection:  # derives from nothing: see `Upstream`
         exchange.keep_alive = keep_alive
         self._unjudged = True
         self._phase = BODY
-        self._since = self.owner.now
+        self._since = self.common.now
 
     def on_body(self, data: bytes) -> None:
         self._progress = True
@@ -286,7 +287,7 @@ class Connection:  # derives from nothing: see `Upstream`
         self._unjudged = False
         self._phase = IDLE
         self._queue.append(exchange)
-        if len(self._queue) >= self.owner.limits.pipelined_max:
+        if len(self._queue) >= self.common.limits.pipelined_max:
             exchange.keep_alive = False  # the client sends the rest again on another connection
             raise _Stop
 
@@ -294,7 +295,7 @@ class Connection:  # derives from nothing: see `Upstream`
 
     def _begin(self) -> None:
         self._phase = HEAD
-        self._since = self.owner.now
+        self._since = self.common.now
         self._target = b""
         self._headers = []
         self._fields = {}
@@ -304,23 +305,23 @@ class Connection:  # derives from nothing: see `Upstream`
 
     def _count_body(self, size: int) -> None:
         self._body_bytes += size
-        if self._body_bytes > self.owner.limits.body_bytes_max:
+        if self._body_bytes > self.common.limits.body_bytes_max:
             raise self._stop(Code.BODY_TOO_LARGE)
         if self._body_bytes > SMALL_BODY_BYTES and not self._room:  # nothing has said how long it is going to be
-            self._take_room(self.owner.limits.body_bytes_max)
+            self._take_room(self.common.limits.body_bytes_max)
 
     def _take_room(self, size: int) -> None:
         """A large body is read once there is room for all of it, or no other one: nobody is cut off in the middle."""
-        owner = self.owner
-        if owner.bodies_bytes and owner.bodies_bytes + size > owner.limits.bodies_bytes_max:
+        common = self.common
+        if common.bodies_bytes and common.bodies_bytes + size > common.limits.bodies_bytes_max:
             raise self._stop(Code.BODIES_LIMIT)
-        owner.bodies_bytes += size
+        common.bodies_bytes += size
         self._room = size
 
     def _drop_body(self) -> None:
         self._body = None
         if self._room:
-            self.owner.bodies_bytes -= self._room
+            self.common.bodies_bytes -= self._room
             self._room = 0
 
     def _stop(self, code: Code, text: str = "") -> _Stop:
@@ -351,7 +352,7 @@ class Connection:  # derives from nothing: see `Upstream`
                 self._judge()
             return
         self._raw += size
-        if self._raw > self.owner.limits.header_bytes_max:
+        if self._raw > self.common.limits.header_bytes_max:
             self._refusal = Refusal(Code.HEADERS_TOO_LARGE if self._phase == HEAD else Code.BAD_HTTP)
 
     def _parse_failed(self, error: httptools.HttpParserError) -> None:
@@ -427,7 +428,7 @@ class Connection:  # derives from nothing: see `Upstream`
         assert exchange is not None
         if not self.owner.wants_body(exchange):
             exchange.keep_alive = False
-            self._until = self.owner.now + self.owner.limits.body_timeout_s
+            self._until = self.common.now + self.common.limits.body_timeout_s
             self._drop_body()
             self._queue.append(exchange)
         elif not (self._body or exchange.http_1_0) and (exchange.header(b"expect") or b"").lower() == b"100-continue":
@@ -435,7 +436,7 @@ class Connection:  # derives from nothing: see `Upstream`
 
     def _say_alive(self) -> None:
         active = self._active
-        if active is not None and not active.started and active.header(self.owner.alive_for) is not None:
+        if active is not None and not active.started and active.header(self.common.alive_for) is not None:
             self._transport.write(PROCESSING)
 
     def _dispatch(self, exchange: Exchange) -> None:
@@ -454,7 +455,7 @@ class Connection:  # derives from nothing: see `Upstream`
         assert refusal is not None
         self.owner.refused(refusal.code)
         target = b"" if self._phase == IDLE else self._target  # after a complete request the bytes tell nothing
-        self._transport.write(refusal_answer(refusal, target, self.owner.date))
+        self._transport.write(refusal_answer(refusal, target, self.common.date))
         self._linger()
 
     def _linger(self) -> None:
@@ -462,7 +463,7 @@ class Connection:  # derives from nothing: see `Upstream`
         if self._phase == CLOSED:
             return
         self._phase = LINGER
-        self._since = self.owner.now
+        self._since = self.common.now
         self._drop_body()
         self._queue.clear()
         self._held.clear()
@@ -475,7 +476,7 @@ class Connection:  # derives from nothing: see `Upstream`
     def _close(self) -> None:
         if self._phase != CLOSED:
             self._phase = CLOSED
-            self._since = self.owner.now
+            self._since = self.common.now
             self._unsent = self._transport.get_write_buffer_size()
             self._transport.close()
 

@@ -18,23 +18,30 @@ _NO_HEADERS: Final[list[tuple[bytes, bytes]]] = []
 _NO_FIELDS: Final[dict[bytes, bytes]] = {}
 
 
-class Listener(Protocol):
-    """What an exchange needs of the server: the Date line, and whether connections close after their answer."""
+class Common:
+    """What all connections of a server look at, many times for every request: so this is no protocol."""
 
-    date: bytes
-    draining: bool
+    __slots__ = ("alive_for", "bodies_bytes", "date", "draining", "idle_timeout_s", "limits", "now")
+
+    def __init__(self, limits: Limits, alive_for: bytes = b"") -> None:
+        self.limits = limits
+        self.idle_timeout_s = limits.idle_timeout_s
+        self.now = 0.0
+        """Coarse: it moves once per sweep."""
+        self.date = b""
+        """The line of the head that says it."""
+        self.draining = False
+        """Connections close after their answer."""
+        self.bodies_bytes = 0
+        """How many bytes the large bodies have together that are being read, as far as they say so."""
+        self.alive_for = alive_for
+        """Requests with this header are told with a 102 now and then that they are not forgotten; empty: none are."""
 
 
-class Owner(Listener, Protocol):
-    """What a connection needs of its server. `now` is coarse: it moves once per sweep."""
+class Owner(Protocol):
+    """What a connection needs of its server."""
 
-    limits: Limits
-    now: float
-    idle_timeout_s: float
-    bodies_bytes: int
-    """How many bytes the large bodies have together that are being read, as far as they say so."""
-    alive_for: bytes
-    """Requests with this header are told with a 102 now and then that they are not forgotten; empty: none are."""
+    common: Common
 
     def opened(self, connection: "Connection") -> bool:
         """Take the connection in; False when there are too many."""
@@ -50,33 +57,6 @@ class Owner(Listener, Protocol):
 
     def refused(self, code: Code) -> None:
         """Note that bytes that never became an exchange were answered with an error."""
-
-
-class Line(Protocol):
-    """What an exchange needs of the connection that it came in on."""
-
-    @property
-    def owner(self) -> Listener:
-        """The server."""
-
-    @property
-    def paused(self) -> bool:
-        """Whether the client is behind with reading."""
-
-    def peer(self) -> str:
-        """Address of the client."""
-
-    def send(self, data: bytes) -> None:
-        """Write bytes of an answer."""
-
-    def stream(self, data: bytes) -> None:
-        """Write a piece of a stream; a client too far behind is cut off."""
-
-    def rest(self) -> None:
-        """An answer that takes long has begun: let go of what only the next request needs."""
-
-    def answered(self, keep_alive: bool) -> None:
-        """The exchange has ended."""
 
 
 class Exchange:
@@ -105,7 +85,7 @@ class Exchange:
 
     def __init__(
         self,
-        line: Line,
+        line: "Connection",
         method: bytes,
         target: bytes,
         headers: list[tuple[bytes, bytes]],
@@ -228,19 +208,19 @@ class Exchange:
             if tell is not None:
                 tell()
 
-    def _finish(self) -> Line:
+    def _finish(self) -> "Connection":
         self.finished = True
         self._chunked = False
         self.on_disconnect = self.on_pause = self.on_resume = None  # they hold their owner, which holds this
         return self._line
 
     def _head(self, status: int, headers: http1.Headers, end: bytes) -> bytes:
-        owner = self._line.owner
-        if owner.draining:
+        common = self._line.common
+        if common.draining:
             self.keep_alive = False
         if not self.keep_alive:
             end = b"connection: close\r\n" + end
         elif self.http_1_0:
             end = b"connection: keep-alive\r\n" + end
         first = http1.STATUS_LINES.get(status) or http1.status_line(status)
-        return b"%b%b%b%b%b" % (first, owner.date, self.extra, http1.fields(headers), end)
+        return b"%b%b%b%b%b" % (first, common.date, self.extra, http1.fields(headers), end)

@@ -13,7 +13,7 @@ from typing import Final, cast
 from forebay.core.errors import Code
 from forebay.core.model import Limits
 from forebay.net.connection import Connection
-from forebay.net.exchange import Exchange
+from forebay.net.exchange import Common, Exchange
 from forebay.obs.clock import wall_s
 
 __all__ = ["Exchange", "Handler", "HttpServer"]
@@ -44,16 +44,10 @@ class HttpServer:
         wants_body: Callable[[Exchange], bool] = lambda _: True,
         alive_for: bytes = b"",
     ) -> None:
-        self.limits = limits
-        self.now = 0.0
-        self.date = b""
-        self.draining = False
-        self.bodies_bytes = 0
-        self.idle_timeout_s = limits.idle_timeout_s
+        self.common = Common(limits, alive_for)
         self.handle = handler
         self.refused = refused
         self.wants_body = wants_body
-        self.alive_for = alive_for
         self._connections: dict[Connection, None] = {}
         self._arriving: set[asyncio.Task[None]] = set()
         self._listener: asyncio.Server | None = None
@@ -126,8 +120,8 @@ class HttpServer:
         Connections that clients may take for open are closed after `linger_s` only: who asks again just now gets an
         answer, which says that the connection closes.
         """
-        self.draining = True
-        self.idle_timeout_s = linger_s
+        self.common.draining = True
+        self.common.idle_timeout_s = linger_s
         self._empty = asyncio.Event()
         self.stop_accepting()
         for connection in list(self._connections):
@@ -156,7 +150,7 @@ class HttpServer:
     def opened(self, connection: Connection) -> bool:
         """Take a connection in; False when there are too many (it is kept until it has read its refusal)."""
         self._connections[connection] = None
-        return len(self._connections) <= self.limits.connections_max or self._make_room()
+        return len(self._connections) <= self.common.limits.connections_max or self._make_room()
 
     def closed(self, connection: Connection) -> None:
         """Forget a connection."""
@@ -169,7 +163,7 @@ class HttpServer:
 
     def _make_room(self) -> bool:
         """Cut off who has sent no whole head for longest, and not just come. False if everybody is busy."""
-        now = self.now
+        now = self.common.now
         if self._no_room_at == now:  # not for every one of many who come in vain
             return False
         idle = [each for each in self._connections if each.idle_since < now]
@@ -201,7 +195,7 @@ class HttpServer:
                     loop.remove_reader(door)
                     loop.call_later(ACCEPT_AGAIN_S, self._watch, door)
                 return
-            if self.connections >= self.limits.connections_max and not self._make_room():
+            if self.connections >= self.common.limits.connections_max and not self._make_room():
                 sock.close()  # saying why would take a handshake
                 self.refused(Code.CONNECTION_LIMIT)
                 continue
@@ -216,7 +210,7 @@ class HttpServer:
         self._left()
 
     async def _take_in(self, sock: socket.socket) -> None:
-        limits, tls = self.limits, self._tls
+        limits, tls = self.common.limits, self._tls
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: cast(asyncio.Protocol, Connection(self)),
@@ -238,8 +232,8 @@ class HttpServer:
     def _sweep(self) -> None:
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(self._sweep_s, self._sweep)  # first of all: timeouts have to go on
-        self.now = now = loop.time()
-        self.date = b"date: %b\r\n" % formatdate(wall_s(), usegmt=True).encode()
+        self.common.now = now = loop.time()
+        self.common.date = b"date: %b\r\n" % formatdate(wall_s(), usegmt=True).encode()
         for connection in list(self._connections):
             try:
                 connection.sweep(now)

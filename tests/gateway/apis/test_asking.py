@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from forebay.core.routing.blocks import BLOCK_BYTES, blocks
 from forebay.core.routing.speed import Lengths
 from forebay.gateway.asking import expected_tokens
-from forebay.wire.apis.prompt import prompt_text
-from forebay.wire.apis.wanted import wanted
+from forebay.wire.apis.wanted import prompt_text, wanted
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 _encode = msgspec.json.encode

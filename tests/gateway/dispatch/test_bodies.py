@@ -7,12 +7,12 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.net.rig import lone
 
 from forebay.core.errors import Code, Refusal
 from forebay.core.model import Dispatch, ModelRoutes, Policy, Rule, Snapshot, Task, When
 from forebay.core.tenancy import Tenant
 from forebay.gateway.dispatch.dispatching import Dispatcher, renamed
-from forebay.net.server import Exchange
 from forebay.wire.apis.wanted import wanted
 
 
@@ -78,7 +78,7 @@ def asked(name: str, rule: When, prompt: str = "x", tenant: str = "t", **headers
     rules = (Rule("auto", "small", when=rule), Rule("auto", "big"))
     dispatcher.take_over(Snapshot(1, MODELS, Dispatch({"fast": "small"}, rules)))
     fields = {key.replace("_", "-").encode(): value for key, value in headers.items()}
-    exchange = Exchange(None, b"POST", b"/", [], fields)  # type: ignore[arg-type]
+    exchange = lone(b"POST", b"/", fields)
     body = msgspec.json.encode({"model": name, "prompt": prompt})
     chosen = dispatcher.resolve(wanted(body), exchange, Task.CHAT, Tenant(tenant))
     return chosen.model if chosen is not None else None

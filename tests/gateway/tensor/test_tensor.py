@@ -24,7 +24,7 @@ from tests.gateway.rig import (
     routes,
     working,
 )
-from tests.net.rig import Answer, peer, run
+from tests.net.rig import Answer, lone, peer, run
 
 from forebay.core.errors import Refusal
 from forebay.core.model import Dispatch, ModelRoutes, Policy, ReplicaState, Snapshot, StandIn, Task
@@ -290,14 +290,8 @@ def test_a_model_that_steps_in_gets_the_request_under_its_own_name(tmp_path: Pat
     run(main())
 
 
-class Line:
-    """A connection that is never written to."""
-
-    owner = None
-
-
 def exchange(target: bytes, *headers: tuple[bytes, bytes]) -> Exchange:
-    return Exchange(Line(), b"POST", target, list(headers), dict(headers))  # type: ignore[arg-type]
+    return lone(b"POST", target, dict(headers))
 
 
 def test_paths_of_one_model_are_found_and_others_are_not() -> None:

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from jsonschema import Draft202012Validator
 from starlette.routing import Route
+from tests.net.rig import lone
 
 from forebay.control.api.app import ANSWERS, make_app
 from forebay.core.admission import Band
@@ -20,7 +21,7 @@ from forebay.gateway.tensor import requests as tensor
 from forebay.modelserver.serve import DOCUMENT
 from forebay.modelserver.tasks.endpoint import MODELS_PATH
 from forebay.modelserver.tasks.table import TASKS
-from forebay.net.exchange import Exchange, Line
+from forebay.net.exchange import Exchange
 from forebay.wire.apis.messages_answer import MessagesAnswer, count_body
 from forebay.wire.apis.responses_answer import ResponsesAnswer
 from forebay.wire.apis.responses_request import parse_responses
@@ -83,7 +84,7 @@ def described(document: dict[str, Any]) -> set[tuple[str, str]]:
 def asked(path: str, method: str) -> Exchange:
     """A request for a path of a document."""
     target = path.replace("{model}", "m").replace("{version}", "1").replace("{region}", "r")
-    return Exchange(cast(Line, None), method.upper().encode(), target.encode(), [], {})
+    return lone(method.upper().encode(), target.encode())
 
 
 def answered_by_gateways(path: str, method: str) -> bool:

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Raw
 
-from forebay.core.routing import Route, Why
+from forebay.core.routing import Route, Score, Why
 from forebay.gateway.asking import SET_COOKIE
 from forebay.gateway.records.facts import Facts, Used
 from forebay.gateway.records.lines import Line
@@ -121,7 +121,7 @@ def candidates(links: list["Link"], route: Route) -> tuple[Raw, int]:
         return packed(rows), max(0, len(links) - CANDIDATES_MAX)
     others = max(0, len(terms) - CANDIDATES_MAX)
     if others:  # the best are kept; who reads them sorts them
-        terms = sorted(terms, key=lambda score: (score.total_s, score.at))[:CANDIDATES_MAX]
+        terms = sorted(terms, key=_rank)[:CANDIDATES_MAX]
     for s in terms:
         x = links[s.at]
         rows.append(
@@ -131,6 +131,10 @@ def candidates(links: list["Link"], route: Route) -> tuple[Raw, int]:
             )
         )  # fmt: skip
     return packed(rows), others
+
+
+def _rank(score: Score) -> tuple[float, int]:
+    return score.total_s, score.at
 
 
 def ms(seconds: float) -> int:

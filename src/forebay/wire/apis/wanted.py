@@ -1,6 +1,6 @@
 """What a gateway reads of a request's body: the model, the prompt as it stands, and how long the answer may be.
 
-The body is scanned once and nothing is decoded that is not needed.
+The body is scanned once and nothing is decoded that is not needed. The prompt is the same bytes for a worker.
 """
 
 import re
@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from forebay.core.errors import Code, Refusal
-from forebay.wire.apis.prompt import Fields, put_in_order
+from forebay.wire.apis.prompt import Fields, Prompt
 
 DIGITS_MAX: Final = 9
 ZERO: Final = 0x30
@@ -43,6 +43,7 @@ class Wanted:
 
 
 _decode = msgspec.json.Decoder(Fields).decode
+_decode_prompt = msgspec.json.Decoder(Prompt).decode
 
 
 def wanted(body: bytes) -> Wanted:
@@ -58,8 +59,19 @@ def wanted(body: bytes) -> Wanted:
         raise Refusal(Code.INVALID_JSON, "The body is not valid UTF-8.") from None
     except RecursionError:
         raise Refusal(Code.INVALID_JSON, "The body is nested too deeply.") from None
-    put_in_order(fields)
-    return Wanted(fields.model, fields.text, stream=fields.stream is True, limit=_limit(fields))
+    return Wanted(fields.model, _text(fields), stream=fields.stream is True, limit=_limit(fields))
+
+
+def prompt_text(body: bytes) -> memoryview:
+    """The JSON of what the model is to read. Raises msgspec.DecodeError or UnicodeDecodeError for what is no JSON."""
+    return _text(_decode_prompt(body))
+
+
+def _text(body: Prompt) -> memoryview:
+    """One text, in the order in which the model reads, wherever the fields stand in the body."""
+    text = memoryview(body.messages or body.prompt or body.input)
+    first = body.system or body.instructions
+    return memoryview(b"".join((memoryview(first), text))) if first else text
 
 
 def _limit(fields: Fields) -> int:
