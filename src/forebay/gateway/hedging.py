@@ -27,7 +27,7 @@ class Hedge(Relay):
     def __init__(self, first: Relay, link: "Link") -> None:
         ticket, began = first.ticket, first.began
         super().__init__(
-            first.desk, first.served, first.exchange, first.path, first.request_id, ticket=ticket, began=began
+            first.gateway, first.served, first.exchange, first.path, first.request_id, ticket=ticket, began=began
         )
         first.exchange.on_disconnect = first.client_gone
         self.first = first
@@ -65,9 +65,9 @@ class Hedge(Relay):
         first = self.first
         if turned_away(status, headers) or status >= 500:
             outcome = Outcome.NEUTRAL if status == 503 else Outcome.FAILED
-            first.desk.hedged(first, won=False, reason=str(status), outcome=outcome)
+            first.gateway.hedged(first, won=False, reason=str(status), outcome=outcome)
             return
-        first.desk.hedged(first, won=True)
+        first.gateway.hedged(first, won=True)
         first.on_head(status, headers)
 
     def on_body(self, data: bytes) -> None:
@@ -77,7 +77,7 @@ class Hedge(Relay):
         self._failed(error.kind)
 
     def _failed(self, reason: str) -> None:
-        self.first.desk.hedged(self.first, won=False, reason=reason, outcome=Outcome.FAILED)
+        self.first.gateway.hedged(self.first, won=False, reason=reason, outcome=Outcome.FAILED)
 
 
 def begin_hedge(gateway: "Gateway", relay: Relay) -> None:

@@ -5,7 +5,7 @@ stream, another replica gets the request and the text that the client already ha
 """
 
 import asyncio
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Raw
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from asyncio import TimerHandle
 
     from forebay.gateway.fleet import Link, Served
+    from forebay.gateway.gateway import Gateway
     from forebay.gateway.hedging import Hedge
     from forebay.gateway.rollout.arms import Side
     from forebay.gateway.tenancy import Admitted
@@ -68,27 +69,6 @@ TAIL_S: Final = 5.0
 """So long after its client has left, the token counts of a complete stream are waited for."""
 ENDED: Final = -1
 """Mark of an attempt that its breaker has heard of already."""
-
-
-class Desk(Protocol):
-    """Where a request goes from here."""
-
-    response_buffer_bytes_max: int
-    keeps_prompts: bool
-
-    def now(self) -> float:
-        """The loop's time."""
-
-    def again(self, relay: "Relay", reason: str, problem: Refusal) -> None:
-        """Try elsewhere or refuse; `problem` is why the last attempt failed."""
-
-    def over(self, relay: "Relay", code: str, status: int, now: float) -> None:
-        """The request has ended."""
-
-    def hedged(
-        self, relay: "Relay", *, won: bool, reason: str = "hedged", outcome: Outcome = Outcome.NEUTRAL
-    ) -> None:
-        """Drop one of its two attempts."""
 
 
 class Relay:
@@ -146,7 +126,7 @@ class Relay:
 
     def __init__(
         self,
-        desk: Desk,
+        gateway: "Gateway",
         served: "Served",
         exchange: Exchange,
         path: str,
@@ -155,7 +135,7 @@ class Relay:
         ticket: Ticket,
         began: float,
     ) -> None:
-        self.desk = desk
+        self.gateway = gateway
         self.served = served
         self.exchange = exchange
         self.path = path
@@ -284,7 +264,7 @@ class Relay:
             self._body = []
             return
         if self.hedge is not None:
-            self.desk.hedged(self, won=False)
+            self.gateway.hedged(self, won=False)
         if self.exchange.started:
             self._go_on(status, headers)
             return
@@ -328,7 +308,7 @@ class Relay:
         elif mode != FAILED:
             self._size += len(data)
             self._body.append(data)
-            if self._size > self.desk.response_buffer_bytes_max:
+            if self._size > self.gateway.response_buffer_bytes_max:
                 self._overflow()
 
     def on_end(self, trailers: list[Header]) -> None:
@@ -374,7 +354,7 @@ class Relay:
             self._retry_refused()
         elif not self.exchange.started:
             text = f"{TABLE[Code.REPLICA_LOST].text} {error.text}"
-            self.desk.again(self, error.kind, Refusal(Code.REPLICA_LOST, text))
+            self.gateway.again(self, error.kind, Refusal(Code.REPLICA_LOST, text))
         elif self._mode == FAILED:
             self._interrupted()
         else:
@@ -391,7 +371,7 @@ class Relay:
             self._start(data)
         if self._over:  # the write found the client gone
             return
-        now = self.desk.now()
+        now = self.gateway.now()
         self.first_at = self.first_at or now
         link, ttft_s = self.link, now - self.since
         assert link is not None
@@ -407,7 +387,7 @@ class Relay:
         """The replica was lost after it had begun a stream: go on elsewhere, if that can be done."""
         if not self.exchange.started:
             self._error = ""
-            self.desk.again(self, reason, Refusal(Code.REPLICA_LOST))
+            self.gateway.again(self, reason, Refusal(Code.REPLICA_LOST))
             return
         transcript = self._transcript
         last, said = (last_data(transcript.last), transcript.said()) if transcript is not None else (b"", None)
@@ -423,7 +403,7 @@ class Relay:
             self._interrupted()
         else:
             self._error = ""
-            self.desk.again(self, reason, Refusal(Code.STREAM_INTERRUPTED))
+            self.gateway.again(self, reason, Refusal(Code.STREAM_INTERRUPTED))
 
     def _continuation(self) -> bytes:
         """The request for a replica that is to go on where the last one was lost."""
@@ -470,7 +450,7 @@ class Relay:
 
     def _retry_refused(self) -> None:
         code = code_in(b"".join(self._body), Code.OVERLOADED)
-        self.desk.again(self, code, Refusal(Code(code)))
+        self.gateway.again(self, code, Refusal(Code(code)))
 
     def _interrupted(self) -> None:
         """The answer will not be complete: say so inside the stream, and cut it."""
@@ -486,7 +466,7 @@ class Relay:
             return
         self._over = True
         self._call = None
-        now = self.desk.now()
+        now = self.gateway.now()
         account = self.served.account
         if code == OK:
             account.answered(now - self.began)
@@ -497,4 +477,4 @@ class Relay:
             account.events.inc(transcript.events)
             if self.first_at:
                 account.streamed(self.first_at - self.began, now - self.first_at, self.usage[1])
-        self.desk.over(self, code, status, now)
+        self.gateway.over(self, code, status, now)

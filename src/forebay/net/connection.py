@@ -43,14 +43,15 @@ class Connection:  # derives from nothing: see `Upstream`
 
     __slots__ = (
         "_active", "_advancing", "_body", "_body_bytes", "_exchange", "_fed", "_fields", "_headers", "_held",
-        "_parser", "_paused", "_phase", "_priming", "_progress", "_queue", "_raw", "_reading", "_refusal", "_room",
-        "_since", "_target", "_transport", "_unjudged", "_unsent", "_until", "common", "owner",
+        "_parser", "_paused", "_peer", "_phase", "_priming", "_progress", "_queue", "_raw", "_reading", "_refusal",
+        "_room", "_since", "_target", "_transport", "_unjudged", "_unsent", "_until", "common", "owner",
     )  # fmt: skip
 
     def __init__(self, owner: Owner) -> None:
         self.owner = owner
         self.common = owner.common
         self._transport: asyncio.Transport
+        self._peer: str | None = None
         self._parser: httptools.HttpRequestParser | None = None
         self._phase = IDLE
         self._since = owner.common.now
@@ -140,8 +141,10 @@ class Connection:  # derives from nothing: see `Upstream`
 
     def peer(self) -> str:
         """Address of the client."""
-        name = self._transport.get_extra_info("peername")
-        return str(name[0]) if name else ""
+        if self._peer is None:
+            name = self._transport.get_extra_info("peername")
+            self._peer = str(name[0]) if name else ""
+        return self._peer
 
     def send(self, data: bytes) -> None:
         """Write bytes of an answer."""

@@ -78,7 +78,7 @@ def facts(relay: "Relay", end: End, line: bytes) -> Facts:
         relay.hit,
     )
     revision = link.revision if link is not None else ""
-    body = relay.request.partition(b"\r\n\r\n")[2] if relay.desk.keeps_prompts else b""
+    body = relay.request.partition(b"\r\n\r\n")[2] if relay.gateway.keeps_prompts else b""
     key = relay.admitted.key_id if relay.admitted is not None else ""
     return Facts(decision, line, spent, revision=revision, key=key, client=relay.client, prompt=body)
 
