@@ -57,10 +57,10 @@ class WatchedLink(Link):
 
     def give_back(self, relay: Relay) -> bool:
         had = super().give_back(relay)
-        desk = relay.desk
-        assert isinstance(desk, WatchedGateway)
-        if had and relay.gave_way and relay not in desk.gave_way:
-            desk.gave_way[relay] = None
+        gateway = relay.gateway
+        assert isinstance(gateway, WatchedGateway)
+        if had and relay.gave_way and relay not in gateway.gave_way:
+            gateway.gave_way[relay] = None
             assert self.live, f"an attempt at {self.id} gave way, where nobody can go"
             assert self.load - len(self.batch) < self.room, f"an attempt at {self.id} gave way, which makes no room"
         return had
@@ -69,14 +69,14 @@ class WatchedLink(Link):
         """No request queues behind batch work in an engine, and batch work leaves places to others."""
         band = relay.ticket.band
         if band is Band.BATCH:
-            seen = self.served.seen_by(band, relay.desk.now())[self.served.links.index(self)]
+            seen = self.served.seen_by(band, relay.gateway.now())[self.served.links.index(self)]
             assert seen.load < seen.room, f"batch work takes what {self.id} keeps for others"
         elif not isinstance(relay, Hedge):
             assert not crowded(self.load, self.places, len(self.batch), len(self.batch)), "it goes behind batch work"
 
     def _is_admissible(self, relay: Relay) -> None:
         """Whoever is shut gets requests only where nobody else could take them."""
-        allowed = admissible_of(self.served, relay.desk.now())
+        allowed = admissible_of(self.served, relay.gateway.now())
         others = [link for link in allowed if could_take(link, relay)]
         assert self in allowed or not others, f"{self.id} is shut, {[link.id for link in others]} is open"
 
@@ -85,7 +85,7 @@ class WatchedLink(Link):
         if relay.ask is None or not relay.ask.stays:
             return
         links = [link for link in self.served.links if link.live and could_serve(link, relay)]
-        allowed = admissible_of(self.served, relay.desk.now())
+        allowed = admissible_of(self.served, relay.gateway.now())
         might = frozenset((link.id, link.generation) for link in [x for x in links if x in allowed] or links)
         here = (self.id, self.generation)
         assert self.served.homes.setdefault((relay.ask.key, might), here) == here, "a session has left its replica"
@@ -99,11 +99,11 @@ class WatchedLink(Link):
         assert first.hedge is hedge
         assert first.unanswered
         assert first.hedge_after_s > 0.0, "its model is never hedged"
-        assert first.desk.now() - first.since > first.hedge_after_s - 1e-6
+        assert first.gateway.now() - first.since > first.hedge_after_s - 1e-6
         assert not self.served.waiting
-        desk = first.desk
-        assert isinstance(desk, WatchedGateway)
-        desk.hedges_begun += 1
+        gateway = first.gateway
+        assert isinstance(gateway, WatchedGateway)
+        gateway.hedges_begun += 1
 
 
 def could_serve(link: Link, relay: Relay) -> bool:
@@ -119,16 +119,16 @@ def admissible_of(served: Served, now: float) -> list[Link]:
 
 def could_take(link: WatchedLink, relay: Relay) -> bool:
     """Whether the link is open to this request, as far as counts go."""
-    seen = link.served.seen_by(relay.ticket.band, relay.desk.now())[link.served.links.index(link)]
+    seen = link.served.seen_by(relay.ticket.band, relay.gateway.now())[link.served.links.index(link)]
     return link.live and seen.load < seen.room and could_serve(link, relay)
 
 
-def nobody_waits_in_vain(desk: "WatchedGateway", served: Served, now: float) -> None:
+def nobody_waits_in_vain(gateway: "WatchedGateway", served: Served, now: float) -> None:
     """Nobody waits who could go somewhere, but for the best replica, or behind somebody who does.
 
     A place where an attempt has just failed is offered at the next tick.
     """
-    if served in desk.unsettled or served.pumping:
+    if served in gateway.unsettled or served.pumping:
         return
     held = set()
     for relay in served.waiting:
@@ -136,7 +136,7 @@ def nobody_waits_in_vain(desk: "WatchedGateway", served: Served, now: float) -> 
         kind = relay.revision, relay.tried, ask.key if ask is not None and ask.stays else 0
         if kind in held:
             continue
-        choice = desk.choose(relay)
+        choice = gateway.choose(relay)
         if isinstance(choice, Wait) and choice.why is Why.BEST_FULL:
             assert ask is not None
             assert ask.held

@@ -36,7 +36,7 @@ def settles_twice(patch: pytest.MonkeyPatch) -> None:
         over = relay._over
         right(relay, code, status)
         if not over:
-            relay.desk.over(relay, code, status, relay.desk.now())
+            relay.gateway.over(relay, code, status, relay.gateway.now())
 
     patch.setattr(Relay, "_end", wrong)
 
