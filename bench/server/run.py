@@ -5,16 +5,20 @@
 The server under test (its whole process tree) is pinned to core 0 and runs one instance of one ONNX model on one
 thread; the load generator, in C, has core 1. `closed`: so many connections (of gRPC: calls under way on a few
 connections) that the next batch is always there; that is the server's throughput. `open`: requests at 70 % of that
-server's own throughput, evenly spaced, latency counted from the instant each was due; so the faster server has the
-higher load. `as_PEER`, of ours only: as many requests per second as that peer had. `cpu_us` is time by the kernel's
-own account for one request: other load on the machine changes that less than throughput and latency, which want a
-quiet one. `bare` runs full batches in a loop; `bare_tuned` does so with the settings of Forebay's model processes.
-`socket` reads requests and writes answers of the right length, and does nothing in between: what is left for a server
-that costs nothing, and, at 70 %, what the machine itself does to latency.
+server's own throughput, evenly spaced and on as many connections, latency counted from the instant each was due; so
+the faster server has the higher load. (On more connections that throughput is none it has: their state must fit into
+a core's cache. Who is late makes its callers wait, and that counts.) `as_PEER`, of ours only: as many requests per
+second as that peer had. `cpu_us` is time by the kernel's own account for one request: other load on the machine
+changes that less than throughput and latency, which want a quiet one. `bare` runs full batches in a loop,
+`bare_tuned` with the settings of Forebay's model processes. `socket` reads requests and writes answers of the right
+length, and does nothing in between: what is left for a server that costs nothing, and, at 70 %, what the machine
+itself does to latency.
 
-Every round measures all servers one after the other, in an order that is rotated from round to round; medians over
-the rounds go to results.json with the goals, after every round anew. A server that cannot be installed, started or
-asked is said to be missing, and the others go on. `--quick` shows that every server answers, and writes nothing.
+The speed of a shared machine changes within a minute, by more than servers differ. So ours meets each peer in a duel:
+both are up, loads alternate between them, and a goal is held against the median of the ratios of duels. Every round
+has all duels, with fresh servers. The figures in the tables are medians over all runs of a server; they and the goals
+go to results.json after every round. A server that cannot be installed, started or asked is said to be missing, and
+the others go on. `--quick` shows that every server answers, and writes nothing.
 """
 
 import argparse
@@ -34,9 +38,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from goals import BARE, BARE_TUNED, BESIDE, judged, load_beside
+from goals import BARE, BARE_TUNED, BESIDE, Duels, Loads, judged, load_beside
 from models import MODELS, Model, write
-from servers import PORT, REPO, SERVERS, Server, install, version
+from servers import PORTS, REPO, SERVERS, Ports, Server, install, version
 
 from forebay.modelserver.process import placement
 
@@ -48,7 +52,6 @@ SERVER_CORE: Final = 0
 LOAD_CORE: Final = 1
 BATCHES_UNDER_WAY: Final = 3
 """Closed loop: requests for so many batches."""
-OPEN_CONNECTIONS: Final = 512
 GRPC_CONNECTIONS: Final = 4
 SHARE: Final = 0.7
 """Open loop: of the throughput that the closed one has found."""
@@ -65,6 +68,17 @@ class Failed(Exception):  # noqa: N818 - states the condition
 
 
 @dataclass(frozen=True)
+class Up:
+    """A server that answers."""
+
+    name: str
+    server: Server
+    model: Model
+    port: int
+    pid: int
+
+
+@dataclass(frozen=True)
 class Rig:
     """The programs, models and settings of a run."""
 
@@ -77,40 +91,41 @@ class Rig:
         return self.folder / "models"
 
     @contextlib.contextmanager
-    def serving(self, server: Server, model: Model) -> Iterator[int]:
-        """A fresh server of one model; yields its process id."""
+    def serving(self, name: str, model: Model, ports: Ports) -> Iterator[Up]:
+        """A fresh server of one model."""
+        server = SERVERS[name]
         place = Path(tempfile.mkdtemp(dir=self.folder))
-        start = server.start(model, self.repository / model.name, place / "server")
+        start = server.start(model, self.repository / model.name, place / "server", ports)
         log = place / "log"
         with started(start.command, SERVER_CORE, log, start.environ) as process:
             deadline = time.monotonic() + START_TIMEOUT_S
-            while not _answers(server.probe(model)):
+            while not _answers(server.probe(model), ports.http):
                 if time.monotonic() > deadline or process.poll() is not None:
                     raise Failed(f"it never answered; its log:\n{log.read_text(errors='replace')[-3000:]}")
                 time.sleep(0.2)
             _weigh(process.pid)
-            yield process.pid
+            yield Up(name, server, model, server.port(ports), process.pid)
 
-    def measure(self, server: Server, model: Model, rate_per_s: float, pid: int) -> Run:
+    def measure(self, up: Up, rate_per_s: float) -> Run:
         """One load; `rate_per_s` 0 is a closed loop."""
         request = self.folder / "request"
-        request.write_bytes(server.ask(model))
-        under_way = OPEN_CONNECTIONS if rate_per_s else BATCHES_UNDER_WAY * model.max_batch
-        if server.grpc:
-            words = ["load_grpc", server.port, GRPC_CONNECTIONS, under_way // GRPC_CONNECTIONS]
+        request.write_bytes(up.server.ask(up.model))
+        under_way = BATCHES_UNDER_WAY * up.model.max_batch
+        if up.server.grpc:
+            words = ["load_grpc", up.port, GRPC_CONNECTIONS, under_way // GRPC_CONNECTIONS]
         else:
-            words = ["load", server.port, under_way, "unary", 0, 0, 0]
+            words = ["load", up.port, under_way, "unary", 0, 0, 0]
         command = [f"{self.folder}/{words[0]}", *map(str, [*words[1:], rate_per_s, WARMUP_S, self.window_s])]
         with started(command, LOAD_CORE, environ={"BENCH_REQUEST": str(request)}) as generator:
             assert generator.stdout is not None
             if generator.stdout.readline() != b"window\n":
                 raise Failed("the load generator ended")
-            before_ns = cpu_ns(pid)
+            before_ns = cpu_ns(up.pid)
             line = generator.stdout.readline()
             if not line:
                 raise Failed("the load generator ended within its window")
             seen = json.loads(line)
-            spent_ns = cpu_ns(pid) - before_ns
+            spent_ns = cpu_ns(up.pid) - before_ns
         if not seen["requests"]:
             raise Failed(f"no request was answered, {seen['errors']} failed")
         return {
@@ -139,33 +154,71 @@ def _weigh(pid: int) -> None:
             Path(f"/proc/{each}/autogroup").write_text(WEIGHT)
 
 
-def _answers(request: bytes) -> bool:
+def _answers(request: bytes, port: int) -> bool:
     """Whether the server answers that request, and with 200."""
-    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", PORT), timeout=5) as connection:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
         connection.sendall(request)
         return connection.recv(64).startswith(b"HTTP/1.1 200")
     return False
 
 
-def one_round(names: list[str], model: Model, rig: Rig) -> Iterator[tuple[str, str, Run]]:
-    """Every server in turn, then ours with the loads of the peers; yields (server, load, figures)."""
-    for name, tuned in ((BARE, False), (BARE_TUNED, True)):
-        with _missing(name, model):
-            yield name, "closed", rig.bare(model, tuned=tuned)
-    rates: dict[str, float] = {}
+Told = tuple[str, str, Run]
+"""Server, load, figures."""
+Duel = tuple[str, Loads, str, Loads]
+
+
+def one_round(names: list[str], model: Model, rig: Rig, told: Callable[[Told], None]) -> Iterator[Duel]:
+    """Who is compared with nobody, then every duel; `told` hears every load."""
+    with _missing(BARE_TUNED, model):
+        told((BARE_TUNED, "closed", rig.bare(model, tuned=True)))
     for name in names:
-        server = SERVERS[name]
-        with _missing(name, model), rig.serving(server, model) as pid:
-            closed = rig.measure(server, model, 0, pid)
-            yield name, "closed", closed | {"pss_mb": memory_kb(pid, "Pss") / 1024, "processes": len(tree(pid))}
-            rates[name] = round(SHARE * closed["per_s"])
-            yield name, "open", rig.measure(server, model, rates[name], pid)
-    for name in names:
-        peers = [peer for peer, ours in BESIDE.items() if ours == name and peer in rates]
-        if name in rates and peers:
-            with _missing(name, model), rig.serving(SERVERS[name], model) as pid:
-                for peer in peers:
-                    yield name, load_beside(peer), rig.measure(SERVERS[name], model, rates[peer], pid)
+        if name not in BESIDE and name not in BESIDE.values():
+            with _missing(name, model), rig.serving(name, model, PORTS[0]) as alone:
+                told((name, "closed", closed := _closed(rig, alone)))
+                told((name, "open", rig.measure(alone, _share(closed))))
+    for ours in dict.fromkeys(BESIDE.values()):
+        if ours in names:
+            with _missing(ours, model), rig.serving(ours, model, PORTS[0]) as up:
+                yield _beside_bare(up, rig, told)
+    for beside, ours in BESIDE.items():
+        if ours in names and beside in names:
+            with (
+                _missing(f"{ours} beside {beside}", model),
+                rig.serving(ours, model, PORTS[0]) as own,
+                rig.serving(beside, model, PORTS[1]) as other,
+            ):
+                yield _duel(own, other, rig, told)
+
+
+def _beside_bare(up: Up, rig: Rig, told: Callable[[Told], None]) -> Duel:
+    bare = rig.bare(up.model, tuned=False)
+    told((BARE, "closed", bare))
+    closed = _closed(rig, up)
+    told((up.name, "closed", closed))
+    return up.name, {"closed": closed}, BARE, {"closed": bare}
+
+
+def _duel(ours: Up, beside: Up, rig: Rig, told: Callable[[Told], None]) -> Duel:
+    seen: dict[str, dict[str, Run]] = {ours.name: {}, beside.name: {}}
+
+    def note(up: Up, load: str, run: Run) -> None:
+        seen[up.name][load] = run
+        told((up.name, load, run))
+
+    for up in (ours, beside):
+        note(up, "closed", _closed(rig, up))
+    for up in (ours, beside):
+        note(up, "open", rig.measure(up, _share(seen[up.name]["closed"])))
+    note(ours, load_beside(beside.name), rig.measure(ours, _share(seen[beside.name]["closed"])))
+    return ours.name, seen[ours.name], beside.name, seen[beside.name]
+
+
+def _closed(rig: Rig, up: Up) -> Run:
+    return rig.measure(up, 0) | {"pss_mb": memory_kb(up.pid, "Pss") / 1024, "processes": len(tree(up.pid))}
+
+
+def _share(closed: Run) -> int:
+    return round(SHARE * closed["per_s"])
 
 
 @contextlib.contextmanager
@@ -180,28 +233,33 @@ def _missing(name: str, model: Model) -> Iterator[None]:
 Seen = dict[str, dict[str, dict[str, list[Run]]]]
 
 
-def rounds(names: list[str], models: list[Model], count: int, rig: Rig, done: Callable[[int, Seen], None]) -> None:
-    """Measure, and say so on the way; `done` hears after each round: model → server → load → runs."""
+def rounds(names: list[str], models: list[Model], count: int, rig: Rig, done: Callable[..., None]) -> None:
+    """Measure, and say so on the way; `done` hears number, figures and duels after each round."""
     seen: Seen = {}
-    for number in range(count):
-        first = number * len(names) // count
+    duels: dict[str, list[Duel]] = {}
+    for number in range(1, count + 1):
         for model in models:
-            for name, load, run in one_round(names[first:] + names[:first], model, rig):
+
+            def told(what: Told, number: int = number, model: Model = model) -> None:
+                name, load, run = what
                 seen.setdefault(model.name, {}).setdefault(name, {}).setdefault(load, []).append(run)
                 shown = "  ".join(f"{key} {figure:,.2f}" for key, figure in run.items())
-                print(f"round {number + 1} {model.name:12}{name:20}{load:16}{shown}", flush=True)
-        done(number + 1, seen)
+                print(f"round {number} {model.name:12}{name:20}{load:16}{shown}", flush=True)
+
+            duels.setdefault(model.name, []).extend(one_round(names, model, rig, told))
+        done(number, seen, duels)
 
 
-def result(names: list[str], count: int, seen: Seen) -> dict[str, object]:
+def result(names: list[str], count: int, seen: Seen, duels: Duels) -> dict[str, object]:
     """What results.json holds."""
     figures = {
         model: {
             name: {
                 load: {key: round(statistics.median(run[key] for run in runs), 3) for key in runs[0]}
-                for load, runs in loads.items()
+                for load, runs in servers[name].items()
             }
-            for name, loads in servers.items()
+            for name in (BARE, BARE_TUNED, *SERVERS)
+            if name in servers
         }
         for model, servers in seen.items()
     }
@@ -210,7 +268,7 @@ def result(names: list[str], count: int, seen: Seen) -> dict[str, object]:
         "versions": {name: version(name) for name in names},
         "rounds": count,
         "figures": figures,
-        "goals": judged(figures),
+        "goals": judged(figures, duels),
     }
 
 
@@ -231,8 +289,8 @@ def main() -> None:
     allow_files()
     count, window_s = (1, QUICK_WINDOW_S) if options.quick else (options.rounds, options.window)
 
-    def done(number: int, seen: Seen) -> None:
-        found = result(names, number, seen)
+    def done(number: int, seen: Seen, duels: Duels) -> None:
+        found = result(names, number, seen, duels)
         if not options.quick:
             options.output.write_text(json.dumps(found, indent=1) + "\n")
         if number == count:

@@ -32,9 +32,17 @@ RUNTIME: Final = f"onnxruntime=={metadata.version('onnxruntime')}"
 TRITON_RUNTIME: Final = "onnxruntime==1.23.2"
 """The last for Python 3.10, which Triton's stub has."""
 ORACLE: Final = Path(os.environ.get("FOREBAY_ORACLE", REPO / ".forebay/oracle")) / "triton"
-PORT: Final = 17300
-GRPC_PORT: Final = 17301
-METRICS_PORT: Final = 17302
+
+
+class Ports(NamedTuple):
+    """Where a server is asked. Two that are compared are up at the same time."""
+
+    http: int
+    grpc: int
+    metrics: int
+
+
+PORTS: Final = (Ports(17300, 17301, 17302), Ports(17310, 17311, 17312))
 
 
 class Start(NamedTuple):
@@ -47,16 +55,15 @@ class Start(NamedTuple):
 class Server(NamedTuple):
     """How a server is started for a model whose folder (`1/model.onnx`, `config.pbtxt`) is there, and asked."""
 
-    start: Callable[[Model, Path, Path], Start]
-    """The model, the repository that has only it, and a folder that is not there yet."""
+    start: Callable[[Model, Path, Path, Ports], Start]
+    """The model, the repository that has only it, a folder that is not there yet, and where it is to listen."""
     ask: Callable[[Model], bytes]
     """A whole request; of gRPC, the message."""
     grpc: bool = False
 
-    @property
-    def port(self) -> int:
+    def port(self, ports: Ports) -> int:
         """Where it is asked."""
-        return GRPC_PORT if self.grpc else PORT
+        return ports.grpc if self.grpc else ports.http
 
     def probe(self, model: Model) -> bytes:
         """A request over HTTP, to see whether it is there."""
@@ -101,21 +108,21 @@ def _bentoml_json(model: Model) -> bytes:
 # --- how they are started
 
 
-def _ports() -> list[str]:
-    ports = {"http": PORT, "grpc": GRPC_PORT, "metrics": METRICS_PORT}
-    return [word for name, port in ports.items() for word in (f"--{name}-port", str(port))]
+def _words(ports: Ports) -> list[str]:
+    return [word for name, port in ports._asdict().items() for word in (f"--{name}-port", str(port))]
 
 
-def _forebay_interpreted(_: Model, repository: Path, place: Path) -> Start:
+def _forebay_interpreted(_: Model, repository: Path, place: Path, ports: Ports) -> Start:
     """As a plain install runs it: the same source, not compiled."""
-    return Start([str(REPO / ".venv/bin/forebay"), "serve", "--repository", str(repository), *_ports()])
+    return Start([str(REPO / ".venv/bin/forebay"), "serve", "--repository", str(repository), *_words(ports)])
 
 
-def _forebay(model: Model, repository: Path, place: Path) -> Start:
-    return _forebay_interpreted(model, repository, place)._replace(environ={"PYTHONPATH": str(COMPILED)})
+def _forebay(model: Model, repository: Path, place: Path, ports: Ports) -> Start:
+    started = _forebay_interpreted(model, repository, place, ports)
+    return started._replace(environ={"PYTHONPATH": str(COMPILED)})
 
 
-def _triton(model: Model, repository: Path, place: Path) -> Start:
+def _triton(model: Model, repository: Path, place: Path, ports: Ports) -> Start:
     folder = place / model.name
     (folder / "1").mkdir(parents=True)
     (folder / "1/model.onnx").symlink_to(repository / model.name / "1/model.onnx")
@@ -127,7 +134,7 @@ def _triton(model: Model, repository: Path, place: Path) -> Start:
     return Start(
         [
             str(triton / "bin/tritonserver"), f"--model-repository={place}", f"--backend-directory={triton}/backends",
-            *_ports(),
+            *_words(ports),
         ],
         {
             "LD_LIBRARY_PATH": f"{packages / 'nvidia_pytriton.libs'}:{python / 'lib'}",
@@ -136,7 +143,7 @@ def _triton(model: Model, repository: Path, place: Path) -> Start:
     )  # fmt: skip
 
 
-def _socket(model: Model, repository: Path, place: Path) -> Start:
+def _socket(model: Model, repository: Path, place: Path, ports: Ports) -> Start:
     """No server of models: what is left of the time when nothing is done with a request."""
     place.mkdir()
     document, data = model.answer
@@ -148,41 +155,44 @@ def _socket(model: Model, repository: Path, place: Path) -> Start:
     ]
     (place / "answer").write_bytes("".join(f"{line}\r\n" for line in [*head, ""]).encode() + document + data)
     subprocess.run(["gcc", "-O2", "-o", str(place / "socket"), str(HERE / "socket.c")], check=True)
-    return Start([str(place / "socket"), str(PORT), str(place / "answer")])
+    return Start([str(place / "socket"), str(ports.http), str(place / "answer")])
 
 
-def _environ(model: Model, repository: Path) -> dict[str, str]:
+def _environ(model: Model, repository: Path, ports: Ports) -> dict[str, str]:
     return {
         "BENCH_FILE": str(repository / model.name / "1/model.onnx"),
         "BENCH_INPUT": model.input,
         "BENCH_BATCH": str(model.max_batch),
         "BENCH_DELAY_S": str(DELAY_US / 1e6),
-        "BENCH_PORT": str(PORT),
+        "BENCH_PORT": str(ports.http),
     }
 
 
-def _litserve(model: Model, repository: Path, place: Path) -> Start:
+def _litserve(model: Model, repository: Path, place: Path, ports: Ports) -> Start:
     script = HERE / "peers/litserve_server.py"
-    return Start([str(VENVS / "litserve/bin/python"), str(script)], _environ(model, repository))
+    return Start([str(VENVS / "litserve/bin/python"), str(script)], _environ(model, repository, ports))
 
 
-def _bentoml(model: Model, repository: Path, place: Path) -> Start:
+def _bentoml(model: Model, repository: Path, place: Path, ports: Ports) -> Start:
     place.mkdir()
     shutil.copy(HERE / "peers/bentoml_server.py", place)
-    words = ["serve", "bentoml_server:Bench", "--working-dir", str(place), "--host", "127.0.0.1", "--port", str(PORT)]
+    where = ["--working-dir", str(place), "--host", "127.0.0.1", "--port", str(ports.http)]
     home = {"BENTOML_HOME": str(place / "home"), "BENTOML_DO_NOT_TRACK": "True"}
-    return Start([str(VENVS / "bentoml/bin/bentoml"), *words], _environ(model, repository) | home)
+    return Start(
+        [str(VENVS / "bentoml/bin/bentoml"), "serve", "bentoml_server:Bench", *where],
+        _environ(model, repository, ports) | home,
+    )
 
 
-def _mlserver(model: Model, repository: Path, place: Path) -> Start:
+def _mlserver(model: Model, repository: Path, place: Path, ports: Ports) -> Start:
     place.mkdir()
     shutil.copy(HERE / "peers/mlserver_runtime.py", place)
-    settings = {"http_port": PORT, "grpc_port": GRPC_PORT, "metrics_port": METRICS_PORT, "host": "127.0.0.1"}
+    settings = {f"{name}_port": port for name, port in ports._asdict().items()} | {"host": "127.0.0.1"}
     (place / "settings.json").write_text(json.dumps({**settings, "parallel_workers": 0, "debug": False}))
     batching = {"max_batch_size": model.max_batch, "max_batch_time": DELAY_US / 1e6}
     runtime = {"name": model.name, "implementation": "mlserver_runtime.Runtime", **batching}
     (place / "model-settings.json").write_text(json.dumps(runtime))
-    environ = _environ(model, repository) | {"PYTHONPATH": str(place)}
+    environ = _environ(model, repository, ports) | {"PYTHONPATH": str(place)}
     return Start([str(VENVS / "mlserver/bin/mlserver"), "start", str(place)], environ)
 
 
