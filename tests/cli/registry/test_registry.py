@@ -188,7 +188,7 @@ def test_the_same_model_twice_is_one_revision_and_garbage_goes(run: Run) -> None
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (["registry", "approve", "embed"], "expected MODEL@REVISION"),
+        (["registry", "approve", "embed"], "such as chat@champion; `forebay registry list embed` shows"),
         (["registry", "add", "embed", "model", "--meta", "x"], "expected KEY=VALUE"),
         (["registry", "add", "embed", "model", "--task", "sing"], "expected chat, embed, tensor"),
         (["registry", "add", "embed", "nowhere"], "no such file or folder"),

@@ -262,7 +262,8 @@ def _actor() -> "Actor":
 def _split(name: str) -> tuple[str, str]:
     model, at, revision = name.partition("@")
     if not (model and at and revision):
-        raise UserError(f"{name!r}: expected MODEL@REVISION, such as chat@champion.", WRONG_USAGE)
+        listing = f"`forebay registry list{f' {model}' if model else ''}` shows what there is"
+        raise UserError(f"{name!r}: expected MODEL@REVISION, such as chat@champion; {listing}.", WRONG_USAGE)
     return model, revision
 
 
