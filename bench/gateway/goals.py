@@ -37,8 +37,10 @@ GOALS: Final = (
     Goal("CPU of an event, 512 streams, beside nginx", "event_512x5ms", "cpu_us", 1.5, "nginx"),
     Goal("share of events that arrive glued to another, 512 streams", "event_512x5ms", "coalesced", 0.02),
     Goal("the same at half as many events a second", "event_512x10ms", "coalesced", 0.02),
+    Goal("the same at a quarter: 50 a second and stream", "event_512x20ms", "coalesced", 0.02),
     Goal("median time added to the first event beside nginx", "ttft", "added_p50_us", 1.3, "nginx"),
     Goal("the same where streams begin at random instants", "ttft_random", "added_p50_us", 1.3, "nginx"),
+    Goal("the same while idle cores poll", "ttft_awake", "added_p50_us", 1.3, "nginx"),
     Goal("memory of an open stream, KB", "memory", "stream_kb", 10.0),
     Goal("bytes kept for resuming a stream, per byte of its text", "journal", "per_text_byte", 1.2),
 )

@@ -9,20 +9,22 @@ a fixed rate: where 64,000/s nearly fill a core, no cost above 15.6 us can show,
 which all may fail to deliver. `coalesced` (the share of events that arrived in the same read as an earlier one,
 which makes them cheaper) and `delivered` (the share of the offered events) belong to every figure of events; of
 `direct`, they tell how quiet the machine was. Where less is delivered than offered, events queue up in sockets and
-one read finds several: so what a proxy itself glues together shows in a third load, of half as many events from as
-many streams, which all but the slowest deliver.
+one read finds several: so what a proxy itself glues together shows in two more loads, of half and of a quarter as
+many events from as many streams (on a slow machine half of them nearly fill a core, too).
 
 `ttft` opens 100 streams a second whatever happens, and takes off what the model server takes when asked directly in
 the same round. It opens one every 10 ms, which is also how often each stream has an event: so the first one of a
 stream comes in a burst with one of each of the twenty others, and waits for about half of them. `ttft_random` opens
-as many at random instants, as independent clients do. `memory` is the PSS of a fresh process tree with
-a thousand streams of one event a second, less what it had before them.
+as many at random instants, as independent clients do. `ttft_awake` is the same while idle cores poll and do not halt,
+as tuned's profiles for latency have it: what a virtual core takes to wake up is more than what most proxies add, and
+another time each time. `memory` is the PSS of a fresh process tree with a thousand streams of one event a second,
+less what it had before them.
 
 Every round puts all proxies through one load after the other, twice (requests four times), in an order that is
 rotated from round to round: what is compared is measured within half a minute, because what a machine does to caches
 and clocks changes with the minutes. (LiteLLM has a load of its own, and is alone.) A goal is held against the median
 of the ratios of neighbours; figures are medians, too. Both go to results.json, and a picture to docs/. Three rounds
-take about 35 minutes.
+take about 45 minutes.
 `--quick` shows in six minutes that every proxy answers everything; its figures are worth nothing and are not kept.
 """
 
@@ -58,6 +60,8 @@ SETTLE_S: Final = 1.0
 TURNS: Final = 2
 """How often a round goes through the loads that all proxies have."""
 QUICK_WINDOW_S: Final = 0.5
+LATENCY: Final = Path("/dev/cpu_dma_latency")
+"""Who holds this open has told the kernel how many microseconds an idle core may take to wake up."""
 DIRECT: Final = "direct"
 JOURNAL_EVENTS: Final = 4096
 
@@ -78,6 +82,8 @@ class Scenario:
     rate_per_s: int = 0
     seed: int | None = None
     """For random instants of an open loop; None: they are evenly spaced."""
+    awake: bool = False
+    """Idle cores poll meanwhile. Not measured where one may not ask the kernel for that."""
     warmup_s: float = 1.0
     window_s: float = 0.0
     """0: what was asked for."""
@@ -91,9 +97,11 @@ EVENTS: Final = (
     Scenario("event_64x1ms", 64, "stream", 1024, 500, 1000),
     Scenario("event_512x5ms", 512, "stream", 1024, 100, 5000),
     Scenario("event_512x10ms", 512, "stream", 1024, 50, 10_000),
+    Scenario("event_512x20ms", 512, "stream", 1024, 50, 20_000),
 )
 TTFT: Final = Scenario("ttft", 1000, "stream", 1024, 20, 10_000, rate_per_s=100)
-TTFTS: Final = (TTFT, replace(TTFT, name="ttft_random", seed=1))
+RANDOM: Final = replace(TTFT, name="ttft_random", seed=1)
+TTFTS: Final = (TTFT, RANDOM, replace(RANDOM, name="ttft_awake", awake=True))
 TURN: Final = (*REQUESTS, *EVENTS, *TTFTS, *REQUESTS)
 """Requests twice: what one costs differs between neighbours by 15 % on a shared machine, an event by 5 %."""
 MEMORY: Final = Scenario("memory", 1000, "stream", 1024, 60, 1_000_000, warmup_s=9.0, window_s=2.0)
@@ -139,7 +147,10 @@ class Rig(NamedTuple):
             scenario.rate_per_s, scenario.warmup_s, window_s, *(() if scenario.seed is None else (scenario.seed,)),
         )  # fmt: skip
         before_kb = memory_kb(pid, "Pss") if pid is not None else 0
-        with started([self.load, *map(str, words)], LOAD_CORE, environ={"BENCH_KEY": KEY}) as generator:
+        with (
+            awake() if scenario.awake else contextlib.nullcontext(),
+            started([self.load, *map(str, words)], LOAD_CORE, environ={"BENCH_KEY": KEY}) as generator,
+        ):
             assert generator.stdout is not None
             if generator.stdout.readline() != b"window\n":
                 raise SystemExit(f"the load generator failed in {scenario.name}")
@@ -151,6 +162,14 @@ class Rig(NamedTuple):
             seen = json.loads(generator.stdout.readline())
             spent_ns = cpu_ns(pid) - before_ns if pid is not None else 0
         return _costs(scenario, spent_ns, seen)
+
+
+@contextlib.contextmanager
+def awake() -> Iterator[None]:
+    """Idle cores poll."""
+    with LATENCY.open("wb", buffering=0) as told:
+        told.write((0).to_bytes(4, sys.byteorder))
+        yield
 
 
 def _costs(scenario: Scenario, spent_ns: int, seen: Run) -> Run:
@@ -191,6 +210,8 @@ def one_round(names: list[str], rig: Rig) -> Iterator[tuple[str, str, Run]]:
         ports = {name: PROXY_PORT + 2 * at for at, name in enumerate(together)}
         pids = {name: running.enter_context(rig.serving(name, ports[name])) for name in together}
         for scenario in TURN * TURNS:
+            if scenario.awake and not os.access(LATENCY, os.W_OK):
+                continue
             direct = rig.measure(scenario, MOCK_PORT, None)
             yield DIRECT, scenario.name, direct
             for name in together:
