@@ -1,7 +1,10 @@
 """The access log is bounded and never in the way."""
 
+import asyncio
 import errno
+import fcntl
 import io
+import os
 
 import msgspec
 
@@ -51,9 +54,33 @@ def test_more_lines_than_can_be_held_are_dropped_and_counted() -> None:
 def test_a_full_disk_costs_lines_but_nothing_else() -> None:
     stream = FullDisk()
     log = AccessLog(stream)
-    log.add(line(1))
-    log.flush()
+    for n in range(3):
+        log.add(line(n))
+        log.flush()
     stream.full = False
-    log.add(line(2))
+    log.add(line(3))
     log.flush()
-    assert [msgspec.json.decode(text).get("lines") for text in stream.getvalue().splitlines()] == [None, 1]
+    assert [msgspec.json.decode(text).get("lines") for text in stream.getvalue().splitlines()] == [None, 3]
+
+
+def test_a_log_that_nobody_reads_holds_up_nobody_and_loses_nothing() -> None:
+    reading, writing = os.pipe()
+    size = fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
+
+    async def main() -> None:
+        with os.fdopen(writing, "wb") as stream:
+            log = AccessLog(stream)
+            for n in range(size // 50):  # more than the pipe takes
+                log.add(line(n))
+            async with asyncio.TaskGroup() as group:
+                flushing = group.create_task(log.flush_aside())
+                with os.fdopen(reading, "rb") as pipe:
+                    read = await asyncio.to_thread(pipe.readline)
+                    log.add(line(-1))
+                    assert not flushing.done()
+                    while msgspec.json.decode(read)["ms"] >= 0:
+                        if flushing.done():
+                            log.flush()
+                        read = await asyncio.to_thread(pipe.readline)
+
+    asyncio.run(main())

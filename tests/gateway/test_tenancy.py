@@ -1,5 +1,6 @@
 """The door of a gateway: files that change under it, credentials it remembers, counts that outlive it."""
 
+import asyncio
 import io
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -59,6 +60,7 @@ class Door:
         self.now += seconds
         self.wall += seconds
         self.doorman.look()
+        asyncio.run(self.doorman.save_aside())
 
     def ask(self, presented: bytes | None = BEARER, model: str = "chat", tokens: int = 10) -> Admitted | Denied:
         caller = self.doorman.identify(presented, self.now)
@@ -197,6 +199,19 @@ def test_counts_are_saved_once_a_second_and_only_when_they_change(door: Door) ->
     door.ask()
     door.pass_s(1.0)
     assert door.counts.stat().st_ino != saved
+
+
+def test_older_counts_never_replace_newer_ones(door: Door) -> None:
+    door.ask()
+    older = door.doorman._unsaved(door.now)
+    assert older is not None
+    door.ask()
+    door.now += 1.0
+    door.wall -= 3600.0  # somebody has set the clock
+    door.doorman.save()
+    saved = door.counts.read_bytes()
+    door.doorman._write(older, door.now - 1.0)  # a thread that was late
+    assert door.counts.read_bytes() == saved
 
 
 def test_counts_that_cannot_be_read_or_written_cost_no_request(door: Door) -> None:

@@ -71,7 +71,9 @@ async def run(
         private = HttpServer(page.handle_private, PRIVATE_LIMITS, wants_body=lambda _: False)
         page.public = public
         background = [
-            group.create_task(_tick(gateway, fleet, page, access, metrics, recorder=recorder)),
+            group.create_task(_tick(gateway, fleet, page)),
+            group.create_task(_log(access)),
+            group.create_task(_keep(gateway, page, metrics, recorder)),
             group.create_task(_count_peers(gateway, spec)),
         ]
         if spec.tenancy is not None:
@@ -127,24 +129,30 @@ async def _drain(
         again.cancel()
 
 
-async def _tick(
-    gateway: Gateway,
-    fleet: Fleet,
-    page: pages.Pages,
-    access: AccessLog,
-    metrics: Metrics,
-    *,
-    recorder: Recorder | None,
-) -> None:
+async def _tick(gateway: Gateway, fleet: Fleet, page: pages.Pages) -> None:
     """Take over what has changed in the files, and do what is due."""
     while True:
         fleet.look()
         if gateway.doorman is not None and not page.draining:
             gateway.doorman.look()
         gateway.expire()
-        access.flush()
+        await asyncio.sleep(TICK_S)
+
+
+async def _log(access: AccessLog) -> None:
+    """Write the access log, as fast as it is taken."""
+    while True:
+        await access.flush_aside()
+        await asyncio.sleep(TICK_S)
+
+
+async def _keep(gateway: Gateway, page: pages.Pages, metrics: Metrics, recorder: Recorder | None) -> None:
+    """Write down what is to outlive the process, as fast as the disk takes it: requests do not wait for one."""
+    while True:
+        if gateway.doorman is not None and not page.draining:
+            await gateway.doorman.save_aside()
         if recorder is not None:
-            recorder.flush(gateway.now())
+            await recorder.flush_aside(gateway.now())
             metrics.counter("records_lost_total").value = recorder.lost
         await asyncio.sleep(TICK_S)
 

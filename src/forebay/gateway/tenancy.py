@@ -3,7 +3,9 @@
 Keys, leases and counts are files. They are looked at by one task, again and again; a request touches none of them.
 """
 
+import asyncio
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Generic, TypeVar
@@ -127,8 +129,10 @@ class Doorman:
         self._leases = _Watched(Path(spec.leases_path), _read_leases, log) if spec.gateways > 1 else None
         self._counts = Path(spec.counts_path)
         self._saved: dict[str, Amounts] = {}
+        self._saved_at = 0.0
         self._save_at = 0.0
         self._save_complaint = ""
+        self._writing = threading.Lock()
 
     # --- requests
 
@@ -174,6 +178,7 @@ class Doorman:
     def start(self) -> None:
         """Take up what the last process of this gateway has counted, and read keys and lease. Before any request."""
         now, wall = self._now(), self._wall()
+        self._save_at = now + SAVE_S
         self._turn(now, wall)
         try:
             counts = msgspec.json.decode(self._counts.read_bytes(), type=Counts)
@@ -186,7 +191,7 @@ class Doorman:
         self.look()
 
     def look(self) -> None:
-        """Take over what has changed; save what was counted. To be called several times a second."""
+        """Take over what has changed. To be called several times a second."""
         now, wall = self._now(), self._wall()
         self._turn(now, wall)
         records = self._keys.news()
@@ -199,25 +204,38 @@ class Doorman:
         leases = self._leases.news() if self._leases else None
         if leases and self._gateway in leases:
             self._limiter.take(leases[self._gateway], now)
-        if now >= self._save_at:
-            self.save()
 
     def save(self) -> None:
         """Write down what was counted, if it has changed. A full disk costs the next start these counts, no more."""
         now = self._now()
+        if (counts := self._unsaved(now)) is not None:
+            self._write(counts, now)
+
+    async def save_aside(self) -> None:
+        """`save` once a second, on another thread: no request waits for a disk that stalls."""
+        now = self._now()
+        if now >= self._save_at and (counts := self._unsaved(now)) is not None:
+            await asyncio.get_running_loop().run_in_executor(None, self._write, counts, now)
+
+    def _unsaved(self, now: float) -> Counts | None:
         self._save_at = now + SAVE_S
         used = self._limiter.used(now)
-        if used == self._saved:
-            return
+        return Counts(self._wall(), self._limiter.day, used) if used != self._saved else None
+
+    def _write(self, counts: Counts, now: float) -> None:
+        """Put them into place, unless there are newer ones."""
         complaint = ""
         draft = self._counts.with_suffix(".new")
-        try:
-            draft.parent.mkdir(parents=True, exist_ok=True)
-            draft.write_bytes(msgspec.json.encode(Counts(self._wall(), self._limiter.day, used)))
-            draft.replace(self._counts)
-            self._saved = used
-        except OSError as error:
-            complaint = str(error)
+        with self._writing:  # the last time may come while another thread writes, or is about to
+            if now < self._saved_at:
+                return
+            try:
+                draft.parent.mkdir(parents=True, exist_ok=True)
+                draft.write_bytes(msgspec.json.encode(counts))
+                draft.replace(self._counts)
+                self._saved, self._saved_at = counts.used, now
+            except OSError as error:
+                complaint = str(error)
         if complaint and complaint != self._save_complaint:
             self._log.warning("counts of tenants cannot be written", path=str(self._counts), problem=complaint)
         self._save_complaint = complaint

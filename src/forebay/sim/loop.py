@@ -2,8 +2,8 @@
 
 asyncio leaves three things to chance, which are settled here. What is due at one moment runs in the order in which it
 was scheduled. Sets of tasks do not depend on addresses: `TaskGroup` and `asyncio.wait` go through such sets (those of
-bare futures still do). And tasks are named by their number in this loop. There are no threads, signals, sockets or
-processes; connections come from `forebay.sim.network`.
+bare futures still do). And tasks are named by their number in this loop. There are no signals, sockets or processes;
+connections come from `forebay.sim.network`. What is given to a thread is done at once, and takes no time.
 """
 
 import asyncio
@@ -187,9 +187,14 @@ class VirtualLoop(asyncio.BaseEventLoop):
         heappush(self._timers, (when, self._number(), call))
         return call
 
-    def run_in_executor(self, executor: Any, func: Callable[[*Ts], T], *args: *Ts) -> NoReturn:
-        """Raises RuntimeError."""
-        raise RuntimeError(f"there are no threads in a simulation, so {func!r} cannot run in one")
+    def run_in_executor(self, executor: Any, func: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:
+        """Run it now."""
+        done = self.create_future()
+        try:
+            done.set_result(func(*args))
+        except Exception as error:
+            done.set_exception(error)
+        return done
 
     def add_signal_handler(self, sig: int, callback: Callable[[*Ts], object], *args: *Ts) -> NoReturn:
         """Raises RuntimeError."""

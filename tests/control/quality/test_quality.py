@@ -11,12 +11,10 @@ import msgspec
 import pytest
 
 from forebay.control.quality.asking import CHAT, Answer, Asked, Unreachable
-from forebay.control.quality.golden import read_golden
-from forebay.control.quality.quality import FOUND_MAX, PAIRS_MAX, Aim, Quality, read_in_thread
+from forebay.control.quality.quality import FOUND_MAX, PAIRS_MAX, Aim, Quality
 from forebay.core.deploy.course import COURSES, Kind
 from forebay.core.deploy.rollout import Phase, Rollout
 from forebay.core.deploy.samples import Pair
-from forebay.core.deploy.scoring import Golden
 from forebay.core.deploy.settings import GoldenSettings, RolloutSettings
 from forebay.core.rollout import Arm, Observation
 from forebay.sim.loop import run as virtual
@@ -49,10 +47,6 @@ class Asker:
         return Answer(200, msgspec.json.encode({"choices": [{"message": {"content": said}}]}))
 
 
-async def read_at_once(settings: GoldenSettings) -> Golden:
-    return read_golden(settings)
-
-
 class Bench:
     """A `Quality` that runs, and what it has told."""
 
@@ -64,8 +58,7 @@ class Bench:
         self.aim = Aim(ROLLOUT, settings, "stable", "canary")
 
     def quality_of(self, asker: Asker) -> Quality:
-        """On virtual time there are no threads."""
-        return Quality(asker, note=lambda kind, text: self.told.append(f"{kind}: {text}"), read=read_at_once)
+        return Quality(asker, note=lambda kind, text: self.told.append(f"{kind}: {text}"))
 
     async def until(self, true: Callable[[], bool]) -> None:
         async with asyncio.timeout(10):
@@ -141,11 +134,6 @@ def test_a_broken_file_is_told_and_asked_nobody(golden: Path) -> None:
     running(bench, test)
     assert bench.told == [f"trouble: quality: {golden}: line 1: not an object in JSON"]
     assert not bench.asker.asked
-
-
-def test_a_file_is_read_beside_the_loop(golden: Path) -> None:
-    settings = GoldenSettings(file=str(golden))
-    assert asyncio.run(read_in_thread(settings)) == read_golden(settings)
 
 
 def test_no_mistake_stops_it(golden: Path) -> None:

@@ -14,13 +14,10 @@ from forebay.control.deploying import Deployments, Wish
 from forebay.control.journal import Journal
 from forebay.control.loop import Controller
 from forebay.control.quality.asking import Answer
-from forebay.control.quality.golden import read_golden
 from forebay.control.quality.quality import Quality
 from forebay.control.snapshot import SnapshotFile
 from forebay.core.deploy.course import Course, Kind
 from forebay.core.deploy.rollout import Phase
-from forebay.core.deploy.scoring import Golden
-from forebay.core.deploy.settings import GoldenSettings
 from forebay.obs.metrics import Metrics
 from forebay.store.rollouts import Rollouts
 
@@ -39,10 +36,6 @@ CASES = "\n".join(
     for land, capital in CAPITALS.items()
 )
 NOT_NEEDED = ("errors", "ttft", "tpot", "latency", "length")
-
-
-async def read_at_once(settings: GoldenSettings) -> Golden:
-    return read_golden(settings)
 
 
 class Replicas:
@@ -65,7 +58,7 @@ async def started(world: World, golden: Path, answers: Mapping[str, Mapping[str,
     rules = {name: {"required": False} for name in NOT_NEEDED}
     plan = world.plan(rollout={"golden": {"file": str(golden), "every_s": 1}, **rules})
     journal = Journal(world.places.log, world.journal.append)
-    quality = Quality(Replicas(world, answers), note=journal.note, read=read_at_once)
+    quality = Quality(Replicas(world, answers), note=journal.note)
     records = Rollouts(lambda: world.store, "test")
     deployments = Deployments(records, world.shelf, inline, note=journal.note, quality=quality)
     await deployments.begin(plan)

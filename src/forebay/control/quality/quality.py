@@ -13,7 +13,7 @@ from forebay.control.quality.golden import Party, ask_both, golden_round, read_g
 from forebay.control.quality.pairs import by_itself, compared
 from forebay.core.deploy.rollout import Rollout
 from forebay.core.deploy.samples import Pair
-from forebay.core.deploy.scoring import Case, Golden
+from forebay.core.deploy.scoring import Case
 from forebay.core.deploy.settings import GoldenSettings, RolloutSettings
 from forebay.core.rollout import Observation
 from forebay.obs.clock import random_hex
@@ -50,24 +50,12 @@ class Aim:
         return Party(Asked(self.stable_url, model), Asked(self.canary_url, model), self.judge, self.similarity)
 
 
-async def read_in_thread(settings: GoldenSettings) -> Golden:
-    """The golden set of a file; to check thousands of schemas takes seconds."""
-    return await asyncio.to_thread(read_golden, settings)
-
-
 class Quality:
     """Asks and compares in tasks of its own. Nothing it meets stops it; `note(kind, text)` hears of trouble."""
 
-    def __init__(
-        self,
-        asker: Asker,
-        *,
-        note: Callable[[str, str], None],
-        read: Callable[[GoldenSettings], Awaitable[Golden]] = read_in_thread,
-    ) -> None:
+    def __init__(self, asker: Asker, *, note: Callable[[str, str], None]) -> None:
         self._asker = asker
         self._note = note
-        self._read = read
         self._aims: dict[str, Aim] = {}
         self._found: dict[str, deque[Observation]] = {}
         self._pairs: deque[Pair] = deque(maxlen=PAIRS_MAX)
@@ -114,7 +102,7 @@ class Quality:
 
     async def _ask(self, id: str, settings: GoldenSettings) -> None:
         """Rounds of the golden set of a rollout, as it is when they begin, for as long as it is aimed at."""
-        golden = await self._read(settings)
+        golden = await asyncio.to_thread(read_golden, settings)  # checking thousands of schemas takes seconds
         if golden.problems:
             self._tell(f"{settings.file}: {golden.problems[0]}")
             return

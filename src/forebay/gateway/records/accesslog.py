@@ -1,5 +1,6 @@
 """The access log: one JSON line per request, written in batches. Never prompts, answers or headers."""
 
+import asyncio
 import sys
 from typing import BinaryIO, Final
 
@@ -32,13 +33,28 @@ class AccessLog:
 
     def flush(self) -> None:
         """Write what was collected; what cannot be written is counted as dropped."""
-        if self._dropped:
-            self._lines.append(self._encode(Dropped("access lines dropped", wall_s(), self._dropped)))
-            self._dropped = 0
-        if self._lines:
-            lines, self._lines = self._lines, []
-            try:
-                self._stream.write(b"\n".join([*lines, b""]))
+        lost = self._write(*self._taken())
+        self._dropped += lost
+
+    async def flush_aside(self) -> None:
+        """`flush` on another thread: no request waits for whoever reads the log."""
+        if self._lines or self._dropped:
+            lost = await asyncio.get_running_loop().run_in_executor(None, self._write, *self._taken())
+            self._dropped += lost
+
+    def _taken(self) -> tuple[list[bytes], int]:
+        """The lines, and how many there are no more."""
+        taken = self._lines, self._dropped
+        self._lines, self._dropped = [], 0
+        return taken
+
+    def _write(self, lines: list[bytes], dropped: int) -> int:
+        """Returns how many lines are lost, and nobody was told."""
+        told = [self._encode(Dropped("access lines dropped", wall_s(), dropped))] if dropped else []
+        try:
+            if lines or told:
+                self._stream.write(b"\n".join([*lines, *told, b""]))
                 self._stream.flush()
-            except OSError:  # a full disk, say, is no reason to stop serving
-                self._dropped += len(lines)
+        except OSError:  # a full disk, say, is no reason to stop serving
+            return len(lines) + dropped
+        return 0

@@ -120,8 +120,7 @@ class AuditLog:
         """Note a request."""
         chain = self._chain
         if self._gap or chain is None or self._series.full:
-            self._gap += 1
-            self.lost += 1
+            self.miss(1)
             if chain is None:
                 self._gap_why = NOT_UP
             return
@@ -132,6 +131,11 @@ class AuditLog:
             self._seal()
         chain.add_request(facts.line, who)
         self._requests += 1
+
+    def miss(self, requests: int) -> None:
+        """So many requests have ended of which nothing else is known."""
+        self._gap += requests
+        self.lost += requests
 
     def _who(self, facts: Facts) -> bytes:
         """The end of its line: the same for all requests of one client, so it is made once."""

@@ -59,8 +59,8 @@ class Tally:
         self.cached_tokens += used.cached
         self.estimated += used.estimated
 
-    def add(self, sums: Sums) -> None:
-        """Add what was saved."""
+    def add(self, sums: "Sums | Tally") -> None:
+        """Add what was saved, or counted elsewhere."""
         self.requests += sums.requests
         self.prompt_tokens += sums.prompt_tokens
         self.completion_tokens += sums.completion_tokens
@@ -100,6 +100,14 @@ class Ledger:
             tally = _new(self._rows, key)
         tally.count(used)
         self._news = True
+
+    def take(self, other: "Ledger") -> None:
+        """Count what another one has counted, which is done with."""
+        for day, rows in other._days.items():
+            self._turn_to(day)
+            for key, tally in rows.items():
+                (self._rows.get(key) or _new(self._rows, key)).add(tally)
+            self._news = True
 
     def _turn_to(self, day: int) -> None:
         """Count on that day from now on."""

@@ -4,6 +4,7 @@ Serving never fails for the sake of records: what goes wrong with files is logge
 and what is lost is counted.
 """
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -14,10 +15,30 @@ from forebay.core.model import RecordsSpec
 from forebay.gateway.records.audit import AuditLog
 from forebay.gateway.records.facts import Facts
 from forebay.gateway.records.ledger import Ledger
-from forebay.gateway.records.writer import Opener, OwnFolder, RecordLog, open_append
+from forebay.gateway.records.writer import HELD_BYTES_MAX, Opener, OwnFolder, RecordLog, open_append
 
 CHECKPOINT_S: Final = 5.0
 """How often the ledger is saved."""
+DECISION_BYTES: Final = 2048
+"""What a decision is taken for while it waits; most are smaller."""
+
+
+class _Meanwhile:
+    """What ends while a thread has the books. Of what is too much, only the ledger knows."""
+
+    def __init__(self) -> None:
+        self.ledger = Ledger()
+        self.waiting: list[Facts] = []
+        self.missed = 0
+        self._bytes = 0
+
+    def add(self, facts: Facts) -> None:
+        self.ledger.count(facts.ts, facts.tenant, facts.model, facts.code, facts.spent)
+        if self._bytes >= HELD_BYTES_MAX:
+            self.missed += 1
+            return
+        self._bytes += DECISION_BYTES + len(facts.line) + len(facts.prompt)
+        self.waiting.append(facts)
 
 
 class Recorder:
@@ -48,6 +69,7 @@ class Recorder:
         self._checkpoint_at = 0.0
         self._trouble: dict[str, str] = {}
         self._told = 0
+        self._meanwhile: _Meanwhile | None = None
 
     @property
     def lost(self) -> int:
@@ -67,18 +89,37 @@ class Recorder:
                 self._to_start[0](self._own.path)
                 del self._to_start[0]
         except OSError as error:
-            self._note("folder", error)
+            self._tell("folder", error)
             return False
-        self._note("folder", None)
+        self._tell("folder", None)
         return True
 
     def finished(self, facts: Facts) -> None:
         """A request has ended."""
-        if self._decisions is not None:
-            self._decisions.add(facts.decision)
-        if self._audit is not None:
-            self._audit.add(facts)
+        if self._meanwhile is not None:
+            self._meanwhile.add(facts)
+            return
+        self._note(facts)
         self._ledger.count(facts.ts, facts.tenant, facts.model, facts.code, facts.spent)
+
+    async def flush_aside(self, now: float) -> None:
+        """`flush` on another thread: a disk that stalls, as disks do for a second, then holds up no request.
+
+        The books are that thread's until it has done, also if this is cancelled. What ends meanwhile is noted after
+        it.
+        """
+        self._meanwhile = _Meanwhile()
+        flushed = asyncio.get_running_loop().run_in_executor(None, self.flush, now)
+        try:
+            await asyncio.shield(flushed)
+        finally:
+            await asyncio.wait((flushed,))
+            late, self._meanwhile = self._meanwhile, None
+            self._ledger.take(late.ledger)
+            for facts in late.waiting:
+                self._note(facts)
+            if late.missed:
+                self._miss(late.missed)
 
     def flush(self, now: float) -> None:
         """Write what has come in. `now`: seconds by a clock that never goes back."""
@@ -106,6 +147,18 @@ class Recorder:
             self._own.close()
             self._own = None
 
+    def _note(self, facts: Facts) -> None:
+        if self._decisions is not None:
+            self._decisions.add(facts.decision)
+        if self._audit is not None:
+            self._audit.add(facts)
+
+    def _miss(self, requests: int) -> None:
+        if self._decisions is not None:
+            self._decisions.dropped += requests
+        if self._audit is not None:
+            self._audit.miss(requests)
+
     def _write(self) -> None:
         for name, part in (("decisions", self._decisions), ("audit", self._audit)):
             if part is None:
@@ -113,19 +166,19 @@ class Recorder:
             try:
                 part.flush()
             except OSError as error:
-                self._note(name, error)
+                self._tell(name, error)
             else:
-                self._note(name, None)
+                self._tell(name, None)
 
     def _checkpoint(self) -> None:
         try:
             self._ledger.checkpoint(self._audit.written if self._audit is not None else None)
         except OSError as error:
-            self._note("usage", error)
+            self._tell("usage", error)
         else:
-            self._note("usage", None)
+            self._tell("usage", None)
 
-    def _note(self, name: str, error: OSError | None) -> None:
+    def _tell(self, name: str, error: OSError | None) -> None:
         """Log what begins and what ends, not every attempt."""
         why = f"{error.strerror}: {error.filename or self._root}" if error is not None else ""
         if self._trouble.get(name, "") == why:

@@ -1,0 +1,172 @@
+"""A disk that stalls holds up no request, and costs no record."""
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.gateway.records.rig import Disk, counted, facts, ids, started, told, written
+from tests.gateway.rig import Worker, chat, cluster, post
+from tests.net.rig import run, until
+
+from forebay.core.model import RecordsSpec
+from forebay.gateway.records import audit
+from forebay.gateway.records.audit import verify
+from forebay.gateway.records.ledger import DAY_S
+from forebay.gateway.records.recorder import CHECKPOINT_S
+from forebay.wire.records import Event
+
+
+class Stalling(Disk):
+    """Takes nothing while `flows` is not set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flows = threading.Event()
+        self.stuck = threading.Event()
+
+    def open(self, path: Path) -> Disk.File:
+        self.stuck.set()
+        assert self.flows.wait(10.0)
+        return super().open(path)
+
+
+def during_a_stall(disk: Stalling, flush: Coroutine[Any, Any, None], meanwhile: Callable[[], None]) -> None:
+    """Do something while a flush has to wait for the disk."""
+
+    async def main() -> None:
+        async with asyncio.TaskGroup() as group:
+            flushing = group.create_task(flush)
+            await until(disk.stuck.is_set)
+            meanwhile()
+            assert not flushing.done()
+            disk.flows.set()
+
+    run(main())
+
+
+def test_what_ends_during_a_stall_is_in_all_books_once(tmp_path: Path) -> None:
+    disk = Stalling()
+    records = started(tmp_path, disk)
+    for n in range(5):
+        records.finished(facts(n))
+
+    def meanwhile() -> None:
+        for n in range(5, 10):
+            records.finished(facts(n, ts=facts(0).ts + (n - 5) // 3 * DAY_S))
+
+    during_a_stall(disk, records.flush_aside(0.0), meanwhile)
+    assert (written(tmp_path), told(tmp_path)) == (ids(range(5)), ids(range(5)))
+    assert counted(tmp_path).requests == 5
+    run(records.flush_aside(CHECKPOINT_S))
+    assert written(tmp_path) == told(tmp_path) == ids(range(10))
+    assert counted(tmp_path).requests == 10
+    records.finished(facts(10))
+    records.close()
+    assert counted(tmp_path).requests == 11
+    report = verify(tmp_path / "gateway-0")
+    assert (report.ok, report.gaps, records.lost) == (True, [], 0)
+
+
+def test_what_is_too_much_to_be_held_during_a_stall_is_told(tmp_path: Path) -> None:
+    disk = Stalling()
+    records = started(tmp_path, disk, prompts=True)
+    records.finished(facts(0))
+    prompt = b"x" * audit.PROMPT_BYTES_MAX
+
+    def meanwhile() -> None:
+        for n in range(1, 300):
+            records.finished(facts(n, prompt=prompt))
+
+    during_a_stall(disk, records.flush_aside(0.0), meanwhile)
+    records.close()
+    missing = 300 - len(told(tmp_path))
+    report = verify(tmp_path / "gateway-0")
+    assert missing > 0
+    assert report.ok
+    assert [(gap.lines, gap.event, gap.why) for gap in report.gaps] == [(missing, Event.GAP, audit.TOO_MANY)]
+    assert records.lost == 2 * missing, "of a request, its decision and its line"
+    assert written(tmp_path) == told(tmp_path)
+    assert counted(tmp_path).requests == 300, "the ledger has it all"
+
+
+def test_who_is_cancelled_during_a_stall_leaves_the_books_whole(tmp_path: Path) -> None:
+    disk = Stalling()
+    records = started(tmp_path, disk)
+    records.finished(facts(0))
+
+    async def main() -> None:
+        async with asyncio.TaskGroup() as group:
+            flushing = group.create_task(records.flush_aside(0.0))
+            await until(disk.stuck.is_set)
+            records.finished(facts(1))
+            flushing.cancel()
+            await asyncio.sleep(0)
+            assert not flushing.done(), "the thread still has the books"
+            disk.flows.set()
+        assert flushing.cancelled()
+
+    run(main())
+    records.close()
+    assert written(tmp_path) == told(tmp_path) == ids(range(2))
+    assert counted(tmp_path).requests == 2
+
+
+@given(st.lists(st.sampled_from(["ends", "flushes", "flushes aside", "has room"]), max_size=30), st.integers(0, 4000))
+def test_whatever_happens_no_request_is_forgotten(
+    tmp_path_factory: pytest.TempPathFactory, events: list[str], room: int
+) -> None:
+    root = tmp_path_factory.mktemp("records")
+    disk = Disk(room)
+    records, ended = started(root, disk), 0
+
+    async def aside(now: float) -> None:
+        nonlocal ended
+        async with asyncio.TaskGroup() as group:
+            group.create_task(records.flush_aside(now))
+            await asyncio.sleep(0)  # the books are away
+            records.finished(facts(ended))
+            ended += 1
+
+    with asyncio.Runner() as runner:
+        for at, event in enumerate(events):
+            if event == "ends":
+                records.finished(facts(ended))
+                ended += 1
+            elif event == "flushes":
+                records.flush(at * CHECKPOINT_S)
+            elif event == "flushes aside":
+                runner.run(aside(at * CHECKPOINT_S))
+            else:
+                disk.room = 1 << 40
+    disk.room = 1 << 40
+    records.close()
+    assert written(root) == told(root) == ids(range(ended))
+    assert counted(root).requests == ended
+
+
+def test_a_gateway_answers_while_its_disk_stalls(tmp_path: Path) -> None:
+    root = tmp_path / "records"
+
+    async def main() -> None:
+        async with cluster(tmp_path, Worker(), records=RecordsSpec(str(root))) as front:
+            await front.ready()
+            draft = root / "gateway-0" / ".audit.head.new"
+            os.mkfifo(draft)  # whoever opens it to write waits for somebody who reads
+            assert (await front.ask(post(chat()))).status == 200
+            await until(lambda: bool(told(root)))  # the head is what comes next
+            for _ in range(3):
+                assert (await front.ask(post(chat()))).status == 200
+            reader = os.open(draft, os.O_RDONLY | os.O_NONBLOCK)
+            await until(lambda: not draft.exists())  # it went on, and put the pipe into place
+            os.close(reader)
+            assert (await front.ask(post(chat()))).status == 200
+
+    run(main())
+    assert verify(root / "gateway-0").ok
+    assert len(told(root)) == counted(root).requests == 5
