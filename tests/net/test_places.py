@@ -15,6 +15,7 @@ from forebay.core.model import Limits
 from forebay.net.server import Exchange, HttpServer
 from forebay.net.tls import load
 
+CROWD = 100
 BUSY_SWEEPS = 0.2
 """As a write timeout: the server sweeps twenty times a second."""
 
@@ -123,6 +124,27 @@ def test_whom_the_kernel_has_let_in_is_served_by_a_server_that_stops(tmp_path: P
                 assert (await client.answer()).headers[b"connection"] == b"close"
             assert await drained
         server.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize("places", [1000, 8])
+def test_a_crowd_is_let_in_within_a_few_rounds_of_the_loop(places: int) -> None:
+    refused: list[Code] = []
+
+    async def main() -> None:
+        async with (
+            serving(echo, Limits(connections_max=places), refused=refused.append) as server,
+            contextlib.AsyncExitStack() as stack,
+        ):
+            for _ in range(CROWD):  # the loop has no turn here
+                stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+            rounds = 0
+            while server.connections < CROWD:
+                await asyncio.sleep(0)
+                rounds += 1
+            assert rounds < CROWD // 2
+            await until(lambda: len(refused) == max(0, CROWD - places))
 
     run(main())
 

@@ -1,6 +1,7 @@
 """The HTTP server: framing, order, keep-alive, streams, limits, draining."""
 
 import asyncio
+import contextlib
 import socket
 
 import msgspec
@@ -372,16 +373,16 @@ def test_a_connection_that_drains_drops_what_was_pipelined_behind_the_current_an
     run(main())
 
 
-def test_accepted_sockets_do_not_delay_small_writes() -> None:
-    exchanges: list[Exchange] = []
-
+@pytest.mark.parametrize("clients", [1, 2])
+def test_accepted_sockets_do_not_delay_small_writes(clients: int) -> None:
     async def main() -> None:
-        async with serving(exchanges.append) as server, peer(server.port) as client:
-            client.send(get())
-            await until(lambda: bool(exchanges))
-            (connection,) = server._connections
-            sock = connection._transport.get_extra_info("socket")
-            assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        async with serving(echo) as server, contextlib.AsyncExitStack() as stack:
+            for _ in range(clients):  # the loop has no turn here
+                stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+            await until(lambda: len(server._connections) == clients and not server._arriving)
+            for connection in server._connections:
+                sock = connection._transport.get_extra_info("socket")
+                assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
     run(main())
 
@@ -459,11 +460,17 @@ def test_draining_gives_up_after_the_grace() -> None:
     run(main())
 
 
-def test_a_taken_port_is_an_os_error() -> None:
+def test_a_taken_port_is_an_os_error_and_another_one_can_be_tried() -> None:
     async def main() -> None:
+        other = HttpServer(echo, Limits())
         async with serving(echo) as server:
             with pytest.raises(OSError, match="in use"):
-                await HttpServer(echo, Limits()).start("127.0.0.1", server.port)
+                await other.start("127.0.0.1", server.port)
+        await other.start("127.0.0.1", 0)
+        async with peer(other.port) as client:
+            client.send(get())
+            assert (await client.answer()).status == 200
+        other.close()
 
     run(main())
 

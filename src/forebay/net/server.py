@@ -23,6 +23,8 @@ BACKLOG: Final = 4096
 SWEEP_S_MAX: Final = 1.0
 ROOM_SHARE: Final = 64
 """When all places are taken, one in so many is made free at once: looking for them costs as much as for one."""
+ACCEPT_MORE: Final = 32
+"""How many more are taken in when the loop has let one in: alone, it would make each of a crowd wait for a round."""
 ACCEPT_AGAIN_S: Final = 1.0
 """How long nothing is accepted once that has failed, as it does without file descriptors."""
 
@@ -56,6 +58,7 @@ class HttpServer:
         self._timer: asyncio.TimerHandle | None = None
         self._empty: asyncio.Event | None = None
         self._no_room_at = -math.inf
+        self._over = False
         shortest = min(limits.head_timeout_s, limits.body_timeout_s, limits.idle_timeout_s, limits.write_timeout_s)
         self._sweep_s = min(SWEEP_S_MAX, shortest / 4)
 
@@ -74,9 +77,10 @@ class HttpServer:
         """
         self._sweep()
         self._tls = tls
+        self._over = False  # whoever looks for a free port tries again
         try:
             self._listener = await asyncio.get_running_loop().create_server(
-                lambda: cast(asyncio.Protocol, Connection(self)),
+                self._let_in,
                 host,
                 port,
                 reuse_port=reuse_port,
@@ -111,7 +115,7 @@ class HttpServer:
         if self._listener is not None:
             self._listener.close()
         for door in self._doors:
-            self._accept(door)
+            self._accept(door, BACKLOG)
         self._close_doors()
 
     async def drain(self, grace_s: float, linger_s: float = 0.0) -> bool:
@@ -137,19 +141,24 @@ class HttpServer:
 
     def close(self) -> None:
         """Cut everything that is left."""
+        self._over = True
         if self._listener is not None:
             self._listener.close()
         self._close_doors()
         if self._timer is not None:
             self._timer.cancel()
-        for task in list(self._arriving):
-            task.cancel()
+        if self._tls is not None:  # handshakes may take long; who else arrives is cut off on arrival
+            for task in list(self._arriving):
+                task.cancel()
         for connection in list(self._connections):
             connection.abort()
 
     def opened(self, connection: Connection) -> bool:
         """Take a connection in; False when there are too many (it is kept until it has read its refusal)."""
         self._connections[connection] = None
+        if self._over:
+            connection.abort()
+            return True
         return len(self._connections) <= self.common.limits.connections_max or self._make_room()
 
     def closed(self, connection: Connection) -> None:
@@ -175,16 +184,24 @@ class HttpServer:
             each.abort()
         return True
 
-    # --- accepting without the loop's help: of TLS, and of the last ones
+    # --- accepting without the loop's help: of TLS, of crowds, and of the last ones
+
+    def _let_in(self) -> asyncio.Protocol:
+        asyncio.get_running_loop().call_soon(self._accept_more)  # libuv accepts one per round
+        return cast(asyncio.Protocol, Connection(self))
+
+    def _accept_more(self) -> None:
+        for door in self._doors:
+            self._accept(door, ACCEPT_MORE)
 
     def _watch(self, door: socket.socket) -> None:
         if door.fileno() >= 0:
-            asyncio.get_running_loop().add_reader(door, self._accept, door)
+            asyncio.get_running_loop().add_reader(door, self._accept, door, BACKLOG)
 
-    def _accept(self, door: socket.socket) -> None:
+    def _accept(self, door: socket.socket, most: int) -> None:
         """Take in who waits at a listening socket."""
         loop = asyncio.get_running_loop()
-        for _ in range(BACKLOG):
+        for _ in range(most):
             try:
                 sock, _ = door.accept()
             except (BlockingIOError, InterruptedError, ConnectionError):
@@ -195,7 +212,8 @@ class HttpServer:
                     loop.remove_reader(door)
                     loop.call_later(ACCEPT_AGAIN_S, self._watch, door)
                 return
-            if self.connections >= self.common.limits.connections_max and not self._make_room():
+            full = self.connections >= self.common.limits.connections_max
+            if self._tls is not None and full and not self._make_room():
                 sock.close()  # saying why would take a handshake
                 self.refused(Code.CONNECTION_LIMIT)
                 continue

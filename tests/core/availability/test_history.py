@@ -48,6 +48,14 @@ def test_hours_nobody_has_seen_are_one_gap() -> None:
     assert list(gaps({0: hour}, 0.0, hour)) == []
 
 
+@pytest.mark.parametrize("seconds", [0.0, 1.0, GAP_S_MIN - 1, GAP_S_MIN])
+def test_an_hour_that_has_just_begun_or_is_about_to_end_belongs_to_the_gap_beside_it(seconds: float) -> None:
+    hour = float(HOUR_S)
+    assert list(gaps({}, hour - seconds, 2 * hour)) == [Gap(hour - seconds, 2 * hour, hour + seconds)]
+    assert list(gaps({}, 0.0, hour + seconds)) == [Gap(0.0, hour + seconds, hour + seconds)]
+    assert list(gaps({0: hour}, 0.0, hour + 5.0)) == []
+
+
 def test_thirty_days_at_three_nines_allow_43_minutes_and_a_request_in_a_thousand() -> None:
     requests = Requests(0.0, 1.0, ok=9_995, failed=5, refused=70, cancelled=30)
     left = budget(0.999, 30 * DAY_S, Stretch(known_s=10 * DAY_S, up_s=10 * DAY_S - 600), requests)

@@ -12,7 +12,7 @@ from forebay.core.availability.measured import Lived
 
 HOUR_S: Final = 3600
 GAP_S_MIN: Final = 30.0
-"""So much of an hour may be unseen without being told as a gap: control pauses when it is started anew."""
+"""Less than that, unseen within an hour, is not told as a gap: control pauses when it is started anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,13 +108,19 @@ def gaps(known_s: Mapping[int, float], since: float, until: float) -> Iterator[G
     found: Gap | None = None
     for hour in range(int(since // HOUR_S), int(until // HOUR_S) + 1):
         begin, end = max(since, hour * HOUR_S), min(until, (hour + 1) * HOUR_S)
-        unknown_s = end - begin - known_s.get(hour, 0.0)
-        if unknown_s >= GAP_S_MIN:
+        known = known_s.get(hour, 0.0)
+        unknown_s = end - begin - known
+        if unknown_s >= GAP_S_MIN or not known:  # of the first and the last hour there may be a second only
             found = (
                 Gap(begin, end, unknown_s) if found is None else Gap(found.since, end, found.unknown_s + unknown_s)
             )
-        elif found is not None:
-            yield found
+        else:
+            yield from _told(found)
             found = None
-    if found is not None:
-        yield found
+    yield from _told(found)
+
+
+def _told(gap: Gap | None) -> Iterator[Gap]:
+    """The gap if it is long enough."""
+    if gap is not None and gap.unknown_s >= GAP_S_MIN:
+        yield gap
