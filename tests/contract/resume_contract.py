@@ -49,7 +49,7 @@ class ResumeContract:
         texts, whole = begun(subject, prompt, LONG)
         for text in texts[::2]:
             rest = resumed(subject, prompt, text, LONG)
-            assert text + rest.text == whole.text
+            assert text + rest.text == whole.text, (text, rest.text, whole.text)
             assert finished(rest).reason == "length"
             assert finished(rest).prompt_tokens == finished(whole).prompt_tokens
             assert finished(rest).completion_tokens == 16

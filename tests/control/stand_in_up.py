@@ -1,5 +1,6 @@
 """`forebay up` in a process of its own, over stand-ins instead of workers and gateways: FILE HOME."""
 
+import signal
 import sys
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from forebay.cli import build, settings, up
 from forebay.core.cluster import Cluster
 
 build.COMMANDS = COMMANDS  # type: ignore[assignment]
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever runs the tests may do so with nohup
 
 
 def read() -> Cluster:
