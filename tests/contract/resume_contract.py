@@ -9,8 +9,9 @@ from forebay.core.errors import Code, Refusal
 from forebay.engines.protocol import Generate, Sampling
 
 COUNTING = "1, 2, 3, 4,"
-REPEATING = (COUNTING, "🌊🐟🌊🐟🌊🐟🌊🐟", "日本 日本 日本 日本")
-"""What comes next is beyond doubt, so that an engine whose sums depend on the batch says it again too."""
+REPEATING = (COUNTING, 8 * "🌊🐟", " ".join(6 * ["日本"]))
+"""What comes next is beyond doubt, so that an engine whose sums depend on the batch says it again too: to the token
+that it takes, SmolLM2 gives six times the probability of any other. With half as many repetitions it was 1.4."""
 LONG = sampling(max_tokens=16, ignore_eos=True)
 
 

@@ -43,8 +43,12 @@ def run(cluster: Cluster, line: str, folder: Path) -> str:
 
 
 def watch(words: list[str], environ: dict[str, str], folder: Path) -> str:
-    """What a command shows in a terminal until it is left. Read to the end, as a full terminal holds it up."""
+    """What a command shows in a terminal until it is left. Read to the end, as a full terminal holds it up.
+
+    Ctrl-C means something to it also if the tests run in the background, where shells have it ignored.
+    """
     ours, theirs = pty.openpty()
+    words = ["env", "--default-signal=INT", *words]
     process = subprocess.Popen(words, cwd=folder, env=environ, stdin=theirs, stdout=theirs, stderr=theirs)
     os.close(theirs)
     said, interrupts, began = b"", 0, time.monotonic()
