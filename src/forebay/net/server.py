@@ -212,8 +212,11 @@ class HttpServer:
                     loop.remove_reader(door)
                     loop.call_later(ACCEPT_AGAIN_S, self._watch, door)
                 return
-            full = self.connections >= self.common.limits.connections_max
-            if self._tls is not None and full and not self._make_room():
+            if (
+                self._tls is not None
+                and self.connections >= self.common.limits.connections_max
+                and not self._make_room()
+            ):
                 sock.close()  # saying why would take a handshake
                 self.refused(Code.CONNECTION_LIMIT)
                 continue
