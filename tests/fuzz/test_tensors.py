@@ -19,6 +19,7 @@ from forebay.wire.oip.infer_answer import write_infer
 from forebay.wire.oip.infer_request import json_length, read_infer, read_raw
 from forebay.wire.oip.ports import MemoryKind
 from forebay.wire.oip.route import route
+from forebay.wire.oip.tensors import split
 
 LIMIT = 100_000
 ERROR_BYTES_MAX = 16_384
@@ -96,7 +97,7 @@ def whole(tensor: Tensor) -> bool:
         assert dim >= 0
         elements *= dim
     if tensor.datatype is Datatype.BYTES:
-        return len(tensor.data) >= 4 * elements
+        return len(split(tensor.data)) == elements
     return len(tensor.data) == elements * ELEMENT_BYTES[tensor.datatype]
 
 
@@ -117,7 +118,13 @@ def test_an_inference_is_read_in_full_or_refused_and_can_be_answered(
     except Refused as refused:
         blamed(refused)
         return
-    assert all(whole(tensor) for tensor in asked.request.inputs if type(tensor.data) is bytes)
+    for tensor in asked.request.inputs:
+        if type(tensor.data) is not bytes:
+            continue
+        if tensor.datatype is Datatype.BYTES:
+            split(tensor.data)  # whole strings; how many there are is for models to check
+        else:
+            assert whole(tensor)
     assert len({tensor.name for tensor in asked.request.inputs}) == len(asked.request.inputs)
     response = InferResponse("m", "1", asked.request.id, asked.request.inputs, parameters=asked.request.parameters)
     written = survives(lambda _: write_infer(response, asked, batches=True, labels=lambda _: ("one",)), b"", Refused)
