@@ -6,9 +6,11 @@ from tests.net.rig import Log, get, post
 
 from forebay.core.errors import Code
 from forebay.core.model import Limits
-from forebay.net.client import Call, Pool, Upstream
+from forebay.net.client import Call, Pool
+from forebay.net.client.upstream import Upstream
 from forebay.net.connection import Connection
 from forebay.net.exchange import Common
+from forebay.net.outbox import NOBODYS
 from forebay.net.server import Exchange
 
 
@@ -127,6 +129,7 @@ class Shelf:
         self.released = 0
         self.again_called = 0
         self.tells = False
+        self.outbox = NOBODYS
 
     def release(self, connection: Upstream) -> None:
         self.released += 1

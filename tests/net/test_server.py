@@ -381,7 +381,7 @@ def test_accepted_sockets_do_not_delay_small_writes(clients: int) -> None:
                 stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
             await until(lambda: len(server._connections) == clients and not server._arriving)
             for connection in server._connections:
-                sock = connection._transport.get_extra_info("socket")
+                sock = connection.transport.get_extra_info("socket")
                 assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
     run(main())

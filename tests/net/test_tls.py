@@ -352,7 +352,7 @@ def test_a_server_that_was_held_up_does_not_take_a_moment_without_bytes_under_wa
             await client.reader.readuntil(b"\r\n\r\n")
             [served] = server._connections
             got = 0
-            while served._transport.get_write_buffer_size():  # then it does not tell what it has still to send
+            while served.transport.get_write_buffer_size():  # then it does not tell what it has still to send
                 got += len(await client.reader.read(4096))
             await until(lambda: not seen)
             monkeypatch.setattr(connection, "LINGER_S", PATIENCE_S)  # the rest takes as long as it takes

@@ -15,6 +15,7 @@ from forebay.gateway.fleet import Link, Served
 from forebay.gateway.gateway import COUNTING, Gateway
 from forebay.net.client import Pool
 from forebay.net.fetching import NoAnswer, fetch
+from forebay.net.outbox import Outbox
 from forebay.wire.documents import UNREADABLE
 
 LOAD: Final = b"/load"
@@ -35,6 +36,8 @@ class Fleet:
         self._seen: tuple[int, int, int] | None = None
         self._complaint = ""
         self._watching: set[asyncio.Task[None]] = set()
+        self.outbox = Outbox(asyncio.get_running_loop())
+        """What goes to replicas in a round leaves with what goes to clients."""
         gateway.look = self.look
 
     def look(self) -> None:
@@ -106,7 +109,8 @@ class Fleet:
 
     def _link(self, served: Served, replica: Replica) -> Link:
         whom = b"x-forebay-unit: %b.%d\r\n" % (replica.id.encode(), replica.generation)
-        link = served.link(replica, Pool(replica.host, replica.port, self._group, greeting=whom))
+        pool = Pool(replica.host, replica.port, self._group, greeting=whom, outbox=self.outbox)
+        link = served.link(replica, pool)
         task = self._group.create_task(self._watch(link, served))
         self._watching.add(task)
         task.add_done_callback(self._watching.discard)

@@ -67,7 +67,9 @@ async def run(
         cors = Cors(spec.cors_origins) if spec.cors_origins else None
         page = pages.Pages(gateway, spec, metrics, group, cors)
         fleet = Fleet(gateway, spec, group, log)
-        public = HttpServer(page.handle, spec.limits, refused=gateway.refused, wants_body=page.wants_body)
+        public = HttpServer(
+            page.handle, spec.limits, refused=gateway.refused, wants_body=page.wants_body, outbox=fleet.outbox
+        )
         private = HttpServer(page.handle_private, PRIVATE_LIMITS, wants_body=lambda _: False)
         page.public = public
         background = [

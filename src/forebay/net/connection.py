@@ -13,6 +13,7 @@ import httptools
 
 from forebay.core.errors import TABLE, Code, Refusal
 from forebay.net.exchange import Exchange, Owner
+from forebay.net.outbox import Sender
 from forebay.net.refusing import SMALL_BODY_BYTES, head_flaw, refusal_answer
 from forebay.net.tls import in_flight_bytes
 from forebay.wire import http1
@@ -38,19 +39,19 @@ class _Stop(Exception):  # noqa: N818 - control flow, never an error
     """Ends a parser run from inside a callback."""
 
 
-class Connection:  # derives from nothing: see `Upstream`
+class Connection(Sender):  # of asyncio's no class: see `Upstream`
     """The asyncio protocol of an accepted socket; also the callback object of its parser."""
 
     __slots__ = (
         "_active", "_advancing", "_body", "_body_bytes", "_exchange", "_fed", "_fields", "_headers", "_held",
         "_parser", "_paused", "_peer", "_phase", "_priming", "_progress", "_queue", "_raw", "_reading", "_refusal",
-        "_room", "_since", "_target", "_transport", "_unjudged", "_unsent", "_until", "common", "owner",
+        "_room", "_since", "_target", "_unjudged", "_unsent", "_until", "common", "owner",
     )  # fmt: skip
 
     def __init__(self, owner: Owner) -> None:
+        super().__init__(owner.common.outbox)
         self.owner = owner
         self.common = owner.common
-        self._transport: asyncio.Transport
         self._peer: str | None = None
         self._parser: httptools.HttpRequestParser | None = None
         self._phase = IDLE
@@ -80,8 +81,8 @@ class Connection:  # derives from nothing: see `Upstream`
     # --- the socket
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-        self._transport.set_write_buffer_limits(WRITE_BUFFER_BYTES)
+        self.transport = cast(asyncio.Transport, transport)
+        self.transport.set_write_buffer_limits(WRITE_BUFFER_BYTES)
         self._parser = httptools.HttpRequestParser(self)
         if not self.owner.opened(self):
             self._refusal = Refusal(Code.CONNECTION_LIMIT)
@@ -89,6 +90,7 @@ class Connection:  # derives from nothing: see `Upstream`
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._phase = CLOSED
+        self._leaving = b""
         self._parser = None  # breaks the cycle through the parser's callbacks
         self._exchange = None  # and the one through a request that was being read
         self._drop_body()
@@ -118,7 +120,7 @@ class Connection:  # derives from nothing: see `Upstream`
     def pause_writing(self) -> None:
         self._paused = True
         self._since = self.common.now
-        self._unsent = self._transport.get_write_buffer_size()
+        self._unsent = self.transport.get_write_buffer_size()
         active = self._active
         if active is not None and active.on_pause is not None:
             active.on_pause()
@@ -142,20 +144,16 @@ class Connection:  # derives from nothing: see `Upstream`
     def peer(self) -> str:
         """Address of the client."""
         if self._peer is None:
-            name = self._transport.get_extra_info("peername")
+            name = self.transport.get_extra_info("peername")
             self._peer = str(name[0]) if name else ""
         return self._peer
 
-    def send(self, data: bytes) -> None:
-        """Write bytes of an answer."""
-        self._transport.write(data)
-
     def stream(self, data: bytes) -> None:
         """Write a piece of a stream; a client too far behind is cut off."""
-        if self._paused and self._transport.get_write_buffer_size() > self.common.limits.stream_buffer_bytes_max:
+        if self._paused and self.transport.get_write_buffer_size() > self.common.limits.stream_buffer_bytes_max:
             self._cut()
         else:
-            self._transport.write(data)
+            self.put(data)
 
     def rest(self) -> None:
         """An answer that takes long has begun: let go of what only the next request needs."""
@@ -180,11 +178,11 @@ class Connection:  # derives from nothing: see `Upstream`
         """Enforce the timeouts."""
         limits, age = self.common.limits, now - self._since
         if self._phase == CLOSED or self._paused:
-            unsent = self._transport.get_write_buffer_size()
+            unsent = self.transport.get_write_buffer_size()
             if unsent < self._unsent:
                 self._unsent, self._since = unsent, now
             elif self._phase == CLOSED and not unsent:  # TLS: it waits for a goodbye that many clients never say
-                self._unsent = in_flight_bytes(self._transport)  # if any, the next look starts the time anew
+                self._unsent = in_flight_bytes(self.transport)  # if any, the next look starts the time anew
                 if not self._unsent and age > LINGER_S:
                     self._cut()
             elif age > limits.write_timeout_s:
@@ -218,7 +216,7 @@ class Connection:  # derives from nothing: see `Upstream`
 
     def abort(self) -> None:
         """Close at once, whatever is going on."""
-        self._transport.abort()
+        self.transport.abort()
 
     # --- the parser's callbacks
 
@@ -396,7 +394,7 @@ class Connection:  # derives from nothing: see `Upstream`
         self._held.append(data)
         if self._reading and sum(map(len, self._held)) > HELD_BYTES_MAX:
             self._reading = False
-            self._transport.pause_reading()
+            self.transport.pause_reading()
 
     def _advance(self) -> None:
         """Go on with what waits: queued requests, a refusal, bytes not parsed yet."""
@@ -416,7 +414,7 @@ class Connection:  # derives from nothing: see `Upstream`
                 self._held.clear()
                 if not self._reading:
                     self._reading = True
-                    self._transport.resume_reading()
+                    self.transport.resume_reading()
                 self._feed(data)
             elif self._unjudged:
                 self._judge()
@@ -435,12 +433,12 @@ class Connection:  # derives from nothing: see `Upstream`
             self._drop_body()
             self._queue.append(exchange)
         elif not (self._body or exchange.http_1_0) and (exchange.header(b"expect") or b"").lower() == b"100-continue":
-            self._transport.write(http1.CONTINUE)
+            self.put(http1.CONTINUE)
 
     def _say_alive(self) -> None:
         active = self._active
         if active is not None and not active.started and active.header(self.common.alive_for) is not None:
-            self._transport.write(PROCESSING)
+            self.put(PROCESSING)
 
     def _dispatch(self, exchange: Exchange) -> None:
         try:
@@ -458,7 +456,7 @@ class Connection:  # derives from nothing: see `Upstream`
         assert refusal is not None
         self.owner.refused(refusal.code)
         target = b"" if self._phase == IDLE else self._target  # after a complete request the bytes tell nothing
-        self._transport.write(refusal_answer(refusal, target, self.common.date))
+        self.put(refusal_answer(refusal, target, self.common.date))
         self._linger()
 
     def _linger(self) -> None:
@@ -472,20 +470,22 @@ class Connection:  # derives from nothing: see `Upstream`
         self._held.clear()
         if not self._reading:
             self._reading = True
-            self._transport.resume_reading()
-        if self._transport.can_write_eof() and not self._transport.is_closing():  # TLS cannot half-close
-            self._transport.write_eof()
+            self.transport.resume_reading()
+        self.leave()
+        if self.transport.can_write_eof() and not self.transport.is_closing():  # TLS cannot half-close
+            self.transport.write_eof()
 
     def _close(self) -> None:
         if self._phase != CLOSED:
             self._phase = CLOSED
             self._since = self.common.now
-            self._unsent = self._transport.get_write_buffer_size()
-            self._transport.close()
+            self.leave()
+            self._unsent = self.transport.get_write_buffer_size()
+            self.transport.close()
 
     def _cut(self) -> None:
         self._phase = CLOSED
-        self._transport.abort()
+        self.transport.abort()
         self._gone()
 
     def _gone(self) -> None:

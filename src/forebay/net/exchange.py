@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from forebay.core.errors import Code
 from forebay.core.model import Limits
+from forebay.net.outbox import NOBODYS, Outbox
 from forebay.wire import http1
 
 if TYPE_CHECKING:
@@ -21,9 +22,9 @@ _NO_FIELDS: Final[dict[bytes, bytes]] = {}
 class Common:
     """What all connections of a server look at, many times for every request: so this is no protocol."""
 
-    __slots__ = ("alive_for", "bodies_bytes", "date", "draining", "idle_timeout_s", "limits", "now")
+    __slots__ = ("alive_for", "bodies_bytes", "date", "draining", "idle_timeout_s", "limits", "now", "outbox")
 
-    def __init__(self, limits: Limits, alive_for: bytes = b"") -> None:
+    def __init__(self, limits: Limits, alive_for: bytes = b"", outbox: Outbox | None = None) -> None:
         self.limits = limits
         self.idle_timeout_s = limits.idle_timeout_s
         self.now = 0.0
@@ -36,6 +37,7 @@ class Common:
         """How many bytes the large bodies have together that are being read, as far as they say so."""
         self.alive_for = alive_for
         """Requests with this header are told with a 102 now and then that they are not forgotten; empty: none are."""
+        self.outbox = outbox or NOBODYS
 
 
 class Owner(Protocol):
@@ -148,7 +150,7 @@ class Exchange:
             line.send(self._head(status, headers, b"content-length: %d\r\n\r\n%b" % (len(body), body)))
         else:
             line.send(self._head(status, headers, b"content-length: %d\r\n\r\n" % len(body)))
-            line.send(body)
+            line.put(body)
         line.answered(self.keep_alive)
 
     def start(self, status: int, headers: http1.Headers, first: bytes = b"") -> None:
@@ -191,7 +193,7 @@ class Exchange:
             return
         line = self._finish()
         if not self.http_1_0 and self.method != b"HEAD":
-            line.send(http1.last_chunk(trailers))
+            line.put(http1.last_chunk(trailers))
         line.answered(self.keep_alive)
 
     def abort(self) -> None:

@@ -14,6 +14,7 @@ from forebay.core.errors import Code
 from forebay.core.model import Limits
 from forebay.net.connection import Connection
 from forebay.net.exchange import Common, Exchange
+from forebay.net.outbox import NOBODYS, Outbox
 from forebay.obs.clock import wall_s
 
 __all__ = ["Exchange", "Handler", "HttpServer"]
@@ -34,7 +35,7 @@ class HttpServer:
 
     `wants_body` is asked about requests whose head is there before their body: where it says no, the handler gets
     the request without a body, and the connection closes after the answer. Requests with the header `alive_for` are
-    told now and then that their answer is still to come.
+    told now and then that their answer is still to come. Answers leave with what else is in the `outbox`.
     """
 
     def __init__(
@@ -45,8 +46,9 @@ class HttpServer:
         refused: Callable[[Code], None] = lambda _: None,
         wants_body: Callable[[Exchange], bool] = lambda _: True,
         alive_for: bytes = b"",
+        outbox: Outbox | None = None,
     ) -> None:
-        self.common = Common(limits, alive_for)
+        self.common = Common(limits, alive_for, outbox)
         self.handle = handler
         self.refused = refused
         self.wants_body = wants_body
@@ -75,6 +77,8 @@ class HttpServer:
 
         `unsent_bytes_max`: what the kernel may hold of an answer that it could not send yet; 0: megabytes.
         """
+        if self.common.outbox is NOBODYS:
+            self.common.outbox = Outbox(asyncio.get_running_loop())
         self._sweep()
         self._tls = tls
         self._over = False  # whoever looks for a free port tries again

@@ -8,7 +8,7 @@ from tests.gateway.rig import JSON, RETRYABLE, ROUTES, Worker, chat, cluster, po
 from tests.net.rig import run
 
 from forebay.core.model import Policy
-from forebay.net import client
+from forebay.net.client import pool, upstream
 from forebay.net.server import Exchange, Handler
 
 
@@ -33,8 +33,8 @@ def half_a_refusal(exchange: Exchange) -> None:
 def test_a_request_that_a_replica_has_lost_goes_to_another_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: Handler
 ) -> None:
-    for name in ("SILENCE_S", "FAILURE_S", "SWEEP_S"):
-        monkeypatch.setattr(client, name, 0.05)
+    for module, name in ((upstream, "SILENCE_S"), (upstream, "FAILURE_S"), (pool, "SWEEP_S")):
+        monkeypatch.setattr(module, name, 0.05)
 
     async def main() -> None:
         workers = Worker(bad, "chat-0"), Worker(whole, "chat-1")

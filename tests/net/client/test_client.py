@@ -8,7 +8,9 @@ import pytest
 from tests.net.memory import Wire
 from tests.net.rig import Log, Script, echo, get, pooling, post, run, scripted, serving, until
 
-from forebay.net.client import CONNECTING_MAX, PART_BYTES, Call, Upstream
+from forebay.net.client import Call
+from forebay.net.client.pool import CONNECTING_MAX
+from forebay.net.client.upstream import PART_BYTES, Upstream
 from forebay.net.server import Exchange
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"

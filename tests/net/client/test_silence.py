@@ -10,7 +10,8 @@ from tests.net.rig import Log, Script, get, pooling, run, scripted, serving, unt
 
 from forebay.core.model import Limits
 from forebay.net import connection
-from forebay.net.client import ALIVE_SILENCE_S, FAILURE_S, SILENCE_S, Call, Header, Pool, Upstream
+from forebay.net.client import Call, Header, Pool
+from forebay.net.client.upstream import ALIVE_SILENCE_S, FAILURE_S, SILENCE_S, Upstream
 from forebay.net.connection import ALIVE_S, PROCESSING, Connection
 from forebay.net.server import Exchange
 

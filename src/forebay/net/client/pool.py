@@ -1,0 +1,163 @@
+"""Connections to one upstream: kept alive, made when they are missed, given to who waits."""
+
+import asyncio
+import ssl
+from collections import deque
+from collections.abc import Callable
+from typing import Final, cast
+
+from forebay.net.client.call import Call, Sink, because
+from forebay.net.client.keepalive import keep_alive
+from forebay.net.client.upstream import Upstream
+from forebay.net.outbox import Outbox
+
+CONNECT_TIMEOUT_S: Final = 2.0
+CONNECTING_MAX: Final = 64
+"""Connections of a pool that are being made at once: each takes more memory than when it is there. Others wait."""
+IDLE_MAX: Final = 256
+IDLE_AGE_S: Final = 50.0
+"""Shorter than the idle timeout of our own servers, so that they rarely close under a request."""
+SWEEP_S: Final = 1.0
+
+
+class Pool:
+    """Connections to one upstream, with `tls` for HTTPS; `greeting` is a header line of the first request on each.
+    Connecting runs in tasks of `group`; `close` ends them. Requests leave with what else is in the `outbox`."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        group: asyncio.TaskGroup,
+        *,
+        connect_timeout_s: float = CONNECT_TIMEOUT_S,
+        idle_max: int = IDLE_MAX,
+        idle_age_s: float = IDLE_AGE_S,
+        tls: ssl.SSLContext | None = None,
+        greeting: bytes = b"",
+        outbox: Outbox | None = None,
+    ) -> None:
+        self.host = host
+        self.port = port
+        self.outbox = outbox or Outbox(asyncio.get_running_loop())
+        self._group = group
+        self._connect_timeout_s = connect_timeout_s
+        self._idle_max = idle_max
+        self._idle_age_s = idle_age_s
+        self._tls, self._greeting = tls, greeting
+        self._idle: deque[Upstream] = deque()
+        self._open: dict[Upstream, None] = {}
+        self._connecting: dict[asyncio.Task[None], Call] = {}
+        self._line: deque[Call] = deque()
+        """Calls that wait for their turn to connect, or for a connection that comes free before."""
+        self._closed = False
+        self._sweep_at = 0.0
+        self.tells = False
+        """Whether the upstream has ever told with a 1xx answer that it works."""
+        self._now: Callable[[], float] = asyncio.get_running_loop().time
+
+    @property
+    def connections(self) -> int:
+        """How many connections are open."""
+        return len(self._open)
+
+    def call(self, request: bytes, sink: Sink) -> Call:
+        """Send a complete request (not HEAD). The sink is never called before this returns."""
+        call = Call(self, request, sink)
+        oldest = self._now() - self._idle_age_s
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.idle_since >= oldest and not connection.transport.is_closing():
+                call.run_on(connection)
+                return call
+            connection.transport.abort()
+        self.again(call)
+        return call
+
+    def again(self, call: Call) -> None:
+        """Run a call on a fresh connection."""
+        call.connection = None
+        if call.sink is None:
+            return
+        if self._closed:
+            asyncio.get_running_loop().call_soon(call.fail, "connect", "The pool is closed.")
+            return
+        self._line.append(call)
+        self._begin()
+
+    def release(self, connection: Upstream) -> None:
+        """Take back a connection that has finished its call."""
+        if self._closed:
+            connection.transport.abort()
+            return
+        while self._line:
+            call = self._line.popleft()
+            if call.sink is not None:
+                call.run_on(connection)
+                return
+        connection.idle_since = now = self._now()
+        self._idle.append(connection)
+        idle, oldest = self._idle, now - self._idle_age_s
+        while idle and (len(idle) > self._idle_max or idle[0].idle_since < oldest):
+            idle.popleft().transport.abort()
+
+    def lost(self, connection: Upstream) -> None:
+        """Forget a connection that is closed."""
+        self._open.pop(connection, None)
+        if connection in self._idle:
+            self._idle.remove(connection)
+
+    def sweep(self, now: float) -> None:
+        """Fail calls of whose answer too little has come for too long. To be called often; `now`: the loop's time."""
+        if now >= self._sweep_at:
+            self._sweep_at = now + SWEEP_S
+            for connection in list(self._open):
+                connection.sweep(now)
+
+    def close(self) -> None:
+        """Close every connection; calls under way fail."""
+        self._closed = True
+        self._idle.clear()
+        for task, call in list(self._connecting.items()):
+            task.cancel()
+            self._fail(call, "The pool is closed.")
+        for connection in list(self._open):
+            connection.transport.abort()
+
+    def _begin(self, tried: asyncio.Task[None] | None = None) -> None:
+        if tried is not None:
+            del self._connecting[tried]
+        while self._line and len(self._connecting) < CONNECTING_MAX:
+            call = self._line.popleft()
+            if call.sink is not None:
+                task = self._group.create_task(self._connect(call))
+                self._connecting[task] = call
+                task.add_done_callback(self._begin)
+
+    def _fail(self, call: Call, text: str) -> None:
+        """Fail a call and all that wait behind it: they would not fare better, and later."""
+        failed, self._line = [call, *self._line], deque()
+        for each in failed:
+            each.fail("connect", text)
+
+    async def _connect(self, call: Call) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self._connect_timeout_s):
+                _, made = await loop.create_connection(
+                    lambda: cast(asyncio.Protocol, Upstream(self)), self.host, self.port, ssl=self._tls
+                )
+        except TimeoutError:
+            self._fail(call, f"No connection to {self.host}:{self.port} within {self._connect_timeout_s:g} s.")
+        except OSError as error:
+            self._fail(call, f"No connection to {self.host}:{self.port}{because(error)}.")
+        else:
+            connection = cast(Upstream, made)
+            self._open[connection] = None
+            keep_alive(connection.transport)
+            if call.sink is None:
+                self.release(connection)
+            else:
+                if self._greeting:
+                    call.request = call.request.replace(b"\r\n", b"\r\n" + self._greeting, 1)
+                call.run_on(connection)
