@@ -90,6 +90,7 @@ class Desk:
     def answer(self) -> None:
         exchange = self.waiting.pop()
         if exchange.target == b"/stream":
+            exchange.rest()
             exchange.start(200, [])
             exchange.write(exchange.body)
             exchange.end()

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.fuzz.corpus import cuts, pieces
 from tests.net.memory import ANSWERS, REQUESTS, ask, serve
+from tests.net.rig import get, post
 
 NESTED = (
     b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n",
@@ -28,6 +29,14 @@ def test_requests_are_the_same_for_every_split(requests: list[bytes], at: list[i
 @given(st.sampled_from(REQUESTS))
 def test_requests_are_the_same_byte_by_byte(request: bytes) -> None:
     assert serve([bytes([b]) for b in request], late=True)[0].seen == serve([request], late=False)[0].seen
+
+
+@pytest.mark.parametrize("begun", [b"P", b"POST", b"POST ", b"\r\nPOST "])
+def test_a_request_that_has_begun_behind_a_stream_is_not_forgotten_with_the_parser(begun: bytes) -> None:
+    stream = post(b"x", target=b"/stream")
+    assert [target for _, target, _ in serve([stream + begun, get(b"/a")], late=False)[0].seen] == [b"/stream"]
+    rest = get(b"/a").replace(b"GET ", b"POST "[len(begun.strip(b"\r\n")) :])
+    assert [target for _, target, _ in serve([stream + begun, rest], late=False)[0].seen] == [b"/stream", b"/a"]
 
 
 @pytest.mark.interpreted

@@ -83,7 +83,6 @@ class Connection(Sender):  # of asyncio's no class: see `Upstream`
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
         self.transport.set_write_buffer_limits(WRITE_BUFFER_BYTES)
-        self._parser = httptools.HttpRequestParser(self)
         if not self.owner.opened(self):
             self._refusal = Refusal(Code.CONNECTION_LIMIT)
             self._refuse()
@@ -220,9 +219,11 @@ class Connection(Sender):  # of asyncio's no class: see `Upstream`
 
     # --- the parser's callbacks
 
-    def on_url(self, url: bytes) -> None:
+    def on_message_begin(self) -> None:
         if self._phase == IDLE:  # a pipelined request in the same read
             self._begin()
+
+    def on_url(self, url: bytes) -> None:
         self._target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
