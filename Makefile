@@ -21,6 +21,7 @@ test: ## everything that must hold: static checks and all tests, the slow ones w
 	@for each in triton kserve; do scripts/oracle $$each || echo "no $$each: its tests are left out" >&2; done
 	@$(MAKE) --no-print-directory static
 	$(BIN)/pytest -m "not slow" -n 3 --dist worksteal
+	@$(MAKE) --no-print-directory compiled
 	$(BIN)/pytest -m slow -n 2 --dist loadfile --ignore tests/e2e
 	$(BIN)/pytest tests/e2e -n 2 --dist loadfile --no-loadscope-reorder
 
@@ -42,8 +43,9 @@ static:
 
 compiled:
 	@scripts/compiled
-	PYTHONPATH=build/compiled $(BIN)/pytest -m "not interpreted and not slow" tests/core tests/net tests/gateway \
-	  tests/wire/test_transcript.py tests/wire/oip tests/wire/http2 tests/modelserver tests/contract/tensor
+	PYTHONPATH=build/compiled $(BIN)/pytest -m "not interpreted" -n 3 --dist worksteal --hypothesis-profile=quick \
+	  tests/core tests/net tests/gateway tests/wire/test_transcript.py tests/wire/oip tests/wire/http2 \
+	  tests/modelserver tests/contract/tensor
 
 fuzz: ## feed every reader of bytes from elsewhere with thousands of damaged inputs (10 minutes); finds are kept in .hypothesis
 	@scripts/venv dev

@@ -5,9 +5,11 @@ msgspec or pydantic, or a frozen dataclass, stays interpreted.
 """
 
 import os
+import sys
 from glob import glob
 
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
 
 COMPILED = (
     "core/admission/*.py",
@@ -92,9 +94,18 @@ COMPILED = (
 )
 
 
+class Quietly(build_ext):
+    """Without gcc's warnings: they are about generated C, and to look for them takes it minutes."""
+
+    def build_extensions(self) -> None:
+        """Compile."""
+        self.compiler.compiler_so = [word for word in self.compiler.compiler_so if word != "-Wall"]
+        super().build_extensions()
+
+
 def extensions() -> list[Extension]:
-    """What is to be compiled."""
-    if os.environ.get("FOREBAY_COMPILE") != "1":
+    """What is to be compiled. Not when pip asks for the metadata first: that would take as long again."""
+    if os.environ.get("FOREBAY_COMPILE") != "1" or "dist_info" in sys.argv:
         return []
     from mypyc.build import mypycify
 
@@ -102,4 +113,4 @@ def extensions() -> list[Extension]:
     return mypycify(paths, opt_level="3", debug_level="0", group_name="forebay")
 
 
-setup(ext_modules=extensions())
+setup(ext_modules=extensions(), cmdclass={"build_ext": Quietly})

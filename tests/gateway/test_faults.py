@@ -25,7 +25,7 @@ from tests.gateway.rig import (
     whole,
     working,
 )
-from tests.net.rig import Script, peer, run, scripted, until
+from tests.net.rig import Script, Told, peer, run, scripted, until
 
 from forebay.core.model import Replica, ReplicaState, Snapshot
 from forebay.net.server import Exchange, Handler
@@ -303,8 +303,7 @@ def test_a_client_that_reads_slowly_holds_the_worker_back(tmp_path: Path) -> Non
     told: list[str] = []
 
     def hold(exchange: Exchange) -> None:
-        exchange.on_pause = lambda: told.append("pause")
-        exchange.on_resume = lambda: told.append("resume")
+        exchange.source = Told(told)
         exchange.start(200, [EVENT_STREAM])
 
     async def main() -> None:

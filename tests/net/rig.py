@@ -64,6 +64,19 @@ class Answer:
     trailers: dict[bytes, bytes] = field(default_factory=dict)
 
 
+class Told:
+    """A source of answers that notes what it is told."""
+
+    def __init__(self, told: list[str]) -> None:
+        self.told = told
+
+    def pause(self) -> None:
+        self.told.append("pause")
+
+    def resume(self) -> None:
+        self.told.append("resume")
+
+
 class Peer:
     """A client that writes raw bytes and reads answers."""
 

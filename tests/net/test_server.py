@@ -6,7 +6,7 @@ import socket
 
 import msgspec
 import pytest
-from tests.net.rig import echo, get, peer, post, run, serving, until
+from tests.net.rig import Told, echo, get, peer, post, run, serving, until
 
 from forebay.core.errors import Code
 from forebay.core.model import Limits
@@ -202,11 +202,11 @@ def test_a_chunked_request_body_is_put_together_and_its_trailers_dropped() -> No
 
 def test_a_client_that_reads_nothing_of_a_stream_is_cut_off_and_the_handler_told() -> None:
     gone: list[bool] = []
-    paused: list[bool] = []
+    paused: list[str] = []
 
     def handler(exchange: Exchange) -> None:
         exchange.on_disconnect = lambda: gone.append(True)
-        exchange.on_pause = lambda: paused.append(True)
+        exchange.source = Told(paused)
         exchange.start(200, [])
         for _ in range(80):
             exchange.write(b"x" * 100_000)
@@ -249,8 +249,7 @@ def test_a_slow_reader_pauses_and_resumes_the_handler() -> None:
             client.send(get())
             await until(lambda: bool(exchanges))
             exchange = exchanges[0]
-            exchange.on_pause = lambda: told.append("pause")
-            exchange.on_resume = lambda: told.append("resume")
+            exchange.source = Told(told)
             exchange.start(200, [])
             written = 0
             while not told:

@@ -17,7 +17,7 @@ import trustme
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.net.certificates import CA, chain, der, issue, seen, tls_peer, trusting, write
-from tests.net.rig import PATIENCE_S, Log, Peer, echo, get, peer, pooling, post, run, serving, until
+from tests.net.rig import PATIENCE_S, Log, Peer, Told, echo, get, peer, pooling, post, run, serving, until
 
 from forebay.core.model import Limits, TlsSpec
 from forebay.net import connection, tls
@@ -388,8 +388,7 @@ def test_the_writer_of_a_stream_is_told_that_its_client_is_behind(tmp_path: Path
             await until(lambda: bool(streams))
             stream = streams[0]
             told: list[str] = []
-            stream.on_pause = lambda: told.append("pause")
-            stream.on_resume = lambda: told.append("resume")
+            stream.source = Told(told)
             stream.start(200, [])
             client.writer.transport.pause_reading()  # type: ignore[attr-defined]
             sent = 0

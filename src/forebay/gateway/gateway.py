@@ -356,7 +356,7 @@ class Gateway:
         if relay.hedge is not None:  # it takes the place of the one that failed
             self.hedged(relay, won=True, reason=reason, outcome=outcome)
             return
-        relay.attempts.append(Attempt(link.id, relay.why, reason, now - relay.since))
+        relay.attempts += (Attempt(link.id, relay.why, reason, now - relay.since),)
         self.take_back(relay, outcome, now)
         begun = relay.exchange.started
         failed = (link.id, link.generation)
@@ -437,7 +437,7 @@ class Gateway:
             report(self, relay, code, outcome, now)
         if self.take_back(relay, outcome, now, spent.prompt + spent.completion):
             assert link is not None
-            relay.attempts.append(Attempt(link.id, relay.why, code, now - relay.since))
+            relay.attempts += (Attempt(link.id, relay.why, code, now - relay.since),)
             served.waiting.rate.count(now)
         else:  # it waits, or is about to; a stream that was broken has used something all the same
             served.waiting.leave(relay)

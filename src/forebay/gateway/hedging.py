@@ -108,6 +108,6 @@ def end_hedge(gateway: "Gateway", relay: Relay, won: bool, reason: str, outcome:
         link.breaker.brown_out.note_ttft(now - hedge.since, now)
     elif reason != HEDGED:
         relay.tried = (*relay.tried, (link.id, link.generation))
-    relay.attempts.append(Attempt(link.id, hedge.why, reason, now - hedge.since))
+    relay.attempts += (Attempt(link.id, hedge.why, reason, now - hedge.since),)
     hedge.give_up()
     gateway.take_back(hedge, outcome, now)

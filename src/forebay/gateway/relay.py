@@ -82,6 +82,7 @@ class Relay:
     first_at = 0.0
     usage: Tokens = UNTOLD
     ask: Ask | None = None
+    attempts: tuple[Attempt, ...] = ()
     route: Route | None = None
     charge: Charge | None = None
     chosen: Chosen | None = None
@@ -143,7 +144,6 @@ class Relay:
         self.ticket = ticket
         self.began = began
         self.request = b""
-        self.attempts: list[Attempt] = []
         exchange.on_disconnect = self.client_gone
 
     def run_on(self, link: "Link") -> None:
@@ -433,8 +433,7 @@ class Relay:
         """The client's pace becomes that of the replica."""
         exchange, call = self.exchange, self._call
         assert call is not None
-        exchange.on_pause = call.pause
-        exchange.on_resume = call.resume
+        exchange.source = call
         if exchange.paused:
             call.pause()
 

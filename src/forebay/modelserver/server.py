@@ -23,6 +23,7 @@ from forebay.modelserver.models.running.call import Call
 from forebay.modelserver.models.running.seats import Turns
 from forebay.modelserver.models.site import Site
 from forebay.modelserver.ports import IndexEntry, ModelView
+from forebay.modelserver.waiting import and_finally, in_group
 
 MEASURE_S: Final = 0.5
 """So long a scrape waits for models that are asked for their metrics: one of them may hang."""
@@ -57,24 +58,26 @@ class ModelServer:
 
         Raises `FileNotFoundError` or `NotADirectoryError` for a repository that is not there.
         """
+        await in_group(self._run)
+
+    async def _run(self, tasks: asyncio.TaskGroup) -> None:
         options = self._options
-        async with asyncio.TaskGroup() as tasks:
-            site = Site(
-                options,
-                self._log,
-                tasks,
-                self,
-                Room(options.memory_bytes),
-                ByteLru(options.cache_bytes) if options.cache_bytes else None,
-                Turns(options.amounts) if options.limited else None,
-            )
-            models = self._models = Collection(site)
-            try:
-                self._problems = await models.start()
-                self._started.set()
-                await self._watch(models)
-            finally:
-                await models.close()
+        site = Site(
+            options,
+            self._log,
+            tasks,
+            self,
+            Room(options.memory_bytes),
+            ByteLru(options.cache_bytes) if options.cache_bytes else None,
+            Turns(options.amounts) if options.limited else None,
+        )
+        models = self._models = Collection(site)
+        await and_finally(self._serve(models), models.close)
+
+    async def _serve(self, models: Collection) -> None:
+        self._problems = await models.start()
+        self._started.set()
+        await self._watch(models)
 
     def stop(self) -> None:
         """Make `run` unload everything and return."""

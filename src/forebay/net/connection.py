@@ -65,7 +65,7 @@ class Connection(Sender):  # of asyncio's no class: see `Upstream`
         self._exchange: Exchange | None = None
         self._active: Exchange | None = None
         self._queue: list[Exchange] = []
-        self._held: list[bytes] = []
+        self._held: list[bytes] | None = None  # most have none, and a list is larger than a word
         self._refusal: Refusal | None = None
         self._unjudged = False
         self._progress = False
@@ -93,7 +93,7 @@ class Connection(Sender):  # of asyncio's no class: see `Upstream`
         self._parser = None  # breaks the cycle through the parser's callbacks
         self._exchange = None  # and the one through a request that was being read
         self._drop_body()
-        self._held.clear()
+        self._held = None
         self._queue.clear()
         self.owner.closed(self)
         self._gone()
@@ -121,8 +121,8 @@ class Connection(Sender):  # of asyncio's no class: see `Upstream`
         self._since = self.common.now
         self._unsent = self.transport.get_write_buffer_size()
         active = self._active
-        if active is not None and active.on_pause is not None:
-            active.on_pause()
+        if active is not None and active.source is not None:
+            active.source.pause()
 
     def resume_writing(self) -> None:
         self._paused = False
@@ -130,8 +130,8 @@ class Connection(Sender):  # of asyncio's no class: see `Upstream`
         active = self._active
         if active is None:
             self._advance()
-        elif active.on_resume is not None:
-            active.on_resume()
+        elif active.source is not None:
+            active.source.resume()
 
     # --- what exchanges need
 
@@ -392,8 +392,11 @@ class Connection(Sender):  # of asyncio's no class: see `Upstream`
             self._feed(rest)
 
     def _hold(self, data: bytes) -> None:
-        self._held.append(data)
-        if self._reading and sum(map(len, self._held)) > HELD_BYTES_MAX:
+        held = self._held
+        if held is None:
+            held = self._held = []
+        held.append(data)
+        if self._reading and sum(map(len, held)) > HELD_BYTES_MAX:
             self._reading = False
             self.transport.pause_reading()
 
@@ -411,8 +414,7 @@ class Connection(Sender):  # of asyncio's no class: see `Upstream`
             elif self._refusal is not None:
                 self._refuse()
             elif self._held:
-                data = b"".join(self._held)
-                self._held.clear()
+                data, self._held = b"".join(self._held), None
                 if not self._reading:
                     self._reading = True
                     self.transport.resume_reading()
@@ -468,7 +470,7 @@ class Connection(Sender):  # of asyncio's no class: see `Upstream`
         self._since = self.common.now
         self._drop_body()
         self._queue.clear()
-        self._held.clear()
+        self._held = None
         if not self._reading:
             self._reading = True
             self.transport.resume_reading()

@@ -61,6 +61,16 @@ class Owner(Protocol):
         """Note that bytes that never became an exchange were answered with an error."""
 
 
+class Source(Protocol):
+    """Where an answer of many pieces comes from."""
+
+    def pause(self) -> None:
+        """Bring no more for now."""
+
+    def resume(self) -> None:
+        """Go on."""
+
+
 class Exchange:
     """One complete request and the way to answer it. Header names are lower-case.
 
@@ -79,8 +89,7 @@ class Exchange:
         "keep_alive",
         "method",
         "on_disconnect",
-        "on_pause",
-        "on_resume",
+        "source",
         "started",
         "target",
     )
@@ -108,8 +117,8 @@ class Exchange:
         self.started = False
         self.finished = False
         self.on_disconnect: Callable[[], None] | None = None
-        self.on_pause: Callable[[], None] | None = None
-        self.on_resume: Callable[[], None] | None = None
+        self.source: Source | None = None
+        """Held back while the client is behind with reading."""
 
     @property
     def path(self) -> str:
@@ -213,7 +222,7 @@ class Exchange:
     def _finish(self) -> "Connection":
         self.finished = True
         self._chunked = False
-        self.on_disconnect = self.on_pause = self.on_resume = None  # they hold their owner, which holds this
+        self.on_disconnect = self.source = None  # they hold their owner, which holds this
         return self._line
 
     def _head(self, status: int, headers: http1.Headers, end: bytes) -> bytes:

@@ -65,7 +65,7 @@ class Call:
         if self.over:
             return
         if not self.exchange.started:
-            self.exchange.on_pause, self.exchange.on_resume = self._paused, self._resumed
+            self.exchange.source = self
             self.exchange.start(200, [EVENT_STREAM, NO_CACHE, *self._id_headers()])
         self.exchange.write(data)
 
@@ -115,10 +115,12 @@ class Call:
         """Note the time per token of a choice, after its first."""
         self._meters.tpot.observe(seconds_per_token)
 
-    def _paused(self) -> None:
+    def pause(self) -> None:
+        """The client is behind with reading."""
         self._blocked = True
 
-    def _resumed(self) -> None:
+    def resume(self) -> None:
+        """It has caught up."""
         self._blocked = False
 
     def _id_headers(self) -> list[tuple[bytes, bytes]]:

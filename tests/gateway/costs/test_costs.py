@@ -37,17 +37,19 @@ class Flood:
     def __init__(self) -> None:
         self.written = 0
         self.paused = False
+        self.exchange: Exchange
 
     def __call__(self, exchange: Exchange) -> None:
-        exchange.on_pause = self.pause
-        exchange.on_resume = lambda: self.pour(exchange)
+        self.exchange = exchange
+        exchange.source = self
         exchange.start(200, [EVENT_STREAM])
-        self.pour(exchange)
+        self.resume()
 
     def pause(self) -> None:
         self.paused = True
 
-    def pour(self, exchange: Exchange) -> None:
+    def resume(self) -> None:
+        exchange = self.exchange
         self.paused = False
         while not self.paused and self.written < STREAM_BYTES:
             exchange.write(EVENT)

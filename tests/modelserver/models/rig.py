@@ -149,8 +149,14 @@ class Asked:
         return refused
 
 
-class Server(ModelServer):
-    """With what tests ask of it."""
+class Server:
+    """A model server, and what tests ask of it. None can be derived from one that is compiled."""
+
+    def __init__(self, options: Options, log: structlog.stdlib.BoundLogger) -> None:
+        self.itself = ModelServer(options, log)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.itself, name)
 
     def ask(self, model: str, *inputs: Tensor, **fields: Any) -> Asked:
         """Send a request. Raises `Refused`."""
@@ -170,7 +176,7 @@ class Server(ModelServer):
 
     def pids(self, name: str, version: int = -1) -> list[int]:
         """The processes of a version."""
-        return list(self._collection.find(name, version).pids)
+        return list(self.itself._collection.find(name, version).pids)
 
 
 @contextlib.asynccontextmanager

@@ -103,3 +103,18 @@ def test_a_model_that_failed_and_was_unloaded_does_not_keep_the_server_from_bein
             assert await server.numbers("good", ONE) == [[1.0]]
 
     asyncio.run(main())
+
+
+def test_of_models_that_fail_at_the_same_time_each_has_its_own_reason(tmp_path: Path) -> None:
+    names = [f"m-{number}" for number in range(6)]
+    for name in names:
+        write(tmp_path, name, config(), BROKEN.replace("no weights here", f"no weights for {name}"))
+
+    async def main() -> None:
+        async with serving(tmp_path, loads_max=len(names)) as server, asyncio.timeout(PATIENCE_S):
+            errors = await asyncio.gather(*(server.load(name, {}) for name in names), return_exceptions=True)
+            for name, error in zip(names, errors, strict=True):
+                assert isinstance(error, Refused)
+                assert f"no weights for {name}" in error.text
+
+    asyncio.run(main())

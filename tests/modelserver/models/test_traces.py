@@ -29,7 +29,9 @@ def test_steps_of_ensembles_are_traced_with_their_parent(tmp_path: Path) -> None
         async with serving(root, startup=("*",)) as server:
             files = TraceFiles(LOG)
             traces = TraceSettings(Tracing(("TIMESTAMPS", "TENSORS"), 1, file=str(file)), files.retire)
-            models = Watched(server, traces=traces, files=files, logs=LogSettings(), log=LOG, latencies=Latencies())
+            models = Watched(
+                server.itself, traces=traces, files=files, logs=LogSettings(), log=LOG, latencies=Latencies()
+            )
             for name in ("outer", "half"):
                 asked = Asked()
                 models.infer(InferRequest(name, "", "7", (tensor("IN", [[1.5]]),)), asked.heard)

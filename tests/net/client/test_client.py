@@ -6,7 +6,7 @@ from typing import cast
 
 import pytest
 from tests.net.memory import Wire
-from tests.net.rig import Log, Script, echo, get, pooling, post, run, scripted, serving, until
+from tests.net.rig import Log, Script, Told, echo, get, pooling, post, run, scripted, serving, until
 
 from forebay.net.client import Call
 from forebay.net.client.pool import CONNECTING_MAX
@@ -409,8 +409,7 @@ def test_a_paused_call_holds_the_upstream_back() -> None:
             call = pool.call(get(), log)
             await until(lambda: bool(exchanges))
             exchange = exchanges[0]
-            exchange.on_pause = lambda: told.append("pause")
-            exchange.on_resume = lambda: told.append("resume")
+            exchange.source = Told(told)
             exchange.start(200, [])
             await until(lambda: log.status == 200)
             call.pause()

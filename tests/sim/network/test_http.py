@@ -11,7 +11,7 @@ from functools import partial
 from random import Random
 
 import pytest
-from tests.net.rig import Log, echo, get, post
+from tests.net.rig import Log, Told, echo, get, post
 from tests.sim.network.ends import HOST, PORT, on
 from tests.sim.virtual import elapse
 
@@ -34,8 +34,7 @@ class Stream:
     def __call__(self, exchange: Exchange) -> None:
         self.exchange = exchange
         exchange.on_disconnect = lambda: self.said.append("gone")
-        exchange.on_pause = lambda: self.said.append("pause")
-        exchange.on_resume = lambda: self.said.append("resume")
+        exchange.source = Told(self.said)
         exchange.start(200, [])
         exchange.write(b"begun")
 

@@ -61,7 +61,7 @@ def give_way(gateway: "Gateway", victim: "Relay") -> None:
     if victim.hedge is not None:
         gateway.hedged(victim, won=False)
     if len(victim.attempts) < NOTED_MAX:
-        victim.attempts.append(Attempt(link.id, victim.why, GAVE_WAY, now - victim.since))
+        victim.attempts += (Attempt(link.id, victim.why, GAVE_WAY, now - victim.since),)
     if not victim.impatient:
         victim.ticket = ticket.until(max(ticket.deadline, now + PATIENCE_S))
     victim.give_way()

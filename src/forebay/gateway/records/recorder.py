@@ -110,16 +110,21 @@ class Recorder:
         """
         self._meanwhile = _Meanwhile()
         flushed = asyncio.get_running_loop().run_in_executor(None, self.flush, now)
-        try:
-            await asyncio.shield(flushed)
-        finally:
-            await asyncio.wait((flushed,))
-            late, self._meanwhile = self._meanwhile, None
-            self._ledger.take(late.ledger)
-            for facts in late.waiting:
-                self._note(facts)
-            if late.missed:
-                self._miss(late.missed)
+        cancelled: asyncio.CancelledError | None = None
+        while not flushed.done():
+            try:
+                await asyncio.wait((flushed,))
+            except asyncio.CancelledError as error:  # the thread goes on; see `modelserver.waiting`
+                cancelled = error
+        late, self._meanwhile = self._meanwhile, None
+        self._ledger.take(late.ledger)
+        for facts in late.waiting:
+            self._note(facts)
+        if late.missed:
+            self._miss(late.missed)
+        if cancelled is not None:
+            raise cancelled
+        flushed.result()
 
     def flush(self, now: float) -> None:
         """Write what has come in. `now`: seconds by a clock that never goes back."""

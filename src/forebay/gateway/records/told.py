@@ -65,7 +65,7 @@ def facts(relay: "Relay", end: End, line: bytes) -> Facts:
         rows,
         others,
         link.id if link is not None else "",
-        tuple(relay.attempts),
+        relay.attempts,
         max(0.0, relay.queued_s),
         relay.first_at - relay.began if relay.first_at else 0.0,
         spent.prompt,

@@ -265,10 +265,11 @@ class Channel(Generic[M]):
     def _over(self, ref: weakref.ref[Root]) -> None:
         """Nothing refers to borrowed data any more. Called wherever the last reference went: in any thread."""
         assert isinstance(ref, Borrowed)
-        if ref.segment is not None:
-            ref.segment.unlease()
-        del self._borrowed[ref.lease]
-        self._returns.append(ref.lease)
+        lease, segment = ref.lease, ref.segment
+        if segment is not None:
+            segment.unlease()
+        del self._borrowed[lease]  # the last reference to `ref`, if this is compiled: its caller holds none
+        self._returns.append(lease)
         if self.on_return is not None and not self._closed:
             self.on_return()
 

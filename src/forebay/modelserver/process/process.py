@@ -19,6 +19,7 @@ from forebay.modelserver.process.keeper import Keeper
 from forebay.modelserver.process.lane import BATCHES_MAX
 from forebay.modelserver.process.placement import ChildSpec, Placement
 from forebay.modelserver.process.values import GaveUp, Listener, OnCall, Work
+from forebay.modelserver.waiting import in_group
 
 STOPPED = "it has been stopped"
 
@@ -73,18 +74,20 @@ class ModelProcess:
         failures. When this raises, every batch has been answered and every process is gone.
         """
         try:
-            async with asyncio.TaskGroup() as tasks:
-                self._tasks = tasks
-                if await self._start():
-                    self._ready_once = True
-                    self._tell()
-                    await self._until(lambda: False)
-                self.stop()
+            await in_group(self._run)
         finally:
             self._tasks = None
             self.stop()
         if self._failed:
             raise GaveUp(self._failed)
+
+    async def _run(self, tasks: asyncio.TaskGroup) -> None:
+        self._tasks = tasks
+        if await self._start():
+            self._ready_once = True
+            self._tell()
+            await self._until(lambda: False)
+        self.stop()
 
     async def wait_ready(self) -> Loaded:
         """What the model turned out to be, once all instances are loaded. Raises `GaveUp` as `run` does."""

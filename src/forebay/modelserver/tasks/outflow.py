@@ -27,7 +27,7 @@ class Outflow:
         exchange = self._exchange
         if not exchange.started:
             exchange.start(200, [(b"content-type", self._content_type)])
-            exchange.on_resume = self._resume
+            exchange.source = self
         if not piece:
             return
         if not self._held and not exchange.paused:
@@ -45,7 +45,11 @@ class Outflow:
         if not self._held:
             self._exchange.end()
 
-    def _resume(self) -> None:
+    def pause(self) -> None:
+        """Pieces wait here from now on."""
+
+    def resume(self) -> None:
+        """Send what waits, as far as the client takes it."""
         exchange = self._exchange
         while self._held and not exchange.paused:
             piece = self._held.popleft()

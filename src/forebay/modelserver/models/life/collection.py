@@ -19,6 +19,7 @@ from forebay.modelserver.models.options import Control
 from forebay.modelserver.models.site import Site
 from forebay.modelserver.ports import IndexEntry
 from forebay.modelserver.repository import Described, Found, named, read, scan
+from forebay.modelserver.waiting import all_of
 
 FILE: Final = "file:"
 INDEX_FRESH_S: Final = 1.0
@@ -169,9 +170,7 @@ class Collection:
     async def close(self) -> None:
         """Unload everything, each model within its time."""
         self.give_up()
-        async with asyncio.TaskGroup() as tasks:
-            for model in self._models.values():
-                tasks.create_task(_closed(model))
+        await all_of([_closed(model) for model in self._models.values()])
 
     def _require_explicit(self) -> None:
         if self._site.options.control is not Control.EXPLICIT:
@@ -228,9 +227,7 @@ class Collection:
             finally:
                 done[name].set()
 
-        async with asyncio.TaskGroup() as tasks:
-            for name in order:
-                tasks.create_task(run(name))
+        await all_of([run(name) for name in order])
         for name, text in failed.items():
             self._note_failure(name, text)
         await self._recheck(changed, but=set(wanted))

@@ -135,18 +135,21 @@ class Version:
         """Start its processes and make it ready, but for being found. Raises `Refused`; nothing is left then."""
         self._move(Event.LOAD)
         began = monotonic()
+        failed: BaseException | None = None
         try:
             if self.config.backend == "ensemble" or self.config.steps:
                 self._runner = self._ensemble()
             else:
                 self._runner = await self._start()
             self._contract = Contract(self.config, self._site.options.strings_max)
-        except BaseException as error:
+        except BaseException as error:  # handled below: see `modelserver.waiting`
+            failed = error
+        if failed is not None:
             await self._end(None)
-            text = error.text if isinstance(error, Refused) else "the load was given up"
-            kind = error.kind if isinstance(error, Refused) else Kind.UNAVAILABLE
+            text = failed.text if isinstance(failed, Refused) else "the load was given up"
+            kind = failed.kind if isinstance(failed, Refused) else Kind.UNAVAILABLE
             self._move(Event.FAILED, f"{_KIND_TEXT[kind]}: {text}")
-            raise
+            raise failed
         config, cache = self.config, self._site.cache
         if cache is not None and config.cache and config.sequences is None and not config.decoupled:
             self._answers = Answers(cache, self.name, self.text, self._load, self.counts)
@@ -267,14 +270,16 @@ class Version:
         assert isinstance(parking, Parking)
         try:
             runner = await self._start()
-        except Refused as refused:
-            await self._end(None)
-            if refused.kind is not Kind.UNAVAILABLE and self.state is State.READY:
-                self._move(Event.FAILED, f"{_KIND_TEXT[refused.kind]}: {refused.text}")
-            parking.close(Refused(Kind.UNAVAILABLE, refused.text))
+        except Refused as refused:  # handled below: see `modelserver.waiting`
+            failed = refused
+        else:
+            self._runner = runner
+            parking.move(runner)
             return
-        self._runner = runner
-        parking.move(runner)
+        await self._end(None)
+        if failed.kind is not Kind.UNAVAILABLE and self.state is State.READY:
+            self._move(Event.FAILED, f"{_KIND_TEXT[failed.kind]}: {failed.text}")
+        parking.close(Refused(Kind.UNAVAILABLE, failed.text))
 
     def _ensemble(self) -> Ensemble:
         config = self.config

@@ -1,0 +1,54 @@
+"""What modules that are compiled must not do."""
+
+import ast
+from fnmatch import fnmatch
+from pathlib import Path
+
+from tests.tidy.checkout import ROOT, list_of, name, python_files, statements, tree
+
+SUSPENDS = (ast.Await, ast.AsyncWith, ast.AsyncFor, ast.Yield, ast.YieldFrom)
+
+
+def compiled() -> list[Path]:
+    """The modules that setup.py compiles."""
+    (patterns,) = [
+        ast.literal_eval(node.value)
+        for node in tree(ROOT / "setup.py").body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "COMPILED"
+    ]
+    paths = [path for path in python_files("src") if any(fnmatch(name(path), f"src/forebay/{p}") for p in patterns)]
+    assert len(paths) >= len(patterns) > 50
+    return paths
+
+
+def handling(node: ast.AST) -> list[ast.stmt]:
+    """What runs while an exception may be handled."""
+    if isinstance(node, ast.ExceptHandler):
+        return node.body
+    return node.finalbody if isinstance(node, ast.Try) else []
+
+
+def test_compiled_coroutines_do_not_wait_while_they_handle_an_exception() -> None:
+    """They keep it in the thread: of two that wait in a handler, one goes on with the other's exception."""
+    problems = [
+        f"{name(path)}:{inner.lineno}: use what is in modelserver/waiting.py, or handle it after the handler"
+        for path in compiled()
+        for node in statements(path)
+        for statement in handling(node)
+        for inner in ast.walk(statement)
+        if isinstance(inner, SUSPENDS)
+    ]
+    assert not problems, f"compiled code waits in a handler:{list_of(problems)}"
+
+
+def test_compiled_coroutines_enter_only_what_does_not_wait_when_it_is_left() -> None:
+    """Locks and timeouts do not; a task group does, while the exception of its body is being handled."""
+    problems = [
+        f"{name(path)}:{node.lineno}: {ast.unparse(item.context_expr)}"
+        for path in compiled()
+        for node in statements(path)
+        if isinstance(node, ast.AsyncWith)
+        for item in node.items
+        if isinstance(item.context_expr, ast.Call) and ast.unparse(item.context_expr.func) != "asyncio.timeout"
+    ]
+    assert not problems, f"use what is in modelserver/waiting.py:{list_of(problems)}"
