@@ -27,7 +27,12 @@ class Fleet:
     """Keeps the gateway's replicas like the snapshot says, and each one's load fresh, in tasks of `group`."""
 
     def __init__(
-        self, gateway: Gateway, spec: GatewaySpec, group: asyncio.TaskGroup, log: structlog.stdlib.BoundLogger
+        self,
+        gateway: Gateway,
+        spec: GatewaySpec,
+        group: asyncio.TaskGroup,
+        log: structlog.stdlib.BoundLogger,
+        outbox: Outbox | None = None,
     ) -> None:
         self._gateway = gateway
         self._spec = spec
@@ -36,7 +41,7 @@ class Fleet:
         self._seen: tuple[int, int, int] | None = None
         self._complaint = ""
         self._watching: set[asyncio.Task[None]] = set()
-        self.outbox = Outbox(asyncio.get_running_loop())
+        self.outbox = outbox or Outbox(asyncio.get_running_loop())
         """What goes to replicas in a round leaves with what goes to clients."""
         gateway.look = self.look
 

@@ -18,6 +18,7 @@ from forebay.gateway.records.accesslog import AccessLog
 from forebay.gateway.records.recorder import Recorder
 from forebay.gateway.tenancy import Doorman
 from forebay.net.cors import Cors
+from forebay.net.outbox import Outbox
 from forebay.net.server import HttpServer
 from forebay.net.tls import BadPair, Renewal
 from forebay.obs.metrics import Metrics
@@ -57,16 +58,20 @@ async def run(
     access: AccessLog,
     signals: "asyncio.Queue[int]",
     rng: Random,
+    *,
+    outbox: Outbox | None = None,
 ) -> None:
-    """Run a gateway until the first signal, then drain; a second one ends it at once. Raises `NoPort`."""
+    """Run a gateway until the first signal, then drain; a second one ends it at once. Raises `NoPort`.
+
+    `outbox` is where it collects what it sends in a round of the loop, if not in one of its own.
+    """
     metrics = Metrics()
     recorder = Recorder(spec.records, spec.id, log) if spec.records is not None else None
     gateway = Gateway(spec, metrics, access, rng, recorder)
     no_port: NoPort | None = None
     async with asyncio.TaskGroup() as group:
-        cors = Cors(spec.cors_origins) if spec.cors_origins else None
-        page = pages.Pages(gateway, spec, metrics, group, cors)
-        fleet = Fleet(gateway, spec, group, log)
+        page = pages.Pages(gateway, spec, metrics, group, Cors(spec.cors_origins) if spec.cors_origins else None)
+        fleet = Fleet(gateway, spec, group, log, outbox)
         public = HttpServer(
             page.handle, spec.limits, refused=gateway.refused, wants_body=page.wants_body, outbox=fleet.outbox
         )

@@ -19,6 +19,7 @@ from forebay.core.model import Endpoint, GatewaySpec, ModelRoutes, Policy, Repli
 from forebay.core.routing.blocks import blocks
 from forebay.gateway import serve
 from forebay.gateway.records.accesslog import AccessLog
+from forebay.net.outbox import Outbox
 from forebay.obs import log as logs
 from forebay.sim.engine import Happened, Job, hardware
 from forebay.sim.engine import Replica as Engine
@@ -143,7 +144,8 @@ class _Alike:
                 signals.append(told)
                 with self._network.node(spec.id):
                     log = logs.configure(io.StringIO())
-                    group.create_task(serve.run(spec, log, AccessLog(io.BytesIO()), told, rng))
+                    outbox = Outbox(None)  # gateways that share a loop would wait for the round of all
+                    group.create_task(serve.run(spec, log, AccessLog(io.BytesIO()), told, rng, outbox=outbox))
             while not all((folder / f"{at}.json").exists() for at in range(len(signals))):  # noqa: ASYNC110 - a file tells nobody that it is there
                 await asyncio.sleep(0)
             self._ports = [
