@@ -43,7 +43,7 @@ static:
 
 compiled:
 	@scripts/compiled
-	PYTHONPATH=build/compiled $(BIN)/pytest -m "not interpreted" -n 3 --dist worksteal --hypothesis-profile=quick \
+	PYTHONPATH=$(CURDIR)/build/compiled $(BIN)/pytest -m "not interpreted" -n 3 --dist worksteal --hypothesis-profile=quick \
 	  tests/core tests/net tests/gateway tests/wire/test_transcript.py tests/wire/oip tests/wire/http2 \
 	  tests/modelserver tests/contract/tensor
 

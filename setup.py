@@ -104,7 +104,7 @@ class Quietly(build_ext):
 
 
 def extensions() -> list[Extension]:
-    """What is to be compiled. Not when pip asks for the metadata first: that would take as long again."""
+    """What is to be compiled. Nothing when pip only asks for metadata: the C would be generated twice."""
     if os.environ.get("FOREBAY_COMPILE") != "1" or "dist_info" in sys.argv:
         return []
     from mypyc.build import mypycify

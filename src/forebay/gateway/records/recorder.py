@@ -114,7 +114,7 @@ class Recorder:
         while not flushed.done():
             try:
                 await asyncio.wait((flushed,))
-            except asyncio.CancelledError as error:  # the thread goes on; see `modelserver.waiting`
+            except asyncio.CancelledError as error:  # the thread goes on; compiled code waits in no handler
                 cancelled = error
         late, self._meanwhile = self._meanwhile, None
         self._ledger.take(late.ledger)

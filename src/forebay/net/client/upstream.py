@@ -153,7 +153,7 @@ class Upstream(Sender):  # of asyncio's no class: compiled code gets at attribut
             self.data_received(data[at : at + PART_BYTES])
 
     def pause_writing(self) -> None:
-        """Requests are written at once: nobody could wait."""
+        """A request is written whole: nobody could wait."""
 
     def resume_writing(self) -> None:
         """The same."""
