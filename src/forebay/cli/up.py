@@ -106,7 +106,9 @@ def _locked(places: Places, cluster: Cluster, *, shared: bool) -> Iterator[None]
             file.seek(0)
             raise UserError(_held(file.read(), cluster.name)) from None
         file.truncate(0)
-        file.write(msgspec.json.encode(Holder(os.getpid(), wall_s(), admin_url(cluster))))
+        this = identify(os.getpid())
+        assert this is not None
+        file.write(msgspec.json.encode(Holder(this, wall_s(), admin_url(cluster))))
         file.flush()
         yield
 
@@ -118,8 +120,8 @@ def _held(content: bytes, name: str) -> str:
         return f"cluster {name} is being run by another process"
     since = datetime.fromtimestamp(holder.since).isoformat(" ", "seconds")
     return (
-        f"cluster {name} is run by process {holder.pid} since {since}. "
-        f"Stop it with Ctrl-C there or `kill {holder.pid}`, or give this cluster another `name`."
+        f"cluster {name} is run by process {holder.process.pid} since {since}. "
+        f"Stop it with Ctrl-C there or `kill {holder.process.pid}`, or give this cluster another `name`."
     )
 
 

@@ -5,10 +5,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from forebay.cli.running.address import Address, Holder, admin_address, admin_url, running
 from forebay.cli.settings import UserError
 from forebay.core.cluster import Cluster
+from forebay.providers.processes import Identity, identify
 
 MODELS = [{"name": "chat", "task": "chat", "source": "x", "engine": "synthetic"}]
 FILE = """\
@@ -16,8 +18,8 @@ name: {name}
 admin: {{port: {port}}}
 models: [{{name: chat, task: chat, source: x, engine: synthetic}}]
 """
-NOBODY = 2**22 + 1
-"""More than any pid."""
+NOBODY = Identity(2**22 + 1, 1, "")
+"""Its pid is larger than any."""
 
 
 @pytest.fixture(autouse=True)
@@ -29,11 +31,17 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def runs(name: str, url: str, pid: int = 0) -> None:
+def this() -> Identity:
+    found = identify(os.getpid())
+    assert found is not None
+    return found
+
+
+def runs(name: str, url: str, process: Identity | None = None) -> None:
     """As if a process, this one by default, ran a cluster."""
     path = Path(".forebay", "run", name, "lock")
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(msgspec.json.encode(Holder(pid or os.getpid(), 1.0, url)))
+    path.write_bytes(msgspec.json.encode(Holder(process or this(), 1.0, url)))
 
 
 def test_each_way_of_saying_it_goes_before_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,7 +62,7 @@ def test_where_a_cluster_was_started_counts_before_where_its_file_puts_it(monkey
     Path("forebay.yaml").write_text(FILE.format(name="own", port=9001))
     runs("own", "http://127.0.0.1:9009")
     assert admin_address(None, None).url == "http://127.0.0.1:9009"
-    runs("own", "http://127.0.0.1:9009", pid=NOBODY)
+    runs("own", "http://127.0.0.1:9009", process=NOBODY)
     assert admin_address(None, None).url == "http://127.0.0.1:9001"
     monkeypatch.setenv("FOREBAY_ADMIN__PORT", "9003")
     assert admin_address(None, None).url == "http://127.0.0.1:9003"
@@ -82,7 +90,8 @@ def test_of_several_that_run_here_one_has_to_be_named() -> None:
 
 
 def test_only_what_runs_is_found(folder: Path) -> None:
-    runs("gone", "http://127.0.0.1:9001", pid=NOBODY)
+    runs("gone", "http://127.0.0.1:9001", process=NOBODY)
+    runs("reused", "http://127.0.0.1:9004", process=replace(this(), ticks=1))
     runs("older", "")
     runs("broken", "http://127.0.0.1:9002")
     Path(".forebay/run/broken/lock").write_bytes(b"{")

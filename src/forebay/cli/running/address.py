@@ -10,7 +10,7 @@ import msgspec
 from forebay.cli import settings
 from forebay.cli.settings import UserError
 from forebay.core.cluster import Cluster
-from forebay.providers.processes import identify
+from forebay.providers.processes import Identity, is_alive
 from forebay.wire.documents import UNREADABLE
 
 VARIABLE: Final = "FOREBAY_ADMIN_URL"
@@ -35,7 +35,7 @@ themselves, also while nothing runs. With an address or a key they go through th
 class Holder(msgspec.Struct, frozen=True):
     """Content of the lock file of a cluster: who runs it, and where its admin API answers."""
 
-    pid: int
+    process: Identity
     since: float
     admin: str = ""
 
@@ -79,7 +79,7 @@ def running(home: Path) -> dict[str, str]:
             holder = msgspec.json.decode(path.read_bytes(), type=Holder)
         except (OSError, *UNREADABLE):
             continue
-        if holder.admin and identify(holder.pid) is not None:
+        if holder.admin and is_alive(holder.process):
             found[path.parent.name] = holder.admin
     return found
 
