@@ -79,6 +79,7 @@ COMPILED = (
     "net/connection.py",
     "net/exchange.py",
     "net/outbox.py",
+    "net/owner.py",
     "obs/clock.py",
     "obs/metrics.py",
     "wire/apis/wanted.py",

@@ -6,7 +6,7 @@ import h11
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.fuzz.corpus import cuts, mutated, pieces
-from tests.net.memory import ANSWERS, REQUESTS, ask, serve
+from tests.net.memory import ANSWERS, REQUESTS, ask, serve, warm, warm_known
 from tests.net.rig import get
 
 WORDS = (
@@ -25,7 +25,7 @@ WORDS = (
     b"0\r\n",
     b"0\r\n\r\n",
     b"ffffffffffffffff\r\n",
-    b"x: " + b"y" * 2500 + b"\r\n",
+    b"x: " + b"y" * 3500 + b"\r\n",
     b"GET / HTTP/1.1\r\nhost: a\r\n\r\n",
     b"CONNECT a:1 HTTP/1.1\r\nhost: a\r\n\r\n",
     b"HTTP/1.0\r\n",
@@ -52,6 +52,18 @@ def test_any_bytes_are_the_same_requests_for_every_split(data: bytes, at: list[i
     cut, _ = serve(pieces(data, at), late=False)
     several = min(len(whole.seen), len(cut.seen))
     assert cut.seen[:several] == whole.seen[:several]
+
+
+@given(requests, cuts, st.booleans())
+def test_any_bytes_are_the_same_requests_for_who_has_read_such_heads_before(
+    data: bytes, at: list[int], late: bool
+) -> None:
+    cold, cold_answer = serve(pieces(data, at), late)
+    for common in (warm(), cold.common):
+        again, answer = serve(pieces(data, at), late, common)
+        assert again.seen == cold.seen
+        assert answer.sent == cold_answer.sent
+        assert answer.ended == cold_answer.ended
 
 
 def second_opinion(data: bytes) -> list[tuple[bytes, bytes, bytes]]:
@@ -100,3 +112,13 @@ def test_any_answer_is_the_same_for_every_split(data: bytes, at: list[int]) -> N
     cut, _, _ = ask(pieces(data, at))
     if whole.trailers is not None and cut.trailers is not None:
         assert (cut.status, cut.body) == (whole.status, whole.body)
+
+
+@given(answers, cuts)
+def test_any_answer_is_the_same_for_who_has_read_such_heads_before(data: bytes, at: list[int]) -> None:
+    cold, cold_wire, cold_shelf = ask(pieces(data, at))
+    again, wire, shelf = ask(pieces(data, at), warm_known())
+    assert again == cold
+    assert (wire.closing, shelf.released, shelf.again_called) == (
+        cold_wire.closing, cold_shelf.released, cold_shelf.again_called
+    )  # fmt: skip

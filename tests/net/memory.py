@@ -7,10 +7,10 @@ from tests.net.rig import Log, get, post
 from forebay.core.errors import Code
 from forebay.core.model import Limits
 from forebay.net.client import Call, Pool
-from forebay.net.client.upstream import Upstream
+from forebay.net.client.upstream import Known, Upstream
 from forebay.net.connection import Connection
-from forebay.net.exchange import Common
 from forebay.net.outbox import NOBODYS
+from forebay.net.owner import Common
 from forebay.net.server import Exchange
 
 
@@ -60,11 +60,11 @@ class Wire:
 class Desk:
     """A server without a socket; `late` keeps the answers until they are asked for."""
 
-    def __init__(self, late: bool = False) -> None:
+    def __init__(self, late: bool = False, common: Common | None = None) -> None:
         limits = Limits(
-            header_bytes_max=2000, headers_max=20, body_bytes_max=5000, pipelined_max=8, idle_timeout_s=60
+            header_bytes_max=3000, headers_max=20, body_bytes_max=5000, pipelined_max=8, idle_timeout_s=60
         )
-        self.common = Common(limits, b"x-alive")
+        self.common = common or Common(limits, b"x-alive")
         self.late = late
         self.waiting: list[Exchange] = []
         self.seen: list[tuple[bytes, bytes, bytes]] = []
@@ -98,8 +98,9 @@ class Desk:
             exchange.respond(200, [], exchange.body)
 
 
-def serve(parts: list[bytes], late: bool) -> tuple[Desk, Wire]:
-    desk, wire = Desk(late), Wire()
+def serve(parts: list[bytes], late: bool, common: Common | None = None) -> tuple[Desk, Wire]:
+    """What comes of these bytes on a connection of its own; `common` has seen others."""
+    desk, wire = Desk(late, common), Wire()
     connection = Connection(desk)
     connection.connection_made(cast(Any, wire))
     for part in parts:
@@ -120,16 +121,26 @@ REQUESTS = (
     CHUNKED + b"5\r\nhello\r\n6;ext=1\r\n world\r\n0\r\ntrailer: x\r\n\r\n",
     b"\r\n" + post(b"x" * 300, target=b"/stream"),
     post(b"up", b"connection: upgrade", b"upgrade: h2c"),
+    post(b"x" * 60),
 )
+
+
+def warm() -> Common:
+    """What a server has that has had all these requests."""
+    desk = Desk()
+    for request in REQUESTS:
+        serve([request], late=False, common=desk.common)
+    return desk.common
 
 
 class Shelf:
     """A pool without sockets."""
 
-    def __init__(self) -> None:
+    def __init__(self, known: dict[bytes, Known] | None = None) -> None:
         self.released = 0
         self.again_called = 0
         self.tells = False
+        self.known = known if known is not None else {}
         self.outbox = NOBODYS
 
     def release(self, connection: Upstream) -> None:
@@ -142,8 +153,9 @@ class Shelf:
         self.again_called += 1
 
 
-def ask(parts: list[bytes]) -> tuple[Log, Wire, Shelf]:
-    shelf, wire, log = Shelf(), Wire(), Log()
+def ask(parts: list[bytes], known: dict[bytes, Known] | None = None) -> tuple[Log, Wire, Shelf]:
+    """What comes of these bytes as an answer; heads in `known` were read before."""
+    shelf, wire, log = Shelf(known), Wire(), Log()
     upstream = Upstream(cast(Pool, shelf))
     upstream.connection_made(cast(Any, wire))
     Call(cast(Pool, shelf), b"request", log).run_on(upstream)
@@ -167,3 +179,11 @@ ANSWERS = (
     b"HTTP/1.0 200 OK\r\n\r\nup to the end",
     b"HTTP/1.1 503 Busy\r\nretry-after: 1\r\nconnection: close\r\ncontent-length: 2\r\n\r\n{}",
 )
+
+
+def warm_known() -> dict[bytes, Known]:
+    """The heads of all these answers, as far as they are kept."""
+    known: dict[bytes, Known] = {}
+    for answer in ANSWERS:
+        ask([answer], known)
+    return known

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 from tests.net.rig import get, peer, run, serving, until
 
-from forebay.net.outbox import AT_ONCE, JOINED_BYTES_MAX, LATELY_S, NOBODYS, Outbox, Sender
+from forebay.net.outbox import AT_ONCE, JOINED_BYTES_MAX, LATELY_S, NOBODYS, SOME, TOGETHER, Outbox, Sender
 from forebay.net.server import Exchange
 
 
@@ -124,7 +124,79 @@ def test_a_broken_connection_costs_no_other_its_bytes() -> None:
         await asyncio.sleep(0)
         assert log == [("b", b"1")]
         assert broken.aborted
-        assert told == ["writing failed"]
+        assert told == ["a connection failed"]
+
+    run(main())
+
+
+class Follower(Sender):
+    """Sends something as soon as it may go on, of which it keeps a log."""
+
+    def __init__(self, outbox: Outbox, log: list[tuple[str, bytes]], name: str, *, broken: bool = False) -> None:
+        super().__init__(outbox)
+        self.transport = cast(asyncio.Transport, Wire(log, name))
+        self.broken = broken
+        self.went_on = 0
+
+    def go_on(self) -> None:
+        if self.broken:
+            raise RuntimeError("broken")
+        self.went_on += 1
+        self.put(b"x")
+
+
+@pytest.mark.interpreted
+def test_what_has_time_goes_on_a_few_at_a_time_and_leaves_together() -> None:
+    loop, log = Loop(), list[tuple[str, bytes]]()
+    outbox = Outbox(cast(asyncio.AbstractEventLoop, loop))
+    some = [Follower(outbox, log, str(at)) for at in range(2 * SOME + 1)]
+    for each in some:
+        outbox.put_aside(each)
+    assert len(loop.soon) == 1
+    for gone_on in (SOME, 2 * SOME):
+        loop.soon.pop()()
+        assert [each.went_on for each in some] == [1] * gone_on + [0] * (len(some) - gone_on)
+        assert log == []
+        assert len(loop.soon) == 1, "the loop looks for more urgent things in between"
+    loop.soon.pop()()
+    assert log == [(str(at), b"x") for at in range(len(some))]
+    assert not loop.soon
+
+
+@pytest.mark.interpreted
+def test_of_many_more_go_on_at_a_time_and_nothing_waits_for_the_last_of_those_that_keep_coming() -> None:
+    loop, log = Loop(), list[tuple[str, bytes]]()
+    outbox = Outbox(cast(asyncio.AbstractEventLoop, loop))
+    waiting = 2 * TOGETHER
+    every = [Follower(outbox, log, str(at)) for at in range(4 * TOGETHER)]
+    coming = iter(every)
+    for _ in range(waiting):
+        outbox.put_aside(next(coming))
+    while not log:
+        before = sum(each.went_on for each in every)
+        loop.soon.pop()()
+        gone_on = sum(each.went_on for each in every)
+        assert gone_on - before == waiting // 4
+        for _ in range(gone_on - before):
+            outbox.put_aside(next(coming))
+    assert len(log) == TOGETHER
+
+
+@pytest.mark.interpreted
+def test_a_connection_that_cannot_go_on_keeps_no_other_from_it() -> None:
+    async def main() -> None:
+        log: list[tuple[str, bytes]] = []
+        told: list[Any] = []
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: told.append(context["message"]))
+        outbox = Outbox(loop)
+        broken, other = Follower(outbox, log, "a", broken=True), Follower(outbox, log, "b")
+        outbox.put_aside(broken)
+        outbox.put_aside(other)
+        await asyncio.sleep(0)
+        assert log == [("b", b"x")]
+        assert cast(Any, broken.transport).aborted
+        assert told == ["a connection failed"]
 
     run(main())
 

@@ -1,8 +1,8 @@
 """One accepted HTTP/1.1 connection: parse requests within limits, answer them in order.
 
-At most one exchange is with the handler at a time. Requests that arrive meanwhile wait unparsed in a bounded buffer,
-after which reading stops. The end of the client's stream counts as the client being gone, as in other proxies:
-an abandoned generation must not run on for a half-closed socket.
+One exchange at a time is with the handler. Requests that arrive meanwhile wait unparsed in a bounded buffer, after
+which reading stops. The end of the client's stream counts as the client being gone, as in other proxies: an abandoned
+generation must not run on for a half-closed socket.
 """
 
 import asyncio
@@ -12,9 +12,10 @@ from typing import Final, cast
 import httptools
 
 from forebay.core.errors import TABLE, Code, Refusal
-from forebay.net.exchange import Exchange, Owner
+from forebay.net.exchange import Exchange
 from forebay.net.outbox import Sender
-from forebay.net.refusing import SMALL_BODY_BYTES, head_flaw, refusal_answer
+from forebay.net.owner import WRITE_BUFFER_BYTES, Owner
+from forebay.net.refusing import SMALL_BODY_BYTES, Stop, head_flaw, refusal_answer
 from forebay.net.tls import in_flight_bytes
 from forebay.wire import http1
 from forebay.wire.errors import error_body
@@ -31,12 +32,6 @@ read its answer. Who sends an unwanted body has so long after each part, and in 
 ALIVE_S: Final = 10.0
 """So often who asks to hear of it is told that an answer is still to come."""
 PROCESSING: Final = http1.status_line(102) + b"\r\n"
-WRITE_BUFFER_BYTES: Final = 65_536
-"""More than this unsent, and the writer is asked to pause. Said to the transport because TLS would take 512 KiB."""
-
-
-class _Stop(Exception):  # noqa: N818 - control flow, never an error
-    """Ends a parser run from inside a callback."""
 
 
 class Connection(Sender):  # of asyncio's no class: see `Upstream`
@@ -250,7 +245,7 @@ class Connection(Sender):  # of asyncio's no class: see `Upstream`
         if odd or self._raw + self._fed > limits.header_bytes_max:  # only then can the head itself be too large
             self._refusal = head_flaw(self._target, headers, limits)
             if self._refusal is not None:
-                raise _Stop
+                raise Stop
         keep_alive = parser.should_keep_alive()
         # HTTP/1.0 is either not kept alive or says so; asking for the version costs a formatted string
         http_1_0 = (not keep_alive or b"connection" in fields) and parser.get_http_version() == "1.0"
@@ -291,7 +286,7 @@ class Connection(Sender):  # of asyncio's no class: see `Upstream`
         self._queue.append(exchange)
         if len(self._queue) >= self.common.limits.pipelined_max:
             exchange.keep_alive = False  # the client sends the rest again on another connection
-            raise _Stop
+            raise Stop
 
     # --- inside
 
@@ -326,12 +321,18 @@ class Connection(Sender):  # of asyncio's no class: see `Upstream`
             self.common.bodies_bytes -= self._room
             self._room = 0
 
-    def _stop(self, code: Code, text: str = "") -> _Stop:
+    def _stop(self, code: Code, text: str = "") -> Stop:
         self._refusal = Refusal(code, text)
-        return _Stop()
+        return Stop()
 
     def _feed(self, data: bytes) -> None:
-        if self._phase == IDLE:
+        fresh = self._phase == IDLE
+        if fresh:
+            known = self.common.heads.read(self, data)
+            if known is not None:
+                self._since = self.common.now
+                self._queue.append(known)
+                return
             self._begin()
         parser = self._parser
         if parser is None:
@@ -346,6 +347,8 @@ class Connection(Sender):  # of asyncio's no class: see `Upstream`
             self._parse_failed(error)
         else:
             self._after_feed(len(data))
+            if fresh and self._queue:
+                self.common.heads.keep(self._queue[0])
 
     def _after_feed(self, size: int) -> None:
         if self._progress:
@@ -365,9 +368,7 @@ class Connection(Sender):  # of asyncio's no class: see `Upstream`
             return
         cause = error.__context__
         if isinstance(error, httptools.HttpParserCallbackError) and cause is not None:
-            asyncio.get_running_loop().call_exception_handler(
-                {"message": "request parsing failed", "exception": cause}
-            )
+            asyncio.get_running_loop().call_exception_handler({"message": "parsing failed", "exception": cause})
             self._refusal = Refusal(Code.INTERNAL)
             return
         self._refusal = Refusal(Code.BAD_HTTP, f"{TABLE[Code.BAD_HTTP].text} {error}.")

@@ -3,9 +3,6 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Protocol
 
-from forebay.core.errors import Code
-from forebay.core.model import Limits
-from forebay.net.outbox import NOBODYS, Outbox
 from forebay.wire import http1
 
 if TYPE_CHECKING:
@@ -17,48 +14,6 @@ COPIED_BYTES_MAX: Final = 65_536
 
 _NO_HEADERS: Final[list[tuple[bytes, bytes]]] = []
 _NO_FIELDS: Final[dict[bytes, bytes]] = {}
-
-
-class Common:
-    """What all connections of a server look at, many times for every request: so this is no protocol."""
-
-    __slots__ = ("alive_for", "bodies_bytes", "date", "draining", "idle_timeout_s", "limits", "now", "outbox")
-
-    def __init__(self, limits: Limits, alive_for: bytes = b"", outbox: Outbox | None = None) -> None:
-        self.limits = limits
-        self.idle_timeout_s = limits.idle_timeout_s
-        self.now = 0.0
-        """Coarse: it moves once per sweep."""
-        self.date = b""
-        """The line of the head that says it."""
-        self.draining = False
-        """Connections close after their answer."""
-        self.bodies_bytes = 0
-        """How many bytes the large bodies have together that are being read, as far as they say so."""
-        self.alive_for = alive_for
-        """Requests with this header are told with a 102 now and then that they are not forgotten; empty: none are."""
-        self.outbox = outbox or NOBODYS
-
-
-class Owner(Protocol):
-    """What a connection needs of its server."""
-
-    common: Common
-
-    def opened(self, connection: "Connection") -> bool:
-        """Take the connection in; False when there are too many."""
-
-    def closed(self, connection: "Connection") -> None:
-        """Forget the connection."""
-
-    def wants_body(self, exchange: "Exchange") -> bool:
-        """Whether `handle` needs the rest of a request of which the head is there; if not, it gets it without."""
-
-    def handle(self, exchange: "Exchange") -> None:
-        """Answer the exchange, now or later."""
-
-    def refused(self, code: Code) -> None:
-        """Note that bytes that never became an exchange were answered with an error."""
 
 
 class Source(Protocol):
@@ -79,10 +34,10 @@ class Exchange:
 
     __slots__ = (
         "_chunked",
-        "_fields",
         "_line",
         "body",
         "extra",
+        "fields",
         "finished",
         "headers",
         "http_1_0",
@@ -103,12 +58,13 @@ class Exchange:
         fields: dict[bytes, bytes],
     ) -> None:
         self._line = line
-        self._fields = fields
         self._chunked = False
         """Whether `write` sends chunks now."""
         self.method = method
         self.target = target
         self.headers = headers
+        self.fields = fields
+        """The same by name; of repeated ones the last."""
         self.body = b""
         self.extra = b""
         """Header lines for the head of the answer, whoever gives it."""
@@ -142,7 +98,7 @@ class Exchange:
 
     def header(self, name: bytes) -> bytes | None:
         """The value of a header by its lower-case name; of repeated ones the last."""
-        return self._fields.get(name)
+        return self.fields.get(name)
 
     def respond(self, status: int, headers: http1.Headers, body: bytes) -> None:
         """Send a complete answer."""
@@ -185,7 +141,7 @@ class Exchange:
     def forget_head(self) -> None:
         """Drop what the request and the answer said in their heads, for an answer that takes long."""
         self.headers = _NO_HEADERS
-        self._fields = _NO_FIELDS
+        self.fields = _NO_FIELDS
         self.extra = b""
         self._line.rest()
 

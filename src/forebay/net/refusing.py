@@ -16,6 +16,10 @@ RETRYABLE: Final = (b"x-forebay-retryable", b"1")
 """Tells a gateway that another replica may be asked."""
 
 
+class Stop(Exception):  # noqa: N818 - control flow, never an error
+    """Ends a parser run from inside a callback."""
+
+
 def head_flaw(target: bytes, headers: Sequence[tuple[bytes, bytes]], limits: Limits) -> Refusal | None:
     """Why a head is not taken; None: it is. Header names are lower-case."""
     if len(headers) > limits.headers_max:

@@ -13,8 +13,9 @@ from typing import Final, cast
 from forebay.core.errors import Code
 from forebay.core.model import Limits
 from forebay.net.connection import Connection
-from forebay.net.exchange import Common, Exchange
+from forebay.net.exchange import Exchange
 from forebay.net.outbox import NOBODYS, Outbox
+from forebay.net.owner import Common
 from forebay.obs.clock import wall_s
 
 __all__ = ["Exchange", "Handler", "HttpServer"]

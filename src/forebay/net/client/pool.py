@@ -8,7 +8,7 @@ from typing import Final, cast
 
 from forebay.net.client.call import Call, Sink, because
 from forebay.net.client.keepalive import keep_alive
-from forebay.net.client.upstream import Upstream
+from forebay.net.client.upstream import Known, Upstream
 from forebay.net.outbox import Outbox
 
 CONNECT_TIMEOUT_S: Final = 2.0
@@ -54,6 +54,8 @@ class Pool:
         self._sweep_at = 0.0
         self.tells = False
         """Whether the upstream has ever told with a 1xx answer that it works."""
+        self.known: dict[bytes, Known] = {}
+        """Heads of answers that were read before."""
         self._now: Callable[[], float] = asyncio.get_running_loop().time
 
     @property

@@ -22,6 +22,20 @@ FAILURE_S: Final = 10.0
 """So long an answer that tells of no success may take from its head to its end."""
 HEAD_BYTES_MAX: Final = 65_536
 BODILESS: Final = frozenset({204, 304})
+CHUNKED: Final = (b"transfer-encoding", b"chunked")
+KNOWN_BYTES_MAX: Final = 2048
+KNOWN_MAX: Final = 64
+
+
+class Known:
+    """A head that the parser has read before: of a stream that says nothing but the date. See `net.owner`."""
+
+    __slots__ = ("headers", "keep_alive", "status")
+
+    def __init__(self, status: int, headers: list[Header], keep_alive: bool) -> None:
+        self.status = status
+        self.headers = headers
+        self.keep_alive = keep_alive
 
 
 class Upstream(Sender):  # of asyncio's no class: compiled code gets at attributes of its own far sooner
@@ -29,8 +43,8 @@ class Upstream(Sender):  # of asyncio's no class: compiled code gets at attribut
 
     __slots__ = (
         "_between", "_body", "_call", "_complete", "_ended", "_head", "_head_bytes", "_headers", "_held",
-        "_keep_alive", "_parser", "_pool", "_raw", "_reused", "_since", "_status", "_to_eof", "_touched",
-        "idle_since", "on_body",
+        "_keep_alive", "_later", "_parser", "_pool", "_raw", "_reused", "_since", "_status", "_to_eof", "_touched",
+        "_unread", "idle_since", "on_body",
     )  # fmt: skip
 
     def __init__(self, pool: "Pool") -> None:
@@ -42,6 +56,7 @@ class Upstream(Sender):  # of asyncio's no class: compiled code gets at attribut
         self._call: Call | None = None
         self._body: list[bytes] = []
         self._held = b""  # was read already when the sink had enough
+        self._later = b""  # was read in the middle of a stream, and is handed on later in this round
         self.on_body = self._body.append  # the parser calls this for every piece, so without a frame of our own
         self._reset()
 
@@ -52,7 +67,8 @@ class Upstream(Sender):  # of asyncio's no class: compiled code gets at attribut
         self._body.clear()
         self._head_bytes = 0
         self._keep_alive = False
-        self._between = False  # the parser has seen a chunk to its end, and nothing after it
+        self._between = False  # a chunk has ended, and nothing has come after it
+        self._unread = b""  # a head that was known, so that the parser has not seen it, nor what followed
         self._ended = 0  # so many pieces of the body came before a chunk last ended
         self._to_eof = False
         self._complete = False
@@ -75,12 +91,14 @@ class Upstream(Sender):  # of asyncio's no class: compiled code gets at attribut
         self.transport.abort()
 
     def eof_received(self) -> bool:
+        self.go_on()
         if self._to_eof and self._call is not None:
             call, self._call = self._call, None
             call.end([])
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.go_on()
         self._leaving = b""
         self._parser = None  # breaks the cycle through the parser's callbacks
         self._pool.lost(self)
@@ -97,15 +115,38 @@ class Upstream(Sender):  # of asyncio's no class: compiled code gets at attribut
         if call is None:  # nothing was asked: whatever this is, the connection is of no use
             self.transport.abort()
             return
+        if self._later:
+            self.go_on()
+            if self._call is not call:  # its answer has ended, and more has come
+                self.transport.abort()
+                return
+        self._touched = True
         if len(data) > PART_BYTES:
             self._take_in_parts(call, data)
-            return
-        self._touched = True
-        lone = http1.lone_chunk(data) if self._between else b""
-        problem = "" if lone else self._parse(data)
+        elif self._between:
+            self._later = data
+            self._outbox.put_aside(self)
+        else:
+            self._take(call, data)
+
+    def go_on(self) -> None:
+        """Hand on what was put aside; before anything that has come after it."""
+        data, self._later = self._later, b""
+        if data and self._call is not None:
+            self._take(self._call, data)
+
+    def _take(self, call: Call, data: bytes) -> None:
+        lone, problem = b"", ""
+        if self._between or self._unread:
+            lone = http1.lone_chunk(data)
+            if not lone and not self._ends(data):
+                problem = self._parse(data)
+        elif self._status or self._raw or not self._knows(data):
+            problem = self._parse(data)
         try:
             if lone:  # the middle of a stream, nearly always; the parser would be where it is
                 self._raw = 0
+                self._between = True
                 assert call.sink is not None
                 call.sink.on_body(lone)
                 return
@@ -120,13 +161,51 @@ class Upstream(Sender):  # of asyncio's no class: compiled code gets at attribut
             tell(mistake)
             self._give_up(call, "protocol", MISTAKE)
 
+    def _knows(self, data: bytes) -> bool:
+        """Take in a known head, and the chunk that follows it, if that is all."""
+        size = data.find(b"\r\n\r\n", 0, KNOWN_BYTES_MAX) + 4
+        head = data[:size]
+        known = self._pool.known.get(head)
+        if known is None:
+            return False
+        if len(data) > size:
+            lone = http1.lone_chunk(data[size:])
+            if not lone:
+                return False
+            self._body.append(lone)
+            self._between = True
+        self._status = known.status
+        self._head = known.headers.copy()
+        self._keep_alive = known.keep_alive
+        self._since = 0.0
+        self._unread = head
+        return True
+
+    def _ends(self, data: bytes) -> bool:
+        """Take in the end of a stream of which the parser has seen nothing, in its usual spelling."""
+        if not self._unread or not data.endswith(http1.LAST_CHUNK):
+            return False
+        if len(data) > len(http1.LAST_CHUNK):
+            lone = http1.lone_chunk(data[: -len(http1.LAST_CHUNK)])
+            if not lone:
+                return False
+            self._body.append(lone)
+        self._complete = True
+        return True
+
     def _parse(self, data: bytes) -> str:
         """Have the parser tell what is in these bytes. Returns what is wrong with them."""
-        assert self._parser is not None
+        parser = self._parser
+        assert parser is not None
         problem = ""
-        self._ended = 0
+        fresh = not self._status and not self._raw
         try:
-            self._parser.feed_data(data)
+            if self._unread:
+                head, self._unread = self._unread, b""
+                parser.feed_data(head)
+                self._head = None  # it was handed on
+            self._ended = 0
+            parser.feed_data(data)
         except httptools.HttpParserUpgrade:
             problem = "it switched protocols unasked"
         except httptools.HttpParserError as error:
@@ -135,7 +214,17 @@ class Upstream(Sender):  # of asyncio's no class: compiled code gets at attribut
                 problem = str(error.__context__)
         # the last condition: what came after the chunk was not the next one's first line, which is never empty
         self._between = 0 < self._ended == len(self._body) and data.endswith(b"\n\r\n")
+        if fresh and not problem and self._head is not None and CHUNKED in self._head:
+            self._remember(data, self._head)
         return problem
+
+    def _remember(self, data: bytes, headers: list[Header]) -> None:
+        size = data.find(b"\r\n\r\n", 0, KNOWN_BYTES_MAX) + 4
+        known = self._pool.known
+        if size > 3 and data.startswith(b"HTTP/1.1 200 "):
+            if len(known) >= KNOWN_MAX:
+                known.clear()
+            known[data[:size]] = Known(self._status, headers.copy(), self._keep_alive)
 
     def read_on(self, call: Call) -> None:
         """Its sink takes more: begin with what was read before."""
@@ -150,7 +239,7 @@ class Upstream(Sender):  # of asyncio's no class: compiled code gets at attribut
             if not call.reads:
                 self._held = data[at:]
                 return
-            self.data_received(data[at : at + PART_BYTES])
+            self._take(call, data[at : at + PART_BYTES])
 
     def pause_writing(self) -> None:
         """A request is written whole: nobody could wait."""

@@ -1,0 +1,192 @@
+"""A head that was read before is not parsed again, and what comes of it is the same as if it were."""
+
+from typing import Any, Never, cast
+
+import httptools
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.fuzz.corpus import cuts, pieces
+from tests.net.memory import ANSWERS, REQUESTS, Desk, Shelf, Wire, ask, serve, warm, warm_known
+from tests.net.rig import Log, get, post
+
+from forebay.net.client import Call, Pool
+from forebay.net.client.upstream import Known, Upstream
+from forebay.net.owner import HEAD_BYTES_MAX, KEPT_MAX, Common
+from forebay.net.refusing import SMALL_BODY_BYTES
+
+LONG = b"x: " + b"y" * HEAD_BYTES_MAX
+
+
+class Parsed(Exception):  # noqa: N818 - what a test looks for
+    """A parser was needed."""
+
+
+@pytest.fixture
+def parserless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on nobody gets a parser of requests."""
+
+    def refuse(_: object) -> Never:
+        raise Parsed
+
+    monkeypatch.setattr(httptools, "HttpRequestParser", refuse)
+
+
+def seen(*requests: bytes) -> Common:
+    """What a server shares that has had these."""
+    common = Desk().common
+    for request in requests:
+        serve([request], late=False, common=common)
+    return common
+
+
+@pytest.mark.parametrize("name", [b"content-length", b"Content-Length"])
+def test_a_known_head_needs_no_parser_whatever_the_length(
+    name: bytes, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def spelt(body: bytes) -> bytes:
+        return post(body, b"X-Key: Secret", target=b"/a?b=c").replace(b"content-length", name, 1)
+
+    common = seen(spelt(b"hello"))
+    request.getfixturevalue("parserless")
+    asked: list[Any] = []
+    monkeypatch.setattr(Desk, "answer", lambda desk: asked.append(desk.waiting.pop()))
+    for body in (b"x" * 12, b"", b"\r\n\r\n", b"content-length: 7\r\n"):
+        desk, _ = serve([spelt(body)], late=False, common=common)
+        assert desk.seen == [(b"POST", b"/a?b=c", body)]
+        length = b"%d" % len(body)
+        assert asked[-1].headers == [(b"host", b"a"), (b"x-key", b"Secret"), (b"content-length", length)]
+        assert asked[-1].header(b"content-length") == length
+        assert asked[-1].keep_alive
+
+
+@pytest.mark.parametrize(
+    "strange",
+    [
+        get(b"/a"),
+        post(b"hello") + get(b"/a"),
+        post(b"hello")[:-1],
+        post(b"hello").replace(b": 5", b": 05"),
+        post(b"hello").replace(b": 5", b":5"),
+        post(b"hello", LONG),
+        post(b"hello", b"a: b", b"a: b"),
+    ],
+)
+def test_everything_else_is_parsed_every_time(strange: bytes, request: pytest.FixtureRequest) -> None:
+    common = seen(post(b"hello"), strange)
+    request.getfixturevalue("parserless")
+    with pytest.raises(Parsed):
+        serve([strange], late=False, common=common)
+
+
+def test_a_head_that_differs_is_another_head(request: pytest.FixtureRequest) -> None:
+    common = seen(post(b"hello"))
+    request.getfixturevalue("parserless")
+    with pytest.raises(Parsed):
+        serve([post(b"hello").replace(b"host: a", b"host: b")], late=False, common=common)
+
+
+def test_a_body_over_a_limit_is_refused_behind_a_known_head_too() -> None:
+    common = seen(post(b"hello"))
+    desk, wire = serve([post(b"x" * 5001)], late=False, common=common)
+    assert desk.seen == []
+    assert wire.sent.startswith(b"HTTP/1.1 413 ")
+    assert common.limits.body_bytes_max < SMALL_BODY_BYTES
+
+
+def test_only_some_heads_are_kept(request: pytest.FixtureRequest) -> None:
+    common = seen(*(get(b"/%d" % at, b"content-length: 0") for at in range(KEPT_MAX + 1)))
+    request.getfixturevalue("parserless")
+    serve([get(b"/%d" % KEPT_MAX, b"content-length: 0")], late=False, common=common)
+    with pytest.raises(Parsed):
+        serve([get(b"/0", b"content-length: 0")], late=False, common=common)
+
+
+@given(st.lists(st.sampled_from(REQUESTS), min_size=1, max_size=5), cuts, st.booleans())
+def test_requests_are_the_same_where_all_heads_are_known(requests: list[bytes], at: list[int], late: bool) -> None:
+    data = b"".join(requests)
+    for parts in (pieces(data, at), requests):
+        cold, answer = serve(parts, late)
+        again, again_answer = serve(parts, late, warm())
+        assert again.seen == cold.seen
+        assert again_answer.sent == answer.sent
+
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+EVENT = b"7\r\ndata: 1\r\n"
+LAST = b"0\r\n\r\n"
+
+
+class Silent:
+    """A parser that must not be asked."""
+
+    def feed_data(self, data: bytes) -> Never:
+        raise AssertionError(data)
+
+
+def streamed(parts: list[bytes], known: dict[bytes, Known], parser: object = None) -> tuple[Log, Shelf]:
+    shelf, log = Shelf(known), Log()
+    upstream = Upstream(cast(Pool, shelf))
+    upstream.connection_made(cast(Any, Wire()))
+    if parser is not None:
+        upstream._parser = cast(Any, parser)
+    Call(cast(Pool, shelf), b"request", log).run_on(upstream)
+    for part in parts:
+        upstream.data_received(part)
+    return log, shelf
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [HEAD, EVENT, EVENT, LAST],
+        [HEAD + EVENT, EVENT + LAST],
+        [HEAD, LAST],
+        [HEAD, EVENT + LAST],
+    ],
+)
+def test_a_usual_stream_with_a_known_head_needs_no_parser(parts: list[bytes]) -> None:
+    known: dict[bytes, Known] = {}
+    cold, _ = streamed(parts, known)
+    again, shelf = streamed(parts, known, Silent())
+    assert again == cold
+    assert again.done
+    assert shelf.released == 1
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize(
+    "rest",
+    [
+        [EVENT, EVENT + EVENT, LAST],
+        [EVENT[:4], EVENT[4:] + LAST],
+        [EVENT, b"0\r\nx-told: 1\r\n\r\n"],
+        [EVENT, b"7;odd=1\r\ndata: 1\r\n", LAST[:2], LAST[2:]],
+        [EVENT, b"c\r\nx\r\n0\r\n\r\n\r\n\r\n\r\n\r\n0\r\n\r\n"],
+        [EVENT, b"nonsense\r\n"],
+        [EVENT, LAST + b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"],
+    ],
+)
+def test_an_unusual_one_goes_through_it(rest: list[bytes]) -> None:
+    for parts in ([HEAD, *rest], [HEAD + rest[0], *rest[1:]]):
+        known: dict[bytes, Known] = {}
+        cold, cold_shelf = streamed(parts, known)
+        assert known
+        again, shelf = streamed(parts, known)
+        assert again == cold
+        assert (shelf.released, shelf.again_called) == (cold_shelf.released, cold_shelf.again_called)
+
+
+@pytest.mark.interpreted
+def test_heads_that_say_something_of_the_answer_are_not_kept() -> None:
+    assert list(warm_known()) == [b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"]
+
+
+@pytest.mark.interpreted
+@given(st.sampled_from(ANSWERS), cuts)
+def test_answers_are_the_same_where_all_heads_are_known(answer: bytes, at: list[int]) -> None:
+    cold, _, cold_shelf = ask(pieces(answer, at))
+    again, _, shelf = ask(pieces(answer, at), warm_known())
+    assert again == cold
+    assert shelf.released == cold_shelf.released
