@@ -8,6 +8,7 @@ import uvloop
 
 from forebay.core.model import WorkerSpec
 from forebay.modelserver.garbage import collect_seldom
+from forebay.modelserver.process.placement import take_turns
 from forebay.modelserver.replica.serve import GaveUp, serve
 from forebay.net.ports import NoPort
 from forebay.obs import log
@@ -26,6 +27,7 @@ def main(arguments: list[str]) -> int:
     generation = str(spec.generation)
     logger = log.configure(process="modelserver", model=spec.model, replica=spec.replica, generation=generation)
     collect_seldom()
+    take_turns()
     try:
         uvloop.run(serve(spec, logger))
     except (GaveUp, NoPort) as error:

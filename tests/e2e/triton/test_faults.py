@@ -125,6 +125,11 @@ def test_a_server_that_is_killed_leaves_no_process_of_a_model(tmp_path: Path) ->
         wait_for("its models end", lambda: not any(map(alive, pids)))
 
 
+def test_requests_and_batches_do_not_interrupt_each_other(tmp_path: Path) -> None:
+    with serving(tmp_path) as server:
+        assert {os.sched_getscheduler(pid) for pid in (server.process.pid, *server.children())} == {os.SCHED_BATCH}
+
+
 def test_model_processes_that_are_killed_are_replaced(tmp_path: Path) -> None:
     with serving(tmp_path) as server:
         for pid in server.children():

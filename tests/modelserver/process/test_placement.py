@@ -1,5 +1,11 @@
 """What is set for a child before it starts."""
 
+import os
+import subprocess
+import sys
+
+import pytest
+
 from forebay.modelserver.process import placement
 from forebay.modelserver.process.placement import Placement
 
@@ -15,3 +21,22 @@ def test_a_child_inherits_what_the_server_was_started_with_and_its_placement_goe
     }
     for name in placement.DEFAULTS:
         assert placement.environment(Placement(), {name: "mine"})[name] == "mine"
+
+
+ASK = """
+import os, subprocess, sys
+from forebay.modelserver.process.placement import take_turns
+if len(sys.argv) > 1:
+    os.sched_setscheduler(0, int(sys.argv[1]), os.sched_param(0))
+take_turns()
+child = "import os; print(os.sched_getscheduler(0))"
+print(os.sched_getscheduler(0), flush=True)
+subprocess.run([sys.executable, "-c", child], check=True)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such policies")
+def test_who_serves_and_its_children_wait_for_their_core_unless_somebody_has_said_otherwise() -> None:
+    for given, policies in (((), [os.SCHED_BATCH] * 2), ((str(os.SCHED_IDLE),), [os.SCHED_IDLE] * 2)):
+        told = subprocess.run([sys.executable, "-c", ASK, *given], check=True, capture_output=True, text=True)
+        assert list(map(int, told.stdout.split())) == policies

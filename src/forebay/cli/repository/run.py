@@ -13,6 +13,7 @@ from rich.console import Console
 from forebay.cli.repository.screen import Screen
 from forebay.cli.settings import INTERRUPTED, UserError
 from forebay.modelserver.garbage import collect_seldom
+from forebay.modelserver.process.placement import take_turns
 from forebay.modelserver.serve import NotStarted, Plan, Watcher, serve
 from forebay.modelserver.telemetry.logs import LogSettings
 from forebay.obs import log as logging
@@ -33,6 +34,7 @@ def run_server(plan: Plan, settings: LogSettings, console: Console) -> int:
         settings.install()
         screen.start()
         collect_seldom()
+        take_turns()
         try:
             uvloop.run(_until_stopped(plan, settings, log, screen))
         except NotStarted as error:

@@ -71,6 +71,16 @@ def move(argument: str) -> None:
         _prefer_node(placement.numa_node)
 
 
+def take_turns() -> None:
+    """Have this thread, and the processes that it starts, wait for a core while somebody else works there."""
+    # Where they share a core, each request would otherwise stop the model in the middle of a batch, and find the
+    # caches full of the model's data, and each batch would stop the reading of requests. In turns, more of both are
+    # done at a time. Where a core is free, it makes no difference. A policy that somebody has chosen stays.
+    with suppress(OSError, AttributeError):  # a sandbox may forbid it; not every system has it
+        if os.sched_getscheduler(0) == os.SCHED_OTHER:
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+
 def _prefer_node(node: int) -> None:
     try:
         numa = ctypes.CDLL("libnuma.so.1")
