@@ -82,22 +82,26 @@ class Outbox:
 
     def add(self, sender: Sender) -> None:
         """Have a sender leave at the end of the round."""
+        if self._soon is None:
+            sender.leave()
+            return
         self._senders.append(sender)
         if not self._due:
             self._later()
 
     def put_aside(self, sender: Sender) -> None:
         """Have one go on when nothing is more urgent."""
+        if self._soon is None:
+            sender.go_on()
+            return
         self._behind.append(sender)
         if not self._due:
             self._later()
 
     def _later(self) -> None:
-        if self._soon is None:
-            self._end_round()
-        else:
-            self._due = True
-            self._soon(self._end_round)
+        assert self._soon is not None
+        self._due = True
+        self._soon(self._end_round)
 
     def crowded(self) -> bool:
         """Count a write that somebody waits for, and tell whether it should wait for the end of the round."""

@@ -9,7 +9,7 @@ from typing import Final, cast
 from forebay.net.client.call import Call, Sink, because
 from forebay.net.client.keepalive import keep_alive
 from forebay.net.client.upstream import Known, Upstream
-from forebay.net.outbox import Outbox
+from forebay.net.outbox import NOBODYS, Outbox
 
 CONNECT_TIMEOUT_S: Final = 2.0
 CONNECTING_MAX: Final = 64
@@ -22,7 +22,7 @@ SWEEP_S: Final = 1.0
 
 class Pool:
     """Connections to one upstream, with `tls` for HTTPS; `greeting` is a header line of the first request on each.
-    Connecting runs in tasks of `group`; `close` ends them. Requests leave with what else is in the `outbox`."""
+    Connecting runs in tasks of `group`; `close` ends them. Who shares no `outbox` sends and hands on as it comes."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Pool:
     ) -> None:
         self.host = host
         self.port = port
-        self.outbox = outbox or Outbox(asyncio.get_running_loop())
+        self.outbox = outbox or NOBODYS
         self._group = group
         self._connect_timeout_s = connect_timeout_s
         self._idle_max = idle_max
