@@ -133,14 +133,7 @@ class Fleet:
 
     async def _watch(self, link: Link, served: Served) -> None:
         """Ask a replica for its load, for as long as it is wanted or has attempts under way."""
-        pool = Pool(
-            link.host,
-            link.port,
-            self._group,
-            connect_timeout_s=self._spec.replica_timeout_s,
-            idle_max=1,
-            outbox=self.outbox,
-        )
+        pool = Pool(link.host, link.port, self._group, connect_timeout_s=self._spec.replica_timeout_s, idle_max=1)
         try:
             await self._poll(link, served, pool)
         finally:
