@@ -261,18 +261,22 @@ def test_lower_bands_change_nothing_for_interactive_requests(steps: list[tuple[s
         assert alone.waiting() == [item for item in mixed if tickets[item].band is INTERACTIVE]
 
 
+def place(key: tuple[float, int, int], tenant: str) -> Place[int]:
+    return Place(key, key, tenant=tenant, band=BATCH, front=False, since=0.0)
+
+
 def test_counters_of_tenants_that_left_are_bounded() -> None:
     line: Line[int] = Line()
-    line.join(Place((0.0, 0, 0), "waits", BATCH, False, 0.0))
+    line.join(place((0.0, 0, 0), "waits"))
     line.charge("waits", 5.0)
     for n in range(3 * TENANTS_MAX):
         line.serve(f"{n}", 1.0)
     assert len(line._counters) <= TENANTS_MAX + 1
-    line.join(Place((0.0, 1, 1), "new", BATCH, False, 0.0))
+    line.join(place((0.0, 1, 1), "new"))
     assert list(line) == [0, 1], "who waits keeps its count, and a newcomer has no credit"
     line.charge("forgotten", 1.0)
-    line.join(Place((0.0, 2, 2), "forgotten", BATCH, False, 0.0))
-    line.join(Place((0.0, 3, 3), "newer", BATCH, False, 0.0))
+    line.join(place((0.0, 2, 2), "forgotten"))
+    line.join(place((0.0, 3, 3), "newer"))
     assert list(line) == [0, 1, 3, 2]
 
 
@@ -281,8 +285,8 @@ def test_an_empty_line_remembers_whom_it_served_last() -> None:
     line.serve("last", 100.0)
     for n in range(TENANTS_MAX):
         line.charge(f"{n}", 1.0)
-    line.join(Place((0.0, 0, 0), "new", BATCH, False, 0.0))
-    line.join(Place((0.0, 1, 1), f"{TENANTS_MAX - 1}", BATCH, False, 0.0))
+    line.join(place((0.0, 0, 0), "new"))
+    line.join(place((0.0, 1, 1), f"{TENANTS_MAX - 1}"))
     assert list(line) == [0, 1]
     line.charge("new", 2.0)
     assert list(line) == [1, 0]
@@ -316,18 +320,29 @@ def test_retry_after_is_the_length_of_the_line_over_the_drain_rate() -> None:
     enter(waiting, *((f"{n}", Ticket()) for n in range(39)), now=100.0)
     for n in range(40):
         waiting.rate.count(100.0 + n / 5)
-    assert waiting.rate.per_s(108.0) == 4.0
-    assert waiting.retry_after_s(108.0) == 10
-    assert waiting.retry_after_s(108.0 + 20) == RETRY_AFTER_S_MAX
+    assert waiting.rate.pace_per_s(107.9) == 5.0
+    assert waiting.retry_after_s(107.9) == 8
+    assert waiting.retry_after_s(108.0 + 20) == RETRY_AFTER_S_MAX  # they have waited long, and nobody was done
+
+
+def test_who_comes_after_a_quiet_time_is_not_sent_away_for_long() -> None:
+    waiting = room()
+    assert waiting.retry_after_s(1.0) == RETRY_AFTER_S_MAX  # nothing is known
+    for n in range(40):
+        waiting.rate.count(100.0 + n / 20)
+    enter(waiting, *((f"{n}", Ticket()) for n in range(39)), now=500.0)
+    assert waiting.retry_after_s(500.0) == 2  # as quick as the last time that there was anything to do
+    waiting.rate.count(501.0)
+    assert waiting.retry_after_s(501.0) == 40  # one a second since then
 
 
 def test_old_completions_are_forgotten() -> None:
     rate = DrainRate()
     rate.count(3.0)
-    assert rate.per_s(12.9) == 0.1
-    assert rate.per_s(13.0) == 0.0
+    assert rate.total(12.9) == 1
+    assert rate.total(13.0) == 0
     rate.count(1e9)
-    assert rate.per_s(1e9) == 0.1
+    assert rate.total(1e9) == 1
 
 
 @given(st.lists(st.floats(0, 100), max_size=50), st.integers(0, 2000))

@@ -44,7 +44,7 @@ COOKIES = ModelRoutes("m", Task.CHAT, Policy.CPR, "r", 8, 10.0, sessions=Session
 def test_any_headers_make_a_ticket_or_a_refusal(fields: dict[bytes, bytes]) -> None:
     request = exchange(fields)
     ticket = survives(
-        lambda _: make_ticket(request, ANONYMOUS, work_tokens=1.0, began=100.0, queue_timeout_s=10.0), b"", Refusal
+        lambda _: make_ticket(request, ANONYMOUS, work_tokens=1.0, began=100.0, routes=COOKIES), b"", Refusal
     )
     if ticket is not None:
         assert ticket.band >= ANONYMOUS.band_max
@@ -87,7 +87,7 @@ def test_any_snapshot_and_headers_choose_a_model_of_the_snapshot(
         asked = wanted(encoded({"model": name, "messages": []}))
         for task in Task:
             chosen = survives(
-                lambda _, asked=asked, task=task: dispatcher.resolve(asked, request, task), b"", Refusal
+                lambda _, asked=asked, task=task: dispatcher.resolve(asked, request, task, {}), b"", Refusal
             )
             chosen = chosen or Chosen(name, "")
             dispatcher.fall_back(chosen, request, {}, trouble)

@@ -19,6 +19,7 @@ from tests.gateway.rig import (
     post,
     routes,
     whole,
+    working,
 )
 from tests.net.rig import lone, run, until
 
@@ -30,6 +31,7 @@ from forebay.net.server import Exchange
 from forebay.wire.apis.wanted import wanted
 
 CPR = replace(ROUTES, policy=Policy.CPR)
+UP = 'forebay_replica_up{model="chat",replica="chat-%d"}'
 LONG = "The history of the river and of all its mills. " * 60
 
 
@@ -179,6 +181,39 @@ def test_a_model_with_sessions_keeps_them_together_by_header_and_by_cookie(tmp_p
                 assert b"set-cookie" not in again.headers
 
     run(main())
+
+
+def test_a_session_stays_where_it_is_when_replicas_come_and_moves_once_when_its_own_goes(tmp_path: Path) -> None:
+    async def main() -> None:
+        workers = [Worker(whole, f"chat-{n}") for n in range(4)]
+        first, more = workers[:2], workers[2:]
+        base = replace(ROUTES, sessions=Sessions.HEADER)
+        fields = [b"x-forebay-session: s%d" % n for n in range(16)]
+        async with cluster(tmp_path, *first, base=base) as front, working(*more):
+            await until(lambda: all(worker.polls for worker in first))
+            before = [await replica_of(front, chat(), field) for field in fields]
+            front.write(routes(*workers, base=base))
+            await until(lambda: all(worker.polls for worker in more))
+            await until_ready(front, 4)
+            assert [await replica_of(front, chat(), field) for field in fields] == before
+            assert {await replica_of(front, chat(), b"x-forebay-session: t%d" % n) for n in range(32)} > set(before)
+            lost = first[0]
+            lost.report = replace(lost.report, state=ReplicaState.DRAINING)
+            await until_ready(front, 3)
+            moved = [await replica_of(front, chat(), field) for field in fields]
+            assert all(now == was for now, was in zip(moved, before, strict=True) if was != b"chat-0")
+            assert b"chat-0" not in moved
+            lost.report = replace(lost.report, state=ReplicaState.READY)
+            await until_ready(front, 4)
+            assert [await replica_of(front, chat(), field) for field in fields] == moved
+
+    run(main())
+
+
+async def until_ready(front: Front, count: int) -> None:
+    async with asyncio.timeout(10):
+        while sum([await front.metric(UP % n) for n in range(4)]) != count:
+            await asyncio.sleep(0.005)
 
 
 def test_a_session_waits_for_its_replica_and_holds_nobody_up(tmp_path: Path) -> None:

@@ -335,6 +335,7 @@ def _routes(model: ModelSettings, revision: str) -> ModelRoutes:
         queue_max=model.queue_max,
         queue_timeout_s=model.queue_timeout_s,
         ttft_budget_s=model.slo.ttft_p99_ms / 1000 if model.slo.ttft_p99_ms else None,
+        drops_late=model.slo.drop_late,
         fallback=stand_ins(model.fallback),
         fallback_default=model.fallback_default == "allow",
         price_per_mtok=model.price_per_mtok,

@@ -196,7 +196,7 @@ def _model(
         engine=model.engine,
         source=model.source,
         revision=model.routes.revision,
-        slo=model.slo.model_dump(exclude_none=True),
+        slo=model.slo.model_dump(exclude_defaults=True),
         ready=sum(r.state is ReplicaState.READY for r in replicas),
         wanted=len(model.units),
         replicas=replicas,

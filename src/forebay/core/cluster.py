@@ -137,7 +137,10 @@ class Slo(Section):
     availability: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Share of requests that must succeed, for example 0.999."""
     ttft_p99_ms: Annotated[float, Field(gt=0)] | None = None
-    """Time to first token, 99th percentile, milliseconds."""
+    """Time to first token, 99th percentile, milliseconds. Who is due by it goes before who may wait longer."""
+    drop_late: bool = False
+    """A request without a first token after `ttft_p99_ms` is refused (`deadline_exceeded`) where it still waits, so
+    that those who can be served in time are. Not batch work, nor what comes while no replica is ready."""
     tpot_p99_ms: Annotated[float, Field(gt=0)] | None = None
     """Time per output token after the first, 99th percentile, milliseconds."""
     latency_p99_ms: Annotated[float, Field(gt=0)] | None = None
@@ -303,7 +306,7 @@ def conflicts(raw: Mapping[str, Any]) -> tuple[Conflict, ...]:
         *_same_names("models", models),
         *_engine_conflicts(models),
         *_source_conflicts(models),
-        *_spare_conflicts(models),
+        *_promise_conflicts(models),
         *_port_conflicts(raw),
         *_auth_conflicts(gateway, raw.get("tenants", [])),
         *_admin_conflicts(raw.get("admin")),
@@ -363,10 +366,15 @@ def _source_conflicts(sections: Sequence[Mapping[str, Any]]) -> Iterator[Conflic
             yield Conflict(f"models[{index}].engine", "nothing, beside `source: synthetic`", allowed)
 
 
-def _spare_conflicts(sections: Sequence[Mapping[str, Any]]) -> Iterator[Conflict]:
+def _promise_conflicts(sections: Sequence[Mapping[str, Any]]) -> Iterator[Conflict]:
     for index, section in enumerate(sections):
         slo = section.get("slo")
-        if section.get("spares") == "auto" and not (isinstance(slo, Mapping) and slo.get("availability")):
+        slo = slo if isinstance(slo, Mapping) else {}
+        if slo.get("drop_late") is True and slo.get("ttft_p99_ms") is None:
+            yield Conflict(
+                f"models[{index}].slo.drop_late", "true", "false, or `ttft_p99_ms` beside it, the deadline"
+            )
+        if section.get("spares") == "auto" and not slo.get("availability"):
             allowed = "a number, or `slo.availability` beside it, which they are to keep"
             yield Conflict(f"models[{index}].spares", '"auto"', allowed)
 

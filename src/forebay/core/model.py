@@ -216,6 +216,8 @@ class ModelRoutes:
     replicas: tuple[Replica, ...] = ()
     ttft_budget_s: float | None = None
     """Promised time to the first token; the reason of a route says where it will not be kept."""
+    drops_late: bool = False
+    """Whether a request that waits for longer than that is refused."""
     fallback: tuple[StandIn, ...] = ()
     fallback_default: bool = True
     """Whether a request that says nothing of it may be served by those."""

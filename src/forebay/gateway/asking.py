@@ -1,5 +1,6 @@
 """What admission and routing want to know of a request: what it may claim, how long it is, what it belongs to."""
 
+import math
 import re
 from typing import Final
 from zlib import crc32
@@ -15,6 +16,8 @@ from forebay.net.server import Exchange
 from forebay.wire.apis.wanted import Wanted
 
 DIGITS_MAX: Final = 9
+FOUR_BYTES_MAX: Final = 0xFFFF_FFFF
+REQUEST_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
 SESSION: Final = b"x-forebay-session"
 """Header whose value keeps requests together, where a model has sessions or is routed by `consistent_hash`."""
 COOKIE: Final = re.compile(rb"(?:^|;)\s*forebay-session=([\x21-\x3a\x3c-\x7e]{1,128})\s*(?:;|$)")
@@ -30,6 +33,24 @@ _OFF: Final = Sessions.OFF
 _COOKIE: Final = Sessions.COOKIE
 
 
+class Ids:
+    """The ids of the requests of one gateway process."""
+
+    def __init__(self, instance: bytes) -> None:
+        self._start = b"req-%b" % instance
+        self._count = 0
+
+    def of(self, exchange: Exchange) -> bytes:
+        """The id that a request came with, else a new one."""
+        given = exchange.header(b"x-request-id")
+        if given and REQUEST_ID.fullmatch(given):
+            return given
+        count = self._count
+        self._count += 1
+        digits = count.to_bytes(4 if count <= FOUR_BYTES_MAX else 8, "big").hex()  # takes a quarter of what %x does
+        return b"%b%b" % (self._start, digits.encode())
+
+
 def expected_tokens(request: Wanted, lengths: Lengths) -> float:
     """What prompt and answer may come to."""
     return lengths.tokens(len(request.text) or 1) + _answer_tokens(request, lengths)
@@ -41,22 +62,30 @@ def _answer_tokens(request: Wanted, lengths: Lengths) -> float:
 
 
 def make_ticket(
-    exchange: Exchange, tenant: Tenant, *, work_tokens: float, began: float, queue_timeout_s: float
+    exchange: Exchange, tenant: Tenant, *, work_tokens: float, began: float, routes: ModelRoutes, ready: bool = True
 ) -> Ticket:
-    """What a request may claim. Raises `Refusal` for a priority or a deadline that makes no sense."""
+    """What a request may claim; `ready`: a replica takes requests. Raises `Refusal` for a priority or a deadline that
+    makes no sense.
+    """
     asked = exchange.header(PRIORITY)
     if asked is not None and asked not in BANDS:
         allowed = ", ".join(name.decode() for name in BANDS)
         raise Refusal(Code.INVALID_REQUEST, f"'{PRIORITY.decode()}': allowed are {allowed}.", PRIORITY.decode())
     band = tenant.band if asked is None else tenant.band_of(BANDS[asked])
-    patience_s = queue_timeout_s * (BATCH_PATIENCE if band is _BATCH else 1)
+    patience_s, due_s = routes.queue_timeout_s, math.inf
     given = exchange.header(DEADLINE)
+    if band is _BATCH:
+        patience_s *= BATCH_PATIENCE
+    elif given is None and routes.ttft_budget_s:
+        due_s = routes.ttft_budget_s
+        if routes.drops_late and ready:
+            patience_s = min(patience_s, due_s)
     if given is not None:
         if not given.isdigit() or not 0 < len(given) <= DIGITS_MAX:
             text = f"'{DEADLINE.decode()}': a whole number of milliseconds is wanted."
             raise Refusal(Code.INVALID_REQUEST, text, DEADLINE.decode())
         patience_s = min(patience_s, int(given) / 1000)
-    return Ticket(band, tenant.name, work_tokens, began + patience_s)
+    return Ticket(band, tenant.name, work_tokens, began + patience_s, began + due_s)
 
 
 def make_ask(

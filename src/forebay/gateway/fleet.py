@@ -40,6 +40,8 @@ FIGURE_MAX: Final = 2**40
 """No true figure of a load report is larger, and none is below zero. What is, is cut: the rest may still be true."""
 GOING: Final = (Code.DRAINING, Code.FENCED)
 """What replicas answer that end."""
+HOMES_MAX: Final = 65_536
+"""Of so many sessions of a model a gateway remembers where they are."""
 UNHEARD: Final = ReplicaState.STARTING
 """State of a replica that has not answered a load poll lately, or answered as another one."""
 
@@ -247,6 +249,7 @@ class Served:
     __slots__ = (
         "_judged_at",
         "account",
+        "homes",
         "leaving",
         "lengths",
         "links",
@@ -281,6 +284,8 @@ class Served:
         """Whether somebody is just sending what waits."""
         self.stay_s = 0.0
         """How long all requests together were here that have ended."""
+        self.homes: dict[int, str] = {}
+        """The slots of sessions by their keys, those that were used last at the end."""
         self._judged_at = 0.0
         self.waiting: WaitingRoom[Relay] = WaitingRoom(routes.queue_max, routes.queue_timeout_s)
 
@@ -292,6 +297,14 @@ class Served:
                 relay.tried = tuple(each for each in relay.tried if each != who)
         meter = Meter(replica.id, self.pricing.index.join())
         return Link(replica, self.routes.name, self.routes.task, pool, meter)
+
+    def settle(self, key: int, slot: str) -> None:
+        """A request of a session was sent to that slot, where the session stays while it is healthy."""
+        homes = self.homes
+        home = homes.pop(key, "")
+        homes[key] = home if any(link.live and link.id == home for link in self.links) else slot
+        if len(homes) > HOMES_MAX:
+            del homes[next(iter(homes))]
 
     def seen_by(self, band: Band, now: float) -> Sequence[View]:
         """The replicas as they look to a request of this band where some of the work is batch.

@@ -1,7 +1,6 @@
 """The request loop: read what a request wants, wait for a replica, relay, try again elsewhere, settle."""
 
 import asyncio
-import re
 from collections.abc import Callable
 from random import Random
 from typing import Final
@@ -16,14 +15,14 @@ from forebay.core.tenancy import ANONYMOUS, Denied, Granted
 from forebay.gateway.account import CLIENT_CLOSED, OK, Account
 from forebay.gateway.admission.giving_way import PATIENCE_S, make_room, make_way
 from forebay.gateway.admission.holding import LOOK_MAX, hold, overtakes
-from forebay.gateway.asking import expected_tokens, make_ask, make_ticket, session_of
+from forebay.gateway.asking import Ids, expected_tokens, make_ask, make_ticket, session_of
 from forebay.gateway.dispatch.choosing import among
 from forebay.gateway.dispatch.dispatching import Dispatcher, addressed, check_revision, read, serving
 from forebay.gateway.dispatch.endpoints import Endpoint
 from forebay.gateway.dispatch.stepping_in import fall_back, fall_back_all, turn_away
 from forebay.gateway.fleet import BATCH, GOING, Link, Served
 from forebay.gateway.hedging import HEDGED, Hedge, begin_hedge, end_hedge
-from forebay.gateway.pressure.late import too_late
+from forebay.gateway.pressure.late import out_of_time, too_late
 from forebay.gateway.records import told
 from forebay.gateway.records.accesslog import AccessLog
 from forebay.gateway.records.facts import NOTHING, Facts, Used, used
@@ -54,8 +53,6 @@ _NO_SESSIONS: Final = Sessions.OFF
 _COOKIE: Final = Sessions.COOKIE
 _OK: Final = Outcome.OK
 _FAILED: Final = Outcome.FAILED
-FOUR_BYTES_MAX: Final = 0xFFFF_FFFF
-REQUEST_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
 class Gateway:
@@ -81,8 +78,7 @@ class Gateway:
         self.budget = RetryBudget()
         instance = random_hex(8)
         self.observations = Observations(instance)
-        self._id_start = b"req-%b" % instance.encode()
-        self._id_count = 0
+        self.id_of = Ids(instance.encode()).of
         loop = asyncio.get_running_loop()
         self.now = loop.time
         self.born = loop.time()
@@ -90,22 +86,11 @@ class Gateway:
         self.look: Callable[[], None] = lambda: None
         """Takes a newer snapshot over, if there is one."""
 
-    def _new_id(self) -> bytes:
-        count = self._id_count
-        self._id_count += 1
-        digits = count.to_bytes(4 if count <= FOUR_BYTES_MAX else 8, "big").hex()  # takes a quarter of what %x does
-        return b"%b%b" % (self._id_start, digits.encode())
-
     def account(self, model: str) -> Account:
         """The account of a configured model."""
         return Account(self._metrics, model)
 
     # --- requests come in
-
-    def id_of(self, exchange: Exchange) -> bytes:
-        """The id that a request came with, else a new one."""
-        given = exchange.header(b"x-request-id")
-        return given if given and REQUEST_ID.fullmatch(given) else self._new_id()
 
     def handle(self, exchange: Exchange, endpoint: Endpoint) -> None:
         """Serve an inference request."""
@@ -121,7 +106,7 @@ class Gateway:
             request = wanted(body) if endpoint.task is not _TENSOR else read(endpoint, exchange, body)
             asked = request.model
             if asked not in self.dispatcher.plain:
-                chosen = self.dispatcher.resolve(request, exchange, endpoint.task, tenant)
+                chosen = self.dispatcher.resolve(request, exchange, endpoint.task, self.served, tenant)
                 if chosen is not None and chosen.model != asked:
                     request.model = chosen.model
                     endpoint, body = addressed(endpoint, exchange, body, chosen.model)
@@ -132,8 +117,9 @@ class Gateway:
             served = serving(self.served, request.model, endpoint, loaded=self.snapshot is not None)
             if chosen is not None and chosen.revision:
                 check_revision(served, chosen.revision)
-            patience_s = served.routes.queue_timeout_s
-            ticket = make_ticket(exchange, tenant, work_tokens=work_tokens, began=began, queue_timeout_s=patience_s)
+            routes = served.routes
+            ready = not routes.drops_late or served.ready
+            ticket = make_ticket(exchange, tenant, work_tokens=work_tokens, began=began, routes=routes, ready=ready)
         except Refusal as refusal:
             if admitted is not None:
                 self._settle(admitted, 0, began)
@@ -171,7 +157,9 @@ class Gateway:
             session = sequence or session_of(relay.exchange, routes)
             if session is None and routes.sessions is _COOKIE:
                 relay.session = session = random_hex(16).encode()
-            relay.ask = make_ask(request, id, routes=routes, lengths=lengths, session=session, band=relay.band)
+            relay.ask = ask = make_ask(request, id, routes=routes, lengths=lengths, session=session, band=relay.band)
+            if ask.stays:
+                ask.home = relay.served.homes.get(ask.key, "")
         relay.request = b"%b%b\r\ncontent-length: %d\r\n\r\n%b" % (endpoint.head, id, len(body), body)
 
     def refuse(
@@ -270,9 +258,7 @@ class Gateway:
         links = served.links  # another snapshot may be taken over before we are done
         link = links[route.at]
         relay.run_on(link)  # it is written at once, and nothing comes back before all below is done
-        if relay.queued_s < 0:
-            relay.queued_s = now - relay.began
-            served.account.queue_wait.observe(relay.queued_s)
+        relay.waited(now)
         if self._recorder is not None:
             relay.candidates = told.candidates(links, route)  # their loads are told as they were
             relay.report_age_s = now - link.heard_at
@@ -286,12 +272,19 @@ class Gateway:
         relay.mark = link.breaker.begin(now)
         if relay.ask is not None:
             relay.charge = served.pricing.sent(link.meter, relay.ask, route.hit_tokens, relay.streams, now)
+            if relay.ask.stays:
+                served.settle(relay.ask.key, link.id)
         if served.split is not None:
             sent(self, relay, link, served.split)
         if relay.hedge_after_s:
-            if relay.timer is not None:
-                relay.timer.cancel()
-            relay.timer = self._later(relay.hedge_after_s, begin_hedge, self, relay)
+            self._call_later(relay, relay.hedge_after_s, begin_hedge)
+        elif relay.streams and relay.impatient and not relay.exchange.started:
+            self._call_later(relay, relay.ticket.deadline - now, out_of_time)
+
+    def _call_later(self, relay: Relay, seconds: float, call: Callable[["Gateway", Relay], None]) -> None:
+        if relay.timer is not None:
+            relay.timer.cancel()
+        relay.timer = self._later(seconds, call, self, relay)
 
     def hedged(self, relay: Relay, *, won: bool, reason: str = HEDGED, outcome: Outcome = Outcome.NEUTRAL) -> None:
         """One of its two attempts is of no use any more: the first one if the hedge has `won`."""
@@ -341,7 +334,8 @@ class Gateway:
             if isinstance(choice, Route):
                 self.send(relay, choice)
             else:
-                turn_away(self, relay, Refusal(Code.REPLICA_LOST, choice.why), choice.retry_after_s, Condition.DOWN)
+                problem = relay.problem or Refusal(Code.REPLICA_LOST, choice.why)
+                turn_away(self, relay, problem, choice.retry_after_s, Condition.DOWN)
             return True
         return False
 
@@ -376,6 +370,7 @@ class Gateway:
         elif self.served.get(served.routes.name) is not served:  # nobody looks after who waits there
             relay.refuse(Refusal(Code.MODEL_NOT_FOUND, f"The model `{served.routes.name}` was removed.", "model"))
         else:
+            relay.problem = problem
             if begun:  # a replica may come back as it is: its engine is replaced within seconds
                 relay.tried = ()
             served.waiting.enter_again(relay, relay.ticket, now)
@@ -385,6 +380,7 @@ class Gateway:
         link, served = relay.link, relay.served
         if link is None or not link.give_back(relay):
             return False
+        relay.free_at = now
         served.running[relay.ticket.band] -= 1
         if relay.charge is not None:
             relay.charge.release()
@@ -440,6 +436,7 @@ class Gateway:
             relay.attempts += (Attempt(link.id, relay.why, code, now - relay.since),)
             served.waiting.rate.count(now)
         else:  # it waits, or is about to; a stream that was broken has used something all the same
+            relay.waited(now)
             served.waiting.leave(relay)
             served.waiting.charge(relay.ticket, spent.prompt + spent.completion)
         served.account.spent(spent)
@@ -495,6 +492,6 @@ class Gateway:
                     relay.refuse(Refusal(Code.DEADLINE_EXCEEDED), served.waiting.retry_after_s(now))
                     continue
                 turn_away(self, relay, *too_late(served, now))
-            if served.routes.fallback and not served.ready:
-                fall_back_all(self, served)
+            if served.routes.fallback:
+                fall_back_all(self, served, now)
             self.pump(served)

@@ -42,6 +42,9 @@ class Hedge(Relay):
         """An urgent request takes the place of the first attempt."""
         return False
 
+    def waited(self, now: float) -> None:
+        """The request has waited once, for its first attempt."""
+
     def change_places(self) -> None:
         """This attempt becomes that of `first`, and the other way round."""
         first = self.first
@@ -54,6 +57,7 @@ class Hedge(Relay):
         self.mark, first.mark = first.mark, self.mark
         self.route, first.route = first.route, self.route
         self.since, first.since = first.since, self.since
+        first.candidates, first.report_age_s, first.hit = self.candidates, self.report_age_s, self.hit
         self.trade_call(first)
         first.tried = self.tried
 

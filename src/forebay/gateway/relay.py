@@ -15,7 +15,7 @@ from forebay.core.errors import TABLE, Code, Refusal
 from forebay.core.resilience import Outcome, State
 from forebay.core.routing import Ask, Charge, Route
 from forebay.gateway.account import CLIENT_CLOSED, OK, UNTOLD, Tokens, usage
-from forebay.gateway.records.told import head_lines
+from forebay.gateway.records.told import head_lines, refusal_headers
 from forebay.gateway.tensor.answers import CODES, code_in, code_of, comes_whole, turned_away
 from forebay.net.client import Call, CallError, Header
 from forebay.net.server import Exchange
@@ -76,7 +76,12 @@ class Relay:
 
     # what most requests never change stays on the class: less to set for each of them
     link: "Link | None" = None
-    queued_s = -1.0
+    queued_s = 0.0
+    """How long it has waited for its attempts, all together."""
+    free_at = 0.0
+    """When its last attempt ended, or its last wait; 0: it had none."""
+    problem: Refusal | None = None
+    """What its last attempt failed of."""
     retries = 0
     tried: tuple[tuple[str, int], ...] = ()
     first_at = 0.0
@@ -161,7 +166,7 @@ class Relay:
             self._interrupted()
             return
         status = TABLE[refusal.code].status
-        headers = [http1.JSON, *id_headers(self.request_id, self.path)]
+        headers = [http1.JSON, *id_headers(self.request_id, self.path), *refusal_headers(self, self.gateway.now())]
         if retry_after_s:
             headers.append((b"retry-after", b"%d" % retry_after_s))
         self.exchange.respond(status, headers, error_body(refusal, self.path))
@@ -224,6 +229,13 @@ class Relay:
         """Tokens by the worker's count; None if it has told none."""
         prompt, completion, cached = self.usage
         return (prompt, completion, cached or 0) if prompt or completion else None
+
+    def waited(self, now: float) -> None:
+        """A wait is over: it is sent, or will not be."""
+        wait_s = now - (self.free_at or self.began)
+        self.free_at = now
+        self.queued_s += wait_s
+        self.served.account.queue_wait.observe(wait_s)
 
     def give_way(self) -> None:
         """Stop the attempt for a more urgent request; it waits again."""

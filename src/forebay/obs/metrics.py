@@ -74,7 +74,7 @@ TABLE: tuple[Metric, ...] = (
     Metric("cached_tokens_total", "counter", _M, "Prompt tokens that came from a prefix cache."),
     Metric("stream_events_total", "counter", _M, "Server-sent events relayed."),
     Metric("queue_depth", "gauge", _M, "Requests that wait in the gateway for a replica."),
-    Metric("queue_wait_seconds", "histogram", _M, "How long requests waited for a replica.", SECONDS),
+    Metric("queue_wait_seconds", "histogram", _M, "Waits of requests, before each attempt and in vain.", SECONDS),
     Metric("retries_total", "counter", ("model", "reason"), "Attempts that were repeated on another replica."),
     Metric("resumes_total", "counter", ("model", "reason"), "Streams that another replica was asked to go on with."),
     Metric(

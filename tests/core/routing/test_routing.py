@@ -1,7 +1,7 @@
 """Routing: never a full or dead replica, never a refusal while one is open, the same choice for the same view."""
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 import pytest
@@ -205,7 +205,7 @@ def test_the_choice_is_open_and_repeatable_and_nothing_waits_while_one_is_open(
     match choice:
         case Route(at=index):
             assert is_open[index]
-            if fleet[index].state is DEGRADED and choice.why is not Why.ITS_SESSION:
+            if fleet[index].state is DEGRADED and choice.why not in {Why.ITS_SESSION, Why.NEW_SESSION}:
                 assert not any(o and r.state is READY for o, r in zip(is_open, fleet, strict=True))
         case Wait(why):
             assert why is Why.SESSION_FULL or not any(is_open)
@@ -262,6 +262,53 @@ def test_round_robin_visits_everyone_equally() -> None:
         visits.append(fleet[choice.at].id)
         used[visits[-1]] = turn
     assert visits == ["a", "b", "c"] * 10
+
+
+def test_round_robin_gives_a_slow_replica_fewer_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(METERS["a"], "handicap", 4.0)
+    fleet = [Seen(i) for i in "abc"]
+    visits: list[str] = []
+    for turn in range(1, 91):
+        choice = choose(Policy.ROUND_ROBIN, fleet, (), Random(0))
+        assert isinstance(choice, Route)
+        visits.append(fleet[choice.at].id)
+        fleet[choice.at] = replace(fleet[choice.at], last_used=turn)
+    assert visits[45:].count("a") == pytest.approx(5, abs=1)  # a ninth: 1 beside 4 and 4
+    assert visits[45:].count("b") == pytest.approx(20, abs=1)
+
+
+@pytest.mark.parametrize("policy", [p for p in Policy if p is not Policy.CPR])
+def test_every_policy_gives_less_to_a_replica_that_is_slow(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(METERS["a"], "handicap", 4.0)
+    got: Counter[int] = Counter()
+    fleet = [Seen(i, room=100) for i in "ab"]
+    for turn in range(1, 61):
+        ask = Ask(seed=turn, tokens=1, key=turn)
+        choice = choose(policy, fleet, (), Random(turn), ask=ask, pricing=Pricing(INDEX))
+        assert isinstance(choice, Route)
+        got[choice.at] += 1
+        chosen = fleet[choice.at]
+        fleet[choice.at] = replace(chosen, last_used=turn, load=chosen.load + 1)
+    assert 8 <= got[0] <= 24
+
+
+def test_a_session_has_its_home_even_where_its_key_would_lead_elsewhere() -> None:
+    fleet = [Seen(chr(97 + n)) for n in range(4)]
+    for key in range(1, 9):
+        ask = Ask(seed=1, tokens=1, key=key, stays=True)
+        for home, why in (("", Why.NEW_SESSION), ("c", Why.ITS_SESSION), ("gone", Why.NEW_SESSION)):
+            ask.home = home
+            choice = choose(Policy.CPR, fleet, (), Random(1), ask=ask, pricing=Pricing(INDEX))
+            assert isinstance(choice, Route)
+            assert choice.why is why
+            assert home != "c" or fleet[choice.at].id == "c"
+
+
+def test_the_only_candidate_has_its_terms_too() -> None:
+    fleet = [Seen("a"), Seen("b", load=9, room=9)]
+    choice = choose(Policy.CPR, fleet, (), Random(1), ask=Ask(seed=1, tokens=100), pricing=Pricing(INDEX))
+    assert isinstance(choice, Route)
+    assert (choice.why, [term.at for term in choice.terms or ()]) == (Why.ONLY, [0])
 
 
 def test_a_replica_may_hold_more_than_runs_at_once_but_never_without_bound() -> None:

@@ -12,7 +12,10 @@ from tests.net.rig import lone
 from forebay.core.errors import Code, Refusal
 from forebay.core.model import Dispatch, ModelRoutes, Policy, Rule, Snapshot, Task, When
 from forebay.core.tenancy import Tenant
+from forebay.gateway.account import Account
 from forebay.gateway.dispatch.dispatching import Dispatcher, renamed
+from forebay.gateway.fleet import Served
+from forebay.obs.metrics import Metrics
 from forebay.wire.apis.wanted import wanted
 
 
@@ -72,6 +75,21 @@ MODELS = tuple(
 )
 
 
+def test_rules_go_by_the_lengths_that_were_learned_of_the_model() -> None:
+    dispatcher = Dispatcher()
+    rules = (Rule("auto", "small", when=When(prompt_tokens_max=500)), Rule("auto", "big"))
+    dispatcher.take_over(Snapshot(1, MODELS, Dispatch({}, rules)))
+    served = Served(MODELS[1], Account(Metrics(), "small"))
+    request = wanted(msgspec.json.encode({"model": "auto", "prompt": "word " * 1000}))
+    for learned, goes_to in ((False, "big"), (True, "small")):
+        if learned:
+            for _ in range(50):
+                served.lengths.learn(10_000, 500, 10)
+        chosen = dispatcher.resolve(request, lone(b"POST", b"/"), Task.CHAT, {"small": served})
+        assert chosen is not None
+        assert chosen.model == goes_to
+
+
 def asked(name: str, rule: When, prompt: str = "x", tenant: str = "t", **headers: bytes) -> str | None:
     """Which model a request goes to by a rule for `auto` to `small`, before one to `big`; None: as it is called."""
     dispatcher = Dispatcher()
@@ -80,7 +98,7 @@ def asked(name: str, rule: When, prompt: str = "x", tenant: str = "t", **headers
     fields = {key.replace("_", "-").encode(): value for key, value in headers.items()}
     exchange = lone(b"POST", b"/", fields)
     body = msgspec.json.encode({"model": name, "prompt": prompt})
-    chosen = dispatcher.resolve(wanted(body), exchange, Task.CHAT, Tenant(tenant))
+    chosen = dispatcher.resolve(wanted(body), exchange, Task.CHAT, {}, Tenant(tenant))
     return chosen.model if chosen is not None else None
 
 

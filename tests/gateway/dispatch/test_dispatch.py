@@ -393,6 +393,28 @@ async def _queued(front: Front, depth: int) -> None:
             await asyncio.sleep(0.002)
 
 
+def test_who_has_waited_half_of_its_time_is_stood_in_for_where_another_model_is_free(tmp_path: Path) -> None:
+    held: list[Exchange] = []
+
+    async def main() -> None:
+        big, small = worker("big", held.append), worker("small")
+        big.report = replace(big.report, capacity=1)
+        async with serving(tmp_path, (big, STEPS_IN), (small, {})) as front, asyncio.TaskGroup() as group:
+            first = [group.create_task(ask(front, "big")) for _ in range(3)]
+            await until(lambda: len(held) == 3)
+            named = await ask(front, "big", b"x-forebay-deadline-ms: 2000")
+            assert served_by(named) == ("small", "big is saturated")
+            assert 900 <= int(named.headers[b"x-forebay-queue-ms"]) < 2000
+            alone = await ask(front, "big", b"x-forebay-deadline-ms: 200", b"x-forebay-fallback: deny")
+            assert error_code(alone) == "deadline_exceeded"
+            for exchange in held:
+                naming(exchange)
+            for each in first:
+                assert served_by(await each)[0] == "big"
+
+    run(main())
+
+
 def test_nobody_stands_in_for_a_revision_or_past_the_deadline_of_the_caller(tmp_path: Path) -> None:
     held: list[Exchange] = []
 

@@ -10,8 +10,9 @@ import pytest
 from tests.gateway.rig import JSON, ROUTES, USAGE, Front, Worker, chat, cluster, failing, post
 from tests.net.rig import Answer, run, until
 
-from forebay.core.model import Task
+from forebay.core.model import RecordsSpec, Task
 from forebay.net.server import Exchange, Handler
+from forebay.wire import records
 
 EMBED = replace(ROUTES, name="embed", task=Task.EMBED, hedge_after_s=0.02)
 ASK = post(b'{"model":"embed","input":"x"}', b"/v1/embeddings")
@@ -71,6 +72,23 @@ def test_the_second_replica_answers_and_the_first_is_told_to_stop(tmp_path: Path
             await settled(front, won=1, lost=0)
 
     run(main())
+
+
+def test_what_is_written_down_of_a_hedge_that_won_is_how_it_was_routed(tmp_path: Path) -> None:
+    async def main() -> None:
+        workers = [Worker(silent, f"embed-{n}", "embed") for n in range(2)]
+        spec = RecordsSpec(str(tmp_path / "records"))
+        async with cluster(tmp_path, *workers, base=EMBED, records=spec) as front:
+            await until(lambda: all(worker.polls for worker in workers))
+            await hedged(front, *workers, lambda: embedded(workers[1].requests[0]))
+
+    run(main())
+    (file,) = (tmp_path / "records").rglob("decisions-*.log")
+    (record,) = [d for p in records.payloads(file.read_bytes()).whole for d in records.decisions(p)]
+    loads = {c.replica: c.load for c in records.candidates(record.candidates)}
+    assert (record.chosen, record.why) == ("embed-1", "no other one can take it now")
+    assert loads == {"embed-0": 1, "embed-1": 0}
+    assert record.queued_s < EMBED.hedge_after_s
 
 
 def test_the_first_replica_answers_after_all_and_the_second_is_told_to_stop(tmp_path: Path) -> None:

@@ -45,7 +45,11 @@ def view(record: DecisionDocument) -> Iterator[RenderableType]:
     yield Text.assemble("outcome   ", (record.code, good), f" ({record.status}) after {_seconds(record.total_s)}")
     tenant = f", tenant {record.tenant}" if record.tenant else ""
     asked = f", asked for as {record.asked}" if record.asked else ""
-    yield Text(f"model     {record.model}{asked}{tenant}")
+    dispatch = f": {record.dispatch}" if record.dispatch else ""
+    yield Text(f"model     {record.model}{asked}{dispatch}{tenant}")
+    if record.band:
+        deadline = f", {_seconds(record.deadline_s)} to wait" if record.deadline_s else ""
+        yield Text(f"priority  {record.band}{deadline}")
     yield Text(
         f"chosen    {record.chosen or 'no replica'}: {record.why or 'it was not routed'} ({record.policy or '-'})"
     )

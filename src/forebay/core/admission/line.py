@@ -17,20 +17,21 @@ TENANTS_MAX: Final = 10_000
 
 T = TypeVar("T")
 Key: TypeAlias = tuple[float, int, T]
-"""Deadline, number of arrival, item. Numbers are unique, so that items are never compared."""
+"""When it is due, number of arrival, item. Numbers are unique, so that items are never compared."""
 
 
 class Place(Generic[T]):
-    """Where an item waits; `since` is when it came to the band."""
+    """Where an item waits; `since` is when it came to the band, `until` the key by which it is let go of."""
 
-    __slots__ = ("band", "front", "key", "since", "tenant")
+    __slots__ = ("band", "front", "key", "since", "tenant", "until")
 
-    def __init__(self, key: Key[T], tenant: str, band: int, front: bool, since: float) -> None:
+    def __init__(self, key: Key[T], until: Key[T], *, tenant: str, band: int, front: bool, since: float) -> None:
         self.key = key
         self.tenant = tenant
         self.band = band
         self.front = front
         self.since = since
+        self.until = until
 
 
 class _Lane(Generic[T]):

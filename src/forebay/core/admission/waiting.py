@@ -7,7 +7,7 @@ from enum import IntEnum
 from itertools import takewhile
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
-from forebay.core.admission.drain import DrainRate
+from forebay.core.admission.drain import RETRY_AFTER_S_MAX, WINDOW_S, DrainRate
 from forebay.core.admission.line import Key, Line, Place
 from forebay.core.errors import Code
 
@@ -34,27 +34,34 @@ R = TypeVar("R", bound="RunningTicket")
 class Ticket:
     """What a request may claim. `work_tokens` is an estimate of prompt and answer.
 
-    It waits until `deadline`, and who names none for the room's `timeout_s`. What clients may ask is the caller's to
-    bound; batch work needs minutes to be reached by age. There is one for each request, so it is no tuple with names.
+    It waits until `deadline`, and who names none for the room's `timeout_s`. It should go by `due`, if that is
+    earlier: among those of its tenant the earliest goes first. What clients may ask is the caller's to bound; batch
+    work needs minutes to be reached by age. There is one for each request, so it is no tuple with names.
     """
 
-    __slots__ = ("band", "deadline", "tenant", "work_tokens")
+    __slots__ = ("band", "deadline", "due", "tenant", "work_tokens")
 
     def __init__(
-        self, band: Band = Band.DEFAULT, tenant: str = "", work_tokens: float = 0.0, deadline: float = math.inf
+        self,
+        band: Band = Band.DEFAULT,
+        tenant: str = "",
+        work_tokens: float = 0.0,
+        deadline: float = math.inf,
+        due: float = math.inf,
     ) -> None:
         self.band = band
         self.tenant = tenant
         self.work_tokens = work_tokens
         self.deadline = deadline
+        self.due = due
 
     def risen(self, band: Band) -> "Ticket":
         """The same in another band."""
-        return Ticket(band, self.tenant, self.work_tokens, self.deadline)
+        return Ticket(band, self.tenant, self.work_tokens, self.deadline, self.due)
 
     def until(self, deadline: float) -> "Ticket":
         """The same with another deadline."""
-        return Ticket(self.band, self.tenant, self.work_tokens, deadline)
+        return Ticket(self.band, self.tenant, self.work_tokens, deadline, self.due)
 
 
 class Refused(NamedTuple, Generic[T]):
@@ -69,7 +76,7 @@ class WaitingRoom(Generic[T]):
     """Requests that wait for a replica. `size_max` and `timeout_s` may change at any time, for newcomers.
 
     Iterate to see who goes next, in order, and begin anew after any change: highest band, then who was put to the
-    front, then the tenant that was served the fewest tokens, then the earliest deadline, then the first to come.
+    front, then the tenant that was served the fewest tokens, then who is due first, then the first to come.
     """
 
     __slots__ = ("_due", "_lines", "_number", "_places", "rate", "size_max", "timeout_s")
@@ -133,7 +140,7 @@ class WaitingRoom(Generic[T]):
         """The item got a replica or is no longer wanted; unknown ones are ignored."""
         place = self._places.pop(item, None)
         if place is not None:
-            del self._due[bisect_left(self._due, place.key)]
+            del self._due[bisect_left(self._due, place.until)]
             self._lines[place.band].part(place)
 
     def expire(self, now: float) -> list[T]:
@@ -162,17 +169,26 @@ class WaitingRoom(Generic[T]):
         self._lines[ticket.band].charge(ticket.tenant, delta_tokens)
 
     def retry_after_s(self, now: float) -> int:
-        """Whole seconds until a newcomer could expect a place: the line's length over the drain rate."""
+        """Whole seconds until a newcomer could expect a place: the line's length over the drain rate.
+
+        The longest there is where somebody has waited all the time over which rates are counted, and nobody was done.
+        """
+        first = next(iter(self._places.values()), None)
+        if first is not None and now - first.since > WINDOW_S and not self.rate.total(now):
+            return RETRY_AFTER_S_MAX
         return self.rate.retry_after_s(len(self._places), now)
 
     def _add(self, item: T, ticket: Ticket, front: bool, now: float, since: float) -> None:
         assert item not in self._places, f"{item} waits already"
         self._number += 1
         deadline = ticket.deadline if ticket.deadline < math.inf else now + self.timeout_s
-        key = (deadline, self._number, item)
-        place = self._places[item] = Place(key, ticket.tenant, ticket.band, front, since)
+        key = (min(deadline, ticket.due), self._number, item)
+        until = (deadline, self._number, item)
+        place = self._places[item] = Place(
+            key, until, tenant=ticket.tenant, band=ticket.band, front=front, since=since
+        )
         self._lines[place.band].join(place)
-        insort(self._due, key)
+        insort(self._due, until)
 
     def _newest_below(self, band: Band) -> T | None:
         for line in self._lines[:band:-1]:

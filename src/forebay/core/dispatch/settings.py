@@ -90,7 +90,8 @@ class FallbackSettings(Section):
     model: Name
     """The model; it has the same task."""
     when: Literal["saturated", "down", "either"] = "either"
-    """`saturated`: the queue is full, or the wait was too long. `down`: no replica takes requests."""
+    """`saturated`: the queue is full, or half of the time that a request may wait is over. `down`: no replica takes
+    requests."""
 
 
 def _model(value: Any) -> Any:

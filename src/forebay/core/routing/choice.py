@@ -93,8 +93,7 @@ def choose(
             (ready if state is _READY else degraded).append(index)
     pool = ready or degraded
     if ask is not None and ask.stays and (pool or full):
-        at = home(replicas, [*ready, *degraded, *full], ask.key)
-        return Wait(Why.SESSION_FULL) if at in full else Route(at, Why.ITS_SESSION)
+        return _at_home(replicas, [*ready, *degraded], full, ask)
     if pool:
         if full and policy is _CPR and ask is not None and ask.patient and pricing is not None:
             awaited = worth_a_wait(replicas, pool, full)
@@ -108,10 +107,18 @@ def choose(
     return Shed(Code.NO_REPLICA, Why.ALL_TRIED, retry_after_s=1)
 
 
+def _at_home(replicas: Sequence[View], free: list[int], full: list[int], ask: Ask) -> Route | Wait:
+    for at in (*free, *full):
+        if replicas[at].id == ask.home:
+            return Wait(Why.SESSION_FULL) if at in full else Route(at, Why.ITS_SESSION)
+    at = home(replicas, [*free, *full], ask.key)
+    return Wait(Why.SESSION_FULL) if at in full else Route(at, Why.NEW_SESSION)
+
+
 def _pick(
     policy: Policy, replicas: Sequence[View], pool: list[int], rng: Rng, *, ask: Ask | None, pricing: Pricing | None
 ) -> Route:
-    if len(pool) == 1:
+    if len(pool) == 1 and (policy is not _CPR or ask is None or pricing is None):
         return Route(pool[0], Why.ONLY)
     if ask is not None and pricing is not None:
         if policy is _CPR:

@@ -16,6 +16,7 @@ _LATE: Final = Why.LATE  # looked up once: members of an enum are slow to get at
 _CHEAPEST: Final = Why.CHEAPEST
 _DRAWN: Final = Why.DRAWN
 _HELD: Final = Why.HELD
+_ONLY: Final = Why.ONLY
 
 KV_BARRIER_S: Final = 0.15
 """Cost at half-used KV memory; grows without bound towards full, where engines preempt what runs."""
@@ -48,7 +49,17 @@ def best_of(terms: list[Score], ask: Ask) -> Route:
     best = near[0] if len(near) == 1 else _draw(near, ask.seed)
     budget_s = ask.ttft_budget_s
     late = budget_s is not None and best.queue_s + best.prefill_s > budget_s
-    why = _HELD if ask.held else _LATE if late else _CHEAPEST if len(near) == 1 else _DRAWN
+    why = (
+        _HELD
+        if ask.held
+        else _ONLY
+        if len(terms) == 1
+        else _LATE
+        if late
+        else _CHEAPEST
+        if len(near) == 1
+        else _DRAWN
+    )
     return Route(best.at, why, best.hit_tokens, terms)
 
 

@@ -26,7 +26,7 @@ SLACK_S: Final = 0.3
 HOLD_S: Final = 30.0
 """A replica that has let nobody in for so long is not waited for: it may never do so again."""
 PATIENCE_SHARE: Final = 0.5
-"""Of the time that a client has named, for which its request may wait although some replica has room."""
+"""Of the time that a request has, for which it may wait although some replica, or another model, has room."""
 
 
 def learned_room(filled: bool, most: int, places: int, *, running: int, waiting: int, kv_share: float) -> int | None:
@@ -69,5 +69,5 @@ def cheapest_or_wait(
 
 
 def may_wait(began: float, deadline: float, now: float) -> bool:
-    """Whether a request whose client has named a deadline may still be kept waiting for the best replica."""
+    """Whether a request with such a deadline may still be kept waiting for what is best for it."""
     return now < began + PATIENCE_SHARE * (deadline - began)

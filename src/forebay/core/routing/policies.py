@@ -1,6 +1,7 @@
 """Policies that count requests, follow a key or a prefix. `pool` holds the indexes of at least two replicas.
 
-A request at a replica that is slow, as control says, counts more; taking turns and owning a key have no regard to it.
+A request at a replica that can do less than its usual work, that is slow, or that has just come back counts more,
+which taking turns follows, too. Only the home of a session has no regard to it.
 """
 
 import math
@@ -18,8 +19,14 @@ WORD: Final = 0xFFFF_FFFF_FFFF_FFFF
 
 
 def round_robin(replicas: Sequence[View], pool: Sequence[int]) -> Route:
-    """The one that was not used for longest."""
-    return Route(min(pool, key=lambda at: (replicas[at].last_used, replicas[at].id)), Why.NEXT)
+    """The one that was not used for longest, in turns of its own: who counts four times has every fourth one."""
+    turn = 1 + max([replica.last_used for replica in replicas])
+
+    def rank(at: int) -> tuple[float, str]:
+        replica = replicas[at]
+        return (replica.last_used - turn) / _times(replica), replica.id
+
+    return Route(min(pool, key=rank), Why.NEXT)
 
 
 def least_requests(replicas: Sequence[View], pool: Sequence[int]) -> Route:
@@ -81,10 +88,16 @@ def mix(number: int) -> int:
 def _idlest(replicas: Sequence[View], pool: Sequence[int]) -> int:
     def cost(at: int) -> tuple[float, int, str]:
         replica = replicas[at]
-        return (replica.load + 1) * replica.meter.burden, replica.last_used, replica.id
+        return (replica.load + 1) * _times(replica), replica.last_used, replica.id
 
     return min(pool, key=cost)
 
 
 def _load(replica: View) -> float:
-    return replica.load * replica.meter.burden
+    return replica.load * _times(replica)
+
+
+def _times(replica: View) -> float:
+    """How many times a request there counts."""
+    meter = replica.meter
+    return meter.burden * meter.handicap

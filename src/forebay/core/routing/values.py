@@ -58,6 +58,7 @@ class Ask:
         "block_tokens",
         "blocks",
         "held",
+        "home",
         "key",
         "output_tokens",
         "patient",
@@ -94,6 +95,8 @@ class Ask:
         """Hash of the session or routing key; 0 if there is none."""
         self.stays = stays
         """It goes where its key belongs, or waits."""
+        self.home = ""
+        """The slot where those with its key have gone so far; empty: none has, as far as is known."""
         self.weights = weights
         self.ttft_budget_s = ttft_budget_s
         """The first token should come within this time."""
@@ -109,10 +112,11 @@ class Why(StrEnum):
     NEXT = "next in turn"
     FEWEST = "fewest requests"
     FEWER_OF_TWO = "fewer requests of two at random"
-    ONLY = "the only one with room"
+    ONLY = "no other one can take it now"
     LONGEST_PREFIX = "holds the longest part of the prompt"
     ITS_KEY = "its key belongs there"
     ITS_SESSION = "its session is there"
+    NEW_SESSION = "its session belongs there"
     KEY_OVERFLOW = "where its key belongs is too loaded"
     CHEAPEST = "lowest cost"
     DRAWN = "drawn among those of the lowest cost"

@@ -14,7 +14,7 @@ from forebay.core.admission import Band
 from forebay.core.dispatch import Chosen, Facts, Table, fall_back, make_table, may_fall_back, resolve, split
 from forebay.core.errors import Code, Refusal
 from forebay.core.model import Condition, Dispatch, Snapshot, Task
-from forebay.core.routing.speed import TOKENS_PER_BYTE
+from forebay.core.routing.speed import Lengths
 from forebay.core.tenancy import ANONYMOUS, Tenant
 from forebay.gateway.dispatch.endpoints import Endpoint
 from forebay.gateway.fleet import Link, Served
@@ -32,6 +32,7 @@ FALLBACK: Final = b"x-forebay-fallback"
 """`allow` or `deny`: whether another model may serve the request."""
 NUMBER: Final = re.compile(rb"\d{1,12}(\.\d{1,9})?")
 SHOWN_CHARS_MAX: Final = 128
+UNLEARNED: Final = Lengths()
 _TENSOR: Final = Task.TENSOR  # looked up once: members of an enum are slow to get at
 
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
@@ -62,8 +63,17 @@ class Dispatcher:
         named = {alias: ruled.get(to, (to,)) for alias, to in table.aliases.items()}
         return {name: to for name, to in sorted({**ruled, **named}.items()) if name not in table.models}
 
-    def resolve(self, request: Wanted, exchange: Exchange, task: Task, tenant: Tenant = ANONYMOUS) -> Chosen | None:
+    def resolve(
+        self,
+        request: Wanted,
+        exchange: Exchange,
+        task: Task,
+        served: Mapping[str, Served],
+        tenant: Tenant = ANONYMOUS,
+    ) -> Chosen | None:
         """The model for a request. None: the one that it names, if there is one.
+
+        How many tokens it has is estimated by what was learned of the model, or of the first one that a rule names.
 
         Raises `Refusal` for a budget that makes no sense, and if the name stands for no model that would do, or for
         none that the tenant may use.
@@ -75,7 +85,11 @@ class Dispatcher:
         to = table.aliases.get(asked, asked)
         if not any(map(tenant.may_use, (to, *(rule.then for _, rule in table.rules.get(to, ()))))):
             raise DeniedRefusal(forbidden(tenant, name))  # as for a name that there is not
-        chosen = resolve(table, _facts(table, request, exchange, task, tenant))
+        likely = (served.get(name) for name in (to, *(rule.then for _, rule in table.rules.get(to, ()))))
+        lengths = next((each.lengths for each in likely if each is not None), UNLEARNED)
+        chosen = resolve(
+            table, _facts(table, request, exchange, task, tenant, tokens=lengths.tokens(len(request.text)))
+        )
         if chosen is not None:
             return chosen
         shown = name[:SHOWN_CHARS_MAX]
@@ -180,12 +194,12 @@ def renamed(body: bytes, model: str) -> bytes:
         raise Refusal(Code.INVALID_JSON, f"The body is not valid JSON: {error}.") from None
 
 
-def _facts(table: Table, request: Wanted, exchange: Exchange, task: Task, tenant: Tenant) -> Facts:
+def _facts(table: Table, request: Wanted, exchange: Exchange, task: Task, tenant: Tenant, *, tokens: int) -> Facts:
     found = ((name, exchange.header(name.encode())) for name in table.headers)
     return Facts(
         name=request.model,
         task=task,
-        prompt_tokens=max(1, round(len(request.text) * TOKENS_PER_BYTE)),
+        prompt_tokens=tokens,
         tenant=tenant.name,
         headers={name: value.decode("latin-1") for name, value in found if value is not None},
         budget_ms=_budget(exchange, BUDGET),

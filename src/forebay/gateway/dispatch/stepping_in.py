@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from forebay.core.dispatch import Chosen
 from forebay.core.errors import Refusal
 from forebay.core.model import Condition
-from forebay.core.routing import Route
+from forebay.core.routing import Route, may_wait
 from forebay.core.tenancy import ANONYMOUS
 from forebay.gateway.dispatch.dispatching import addressed, condition, read
 from forebay.gateway.dispatch.endpoints import ENDPOINTS
@@ -49,7 +49,9 @@ def fall_back(gateway: "Gateway", relay: "Relay", trouble: Condition) -> bool:
         request = read(endpoint, exchange, body)
     except Refusal:  # the replica will say so
         return False
-    before.waiting.leave(relay)
+    if before.waiting.band(relay) is not None:
+        relay.waited(gateway.now())
+        before.waiting.leave(relay)
     before.account.fell_back(trouble).inc()
     relay.asked = relay.asked or chosen.model
     relay.chosen, relay.served = found, gateway.served[found.model]
@@ -66,10 +68,12 @@ def fall_back(gateway: "Gateway", relay: "Relay", trouble: Condition) -> bool:
     return True
 
 
-def fall_back_all(gateway: "Gateway", served: "Served") -> None:
-    """No replica takes requests: do not let them wait for it where others can step in at once."""
+def fall_back_all(gateway: "Gateway", served: "Served", now: float) -> None:
+    """Let nobody wait where others can step in: not at all if no replica takes requests, else half of their time."""
+    trouble = Condition.SATURATED if served.ready else Condition.DOWN
     others = [gateway.served[each.model] for each in served.routes.fallback if each.model in gateway.served]
     for relay in served.waiting.waiting():
         if not any(condition(other, relay.ticket.band) is Condition.FREE for other in others):
             return
-        fall_back(gateway, relay, Condition.DOWN)
+        if trouble is Condition.DOWN or not may_wait(relay.began, relay.ticket.deadline, now):
+            fall_back(gateway, relay, trouble)

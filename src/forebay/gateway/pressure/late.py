@@ -1,4 +1,4 @@
-"""What is said to who has waited too long."""
+"""Who has waited too long, and what is said to them."""
 
 import math
 from typing import TYPE_CHECKING
@@ -7,6 +7,8 @@ from forebay.core.errors import TABLE, Code, Refusal
 
 if TYPE_CHECKING:
     from forebay.gateway.fleet import Served
+    from forebay.gateway.gateway import Gateway
+    from forebay.gateway.relay import Relay
 
 
 def too_late(served: "Served", now: float) -> tuple[Refusal, int]:
@@ -18,3 +20,10 @@ def too_late(served: "Served", now: float) -> tuple[Refusal, int]:
         return Refusal(Code.NO_REPLICA), served.waiting.retry_after_s(now)
     text = f"{TABLE[Code.NO_REPLICA].text} One that starts is ready after about {start_s} s."
     return Refusal(Code.NO_REPLICA, text), start_s
+
+
+def out_of_time(gateway: "Gateway", relay: "Relay") -> None:
+    """The deadline of a request for a stream is over: if nothing of it has come, it waits in its engine, too."""
+    if not (relay.exchange.started or relay.exchange.finished):
+        relay.give_up()
+        relay.refuse(Refusal(Code.DEADLINE_EXCEEDED), relay.served.waiting.retry_after_s(gateway.now()))

@@ -4,11 +4,13 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Raw
 
+from forebay.core.admission import Band
 from forebay.core.routing import Route, Score, Why
 from forebay.gateway.asking import SET_COOKIE
 from forebay.gateway.records.facts import Facts, Used
 from forebay.gateway.records.lines import Line
 from forebay.obs.clock import wall_s
+from forebay.wire.http1 import Header
 from forebay.wire.records import CANDIDATES_MAX, NO_CANDIDATES, Decision, packed
 
 if TYPE_CHECKING:
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from forebay.gateway.relay import Relay
 
 REASONS: Final = {why: why.encode() for why in Why}
+BANDS: Final = {band: band.name.lower() for band in Band}
 
 
 def head_lines(relay: "Relay") -> bytes:
@@ -32,6 +35,14 @@ def head_lines(relay: "Relay") -> bytes:
         b"set-cookie: %b\r\n" % (SET_COOKIE % relay.session) if relay.session else b"",
         b"x-forebay-dispatch: %b\r\n" % chosen.why.encode() if chosen is not None else b"",
     )
+
+
+def refusal_headers(relay: "Relay", now: float) -> tuple[Header, ...]:
+    """What the head of an error says of a request that no replica answers."""
+    waits = relay.link is None or relay not in relay.link.attempts
+    queued_s = relay.queued_s + (now - (relay.free_at or relay.began) if waits else 0.0)
+    model = relay.served.routes.name.encode()
+    return (b"x-forebay-queue-ms", b"%d" % ms(queued_s)), (b"x-forebay-model", model)
 
 
 class End:
@@ -66,7 +77,7 @@ def facts(relay: "Relay", end: End, line: bytes) -> Facts:
         others,
         link.id if link is not None else "",
         relay.attempts,
-        max(0.0, relay.queued_s),
+        relay.queued_s,
         relay.first_at - relay.began if relay.first_at else 0.0,
         spent.prompt,
         spent.completion,
@@ -76,6 +87,9 @@ def facts(relay: "Relay", end: End, line: bytes) -> Facts:
         relay.report_age_s,
         relay.asked,
         relay.hit,
+        BANDS[relay.ticket.band],
+        relay.ticket.deadline - relay.began if relay.impatient else 0.0,
+        relay.chosen.why if relay.chosen is not None else "",
     )
     revision = link.revision if link is not None else ""
     body = relay.request.partition(b"\r\n\r\n")[2] if relay.gateway.keeps_prompts else b""

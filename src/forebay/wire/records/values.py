@@ -62,6 +62,7 @@ class Decision(msgspec.Struct, array_like=True, tag=1, gc=False):
     """The replica that answered; empty if none was reached."""
     attempts: tuple[Attempt, ...] = ()
     queued_s: float = 0.0
+    """All its waits together, before each attempt and after the last one."""
     ttft_s: float = 0.0
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -76,6 +77,12 @@ class Decision(msgspec.Struct, array_like=True, tag=1, gc=False):
     """The model's name in the request, if another one served it."""
     hit: str = ""
     """How it is known that the chosen replica holds a part of the prompt, a `core.routing.Source`."""
+    band: str = ""
+    """How urgent it was taken for in the end; empty if it was never that far."""
+    deadline_s: float = 0.0
+    """How long it might wait, by its client or by the promise of its model; 0: for `queue_timeout_s`."""
+    dispatch: str = ""
+    """Why it went to that model, if that is not simply the one asked for."""
 
 
 class Event(StrEnum):

@@ -1,0 +1,190 @@
+"""Deadlines by header and by a model's promise, in the gateway's line and in an engine's; and what waits are told."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.gateway.rig import CHAT, ROUTES, Front, Worker, chat, cluster, error_code, post, whole
+from tests.net.rig import Answer, lone, run, until
+
+from forebay.core.model import ModelRoutes, RecordsSpec
+from forebay.core.tenancy import ANONYMOUS
+from forebay.gateway.asking import make_ticket
+from forebay.net.server import Exchange
+from forebay.wire import records
+
+PROMISED = replace(ROUTES, ttft_budget_s=0.05)
+FULL = 3
+"""Requests that a replica with one place gets."""
+
+
+def one_place(held: list[Exchange], model: str = "chat") -> Worker:
+    """A replica with one place that answers nothing by itself."""
+    worker = Worker(held.append, f"{model}-0", model)
+    worker.report = replace(worker.report, capacity=1)
+    return worker
+
+
+async def waiting(front: Front, depth: int) -> None:
+    """Until so many requests wait in the gateway."""
+    async with asyncio.timeout(10):
+        while await front.metric('forebay_queue_depth{model="chat"}') != depth:
+            await asyncio.sleep(0.005)
+
+
+def decisions(folder: Path) -> dict[str, records.Decision]:
+    """What was written down, by the id of the request."""
+    (file,) = folder.rglob("decisions-*.log")
+    return {d.request_id: d for p in records.payloads(file.read_bytes()).whole for d in records.decisions(p)}
+
+
+@pytest.mark.parametrize(
+    ("routes", "fields", "deadline", "due"),
+    [
+        (ROUTES, {}, 120.0, float("inf")),
+        (PROMISED, {}, 120.0, 100.05),
+        (replace(PROMISED, drops_late=True), {}, 100.05, 100.05),
+        (replace(PROMISED, drops_late=True), {b"x-forebay-priority": b"batch"}, 200.0, float("inf")),
+        (replace(PROMISED, drops_late=True), {b"x-forebay-deadline-ms": b"200"}, 100.2, float("inf")),
+    ],
+)
+def test_a_request_is_due_by_its_header_and_by_the_promise_of_its_model(
+    routes: ModelRoutes, fields: dict[bytes, bytes], deadline: float, due: float
+) -> None:
+    exchange = lone(b"POST", CHAT, fields)
+    ticket = make_ticket(exchange, ANONYMOUS, work_tokens=1.0, began=100.0, routes=routes)
+    assert (ticket.deadline, ticket.due) == (pytest.approx(deadline), pytest.approx(due))
+    cold = make_ticket(exchange, ANONYMOUS, work_tokens=1.0, began=100.0, routes=routes, ready=False)
+    assert cold.deadline in {ticket.deadline, 120.0}  # nobody is late for a replica that starts
+
+
+def test_who_cannot_be_served_as_promised_is_dropped_if_the_model_says_so(tmp_path: Path) -> None:
+    held: list[Exchange] = []
+
+    async def main() -> None:
+        base = replace(PROMISED, drops_late=True)
+        async with cluster(tmp_path, one_place(held), base=base) as front, asyncio.TaskGroup() as group:
+            running = [group.create_task(front.ask(post(chat()))) for _ in range(FULL)]
+            await until(lambda: len(held) == FULL)
+            late = await front.ask(post(chat()))
+            assert (late.status, error_code(late)) == (504, "deadline_exceeded")
+            for exchange in held:
+                whole(exchange)
+            assert {(await task).status for task in running} == {200}
+
+    run(main())
+
+
+def test_a_promise_alone_drops_nobody_but_goes_before_a_later_deadline(tmp_path: Path) -> None:
+    held: list[Exchange] = []
+
+    async def main() -> None:
+        async with cluster(tmp_path, one_place(held), base=PROMISED) as front, asyncio.TaskGroup() as group:
+            asked = [group.create_task(front.ask(post(chat(n=1)))) for _ in range(FULL)]
+            await until(lambda: len(held) == FULL)
+            asked.append(group.create_task(front.ask(post(chat(n=2), CHAT, b"x-forebay-deadline-ms: 15000"))))
+            await waiting(front, 1)
+            asked.append(group.create_task(front.ask(post(chat(n=3)))))
+            await waiting(front, 2)
+            for n in range(FULL + 2):
+                await until(lambda n=n: len(held) > n)
+                whole(held[n])
+            assert {(await task).status for task in asked} == {200}
+            assert [exchange.body for exchange in held[FULL:]] == [chat(n=3), chat(n=2)]
+
+    run(main())
+
+
+def test_a_stream_that_its_engine_lets_wait_past_its_deadline_is_dropped_there(tmp_path: Path) -> None:
+    held: list[Exchange] = []
+    gone: list[Exchange] = []
+
+    def hold(exchange: Exchange) -> None:
+        held.append(exchange)
+        exchange.on_disconnect = lambda: gone.append(exchange)
+
+    async def main() -> None:
+        spec = RecordsSpec(str(tmp_path / "records"))
+        async with cluster(tmp_path, Worker(hold), records=spec) as front:
+            fields = (b"x-forebay-deadline-ms: 50", b"x-request-id: late")
+            late = await front.ask(post(chat(stream=True), CHAT, *fields))
+            assert (late.status, error_code(late)) == (504, "deadline_exceeded")
+            await until(lambda: gone == held)
+            assert await front.metric('forebay_in_flight{model="chat"}') == 0
+
+    run(main())
+    record = decisions(tmp_path)["late"]
+    assert (record.code, record.band, record.deadline_s) == ("deadline_exceeded", "default", pytest.approx(0.05))
+
+
+def test_a_stream_that_has_begun_in_time_may_go_on_past_its_deadline(tmp_path: Path) -> None:
+    def slow(exchange: Exchange) -> None:
+        exchange.start(200, [(b"content-type", b"text/event-stream")])
+        exchange.write(b'data: {"n":0}\n\n')
+        asyncio.get_running_loop().call_later(0.15, done, exchange)
+
+    def done(exchange: Exchange) -> None:
+        exchange.write(b"data: [DONE]\n\n")
+        exchange.end()
+
+    async def main() -> None:
+        async with cluster(tmp_path, Worker(slow)) as front:
+            answer = await front.ask(post(chat(stream=True), CHAT, b"x-forebay-deadline-ms: 50"))
+            assert (answer.status, answer.body) == (200, b'data: {"n":0}\n\ndata: [DONE]\n\n')
+
+    run(main())
+
+
+async def _waits(front: Front) -> tuple[float, float]:
+    name = 'forebay_queue_wait_seconds_{}{{model="chat"}}'
+    return await front.metric(name.format("count")), await front.metric(name.format("sum"))
+
+
+def test_who_waited_in_vain_is_told_and_counted_like_all_others(tmp_path: Path) -> None:
+    held: list[Exchange] = []
+
+    async def main() -> None:
+        spec = RecordsSpec(str(tmp_path / "records"))
+        async with cluster(tmp_path, one_place(held), records=spec) as front, asyncio.TaskGroup() as group:
+            running = [group.create_task(front.ask(post(chat()))) for _ in range(FULL)]
+            await until(lambda: len(held) == FULL)
+            fields = (b"x-forebay-deadline-ms: 80", b"x-request-id: late")
+            late: Answer = await front.ask(post(chat(), CHAT, *fields))
+            assert int(late.headers[b"x-forebay-queue-ms"]) >= 80
+            assert late.headers[b"x-forebay-model"] == b"chat"
+            count, total_s = await _waits(front)
+            assert count == FULL + 1
+            assert total_s >= 0.08
+            for exchange in held:
+                whole(exchange)
+            for task in running:
+                await task
+
+    run(main())
+    assert decisions(tmp_path)["late"].queued_s >= 0.08
+
+
+def test_waits_add_up_where_a_request_gives_way(tmp_path: Path) -> None:
+    held: list[Exchange] = []
+
+    async def main() -> None:
+        spec = RecordsSpec(str(tmp_path / "records"))
+        async with cluster(tmp_path, one_place(held), records=spec) as front, asyncio.TaskGroup() as group:
+            asks = [post(chat(n=n), CHAT, b"x-request-id: %d" % n) for n in range(FULL)]
+            asked = [group.create_task(front.ask(each)) for each in asks]
+            await until(lambda: len(held) == FULL)
+            asked.append(group.create_task(front.ask(post(chat(n=9), CHAT, b"x-forebay-priority: interactive"))))
+            await until(lambda: len(held) == FULL + 1)
+            await asyncio.sleep(0.1)
+            while not all(task.done() for task in asked):
+                for exchange in held:
+                    if not exchange.finished:
+                        whole(exchange)
+                await asyncio.sleep(0.005)
+
+    run(main())
+    seen = decisions(tmp_path)
+    (gave_way,) = [d for d in seen.values() if len(d.attempts) == 2]
+    assert gave_way.attempts[0].outcome == "gave_way"
+    assert gave_way.queued_s >= 0.1
