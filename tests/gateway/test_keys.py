@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.gateway.rig import (
+    JSON,
     RETRYABLE,
     ROUTES,
     Front,
@@ -137,6 +138,35 @@ def test_streams_are_limited_and_free_again_when_they_end_or_are_left(tmp_path: 
                 await until(lambda: len(held) == 3)
                 whole(held[2])
             assert again.result().status == 200
+
+    run(main())
+
+
+@pytest.mark.parametrize("limit", [{"max_tokens": 400}, {"max_tokens": 100, "n": 4}])
+def test_long_answers_at_the_same_time_do_not_exceed_a_limit_of_tokens(tmp_path: Path, limit: dict[str, int]) -> None:
+    def long(exchange: Exchange) -> None:
+        exchange.respond(200, [JSON, (b"x-forebay-usage", b"20,400,0")], b'{"object":"chat.completion"}')
+
+    async def main() -> None:
+        worker = Worker(whole)
+        worker.report = replace(worker.report, capacity=64)
+        tenant = replace(TEAM, limits=Quota(tokens_per_min=2000, tokens_per_day=50_000))
+        async with (
+            working(worker),
+            fronting(tmp_path, routes(worker), tenancy=replace(spec(tmp_path), tenants=(tenant,))) as front,
+        ):
+            await ready(front)
+            for _ in range(20):  # answers have been short so far
+                await front.ask(post(chat(max_tokens=1), CHAT, BEARER))
+            worker.answer = long
+            async with asyncio.TaskGroup() as group:
+                asked = [group.create_task(front.ask(post(chat(**limit), CHAT, BEARER))) for _ in range(40)]
+            statuses = [task.result().status for task in asked]
+            assert set(statuses) == {200, 429}
+            assert 200 + 420 * statuses.count(200) <= 2000
+            over = await front.ask(post(chat(max_tokens=2500), CHAT, BEARER))
+            assert (over.status, error_code(over)) == (429, "rate_limit_exceeded")
+            assert b"`max_tokens`" in over.body
 
     run(main())
 

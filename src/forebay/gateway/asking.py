@@ -56,6 +56,12 @@ def expected_tokens(request: Wanted, lengths: Lengths) -> float:
     return lengths.tokens(len(request.text) or 1) + _answer_tokens(request, lengths)
 
 
+def most_tokens(request: Wanted, lengths: Lengths) -> int:
+    """What it is let in for: its prompt, and the longest answer that it asks for, else the longest of late."""
+    longest = request.limit or int(lengths.longest_tokens + 0.5)
+    return lengths.tokens(len(request.text) or 1) + request.choices * longest
+
+
 def _answer_tokens(request: Wanted, lengths: Lengths) -> float:
     usual = lengths.output_tokens
     return min(usual, float(request.limit)) if request.limit else usual

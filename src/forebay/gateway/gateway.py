@@ -15,7 +15,7 @@ from forebay.core.tenancy import ANONYMOUS, Denied, Granted
 from forebay.gateway.account import CLIENT_CLOSED, OK, Account
 from forebay.gateway.admission.giving_way import PATIENCE_S, make_room, make_way
 from forebay.gateway.admission.holding import LOOK_MAX, hold, overtakes
-from forebay.gateway.asking import Ids, expected_tokens, make_ask, make_ticket, session_of
+from forebay.gateway.asking import Ids, expected_tokens, make_ask, make_ticket, most_tokens, session_of
 from forebay.gateway.dispatch.choosing import among
 from forebay.gateway.dispatch.dispatching import Dispatcher, addressed, check_revision, read, serving
 from forebay.gateway.dispatch.endpoints import Endpoint
@@ -113,7 +113,8 @@ class Gateway:
             known = self.served.get(request.model)
             work_tokens = expected_tokens(request, known.lengths) if known is not None and endpoint.runs else 0.0
             if caller is not None:
-                admitted = self._let_in(caller, request, asked, work_tokens)
+                most = most_tokens(request, known.lengths) if known is not None and endpoint.runs else 0
+                admitted = self._let_in(caller, request, asked, most)
             served = serving(self.served, request.model, endpoint, loaded=self.snapshot is not None)
             if chosen is not None and chosen.revision:
                 check_revision(served, chosen.revision)
@@ -204,11 +205,10 @@ class Gateway:
             raise DeniedRefusal(verdict)
         return verdict
 
-    def _let_in(self, caller: Granted, request: Wanted, asked: str, work_tokens: float) -> Admitted:
+    def _let_in(self, caller: Granted, request: Wanted, asked: str, tokens: int) -> Admitted:
         """Ask the doorman, before anything is said of models. Raises `Refusal`."""
         assert self.doorman is not None
-        tokens, stream = int(work_tokens), request.stream is True
-        verdict = self.doorman.admit(caller, request.model, tokens, stream, self.now(), asked=asked)
+        verdict = self.doorman.admit(caller, request.model, tokens, request.stream is True, self.now(), asked=asked)
         if isinstance(verdict, Denied):
             self._metrics.counter("tenant_refusals_total", caller.tenant.name, verdict.code.value).inc()
             raise DeniedRefusal(verdict)

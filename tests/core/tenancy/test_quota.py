@@ -44,7 +44,7 @@ def test_a_tenant_without_limits_is_never_refused() -> None:
         ({"requests_per_min": 2}, Code.RATE_LIMITED, 60, "2 requests per minute"),
         ({"tokens_per_min": 25}, Code.RATE_LIMITED, 60, "25 tokens per minute"),
         ({"tokens_per_day": 25}, Code.BUDGET_EXCEEDED, 43_190, "25 tokens per day"),
-        ({"streams_max": 2}, Code.STREAMS_LIMIT, 60, "2 streams"),
+        ({"streams_max": 2}, Code.STREAMS_LIMIT, 1, "2 streams"),
         ({"requests_per_min": 2, "tokens_per_day": 25}, Code.BUDGET_EXCEEDED, 43_190, "per day"),
     ],
 )
@@ -86,7 +86,15 @@ def test_the_wait_for_a_stream_follows_from_how_many_have_ended_lately() -> None
     got(counts.reserve("t", 1, True, 6.0))
     got(counts.reserve("t", 1, True, 6.0))
 
-    assert no(counts.reserve("t", 1, True, 6.0)).retry_after_s == 6
+    assert no(counts.reserve("t", 1, True, 6.0)).retry_after_s == 1
+    assert no(counts.reserve("t", 1, True, 36.0)).retry_after_s == 3  # ten in thirty seconds
+    assert no(counts.reserve("t", 1, True, 86.0)).retry_after_s == 60  # none for a minute
+
+
+def test_who_finds_all_streams_taken_comes_again_when_they_have_lasted_twice_as_long() -> None:
+    counts = limiter(streams_max=1)
+    got(counts.reserve("t", 1, True, 100.0))
+    assert [no(counts.reserve("t", 1, True, 100.0 + s)).retry_after_s for s in (0, 2, 20, 500)] == [1, 2, 20, 60]
 
 
 def test_a_reservation_is_settled_once() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from forebay.core.routing.blocks import BLOCK_BYTES, blocks
 from forebay.core.routing.speed import Lengths
-from forebay.gateway.asking import expected_tokens
+from forebay.gateway.asking import expected_tokens, most_tokens
 from forebay.wire.apis.wanted import prompt_text, wanted
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -68,6 +68,20 @@ def test_the_longest_answer_that_is_asked_for_counts(name: str, limit: Any, coun
     asked = expected_tokens(wanted(_encode({"model": "m", "input": "x" * 400, name: limit})), lengths)
     assert asked == (plain - lengths.output_tokens + 7 if counts else plain)
     assert plain > lengths.output_tokens
+
+
+def test_a_request_is_let_in_for_the_longest_answer_that_it_may_have() -> None:
+    lengths = Lengths()
+    for tokens in (100, 900, *[100] * 20):
+        lengths.learn(400, 100, tokens)
+    plain = {"model": "m", "input": "x" * 398}
+    cases: list[tuple[dict[str, Any], int]] = [
+        ({}, round(lengths.longest_tokens)), ({"max_tokens": 5000}, 5000), ({"max_tokens": 5000, "n": 3}, 15_000),
+        ({"max_tokens": 10, "best_of": 4}, 40), ({"n": "x", "max_tokens": 10}, 10), ({"n": -3, "max_tokens": 10}, 10),
+    ]  # fmt: skip
+    assert 700 < lengths.longest_tokens <= 900
+    for more, answer in cases:
+        assert most_tokens(wanted(_encode({**plain, **more})), lengths) == lengths.tokens(400) + answer
 
 
 def test_a_system_prompt_weighs_what_it_weighs_inside_of_the_messages() -> None:

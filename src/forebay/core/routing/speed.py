@@ -13,6 +13,8 @@ FLATTEST: Final = 0.5
 OUTLIER: Final = 4.0
 """A sample moves a line, or a mean length, as if it were at most this many times off."""
 LENGTH_STEP: Final = 0.05
+LONGEST_DECAY: Final = 0.99
+"""By how much less the longest answer counts with each that is shorter: it is remembered over some hundreds."""
 TOKENS_PER_BYTE: Final = 0.25
 """Until the first answer says better: English prose in JSON."""
 OUTPUT_TOKENS: Final = 256.0
@@ -71,11 +73,13 @@ class Line:
 class Lengths:
     """How long the prompts and answers of one model are: means of what replicas counted, the last ones most."""
 
-    __slots__ = ("_samples", "output_tokens", "prompt_tokens", "tokens_per_byte")
+    __slots__ = ("_samples", "longest_tokens", "output_tokens", "prompt_tokens", "tokens_per_byte")
 
     def __init__(self) -> None:
         self.tokens_per_byte = TOKENS_PER_BYTE
         self.output_tokens = OUTPUT_TOKENS
+        self.longest_tokens = OUTPUT_TOKENS
+        """About the longest answer of late."""
         self.prompt_tokens = PROMPT_TOKENS
         self._samples = 0
 
@@ -85,6 +89,8 @@ class Lengths:
         step = max(LENGTH_STEP, 1 / self._samples)
         per_byte, output, prompt = self.tokens_per_byte, self.output_tokens, self.prompt_tokens
         self.tokens_per_byte += step * (_cut(prompt_tokens / body_bytes, per_byte, TOKENS_PER_BYTE) - per_byte)
+        longest = LONGEST_DECAY * self.longest_tokens
+        self.longest_tokens = max(longest, _cut(output_tokens, longest, OUTPUT_TOKENS))
         self.output_tokens += step * (_cut(output_tokens, output, OUTPUT_TOKENS) - output)
         self.prompt_tokens += step * (_cut(prompt_tokens, prompt, PROMPT_TOKENS) - prompt)
 

@@ -48,7 +48,7 @@ class _Book:
 
     __slots__ = (
         "day_tokens", "ended", "limit", "name", "part", "refused_requests", "refused_streams", "refused_tokens",
-        "requests", "second", "share", "streams", "tokens",
+        "requests", "second", "share", "streams", "streams_since", "tokens",
     )  # fmt: skip
 
     def __init__(self, tenant: Tenant, gateways: int) -> None:
@@ -57,6 +57,8 @@ class _Book:
         self.share = self.part = equal_part(self.limit, gateways)
         self.second = 0
         self.streams = 0
+        self.streams_since = 0
+        """Since when there always was one."""
         self.day_tokens = 0
         self.requests = _Window()
         self.tokens = _Window()
@@ -144,7 +146,10 @@ class Limiter:
         window.slots[slot] += tokens
         window.total += tokens
         book.day_tokens += tokens
-        book.streams += stream
+        if stream:
+            if not book.streams:
+                book.streams_since = book.second
+            book.streams += 1
         return Reservation(book, tokens, stream, self.day)
 
     def settle(self, reservation: Reservation, tokens: int, now: float) -> None:
@@ -236,7 +241,8 @@ class Limiter:
             (Code.BUDGET_EXCEEDED, limit.day_tokens, "day"),
         ):
             if tokens > most:
-                text = f"The request may use {tokens} tokens, but tenant `{name}` has {most} for a whole {span}."
+                text = f"The request may use {tokens} tokens, but tenant `{name}` has {most} for a whole {span}"
+                text += ": name a lower limit of the answer (`max_tokens`), or shorten the prompt."
                 return Denied(code, text)
         book.refused_requests.add(book.second, 1)
         book.refused_tokens.add(book.second, tokens)
@@ -253,7 +259,8 @@ class Limiter:
             denials.append(Denied(Code.BUDGET_EXCEEDED, text, max(1, math.ceil(self._day_ends_at - now))))
         if stream and book.streams >= share.streams:
             text = f"Tenant `{name}` has none left of its {limit.streams} streams."
-            denials.append(Denied(Code.STREAMS_LIMIT, text, math.ceil((SLOTS - 1) / max(1, book.ended.total))))
+            lasted_s = min(max(1, book.second - book.streams_since), SLOTS - 1)
+            denials.append(Denied(Code.STREAMS_LIMIT, text, math.ceil(lasted_s / max(1, book.ended.total))))
         return max(denials, key=lambda denied: denied.retry_after_s)
 
 

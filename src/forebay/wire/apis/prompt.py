@@ -27,3 +27,5 @@ class Fields(Prompt, gc=False):
     max_tokens: msgspec.Raw = NOTHING
     max_completion_tokens: msgspec.Raw = NOTHING
     max_output_tokens: msgspec.Raw = NOTHING
+    n: msgspec.Raw = NOTHING
+    best_of: msgspec.Raw = NOTHING

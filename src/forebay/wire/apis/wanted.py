@@ -21,10 +21,11 @@ class Wanted:
     """What routing needs of a body; the replica checks all fields, these again.
 
     `text` is the JSON of what the model is to read; `limit` the most tokens that the answer may have, 0 if none is
-    given, or one that the replica refuses. Requests with the same `sequence` need state that one replica holds.
+    given, or one that the replica refuses. There are so many `choices` of it. Requests with the same `sequence` need
+    state that one replica holds.
     """
 
-    __slots__ = ("limit", "model", "sequence", "stream", "text")
+    __slots__ = ("choices", "limit", "model", "sequence", "stream", "text")
 
     def __init__(
         self,
@@ -33,12 +34,14 @@ class Wanted:
         *,
         stream: bool = False,
         limit: int = 0,
+        choices: int = 1,
         sequence: bytes = b"",
     ) -> None:
         self.model = model
         self.text = text
         self.stream = stream
         self.limit = limit
+        self.choices = choices
         self.sequence = sequence
 
 
@@ -59,7 +62,9 @@ def wanted(body: bytes) -> Wanted:
         raise Refusal(Code.INVALID_JSON, "The body is not valid UTF-8.") from None
     except RecursionError:
         raise Refusal(Code.INVALID_JSON, "The body is nested too deeply.") from None
-    return Wanted(fields.model, _text(fields), stream=fields.stream is True, limit=_limit(fields))
+    limit = _number(fields.max_completion_tokens or fields.max_tokens or fields.max_output_tokens)
+    choices = max(1, _number(fields.n), _number(fields.best_of))
+    return Wanted(fields.model, _text(fields), stream=fields.stream is True, limit=limit, choices=choices)
 
 
 def prompt_text(body: bytes) -> memoryview:
@@ -74,8 +79,8 @@ def _text(body: Prompt) -> memoryview:
     return memoryview(b"".join((memoryview(first), text))) if first else text
 
 
-def _limit(fields: Fields) -> int:
-    given = fields.max_completion_tokens or fields.max_tokens or fields.max_output_tokens
+def _number(given: msgspec.Raw) -> int:
+    """A whole number; 0 for anything else, and for one that no replica takes."""
     if not given:
         return 0
     digits = bytes(given)
