@@ -118,9 +118,10 @@ def tail(records: "RecordFiles | RemoteRecords", count: int, as_json: bool, scre
 def _cells(line: AuditLine) -> tuple[str, ...]:
     if line.event != Event.REQUEST:
         return (_time(line.ts), *[""] * 6, f"{line.event}: {line.why}", *[""] * 3)
+    model = line.model or (f"({line.asked})" if line.asked else "")
     tokens = f"{line.prompt_tokens}+{line.completion_tokens}"
     return (
-        _time(line.ts), line.tenant, line.key, line.client, line.model, line.revision, line.replica, line.code,
+        _time(line.ts), line.tenant, line.key, line.client, model, line.revision, line.replica, line.code,
         str(line.ms), tokens, line.request_id,
     )  # fmt: skip
 

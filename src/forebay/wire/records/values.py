@@ -74,7 +74,7 @@ class Decision(msgspec.Struct, array_like=True, tag=1, gc=False):
     report_age_s: float = 0.0
     """Age of the chosen replica's load report when it was chosen."""
     asked: str = ""
-    """The model's name in the request, if another one served it."""
+    """The model's name in the request, if another one served it, or none."""
     hit: str = ""
     """How it is known that the chosen replica holds a part of the prompt, a `core.routing.Source`."""
     band: str = ""
@@ -120,6 +120,8 @@ class AuditLine(msgspec.Struct, gc=False, omit_defaults=True):
     """Address of the client."""
     path: str = ""
     model: str = ""
+    asked: str = ""
+    """The model's name in the request, if another one served it, or none."""
     revision: str = ""
     replica: str = ""
     status: int = 0
