@@ -99,6 +99,10 @@ class Event(StrEnum):
     """Files up to the line `pruned_seq` were removed by the gateway, as it was told to."""
     LATE = "late"
     """Lines before it had no seal when the gateway came up, and are sealed with it: how many, and why."""
+    KILLED = "killed"
+    """The gateway before had not closed its log: requests of its last moments may be missing."""
+    WITNESS = "witness"
+    """The chain `other` ended with line `other_seq` and the hash `other_hash`, as this gateway has seen."""
     SEAL = "seal"
     """It seals `lines` before it, of which the last is number `seq`; `prev` is the hash of the seal before."""
 
@@ -137,6 +141,9 @@ class AuditLine(msgspec.Struct, gc=False, omit_defaults=True):
     why: str = ""
     pruned_seq: int = 0
     pruned_hash: str = ""
+    other: str = ""
+    other_seq: int = 0
+    other_hash: str = ""
     prev: str = ""
     chain: str = ""
 
