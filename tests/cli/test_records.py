@@ -17,8 +17,8 @@ from forebay.cli.settings import UserError
 from forebay.control.api.recorded import UsageRow
 from forebay.core.model import RecordsSpec
 from forebay.gateway.records.facts import Facts, Used
-from forebay.gateway.records.ledger import DAY_S, day_text
 from forebay.gateway.records.recorder import Recorder
+from forebay.gateway.records.saved import DAY_S, day_text
 from forebay.gateway.records.writer import RecordLog, numbered
 from forebay.obs import log
 from forebay.obs.clock import wall_s
@@ -203,7 +203,7 @@ def test_a_whole_audit_log_passes_and_a_changed_one_fails_with_the_place(run: Ru
     bad = run("audit", "verify")
     assert bad.returncode == 1
     assert "audit-00000001.jsonl:1: changed" in bad.stdout
-    assert "the end: missing: lines 1 to 2" in bad.stdout
+    assert "the end: missing: lines 1 to 3" in bad.stdout
     told = run("audit", "verify", "--json")
     assert told.returncode == 1
     report = json.loads(told.stdout)
@@ -225,6 +225,32 @@ def test_losses_and_moved_files_are_told(run: Run, root: Path) -> None:
     missing = run("audit", "verify")
     assert missing.returncode == 1
     assert "audit-00000001.jsonl:1: missing: line 1 of the chain" in missing.stdout
+    assert run("audit", "verify", "--archived").returncode == 0
+
+
+def test_what_a_killed_gateway_may_have_lost_is_told(run: Run, root: Path) -> None:
+    head = root / "gateway-0/audit.head"
+    head.write_bytes(head.read_bytes().replace(b'"open":false', b'"open":true'))
+    keep(root, "gateway-0", decided("req-5"))
+    done = run("audit", "verify")
+
+    assert done.returncode == 0
+    assert "some may be lost, as the log itself says: the gateway was stopped while it ran" in done.stdout
+
+
+def test_a_log_that_is_gone_is_told_by_its_folder_and_by_the_other_gateways(run: Run, root: Path) -> None:
+    for path in (root / "gateway-0").glob("audit*"):
+        path.unlink()
+    done = run("audit", "verify")
+    assert done.returncode == 1
+    assert "the log: missing: the whole log is gone: 2 lines of it were counted" in done.stdout
+
+    for path in (root / "gateway-0").iterdir():
+        path.unlink()
+    (root / "gateway-0").rmdir()
+    done = run("audit", "verify")
+    assert done.returncode == 1
+    assert "the whole log is gone: the chain gateway-1 has seen line 2 of it" in " ".join(done.stdout.split())
     assert run("audit", "verify", "--archived").returncode == 0
 
 

@@ -28,6 +28,7 @@ from forebay.wire.records import (
     candidates,
     end_of,
     frame,
+    is_witness,
     packed,
     payloads,
     sound_lines,
@@ -323,13 +324,54 @@ def test_a_beginning_that_was_moved_away_is_missing_unless_it_was_said_or_pruned
 
 def test_what_the_gateway_put_on_record_is_told_and_doubts_are_damage() -> None:
     writer = Chain("gateway-0", Head())
-    for event in (Event.GAP, Event.LATE, Event.SKIPPED, Event.BROKEN):
+    for event in (Event.GAP, Event.LATE, Event.SKIPPED, Event.BROKEN, Event.KILLED, Event.WITNESS):
         writer.add(about(event, why="so it is", lines=3))
     verifier = Verifier("gateway-0", None)
     flaws = [verifier.feed(raw, number) for number, raw in enumerate(writer.seal(9.0).splitlines(), 1)]
 
-    assert flaws == [*[None] * 4, Flaw(Kind.ON_RECORD, 4, "so it is")]
-    assert [line.event for line in verifier.gaps] == [Event.GAP, Event.LATE]
+    assert flaws == [*[None] * 6, Flaw(Kind.ON_RECORD, 4, "so it is")]
+    assert [line.event for line in verifier.gaps] == [Event.GAP, Event.LATE, Event.KILLED]
+    assert [line.event for line in verifier.witnessed] == [Event.WITNESS]
+
+
+@given(sizes, st.data())
+def test_what_another_chain_has_seen_holds_for_a_chain_that_went_on_and_for_no_other(
+    numbers: list[int], data: st.DataObject
+) -> None:
+    lines, head = chain(*numbers)
+    more = sealed(Chain("gateway-0", head), data.draw(st.integers(1, 4)))
+    writer = Chain("gateway-0", Head())
+    other = [raw for size in numbers for raw in sealed(writer, size, "someone else")]
+    for raws, kind in ((lines, None), (lines + more, None), (lines[: -numbers[-1] - 1], Kind.MISSING)):
+        assert against(raws, head) == kind
+    assert against(other, head) == Kind.REPLACED
+    longer = sealed(Chain("gateway-0", Head()), sum(numbers) + 1)
+    assert against(longer, head) == Kind.REPLACED, "it has no seal there"
+    assert against(lines, Head()) is None
+    began = unseal(lines[numbers[0]])
+    assert began is not None
+    rest = lines[numbers[0] + 1 :] + more
+    assert against(rest, Head(began.line.seq, began.hash)) is None, "pruned, but what follows names it"
+    assert against(rest, Head(began.line.seq, "f" * 64)) == Kind.REPLACED
+    assert against(rest, Head(began.line.seq - 1, "f" * 64)) is None, "nobody can tell"
+
+
+def against(raws: list[bytes], seen: Head) -> Kind | None:
+    verifier = Verifier("gateway-0", None, wanted=frozenset({seen.seq}))
+    for number, raw in enumerate(raws, 1):
+        verifier.feed(raw, number)
+    flaw = verifier.against(seen, "gateway-1")
+    return flaw.kind if flaw is not None else None
+
+
+def test_lines_about_other_chains_are_told_from_all_that_clients_may_say() -> None:
+    writer = Chain("gateway-0", Head(1 << 62, "a" * 64))
+    writer.add(about(Event.WITNESS, other="gateway-1", other_seq=3, other_hash="b" * 64))
+    assert is_witness(writer.seal(9.0).splitlines()[0])
+    hostile = '"event":"witness"'
+    line = AuditLine(0, Event.REQUEST, 1.0, request_id=hostile, path=hostile, model=hostile, asked=hostile)
+    writer.add(line)
+    assert not is_witness(writer.seal(9.0).splitlines()[0])
 
 
 @given(sizes, st.integers(0, 3), st.binary(max_size=20).filter(lambda tail: b"\n" not in tail))

@@ -63,8 +63,9 @@ class RecordSettings(Section):
     decision_files_max: Annotated[int, Field(ge=1, le=10_000)] = nouns.RecordsSpec.decision_files_max
     """Files of decision records that are kept; the oldest are removed."""
     audit: bool = nouns.RecordsSpec.audit
-    """Keep the audit log: who called which model when, from where, with what outcome. Without it, a gateway that is
-    killed forgets the usage of its last seconds."""
+    """Keep the audit log: who called which model when, from where, with what outcome. A gateway that is killed loses
+    what it had not written yet, about a second, and says so in the log when it comes up. Without the log it says
+    nothing, and forgets the usage of its last seconds."""
     audit_files_max: Annotated[int, Field(ge=0, le=1_000_000)] = nouns.RecordsSpec.audit_files_max
     """Files of the audit log that are kept; that older ones were removed is a line of the log. 0: keep all."""
     file_bytes_max: Annotated[int, Field(ge=65_536, le=1_073_741_824)] = nouns.RecordsSpec.file_bytes_max

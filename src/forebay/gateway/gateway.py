@@ -25,8 +25,7 @@ from forebay.gateway.hedging import HEDGED, Hedge, begin_hedge, end_hedge
 from forebay.gateway.pressure.late import out_of_time, too_late
 from forebay.gateway.records import told
 from forebay.gateway.records.accesslog import AccessLog
-from forebay.gateway.records.facts import NOTHING, Facts, Used, used
-from forebay.gateway.records.lines import Line
+from forebay.gateway.records.facts import Used, used
 from forebay.gateway.records.recorder import Recorder
 from forebay.gateway.relay import Relay
 from forebay.gateway.rollout.arms import choose_by_arm, kind_of, report, sent
@@ -34,12 +33,12 @@ from forebay.gateway.rollout.reporting import Observations
 from forebay.gateway.tenancy import Admitted, DeniedRefusal, Doorman, credential
 from forebay.gateway.tensor.answers import CODES
 from forebay.net.server import Exchange
-from forebay.obs.clock import random_hex, wall_s
+from forebay.obs.clock import random_hex
 from forebay.obs.metrics import UNKNOWN, Metrics
 from forebay.wire import http1
 from forebay.wire.apis.wanted import Wanted, wanted
 from forebay.wire.errors import error_body, id_headers
-from forebay.wire.records import Attempt, Decision
+from forebay.wire.records import Attempt
 
 COUNTING: Final = frozenset({Policy.ROUND_ROBIN, Policy.LEAST_REQUESTS, Policy.P2C})
 """Policies that look at no prompt."""
@@ -100,6 +99,7 @@ class Gateway:
         caller: Granted | None = None
         admitted: Admitted | None = None
         chosen: Chosen | None = None
+        asked = ""
         try:
             caller = self._identify(exchange, began)
             tenant = caller.tenant if caller is not None else ANONYMOUS
@@ -124,7 +124,7 @@ class Gateway:
         except Refusal as refusal:
             if admitted is not None:
                 self._settle(admitted, 0, began)
-            self.refuse(exchange, refusal, request_id, caller=caller)
+            self.refuse(exchange, refusal, request_id, caller=caller, asked=asked)
             return
         exchange.body = b""  # it is kept once, inside the request
         relay = Relay(self, served, exchange, endpoint.path, request_id, ticket=ticket, began=began)
@@ -170,8 +170,9 @@ class Gateway:
         request_id: bytes = b"",
         *more: http1.Header,
         caller: Granted | None = None,
+        asked: str = "",
     ) -> None:
-        """Answer a request that belongs to no model with an error; `caller`: who has sent it, as far as is known."""
+        """Answer a request that belongs to no model with an error; `caller` and `asked`: as far as they are known."""
         request_id = request_id or self.id_of(exchange)
         status = TABLE[refusal.code].status
         headers = [http1.JSON, *id_headers(request_id, exchange.path), *more]
@@ -184,13 +185,10 @@ class Gateway:
             headers.append((b"retry-after", b"%d" % retry_after_s))
         exchange.respond(status, headers, error_body(refusal, exchange.path))
         self.refused(refusal.code)
-        id, path, code = request_id.decode(), exchange.path[:256], refusal.code.value
-        line = Line("request", wall_s(), id, path, "", status, code, 0)
+        line = told.refused(exchange.path, request_id.decode(), status, refusal.code.value, asked)
         raw = self._log.add(line)
         if self._recorder is not None and exchange.method == b"POST":
-            tenant, key = (caller.tenant.name, caller.key_id) if caller is not None else ("", "")
-            decision = Decision(line.ts, id, "", tenant, status, code, 0.0)
-            self._recorder.finished(Facts(decision, raw, NOTHING, key=key, client=exchange.peer))
+            self._recorder.finished(told.refused_facts(line, raw, caller, exchange.peer))
 
     def refused(self, code: Code) -> None:
         """Count an answer that belongs to no model."""

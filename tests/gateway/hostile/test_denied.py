@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from tests.gateway.rig import CHAT, Worker, chat, cluster, post
@@ -35,6 +36,47 @@ def test_who_is_over_a_limit_or_asks_for_a_forbidden_model_is_in_the_audit_log(t
     [log] = (tmp_path / "records").rglob("audit-*.jsonl")
     lines = [msgspec.json.decode(line) for line in log.read_bytes().splitlines()]
     told = [
-        (line["status"], line.get("tenant", ""), line.get("key", "")) for line in lines if line["event"] == "request"
+        (line["status"], line.get("tenant", ""), line.get("key", ""), line.get("asked", ""))
+        for line in lines
+        if line["event"] == "request"
     ]
-    assert told == [(200, "team", RECORD.id), (429, "team", RECORD.id), (403, "team", RECORD.id), (401, "", "")]
+    who = "team", RECORD.id
+    assert told == [(200, *who, ""), (429, *who, "chat"), (403, *who, "other"), (401, "", "", "")]
+
+
+def test_what_was_asked_for_is_told_of_who_gets_nothing_and_no_key_that_stands_in_a_wrong_place(
+    tmp_path: Path,
+) -> None:
+    shown = f"fb-{RECORD.id}-…"
+    long = "x" * 500
+    names = {"other": "other", long: long[:128], "a\n\x1b[31m\u202e": "a\n\x1b[31m\u202e", KEY: shown, "": ""}
+    paths = {
+        f"/v1/{KEY}": f"/v1/{shown}",
+        f"/{KEY.upper()}/{KEY}x": f"/{shown.replace(RECORD.id, RECORD.id.upper())}/{shown}",
+        f"/{'y' * 220}{KEY}": f"/{'y' * 220}{shown}",
+        f"/v2/models/{KEY}/infer": f"/v2/models/{shown}/infer",
+        f"/{KEY.replace('-', '%2D')}": f"/{shown}",
+    }
+    access: list[dict[str, Any]] = []
+
+    async def main() -> None:
+        records = RecordsSpec(str(tmp_path / "records"))
+        async with cluster(tmp_path, Worker(), records=records) as front:
+            for name in names:
+                assert (await front.ask(post(chat(name), CHAT))).status == 404
+            for path in paths:
+                assert (await front.ask(post(b"{}", path.encode()))).status in (400, 404)
+            front.signals.put_nowait(15)
+            async with asyncio.timeout(10):
+                await front.done
+            access.extend(front.lines())
+
+    run(main())
+    files = [path.read_bytes() for path in (tmp_path / "records").rglob("*") if path.is_file()]
+    everything = b"".join([*files, repr(access).encode()])
+    assert KEY[12:] not in everything.decode("latin-1").lower()
+    [log] = (tmp_path / "records").rglob("audit-*.jsonl")
+    for lines in (access, [msgspec.json.decode(raw) for raw in log.read_bytes().splitlines()]):
+        told = [line for line in lines if line["event"] == "request"]
+        assert [line.get("asked", "") for line in told[: len(names)]] == list(names.values())
+        assert [line["path"] for line in told[len(names) :]] == list(paths.values())

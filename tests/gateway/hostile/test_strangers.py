@@ -5,9 +5,10 @@ from pathlib import Path
 import msgspec
 
 from forebay.core.errors import Code
-from forebay.gateway.records.audit import STRANGERS_PER_MIN, AuditLog, verify
+from forebay.gateway.records.audit import STRANGERS_PER_MIN, AuditLog
 from forebay.gateway.records.facts import NOTHING, Facts
 from forebay.gateway.records.lines import Line
+from forebay.gateway.records.verifying import verify
 from forebay.wire.records import Decision
 
 

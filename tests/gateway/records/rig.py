@@ -9,10 +9,10 @@ import msgspec
 from forebay.core.model import RecordsSpec
 from forebay.gateway.records.audit import lines_after
 from forebay.gateway.records.facts import Facts, Used
-from forebay.gateway.records.ledger import DAY_S, usage
+from forebay.gateway.records.ledger import usage
 from forebay.gateway.records.lines import Line
 from forebay.gateway.records.recorder import Recorder
-from forebay.gateway.records.saved import Sums
+from forebay.gateway.records.saved import DAY_S, Sums
 from forebay.gateway.records.writer import Sink, numbered, open_append
 from forebay.obs import log
 from forebay.wire.records import Attempt, Decision, decisions, payloads

@@ -9,8 +9,9 @@ from forebay.core.model import RecordsSpec
 from forebay.gateway.records import ledger
 from forebay.gateway.records.audit import AuditLog
 from forebay.gateway.records.facts import Used, used
-from forebay.gateway.records.ledger import DAY_S, Ledger, usage
+from forebay.gateway.records.ledger import Ledger, usage
 from forebay.gateway.records.recorder import Recorder
+from forebay.gateway.records.saved import DAY_S, day_text
 from forebay.obs import log
 from forebay.wire.records import audit_line
 
@@ -66,7 +67,7 @@ def test_old_days_are_removed(tmp_path: Path) -> None:
 
 def test_files_that_are_not_understood_are_stepped_over(tmp_path: Path) -> None:
     (tmp_path / "usage-of-mine.json").write_text("{}")
-    (tmp_path / f"usage-{ledger.day_text(DAY)}.json").write_text("nonsense")
+    (tmp_path / f"usage-{day_text(DAY)}.json").write_text("nonsense")
     (tmp_path / "usage.json").write_text("nonsense")
     (tmp_path / "audit-mine.jsonl").write_text("nonsense")
     (tmp_path / "audit-00000001.jsonl").write_text("nonsense\n")
@@ -83,7 +84,7 @@ def test_a_checkpoint_that_fails_is_told_and_made_up_for(tmp_path: Path) -> None
     records = Recorder(RecordsSpec(str(tmp_path)), "gateway-0", log.configure(told_of))
     assert records.start()
     records.finished(facts(1))
-    in_the_way = tmp_path / "gateway-0" / f".usage-{ledger.day_text(DAY)}.json.new"
+    in_the_way = tmp_path / "gateway-0" / f".usage-{day_text(DAY)}.json.new"
     in_the_way.mkdir()
     records.flush(0.0)
     assert "cannot be written" in told_of.getvalue()

@@ -21,10 +21,11 @@ from tests.gateway.records.rig import (
 )  # fmt: skip
 
 from forebay.core.model import RecordsSpec
-from forebay.gateway.records import audit, ledger
-from forebay.gateway.records.audit import lines_after, verify
+from forebay.gateway.records import audit
+from forebay.gateway.records.audit import lines_after
 from forebay.gateway.records.recorder import CHECKPOINT_S, Recorder
-from forebay.gateway.records.saved import Sums
+from forebay.gateway.records.saved import Sums, day_text
+from forebay.gateway.records.verifying import verify
 from forebay.gateway.records.writer import FRAME_DECISIONS_MAX, Series, numbered
 from forebay.obs import log
 from forebay.wire.records import FRAME_BYTES_MAX, Event, Kind
@@ -72,7 +73,7 @@ def test_what_is_switched_off_is_not_written(tmp_path: Path) -> None:
     records.close()
 
     assert sorted(path.name for path in (tmp_path / "gateway-0").iterdir()) == [
-        "lock", f"usage-{ledger.day_text(DAY)}.json", "usage.json",
+        "lock", f"usage-{day_text(DAY)}.json", "usage.json",
     ]  # fmt: skip
     assert not records.prompts
     assert counted(tmp_path).requests == 1

@@ -10,11 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.gateway.records.rig import NOON, Disk, audit_files, counted, facts, ids, killed, started, told, written
 
-from forebay.gateway.records import audit
-from forebay.gateway.records.audit import lines_after, verify
-from forebay.gateway.records.ledger import DAY_S
+from forebay.gateway.records.audit import lines_after
 from forebay.gateway.records.recorder import CHECKPOINT_S
-from forebay.gateway.records.saved import Sums
+from forebay.gateway.records.saved import DAY_S, Sums
+from forebay.gateway.records.verifying import FLAWS_MAX, verify
 from forebay.gateway.records.writer import OwnFolder
 
 
@@ -86,7 +85,8 @@ def test_kill_9_loses_no_more_than_the_last_write(tmp_path: Path) -> None:
     records.finished(facts(50))
     records.close()
     assert told(tmp_path) == [*ids(range(41)), "req-50"]
-    assert verify(tmp_path / "gateway-0").ok
+    report = verify(tmp_path / "gateway-0")
+    assert (report.ok, [gap.event for gap in report.gaps]) == (True, ["killed"]), "nine are lost"
     assert counted(tmp_path).requests == 42
 
 
@@ -157,7 +157,7 @@ def test_a_batch_that_was_cut_off_is_sealed_when_the_gateway_comes_up_and_the_lo
     report = verify(tmp_path / "gateway-0")
 
     assert report.ok
-    assert [(line.event, line.lines) for line in report.gaps] == [("late", len(kept) - 1), ("gap", 1)]
+    assert [(line.event, line.lines) for line in report.gaps] == [("killed", 0), ("late", len(kept) - 1), ("gap", 1)]
     assert told(tmp_path) == [*kept, "req-5"]
     assert counted(tmp_path).requests == len(kept) + 1
     assert report.files[-1].unfinished_bytes == 0
@@ -227,7 +227,7 @@ def test_a_restart_hides_no_damage(tmp_path: Path, harm: Callable[[Path], None])
 
 def test_flaws_beyond_a_bound_are_counted(tmp_path: Path) -> None:
     records = started(tmp_path)
-    for n in range(audit.FLAWS_MAX + 20):
+    for n in range(FLAWS_MAX + 20):
         records.finished(facts(n))
         records.flush(0.0)
     records.close()
@@ -235,7 +235,7 @@ def test_flaws_beyond_a_bound_are_counted(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b"acme", b"evil"))
     report = verify(tmp_path / "gateway-0").files[0]
 
-    assert (len(report.flaws), report.flaws_more) == (audit.FLAWS_MAX, 20)
+    assert (len(report.flaws), report.flaws_more) == (FLAWS_MAX, 20)
 
 
 def test_audit_that_is_switched_on_again_goes_on(tmp_path: Path) -> None:

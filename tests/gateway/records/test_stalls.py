@@ -16,9 +16,9 @@ from tests.net.rig import run, until
 
 from forebay.core.model import RecordsSpec
 from forebay.gateway.records import audit
-from forebay.gateway.records.audit import verify
-from forebay.gateway.records.ledger import DAY_S
 from forebay.gateway.records.recorder import CHECKPOINT_S
+from forebay.gateway.records.saved import DAY_S
+from forebay.gateway.records.verifying import verify
 from forebay.wire.records import Event
 
 

@@ -63,25 +63,32 @@ def _check_any(chains: Collection[object], place: str) -> None:
 
 def _print(report: ChainDocument, screen: Console) -> None:
     head = f"head {report.head.seq} {report.head.hash}" if report.head else "no head"
-    screen.print(Text.assemble((report.chain, "bold"), f"  {head}"))
+    screen.print(Text.assemble((_plain(report.chain), "bold"), f"  {head}"))
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 2), header_style="bold")
     for name in ("file", "lines", "first (UTC)", "last (UTC)", ""):
         table.add_column(name, justify="right" if name == "lines" else "left", no_wrap=True)
     for file in report.files:
         verdict = Text("damaged", style="bold red") if file.flaws else Text("ok", style="green")
         table.add_row(file.name, f"{file.lines:,}", _time(file.first), _time(file.last), verdict)
-    screen.print(table)
+    if report.files:
+        screen.print(table)
     for file in report.files:
         for text in _notes(file):
             screen.print(text)
     for flaw in report.flaws:
-        place = f"{report.files[0].name}:{flaw.line}" if flaw.line else "the end"
-        screen.print(Text(f"  {place}: {flaw.kind}: {flaw.text}", style="red"))
+        end = "the end" if report.files or report.head else "the log"
+        place = f"{report.files[0].name}:{flaw.line}" if flaw.line else end
+        screen.print(Text(f"  {place}: {flaw.kind}: {_plain(flaw.text)}", style="red"))
     for line in report.gaps:
-        fate = "sealed late" if line.event == Event.LATE else "lost"
-        told = f"{line.lines} {fate}, as the log itself says: {_plain(line.why)}"
+        told = f"{_fate(line)}, as the log itself says: {_plain(line.why)}"
         screen.print(Text(f"  {_time(line.ts)}: {told}", style="yellow"))
     screen.print()
+
+
+def _fate(line: AuditLine) -> str:
+    if line.event == Event.KILLED:
+        return "some may be lost"
+    return f"{line.lines} sealed late" if line.event == Event.LATE else f"{line.lines} lost"
 
 
 def _notes(file: FileDocument) -> list[Text]:
@@ -118,9 +125,10 @@ def tail(records: "RecordFiles | RemoteRecords", count: int, as_json: bool, scre
 def _cells(line: AuditLine) -> tuple[str, ...]:
     if line.event != Event.REQUEST:
         return (_time(line.ts), *[""] * 6, f"{line.event}: {line.why}", *[""] * 3)
+    model = line.model or (f"({line.asked})" if line.asked else "")
     tokens = f"{line.prompt_tokens}+{line.completion_tokens}"
     return (
-        _time(line.ts), line.tenant, line.key, line.client, line.model, line.revision, line.replica, line.code,
+        _time(line.ts), line.tenant, line.key, line.client, model, line.revision, line.replica, line.code,
         str(line.ms), tokens, line.request_id,
     )  # fmt: skip
 

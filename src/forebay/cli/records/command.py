@@ -75,16 +75,17 @@ def verify(
     *,
     folder: FolderOption = None,
     archived: Annotated[
-        bool, typer.Option("--archived", help="The oldest files were moved elsewhere on purpose.")
+        bool, typer.Option("--archived", help="The oldest files, or whole folders, were moved elsewhere on purpose.")
     ] = False,
     as_json: JsonOption = False,
     file: FileOption = None,
     url: UrlOption = None,
     token_file: TokenOption = None,
 ) -> None:
-    """Check the audit log: finds changed and removed lines and files; exits with 1 if there are any.
+    """Check the audit log: finds changed and removed lines, files and logs; exits with 1 if there are any.
 
-    Who rewrites a whole log with its head leaves no trace in it: keep the printed head elsewhere from time to time.
+    Gateways are witnesses of each other's logs, every hour. Who rewrites one with its head since then, or all
+    of them, leaves no trace: keep the printed heads elsewhere from time to time.
     """
     from forebay.cli.records.audit import verify
 

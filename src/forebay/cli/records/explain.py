@@ -46,7 +46,7 @@ def view(record: DecisionDocument) -> Iterator[RenderableType]:
     tenant = f", tenant {record.tenant}" if record.tenant else ""
     asked = f", asked for as {record.asked}" if record.asked else ""
     dispatch = f": {record.dispatch}" if record.dispatch else ""
-    yield Text(f"model     {record.model}{asked}{dispatch}{tenant}")
+    yield Text(f"model     {record.model or 'none'}{asked}{dispatch}{tenant}")
     if record.band:
         deadline = f", {_seconds(record.deadline_s)} to wait" if record.deadline_s else ""
         yield Text(f"priority  {record.band}{deadline}")

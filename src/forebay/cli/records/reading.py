@@ -27,13 +27,24 @@ from forebay.control.api.recorded import (
     UsageRow,
 )
 from forebay.control.plan import Places
-from forebay.gateway.records.audit import STEM, SUFFIX, ChainReport, read_head, verify
-from forebay.gateway.records.ledger import Key, day_text
+from forebay.gateway.records.audit import STEM, SUFFIX
+from forebay.gateway.records.ledger import Key
 from forebay.gateway.records.ledger import usage as usage_of
-from forebay.gateway.records.saved import Sums
+from forebay.gateway.records.saved import Sums, day_text
+from forebay.gateway.records.verifying import ChainReport, has_chain, verify_all
 from forebay.gateway.records.writer import RecordLog, folders, numbered
 from forebay.wire.admin_request import UsageAsked
-from forebay.wire.records import AuditLine, Decision, Flaw, audit_line, candidates, decisions, payloads, unseal
+from forebay.wire.records import (
+    AuditLine,
+    Decision,
+    Flaw,
+    audit_line,
+    candidates,
+    decisions,
+    is_witness,
+    payloads,
+    unseal,
+)
 
 T = TypeVar("T")
 SHOWN_MAX = 20
@@ -84,7 +95,7 @@ class RecordFiles:
 
     def tail(self, last: int, bytes_max: int | None = None, still: Still = go_on) -> AuditTail:
         """The newest lines of all chains, by time."""
-        chains, room = self._chains(), math.inf if bytes_max is None else bytes_max
+        chains, room = list(filter(has_chain, folders(self.root))), math.inf if bytes_max is None else bytes_max
         found = [pair for folder in chains for pair in _last(folder, last, room, still)]
         newest = deque(sorted(found, key=lambda pair: pair[0].ts)[-last:])
         wanted, size = len(newest), sum(len(raw) for _, raw in newest)
@@ -94,13 +105,9 @@ class RecordFiles:
         return AuditTail(tuple(folder.name for folder in chains), lines, cut=len(newest) < wanted)
 
     def verify(self, archived: bool, still: Still = go_on) -> AuditVerified:
-        """What was found in all chains."""
-        reports = [verify(folder, archived=archived, still=still) for folder in self._chains()]
+        """What was found in all chains, and in what tells that there was one."""
+        reports = verify_all(self.root, archived=archived, still=still)
         return AuditVerified(all(report.ok for report in reports), tuple(_chain(report) for report in reports))
-
-    def _chains(self) -> list[Path]:
-        """The folders that hold a chain, or what is left of one."""
-        return [f for f in folders(self.root) if read_head(f) is not None or numbered(f, STEM, SUFFIX)]
 
 
 def _decision(gateway: str, record: Decision) -> DecisionDocument:
@@ -119,14 +126,17 @@ def _row(day: int, key: Key, sums: Sums) -> UsageRow:
 
 
 def _last(folder: Path, last: int, room: float, still: Still) -> list[tuple[AuditLine, bytes]]:
-    """The last lines of a chain, up to the one that makes them longer than `room`; what is no line is left out."""
+    """The last lines of a chain, up to the one that makes them longer than `room`.
+
+    What is no line, or only tells of another chain, is left out.
+    """
     found: list[tuple[AuditLine, bytes]] = []
     for _, path in reversed(numbered(folder, STEM, SUFFIX)):
         still()
         newest, size = deque[bytes](), 0
         with path.open("rb") as file:
             for raw in (line.rstrip(b"\n") for line in file):
-                if unseal(raw) is not None:
+                if unseal(raw) is not None or is_witness(raw):
                     continue
                 newest.append(raw)
                 size += len(raw)

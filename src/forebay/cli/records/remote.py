@@ -2,7 +2,7 @@
 
 from forebay.cli.deploy.client import Admin
 from forebay.control.api.recorded import AuditTail, AuditVerified, Decisions, Usage
-from forebay.gateway.records.ledger import day_text
+from forebay.gateway.records.saved import day_text
 from forebay.wire.admin_request import UsageAsked
 
 

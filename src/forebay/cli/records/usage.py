@@ -13,7 +13,7 @@ from rich.text import Text
 from forebay.cli.settings import WRONG_USAGE, UserError
 from forebay.cli.view.table import NARROW, table, telling
 from forebay.control.api.recorded import UsageRow
-from forebay.gateway.records.ledger import DAY_S
+from forebay.gateway.records.saved import DAY_S
 from forebay.obs.clock import wall_s
 from forebay.wire.admin_request import UsageAsked
 

@@ -11,7 +11,8 @@ from typing import Final
 from forebay.control.standby.sla import Served
 from forebay.core.availability.budget import Kept, Requests, kept
 from forebay.core.cluster import Slo
-from forebay.gateway.records.ledger import DAY_S, usage
+from forebay.gateway.records.ledger import usage
+from forebay.gateway.records.saved import DAY_S
 from forebay.gateway.records.writer import RecordLog, folders, numbered
 from forebay.wire.records import Decision, decisions, payloads
 

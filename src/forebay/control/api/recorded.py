@@ -137,4 +137,4 @@ class Records(Protocol):
         """The newest lines of the audit log, as many of them as are no longer than `bytes_max`; None: any length."""
 
     def verify(self, archived: bool, still: Still) -> AuditVerified:
-        """Check the whole audit log. `archived`: its oldest files were moved elsewhere on purpose."""
+        """Check the whole audit log. `archived`: its oldest files, or whole folders, were moved."""

@@ -11,6 +11,7 @@ from forebay.core.tenancy.keys import (
     Tenant,
     authorise,
     mint,
+    without_keys,
 )
 from forebay.core.tenancy.leases import allot
 from forebay.core.tenancy.quota import Limiter, Reservation
@@ -37,4 +38,5 @@ __all__ = [
     "amounts",
     "authorise",
     "mint",
+    "without_keys",
 ]

@@ -22,6 +22,8 @@ ENTROPY_BYTES: Final = ID_BYTES + SECRET_BYTES
 """Random bytes that make a key: 40 bits name it, 256 bits prove it."""
 CREDENTIAL: Final = re.compile(rb"(?:(?i:bearer) {1,8})?(fb-([a-z2-7]{8})-[a-z2-7]{52})")
 """What a client may send: a key, with or without `Bearer` before it. Bounded, as gateways remember good ones."""
+LIKE_KEY: Final = re.compile(r"fb(?:-|%2d)([a-z2-7]{8})(?:-|%2d)[a-z2-7]{16,}", re.IGNORECASE | re.ASCII)
+"""A key, or most of one, in a text of a client."""
 ALL_MODELS: Final = ("*",)
 _NOBODY: Final = "0" * 64
 """What an unknown id is compared with, so that it takes as long as a known one."""
@@ -154,6 +156,11 @@ def authorise(directory: Directory, presented: bytes | None, now: float) -> Gran
     if tenant is None:
         return Denied(Code.UNAUTHORIZED, f"The tenant `{record.tenant}` of this API key is not configured any more.")
     return Granted(tenant, expires, record.id)
+
+
+def without_keys(text: str) -> str:
+    """The text with no key in it that opens anything: of each, only its id is left."""
+    return LIKE_KEY.sub(r"fb-\1-…", text)
 
 
 def _letters(data: bytes) -> str:

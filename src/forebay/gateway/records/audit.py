@@ -1,29 +1,31 @@
 """The audit log of one gateway: a chain of sealed batches (`wire.records`) over a series of files, and its head."""
 
 import contextlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from itertools import takewhile
 from pathlib import Path
 from typing import Final, NamedTuple
 
-import msgspec
-
 from forebay.core.errors import Code
 from forebay.gateway.records.facts import Facts
-from forebay.gateway.records.writer import Opener, Series, numbered, open_append, replace_file
+from forebay.gateway.records.saved import (
+    SavedHead,
+    counted_to,
+    heads_beside,
+    held_chain,
+    read_saved_head,
+    save_head,
+)
+from forebay.gateway.records.writer import Opener, Series, numbered, open_append
 from forebay.obs.clock import wall_s
-from forebay.wire.documents import UNREADABLE
 from forebay.wire.records import (
     LINE_BYTES_MAX,
     SEAL_BYTES_MAX,
     AuditLine,
     Chain,
     Event,
-    Flaw,
     Head,
     Seal,
-    Verifier,
     Who,
     audit_line,
     end_of,
@@ -34,21 +36,26 @@ from forebay.wire.records import (
 
 STEM: Final = "audit"
 SUFFIX: Final = ".jsonl"
-HEAD: Final = "audit.head"
 PROMPT_BYTES_MAX: Final = 65_536
 """Longer bodies are cut."""
 BATCH_BYTES_MAX: Final = 256 * 1024
 """Larger batches are sealed before the next write: a change can only be told by its batch."""
-FLAWS_MAX: Final = 100
-"""More flaws of one file are counted, not listed."""
 STRANGERS_PER_MIN: Final = 60
 """Lines about requests without a good key: anybody can send those, and the log is kept for good."""
 WHOS_MAX: Final = 4096
 """Clients that are remembered; then it begins anew."""
+WITNESS_S: Final = 3600.0
+"""How often it is written down where other chains end, of those that have gone on; all of them in every new file."""
+FIRST_WITNESS_S: Final = 60.0
+"""After the start, as gateways of a cluster come up together."""
 STRANGERS: Final = f"of requests without a good key, {STRANGERS_PER_MIN} a minute are written"
 NOT_UP: Final = "the gateway could not open its records"
 TOO_MANY: Final = "more lines came at once than can be held"
 LATE: Final = "the gateway was stopped while it wrote"
+KILLED: Final = "the gateway was stopped while it ran: requests of its last moments may be missing"
+NO_HEAD: Final = "there was no head that could be read: lines may be missing before this one"
+GONE: Final = "all files of the log were gone, and its head"
+SEEN: Final = "where this chain ended"
 _REQUEST: Final = Event.REQUEST  # looked up once: members of an enum are slow to get at
 _UNAUTHORIZED: Final = Code.UNAUTHORIZED.value
 
@@ -76,7 +83,9 @@ class AuditLog:
         self._requests = 0
         self._folder = Path()
         self._chain: Chain | None = None
-        self._head: Head | None = None
+        self._saved: SavedHead | None = None
+        self._seen: dict[str, Head] = {}
+        self._looked = 0.0
         self._whos: dict[tuple[str, str, str, str, bool], bytes] = {}
         self._gap = 0
         self._gap_why = TOO_MANY
@@ -96,25 +105,45 @@ class AuditLog:
         missing, however often the gateway is started again. Whole lines that have no seal are sealed now.
         """
         files = numbered(folder, STEM, SUFFIX)
-        head, end = read_head(folder), _end(files)
-        begin = head if head is not None and end.seq <= head.seq else end
-        if head is None and not files:
-            head = begin
-            replace_file(folder / HEAD, msgspec.json.encode(head))
+        head, end = read_saved_head(folder), _end(files)
+        begin, broken = end, NO_HEAD if head is None and files else ""
+        if head is not None and end.seq <= head.seq:
+            begin = Head(head.seq, head.hash)
+        elif head is None and not files and held_chain(folder):
+            begin, broken = Head(counted_to(folder)), GONE  # so the numbers of what is gone are missing
+        if not broken:
+            self._open(folder, head)
         unsealed, torn = _cut_torn(files[-1][1]) if files else (b"", 0)
         self._series.start(folder)
-        self._folder, self._head, self._chain = folder, head, Chain(folder.name, begin)
+        self._folder, self._chain = folder, Chain(folder.name, begin)
         self.written = begin.seq
-        if head is None:
-            self._tell(Event.BROKEN, "there was no head that could be read: lines may be missing before this one")
         if unsealed:
             self._chain.take_up(unsealed)
             self.written = self._chain.seq
-            self._tell(Event.LATE, LATE, lines=self._chain.open_lines)
+        late = self._chain.open_lines
+        if broken:
+            self._tell(Event.BROKEN, broken)
+        if head is not None and head.open:
+            self._tell(Event.KILLED, KILLED)
+        if late:
+            self._tell(Event.LATE, LATE, lines=late)
         if torn:
             why = f"an unfinished line of {torn} bytes was cut off: {LATE}"
             self._tell(Event.GAP, why, lines=1)
+        self._look_around()
+        self._looked += FIRST_WITNESS_S - WITNESS_S
         self._seal()
+
+    def _open(self, folder: Path, head: SavedHead | None) -> None:
+        """Let the head say that the log is open. Raises OSError if it is the first: a chain begins with it."""
+        opened = SavedHead(head.seq, head.hash, open=True) if head is not None else SavedHead(open=True)
+        try:
+            save_head(folder, opened)
+        except OSError:
+            if head is None:
+                raise
+            return
+        self._saved = opened
 
     def add(self, facts: Facts) -> None:
         """Note a request."""
@@ -159,6 +188,9 @@ class AuditLog:
         except OSError as error:
             self._gap_why = f"lines could not be written: {error.strerror or error}"
             raise
+        fresh = bool(number) and self._series.number != number
+        if fresh or not 0 <= wall_s() - self._looked < WITNESS_S:
+            self._look_around(again=fresh)
         if self._gap:
             self._tell(Event.GAP, self._gap_why, lines=self._gap)
             self._gap, self._gap_why = 0, TOO_MANY
@@ -167,9 +199,7 @@ class AuditLog:
         self._write()
         if self._files_max and self._series.number != number:
             self._prune()
-        if chain.head != self._head:
-            replace_file(self._folder / HEAD, msgspec.json.encode(chain.head))
-            self._head = chain.head
+        self._save(SavedHead(chain.seq, chain.hash, open=True))
 
     def close(self) -> None:
         """Close the file; what is still held is lost."""
@@ -177,10 +207,33 @@ class AuditLog:
             self._tell_skipped()
             with contextlib.suppress(OSError):
                 self.flush()
+        if self._chain is not None and not self.behind:  # else the next one says that something may be missing
+            with contextlib.suppress(OSError):
+                self._save(SavedHead(self._chain.seq, self._chain.hash))
         self.lost += self._requests
         for batch in self._batches:
             self.lost += min(batch.requests, batch.seq - self.written)
         self._series.close()
+
+    def _save(self, head: SavedHead) -> None:
+        if head != self._saved:
+            save_head(self._folder, head)
+            self._saved = head
+
+    def _look_around(self, *, again: bool = False) -> None:
+        """Write down where the other chains end: of those that have gone on, or `again` of all."""
+        chain = self._chain
+        assert chain is not None
+        self._looked = wall_s()
+        for name, head in heads_beside(self._folder).items():
+            if not again and self._seen.get(name) == head:
+                continue
+            self._seen[name] = head
+            if chain.open_bytes + 2 * SEAL_BYTES_MAX > self._batch_bytes_max:
+                self._seal()
+            line = AuditLine(0, Event.WITNESS, wall_s(), why=SEEN)
+            line.other, line.other_seq, line.other_hash = name, head.seq, head.hash
+            chain.add(line)
 
     def _seal(self) -> None:
         """End the batch."""
@@ -239,14 +292,6 @@ class AuditLog:
             path.unlink(missing_ok=True)
 
 
-def read_head(folder: Path) -> Head | None:
-    """Where the chain of a folder ends by its head; None if there is none that makes sense. Raises OSError."""
-    try:
-        return msgspec.json.decode((folder / HEAD).read_bytes(), type=Head)
-    except (FileNotFoundError, *UNREADABLE):
-        return None
-
-
 def lines_after(folder: Path, seq: int, files_max: int) -> Iterator[AuditLine]:
     """The lines of requests after the one of that number, out of the newest `files_max` files. Raises OSError."""
     newest_first = numbered(folder, STEM, SUFFIX)[: -files_max - 1 : -1]
@@ -288,84 +333,3 @@ def _cut_torn(path: Path) -> tuple[bytes, int]:
         with path.open("rb+") as file:
             file.truncate(file.seek(0, 2) - end.torn_bytes)
     return end.unsealed, end.torn_bytes
-
-
-# --- verifying
-
-
-@dataclass(slots=True)
-class FileReport:
-    """What verifying found in one file. Times are seconds since the epoch, None if no line could be read."""
-
-    name: str
-    lines: int = 0
-    first: float | None = None
-    last: float | None = None
-    flaws: list[Flaw] = field(default_factory=list)
-    flaws_more: int = 0
-    """Flaws beyond `FLAWS_MAX`."""
-    unfinished_bytes: int = 0
-    """At the end of the newest file, without a seal: what is being written, or was when the gateway was killed."""
-
-
-@dataclass(slots=True)
-class ChainReport:
-    """What verifying found in one chain. `flaws` are those that belong to no file."""
-
-    chain: str
-    head: Head | None
-    files: list[FileReport] = field(default_factory=list)
-    flaws: list[Flaw] = field(default_factory=list)
-    gaps: list[AuditLine] = field(default_factory=list)
-    """Lines that were lost, or sealed late, as the log itself says."""
-
-    @property
-    def ok(self) -> bool:
-        """Whether nothing was changed or removed."""
-        return not self.flaws and not any(report.flaws for report in self.files)
-
-
-def verify(folder: Path, *, archived: bool = False, still: Callable[[], None] = lambda: None) -> ChainReport:
-    """Check the chain of a folder, which may grow meanwhile. Raises OSError.
-
-    `archived`: the oldest files were moved elsewhere on purpose, begin with what is here. `still` is called before
-    each file, and may raise to end it.
-    """
-    head = read_head(folder)
-    verifier = Verifier(folder.name, head, archived=archived)
-    report = ChainReport(folder.name, head)
-    files = numbered(folder, STEM, SUFFIX)
-    for number, path in files:
-        still()
-        report.files.append(_verify_file(path, verifier, newest=number == files[-1][0]))
-    report.flaws = verifier.finish()
-    report.gaps = verifier.gaps
-    return report
-
-
-def _verify_file(path: Path, verifier: Verifier, *, newest: bool) -> FileReport:
-    report = FileReport(path.name)
-    with path.open("rb") as file:
-        for number, raw in enumerate(file, 1):
-            report.unfinished_bytes += len(raw)
-            if newest and not raw.endswith(b"\n") and unseal(raw) is None:
-                break
-            report.lines = number
-            before = verifier.last
-            _note(report, verifier.feed(raw.removesuffix(b"\n"), number))
-            if verifier.last is not before:
-                report.unfinished_bytes = 0
-                if verifier.times is not None:
-                    report.first = verifier.times[0] if report.first is None else report.first
-                    report.last = verifier.times[1]
-    if not newest:
-        report.unfinished_bytes = 0
-        _note(report, verifier.end_file())
-    return report
-
-
-def _note(report: FileReport, flaw: Flaw | None) -> None:
-    if flaw is not None and len(report.flaws) < FLAWS_MAX:
-        report.flaws.append(flaw)
-    elif flaw is not None:
-        report.flaws_more += 1

@@ -7,7 +7,6 @@ audit lines, and no line twice.
 
 import math
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -16,11 +15,20 @@ import msgspec
 from forebay.core.errors import TABLE
 from forebay.gateway.records.audit import lines_after
 from forebay.gateway.records.facts import Used
-from forebay.gateway.records.saved import Day, Position, Row, Sums
+from forebay.gateway.records.saved import (
+    DAY_S,
+    POSITION,
+    Day,
+    Position,
+    Row,
+    Sums,
+    day_file,
+    day_files,
+    read_day,
+    read_position,
+)
 from forebay.gateway.records.writer import replace_file
-from forebay.wire.documents import UNREADABLE
 
-DAY_S: Final = 86_400
 ROWS_MAX: Final = 10_000
 """Most rows of a day; what goes over it is counted under `OTHER`."""
 OTHER: Final = "other"
@@ -28,8 +36,6 @@ DAYS_MAX: Final = 400
 """Older days are removed."""
 REPLAY_FILES_MAX: Final = 4
 """Most audit files that are looked through for lines that were not counted."""
-POSITION: Final = "usage.json"
-PREFIX: Final = "usage-"
 OUTCOMES: Final = {"ok": "ok", "client_closed": "cancelled"} | {
     code.value: row.blame.value for code, row in TABLE.items()
 }
@@ -127,7 +133,7 @@ class Ledger:
 
     def start(self, folder: Path) -> None:
         """Take up what an earlier process counted, and what its audit lines tell beyond that. Raises OSError."""
-        seq, found = _read_position(folder), dict[tuple[int, Key], Sums]()
+        seq, found = read_position(folder), dict[tuple[int, Key], Sums]()
         for late in _not_counted(folder, seq, {}):
             found.setdefault((late.day, late.key), Sums()).add(late.sums)
             seq = late.seq
@@ -142,9 +148,9 @@ class Ledger:
         self._seq = self._seq if seq is None else seq
         self._note_today()
         for day in sorted(self._dirty):
-            rows, path = self._days[day], _day_file(self._folder, day)
+            rows, path = self._days[day], day_file(self._folder, day)
             if day not in self._read:  # another process, or this one long ago, has counted on that day
-                for row in _read_day(path).rows:
+                for row in read_day(path).rows:
                     key = (row.tenant, row.model, row.outcome)
                     (rows.get(key) or _new(rows, key)).add(row)
                 self._read.add(day)
@@ -159,7 +165,7 @@ class Ledger:
             self._read.discard(day)
             self._today_at = -math.inf  # it may have been that one
         if over:
-            for _, path in _day_files(self._folder)[:-DAYS_MAX]:
+            for _, path in day_files(self._folder)[:-DAYS_MAX]:
                 path.unlink(missing_ok=True)
 
 
@@ -177,7 +183,7 @@ def _not_counted(folder: Path, position: int, days: dict[int, Day]) -> Iterator[
     for line in lines_after(folder, position, REPLAY_FILES_MAX):
         day = int(line.ts // DAY_S)
         if day not in days:
-            days[day] = _read_day(_day_file(folder, day))
+            days[day] = read_day(day_file(folder, day))
         if line.seq > days[day].seq:
             tokens = (line.prompt_tokens, line.completion_tokens, line.cached_tokens)
             key = (line.tenant, line.model, OUTCOMES.get(line.code, OTHER))
@@ -186,8 +192,8 @@ def _not_counted(folder: Path, position: int, days: dict[int, Day]) -> Iterator[
 
 def usage(folder: Path, day_first: int) -> dict[tuple[int, Key], Sums]:
     """All that a gateway has counted from that day (days since the epoch) on, up to its last line. Raises OSError."""
-    position = _read_position(folder)  # first of all: what is saved from here on is told by the days' files
-    days = {day: _read_day(path) for day, path in _day_files(folder)}
+    position = read_position(folder)  # first of all: what is saved from here on is told by the days' files
+    days = {day: read_day(path) for day, path in day_files(folder)}
     found: dict[tuple[int, Key], Sums] = {}
     for day, content in days.items():
         for row in content.rows:
@@ -197,41 +203,7 @@ def usage(folder: Path, day_first: int) -> dict[tuple[int, Key], Sums]:
     return {place: sums for place, sums in found.items() if place[0] >= day_first}
 
 
-def day_text(day: int) -> str:
-    """The date of a day since the epoch, UTC."""
-    return datetime.fromtimestamp(day * DAY_S, UTC).date().isoformat()
-
-
 def _new(rows: dict[Key, Tally], key: Key) -> Tally:
     if len(rows) >= ROWS_MAX:
         key = (OTHER, OTHER, key[2])
     return rows.setdefault(key, Tally())
-
-
-def _day_file(folder: Path, day: int) -> Path:
-    return folder / f"{PREFIX}{day_text(day)}.json"
-
-
-def _day_files(folder: Path) -> list[tuple[int, Path]]:
-    found = []
-    for path in folder.glob(f"{PREFIX}*.json"):
-        try:
-            date = datetime.fromisoformat(path.stem.removeprefix(PREFIX)).replace(tzinfo=UTC)
-        except ValueError:
-            continue
-        found.append((int(date.timestamp()) // DAY_S, path))
-    return sorted(found)
-
-
-def _read_day(path: Path) -> Day:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Day)
-    except (FileNotFoundError, *UNREADABLE):
-        return Day()
-
-
-def _read_position(folder: Path) -> int:
-    try:
-        return msgspec.json.decode((folder / POSITION).read_bytes(), type=Position).seq
-    except (FileNotFoundError, *UNREADABLE):
-        return 0

@@ -25,7 +25,7 @@ class Line(msgspec.Struct, gc=False, omit_defaults=True):
     cached_tokens: int = 0
     resumes: int = 0
     asked: str = ""
-    """The name in the request, if it is not that of the model that served it."""
+    """The name in the request, if it is not that of the model that served it, or if none did."""
 
 
 class Dropped(msgspec.Struct):

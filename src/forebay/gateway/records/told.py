@@ -6,18 +6,22 @@ from msgspec import Raw
 
 from forebay.core.admission import Band
 from forebay.core.routing import Route, Score, Why
+from forebay.core.tenancy import without_keys
 from forebay.gateway.asking import SET_COOKIE
-from forebay.gateway.records.facts import Facts, Used
+from forebay.gateway.records.facts import NOTHING, Facts, Used
 from forebay.gateway.records.lines import Line
 from forebay.obs.clock import wall_s
 from forebay.wire.http1 import Header
 from forebay.wire.records import CANDIDATES_MAX, NO_CANDIDATES, Decision, packed
 
 if TYPE_CHECKING:
+    from forebay.core.tenancy import Granted
     from forebay.gateway.fleet import Link
     from forebay.gateway.relay import Relay
 
 REASONS: Final = {why: why.encode() for why in Why}
+PATH_CHARS_MAX: Final = 256
+ASKED_CHARS_MAX: Final = 128
 BANDS: Final = {band: band.name.lower() for band in Band}
 
 
@@ -120,6 +124,21 @@ def line(relay: "Relay", end: End) -> Line:
         relay.resumes,
         relay.asked,
     )
+
+
+def refused(path: str, id: str, status: int, code: str, asked: str) -> Line:
+    """The line for the access log of a request that no model has got. What it names is its client's word alone: keys
+    are sent in wrong places too.
+    """
+    path, asked = without_keys(path)[:PATH_CHARS_MAX], without_keys(asked)[:ASKED_CHARS_MAX]
+    return Line("request", wall_s(), id, path, "", status, code, 0, asked=asked)
+
+
+def refused_facts(line: Line, raw: bytes, caller: "Granted | None", client: str) -> Facts:
+    """What is written down of it; `raw` is the line as it is written."""
+    tenant, key = (caller.tenant.name, caller.key_id) if caller is not None else ("", "")
+    decision = Decision(line.ts, line.request_id, "", tenant, line.status, line.code, 0.0, asked=line.asked)
+    return Facts(decision, raw, NOTHING, key=key, client=client)
 
 
 def candidates(links: list["Link"], route: Route) -> tuple[Raw, int]:

@@ -19,6 +19,8 @@ FRAME_DECISIONS_MAX: Final = 32
 """So many decisions are framed together; what damages one of them in a file damages all."""
 FOLDERS_MAX: Final = 16
 """Folders of one gateway id: a successor comes up while its predecessor drains."""
+LOCK: Final = "lock"
+"""In each folder: held by who owns it."""
 MODE: Final = 0o600
 """Records are for the user who runs the gateway."""
 
@@ -76,7 +78,7 @@ class OwnFolder:
         for number in range(FOLDERS_MAX):
             self.path = root / (f"{gateway}+{number}" if number else gateway)
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, MODE)
+            self._lock = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, MODE)
             try:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return

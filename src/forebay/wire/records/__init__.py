@@ -12,9 +12,12 @@ Any change is found, and the batch that it is in. Which of its lines was changed
 can, by their numbers. Lines that have no seal yet are shown as such: they are from the last moments of a gateway, or
 of one that was stopped while it wrote. That one seals them when it comes up, and says so in a line (`late`).
 
-What a chain cannot show: that somebody rewrote all of it from some line on, head included, added lines to its end,
-or put back old copies of files and head. Keep the hash of the head elsewhere from time to time: a chain that is
-whole and holds that hash was not rewritten before it.
+Chains that lie beside each other are witnesses: each says now and then in a line of its own where the others end
+(`witness`). So a chain that is gone, cut short or put back from an old copy is found by the lines of the others.
+
+What that cannot show: that somebody rewrote all of a chain from some line on, head included, or added lines to its
+end, since another one saw it last; nor anything done to all of them alike. Keep the hash of the head elsewhere from
+time to time: a chain that is whole and holds that hash was not rewritten before it.
 """
 
 from forebay.wire.records.chain import (
@@ -25,6 +28,7 @@ from forebay.wire.records.chain import (
     Seal,
     audit_line,
     end_of,
+    is_witness,
     sound_lines,
     tail,
     unseal,
@@ -82,6 +86,7 @@ __all__ = [
     "decisions",
     "end_of",
     "frame",
+    "is_witness",
     "packed",
     "payloads",
     "sound_lines",

@@ -40,6 +40,9 @@ class End(NamedTuple):
 _to_json = msgspec.json.Encoder().encode
 _from_json = msgspec.json.Decoder(AuditLine).decode
 _SEAL: Final = re.compile(rb',"hash":"([0-9a-f]{64})"\}')
+_WITNESS: Final = b'"event":"witness"'
+_BEGIN_BYTES: Final = 64
+"""Number and event of a line about the log itself stand within."""
 _HASH_BYTES: Final = len(',"hash":""}') + 64
 
 
@@ -127,6 +130,11 @@ def audit_line(raw: bytes) -> AuditLine | None:
         return _from_json(raw)
     except UNREADABLE:
         return None
+
+
+def is_witness(raw: bytes) -> bool:
+    """Whether a line says what was seen of another chain. That of a request never looks like one."""
+    return _WITNESS in raw[:_BEGIN_BYTES]
 
 
 def sound_lines(raws: Iterable[bytes]) -> Iterator[AuditLine]:

@@ -74,7 +74,7 @@ class Decision(msgspec.Struct, array_like=True, tag=1, gc=False):
     report_age_s: float = 0.0
     """Age of the chosen replica's load report when it was chosen."""
     asked: str = ""
-    """The model's name in the request, if another one served it."""
+    """The model's name in the request, if another one served it, or none."""
     hit: str = ""
     """How it is known that the chosen replica holds a part of the prompt, a `core.routing.Source`."""
     band: str = ""
@@ -99,6 +99,10 @@ class Event(StrEnum):
     """Files up to the line `pruned_seq` were removed by the gateway, as it was told to."""
     LATE = "late"
     """Lines before it had no seal when the gateway came up, and are sealed with it: how many, and why."""
+    KILLED = "killed"
+    """The gateway before had not closed its log: requests of its last moments may be missing."""
+    WITNESS = "witness"
+    """The chain `other` ended with line `other_seq` and the hash `other_hash`, as this gateway has seen."""
     SEAL = "seal"
     """It seals `lines` before it, of which the last is number `seq`; `prev` is the hash of the seal before."""
 
@@ -120,6 +124,8 @@ class AuditLine(msgspec.Struct, gc=False, omit_defaults=True):
     """Address of the client."""
     path: str = ""
     model: str = ""
+    asked: str = ""
+    """The model's name in the request, if another one served it, or none."""
     revision: str = ""
     replica: str = ""
     status: int = 0
@@ -135,6 +141,9 @@ class AuditLine(msgspec.Struct, gc=False, omit_defaults=True):
     why: str = ""
     pruned_seq: int = 0
     pruned_hash: str = ""
+    other: str = ""
+    other_seq: int = 0
+    other_hash: str = ""
     prev: str = ""
     chain: str = ""
 

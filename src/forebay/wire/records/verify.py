@@ -56,10 +56,13 @@ class _Batch:
 class Verifier:
     """Checks a chain, line after line; `finish` has the last word. `head` is what was read before the first line.
 
-    After damage it goes on with the next seal, so that one change is one flaw.
+    After damage it goes on with the next seal, so that one change is one flaw. `wanted` are the lines of which other
+    chains tell the seal.
     """
 
-    def __init__(self, name: str, head: Head | None, *, archived: bool = False) -> None:
+    def __init__(
+        self, name: str, head: Head | None, *, archived: bool = False, wanted: frozenset[int] = frozenset()
+    ) -> None:
         self.head = head
         self.last = Head()
         """The last seal that was read."""
@@ -67,11 +70,16 @@ class Verifier:
         """Of the first and the last line of the last batch that is as it was written."""
         self.gaps: list[AuditLine] = []
         """Losses, and lines that were sealed late, as the gateway itself put them on record."""
+        self.witnessed: list[AuditLine] = []
+        """What it says of other chains."""
         self._name = name
         self._archived = archived
         self._began: Head | None = None
         self._pruned: set[Head] = set()
         self._head_hash = NOTHING
+        self._wanted = wanted
+        self._seals: dict[int, str] = {}
+        self._sealed_to = 0
         self._batch = _Batch()
         self._after: tuple[str, ...] = ()
         """Hashes that the next seal may name; none: any, it is the first."""
@@ -115,6 +123,26 @@ class Verifier:
             flaws.append(Flaw(Kind.REPLACED, 0, f"line {head.seq} of the chain is not the one that the head names"))
         return flaws
 
+    @property
+    def reach(self) -> int:
+        """Number of the last line, with its seal or without."""
+        last = self._batch.last
+        return max(self._sealed_to, last.seq if last is not None else 0)
+
+    def against(self, seen: Head, by: str) -> Flaw | None:
+        """What is wrong with the chain, which was read to its end, if the chain `by` has truly seen that head of it.
+
+        What was pruned since cannot be told.
+        """
+        told = f"the chain {by} has seen line {seen.seq} of it"
+        if self._sealed_to < seen.seq:
+            return Flaw(Kind.MISSING, 0, f"{_lines(self._sealed_to + 1, seen.seq)} at the end: {told}")
+        began = self._began or Head()
+        if seen.seq < began.seq:
+            return None
+        found = began.hash if seen.seq == began.seq else self._seals.get(seen.seq)
+        return None if found == seen.hash else Flaw(Kind.REPLACED, 0, f"{told}, and that was another one")
+
     def _sealed(self, batch: _Batch, seal: Seal, number: int) -> Flaw | None:
         batch.sum.update(seal.body)
         computed = batch.sum.hexdigest()
@@ -124,6 +152,9 @@ class Verifier:
             flaw = None
         if self.head is not None and seal.line.seq == self.head.seq:
             self._head_hash = seal.hash if fits else self.head.hash  # one flaw is enough
+        if seal.line.seq in self._wanted:
+            self._seals[seal.line.seq] = seal.hash
+        self._sealed_to = max(self._sealed_to, seal.line.seq)
         self.last = Head(seal.line.seq, seal.hash)
         self._after = (seal.hash,) if fits else (seal.hash, computed)
         return flaw
@@ -134,8 +165,10 @@ class Verifier:
         if batch.first is not None and batch.last is not None:
             self.times = batch.first.ts, batch.last.ts
         for line, at in batch.events:
-            if line.event in (Event.GAP, Event.LATE):
+            if line.event in (Event.GAP, Event.LATE, Event.KILLED):
                 self.gaps.append(line)
+            elif line.event == Event.WITNESS:
+                self.witnessed.append(line)
             elif line.event == Event.PRUNED:
                 self._pruned.add(Head(line.pruned_seq, line.pruned_hash))
             elif line.event == Event.BROKEN and flaw is None:
