@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.contract.engine_contract import EmbedContract, GenerateContract, Subject, cosine
 from tests.contract.resume_contract import ResumeContract
-from tests.contract.token_contract import TokenContract
+from tests.contract.token_contract import PromptContract, TokenContract
 
 from forebay import engines
 from forebay.core.model import Task
@@ -93,7 +93,7 @@ class TestResume(ResumeContract):
         return generator.fresh()
 
 
-class TestTokensOfGenerators(TokenContract):
+class TestTokensOfGenerators(TokenContract, PromptContract):
     @pytest.fixture
     def subject(self, generator: Subject) -> Subject:
         return generator.fresh()

@@ -9,7 +9,7 @@ from tests.contract.resume_contract import begun, resumed
 
 from forebay import engines
 from forebay.core.errors import Code, Refusal
-from forebay.engines.protocol import Delta, Embed, Finished, Generate, Sampling
+from forebay.engines.protocol import Begun, Delta, Embed, Finished, Generate, Sampling
 from forebay.engines.synthetic.model import encode
 
 
@@ -86,7 +86,7 @@ def test_nothing_happens_before_its_time() -> None:
     assert first.wait_s is not None
     assert engine.step(50.0 + first.wait_s / 2).events == ()
     done = engine.step(50.0 + first.wait_s)
-    assert [type(event) for event in done.events] == [Delta, Finished]
+    assert [type(event) for event in done.events] == [Begun, Delta, Finished]
     assert engine.step(50.0 + first.wait_s).wait_s is None
 
 

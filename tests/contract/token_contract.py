@@ -1,10 +1,12 @@
 """What every Engine must do about tokens: answer at once, as its model reads them, and hold nothing back."""
 
+import time
+
 import pytest
-from tests.contract.engine_contract import Subject
+from tests.contract.engine_contract import DRAIN_TIMEOUT_S, Subject, finished, sampling
 
 from forebay.core.errors import Code, Refusal
-from forebay.engines.protocol import Detokenize, Detokenized, Tokenize, Tokenized
+from forebay.engines.protocol import Begun, Delta, Detokenize, Detokenized, Event, Tokenize, Tokenized
 
 
 class TokenContract:
@@ -59,3 +61,24 @@ class TokenContract:
                 subject.engine.add(work, subject.now)
             assert (caught.value.code, caught.value.param in ("prompt", "input")) == (code, True), work
         subject.assert_idle()
+
+
+class PromptContract:
+    """Fixture: `subject`, a loaded engine that generates, shared by the class."""
+
+    @pytest.mark.parametrize("prompt", [" the water", "a river runs to town " * 40])
+    def test_how_long_a_prompt_is_is_told_once_and_before_its_first_text(self, subject: Subject, prompt: str) -> None:
+        id = subject.generate(prompt, sampling(max_tokens=30))
+        events: list[Event] = []
+        deadline = time.monotonic() + DRAIN_TIMEOUT_S
+        while sum(isinstance(event, Delta) for event in events) < 2:
+            assert time.monotonic() < deadline, events
+            step = subject.engine.step(subject.now)
+            subject.now += step.wait_s or 0.0
+            events += step.events
+        subject.cancel(id)
+        begun = [event for event in events if isinstance(event, Begun)]
+        assert events[:1] == begun
+        known = finished(subject.run(prompt, sampling(max_tokens=1)))
+        assert (begun[0].id, begun[0].prompt_tokens) == (id, known.prompt_tokens)
+        assert (begun[0].cached_tokens or 0) <= known.prompt_tokens

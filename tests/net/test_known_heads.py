@@ -190,3 +190,63 @@ def test_answers_are_the_same_where_all_heads_are_known(answer: bytes, at: list[
     again, _, shelf = ask(pieces(answer, at), warm_known())
     assert again == cold
     assert shelf.released == cold_shelf.released
+
+
+def counted(value: bytes, name: bytes = b"x-forebay-usage: ") -> bytes:
+    """A head with token counts."""
+    return HEAD[:-2] + name + value + b"\r\n\r\n"
+
+
+def ending(value: bytes) -> bytes:
+    """The end of a stream with token counts."""
+    return b"0\r\nx-forebay-usage: " + value + b"\r\n\r\n"
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("rest", [[EVENT, ending(b"451,7,100")], [EVENT + ending(b"451,7,100")], [ending(b"1,2,")]])
+def test_a_head_with_other_token_counts_is_known_and_so_are_they_at_the_end(rest: list[bytes]) -> None:
+    known: dict[bytes, Known] = {}
+    streamed([counted(b"9,0,"), EVENT, ending(b"9,1,")], known)
+    cold, _ = streamed([counted(b"451,0,100"), *rest], {})
+    again, shelf = streamed([counted(b"451,0,100"), *rest], known, Silent())
+    assert again == cold
+    assert (b"x-forebay-usage", b"451,0,100") in again.headers
+    assert again.trailers
+    assert (again.done, shelf.released) == (True, 1)
+    assert len(known) == 1
+
+
+values = st.sampled_from(
+    [
+        b"",
+        b"0",
+        b"7,0,2",
+        b"7,0,",
+        b" 7,0,2",
+        b"7,0,2 ",
+        b"-7,0,2",
+        b"many",
+        b"9" * 300,
+        b",,,",
+        b"7;0;2",
+        b"\xff",
+        b"7\x00",
+    ]
+) | st.binary(max_size=12).map(lambda value: value.replace(b"\n", b"").replace(b"\r", b""))
+names = st.sampled_from(
+    [b"x-forebay-usage: ", b"x-forebay-usage:", b"X-Forebay-Usage: ", b"x-forebay-usage: 1\r\nX-Forebay-Usage: "]
+)
+
+
+@pytest.mark.interpreted
+@given(st.lists(st.tuples(values, names, values, st.booleans()), min_size=1, max_size=6))
+def test_whatever_is_said_of_tokens_is_what_a_parser_would_have_read(
+    streams: list[tuple[bytes, bytes, bytes, bool]],
+) -> None:
+    known: dict[bytes, Known] = {}
+    for head, name, last, glued in streams:
+        parts = [counted(head, name) + EVENT, ending(last)] if glued else [counted(head, name), EVENT + ending(last)]
+        cold, cold_shelf = streamed(parts, {})
+        again, shelf = streamed(parts, known)
+        assert again == cold
+        assert shelf.released == cold_shelf.released

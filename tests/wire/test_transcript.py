@@ -286,3 +286,66 @@ def test_an_id_that_could_be_more_than_a_part_of_a_header_is_not_carried_to_anot
     chunk = {"id": id, "created": 1, "choices": [{"index": 0, "delta": {"content": "x"}}]}
     transcript.feed(b"data: " + msgspec.json.encode(chunk) + b"\n\n")
     assert transcript.said() is None
+
+
+LOGPROBS = [TokenLogprob('"delta":{}', -0.5, (48,), (('"choices":[]', -0.5, (48,)),))]
+HOSTILE = [
+    "[DONE]",
+    '"delta":{}',
+    'data: {"error":',
+    '"role":"assistant","content":""',
+    "event: ping\n\n",
+    "\r\n\r\n",
+]
+
+
+@given(
+    kind=st.sampled_from(["chat", "completion", MESSAGES, RESPONSES]),
+    words=st.lists(
+        st.sampled_from(HOSTILE) | st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8)
+    ),
+    choices=st.integers(1, 3),
+    logprobs=st.booleans(),
+    left=st.integers(0, 80),
+    cuts=st.lists(st.integers(0, 9000), max_size=12),
+    crlf=st.booleans(),
+)
+def test_only_events_with_text_are_counted_as_tokens(  # noqa: PLR0917 - hypothesis names them
+    kind: str, words: list[str], choices: int, logprobs: bool, left: int, cuts: list[int], crlf: bool
+) -> None:
+    """Of any number of choices, wherever the client leaves, and however it was read."""
+    events: list[tuple[bytes, bool]] = [(b": a comment\n\n", False)]
+    if kind in (MESSAGES, RESPONSES):
+        opening, deltas, end = named(kind, words)
+        events += [(each, False) for each in opening] + [(b'event: ping\ndata: {"type":"ping"}\n\n', False)]
+        events += [(each, True) for each in deltas]
+        events += [(each + b"\n\n", False) for each in end.split(b"\n\n")[:-1]]
+    else:
+        made = ChatAnswer if kind == "chat" else CompletionAnswer
+        chunks = made(HEAD, choices, stream=True, include_usage=logprobs)
+        events += [(chunks.opening(index), False) for index in range(choices) if kind == "chat"]
+        events += [
+            (chunks.delta(index, word, LOGPROBS if logprobs else ()), True)
+            for word in words
+            for index in range(choices)
+        ]
+        events += [(chunks.finish(index, "stop"), False) for index in range(choices)]
+        events += [(each + b"\n\n", False) for each in chunks.end(Usage(1, 2)).split(b"\n\n")[:-1]]
+    seen = events[:left]
+    data = b"".join(each for each, _ in seen)
+    if crlf:
+        data = data.replace(b"\n", b"\r\n")
+    transcript = Transcript(kind if kind.startswith("/") else "")
+    marks = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
+    out = b"".join(transcript.feed(data[start:end]) for start, end in pairwise(marks))
+    handed = out.count(b"\r\n\r\n" if crlf else b"\n\n")
+    assert (transcript.events, transcript.content_events) == (handed, sum(text for _, text in seen[:handed]))
+
+
+@given(st.lists(st.binary(max_size=40) | st.sampled_from(LF), max_size=20))
+def test_of_garbage_no_more_events_have_text_than_there_are(reads: list[bytes]) -> None:
+    for path in ("", MESSAGES, RESPONSES):
+        transcript = Transcript(path)
+        for read in reads:
+            transcript.feed(read)
+        assert 0 <= transcript.content_events <= transcript.events

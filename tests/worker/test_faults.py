@@ -215,6 +215,29 @@ def test_a_client_that_leaves_frees_all_that_it_held(tmp_path: Path) -> None:
         assert w.metric("worker_requests_total", code="client_closed") == 2
 
 
+@pytest.mark.parametrize("n", [1, 3])
+def test_tokens_of_who_leaves_are_counted_once(tmp_path: Path, n: int) -> None:
+    with worker(tmp_path, settings=SLOW_STEPS) as w:
+        w.ready()
+        prompt = w.http.post(f"{w.url}/v1/chat/completions", json=LONG | {"max_tokens": 1}).json()["usage"][
+            "prompt_tokens"
+        ]
+        for stream in (True, False):
+            before = w.metric("worker_prompt_tokens_total"), w.metric("worker_generated_tokens_total")
+            asked = LONG | {"stream": stream, "n": n}
+            if stream:
+                with httpx.stream("POST", f"{w.url}/v1/chat/completions", json=asked) as answer:
+                    assert answer.headers["x-forebay-usage"] == f"{prompt},0,0"
+                    lines = answer.iter_lines()
+                    next(lines)
+            else:
+                with pytest.raises(httpx.ReadTimeout):
+                    httpx.post(f"{w.url}/v1/chat/completions", json=asked, timeout=0.5)
+            w.idle()
+            assert w.metric("worker_prompt_tokens_total") == before[0] + prompt
+            assert w.metric("worker_generated_tokens_total") >= before[1] + n
+
+
 def test_a_client_that_does_not_read_is_cut_off_and_frees_all(tmp_path: Path) -> None:
     fast = {"step_ms": 0.0, "prefill_tokens_per_s": 1e9, "concurrency": 64}
     with worker(tmp_path, settings=fast, limits={"stream_buffer_bytes_max": 65_536}) as w:

@@ -84,6 +84,12 @@ def test_a_stream_of_a_message_adds_up_to_the_message(claude: anthropic.Anthropi
     assert final.usage.input_tokens == whole.usage.input_tokens
     events = list(claude.messages.create(**asked, stream=True))
     assert [event.type for event in events[:2]] == ["message_start", "content_block_start"]
+    begun = events[0].message.usage
+    assert (begun.input_tokens + (begun.cache_read_input_tokens or 0), begun.output_tokens) == (
+        whole.usage.input_tokens + (whole.usage.cache_read_input_tokens or 0),
+        0,
+    )
+    assert begun.input_tokens > 0
     assert [event.type for event in events[-3:]] == ["content_block_stop", "message_delta", "message_stop"]
 
 

@@ -5,6 +5,7 @@ import json
 import socket
 import struct
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -245,6 +246,30 @@ def test_usage_goes_to_the_gateway_in_a_header_or_a_trailer(chat: Worker) -> Non
         raw.sendall(head % len(content) + content)
         answer = b"".join(iter(lambda: raw.recv(65_536), b""))
     assert answer.endswith(f"data: [DONE]\n\n\r\n0\r\nx-forebay-usage: {usage}\r\n\r\n".encode())
+    begun = f"\r\nx-forebay-usage: {whole.json()['usage']['prompt_tokens']},0,0\r\n".encode()
+    assert begun in answer.partition(b"\r\n\r\n")[0] + b"\r\n"
+
+
+def test_heads_of_streams_differ_for_a_gateway_in_their_token_counts_only(chat: Worker) -> None:
+    body = {"model": "m", "messages": HI, "max_tokens": 1, "stream": True}
+    heads = [
+        post(chat, "/v1/chat/completions", body, **{"x-forebay-gateway": "1", "x-request-id": id}).headers
+        for id in ("one", "two")
+    ]
+    for head in heads:
+        head.pop("date", None)
+    assert heads[0] == heads[1]
+    message = {"x-forebay-gateway": "1", "x-request-id": "one"}
+    assert post(chat, "/v1/messages", body, **message).headers["request-id"] == "one"
+
+
+def test_of_several_prompts_nothing_is_told_before_all_of_them_are_read(chat: Worker, tmp_path: Path) -> None:
+    body = {"model": "m", "prompt": ["one", "one two"], "max_tokens": 3, "stream": True, "n": 2}
+    assert post(chat, "/v1/completions", body).headers["x-forebay-usage"].endswith(",0,0")
+    with worker(tmp_path, settings={"concurrency": 1}) as narrow:
+        narrow.ready()
+        assert "x-forebay-usage" not in post(narrow, "/v1/completions", body).headers
+        assert post(narrow, "/v1/completions", body | {"stream": False}).headers["x-forebay-usage"]
 
 
 def test_health_load_and_metrics_are_served(chat: Worker, client: OpenAI) -> None:

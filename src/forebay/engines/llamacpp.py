@@ -34,6 +34,7 @@ from forebay.core.model import Task
 from forebay.engines.gguf_header import Header, read_header
 from forebay.engines.protocol import (
     Answered,
+    Begun,
     Cached,
     Detokenize,
     Detokenized,
@@ -72,17 +73,9 @@ CACHED_PROMPT_TOKENS_MIN = 64
 cache is summed in another order, which can turn a token that was nearly a tie."""
 WARM_UP_TOKENS = 2
 HONOURS = (
-    "seed",
-    "frequency_penalty",
-    "presence_penalty",
-    "repetition_penalty",
-    "top_k",
-    "min_p",
-    "logprobs",
-    "top_logprobs",
-    "json_schema",
-    "ignore_eos",
-)
+    "seed", "frequency_penalty", "presence_penalty", "repetition_penalty", "top_k", "min_p",
+    "logprobs", "top_logprobs", "json_schema", "ignore_eos",
+)  # fmt: skip
 _SAMPLERS = ("penalties", "temperature", "top_k", "top_p", "min_p")
 _RESET = struct.pack("ii", 1, 0)
 """SO_LINGER: closing resets the connection, which the server notices at its next write."""
@@ -103,6 +96,8 @@ class _Sequence:
     answer: "_Answer | None" = None
     slot: int = -1
     """Where it runs, once the server has said so."""
+    read: bool = False
+    """Whether its prompt has been read."""
 
 
 class LlamaCppEngine:
@@ -346,6 +341,9 @@ class LlamaCppEngine:
             if sequence.slot < 0:
                 sequence.slot = message["id_slot"]
                 self._slots.fill(sequence)
+            if not sequence.read:
+                sequence.read = True
+                events.append(Begun(sequence.id, sequence.prompt_tokens))
             if self._book(sequence, message, events):
                 return True
         return False

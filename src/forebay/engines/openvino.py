@@ -27,6 +27,7 @@ from forebay.core.routing.journal import BlockCache
 from forebay.engines.gguf_header import Header, read_header
 from forebay.engines.protocol import (
     Answered,
+    Begun,
     Cached,
     Detokenize,
     Detokenized,
@@ -63,16 +64,9 @@ MIN_P_MAX = 0.999999
 """OpenVINO takes `min_p` below 1 only; this keeps the likeliest token alone just as well."""
 WARM_UP_TOKENS = 2
 HONOURS = (
-    "seed",
-    "frequency_penalty",
-    "presence_penalty",
-    "repetition_penalty",
-    "top_k",
-    "min_p",
-    "logprobs",
-    "json_schema",
-    "ignore_eos",
-)
+    "seed", "frequency_penalty", "presence_penalty", "repetition_penalty", "top_k", "min_p",
+    "logprobs", "json_schema", "ignore_eos",
+)  # fmt: skip
 _IR_FILES = ("openvino_model.xml", "openvino_model.bin", "openvino_tokenizer.xml", "openvino_detokenizer.xml")
 
 
@@ -321,6 +315,7 @@ class OpenVinoEngine:
             return True
         if not sequence.read:
             sequence.read = True
+            events.append(Begun(sequence.id, sequence.prompt_tokens))
             self._guard.has_read(sequence.id)
             self._cache.store(sequence.blocks, sequence.prompt_tokens)
         while True:

@@ -91,6 +91,17 @@ class TokenLogprob(_Value, frozen=True):
     top: tuple[tuple[str, float, tuple[int, ...]], ...] = ()
 
 
+class Begun(_Value, frozen=True):
+    """The prompt of a sequence has been read: `Finished` will say the same of it. Comes before all its text.
+
+    Who has waited for an answer in vain is to pay for what was done. `cached_tokens` None: not known yet, or never.
+    """
+
+    id: str
+    prompt_tokens: int
+    cached_tokens: int | None = None
+
+
 class Delta(_Value, frozen=True):
     """New text of one sequence: valid Unicode, never part of a stop string. `tokens` counts the tokens behind it."""
 
@@ -147,7 +158,7 @@ class Failed(_Value, frozen=True):
 
 
 Answered = Tokenized | Detokenized
-Event = Delta | Finished | Embedded | Failed | Answered
+Event = Begun | Delta | Finished | Embedded | Failed | Answered
 
 
 class EngineLoad(_Value, frozen=True):

@@ -11,6 +11,8 @@ OK = "ok"
 CLIENT_CLOSED = "client_closed"
 DIGITS_MAX: Final = 12
 """Nothing longer is a count of tokens."""
+TEMPLATE_TOKENS_MAX: Final = 65_536
+"""A prompt has no more tokens than bytes, but for those that the model's template adds: so many at most."""
 UNTOLD: Final[Tokens] = (0, 0, None)
 COMMA: Final = 0x2C
 ZERO: Final = 0x30
@@ -108,3 +110,11 @@ def usage(value: bytes) -> Tokens:
     if len(told) != 3 or told[0] < 0 or told[1] < 0:
         return UNTOLD
     return told[0], told[1], told[2] if told[2] >= 0 else None
+
+
+def begun(told: Tokens, request_bytes: int) -> Tokens:
+    """What a worker tells of a prompt when its answer begins, if that can be true of a request of this size."""
+    prompt, _, cached = told
+    if prompt > request_bytes + TEMPLATE_TOKENS_MAX:
+        return UNTOLD
+    return prompt, 0, min(cached or 0, prompt)

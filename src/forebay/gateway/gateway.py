@@ -419,7 +419,7 @@ class Gateway:
         served, link = relay.served, relay.link
         served.stay_s += now - relay.began
         estimate = served.lengths.tokens(relay.prompt_bytes)
-        spent = used(relay.told, relay.events, estimate)
+        spent = used(relay.told, relay.begun, relay.events, estimate)
         if code == OK:
             if relay.plain and relay.told is None:
                 spent = Used(estimate, 0, 0, estimated=True)

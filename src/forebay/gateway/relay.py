@@ -14,7 +14,7 @@ from forebay.core.dispatch import Chosen
 from forebay.core.errors import TABLE, Code, Refusal
 from forebay.core.resilience import Outcome, State
 from forebay.core.routing import Ask, Charge, Route
-from forebay.gateway.account import CLIENT_CLOSED, OK, UNTOLD, Tokens, usage
+from forebay.gateway.account import CLIENT_CLOSED, OK, UNTOLD, Tokens, begun, usage
 from forebay.gateway.records.told import head_lines, refusal_headers
 from forebay.gateway.tensor.answers import CODES, code_in, code_of, comes_whole, turned_away
 from forebay.net.client import Call, CallError, Header
@@ -86,6 +86,8 @@ class Relay:
     tried: tuple[tuple[str, int], ...] = ()
     first_at = 0.0
     usage: Tokens = UNTOLD
+    begun: Tokens = UNTOLD
+    """What a worker said of the prompt when its stream began."""
     ask: Ask | None = None
     attempts: tuple[Attempt, ...] = ()
     route: Route | None = None
@@ -220,9 +222,9 @@ class Relay:
         return self._transcript is not None
 
     @property
-    def events(self) -> int:
-        """Events that the client was sent."""
-        return self._transcript.events if self._transcript is not None else 0
+    def events(self) -> tuple[int, int]:
+        """Events that the client was sent, and how many of them had text."""
+        return (self._transcript.events, self._transcript.content_events) if self._transcript is not None else (0, 0)
 
     @property
     def told(self) -> tuple[int, int, int] | None:
@@ -297,6 +299,7 @@ class Relay:
             self._start()
         elif stream and not self.plain:
             self._mode = EVENTS
+            self.begun, self.usage = begun(self.usage, len(self.request)), UNTOLD
             self._transcript = Transcript(self.path)
             self._listen()  # the client is told when the first event is there: until then another replica may do it
         else:

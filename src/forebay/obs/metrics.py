@@ -110,7 +110,7 @@ TABLE: tuple[Metric, ...] = (
     Metric("worker_ttft_seconds", "histogram", _MR, "From the whole request to the engine's first token.", SECONDS),
     Metric("worker_tpot_seconds", "histogram", _MR, "Per output token of a sequence after its first.", TOKEN_SECONDS),
     Metric("worker_e2e_seconds", "histogram", (*_MR, "endpoint"), "From the whole request to its answer.", SECONDS),
-    Metric("worker_prompt_tokens_total", "counter", _MR, "Prompt tokens of answered requests."),
+    Metric("worker_prompt_tokens_total", "counter", _MR, "Prompt tokens that were read, answered or not."),
     Metric("worker_cached_tokens_total", "counter", _MR, "Prompt tokens that came from the prefix cache."),
     Metric("worker_generated_tokens_total", "counter", _MR, "Tokens that the engine generated, answered or not."),
     Metric("worker_in_flight", "gauge", _MR, "Requests under way."),

@@ -70,6 +70,9 @@ class Usage:
         return usage
 
 
+NOTHING_USED = Usage(0, 0)
+
+
 @dataclass(frozen=True, slots=True)
 class Choice:
     """One finished choice. `logprobs` None: nobody asked. `stop`: the stop string that ended it, if one did."""
@@ -193,7 +196,7 @@ class ChatAnswer(_Chunks):
     _kind, _chunk_kind = "chat.completion", "chat.completion.chunk"
     _around = (b'"delta":{"content":', b"}", b'"delta":{}')
 
-    def opening(self, index: int) -> bytes:
+    def opening(self, index: int, usage: Usage = NOTHING_USED) -> bytes:
         """The first event of a choice: it says who speaks."""
         if self._begun is not None:
             return b""
@@ -238,7 +241,7 @@ class CompletionAnswer(_Chunks):
         self._prefixes = prefixes or ("",) * choices
         self._offsets = [len(begun or prefix) for prefix in self._prefixes]
 
-    def opening(self, index: int) -> bytes:
+    def opening(self, index: int, usage: Usage = NOTHING_USED) -> bytes:
         """The first event of a choice: the echoed prompt, unless the client has it already."""
         prefix = self._prefixes[index]
         return b"" if self._begun or not prefix else self.delta(index, prefix)

@@ -37,6 +37,13 @@ ENDS: Final = (b'{"type":"message_stop"', b'{"type":"response.completed"', b'{"t
 """How the data of the last event begins in a complete stream of Anthropic's Messages and of OpenAI's Responses."""
 CLOSING: Final = {MESSAGES: b"event: content_block_stop\n", RESPONSES: b"event: response.output_text.done\n"}
 """The line that begins the end of an answer, by path; text cannot look like it, as it has no raw newline."""
+TEXT_EVENTS: Final = (b"event: content_block_delta\n", b"event: response.output_text.delta\n")
+"""How events with text begin in Messages and Responses."""
+TEXTLESS: Final = (
+    b'"role":"assistant","content":""', b'"delta":{}', b'"text":"","logprobs":null', b'"choices":[]', b'{"error":',
+)  # fmt: skip
+"""What shows that an event of chat or text completions has no text; text cannot look like it, as its quotes are
+escaped: who speaks, the end of a choice of either, token counts, an error."""
 KEYS: Final = (b'"content":"', b'"text":"', b'"delta":"')
 NUMBER: Final = b'","type":"response.output_text.delta","sequence_number":'
 """What follows the text of an event of Responses, up to its number."""
@@ -80,7 +87,7 @@ class Transcript:
 
     __slots__ = (
         "_closing", "_created", "_events", "_finished", "_id", "_named", "_pending", "_prefix", "_resumable",
-        "_suffix", "_text", "held", "last", "open",
+        "_suffix", "_text", "_textless", "held", "last", "open",
     )  # fmt: skip
 
     def __init__(self, path: str = "") -> None:
@@ -94,6 +101,7 @@ class Transcript:
         """What is looked for to hold it back."""
         self._pending: list[bytes] = []
         self._events = 0
+        self._textless = 0
         self._text = bytearray()  # as it stood in JSON
         self._prefix = b""
         self._suffix = b""
@@ -132,6 +140,12 @@ class Transcript:
         """How many whole events were handed on."""
         self._take_apart()
         return self._events
+
+    @property
+    def content_events(self) -> int:
+        """How many of these had text: about as many as the tokens of the answer so far."""
+        self._take_apart()
+        return max(0, self._events - self._textless)
 
     @property
     def bytes_held(self) -> int:
@@ -194,15 +208,24 @@ class Transcript:
         events = b"".join(self._pending)
         self._pending.clear()
         self._events += events.count(END) + events.count(b"\r\n\r\n")
-        if self._resumable and events and not self._take_alike(events):
-            read = self._read_named if self._named else self._read
-            for event in events.replace(b"\r\n", b"\n").split(END):
-                if not self._take_alike(event + END):  # the first may have told what surrounds the others' text
-                    read(event)
+        if events and not (self._resumable and self._take_alike(events)):
+            self._take_each(events.replace(b"\r\n", b"\n").split(END))
         if len(self._text) > TEXT_BYTES_MAX:
             self._give_up()
         if not self._resumable:
             self._text.clear()
+
+    def _take_each(self, events: list[bytes]) -> None:
+        """The last one is not whole, and nearly always empty."""
+        for event in events[:-1]:
+            if silent_named(event) if self._named else silent_plain(event):
+                self._textless += 1
+        if not self._resumable:
+            return
+        read = self._read_named if self._named else self._read
+        for event in events:
+            if not self._take_alike(event + END):  # the first may have told what surrounds the others' text
+                read(event)
 
     def _take_one(self, event: bytes) -> bool:
         """Take the text out of an event that differs in nothing else from those before; False if it does."""
@@ -303,6 +326,18 @@ class Transcript:
 def ended(last: bytes) -> bool:
     """Whether this is the last data of a complete stream."""
     return last == DONE or last.startswith(ENDS)
+
+
+def silent_plain(event: bytes) -> bool:
+    """Whether an event of chat or text completions has no text."""
+    if not event.startswith(b"data:") or event.endswith(DONE):
+        return True
+    return any(event.find(mark) >= 0 for mark in TEXTLESS)
+
+
+def silent_named(event: bytes) -> bool:
+    """The same of Messages and Responses."""
+    return not event.startswith(TEXT_EVENTS)
 
 
 def last_data(events: bytes) -> bytes:

@@ -7,7 +7,7 @@ import structlog
 
 from forebay.core.errors import TABLE, Blame, Code, Refusal
 from forebay.net.server import Exchange
-from forebay.wire.errors import error_body, error_event, id_headers
+from forebay.wire.errors import MESSAGES, error_body, error_event, id_headers
 from forebay.wire.http1 import JSON
 from forebay.wire.openai_answer import Usage
 from forebay.worker.meters import Meters
@@ -56,24 +56,33 @@ class Call:
         headers = [JSON, *self._id_headers()]
         if usage is not None:
             headers.append((USAGE, _usage_value(usage)))
-            self._count(usage)
         self.exchange.respond(200, headers, body)
         self._end(OK)
 
-    def write(self, data: bytes) -> None:
-        """Send a part of a stream; the head goes out with the first one."""
+    def begin(self, usage: Usage | None) -> None:
+        """Send the head of a stream. `usage` is what is known of its tokens by now: its client may leave early.
+
+        A gateway has named the request itself: without a name the heads of streams are alike, and soon read.
+        """
         if self.over:
             return
-        if not self.exchange.started:
-            self.exchange.source = self
-            self.exchange.start(200, [EVENT_STREAM, NO_CACHE, *self._id_headers()])
-        self.exchange.write(data)
+        headers = [EVENT_STREAM, NO_CACHE]
+        if not self._for_gateway or self.exchange.path.startswith(MESSAGES):
+            headers += self._id_headers()
+        if usage is not None:
+            headers.append((USAGE, _usage_value(usage)))
+        self.exchange.source = self
+        self.exchange.start(200, headers)
+
+    def write(self, data: bytes) -> None:
+        """Send a part of a stream."""
+        if not self.over:
+            self.exchange.write(data)
 
     def finish(self, usage: Usage) -> None:
         """End a stream cleanly."""
         if not self.over:
             self.exchange.end([(USAGE, _usage_value(usage))])
-            self._count(usage)
             self._end(OK)
 
     def fail(self, refusal: Refusal, event: Callable[[Code, str], bytes] = error_event) -> None:
@@ -84,7 +93,7 @@ class Call:
         if self.over:
             return
         row = TABLE[refusal.code]
-        if self.exchange.started and self.exchange.header(GATEWAY) == b"1":
+        if self.exchange.started and self._for_gateway:
             self.exchange.end([(ERROR, refusal.code.encode())])
         elif self.exchange.started:
             self.exchange.write(event(refusal.code, refusal.text))
@@ -107,6 +116,11 @@ class Call:
             self._log.info("client went away", request_id=self.request_id, endpoint=self._endpoint, code=code)
             self._end(code)
 
+    def prompt_read(self, tokens: int, cached: int) -> None:
+        """Count tokens of a prompt that the engine has read, whatever becomes of the answer."""
+        self._meters.prompt_tokens.inc(tokens)
+        self._meters.cached_tokens.inc(cached)
+
     def first_token(self, now: float) -> None:
         """Note the time to the first token."""
         self._meters.ttft.observe(now - self._began)
@@ -123,12 +137,12 @@ class Call:
         """It has caught up."""
         self._blocked = False
 
+    @property
+    def _for_gateway(self) -> bool:
+        return self.exchange.header(GATEWAY) == b"1"
+
     def _id_headers(self) -> list[tuple[bytes, bytes]]:
         return id_headers(self.request_id.encode("latin-1"), self.exchange.path)
-
-    def _count(self, usage: Usage) -> None:
-        self._meters.prompt_tokens.inc(usage.prompt)
-        self._meters.cached_tokens.inc(usage.cached or 0)
 
     def _end(self, code: str) -> None:
         self.over = True

@@ -22,7 +22,7 @@ import structlog
 from forebay.core.errors import Code, Refusal
 from forebay.core.model import ReplicaState
 from forebay.core.routing.journal import Journal
-from forebay.engines.protocol import Delta, EngineInfo, EngineLoad, Event, Work
+from forebay.engines.protocol import Begun, Delta, EngineInfo, EngineLoad, Event, Work
 from forebay.wire.frames import FrameReader, FrameTooLarge
 from forebay.worker.channel import (
     Broken,
@@ -323,6 +323,8 @@ class EngineProcess:
         """Who is to hear of it; None: it was cancelled while the event was on its way."""
         if type(event) is Delta:
             self.tokens_total += event.tokens
+            return self._owners.get(event.id)
+        if type(event) is Begun:
             return self._owners.get(event.id)
         return self._owners.pop(event.id, None)
 

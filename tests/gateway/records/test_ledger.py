@@ -3,9 +3,13 @@
 from io import StringIO
 from pathlib import Path
 
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.gateway.records.rig import DAY, NOON, counted, facts
 
 from forebay.core.model import RecordsSpec
+from forebay.gateway.account import TEMPLATE_TOKENS_MAX, UNTOLD, begun
+from forebay.gateway.account import usage as usage_of
 from forebay.gateway.records import ledger
 from forebay.gateway.records.audit import AuditLog
 from forebay.gateway.records.facts import Used, used
@@ -21,9 +25,25 @@ def tokens(each: Used) -> tuple[int, int, int, bool]:
 
 
 def test_tokens_are_those_that_were_told_or_else_seen() -> None:
-    assert tokens(used((100, 7, 64), 3, 90)) == (100, 7, 64, False)
-    assert tokens(used(None, 3, 90)) == (90, 3, 0, True)
-    assert tokens(used(None, 0, 90)) == (0, 0, 0, False)
+    assert tokens(used((100, 7, 64), (99, 0, 1), (4, 3), 90)) == (100, 7, 64, False)
+    assert tokens(used(None, UNTOLD, (4, 3), 90)) == (90, 3, 0, True)
+    assert tokens(used(None, (451, 0, 64), (4, 3), 90)) == (451, 3, 64, True)
+    assert tokens(used(None, (451, 0, None), (1, 0), 90)) == (451, 0, 0, True)
+    assert tokens(used(None, (451, 0, 64), (0, 0), 90)) == (0, 0, 0, False)
+
+
+@given(st.binary(max_size=30) | st.text("0123456789,-", max_size=60).map(str.encode), st.integers(0, 1000))
+def test_no_worker_can_say_more_of_a_prompt_than_a_request_can_hold(value: bytes, request_bytes: int) -> None:
+    prompt, completion, cached = begun(usage_of(value), request_bytes)
+    assert 0 <= prompt <= request_bytes + TEMPLATE_TOKENS_MAX
+    assert (completion, 0 <= (cached or 0) <= prompt) == (0, True)
+
+
+def test_what_a_worker_says_of_a_prompt_is_believed_where_it_can_be_true() -> None:
+    assert begun(usage_of(b"451,0,64"), 1000) == (451, 0, 64)
+    assert begun(usage_of(b"451,99,900"), 1000) == (451, 0, 451)
+    for lie in (b"-451,0,0", b"999999999999,0,0", b"9" * 40, b"451", b"", b"451,0,0,0", b"x"):
+        assert begun(usage_of(lie), 1000)[0] == 0
 
 
 def test_outcomes_say_whose_fault_it_was(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from forebay.core.model import Task
 from forebay.core.routing.journal import BlockCache
 from forebay.engines.protocol import (
     Answered,
+    Begun,
     Cached,
     Detokenize,
     Detokenized,
@@ -248,6 +249,7 @@ class SyntheticEngine:
         for sequence in self._running:
             if not sequence.read:
                 sequence.read = True
+                events.append(Begun(sequence.id, len(sequence.prompt_ids), sequence.cached_tokens))
                 self._cache.store(sequence.blocks, len(sequence.prompt_ids))
             reason = _advance(sequence, events)
             if reason is None:

@@ -6,7 +6,7 @@ from forebay.wire.records import Decision
 
 
 class Used:
-    """Tokens of a request. `estimated`: no worker told them."""
+    """Tokens of a request. `estimated`: no worker told all of them."""
 
     __slots__ = ("cached", "completion", "estimated", "prompt")
 
@@ -54,14 +54,20 @@ class Facts:
         """The body of the request; needed only where `Recorder.prompts` says so."""
 
 
-def used(told: tuple[int, int, int] | None, events: int, prompt_estimate: int) -> Used:
-    """The tokens of a request that reached a replica.
+def used(
+    told: tuple[int, int, int] | None, begun: tuple[int, int, int | None], events: tuple[int, int], estimate: int
+) -> Used:
+    """The tokens of a request, wherever it has ended.
 
     `told`: prompt, completion and cached tokens by a worker; of a resumed stream the last worker tells those of the
-    whole. Without it, as of a cancelled stream: the events relayed, one token each, and what the prompt was taken for
-    if any came. Nothing was used where nothing was answered.
+    whole. Without it, as of a cancelled stream: the prompt by what was told when it had `begun`, or the `estimate`
+    where that is nothing, and the relayed `events` with text, of all, one token each. Nothing was used where nothing
+    was answered.
     """
     if told is not None:
         prompt, completion, cached = told
         return Used(prompt, completion, cached, estimated=False)
-    return Used(prompt_estimate if events else 0, events, 0, estimated=events > 0)
+    relayed, with_text = events
+    if not relayed:
+        return Used(0, 0, 0, estimated=False)
+    return Used(begun[0] or estimate, with_text, begun[2] or 0, estimated=True)

@@ -139,7 +139,7 @@ def report(gateway: "Gateway", relay: "Relay", code: str, outcome: Outcome, now:
         gateway.observations.note(failed)
         return
     ttft_s = tpot_s = -1.0
-    tokens = relay.usage[1] or relay.events
+    tokens = relay.usage[1] or relay.events[1]
     if relay.first_at:
         ttft_s = max(TICK_S, relay.first_at - side.since)
         if tokens > 1:

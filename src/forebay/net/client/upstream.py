@@ -25,10 +25,18 @@ BODILESS: Final = frozenset({204, 304})
 CHUNKED: Final = (b"transfer-encoding", b"chunked")
 KNOWN_BYTES_MAX: Final = 2048
 KNOWN_MAX: Final = 64
+COUNTS: Final = b"x-forebay-usage"
+"""The header, or trailer, with token counts, which hardly two streams have in common."""
+_COUNTS_LINE: Final = b"\r\n" + COUNTS + b": "
+_LAST_WITH_COUNTS: Final = b"0" + _COUNTS_LINE
+_COUNTS_BYTES_MAX: Final = 64
 
 
 class Known:
-    """A head that the parser has read before: of a stream that says nothing but the date. See `net.owner`."""
+    """A head that the parser has read before: of a stream that says nothing but the date and its token counts.
+
+    It is known by its bytes but for these counts. See `net.owner`, where requests are.
+    """
 
     __slots__ = ("headers", "keep_alive", "status")
 
@@ -36,6 +44,12 @@ class Known:
         self.status = status
         self.headers = headers
         self.keep_alive = keep_alive
+
+    def told(self, counts: bytes) -> list[Header]:
+        """The headers with these token counts, if there are any."""
+        if not counts:
+            return self.headers.copy()
+        return [(name, counts if name == COUNTS else value) for name, value in self.headers]
 
 
 class Upstream(Sender):  # of asyncio's no class: compiled code gets at attributes of its own far sooner
@@ -165,7 +179,8 @@ class Upstream(Sender):  # of asyncio's no class: compiled code gets at attribut
         """Take in a known head, and the chunk that follows it, if that is all."""
         size = data.find(b"\r\n\r\n", 0, KNOWN_BYTES_MAX) + 4
         head = data[:size]
-        known = self._pool.known.get(head)
+        key, counts = _parted(head)
+        known = self._pool.known.get(key)
         if known is None:
             return False
         if len(data) > size:
@@ -175,7 +190,7 @@ class Upstream(Sender):  # of asyncio's no class: compiled code gets at attribut
             self._body.append(lone)
             self._between = True
         self._status = known.status
-        self._head = known.headers.copy()
+        self._head = known.told(counts)
         self._keep_alive = known.keep_alive
         self._since = 0.0
         self._unread = head
@@ -183,13 +198,24 @@ class Upstream(Sender):  # of asyncio's no class: compiled code gets at attribut
 
     def _ends(self, data: bytes) -> bool:
         """Take in the end of a stream of which the parser has seen nothing, in its usual spelling."""
-        if not self._unread or not data.endswith(http1.LAST_CHUNK):
+        if not self._unread:
             return False
-        if len(data) > len(http1.LAST_CHUNK):
-            lone = http1.lone_chunk(data[: -len(http1.LAST_CHUNK)])
+        counts = b""
+        size = data.rfind(_LAST_WITH_COUNTS)
+        if size >= 0:
+            counts = _counts(data[size + len(_LAST_WITH_COUNTS) : -4])
+        if not counts or not data.endswith(b"\r\n\r\n"):
+            counts = b""
+            size = len(data) - len(http1.LAST_CHUNK)
+            if not data.endswith(http1.LAST_CHUNK):
+                return False
+        if size > 0:
+            lone = http1.lone_chunk(data[:size])
             if not lone:
                 return False
             self._body.append(lone)
+        if counts:
+            self._headers = [(COUNTS, counts)]
         self._complete = True
         return True
 
@@ -221,10 +247,10 @@ class Upstream(Sender):  # of asyncio's no class: compiled code gets at attribut
     def _remember(self, data: bytes, headers: list[Header]) -> None:
         size = data.find(b"\r\n\r\n", 0, KNOWN_BYTES_MAX) + 4
         known = self._pool.known
-        if size > 3 and data.startswith(b"HTTP/1.1 200 "):
+        if size > 3 and data.startswith(b"HTTP/1.1 200 ") and sum([name == COUNTS for name, _ in headers]) < 2:
             if len(known) >= KNOWN_MAX:
                 known.clear()
-            known[data[:size]] = Known(self._status, headers.copy(), self._keep_alive)
+            known[_parted(data[:size])[0]] = Known(self._status, headers.copy(), self._keep_alive)
 
     def read_on(self, call: Call) -> None:
         """Its sink takes more: begin with what was read before."""
@@ -334,3 +360,18 @@ class Upstream(Sender):  # of asyncio's no class: compiled code gets at attribut
             call.end(trailers)
         elif problem:
             self._give_up(call, "protocol", f"The answer is not valid HTTP: {problem}.")
+
+
+def _parted(head: bytes) -> tuple[bytes, bytes]:
+    """A head with a 0 for its token counts, and these; one that does not spell them as usual stays as it is."""
+    at = head.find(_COUNTS_LINE) + len(_COUNTS_LINE)
+    if at < len(_COUNTS_LINE):
+        return head, b""
+    end = head.find(b"\r\n", at)
+    counts = _counts(head[at:end])
+    return (head[:at] + b"0" + head[end:], counts) if counts else (head, b"")
+
+
+def _counts(value: bytes) -> bytes:
+    """The same, if it is nothing but digits and commas; otherwise nothing."""
+    return b"" if len(value) > _COUNTS_BYTES_MAX or value.translate(None, b"0123456789,") else value

@@ -11,7 +11,7 @@ import httptools
 import msgspec
 
 from forebay.core.errors import Code
-from forebay.engines.protocol import Delta, Finished
+from forebay.engines.protocol import Begun, Delta, Finished
 from forebay.engines.synthetic import SyntheticEngine
 from forebay.sim.full.book import Book
 from forebay.wire.openai_answer import ChatAnswer
@@ -67,6 +67,8 @@ def undisturbed(body: bytes) -> Undisturbed:
     for now in count(1):
         for event in engine.step(float(now)).events:
             match event:
+                case Begun():
+                    pass
                 case Delta():
                     text += event.text
                 case Finished():

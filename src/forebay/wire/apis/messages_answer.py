@@ -7,7 +7,7 @@ import msgspec
 
 from forebay.core.errors import Code
 from forebay.wire.errors import MESSAGES, error_event
-from forebay.wire.openai_answer import Choice, Head, Logprob, Usage
+from forebay.wire.openai_answer import NOTHING_USED, Choice, Head, Logprob, Usage
 
 _encode = msgspec.json.Encoder().encode
 _BEFORE = (
@@ -35,12 +35,12 @@ class MessagesAnswer:
         self._reason = ""
         self._stop: str | None = None
 
-    def opening(self, index: int) -> bytes:
-        """The message, still empty, and its block. How long the prompt is becomes known at the end only.
+    def opening(self, index: int, usage: Usage = NOTHING_USED) -> bytes:
+        """The message, still empty, and its block. `usage`: how long the prompt is, 0 if that is not known yet.
 
         Of a stream that is continued: what is missing of that.
         """
-        start = {"type": "message_start", "message": self._message([], Usage(0, 0))}
+        start = {"type": "message_start", "message": self._message([], usage)}
         block = {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
         return b"".join((_event(start), _event(block))[self._events :])
 

@@ -7,7 +7,7 @@ import msgspec
 
 from forebay.core.errors import Code
 from forebay.wire.errors import RESPONSES, error_event
-from forebay.wire.openai_answer import Choice, Head, Logprob, Usage
+from forebay.wire.openai_answer import NOTHING_USED, Choice, Head, Logprob, Usage
 
 _encode = msgspec.json.Encoder().encode
 
@@ -39,7 +39,7 @@ class ResponsesAnswer:
         self._before = b"event: response.output_text.delta\ndata: {" + place + b',"logprobs":[],"delta":'
         self._after = b',"type":"response.output_text.delta","sequence_number":%d}\n\n'
 
-    def opening(self, index: int) -> bytes:
+    def opening(self, index: int, usage: Usage = NOTHING_USED) -> bytes:
         """The response, still empty, then its message and its part; of a continued stream, what is missing."""
         response = self._response("in_progress", [], None)
         item = self._item("in_progress", [])

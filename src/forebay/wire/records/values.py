@@ -68,7 +68,8 @@ class Decision(msgspec.Struct, array_like=True, tag=1, gc=False):
     completion_tokens: int = 0
     cached_tokens: int = 0
     estimated: bool = False
-    """The tokens are the gateway's own count: no worker has told them, as of a cancelled stream."""
+    """The tokens are the gateway's own count, as of a cancelled stream: of the answer, and of the prompt too where no
+    worker has told how long it is."""
     resumed: int = 0
     """How often the stream went on elsewhere."""
     report_age_s: float = 0.0

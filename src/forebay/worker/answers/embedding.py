@@ -41,6 +41,7 @@ class Embedding:
                     place = self._places[id]
                     self._items[place] = embedding_item(place, self._json(vector))
                     self._prompt_tokens += prompt_tokens
+                    self._call.prompt_read(prompt_tokens, 0)
                     self._open -= 1
                 case Failed(id, code, text, param):
                     self._engine.cancel(self._places)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from forebay.core.errors import Code, Refusal
-from forebay.engines.protocol import Delta, Event, Failed, Finished, Generate, TokenLogprob
+from forebay.engines.protocol import Begun, Delta, Event, Failed, Finished, Generate, TokenLogprob
 from forebay.wire.openai_answer import Choice, Usage
 from forebay.worker.call import Call, failed
 from forebay.worker.engine_process import EngineProcess
@@ -17,8 +17,8 @@ class Voice(Protocol):
     def names(self) -> Mapping[str, str]:
         """What a request calls the engine's parameters, where the words differ."""
 
-    def opening(self, index: int) -> bytes:
-        """What a stream says before the first text of a choice."""
+    def opening(self, index: int, usage: Usage) -> bytes:
+        """What a stream says before the first text of a choice; `usage`: what is known by then."""
 
     def delta(self, index: int, text: str, tokens: Sequence[TokenLogprob] = (), /) -> bytes:
         """New text of a choice, with the log probabilities of its tokens if these were asked for."""
@@ -39,7 +39,10 @@ class Voice(Protocol):
 class _Choice:
     """What has come of one sequence."""
 
-    __slots__ = ("first_at", "index", "last_at", "logprobs", "opened", "reason", "stop", "texts", "tokens")
+    __slots__ = (
+        "cached_tokens", "first_at", "index", "last_at", "logprobs", "opened", "prompt_tokens", "reason", "stop",
+        "texts", "tokens",
+    )  # fmt: skip
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -49,6 +52,8 @@ class _Choice:
         self.stop: str | None = None
         self.opened = False
         self.tokens = 0
+        self.prompt_tokens: int | None = None
+        self.cached_tokens: int | None = None
         self.first_at = self.last_at = 0.0
 
 
@@ -76,6 +81,8 @@ class Generation:
         self._choices = {work.id: _Choice(i) for i, work in enumerate(works)}
         self._open = len(works)
         self._started = False
+        self._unread = len(works) // n
+        """Prompts of which the engine has not said yet how long they are."""
         self._prompt_tokens = 0
         self._completion_tokens = 0
         self._cached_tokens: int | None = None
@@ -88,12 +95,16 @@ class Generation:
 
     def on_events(self, events: Sequence[Event], now: float) -> None:
         """Take news in, and send what can be sent."""
+        begun = 0
         for event in events:
             choice = self._choices[event.id]
             if type(event) is Delta:  # nearly always; class patterns touch several times as much memory
                 self._delta(choice, event, now)
                 continue
             match event:
+                case Begun():
+                    self._prompt_read(choice, event)
+                    begun += 1
                 case Finished():
                     self._finished(choice, event)
                 case Failed(_, code, text, param):
@@ -102,9 +113,13 @@ class Generation:
                     return
                 case _:
                     raise AssertionError("neither text nor its end in answer to a prompt")
+        if begun == len(events):  # its first text is held back
+            return
         if not self._started:
             self._started = True
             self._call.first_token(now)
+            if self._stream:
+                self._call.begin(None if self._unread else self._usage())
         if self._stream:
             self._send()
         elif not self._open:
@@ -134,18 +149,29 @@ class Generation:
         elif delta.text:
             self._out.append(self._voice.delta(choice.index, delta.text))
 
+    def _prompt_read(self, choice: _Choice, event: Begun | Finished) -> None:
+        """Count a prompt as soon as anything is said of it, once: its choices share it."""
+        if choice.index % self._n:
+            return
+        prompt, cached = 0, 0
+        if choice.prompt_tokens is None:
+            choice.prompt_tokens = prompt = event.prompt_tokens
+            self._unread -= 1
+            self._prompt_tokens += prompt
+        if choice.cached_tokens is None and event.cached_tokens is not None:
+            choice.cached_tokens = cached = event.cached_tokens
+            self._cached_tokens = (self._cached_tokens or 0) + cached
+        self._call.prompt_read(prompt, cached)
+
     def _begin(self, choice: _Choice) -> None:
         choice.opened = True
-        self._out.append(self._voice.opening(choice.index))
+        self._out.append(self._voice.opening(choice.index, self._usage()))
 
     def _finished(self, choice: _Choice, event: Finished) -> None:
         choice.reason, choice.stop = event.reason, event.stop
         self._open -= 1
         self._completion_tokens += event.completion_tokens
-        if choice.index % self._n == 0:  # the choices of a prompt share it: count it once
-            self._prompt_tokens += event.prompt_tokens
-            if event.cached_tokens is not None:
-                self._cached_tokens = (self._cached_tokens or 0) + event.cached_tokens
+        self._prompt_read(choice, event)
         if choice.tokens > 1:
             self._call.pace((choice.last_at - choice.first_at) / (choice.tokens - 1))
         if self._stream:

@@ -1,0 +1,165 @@
+"""What a request is billed whose client leaves: what a replica has really done for it, and nothing else."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tests.gateway.records.rig import counted
+from tests.gateway.rig import (
+    CHAT,
+    EVENT_STREAM,
+    ROUTES,
+    Front,
+    Worker,
+    chat,
+    cluster,
+    fronting,
+    post,
+    read_until,
+    routes,
+    working,
+)
+from tests.net.rig import peer, run, until
+from tests.worker.rig import worker
+
+from forebay.core.model import RecordsSpec, Replica, ReplicaState
+from forebay.gateway.records.saved import Sums
+from forebay.net.server import Exchange
+from forebay.wire.openai_answer import ChatAnswer, Head
+
+QUESTION = [{"role": "user", "content": "why is it so " * 40}]
+MAX = {"max_tokens": 4000}
+BODIES: dict[bytes, tuple[dict[str, Any], bytes]] = {
+    CHAT: ({"messages": QUESTION, "ignore_eos": True, **MAX}, b'"content":'),
+    b"/v1/completions": ({"prompt": QUESTION[0]["content"], "ignore_eos": True, **MAX}, b'"text":'),
+    b"/v1/messages": ({"messages": QUESTION, **MAX}, b"event: content_block_delta\n"),
+    b"/v1/responses": ({"input": QUESTION, "max_output_tokens": 4000}, b"event: response.output_text.delta\n"),
+}
+
+
+def billed(folder: Path) -> Sums:
+    return counted(folder / "records")
+
+
+async def ended(front: Front, tokens: str = "prompt") -> float:
+    """A metric of tokens once the client's leaving has been noticed."""
+    named = f'forebay_requests_total{{code="client_closed",model="{ROUTES.name}"}}'
+    while await front.metric(named) < 1:
+        await asyncio.sleep(0.01)
+    return await front.metric(f'forebay_{tokens}_tokens_total{{model="{ROUTES.name}"}}')
+
+
+def begins(usage: bytes | None, words: int = 3) -> Any:
+    """A replica that says so much and goes silent; `usage` is in its head."""
+
+    def answer(exchange: Exchange) -> None:
+        chunks = ChatAnswer(Head("chatcmpl-1", 1, "chat", "r1"), stream=True)
+        exchange.start(200, [EVENT_STREAM] + ([(b"x-forebay-usage", usage)] if usage is not None else []))
+        exchange.write(chunks.opening(0) + b"".join(chunks.delta(0, f" {n}") for n in range(words)))
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("usage", "prompt", "cached"),
+    [
+        (b"451,0,64", 451, 64),
+        (b"451,0,", 451, 0),
+        (b"451,99,900", 451, 451),
+        (None, -1, 0),
+        (b"-451,0,0", -1, 0),
+        (b"999999999999,0,0", -1, 0),
+        (b"9" * 200, -1, 0),
+        (b"many", -1, 0),
+        (b"", -1, 0),
+    ],
+)
+def test_a_stream_is_billed_by_what_was_told_at_its_beginning_and_by_its_words(
+    tmp_path: Path, usage: bytes | None, prompt: int, cached: int
+) -> None:
+    request = chat(stream=True)
+
+    async def main() -> None:
+        records = RecordsSpec(str(tmp_path / "records"))
+        async with cluster(tmp_path, Worker(begins(usage)), records=records) as front:
+            async with peer(front.port) as client:
+                client.send(post(request))
+                head = await read_until(client, b'" 2"')
+                assert b"x-forebay-usage" not in head
+            assert await ended(front, "completion") == 3
+
+    run(main())
+    sums = billed(tmp_path)
+    estimate = sums.prompt_tokens if prompt < 0 else prompt
+    assert 0 < estimate <= len(request) or estimate == 451
+    assert (sums.requests, sums.prompt_tokens, sums.completion_tokens) == (1, estimate, 3)
+    assert (sums.cached_tokens, sums.estimated) == (cached, 1)
+
+
+def test_what_is_told_at_the_end_of_a_stream_counts_more(tmp_path: Path) -> None:
+    def answer(exchange: Exchange) -> None:
+        begins(b"451,0,64")(exchange)
+        exchange.write(b"data: [DONE]\n\n")
+        exchange.end([(b"x-forebay-usage", b"7,5,2")])
+
+    async def main() -> None:
+        records = RecordsSpec(str(tmp_path / "records"))
+        async with cluster(tmp_path, Worker(answer), records=records) as front:
+            await front.ask(post(chat(stream=True)))
+
+    run(main())
+    sums = billed(tmp_path)
+    assert (sums.prompt_tokens, sums.completion_tokens, sums.cached_tokens, sums.estimated) == (7, 5, 2, 0)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_who_leaves_before_a_replica_has_his_request_is_billed_nothing(tmp_path: Path, stream: bool) -> None:
+    async def main() -> None:
+        records = RecordsSpec(str(tmp_path / "records"))
+        full = Worker()
+        full.report = replace(full.report, capacity=0, state=ReplicaState.WARMING)
+        async with working(full), fronting(tmp_path, replace(routes(full), replicas=()), records=records) as front:
+            async with peer(front.port) as client:
+                client.send(post(chat(stream=stream)))
+                while await front.metric(f'forebay_queue_depth{{model="{ROUTES.name}"}}') != 1:
+                    await asyncio.sleep(0.01)
+            await until(lambda: bool(front.lines()))
+        assert full.bodies == []
+
+    run(main())
+    sums = billed(tmp_path)
+    assert (sums.prompt_tokens, sums.completion_tokens, sums.cached_tokens, sums.estimated) == (0, 0, 0, 0)
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_ledger_and_worker_agree_on_a_stream_that_was_left(tmp_path: Path, path: bytes) -> None:
+    body, mark = BODIES[path]
+    asked = msgspec.json.encode({"model": ROUTES.name, "stream": True, "temperature": 0} | body)
+    seen = b""
+
+    async def main(row: Replica) -> None:
+        nonlocal seen
+        records = RecordsSpec(str(tmp_path / "records"))
+        async with fronting(tmp_path, replace(ROUTES, replicas=(row,)), records=records) as front:
+            await front.ready()
+            async with peer(front.port) as client:
+                client.send(post(asked, path))
+                while seen.count(mark) < 12:
+                    seen += await read_until(client, b"\n\n")
+            await ended(front)
+
+    with worker(tmp_path, model=ROUTES.name, revision="r1", settings={"step_ms": 20.0}) as engine:
+        engine.ready()
+        at = engine.endpoint
+        run(main(Replica("m-0", 1, "r1", at.host, at.port, ReplicaState.READY)))
+        engine.idle()
+        read, made = engine.metric("worker_prompt_tokens_total"), engine.metric("worker_generated_tokens_total")
+    sums = billed(tmp_path)
+    opening = seen.count(b'"role":"assistant","content":""') if path == CHAT else 0
+    assert sums.prompt_tokens == read > 100
+    assert seen.count(mark) - opening <= sums.completion_tokens <= made
+    assert sums.completion_tokens <= seen.count(mark) - opening + 3, "only what was on its way may be more"
+    assert sums.estimated == 1
