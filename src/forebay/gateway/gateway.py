@@ -158,9 +158,7 @@ class Gateway:
             session = sequence or session_of(relay.exchange, routes)
             if session is None and routes.sessions is _COOKIE:
                 relay.session = session = random_hex(16).encode()
-            relay.ask = ask = make_ask(request, id, routes=routes, lengths=lengths, session=session, band=relay.band)
-            if ask.stays:
-                ask.home = relay.served.homes.get(ask.key, "")
+            relay.ask = make_ask(request, id, routes=routes, lengths=lengths, session=session, band=relay.band)
         relay.request = b"%b%b\r\ncontent-length: %d\r\n\r\n%b" % (endpoint.head, id, len(body), body)
 
     def refuse(
@@ -245,7 +243,10 @@ class Gateway:
 
     def choose(self, relay: Relay) -> Route | Wait | Shed:
         """Which replica is to get it."""
-        split = relay.served.split
+        served, ask = relay.served, relay.ask
+        if ask is not None and ask.stays:  # looked up now: its session may have moved while it waited
+            ask.home = served.homes.get(ask.key, "")
+        split = served.split
         if split is None or relay.revision:
             return among(self, relay, relay.tried)
         return choose_by_arm(self, relay, split)

@@ -15,7 +15,7 @@ from tests.cli.conftest import Run as RunCommand
 
 from forebay.cli.settings import UserError
 from forebay.cli.simulate.plan import Plan, Wish, plan
-from forebay.cli.simulate.processes import replays
+from forebay.cli.simulate.processes import ctrl_c_after, replays
 from forebay.sim.engine import hardware
 from forebay.sim.report.figures import Result
 
@@ -218,6 +218,21 @@ def test_ctrl_c_stops_all_processes(tmp_path: Path) -> None:
     assert out == b""
     assert b"Traceback" not in err
     wait_until_gone(process.pid)
+
+
+def test_ctrl_c_comes_when_the_order_of_a_process_is_whole() -> None:
+    done = []
+
+    def give_an_order() -> None:
+        with ctrl_c_after():
+            os.kill(os.getpid(), signal.SIGINT)
+            done.append("whole")
+
+    with pytest.raises(KeyboardInterrupt):
+        give_an_order()
+
+    assert done == ["whole"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def wait_for_children(pid: int) -> None:

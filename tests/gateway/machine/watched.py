@@ -81,14 +81,17 @@ class WatchedLink(Link):
         assert self in allowed or not others, f"{self.id} is shut, {[link.id for link in others]} is open"
 
     def _is_where_its_session_is(self, relay: Relay) -> None:
-        """A session stays where it is for as long as nothing changes in where it might be."""
+        """A session stays in its slot for as long as that can take it, and may move when its replica is not live."""
         if relay.ask is None or not relay.ask.stays:
             return
         links = [link for link in self.served.links if link.live and could_serve(link, relay)]
         allowed = admissible_of(self.served, relay.gateway.now())
-        might = frozenset((link.id, link.generation) for link in [x for x in links if x in allowed] or links)
-        here = (self.id, self.generation)
-        assert self.served.homes.setdefault((relay.ask.key, might), here) == here, "a session has left its replica"
+        might = [link.id for link in [x for x in links if x in allowed] or links]
+        slots = self.served.slots
+        slot = slots.get(relay.ask.key)
+        assert slot not in might or slot == self.id, "a session has left its replica"
+        if not any(link.live and link.id == slot for link in self.served.links):
+            slots[relay.ask.key] = self.id
 
     def _is_a_second_attempt(self, hedge: Hedge, first: Relay) -> None:
         """Only what is late, short, and was answered by nobody is sent twice, to two replicas, where nobody waits."""
@@ -172,14 +175,14 @@ class WatchedRoom(WaitingRoom[Relay]):
 class WatchedServed(Served):
     """A model whose links are all remembered, and how often each request was sent."""
 
-    __slots__ = ("all_links", "homes", "sent")
+    __slots__ = ("all_links", "sent", "slots")
 
     def __init__(self, routes: ModelRoutes, account: Account) -> None:
         super().__init__(routes, account)
         self.all_links: list[WatchedLink] = []
         self.sent: Counter[str] = Counter()
-        self.homes: dict[tuple[int, frozenset[tuple[str, int]]], tuple[str, int]] = {}
-        """Where a session was sent, by where it might have been."""
+        self.slots: dict[int, str] = {}
+        """Where sessions were sent, by their keys."""
         self.waiting = WatchedRoom(routes.queue_max, routes.queue_timeout_s)
 
     def link(self, replica: Replica, pool: Pool) -> Link:

@@ -6,6 +6,7 @@ Each process does one replay and ends: whatever a replay leaves behind ends with
 import signal
 from collections import deque
 from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from multiprocessing import forkserver, get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -59,7 +60,8 @@ def replays(plan: Plan, workload: Callable[[int], Workload]) -> Generator[Told, 
                 order = _Order(waiting[0], workload(waiting[0].seed), plan.at_scale(waiting[0].scale))
                 ours, theirs = context.Pipe()
                 process = context.Process(target=_replay, args=(theirs,), daemon=True)
-                process.start()
+                with ctrl_c_after():
+                    process.start()
                 theirs.close()
                 under_way[ours] = waiting.popleft(), process
                 ours.send(order)
@@ -76,6 +78,24 @@ def replays(plan: Plan, workload: Callable[[int], Workload]) -> Generator[Told, 
             child.terminate()
         for _, child in under_way.values():
             child.join(END_S)
+
+
+@contextmanager
+def ctrl_c_after() -> Generator[None, None, None]:
+    """Take Ctrl-C when the block has ended: the fork server tells a traceback of an order that it got half of."""
+    pressed = False
+
+    def note(*_: object) -> None:
+        nonlocal pressed
+        pressed = True
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if pressed:
+            signal.raise_signal(signal.SIGINT)
 
 
 def _start_server() -> None:
