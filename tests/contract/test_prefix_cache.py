@@ -97,6 +97,18 @@ def test_what_was_read_is_held_until_there_is_no_room(subject: Subject) -> None:
     assert {1, 2, 3} <= subject.held
 
 
+@pytest.mark.timeout(300)
+def test_what_was_read_side_by_side_is_held_side_by_side(subject: Subject) -> None:
+    for n in range(2):
+        subject.add(f"c{n}", text(f"cloud{n}", 100), (100 + n,), max_tokens=20)
+    while not {"c0", "c1"} <= subject.ended.keys():
+        subject.step()
+    assert {100, 101} <= subject.held
+    for n in range(2):
+        again = subject.run(f"d{n}", text(f"cloud{n}", 100) + text("pear", 20), (100 + n, 200 + n))
+        assert again.cached_tokens is None or again.cached_tokens > 80
+
+
 def test_a_cached_beginning_costs_no_time() -> None:
     slow = Subject(engines.create("synthetic", "", {"prefill_tokens_per_s": 100, "step_ms": 1}))
     prompt = text("apple", 200)

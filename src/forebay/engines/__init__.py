@@ -11,7 +11,7 @@ from forebay.engines.protocol import Engine, EngineBroken
 
 ADAPTERS = {
     "openvino": ("forebay.engines.openvino", "OpenVinoEngine", "llm"),
-    "llamacpp": ("forebay.engines.llamacpp", "LlamaCppEngine", "llamacpp"),
+    "llamacpp": ("forebay.engines.llamacpp.engine", "LlamaCppEngine", "llamacpp"),
     "onnx": ("forebay.engines.onnx", "OnnxEngine", "onnx"),
     "synthetic": ("forebay.engines.synthetic", "SyntheticEngine", ""),
 }

@@ -12,7 +12,7 @@ import selectors
 import socket
 import struct
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -32,10 +32,10 @@ from forebay.core.engine_settings import LlamaCppSettings
 from forebay.core.errors import Code, Refusal
 from forebay.core.model import Task
 from forebay.engines.gguf_header import Header, read_header
+from forebay.engines.llamacpp.slots import SHARED_TOKENS_MIN, Slots
 from forebay.engines.protocol import (
     Answered,
     Begun,
-    Cached,
     Detokenize,
     Detokenized,
     Embed,
@@ -68,9 +68,6 @@ STEP_WAIT_S = 0.01
 """How long a step waits for the server to say something; new work waits no longer than this."""
 CALL_TIMEOUT_S = 60.0
 RECEIVE_BYTES = 65_536
-CACHED_PROMPT_TOKENS_MIN = 64
-"""Shorter prompts are always read anew: it costs next to nothing, and their answers repeat. A prompt partly from the
-cache is summed in another order, which can turn a token that was nearly a tie."""
 WARM_UP_TOKENS = 2
 HONOURS = (
     "seed", "frequency_penalty", "presence_penalty", "repetition_penalty", "top_k", "min_p",
@@ -85,9 +82,11 @@ _RESET = struct.pack("ii", 1, 0)
 class _Sequence:
     id: str
     request: dict[str, Any]
+    ids: Sequence[int]
+    """What the server reads."""
     prompt_tokens: int
     said_tokens: int
-    """Of the answer, what another replica has generated; `request` has it as a part of the prompt."""
+    """Of the answer, what another replica has generated; `ids` have it behind the prompt."""
     reserved_tokens: int
     """Prompt and longest answer: llama.cpp cannot take KV cells back, so they are there before it starts."""
     text: AnswerText
@@ -95,9 +94,14 @@ class _Sequence:
     blocks: tuple[int, ...]
     answer: "_Answer | None" = None
     slot: int = -1
-    """Where it runs, once the server has said so."""
+    """Where it runs."""
     read: bool = False
     """Whether its prompt has been read."""
+
+    @property
+    def cells(self) -> int:
+        """KV cells in use."""
+        return self.prompt_tokens + self.text.tokens
 
 
 class LlamaCppEngine:
@@ -123,7 +127,7 @@ class LlamaCppEngine:
         self._waiting: deque[_Sequence] = deque()
         self._running: dict[str, _Sequence] = {}
         self._reserved_tokens = 0
-        self._slots = _Slots()
+        self._slots = Slots(self._settings.concurrency)
 
     def load(self) -> EngineInfo:
         """Load the model, start the server and generate a few tokens."""
@@ -174,9 +178,10 @@ class LlamaCppEngine:
                 "prompt": read,
                 "n_predict": most - len(said_ids),
                 "repeat_last_n": len(ids) + most,
-                "cache_prompt": len(read) >= CACHED_PROMPT_TOKENS_MIN,
+                "cache_prompt": len(read) >= SHARED_TOKENS_MIN,
                 **_request(sampling),
             },
+            ids=read,
             prompt_tokens=len(ids),
             said_tokens=len(said_ids),
             reserved_tokens=len(ids) + most,
@@ -210,7 +215,7 @@ class LlamaCppEngine:
                     self._end(sequence)
         else:
             batch = 0
-        used = sum(each.prompt_tokens + each.text.tokens for each in self._running.values())
+        used = sum(each.cells for each in self._running.values())
         load = EngineLoad(
             running=len(self._running),
             waiting=len(self._waiting),
@@ -219,7 +224,7 @@ class LlamaCppEngine:
             batch_size=batch,
             batch_max=self._settings.concurrency,
         )
-        self._slots.purge(self._running, self._pool - used)
+        self._slots.purge(self._pool - used)
         wait_s = 0.0 if self._running or self._waiting else None
         return Step(tuple(events), load, wait_s, self._slots.news())
 
@@ -309,7 +314,8 @@ class LlamaCppEngine:
 
     def _start(self, sequence: _Sequence) -> None:
         assert self._selector is not None
-        body = msgspec.json.encode(sequence.request)
+        sequence.slot = self._slots.take(sequence.ids)
+        body = msgspec.json.encode({**sequence.request, "id_slot": sequence.slot})
         head = (
             f"POST /completion HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {self._key}\r\n"
             f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
@@ -327,6 +333,7 @@ class LlamaCppEngine:
         assert self._selector is not None
         assert sequence.answer is not None
         del self._running[sequence.id]
+        self._slots.free(sequence)
         self._reserved_tokens -= sequence.reserved_tokens
         self._selector.unregister(sequence.answer.connection)
         sequence.answer.connection.close()
@@ -338,11 +345,9 @@ class LlamaCppEngine:
             if "error" in message:
                 events.append(_failure(sequence.id, message["error"]))
                 return True
-            if sequence.slot < 0:
-                sequence.slot = message["id_slot"]
-                self._slots.fill(sequence)
             if not sequence.read:
                 sequence.read = True
+                self._slots.fill(sequence)
                 events.append(Begun(sequence.id, sequence.prompt_tokens))
             if self._book(sequence, message, events):
                 return True
@@ -373,38 +378,6 @@ class LlamaCppEngine:
             for event in self.step(0.0).events:
                 if isinstance(event, Failed):
                     raise EngineBroken(f"{self._path}: llama.cpp cannot generate: {event.text}")
-
-
-class _Slots:
-    """What the server's slots hold: each its last prompt, until another one runs there or its cells are needed."""
-
-    def __init__(self) -> None:
-        self._held: dict[int, _Sequence] = {}
-        self._told: dict[int, None] = {}
-        self._changed = False
-
-    def fill(self, sequence: _Sequence) -> None:
-        """A prompt has been read."""
-        self._held[sequence.slot] = sequence
-        self._changed = True
-
-    def purge(self, running: Mapping[str, _Sequence], cells_max: int) -> None:
-        """Where nothing runs, so many cells may be in use: the server empties such slots, the first one first."""
-        idle = {slot: each for slot, each in sorted(self._held.items()) if each.id not in running}
-        cells = sum(each.prompt_tokens + each.text.tokens for each in idle.values())
-        for slot, each in idle.items():
-            if cells > cells_max:
-                cells -= each.prompt_tokens + each.text.tokens
-                del self._held[slot]
-                self._changed = True
-
-    def news(self) -> Cached | None:
-        """What has changed since the last call."""
-        if not self._changed:
-            return None
-        self._changed, before = False, self._told
-        self._told = now = dict.fromkeys(block for each in self._held.values() for block in each.blocks)
-        return Cached(tuple([b for b in now if b not in before]), tuple([b for b in before if b not in now]))
 
 
 @dataclass(slots=True)
