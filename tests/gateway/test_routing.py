@@ -23,11 +23,15 @@ from tests.gateway.rig import (
 )
 from tests.net.rig import lone, run, until
 
-from forebay.core.model import Policy, ReplicaState, Sessions, Task
+from forebay.core.model import LoadReport, Policy, Replica, ReplicaState, Sessions, Task
 from forebay.core.routing.blocks import BLOCK_BYTES, blocks
 from forebay.core.routing.speed import Lengths
+from forebay.gateway.account import Account
 from forebay.gateway.asking import make_ask, session_of
+from forebay.gateway.fleet import Link, Served
+from forebay.net.client import Pool
 from forebay.net.server import Exchange
+from forebay.obs.metrics import Metrics
 from forebay.wire.apis.wanted import wanted
 
 CPR = replace(ROUTES, policy=Policy.CPR)
@@ -281,3 +285,31 @@ def test_no_charge_is_left_when_nothing_is_under_way(tmp_path: Path) -> None:
             assert await front.metric('forebay_in_flight{model="chat"}') == 0
 
     run(main())
+
+
+def test_handicaps_are_relative_to_the_soundest_replica() -> None:
+    async def scenario() -> None:
+        async with asyncio.TaskGroup() as group:
+            served = Served(CPR, Account(Metrics(), "chat"))
+            links = [
+                served.link(
+                    Replica(f"chat-{n}", 1, "r", "127.0.0.1", 1, ReplicaState.READY), Pool("127.0.0.1", 1, group)
+                )
+                for n in range(3)
+            ]
+
+            def handicaps(now: float, *heard: Link) -> list[float]:
+                for link in heard:
+                    report = LoadReport(link.id, 1, "chat", "r", ReplicaState.READY)
+                    assert served.heard(link, report, 0, now, now) == ""
+                served.look_again(now)
+                return [link.meter.handicap for link in links]
+
+            assert handicaps(0.0) == [1.0] * 3, "nobody has been heard of"
+            served.links = links
+            assert handicaps(0.0, *links[:2]) == [1.0] * 3, "those that came together are not behind one another"
+            assert handicaps(60.0, links[2]) == [1.0, 1.0, 5.0]
+            assert handicaps(75.0) == [1.0, 1.0, 3.0]
+            assert handicaps(90.0) == [1.0] * 3
+
+    run(scenario())

@@ -406,8 +406,9 @@ class Served:
                 for link in live:
                     urgent, most = link.load - len(link.batch), link.batch_max if about else 0.0
                     link.batch_max = batch_max(link.places, link.toll.line(now), urgent, most)
-        for link in live:
-            link.meter.handicap = link.breaker.handicap(now)
+        handicaps = [link.breaker.handicap(now) for link in live]
+        for link, handicap in zip(live, handicaps, strict=True):
+            link.meter.handicap = handicap / min(handicaps)  # where all have just come, nobody is behind the others
         if any(self.running[:BATCH]):
             self.urgent_at = now
 
