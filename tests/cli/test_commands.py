@@ -94,6 +94,21 @@ def test_config_check_of_a_good_file_says_so(run: Run, tmp_path: Path) -> None:
     assert "chat (chat, 2 replicas)" in done.stdout
 
 
+def test_config_check_tells_of_sources_that_are_not_on_this_machine(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "here.gguf").touch()
+    sources = {"a": "here.gguf", "b": "gone.gguf", "c": "package:", "d": "registry:chat@r1", "e": "registry:chat"}
+    models = [{"name": name, "task": "chat", "source": source} for name, source in sources.items()]
+    models.append({"name": "f", "task": "chat", "source": "synthetic", "engine": "synthetic"})
+    (tmp_path / "forebay.yaml").write_text(json.dumps({"models": models}))
+    done = run("config", "check")
+
+    assert done.returncode == 0
+    told = [line.partition(": ")[::2] for line in done.stdout.splitlines()[1:]]
+    assert [name for name, _ in told] == [f"{name} cannot start on this machine" for name in "bce"]
+    for (_, text), words in zip(told, ("gone.gguf: no such file", "not of the form", "not of the form"), strict=True):
+        assert words in text
+
+
 def test_config_check_takes_a_file_as_other_commands_do(run: Run, tmp_path: Path) -> None:
     (tmp_path / "other.yaml").write_bytes(demo_file().text)
     for words in (("-f", "other.yaml"), ("other.yaml",), ("--file", "other.yaml", "--set", "gateway.port=9000")):

