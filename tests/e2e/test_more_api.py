@@ -45,6 +45,14 @@ def test_a_message_is_right_plain_and_streamed(claude: anthropic.Anthropic) -> N
     assert message._request_id
 
 
+def test_models_are_listed_to_both_clients(claude: anthropic.Anthropic, client: openai.OpenAI) -> None:
+    listed = list(claude.models.list())
+    assert [model.id for model in listed] == [model.id for model in client.models.list()]
+    assert {model.type for model in listed} == {"model"}
+    one = claude.models.retrieve("chat")
+    assert (one.display_name, one.created_at.timestamp()) == ("chat", client.models.retrieve("chat").created)
+
+
 def test_a_message_says_which_stop_sequence_ended_it(claude: anthropic.Anthropic) -> None:
     message = claude.messages.create(
         model="chat", max_tokens=40, messages=ASKED, stop_sequences=["\u2603", " Paris"], extra_body=GREEDY

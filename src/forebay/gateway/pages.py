@@ -3,6 +3,7 @@
 import asyncio
 import os
 import re
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
@@ -160,7 +161,7 @@ class Pages:
         elif isinstance(allowed := self._allowed(exchange), Refusal):
             self._gateway.refuse(exchange, allowed)
         elif path == MODELS:
-            self._tell(exchange, {"object": "list", "data": [self._model(*each) for each in allowed.items()]})
+            self._tell(exchange, _list([self._model(*each) for each in allowed.items()]))
         else:
             name = unquote(path[len(MODELS) + 1 :])
             if name in allowed:
@@ -207,7 +208,12 @@ class Pages:
         exchange.respond(200, headers, msgspec.json.encode(value))
 
     def _model(self, name: str, models: tuple[str, ...]) -> dict[str, str | int]:
-        shown: dict[str, str | int] = {"id": name, "object": "model", "created": self._created, "owned_by": "forebay"}
+        """What OpenAI's API says of a model, and what Anthropic's does."""
+        since = datetime.fromtimestamp(self._created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        shown: dict[str, str | int] = {
+            "id": name, "object": "model", "created": self._created, "owned_by": "forebay",
+            "type": "model", "display_name": name, "created_at": since,
+        }  # fmt: skip
         return shown if models == (name,) or len(models) > 1 else {**shown, "parent": models[0]}
 
     def _refuse_method(self, exchange: Exchange, allowed: bytes) -> None:
@@ -295,6 +301,12 @@ def withdraw(path: Path) -> None:
         return
     if endpoint.pid == os.getpid():
         path.unlink(missing_ok=True)
+
+
+def _list(models: list[dict[str, str | int]]) -> dict[str, Any]:
+    """All on one page, for clients of both APIs."""
+    ends = (models[0]["id"], models[-1]["id"]) if models else (None, None)
+    return {"object": "list", "data": models, "has_more": False, "first_id": ends[0], "last_id": ends[1]}
 
 
 def _json(exchange: Exchange, status: int, value: Any) -> None:

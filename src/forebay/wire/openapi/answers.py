@@ -334,12 +334,15 @@ class Response(Closed):
 
 
 class Model(Closed):
-    """A name that requests may give. `parent`: the model that an alias stands for."""
+    """A name that requests may give, as OpenAI tells it and as Anthropic does. `parent`: what an alias stands for."""
 
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
+    type: Literal["model"]
+    display_name: str
+    created_at: str
     parent: str | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -348,6 +351,9 @@ class ModelList(Closed):
 
     object: Literal["list"]
     data: list[Model]
+    has_more: Literal[False]
+    first_id: str | None
+    last_id: str | None
 
 
 class NotServed(Closed):

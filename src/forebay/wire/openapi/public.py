@@ -35,7 +35,7 @@ HEADERS: Final = (
     ),
     Header(
         "x-forebay-deadline-ms",
-        "How long it may wait for a replica, milliseconds.",
+        "How long it may wait for a replica, and a stream for its first event, milliseconds.",
         {"type": "string", "pattern": "^[0-9]{1,9}$"},
     ),
     Header("x-forebay-session", "Requests of one session stay together where a model is routed so.", _WORD),
