@@ -15,10 +15,11 @@ length, and does nothing in between: what is left for a server that costs nothin
 itself does to latency.
 
 The speed of a shared machine changes within a minute, by more than servers differ. So ours meets each peer in a duel:
-both are up, loads alternate between them, and a goal is held against the median of the ratios of duels. Every round
-has all duels, with fresh servers. The figures in the tables are medians over all runs of a server; they and the goals
-go to results.json after every round. A server that cannot be installed, started or asked is said to be missing, and
-the others go on. `--quick` shows that every server answers, and writes nothing.
+both are up, loads alternate between them, and a goal is held against the median of the ratios of duels. Who is not
+loaded is stopped meanwhile: idle servers look about them, and one of them takes a tenth of the core for that. Every
+round has all duels, with fresh servers. The figures in the tables are medians over all runs of a server; they and the
+goals go to results.json after every round. A server that cannot be installed, started or asked is said to be missing,
+and the others go on. `--quick` shows that every server answers, and writes nothing.
 """
 
 import argparse
@@ -205,12 +206,30 @@ def _duel(ours: Up, beside: Up, rig: Rig, told: Callable[[Told], None]) -> Duel:
         seen[up.name][load] = run
         told((up.name, load, run))
 
-    for up in (ours, beside):
-        note(up, "closed", _closed(rig, up))
-    for up in (ours, beside):
-        note(up, "open", rig.measure(up, _share(seen[up.name]["closed"])))
-    note(ours, load_beside(beside.name), rig.measure(ours, _share(seen[beside.name]["closed"])))
+    turns = ((ours, beside), (beside, ours))
+    for up, other in turns:
+        with _stopped(other):
+            note(up, "closed", _closed(rig, up))
+    for up, other in turns:
+        with _stopped(other):
+            note(up, "open", rig.measure(up, _share(seen[up.name]["closed"])))
+    with _stopped(beside):
+        note(ours, load_beside(beside.name), rig.measure(ours, _share(seen[beside.name]["closed"])))
     return ours.name, seen[ours.name], beside.name, seen[beside.name]
+
+
+@contextlib.contextmanager
+def _stopped(up: Up) -> Iterator[None]:
+    """A server takes no part for a while."""
+    pids = tree(up.pid)
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
 
 
 def _closed(rig: Rig, up: Up) -> Run:
