@@ -9,13 +9,16 @@ from typing import Any
 Body = dict[str, Any]
 Replying = Callable[[str, Body], "tuple[int, Body | bytes] | None"]
 """Path and body to status and body; None: hang up."""
+STRANGER: "tuple[int, Body]" = (404, {})
+"""Its port was another's before, whose callers may still come."""
 
 
 def chatting(reply: Callable[[str], str]) -> Replying:
     """A chat model that answers the last message."""
 
     def replying(path: str, body: Body) -> tuple[int, Body]:
-        assert path == "/v1/chat/completions"
+        if path != "/v1/chat/completions":
+            return STRANGER
         return 200, {"choices": [{"message": {"content": reply(body["messages"][-1]["content"])}}]}
 
     return replying
@@ -30,7 +33,8 @@ def embedding(vector: Callable[[str], list[float]]) -> Replying:
     """An embedding model."""
 
     def replying(path: str, body: Body) -> tuple[int, Body]:
-        assert path == "/v1/embeddings"
+        if path != "/v1/embeddings":
+            return STRANGER
         return 200, {"data": [{"embedding": vector(text)} for text in body["input"]]}
 
     return replying
