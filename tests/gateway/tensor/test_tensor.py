@@ -80,7 +80,7 @@ def test_tensors_go_on_byte_for_byte_with_the_headers_that_say_how_to_read_them(
                 assert sent.header(name) in (b"application/octet-stream", b"3", b"gzip")
             assert sent.header(b"x-forebay-deadline-ms") == b"60000"
             assert sent.header(b"x-forebay-gateway") == b"1"
-            assert await front.metric('forebay_prompt_tokens_total{model="net"}') == round(len(body) / 4)
+            assert await front.metric('forebay_prompt_tokens_total{model="net"}') == 0, "what is binary is no text"
 
     run(main())
 

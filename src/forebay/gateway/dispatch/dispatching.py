@@ -88,7 +88,7 @@ class Dispatcher:
         likely = (served.get(name) for name in (to, *(rule.then for _, rule in table.rules.get(to, ()))))
         lengths = next((each.lengths for each in likely if each is not None), UNLEARNED)
         chosen = resolve(
-            table, _facts(table, request, exchange, task, tenant, tokens=lengths.tokens(len(request.text)))
+            table, _facts(table, request, exchange, task, tenant, tokens=lengths.tokens(request.text_bytes))
         )
         if chosen is not None:
             return chosen

@@ -22,10 +22,10 @@ class Wanted:
 
     `text` is the JSON of what the model is to read; `limit` the most tokens that the answer may have, 0 if none is
     given, or one that the replica refuses. There are so many `choices` of it. Requests with the same `sequence` need
-    state that one replica holds.
+    state that one replica holds. Tokens are estimated by `text_bytes`, less than `text` has where that is a picture.
     """
 
-    __slots__ = ("choices", "limit", "model", "sequence", "stream", "text")
+    __slots__ = ("choices", "limit", "model", "sequence", "stream", "text", "text_bytes")
 
     def __init__(
         self,
@@ -36,6 +36,7 @@ class Wanted:
         limit: int = 0,
         choices: int = 1,
         sequence: bytes = b"",
+        text_bytes: int = -1,
     ) -> None:
         self.model = model
         self.text = text
@@ -43,6 +44,7 @@ class Wanted:
         self.limit = limit
         self.choices = choices
         self.sequence = sequence
+        self.text_bytes = text_bytes if text_bytes >= 0 else len(text) or 1
 
 
 _decode = msgspec.json.Decoder(Fields).decode

@@ -219,5 +219,5 @@ def test_a_stream_that_fails_in_the_middle_says_so_and_is_cut() -> None:
                 got.append(b"came to its end")
 
     run(main())
-    assert b"lost the thread" in got[-1]
+    assert b"The model 'm' failed" in got[-1]
     assert shelf.tickets[0].cancelled
