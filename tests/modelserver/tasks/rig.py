@@ -95,6 +95,13 @@ def picky(request: InferRequest) -> list[InferResponse | None]:
     return [InferResponse("m", "1", "", error=Refused(Kind[texts(request)[0]], "not this"))]
 
 
+def choosy(request: InferRequest) -> list[InferResponse | None]:
+    """One text is enough to refuse all, and the model says which it was."""
+    rows = texts(request)
+    text = f"input[{rows.index('bad')}]: not this" if "bad" in rows else ""
+    return [InferResponse("m", "1", "", error=Refused(Kind.INVALID_ARGUMENT, text))] if text else lengths(request)
+
+
 def buggy(request: InferRequest) -> list[InferResponse | None]:
     """What no model should give."""
     return told(Tensor("EMBEDDING", F32, (3, 3), b"1234"))
@@ -121,6 +128,7 @@ MODELS: Mapping[str, tuple[ModelConfig, Run]] = {
     "alone": (served("classify", 0, "INPUT", LABEL=BYTES, SCORE=F32), letters),
     "capitals": (served("classify", 8, "INPUT", LABEL=BYTES, START=I32, END=I32), capitals),
     "picky": (EMBED, picky),
+    "choosy": (EMBED, choosy),
     "buggy": (EMBED, buggy),
     "silent": (EMBED, lambda _: []),
     "full": (EMBED, lambda _: []),

@@ -13,7 +13,7 @@ from forebay.core.model import Task
 from forebay.gateway.dispatch.endpoints import Endpoint
 from forebay.net.exchange import Exchange
 from forebay.wire.apis.wanted import FIELD, Wanted
-from forebay.wire.documents import UNREADABLE
+from forebay.wire.documents import UNREADABLE, unreadable
 from forebay.wire.forms.field import find_fields
 
 GET, POST = b"GET", b"POST"
@@ -119,7 +119,7 @@ def wanted(endpoint: Endpoint, exchange: Exchange, body: bytes) -> Wanted:
         field = FIELD.search(str(error))
         raise Refusal(Code.INVALID_REQUEST, f"{error}.", field[1] if field else None) from None
     except UNREADABLE as error:
-        raise Refusal(Code.INVALID_JSON, f"The body is not valid JSON: {error}.") from None
+        raise Refusal(Code.INVALID_JSON, f"The body is not valid JSON: {unreadable(body, error)}.") from None
     size = len(named.query) + len(named.documents) + len(named.input)
     return Wanted(named.model, text, stream=named.stream is True, choices=0, text_bytes=size)
 

@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
+from urllib.parse import unquote
 
 import msgspec
 import structlog
@@ -46,14 +47,15 @@ class TaskFront:
         path = exchange.path
         try:
             task = self._table.get(path)
-            if task is None and path != MODELS_PATH:
+            one = unquote(path.removeprefix(MODELS_PATH + "/")) if path.startswith(MODELS_PATH + "/") else ""
+            if task is None and path != MODELS_PATH and not one:
                 raise Refusal(Code.NOT_FOUND, f"No such path: {path[:200]}.")
             method = b"POST" if task is not None else b"GET"
             if exchange.method != method:
                 text = f"{path} takes {method.decode()} only."
                 refuse(exchange, Refusal(Code.METHOD_NOT_ALLOWED, text), self._log, (b"allow", method))
             elif task is None:
-                exchange.respond(200, [http1.JSON], _encode(self._list()))
+                exchange.respond(200, [http1.JSON], _encode(self._one(one) if one else self._list()))
             else:
                 self._start(exchange, task)
         except Refusal as refusal:
@@ -81,13 +83,25 @@ class TaskFront:
 
     def _list(self) -> dict[str, Any]:
         """OpenAI's list of models: those that have a task."""
-        tasks = {task.name for task in self._table.values()}
-        listed = []
-        for name in sorted({each.name for each in self._models.index(ready_only=True)}):
-            task = self._models.view(name, "").config.parameters.get(PARAMETER)
-            if task in tasks:
-                listed.append({"id": name, "object": "model", "created": 0, "owned_by": "forebay", "task": task})
-        return {"object": "list", "data": listed}
+        names = sorted({each.name for each in self._models.index(ready_only=True)})
+        listed = [self._described(name) for name in names]
+        return {"object": "list", "data": [each for each in listed if each is not None]}
+
+    def _one(self, name: str) -> dict[str, Any]:
+        """One of that list. Raises `Refusal`."""
+        try:
+            described = self._described(name)
+        except Refused as refused:
+            raise translated(refused, "model", name) from None
+        if described is None:
+            raise Refusal(Code.MODEL_NOT_FOUND, f"The model '{name[:128]}' has no task.", "model")
+        return described
+
+    def _described(self, name: str) -> dict[str, Any] | None:
+        task = self._models.view(name, "").config.parameters.get(PARAMETER)
+        if task not in {each.name for each in self._table.values()}:
+            return None
+        return {"id": name, "object": "model", "created": 0, "owned_by": "forebay", "task": task}
 
 
 class Work:
@@ -152,7 +166,7 @@ class Work:
                 self._infer_next()
         except Refused as refused:
             self.cancel()
-            raise self._translated(refused) from None
+            raise self._translated(refused, len(self._tickets)) from None
 
     def _infer_next(self) -> None:
         """Hand the next inference to the models. Raises `Refused`."""
@@ -172,10 +186,12 @@ class Work:
         try:
             self._infer_next()
         except Refused as refused:
-            self._fail(self._translated(refused))
+            self._fail(self._translated(refused, len(self._tickets)))
 
-    def _translated(self, refused: Refused) -> Refusal:
-        return translated(refused, self._job.param, self._job.model)
+    def _translated(self, refused: Refused, part: int) -> Refusal:
+        job, low = self._job, self._lows[part]
+        rows = range(low, min(job.rows, low + self._lows.step)) if job.rows > 1 else None
+        return translated(refused, job.param, job.model, rows)
 
     def cancel(self) -> None:
         """Nobody waits for the answer any more."""
@@ -189,7 +205,7 @@ class Work:
         try:
             if response is not None:
                 if response.error is not None:
-                    raise self._translated(response.error)
+                    raise self._translated(response.error, part)
                 self._checking.check(part, response)
                 self._take(part, response)
             if final:

@@ -22,7 +22,7 @@ _CODES: Final = {
     Kind.UNKNOWN: Code.INTERNAL,
 }
 """Every other kind is the client's fault."""
-_NAMED: Final = re.compile(r"([a-z_]+(?:\[\])?): ")
+_NAMED: Final = re.compile(r"([a-z_]+(?:\[\])?)(?:\[([0-9]{1,6})\])?: ")
 _REQUEST_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
@@ -44,10 +44,11 @@ def mistaken(model: str, mistake: Mistake) -> Failure:
     return Failure(f"The model '{model}' does not do what its task promises: {mistake}.")
 
 
-def translated(refused: Refused, param: str, model: str) -> Refusal:
+def translated(refused: Refused, param: str, model: str, rows: range | None = None) -> Refusal:
     """An error of the protocol as one of this API; `param` is the field that the client has to change.
 
-    A model that takes options says itself which of them is to blame: `language: …`.
+    A model that takes options says itself which of them is to blame: `language: …`. Of several things in a field it
+    may say which, counted within its inference: `image[1]: …`. `rows` are those of the inference; None: there is one.
     """
     code = _CODES.get(refused.kind, Code.INVALID_REQUEST)
     if code is Code.INTERNAL:
@@ -56,8 +57,19 @@ def translated(refused: Refused, param: str, model: str) -> Refusal:
         return Refusal(code, refused.text, param)
     if code is not Code.INVALID_REQUEST:
         return Refusal(code, refused.text)
-    named = _NAMED.match(refused.text)
-    return Refusal(code, refused.text, named[1] if named else param)
+    return _located(refused.text, param, rows)
+
+
+def _located(text: str, param: str, rows: range | None) -> Refusal:
+    """What a model finds wrong, with the field and, as far as that is known, the thing in it."""
+    named = _NAMED.match(text)
+    if named is None:
+        one = rows is not None and len(rows) == 1
+        return Refusal(Code.INVALID_REQUEST, text, f"{param}[{rows[0]}]" if rows is not None and one else param)
+    name, at = named[1], int(named[2] or 0)
+    if name == param and rows is not None and at < len(rows) and (named[2] or len(rows) == 1):
+        name = f"{name}[{rows[at]}]"
+    return Refusal(Code.INVALID_REQUEST, f"{name}: {text[named.end() :]}", name)
 
 
 def refuse(exchange: Exchange, refusal: Refusal, log: structlog.stdlib.BoundLogger, *headers: http1.Header) -> None:

@@ -10,6 +10,7 @@ import msgspec
 
 from forebay.core.errors import Code, Refusal
 from forebay.wire.apis.prompt import Fields, Prompt
+from forebay.wire.documents import unreadable
 
 DIGITS_MAX: Final = 9
 ZERO: Final = 0x30
@@ -59,7 +60,7 @@ def wanted(body: bytes) -> Wanted:
         field = FIELD.search(str(error))
         raise Refusal(Code.INVALID_REQUEST, f"{error}.", field[1] if field else None) from None
     except msgspec.DecodeError as error:
-        raise Refusal(Code.INVALID_JSON, f"The body is not valid JSON: {error}.") from None
+        raise Refusal(Code.INVALID_JSON, f"The body is not valid JSON: {unreadable(body, error)}.") from None
     except UnicodeDecodeError:
         raise Refusal(Code.INVALID_JSON, "The body is not valid UTF-8.") from None
     except RecursionError:
