@@ -98,7 +98,8 @@ def picky(request: InferRequest) -> list[InferResponse | None]:
 def choosy(request: InferRequest) -> list[InferResponse | None]:
     """One text is enough to refuse all, and the model says which it was."""
     rows = texts(request)
-    text = f"input[{rows.index('bad')}]: not this" if "bad" in rows else ""
+    step = "[request id: <id_unknown>] in ensemble 'a', step of model 'b': in ensemble 'b', step of model 'c': "
+    text = f"{step}input[{rows.index('bad')}]: not this" if "bad" in rows else ""
     return [InferResponse("m", "1", "", error=Refused(Kind.INVALID_ARGUMENT, text))] if text else lengths(request)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from structlog.testing import capture_logs
 from tests.modelserver.tasks import rig as rigs
 from tests.modelserver.tasks.rig import BYTES, EMBED, F32, I32, document, rig, served, told
 from tests.net.rig import run
@@ -85,7 +86,7 @@ BAD: Mapping[str, tuple[str, ModelConfig, tuple[Tensor, ...], str]] = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_what_a_model_does_not_give_as_promised_is_told_with_its_name(
-    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, config, outputs, said = BAD[name]
 
@@ -102,11 +103,12 @@ def test_what_a_model_does_not_give_as_promised_is_told_with_its_name(
             assert error["message"].startswith(f"The model '{name}' does not do what its task promises: it gave ")
             assert said in error["message"]
 
-    run(main())
-    assert "request_id=mine" in capsys.readouterr().out
+    with capture_logs() as lines:
+        run(main())
+    assert [line["request_id"] for line in lines if "request_id" in line] == ["mine"]
 
 
-def test_what_a_model_raises_is_in_the_log_and_not_in_the_answer(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_model_raises_is_in_the_log_and_not_in_the_answer() -> None:
     ids: list[str] = []
 
     async def main() -> None:
@@ -116,15 +118,13 @@ def test_what_a_model_raises_is_in_the_log_and_not_in_the_answer(capsys: pytest.
             assert b"not this" not in answer.body
             ids.append(answer.headers[b"x-request-id"].decode())
 
-    run(main())
-    said = capsys.readouterr().out
-    assert f"request_id={ids[0]}" in said
-    assert "not this" in said
+    with capture_logs() as lines:
+        run(main())
+    [line] = [line for line in lines if line.get("request_id") == ids[0]]
+    assert line["reason"] == "not this"
 
 
-def test_a_mistake_of_ours_has_an_id_in_the_answer_and_in_the_log(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_mistake_of_ours_has_an_id_in_the_answer_and_in_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rigs.Desk, "view", lambda *_: 1 // 0)
 
     ids: list[str] = []
@@ -135,10 +135,10 @@ def test_a_mistake_of_ours_has_an_id_in_the_answer_and_in_the_log(
             assert (answer.status, document(answer)["error"]["code"]) == (500, "internal_error")
             ids.append(answer.headers[b"x-request-id"].decode())
 
-    run(main())
-    said = capsys.readouterr().out
-    assert f"request_id={ids[0]}" in said
-    assert "ZeroDivisionError" in said
+    with capture_logs() as lines:
+        run(main())
+    [line] = [line for line in lines if line.get("request_id") == ids[0]]
+    assert isinstance(line["exc_info"], ZeroDivisionError)
 
 
 def test_the_outputs_that_tasks_use_are_those_that_are_checked() -> None:

@@ -23,6 +23,8 @@ _CODES: Final = {
 }
 """Every other kind is the client's fault."""
 _NAMED: Final = re.compile(r"([a-z_]+(?:\[\])?)(?:\[([0-9]{1,6})\])?: ")
+_INSIDE: Final = re.compile(r"(?:\[request id: [^]]*\] )?(?:in ensemble '[^']*', (?:step of model '[^']*': )?)*")
+"""What the protocol says before the words of a model: which request of a batch, and which step of an ensemble."""
 _REQUEST_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
@@ -53,11 +55,12 @@ def translated(refused: Refused, param: str, model: str, rows: range | None = No
     code = _CODES.get(refused.kind, Code.INVALID_REQUEST)
     if code is Code.INTERNAL:
         return failed(model, refused.text)
+    text = _INSIDE.sub("", refused.text, count=1)
     if code is Code.MODEL_NOT_FOUND:
-        return Refusal(code, refused.text, param)
+        return Refusal(code, text, param)
     if code is not Code.INVALID_REQUEST:
-        return Refusal(code, refused.text)
-    return _located(refused.text, param, rows)
+        return Refusal(code, text)
+    return _located(text, param, rows)
 
 
 def _located(text: str, param: str, rows: range | None) -> Refusal:
