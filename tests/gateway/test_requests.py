@@ -206,6 +206,7 @@ def test_models_are_listed_and_found(tmp_path: Path) -> None:
             found = msgspec.json.decode((await front.get(b"/v1/models/ch%61t")).body)
             assert found == listed["data"][0]
             assert {"id", "object", "created", "owned_by"} <= set(found)
+            assert found["task"] == "chat"
 
     run(main())
 

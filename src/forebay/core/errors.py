@@ -86,7 +86,13 @@ TABLE: dict[Code, Row] = {
     Code.NOT_FOUND: Row(404, _C, False, _BAD, "No such path."),
     Code.METHOD_NOT_ALLOWED: Row(405, _C, False, _BAD, "The path exists, but not for this method."),
     Code.BAD_HTTP: Row(400, _C, False, _BAD, "The bytes received are not a valid HTTP/1.1 request."),
-    Code.BODY_TOO_LARGE: Row(413, _C, False, _BAD, "The body is larger than gateway.limits.body_bytes_max."),
+    Code.BODY_TOO_LARGE: Row(
+        413,
+        _C,
+        False,
+        _BAD,
+        "The body is larger than gateway.limits.body_bytes_max; of a model server --http-max-input-size.",
+    ),
     Code.HEADERS_TOO_LARGE: Row(
         431, _C, False, _BAD, "The request head is larger than gateway.limits.header_bytes_max."
     ),

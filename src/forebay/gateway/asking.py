@@ -59,7 +59,7 @@ def expected_tokens(request: Wanted, lengths: Lengths) -> float:
 def most_tokens(request: Wanted, lengths: Lengths) -> int:
     """What it is let in for: its prompt, and the longest answer that it asks for, else the longest of late."""
     longest = request.limit or int(lengths.longest_tokens + 0.5)
-    return lengths.tokens(len(request.text) or 1) + request.choices * longest
+    return lengths.tokens(request.text_bytes) + request.choices * longest
 
 
 def _answer_tokens(request: Wanted, lengths: Lengths) -> float:

@@ -153,7 +153,7 @@ class Gateway:
         short = endpoint.task is not _CHAT or not endpoint.runs  # and the same from everyone
         if short and relay.ticket.band < BATCH and not sequence:
             relay.hedge_after_s = routes.hedge_after_s
-        relay.prompt_bytes = len(request.text) or 1
+        relay.prompt_bytes, relay.text_bytes = len(request.text) or 1, request.text_bytes
         if routes.policy not in COUNTING or routes.sessions is not _NO_SESSIONS or sequence:
             session = sequence or session_of(relay.exchange, routes)
             if session is None and routes.sessions is _COOKIE:
@@ -421,23 +421,25 @@ class Gateway:
         served.stay_s += now - relay.began
         estimate = served.lengths.tokens(relay.prompt_bytes)
         spent = used(relay.told, relay.begun, relay.events, estimate)
+        work = spent.prompt + spent.completion
         if code == OK:
             if relay.plain and relay.told is None:
-                spent = Used(estimate, 0, 0, estimated=True)
-            self._learn(relay, link, now, spent)
+                spent = Used(served.lengths.tokens(relay.text_bytes), 0, 0, estimated=True)
+            work = work or (estimate if relay.plain else 0)  # what has no tokens is shared out by its size
+            self._learn(relay, link, now, estimate)
             outcome = _OK
         else:
             outcome = Outcome.NEUTRAL if code == CLIENT_CLOSED else outcome_of(Code(code))
         if relay.side is not None:
             report(self, relay, code, outcome, now)
-        if self.take_back(relay, outcome, now, spent.prompt + spent.completion):
+        if self.take_back(relay, outcome, now, work):
             assert link is not None
             relay.attempts += (Attempt(link.id, relay.why, code, now - relay.since),)
             served.waiting.rate.count(now)
         else:  # it waits, or is about to; a stream that was broken has used something all the same
             relay.waited(now)
             served.waiting.leave(relay)
-            served.waiting.charge(relay.ticket, spent.prompt + spent.completion)
+            served.waiting.charge(relay.ticket, work)
         served.account.spent(spent)
         if relay.admitted is not None:
             self._settle(relay.admitted, spent.prompt + spent.completion, now)
@@ -448,12 +450,12 @@ class Gateway:
         if served.waiting:
             self.pump(served)
 
-    def _learn(self, relay: Relay, link: Link | None, now: float, spent: Used) -> None:
+    def _learn(self, relay: Relay, link: Link | None, now: float, estimate: int) -> None:
         """See how long it really took."""
         charge = relay.charge
         prompt_tokens, output_tokens, cached_tokens = relay.usage
         if relay.plain and not prompt_tokens:
-            prompt_tokens = spent.prompt
+            prompt_tokens = estimate
         if not prompt_tokens:
             return
         relay.served.lengths.learn(relay.prompt_bytes, prompt_tokens, output_tokens)

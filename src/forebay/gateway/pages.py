@@ -214,6 +214,9 @@ class Pages:
             "id": name, "object": "model", "created": self._created, "owned_by": "forebay",
             "type": "model", "display_name": name, "created_at": since,
         }  # fmt: skip
+        tasks = {self._gateway.served[each].routes.task.value for each in models if each in self._gateway.served}
+        if len(tasks) == 1:
+            shown["task"] = tasks.pop()
         return shown if models == (name,) or len(models) > 1 else {**shown, "parent": models[0]}
 
     def _refuse_method(self, exchange: Exchange, allowed: bytes) -> None:

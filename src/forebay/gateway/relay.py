@@ -101,6 +101,8 @@ class Relay:
     session = b""
     """One that its client is given with the answer, to come back with."""
     prompt_bytes = 1
+    text_bytes = 1
+    """Those of them that tokens are estimated by."""
     since = 0.0
     mark = 0
     gave_way = False
@@ -230,7 +232,8 @@ class Relay:
     def told(self) -> tuple[int, int, int] | None:
         """Tokens by the worker's count; None if it has told none."""
         prompt, completion, cached = self.usage
-        return (prompt, completion, cached or 0) if prompt or completion else None
+        known = prompt or completion or (self.plain and cached is not None)  # what is no text has no tokens
+        return (prompt, completion, cached or 0) if known else None
 
     def waited(self, now: float) -> None:
         """A wait is over: it is sent, or will not be."""

@@ -10,6 +10,7 @@ from typing import Any, Final, NoReturn
 import msgspec
 
 from forebay.core.errors import Code, Refusal
+from forebay.wire.documents import unreadable
 
 Reader = Callable[[Any, str], Any]
 """Takes the decoded value and its path (`messages[1].content`)."""
@@ -70,7 +71,7 @@ def decode(body: bytes) -> dict[str, Any]:
     try:
         value = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Refusal(Code.INVALID_JSON, f"The body is not valid JSON: {error}.") from None
+        raise Refusal(Code.INVALID_JSON, f"The body is not valid JSON: {unreadable(body, error)}.") from None
     except RecursionError:
         raise Refusal(Code.INVALID_JSON, "The body is nested too deeply.") from None
     if type(value) is not dict:

@@ -14,8 +14,8 @@ import pytest
 from forebay.cli.repository.demos import tabular
 from forebay.cli.repository.demos.table import DEMO
 from forebay.cli.repository.demos.writing import DRAFT, DemoModel, Made, Part, chosen, write
+from forebay.core.task_tensors import PARAMETER
 from forebay.modelserver.repository import read, scan
-from forebay.modelserver.tasks.contract import PARAMETER
 from forebay.modelserver.tasks.table import TASKS
 from forebay.registry.sources import SourceError
 

@@ -180,7 +180,7 @@ def test_speed_is_learned_from_what_was_really_computed_and_pace_from_long_answe
 def test_lengths_are_guessed_until_answers_tell() -> None:
     lengths = Lengths()
     assert lengths.tokens(4000) == 1000
-    assert lengths.tokens(0) == 1
+    assert lengths.tokens(0) == 0
     lengths.learn(4000, 2000, 100)
     assert (lengths.tokens(4000), lengths.output_tokens) == (2000, 100)
     for _ in range(200):

@@ -78,8 +78,10 @@ def test_two_towers_say_how_likely_each_text_is_of_an_image(served: Served) -> N
 
 
 def test_an_image_that_is_none_is_the_fault_of_who_sent_it(served: Served) -> None:
-    with pytest.raises(InferenceServerException, match="cannot identify image"):
+    with pytest.raises(InferenceServerException, match="IMAGE: not an image that can be read"):
         shown(served, b"no image")
+    with pytest.raises(InferenceServerException, match="image: not an image that can be read"):
+        told(served, base64.b64encode(b"no image"), "what is it?", 1)
 
 
 def test_text_about_an_image_comes_token_by_token(served: Served) -> None:

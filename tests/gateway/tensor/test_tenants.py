@@ -3,12 +3,13 @@
 from pathlib import Path
 
 import msgspec
-from tests.gateway.rig import Worker, cluster, post
+from tests.gateway.rig import JSON, Worker, cluster, post
 from tests.gateway.tensor.test_tensor import BASE, INFER, echo
 from tests.net.rig import run
 
 from forebay.core.model import RecordsSpec, TenancySpec
 from forebay.core.tenancy import ENTROPY_BYTES, Quota, Tenant, mint
+from forebay.net.server import Exchange
 from forebay.registry.keys import change_keys
 
 TENANT = Tenant("team", ("net",), limits=Quota(tokens_per_day=1500))
@@ -45,3 +46,53 @@ def test_who_asks_for_tensors_needs_a_key_and_stays_within_its_limits(tmp_path: 
     run(main())
     written = b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
     assert b"/v2/models/net/infer" in written
+
+
+FORM = b"content-type: multipart/form-data; boundary=xx"
+FILE = b"--xx\r\ncontent-disposition: form-data; name=%b%b\r\n\r\n%b\r\n"
+UPLOAD = FILE % (b"file", b'; filename="a.wav"', b"\xff" * 100_000) + FILE % (b"model", b"", b"net") + b"--xx--\r\n"
+PICTURE = msgspec.json.encode({"model": "net", "image": "A" * 100_000})
+BLOB = msgspec.json.encode({"model": "net", "data": ["A" * 100_000]})
+WORDS = msgspec.json.encode({"model": "net", "query": "q", "documents": ["word " * 1000]})
+
+
+def test_sounds_and_pictures_are_let_in_without_tokens_and_texts_by_their_length(tmp_path: Path) -> None:
+    keys = tmp_path / "keys.json"
+    change_keys(keys, lambda _: ((RECORD,), None))
+    tenants = (Tenant("team", ("net",), limits=Quota(tokens_per_day=1500)),)
+    spec = TenancySpec(tenants, str(keys), str(tmp_path / "counts.json"), str(tmp_path / "leases.json"))
+    told = b"0,0,0"
+
+    def answer(exchange: Exchange) -> None:
+        exchange.respond(200, [JSON, (b"x-forebay-usage", told)], b"{}")
+
+    async def main() -> None:
+        nonlocal told
+        prompt = 'forebay_prompt_tokens_total{model="net"}'
+        async with cluster(tmp_path, Worker(answer, "net-0", "net"), base=BASE, tenancy=spec) as front:
+            binary = (b"content-type: application/octet-stream", b"inference-header-content-length: 0")
+            for request in (
+                post(UPLOAD, b"/v1/audio/transcriptions", FORM, BEARER),
+                post(PICTURE, b"/v1/images/ocr", BEARER),
+                post(BLOB, b"/v1/classify", BEARER),
+                post(b"\xff" * 100_000, INFER, BEARER, *binary),
+            ):
+                assert (await front.ask(request)).status == 200
+                assert await front.metric(prompt) == 0
+            told = b"700,0,0"
+            assert (await front.ask(post(WORDS, b"/v1/rerank", BEARER))).status == 200
+            assert await front.metric(prompt) == 700
+            assert (await front.ask(post(WORDS, b"/v1/rerank", BEARER))).status == 429
+
+    run(main())
+
+
+def test_replicas_that_tell_no_tokens_are_billed_by_what_is_text(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with cluster(tmp_path, Worker(echo, "net-0", "net"), base=BASE) as front:
+            assert (await front.ask(post(UPLOAD, b"/v1/audio/transcriptions", FORM))).status == 200
+            assert await front.metric('forebay_prompt_tokens_total{model="net"}') == 0
+            assert (await front.ask(post(WORDS, b"/v1/rerank"))).status == 200
+            assert 1200 < await front.metric('forebay_prompt_tokens_total{model="net"}') < 1300
+
+    run(main())

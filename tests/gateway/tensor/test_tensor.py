@@ -80,7 +80,7 @@ def test_tensors_go_on_byte_for_byte_with_the_headers_that_say_how_to_read_them(
                 assert sent.header(name) in (b"application/octet-stream", b"3", b"gzip")
             assert sent.header(b"x-forebay-deadline-ms") == b"60000"
             assert sent.header(b"x-forebay-gateway") == b"1"
-            assert await front.metric('forebay_prompt_tokens_total{model="net"}') == round(len(body) / 4)
+            assert await front.metric('forebay_prompt_tokens_total{model="net"}') == 0, "what is binary is no text"
 
     run(main())
 
@@ -181,6 +181,7 @@ def test_errors_have_the_form_of_the_protocol_and_none_of_the_client_harms_a_rep
                 (post(b"{}", b"/v1/chat/completions"), 400, "model"),
                 (post(b'{"model":"net"}', b"/v1/chat/completions"), 400, "serves tensor requests"),
                 (post(b'{"query":1}', b"/v1/rerank"), 400, "model"),
+                (post(b'{"model":"net","query":"\\ud83d"}', b"/v1/rerank"), 400, "half of a surrogate pair"),
                 (post(b"{", b"/v1/rerank"), 400, "not valid JSON"),
                 (post(b"--xx--", b"/v1/audio/speech", FORM), 400, "no field `model`"),
                 (b"GET %b HTTP/1.1\r\nhost: a\r\n\r\n" % INFER, 405, "takes POST"),
@@ -327,3 +328,16 @@ def test_whatever_comes_is_read_or_refused(target: bytes, body: bytes, kind: byt
     assert endpoint is not None
     with contextlib.suppress(Refusal):
         assert bytes(tensor.wanted(endpoint, request, body).text) == body
+
+
+def test_a_model_of_another_task_is_refused_with_what_the_endpoint_needs(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with cluster(tmp_path, Worker(echo, "words-0", "words"), base=replace(ROUTES, name="words")) as front:
+            got = await front.ask(post(b'{"model":"words","query":"q","documents":["d"]}', b"/v1/rerank"))
+            said = "The model `words` serves chat requests; /v1/rerank needs a model of the task tensor"
+            assert (got.status, msgspec.json.decode(got.body)["error"]["message"]) == (
+                400,
+                f"{said} (a model server).",
+            )
+
+    run(main())

@@ -157,6 +157,11 @@ WRONG = [
         "forebay.pinned, forebay.task",
     ),
     (
+        "parameters { key: 'forebay.task' value { string_value: 'embbed' } }",
+        "parameters[\"forebay.task\"]: found 'embbed'; allowed: embed, rerank, classify, transcribe, speak, "
+        "classify-image, detect-objects, segment-image, read-text",
+    ),
+    (
         "parameters { key: 'forebay.deadlines' value { string_value: 'true' } } sequence_batching {}",
         'parameters["forebay.deadlines"]: neither sequences nor ensembles have deadlines',
     ),

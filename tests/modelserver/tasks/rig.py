@@ -17,9 +17,10 @@ from forebay.core.model import Limits
 from forebay.core.serving.config import Datatype, ModelConfig, TensorSpec
 from forebay.core.serving.errors import Kind, Refused
 from forebay.core.serving.values import InferRequest, InferResponse, OnResponse, Tensor, Ticket
+from forebay.core.task_tensors import PARAMETER
 from forebay.modelserver.http.options import BODY_BYTES_MAX
 from forebay.modelserver.ports import IndexEntry, ModelView
-from forebay.modelserver.tasks.contract import PARAMETER, Task
+from forebay.modelserver.tasks.contract import Task
 from forebay.modelserver.tasks.endpoint import TaskFront
 from forebay.modelserver.tasks.table import TASKS
 from forebay.modelserver.tasks.tensors import as_texts, numbers, strings
@@ -94,6 +95,14 @@ def picky(request: InferRequest) -> list[InferResponse | None]:
     return [InferResponse("m", "1", "", error=Refused(Kind[texts(request)[0]], "not this"))]
 
 
+def choosy(request: InferRequest) -> list[InferResponse | None]:
+    """One text is enough to refuse all, and the model says which it was."""
+    rows = texts(request)
+    step = "[request id: <id_unknown>] in ensemble 'a', step of model 'b': in ensemble 'b', step of model 'c': "
+    text = f"{step}input[{rows.index('bad')}]: not this" if "bad" in rows else ""
+    return [InferResponse("m", "1", "", error=Refused(Kind.INVALID_ARGUMENT, text))] if text else lengths(request)
+
+
 def buggy(request: InferRequest) -> list[InferResponse | None]:
     """What no model should give."""
     return told(Tensor("EMBEDDING", F32, (3, 3), b"1234"))
@@ -120,6 +129,7 @@ MODELS: Mapping[str, tuple[ModelConfig, Run]] = {
     "alone": (served("classify", 0, "INPUT", LABEL=BYTES, SCORE=F32), letters),
     "capitals": (served("classify", 8, "INPUT", LABEL=BYTES, START=I32, END=I32), capitals),
     "picky": (EMBED, picky),
+    "choosy": (EMBED, choosy),
     "buggy": (EMBED, buggy),
     "silent": (EMBED, lambda _: []),
     "full": (EMBED, lambda _: []),

@@ -42,6 +42,11 @@ def test_the_models_that_have_a_task_are_listed() -> None:
             tasks = {each["id"]: each["task"] for each in answer["data"]}
             assert (tasks["lengths"], tasks["overlap"], tasks["capitals"]) == ("embed", "rerank", "classify")
             assert not {"plain", "words"} & set(tasks)
+            one = await it.ask("/v1/models/lengths", b"", "GET")
+            assert document(one) == next(each for each in answer["data"] if each["id"] == "lengths")
+            for name in ("nobody", "plain"):
+                missing = await it.ask(f"/v1/models/{name}", b"", "GET")
+                assert (missing.status, document(missing)["error"]["code"]) == (404, "model_not_found")
 
     run(main())
 
@@ -107,9 +112,45 @@ def test_what_a_model_says_is_wrong_is_told_in_the_words_of_this_api(
             answer = await it.ask("/v1/embeddings", {"model": "picky", "input": [kind, kind, kind]})
             error = document(answer)["error"]
             assert (answer.status, error["code"], error["param"]) == (status, code, param)
-            assert error["message"] == "not this"
+            ours = error["message"].endswith("failed; the log has the request id.")
+            assert ours if status == 500 else error["message"] == "not this"
             assert answer.headers.get(b"x-forebay-retryable") == (b"1" if status == 503 else None)
             assert all(ticket.cancelled for ticket in it.models.tickets)
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        (["a", "b", "c", "bad"], "input[3]"),
+        (["a", "b", "bad"], "input[2]"),
+        (["bad", "a"], "input[0]"),
+        (["bad"], "input"),
+    ],
+)
+def test_of_several_things_the_one_that_is_wrong_is_named_as_the_client_counts(given: list[str], param: str) -> None:
+    async def main() -> None:
+        async with rig() as it:
+            error = document(await it.ask("/v1/embeddings", {"model": "choosy", "input": given}))["error"]
+            assert (error["param"], error["message"]) == (param, f"{param}: not this")
+            error = document(await it.ask("/v1/embeddings", {"model": "picky", "input": ["INVALID_ARGUMENT"]}))[
+                "error"
+            ]
+            assert (error["param"], error["message"]) == ("input", "not this")
+
+    run(main())
+
+
+def test_half_of_a_surrogate_pair_is_called_what_it_is() -> None:
+    async def main() -> None:
+        async with rig() as it:
+            answer = await it.ask("/v1/embeddings", b'{"model": "lengths", "input": "\\ud83d"}')
+            error = document(answer)["error"]
+            assert (answer.status, error["code"]) == (400, "invalid_json")
+            assert "\\ud83d is half of a surrogate pair (byte 31)" in error["message"]
+            cut = document(await it.ask("/v1/embeddings", b'{"model": "lengths'))["error"]
+            assert "truncated" in cut["message"]
 
     run(main())
 
@@ -196,14 +237,16 @@ def test_an_error_before_the_first_piece_is_an_answer_and_after_it_cuts_the_stre
     async def main() -> None:
         async with rig(pieces=speak(True)) as it:
             answer = await it.ask("/v1/pieces", b"fail one")
-            assert (answer.status, document(answer)["error"]["message"]) == (500, "lost the thread")
+            said = "The model 'words' failed; the log has the request id."
+            assert (answer.status, document(answer)["error"]["message"]) == (500, said)
             with pytest.raises(asyncio.IncompleteReadError):
                 await it.ask("/v1/pieces", b"one fail two")
         async with rig(pieces=speak(True, failed=failed)) as it:
             it.line.send(b"POST /v1/pieces HTTP/1.1\r\nhost: a\r\ncontent-length: 12\r\n\r\none fail two")
             said = await it.line.rest()
             assert b"one" in said
-            assert b"lost the thread" in said
+            assert b"The model 'words' failed" in said
+            assert b"lost the thread" not in said
             assert b"two" not in said
 
     run(main())

@@ -109,7 +109,12 @@ def test_a_model_server_routes_what_its_document_names_and_nothing_else() -> Non
     for each in (Endpoint.MODEL, Endpoint.MODEL_READY, Endpoint.CONFIG, Endpoint.STATISTICS, Endpoint.INFER):
         assert {found.version for found, _ in protocol if found.endpoint is each and found.model} == {"", "1"}
     rest = {each for each in described(MODELSERVER) if not each[0].startswith("/v2")}
-    others = {(MODELS_PATH, "get"), ("/metrics", "get"), (DOCUMENT.decode(), "get")}
+    others = {
+        (MODELS_PATH, "get"),
+        (MODELS_PATH + "/{model}", "get"),
+        ("/metrics", "get"),
+        (DOCUMENT.decode(), "get"),
+    }
     assert rest == {(path, "post") for path in TASKS} | others
 
 

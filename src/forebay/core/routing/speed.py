@@ -95,8 +95,8 @@ class Lengths:
         self.prompt_tokens += step * (_cut(prompt_tokens, prompt, PROMPT_TOKENS) - prompt)
 
     def tokens(self, body_bytes: int) -> int:
-        """Expected length of the prompt in a request of this size."""
-        return max(1, int(body_bytes * self.tokens_per_byte + 0.5))
+        """Expected length of the prompt in a request of this size; nothing has no tokens."""
+        return max(1, int(body_bytes * self.tokens_per_byte + 0.5)) if body_bytes else 0
 
 
 def _cut(sample: float, mean: float, assumed: float) -> float:

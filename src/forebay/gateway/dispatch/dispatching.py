@@ -88,7 +88,7 @@ class Dispatcher:
         likely = (served.get(name) for name in (to, *(rule.then for _, rule in table.rules.get(to, ()))))
         lengths = next((each.lengths for each in likely if each is not None), UNLEARNED)
         chosen = resolve(
-            table, _facts(table, request, exchange, task, tenant, tokens=lengths.tokens(len(request.text)))
+            table, _facts(table, request, exchange, task, tenant, tokens=lengths.tokens(request.text_bytes))
         )
         if chosen is not None:
             return chosen
@@ -145,7 +145,8 @@ def serving(models: Mapping[str, Served], name: str, endpoint: Endpoint, *, load
         shown = name if len(name) <= 128 else f"{name[:128]}…"
         raise Refusal(Code.MODEL_NOT_FOUND, f"The model `{shown}` does not exist.", "model")
     if served.routes.task is not endpoint.task and not endpoint.any_task and not _embeds(served, endpoint):
-        text = f"The model `{name}` serves {served.routes.task} requests, not {endpoint.task}."
+        text = f"The model `{name}` serves {served.routes.task} requests; {endpoint.path[:256]} needs a model of the "
+        text += f"task {endpoint.task}{' (a model server)' if endpoint.task is Task.TENSOR else ''}."
         raise Refusal(Code.WRONG_TASK, text, "model")
     if endpoint.method != b"POST" and not served.ready:  # who only asks how things are need not wait
         raise Refusal(Code.NO_REPLICA)

@@ -13,7 +13,7 @@ from forebay.core.model import Task
 from forebay.gateway.dispatch.endpoints import Endpoint
 from forebay.net.exchange import Exchange
 from forebay.wire.apis.wanted import FIELD, Wanted
-from forebay.wire.documents import UNREADABLE
+from forebay.wire.documents import UNREADABLE, unreadable
 from forebay.wire.forms.field import find_fields
 
 GET, POST = b"GET", b"POST"
@@ -46,14 +46,20 @@ SENT_ON: Final = (
 )
 """Headers of a request that its replica gets. It counts the deadline from when the request reaches it: what was
 waited here is not taken off, so that nobody is refused too early."""
+PACKED: Final = (b"inference-header-content-length", b"content-encoding")
+"""Headers of bodies that are not, or not only, text."""
 FORM: Final = b"multipart/form-data"
 SEQUENCE: Final = b'"sequence_id"'
 NAME_CHARS_MAX: Final = 1024
+NOTHING: Final = msgspec.Raw()
 
 
 class _Named(msgspec.Struct, gc=False):
     model: str
     stream: bool | None = None
+    query: msgspec.Raw = NOTHING
+    documents: msgspec.Raw = NOTHING
+    input: msgspec.Raw = NOTHING
 
 
 class _Parameters(msgspec.Struct, gc=False):
@@ -88,11 +94,16 @@ def find(exchange: Exchange, model: str = "") -> Endpoint | None:
 
 
 def wanted(endpoint: Endpoint, exchange: Exchange, body: bytes) -> Wanted:
-    """What routing needs of a request; its text is the whole body. Raises `Refusal` if it names no model."""
+    """What routing needs of a request; its text is the whole body, its tokens are those of what is text in it.
+
+    Raises `Refusal` if it names no model.
+    """
     text = memoryview(body)
     if endpoint.model:
         streams = endpoint.path.endswith("/generate_stream")
-        return Wanted(endpoint.model, text, stream=streams, sequence=_sequence_of(exchange, body))
+        sequence = _sequence_of(exchange, body)
+        size = 0 if any(exchange.header(name) is not None for name in PACKED) or _is_raw(exchange) else len(body)
+        return Wanted(endpoint.model, text, stream=streams, sequence=sequence, choices=0, text_bytes=size)
     kind = exchange.header(b"content-type") or b""
     if _is_form(kind):
         places = find_fields(kind, body, (b"model", b"stream"))
@@ -100,15 +111,17 @@ def wanted(endpoint: Endpoint, exchange: Exchange, body: bytes) -> Wanted:
             raise Refusal(Code.INVALID_REQUEST, "The form has no field `model`.", "model")
         values = {name: body[place.start : place.end] for name, place in places.items()}
         stream = values.get(b"stream", b"").lower() in (b"true", b"1")
-        return Wanted(values[b"model"].decode("utf-8", "replace"), text, stream=stream)
+        name = values[b"model"].decode("utf-8", "replace")
+        return Wanted(name, text, stream=stream, choices=0, text_bytes=0)
     try:
         named = _named(body)
     except msgspec.ValidationError as error:
         field = FIELD.search(str(error))
         raise Refusal(Code.INVALID_REQUEST, f"{error}.", field[1] if field else None) from None
     except UNREADABLE as error:
-        raise Refusal(Code.INVALID_JSON, f"The body is not valid JSON: {error}.") from None
-    return Wanted(named.model, text, stream=named.stream is True)
+        raise Refusal(Code.INVALID_JSON, f"The body is not valid JSON: {unreadable(body, error)}.") from None
+    size = len(named.query) + len(named.documents) + len(named.input)
+    return Wanted(named.model, text, stream=named.stream is True, choices=0, text_bytes=size)
 
 
 def form_renamed(exchange: Exchange, body: bytes, model: str) -> bytes | None:
@@ -130,12 +143,16 @@ def _is_form(content_type: bytes) -> bool:
     return content_type.partition(b";")[0].strip().lower() == FORM
 
 
+def _is_raw(exchange: Exchange) -> bool:
+    return (exchange.header(b"content-type") or b"").startswith(b"application/octet-stream")
+
+
 def _sequence_of(exchange: Exchange, body: bytes) -> bytes:
     """The sequence that a request belongs to; empty if to none, or if that cannot be seen as the body is packed."""
     length = exchange.header(b"inference-header-content-length")
     if length is not None and length.isdigit() and len(length) < 12:
         body = body[: int(length)]
-    elif (exchange.header(b"content-type") or b"").startswith(b"application/octet-stream"):
+    elif _is_raw(exchange):
         return b""
     if SEQUENCE not in body:
         return b""

@@ -9,12 +9,14 @@ from itertools import groupby
 from typing import Final
 
 from forebay.core.serving.config import VARIABLE
+from forebay.core.task_tensors import CONTRACTS, PARAMETER
 from forebay.modelserver.repository import scheduling
 from forebay.modelserver.repository.defaults import ENSEMBLE, FILES, PLATFORMS
 from forebay.modelserver.repository.form.fill import Message, Problems
 from forebay.modelserver.repository.form.reading import age_step_s
 from forebay.modelserver.repository.form.schema import enum_name
 from forebay.modelserver.repository.paths import path_problem
+from forebay.modelserver.repository.tasking import check_task
 from forebay.modelserver.repository.values import ALLOW_PICKLE
 
 INSTANCES_MAX: Final = 1_000
@@ -25,7 +27,7 @@ OURS: Final = {
     "forebay.age_step_ms": "milliseconds of waiting after which a request counts as one priority level higher",
     "forebay.deadlines": "true: a request's timeout is also when its answer has to be there",
     "forebay.pinned": "true: a memory budget never swaps this model out",
-    "forebay.task": "the task whose endpoint below /v1 the model serves too",
+    PARAMETER: "the task whose endpoint below /v1 the model serves too",
 }
 """Parameters beyond Triton's."""
 TRUTHS: Final = {"true": True, "1": True, "false": False, "0": False}
@@ -61,6 +63,7 @@ def check_whole(message: Message, problems: Problems) -> None:
                 problems.add(f"{path}.data_type", f"must be given for '{spec.name}'")
             if not spec.dims:
                 problems.add(f"{path}.dims", f"must be given for '{spec.name}'")
+    check_task(message, problems)
 
 
 def without_effect(message: Message) -> list[str]:
@@ -229,6 +232,8 @@ def _parameters(message: Message, problems: Problems) -> None:
             problems.add(path, "custom batching libraries are not run here")
         elif key.startswith("forebay.") and key not in OURS:
             problems.add(path, f"no such parameter; there are {', '.join(OURS)}")
+        elif key == PARAMETER and value not in CONTRACTS:
+            problems.add(path, f"found {value!r}; allowed: {', '.join(CONTRACTS)}")
         elif key in ("forebay.pinned", "forebay.deadlines") and value.lower() not in TRUTHS:
             problems.add(path, f"found {value!r}; allowed: true or false")
         elif key == "forebay.deadlines" and message.WhichOneof("scheduling_choice") not in (None, "dynamic_batching"):

@@ -13,8 +13,6 @@ from forebay.core.serving.config import ModelConfig
 from forebay.core.serving.values import InferResponse, Parameter, Tensor
 from forebay.wire.openai_fields import Shape
 
-PARAMETER: Final = "forebay.task"
-"""The parameter of a model's configuration that names its task."""
 JSON: Final = b"application/json"
 
 
@@ -23,6 +21,12 @@ class Answer(NamedTuple):
 
     body: bytes
     content_type: bytes = JSON
+    tokens: int = 0
+    """That the model has read; 0 if it does not count them."""
+
+
+class Mistake(Exception):  # noqa: N818 - states the condition
+    """A model has not given what its task promises; the text says what it did, and may be shown."""
 
 
 @dataclass(frozen=True, slots=True)

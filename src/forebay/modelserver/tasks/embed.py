@@ -66,7 +66,8 @@ def _as_json(response: InferResponse, request: EmbeddingsRequest) -> InferRespon
 def _answer(results: Results) -> Answer:
     found = [json for tensor in results.tensors(EMBEDDING) for json in as_bytes(tensor)]
     items = [embedding_item(i, json) for i, json in enumerate(found)]
-    return Answer(embeddings_body(results.model, items, token_count(results.tensors(TOKENS))))
+    tokens = token_count(results.tensors(TOKENS))
+    return Answer(embeddings_body(results.model, items, tokens), tokens=tokens)
 
 
 def _json(vector: Array, base64: bool) -> bytes:

@@ -5,41 +5,32 @@ many of them are under way as keep the model's instances busy: the requests of o
 """
 
 import asyncio
-import re
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
+from urllib.parse import unquote
 
 import msgspec
 import structlog
 
-from forebay.core.errors import TABLE, Code, Refusal
+from forebay.core.errors import Code, Refusal
 from forebay.core.serving.config import ModelConfig
-from forebay.core.serving.errors import Kind, Refused
+from forebay.core.serving.errors import Refused
 from forebay.core.serving.values import InferRequest, InferResponse, Ticket
+from forebay.core.task_tensors import PARAMETER
+from forebay.modelserver.http.answering import DEADLINE, deadline_of
 from forebay.modelserver.ports import Models, ModelView
-from forebay.modelserver.tasks.contract import PARAMETER, Answer, Job, Results, Task
-from forebay.modelserver.tasks.outflow import Outflow
+from forebay.modelserver.tasks.checking import Checking
+from forebay.modelserver.tasks.contract import Answer, Job, Mistake, Results, Task
+from forebay.modelserver.tasks.failing import Failure, mistaken, note, refuse, translated
+from forebay.modelserver.tasks.outflow import USAGE, Outflow
 from forebay.net.exchange import Exchange
 from forebay.wire import http1
-from forebay.wire.errors import error_body
 from forebay.wire.forms.multipart import is_form
 from forebay.wire.oip.fields import CROWDED, too_many_values
 
 PREFIX: Final = b"/v1/"
 MODELS_PATH: Final = "/v1/models"
-RETRYABLE: Final = (b"x-forebay-retryable", b"1")
-"""Tells a gateway that another replica may be asked."""
-_CODES: Final = {
-    Kind.NOT_FOUND: Code.MODEL_NOT_FOUND,
-    Kind.UNAVAILABLE: Code.OVERLOADED,
-    Kind.INTERNAL: Code.INTERNAL,
-    Kind.UNKNOWN: Code.INTERNAL,
-}
-"""Every other kind is the client's fault."""
-
-_NAMED: Final = re.compile(r"([a-z_]+(?:\[\])?): ")
-
 _encode = msgspec.json.Encoder().encode
 
 
@@ -52,52 +43,73 @@ class TaskFront:
         self._log = log
 
     def handle(self, exchange: Exchange) -> None:
-        """Answer one exchange, now or later. Our own mistakes are the connection's to answer."""
+        """Answer one exchange, now or later."""
         path = exchange.path
         try:
             task = self._table.get(path)
-            if task is None and path != MODELS_PATH:
+            one = unquote(path.removeprefix(MODELS_PATH + "/")) if path.startswith(MODELS_PATH + "/") else ""
+            if task is None and path != MODELS_PATH and not one:
                 raise Refusal(Code.NOT_FOUND, f"No such path: {path[:200]}.")
             method = b"POST" if task is not None else b"GET"
             if exchange.method != method:
                 text = f"{path} takes {method.decode()} only."
-                refuse(exchange, Refusal(Code.METHOD_NOT_ALLOWED, text), (b"allow", method))
+                refuse(exchange, Refusal(Code.METHOD_NOT_ALLOWED, text), self._log, (b"allow", method))
             elif task is None:
-                exchange.respond(200, [http1.JSON], _encode(self._list()))
+                exchange.respond(200, [http1.JSON], _encode(self._one(one) if one else self._list()))
             else:
                 self._start(exchange, task)
         except Refusal as refusal:
-            refuse(exchange, refusal)
+            refuse(exchange, refusal, self._log)
+        except Exception as error:  # supervisor: a mistake costs one answer, which says under which id it is logged
+            refuse(exchange, ours(error), self._log)
 
     def _start(self, exchange: Exchange, task: Task) -> None:
         kind = exchange.header(b"content-type") or b""
+        try:
+            deadline = deadline_of(exchange)
+        except Refused as refused:
+            raise Refusal(Code.INVALID_REQUEST, refused.text, DEADLINE.decode()) from None
         if not is_form(kind) and too_many_values(exchange.body):
             raise Refusal(Code.INVALID_REQUEST, f"The body is too much at once: {CROWDED}.")
         job = task.read(exchange.body, kind)
         try:
             view = self._models.view(job.model, "")
         except Refused as refused:
-            raise translated(refused, "model") from None
+            raise translated(refused, "model", job.model) from None
         outputs = outputs_of(task, view.config)
-        work = Work(exchange, job, view, self._models, self._log)
+        work = Work(exchange, job, view, self._models, self._log, deadline=deadline)
         exchange.on_disconnect = work.cancel
-        work.start(outputs)
+        work.start(task.name, outputs)
 
     def _list(self) -> dict[str, Any]:
         """OpenAI's list of models: those that have a task."""
-        tasks = {task.name for task in self._table.values()}
-        listed = []
-        for name in sorted({each.name for each in self._models.index(ready_only=True)}):
-            task = self._models.view(name, "").config.parameters.get(PARAMETER)
-            if task in tasks:
-                listed.append({"id": name, "object": "model", "created": 0, "owned_by": "forebay", "task": task})
-        return {"object": "list", "data": listed}
+        names = sorted({each.name for each in self._models.index(ready_only=True)})
+        listed = [self._described(name) for name in names]
+        return {"object": "list", "data": [each for each in listed if each is not None]}
+
+    def _one(self, name: str) -> dict[str, Any]:
+        """One of that list. Raises `Refusal`."""
+        try:
+            described = self._described(name)
+        except Refused as refused:
+            raise translated(refused, "model", name) from None
+        if described is None:
+            raise Refusal(Code.MODEL_NOT_FOUND, f"The model '{name[:128]}' has no task.", "model")
+        return described
+
+    def _described(self, name: str) -> dict[str, Any] | None:
+        task = self._models.view(name, "").config.parameters.get(PARAMETER)
+        if task not in {each.name for each in self._table.values()}:
+            return None
+        return {"id": name, "object": "model", "created": 0, "owned_by": "forebay", "task": task}
 
 
 class Work:
     """A job under way."""
 
     __slots__ = (
+        "_checking",
+        "_deadline",
         "_exchange",
         "_job",
         "_log",
@@ -113,13 +125,21 @@ class Work:
     )
 
     def __init__(
-        self, exchange: Exchange, job: Job, view: ModelView, models: Models, log: structlog.stdlib.BoundLogger
+        self,
+        exchange: Exchange,
+        job: Job,
+        view: ModelView,
+        models: Models,
+        log: structlog.stdlib.BoundLogger,
+        *,
+        deadline: float,
     ) -> None:
         self._exchange = exchange
         self._job = job
         self._view = view
         self._models = models
         self._log = log
+        self._deadline = deadline
         self._lows = range(0)
         """The first row of each inference."""
         self._outputs: tuple[str, ...] = ()
@@ -129,8 +149,9 @@ class Work:
         """Inferences that have not ended."""
         self._over = False
         self._outflow: Outflow | None = None
+        self._checking: Checking
 
-    def start(self, outputs: tuple[str, ...]) -> None:
+    def start(self, task: str, outputs: tuple[str, ...]) -> None:
         """Hand the first inferences to the models. Raises `Refusal`, and then none is left under way."""
         config = self._view.config
         rows_max = max(1, config.max_batch)
@@ -138,12 +159,14 @@ class Work:
         self._outputs = outputs
         self._parts = [[] for _ in self._lows]
         self._waiting = len(self._lows)
+        sizes = [min(self._job.rows - low, rows_max) for low in self._lows]
+        self._checking = Checking(task, config, sizes)
         try:
             for _ in self._lows[: config.instance_count + 1]:
                 self._infer_next()
         except Refused as refused:
             self.cancel()
-            raise translated(refused, self._job.param) from None
+            raise self._translated(refused, len(self._tickets)) from None
 
     def _infer_next(self) -> None:
         """Hand the next inference to the models. Raises `Refused`."""
@@ -152,7 +175,9 @@ class Work:
         inputs = job.inputs(lows[part], min(job.rows, lows[part] + lows.step))
         if not self._view.config.max_batch:  # its tensors have no batch dimension
             inputs = tuple(each.shaped(each.shape[1:]) for each in inputs)
-        request = InferRequest(job.model, "", "", inputs, self._outputs, parameters=dict(job.parameters))
+        request = InferRequest(
+            job.model, "", "", inputs, self._outputs, parameters=dict(job.parameters), deadline=self._deadline
+        )
         self._tickets.append(self._models.infer(request, partial(self._on_response, part)))
 
     def _go_on(self) -> None:
@@ -161,7 +186,12 @@ class Work:
         try:
             self._infer_next()
         except Refused as refused:
-            self._fail(translated(refused, self._job.param))
+            self._fail(self._translated(refused, len(self._tickets)))
+
+    def _translated(self, refused: Refused, part: int) -> Refusal:
+        job, low = self._job, self._lows[part]
+        rows = range(low, min(job.rows, low + self._lows.step)) if job.rows > 1 else None
+        return translated(refused, job.param, job.model, rows)
 
     def cancel(self) -> None:
         """Nobody waits for the answer any more."""
@@ -175,15 +205,18 @@ class Work:
         try:
             if response is not None:
                 if response.error is not None:
-                    raise translated(response.error, self._job.param)
+                    raise self._translated(response.error, part)
+                self._checking.check(part, response)
                 self._take(part, response)
             if final:
+                self._checking.end(part)
                 self._end()
         except Refusal as refusal:
             self._fail(refusal)
+        except Mistake as mistake:
+            self._fail(mistaken(self._job.model, mistake))
         except Exception as error:  # supervisor: a mistake with one answer must not stop those who call back
-            self._log.error("request handling failed", path=self._exchange.path, exc_info=error)
-            self._fail(Refusal(Code.INTERNAL))
+            self._fail(ours(error))
 
     def _take(self, part: int, response: InferResponse) -> None:
         stream = self._job.stream
@@ -204,7 +237,8 @@ class Work:
         config = self._view.config
         responses = [each for part in self._parts for each in part]
         answer: Answer = job.answer(Results(job.model, config, responses, self._labels))
-        exchange.respond(200, [(b"content-type", answer.content_type)], answer.body)
+        usage = (USAGE, b"%d,0,0" % answer.tokens)
+        exchange.respond(200, [(b"content-type", answer.content_type), usage], answer.body)
 
     def _flow(self) -> Outflow:
         if self._outflow is None:
@@ -217,8 +251,9 @@ class Work:
         exchange, stream = self._exchange, self._job.stream
         self.cancel()
         if not exchange.started:
-            refuse(exchange, refusal)
+            refuse(exchange, refusal, self._log)
         else:
+            note(exchange, self._log, refusal)
             if stream is not None and stream.failed is not None:
                 exchange.write(stream.failed(refusal))
             exchange.abort()
@@ -236,26 +271,12 @@ def outputs_of(task: Task, config: ModelConfig) -> tuple[str, ...]:
     for name in task.outputs:
         if config.output(name) is None:
             text = f"Model '{config.name}' has no output '{name}', which the task '{task.name}' needs."
-            raise Refusal(Code.INTERNAL, text)
+            raise Failure(text)
     return task.outputs + tuple(name for name in task.extras if config.output(name) is not None)
 
 
-def translated(refused: Refused, param: str) -> Refusal:
-    """An error of the protocol as one of this API; `param` is the field that the client has to change.
-
-    A model that takes options says itself which of them is to blame: `language: …`.
-    """
-    code = _CODES.get(refused.kind, Code.INVALID_REQUEST)
-    if code is Code.MODEL_NOT_FOUND:
-        return Refusal(code, refused.text, param)
-    if code is not Code.INVALID_REQUEST:
-        return Refusal(code, refused.text)
-    named = _NAMED.match(refused.text)
-    return Refusal(code, refused.text, named[1] if named else param)
-
-
-def refuse(exchange: Exchange, refusal: Refusal, *headers: http1.Header) -> None:
-    """Answer with an error."""
-    row = TABLE[refusal.code]
-    retryable = [RETRYABLE] if row.retry else []
-    exchange.respond(row.status, [http1.JSON, *retryable, *headers], error_body(refusal, exchange.path))
+def ours(error: Exception) -> Refusal:
+    """An error of ours, as clients hear of it."""
+    refusal = Refusal(Code.INTERNAL)
+    refusal.__cause__ = error
+    return refusal

@@ -6,6 +6,11 @@ from typing import Final
 from forebay.core.errors import Code, Refusal
 from forebay.net.exchange import Exchange
 
+USAGE: Final = b"x-forebay-usage"
+"""Tells a gateway the tokens of the prompt, of the answer, and of the prompt out of a cache."""
+NO_TOKENS: Final = (USAGE, b"0,0,0")
+"""Behind answers that come in pieces: speech is not counted in tokens."""
+
 HELD_BYTES_MAX: Final = 32 * 2**20
 """What waits for a slow client: some ten minutes of uncompressed speech, which is made faster than it is played."""
 
@@ -43,7 +48,7 @@ class Outflow:
         self.add(last)
         self._ended = True
         if not self._held:
-            self._exchange.end()
+            self._exchange.end([NO_TOKENS])
 
     def pause(self) -> None:
         """Pieces wait here from now on."""
@@ -56,4 +61,4 @@ class Outflow:
             self._held_bytes -= len(piece)
             exchange.write(piece)
         if self._ended and not self._held:
-            exchange.end()
+            exchange.end([NO_TOKENS])

@@ -73,8 +73,9 @@ def _answer(results: Results, best: int, documents: Sequence[str] | None) -> Ans
         if documents is not None:
             entry["document"] = {"text": documents[i]}
         found.append(entry)
-    usage = {"total_tokens": token_count(results.tensors(TOKENS))}
-    return Answer(_encode({"object": "list", "model": results.model, "results": found, "usage": usage}))
+    tokens = token_count(results.tensors(TOKENS))
+    body = {"object": "list", "model": results.model, "results": found, "usage": {"total_tokens": tokens}}
+    return Answer(_encode(body), tokens=tokens)
 
 
 shaped(_documents, {"type": "array", "minItems": 1, "maxItems": DOCUMENTS_MAX})

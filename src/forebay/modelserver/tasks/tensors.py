@@ -8,6 +8,7 @@ from forebay.core.serving.config import Datatype
 from forebay.core.serving.values import Tensor
 from forebay.engines.tensor.arrays import DTYPES
 from forebay.engines.tensor.protocol import Array
+from forebay.modelserver.tasks.contract import Mistake
 from forebay.wire.oip.tensors import prefixed, split
 
 
@@ -23,8 +24,11 @@ def numbers(name: str, datatype: Datatype, array: Array) -> Tensor:
 
 
 def as_array(tensor: Tensor) -> Array:
-    """The numbers of a tensor that is not of BYTES, in its shape; a view."""
-    return np.frombuffer(tensor.data, DTYPES[tensor.datatype]).reshape(tensor.shape)
+    """The numbers of a tensor that is not of BYTES, in its shape; a view. Raises `Mistake` if some are not finite."""
+    array = np.frombuffer(tensor.data, DTYPES[tensor.datatype]).reshape(tensor.shape)
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise Mistake(f"it gave '{tensor.name}' with numbers that are not finite")
+    return array
 
 
 def as_bytes(tensor: Tensor) -> list[bytes]:
@@ -33,8 +37,11 @@ def as_bytes(tensor: Tensor) -> list[bytes]:
 
 
 def as_texts(tensor: Tensor) -> list[str]:
-    """The elements of a BYTES tensor that are texts. Raises `ValueError` if it is damaged or not UTF-8."""
-    return [str(each, "utf-8") for each in split(tensor.data)]
+    """The elements of a BYTES tensor that are texts. Raises `ValueError` if damaged, `Mistake` if not UTF-8."""
+    try:
+        return [str(each, "utf-8") for each in split(tensor.data)]
+    except UnicodeDecodeError:
+        raise Mistake(f"it gave '{tensor.name}' with bytes that are not UTF-8") from None
 
 
 def token_count(tensors: Iterable[Tensor]) -> int:

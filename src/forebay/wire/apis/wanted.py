@@ -10,6 +10,7 @@ import msgspec
 
 from forebay.core.errors import Code, Refusal
 from forebay.wire.apis.prompt import Fields, Prompt
+from forebay.wire.documents import unreadable
 
 DIGITS_MAX: Final = 9
 ZERO: Final = 0x30
@@ -22,10 +23,10 @@ class Wanted:
 
     `text` is the JSON of what the model is to read; `limit` the most tokens that the answer may have, 0 if none is
     given, or one that the replica refuses. There are so many `choices` of it. Requests with the same `sequence` need
-    state that one replica holds.
+    state that one replica holds. Tokens are estimated by `text_bytes`, less than `text` has where that is a picture.
     """
 
-    __slots__ = ("choices", "limit", "model", "sequence", "stream", "text")
+    __slots__ = ("choices", "limit", "model", "sequence", "stream", "text", "text_bytes")
 
     def __init__(
         self,
@@ -36,6 +37,7 @@ class Wanted:
         limit: int = 0,
         choices: int = 1,
         sequence: bytes = b"",
+        text_bytes: int = -1,
     ) -> None:
         self.model = model
         self.text = text
@@ -43,6 +45,7 @@ class Wanted:
         self.limit = limit
         self.choices = choices
         self.sequence = sequence
+        self.text_bytes = text_bytes if text_bytes >= 0 else len(text) or 1
 
 
 _decode = msgspec.json.Decoder(Fields).decode
@@ -57,7 +60,7 @@ def wanted(body: bytes) -> Wanted:
         field = FIELD.search(str(error))
         raise Refusal(Code.INVALID_REQUEST, f"{error}.", field[1] if field else None) from None
     except msgspec.DecodeError as error:
-        raise Refusal(Code.INVALID_JSON, f"The body is not valid JSON: {error}.") from None
+        raise Refusal(Code.INVALID_JSON, f"The body is not valid JSON: {unreadable(body, error)}.") from None
     except UnicodeDecodeError:
         raise Refusal(Code.INVALID_JSON, "The body is not valid UTF-8.") from None
     except RecursionError:

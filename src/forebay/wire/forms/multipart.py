@@ -37,7 +37,7 @@ class Upload(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """Fields and files by name. A field may be given several times; of a file given again the last counts."""
+    """Fields and files by name. A field may be given several times, a file once."""
 
     fields: Mapping[str, Sequence[str]] = field(default_factory=dict)
     files: Mapping[str, Upload] = field(default_factory=dict)
@@ -138,6 +138,9 @@ class _Reading:
     def end(self) -> None:
         content = b"".join(self._pieces)
         if self._filename is not None:
+            if self._name in self.files:
+                text = f"'{self._name}' is given more than once; one file is taken"
+                raise Refusal(Code.INVALID_REQUEST, text, self._name)
             self.files[self._name] = Upload(self._filename, content)
         else:
             self.fields.setdefault(self._name, []).append(_text(content, self._name))

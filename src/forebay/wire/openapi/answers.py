@@ -334,7 +334,10 @@ class Response(Closed):
 
 
 class Model(Closed):
-    """A name that requests may give, as OpenAI tells it and as Anthropic does. `parent`: what an alias stands for."""
+    """A name that requests may give, as OpenAI tells it and as Anthropic does. `parent`: what an alias stands for.
+
+    `task` is missing where the name leads to models of several.
+    """
 
     id: str
     object: Literal["model"]
@@ -343,6 +346,7 @@ class Model(Closed):
     type: Literal["model"]
     display_name: str
     created_at: str
+    task: str | msgspec.UnsetType = msgspec.UNSET
     parent: str | msgspec.UnsetType = msgspec.UNSET
 
 

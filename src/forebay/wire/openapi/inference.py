@@ -12,10 +12,10 @@ BINARY: Final = "application/octet-stream"
 """JSON, and behind it the bytes of tensors; the header says how many bytes are JSON."""
 MODEL: Final = "/v2/models/{model}"
 VERSION: Final = MODEL + "/versions/{version}"
-_NAME: Final = Parameter("model", "path", "The name of a model.", {"type": "string", "minLength": 1})
+NAME: Final = Parameter("model", "path", "The name of a model.", {"type": "string", "minLength": 1})
 _NUMBER: Final = Parameter("version", "path", "A version of it.", {"type": "string", "pattern": "^[0-9]{1,18}$"})
 _REGION: Final = Parameter("region", "path", "The name of the region.", {"type": "string", "minLength": 1})
-_PLACES: Final = {"{model}": _NAME, "{version}": _NUMBER, "{region}": _REGION}
+_PLACES: Final = {"{model}": NAME, "{version}": _NUMBER, "{region}": _REGION}
 JSON_LENGTH: Final = Header(
     "inference-header-content-length",
     "How many bytes of the body are JSON.",

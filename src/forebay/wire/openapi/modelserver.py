@@ -58,6 +58,16 @@ def operations() -> tuple[Operation, ...]:
             for path, (id, text, bodies, said) in tasks.TASKS.items()
         ),
         Operation("/v1/models", "get", "listModels", "Models with a task.", {200: {JSON: TaskModelList}}, **error),
+        Operation(
+            "/v1/models/{model}",
+            "get",
+            "showModel",
+            "One such model.",
+            {200: {JSON: TaskModel}},
+            parameters=(inference.NAME,),
+            codes=(Code.MODEL_NOT_FOUND,),
+            **error,
+        ),
         Operation("/metrics", "get", "metrics", "In Prometheus' text format.", {200: {TEXT: None}}, **error),
         Operation(PATH, "get", "openapi", "This document.", {200: {JSON: dict}}, **error),
     )

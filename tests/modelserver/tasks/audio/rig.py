@@ -14,8 +14,8 @@ from forebay.core.model import Limits
 from forebay.core.serving.config import Datatype, ModelConfig, TensorSpec
 from forebay.core.serving.errors import Kind, Refused
 from forebay.core.serving.values import InferRequest, InferResponse, OnResponse, Tensor
+from forebay.core.task_tensors import PARAMETER
 from forebay.modelserver.ports import IndexEntry, ModelView
-from forebay.modelserver.tasks.contract import PARAMETER
 from forebay.modelserver.tasks.endpoint import TaskFront
 from forebay.modelserver.tasks.table import TASKS
 from forebay.modelserver.tasks.tensors import strings

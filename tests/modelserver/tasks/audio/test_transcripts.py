@@ -174,14 +174,21 @@ def test_what_cannot_be_done_is_refused_by_the_name_of_its_field(fields: dict[st
     assert not shelf.requests
 
 
-@pytest.mark.parametrize(("files", "says"), [({}, "Missing"), ({"file": ("a", b"")}, "empty")])
-def test_a_form_without_audio_is_refused(files: dict[str, Any], says: str) -> None:
+@pytest.mark.parametrize(
+    ("files", "says"),
+    [
+        ([], "Missing"),
+        ([("file", ("a", b""))], "empty"),
+        ([("file", ("a", b"a")), ("file", ("b", b"b"))], "given more than once"),
+    ],
+)
+def test_a_form_without_one_file_of_audio_is_refused(files: list[Any], says: str) -> None:
     shelf = Shelf("transcribe", OUTPUTS, heard)
     got: list[Any] = []
 
     async def main() -> None:
         async with speaking(shelf) as client:
-            got.append(await client.post("/transcriptions", data={"model": "m"}, files={"x": ("x", b"x"), **files}))
+            got.append(await client.post("/transcriptions", data={"model": "m"}, files=[("x", ("x", b"x")), *files]))
 
     run(main())
     assert got[0].json()["error"]["param"] == "file"
@@ -219,5 +226,5 @@ def test_a_stream_that_fails_in_the_middle_says_so_and_is_cut() -> None:
                 got.append(b"came to its end")
 
     run(main())
-    assert b"lost the thread" in got[-1]
+    assert b"The model 'm' failed" in got[-1]
     assert shelf.tickets[0].cancelled

@@ -21,8 +21,9 @@ from forebay.core.model import Limits
 from forebay.core.serving.config import Datatype, ModelConfig, TensorSpec
 from forebay.core.serving.errors import Kind, Refused
 from forebay.core.serving.values import InferRequest, InferResponse, OnResponse, Tensor
+from forebay.core.task_tensors import PARAMETER
 from forebay.modelserver.ports import IndexEntry, ModelView
-from forebay.modelserver.tasks.contract import PARAMETER, Task
+from forebay.modelserver.tasks.contract import Task
 from forebay.modelserver.tasks.endpoint import TaskFront
 from forebay.modelserver.tasks.images import classifications, detections, segmentations, texts
 from forebay.modelserver.tasks.tensors import as_bytes, numbers, strings

@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from forebay.core.serving.values import InferResponse
-from forebay.modelserver.tasks.contract import JSON, Answer
+from forebay.modelserver.tasks.contract import JSON, Answer, Mistake
 from forebay.modelserver.tasks.tensors import as_array, as_bytes, as_texts
 
 TEXT: Final = "TEXT"
@@ -51,8 +51,10 @@ class Transcript:
 
 
 def segments_of(response: InferResponse) -> list[Segment]:
-    """The segments of one response of a model. Raises `ValueError` if its tensors do not fit each other."""
+    """The segments of one response of a model. Raises `ValueError` or `Mistake` if its tensors make no sense."""
     found = {tensor.name: tensor for tensor in response.outputs}
+    if TEXT not in found:
+        raise Mistake(f"it gave no '{TEXT}'")
     texts = as_texts(found[TEXT])
     times = [(0.0, 0.0)] * len(texts)
     details: list[dict[str, Any]] = [{} for _ in texts]

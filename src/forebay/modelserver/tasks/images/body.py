@@ -19,7 +19,7 @@ from forebay.core.serving.config import Datatype
 from forebay.core.serving.values import Tensor
 from forebay.engines.tensor.protocol import Array
 from forebay.modelserver.tasks.contract import Answer, Job, Results, Task
-from forebay.modelserver.tasks.tensors import as_array, as_bytes, strings
+from forebay.modelserver.tasks.tensors import as_array, as_bytes, as_texts, strings
 from forebay.wire.forms.multipart import Form, is_form, read_form
 from forebay.wire.openai_fields import (
     Reader,
@@ -73,12 +73,12 @@ def image_task(
     return Task(name, read, outputs, (SIZE,), shape_of(body))
 
 
-def rows(results: Results, name: str) -> Iterator[Array]:
+def rows(results: Results, name: str, *, texts: bool = False) -> Iterator[Array]:
     """An output, picture by picture. BYTES are arrays of `object`. Nothing if the model has no such output."""
     for tensor in results.tensors(name):
         if tensor.datatype is Datatype.BYTES:
             array = np.empty(tensor.shape, object)
-            array.ravel()[:] = as_bytes(tensor)
+            array.ravel()[:] = as_texts(tensor) if texts else as_bytes(tensor)
         else:
             array = as_array(tensor)
         yield from array if results.config.max_batch else (array,)

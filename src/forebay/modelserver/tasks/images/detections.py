@@ -23,11 +23,11 @@ SIDES: Final = ("xmin", "ymin", "xmax", "ymax")
 def _describe(results: Results, options: Options) -> Iterator[dict[str, Any]]:
     least = options.get("threshold", THRESHOLD_DEFAULT)
     count = options.get("max_objects", OBJECTS_MAX)
-    outputs = (rows(results, LABEL), rows(results, SCORE), rows(results, BOX))
+    outputs = (rows(results, LABEL, texts=True), rows(results, SCORE), rows(results, BOX))
     for labels, scores, boxes in zip(*outputs, strict=True):
         found = [
             {
-                "label": label.decode(),
+                "label": label,
                 "score": rounded(score),
                 "box": dict(zip(SIDES, pixels(box), strict=True)),
             }

@@ -17,11 +17,11 @@ MASK: Final = "MASK"
 
 
 def _describe(results: Results, _: Options) -> Iterator[dict[str, Any]]:
-    outputs = (rows(results, LABEL), rows(results, AREA), rows(results, MASK))
+    outputs = (rows(results, LABEL, texts=True), rows(results, AREA), rows(results, MASK))
     for labels, areas, masks in zip(*outputs, strict=True):
         yield {
             "segments": [
-                {"label": label.decode(), "area": rounded(area), "mask": b64encode(mask).decode()}
+                {"label": label, "area": rounded(area), "mask": b64encode(mask).decode()}
                 for label, area, mask in zip(labels, areas, masks, strict=True)
             ]
         }

@@ -18,10 +18,10 @@ BOX: Final = "BOX"
 
 def _describe(results: Results, options: Options) -> Iterator[dict[str, Any]]:
     least = options.get("threshold", 0.0)
-    outputs = (rows(results, TEXT), rows(results, SCORE), rows(results, BOX))
+    outputs = (rows(results, TEXT, texts=True), rows(results, SCORE), rows(results, BOX))
     for texts, scores, boxes in zip(*outputs, strict=True):
         lines = [
-            {"text": text.decode(), "score": rounded(score), "box": pixels(box)}
+            {"text": text, "score": rounded(score), "box": pixels(box)}
             for text, score, box in zip(texts, scores, boxes, strict=True)
             if text and score >= least
         ]

@@ -42,7 +42,7 @@ class TritonPythonModel:
         """Have the texts of a request embedded; returns what waits for it."""
         try:
             texts = [each.decode() for each in pb.get_input_tensor_by_name(request, "TEXT").as_numpy()[:, 0]]
-            encodings = [self.encode(text) for text in texts]
+            encodings = [self.encode(text, row) for row, text in enumerate(texts)]
         except ValueError as error:
             refused = pb.TritonError(str(error), pb.TritonError.INVALID_ARG)
             return lambda: pb.InferenceResponse(error=refused)
@@ -54,11 +54,11 @@ class TritonPythonModel:
             ]
         )
 
-    def encode(self, text):
+    def encode(self, text, row):
         """A text as tokens."""
         found = self.tokenizer.encode(text)
         if len(found) > TOKENS_MAX:
-            raise ValueError(f"a text has {len(found)} tokens; this model takes at most {TOKENS_MAX}")
+            raise ValueError(f"input[{row}]: it has {len(found)} tokens; this model takes at most {TOKENS_MAX}")
         return found
 
     def embed(self, encoding):

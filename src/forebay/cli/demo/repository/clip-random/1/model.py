@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import triton_python_backend_utils as pb
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 from transformers import CLIPModel, PreTrainedTokenizerFast
 
 PIXELS_MAX = 20_000_000
@@ -61,9 +61,12 @@ class TritonPythonModel:
 
     def pixels(self, data):
         """An image as the network wants it: its middle, scaled."""
-        image = Image.open(io.BytesIO(data))
+        try:
+            image = Image.open(io.BytesIO(data))
+        except UnidentifiedImageError:  # its own words name an object in memory
+            raise ValueError("IMAGE: not an image that can be read") from None
         if image.width * image.height > PIXELS_MAX:
-            raise ValueError(f"the image has {image.width} x {image.height} pixels; at most {PIXELS_MAX} are taken")
+            raise ValueError(f"IMAGE: it has {image.width} x {image.height} pixels; at most {PIXELS_MAX} are taken")
         side = min(image.size)
         left, top = (image.width - side) // 2, (image.height - side) // 2
         middle = (left, top, left + side, top + side)

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import triton_python_backend_utils as pb
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 from transformers import LlavaForConditionalGeneration, PreTrainedTokenizerFast
 
 PIXELS_MAX = 20_000_000
@@ -73,10 +73,13 @@ class TritonPythonModel:
             try:
                 data = base64.b64decode(data, validate=True)
             except ValueError as error:
-                raise ValueError(f"image is neither a file nor base64: {error}") from None
-        image = Image.open(io.BytesIO(data))
+                raise ValueError(f"image: neither a file nor base64: {error}") from None
+        try:
+            image = Image.open(io.BytesIO(data))
+        except UnidentifiedImageError:  # its own words name an object in memory
+            raise ValueError("image: not an image that can be read") from None
         if image.width * image.height > PIXELS_MAX:
-            raise ValueError(f"the image has {image.width} x {image.height} pixels; at most {PIXELS_MAX} are taken")
+            raise ValueError(f"image: it has {image.width} x {image.height} pixels; at most {PIXELS_MAX} are taken")
         scaled = image.convert("RGB").resize((self.size, self.size), Image.Resampling.BICUBIC)
         values = (np.asarray(scaled, np.float32) / 255 - MEAN) / DEVIATION
         return torch.from_numpy(values.transpose(2, 0, 1)[None])

@@ -36,11 +36,13 @@ class TritonPythonModel:
 
     def _answer(self, request):
         files = pb_utils.get_input_tensor_by_name(request, "IMAGE").as_numpy().reshape(-1)
-        try:
-            pictures = [decode(file, SIDE) for file in files]
-        except BadImage as error:
-            refused = pb_utils.TritonError(f"image: {error}", pb_utils.TritonError.INVALID_ARG)
-            return pb_utils.InferenceResponse(error=refused)
+        pictures = []
+        for row, file in enumerate(files):
+            try:
+                pictures.append(decode(file, SIDE))
+            except BadImage as error:
+                refused = pb_utils.TritonError(f"image[{row}]: {error}", pb_utils.TritonError.INVALID_ARG)
+                return pb_utils.InferenceResponse(error=refused)
         masks = [self.mask(each.pixels) for each in pictures]
         areas = np.array([[(mask > 0.5).mean()] for mask in masks], np.float32)
         files = [[png(mask, each.width, each.height)] for mask, each in zip(masks, pictures, strict=True)]

@@ -22,11 +22,13 @@ class TritonPythonModel:
 
     def _answer(self, request):
         files = pb_utils.get_input_tensor_by_name(request, "IMAGE").as_numpy().reshape(-1)
-        try:
-            pictures = [decode(file, self.side) for file in files]
-        except BadImage as error:
-            refused = pb_utils.TritonError(f"image: {error}", pb_utils.TritonError.INVALID_ARG)
-            return pb_utils.InferenceResponse(error=refused)
+        pictures = []
+        for row, file in enumerate(files):
+            try:
+                pictures.append(decode(file, self.side))
+            except BadImage as error:
+                refused = pb_utils.TritonError(f"image[{row}]: {error}", pb_utils.TritonError.INVALID_ARG)
+                return pb_utils.InferenceResponse(error=refused)
         pixels = np.stack([resized(each.pixels, self.side, self.side) for each in pictures])
         if not self.as_bytes:
             # from 0 … 255 to -1 … 1, as the network was trained

@@ -1,0 +1,152 @@
+"""Models that do not give what their task promises: no answer must look complete that is not."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from structlog.testing import capture_logs
+from tests.modelserver.tasks import rig as rigs
+from tests.modelserver.tasks.rig import BYTES, EMBED, F32, I32, document, rig, served, told
+from tests.net.rig import run
+
+from forebay.core.serving.config import Datatype, ModelConfig
+from forebay.core.serving.values import InferRequest, InferResponse, Tensor
+from forebay.core.task_tensors import CONTRACTS
+from forebay.modelserver.tasks.table import TASKS
+from forebay.modelserver.tasks.tensors import numbers, strings
+
+TWO = {"/v1/embeddings": {"input": ["a", "b"]}, "/v1/rerank": {"query": "q", "documents": ["a", "b"]}}
+TWO["/v1/classify"] = {"input": ["a", "b"]}
+TWO["/v1/images/detections"] = {"image": ["aaaa", "aaaa"]}
+NAN = float("nan")
+RERANK = served("rerank", 4, "QUERY DOCUMENT", SCORE=F32)
+CLASSIFY = served("classify", 4, "INPUT", LABEL=BYTES, SCORE=F32)
+DETECT = served("detect-objects", 4, "IMAGE", LABEL=BYTES, SCORE=F32, BOX=F32)
+BOXES = numbers("BOX", F32, np.zeros((2, 1, 4)))
+
+
+def floats(name: str, *values: Any) -> Tensor:
+    return numbers(name, F32, np.array(values, np.float32))
+
+
+TOKENS = numbers("TOKENS", I32, np.array([[1], [1]]))
+LABELS = strings("LABEL", ["x", "y"], (2, 1))
+BAD: Mapping[str, tuple[str, ModelConfig, tuple[Tensor, ...], str]] = {
+    "short": ("/v1/embeddings", EMBED, (floats("EMBEDDING", [1, 2]), TOKENS), "'TOKENS' of shape [2, 1] beside"),
+    "short-both": (
+        "/v1/embeddings",
+        EMBED,
+        (floats("EMBEDDING", [1, 2]), floats("X", 1)),
+        "1 rows of 'EMBEDDING' for 2",
+    ),
+    "alone": (
+        "/v1/embeddings",
+        replace(EMBED, max_batch=0),
+        (floats("EMBEDDING", [1], [2]),),
+        "2 rows of 'EMBEDDING'",
+    ),
+    "nan": (
+        "/v1/embeddings",
+        EMBED,
+        (floats("EMBEDDING", [1, NAN], [1, 2]), TOKENS),
+        "'EMBEDDING' with numbers that",
+    ),
+    "none": ("/v1/embeddings", EMBED, (TOKENS,), "it gave no 'EMBEDDING'"),
+    "whole": (
+        "/v1/embeddings",
+        EMBED,
+        (numbers("EMBEDDING", I32, np.ones((2, 2))), TOKENS),
+        "'EMBEDDING' as INT32",
+    ),
+    "inf": (
+        "/v1/rerank",
+        RERANK,
+        (floats("SCORE", [1], [float("inf")]),),
+        "'SCORE' with numbers that are not finite",
+    ),
+    "pairs": ("/v1/rerank", RERANK, (floats("SCORE", [1, 2], [3, 4]),), "4 rows of 'SCORE' for 2"),
+    "latin": (
+        "/v1/classify",
+        CLASSIFY,
+        (strings("LABEL", [b"\xe9", b"y"], (2, 1)),),
+        "'LABEL' with bytes that are not",
+    ),
+    "uneven": ("/v1/classify", CLASSIFY, (LABELS, floats("SCORE", [1, 2], [3, 4])), "'SCORE' of shape [2, 2] beside"),
+    "boxless": ("/v1/images/detections", DETECT, (LABELS, floats("SCORE", [1], [1])), "it gave no 'BOX'"),
+    "signs": (
+        "/v1/images/detections",
+        DETECT,
+        (strings("LABEL", [b"\xff", b"y"], (2, 1)), floats("SCORE", [1], [1]), BOXES),
+        "'LABEL' with bytes that are not UTF-8",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_a_model_does_not_give_as_promised_is_told_with_its_name(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, config, outputs, said = BAD[name]
+
+    def give(_: InferRequest) -> list[InferResponse | None]:
+        return told(*outputs)
+
+    monkeypatch.setattr(rigs, "MODELS", {name: (config, give)})
+
+    async def main() -> None:
+        async with rig() as it:
+            answer = await it.ask(path, {"model": name, **TWO[path]}, x_request_id="mine")
+            error = document(answer)["error"]
+            assert (answer.status, error["code"], answer.headers[b"x-request-id"]) == (500, "internal_error", b"mine")
+            assert error["message"].startswith(f"The model '{name}' does not do what its task promises: it gave ")
+            assert said in error["message"]
+
+    with capture_logs() as lines:
+        run(main())
+    assert [line["request_id"] for line in lines if "request_id" in line] == ["mine"]
+
+
+def test_what_a_model_raises_is_in_the_log_and_not_in_the_answer() -> None:
+    ids: list[str] = []
+
+    async def main() -> None:
+        async with rig() as it:
+            answer = await it.ask("/v1/embeddings", {"model": "picky", "input": "INTERNAL"})
+            assert answer.status == 500
+            assert b"not this" not in answer.body
+            ids.append(answer.headers[b"x-request-id"].decode())
+
+    with capture_logs() as lines:
+        run(main())
+    [line] = [line for line in lines if line.get("request_id") == ids[0]]
+    assert line["reason"] == "not this"
+
+
+def test_a_mistake_of_ours_has_an_id_in_the_answer_and_in_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rigs.Desk, "view", lambda *_: 1 // 0)
+
+    ids: list[str] = []
+
+    async def main() -> None:
+        async with rig() as it:
+            answer = await it.ask("/v1/embeddings", {"model": "lengths", "input": "a"})
+            assert (answer.status, document(answer)["error"]["code"]) == (500, "internal_error")
+            ids.append(answer.headers[b"x-request-id"].decode())
+
+    with capture_logs() as lines:
+        run(main())
+    [line] = [line for line in lines if line.get("request_id") == ids[0]]
+    assert isinstance(line["exc_info"], ZeroDivisionError)
+
+
+def test_the_outputs_that_tasks_use_are_those_that_are_checked() -> None:
+    for task in TASKS.values():
+        outputs = CONTRACTS[task.name].outputs
+        assert set(task.outputs) == {each.name for each in outputs if not each.optional}
+        assert set(task.extras) == {each.name for each in outputs if each.optional}
+    assert {task.name for task in TASKS.values()} == set(CONTRACTS)
+    assert Datatype.BF16 not in {
+        each for c in CONTRACTS.values() for output in c.outputs for each in output.datatypes
+    }
