@@ -43,6 +43,14 @@ _NAMED: Final = re.compile(r"([a-z_]+(?:\[\])?): ")
 _encode = msgspec.json.Encoder().encode
 
 
+class Crowded(Refusal):
+    """There is no room for a request now; coming back makes sense after `retry_after_s`."""
+
+    def __init__(self, refused: Refused) -> None:
+        super().__init__(Code.OVERLOADED, refused.text)
+        self.retry_after_s = refused.retry_after_s
+
+
 class TaskFront:
     """Answers exchanges whose path begins with `PREFIX`. `table` is task by path."""
 
@@ -246,6 +254,8 @@ def translated(refused: Refused, param: str) -> Refusal:
     A model that takes options says itself which of them is to blame: `language: …`.
     """
     code = _CODES.get(refused.kind, Code.INVALID_REQUEST)
+    if refused.retry_after_s and code is Code.OVERLOADED:
+        return Crowded(refused)
     if code is Code.MODEL_NOT_FOUND:
         return Refusal(code, refused.text, param)
     if code is not Code.INVALID_REQUEST:
@@ -258,4 +268,6 @@ def refuse(exchange: Exchange, refusal: Refusal, *headers: http1.Header) -> None
     """Answer with an error."""
     row = TABLE[refusal.code]
     retryable = [RETRYABLE] if row.retry else []
+    if isinstance(refusal, Crowded):
+        retryable.append((b"retry-after", b"%d" % refusal.retry_after_s))
     exchange.respond(row.status, [http1.JSON, *retryable, *headers], error_body(refusal, exchange.path))
