@@ -16,7 +16,7 @@ from forebay.core.serving.values import InferRequest, OnResponse
 from forebay.engines.tensor.measures import SERIES_MAX, Family, merged
 from forebay.modelserver.models.life.collection import Collection
 from forebay.modelserver.models.life.model import LATEST
-from forebay.modelserver.models.life.room import Room
+from forebay.modelserver.models.life.room import MemoryUse, Room
 from forebay.modelserver.models.life.version import Version
 from forebay.modelserver.models.options import Control, Options
 from forebay.modelserver.models.running.call import Call
@@ -49,6 +49,8 @@ class ModelServer:
         self._options = options
         self._log = log
         self._models: Collection | None = None
+        self._room: Room | None = None
+        self._keeping: asyncio.Task[None] | None = None
         self._problems: list[str] = []
         self._started = asyncio.Event()
         self._stopping = asyncio.Event()
@@ -62,17 +64,28 @@ class ModelServer:
 
     async def _run(self, tasks: asyncio.TaskGroup) -> None:
         options = self._options
+        room = self._room = Room(options.memory_bytes, tasks)
         site = Site(
             options,
             self._log,
             tasks,
             self,
-            Room(options.memory_bytes),
+            room,
             ByteLru(options.cache_bytes) if options.cache_bytes else None,
             Turns(options.amounts) if options.limited else None,
         )
         models = self._models = Collection(site)
-        await and_finally(self._serve(models), models.close)
+        if options.memory_bytes:
+            self._keeping = tasks.create_task(room.keep(options.measure_s))
+        await and_finally(self._serve(models), self._close)
+
+    async def _close(self) -> None:
+        if self._room is not None:
+            self._room.close()
+        if self._keeping is not None:
+            self._keeping.cancel()
+        if self._models is not None:
+            await self._models.close()
 
     async def _serve(self, models: Collection) -> None:
         self._problems = await models.start()
@@ -145,6 +158,12 @@ class ModelServer:
             sum(each.replaced for each in found),
             max((each.stalled_s(now) for each in found), default=0.0),
         )
+
+    def memory(self) -> MemoryUse | None:
+        """What the memory budget is used for; None: there is none."""
+        if self._room is None or self._models is None or not self._options.memory_bytes:
+            return None
+        return self._room.use(sum(each.dormant for each in self._models.served))
 
     async def measure(self) -> Sequence[Family]:
         """What models count of their own, as it stands now; of a process that does not say it soon, as it stood."""

@@ -55,7 +55,7 @@ def words(request: InferRequest) -> list[InferResponse | None]:
 
 def wrong(request: InferRequest) -> list[InferResponse | None]:
     """An error of the model."""
-    return [InferResponse(request.model, "1", "", error=Refused(Kind.UNAVAILABLE, "the model gave up"))]
+    return [InferResponse(request.model, "1", "", error=Refused(Kind.UNAVAILABLE, "the model gave up", 7))]
 
 
 def odd(request: InferRequest) -> list[InferResponse | None]:

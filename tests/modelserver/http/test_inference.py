@@ -327,6 +327,7 @@ def test_a_model_that_fails_is_reported(model: str, status: int, text: str) -> N
         async with rig() as it:
             answer = await it.infer(model, {"inputs": [fp32([1], [1])]})
             assert (answer.status, told(answer)) == (status, {"error": text})
+            assert answer.headers.get(b"retry-after") == (b"7" if model == "wrong" else None)
             assert (await it.infer("split", {"inputs": [fp32([1], [1])]})).status == 200  # the connection goes on
 
     run(main())

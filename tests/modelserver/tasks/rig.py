@@ -92,7 +92,7 @@ def capitals(request: InferRequest) -> list[InferResponse | None]:
 
 def picky(request: InferRequest) -> list[InferResponse | None]:
     """The text is the kind of error that it gets."""
-    return [InferResponse("m", "1", "", error=Refused(Kind[texts(request)[0]], "not this"))]
+    return [InferResponse("m", "1", "", error=Refused(Kind[texts(request)[0]], "not this", 3))]
 
 
 def choosy(request: InferRequest) -> list[InferResponse | None]:

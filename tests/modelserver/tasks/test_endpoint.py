@@ -115,6 +115,7 @@ def test_what_a_model_says_is_wrong_is_told_in_the_words_of_this_api(
             ours = error["message"].endswith("failed; the log has the request id.")
             assert ours if status == 500 else error["message"] == "not this"
             assert answer.headers.get(b"x-forebay-retryable") == (b"1" if status == 503 else None)
+            assert answer.headers.get(b"retry-after") == (b"3" if status == 503 else None)
             assert all(ticket.cancelled for ticket in it.models.tickets)
 
     run(main())

@@ -28,12 +28,16 @@ HTTP_STATUS: Final = {
 
 
 class Refused(Exception):  # noqa: N818 - the product's word for an answer that is an error
-    """A request of the protocol is answered with an error. `text` is safe to show."""
+    """A request of the protocol is answered with an error. `text` is safe to show.
 
-    def __init__(self, kind: Kind, text: str) -> None:
+    `retry_after_s`: when it makes sense to come back; 0: that is not known.
+    """
+
+    def __init__(self, kind: Kind, text: str, retry_after_s: int = 0) -> None:
         super().__init__(text)
         self.kind = kind
         self.text = text
+        self.retry_after_s = retry_after_s
 
     @property
     def http_status(self) -> int:

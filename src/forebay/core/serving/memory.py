@@ -46,18 +46,18 @@ class MemoryBudget:
         """All that are held, the least recently used first."""
         return [Standing(name, held.size_bytes, held.busy, held.pinned) for name, held in self._held.items()]
 
-    def admit(self, name: str, size_bytes: int, *, pinned: bool = False) -> tuple[str, ...]:
+    def admit(self, name: str, size_bytes: int, *, pinned: bool = False) -> tuple[str, ...] | None:
         """Count a model that is about to be loaded, and say whom it displaces: these are no longer counted.
 
         `size_bytes` is what is known or guessed; correct it with `resize`. A model that is held already is counted
-        anew. Raises Refused (UNAVAILABLE) with the arithmetic, and changes nothing, if even all that may go would not
-        make room.
+        anew. None, and nothing has changed: there is no room before some that are busy fall idle. Raises Refused
+        (UNAVAILABLE) with the arithmetic, and changes nothing, if there will not be room then either.
         """
+        if not self.has_room(name, size_bytes):
+            return None
         before = self._held.get(name)
         beside_bytes = self.used_bytes - (before.size_bytes if before is not None else 0)
-        victims, freed_bytes = self._victims(name, beside_bytes + size_bytes - self.budget_bytes)
-        if self.budget_bytes and beside_bytes + size_bytes - freed_bytes > self.budget_bytes:
-            raise Refused(Kind.UNAVAILABLE, self._arithmetic(name, size_bytes))
+        victims, _ = self._victims(name, beside_bytes + size_bytes - self.budget_bytes)
         for victim in victims:
             self.remove(victim)
         held = _Held(size_bytes, pinned)
@@ -67,12 +67,38 @@ class MemoryBudget:
         self.used_bytes += size_bytes
         return victims
 
-    def resize(self, name: str, size_bytes: int) -> tuple[str, ...]:
-        """Correct what a model holds, as measured. Returns who has to go for it, as far as that helps."""
-        held = self._held[name]
-        self.used_bytes += size_bytes - held.size_bytes
-        held.size_bytes = size_bytes
-        victims, _ = self._victims(name, self.used_bytes - self.budget_bytes)
+    def has_room(self, name: str, size_bytes: int) -> bool:
+        """Whether a model could hold so much now, if all that may go went. Raises Refused if it never could."""
+        if not self.budget_bytes:
+            return True
+        most_bytes = self.most_bytes(name)
+        if size_bytes > most_bytes:
+            raise Refused(Kind.UNAVAILABLE, self._arithmetic(size_bytes, most_bytes))
+        staying_bytes = sum(
+            held.size_bytes for other, held in self._held.items() if other != name and (held.pinned or held.busy)
+        )
+        return staying_bytes + size_bytes <= self.budget_bytes
+
+    def most_bytes(self, name: str) -> int:
+        """What a model can hold at most: the budget without what others have pinned."""
+        pinned = [held.size_bytes for other, held in self._held.items() if other != name and held.pinned]
+        return max(0, self.budget_bytes - sum(pinned))
+
+    def resize(self, name: str, size_bytes: int) -> None:
+        """Correct what a model holds, as measured; then `trim`. Unknown names are ignored."""
+        held = self._held.get(name)
+        if held is not None:
+            self.used_bytes += size_bytes - held.size_bytes
+            held.size_bytes = size_bytes
+
+    def trim(self, spared: str = "") -> tuple[str, ...]:
+        """Who has to go because models hold more than the budget, as far as that helps: no longer counted.
+
+        One is `spared`, else the one that was used last: it would only be loaded again for the next request.
+        """
+        if self.used_bytes <= self.budget_bytes or not self._held:
+            return ()
+        victims, _ = self._victims(spared or next(reversed(self._held)), self.used_bytes - self.budget_bytes)
         for victim in victims:
             self.remove(victim)
         return victims
@@ -115,16 +141,11 @@ class MemoryBudget:
                 freed_bytes -= spared[1]
         return tuple(other for other, _ in chosen), freed_bytes
 
-    def _arithmetic(self, name: str, size_bytes: int) -> str:
-        staying = [
-            f"'{other}' {_gib(held.size_bytes)} ({'pinned' if held.pinned else 'busy'})"
-            for other, held in self._held.items()
-            if other != name and (held.pinned or held.busy)
-        ]
-        staying_text = f", and {', '.join(staying)} cannot go now" if staying else ""
-        return (
-            f"model '{name}' needs {_gib(size_bytes)} of a memory budget of {_gib(self.budget_bytes)}{staying_text}"
-        )
+    def _arithmetic(self, size_bytes: int, most_bytes: int) -> str:
+        need, budget = _gib(size_bytes), f"the memory budget of {_gib(self.budget_bytes)}"
+        if size_bytes <= self.budget_bytes:
+            return f"needs {need}, and what is pinned leaves {_gib(most_bytes)} of {budget}"
+        return f"needs {need}, more than {budget}"
 
 
 def _gib(size_bytes: int) -> str:

@@ -35,6 +35,8 @@ def deadline_of(exchange: Exchange) -> float:
 
 def refuse(exchange: Exchange, refused: Refused, *headers: http1.Header) -> None:
     """Answer with an error of the protocol."""
+    if refused.retry_after_s:
+        headers = (*headers, (b"retry-after", b"%d" % refused.retry_after_s))
     if may_retry(exchange, refused):
         body = error_body(Refusal(Code.OVERLOADED, refused.text))
         exchange.respond(refused.http_status, [http1.JSON, RETRYABLE, *headers], body)

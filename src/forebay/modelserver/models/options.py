@@ -50,6 +50,10 @@ class Options:
     """Of the response cache; 0: none."""
     memory_bytes: int = 0
     """Of all loaded models together; the least recently used give way. 0: no budget."""
+    room_wait_s: float = 30.0
+    """For how long requests wait for memory that models hold which are busy; loads wait for `load_timeout_s`."""
+    measure_s: float = 5.0
+    """How often it is looked at what models hold that have been used."""
     pinned: frozenset[str] = frozenset()
     """Models that never give way."""
     rss_bytes_max: int = 0

@@ -36,6 +36,14 @@ class Failure(Refusal):
         self.reason = reason
 
 
+class Crowded(Refusal):
+    """There is no room for a request now; coming back makes sense after `retry_after_s`."""
+
+    def __init__(self, refused: Refused) -> None:
+        super().__init__(Code.OVERLOADED, refused.text)
+        self.retry_after_s = refused.retry_after_s
+
+
 def failed(model: str, reason: str) -> Failure:
     """A model has said that it failed."""
     return Failure(f"The model '{model}' failed; the log has the request id.", reason)
@@ -56,6 +64,8 @@ def translated(refused: Refused, param: str, model: str, rows: range | None = No
     if code is Code.INTERNAL:
         return failed(model, refused.text)
     text = _INSIDE.sub("", refused.text, count=1)
+    if refused.retry_after_s and code is Code.OVERLOADED:
+        return Crowded(refused)
     if code is Code.MODEL_NOT_FOUND:
         return Refusal(code, text, param)
     if code is not Code.INVALID_REQUEST:
@@ -79,6 +89,8 @@ def refuse(exchange: Exchange, refusal: Refusal, log: structlog.stdlib.BoundLogg
     """Answer with an error. What is not the client's fault is also logged, with the id that the answer has."""
     row = TABLE[refusal.code]
     more = [*headers, RETRYABLE] if row.retry else [*headers]
+    if isinstance(refusal, Crowded):
+        more.append((b"retry-after", b"%d" % refusal.retry_after_s))
     if row.status == 500:
         more += id_headers(note(exchange, log, refusal))
     exchange.respond(row.status, [http1.JSON, *more], error_body(refusal, exchange.path))

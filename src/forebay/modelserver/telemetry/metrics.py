@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 from forebay.core.serving.errors import Refused
 from forebay.core.serving.statistics import ModelStatistics
 from forebay.engines.tensor.measures import Family, Measure, Series
+from forebay.modelserver.models.life.room import MemoryUse
 from forebay.modelserver.ports import Models
 from forebay.modelserver.telemetry.latencies import FIRST_RESPONSE_MS, PHASES, QUANTILES, Latencies, Latency
 from forebay.obs.metrics import PREFIX, Histogram
@@ -85,10 +86,29 @@ CERTIFICATE_ENDS: Final = Row(
     "gauge",
     "When the certificate that gRPC is encrypted with ends, Unix time.",
 )
+MEMORY_BUDGET: Final = Row(
+    "forebay_modelserver_memory_budget_bytes",
+    "gauge",
+    "What all models may hold together; only with --memory-budget.",
+)
+MEMORY_USED: Final = Row(
+    "forebay_modelserver_memory_used_bytes", "gauge", "What models hold of the memory budget, as last measured."
+)
+RESIDENT: Final = Row(
+    "forebay_modelserver_models_resident", "gauge", "Model versions under the budget that are loaded."
+)
+SLEEPING: Final = Row(
+    "forebay_modelserver_models_sleeping", "gauge", "Model versions that a request would have to load again."
+)
+SWAPS: Final = Row(
+    "forebay_modelserver_swaps_total",
+    "counter",
+    "Model versions that were sent to sleep (`sleep`) and loaded again (`wake`), by `event`.",
+)
 TABLE: Final = (
     SUCCESS, FAILURE, COUNT, EXECUTIONS, *DURATIONS.values(), PENDING, LOAD,
     *(row for pair in CACHE.values() for row in pair), FIRST, *SUMMARIES.values(), CPU, CPU_TOTAL, CPU_USED,
-    SECONDS, READY, TRACES_LOST, CERTIFICATE_ENDS,
+    SECONDS, READY, MEMORY_BUDGET, MEMORY_USED, RESIDENT, SLEEPING, SWAPS, TRACES_LOST, CERTIFICATE_ENDS,
 )  # fmt: skip
 """All metrics, in the order in which they are shown."""
 NAMES: Final = frozenset(row.name for row in TABLE)
@@ -114,6 +134,8 @@ class ServerMetrics:
         self._quantiles = quantiles
         self._machine = Machine()
         self.traces_lost = 0
+        self.memory: MemoryUse | None = None
+        """None: there is no budget."""
         self.certificate_ends_s: float | None = None
         self.own: Sequence[Family] = ()
         """What models count of their own."""
@@ -131,6 +153,8 @@ class ServerMetrics:
         for row, value in self._machine.look():
             found[row].append(Sample((), value))
         found[READY].append(Sample((), float(self._models.ready)))
+        if self.memory is not None:
+            self._add_memory(found, self.memory)
         found[TRACES_LOST].append(Sample((), float(self.traces_lost)))
         if self.certificate_ends_s is not None:
             found[CERTIFICATE_ENDS].append(Sample((), self.certificate_ends_s))
@@ -155,6 +179,14 @@ class ServerMetrics:
                 found[time_row].append(Sample(labels, getattr(model, name).ns // 1000))
         if self._latencies.first_responses and view.config.decoupled:
             self._latencies.watch_first_responses(model.name, model.version, first_response_buckets(view.document))
+
+    def _add_memory(self, found: Mapping[Row, list[Sample]], memory: MemoryUse) -> None:
+        found[MEMORY_BUDGET].append(Sample((), memory.budget_bytes))
+        found[MEMORY_USED].append(Sample((), memory.used_bytes))
+        found[RESIDENT].append(Sample((), memory.resident))
+        found[SLEEPING].append(Sample((), memory.sleeping))
+        found[SWAPS].append(Sample((("event", "sleep"),), memory.sleeps))
+        found[SWAPS].append(Sample((("event", "wake"),), memory.wakes))
 
     def _add_latency(self, found: Mapping[Row, list[Sample]], labels: Labels, latency: Latency) -> None:
         found[SECONDS] += _histogram(labels, latency.seconds)

@@ -103,7 +103,8 @@ class Collection:
         if options.control is Control.EXPLICIT and options.startup != ("*",):
             names = options.startup
         wishes = {name: Wish() for name in names}
-        return list((await self._load(wishes)).values())
+        failed = await self._load(wishes)
+        return [text if f"'{name}'" in text else f"model '{name}': {text}" for name, text in failed.items()]
 
     async def load(self, name: str, parameters: Mapping[str, str | bytes | int | bool]) -> None:
         """Load or reload a model because a client wants it. Raises `Refused`."""

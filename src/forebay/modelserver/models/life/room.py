@@ -2,19 +2,44 @@
 
 A model that sleeps has no process. It stays ready for clients: a request wakes it, and waits until it is loaded. When
 another one is unloaded and leaves room, it is woken without a request: so many are kept warm as there is memory for.
+
+Who needs memory that busy models hold waits in a line, and holds none meanwhile. What is being loaded counts as busy.
 """
 
 import asyncio
 import os
 from collections.abc import Awaitable, Iterable
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
-from forebay.core.serving.memory import MemoryBudget
+from forebay.core.serving.errors import Kind, Refused
+from forebay.core.serving.memory import GIB, MemoryBudget
 
 PROCESS_BYTES: Final = 64 * 2**20
 """What a process of a model is thought to need beside its files, before that can be measured."""
 FILES_MAX: Final = 10_000
+PASSES_MAX: Final = 8
+"""Who waits for much is passed so often by those who need less, and then by nobody."""
+BACK_IN_S: Final = 1
+"""When it makes sense to come back after waiting in vain: busy models may be idle then."""
+
+
+class Withdrawn(Refused):
+    """A model is not loaded because nobody waits for it any more."""
+
+    def __init__(self) -> None:
+        super().__init__(Kind.UNAVAILABLE, "the load was given up")
+
+
+class MemoryUse(NamedTuple):
+    """What the budget is used for, and how often models have been sent to sleep and woken."""
+
+    budget_bytes: int
+    used_bytes: int
+    resident: int
+    sleeping: int
+    sleeps: int
+    wakes: int
 
 
 class Sleeper(Protocol):
@@ -25,8 +50,16 @@ class Sleeper(Protocol):
         """A name that no other one has."""
 
     @property
+    def name(self) -> str:
+        """The model's."""
+
+    @property
     def pinned(self) -> bool:
         """It must not sleep."""
+
+    @property
+    def busy(self) -> bool:
+        """It has requests."""
 
     @property
     def dormant(self) -> bool:
@@ -36,6 +69,9 @@ class Sleeper(Protocol):
     def size_bytes(self) -> int:
         """What it takes, awake."""
 
+    async def measured(self) -> int:
+        """What it takes now."""
+
     def wake(self) -> None:
         """Load it again, some time soon."""
 
@@ -43,48 +79,198 @@ class Sleeper(Protocol):
         """End its processes, which have ended when this has been awaited. From the call on, requests wait."""
 
 
-class Room:
-    """The account of memory, and its shell. `bytes_max` 0: there is no limit."""
+class _Place:
+    """In the line."""
 
-    def __init__(self, bytes_max: int) -> None:
+    __slots__ = ("granted", "passed", "size_bytes", "sleeper")
+
+    def __init__(self, sleeper: Sleeper, size_bytes: int) -> None:
+        self.sleeper = sleeper
+        self.size_bytes = size_bytes
+        self.passed = 0
+        self.granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+
+class Room:
+    """The account of memory, and its shell. `bytes_max` 0: there is no limit. `tasks` owns those who go to sleep."""
+
+    def __init__(self, bytes_max: int, tasks: asyncio.TaskGroup) -> None:
         self._budget = MemoryBudget(bytes_max)
-        self._lock = asyncio.Lock()
+        self._tasks = tasks
+        self._line: dict[str, _Place] = {}
+        self._loading: set[str] = set()
         self._awake: dict[str, Sleeper] = {}
         self._asleep: dict[str, Sleeper] = {}
-        """Who was sent to sleep last is the last of them. Some may have been unloaded meanwhile."""
+        """Who was sent to sleep last is the last of them."""
+        self._ending: dict[str, asyncio.Task[None]] = {}
+        """Of these the processes have not ended yet."""
+        self._stale: set[str] = set()
+        """They may hold something else than when they were measured."""
+        self._looks = False
+        self._may_fill = False
+        self._closing = False
+        self._sleeps = 0
+        self.wakes = 0
+        """How many have been loaded again."""
 
-    async def admit(self, sleeper: Sleeper, size_bytes: int) -> None:
-        """Make room for a version that is about to be loaded, or turns out to need so much now that it is.
+    async def admit(self, sleeper: Sleeper, size_bytes: int, wait_s: float) -> None:
+        """Make room for a version that is about to be loaded: it counts as busy until `loaded` or `remove`.
 
-        Raises `Refused` (UNAVAILABLE) with the arithmetic if there is none.
+        Raises `Refused` (UNAVAILABLE) if there can be none, or none within the time; `Withdrawn` after `withdraw`, or
+        if there is none now and it is not to wait.
         """
-        async with self._lock:
-            victims = self._budget.admit(sleeper.key, size_bytes, pinned=sleeper.pinned)
-            self._awake[sleeper.key] = sleeper
-            self._asleep.pop(sleeper.key, None)
-            await self._send_to_sleep(victims)
+        place = self._line[sleeper.key] = _Place(sleeper, size_bytes)
+        self._look()
+        if wait_s <= 0 and not place.granted.done():
+            del self._line[sleeper.key]
+            raise Withdrawn
+        try:
+            async with asyncio.timeout(wait_s):
+                await place.granted
+        except TimeoutError:
+            text = f"model '{sleeper.name}' has waited {wait_s:.0f} s for {size_bytes / GIB:.2f} GiB of memory: the"
+            raise Refused(Kind.UNAVAILABLE, f"{text} models that hold it are busy", BACK_IN_S) from None
+        finally:
+            del self._line[sleeper.key]
+            self._look_soon()
+        await self._all_ended()
 
-    async def resize(self, sleeper: Sleeper, size_bytes: int) -> None:
-        """A version that serves needs so much now; others sleep for it as far as they can."""
-        async with self._lock:
-            if sleeper.key in self._budget:
-                await self._send_to_sleep(self._budget.resize(sleeper.key, size_bytes))
+    def withdraw(self, sleeper: Sleeper) -> None:
+        """If it waits for memory, it does so no more."""
+        place = self._line.get(sleeper.key)
+        if place is not None and not place.granted.done():
+            place.granted.set_exception(Withdrawn())
+
+    async def settle(self, sleeper: Sleeper, size_bytes: int, *, anyway: bool) -> bool:
+        """What is being loaded holds so much. False, unless it is to stay `anyway`: there is no room for so much now.
+
+        Raises `Refused` (UNAVAILABLE) if there can be none.
+        """
+        try:
+            if not self._budget.has_room(sleeper.key, size_bytes) and not anyway:
+                return False
+        except Refused as refused:
+            raise _of(sleeper, refused) from None
+        self._budget.resize(sleeper.key, size_bytes)
+        self._send_to_sleep(self._budget.trim(sleeper.key))
+        self._look_soon()
+        await self._all_ended()
+        return True
+
+    def loaded(self, sleeper: Sleeper) -> None:
+        """It serves, and may be sent to sleep."""
+        self._loading.discard(sleeper.key)
+        self.leave(sleeper)
+
+    def resize(self, sleeper: Sleeper, size_bytes: int) -> None:
+        """It holds so much now; others sleep for it as far as they can."""
+        self._budget.resize(sleeper.key, size_bytes)
+        self._look_soon()
+
+    def most_bytes(self, sleeper: Sleeper) -> int:
+        """What there can be for it."""
+        return self._budget.most_bytes(sleeper.key)
 
     def enter(self, sleeper: Sleeper) -> None:
         """It has requests: it cannot sleep."""
-        self._budget.enter(sleeper.key)
+        if self._budget.budget_bytes:
+            self._budget.enter(sleeper.key)
 
     def leave(self, sleeper: Sleeper) -> None:
         """It has none any more."""
-        self._budget.leave(sleeper.key)
+        if self._budget.budget_bytes:
+            self._budget.leave(sleeper.key)
+            self._stale.add(sleeper.key)
+            self._look_soon()
 
     def remove(self, sleeper: Sleeper) -> None:
         """It has no processes any more."""
-        leaves_room = sleeper.key in self._budget
-        self._budget.remove(sleeper.key)
-        self._awake.pop(sleeper.key, None)
-        if leaves_room:
+        key = sleeper.key
+        if key in self._budget:
+            self._budget.remove(key)
+            self._may_fill = True
+            self._look_soon()
+        self._loading.discard(key)
+        self._stale.discard(key)
+        self._awake.pop(key, None)
+        if self._budget.budget_bytes:
+            self._stale.update(self._awake)  # what they have shared with it is theirs alone
+        if not sleeper.dormant:
+            self._asleep.pop(key, None)
+
+    def use(self, sleeping: int) -> MemoryUse:
+        """What the memory is used for."""
+        budget = self._budget
+        resident = len(self._awake.keys() - self._loading)
+        return MemoryUse(budget.budget_bytes, budget.used_bytes, resident, sleeping, self._sleeps, self.wakes)
+
+    async def keep(self, every_s: float) -> None:
+        """Measure now and then what may have changed: models grow while they work. Until it is cancelled."""
+        while True:
+            await asyncio.sleep(every_s)
+            await self._measure()
+
+    def close(self) -> None:
+        """All are about to be unloaded: nobody sleeps or is woken for the budget's sake any more."""
+        self._closing = True
+
+    async def _measure(self) -> None:
+        stale, self._stale = self._stale, set()
+        for key in stale & self._awake.keys():
+            sleeper = self._awake.get(key)
+            if sleeper is not None and key not in self._loading:
+                size_bytes = await sleeper.measured()
+                if key not in self._loading:
+                    self._budget.resize(key, size_bytes)
+        self._look()
+
+    def _look_soon(self) -> None:
+        """Not at once: whoever says that something has changed is in the middle of it."""
+        if not self._looks and self._budget.budget_bytes:
+            self._looks = True
+            asyncio.get_running_loop().call_soon(self._look)
+
+    def _look(self) -> None:
+        """Let in who waits, then see to it that the budget is kept, and used."""
+        self._looks = False
+        self._let_in()
+        if not self._closing:
+            self._send_to_sleep(self._budget.trim())
+        if self._may_fill and not self._line and not self._closing:
+            self._may_fill = False
             self._fill()
+
+    def _let_in(self) -> None:
+        """In the order in which they have come; who needs less may pass who has to wait, but not for ever."""
+        passed: list[_Place] = []
+        for key, place in list(self._line.items()):
+            if place.granted.done() or key in self._ending:
+                continue
+            sleeper = place.sleeper
+            try:
+                victims = self._budget.admit(key, place.size_bytes, pinned=sleeper.pinned)
+            except Refused as refused:
+                place.granted.set_exception(_of(sleeper, refused))
+                continue
+            if victims is None:
+                if place.passed >= PASSES_MAX:
+                    return
+                passed.append(place)
+                continue
+            self._begin(sleeper)
+            self._send_to_sleep(victims)
+            place.granted.set_result(None)
+            for each in passed:
+                each.passed += 1
+
+    def _begin(self, sleeper: Sleeper) -> None:
+        key = sleeper.key
+        self._budget.enter(key)
+        if sleeper.busy:
+            self._budget.enter(key)
+        self._loading.add(key)
+        self._awake[key] = sleeper
+        self._asleep.pop(key, None)
 
     def _fill(self) -> None:
         """Wake who was sent to sleep last, as far as there is room for them beside those that are awake."""
@@ -94,13 +280,29 @@ class Room:
                 del self._asleep[key]
             elif sleeper.size_bytes <= free_bytes:
                 free_bytes -= sleeper.size_bytes
-                del self._asleep[key]
                 sleeper.wake()
 
-    async def _send_to_sleep(self, keys: Iterable[str]) -> None:
-        sleepers = {key: self._awake.pop(key) for key in keys}
-        await asyncio.gather(*[sleeper.sleep() for sleeper in sleepers.values()])
-        self._asleep.update(sleepers)
+    def _send_to_sleep(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            sleeper = self._awake.pop(key)
+            ending = sleeper.sleep()
+            if sleeper.dormant:
+                self._asleep[key] = sleeper
+                self._sleeps += 1
+            self._ending[key] = self._tasks.create_task(self._ended(key, ending))
+
+    async def _all_ended(self) -> None:
+        if self._ending:
+            await asyncio.wait(set(self._ending.values()))
+
+    async def _ended(self, key: str, ending: Awaitable[None]) -> None:
+        await ending
+        del self._ending[key]
+        self._look_soon()
+
+
+def _of(sleeper: Sleeper, refused: Refused) -> Refused:
+    return Refused(refused.kind, f"model '{sleeper.name}' {refused.text}")
 
 
 def guessed_bytes(folder: Path) -> int:

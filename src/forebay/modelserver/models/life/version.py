@@ -15,7 +15,7 @@ from forebay.core.serving.errors import Kind, Refused
 from forebay.core.serving.values import InferRequest, InferResponse, OnResponse
 from forebay.engines.tensor.measures import Ledger
 from forebay.modelserver.models.life.placing import placements
-from forebay.modelserver.models.life.room import guessed_bytes, used_bytes
+from forebay.modelserver.models.life.room import Withdrawn, guessed_bytes, used_bytes
 from forebay.modelserver.models.life.states import UNLOADED, Event, State, after
 from forebay.modelserver.models.life.warmup import warm_up
 from forebay.modelserver.models.running.bls import nested
@@ -81,6 +81,8 @@ class Version:
         self._answers: Answers | None = None
         self._size_bytes = 0
         """What its processes have taken when that was last measured."""
+        self._weighed = False
+        """Whether that is known from a load."""
         self._process: ModelProcess | None = None
         self._seats: Seats | None = None
         self._given_up = False
@@ -115,6 +117,11 @@ class Version:
         """It must not sleep: the operator says so, or it knows of sequences."""
         config = self.config
         return self.name in self._site.options.pinned or config.says(PINNED) or config.sequences is not None
+
+    @property
+    def busy(self) -> bool:
+        """Whether it has requests."""
+        return self.inflight > 0
 
     @property
     def pids(self) -> Sequence[int]:
@@ -197,8 +204,10 @@ class Version:
     def give_up(self) -> None:
         """Let a load that is under way fail now, however long it would have taken."""
         self._given_up = True
-        if self.state is State.LOADING and self._process is not None:
-            self._process.stop()
+        if self.state is State.LOADING:
+            self._site.room.withdraw(self)
+            if self._process is not None:
+                self._process.stop()
 
     async def unload(self, reason: str = UNLOADED) -> None:
         """Take no more requests, finish those under way, bounded in time, and end the processes."""
@@ -210,6 +219,7 @@ class Version:
                     await self._quiet.wait()
             except TimeoutError:
                 self._log.warning("unloading with requests under way", requests=self.inflight)
+        self._site.room.withdraw(self)
         await self._end(Refused(Kind.UNAVAILABLE, f"model '{self.name}' version {self.text} has been unloaded"))
         self._move(Event.GONE, reason)
 
@@ -236,14 +246,15 @@ class Version:
             self._seats.set(instances)
             self._runner.set_instances(process.instances)
             if self._site.options.memory_bytes:
-                await self._site.room.resize(self, await self._measured())
+                self._site.room.resize(self, await self.measured())
 
     def sleep(self) -> Awaitable[None]:
         """End its processes until a request comes: others need the memory. Only while there are no requests."""
         assert not self.inflight
-        self._log.info("model sleeps", size_bytes=self._size_bytes)
-        self._close(Refused(Kind.UNAVAILABLE, f"model '{self.name}' sleeps"))  # nobody waits: its alarm goes
-        self._runner = Parking(self.counts, self._awaken)
+        if self.state is State.READY:  # else it is ending anyway
+            self._log.info("model sleeps", size_bytes=self._size_bytes)
+            self._close(Refused(Kind.UNAVAILABLE, f"model '{self.name}' sleeps"))  # nobody waits: its alarm goes
+            self._runner = Parking(self.config, self.counts, self._awaken, partial(self._site.room.withdraw, self))
         return self._end(None)
 
     @property
@@ -274,12 +285,16 @@ class Version:
             failed = refused
         else:
             self._runner = runner
+            self._site.room.wakes += 1
             parking.move(runner)
             return
         await self._end(None)
+        if isinstance(failed, Withdrawn):
+            parking.rest()
+            return
         if failed.kind is not Kind.UNAVAILABLE and self.state is State.READY:
             self._move(Event.FAILED, f"{_KIND_TEXT[failed.kind]}: {failed.text}")
-        parking.close(Refused(Kind.UNAVAILABLE, failed.text))
+        parking.close(Refused(Kind.UNAVAILABLE, failed.text, failed.retry_after_s))
 
     def _ensemble(self) -> Ensemble:
         config = self.config
@@ -294,11 +309,26 @@ class Version:
 
     async def _start(self) -> Scheduler:
         """Processes with everything around them. Raises `Refused`; `_end` is for the caller then."""
+        site = self._site
+        process = await self._begin()
+        if not await self._settled():
+            await self._end(None)  # who waits for memory holds none: so no two wait for each other
+            process = await self._begin()
+            await self._settled()
+        site.room.loaded(self)
+        config = self.config
+        seats = self._seats = Seats(site.turns, self._changed)
+        seats.set(config.instances)
+        executor = Executor(config, self.text, self.counts, process, seats)
+        if config.sequences is not None:
+            return Sequenced(config, self.described.folder, executor, process.instances)
+        return Queued(config, executor, process.instances)
+
+    async def _begin(self) -> ModelProcess:
+        """Processes that are ready, once there is room for them. Raises `Refused`."""
         site, options = self._site, self._site.options
         config = self.config
-        await site.room.admit(self, self._size_bytes or guessed_bytes(self.folder))
-        if self.inflight:
-            site.room.enter(self)
+        await self._enter_room()
         if self._given_up or self.state not in (State.LOADING, State.READY):
             raise Refused(Kind.UNAVAILABLE, not_ready(self.name, self.text))
         self._gone.clear()
@@ -323,19 +353,39 @@ class Version:
         except GaveUp as gave_up:
             raise Refused(Kind.INTERNAL, str(gave_up)) from None
         self.described = complete(self.described, loaded, options.rules)
-        config = self.config
-        await warm_up(config, self.described.folder, process)
-        if options.memory_bytes:
-            await site.room.admit(self, await self._measured())
-        seats = self._seats = Seats(site.turns, self._changed)
-        seats.set(config.instances)
-        executor = Executor(config, self.text, self.counts, process, seats)
-        if config.sequences is not None:
-            return Sequenced(config, self.described.folder, executor, process.instances)
-        return Queued(config, executor, process.instances)
+        await warm_up(self.config, self.described.folder, process)
+        return process
 
-    async def _measured(self) -> int:
-        self._size_bytes = await asyncio.to_thread(used_bytes, tuple(self.pids))
+    async def _enter_room(self) -> None:
+        """Wait until there is memory. Raises `Refused`."""
+        room, options = self._site.room, self._site.options
+        if self.state is State.LOADING:
+            wait_s = options.load_timeout_s
+        else:
+            wait_s = options.room_wait_s if self.waiting else 0.0
+        size_bytes = 0
+        if self._weighed:  # it may have grown beyond what there is, but it was loaded with less
+            size_bytes = min(self._size_bytes, room.most_bytes(self))
+        elif options.memory_bytes:
+            size_bytes = guessed_bytes(self.folder)
+        await room.admit(self, size_bytes, wait_s)
+
+    async def _settled(self) -> bool:
+        """Whether there is room for what its processes have turned out to take. Raises `Refused` if there cannot be.
+
+        If it was known before, a little more than that is no reason to wait for others and load it again.
+        """
+        if not self._site.options.memory_bytes:
+            return True
+        known, self._weighed = self._weighed, True
+        return await self._site.room.settle(self, await self.measured(), anyway=known)
+
+    async def measured(self) -> int:
+        """What its processes take now."""
+        pids = tuple(self.pids)
+        size_bytes = await asyncio.to_thread(used_bytes, pids)
+        if size_bytes and pids == tuple(self.pids):
+            self._size_bytes = size_bytes
         return self._size_bytes
 
     @property

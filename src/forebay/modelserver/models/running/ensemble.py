@@ -170,7 +170,7 @@ class _Request:
 
     def _failed(self, run: int, refused: Refused) -> None:
         self._leave(run)
-        self._proceed(self._flow.fail(run, refused.text), refused.kind)
+        self._proceed(self._flow.fail(run, refused.text), refused.kind, refused.retry_after_s)
 
     def _leave(self, run: int) -> None:
         """A run has ended: another one may take its place."""
@@ -181,7 +181,7 @@ class _Request:
         if follower is not None:
             follower.request.start(follower.run)
 
-    def _proceed(self, progress: Progress[_Value, None], kind: Kind) -> None:
+    def _proceed(self, progress: Progress[_Value, None], kind: Kind, retry_after_s: int = 0) -> None:
         """Do what follows from an event."""
         call, owner = self._call, self._owner
         last = len(progress.responses) - 1
@@ -199,7 +199,7 @@ class _Request:
                 self.start(start.run)
         if progress.ended and call.phase is not Phase.ENDED:
             if progress.error:
-                owner.end(call, Refused(kind, progress.error))
+                owner.end(call, Refused(kind, progress.error, retry_after_s))
             else:
                 self._count()
                 owner.end(call)

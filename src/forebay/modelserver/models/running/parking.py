@@ -1,20 +1,43 @@
 """Requests for a model that is loaded again because of them."""
 
 from collections.abc import Callable
+from time import monotonic
+from typing import Final
 
+from forebay.core.serving.batcher import TIMEOUT_EXPIRED, Batcher
+from forebay.core.serving.config import ModelConfig
 from forebay.core.serving.errors import Kind, Refused
+from forebay.modelserver.alarm import Alarm
 from forebay.modelserver.models.running.call import Call, Runner
 from forebay.modelserver.models.running.counting import Counts, Reason
+from forebay.modelserver.models.running.inputs import prefix
+from forebay.modelserver.models.running.queued import DEADLINES, deadline_of
+
+TOO_LATE: Final = "its deadline has passed before its model was loaded again"
+BACK_IN_S: Final = 1
+"""When it makes sense to come back: the model may be there then."""
 
 
 class Parking:
-    """Stands for the scheduler of a version that sleeps."""
+    """Stands for the scheduler of a version that sleeps.
 
-    def __init__(self, counts: Counts, awaken: Callable[[], None]) -> None:
+    `awaken` has it loaded; `forsaken` hears that nobody waits for that any more. Timeouts and deadlines hold here.
+    """
+
+    def __init__(
+        self, config: ModelConfig, counts: Counts, awaken: Callable[[], None], forsaken: Callable[[], None]
+    ) -> None:
+        self._config = config
+        self._by_timeout = config.says(DEADLINES)
         self._counts = counts
         self._awaken = awaken
+        self._forsaken = forsaken
         self._waking = False
         self._calls: dict[Call, None] = {}
+        """In the order in which they have come."""
+        self._queue = self._empty()
+        """The same, for their times: no batch is taken from it."""
+        self._alarm: Alarm | None = None
 
     @property
     def waiting(self) -> int:
@@ -22,8 +45,22 @@ class Parking:
         return len(self._calls)
 
     def submit(self, call: Call) -> None:
-        """Keep a request, and wake the model."""
+        """Keep a request, and wake the model. Raises `Refused` if there is no place for it."""
+        request, checked = call.request, call.checked
+        try:
+            self._queue.offer(
+                call,
+                rows=checked.rows,
+                shape=checked.shape,
+                level=request.priority,
+                timeout_s=request.timeout_us / 1e6,
+                now=monotonic(),
+                deadline=deadline_of(call, self._by_timeout),
+            )
+        except Refused as refused:
+            raise Refused(refused.kind, prefix(request.id) + refused.text) from None
         self._calls[call] = None
+        self._set_alarm()
         self.awaken()
 
     def awaken(self) -> None:
@@ -34,8 +71,9 @@ class Parking:
 
     def cancel(self, call: Call) -> None:
         """Nobody waits for that request."""
-        if self._calls.pop(call, call) is None:
-            self._counts.refuse(call, Refused(Kind.CANCELLED, ""), Reason.CANCELED)
+        if call in self._calls:
+            self._queue.cancel(call)
+            self._refuse(call, Refused(Kind.CANCELLED, ""), Reason.CANCELED)
 
     def set_instances(self, instances: int) -> None:
         """There are none."""
@@ -43,19 +81,55 @@ class Parking:
     def wake(self) -> None:
         """Nothing can start here."""
 
+    def rest(self) -> None:
+        """The model was not loaded as nobody waited for it; who has come meanwhile wakes it."""
+        self._waking = False
+        if self._calls:
+            self.awaken()
+
     def close(self, refused: Refused) -> None:
         """All that wait end with this error; the next one wakes the model again."""
         self._waking = False
-        calls, self._calls = self._calls, {}
-        for call in calls:
+        for call in self._emptied():
             self._counts.refuse(call, refused, Reason.OTHER)
 
     def move(self, runner: Runner) -> None:
         """The model is there: its scheduler takes over."""
-        calls, self._calls = self._calls, {}
-        for call in calls:
+        for call in self._emptied():
             call.runner = runner
             try:
                 runner.submit(call)
             except Refused as refused:
                 self._counts.refuse(call, refused, Reason.OTHER)
+
+    def _ring(self) -> None:
+        now = monotonic()
+        for call in self._queue.expired(now):
+            deadline = deadline_of(call, self._by_timeout)
+            late = deadline is not None and deadline <= now
+            text = prefix(call.request.id) + TOO_LATE if late else TIMEOUT_EXPIRED
+            self._refuse(call, Refused(Kind.UNAVAILABLE, text, BACK_IN_S), Reason.REJECTED)
+        self._set_alarm()
+
+    def _refuse(self, call: Call, refused: Refused, reason: Reason) -> None:
+        del self._calls[call]
+        self._counts.refuse(call, refused, reason)
+        if not self._calls:
+            self._forsaken()
+
+    def _set_alarm(self) -> None:
+        at = self._queue.next_expiry
+        if at is not None:
+            if self._alarm is None:
+                self._alarm = Alarm(self._ring)
+            self._alarm.set(at)
+
+    def _emptied(self) -> dict[Call, None]:
+        if self._alarm is not None:
+            self._alarm.close()
+            self._alarm = None
+        calls, self._calls, self._queue = self._calls, {}, self._empty()
+        return calls
+
+    def _empty(self) -> Batcher[Call]:
+        return Batcher(self._config.batching, self._config.max_batch)

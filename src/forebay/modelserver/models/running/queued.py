@@ -158,11 +158,7 @@ class Queued:
         if not self._timed:
             self._timed = True
             self._learn(self._latest_ns)
-        request = call.request
-        if self._by_timeout and request.timeout_us:
-            at = (call.started_ns + request.timeout_us * 1000) / 1e9
-            return min(at, request.deadline) if request.deadline else at
-        return request.deadline or None
+        return deadline_of(call, self._by_timeout)
 
     def _learn(self, took_ns: int) -> None:
         if took_ns:
@@ -189,6 +185,15 @@ class Queued:
             self._latest_ns = done.compute_infer_ns
         if len(self._batcher):
             self._pump()
+
+
+def deadline_of(call: Call, by_timeout: bool) -> float | None:
+    """When an answer is worth nothing any more; None: it keeps its worth."""
+    request = call.request
+    if by_timeout and request.timeout_us:
+        at = (call.started_ns + request.timeout_us * 1000) / 1e9
+        return min(at, request.deadline) if request.deadline else at
+    return request.deadline or None
 
 
 def work_of(call: Call) -> Work:

@@ -1,0 +1,314 @@
+"""A budget of memory: what loads stays, who needs memory that is busy waits in a line, and growth is noticed."""
+
+import asyncio
+from collections.abc import Awaitable
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import pytest
+from tests.modelserver.models.rig import (
+    BATCH_SIZE,
+    LOG,
+    PATIENCE_S,
+    Server,
+    config,
+    numbers,
+    serving,
+    tensor,
+    until,
+    write,
+)
+
+from forebay.core.serving.errors import Kind, Refused
+from forebay.modelserver.models.life.room import PASSES_MAX, Room, Withdrawn
+from forebay.modelserver.models.options import Control, Options
+from forebay.modelserver.telemetry.latencies import Latencies
+from forebay.modelserver.telemetry.metrics import ServerMetrics
+
+ONE = tensor("IN", [[1.0]])
+MIB = 2**20
+HEAVY = """
+    def initialize(self, args):
+        self.weights = np.ones(120 * 2**20, dtype=np.uint8)
+    def answer(self, request):
+        return give(get(request))
+"""
+GROWING = """
+    def answer(self, request):
+        self.weights = np.ones(int(get(request)[0, 0]) * 2**20, dtype=np.uint8)
+        return give(get(request))
+"""
+
+
+class Fake:
+    """A version without processes."""
+
+    pinned = False
+
+    def __init__(self, name: str, size_bytes: int = 5) -> None:
+        self.name = self.key = name
+        self.size_bytes = size_bytes
+        self.busy = self.dormant = False
+        self.ended: asyncio.Event | None = None
+
+    async def measured(self) -> int:
+        return self.size_bytes
+
+    def wake(self) -> None:
+        """Nobody does."""
+
+    def sleep(self) -> Awaitable[None]:
+        self.dormant = True
+        return self._end()
+
+    async def _end(self) -> None:
+        if self.ended is not None:
+            await self.ended.wait()
+
+
+class Rig:
+    """A room of 10 bytes, and who wants to be in it."""
+
+    def __init__(self, tasks: asyncio.TaskGroup) -> None:
+        self.tasks = tasks
+        self.room = Room(10, tasks)
+        self.order: list[str] = []
+
+    async def admit(self, fake: Fake, wait_s: float = PATIENCE_S) -> None:
+        await self.room.admit(fake, fake.size_bytes, wait_s)
+        fake.dormant = False
+        self.order.append(fake.name)
+
+    async def line_up(self, *fakes: Fake) -> list["asyncio.Task[None]"]:
+        """They ask for memory, and wait."""
+        waiting = [self.tasks.create_task(self.admit(fake)) for fake in fakes]
+        await turns()
+        return waiting
+
+    async def hold(self, *fakes: Fake) -> None:
+        """They are loaded, and have requests."""
+        for fake in fakes:
+            fake.busy = True
+            await self.admit(fake)
+            self.room.loaded(fake)
+        self.order.clear()
+
+    async def idle(self, fake: Fake) -> None:
+        """Its requests have ended."""
+        fake.busy = False
+        self.room.leave(fake)
+        await turns()
+
+
+async def turns() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+def in_room(work: Any) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as tasks:
+            await work(Rig(tasks))
+
+    asyncio.run(main())
+
+
+def test_what_is_being_loaded_does_not_give_way() -> None:
+    async def work(rig: Rig) -> None:
+        a, b = Fake("a"), Fake("b", 8)
+        await rig.admit(a)
+        await rig.line_up(b)
+        assert rig.order == ["a"]
+        rig.room.loaded(a)
+        await turns()
+        assert (rig.order, a.dormant) == (["a", "b"], True)
+
+    in_room(work)
+
+
+def test_who_turns_out_larger_than_guessed_displaces_others_at_once_even_the_one_that_was_used_last() -> None:
+    async def work(rig: Rig) -> None:
+        a, b = Fake("a", 4), Fake("b", 4)
+        await rig.admit(a)
+        await rig.admit(b)
+        rig.room.loaded(a)
+        assert await rig.room.settle(b, 8, anyway=False)
+        assert a.dormant
+        c = Fake("c", 2)
+        await rig.admit(c)
+        assert not await rig.room.settle(c, 3, anyway=False), "b is being loaded"
+        with pytest.raises(Refused, match=r"^model 'c' needs "):
+            await rig.room.settle(c, 11, anyway=True)
+
+    in_room(work)
+
+
+def test_those_who_wait_are_served_in_order_once_the_processes_of_others_have_ended() -> None:
+    async def work(rig: Rig) -> None:
+        a, b = Fake("a"), Fake("b")
+        a.ended = asyncio.Event()
+        await rig.hold(a, b)
+        await rig.line_up(Fake("c"), Fake("d"))
+        await rig.idle(a)
+        assert (a.dormant, rig.order) == (True, [])
+        a.ended.set()
+        await turns()
+        assert rig.order == ["c"]
+        await rig.idle(b)
+        assert rig.order == ["c", "d"]
+
+    in_room(work)
+
+
+def test_who_needs_less_passes_who_has_to_wait_but_not_for_ever() -> None:
+    async def work(rig: Rig) -> None:
+        busy = Fake("busy", 4)
+        await rig.hold(busy)
+        await rig.line_up(Fake("large", 10))
+        for number in range(PASSES_MAX):
+            small = Fake(str(number))
+            await rig.admit(small)
+            rig.room.remove(small)
+        assert len(rig.order) == PASSES_MAX
+        await rig.line_up(Fake("late"))
+        assert len(rig.order) == PASSES_MAX
+        await rig.idle(busy)
+        assert rig.order[-1] == "large"
+        rig.room.remove(Fake("large"))
+        await turns()
+        assert rig.order[-1] == "late"
+
+    in_room(work)
+
+
+def test_who_has_waited_in_vain_is_told_when_to_come_back_and_who_can_never_fit_at_once() -> None:
+    async def work(rig: Rig) -> None:
+        await rig.hold(Fake("busy", 6))
+        with pytest.raises(Refused, match=r"'n' has waited .* of memory: the models that hold it are busy") as caught:
+            await rig.admit(Fake("n"), 0.001)
+        assert (caught.value.kind, caught.value.retry_after_s) == (Kind.UNAVAILABLE, 1)
+        with pytest.raises(Refused, match=r"^model 'huge' needs .*, more than the memory budget of") as caught:
+            await rig.admit(Fake("huge", 11))
+        assert caught.value.retry_after_s == 0
+
+    in_room(work)
+
+
+def test_who_waits_for_nobody_any_more_leaves_the_line() -> None:
+    async def work(rig: Rig) -> None:
+        busy, gone = Fake("busy", 6), Fake("gone", 9)
+        await rig.hold(busy)
+        with pytest.raises(Withdrawn):
+            await rig.admit(gone, 0)
+        waiting = asyncio.gather(rig.admit(gone), return_exceptions=True)
+        (cancelled, _) = await rig.line_up(Fake("cancelled", 9), Fake("b"))
+        rig.room.withdraw(gone)
+        cancelled.cancel()
+        assert isinstance((await waiting)[0], Withdrawn)
+        await rig.idle(busy)
+        assert rig.order == ["b"]
+
+    in_room(work)
+
+
+def test_all_models_are_ready_after_a_start_that_needs_more_memory_than_there_is(tmp_path: Path) -> None:
+    names = tuple("abcdef")
+    for name in names:
+        write(tmp_path, name, config(), HEAVY)
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=names, memory_bytes=400 * MIB) as server:
+            assert [server.states(name) for name in names] == [{"1": ("READY", "")}] * 6
+            assert not await server.started()
+            assert sum(map(bool, map(server.pids, names))) == 2
+            for name in names:
+                assert await server.numbers(name, ONE) == [[1.0]]
+
+    asyncio.run(main())
+
+
+def test_a_start_that_fails_names_the_model(tmp_path: Path) -> None:
+    write(tmp_path, "huge", config(), HEAVY)
+
+    async def main() -> None:
+        options = Options(
+            repositories=(tmp_path,), control=Control.EXPLICIT, startup=("huge",), memory_bytes=100 * MIB
+        )
+        server = Server(options, LOG)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(server.run())
+            (problem,) = await server.started()
+            server.stop()
+        assert "model 'huge' needs 0.1" in problem
+        assert "more than the memory budget of 0.10 GiB" in problem
+
+    asyncio.run(main())
+
+
+def test_no_request_is_lost_while_three_models_take_turns_with_two_places(tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        write(tmp_path, name, config(), HEAVY)
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("a", "b", "c"), memory_bytes=400 * MIB) as server:
+
+            async def client(name: str) -> None:
+                for _ in range(4):
+                    assert await server.numbers(name, ONE) == [[1.0]]
+
+            await asyncio.gather(*(client(name) for name in ("a", "b", "c")))
+            memory = server.memory()
+            assert (memory.resident, memory.sleeping, memory.budget_bytes) == (2, 1, 400 * MIB)
+            assert 200 * MIB < memory.used_bytes < 400 * MIB
+            assert memory.sleeps == memory.wakes + 1 > 0
+            show = ServerMetrics(server.itself, Latencies())
+            show.memory = memory
+            text = show.render().decode()
+            assert f'forebay_modelserver_swaps_total{{event="wake"}} {memory.wakes}\n' in text
+            assert "forebay_modelserver_models_sleeping 1\n" in text
+
+    asyncio.run(main())
+
+
+def test_a_request_that_waits_for_its_model_keeps_its_deadline_and_is_told_when_to_come_back(tmp_path: Path) -> None:
+    gate, root = tmp_path / "gate", tmp_path / "r"
+    write(root, "a", config(), HEAVY)
+    write(root, "b", config(), HEAVY + BATCH_SIZE.format(gate=str(gate)))
+
+    async def main() -> None:
+        async with serving(root, startup=("a", "b"), memory_bytes=250 * MIB, room_wait_s=0.05) as server:
+            gate.touch()
+            busy = server.ask("b", ONE)
+            await until("it is awake", lambda: server.pids("b"))
+            late = await server.ask("a", ONE, deadline=monotonic() + 0.001).error()
+            assert (late.kind, late.retry_after_s) == (Kind.UNAVAILABLE, 1)
+            assert "its deadline has passed" in late.text
+            await until("nobody waits", lambda: not server.itself._room._line)
+            crowded = await server.ask("a", ONE).error()
+            assert (crowded.kind, crowded.retry_after_s) == (Kind.UNAVAILABLE, 1)
+            assert "'a' has waited 0 s for" in crowded.text
+            gate.unlink()
+            assert numbers(await busy.one()) == [[1.0]]
+            assert await server.numbers("a", ONE) == [[1.0]]
+
+    asyncio.run(main())
+
+
+def test_models_that_grow_are_measured_again_and_others_sleep_for_them(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write(tmp_path, name, config(), GROWING)
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("a", "b"), memory_bytes=300 * MIB, measure_s=0.02) as server:
+            assert await server.numbers("a", tensor("IN", [[100.0]])) == [[100.0]]
+            assert await server.numbers("b", tensor("IN", [[200.0]])) == [[200.0]]
+            await until("a sleeps", lambda: not server.pids("a"))
+            assert server.pids("b")
+            assert await server.numbers("b", tensor("IN", [[400.0]])) == [[400.0]]
+            await until("it is known", lambda: server.memory().used_bytes > 300 * MIB)
+            assert server.pids("b"), "it would only be loaded again"
+            assert await server.numbers("a", ONE) == [[1.0]]
+            assert await server.numbers("b", ONE) == [[1.0]], "it fits again, fresh"
+
+    asyncio.run(main())
