@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import logging
 
 from forebay.obs import log
 
@@ -19,6 +20,29 @@ def test_a_line_is_one_json_object_with_what_was_bound() -> None:
         "chat-0",
         "warning",
     )
+
+
+def test_what_libraries_warn_of_is_a_line_like_any_other() -> None:
+    first, stream = io.StringIO(), io.StringIO()
+    log.configure(first)
+    log.configure(stream, process="worker")
+    logging.getLogger("some.library").warning("odd: %s", "x")
+    logging.getLogger("some.library").info("not that")
+    try:
+        raise ValueError("why")
+    except ValueError:
+        logging.getLogger("some.library").exception("it broke")
+    bad = logging.LogRecord("some.library", logging.WARNING, "", 0, "%d", ("no number",), None)
+    logging.getLogger().handlers[-1].handle(bad)
+
+    warned, broke, unclear = (json.loads(line) for line in stream.getvalue().splitlines())
+    assert (warned["event"], warned["level"], warned["library"], warned["process"]) == (
+        "odd: x", "warning", "some.library", "worker",
+    )  # fmt: skip
+    assert (broke["event"], broke["level"]) == ("it broke", "error")
+    assert "ValueError: why" in broke["exception"]
+    assert unclear["event"] == "%d"
+    assert first.getvalue() == ""
 
 
 def test_a_long_value_is_cut() -> None:

@@ -29,6 +29,8 @@ class ModelView:
     version: str
     versions: Sequence[str]
     """All versions of the model that are served, ascending."""
+    abreast: int = 1
+    """Requests that it works on at once, batches aside."""
 
 
 class Models(Protocol):
@@ -58,3 +60,6 @@ class Models(Protocol):
 
     def infer(self, request: InferRequest, on_response: OnResponse) -> Ticket:
         """Check and queue a request. Answers come to `on_response`, never before this has returned."""
+
+    def dropped(self, request: InferRequest) -> None:
+        """Count a request that was never queued, as a newer one has taken its place."""

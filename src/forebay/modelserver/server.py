@@ -192,6 +192,11 @@ class ModelServer:
         """Check and queue a request. Answers come to `on_response`, never before this has returned."""
         return self._find(request.model, request.version).submit(request, on_response)
 
+    def dropped(self, request: InferRequest) -> None:
+        """Count a request that was never queued, as a newer one has taken its place."""
+        with suppress(Refused):  # the model is gone, and its counts with it
+            self._find(request.model, request.version).counts.drop(request)
+
     def lookup(self, name: str, version: int) -> ModelConfig | None:
         """The configuration of a version (-1: the latest) that is ready."""
         return self._collection.lookup(name, version)

@@ -1,5 +1,6 @@
 """Structured logs: one JSON object a line on standard error. Prompts, answers and headers are never logged."""
 
+import logging
 import sys
 from contextlib import suppress
 from typing import Any, TextIO, cast
@@ -32,6 +33,23 @@ class _Sink:
             self._stream.flush()
 
 
+class _Libraries(logging.Handler):
+    """What libraries warn of, as lines like our own: a line that is no JSON breaks who reads the log."""
+
+    def __init__(self, logger: structlog.stdlib.BoundLogger) -> None:
+        super().__init__(logging.WARNING)
+        self._logger = logger
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a line; of a text that does not go with its values, the text."""
+        level = logging.ERROR if record.levelno >= logging.ERROR else logging.WARNING
+        try:
+            text = record.getMessage()
+        except (TypeError, ValueError):
+            text = str(record.msg)
+        self._logger.log(level, text, library=record.name, exc_info=record.exc_info)
+
+
 def configure(stream: TextIO | None = None, **bound: str) -> structlog.stdlib.BoundLogger:
     """Set up logging of this process and return its logger; `bound` (process, replica, …) is on every line."""
     structlog.configure(
@@ -47,4 +65,8 @@ def configure(stream: TextIO | None = None, **bound: str) -> structlog.stdlib.Bo
         cache_logger_on_first_use=False,
     )
     logger: structlog.stdlib.BoundLogger = structlog.get_logger(**bound)
+    root = logging.getLogger()
+    for handler in [each for each in root.handlers if isinstance(each, _Libraries)]:
+        root.removeHandler(handler)
+    root.addHandler(_Libraries(logger))
     return logger

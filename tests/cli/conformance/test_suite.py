@@ -1,6 +1,7 @@
 """The suite itself: comparing, tensors, its repository, and what it says of servers that answer nonsense."""
 
 import asyncio
+import io
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,10 +9,12 @@ import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from forebay.cli.conformance import anymodel, command, generic, repository, run
 from forebay.cli.conformance.cases import all_checks
 from forebay.cli.conformance.check import Check, Json, Level, Result, Verdict, compared, differences
+from forebay.cli.conformance.known import DIFFERENCES, without_known
 from forebay.cli.conformance.server import Server
 from forebay.cli.conformance.tensors import FORMATS, packed, unpacked
 
@@ -160,3 +163,38 @@ def test_a_server_that_is_gone_is_said_once_per_group(monkeypatch: pytest.Monkey
     monkeypatch.setattr(run, "BACK_TIMEOUT_S", 0)
     results = asyncio.run(_results(_refuses, generic.checks()[:2]))
     assert {each.verdict for each in results} == {Verdict.SKIPPED}
+
+
+def test_a_model_that_the_server_does_not_have_is_said_instead_of_what_follows() -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/v2":
+            return httpx.Response(200, json={"name": "some", "extensions": []})
+        if request.url.path == "/v2/repository/index":
+            return httpx.Response(200, json=[{"name": "there", "version": "1", "state": "READY"}])
+        return httpx.Response(404, json={"error": "no"})
+
+    async def main() -> None:
+        async with httpx.AsyncClient(transport=httpx.MockTransport(answer), base_url="http://server") as http:
+            await run.discover(Server(http, models=["nope"]))
+
+    with pytest.raises(run.Absent, match="nope is not ready; ready are: there"):
+        asyncio.run(main())
+
+
+def test_what_forebay_means_to_do_otherwise_is_told_from_what_it_does_not() -> None:
+    name, why = next(iter(DIFFERENCES.items()))
+    given = [
+        Result(name, Verdict.DEVIATES, Level.MUST),
+        Result("any", Verdict.DEVIATES, Level.MUST),
+        Result("any", Verdict.DEVIATES, Level.SHOULD),
+        Result(name, Verdict.PASSED, Level.MUST),
+    ]
+    results = without_known(given)
+    assert [each.verdict for each in results] == [
+        Verdict.KNOWN, Verdict.DEVIATES, Verdict.KNOWN, Verdict.PASSED
+    ]  # fmt: skip
+    assert results[0].note == why
+    stream = io.StringIO()
+    command.show(results, Console(file=stream, width=120))
+    assert "2 known differences of Forebay, see docs/triton.md" in stream.getvalue()
+    assert "1 passed · 1 MUST and 0 SHOULD deviate" in stream.getvalue()

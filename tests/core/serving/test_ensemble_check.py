@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.core.serving.config import Datatype, ModelConfig, Step, TensorSpec, Warmup
-from forebay.core.serving.ensemble import Lookup, check, load_order
+from forebay.core.serving.config import Datatype, InstanceGroup, ModelConfig, Step, TensorSpec, Warmup
+from forebay.core.serving.ensemble import Lookup, abreast, check, lacks, load_order
 
 
 def spec(name: str, *dims: int, datatype: Datatype = Datatype.FP32, optional: bool = False) -> TensorSpec:
@@ -68,8 +68,10 @@ def test_one_response_of_a_decoupled_step_makes_many() -> None:
             UNWRITTEN + ": at least one of its depending tensors, 'q', is not connected",
             "ensemble tensor 'q' is unused in ensemble 'e'", "ensemble tensor 't' is unused in ensemble 'e'"]),
         ((FIRST, step("b", {"I": "y"}, {"O": "y"})), [
+            "circular dependency in ensemble 'e': 'y', which needs 'y'",
             UNWRITTEN, "ensemble tensor 't' is unused in ensemble 'e'"]),
         ((step("c", {"I": "x", "J": "y"}, {"O": "t"}), SECOND), [
+            "circular dependency in ensemble 'e': 't', which needs 'y', which needs 't'",
             UNWRITTEN + ": at least one of its depending tensors, 't', is not connected",
             "ensemble tensor 't' is unused in ensemble 'e'",
             "ensemble 'e' depends on 'c' which has no loaded version."]),
@@ -163,3 +165,44 @@ def test_every_model_is_in_the_order_or_has_a_problem(needs: dict[str, set[str]]
     assert sorted([*order, *problems]) == sorted(needs)
     for index, name in enumerate(order):
         assert needs[name] <= set(order[:index])
+
+
+CALLER = replace(model("c"), parameters={"forebay.calls": " b, a,b,c, "})
+
+
+def test_a_model_needs_those_that_it_says_it_calls() -> None:
+    assert CALLER.needs == ("b", "a")
+    assert GOOD.needs == ("a", "b")
+    assert lacks(CALLER, lookup(*MODELS)) == ()
+    assert lacks(CALLER, lookup(model("a"))) == ("model 'c' calls 'b' which has no loaded version.",)
+    assert lacks(GOOD, lookup(model("a"))) == ("ensemble 'e' depends on 'b' which has no loaded version.",)
+
+
+def test_who_calls_what_is_not_there_or_itself_by_others_is_told_as_a_model() -> None:
+    order, problems = load_order({"a": {"b"}, "b": {"a"}, "c": {"d"}, "e": {"c"}}, {"a", "b", "c", "e"})
+    assert order == []
+    assert problems["a"] == "circular dependency between models: a -> ... -> b -> a"
+    assert problems["c"] == "model c calls models that are not available or ambiguous: d"
+    assert problems["e"].startswith("model 'e' depends on 'c' which is not valid. Model 'c' failed with error: ")
+
+
+TENSORS = st.sets(st.sampled_from("xypqr"), min_size=1, max_size=2)
+
+
+@given(st.lists(st.tuples(TENSORS, TENSORS), max_size=5))
+def test_whatever_steps_are_joined_to_is_checked(steps: list[tuple[set[str], set[str]]]) -> None:
+    joined = tuple(
+        step("a", dict(zip("IJ", sorted(given), strict=False)), dict(zip("OP", sorted(made), strict=False)))
+        for given, made in steps
+    )
+    problems = check(replace(GOOD, steps=joined), lookup(model("a", "IJ", "OP"))).problems
+    alone = [given & made for given, made in steps if given & made - {"x"}]
+    assert not alone or any("circular dependency" in each or "only once" in each for each in problems)
+
+
+def test_as_many_run_abreast_as_there_are_instances() -> None:
+    two = replace(model("b"), instances=(InstanceGroup(count=2),))
+    assert abreast(two, lookup()) == 2
+    assert abreast(GOOD, lookup(model("a"), two)) == 3
+    assert abreast(replace(GOOD, inflight_max=1), lookup(model("a"), two)) == 2
+    assert abreast(GOOD, lookup()) == 1

@@ -62,7 +62,7 @@ def at_once(ask: Callable[[int], T], count: int = AT_ONCE) -> list[T]:
 
 
 @contextmanager
-def serving(folder: Path, models: Sequence[str]) -> Iterator[Served]:
+def serving(folder: Path, models: Sequence[str], *options: str) -> Iterator[Served]:
     """Write the models into a repository and serve it; stopped at the end. Weights are kept for the next time."""
     environment = {**os.environ, "FOREBAY_HOME": str(TEST_HOME), "NO_COLOR": "1"}
     repository = folder / "repository"
@@ -76,7 +76,7 @@ def serving(folder: Path, models: Sequence[str]) -> Iterator[Served]:
     output = folder / "output"
     with output.open("wb") as sink:
         process = subprocess.Popen(
-            [*FOREBAY, "serve", "--repository", str(repository), *words],
+            [*FOREBAY, "serve", "--repository", str(repository), *words, *options],
             env=environment, stdin=subprocess.DEVNULL, stdout=sink, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
     served = Served(ports[0], ports[1], repository)

@@ -11,10 +11,10 @@ import httpx
 import pytest
 from tests.e2e.cluster import REPO
 from tests.e2e.triton import record, served
-from tests.e2e.triton.differences import DIFFERENCES
 
 from forebay.cli.conformance import command
 from forebay.cli.conformance.check import Level, Result, Verdict
+from forebay.cli.conformance.known import DIFFERENCES, without_known
 
 KSERVE = Path(os.environ.get("FOREBAY_ORACLE", REPO / ".forebay/oracle")) / "kserve/bin/python"
 CLIENTS = Path(__file__).with_name("kserve_checks.py")
@@ -39,6 +39,7 @@ def test_forebay_differs_from_triton_only_where_it_means_to(forebay: served.Serv
     }
     surprises = [f"{name}\n{found[name]}" for name in sorted(found.keys() - DIFFERENCES.keys())]
     assert not surprises, "\n\n".join(surprises)
+    assert not [each for each in without_known(results) if each.verdict is Verdict.DEVIATES]
     assert DIFFERENCES.keys() == found.keys(), "these are no differences any more: take them out of the table"
     assert [each for each in results if each.verdict is Verdict.SKIPPED] == []
 

@@ -128,6 +128,8 @@ class Shelf:
         self.waiting: OnResponse | None = None
         """Who waits for a model that says nothing."""
         self.requests: list[InferRequest] = []
+        self.dropped_ids: list[str] = []
+        self.abreast = 1
         self.tickets: list[Held] = []
         self.loads: list[tuple[str, Mapping[str, str | bytes | int | bool]]] = []
         self.unloads: list[tuple[str, bool, str]] = []
@@ -138,7 +140,9 @@ class Shelf:
         if version not in ("", "1", "2"):
             raise Refused(Kind.NOT_FOUND, f"Request for unknown model: '{name}' version {version} is not found")
         config = MODELS[name][0]
-        return ModelView(config, {"name": name, "max_batch_size": config.max_batch}, version or "2", ("1", "2"))
+        return ModelView(
+            config, {"name": name, "max_batch_size": config.max_batch}, version or "2", ("1", "2"), self.abreast
+        )
 
     def labels(self, name: str, version: str, output: str) -> Sequence[str]:
         return ("cat", "dog") if name == "batches" else ()
@@ -176,6 +180,9 @@ class Shelf:
             loop.call_soon(on_response, response, n == len(responses))
         self.tickets.append(Held())
         return self.tickets[-1]
+
+    def dropped(self, request: InferRequest) -> None:
+        self.dropped_ids.append(request.id)
 
 
 class Place:

@@ -28,6 +28,18 @@ class TritonPythonModel:
         arrays = [pb.get_input_tensor_by_name(request, "IN").as_numpy() for request in requests]
         return [pb.InferenceResponse([pb.Tensor("OUT", array)]) for array in arrays]
 """
+CALLING = """
+import triton_python_backend_utils as pb
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [self.answer(request) for request in requests]
+
+    def answer(self, request):
+        given = [pb.get_input_tensor_by_name(request, "IN")]
+        call = pb.InferenceRequest(model_name="double", requested_output_names=["OUT"], inputs=given)
+        return pb.InferenceResponse([pb.get_output_tensor_by_name(call.exec(), "OUT")])
+"""
 IO = """
 input { name: "IN" data_type: TYPE_FP32 dims: [4] }
 output { name: "OUT" data_type: TYPE_FP32 dims: [4] }

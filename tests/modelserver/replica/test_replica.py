@@ -16,13 +16,17 @@ import structlog
 import tritonclient.grpc.aio as grpc
 from prometheus_client.parser import text_string_to_metric_families
 from tests.e2e.cluster import free_ports
-from tests.modelserver.replica.models import COUNTING, SLOW, double, python
+from tests.modelserver.http.rig import Shelf
+from tests.modelserver.replica.models import CALLING, COUNTING, SLOW, double, python
 from tests.net.rig import Answer, peer, run, until
 
 from forebay.core.model import Endpoint, LoadReport, ReplicaState, Task, WorkerSpec
+from forebay.core.serving.values import InferRequest
 from forebay.modelserver.replica import serve
 from forebay.modelserver.replica.choosing import Choice
+from forebay.modelserver.replica.named import Named
 from forebay.net.ports import NoPort
+from forebay.obs.metrics import Metrics
 
 PATIENCE_S = 60.0
 LOG = structlog.wrap_logger(structlog.testing.CapturingLogger(), processors=[])
@@ -218,6 +222,28 @@ def test_other_models_of_the_repository_are_loaded_only_where_that_is_asked_for(
             assert (await server.ask(b"POST", INFER, tensor(1, 2, 3, 4))).status == 200
 
     run(main())
+
+
+@pytest.mark.slow
+def test_models_that_the_model_calls_are_loaded_with_it(tmp_path: Path) -> None:
+    said = 'parameters { key: "forebay.calls" value { string_value: "double" } }'
+    repository = python(double(tmp_path / "all"), "caller", CALLING, said)
+
+    async def main() -> None:
+        async with replica(tmp_path, Choice(repository, "caller")) as server:
+            got = await server.ask(b"POST", INFER, tensor(1, 2, 3, 4))
+            assert msgspec.json.decode(got.body)["outputs"][0]["data"] == [2, 4, 6, 8]
+
+    run(main())
+
+
+def test_requests_that_gave_way_to_newer_ones_are_counted_under_both_names() -> None:
+    shelf, metrics = Shelf(), Metrics()
+    named = Named(shelf, "mine", "echo", metrics, "mine-0", strict=True)
+    named.dropped(InferRequest("mine", "", "7", ()))
+    assert shelf.dropped_ids == ["7"]
+    labels = b'{code="overloaded",endpoint="infer",model="mine",replica="mine-0"}'
+    assert b"forebay_worker_requests_total%b 1.0\n" % labels in metrics.render()
 
 
 def test_a_replica_answers_grpc_too_where_that_is_asked_for(tmp_path: Path) -> None:

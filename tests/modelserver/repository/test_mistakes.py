@@ -153,8 +153,16 @@ WRONG = [
     ),
     (
         "parameters { key: 'forebay.pined' }",
-        'parameters["forebay.pined"]: no such parameter; there are forebay.age_step_ms, forebay.deadlines, '
-        "forebay.pinned, forebay.task",
+        'parameters["forebay.pined"]: no such parameter; there are forebay.age_step_ms, forebay.calls, '
+        "forebay.deadlines, forebay.pinned, forebay.task",
+    ),
+    (
+        "parameters { key: 'forebay.calls' value { string_value: 'one,,two' } }",
+        "parameters[\"forebay.calls\"]: found 'one,,two'; allowed: names of models with commas between them",
+    ),
+    (
+        "backend: 'openvino' parameters { key: 'forebay.calls' value { string_value: 'one' } }",
+        'parameters["forebay.calls"]: only models of the backend python call others',
     ),
     (
         "parameters { key: 'forebay.task' value { string_value: 'embbed' } }",

@@ -260,7 +260,36 @@ def test_old_frames_give_way_to_new_ones_and_answers_stay_in_order(tmp_path: Pat
             answers = [await line.call.read() for _ in range(7)]
             assert [each.infer_response.id for each in answers] == list("abcdefz")
             assert [each.infer_response.id for each in answers if each.error_message] == list("bcd")
+            assert it.models.dropped_ids == list("bcd")
             assert await line.call.read() is grpc.aio.EOF
+
+    run(main())
+
+
+def test_as_many_frames_run_as_the_model_has_instances(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with rig(tmp_path) as it:
+            it.models.abreast = 3
+            held, line = Held(it), Line(it)
+            line.send(*(frame(id, 1) for id in "abcdef"), asked("slow", id="z"), None)
+            await until(lambda: held.ids == ["a", "b", "c", "z"])  # all have come
+            held.answer("c")
+            await until(lambda: held.ids == ["a", "b", "z", "f"])
+            for id in "fzba":
+                held.answer(id)
+            answers = [await line.call.read() for _ in range(7)]
+            assert [each.infer_response.id for each in answers] == list("abcdefz")
+            assert [each.infer_response.id for each in answers if each.error_message] == list("de")
+
+    run(main())
+
+
+def test_fewer_than_no_frames_cannot_wait(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with rig(tmp_path) as it:
+            (answer,) = await it.stream([frame("a", -1)])
+            assert answer.error_message == "invalid value for 'forebay_drop_oldest', expected value >= 0."
+            assert it.models.requests == []
 
     run(main())
 

@@ -41,6 +41,8 @@ class Verdict(StrEnum):
 
     PASSED = "passed"
     DEVIATES = "deviates"
+    KNOWN = "known"
+    """It deviates, as the server's documentation says."""
     SKIPPED = "skipped"
 
 
@@ -78,7 +80,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """How one check went. `expected` and `found` are for people; `note` says why it was skipped."""
+    """How one check went. `expected` and `found` are for people; `note`: why it was skipped, or deviates."""
 
     name: str
     verdict: Verdict

@@ -95,6 +95,7 @@ def check(asked: Asked, console: "Console", as_json: bool) -> int:
     import httpx
 
     from forebay.cli.conformance.check import Level, Verdict
+    from forebay.cli.conformance.run import Absent
 
     results: list[Result] = []
     checks = chosen(asked)
@@ -102,6 +103,8 @@ def check(asked: Asked, console: "Console", as_json: bool) -> int:
         raise UserError(f"No check has '{asked.only}' in its name.", WRONG_USAGE)
     try:
         asyncio.run(_observe(asked, checks, results, console, as_json))
+    except Absent as error:
+        raise UserError(f"No such model at {asked.url}: {error}.", WRONG_USAGE) from None
     except httpx.InvalidURL as error:
         raise UserError(f"{asked.url} is no URL: {error}", WRONG_USAGE) from None
     except httpx.TransportError as error:
@@ -120,9 +123,10 @@ def check(asked: Asked, console: "Console", as_json: bool) -> int:
 async def _observe(
     asked: Asked, checks: "Sequence[Check]", results: "list[Result]", console: "Console", quiet: bool
 ) -> None:
-    """Run the checks; results are appended as they come."""
+    """Run the checks; results are there as they come, and at the end say which deviations are known."""
     from rich.progress import Progress
 
+    from forebay.cli.conformance import known
     from forebay.cli.conformance.run import discover, run
     from forebay.cli.conformance.server import Server, client
 
@@ -138,6 +142,8 @@ async def _observe(
                     progress.update(bar, advance=1, description=result.name)
 
                 await run(server, checks, recorded()["checks"], note)
+            if server.name == known.NAME:
+                results[:] = known.without_known(results)
         finally:
             if server.rpc is not None:
                 await server.rpc.close()
@@ -180,4 +186,7 @@ def show(results: "Sequence[Result]", console: "Console") -> None:
     for result in results:
         counts[result.level] += result.verdict is Verdict.DEVIATES
     passed = sum(result.verdict is Verdict.PASSED for result in results)
+    known = sum(result.verdict is Verdict.KNOWN for result in results)
+    if known:
+        console.print(Text(f"{known} known differences of Forebay, see docs/triton.md (--json says each)", "dim"))
     console.print(f"{passed} passed · {counts[Level.MUST]} MUST and {counts[Level.SHOULD]} SHOULD deviate")

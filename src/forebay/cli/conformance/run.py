@@ -23,11 +23,25 @@ Recorded = Mapping[str, Json]
 OnResult = Callable[[Result], None]
 
 
+class Absent(Exception):  # noqa: N818 - states the condition
+    """The server does not know that model; those are ready that it has."""
+
+    def __init__(self, name: str, ready: Sequence[str]) -> None:
+        super().__init__(f"{name} is not ready; ready are: {', '.join(ready) or 'none, or it does not say'}")
+
+
 async def discover(server: Server) -> None:
-    """Find out what the server claims and has. Raises httpx.HTTPError if nothing answers."""
+    """Find out what the server claims and has.
+
+    Raises httpx.HTTPError if nothing answers, and `Absent` if it does not know a model that it was to have.
+    """
     about = (await server.get("/v2")).json
     if isinstance(about, dict):
+        server.name = str(about.get("name", ""))
         server.extensions = [each for each in about.get("extensions", ()) if isinstance(each, str)]
+    for name in server.models:
+        if (await server.get(f"/v2/models/{name}")).status in (400, 404):
+            raise Absent(name, sorted(await ready_models(server)))
     if not server.models:
         server.models = sorted(await ready_models(server))
 

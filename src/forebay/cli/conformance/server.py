@@ -88,6 +88,8 @@ class Server:
     rpc: "Rpc | None" = None
     metrics: str | None = None
     """URL of the metrics in Prometheus' format."""
+    name: str = ""
+    """What it calls itself."""
     extensions: Sequence[str] = ()
     models: Sequence[str] = ()
     """Names of models that are ready, for checks that take any."""

@@ -10,6 +10,8 @@ TRUE = frozenset({"true", "1"})
 """Texts of parameters that are switches."""
 VARIABLE = -1
 """A dimension of any size."""
+CALLS = "forebay.calls"
+"""A parameter of a model: the names of those that it calls, with commas between them."""
 
 
 class Datatype(StrEnum):
@@ -245,6 +247,17 @@ class ModelConfig:
     def instance_count(self) -> int:
         """Instances of all groups together (a GPU group has its count on each GPU)."""
         return sum(group.count * max(1, len(group.gpus)) for group in self.instances)
+
+    @property
+    def calls(self) -> tuple[str, ...]:
+        """The other models that it says it calls."""
+        names = (name.strip() for name in self.parameters.get(CALLS, "").split(","))
+        return tuple(dict.fromkeys(name for name in names if name not in ("", self.name)))
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The models without which it is not served: those of its steps, and those that it calls."""
+        return tuple(dict.fromkeys((*(step.model for step in self.steps), *self.calls)))
 
     def says(self, parameter: str) -> bool:
         """Whether a parameter is true; one that is not there is not."""

@@ -115,6 +115,13 @@ class Named:
             raise
         return under
 
+    def dropped(self, request: InferRequest) -> None:
+        """Count a request that was never queued, as a newer one has taken its place."""
+        self._check(request.model)
+        request.model = self.model
+        self._metrics.counter("worker_requests_total", *self._labels, ENDPOINT, Code.OVERLOADED).inc()
+        self._server.dropped(request)
+
     def reworded(self, refused: Refused) -> Refused:
         """The error, with the name that the client knows."""
         if self.name == self.model:

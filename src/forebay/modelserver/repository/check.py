@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from itertools import groupby
 from typing import Final
 
-from forebay.core.serving.config import VARIABLE
+from forebay.core.serving.config import CALLS, VARIABLE
 from forebay.core.task_tensors import CONTRACTS, PARAMETER
 from forebay.modelserver.repository import scheduling
 from forebay.modelserver.repository.defaults import ENSEMBLE, FILES, PLATFORMS
@@ -25,6 +25,7 @@ ELEMENTS_MAX: Final = 2**40
 """Of the fixed dimensions of one tensor."""
 OURS: Final = {
     "forebay.age_step_ms": "milliseconds of waiting after which a request counts as one priority level higher",
+    CALLS: "the models that this one calls, with commas between them: they are loaded with it",
     "forebay.deadlines": "true: a request's timeout is also when its answer has to be there",
     "forebay.pinned": "true: a memory budget never swaps this model out",
     PARAMETER: "the task whose endpoint below /v1 the model serves too",
@@ -238,6 +239,11 @@ def _parameters(message: Message, problems: Problems) -> None:
             problems.add(path, f"found {value!r}; allowed: true or false")
         elif key == "forebay.deadlines" and message.WhichOneof("scheduling_choice") not in (None, "dynamic_batching"):
             problems.add(path, "neither sequences nor ensembles have deadlines")
+        elif key == CALLS:
+            if message.backend != "python":
+                problems.add(path, "only models of the backend python call others")
+            elif not all(name.strip() for name in value.split(",")):
+                problems.add(path, f"found {value!r}; allowed: names of models with commas between them")
         elif key == "forebay.age_step_ms":
             if not message.HasField("dynamic_batching"):
                 problems.add(path, "needs dynamic_batching")

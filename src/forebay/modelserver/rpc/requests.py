@@ -16,7 +16,7 @@ EMPTY_FINAL: Final = "triton_enable_empty_final_response"
 """The one parameter that clients may give of those whose names begin with `triton_`."""
 RESERVED_PREFIX: Final = "triton_"
 DROP_OLDEST: Final = "forebay_drop_oldest"
-"""On a stream: how many requests may wait for the one that runs, before the oldest is dropped. It is ours."""
+"""On a stream: how many requests may wait for those that run, before the oldest is dropped. It is ours."""
 _DATATYPES: Final = {datatype.value: datatype for datatype in Datatype}
 _D = Datatype
 _CONTENTS: Final[tuple[tuple[str, Mapping[Datatype, str]], ...]] = (
@@ -133,7 +133,9 @@ def _read_parameters(parameters: Mapping[str, Any], request: InferRequest) -> tu
             empty_final = value.bool_param
         elif name == DROP_OLDEST:
             _require(kind, name, "int64_param")
-            drop_oldest = max(0, value.int64_param)
+            drop_oldest = value.int64_param
+            if drop_oldest < 0:
+                raise invalid(f"invalid value for '{DROP_OLDEST}', expected value >= 0.")
         elif name.startswith(RESERVED_PREFIX):
             raise invalid(
                 "parameter keys starting with 'triton_' are reserved for Triton usage. Only the following keys "

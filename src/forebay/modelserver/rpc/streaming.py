@@ -183,7 +183,7 @@ class Streaming(Call):
                 frames = self._frames.get(key)
                 if frames is None:
                     frames = self._frames[key] = Frames()
-                frames.offer(turn, asked.drop_oldest)
+                frames.offer(turn, asked.drop_oldest, view.abreast)
         except Exception as error:  # supervisor: a request costs its own answer, not the stream
             if not turn.decoupled and turn not in self._ordered:
                 self._ordered.append(turn)
@@ -261,6 +261,13 @@ class _Turn:
         assert self._asked is not None
         self._ticket = self._stream.desk.models.infer(self._asked.request, self.on_response)
 
+    def drop(self, why: str) -> None:
+        """End it before its model has heard of it; the model counts it as rejected."""
+        assert self._asked is not None
+        self.frames = None
+        self._stream.desk.models.dropped(self._asked.request)
+        self.fail(Refused(Kind.UNAVAILABLE, why))
+
     def cancel(self) -> None:
         """Nobody waits for an answer any more."""
         if not self.ended and self._ticket is not None:
@@ -321,35 +328,35 @@ class _Turn:
 class Frames:
     """Requests of one stream for one model of which only the newest matter, such as pictures of a video.
 
-    One runs; those that wait for it give way to newer ones, oldest first.
+    As many run as the model has instances; those that wait give way to newer ones, oldest first.
     """
 
     def __init__(self) -> None:
-        self._running = False
+        self._running = 0
+        self._running_max = 1
         self._waiting: deque[_Turn] = deque()
 
-    def offer(self, turn: _Turn, waiting_max: int) -> None:
-        """Take a request that at most so many others may wait with."""
+    def offer(self, turn: _Turn, waiting_max: int, running_max: int) -> None:
+        """Take a request that at most so many others may wait with, while so many run."""
         turn.frames = self
+        self._running_max = running_max
         self._waiting.append(turn)
-        if not self._running:
-            self._next()
+        self._next()
         while len(self._waiting) > waiting_max:
-            dropped = self._waiting.popleft()
-            dropped.frames = None
-            dropped.fail(Refused(Kind.UNAVAILABLE, f"request was dropped: {waiting_max} newer ones may wait"))
+            self._waiting.popleft().drop(f"request was dropped: {waiting_max} newer ones may wait")
 
     def ended(self) -> None:
-        """The one that ran has its answer."""
-        self._running = False
+        """One that ran has its answer."""
+        self._running -= 1
         self._next()
 
     def _next(self) -> None:
-        while self._waiting and not self._running:
+        while self._waiting and self._running < self._running_max:
             turn = self._waiting.popleft()
-            self._running = True
+            self._running += 1
             try:
                 turn.submit()
             except Exception as error:  # supervisor: a request costs its own answer, not the stream
-                turn.frames, self._running = None, False
+                turn.frames = None
+                self._running -= 1
                 turn.fail(error)

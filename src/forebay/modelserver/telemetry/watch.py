@@ -88,6 +88,10 @@ class Watched:
             raise
         return seen
 
+    def dropped(self, request: InferRequest) -> None:
+        """Count a request that was never queued, as a newer one has taken its place."""
+        self._server.dropped(request)
+
     def note(self, seen: "Seen", error: Refused | None) -> None:
         """A request is over; `error` is what it was answered with at last."""
         now = seen.end_ns or monotonic_ns()

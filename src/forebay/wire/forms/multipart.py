@@ -4,6 +4,7 @@ Parsing is python-multipart's, which looks for the boundary instead of walking o
 what a part must be, is ours.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
@@ -26,6 +27,10 @@ OVERHEAD_BYTES_MAX: Final = 64 * 1024
 """Of everything that is not data. The parser walks over what may stand beside a boundary, byte by byte."""
 CHUNK_BYTES: Final = 64 * 1024
 """So much is parsed before the overhead is looked at again."""
+
+
+# It warns of each form that it refuses: the client is told, and must not be able to fill the log.
+logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
 
 
 class Upload(NamedTuple):

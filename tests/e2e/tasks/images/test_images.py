@@ -126,6 +126,13 @@ def test_text_is_read_however_the_page_lies(served: Served) -> None:
     assert text.tolist() == [each.encode() for each in WORDS]
 
 
+def test_the_model_that_a_step_calls_is_loaded_with_it(served: Served, tmp_path: Path) -> None:
+    explicit = ("--model-control-mode", "explicit", "--load-model", "pp-ocr-v4")
+    with serving(tmp_path, ["pp-ocr-v4"], *explicit) as alone:
+        (answer,) = ask(alone, "ocr", "pp-ocr-v4", file_of(invoice()))
+        assert answer["text"] == "\n".join(WORDS)
+
+
 def test_a_page_without_text_has_no_lines(served: Served) -> None:
     (answer,) = ask(served, "ocr", "pp-ocr-v4", file_of(Image.new("L", (200, 100), 255)))
     assert (answer["text"], answer["lines"], answer["width"]) == ("", [], 200)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import httpx
 import numpy as np
 import pytest
 from tests.e2e.tasks.served import Served, serving
@@ -73,11 +74,13 @@ def resident_kb(served: Served) -> int:
 def test_frames_are_answered_in_order_and_the_newest_always(served: Served) -> None:
     frames = [frame(number) for number in range(FRAMES)]
     answers = watch(served, frames, WAITING_MAX)
+    (stats,) = httpx.get(f"{served.url}/v2/models/{MODEL}/stats").json()["model_stats"]
     assert [name for name, _ in answers] == [str(number) for number in range(FRAMES)]
     dropped = [int(name) for name, error in answers if error]
     assert dropped
     assert len(dropped) < FRAMES - WAITING_MAX
     assert set(range(FRAMES - WAITING_MAX, FRAMES)).isdisjoint(dropped)
+    assert int(stats["inference_stats"]["fail"]["count"]) == len(dropped)
     assert all("dropped" in error for _, error in answers if error)
 
 

@@ -109,6 +109,8 @@ async def _by_rpc(server: Server) -> Json:
 SAMPLE: Final = re.compile(r"^(nv_\w+)\{(.*)\} (\S+)$", re.MULTILINE)
 SETTLE_S: Final = 0.3
 """Triton counts a request a moment after it has been answered."""
+NEWER: Final = frozenset({"nv_model_load_duration_secs"})
+"""Metrics of later versions than the recorded one: that a server has them is no difference."""
 
 
 async def _of(server: Server, model: str) -> dict[str, Json]:
@@ -119,7 +121,7 @@ async def _of(server: Server, model: str) -> dict[str, Json]:
     found: dict[str, Json] = {}
     for name, labels, value in SAMPLE.findall(text):
         pairs = sorted(re.findall(r'(\w+)="([^"]*)"', labels))
-        if ("model", model) in pairs:
+        if ("model", model) in pairs and name not in NEWER:
             shown = ",".join(f"{key}={each}" for key, each in pairs if key != "model")
             number = float(value)
             found[f"{name}{{{shown}}}"] = number > 0 if "_duration" in name else number

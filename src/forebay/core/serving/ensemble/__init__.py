@@ -1,6 +1,19 @@
 """Ensembles: what is wrong with one, the order to load them in, and what each request of one runs next."""
 
-from forebay.core.serving.ensemble.check import Checked, Lookup, check, load_order
+from forebay.core.serving.ensemble.check import Checked, Lookup, abreast, check, lacks, load_order
 from forebay.core.serving.ensemble.flow import Dag, Flow, Gates, Progress, Start, carried_shape
 
-__all__ = ["Checked", "Dag", "Flow", "Gates", "Lookup", "Progress", "Start", "carried_shape", "check", "load_order"]
+__all__ = [
+    "Checked",
+    "Dag",
+    "Flow",
+    "Gates",
+    "Lookup",
+    "Progress",
+    "Start",
+    "abreast",
+    "carried_shape",
+    "check",
+    "lacks",
+    "load_order",
+]

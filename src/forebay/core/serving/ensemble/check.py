@@ -1,4 +1,6 @@
-"""What is wrong with an ensemble, all of it at once and in Triton's words; and in which order models are loaded."""
+"""What is wrong with an ensemble, all of it at once and in Triton's words; and in which order models are loaded.
+
+Models that call others (`forebay.calls`) need these as an ensemble needs its steps."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import NamedTuple
@@ -37,6 +39,22 @@ def check(config: ModelConfig, lookup: Lookup) -> Checked:
     return Checked(tuple(dict.fromkeys(problems)), decoupled, any(decoupled))
 
 
+def lacks(config: ModelConfig, lookup: Lookup) -> tuple[str, ...]:
+    """Why a model could not be served beside the models that `lookup` knows."""
+    problems = check(config, lookup).problems if config.backend == "ensemble" else ()
+    calls = (each for each in config.calls if lookup(each, LATEST) is None)
+    return (*problems, *(f"model '{config.name}' calls '{each}' which has no loaded version." for each in calls))
+
+
+def abreast(config: ModelConfig, lookup: Lookup) -> int:
+    """Requests that a model works on at once, batches aside: one each instance; of an ensemble, in all its models."""
+    if config.backend != "ensemble":
+        return max(1, config.instance_count)
+    found = {(step.model, step.version): lookup(step.model, step.version) for step in config.steps}
+    places = [abreast(model, lookup) for model in found.values() if model is not None]
+    return max(1, sum(min(each, config.inflight_max or each) for each in places))
+
+
 def _form(config: ModelConfig) -> Iterator[str]:
     name = config.name
     if not config.steps:
@@ -65,6 +83,9 @@ def _data_flow(config: ModelConfig) -> Iterator[str]:
     for spec in config.inputs:
         if spec.name not in read and spec.name not in makers:
             yield f"ensemble input '{spec.name}' for ensemble {name}' is not used"  # the quote is Triton's
+    circle = _circle(read, makers, config)
+    if circle:
+        yield f"circular dependency in ensemble '{name}': {', which needs '.join(map(repr, circle))}"
     ready = {spec.name for spec in config.inputs}
     for index in _in_order(config):
         ready.update(config.steps[index].outputs.values())
@@ -81,9 +102,24 @@ def _data_flow(config: ModelConfig) -> Iterator[str]:
             yield f"ensemble tensor '{tensor}' is unused in ensemble '{name}'"
 
 
-def _in_order(config: ModelConfig) -> list[int]:
-    """The steps that can run at all, each after those that it needs."""
-    ready = {spec.name for spec in config.inputs}
+def _circle(read: Collection[str], makers: Mapping[str, Step], config: ModelConfig) -> list[str]:
+    """Tensors of which each needs the next, the last being the first again; empty: there are none."""
+    ready = {*(spec.name for spec in config.inputs), *(tensor for tensor in read if tensor not in makers)}
+    for index in _in_order(config, ready):
+        ready.update(config.steps[index].outputs.values())
+    left = sorted(makers.keys() - ready)
+    if not left:
+        return []
+    walk = [left[0]]
+    while True:  # what is left is made, but from something that is left, too
+        walk.append(min(tensor for tensor in makers[walk[-1]].inputs.values() if tensor not in ready))
+        if walk[-1] in walk[:-1]:
+            return walk[walk.index(walk[-1]) :]
+
+
+def _in_order(config: ModelConfig, given: Collection[str] = ()) -> list[int]:
+    """The steps that can run at all, each after those that it needs; with tensors that are there besides inputs."""
+    ready = {*given, *(spec.name for spec in config.inputs)}
     left, ordered = list(range(len(config.steps))), []
     while runnable := [index for index in left if ready.issuperset(config.steps[index].inputs.values())]:
         ordered += runnable
@@ -192,30 +228,33 @@ def _regions(config: ModelConfig, decoupled: tuple[bool, ...]) -> Iterator[str]:
         yield text.format(config.name, config.name)
 
 
-def load_order(needs: Mapping[str, Collection[str]]) -> tuple[list[str], dict[str, str]]:
+def load_order(
+    needs: Mapping[str, Collection[str]], callers: Collection[str] = ()
+) -> tuple[list[str], dict[str, str]]:
     """Models in an order in which each comes after those it needs, and what is wrong with those that cannot.
 
-    `needs`: for every model of the repository the names of its steps' models (empty if it is no ensemble).
+    `needs`: for every model the names of those it needs, which are the steps of an ensemble. `callers`: who is none,
+    but calls them.
     """
     problems: dict[str, str] = {}
     for name in sorted(needs):
         lacking = sorted(set(needs[name]).difference(needs))
         if lacking:
-            problems[name] = (
-                f"ensemble {name} contains models that are not available or ambiguous: {', '.join(lacking)}"
-            )
-    order = dict.fromkeys(_settled(needs, {}, problems))
+            start = f"model {name} calls" if name in callers else f"ensemble {name} contains"
+            problems[name] = f"{start} models that are not available or ambiguous: {', '.join(lacking)}"
+    order = dict.fromkeys(_settled(needs, {}, problems, callers))
     left = {name: needs[name] for name in sorted(needs) if name not in order and name not in problems}
     for name in left:
         before = _before(name, left)
         if before is not None:
-            problems[name] = f"circular dependency between ensembles: {name} -> ... -> {before} -> {name}"
-    _settled(needs, order, problems)
+            who = "models" if callers and not left.keys().isdisjoint(callers) else "ensembles"
+            problems[name] = f"circular dependency between {who}: {name} -> ... -> {before} -> {name}"
+    _settled(needs, order, problems, callers)
     return list(order), problems
 
 
 def _settled(
-    needs: Mapping[str, Collection[str]], order: dict[str, None], problems: dict[str, str]
+    needs: Mapping[str, Collection[str]], order: dict[str, None], problems: dict[str, str], callers: Collection[str]
 ) -> dict[str, None]:
     """Add who can be loaded to `order`, and who needs somebody that cannot to `problems`, while there are any."""
     left = [name for name in sorted(needs) if name not in order and name not in problems]
@@ -223,8 +262,9 @@ def _settled(
         for name in left:
             bad = next((each for each in sorted(needs[name]) if each in problems), None)
             if bad is not None:
+                who = "model" if name in callers else "ensemble"
                 problems[name] = (
-                    f"ensemble '{name}' depends on '{bad}' which is not valid. Model '{bad}' failed with error:"
+                    f"{who} '{name}' depends on '{bad}' which is not valid. Model '{bad}' failed with error:"
                     f" {problems[bad]}"
                 )
             elif all(each in order for each in needs[name]):

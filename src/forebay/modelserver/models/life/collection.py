@@ -9,7 +9,7 @@ from time import monotonic
 from typing import Final
 
 from forebay.core.serving.config import ModelConfig
-from forebay.core.serving.ensemble import check, load_order
+from forebay.core.serving.ensemble import lacks, load_order
 from forebay.core.serving.errors import Kind, Refused
 from forebay.modelserver.models.life.model import Model
 from forebay.modelserver.models.life.stamps import stamps
@@ -132,17 +132,17 @@ class Collection:
         model = self._models.get(name)
         if model is None:
             return
-        steps = _steps(model)
+        needs = _needs(model)
         if number < 0:
             model.give_up()
         async with model.lock:
             await model.unload(number=number)
             model.dismiss(number)
         await self._recheck({name})
-        for step in sorted(steps) if dependents and not model.ready else ():
-            part = self._models.get(step)
-            if part is not None and not part.explicit and not self._users(step):
-                await self.unload(step, True)
+        for need in sorted(needs) if dependents and not model.ready else ():
+            part = self._models.get(need)
+            if part is not None and not part.explicit and not self._users(need):
+                await self.unload(need, True)
 
     async def poll(self) -> None:
         """Make what is served what the repositories hold."""
@@ -200,17 +200,15 @@ class Collection:
             except Refused as refused:
                 failed[name] = refused.text
                 continue
-            for step in described[name].config.steps:
-                if step.model in self._found and step.model not in wanted:
-                    wanted[step.model] = Wish()
-                    pending.append(step.model)
+            for need in described[name].config.needs:
+                if need in self._found and need not in wanted:
+                    wanted[need] = Wish()
+                    pending.append(need)
         needs = {
-            name: {
-                step.model for step in each.config.steps if step.model in described or not self._serves(step.model)
-            }
+            name: {need for need in each.config.needs if need in described or not self._serves(need)}
             for name, each in described.items()
         }
-        order, circular = load_order(needs)
+        order, circular = load_order(needs, {name for name, each in described.items() if each.config.calls})
         failed.update(circular)
         done = {name: asyncio.Event() for name in order}
         changed: set[str] = set()
@@ -279,40 +277,48 @@ class Collection:
         self._site.log.error("model not loaded", model=name, reason=text)
 
     async def _recheck(self, changed: set[str], but: Names[str] = ()) -> None:
-        """Ensembles that use a model that has changed are made anew, or unloaded if they lack a part now."""
+        """Who needs a model that has changed is unloaded if it lacks that now, and loaded once it does not.
+
+        Ensembles are made anew in any case. Who only calls others goes on: it names them in each call.
+        """
         affected = sorted({user for name in changed for user in self._users(name)} - set(but))
+        moved: set[str] = set()
         for name in affected:
             model = self._models[name]
-            described = model.described
-            if described is None:
-                continue
             async with model.lock:
-                problems = check(described.config, self.lookup).problems
-                if problems:
-                    await model.unload(f"{UNLOADED}: {'; '.join(problems)}")
-                    model.described = described
-                else:
+                described = model.described
+                if described is None:
+                    continue
+                problems = lacks(described.config, self.lookup)
+                if problems and model.ready:
+                    await model.suspend(f"{UNLOADED}: {'; '.join(problems)}")
+                elif not problems and (described.config.steps or not model.ready):
                     await self._renew(model, described)
-        if affected:
-            await self._recheck(set(affected), but)
+                else:
+                    continue
+                moved.add(name)
+        if moved:
+            await self._recheck(moved, but)
 
     async def _renew(self, model: Model, described: Described) -> None:
-        """Load a model anew, as the repository has it if it does."""
+        """Load a model anew; an ensemble as the repository has it if it does."""
         name = model.name
+        fresh = described
         try:
-            fresh = await asyncio.to_thread(self._read, name, Wish()) if name in self._found else described
+            if described.config.steps and name in self._found:
+                fresh = await asyncio.to_thread(self._read, name, Wish())
             await model.load(fresh, model.stamp, {})
         except Refused as refused:
             self._note_failure(name, refused.text)
 
     def _users(self, name: str) -> list[str]:
-        """Ensembles that use a model."""
-        return [user for user, model in sorted(self._models.items()) if name in _steps(model)]
+        """Who has that model for a step, or calls it."""
+        return [user for user, model in sorted(self._models.items()) if name in _needs(model)]
 
 
-def _steps(model: Model) -> set[str]:
+def _needs(model: Model) -> Names[str]:
     described = model.described
-    return {step.model for step in described.config.steps} if described is not None else set()
+    return described.config.needs if described is not None else ()
 
 
 def wish_of(parameters: Mapping[str, str | bytes | int | bool]) -> Wish:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 
+from forebay.core.serving.ensemble import abreast
 from forebay.core.serving.errors import Kind, Refused
 from forebay.core.serving.versions import chosen_versions, none_available
 from forebay.modelserver.models.life.states import UNLOADED, State
@@ -23,7 +24,7 @@ class Model:
         self.lock = asyncio.Lock()
         """Held by whoever changes the model."""
         self.explicit = False
-        """It was asked for itself, not only as a part of an ensemble."""
+        """It was asked for itself, not only because another needs it."""
         self.stamp = ""
         """Of the files that are served."""
         self.reason = ""
@@ -78,7 +79,8 @@ class Model:
         view = self._views.get(found.number)
         if view is None or view.document is not found.document:
             versions = [version.text for version in self.ready]
-            view = self._views[found.number] = ModelView(found.config, found.document, found.text, versions)
+            places = abreast(found.config, self._site.others.lookup)
+            view = self._views[found.number] = ModelView(found.config, found.document, found.text, versions, places)
         return view
 
     async def load(self, described: Described, stamp: str, stamps: Mapping[int, str]) -> None:
@@ -118,6 +120,13 @@ class Model:
             if self.described is not None:
                 self.described.release()
                 self.described = None
+
+    async def suspend(self, reason: str) -> None:
+        """Stop serving all versions until what they need is there again. The caller holds the lock."""
+        kept = self.explicit, self.stamp, self.described
+        self.described = None  # or its files would be given up
+        await self.unload(reason)
+        self.explicit, self.stamp, self.described = kept
 
     def give_up(self) -> None:
         """Let a load that is under way fail now."""

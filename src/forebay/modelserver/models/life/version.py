@@ -10,7 +10,7 @@ from time import monotonic
 from typing import Any, Final, Protocol
 
 from forebay.core.serving.config import ModelConfig
-from forebay.core.serving.ensemble import Dag, check
+from forebay.core.serving.ensemble import Dag, check, lacks
 from forebay.core.serving.errors import Kind, Refused
 from forebay.core.serving.values import InferRequest, InferResponse, OnResponse
 from forebay.engines.tensor.measures import Ledger
@@ -144,7 +144,10 @@ class Version:
         began = monotonic()
         failed: BaseException | None = None
         try:
-            if self.config.backend == "ensemble" or self.config.steps:
+            lacking = lacks(self.config, self._site.others.lookup)
+            if lacking:
+                raise Refused(Kind.INVALID_ARGUMENT, "; ".join(lacking))
+            if self.config.backend == "ensemble":
                 self._runner = self._ensemble()
             else:
                 self._runner = await self._start()
@@ -299,8 +302,6 @@ class Version:
     def _ensemble(self) -> Ensemble:
         config = self.config
         found = check(config, self._site.others.lookup)
-        if found.problems:
-            raise Refused(Kind.INVALID_ARGUMENT, "; ".join(found.problems))
         if found.many and not config.decoupled:
             document = {**self.document, "model_transaction_policy": {"decoupled": True}}
             self.described = replace(self.described, config=replace(config, decoupled=True), document=document)

@@ -10,6 +10,7 @@ from time import monotonic_ns
 
 from forebay.core.serving.errors import Refused
 from forebay.core.serving.statistics import BatchStatistics, Duration, ModelStatistics, ResponseStatistics
+from forebay.core.serving.values import InferRequest
 from forebay.modelserver.models.running.call import Call, Spent
 from forebay.obs.clock import wall_s
 
@@ -18,7 +19,7 @@ class Reason(StrEnum):
     """Why a request failed."""
 
     REJECTED = "REJECTED"
-    """It waited for too long."""
+    """It waited for too long, or a newer one has taken its place."""
     CANCELED = "CANCELED"
     BACKEND = "BACKEND"
     OTHER = "OTHER"
@@ -45,6 +46,11 @@ class Counts:
         """A request has an error for an answer."""
         self.statistics.fail.add(monotonic_ns() - call.started_ns)
         self.statistics.failures[reason] += 1
+
+    def drop(self, request: InferRequest) -> None:
+        """A request gave way to a newer one before it was queued."""
+        self.statistics.fail.add(max(0, monotonic_ns() - request.came_ns))
+        self.statistics.failures[Reason.REJECTED] += 1
 
     def refuse(self, call: Call, refused: Refused, reason: Reason) -> None:
         """Count a failure and end the request with that error."""

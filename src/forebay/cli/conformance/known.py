@@ -1,12 +1,19 @@
 """Where Forebay deviates from the recorded Triton on purpose. docs/triton.md says it to users."""
 
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Final
+
+from forebay.cli.conformance.check import Level, Result, Verdict
+
+NAME: Final = "forebay"
+"""What Forebay calls itself in its metadata."""
+WORDS: Final = "texts of errors and their like are the same only where a client could act on them"
 
 TELLS_MORE: Final = "the index keeps why a configuration could not be read; Triton only logs it"
 REFUSES: Final = "what can only be a mistake is refused; Triton takes it"
 CHECKED: Final = "outputs are what the configuration promises; Triton passes on whatever a model gives"
 STATUS_FIRST: Final = "errors have the status of an error; Triton sends 200, or 400 for the model's own error"
-NEWER: Final = "`nv_model_load_duration_secs` came with a later Triton than the recorded one"
 
 DIFFERENCES: Final[dict[str, str]] = {
     "control/life": "a model that is not there is not found (404), not merely not ready (400)",
@@ -42,9 +49,17 @@ DIFFERENCES: Final[dict[str, str]] = {
     "generate/stream, input missing": "a request without a required input never reaches the model",
     "http/infer percent-encoded": "names in URLs are percent-decoded",
     "forms/compressed as gzip, deflate": "clients send this by default without meaning it",
-    "metrics/broken": NEWER,
-    "metrics/plain": NEWER,
-    "metrics/preferred": NEWER,
-    "metrics/queue_short": NEWER,
 }
 """Names of checks whose result is a deviation of the level MUST, and why it stays."""
+
+
+def without_known(results: Iterable[Result]) -> list[Result]:
+    """Results of Forebay itself, where a deviation that is on purpose says so instead."""
+    return [_known(result) for result in results]
+
+
+def _known(result: Result) -> Result:
+    if result.verdict is not Verdict.DEVIATES:
+        return result
+    why = WORDS if result.level is Level.SHOULD else DIFFERENCES.get(result.name)
+    return result if why is None else replace(result, verdict=Verdict.KNOWN, note=why)

@@ -1,0 +1,123 @@
+"""Models that say which others they call: loaded with them, served only beside them."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from tests.modelserver.models.rig import IO, config, ensemble, numbers, serving, tensor, write
+
+from forebay.core.serving.errors import Refused
+
+ONE = tensor("IN", [[1.0]])
+DOUBLE = """
+    def answer(self, request):
+        return give(get(request) * 2)
+"""
+CALLS = """
+    def answer(self, request):
+        asked = pb_utils.InferenceRequest(model_name="{name}", requested_output_names=["OUT"],
+                                          inputs=[pb_utils.Tensor("IN", get(request))])
+        answer = asked.exec()
+        if answer.has_error():
+            return pb_utils.InferenceResponse(error=answer.error())
+        return give(pb_utils.get_output_tensor_by_name(answer, "OUT").as_numpy() + 1)
+"""
+
+
+def calls(*names: str) -> str:
+    said = f'parameters {{ key: "forebay.calls" value {{ string_value: "{", ".join(names)}" }} }}'
+    return config(said)
+
+
+def caller(root: Path, name: str, called: str, *more: str) -> None:
+    write(root, name, calls(called, *more), CALLS.replace("{name}", called))
+
+
+def chain(root: Path) -> None:
+    """An ensemble of one step, which calls a model that calls another one."""
+    write(root, "double", config(), DOUBLE)
+    caller(root, "once", "double")
+    caller(root, "twice", "once")
+    ensemble(root, "whole", [("twice", {"IN": "IN"}, {"OUT": "OUT"})], f"max_batch_size: 8 {IO.format(dims='-1')}")
+
+
+def test_models_that_are_called_are_loaded_with_who_calls_them_and_stay_as_long(tmp_path: Path) -> None:
+    chain(tmp_path)
+    caller(tmp_path, "other", "double")
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("whole",)) as server:
+            assert await server.numbers("whole", ONE) == [[4.0]]
+            await server.load("other", {})
+            await server.unload("whole", True)
+            assert [entry.name for entry in server.index(True)] == ["double", "other"]
+            assert await server.numbers("other", ONE) == [[3.0]]
+            await server.unload("other", True)
+            assert server.index(True) == []
+
+    asyncio.run(main())
+
+
+def test_who_calls_a_model_is_not_served_without_it_and_comes_back_with_it(tmp_path: Path) -> None:
+    chain(tmp_path)
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("whole",)) as server:
+            await server.unload("double", False)
+            assert server.index(True) == []
+            assert (
+                server.states("once")["1"][1] == "unloaded: model 'once' calls 'double' which has no loaded version."
+            )
+            with pytest.raises(Refused, match="no available versions"):
+                server.ask("whole", ONE)
+            await server.load("double", {})
+            assert await server.numbers("whole", ONE) == [[4.0]]
+            assert server.ready
+
+    asyncio.run(main())
+
+
+def test_a_called_model_that_is_loaded_anew_interrupts_nobody(tmp_path: Path) -> None:
+    chain(tmp_path)
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("once",)) as server:
+            before = server.processes().pids
+            write(tmp_path, "double", config(), DOUBLE.replace("* 2", "* 3"))
+            await server.load("double", {})
+            assert await server.numbers("once", ONE) == [[4.0]]
+            assert len(set(before) & set(server.processes().pids)) == 1
+
+    asyncio.run(main())
+
+
+def test_calls_that_cannot_be_had_are_said_at_the_load(tmp_path: Path) -> None:
+    caller(tmp_path, "lacks", "nobody")
+    caller(tmp_path, "egg", "hen")
+    caller(tmp_path, "hen", "egg")
+    write(tmp_path, "broken", config(), "    raise ValueError('no')\n")
+    caller(tmp_path, "hopes", "broken")
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("*",)) as server:
+            assert server.index(True) == []
+            assert not server.ready
+            said = {entry.name: entry.reason for entry in server.index(False)}
+            assert said["lacks"] == "model lacks calls models that are not available or ambiguous: nobody"
+            assert said["egg"] == "circular dependency between models: egg -> ... -> hen -> egg"
+            assert "model 'hopes' calls 'broken' which has no loaded version." in said["hopes"]
+            with pytest.raises(Refused, match="calls models that are not available or ambiguous: nobody"):
+                await server.load("lacks", {})
+
+    asyncio.run(main())
+
+
+def test_a_model_may_name_itself(tmp_path: Path) -> None:
+    write(tmp_path, "double", config(), DOUBLE)
+    caller(tmp_path, "self", "double", "self")
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("self",)) as server:
+            assert numbers(await server.ask("self", ONE).one()) == [[3.0]]
+
+    asyncio.run(main())

@@ -1,0 +1,44 @@
+"""What streams need to know of a model to drop frames: how many it works on at once, and where drops are counted."""
+
+import asyncio
+from pathlib import Path
+
+from tests.modelserver.models.rig import IO, config, ensemble, serving, tensor, write
+
+from forebay.core.serving.values import InferRequest
+
+THREE = "instance_group { count: 3 kind: KIND_CPU }"
+
+
+def test_a_model_works_on_one_request_each_instance_and_an_ensemble_on_those_of_its_models(tmp_path: Path) -> None:
+    write(tmp_path, "one", config())
+    write(tmp_path, "three", config(THREE))
+    steps = [("one", {"IN": "IN"}, {"OUT": "a"}), ("three", {"IN": "a"}, {"OUT": "b"})]
+    again = [*steps, ("one", {"IN": "b"}, {"OUT": "OUT"})]
+    ensemble(tmp_path, "all", again, f"max_batch_size: 8 {IO.format(dims='-1')}")
+    ensemble(
+        tmp_path, "few", again, f"max_batch_size: 8 {IO.format(dims='-1')}", scheduling="max_inflight_requests: 2"
+    )
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("*",)) as server:
+            found = {name: server.view(name, "").abreast for name in ("one", "three", "all", "few")}
+            assert found == {"one": 1, "three": 3, "all": 4, "few": 3}
+            write(tmp_path, "one", config(THREE))
+            await server.load("one", {})
+            assert (server.view("one", "").abreast, server.view("all", "").abreast) == (3, 6)
+
+    asyncio.run(main())
+
+
+def test_a_request_that_was_dropped_counts_as_rejected(tmp_path: Path) -> None:
+    write(tmp_path, "one", config())
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("one",)) as server:
+            for name in ("one", "gone"):
+                server.dropped(InferRequest(name, "", "", (tensor("IN", [[1.0]]),)))
+            (counts,) = server.statistics("one", "")
+            assert (counts.fail.count, counts.failures["REJECTED"], counts.success.count) == (1, 1, 0)
+
+    asyncio.run(main())
