@@ -287,6 +287,11 @@ def test_models_are_loaded_and_unloaded(tmp_path: Path) -> None:
             load.parameters["file:1/model.onnx"].bytes_param = b"onnx"
             await it.stub.RepositoryModelLoad(load)
             assert it.models.loads == [("echo", {"config": "{}", "file:1/model.onnx": b"onnx"})]
+            for kind, value in (("string_param", "2"), ("int64_param", 2)):
+                one = pb.RepositoryModelLoadRequest(model_name="echo")
+                setattr(one.parameters["version"], kind, value)
+                await it.stub.RepositoryModelLoad(one)
+                assert it.models.loads.pop() == ("echo", {"version": "2"})
             unload = pb.RepositoryModelUnloadRequest(model_name="echo")
             unload.parameters["unload_dependents"].bool_param = True
             unload.parameters["version"].string_param = "2"
