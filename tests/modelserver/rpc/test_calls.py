@@ -91,6 +91,13 @@ def twice() -> Any:
     return message
 
 
+def output_twice() -> Any:
+    message = asked("echo")
+    message.outputs.add(name="OUT")
+    message.outputs.add(name="OUT")
+    return message
+
+
 def uint64(name: str) -> Any:
     message = asked("echo")
     message.parameters[name].uint64_param = 1
@@ -100,6 +107,7 @@ def uint64(name: str) -> Any:
 INVALID = [
     (asked("echo", None), "unable to find data for input tensor 'IN' for model 'echo' in request."),
     (twice(), "[request id: <id_unknown>] input 'IN' already exists in request"),
+    (output_twice(), "[request id: <id_unknown>] output 'OUT' already exists in request"),
     (contents("fp32_contents", [1], raw=FOUR), "contents field must not be specified when using raw_input_contents"),
     (contents("int_contents", [1]), "unexpected explicit tensor data for input tensor 'IN' for model 'echo' of type"),
     (contents("int_contents", [300], "INT8"), "input 'IN' has a value that INT8 cannot hold"),
