@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
+import structlog
 from tests.modelserver.models.rig import BATCH_SIZE, SAME, alive, config, numbers, serving, tensor, until, write
 
 from forebay.core.serving.errors import Kind, Refused
@@ -359,5 +360,21 @@ def test_a_repository_that_goes_away_costs_no_model_that_serves(tmp_path: Path) 
                 await server.load("m", {})
             assert server.states("m") == {"1": ("READY", "")}
             assert await server.numbers("m", ONE) == [[1.0]]
+
+    asyncio.run(main())
+
+
+def test_files_that_a_folder_hides_are_told_of(tmp_path: Path) -> None:
+    (tmp_path / "left.onnx").write_bytes(b"no model")
+    heard = structlog.testing.LogCapture()
+
+    async def main() -> None:
+        log = structlog.wrap_logger(None, processors=[heard])
+        async with serving(tmp_path, log=log, control=Control.POLL, poll_s=0.02) as server:
+            assert list(server.states("left")) == ["1"]
+            write(tmp_path, "m", config())
+            await until("it serves", lambda: server.states("m").get("1") == ("READY", ""))
+        (told,) = [each for each in heard.entries if each["event"].startswith("model files are not served")]
+        assert told["models"] == ["left"]
 
     asyncio.run(main())

@@ -61,8 +61,6 @@ def serve(
     rate_limit: given.Limit = "off",
     rate_limit_resource: given.Resources = None,
     host_policy: given.HostPolicies = None,
-    log_verbose: given.Verbose = 0,
-    log_file: given.LogFile = "",
     trace_config: given.Trace = None,
     metrics_config: given.MetricsConfig = None,
     grpc: GrpcWish,
@@ -81,16 +79,16 @@ def serve(
         exit_timeout_secs, model_load_thread_count, memory_budget, hang_timeout_secs, process_memory_limit, pin,
         cache_config, rate_limit, rate_limit_resource, host_policy, trace_config, metrics_config, grpc, triton,
     )  # fmt: skip
-    _serve_all(wish, log_file, log_verbose)
+    _serve_all(wish)
 
 
-def _serve_all(wish: "all_of.Wish", log_file: str, log_verbose: int) -> NoReturn:
+def _serve_all(wish: "all_of.Wish") -> NoReturn:
     from forebay.cli.repository.run import run_server
     from forebay.cli.repository.wish import plan_of
     from forebay.modelserver.telemetry.logs import LogSettings
 
     check(wish.triton)
-    log = LogSettings(file=log_file, verbose=log_verbose)
+    log = LogSettings(file=wish.triton.log_file, verbose=wish.triton.log_verbose)
     log.change(log_changes(wish.triton))
     raise typer.Exit(run_server(plan_of(wish), log, settings.screen(), idle_options(wish.triton)))
 

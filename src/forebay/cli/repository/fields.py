@@ -22,7 +22,7 @@ def with_fields(**groups: type[Any]) -> Callable[[Callable[P, R]], Callable[...,
         def expanded(*words: Any, **options: Any) -> R:
             for name, group in groups.items():
                 options[name] = group(**{each.name: options.pop(each.name) for each in own[name]})
-            return command(*words, **options)  # type: ignore[arg-type]
+            return command(*words, **options)
 
         parameters = [*others, *(each for group in own.values() for each in group)]
         expanded.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]

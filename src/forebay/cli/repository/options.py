@@ -196,8 +196,6 @@ MetricsConfig = Annotated[
 
 # --- logs and traces
 
-Verbose = Annotated[int, _of(_TRACE, "--log-verbose", min=0, help="From 1 on, every request has its line.")]
-LogFile = Annotated[str, _of(_TRACE, help="File for log lines.", show_default="standard error")]
 Trace = Annotated[
     list[str] | None,
     _of(

@@ -1,4 +1,4 @@
-"""Options of tritonserver that mean something else here, or nothing, so that its command lines work as they are."""
+"""Options of tritonserver about logs, and those that are others here or have no effect: its command lines work."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -33,6 +33,8 @@ class TritonWish:
     response_cache_byte_size: Annotated[
         int, _of(_HOW, min=0, help="The same as --cache-config local,size=BYTES.", show_default=False)
     ] = 0
+    log_verbose: Annotated[int, _of(_TRACE, min=0, help="From 1 on, every request has its line.")] = 0
+    log_file: Annotated[str, _of(_TRACE, help="File for log lines.", show_default="standard error")] = ""
     log_info: Annotated[Switch, _of(_TRACE, help="Whether there are lines that only inform.")] = "true"
     log_warning: Annotated[Switch, _of(_TRACE, help="Whether there are warnings.")] = "true"
     log_error: Annotated[Switch, _of(_TRACE, help="Whether there are lines about errors.")] = "true"

@@ -171,6 +171,11 @@ class Collection:
         before = dict(self._found)
         await self._scan()
         gone = [name for name in self._models if name not in self._found]
+        hidden = [name for name in gone if name in before and _is_file_still(before[name])]
+        if hidden:
+            self._site.log.warning(
+                "model files are not served any more: there is a model's folder beside them", models=hidden
+            )
         for name in gone:
             async with self._models[name].lock:
                 await self._models[name].unload()
@@ -335,6 +340,10 @@ class Collection:
     def _users(self, name: str) -> list[str]:
         """Ensembles that use a model."""
         return [user for user, model in sorted(self._models.items()) if name in _steps(model)]
+
+
+def _is_file_still(found: Found) -> bool:
+    return bool(found.bare) and (found.folder / found.bare).exists()
 
 
 def _steps(model: Model) -> set[str]:
