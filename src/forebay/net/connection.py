@@ -15,7 +15,7 @@ from forebay.core.errors import TABLE, Code, Refusal
 from forebay.net.exchange import Exchange
 from forebay.net.outbox import Sender
 from forebay.net.owner import WRITE_BUFFER_BYTES, Owner
-from forebay.net.refusing import SMALL_BODY_BYTES, Stop, head_flaw, refusal_answer
+from forebay.net.refusing import SMALL_BODY_BYTES, Stop, head_flaw, refusal_answer, target_in
 from forebay.net.tls import in_flight_bytes
 from forebay.wire import http1
 from forebay.wire.errors import error_body
@@ -344,6 +344,7 @@ class Connection(Sender):  # of asyncio's no class: see `Upstream`
         except httptools.HttpParserUpgrade as upgrade:
             self._ignore_upgrade(data[upgrade.args[0] :])
         except httptools.HttpParserError as error:
+            self._target = self._target or (b"" if self._queue else target_in(data))
             self._parse_failed(error)
         else:
             self._after_feed(len(data))

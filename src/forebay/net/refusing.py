@@ -12,6 +12,8 @@ BACK_IN_S: Final = 1
 """When a client may come back that has been turned away for want of room."""
 SMALL_BODY_BYTES: Final = 65_536
 """Such bodies are read whatever else is: their memory is bounded by the number of connections."""
+LINE_BYTES: Final = 4096
+"""So much of a request line is looked at."""
 RETRYABLE: Final = (b"x-forebay-retryable", b"1")
 """Tells a gateway that another replica may be asked."""
 
@@ -30,6 +32,12 @@ def head_flaw(target: bytes, headers: Sequence[tuple[bytes, bytes]], limits: Lim
     if names.count(b"host") > 1 or names.count(b"transfer-encoding") > 1:
         return Refusal(Code.BAD_HTTP, "Host or Transfer-Encoding is given more than once.")
     return None
+
+
+def target_in(data: bytes) -> bytes:
+    """The target in a request line that the parser did not take, for its method, say; empty: there is none."""
+    words = data[:LINE_BYTES].split(b"\r\n", 1)[0].split(b" ")
+    return words[1] if len(words) == 3 and words[1].startswith(b"/") else b""
 
 
 def refusal_answer(refusal: Refusal, target: bytes, date: bytes) -> bytes:

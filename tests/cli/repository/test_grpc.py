@@ -10,7 +10,8 @@ import trustme
 import typer
 from typer.testing import CliRunner
 
-from forebay.cli.repository.grpc import GrpcWish, with_grpc
+from forebay.cli.repository.fields import with_fields
+from forebay.cli.repository.grpc import GrpcWish
 from forebay.cli.repository.wish import rpc_options
 from forebay.cli.settings import UserError
 from forebay.net.http2 import Keepalive
@@ -61,7 +62,7 @@ def test_encryption_needs_its_files(tmp_path: Path) -> None:
 def test_a_command_gets_all_of_them_as_one_value() -> None:
     got: list[tuple[str, GrpcWish]] = []
 
-    @with_grpc
+    @with_fields(grpc=GrpcWish)
     def command(word: Annotated[str, typer.Argument()] = "none", *, grpc: GrpcWish) -> None:
         got.append((word, grpc))
 

@@ -8,6 +8,7 @@ import pytest
 
 from forebay.cli.repository.grpc import GrpcWish
 from forebay.cli.repository.screen import example_request
+from forebay.cli.repository.triton import TritonWish
 from forebay.cli.repository.wish import Wish, amount, cpus, plan_of, size, tracing
 from forebay.cli.settings import UserError
 from forebay.core.serving.config import Datatype, ModelConfig, TensorSpec
@@ -22,11 +23,12 @@ def wish(tmp_path: Path) -> Wish:
         repository=[tmp_path], model_control_mode="none", load_model=None, repository_poll_secs=15,
         disable_auto_complete_config=False, strict_model_config="false", model_config_name="", backend_config=None,
         allow_pickle=None, host="127.0.0.1", http_port=8000, grpc_port=8001, metrics_port=8002, allow_http="true",
-        allow_grpc="true", allow_metrics="true", http_max_input_size=2**26, http_max_bodies_size="2GiB",
+        allow_grpc="true", allow_metrics="true", http_max_input_size=2**26,
+        http_max_json_output_size="1M", http_max_bodies_size="2GiB",
         max_string_elements=9, http_header_forward_pattern=None, exit_on_error="true", strict_readiness="true",
         exit_timeout_secs=30, model_load_thread_count=4, memory_budget=None, hang_timeout_secs=60,
         process_memory_limit=None, pin=None, cache_config=None, rate_limit="off", rate_limit_resource=None,
-        host_policy=None, trace_config=None, metrics_config=None, grpc=GrpcWish(),
+        host_policy=None, trace_config=None, metrics_config=None, grpc=GrpcWish(), triton=TritonWish(),
     )  # fmt: skip
 
 
@@ -54,7 +56,7 @@ def test_options_become_a_plan(wish: Wish) -> None:
     assert (options.hosts["g"].gpus, options.rules.gpus) == (("MIG-1", "MIG-2"), (0, 1))
     assert (plan.doors.http_port, plan.doors.grpc_port, plan.exit_on_error) == (8000, None, False)
     assert options.strings_max == 9
-    assert (plan.body_bytes_max, plan.bodies_bytes_max) == (2**26, 2**30)
+    assert (plan.body_bytes_max, plan.bodies_bytes_max, plan.front.json_output_bytes_max) == (2**26, 2**30, 2**20)
     assert (plan.latencies.summaries, plan.rpc.compression) == (True, "gzip")
 
 

@@ -254,6 +254,8 @@ class Switches:
 class Rig:
     """A front, what is behind it, and one connection to it."""
 
+    front: HttpFront
+
     def __init__(self, server: HttpServer, models: Shelf, space: Space, switches: Switches, line: Peer) -> None:
         self.server = server
         self.models = models
@@ -289,7 +291,9 @@ async def rig(**options: Any) -> AsyncIterator[Rig]:
             models, space, switches, tasks=tasks, log=structlog.get_logger(), options=FrontOptions(**options)
         )
         async with serving(front.handle, Limits(body_bytes_max=BODY_BYTES_MAX)) as server, peer(server.port) as line:
-            yield Rig(server, models, space, switches, line)
+            made = Rig(server, models, space, switches, line)
+            made.front = front
+            yield made
 
 
 def told(answer: Answer) -> Any:

@@ -3,6 +3,7 @@
 import base64
 from typing import Any
 
+import msgspec
 import pytest
 from tests.modelserver.http.rig import rig, told
 from tests.net.rig import run
@@ -190,5 +191,16 @@ def test_settings_are_shown_and_changed() -> None:
             assert told(await it.ask("GET", "/v2/trace/setting")) == {"trace_level": ["OFF"]}
             assert told(await it.ask("GET", "/v2/logging")) == {"log_info": True}
             assert told(await it.ask("POST", "/v2/logging", b'{"log_info":false}')) == {"log_info": False}
+
+    run(main())
+
+
+def test_a_request_of_an_unknown_method_is_refused_in_the_words_of_the_protocol() -> None:
+    async def main() -> None:
+        async with rig() as it:
+            it.line.send(b"FOO /v2 HTTP/1.1\r\nhost: a\r\n\r\n")
+            head, _, body = (await it.line.rest()).partition(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 400 ")
+            assert isinstance(msgspec.json.decode(body)["error"], str)
 
     run(main())

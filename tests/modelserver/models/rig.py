@@ -180,9 +180,9 @@ class Server:
 
 
 @contextlib.asynccontextmanager
-async def serving(root: Path, **options: Any) -> AsyncIterator[Server]:
+async def serving(root: Path, *, log: structlog.stdlib.BoundLogger = LOG, **options: Any) -> AsyncIterator[Server]:
     """A server that loads what it is asked to; at its end no process is left."""
-    server = Server(Options(**{"repositories": (root,), "control": Control.EXPLICIT, **options}), LOG)
+    server = Server(Options(**{"repositories": (root,), "control": Control.EXPLICIT, **options}), log)
     before = children()
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(server.run())

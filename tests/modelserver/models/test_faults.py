@@ -84,6 +84,31 @@ def test_other_instances_serve_while_one_comes_back(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+CALLS_ITSELF = """
+    def answer(self, request):
+        if get(request)[0, 0]:
+            return give(get(request))
+        inputs = [pb_utils.Tensor("IN", get(request))]
+        own = pb_utils.InferenceRequest(model_name="m", requested_output_names=["OUT"], inputs=inputs).exec()
+        return pb_utils.InferenceResponse(error=own.error())
+"""
+
+
+def test_what_a_hung_process_has_asked_for_does_not_run_on_in_the_next_one(tmp_path: Path) -> None:
+    write(tmp_path, "m", config(), CALLS_ITSELF)
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("m",), hang_s=0.5) as server:
+            refused = await server.ask("m", mood(0)).error()
+            assert refused.kind is Kind.UNAVAILABLE
+            assert await server.numbers("m", mood(3)) == [[3.0]]
+            assert server.processes().replaced == 1
+            (counts,) = server.statistics("m", "")
+            assert [counts.failures[why] for why in ("BACKEND", "CANCELED")] == [1, 1]
+
+    asyncio.run(main())
+
+
 def test_what_a_model_says_is_wrong_is_the_answer_of_whom_it_concerns(tmp_path: Path) -> None:
     write(tmp_path, "m", config("dynamic_batching { max_queue_delay_microseconds: 100000 }", max_batch=2), MOODY)
 

@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
+import structlog
 from tests.modelserver.models.rig import BATCH_SIZE, SAME, alive, config, numbers, serving, tensor, until, write
 
 from forebay.core.serving.errors import Kind, Refused
@@ -70,6 +71,72 @@ def test_the_version_policy_chooses_what_is_served(tmp_path: Path) -> None:
             await server.load("m", {})
             assert await server.numbers("m", ONE) == [[3.0]]
             assert server.pids("m", 2) == pids
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("as_number", [True, False])
+def test_one_version_is_loaded_beside_those_that_serve(tmp_path: Path, as_number: bool) -> None:
+    write(tmp_path, "m", config("version_policy { specific { versions: [1, 2, 4] } }"), NUMBER, (1, 2, 3))
+
+    async def main() -> None:
+        async with serving(tmp_path) as server:
+
+            async def load(number: int) -> None:
+                await server.load("m", {"version": number if as_number else str(number)})
+
+            for number, why in ((3, "its version policy chooses 1, 2$"), (9, "the repository has 1, 2, 3$")):
+                with pytest.raises(Refused, match=f"^version {number} of model 'm' cannot be loaded: {why}"):
+                    await load(number)
+            assert server.ready
+            await load(2)
+            assert server.states("m") == {"2": ("READY", "")}
+            pids = server.pids("m", 2)
+            await load(1)
+            assert list(server.states("m").values()) == [("READY", "")] * 2
+            await server.unload("m", False, "1")
+            await load(1)
+            await load(1)
+            assert await server.numbers("m", ONE, version="1") == [[1.0]]
+            old = server.pids("m", 1)
+            write(tmp_path, "m", config("version_policy { specific { versions: [1, 2, 4] } }"), NUMBER + "\n", (1, 2))
+            await load(1)
+            assert (server.pids("m", 1) != old, server.pids("m", 2)) == (True, pids)
+            await server.load("m", {})
+            assert server.pids("m", 2) != pids
+
+    asyncio.run(main())
+
+
+def test_one_version_is_not_loaded_where_others_have_another_configuration(tmp_path: Path) -> None:
+    both = "version_policy { all {} }"
+    write(tmp_path, "m", config(both), NUMBER, (1, 2))
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("m",)) as server:
+            await server.unload("m", False, "1")
+            write(tmp_path, "m", config(both, max_batch=4), NUMBER, (1, 2))
+            with pytest.raises(Refused, match="has another configuration than the versions that serve"):
+                await server.load("m", {"version": "1"})
+            assert await server.numbers("m", ONE) == [[2.0]]
+            for more in ({"version": "1", "config": "{}"}, {"version": -1}, {"version": b"1"}):
+                with pytest.raises(Refused, match="Load parameter 'version'"):
+                    await server.load("m", more)
+            await server.load("m", {})
+            await server.load("m", {"version": "1"})
+            assert await server.numbers("m", ONE, version="1") == [[1.0]]
+
+    asyncio.run(main())
+
+
+def test_one_version_of_a_model_that_has_served_all(tmp_path: Path) -> None:
+    write(tmp_path, "m", config("version_policy { all {} }"), NUMBER, (1, 2))
+
+    async def main() -> None:
+        async with serving(tmp_path) as server:
+            await server.load("m", {"version": "1"})
+            await server.load("m", {})
+            assert await server.numbers("m", ONE) == [[2.0]]
 
     asyncio.run(main())
 
@@ -293,5 +360,21 @@ def test_a_repository_that_goes_away_costs_no_model_that_serves(tmp_path: Path) 
                 await server.load("m", {})
             assert server.states("m") == {"1": ("READY", "")}
             assert await server.numbers("m", ONE) == [[1.0]]
+
+    asyncio.run(main())
+
+
+def test_files_that_a_folder_hides_are_told_of(tmp_path: Path) -> None:
+    (tmp_path / "left.onnx").write_bytes(b"no model")
+    heard = structlog.testing.LogCapture()
+
+    async def main() -> None:
+        log = structlog.wrap_logger(None, processors=[heard])
+        async with serving(tmp_path, log=log, control=Control.POLL, poll_s=0.02) as server:
+            assert list(server.states("left")) == ["1"]
+            write(tmp_path, "m", config())
+            await until("it serves", lambda: server.states("m").get("1") == ("READY", ""))
+        (told,) = [each for each in heard.entries if each["event"].startswith("model files are not served")]
+        assert told["models"] == ["left"]
 
     asyncio.run(main())

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ from tests.modelserver.process.rig import HERE, Heard, alive, answers, run, spec
 from forebay.core.serving.errors import Kind
 from forebay.modelserver.process import keeper
 from forebay.modelserver.process.process import ModelProcess
-from forebay.modelserver.process.values import GaveUp, Work
+from forebay.modelserver.process.values import Answer, Call, GaveUp, Work
 
 
 async def _serves_again(process: ModelProcess, instance: int = 0) -> None:
@@ -63,6 +64,31 @@ def test_what_ended_a_child_is_in_the_log_with_its_last_words(tmp_path: Path) ->
         assert "killed by signal 6" in told
         assert "about to crash" in told
         assert "Fatal Python error: Aborted" in told
+
+    asyncio.run(scene())
+
+
+def test_what_a_child_has_asked_of_others_is_withdrawn_when_it_is_gone(tmp_path: Path) -> None:
+    calls: list[Call] = []
+    gone: list[int] = []
+
+    async def scene() -> None:
+        async with started(spec(tmp_path), on_call=calls.append) as process:
+            first, second = Heard(), Heard()
+            process.execute(0, [work("ask")], first)
+            await until(lambda: len(calls) == 1)
+            calls[0].on_gone = lambda: gone.append(0)
+            calls[0].respond(Answer(), True)
+            await until(lambda: first.done)
+            process.execute(0, [work("ask")], second)
+            await until(lambda: len(calls) == 2)
+            calls[1].on_gone = lambda: gone.append(1)
+            os.kill(process.pids[0], signal.SIGKILL)
+            await until(lambda: second.done)
+            assert gone == [1]
+            await _serves_again(process)
+            calls[1].respond(Answer(), True)
+        assert gone == [1]
 
     asyncio.run(scene())
 

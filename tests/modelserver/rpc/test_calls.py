@@ -91,6 +91,13 @@ def twice() -> Any:
     return message
 
 
+def output_twice() -> Any:
+    message = asked("echo")
+    message.outputs.add(name="OUT")
+    message.outputs.add(name="OUT")
+    return message
+
+
 def uint64(name: str) -> Any:
     message = asked("echo")
     message.parameters[name].uint64_param = 1
@@ -100,6 +107,7 @@ def uint64(name: str) -> Any:
 INVALID = [
     (asked("echo", None), "unable to find data for input tensor 'IN' for model 'echo' in request."),
     (twice(), "[request id: <id_unknown>] input 'IN' already exists in request"),
+    (output_twice(), "[request id: <id_unknown>] output 'OUT' already exists in request"),
     (contents("fp32_contents", [1], raw=FOUR), "contents field must not be specified when using raw_input_contents"),
     (contents("int_contents", [1]), "unexpected explicit tensor data for input tensor 'IN' for model 'echo' of type"),
     (contents("int_contents", [300], "INT8"), "input 'IN' has a value that INT8 cannot hold"),
@@ -287,6 +295,11 @@ def test_models_are_loaded_and_unloaded(tmp_path: Path) -> None:
             load.parameters["file:1/model.onnx"].bytes_param = b"onnx"
             await it.stub.RepositoryModelLoad(load)
             assert it.models.loads == [("echo", {"config": "{}", "file:1/model.onnx": b"onnx"})]
+            for kind, value in (("string_param", "2"), ("int64_param", 2)):
+                one = pb.RepositoryModelLoadRequest(model_name="echo")
+                setattr(one.parameters["version"], kind, value)
+                await it.stub.RepositoryModelLoad(one)
+                assert it.models.loads.pop() == ("echo", {"version": "2"})
             unload = pb.RepositoryModelUnloadRequest(model_name="echo")
             unload.parameters["unload_dependents"].bool_param = True
             unload.parameters["version"].string_param = "2"

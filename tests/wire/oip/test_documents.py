@@ -41,6 +41,16 @@ def test_versions_are_digits(value: Any) -> None:
         read_unload(body)
 
 
+def test_files_of_a_load_are_base64_and_nothing_else() -> None:
+    def body(text: str) -> bytes:
+        return json.dumps({"parameters": {"file:1/m": text}}).encode()
+
+    assert read_load(body("b25u\r\neA==")) == {"file:1/m": b"onnx"}
+    for wrong in ("%%%", "b25u!eA==", "b25ueA", "\u00e9"):
+        with pytest.raises(Refused, match=r"^'file:1/m' is not base64$"):
+            read_load(body(wrong))
+
+
 def test_a_handle_without_its_wrapping_is_read_too() -> None:
     body = json.dumps({"raw_handle": "AAAA" * 22, "byte_size": 1, "device_id": 0}).encode()
     with pytest.raises(Refused, match="'raw_handle' must be a valid base64 encoded cudaIpcMemHandle_t"):

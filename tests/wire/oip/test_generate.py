@@ -65,9 +65,15 @@ def test_answers_have_their_fields_in_order_of_names() -> None:
         Tensor("model_name", Datatype.INT8, (1,), b"\1"),
     )
     response = InferResponse("m", "1", "7", outputs, parameters={"p": True})
-    assert write_generate(response) == (
+    assert write_generate(response, tensor_bytes_max=1000) == (
         b'{"a":[1,2],"id":"7","model_name":"m","model_version":"1","p":true,"text":"hi"}'
     )
+
+
+def test_outputs_that_are_too_large_for_json_are_not_written() -> None:
+    response = InferResponse("m", "1", "", (Tensor("a", Datatype.INT8, (9,), bytes(9)),))
+    with pytest.raises(Refused, match=r"^the outputs have 9 bytes, more than 8 .* use --http-max-json-output-size"):
+        write_generate(response, tensor_bytes_max=8)
 
 
 @pytest.mark.interpreted

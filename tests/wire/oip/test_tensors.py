@@ -204,6 +204,19 @@ def test_long_tensors_are_written_in_slices_as_if_whole(slice_elements: int, dat
         assert tensors.unpack("x", datatype, packed, len(elements)) == whole
 
 
+def test_writing_ends_when_nobody_waits_any_more() -> None:
+    asked: list[bool] = []
+
+    def wanted() -> bool:
+        asked.append(True)
+        return len(asked) < 3
+
+    elements = 9 * tensors.SLICE_ELEMENTS
+    with pytest.raises(Refused) as caught:
+        tensors.unpack("x", Datatype.BOOL, bytes(elements), elements, wanted)
+    assert (caught.value.kind, len(asked)) == (Kind.CANCELLED, 3)
+
+
 def test_what_is_no_number_is_written_and_read_as_triton_does() -> None:
     packed = struct.pack("<4f", math.nan, math.inf, -math.inf, 0.1)
     text = tensors.unpack("x", Datatype.FP32, packed, 4)

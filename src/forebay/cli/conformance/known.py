@@ -30,6 +30,7 @@ DIFFERENCES: Final[dict[str, str]] = {
     "control/config input twice": REFUSES,
     "control/config output twice": REFUSES,
     "control/unknown": REFUSES,
+    "grpc/infer output twice": REFUSES,
     "infer/json/output twice": REFUSES,
     "settings/trace rate negative": REFUSES,
     "types/INT8 beyond": REFUSES,

@@ -8,7 +8,9 @@ import typer
 
 from forebay.cli import settings
 from forebay.cli.repository import options as given
-from forebay.cli.repository.grpc import GrpcWish, with_grpc
+from forebay.cli.repository.fields import with_fields
+from forebay.cli.repository.grpc import GrpcWish
+from forebay.cli.repository.triton import TritonWish, check, idle_options, log_changes
 from forebay.cli.settings import WRONG_USAGE, UserError
 
 if TYPE_CHECKING:
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
     from forebay.core.model import Task
 
 
-@with_grpc
+@with_fields(grpc=GrpcWish, triton=TritonWish)
 def serve(
     model_source: given.Source = None,
     *,
@@ -43,6 +45,7 @@ def serve(
     allow_grpc: given.AllowGrpc = "true",
     allow_metrics: given.AllowMetrics = "true",
     http_max_input_size: given.InputMax = 64 * 1024 * 1024,
+    http_max_json_output_size: given.JsonOutputMax = "64MiB",
     http_max_bodies_size: given.BodiesMax = "2GiB",
     max_string_elements: given.StringsMax = 1_000_000,
     http_header_forward_pattern: given.ForwardHeaders = None,
@@ -58,11 +61,10 @@ def serve(
     rate_limit: given.Limit = "off",
     rate_limit_resource: given.Resources = None,
     host_policy: given.HostPolicies = None,
-    log_verbose: given.Verbose = 0,
-    log_file: given.LogFile = "",
     trace_config: given.Trace = None,
     metrics_config: given.MetricsConfig = None,
     grpc: GrpcWish,
+    triton: TritonWish,
 ) -> None:
     """Serve one model, in one line: `forebay serve ./model.gguf`; or a model repository: `--repository DIR`."""
     if _is_one(model_source, repository):
@@ -72,21 +74,23 @@ def serve(
     wish = Wish(
         repository or [], model_control_mode, load_model, repository_poll_secs, disable_auto_complete_config,
         strict_model_config, model_config_name, backend_config, allow_pickle, host, http_port, grpc_port,
-        metrics_port, allow_http, allow_grpc, allow_metrics, http_max_input_size, http_max_bodies_size,
-        max_string_elements, http_header_forward_pattern, exit_on_error, strict_readiness, exit_timeout_secs,
-        model_load_thread_count, memory_budget, hang_timeout_secs, process_memory_limit, pin, cache_config,
-        rate_limit, rate_limit_resource, host_policy, trace_config, metrics_config, grpc,
+        metrics_port, allow_http, allow_grpc, allow_metrics, http_max_input_size, http_max_json_output_size,
+        http_max_bodies_size, max_string_elements, http_header_forward_pattern, exit_on_error, strict_readiness,
+        exit_timeout_secs, model_load_thread_count, memory_budget, hang_timeout_secs, process_memory_limit, pin,
+        cache_config, rate_limit, rate_limit_resource, host_policy, trace_config, metrics_config, grpc, triton,
     )  # fmt: skip
-    _serve_all(wish, log_file, log_verbose)
+    _serve_all(wish)
 
 
-def _serve_all(wish: "all_of.Wish", log_file: str, log_verbose: int) -> NoReturn:
+def _serve_all(wish: "all_of.Wish") -> NoReturn:
     from forebay.cli.repository.run import run_server
     from forebay.cli.repository.wish import plan_of
     from forebay.modelserver.telemetry.logs import LogSettings
 
-    log = LogSettings(file=log_file, verbose=log_verbose)
-    raise typer.Exit(run_server(plan_of(wish), log, settings.screen()))
+    check(wish.triton)
+    log = LogSettings(file=wish.triton.log_file, verbose=wish.triton.log_verbose)
+    log.change(log_changes(wish.triton))
+    raise typer.Exit(run_server(plan_of(wish), log, settings.screen(), idle_options(wish.triton)))
 
 
 def _is_one(source: str | None, repository: list[Path] | None) -> TypeGuard[str]:

@@ -1,15 +1,10 @@
 """The options of `forebay serve` that are about gRPC; with the names, units and defaults that tritonserver has."""
 
-import inspect
-from collections.abc import Callable
-from dataclasses import dataclass, fields
-from functools import wraps
-from typing import Annotated, Any, Final, Literal, ParamSpec, TypeVar, get_type_hints
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Literal
 
 import typer
 
-P = ParamSpec("P")
-R = TypeVar("R")
 Switch = Literal["true", "false"]
 _GRPC: Final = "Model repository: gRPC"
 NEVER_MS: Final = 2**31 - 1
@@ -62,25 +57,3 @@ class GrpcWish:
     grpc_max_connection_age_grace: Annotated[
         int, _of(min=0, help="So long those calls may take, ms; 0: as long as they want.")
     ] = 0
-
-
-def with_grpc(command: Callable[P, R]) -> Callable[..., R]:
-    """A command whose parameter `grpc` is a `GrpcWish`, as one that has its fields as options."""
-    hints = get_type_hints(GrpcWish, include_extras=True)
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    own = [
-        inspect.Parameter(each.name, keyword, default=each.default, annotation=hints[each.name])
-        for each in fields(GrpcWish)
-    ]
-    signature = inspect.signature(command, eval_str=True)
-    others = [each for name, each in signature.parameters.items() if name != "grpc"]
-
-    @wraps(command)
-    def expanded(*words: Any, **options: Any) -> R:
-        wish = GrpcWish(**{each.name: options.pop(each.name) for each in own})
-        return command(*words, **options, grpc=wish)  # type: ignore[arg-type]
-
-    combined = signature.replace(parameters=[*others, *own])
-    expanded.__signature__ = combined  # type: ignore[attr-defined]
-    expanded.__annotations__ = {each.name: each.annotation for each in [*others, *own]}
-    return expanded

@@ -99,6 +99,9 @@ AllowHttp = Annotated[Switch, _of(_WHERE, help="Whether there is HTTP.")]
 AllowGrpc = Annotated[Switch, _of(_WHERE, help="Whether there is gRPC.")]
 AllowMetrics = Annotated[Switch, _of(_WHERE, help="Whether metrics have a port of their own.")]
 InputMax = Annotated[int, _of(_WHERE, "--http-max-input-size", min=1, help="Largest body of a request, bytes.")]
+JsonOutputMax = Annotated[
+    str, _of(_WHERE, metavar="SIZE", help="Of an answer's tensors that are written as JSON; more get 400.")
+]
 BodiesMax = Annotated[
     str,
     _of(
@@ -193,8 +196,6 @@ MetricsConfig = Annotated[
 
 # --- logs and traces
 
-Verbose = Annotated[int, _of(_TRACE, "--log-verbose", min=0, help="From 1 on, every request has its line.")]
-LogFile = Annotated[str, _of(_TRACE, help="File for log lines.", show_default="standard error")]
 Trace = Annotated[
     list[str] | None,
     _of(

@@ -3,6 +3,7 @@
 import asyncio
 import signal
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -19,8 +20,11 @@ from forebay.modelserver.telemetry.logs import LogSettings
 from forebay.obs import log as logging
 
 
-def run_server(plan: Plan, settings: LogSettings, console: Console) -> int:
-    """Run until Ctrl-C or SIGTERM; the exit code. Raises `UserError` for what the user can mend."""
+def run_server(plan: Plan, settings: LogSettings, console: Console, idle: Sequence[str] = ()) -> int:
+    """Run until Ctrl-C or SIGTERM; the exit code. Raises `UserError` for what the user can mend.
+
+    `idle`: options that were given and have no effect.
+    """
     path = str(settings.document()["log_file"])
     screen = Screen(console, plan)
     with ExitStack() as files:
@@ -32,6 +36,8 @@ def run_server(plan: Plan, settings: LogSettings, console: Console) -> int:
         if stream is None and sys.stderr.isatty():
             _speak_plainly()
         settings.install()
+        if idle:
+            log.warning("options of tritonserver that have no effect here", options=list(idle))
         screen.start()
         collect_seldom()
         take_turns()

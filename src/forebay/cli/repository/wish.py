@@ -11,6 +11,7 @@ from typing import Final, TypeVar
 
 from forebay import __version__
 from forebay.cli.repository.grpc import GrpcWish
+from forebay.cli.repository.triton import TritonWish
 from forebay.cli.settings import WRONG_USAGE, UserError
 from forebay.core.model import TlsSpec
 from forebay.core.serving.limiter import Amount
@@ -55,6 +56,7 @@ class Wish:
     allow_grpc: str
     allow_metrics: str
     http_max_input_size: int
+    http_max_json_output_size: str
     http_max_bodies_size: str
     max_string_elements: int
     http_header_forward_pattern: str | None
@@ -73,6 +75,7 @@ class Wish:
     trace_config: list[str] | None
     metrics_config: list[str] | None
     grpc: GrpcWish
+    triton: TritonWish
 
 
 def plan_of(wish: Wish) -> Plan:
@@ -107,25 +110,28 @@ def plan_of(wish: Wish) -> Plan:
         body_bytes_max=size_max,
         bodies_bytes_max=_read("--http-max-bodies-size", size, wish.http_max_bodies_size),
         front=FrontOptions(
+            name=wish.triton.server_id,
             version=__version__,
             json_bytes_max=size_max,
+            json_output_bytes_max=_read("--http-max-json-output-size", size, wish.http_max_json_output_size),
             strings_max=wish.max_string_elements,
             forwarded_headers=forwarded,
         ),
-        rpc=rpc_options(wish.grpc),
+        rpc=rpc_options(wish.grpc, wish.triton.server_id),
         exit_on_error=_on(wish.exit_on_error),
         drain_s=float(wish.exit_timeout_secs),
-        tracing=tracing(wish.trace_config or ()),
+        tracing=tracing([*_trace_file(wish.triton.trace_file), *(wish.trace_config or ())]),
         latencies=_shown(wish.metrics_config or ()),
     )
 
 
-def rpc_options(wish: GrpcWish) -> RpcOptions:
+def rpc_options(wish: GrpcWish, name: str = "forebay") -> RpcOptions:
     """How the gRPC front is set up. Raises `UserError`."""
     forwarded = None
     if wish.grpc_header_forward_pattern is not None:
         forwarded = _read("--grpc-header-forward-pattern", re.compile, wish.grpc_header_forward_pattern)
     return RpcOptions(
+        name=name,
         version=__version__,
         message_bytes_max=wish.grpc_max_message_size,
         messages_bytes_max=_read("--grpc-max-messages-size", size, wish.grpc_max_messages_size),
@@ -177,7 +183,7 @@ def _options(wish: Wish) -> Options:
         rules=rules,
         drain_s=float(wish.exit_timeout_secs),
         loads_max=wish.model_load_thread_count,
-        cache_bytes=_cache(wish.cache_config) if wish.cache_config else 0,
+        cache_bytes=_cache_bytes(wish),
         memory_bytes=_read("--memory-budget", size, wish.memory_budget) if wish.memory_budget else 0,
         strings_max=wish.max_string_elements,
         hang_s=float(wish.hang_timeout_secs),
@@ -286,6 +292,19 @@ def _default_batch(pairs: Sequence[str]) -> int:
         if name == "default-max-batch-size":
             found = _read("--backend-config", _natural, value)
     return found
+
+
+def _trace_file(path: str) -> list[str]:
+    return [f"triton,file={path}"] if path else []
+
+
+def _cache_bytes(wish: Wish) -> int:
+    given = wish.triton.response_cache_byte_size
+    if not wish.cache_config:
+        return given
+    if given:
+        raise UserError("--cache-config and --response-cache-byte-size say the same: give one.", WRONG_USAGE)
+    return _cache(wish.cache_config)
 
 
 def _cache(text: str) -> int:

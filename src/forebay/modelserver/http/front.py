@@ -56,10 +56,12 @@ class HttpFront:
             tasks,
             log,
             json_bytes_max=options.json_bytes_max,
+            json_output_bytes_max=options.json_output_bytes_max,
             strings_max=options.strings_max,
             forwarded=options.forwarded_headers,
         )
         self._json_bytes_max = options.json_bytes_max
+        self._json_output_bytes_max = options.json_output_bytes_max
         self._of_tasks = TaskFront(models, TASKS, log)
         administration = Administration(models, regions, settings, self._later)
         self._handlers: dict[Endpoint, tuple[bytes, Handler]] = {
@@ -139,6 +141,7 @@ class HttpFront:
             self._log,
             streams=asked.endpoint is Endpoint.GENERATE_STREAM,
             tensor_bytes_max=self._json_bytes_max,
+            output_bytes_max=self._json_output_bytes_max,
         )
 
     # --- what takes long

@@ -32,6 +32,7 @@ def start_generation(
     *,
     streams: bool,
     tensor_bytes_max: int,
+    output_bytes_max: int,
 ) -> None:
     """Read a request and hand it to the models. Raises `Refused`."""
     came_ns = monotonic_ns()
@@ -40,7 +41,7 @@ def start_generation(
         raise invalid("Unsupported content-encoding, only 'identity' is supported.")
     request = read_generate(view.config, asked.version, exchange.body, tensor_bytes_max=tensor_bytes_max)
     request.deadline, request.front, request.came_ns = deadline_of(exchange), Front.HTTP, came_ns
-    answer = Generation(exchange, log, streams=streams)
+    answer = Generation(exchange, log, streams=streams, output_bytes_max=output_bytes_max)
     exchange.on_disconnect = models.infer(request, answer.on_response).cancel
 
 
@@ -51,12 +52,15 @@ class Generation:
     answer is the one response that there must be.
     """
 
-    __slots__ = ("_body", "_count", "_exchange", "_log", "_status", "_streams")
+    __slots__ = ("_body", "_count", "_exchange", "_log", "_output_bytes_max", "_status", "_streams")
 
-    def __init__(self, exchange: Exchange, log: structlog.stdlib.BoundLogger, *, streams: bool) -> None:
+    def __init__(
+        self, exchange: Exchange, log: structlog.stdlib.BoundLogger, *, streams: bool, output_bytes_max: int
+    ) -> None:
         self._exchange = exchange
         self._log = log
         self._streams = streams
+        self._output_bytes_max = output_bytes_max
         self._count = 0
         self._status = 200
         self._body = b""
@@ -71,7 +75,7 @@ class Generation:
             if response is not None:
                 if response.error is not None:
                     raise response.error
-                data = write_generate(response)
+                data = write_generate(response, tensor_bytes_max=self._output_bytes_max)
         except Refused as refused:
             if not exchange.started and may_retry(exchange, refused):
                 refuse(exchange, refused)

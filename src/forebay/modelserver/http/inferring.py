@@ -21,7 +21,7 @@ from forebay.net.exchange import Exchange
 from forebay.wire import http1
 from forebay.wire.oip.coding import CODINGS, IDENTITY, answer_coding, decoded, encoded
 from forebay.wire.oip.fields import invalid
-from forebay.wire.oip.infer_answer import write_infer
+from forebay.wire.oip.infer_answer import check_json_size, write_infer
 from forebay.wire.oip.infer_request import (
     LENGTH_HEADER,
     RESERVED,
@@ -44,6 +44,8 @@ UNPACKED_AT_ONCE_BYTES_MAX: Final = 8192
 JSON_AT_ONCE_BYTES_MAX: Final = 1 << 20
 """More JSON than this, or tensors that become JSON, is read and written in a thread, one request after the other.
 That is no faster, but others get their answers meanwhile."""
+WAITING_ANSWERS: Final = 8
+"""So many of the largest answers that may be written as JSON may wait for that; more are refused."""
 _LENGTH_HEADER = LENGTH_HEADER.encode()
 _LENGTH_FIELD = _LENGTH_HEADER.lower()
 _JSON = (http1.JSON,)
@@ -60,6 +62,7 @@ class Inferring:
         log: structlog.stdlib.BoundLogger,
         *,
         json_bytes_max: int,
+        json_output_bytes_max: int,
         strings_max: int,
         forwarded: re.Pattern[str] | None,
     ) -> None:
@@ -68,6 +71,9 @@ class Inferring:
         self.tasks = tasks
         self.log = log
         self._json_bytes_max = json_bytes_max
+        self.json_output_bytes_max = json_output_bytes_max
+        self.waiting_bytes = 0
+        """Of outputs that wait to be written as JSON, or are."""
         self._strings_max = strings_max
         self._forwarded = forwarded
         self._apart = asyncio.Lock()
@@ -184,7 +190,7 @@ class Inference:
                     raise response.error
                 if self._responses == 1:
                     if self._writes_long(response):
-                        self._long = response.copied()
+                        self._keep(response)
                     else:
                         self._write(response)
         except Refused as refused:
@@ -198,13 +204,26 @@ class Inference:
             if self._refused is not None:
                 refuse(exchange, self._refused)
             elif self._long is not None:
-                exchange.on_disconnect = None  # there is nothing left to cancel
+                exchange.on_disconnect = None  # there is nothing left to cancel; who writes looks at `finished`
                 self._owner.tasks.create_task(self._write_later(self._long))
             else:
                 self._send()
 
+    def _keep(self, response: InferResponse) -> None:
+        """Copy what takes long to write. Raises `Refused`."""
+        owner, size = self._owner, _size(response)
+        if owner.waiting_bytes and owner.waiting_bytes + size > WAITING_ANSWERS * owner.json_output_bytes_max:
+            raise Refused(Kind.UNAVAILABLE, "too many large answers are being written as JSON; ask for binary_data")
+        self._long = response.copied()
+
     def _writes_long(self, response: InferResponse) -> bool:
-        """Whether an output is large and has to become JSON, or be searched for the best classes."""
+        """Whether an output is large and becomes JSON, or is searched for the best classes. Raises `Refused`."""
+        most = self._owner.json_output_bytes_max
+        size = _size(response)
+        if size > most:
+            check_json_size(response, self._asked, most)
+        if size <= JSON_AT_ONCE_BYTES_MAX:
+            return False
         for tensor in response.outputs:
             if len(tensor.data) > JSON_AT_ONCE_BYTES_MAX:
                 form = self._asked.forms.get(tensor.name, self._asked.others)
@@ -213,6 +232,8 @@ class Inference:
         return False
 
     async def _write_later(self, response: InferResponse) -> None:
+        size = _size(response)
+        self._owner.waiting_bytes += size
         try:
             await self._owner.apart(self._write, response)
         except Refused as refused:
@@ -221,11 +242,24 @@ class Inference:
             fail(self._exchange, self._owner.log, error)
         else:
             self._send()
+        finally:
+            self._long = None
+            self._owner.waiting_bytes -= size
+
+    def _wanted(self) -> bool:
+        return not self._exchange.finished
 
     def _write(self, response: InferResponse) -> None:
         """Everything is copied here."""
-        batches = self._view.config.max_batch > 0
-        written = write_infer(response, self._asked, batches=batches, labels=self._labels)
+        if self._exchange.finished:
+            raise Refused(Kind.CANCELLED, "the client has left")
+        written = write_infer(
+            response,
+            self._asked,
+            batches=self._view.config.max_batch > 0,
+            labels=self._labels,
+            wanted=self._wanted,
+        )
         json = written.json
         if written.buffers:
             self._headers = (BINARY, (_LENGTH_HEADER, b"%d" % len(json)))
@@ -254,3 +288,10 @@ class Inference:
 
     def _labels(self, output: str) -> Sequence[str]:
         return self._owner.models.labels(self._view.config.name, self._view.version, output)
+
+
+def _size(response: InferResponse) -> int:
+    size = 0
+    for tensor in response.outputs:
+        size += len(tensor.data)
+    return size

@@ -9,6 +9,9 @@ from forebay.wire.oip.infer_request import STRINGS_MAX
 BODY_BYTES_MAX: Final = 64 * 1024 * 1024
 """Triton's default limit on JSON. It sets none on binary tensors; ours is for the whole body."""
 
+JSON_OUTPUT_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Triton sets no limit. So much becomes half a gigabyte of text or less, in seconds."""
+
 
 @dataclass(frozen=True, slots=True)
 class FrontOptions:
@@ -18,6 +21,8 @@ class FrontOptions:
     version: str = ""
     json_bytes_max: int = BODY_BYTES_MAX
     """Of a request's JSON, of each tensor in it once that is bytes, and of a body once it is decompressed."""
+    json_output_bytes_max: int = JSON_OUTPUT_BYTES_MAX
+    """Of the tensors of one answer that become JSON."""
     strings_max: int = STRINGS_MAX
     """Elements of a BYTES tensor in a request's JSON."""
     forwarded_headers: re.Pattern[str] | None = None

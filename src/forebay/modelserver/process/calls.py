@@ -1,5 +1,7 @@
 """A model's call of another one, seen from the server."""
 
+from collections.abc import Callable
+
 from forebay.modelserver.process import asking
 from forebay.modelserver.process.channel import Received
 from forebay.modelserver.process.link import Link
@@ -11,10 +13,12 @@ from forebay.modelserver.process.values import Answer, Work
 class ModelCall:
     """Implements `values.Call`."""
 
-    __slots__ = ("_link", "_number", "model", "version", "work")
+    __slots__ = ("_link", "_number", "_open", "model", "on_gone", "version", "work")
 
-    def __init__(self, message: Call, received: Received[ToServer], link: Link) -> None:
-        """Raises `ChannelBroken`."""
+    def __init__(
+        self, message: Call, received: Received[ToServer], link: Link, calls: "dict[int, ModelCall]"
+    ) -> None:
+        """It is among `calls` until its last response. Raises `ChannelBroken`."""
         ask = message.ask
         self.model = message.model
         self.version = message.version
@@ -29,11 +33,16 @@ class ModelCall:
             timeout_us=ask.timeout_us,
             priority=ask.priority,
         )
+        self.on_gone: Callable[[], None] | None = None
         self._number = message.call
         self._link = link
+        self._open = calls
+        calls[self._number] = self
 
     def respond(self, answer: Answer | None, final: bool) -> None:
         """Give a response; None: nothing but the end. Ignored once the calling process is gone."""
+        if final:
+            self._open.pop(self._number, None)
         if self._link.closed:
             return
         if answer is None:
@@ -45,3 +54,12 @@ class ModelCall:
             self._link.send(Respond(self._number, Reply(error=f"no memory for the response: {error}"), final))
             return
         self._link.send(Respond(self._number, reply, final), parcel)
+
+
+def withdraw(calls: dict[int, ModelCall]) -> None:
+    """The process that made these calls is gone: nobody waits for their answers."""
+    gone = list(calls.values())
+    calls.clear()
+    for call in gone:
+        if call.on_gone is not None:
+            call.on_gone()

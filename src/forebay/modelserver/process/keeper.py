@@ -22,7 +22,7 @@ from forebay.core.serving.errors import Kind, Refused
 from forebay.engines.tensor.measures import Ledger
 from forebay.engines.tensor.protocol import Loaded
 from forebay.modelserver.process import placement
-from forebay.modelserver.process.calls import ModelCall
+from forebay.modelserver.process.calls import ModelCall, withdraw
 from forebay.modelserver.process.channel import Received
 from forebay.modelserver.process.lane import Lane
 from forebay.modelserver.process.link import UNREADABLE, Link
@@ -97,6 +97,8 @@ class Keeper:
         self._on_change = on_change
         self._log = log
         self._control: Link | None = None
+        self._calls: dict[int, ModelCall] = {}
+        """Of the child that lives now, by its numbers: those without their last response."""
         self._wake = asyncio.Event()
         self._life = 0
         self._end = ""
@@ -264,7 +266,7 @@ class Keeper:
                 self._ledger.hear(self.pid, families)
                 self._measured()
             case Call() as call if self._control is not None:
-                self._called(ModelCall(call, received, self._control))
+                self._called(ModelCall(call, received, self._control, self._calls))
             case unexpected:
                 self._lost(self._life, f"{UNREADABLE}: {type(unexpected).__name__}")
 
@@ -296,6 +298,8 @@ class Keeper:
         if self._control is not None:
             self._control.close()
             self._control = None
+        withdraw(self._calls)
+        self._calls = {}  # a late answer to the old child must not end a call of the next one: numbers start anew
         text = f"model '{self._spec.config.name}': {why}; the request may be tried again"
         self._close_lanes(Refused(Kind.UNAVAILABLE, text))
         self._on_change()

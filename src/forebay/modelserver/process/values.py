@@ -113,6 +113,9 @@ class Call(Protocol):
     def work(self) -> Work:
         """The request; views in it live as long as they are referred to, like those of an `Answer`."""
 
+    on_gone: Callable[[], None] | None
+    """Set by who answers: called once if the calling process is gone before the last response."""
+
     def respond(self, answer: Answer | None, final: bool) -> None:
         """Give a response; None: nothing but the end. Ignored once the calling process is gone."""
 

@@ -95,7 +95,9 @@ class Administration:
         _check_repository(message)
         parameters: dict[str, str | bytes | int | bool] = {}
         for name, value in message.parameters.items():
-            if name in (CONFIG, VERSION):
+            if name == VERSION:
+                parameters[name] = _version(value)
+            elif name == CONFIG:
                 parameters[name] = _load_parameter(name, value, "string_param")
             elif name.startswith(FILE):
                 parameters[name] = _load_parameter(name, value, "bytes_param")
@@ -114,7 +116,7 @@ class Administration:
         await self._models.unload(
             message.model_name,
             dependents is not None and dependents.bool_param,
-            "" if version is None else _load_parameter(VERSION, version, "string_param"),
+            "" if version is None else _version(version),
         )
         return pb.RepositoryModelUnloadResponse()
 
@@ -229,6 +231,14 @@ def _load_parameter(name: str, value: Any, kind: str) -> Any:
     if value.WhichOneof("parameter_choice") != kind:
         raise invalid(f"invalid value type for load parameter '{name}', expected {kind}.")
     return getattr(value, kind)
+
+
+def _version(value: Any) -> str:
+    """The number of a version, given as text or as number."""
+    if value.WhichOneof("parameter_choice") == "int64_param":
+        return str(value.int64_param)
+    text: str = _load_parameter(VERSION, value, "string_param")
+    return text
 
 
 def _trace_changes(settings: Mapping[str, Any]) -> dict[str, Any]:

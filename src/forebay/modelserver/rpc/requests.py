@@ -98,7 +98,7 @@ def read_request(message: Any, config: ModelConfig, memory: SharedRegions) -> As
     wanted = _NOTHING
     if message.outputs:
         wanted = _read_outputs(message.outputs, memory)
-        request.outputs = tuple(dict.fromkeys(each.name for each in message.outputs))
+        request.outputs = _names(message.outputs, request.id)
     return Asked(request, wanted, empty_final, drop_oldest)
 
 
@@ -197,6 +197,15 @@ def _read_shared(given: Any, model: str, memory: SharedRegions) -> memoryview | 
         text = f"unexpected 'content' provided when using shared memory for input tensor '{given.name}'"
         raise invalid(f"{text} for model '{model}'")
     return memory.read(*place)
+
+
+def _names(outputs: Sequence[Any], id: str) -> tuple[str, ...]:
+    names: dict[str, None] = {}
+    for each in outputs:
+        if each.name in names:
+            raise invalid(f"{log_prefix(id)}output '{each.name}' already exists in request")
+        names[each.name] = None
+    return tuple(names)
 
 
 def _read_outputs(outputs: Sequence[Any], memory: SharedRegions) -> Mapping[str, Wanted]:

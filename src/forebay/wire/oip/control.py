@@ -9,6 +9,8 @@ from forebay.wire.oip.ports import MemoryKind, Region
 
 CUDA_HANDLE_BYTES: Final = 64
 """A cudaIpcMemHandle_t."""
+_BREAKS: Final = b" \t\r\n"
+"""What may stand within base64; else what is not of its alphabet would be left out without a word."""
 CONFIG: Final = "config"
 FILE: Final = "file:"
 VERSION: Final = "version"
@@ -90,7 +92,7 @@ def _version(value: Any) -> str:
 def _base64(value: Any, name: str) -> bytes:
     text = string(value, f"Unable to parse '{name}'")
     try:
-        return binascii.a2b_base64(text.encode("ascii"))
+        return binascii.a2b_base64(text.encode("ascii").translate(None, _BREAKS), strict_mode=True)
     except (binascii.Error, UnicodeEncodeError):
         raise _not_base64(name) from None
 

@@ -53,8 +53,17 @@ def read_generate(config: ModelConfig, version: str, body: bytes, *, tensor_byte
     return request
 
 
-def write_generate(response: InferResponse) -> bytes:
-    """One answer as JSON: outputs, parameters and what is known of the model, by name. Raises `Refused`."""
+def write_generate(response: InferResponse, *, tensor_bytes_max: int) -> bytes:
+    """One answer as JSON: outputs, parameters and what is known of the model, by name. Raises `Refused`.
+
+    `tensor_bytes_max` is the limit on all outputs together.
+    """
+    size = sum([len(tensor.data) for tensor in response.outputs])
+    if size > tensor_bytes_max:
+        raise invalid(
+            f"the outputs have {size} bytes, more than {tensor_bytes_max} that are written as JSON. Ask the infer "
+            f"endpoint for binary_data, or use --http-max-json-output-size to increase the limit."
+        )
     fields: dict[str, Any] = {}
     for tensor in response.outputs:
         elements = 1

@@ -36,10 +36,32 @@ class Written:
 _encode = msgspec.json.Encoder().encode
 
 
-def write_infer(response: InferResponse, asked: Asked, *, batches: bool, labels: Labels) -> Written:
+def check_json_size(response: InferResponse, asked: Asked, most: int) -> None:
+    """Refuse an answer with more bytes of tensors than that to be written as JSON. Raises `Refused`."""
+    size = 0
+    for tensor in response.outputs:
+        form = asked.forms.get(tensor.name, asked.others)
+        if form.binary or form.classes or form.target is not None:
+            continue
+        size += len(tensor.data)
+        if size > most:
+            raise invalid(
+                f"output '{tensor.name}' makes it {size} bytes of tensors to be written as JSON, more than {most}. "
+                f"Ask for it with 'binary_data': true, or use --http-max-json-output-size to increase the limit."
+            )
+
+
+def write_infer(
+    response: InferResponse,
+    asked: Asked,
+    *,
+    batches: bool,
+    labels: Labels,
+    wanted: Callable[[], bool] = tensors.always,
+) -> Written:
     """Write an answer, and into shared memory what should go there. Raises `Refused`.
 
-    `batches`: the first dimension of outputs is the batch.
+    `batches`: the first dimension of outputs is the batch. `wanted`: whether somebody still waits for it.
     """
     outputs: list[ToldOutput] = []
     buffers: list[Buffer] = []
@@ -58,7 +80,7 @@ def write_infer(response: InferResponse, asked: Asked, *, batches: bool, labels:
         elif form.target is not None:
             form.target.put(name, data)
         else:
-            output.data = msgspec.Raw(tensors.unpack(name, datatype, data, _elements(shape)))
+            output.data = msgspec.Raw(tensors.unpack(name, datatype, data, _elements(shape), wanted))
         outputs.append(output)
     document = Told(
         response.id or msgspec.UNSET,

@@ -245,11 +245,16 @@ def _check_count(found: int, elements: int) -> None:
 # --- bytes to JSON
 
 
-def unpack(name: str, datatype: Datatype, data: Buffer, elements: int) -> bytes:
-    """The JSON of a tensor: a flat array. Raises `Refused`."""
+def always() -> bool:
+    """That somebody waits."""
+    return True
+
+
+def unpack(name: str, datatype: Datatype, data: Buffer, elements: int, wanted: Callable[[], bool] = always) -> bytes:
+    """The JSON of a tensor: a flat array. Raises `Refused`; CANCELLED soon after it is not `wanted` any more."""
     if datatype is Datatype.BYTES:
         texts = _strings(name, data, elements)
-        return _encode(texts) if elements <= SLICE_ELEMENTS else _in_slices(_encode, texts)
+        return _encode(texts) if elements <= SLICE_ELEMENTS else _in_slices(_encode, texts, wanted)
     if datatype in _BINARY_ONLY:
         raise invalid(
             f"sending {datatype} data via JSON is not supported. Please use the binary data format for output"
@@ -258,7 +263,7 @@ def unpack(name: str, datatype: Datatype, data: Buffer, elements: int) -> bytes:
         raise _output_size(name)
     values = memoryview(data).cast("B").cast(_CODES[datatype])
     write = _floats if datatype in _FLOATS else _booleans if datatype is Datatype.BOOL else _integers
-    return write(values) if elements <= SLICE_ELEMENTS else _in_slices(write, values)
+    return write(values) if elements <= SLICE_ELEMENTS else _in_slices(write, values, wanted)
 
 
 def numbers(datatype: Datatype, data: Buffer) -> list[Any]:
@@ -324,9 +329,13 @@ def _not_so(datatype: Datatype) -> Refused:
     return invalid(f"Unable to parse 'data': {wanted}")
 
 
-def _in_slices(write: Callable[[Any], bytes], values: Sequence[Any]) -> bytes:
-    starts = range(0, len(values), SLICE_ELEMENTS)
-    return b"[%b]" % b",".join([write(values[at : at + SLICE_ELEMENTS])[1:-1] for at in starts])
+def _in_slices(write: Callable[[Any], bytes], values: Sequence[Any], wanted: Callable[[], bool]) -> bytes:
+    slices: list[bytes] = []
+    for at in range(0, len(values), SLICE_ELEMENTS):
+        if not wanted():
+            raise Refused(Kind.CANCELLED, "nobody waits for the answer")
+        slices.append(write(values[at : at + SLICE_ELEMENTS])[1:-1])
+    return b"[%b]" % b",".join(slices)
 
 
 def _booleans(values: memoryview) -> bytes:

@@ -11,7 +11,8 @@ from typing import Final
 from forebay.core.serving.config import ModelConfig
 from forebay.core.serving.ensemble import lacks, load_order
 from forebay.core.serving.errors import Kind, Refused
-from forebay.modelserver.models.life.model import Model
+from forebay.core.serving.versions import chosen_versions
+from forebay.modelserver.models.life.model import LATEST, Model
 from forebay.modelserver.models.life.stamps import stamps
 from forebay.modelserver.models.life.states import UNLOADED, State
 from forebay.modelserver.models.life.version import Version
@@ -22,6 +23,8 @@ from forebay.modelserver.repository import Described, Found, named, read, scan
 from forebay.modelserver.waiting import all_of
 
 FILE: Final = "file:"
+VERSION: Final = "version"
+"""Load and unload: one version only. It is ours."""
 INDEX_FRESH_S: Final = 1.0
 """The repository is not looked at again within this time only to list it."""
 
@@ -32,6 +35,8 @@ class Wish:
 
     override: str | None = None
     files: dict[str, bytes] | None = None
+    number: int = LATEST
+    """Only this version, beside those that serve; LATEST: those that the version policy chooses."""
 
 
 class Collection:
@@ -122,9 +127,27 @@ class Collection:
             raise Refused(Kind.INTERNAL, f"{unread}: {error.strerror}") from None
         if name not in self._found and wish.override is None:
             raise Refused(Kind.INTERNAL, unread)
+        if wish.number != LATEST:
+            await self._check_version(name, wish.number)
         failed = await self._load({name: wish})
         if name in failed:
             raise Refused(Kind.INVALID_ARGUMENT, f"load failed for model '{name}': {failed[name]}\n")
+
+    async def _check_version(self, name: str, number: int) -> None:
+        """Refuse a version that cannot be meant, before anything is tried: that is no failure of the model."""
+        found = self._found[name]
+        there = tuple(found.versions)
+        if number in there:
+            try:
+                described = await asyncio.to_thread(read, found, None, None, self._site.options.rules)
+            except Refused:
+                return  # the load will say why
+            there = chosen_versions(described.config.versions, tuple(described.versions))
+            if number in there:
+                return
+        which = "its version policy chooses" if number in found.versions else "the repository has"
+        text = f"version {number} of model '{name}' cannot be loaded: {which} {', '.join(map(str, there)) or 'none'}"
+        raise Refused(Kind.INVALID_ARGUMENT, text)
 
     async def unload(self, name: str, dependents: bool, number: int = -1) -> None:
         """Unload a model because a client wants it; unknown ones are none of its business. Raises `Refused`."""
@@ -149,6 +172,11 @@ class Collection:
         before = dict(self._found)
         await self._scan()
         gone = [name for name in self._models if name not in self._found]
+        hidden = [name for name in gone if name in before and _is_file_still(before[name])]
+        if hidden:
+            self._site.log.warning(
+                "model files are not served any more: there is a model's folder beside them", models=hidden
+            )
         for name in gone:
             async with self._models[name].lock:
                 await self._models[name].unload()
@@ -219,7 +247,7 @@ class Collection:
                     if need in done:
                         await done[need].wait()
                 async with self._places:
-                    if await self._load_one(name, described[name], new_files=wanted[name].files is not None):
+                    if await self._load_one(name, described[name], wanted[name]):
                         changed.add(name)
             except Refused as refused:
                 failed[name] = refused.text
@@ -232,14 +260,19 @@ class Collection:
         await self._recheck(changed, but=set(wanted))
         return failed
 
-    async def _load_one(self, name: str, described: Described, *, new_files: bool) -> bool:
-        """Load a model unless it is served just so. Raises `Refused`."""
+    async def _load_one(self, name: str, described: Described, wish: Wish) -> bool:
+        """Load a model, or one version, unless it is served just so. Raises `Refused`."""
         found = self._found.get(name)
-        stamp = found.stamp if found is not None and not new_files else ""
+        stamp = found.stamp if found is not None and wish.files is None else ""
         model = self._models.setdefault(name, Model(self._site, name))
         async with model.lock:
             if self._closing:
                 raise Refused(Kind.UNAVAILABLE, "the server is stopping")
+            if wish.number != LATEST:
+                model.reason = ""
+                return await model.bring(
+                    described, stamp, await asyncio.to_thread(stamps, found, described), wish.number
+                )
             before = model.described.config if model.described is not None and stamp == model.stamp else None
             if stamp and before == described.config and not self._lacks(model, described):
                 return False
@@ -282,23 +315,22 @@ class Collection:
         Ensembles are made anew in any case. Who only calls others goes on: it names them in each call.
         """
         affected = sorted({user for name in changed for user in self._users(name)} - set(but))
-        moved: set[str] = set()
-        for name in affected:
-            model = self._models[name]
-            async with model.lock:
-                described = model.described
-                if described is None:
-                    continue
-                problems = lacks(described.config, self.lookup)
-                if problems and model.ready:
-                    await model.suspend(f"{UNLOADED}: {'; '.join(problems)}")
-                elif not problems and (described.config.steps or not model.ready):
-                    await self._renew(model, described)
-                else:
-                    continue
-                moved.add(name)
+        moved = {name for name in affected if await self._follows(self._models[name])}
         if moved:
             await self._recheck(moved, but)
+
+    async def _follows(self, model: Model) -> bool:
+        """Whether a model, of which one that it needs has changed, had to change too."""
+        async with model.lock:
+            described = model.described
+            problems = lacks(described.config, self.lookup) if described is not None else []
+            if problems and model.ready:
+                await model.suspend(f"{UNLOADED}: {'; '.join(problems)}")
+                return True
+            if described is not None and not problems and (described.config.steps or not model.ready):
+                await self._renew(model, described)
+                return True
+        return False
 
     async def _renew(self, model: Model, described: Described) -> None:
         """Load a model anew; an ensemble as the repository has it if it does."""
@@ -316,6 +348,10 @@ class Collection:
         return [user for user, model in sorted(self._models.items()) if name in _needs(model)]
 
 
+def _is_file_still(found: Found) -> bool:
+    return bool(found.bare) and (found.folder / found.bare).exists()
+
+
 def _needs(model: Model) -> Names[str]:
     described = model.described
     return described.config.needs if described is not None else ()
@@ -330,6 +366,8 @@ def wish_of(parameters: Mapping[str, str | bytes | int | bool]) -> Wish:
                 text = f"File parameter '{name}' must have bytes type for its value"
                 raise Refused(Kind.INVALID_ARGUMENT, text)
             wish.files = {**(wish.files or {}), name: value}
+        elif name == VERSION:
+            wish.number = _version(value)
         elif name == "config" and isinstance(value, str):
             wish.override = value
         elif name == "config":
@@ -341,7 +379,18 @@ def wish_of(parameters: Mapping[str, str | bytes | int | bool]) -> Wish:
     if wish.files and wish.override is None:
         text = "Load parameter 'config' must be specified for model file override"
         raise Refused(Kind.INVALID_ARGUMENT, text)
+    if wish.number != LATEST and wish.override is not None:
+        text = f"Load parameter '{VERSION}' cannot be combined with others: they would concern all versions"
+        raise Refused(Kind.INVALID_ARGUMENT, text)
     return wish
+
+
+def _version(value: str | bytes | int | bool) -> int:
+    if type(value) is int and value >= 0:
+        return value
+    if isinstance(value, str) and value.isascii() and value.isdigit():
+        return int(value)
+    raise Refused(Kind.INVALID_ARGUMENT, f"Load parameter '{VERSION}' must be the number of a version")
 
 
 async def _closed(model: Model) -> None:

@@ -111,6 +111,32 @@ class Model:
         if before is not None and before is not described:
             before.release()
 
+    async def bring(self, described: Described, stamp: str, stamps: Mapping[int, str], number: int) -> bool:
+        """Serve one version beside those that do, which stay as they are; False: it does, just so. Raises `Refused`.
+
+        The caller holds the lock.
+        """
+        before = self.described
+        if before is not None and (before.config != described.config or before.temporary is not None):
+            text = f"model '{self.name}' has another configuration than the versions that serve: load all of it"
+            raise Refused(Kind.INVALID_ARGUMENT, text)
+        there = self._versions.get(number)
+        serves = there is not None and there.state is State.READY
+        if serves and stamps.get(number) == self._stamps.get(number):
+            return False
+        fresh = Version(self._site, described, number)
+        if not serves:
+            self._versions[number] = fresh
+        await self._start([fresh])
+        self._versions[number] = fresh
+        self.described = described
+        self._stamps[number] = stamps.get(number, "")
+        if self.stamp != stamp:
+            self.stamp = ""  # a load of the whole model must look at each version
+        if there is not None and serves:
+            await self._retire([there])
+        return True
+
     async def unload(self, reason: str = UNLOADED, number: int = LATEST) -> None:
         """Stop serving all versions, or one. The caller holds the lock."""
         await self._retire([version for version in self.ready if number in (LATEST, version.number)], reason)

@@ -2,7 +2,8 @@
 
 Such a call is a request like any other: it waits in the queue of the model that is called and counts there. The
 calling instance stays busy meanwhile, so models that wait for each other in a circle, with no instance left for the
-calls, wait until the batch that asked counts as a hang (`hang_s`): its process is then replaced.
+calls, wait until the batch that asked counts as a hang (`hang_s`): its process is then replaced. What a process has
+asked for is withdrawn when it ends, however that comes about: else it would run on in the next one, and hang it too.
 """
 
 from forebay.core.serving.errors import Refused
@@ -38,7 +39,7 @@ def nested(others: Others, asked: Asked) -> None:
         asked.respond(answer, final)
 
     try:
-        others.infer(request, respond)
+        asked.on_gone = others.infer(request, respond).cancel
     except Refused as refused:
         text = refused.text
         if text.startswith("Request for unknown model"):

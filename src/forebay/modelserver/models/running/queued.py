@@ -144,6 +144,9 @@ class Queued:
             if call is None or call.phase is Phase.ENDED:
                 continue
             call.phase = Phase.WAITING
+            if call.cancelled:  # while it was to run next, as a call of the process that is lost
+                self._executor.fail(call, Refused(Kind.CANCELLED, ""), Reason.CANCELED)
+                continue
             try:
                 self.submit(call)
             except Refused as refused:

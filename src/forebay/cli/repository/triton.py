@@ -1,0 +1,96 @@
+"""Options of tritonserver about logs, and those that are others here or have no effect: its command lines work."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, Final, Literal
+
+import typer
+
+from forebay.cli.settings import WRONG_USAGE, UserError
+
+Switch = Literal["true", "false"]
+_TRACE: Final = "Model repository: logs and traces"
+_HOW: Final = "Model repository: how"
+
+
+def _of(panel: str, *names: str, help: str, **more: Any) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel=panel, **more)
+
+
+_IDLE: Final = typer.Option(hidden=True)
+"""Without effect."""
+Number = Annotated[int | None, _IDLE]
+Text = Annotated[str | None, _IDLE]
+Texts = Annotated[list[str] | None, _IDLE]
+OnOff = Annotated[Switch | None, _IDLE]
+
+
+@dataclass(frozen=True, slots=True)
+class TritonWish:
+    """The options as given; each field is one of that name. Those that default to None have no effect."""
+
+    server_id: Annotated[str, _of(_HOW, "--id", help="Name of the server, in its metadata.")] = "forebay"
+    response_cache_byte_size: Annotated[
+        int, _of(_HOW, min=0, help="The same as --cache-config local,size=BYTES.", show_default=False)
+    ] = 0
+    log_verbose: Annotated[int, _of(_TRACE, min=0, help="From 1 on, every request has its line.")] = 0
+    log_file: Annotated[str, _of(_TRACE, help="File for log lines.", show_default="standard error")] = ""
+    log_info: Annotated[Switch, _of(_TRACE, help="Whether there are lines that only inform.")] = "true"
+    log_warning: Annotated[Switch, _of(_TRACE, help="Whether there are warnings.")] = "true"
+    log_error: Annotated[Switch, _of(_TRACE, help="Whether there are lines about errors.")] = "true"
+    log_format: Annotated[
+        Literal["default", "ISO8601"], _of(_TRACE, help="What the protocol shows; lines are JSON either way.")
+    ] = "default"
+    trace_file: Annotated[
+        str, _of(_TRACE, metavar="FILE", help="The same as --trace-config triton,file=FILE.", show_default=False)
+    ] = ""
+    model_namespacing: Annotated[Switch, typer.Option(hidden=True)] = "false"
+    http_restricted_api: Annotated[list[str] | None, typer.Option(hidden=True)] = None
+    grpc_restricted_protocol: Annotated[list[str] | None, typer.Option(hidden=True)] = None
+    http_thread_count: Number = None
+    grpc_infer_allocation_pool_size: Number = None
+    buffer_manager_thread_count: Number = None
+    pinned_memory_pool_byte_size: Number = None
+    cuda_memory_pool_byte_size: Texts = None
+    model_load_gpu_limit: Texts = None
+    cache_directory: Text = None
+    backend_directory: Text = None
+    allow_gpu_metrics: OnOff = None
+    allow_cpu_metrics: OnOff = None
+    metrics_interval_ms: Number = None
+    reuse_http_port: OnOff = None
+    reuse_grpc_port: OnOff = None
+
+
+_REFUSED: Final = ("http_restricted_api", "grpc_restricted_protocol")
+
+
+def idle_options(wish: TritonWish) -> Sequence[str]:
+    """Those that were given, but have no effect."""
+    names = [each.name for each in fields(wish) if each.default is None and each.name not in _REFUSED]
+    return [_option(name) for name in names if getattr(wish, name) not in (None, [])]
+
+
+def check(wish: TritonWish) -> None:
+    """Refuse what must not be overlooked. Raises `UserError`."""
+    for name in _REFUSED:
+        if getattr(wish, name):
+            raise UserError(
+                f"{_option(name)}: access to single APIs cannot be restricted here. Use a gateway with API keys "
+                "(`forebay up`, `forebay keys`), or listen on --host 127.0.0.1 behind a proxy that decides; "
+                "models are loaded and unloaded by request only with --model-control-mode explicit.",
+                WRONG_USAGE,
+            )
+    if wish.model_namespacing == "true":
+        text = "--model-namespacing: models of one name in two repositories cannot be told apart here. Rename one."
+        raise UserError(text, WRONG_USAGE)
+
+
+def log_changes(wish: TritonWish) -> dict[str, Any]:
+    """What is logged, as the protocol would change it."""
+    switches = {name: getattr(wish, name) == "true" for name in ("log_info", "log_warning", "log_error")}
+    return {**switches, "log_format": wish.log_format}
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"

@@ -1,0 +1,55 @@
+"""Answers that take long to write as JSON: how large they may be, how many may wait, and when nobody wants them."""
+
+import contextlib
+from typing import Any
+
+import msgspec
+from tests.modelserver.http.rig import rig, told
+from tests.net.rig import peer, post, run, until
+
+from forebay.modelserver.http.inferring import WAITING_ANSWERS
+
+LONG = 300_000
+"""Elements of FP32 that become JSON in a thread."""
+
+
+def _long(*, binary: bool = False) -> tuple[dict[str, Any], bytes]:
+    parameters = {"binary_data_size": 4 * LONG}
+    inputs = [{"name": "IN", "datatype": "FP32", "shape": [LONG], "parameters": parameters}]
+    return {"inputs": inputs, "parameters": {"binary_data_output": binary}}, bytes(4 * LONG)
+
+
+def test_an_answer_that_is_too_large_for_json_is_to_be_asked_for_in_bytes() -> None:
+    async def main() -> None:
+        async with rig(json_output_bytes_max=4 * LONG - 1) as it:
+            refused = await it.infer("echo", *_long())
+            assert refused.status == 400
+            assert f"{4 * LONG} bytes of tensors to be written as JSON" in told(refused)["error"]
+            assert "'binary_data': true, or use --http-max-json-output-size" in told(refused)["error"]
+            assert (await it.infer("echo", *_long(binary=True))).body.endswith(bytes(4 * LONG))
+        async with rig(json_output_bytes_max=3) as it:
+            assert (await it.ask("POST", "/v2/models/one/generate", b'{"prompt":"hi"}')).status == 400
+
+    run(main())
+
+
+def test_long_answers_that_wait_to_be_written_are_bounded_and_end_with_their_clients() -> None:
+    async def main() -> None:
+        async with rig(json_output_bytes_max=4 * LONG) as it:
+            inferring = it.front._infer
+            async with contextlib.AsyncExitStack() as leaving:
+                await inferring._apart.acquire()
+                head, body = _long()
+                text = msgspec.json.encode(head)
+                length = b"inference-header-content-length: %d" % len(text)
+                for n in range(WAITING_ANSWERS):
+                    other = await leaving.enter_async_context(peer(it.server.port))
+                    other.send(post(text + body, length, target=b"/v2/models/echo/infer"))
+                    await until(lambda n=n: inferring.waiting_bytes == 4 * LONG * (n + 1))  # type: ignore[misc]
+                refused = await it.infer("echo", head, body)
+                assert (refused.status, "too many large answers" in told(refused)["error"]) == (503, True)
+            inferring._apart.release()
+            await until(lambda: not inferring.waiting_bytes)
+            assert len(told(await it.infer("echo", head, body))["outputs"][0]["data"]) == LONG
+
+    run(main())
