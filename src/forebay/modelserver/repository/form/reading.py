@@ -160,7 +160,9 @@ def _control(tensor: str, control: Message) -> Control:
         Datatype.BOOL: control.bool_false_true,
     }
     [(datatype, pair)] = [(datatype, pair) for datatype, pair in given.items() if pair]
-    return Control(tensor, kind, datatype, (pair[0], pair[1]))
+    return Control(
+        tensor, kind, datatype, (float(pair[0]), float(pair[1]))
+    )  # a bool would not go to the model's process
 
 
 def _state(state: Message) -> State:
