@@ -335,6 +335,35 @@ def test_shapes_are_what_the_backend_wants_inside_and_what_is_configured_outside
     asyncio.run(main())
 
 
+TWICE = """
+    def execute(self, requests):
+        arrays = [np.concatenate([get(request)] * 2) for request in requests]
+        return [give(array) for array in arrays]
+"""
+SENT = """
+    def execute(self, requests):
+        for request in requests:
+            request.get_response_sender().send(give(np.concatenate([get(request)] * 2)), 1)
+"""
+
+
+@pytest.mark.parametrize("source", [TWICE, SENT])
+def test_an_answer_with_another_batch_size_than_the_request_is_the_models_fault(tmp_path: Path, source: str) -> None:
+    write(tmp_path, "m", config("dynamic_batching {}"), source)
+    write(tmp_path, "bare", config(max_batch=0), TWICE)
+    write(tmp_path, "many", config("model_transaction_policy { decoupled: true }"), SENT)
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("*",)) as server:
+            refused = await server.ask("m", tensor("IN", [[1.0, 2.0]] * 3)).error()
+            assert refused.kind is Kind.INTERNAL
+            assert "model 'm' gave output 'OUT' as FP32 [6, 2] to a request of batch size 3" in refused.text
+            assert await server.numbers("bare", tensor("IN", [1.0])) == [1.0, 1.0]
+            assert await server.numbers("many", ONE) == [[1.0], [1.0]]
+
+    asyncio.run(main())
+
+
 def test_ragged_requests_share_a_batch(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     ragged = config("dynamic_batching {}").replace('name: "IN"', 'name: "IN" allow_ragged_batch: true')
