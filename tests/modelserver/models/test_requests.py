@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.contract.tensor.models import build_sums
 from tests.modelserver.models.rig import BATCH_SIZE, config, numbers, serving, tensor, until, write
 
 from forebay.core.serving.config import Datatype, ModelConfig, TensorSpec
@@ -378,6 +379,33 @@ def test_ragged_requests_share_a_batch(tmp_path: Path) -> None:
             gate.unlink()
             assert numbers(await first.one()) == [[1.0]]
             assert [numbers(await each.one()) for each in asked] == [[[3.0] * width] for width in (1, 2, 3)]
+
+    asyncio.run(main())
+
+
+def test_ragged_requests_of_a_real_model_are_told_apart_by_a_batch_input(tmp_path: Path) -> None:
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    build_sums(tmp_path / "m" / "1")
+    (tmp_path / "m" / "config.pbtxt").write_text("""
+        backend: "onnxruntime" max_batch_size: 8
+        dynamic_batching { preferred_batch_size: 3 max_queue_delay_microseconds: 30000000 }
+        input { name: "X" data_type: TYPE_FP32 dims: [ -1 ] allow_ragged_batch: true }
+        output { name: "SUM" data_type: TYPE_FP32 dims: [ 1 ] }
+        output { name: "DOUBLE" data_type: TYPE_FP32 dims: [ -1 ] }
+        batch_input { kind: BATCH_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO target_name: "BOUNDS"
+                      data_type: TYPE_INT32 source_input: "X" }
+        batch_output { target_name: "DOUBLE" kind: BATCH_SCATTER_WITH_INPUT_SHAPE source_input: "X" }
+    """)
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("m",)) as server:
+            asked = [server.ask("m", tensor("X", [[1.0] * width])) for width in (3, 4, 5)]
+            answers = [await each.one() for each in asked]
+            assert [numbers(each, "SUM") for each in answers] == [[[3.0]], [[4.0]], [[5.0]]]
+            assert [numbers(each, "DOUBLE") for each in answers] == [[[2.0] * width] for width in (3, 4, 5)]
+            assert server.statistics("m", "")[0].execution_count == 1
+            with pytest.raises(Refused, match="expected 1 inputs but got 2"):
+                server.ask("m", tensor("X", [[1.0]]), tensor("BOUNDS", [[0, 1]], "int32"))
 
     asyncio.run(main())
 

@@ -17,7 +17,6 @@ import torch
 from torch.utils import _pytree as pytree
 
 from forebay.core.serving.config import Datatype, ModelConfig
-from forebay.engines.tensor import batch
 from forebay.engines.tensor.arrays import as_bytes, as_text, mismatch
 from forebay.engines.tensor.protocol import (
     Array,
@@ -28,6 +27,7 @@ from forebay.engines.tensor.protocol import (
     Request,
     Response,
 )
+from forebay.engines.tensor.ragged import Ragged
 
 FILES_DEFAULT: Final = ("model.pt", "model.pt2")
 ALLOW_PICKLE: Final = "forebay.allow_pickle"
@@ -46,9 +46,11 @@ class TorchBackend:
     """A module; how its inputs and outputs are found is Triton's rule (README of its PyTorch backend)."""
 
     def load(self, config: ModelConfig, folder: Path, instance: int, call: CallModel) -> Loaded:
+        self._ragged = Ragged(config)
         file = _file(config, folder)
         self._config = config
         self._outputs = {spec.name: spec for spec in config.outputs}
+        self._scattered = config.scattered
         self._states = {state.output: state for state in (config.sequences.states if config.sequences else ())}
         self._answers = (*self._outputs, *self._states)
         self._bf16 = frozenset(spec.name for spec in config.inputs if spec.datatype is Datatype.BF16)
@@ -69,7 +71,7 @@ class TorchBackend:
         return Loaded()
 
     def execute(self, instance: int, requests: Sequence[Request], emit: Emit) -> Sequence[Response | None]:
-        return batch.execute(requests, self._answers, self._run)
+        return self._ragged.execute(requests, self._answers, self._run)
 
     def close(self) -> None:
         del self._call
@@ -103,7 +105,7 @@ class TorchBackend:
             count = sum(1 for each in found if isinstance(each, int))
             raise ValueError(f"output '{name}' is not among the {count} that the model has returned")
         array = _array(found[place])
-        spec = self._outputs.get(name)
+        spec = self._outputs.get(name) if name not in self._scattered else None
         problem = mismatch(spec, array, self._config.name, self._config.max_batch > 0) if spec else ""
         if problem:
             raise ValueError(problem)
@@ -141,7 +143,7 @@ def _open(config: ModelConfig, file: Path) -> tuple[Callable[[str], str | int], 
             module.eval()
             code = module.forward.__code__
             names = list(code.co_varnames[1 : code.co_argcount])
-    order = _order([spec.name for spec in config.inputs], names)
+    order = _order(_named(config), names)
     return _place_of(config), lambda feed: module(*(feed[name] for name in order(feed)))
 
 
@@ -195,7 +197,7 @@ def _program(config: ModelConfig, program: Any) -> tuple[Callable[[str], str | i
     entry, leave = program.call_spec.in_spec, program.call_spec.out_spec
     arguments = list(program.graph_signature.user_inputs)
     paths = _paths(entry, ("ARGS", "KWARGS"))
-    names = [spec.name for spec in config.inputs]
+    names = _named(config)
     by_path = names and all(name in paths for name in names)
     order = _order(names, list(paths) if by_path else arguments)
     results = {f"RESULT{path}": place for place, path in enumerate(_paths(leave, None))}
@@ -207,6 +209,11 @@ def _program(config: ModelConfig, program: Any) -> tuple[Callable[[str], str | i
         return pytree.tree_leaves(module(*args, **kwargs))
 
     return lambda name: results[name] if name in results else plain(name), call
+
+
+def _named(config: ModelConfig) -> list[str]:
+    """The inputs that the model gets, as they are listed: those that are made for each batch come last."""
+    return [*(spec.name for spec in config.inputs), *config.made_inputs]
 
 
 def _paths(spec: Any, tops: tuple[str, str] | None) -> list[str]:
