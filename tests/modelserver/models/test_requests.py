@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from tests.contract.tensor.models import build_sums
 from tests.modelserver.models.rig import BATCH_SIZE, config, numbers, serving, tensor, until, write
 
@@ -406,6 +407,27 @@ def test_ragged_requests_of_a_real_model_are_told_apart_by_a_batch_input(tmp_pat
             assert server.statistics("m", "")[0].execution_count == 1
             with pytest.raises(Refused, match="expected 1 inputs but got 2"):
                 server.ask("m", tensor("X", [[1.0]]), tensor("BOUNDS", [[0, 1]], "int32"))
+
+    asyncio.run(main())
+
+
+def test_a_bare_program_of_pytorch_is_served_as_it_describes_itself(tmp_path: Path) -> None:
+    class Twice(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + x
+
+    shapes = ({0: torch.export.Dim("n")},)
+    program = torch.export.export(Twice(), (torch.ones(2, 3),), dynamic_shapes=shapes)
+    torch.export.save(program, tmp_path / "twice.pt2")
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("twice",)) as server:
+            found = server.view("twice", "").config
+            assert found.inputs == (TensorSpec("x", Datatype.FP32, (3,)),)
+            assert found.outputs == (TensorSpec("OUTPUT__0", Datatype.FP32, (3,)),)
+            assert found.max_batch > 1
+            response = await server.ask("twice", tensor("x", [[1, 2, 3]])).one()
+            assert numbers(response, "OUTPUT__0") == [[2, 4, 6]]
 
     asyncio.run(main())
 
