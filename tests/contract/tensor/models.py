@@ -205,3 +205,38 @@ def ask(inputs: Mapping[str, Array], *wanted: str, **changed: object) -> Request
 
 
 TWO = (InstanceGroup(count=2),)
+
+
+def build_sums(folder: Path) -> None:
+    """Write an ONNX model that is told where the requests in its flat X are: their sums, and X doubled.
+
+    The sums up to each bound less those up to the one before.
+    """
+    import onnx
+    from onnx import TensorProto, helper
+
+    value = helper.make_tensor_value_info
+    given = [value("X", TensorProto.FLOAT, ["n"]), value("BOUNDS", TensorProto.INT32, ["r1"])]
+    made = [value("SUM", TensorProto.FLOAT, ["r", 1]), value("DOUBLE", TensorProto.FLOAT, ["n"])]
+    constants = [
+        helper.make_tensor("zero", TensorProto.FLOAT, [1], [0.0]),
+        helper.make_tensor("axis", TensorProto.INT64, [], [0]),
+        helper.make_tensor("one", TensorProto.INT64, [1], [1]),
+        helper.make_tensor("start", TensorProto.INT64, [1], [0]),
+        helper.make_tensor("last", TensorProto.INT64, [1], [-1]),
+        helper.make_tensor("end", TensorProto.INT64, [1], [2**31 - 1]),
+    ]
+    nodes = [
+        helper.make_node("Concat", ["zero", "X"], ["padded"], axis=0),
+        helper.make_node("CumSum", ["padded", "axis"], ["sums"]),
+        helper.make_node("Gather", ["sums", "BOUNDS"], ["at"]),
+        helper.make_node("Slice", ["at", "one", "end"], ["ends"]),
+        helper.make_node("Slice", ["at", "start", "last"], ["starts"]),
+        helper.make_node("Sub", ["ends", "starts"], ["each"]),
+        helper.make_node("Unsqueeze", ["each", "one"], ["SUM"]),
+        helper.make_node("Add", ["X", "X"], ["DOUBLE"]),
+    ]
+    graph = helper.make_graph(nodes, "g", given, made, constants)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.checker.check_model(model)
+    (folder / "model.onnx").write_bytes(model.SerializeToString())

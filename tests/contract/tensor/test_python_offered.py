@@ -12,6 +12,9 @@ from hypothesis import strategies as st
 from tests.contract.tensor.python_models import CONFIG
 
 from forebay.core.serving.config import (
+    BatchInput,
+    BatchKind,
+    BatchOutput,
     Datatype,
     DynamicBatching,
     InstanceGroup,
@@ -63,6 +66,8 @@ def test_the_document_shows_what_a_configuration_says() -> None:
         CONFIG,
         inputs=(replace(CONFIG.inputs[0], reshape=(2, 2)),),
         versions=VersionPolicy(VersionRule.SPECIFIC, versions=(1, 3)),
+        batch_inputs=(BatchInput(BatchKind.ENDS, ("ENDS",), Datatype.INT32, "X"),),
+        batch_outputs=(BatchOutput(("Y",), "X"),),
         batching=DynamicBatching(preferred_sizes=(4,), delay_s=0.0005),
         sequences=SequenceBatching(oldest=True, candidates_max=8, idle_max_s=2),
     )
@@ -71,6 +76,13 @@ def test_the_document_shows_what_a_configuration_says() -> None:
 
     assert shown["version_policy"] == {"specific": {"versions": [1, 3]}}
     assert shown["input"][0]["reshape"] == {"shape": [2, 2]}
+    assert shown["batch_input"] == [{
+        "kind": "BATCH_ACCUMULATED_ELEMENT_COUNT", "target_name": ["ENDS"], "data_type": "TYPE_INT32",
+        "source_input": ["X"],
+    }]  # fmt: skip
+    assert shown["batch_output"] == [
+        {"target_name": ["Y"], "kind": "BATCH_SCATTER_WITH_INPUT_SHAPE", "source_input": ["X"]}
+    ]
     assert shown["dynamic_batching"]["max_queue_delay_microseconds"] == 500
     assert shown["sequence_batching"]["oldest"] == {"max_candidate_sequences": 8}
     assert shown["sequence_batching"]["max_sequence_idle_microseconds"] == 2_000_000

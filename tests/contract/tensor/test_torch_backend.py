@@ -234,6 +234,57 @@ def test_a_configuration_without_inputs_and_outputs_is_refused(tmp_path: Path) -
         load(named("", ""), tmp_path)
 
 
+class Mixed(torch.nn.Module):
+    def forward(
+        self, ids: torch.Tensor, pair: dict[str, torch.Tensor]
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        return ids.sum(), {"double": pair["a"] * 2, "half": pair["b"].to(torch.float64) / 2}
+
+
+def test_a_program_says_what_its_inputs_and_outputs_are(tmp_path: Path) -> None:
+    given = (
+        torch.ones(3, 2, dtype=torch.int64),
+        {"a": torch.ones(3, 4, dtype=torch.bfloat16), "b": torch.ones(3, 5)},
+    )
+    n = torch.export.Dim("n")
+    shapes = ({0: n}, {"a": {0: n}, "b": {0: n, 1: torch.export.Dim("m")}})
+    torch.export.save(torch.export.export(Mixed(), given, dynamic_shapes=shapes), tmp_path / "model.pt2")
+    backend, loaded = load(named("", "", max_batch=8), tmp_path)
+
+    assert loaded.inputs == (
+        spec("ids", Datatype.INT64, -1, 2),
+        spec("pair_a", Datatype.BF16, -1, 4),
+        spec("pair_b", Datatype.FP32, -1, -1),
+    )
+    assert loaded.outputs == (
+        spec("OUTPUT__0", Datatype.INT64),
+        spec("OUTPUT__1", Datatype.BF16, -1, 4),
+        spec("OUTPUT__2", Datatype.FP64, -1, -1),
+    )
+    ones = np.full((2, 4), 0x3F80, np.uint16)
+    (response,) = run(
+        backend, [ask({"pair_b": np.ones((2, 3), np.float32), "pair_a": ones, "ids": np.ones((2, 2), np.int64)})]
+    )
+    backend.close()
+    assert response.error == ""
+    assert response.outputs["OUTPUT__0"].item() == 4
+    assert response.outputs["OUTPUT__1"].tolist() == [[0x4000] * 4] * 2
+    assert response.outputs["OUTPUT__2"].tolist() == [[0.5] * 3] * 2
+
+
+def test_a_program_whose_inputs_are_no_tensors_must_be_described(tmp_path: Path) -> None:
+    class Times(torch.nn.Module):
+        def forward(self, x: torch.Tensor, times: int) -> torch.Tensor:
+            return x * times
+
+    torch.export.save(torch.export.export(Times(), (torch.ones(2, 4), 3)), tmp_path / "model.pt2")
+
+    with pytest.raises(BackendFailed, match="is no tensor that the protocol can carry"):
+        load(named("", ""), tmp_path)
+    with pytest.raises(BackendFailed, match="the configuration must list them"):
+        load(named("x", ""), tmp_path)
+
+
 def test_options_are_taken(tmp_path: Path) -> None:
     script(AddSub(), tmp_path / "model.pt")
     parameters = {"INFERENCE_MODE": "false", "DISABLE_OPTIMIZED_EXECUTION": "true", "INTRA_OP_THREAD_COUNT": "1"}

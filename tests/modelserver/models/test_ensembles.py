@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tests.modelserver.models.rig import BATCH_SIZE, IO, config, ensemble, numbers, serving, tensor, until, write
 
-from forebay.core.serving.errors import Refused
+from forebay.core.serving.errors import Kind, Refused
 
 ONE = tensor("IN", [[1.0]])
 ADD = """
@@ -65,6 +65,70 @@ def test_a_step_that_fails_is_named(tmp_path: Path) -> None:
             await server.load("double", {})
             assert server.ready
             assert await server.numbers("both", ONE) == [[4.0]]
+
+    asyncio.run(main())
+
+
+WIDER = """
+    def answer(self, request):
+        array = get(request)
+        return give(np.zeros((int(array[0, 0]), *array.shape[1:]), np.float32))
+"""
+EMPTY = """
+    def answer(self, request):
+        return pb_utils.InferenceResponse([])
+"""
+
+
+@pytest.mark.parametrize("rows", [0, 4, 11])
+def test_a_step_that_changes_the_batch_size_is_at_fault_and_not_the_client(tmp_path: Path, rows: int) -> None:
+    chain(tmp_path)
+    write(tmp_path, "add", config(), WIDER)
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("both",)) as server:
+            assert await server.numbers("both", tensor("IN", [[2.0], [2.0]])) == [[0.0], [0.0]]
+            refused = await server.ask("both", tensor("IN", [[float(rows)], [2.0]])).error()
+            assert refused.kind is Kind.INTERNAL
+            assert f"model 'add' gave output 'OUT' as FP32 [{rows}, 1] to a request of batch size 2" in refused.text
+
+    asyncio.run(main())
+
+
+def test_a_step_that_leaves_an_output_out_is_at_fault_and_not_the_client(tmp_path: Path) -> None:
+    chain(tmp_path)
+    write(tmp_path, "add", config(), EMPTY)
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("both",)) as server:
+            refused = await server.ask("both", ONE).error()
+            assert refused.kind is Kind.INTERNAL
+            assert "in ensemble 'both', step of model 'double' cannot take what model 'add' made" in refused.text
+            assert "missing required input(s) ['IN']" in refused.text
+
+    asyncio.run(main())
+
+
+def test_of_what_a_step_does_not_take_the_client_is_at_fault_only_for_its_own(tmp_path: Path) -> None:
+    two = 'input { name: "MORE" data_type: TYPE_FP32 dims: [ 1 ] }'
+    write(tmp_path, "add", config(), ADD)
+    write(tmp_path, "double", config(dims="1").replace("output", f"{two}\noutput", 1), DOUBLE)
+    steps = [("add", {"IN": "IN"}, {"OUT": "t"}), ("double", {"IN": "t", "MORE": "MORE"}, {"OUT": "OUT"})]
+    whole = f'{WHOLE} input {{ name: "MORE" data_type: TYPE_FP32 dims: [ -1 ] }}'
+    ensemble(tmp_path, "both", steps, whole)
+    write(tmp_path, "sum", config("sequence_batching { direct {} }"), ADD)
+    ensemble(tmp_path, "late", [("add", {"IN": "IN"}, {"OUT": "t"}), ("sum", {"IN": "t"}, {"OUT": "OUT"})], WHOLE)
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("*",)) as server:
+            more = tensor("MORE", [[1.0]])
+            assert await server.numbers("both", ONE, more) == [[4.0]]
+            wide = await server.ask("both", tensor("IN", [[1.0, 2.0]]), more).error()
+            assert (wide.kind, "what model 'add' made" in wide.text) == (Kind.INTERNAL, True)
+            own = await server.ask("both", ONE, tensor("MORE", [[1.0, 2.0]])).error()
+            assert (own.kind, "input 'MORE'" in own.text) == (Kind.INVALID_ARGUMENT, True)
+            sequence = await server.ask("late", ONE).error()
+            assert (sequence.kind, "correlation ID" in sequence.text) == (Kind.INVALID_ARGUMENT, True)
 
     asyncio.run(main())
 

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from tests.contract.tensor.models import build_sums
 from tests.modelserver.models.rig import BATCH_SIZE, config, numbers, serving, tensor, until, write
 
 from forebay.core.serving.config import Datatype, ModelConfig, TensorSpec
@@ -335,6 +337,35 @@ def test_shapes_are_what_the_backend_wants_inside_and_what_is_configured_outside
     asyncio.run(main())
 
 
+TWICE = """
+    def execute(self, requests):
+        arrays = [np.concatenate([get(request)] * 2) for request in requests]
+        return [give(array) for array in arrays]
+"""
+SENT = """
+    def execute(self, requests):
+        for request in requests:
+            request.get_response_sender().send(give(np.concatenate([get(request)] * 2)), 1)
+"""
+
+
+@pytest.mark.parametrize("source", [TWICE, SENT])
+def test_an_answer_with_another_batch_size_than_the_request_is_the_models_fault(tmp_path: Path, source: str) -> None:
+    write(tmp_path, "m", config("dynamic_batching {}"), source)
+    write(tmp_path, "bare", config(max_batch=0), TWICE)
+    write(tmp_path, "many", config("model_transaction_policy { decoupled: true }"), SENT)
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("*",)) as server:
+            refused = await server.ask("m", tensor("IN", [[1.0, 2.0]] * 3)).error()
+            assert refused.kind is Kind.INTERNAL
+            assert "model 'm' gave output 'OUT' as FP32 [6, 2] to a request of batch size 3" in refused.text
+            assert await server.numbers("bare", tensor("IN", [1.0])) == [1.0, 1.0]
+            assert await server.numbers("many", ONE) == [[1.0], [1.0]]
+
+    asyncio.run(main())
+
+
 def test_ragged_requests_share_a_batch(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     ragged = config("dynamic_batching {}").replace('name: "IN"', 'name: "IN" allow_ragged_batch: true')
@@ -349,6 +380,54 @@ def test_ragged_requests_share_a_batch(tmp_path: Path) -> None:
             gate.unlink()
             assert numbers(await first.one()) == [[1.0]]
             assert [numbers(await each.one()) for each in asked] == [[[3.0] * width] for width in (1, 2, 3)]
+
+    asyncio.run(main())
+
+
+def test_ragged_requests_of_a_real_model_are_told_apart_by_a_batch_input(tmp_path: Path) -> None:
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    build_sums(tmp_path / "m" / "1")
+    (tmp_path / "m" / "config.pbtxt").write_text("""
+        backend: "onnxruntime" max_batch_size: 8
+        dynamic_batching { preferred_batch_size: 3 max_queue_delay_microseconds: 30000000 }
+        input { name: "X" data_type: TYPE_FP32 dims: [ -1 ] allow_ragged_batch: true }
+        output { name: "SUM" data_type: TYPE_FP32 dims: [ 1 ] }
+        output { name: "DOUBLE" data_type: TYPE_FP32 dims: [ -1 ] }
+        batch_input { kind: BATCH_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO target_name: "BOUNDS"
+                      data_type: TYPE_INT32 source_input: "X" }
+        batch_output { target_name: "DOUBLE" kind: BATCH_SCATTER_WITH_INPUT_SHAPE source_input: "X" }
+    """)
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("m",)) as server:
+            asked = [server.ask("m", tensor("X", [[1.0] * width])) for width in (3, 4, 5)]
+            answers = [await each.one() for each in asked]
+            assert [numbers(each, "SUM") for each in answers] == [[[3.0]], [[4.0]], [[5.0]]]
+            assert [numbers(each, "DOUBLE") for each in answers] == [[[2.0] * width] for width in (3, 4, 5)]
+            assert server.statistics("m", "")[0].execution_count == 1
+            with pytest.raises(Refused, match="expected 1 inputs but got 2"):
+                server.ask("m", tensor("X", [[1.0]]), tensor("BOUNDS", [[0, 1]], "int32"))
+
+    asyncio.run(main())
+
+
+def test_a_bare_program_of_pytorch_is_served_as_it_describes_itself(tmp_path: Path) -> None:
+    class Twice(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + x
+
+    shapes = ({0: torch.export.Dim("n")},)
+    program = torch.export.export(Twice(), (torch.ones(2, 3),), dynamic_shapes=shapes)
+    torch.export.save(program, tmp_path / "twice.pt2")
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("twice",)) as server:
+            found = server.view("twice", "").config
+            assert found.inputs == (TensorSpec("x", Datatype.FP32, (3,)),)
+            assert found.outputs == (TensorSpec("OUTPUT__0", Datatype.FP32, (3,)),)
+            assert found.max_batch > 1
+            response = await server.ask("twice", tensor("x", [[1, 2, 3]])).one()
+            assert numbers(response, "OUTPUT__0") == [[2, 4, 6]]
 
     asyncio.run(main())
 

@@ -89,6 +89,69 @@ def test_requests_that_are_no_part_of_a_sequence_are_refused(tmp_path: Path) -> 
     asyncio.run(main())
 
 
+SHOW = """
+    def answer(self, request):
+        said = [get(request, name) for name in ("START", "END", "READY", "ID")]
+        word = ", ".join(f"{array.dtype}{list(array.shape)}={array.ravel()[0]}" for array in said)
+        return pb_utils.InferenceResponse([], error=pb_utils.TritonError(word))
+"""
+
+
+@pytest.mark.parametrize("strategy", ["direct", "oldest"])
+@pytest.mark.parametrize(
+    ("form", "yes", "no"),
+    [
+        ("int32_false_true: [ 5, 7 ]", "int32[1, 1]=7", "int32[1, 1]=5"),
+        ("fp32_false_true: [ -0.5, 1.5 ]", "float32[1, 1]=1.5", "float32[1, 1]=-0.5"),
+        ("bool_false_true: [ false, true ]", "bool[1, 1]=True", "bool[1, 1]=False"),
+        ("bool_false_true: [ true, false ]", "bool[1, 1]=False", "bool[1, 1]=True"),
+    ],
+)
+def test_controls_come_in_the_form_that_they_are_given(
+    tmp_path: Path, form: str, yes: str, no: str, strategy: str
+) -> None:
+    controls = "".join(
+        f'control_input {{ name: "{kind}" control {{ kind: CONTROL_SEQUENCE_{kind} {form} }} }}'
+        for kind in ("START", "END", "READY")
+    )
+    id = 'control_input { name: "ID" control { kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_INT64 } }'
+    write(
+        tmp_path, "m", config(f"sequence_batching {{ {strategy} {{}} {controls} {id} }}", dims="1", max_batch=2), SHOW
+    )
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("m",)) as server:
+            first = await server.ask("m", tensor("IN", [[1.0]]), sequence_id=9, sequence_start=True).error()
+            last = await server.ask("m", tensor("IN", [[1.0]]), sequence_id=9, sequence_end=True).error()
+            assert first.text == f"{yes}, {no}, {yes}, int64[1, 1]=9"
+            assert last.text == f"{no}, {yes}, {yes}, int64[1, 1]=9"
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("kind", "id", "shown"),
+    [
+        ("TYPE_UINT64", 2**64 - 1, f"uint64[1, 1]={2**64 - 1}"),
+        ("TYPE_INT64", 2**62, f"int64[1, 1]={2**62}"),
+        ("TYPE_UINT32", 2**32 - 1, f"uint32[1, 1]={2**32 - 1}"),
+        ("TYPE_INT32", 77, "int32[1, 1]=77"),
+        ("TYPE_STRING", "who", "object[1, 1]=b'who'"),
+    ],
+)
+def test_the_correlation_id_comes_in_its_type(tmp_path: Path, kind: str, id: int | str, shown: str) -> None:
+    source = SHOW.replace('("START", "END", "READY", "ID")', '("ID",)')
+    control = f'control_input {{ name: "ID" control {{ kind: CONTROL_SEQUENCE_CORRID data_type: {kind} }} }}'
+    write(tmp_path, "m", config(f"sequence_batching {{ direct {{}} {control} }}", dims="1", max_batch=2), source)
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("m",)) as server:
+            said = await server.ask("m", tensor("IN", [[1.0]]), sequence_id=id, sequence_start=True).error()
+            assert said.text == shown
+
+    asyncio.run(main())
+
+
 def test_sequences_end_with_their_process(tmp_path: Path) -> None:
     write(tmp_path, "m", sequences("oldest"), SUM)
 

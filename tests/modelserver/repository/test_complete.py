@@ -7,6 +7,9 @@ import pytest
 from tests.modelserver.repository.models import described
 
 from forebay.core.serving.config import (
+    BatchInput,
+    BatchKind,
+    BatchOutput,
     Datatype,
     DynamicBatching,
     InstanceGroup,
@@ -176,15 +179,45 @@ def test_a_batch_needs_an_open_front_in_the_file_too(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    "tensor",
-    [
-        "dims: [ 150528 ] reshape { shape: [ 3, 224, 224 ] }",
-        "dims: [ 9 ] allow_ragged_batch: true",
-    ],
+def test_reshaped_inputs_are_not_compared_as_they_are(tmp_path: Path) -> None:
+    reshaped = "dims: [ 150528 ] reshape { shape: [ 3, 224, 224 ] }"
+
+    completed(tmp_path, WHOLE.replace("dims: [ 3, 224, 224 ]", reshaped), BATCHING)
+
+
+RAGGED = """
+    max_batch_size: 8
+    input { name: "x" data_type: TYPE_FP32 dims: [ 9, -1 ] allow_ragged_batch: true }
+    output { name: "y" data_type: TYPE_FP32 dims: [ 9, -1 ] }
+    batch_input { kind: BATCH_ELEMENT_COUNT target_name: "n" data_type: TYPE_INT32 source_input: "x" }
+    batch_output { target_name: "y" source_input: "x" }
+"""
+FLAT = Loaded(
+    (TensorSpec("x", Datatype.FP32, (-1,)), TensorSpec("n", Datatype.INT32, (-1,))),
+    (TensorSpec("y", Datatype.FP32, (-1,)),),
 )
-def test_reshaped_and_ragged_inputs_are_not_compared_as_they_are(tmp_path: Path, tensor: str) -> None:
-    completed(tmp_path, WHOLE.replace("dims: [ 3, 224, 224 ]", tensor), BATCHING)
+
+
+def test_a_model_has_ragged_inputs_in_one_dimension_and_those_that_tell_of_them(tmp_path: Path) -> None:
+    got = completed(tmp_path, RAGGED, FLAT).config
+
+    assert got.batch_inputs == (BatchInput(BatchKind.COUNT, ("n",), Datatype.INT32, "x"),)
+    assert got.batch_outputs == (BatchOutput(("y",), "x"),)
+    assert [spec.name for spec in got.inputs] == ["x"]
+
+
+def test_a_model_without_what_ragged_batches_need_is_refused(tmp_path: Path) -> None:
+    wide = Loaded((TensorSpec("x", Datatype.FP32, (-1, 9, -1)), replace(FLAT.inputs[1], name="m")), FLAT.outputs)
+    other = Loaded((FLAT.inputs[0], TensorSpec("n", Datatype.FP32, (-1,))), FLAT.outputs)
+
+    assert refusals(tmp_path, RAGGED, wide) == [
+        "batch_input[0].target_name: found 'n'; the model's inputs are ['m', 'x']",
+        "input[0].allow_ragged_batch: 'x' is ragged, so a batch has it in one dimension; the model has [-1, 9, -1]",
+        "input: the model also has ['m'], and needs them",
+    ]
+    assert refusals(tmp_path, RAGGED, other) == [
+        "batch_input[0].data_type: found TYPE_INT32 for 'n'; the model has TYPE_FP32"
+    ]
 
 
 def test_without_completion_nothing_is_added(tmp_path: Path) -> None:

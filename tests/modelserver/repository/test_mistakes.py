@@ -121,12 +121,35 @@ WRONG = [
         "instance_group[0].rate_limiter.resources[0].name: found ''; allowed: a name, each once in a group",
     ),
     (
-        "batch_input { target_name: 'x' }",
-        "batch_input: tensors about the form of a batch are not made here",
+        "input { name: 'a' } batch_input { target_name: 'x' data_type: TYPE_INT32 source_input: 'a' }",
+        "batch_input[0]: needs a max_batch_size of 1 or more",
     ),
     (
-        "batch_output { target_name: 'x' }",
-        "batch_output: tensors about the form of a batch are not made here",
+        "max_batch_size: 2 input { name: 'a' } batch_input { target_name: 'x' data_type: TYPE_INT32 }",
+        "batch_input[0].source_input: found []; allowed: the name of one input",
+    ),
+    (
+        "max_batch_size: 2 input { name: 'a' } "
+        "batch_input { target_name: 'x' source_input: 'a' data_type: TYPE_INT64 }",
+        "batch_input[0].data_type: found TYPE_INT64; allowed: TYPE_INT32, TYPE_FP32",
+    ),
+    (
+        "max_batch_size: 2 input { name: 'a' } "
+        "batch_input { target_name: 'a' data_type: TYPE_FP32 source_input: 'a' }",
+        "batch_input[0].target_name: found 'a'; allowed: a name, each once",
+    ),
+    (
+        "max_batch_size: 2 input { name: 'a' } batch_input { data_type: TYPE_FP32 source_input: 'a' }",
+        "batch_input[0].target_name: must be given",
+    ),
+    (
+        "max_batch_size: 2 input { name: 'a' } batch_output { target_name: 'x' source_input: 'a' }",
+        "batch_output[0].target_name: found 'x'; allowed: an output with its dims",
+    ),
+    (
+        "max_batch_size: 2 input { name: 'a' dims: -1 } output { name: 'x' dims: [-1, -1] }"
+        "batch_output { target_name: 'x' source_input: 'a' }",
+        "batch_output[0].target_name: 'x' is open in a dimension that 'a' has not",
     ),
     (
         "model_repository_agents { agents { name: 'checksum' } }",

@@ -165,6 +165,15 @@ def test_a_configuration_of_everything_about_sequences(tmp_path: Path) -> None:
     assert got.warnings == ("sequence_batching.state[0].use_growable_memory has no effect here",)
 
 
+def test_batch_inputs_of_a_python_model_are_named_as_without_effect(tmp_path: Path) -> None:
+    text = """
+        max_batch_size: 2 input { name: "x" data_type: TYPE_FP32 dims: -1 allow_ragged_batch: true }
+        batch_input { target_name: "n" data_type: TYPE_INT32 source_input: "x" }
+    """
+
+    assert described(tmp_path, text, "1/model.py").warnings == ("batch_input has no effect here",)
+
+
 def test_sequences_are_direct_and_end_after_a_second_if_nothing_is_said(tmp_path: Path) -> None:
     direct = "sequence_batching { direct { minimum_slot_utilization: 0.3 max_queue_delay_microseconds: 5 } }"
     assert described(tmp_path, direct).config.sequences == SequenceBatching(

@@ -12,6 +12,9 @@ from tests.examples import examples
 from tests.modelserver.repository.writing import message_from
 
 from forebay.core.serving.config import (
+    BatchInput,
+    BatchKind,
+    BatchOutput,
     Control,
     Datatype,
     DynamicBatching,
@@ -74,6 +77,28 @@ IMAGES = st.builds(
     format=st.sampled_from(["FORMAT_NHWC", "FORMAT_NCHW"]),
 )
 OUTPUTS = st.builds(TensorSpec, NAMES, DATATYPES, DIMS).flatmap(reshaped)
+
+
+def told(config: ModelConfig) -> "st.SearchStrategy[ModelConfig]":
+    """The same with tensors about its batches, which are of tensors that it has."""
+    if not config.inputs:
+        return st.just(config)
+    sources, names = st.sampled_from([spec.name for spec in config.inputs]), {spec.name for spec in config.inputs}
+    kinds, types = st.sampled_from(list(BatchKind)), st.sampled_from([Datatype.INT32, Datatype.FP32])
+    target = NAMES.filter(lambda name: name not in names)
+    made = st.builds(BatchInput, kinds, target.map(lambda name: (name,)), types, sources)
+    fixed = [spec.name for spec in config.outputs if -1 not in (spec.dims if spec.reshape is None else spec.reshape)]
+    scattered = [BatchOutput((name,), config.inputs[0].name) for name in fixed[:1]]
+    return st.lists(made, max_size=2, unique_by=lambda each: each.targets).flatmap(
+        lambda given: st.sampled_from(
+            [
+                replace(config, batch_inputs=tuple(given)),
+                replace(config, batch_inputs=tuple(given), batch_outputs=tuple(scattered)),
+            ]
+        )
+    )
+
+
 QUEUES = st.builds(
     QueuePolicy, st.sampled_from(list(TimeoutAction)), SECONDS, st.booleans(), st.integers(0, 2**32 - 1)
 )
@@ -164,7 +189,7 @@ MODELS = SCHEDULED.flatmap(
         warmups=st.lists(WARMUPS, max_size=2).map(tuple),
         **{name: st.just(value) for name, value in scheduled.items()},
     )
-)
+).flatmap(told)
 MAPS = st.dictionaries(NAMES, NAMES, min_size=1, max_size=3)
 ENSEMBLES = st.builds(
     ModelConfig,

@@ -35,6 +35,11 @@ def message_from(config: ModelConfig) -> Message:
         write_tensor(message.input.add(), spec)
     for spec in config.outputs:
         write_tensor(message.output.add(), spec)
+    for made in config.batch_inputs:
+        to = message.batch_input.add(target_name=made.targets, source_input=[made.source])
+        to.kind, to.data_type = number(to, "kind", made.kind), type_number(to, made.datatype)
+    for scattered in config.batch_outputs:
+        message.batch_output.add(target_name=scattered.targets, source_input=[scattered.source])
     _versions(message.version_policy, config.versions)
     for group in () if ensemble else config.instances:
         _group(message.instance_group.add(), group)

@@ -57,6 +57,37 @@ class TensorSpec:
     label_file: str = ""
 
 
+class BatchKind(StrEnum):
+    """What a batch input says of its source, by the names of Triton's schema. Counts are of whole requests."""
+
+    COUNT = "BATCH_ELEMENT_COUNT"
+    ENDS = "BATCH_ACCUMULATED_ELEMENT_COUNT"
+    BOUNDS = "BATCH_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO"
+    LARGEST = "BATCH_MAX_ELEMENT_COUNT_AS_SHAPE"
+    """The shape is the largest count; the values are nothing."""
+    SHAPES = "BATCH_ITEM_SHAPE"
+    """A row for each row of each request."""
+    SHAPES_FLAT = "BATCH_ITEM_SHAPE_FLATTEN"
+
+
+@dataclass(frozen=True, slots=True)
+class BatchInput:
+    """Inputs that no client gives: they tell the model of what its batch is made, from the input `source`."""
+
+    kind: BatchKind
+    targets: tuple[str, ...]
+    datatype: Datatype
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class BatchOutput:
+    """Outputs that lie one behind the other, each as large as the request's input `source` says."""
+
+    targets: tuple[str, ...]
+    source: str
+
+
 class TimeoutAction(StrEnum):
     """What happens to a request that has waited for longer than its queue's timeout."""
 
@@ -228,6 +259,8 @@ class ModelConfig:
     max_batch: int = 0
     inputs: tuple[TensorSpec, ...] = ()
     outputs: tuple[TensorSpec, ...] = ()
+    batch_inputs: tuple[BatchInput, ...] = ()
+    batch_outputs: tuple[BatchOutput, ...] = ()
     versions: VersionPolicy = VersionPolicy()
     instances: tuple[InstanceGroup, ...] = (InstanceGroup(),)
     batching: DynamicBatching | None = None
@@ -262,6 +295,16 @@ class ModelConfig:
     def says(self, parameter: str) -> bool:
         """Whether a parameter is true; one that is not there is not."""
         return self.parameters.get(parameter, "").lower() in TRUE
+
+    @property
+    def made_inputs(self) -> tuple[str, ...]:
+        """Names of the inputs that are made of others for each batch."""
+        return tuple(target for each in self.batch_inputs for target in each.targets)
+
+    @property
+    def scattered(self) -> dict[str, str]:
+        """Outputs that are taken apart by the shapes of an input, with the name of that."""
+        return {target: each.source for each in self.batch_outputs for target in each.targets}
 
     def input(self, name: str) -> TensorSpec | None:
         """The input of that name."""

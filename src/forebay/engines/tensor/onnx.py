@@ -11,7 +11,6 @@ import numpy as np
 import onnxruntime
 
 from forebay.core.serving.config import VARIABLE, Datatype, ModelConfig, TensorSpec
-from forebay.engines.tensor import batch
 from forebay.engines.tensor.arrays import as_bytes, as_text
 from forebay.engines.tensor.onnx_file import outside
 from forebay.engines.tensor.protocol import (
@@ -23,6 +22,7 @@ from forebay.engines.tensor.protocol import (
     Request,
     Response,
 )
+from forebay.engines.tensor.ragged import Ragged
 
 FILE_DEFAULT: Final = "model.onnx"
 ELEMENT_TYPES: Final = {
@@ -63,6 +63,7 @@ class OnnxBackend:
     """A session is safe to be run by several threads at once; each brings its own thread to a shared pool."""
 
     def load(self, config: ModelConfig, folder: Path, instance: int, call: CallModel) -> Loaded:
+        self._ragged = Ragged(config)
         file = folder / (config.model_file or FILE_DEFAULT)
         if not file.is_file():
             raise BackendFailed(f"model '{config.name}': there is no file {file.name} in {folder}")
@@ -92,7 +93,7 @@ class OnnxBackend:
         )
 
     def execute(self, instance: int, requests: Sequence[Request], emit: Emit) -> Sequence[Response | None]:
-        return batch.execute(requests, self._answers, self._run)
+        return self._ragged.execute(requests, self._answers, self._run)
 
     def close(self) -> None:
         del self._session

@@ -14,7 +14,6 @@ import numpy as np
 import openvino
 
 from forebay.core.serving.config import VARIABLE, Datatype, ModelConfig, TensorSpec
-from forebay.engines.tensor import batch
 from forebay.engines.tensor.arrays import DTYPES, as_bytes, as_text
 from forebay.engines.tensor.onnx_file import outside
 from forebay.engines.tensor.protocol import (
@@ -26,6 +25,7 @@ from forebay.engines.tensor.protocol import (
     Request,
     Response,
 )
+from forebay.engines.tensor.ragged import Ragged
 
 FILE_DEFAULT: Final = "model.xml"
 ELEMENT_TYPES: Final = {
@@ -55,6 +55,7 @@ class OpenVinoBackend:
     """A compiled model; `execute` of one instance is called by one thread at a time."""
 
     def load(self, config: ModelConfig, folder: Path, instance: int, call: CallModel) -> Loaded:
+        self._ragged = Ragged(config)
         file = folder / (config.model_file or FILE_DEFAULT)
         if not file.exists():
             raise BackendFailed(f"model '{config.name}': there is no file {file.name} in {folder}")
@@ -86,7 +87,7 @@ class OpenVinoBackend:
         request = self._requests.get(instance)
         if request is None:  # instances may come to a model while it is served
             request = self._requests[instance] = self._compiled.create_infer_request()
-        return batch.execute(requests, self._answers, partial(self._run, request))
+        return self._ragged.execute(requests, self._answers, partial(self._run, request))
 
     def close(self) -> None:
         del self._requests, self._compiled, self._inputs, self._outputs

@@ -9,6 +9,7 @@ import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,8 +17,7 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-from forebay.core.serving.config import Datatype, ModelConfig
-from forebay.engines.tensor import batch
+from forebay.core.serving.config import VARIABLE, Datatype, ModelConfig, TensorSpec
 from forebay.engines.tensor.arrays import as_bytes, as_text, mismatch
 from forebay.engines.tensor.protocol import (
     Array,
@@ -28,6 +28,7 @@ from forebay.engines.tensor.protocol import (
     Request,
     Response,
 )
+from forebay.engines.tensor.ragged import Ragged
 
 FILES_DEFAULT: Final = ("model.pt", "model.pt2")
 ALLOW_PICKLE: Final = "forebay.allow_pickle"
@@ -38,6 +39,22 @@ written down, and would take all memory."""
 WEIGHTS_ONLY: Final = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 """PyTorch's own switch: nothing that it unpickles in between may be more than tensors."""
 
+DATATYPES: Final = {
+    torch.bool: Datatype.BOOL,
+    torch.uint8: Datatype.UINT8,
+    torch.uint16: Datatype.UINT16,
+    torch.uint32: Datatype.UINT32,
+    torch.uint64: Datatype.UINT64,
+    torch.int8: Datatype.INT8,
+    torch.int16: Datatype.INT16,
+    torch.int32: Datatype.INT32,
+    torch.int64: Datatype.INT64,
+    torch.float16: Datatype.FP16,
+    torch.float32: Datatype.FP32,
+    torch.float64: Datatype.FP64,
+    torch.bfloat16: Datatype.BF16,
+}
+
 Call = Callable[[Mapping[str, object]], object]
 """Inputs by name → whatever the model returns."""
 
@@ -46,30 +63,28 @@ class TorchBackend:
     """A module; how its inputs and outputs are found is Triton's rule (README of its PyTorch backend)."""
 
     def load(self, config: ModelConfig, folder: Path, instance: int, call: CallModel) -> Loaded:
+        self._ragged = Ragged(config)
         file = _file(config, folder)
-        self._config = config
-        self._outputs = {spec.name: spec for spec in config.outputs}
-        self._states = {state.output: state for state in (config.sequences.states if config.sequences else ())}
-        self._answers = (*self._outputs, *self._states)
-        self._bf16 = frozenset(spec.name for spec in config.inputs if spec.datatype is Datatype.BF16)
-        if not config.inputs or not config.outputs:
-            raise BackendFailed(
-                f"model '{config.name}': a PyTorch file does not say what its inputs and outputs are; "
-                "the configuration must list them"
-            )
         torch.set_num_threads(_threads(config))
         # inputs may be read-only: a model that writes to them is its own affair
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        given = config
         try:
-            self._places, self._call = _open(config, file)
+            config, self._places, self._call = _open(given, file)
         except BackendFailed:
             raise
         except Exception as error:  # the library raises RuntimeError, ValueError, KeyError and its own kinds
             raise BackendFailed(f"model '{config.name}': {file.name} cannot be loaded: {_first(error)}") from error
-        return Loaded()
+        self._config = config
+        self._outputs = {spec.name: spec for spec in config.outputs}
+        self._scattered = config.scattered
+        self._states = {state.output: state for state in (config.sequences.states if config.sequences else ())}
+        self._answers = (*self._outputs, *self._states)
+        self._bf16 = frozenset(spec.name for spec in config.inputs if spec.datatype is Datatype.BF16)
+        return Loaded() if config is given else Loaded(config.inputs, config.outputs)
 
     def execute(self, instance: int, requests: Sequence[Request], emit: Emit) -> Sequence[Response | None]:
-        return batch.execute(requests, self._answers, self._run)
+        return self._ragged.execute(requests, self._answers, self._run)
 
     def close(self) -> None:
         del self._call
@@ -103,7 +118,7 @@ class TorchBackend:
             count = sum(1 for each in found if isinstance(each, int))
             raise ValueError(f"output '{name}' is not among the {count} that the model has returned")
         array = _array(found[place])
-        spec = self._outputs.get(name)
+        spec = self._outputs.get(name) if name not in self._scattered else None
         problem = mismatch(spec, array, self._config.name, self._config.max_batch > 0) if spec else ""
         if problem:
             raise ValueError(problem)
@@ -118,14 +133,21 @@ def _file(config: ModelConfig, folder: Path) -> Path:
     raise BackendFailed(f"model '{config.name}': there is no file {' or '.join(names)} in {folder}")
 
 
-def _open(config: ModelConfig, file: Path) -> tuple[Callable[[str], str | int], Call]:
-    """How outputs are found by name, and the model to call."""
+def _open(config: ModelConfig, file: Path) -> tuple[ModelConfig, Callable[[str], str | int], Call]:
+    """The configuration, with what the file says if it says nothing itself; how outputs are found; the model."""
     allowed = config.parameters.get(ALLOW_PICKLE, "") == "true"
-    match _format(config, file, allowed):
+    kind = _format(config, file, allowed)
+    if not (config.inputs and config.outputs) and (kind != "export" or config.inputs or config.outputs):
+        raise BackendFailed(
+            f"model '{config.name}': {file.name} does not say what its inputs and outputs are; the configuration "
+            "must list them (both, or neither for a program of torch.export)"
+        )
+    match kind:
         case "export":
             with _weights_only(not allowed):
                 program = torch.export.load(file)
-            return _program(config, program)
+            config = config if config.inputs else _said_by(program, config)
+            return config, *_program(config, program)
         case "script":
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # the format is deprecated; it is what there is
@@ -133,7 +155,7 @@ def _open(config: ModelConfig, file: Path) -> tuple[Callable[[str], str | int], 
             arguments = [each for each in module.forward.schema.arguments if each.name != "self"]
             names = [each.name for each in arguments]
             if len(arguments) == 1 and isinstance(arguments[0].type, torch.DictType):
-                return _place_of(config), lambda feed: module(dict(feed))
+                return config, _place_of(config), lambda feed: module(dict(feed))
         case _:
             module = torch.load(file, map_location="cpu", weights_only=False)
             if not isinstance(module, torch.nn.Module):
@@ -141,8 +163,8 @@ def _open(config: ModelConfig, file: Path) -> tuple[Callable[[str], str | int], 
             module.eval()
             code = module.forward.__code__
             names = list(code.co_varnames[1 : code.co_argcount])
-    order = _order([spec.name for spec in config.inputs], names)
-    return _place_of(config), lambda feed: module(*(feed[name] for name in order(feed)))
+    order = _order(_named(config), names)
+    return config, _place_of(config), lambda feed: module(*(feed[name] for name in order(feed)))
 
 
 def _format(config: ModelConfig, file: Path, allowed: bool) -> str:
@@ -189,13 +211,33 @@ def _weights_only(wanted: bool) -> Iterator[None]:
             os.environ[WEIGHTS_ONLY] = before
 
 
+def _said_by(program: Any, config: ModelConfig) -> ModelConfig:
+    """The configuration with the program's tensors, batch dimension included; outputs have places and no names."""
+    signature = program.graph_signature
+    values = {node.name: node.meta.get("val") for node in program.graph.nodes}
+    inputs = [_spec(str(name), values.get(name), config) for name in signature.user_inputs]
+    outputs = [
+        _spec(f"OUTPUT__{place}", values[name], config)
+        for place, name in enumerate(signature.user_outputs)
+        if isinstance(values.get(name), torch.Tensor)
+    ]
+    return replace(config, inputs=tuple(inputs), outputs=tuple(outputs), max_batch=0)
+
+
+def _spec(name: str, value: object, config: ModelConfig) -> TensorSpec:
+    datatype = DATATYPES.get(value.dtype) if isinstance(value, torch.Tensor) else None
+    if datatype is None or not isinstance(value, torch.Tensor):
+        raise BackendFailed(f"model '{config.name}': '{name}' is no tensor that the protocol can carry")
+    return TensorSpec(name, datatype, tuple(size if isinstance(size, int) else VARIABLE for size in value.shape))
+
+
 def _program(config: ModelConfig, program: Any) -> tuple[Callable[[str], str | int], Call]:
     """A program of `torch.export`: inputs by argument, by place, or by path (`ARGS[0]`, `KWARGS[mask][a]`)."""
     module = program.module()
     entry, leave = program.call_spec.in_spec, program.call_spec.out_spec
     arguments = list(program.graph_signature.user_inputs)
     paths = _paths(entry, ("ARGS", "KWARGS"))
-    names = [spec.name for spec in config.inputs]
+    names = _named(config)
     by_path = names and all(name in paths for name in names)
     order = _order(names, list(paths) if by_path else arguments)
     results = {f"RESULT{path}": place for place, path in enumerate(_paths(leave, None))}
@@ -207,6 +249,11 @@ def _program(config: ModelConfig, program: Any) -> tuple[Callable[[str], str | i
         return pytree.tree_leaves(module(*args, **kwargs))
 
     return lambda name: results[name] if name in results else plain(name), call
+
+
+def _named(config: ModelConfig) -> list[str]:
+    """The inputs that the model gets, as they are listed: those that are made for each batch come last."""
+    return [*(spec.name for spec in config.inputs), *config.made_inputs]
 
 
 def _paths(spec: Any, tops: tuple[str, str] | None) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Final
 
 from forebay.core.serving.config import CALLS, VARIABLE
 from forebay.core.task_tensors import CONTRACTS, PARAMETER
-from forebay.modelserver.repository import scheduling
+from forebay.modelserver.repository import ragged, scheduling
 from forebay.modelserver.repository.defaults import ENSEMBLE, FILES, PLATFORMS
 from forebay.modelserver.repository.form.fill import Message, Problems
 from forebay.modelserver.repository.form.reading import age_step_s
@@ -52,6 +52,7 @@ def check(message: Message, name: str, problems: Problems, gpus: tuple[int, ...]
     _warmups(message, problems)
     _parameters(message, problems)
     _refused(message, problems)
+    ragged.check(message, problems)
     scheduling.check(message, problems)
 
 
@@ -70,6 +71,8 @@ def check_whole(message: Message, problems: Problems) -> None:
 def without_effect(message: Message) -> list[str]:
     """Fields that are set, accepted and do nothing here."""
     found = [name for name in _NO_EFFECT if _is_set(message, name)]
+    if message.backend == "python" or message.HasField("ensemble_scheduling"):  # they see each request by itself
+        found += [name for name in ("batch_input", "batch_output") if _is_set(message, name)]
     optimization = message.optimization
     found += [f"optimization.{name}" for name in _OPTIMIZATIONS if _is_set(optimization, name)]
     found += [f"optimization.{n}" for n in ("priority", "gather_kernel_buffer_threshold") if getattr(optimization, n)]
@@ -253,8 +256,5 @@ def _parameters(message: Message, problems: Problems) -> None:
 
 def _refused(message: Message, problems: Problems) -> None:
     """What cannot be ignored without giving another answer than the one that was configured."""
-    for name in ("batch_input", "batch_output"):
-        if getattr(message, name):
-            problems.add(name, "tensors about the form of a batch are not made here")
     if message.model_repository_agents.agents:
         problems.add("model_repository_agents", "agents are not run here, so that what they check would go unchecked")

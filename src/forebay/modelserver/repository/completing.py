@@ -64,6 +64,7 @@ def _from_file(message: Message, loaded: Loaded, problems: Problems, rules: Rule
         _batches(message, loaded, problems, rules.max_batch_default)
     sequences = message.sequence_batching
     fed = {tensor.name for tensor in sequences.control_input} | {state.input_name for state in sequences.state}
+    fed |= _made(message, loaded, problems)
     kept = {state.output_name for state in sequences.state}
     for kind, specs, apart in (("input", loaded.inputs, fed), ("output", loaded.outputs, kept)):
         declared = getattr(message, kind)
@@ -73,6 +74,23 @@ def _from_file(message: Message, loaded: Loaded, problems: Problems, rules: Rule
             for spec in specs:
                 if spec.name not in apart:
                     write_tensor(declared.add(), _derived(spec, message.max_batch_size > 0))
+
+
+def _made(message: Message, loaded: Loaded, problems: Problems) -> set[str]:
+    """Inputs that are made for each batch; the model must have them."""
+    known = {spec.name: spec for spec in loaded.inputs}
+    names = set()
+    for index, given in enumerate(message.batch_input):
+        for name in given.target_name:
+            names.add(name)
+            spec, found = known.get(name), enum_name(given, "data_type")
+            if spec is None:
+                text = f"found {name!r}; the model's inputs are {sorted(known)}"
+                problems.add(f"batch_input[{index}].target_name", text)
+            elif TYPE_NAMES[spec.datatype] != found:
+                text = f"found {found} for '{name}'; the model has {TYPE_NAMES[spec.datatype]}"
+                problems.add(f"batch_input[{index}].data_type", text)
+    return names
 
 
 def _batches(message: Message, loaded: Loaded, problems: Problems, max_batch_default: int) -> None:
@@ -100,6 +118,7 @@ def _derived(spec: TensorSpec, batches: bool) -> TensorSpec:
 def _compare(message: Message, kind: str, specs: Sequence[TensorSpec], apart: set[str], problems: Problems) -> None:
     found = {spec.name: spec for spec in specs}
     declared = getattr(message, kind)
+    scattered = {name for each in message.batch_output for name in each.target_name} if kind == "output" else ()
     for index, given in enumerate(declared):
         spec = found.get(given.name)
         path = f"{kind}[{index}]"
@@ -118,7 +137,11 @@ def _compare(message: Message, kind: str, specs: Sequence[TensorSpec], apart: se
         elif enum_name(given, "data_type") != expected:
             was = enum_name(given, "data_type")
             problems.add(f"{path}.data_type", f"found {was} for '{spec.name}'; the model has {expected}")
-        if not (kind == "input" and given.allow_ragged_batch) and given.dims:
+        if kind == "input" and given.allow_ragged_batch:
+            if batches and len(spec.dims) != 1:
+                text = f"'{spec.name}' is ragged, so a batch has it in one dimension; the model has {list(spec.dims)}"
+                problems.add(f"{path}.allow_ragged_batch", text)
+        elif given.dims and given.name not in scattered:
             _compare_shape(given, spec, path, batches, problems)
     names = {given.name for given in declared}
     absent = sorted(s.name for s in specs if s.name not in names and s.name not in apart and not s.optional)

@@ -39,7 +39,7 @@ class Progress(Generic[V, L]):
     ended: bool = False
     """Nothing more comes. With `error` that is the last response, else the last of `responses` was, if any."""
     error: str = ""
-    """INVALID_ARGUMENT if it comes from `result` or `begin`; from `fail` it has the kind of what failed."""
+    """INVALID_ARGUMENT if it comes from `begin`, INTERNAL from `result`; from `fail` that of what failed."""
     cancel: list[int] = field(default_factory=list)
     """Runs to be cancelled; their ends must be reported all the same, by `result` with `final`."""
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from forebay.core.serving.config import (
+    BatchInput,
     Datatype,
     DynamicBatching,
     InstanceGroup,
@@ -17,6 +18,7 @@ from forebay.core.serving.config import (
 from forebay.core.serving.config import ModelConfig as Values
 
 FILE_DEFAULT: Final = "model.py"
+SCATTER: Final = "BATCH_SCATTER_WITH_INPUT_SHAPE"
 _US: Final = 1_000_000
 _KINDS_OF_TENSOR: Final = ("input", "output")
 
@@ -119,8 +121,11 @@ def document(config: Values) -> dict[str, Any]:
         "max_batch_size": config.max_batch,
         "input": [_tensor(spec, True) for spec in config.inputs],
         "output": [_tensor(spec, False) for spec in config.outputs],
-        "batch_input": [],
-        "batch_output": [],
+        "batch_input": [_batch_input(each) for each in config.batch_inputs],
+        "batch_output": [
+            {"target_name": list(each.targets), "kind": SCATTER, "source_input": [each.source]}
+            for each in config.batch_outputs
+        ],
         "instance_group": [_group(config, place, group) for place, group in enumerate(config.instances)],
         "default_model_filename": config.model_file or FILE_DEFAULT,
         "cc_model_filenames": {},
@@ -192,6 +197,15 @@ def _tensor(spec: TensorSpec, is_input: bool) -> dict[str, Any]:
     else:
         shown |= {"label_filename": spec.label_file, "is_shape_tensor": False}
     return shown
+
+
+def _batch_input(given: BatchInput) -> dict[str, Any]:
+    return {
+        "kind": str(given.kind),
+        "target_name": list(given.targets),
+        "data_type": f"TYPE_{given.datatype}",
+        "source_input": [given.source],
+    }
 
 
 def _versions(policy: VersionPolicy) -> dict[str, Any]:

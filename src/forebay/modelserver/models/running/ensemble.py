@@ -1,6 +1,7 @@
 """Ensembles: each request goes through models, whose outputs go on as they are, as views into shared memory."""
 
 import asyncio
+from dataclasses import replace
 from functools import partial
 from time import monotonic_ns
 from typing import NamedTuple
@@ -11,6 +12,7 @@ from forebay.core.serving.errors import Kind, Refused
 from forebay.core.serving.values import InferRequest, InferResponse, Parameter, Tensor
 from forebay.modelserver.models.running.call import Call, Phase, Spent
 from forebay.modelserver.models.running.counting import Counts, Reason
+from forebay.modelserver.models.running.inputs import Contract
 from forebay.modelserver.models.site import Others
 
 
@@ -146,7 +148,24 @@ class _Request:
             if self._call.watch is not None:
                 call.watch = self._call.watch.step(call)
         except Refused as refused:
-            self._failed(run, refused)
+            self._failed(run, self._blamed(start, model, request, refused))
+
+    def _blamed(
+        self, start: Start[_Value], model: ModelConfig | None, request: InferRequest, refused: Refused
+    ) -> Refused:
+        """What a step has refused: it is not the client's fault if only what other steps have made does not fit."""
+        config = self._owner.config
+        made = {tensor for step in config.steps for tensor in step.outputs.values()}
+        fed = {own: tensor for own, tensor in config.steps[start.step].inputs.items() if tensor in made}
+        if refused.kind is not Kind.INVALID_ARGUMENT or model is None or _fits(model, request.inputs):
+            return refused
+        own = replace(model, inputs=tuple(spec for spec in model.inputs if spec.name not in fed))
+        if not fed or not _fits(own, tuple(each for each in request.inputs if each.name not in fed)):
+            return refused
+        makers = {step.model for step in config.steps if not set(fed.values()).isdisjoint(step.outputs.values())}
+        named = " and ".join(f"'{maker}'" for maker in sorted(makers))
+        text = f"step of model '{model.name}' cannot take what model {named} made: {refused.text}"
+        return Refused(Kind.INTERNAL, text)
 
     def _answered(self, run: int, response: InferResponse | None, final: bool) -> None:
         """A step has given a response."""
@@ -166,7 +185,7 @@ class _Request:
         if final:
             self._spent = Spent(*map(sum, zip(self._spent, call.spent, strict=True)))
             self._leave(run)
-        self._proceed(self._flow.result(run, outputs, final=final), Kind.INVALID_ARGUMENT)
+        self._proceed(self._flow.result(run, outputs, final=final), Kind.INTERNAL)
 
     def _failed(self, run: int, refused: Refused) -> None:
         self._leave(run)
@@ -236,6 +255,15 @@ class _Request:
         self._owner.counts.success(call, self._began_ns, spent, call.checked.rows)
         self._owner.counts.execution(call.checked.rows, spent)
         call.spent = spent
+
+
+def _fits(model: ModelConfig, inputs: tuple[Tensor, ...]) -> bool:
+    """Whether a model takes these tensors."""
+    try:
+        Contract(model).check(InferRequest(model.name, "", "", inputs))
+    except Refused:
+        return False
+    return True
 
 
 def _said(response: InferResponse, before: _Sequence) -> _Sequence:

@@ -181,6 +181,8 @@ class Executor:
                 self._fail(call, answer.error)
             elif answer.reschedule:
                 self._fail(call, Refused(Kind.INTERNAL, NOT_ITERATIVE))
+            elif problem := self._misfit(call, answer):
+                self._fail(call, Refused(Kind.INTERNAL, problem))
             else:
                 self._counts.success(call, done.compute_start_ns, spent, call.checked.rows)
                 call.spent = spent
@@ -208,9 +210,26 @@ class Executor:
 
     def responded(self, call: Call, answer: Answer | None, final: bool, started_ns: int) -> None:
         """A response of a decoupled model has come, or the end of its responses."""
+        if answer is not None and answer.error is None and (problem := self._misfit(call, answer)):
+            answer = Answer(error=Refused(Kind.INTERNAL, problem))
         if self._decoupled:
             self._counts.response(call.responses, started_ns, monotonic_ns(), _outcome(call, answer))
         self._deliver(call, None if answer is None else self.response(call, answer), final)
+
+    def _misfit(self, call: Call, answer: Answer) -> str:
+        """Why the model must not answer so; empty: it may. Decoupled ones give any number of rows, as in Triton."""
+        given = call.checked.inputs
+        if not self._lead or self._decoupled or not given:
+            return ""
+        rows = given[0].shape[0]
+        for tensor in answer.outputs:
+            shape = tensor.shape
+            if rows and (not shape or shape[0] != rows):  # of an empty batch, as in Triton, nothing is expected
+                return (
+                    f"model '{self._model}' gave output '{tensor.name}' as {tensor.datatype} {list(shape)} to a "
+                    f"request of batch size {rows}; with max_batch_size that has to be its first dimension"
+                )
+        return ""
 
     def response(self, call: Call, answer: Answer) -> InferResponse:
         """What goes back for what a model has said: the outputs that were asked for, with the configured shapes."""

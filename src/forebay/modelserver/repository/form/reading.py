@@ -3,6 +3,9 @@
 from typing import Final
 
 from forebay.core.serving.config import (
+    BatchInput,
+    BatchKind,
+    BatchOutput,
     Control,
     Datatype,
     DynamicBatching,
@@ -42,6 +45,8 @@ def values_of(message: Message) -> ModelConfig:
         max_batch=message.max_batch_size,
         inputs=tuple(_tensor(spec) for spec in message.input),
         outputs=tuple(_tensor(spec) for spec in message.output),
+        batch_inputs=tuple(_batch_input(each) for each in message.batch_input),
+        batch_outputs=tuple(BatchOutput(tuple(e.target_name), e.source_input[0]) for e in message.batch_output),
         versions=_versions(message.version_policy),
         instances=() if ensemble else tuple(_group(group) for group in message.instance_group),
         batching=_dynamic(message.dynamic_batching, age) if message.HasField("dynamic_batching") else None,
@@ -86,6 +91,11 @@ def _tensor(spec: Message) -> TensorSpec:
         format=enum_name(spec, "format") if is_input else "FORMAT_NONE",
         label_file="" if is_input else spec.label_filename,
     )
+
+
+def _batch_input(given: Message) -> BatchInput:
+    kind = BatchKind(enum_name(given, "kind"))
+    return BatchInput(kind, tuple(given.target_name), _datatype(given), given.source_input[0])
 
 
 def _versions(policy: Message) -> VersionPolicy:
@@ -160,7 +170,9 @@ def _control(tensor: str, control: Message) -> Control:
         Datatype.BOOL: control.bool_false_true,
     }
     [(datatype, pair)] = [(datatype, pair) for datatype, pair in given.items() if pair]
-    return Control(tensor, kind, datatype, (pair[0], pair[1]))
+    return Control(
+        tensor, kind, datatype, (float(pair[0]), float(pair[1]))
+    )  # a bool would not go to the model's process
 
 
 def _state(state: Message) -> State:
