@@ -285,19 +285,21 @@ class Collection:
         for name in affected:
             model = self._models[name]
             async with model.lock:
-                described = model.described
-                if described is None:
-                    continue
-                problems = lacks(described.config, self.lookup)
-                if problems and model.ready:
-                    await model.suspend(f"{UNLOADED}: {'; '.join(problems)}")
-                elif not problems and (described.config.steps or not model.ready):
-                    await self._renew(model, described)
-                else:
-                    continue
-                moved.add(name)
+                if model.described is not None and await self._settle(model, model.described):
+                    moved.add(name)
         if moved:
             await self._recheck(moved, but)
+
+    async def _settle(self, model: Model, described: Described) -> bool:
+        """Do to a model what follows from what it needs; whether that was anything."""
+        problems = lacks(described.config, self.lookup)
+        if problems and model.ready:
+            await model.suspend(f"{UNLOADED}: {'; '.join(problems)}")
+        elif not problems and (described.config.steps or not model.ready):
+            await self._renew(model, described)
+        else:
+            return False
+        return True
 
     async def _renew(self, model: Model, described: Described) -> None:
         """Load a model anew; an ensemble as the repository has it if it does."""
