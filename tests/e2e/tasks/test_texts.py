@@ -152,7 +152,7 @@ def test_a_text_that_is_too_long_fails_only_the_request_that_has_it(served: Serv
 
     answers = at_once(ask)
     status, error = answers.pop(3)
-    assert (status, error["code"], error["param"]) == (400, "invalid_request", "input")
+    assert (status, error["code"], error["param"]) == (400, "invalid_request", "input[1]")
     assert "602 tokens" in error["message"]
     assert answers == [0] * 7
 
