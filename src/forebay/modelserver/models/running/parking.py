@@ -11,7 +11,7 @@ from forebay.modelserver.alarm import Alarm
 from forebay.modelserver.models.running.call import Call, Runner
 from forebay.modelserver.models.running.counting import Counts, Reason
 from forebay.modelserver.models.running.inputs import prefix
-from forebay.modelserver.models.running.queued import DEADLINES, deadline_of
+from forebay.modelserver.models.running.queued import DEADLINES, deadline_of, offer
 
 TOO_LATE: Final = "its deadline has passed before its model was loaded again"
 BACK_IN_S: Final = 1
@@ -46,19 +46,7 @@ class Parking:
 
     def submit(self, call: Call) -> None:
         """Keep a request, and wake the model. Raises `Refused` if there is no place for it."""
-        request, checked = call.request, call.checked
-        try:
-            self._queue.offer(
-                call,
-                rows=checked.rows,
-                shape=checked.shape,
-                level=request.priority,
-                timeout_s=request.timeout_us / 1e6,
-                now=monotonic(),
-                deadline=deadline_of(call, self._by_timeout),
-            )
-        except Refused as refused:
-            raise Refused(refused.kind, prefix(request.id) + refused.text) from None
+        offer(self._queue, call, deadline_of(call, self._by_timeout))
         self._calls[call] = None
         self._set_alarm()
         self.awaken()

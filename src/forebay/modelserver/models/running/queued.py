@@ -62,19 +62,7 @@ class Queued:
 
     def submit(self, call: Call) -> None:
         """Queue a request. Raises `Refused` if there is no place for it."""
-        request, checked = call.request, call.checked
-        try:
-            self._batcher.offer(
-                call,
-                rows=checked.rows,
-                shape=checked.shape,
-                level=request.priority,
-                timeout_s=request.timeout_us / 1e6,
-                now=monotonic(),
-                deadline=self._deadline(call) if request.deadline or self._by_timeout else None,
-            )
-        except Refused as refused:
-            raise Refused(refused.kind, prefix(request.id) + refused.text) from None
+        offer(self._batcher, call, self._deadline(call) if call.request.deadline or self._by_timeout else None)
         if self._together:
             self.wake()  # those that are read from other connections just now may join
         else:
@@ -188,6 +176,23 @@ class Queued:
             self._latest_ns = done.compute_infer_ns
         if len(self._batcher):
             self._pump()
+
+
+def offer(queue: Batcher[Call], call: Call, deadline: float | None) -> None:
+    """Put a request into a queue. Raises `Refused`, in its name, if there is no place for it."""
+    request, checked = call.request, call.checked
+    try:
+        queue.offer(
+            call,
+            rows=checked.rows,
+            shape=checked.shape,
+            level=request.priority,
+            timeout_s=request.timeout_us / 1e6,
+            now=monotonic(),
+            deadline=deadline,
+        )
+    except Refused as refused:
+        raise Refused(refused.kind, prefix(request.id) + refused.text) from None
 
 
 def deadline_of(call: Call, by_timeout: bool) -> float | None:
