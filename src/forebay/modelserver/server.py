@@ -64,7 +64,7 @@ class ModelServer:
 
     async def _run(self, tasks: asyncio.TaskGroup) -> None:
         options = self._options
-        room = self._room = Room(options.memory_bytes, tasks)
+        room = self._room = Room(options.memory_bytes, options.turn_s, tasks)
         site = Site(
             options,
             self._log,

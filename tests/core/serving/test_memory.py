@@ -106,6 +106,30 @@ def test_who_may_fit_later_is_told_so_and_nothing_changes() -> None:
     assert memory.admit("b", 6) == ("a",)
 
 
+@given(st.lists(st.tuples(st.integers(0, 6), st.sampled_from(["idle", "busy", "pinned"])), max_size=6), st.data())
+def test_those_who_have_to_fall_idle_make_enough_room_and_none_of_them_needlessly(
+    models: list[tuple[int, str]], data: st.DataObject
+) -> None:
+    memory = MemoryBudget(sum(size for size, _ in models))
+    for number, (size, kind) in enumerate(models):
+        memory.admit(str(number), size, pinned=kind == "pinned")
+        if kind == "busy":
+            memory.enter(str(number))
+    may = [str(number) for number, (_, kind) in enumerate(models) if kind != "pinned"]
+    ripe = data.draw(st.lists(st.sampled_from(may), unique=True)) if may else []
+    size = data.draw(st.integers(0, memory.budget_bytes))
+    chosen = memory.relief("new", size, [*ripe, "gone"])
+    staying = sum(each.size_bytes for name, each in held(memory).items() if each.pinned or each.busy or name in ripe)
+    sizes = {name: held(memory)[name].size_bytes for name in ripe}
+    lacking = staying + size - memory.budget_bytes
+    if lacking <= 0 or sum(sizes.values()) < lacking:
+        assert chosen == ()
+        return
+    freed = sum(sizes[name] for name in chosen)
+    assert freed >= lacking
+    assert all(freed - sizes[name] < lacking for name in chosen)
+
+
 def test_a_refusal_shows_the_sum() -> None:
     memory = MemoryBudget(4 * GIB)
     with pytest.raises(Refused, match=r"^needs 9\.00 GiB, more than the memory budget of 4\.00 GiB$") as caught:

@@ -44,12 +44,11 @@ GROWING = """
 class Fake:
     """A version without processes."""
 
-    pinned = False
-
-    def __init__(self, name: str, size_bytes: int = 5) -> None:
+    def __init__(self, name: str, size_bytes: int = 5, *, pinned: bool = False) -> None:
         self.name = self.key = name
         self.size_bytes = size_bytes
-        self.busy = self.dormant = False
+        self.pinned = pinned
+        self.busy = self.dormant = self.held = False
         self.ended: asyncio.Event | None = None
 
     async def measured(self) -> int:
@@ -57,6 +56,14 @@ class Fake:
 
     def wake(self) -> None:
         """Nobody does."""
+
+    def hold(self) -> None:
+        assert not self.held
+        self.held = True
+
+    def go_on(self) -> None:
+        assert self.held
+        self.held = False
 
     def sleep(self) -> Awaitable[None]:
         self.dormant = True
@@ -70,9 +77,9 @@ class Fake:
 class Rig:
     """A room of 10 bytes, and who wants to be in it."""
 
-    def __init__(self, tasks: asyncio.TaskGroup) -> None:
+    def __init__(self, tasks: asyncio.TaskGroup, turn_s: float) -> None:
         self.tasks = tasks
-        self.room = Room(10, tasks)
+        self.room = Room(10, turn_s, tasks)
         self.order: list[str] = []
 
     async def admit(self, fake: Fake, wait_s: float = PATIENCE_S) -> None:
@@ -106,10 +113,10 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
-def in_room(work: Any) -> None:
+def in_room(work: Any, turn_s: float = PATIENCE_S) -> None:
     async def main() -> None:
         async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as tasks:
-            await work(Rig(tasks))
+            await work(Rig(tasks, turn_s))
 
     asyncio.run(main())
 
@@ -212,6 +219,67 @@ def test_who_waits_for_nobody_any_more_leaves_the_line() -> None:
     in_room(work)
 
 
+def test_a_turn_ends_for_who_has_been_loaded_longest_and_for_no_more_than_are_needed() -> None:
+    async def work(rig: Rig) -> None:
+        pinned, a, b = Fake("pinned", 2, pinned=True), Fake("a", 4), Fake("b", 4)
+        await rig.hold(pinned, a, b)
+        c, d = Fake("c", 3), Fake("d", 3)
+        await rig.line_up(c, d)
+        assert (pinned.held, a.held, b.held) == (False, True, False)
+        await rig.idle(a)
+        assert (rig.order, a.dormant) == (["c"], True)
+        assert b.held, "d is the first now, and c is being loaded"
+        await rig.idle(b)
+        assert (rig.order, b.dormant) == (["c", "d"], True)
+
+    in_room(work, turn_s=0.0)
+
+
+def test_who_could_not_make_enough_room_is_not_held_for_it() -> None:
+    async def work(rig: Rig) -> None:
+        a, loading = Fake("a", 4), Fake("loading", 4)
+        await rig.hold(a)
+        await rig.admit(loading)
+        (waiting,) = await rig.line_up(Fake("large", 9))
+        assert not a.held
+        loading.busy = True
+        rig.room.enter(loading)
+        rig.room.loaded(loading)
+        await turns()
+        assert (a.held, loading.held) == (True, True)
+        waiting.cancel()
+
+    in_room(work, turn_s=0.0)
+
+
+def test_who_is_held_goes_on_when_nobody_waits_any_more() -> None:
+    async def work(rig: Rig) -> None:
+        busy = Fake("busy", 6)
+        await rig.hold(busy)
+        with pytest.raises(Withdrawn):
+            await rig.admit(Fake("to be kept warm"), 0)
+        assert not busy.held
+        (cancelled,) = await rig.line_up(Fake("cancelled"))
+        assert busy.held
+        cancelled.cancel()
+        await turns()
+        assert not busy.held
+
+    in_room(work, turn_s=0.0)
+
+
+def test_a_turn_ends_when_its_time_is_over() -> None:
+    async def work(rig: Rig) -> None:
+        busy = Fake("busy", 6)
+        await rig.hold(busy)
+        (waiting,) = await rig.line_up(Fake("b"))
+        assert not busy.held
+        await until("its turn is over", lambda: busy.held)
+        waiting.cancel()
+
+    in_room(work, turn_s=0.05)
+
+
 def test_all_models_are_ready_after_a_start_that_needs_more_memory_than_there_is(tmp_path: Path) -> None:
     names = tuple("abcdef")
     for name in names:
@@ -310,5 +378,48 @@ def test_models_that_grow_are_measured_again_and_others_sleep_for_them(tmp_path:
             assert server.pids("b"), "it would only be loaded again"
             assert await server.numbers("a", ONE) == [[1.0]]
             assert await server.numbers("b", ONE) == [[1.0]], "it fits again, fresh"
+
+    asyncio.run(main())
+
+
+def test_models_that_are_always_busy_take_turns_and_no_request_is_lost(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write(tmp_path, name, config(), HEAVY)
+
+    async def main() -> None:
+        limits: dict[str, Any] = {"memory_bytes": 250 * MIB, "turn_s": 0.05}
+        async with serving(tmp_path, startup=("a", "b"), **limits) as server:
+            answered = {"a": 0, "b": 0}
+
+            async def client(name: str) -> None:
+                while server.memory().wakes < 4 or not all(answered.values()):
+                    assert await server.numbers(name, ONE) == [[1.0]]
+                    answered[name] += 1
+
+            await asyncio.gather(*(client(name) for name in ("a", "b") for _ in range(8)))
+            failures = [server.itself.statistics(name, "")[0].failures for name in ("a", "b")]
+            assert [sum(each.values()) for each in failures] == [0, 0]
+
+    asyncio.run(main())
+
+
+def test_a_model_that_is_held_can_be_unloaded_and_finishes_what_it_has(tmp_path: Path) -> None:
+    gate, root = tmp_path / "gate", tmp_path / "r"
+    write(root, "a", config(), HEAVY + BATCH_SIZE.format(gate=str(gate)))
+    write(root, "b", config(), HEAVY)
+
+    async def main() -> None:
+        async with serving(root, startup=("a", "b"), memory_bytes=250 * MIB, turn_s=0.0) as server:
+            assert await server.numbers("a", ONE) == [[1.0]]
+            gate.touch()
+            running = server.ask("a", ONE)
+            waiting = server.ask("b", ONE)
+            await until("a is held", lambda: server.itself._room._held)
+            held = server.ask("a", ONE)
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(server.itself.unload("a", False))
+                await asyncio.sleep(0)
+                gate.unlink()
+                assert [numbers(await each.one()) for each in (running, held, waiting)] == [[[1.0]]] * 3
 
     asyncio.run(main())

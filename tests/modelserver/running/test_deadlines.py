@@ -2,11 +2,13 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from forebay.core.serving.config import DynamicBatching, ModelConfig
+from forebay.core.serving.batcher import TIMEOUT_EXPIRED
+from forebay.core.serving.config import DynamicBatching, ModelConfig, QueuePolicy
 from forebay.core.serving.values import InferRequest, InferResponse
 from forebay.modelserver.models.running import queued
 from forebay.modelserver.models.running.call import Call
@@ -84,8 +86,10 @@ class Served:
         executor = Executor(config, "1", Counts("m", "1"), made, Seats(None, lambda: None))
         self.queue = Queued(config, executor, 1)
 
-    async def ask(self, within_s: float | None = None, timeout_s: float = 0.0) -> tuple[str, float]:
-        """What the request ends with, and after how long."""
+    async def ask(
+        self, within_s: float | None = None, timeout_s: float = 0.0, *, waited_s: float = 0.0
+    ) -> tuple[str, float]:
+        """What the request ends with, and after how long; it may have waited elsewhere before."""
         loop = asyncio.get_running_loop()
         began, ended = loop.time(), loop.create_future()
         request = InferRequest("m", "", "", (), timeout_us=int(timeout_s * 1e6))
@@ -96,7 +100,7 @@ class Served:
             ended.set_result(response.error.text if response is not None and response.error is not None else "ok")
 
         call = Call(request, Checked(1, (), (), ()), hear)
-        call.started_ns = int(began * 1e9)
+        call.started_ns = call.queued_ns = int((began - waited_s) * 1e9)
         self.queue.submit(call)
         text: str = await ended
         return text, round(loop.time() - began, 3)
@@ -176,5 +180,15 @@ def test_a_timeout_is_a_deadline_where_the_model_says_so(play: Play) -> None:
         text, after_s = await served.ask(timeout_s=0.02)
         assert text.endswith(f"{TOO_LATE}: 20 ms are left, and a batch takes 100 ms")
         assert after_s == 0
+
+    play(main())
+
+
+def test_a_timeout_runs_since_the_request_began_to_wait_in_whatever_queue(play: Play) -> None:
+    async def main() -> None:
+        batching = replace(BATCHING, default_policy=QueuePolicy(allow_override=True))
+        served = Served(replace(config(), batching=batching))
+        text, after_s = await served.ask(timeout_s=2.0, waited_s=1.5)
+        assert (text, after_s) == (TIMEOUT_EXPIRED, 0.5)
 
     play(main())

@@ -1,6 +1,7 @@
 """Which models stay in memory under a budget: the least recently used gives way, busy and pinned ones never do."""
 
 from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from forebay.core.serving.errors import Kind, Refused
@@ -57,7 +58,7 @@ class MemoryBudget:
             return None
         before = self._held.get(name)
         beside_bytes = self.used_bytes - (before.size_bytes if before is not None else 0)
-        victims, _ = self._victims(name, beside_bytes + size_bytes - self.budget_bytes)
+        victims = self._victims(name, beside_bytes + size_bytes - self.budget_bytes)
         for victim in victims:
             self.remove(victim)
         held = _Held(size_bytes, pinned)
@@ -79,6 +80,20 @@ class MemoryBudget:
         )
         return staying_bytes + size_bytes <= self.budget_bytes
 
+    def relief(self, name: str, size_bytes: int, ripe: Sequence[str]) -> tuple[str, ...]:
+        """Who of `ripe` would have to fall idle for a newcomer to find room: the first of them, none needlessly.
+
+        Idle ones that are not ripe give way anyhow. Empty: it needs none of them, or all of them are not enough.
+        """
+        staying_bytes = sum(
+            held.size_bytes
+            for other, held in self._held.items()
+            if other != name and (held.pinned or held.busy or other in ripe)
+        )
+        lacking_bytes = staying_bytes + size_bytes - self.budget_bytes
+        sizes = {other: self._held[other].size_bytes for other in ripe if other in self._held and other != name}
+        return _fewest(sizes, lacking_bytes) if sum(sizes.values()) >= lacking_bytes else ()
+
     def most_bytes(self, name: str) -> int:
         """What a model can hold at most: the budget without what others have pinned."""
         pinned = [held.size_bytes for other, held in self._held.items() if other != name and held.pinned]
@@ -98,7 +113,7 @@ class MemoryBudget:
         """
         if self.used_bytes <= self.budget_bytes or not self._held:
             return ()
-        victims, _ = self._victims(spared or next(reversed(self._held)), self.used_bytes - self.budget_bytes)
+        victims = self._victims(spared or next(reversed(self._held)), self.used_bytes - self.budget_bytes)
         for victim in victims:
             self.remove(victim)
         return victims
@@ -123,29 +138,39 @@ class MemoryBudget:
         if held is not None:
             self.used_bytes -= held.size_bytes
 
-    def _victims(self, name: str, excess_bytes: int) -> tuple[tuple[str, ...], int]:
-        """Who goes so that so much is freed, least recently used first, none needlessly; and what that frees."""
+    def _victims(self, name: str, excess_bytes: int) -> tuple[str, ...]:
+        """Who goes so that so much is freed, or as much as can be, least recently used first."""
         if not self.budget_bytes:
-            return (), 0
-        chosen: list[tuple[str, int]] = []
-        freed_bytes = 0
-        for other, held in self._held.items():
-            if freed_bytes >= excess_bytes:
-                break
-            if other != name and held.size_bytes and not held.busy and not held.pinned:
-                chosen.append((other, held.size_bytes))
-                freed_bytes += held.size_bytes
-        for spared in reversed(chosen[:]):  # the last one may make those before it needless
-            if freed_bytes - spared[1] >= excess_bytes:
-                chosen.remove(spared)
-                freed_bytes -= spared[1]
-        return tuple(other for other, _ in chosen), freed_bytes
+            return ()
+        sizes = {
+            other: held.size_bytes
+            for other, held in self._held.items()
+            if other != name and not held.busy and not held.pinned
+        }
+        return _fewest(sizes, excess_bytes)
 
     def _arithmetic(self, size_bytes: int, most_bytes: int) -> str:
         need, budget = _gib(size_bytes), f"the memory budget of {_gib(self.budget_bytes)}"
         if size_bytes <= self.budget_bytes:
             return f"needs {need}, and what is pinned leaves {_gib(most_bytes)} of {budget}"
         return f"needs {need}, more than {budget}"
+
+
+def _fewest(sizes: Mapping[str, int], bytes_needed: int) -> tuple[str, ...]:
+    """The first that together have so many bytes (or all of them), without those that the last one makes needless."""
+    chosen: list[str] = []
+    found_bytes = 0
+    for name, size_bytes in sizes.items():
+        if found_bytes >= bytes_needed:
+            break
+        if size_bytes:
+            chosen.append(name)
+            found_bytes += size_bytes
+    for name in reversed(chosen[:]):
+        if found_bytes - sizes[name] >= bytes_needed:
+            chosen.remove(name)
+            found_bytes -= sizes[name]
+    return tuple(chosen)
 
 
 def _gib(size_bytes: int) -> str:

@@ -52,6 +52,8 @@ class Options:
     """Of all loaded models together; the least recently used give way. 0: no budget."""
     room_wait_s: float = 30.0
     """For how long requests wait for memory that models hold which are busy; loads wait for `load_timeout_s`."""
+    turn_s: float = 10.0
+    """For how long a model that is always busy keeps its memory when others wait for it."""
     measure_s: float = 5.0
     """How often it is looked at what models hold that have been used."""
     pinned: frozenset[str] = frozenset()

@@ -4,12 +4,15 @@ A model that sleeps has no process. It stays ready for clients: a request wakes 
 another one is unloaded and leaves room, it is woken without a request: so many are kept warm as there is memory for.
 
 Who needs memory that busy models hold waits in a line, and holds none meanwhile. What is being loaded counts as busy.
+A model that is always busy has its turn: when it is over and others wait, it finishes what runs, and sleeps with its
+requests waiting, in the line like all others.
 """
 
 import asyncio
 import os
 from collections.abc import Awaitable, Iterable
 from pathlib import Path
+from time import monotonic
 from typing import Final, NamedTuple, Protocol
 
 from forebay.core.serving.errors import Kind, Refused
@@ -61,6 +64,12 @@ class Sleeper(Protocol):
     def busy(self) -> bool:
         """It has requests."""
 
+    def hold(self) -> None:
+        """Begin nothing new: it is not busy any more once what runs has ended, whatever waits."""
+
+    def go_on(self) -> None:
+        """That is over, or never was."""
+
     @property
     def dormant(self) -> bool:
         """It sleeps, and may be woken."""
@@ -82,20 +91,26 @@ class Sleeper(Protocol):
 class _Place:
     """In the line."""
 
-    __slots__ = ("granted", "passed", "size_bytes", "sleeper")
+    __slots__ = ("granted", "passed", "size_bytes", "sleeper", "waits")
 
-    def __init__(self, sleeper: Sleeper, size_bytes: int) -> None:
+    def __init__(self, sleeper: Sleeper, size_bytes: int, *, waits: bool) -> None:
         self.sleeper = sleeper
         self.size_bytes = size_bytes
+        self.waits = waits
+        """Else it is let in now or not at all."""
         self.passed = 0
         self.granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
 
 class Room:
-    """The account of memory, and its shell. `bytes_max` 0: there is no limit. `tasks` owns those who go to sleep."""
+    """The account of memory, and its shell. `bytes_max` 0: there is no limit. `tasks` owns those who go to sleep.
 
-    def __init__(self, bytes_max: int, tasks: asyncio.TaskGroup) -> None:
+    A busy model that holds memory gives way no sooner than `turn_s` after it was loaded.
+    """
+
+    def __init__(self, bytes_max: int, turn_s: float, tasks: asyncio.TaskGroup) -> None:
         self._budget = MemoryBudget(bytes_max)
+        self._turn_s = turn_s
         self._tasks = tasks
         self._line: dict[str, _Place] = {}
         self._loading: set[str] = set()
@@ -104,6 +119,12 @@ class Room:
         """Who was sent to sleep last is the last of them."""
         self._ending: dict[str, asyncio.Task[None]] = {}
         """Of these the processes have not ended yet."""
+        self._turn_ends_at: dict[str, float] = {}
+        """Of who is awake and loaded, who was loaded first is the first."""
+        self._held: set[str] = set()
+        """These begin nothing new."""
+        self._alarm: asyncio.TimerHandle | None = None
+        """When the next turn ends, if somebody waits for that."""
         self._stale: set[str] = set()
         """They may hold something else than when they were measured."""
         self._looks = False
@@ -119,9 +140,9 @@ class Room:
         Raises `Refused` (UNAVAILABLE) if there can be none, or none within the time; `Withdrawn` after `withdraw`, or
         if there is none now and it is not to wait.
         """
-        place = self._line[sleeper.key] = _Place(sleeper, size_bytes)
+        place = self._line[sleeper.key] = _Place(sleeper, size_bytes, waits=wait_s > 0)
         self._look()
-        if wait_s <= 0 and not place.granted.done():
+        if not place.waits and not place.granted.done():
             del self._line[sleeper.key]
             raise Withdrawn
         try:
@@ -159,6 +180,8 @@ class Room:
 
     def loaded(self, sleeper: Sleeper) -> None:
         """It serves, and may be sent to sleep."""
+        if sleeper.key in self._loading:
+            self._turn_ends_at[sleeper.key] = monotonic() + self._turn_s
         self._loading.discard(sleeper.key)
         self.leave(sleeper)
 
@@ -191,8 +214,7 @@ class Room:
             self._may_fill = True
             self._look_soon()
         self._loading.discard(key)
-        self._stale.discard(key)
-        self._awake.pop(key, None)
+        self._forget(key)
         if self._budget.budget_bytes:
             self._stale.update(self._awake)  # what they have shared with it is theirs alone
         if not sleeper.dormant:
@@ -213,6 +235,8 @@ class Room:
     def close(self) -> None:
         """All are about to be unloaded: nobody sleeps or is woken for the budget's sake any more."""
         self._closing = True
+        if self._alarm is not None:
+            self._alarm.cancel()
 
     async def _measure(self) -> None:
         stale, self._stale = self._stale, set()
@@ -233,15 +257,19 @@ class Room:
     def _look(self) -> None:
         """Let in who waits, then see to it that the budget is kept, and used."""
         self._looks = False
-        self._let_in()
+        waiting = self._let_in()
         if not self._closing:
             self._send_to_sleep(self._budget.trim())
+            self._end_turns(waiting[0] if waiting else None)
         if self._may_fill and not self._line and not self._closing:
             self._may_fill = False
             self._fill()
 
-    def _let_in(self) -> None:
-        """In the order in which they have come; who needs less may pass who has to wait, but not for ever."""
+    def _let_in(self) -> list[_Place]:
+        """In the order in which they have come; who needs less may pass who has to wait, but not for ever.
+
+        Who still waits, the first one first.
+        """
         passed: list[_Place] = []
         for key, place in list(self._line.items()):
             if place.granted.done() or key in self._ending:
@@ -253,15 +281,43 @@ class Room:
                 place.granted.set_exception(_of(sleeper, refused))
                 continue
             if victims is None:
-                if place.passed >= PASSES_MAX:
-                    return
                 passed.append(place)
+                if place.passed >= PASSES_MAX:
+                    break
                 continue
             self._begin(sleeper)
             self._send_to_sleep(victims)
             place.granted.set_result(None)
             for each in passed:
                 each.passed += 1
+        return [place for place in passed if place.waits]
+
+    def _end_turns(self, first: _Place | None) -> None:
+        """Hold who has to fall idle for the first in the line, and nobody else. Look again when another turn ends."""
+        now = monotonic()
+        chosen: tuple[str, ...] = ()
+        if first is not None:
+            ripe = [key for key, at in self._turn_ends_at.items() if at <= now and not self._awake[key].pinned]
+            chosen = self._budget.relief(first.sleeper.key, first.size_bytes, ripe)
+        for key in self._held.difference(chosen):
+            self._awake[key].go_on()
+        for key in set(chosen) - self._held:
+            self._awake[key].hold()
+        self._held = set(chosen)
+        at = min((at for at in self._turn_ends_at.values() if at > now), default=None)
+        if first is not None and at is not None and not chosen and self._alarm is None:
+            self._alarm = asyncio.get_running_loop().call_later(at - now, self._rang)
+
+    def _rang(self) -> None:
+        self._alarm = None
+        self._look()
+
+    def _forget(self, key: str) -> None:
+        """It is not awake any more."""
+        self._stale.discard(key)
+        self._turn_ends_at.pop(key, None)
+        self._held.discard(key)
+        self._awake.pop(key, None)
 
     def _begin(self, sleeper: Sleeper) -> None:
         key = sleeper.key
@@ -284,7 +340,8 @@ class Room:
 
     def _send_to_sleep(self, keys: Iterable[str]) -> None:
         for key in keys:
-            sleeper = self._awake.pop(key)
+            sleeper = self._awake[key]
+            self._forget(key)
             ending = sleeper.sleep()
             if sleeper.dormant:
                 self._asleep[key] = sleeper

@@ -3,6 +3,8 @@
 from enum import StrEnum
 from typing import Final
 
+from forebay.core.serving.errors import Kind
+
 
 class State(StrEnum):
     """What a version is, by the names that the repository index has."""
@@ -45,3 +47,16 @@ MOVES: Final = {
 def after(state: State, event: Event) -> State:
     """The next state. Raises KeyError for what cannot happen."""
     return MOVES[state, event]
+
+
+KIND_TEXT: Final = {
+    Kind.UNKNOWN: "Unknown",
+    Kind.INTERNAL: "Internal",
+    Kind.NOT_FOUND: "Not found",
+    Kind.INVALID_ARGUMENT: "Invalid argument",
+    Kind.UNAVAILABLE: "Unavailable",
+    Kind.UNSUPPORTED: "Unsupported",
+    Kind.ALREADY_EXISTS: "Already exists",
+    Kind.CANCELLED: "Cancelled",
+}
+"""How Triton begins the reason of a version that is not served."""

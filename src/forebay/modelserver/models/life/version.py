@@ -16,7 +16,7 @@ from forebay.core.serving.values import InferRequest, InferResponse, OnResponse
 from forebay.engines.tensor.measures import Ledger
 from forebay.modelserver.models.life.placing import placements
 from forebay.modelserver.models.life.room import Withdrawn, guessed_bytes, used_bytes
-from forebay.modelserver.models.life.states import UNLOADED, Event, State, after
+from forebay.modelserver.models.life.states import KIND_TEXT, UNLOADED, Event, State, after
 from forebay.modelserver.models.life.warmup import warm_up
 from forebay.modelserver.models.running.bls import nested
 from forebay.modelserver.models.running.caching import Answers
@@ -85,6 +85,10 @@ class Version:
         """Whether that is known from a load."""
         self._process: ModelProcess | None = None
         self._seats: Seats | None = None
+        self._held = False
+        """It begins nothing new, because others wait for its memory."""
+        self._still = False
+        """Besides, nothing runs."""
         self._given_up = False
         self._gone = asyncio.Event()
         self._quiet = asyncio.Event()
@@ -120,8 +124,8 @@ class Version:
 
     @property
     def busy(self) -> bool:
-        """Whether it has requests."""
-        return self.inflight > 0
+        """Whether it has requests, and works on them."""
+        return self.inflight > 0 and not self._still
 
     @property
     def pids(self) -> Sequence[int]:
@@ -158,7 +162,7 @@ class Version:
             await self._end(None)
             text = failed.text if isinstance(failed, Refused) else "the load was given up"
             kind = failed.kind if isinstance(failed, Refused) else Kind.UNAVAILABLE
-            self._move(Event.FAILED, f"{_KIND_TEXT[kind]}: {text}")
+            self._move(Event.FAILED, f"{KIND_TEXT[kind]}: {text}")
             raise failed
         config, cache = self.config, self._site.cache
         if cache is not None and config.cache and config.sequences is None and not config.decoupled:
@@ -189,7 +193,7 @@ class Version:
             call.on_answer = partial(self._keep_answer, answers, call)
         call.size_bytes = size
         call.on_end = self._ended
-        if not self.inflight:
+        if not self.inflight and not self._still:
             self._site.room.enter(self)
         self.inflight += 1
         self.held_bytes += size
@@ -215,6 +219,7 @@ class Version:
     async def unload(self, reason: str = UNLOADED) -> None:
         """Take no more requests, finish those under way, bounded in time, and end the processes."""
         self._move(Event.UNLOAD)
+        self.go_on()
         if self.inflight:
             self._quiet.clear()
             try:
@@ -251,13 +256,37 @@ class Version:
             if self._site.options.memory_bytes:
                 self._site.room.resize(self, await self.measured())
 
+    def hold(self) -> None:
+        """Begin nothing new: others wait for its memory, and it is not busy once what runs has ended."""
+        if self.state is State.READY and isinstance(self._runner, Queued):
+            self._held = True
+            self._runner.hold()
+            self._look_still()
+
+    def go_on(self) -> None:
+        """Nobody waits for its memory any more."""
+        if self._held and isinstance(self._runner, Queued):
+            self._runner.go_on()
+            if self._still and self.inflight:
+                self._site.room.enter(self)
+        self._held = self._still = False
+
+    def _look_still(self) -> None:
+        if self._held and not self._still and self.inflight == self.waiting:
+            self._still = True
+            if self.inflight:
+                self._site.room.leave(self)
+
     def sleep(self) -> Awaitable[None]:
-        """End its processes until a request comes: others need the memory. Only while there are no requests."""
-        assert not self.inflight
-        if self.state is State.READY:  # else it is ending anyway
-            self._log.info("model sleeps", size_bytes=self._size_bytes)
-            self._close(Refused(Kind.UNAVAILABLE, f"model '{self.name}' sleeps"))  # nobody waits: its alarm goes
-            self._runner = Parking(self.config, self.counts, self._awaken, partial(self._site.room.withdraw, self))
+        """End its processes until it is woken for a request: others need the memory. Only while it is not busy."""
+        assert not self.busy
+        runner = self._runner
+        if self.state is State.READY and isinstance(runner, Queued):  # else it is ending anyway
+            self._log.info("model sleeps", size_bytes=self._size_bytes, requests=self.inflight)
+            self._held = self._still = False
+            parking = Parking(self.config, self.counts, self._awaken, partial(self._site.room.withdraw, self))
+            self._runner = parking
+            parking.take(runner.emptied())
         return self._end(None)
 
     @property
@@ -296,7 +325,7 @@ class Version:
             parking.rest()
             return
         if failed.kind is not Kind.UNAVAILABLE and self.state is State.READY:
-            self._move(Event.FAILED, f"{_KIND_TEXT[failed.kind]}: {failed.text}")
+            self._move(Event.FAILED, f"{KIND_TEXT[failed.kind]}: {failed.text}")
         parking.close(Refused(Kind.UNAVAILABLE, failed.text, failed.retry_after_s))
 
     def _ensemble(self) -> Ensemble:
@@ -409,7 +438,7 @@ class Version:
     def _lost(self, why: str) -> None:
         """Its processes are gone for good."""
         if self.state is State.READY:
-            self._move(Event.FAILED, f"{_KIND_TEXT[Kind.INTERNAL]}: {why}")
+            self._move(Event.FAILED, f"{KIND_TEXT[Kind.INTERNAL]}: {why}")
             text = f"model '{self.name}' version {self.text} is not available: {why}"
             self._close(Refused(Kind.UNAVAILABLE, text))
 
@@ -434,13 +463,16 @@ class Version:
     def _changed(self) -> None:
         if self._runner is not None:
             self._runner.wake()
+        self._look_still()  # what a lost process never came to waits again
 
     def _ended(self, call: Call) -> None:
         self.inflight -= 1
         self.held_bytes -= call.size_bytes
         if not self.inflight:
-            self._site.room.leave(self)
+            if not self._still:
+                self._site.room.leave(self)
             self._quiet.set()
+        self._look_still()
 
     def _keep_answer(self, answers: Answers, call: Call, response: InferResponse) -> None:
         if response.error is None:
@@ -456,16 +488,3 @@ class Version:
 def not_ready(name: str, version: str) -> str:
     """What Triton says of a version that is there but does not serve."""
     return f"'{name}' version {version} is not at ready state"
-
-
-_KIND_TEXT = {
-    Kind.UNKNOWN: "Unknown",
-    Kind.INTERNAL: "Internal",
-    Kind.NOT_FOUND: "Not found",
-    Kind.INVALID_ARGUMENT: "Invalid argument",
-    Kind.UNAVAILABLE: "Unavailable",
-    Kind.UNSUPPORTED: "Unsupported",
-    Kind.ALREADY_EXISTS: "Already exists",
-    Kind.CANCELLED: "Cancelled",
-}
-"""How Triton begins the reason of a version that is not served."""

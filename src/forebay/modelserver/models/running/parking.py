@@ -1,6 +1,6 @@
 """Requests for a model that is loaded again because of them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from time import monotonic
 from typing import Final
 
@@ -43,6 +43,15 @@ class Parking:
     def waiting(self) -> int:
         """Requests that wait for the model."""
         return len(self._calls)
+
+    def take(self, calls: Iterable[Call]) -> None:
+        """Keep what has waited for the model before it went to sleep, and wake it."""
+        for call in calls:
+            call.runner = self
+            try:
+                self.submit(call)
+            except Refused as refused:
+                self._counts.refuse(call, refused, Reason.OTHER)
 
     def submit(self, call: Call) -> None:
         """Keep a request, and wake the model. Raises `Refused` if there is no place for it."""

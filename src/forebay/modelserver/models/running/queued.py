@@ -44,6 +44,7 @@ class Queued:
         self._loop = asyncio.get_running_loop()
         self._alarm = Alarm(self._pump)
         self._woken = False
+        self._held = False
         levels = config.batching is not None and config.batching.levels > 0
         self._full = inf if levels else config.max_batch if self._together else 1
         """So many waiting requests make a batch that will not become better by waiting."""
@@ -82,18 +83,28 @@ class Queued:
             self._woken = True
             self._loop.call_soon(self._pump)
 
+    def hold(self) -> None:
+        """Start no more batches; requests wait until `go_on`, or for as long as they may."""
+        self._held = True
+
+    def go_on(self) -> None:
+        """Start batches again."""
+        self._held = False
+        self.wake()
+
+    def emptied(self) -> list[Call]:
+        """All that wait, which are the caller's from now on; this is at its end."""
+        batcher = self._batcher
+        calls: list[Call] = []
+        while len(batcher) and type(batch := batcher.poll(inf)) is Batch:
+            calls += batch.items
+        calls += batcher.expired(inf)
+        self._alarm.close()
+        return calls
+
     def close(self, refused: Refused) -> None:
         """Nothing runs any more: all that wait end with this error."""
-        batcher = self._batcher
-        while len(batcher):
-            match batcher.poll(float("inf")):
-                case Batch(calls, _):
-                    for call in calls:
-                        self._executor.fail(call, refused, Reason.OTHER)
-                case _:
-                    break
-        self._alarm.close()
-        for call in batcher.expired(float("inf")):
+        for call in self.emptied():
             self._executor.fail(call, refused, Reason.OTHER)
 
     def _pump(self) -> None:
@@ -101,14 +112,14 @@ class Queued:
         self._woken = False
         now = monotonic()
         at: float | None = None
-        for instance in self._executor.idle():
+        for instance in self._executor.idle() if not self._held else ():
             verdict = self._batcher.poll(now)
             if type(verdict) is not Batch:
                 self._executor.spare(instance)
                 at = verdict.at if type(verdict) is WaitUntil else None
                 break
             self._start(instance, verdict)
-        if len(self._batcher) >= self._full:
+        if len(self._batcher) >= self._full and not self._held:
             self._go_ahead(now)
         for call in self._batcher.expired(now):
             self._executor.fail(call, Refused(Kind.UNAVAILABLE, self._too_late(call, now)), Reason.REJECTED)
@@ -179,7 +190,10 @@ class Queued:
 
 
 def offer(queue: Batcher[Call], call: Call, deadline: float | None) -> None:
-    """Put a request into a queue. Raises `Refused`, in its name, if there is no place for it."""
+    """Put a request into a queue. Raises `Refused`, in its name, if there is no place for it.
+
+    Its timeout runs since it began to wait, in whatever queue that was.
+    """
     request, checked = call.request, call.checked
     try:
         queue.offer(
@@ -188,7 +202,7 @@ def offer(queue: Batcher[Call], call: Call, deadline: float | None) -> None:
             shape=checked.shape,
             level=request.priority,
             timeout_s=request.timeout_us / 1e6,
-            now=monotonic(),
+            now=call.queued_ns / 1e9,
             deadline=deadline,
         )
     except Refused as refused:
