@@ -13,6 +13,7 @@ from onnx import TensorProto, helper
 from tests.contract.tensor.models import ask, build, config, load, run
 
 from forebay.core.serving.config import Datatype
+from forebay.core.serving.errors import Kind
 from forebay.engines.tensor import onnx as onnx_backend
 from forebay.engines.tensor import onnx_file
 from forebay.engines.tensor.onnx_file import outside
@@ -46,6 +47,40 @@ def test_weights_in_the_folder_are_read(deep: bool, tmp_path: Path) -> None:
     (response,) = run(backend, [ask({"X": np.ones((2, 4), np.float32)})])
 
     assert response.outputs["Y"].tolist() == [[1.0] * 4] * 2
+    backend.close()
+
+
+def test_a_folder_may_stand_for_the_file(tmp_path: Path) -> None:
+    weighted(tmp_path / "1" / "model.onnx", "weights.bin")
+    np.eye(4, dtype=np.float32).tofile(tmp_path / "1" / "model.onnx" / "weights.bin")
+    backend, _ = load(PLAIN, tmp_path / "1")
+
+    (response,) = run(backend, [ask({"X": np.ones((2, 4), np.float32)})])
+
+    assert response.outputs["Y"].tolist() == [[1.0] * 4] * 2
+    backend.close()
+
+
+def test_strings_beside_bfloat16_are_refused_at_the_load(tmp_path: Path) -> None:
+    kinds = {"S": TensorProto.STRING, "B": TensorProto.BFLOAT16, "F": TensorProto.FLOAT}
+    s, b, f = (helper.make_tensor_value_info(name, kind, ["n", 4]) for name, kind in kinds.items())
+    cast = helper.make_node("Cast", ["F"], ["B"], to=TensorProto.BFLOAT16)
+    graph = helper.make_graph([cast], "g", [s, f], [b])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
+
+    with pytest.raises(BackendFailed, match="takes strings and has tensors of bfloat16"):
+        load(PLAIN, tmp_path)
+
+
+def test_strings_that_are_none_are_the_mistake_of_their_request_alone(tmp_path: Path) -> None:
+    build("onnxruntime", "identity", Datatype.BYTES, tmp_path)
+    backend, _ = load(config("onnxruntime", Datatype.BYTES, "identity"), tmp_path)
+
+    bad, good = run(backend, [ask({"X": np.array([[word] * 4], object)}) for word in (b"\xff", b"a")])
+
+    assert "bytes that are not UTF-8" in bad.error
+    assert (bad.kind, good.error) == (Kind.INVALID_ARGUMENT, "")
     backend.close()
 
 

@@ -11,6 +11,7 @@ from tests.contract.tensor.models import ask, build, config, load, run, sample, 
 from tests.contract.tensor.test_onnx_backend import weighted
 
 from forebay.core.serving.config import Datatype
+from forebay.core.serving.errors import Kind
 from forebay.engines.tensor.protocol import BackendFailed
 
 FP32 = config("openvino", Datatype.FP32, "identity")
@@ -89,6 +90,7 @@ def test_strings_that_would_be_changed_are_refused(word: bytes, text: str, tmp_p
     (response,) = run(backend, [ask({"X": np.array([[word] * 4], object)})])
 
     assert text in response.error
+    assert response.kind is Kind.INVALID_ARGUMENT
     backend.close()
 
 

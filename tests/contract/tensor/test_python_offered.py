@@ -163,9 +163,12 @@ def test_an_input_of_the_file_is_completed_and_keeps_what_it_has() -> None:
             pb_utils.TritonModelException,
             "Correlation ID must be integer or string",
         ),
-        (lambda: pb_utils.load_model("o"), pb_utils.TritonModelException, "cannot load models here"),
-        (lambda: pb_utils.unload_model("o"), pb_utils.TritonModelException, "cannot unload models here"),
-        (lambda: pb_utils.is_model_ready("o"), pb_utils.TritonModelException, "not offered here"),
+        (
+            lambda: pb_utils.load_model("o"),
+            pb_utils.TritonModelException,
+            "only be reached while requests are served",
+        ),
+        (lambda: pb_utils.is_model_ready("o", "one"), pb_utils.TritonModelException, "not the number of a version"),
     ],
 )
 def test_what_makes_no_sense_is_refused(wrong: Callable[[], object], kind: type[Exception], text: str) -> None:

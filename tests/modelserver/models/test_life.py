@@ -225,6 +225,37 @@ def test_what_cannot_be_loaded_says_why_and_keeps_the_server_from_being_ready(tm
     asyncio.run(main())
 
 
+@pytest.mark.parametrize(
+    ("name", "parameters", "shown"),
+    [
+        ("worse", {}, True),
+        ("nobody", {"config": "{}"}, False),
+        ("once", {"config": '{"max_batch_size": "many"}'}, True),
+    ],
+)
+def test_a_load_that_is_refused_before_anything_was_tried_leaves_the_server_ready(
+    tmp_path: Path, name: str, parameters: dict[str, str | bytes | int | bool], shown: bool
+) -> None:
+    write(tmp_path, "worse", "max_batch_size: many")
+    write(tmp_path, "once", config())
+    write(tmp_path, "good", config())
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("good", "once")) as server:
+            await server.unload("once", False)
+            for _ in range(2):
+                with pytest.raises(Refused, match="load failed for model"):
+                    await server.load(name, parameters)
+                assert server.ready
+                assert (name in {entry.name for entry in server.index(False)}) == shown
+        async with serving(tmp_path, startup=("good", "worse")) as server:
+            with pytest.raises(Refused, match="load failed for model"):
+                await server.load("worse", {})
+            assert not server.ready, "it was to be served from the start"
+
+    asyncio.run(main())
+
+
 def test_other_instances_come_and_go_in_place(tmp_path: Path) -> None:
     write(tmp_path, "m", config("instance_group { count: 1 kind: KIND_CPU }"))
 

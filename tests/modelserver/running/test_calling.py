@@ -7,6 +7,7 @@ import pytest
 from tests.modelserver.models.rig import IO, config, ensemble, numbers, serving, tensor, write
 
 from forebay.core.serving.errors import Refused
+from forebay.modelserver.models.options import Control
 
 ONE = tensor("IN", [[1.0]])
 DOUBLE = """
@@ -21,6 +22,32 @@ CALLS = """
         if answer.has_error():
             return pb_utils.InferenceResponse(error=answer.error())
         return give(pb_utils.get_output_tensor_by_name(answer, "OUT").as_numpy() + 1)
+"""
+
+IO_OF_7 = b"""
+    @staticmethod
+    def auto_complete_config(config):
+        config.add_input({"name": "IN", "data_type": "TYPE_FP32", "dims": [-1]})
+        config.add_output({"name": "OUT", "data_type": "TYPE_FP32", "dims": [-1]})
+        return config
+"""
+KEEPER = """
+    def answer(self, request):
+        step, name = get(request)[0, 0], "double"
+        try:
+            if step == 1:
+                pb_utils.load_model(model_name=name)
+            elif step == 2:
+                pb_utils.unload_model(name, unload_dependents=True)
+            elif step == 3:
+                config = '{"backend": "python", "max_batch_size": 2}'
+                pb_utils.load_model(name, config=config, files={"file:7/model.py": SOURCE, "file:7/empty": b""})
+            elif step == 4:
+                pb_utils.load_model("nobody")
+        except pb_utils.TritonModelException as error:
+            return pb_utils.InferenceResponse(error=pb_utils.TritonError(f"refused: {error}"))
+        ready = pb_utils.is_model_ready(name) + 2 * pb_utils.is_model_ready(name, "7")
+        return give(np.full((1, 1), ready, np.float32))
 """
 
 
@@ -119,5 +146,23 @@ def test_a_model_may_name_itself(tmp_path: Path) -> None:
     async def main() -> None:
         async with serving(tmp_path, startup=("self",)) as server:
             assert numbers(await server.ask("self", ONE).one()) == [[3.0]]
+
+    asyncio.run(main())
+
+
+def test_a_model_loads_and_unloads_others_and_asks_whether_they_serve(tmp_path: Path) -> None:
+    write(tmp_path, "double", config(), DOUBLE)
+    source = (tmp_path / "double" / "1" / "model.py").read_bytes()
+    write(tmp_path, "keeper", config(), KEEPER.replace("SOURCE", repr(source + IO_OF_7)))
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("keeper",)) as server:
+            said = [await server.numbers("keeper", tensor("IN", [[float(step)]])) for step in (0, 1, 2, 3)]
+            assert said == [[[0.0]], [[1.0]], [[0.0]], [[3.0]]]
+            refused = await server.ask("keeper", tensor("IN", [[4.0]])).error()
+            assert refused.text == "refused: failed to load 'nobody', failed to poll from model repository"
+        async with serving(tmp_path, control=Control.NONE) as server:
+            refused = await server.ask("keeper", tensor("IN", [[1.0]])).error()
+            assert refused.text == "refused: explicit model load / unload is not allowed if polling is enabled"
 
     asyncio.run(main())

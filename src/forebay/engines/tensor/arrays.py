@@ -7,7 +7,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from forebay.core.serving.config import VARIABLE, Datatype, TensorSpec
-from forebay.engines.tensor.protocol import Array
+from forebay.engines.tensor.protocol import Array, BadInput
 
 DTYPES: Final[dict[Datatype, "np.dtype[Any]"]] = {
     Datatype.BOOL: np.dtype(np.bool_),
@@ -59,12 +59,12 @@ def as_bytes(array: Array) -> Array:
 
 
 def as_text(array: Array, name: str) -> Array:
-    """An array of `bytes` with `str` as its elements. Raises `ValueError` if they are not UTF-8."""
+    """An array of `bytes` with `str` as its elements. Raises `BadInput` if they are not UTF-8."""
     text = np.empty(array.size, object)
     try:
         text[:] = [each.decode() if type(each) is bytes else each for each in array.ravel().tolist()]
     except UnicodeDecodeError as error:
-        raise ValueError(f"input '{name}' holds bytes that are not UTF-8, which this model needs: {error}") from None
+        raise BadInput(f"input '{name}' holds bytes that are not UTF-8, which this model needs: {error}") from None
     return text.reshape(array.shape)
 
 

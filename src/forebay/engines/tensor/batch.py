@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from forebay.engines.tensor.arrays import joined
-from forebay.engines.tensor.protocol import Array, Request, Response, Rows, Stack
+from forebay.engines.tensor.protocol import Array, Request, Response, Rows, Stack, failed
 
 Run = Callable[[dict[str, Array], Sequence[str]], dict[str, Array]]
 """Inputs by name, and names of the outputs that are wanted (all of these exist) → outputs by name, in that order.
@@ -50,7 +50,7 @@ def _alone(request: Request, outputs: Sequence[str], run: Run) -> Response:
     try:
         return Response(run(request.inputs, request.wanted or outputs))
     except FAILURES as error:
-        return Response(error=str(error) or type(error).__name__)
+        return failed(error)
 
 
 def _alike(requests: Sequence[Request]) -> list[list[int]]:

@@ -65,6 +65,8 @@ class OnnxBackend:
     def load(self, config: ModelConfig, folder: Path, instance: int, call: CallModel) -> Loaded:
         self._ragged = Ragged(config)
         file = folder / (config.model_file or FILE_DEFAULT)
+        if file.is_dir():  # a model of several files
+            file /= FILE_DEFAULT
         if not file.is_file():
             raise BackendFailed(f"model '{config.name}': there is no file {file.name} in {folder}")
         for problem in outside(file):
@@ -83,9 +85,13 @@ class OnnxBackend:
                 f"model '{config.name}': input '{strange[0]}' is not a tensor but a {self._inputs[strange[0]]}"
             )
         self._answers = _answers(config, self._outputs)
-        self._native = Datatype.BF16 not in {
-            ELEMENT_TYPES[kind] for kind in (*self._inputs.values(), *self._outputs.values())
-        }
+        taken = {ELEMENT_TYPES[kind] for kind in self._inputs.values()}
+        self._native = Datatype.BF16 not in taken.union(ELEMENT_TYPES[kind] for kind in self._outputs.values())
+        if not self._native and Datatype.BYTES in taken:
+            raise BackendFailed(
+                f"model '{config.name}': it takes strings and has tensors of bfloat16, which ONNX Runtime cannot be "
+                "given both from Python; cast the one or the other within the model"
+            )
         optional = {each.name for each in self._session.get_overridable_initializers()}
         return Loaded(
             tuple(_spec(each, each.name in optional) for each in inputs),

@@ -19,6 +19,7 @@ from forebay.engines.tensor.onnx_file import outside
 from forebay.engines.tensor.protocol import (
     Array,
     BackendFailed,
+    BadInput,
     CallModel,
     Emit,
     Loaded,
@@ -95,7 +96,7 @@ class OpenVinoBackend:
     def _run(self, request: Any, feed: dict[str, Array], wanted: Sequence[str]) -> dict[str, Array]:
         missing = [name for name in self._inputs if name not in feed]
         if missing:
-            raise ValueError(f"input '{missing[0]}' is missing")
+            raise BadInput(f"input '{missing[0]}' is missing")
         tensors = [self._tensor(name, feed[name]) for name in self._inputs]
         try:
             for place, tensor in enumerate(tensors):
@@ -110,13 +111,13 @@ class OpenVinoBackend:
         if array.dtype.hasobject:
             text = as_text(array, name)
             if any(each.endswith("\0") for each in text.ravel().tolist()):
-                raise ValueError(f"input '{name}' holds a string that ends in a zero byte, which OpenVINO would drop")
+                raise BadInput(f"input '{name}' holds a string that ends in a zero byte, which OpenVINO would drop")
             return openvino.Tensor(text.astype(np.str_))
         if name in self._bf16:
             return openvino.Tensor(array, openvino.Shape(array.shape), openvino.Type.bf16)
         long = self._cuts and array.dtype == DTYPES[Datatype.INT64] and array.size > 0
         if long and (array.max() > INT32.max or array.min() < INT32.min):
-            raise ValueError(f"input '{name}' holds numbers beyond 32 bits, with which OpenVINO computes on a CPU")
+            raise BadInput(f"input '{name}' holds numbers beyond 32 bits, with which OpenVINO computes on a CPU")
         return openvino.Tensor(array, shared_memory=array.flags.writeable)
 
 

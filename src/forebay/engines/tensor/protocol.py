@@ -6,6 +6,7 @@ A backend holds one version of one model. `execute` may be called by several thr
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol, overload
 
@@ -77,6 +78,16 @@ class Stack(Sequence[Request]):
         return list(self)[index]
 
 
+class BadInput(ValueError):  # noqa: N818 - states the condition
+    """What a request brings is nothing for this model: its mistake, not the model's."""
+
+
+def failed(error: Exception) -> "Response":
+    """What a request ends with for what its run has raised."""
+    kind = Kind.INVALID_ARGUMENT if isinstance(error, BadInput) else Kind.INTERNAL
+    return Response(error=str(error) or type(error).__name__, kind=kind)
+
+
 class Response(msgspec.Struct):
     """Outputs in the order that the model gives them, or `error` (safe to show)."""
 
@@ -141,11 +152,28 @@ class Emit(Protocol):
         """Send a response, or with None only the end."""
 
 
+class Act(StrEnum):
+    """What a model wants of another one."""
+
+    INFER = "infer"
+    READY = "ready"
+    """The answer's parameter of this name says whether it serves."""
+    LOAD = "load"
+    """With the request's parameters, and its inputs for files."""
+    UNLOAD = "unload"
+    """With the request's parameter `unload_dependents`."""
+
+
 class CallModel(Protocol):
-    """How a model calls another one that the server serves."""
+    """How a model reaches another one of the server."""
 
     def __call__(
-        self, model: str, version: int, request: Request, on_response: Callable[[Response, bool], None]
+        self,
+        model: str,
+        version: int,
+        request: Request,
+        on_response: Callable[[Response, bool], None],
+        act: Act = Act.INFER,
     ) -> None:
         """Run `request`; `on_response` is called from another thread, its second argument ends it."""
 

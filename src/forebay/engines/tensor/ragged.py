@@ -13,7 +13,7 @@ from forebay.core.serving.config import VARIABLE, BatchKind, ModelConfig
 from forebay.engines.tensor import batch
 from forebay.engines.tensor.arrays import DTYPES, joined
 from forebay.engines.tensor.batch import FAILURES, Run
-from forebay.engines.tensor.protocol import Array, Request, Response
+from forebay.engines.tensor.protocol import Array, Request, Response, failed
 
 Shape = tuple[int, ...]
 
@@ -53,15 +53,15 @@ class Ragged:
 
     def _of_group(self, group: Sequence[Request], outputs: Sequence[str], run: Run) -> Sequence[Response]:
         """Those of a batch that fails are run one by one: what one of them asks for must not fail the others."""
-        problems = [batch.unknown(request, outputs) for request in group]
+        problems = [Response(error=batch.unknown(request, outputs)) for request in group]
         wanted = tuple(dict.fromkeys(name for request in group for name in request.wanted or outputs))
         try:
-            if not any(problems):
+            if not any(problem.error for problem in problems):
                 return self._apart(group, run(self._feed(group), wanted), outputs)
         except FAILURES as error:
-            problems = [str(error) or type(error).__name__]
+            problems = [failed(error)]
         if len(group) == 1:
-            return [Response(error=problems[0])]
+            return problems
         return [response for request in group for response in self._of_group([request], outputs, run)]
 
     def _feed(self, group: Sequence[Request]) -> dict[str, Array]:

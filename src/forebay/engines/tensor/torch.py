@@ -22,6 +22,7 @@ from forebay.engines.tensor.arrays import as_bytes, as_text, mismatch
 from forebay.engines.tensor.protocol import (
     Array,
     BackendFailed,
+    BadInput,
     CallModel,
     Emit,
     Loaded,
@@ -107,7 +108,7 @@ class TorchBackend:
         """The array's own memory as a tensor, or strings as a list: PyTorch has no tensors of these."""
         if array.dtype.hasobject:
             if sum(size > 1 for size in array.shape) > 1:
-                raise ValueError(f"input '{name}': PyTorch takes strings in one dimension, not {list(array.shape)}")
+                raise BadInput(f"input '{name}': PyTorch takes strings in one dimension, not {list(array.shape)}")
             return as_text(array, name).ravel().tolist()
         tensor = torch.from_numpy(array)
         return tensor.view(torch.bfloat16) if name in self._bf16 else tensor

@@ -1,6 +1,7 @@
 """What all versions of all models share."""
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,6 +21,12 @@ class Others(Protocol):
 
     def infer(self, request: InferRequest, on_response: OnResponse) -> Call:
         """Send a request to another model. Raises `Refused`."""
+
+    async def load(self, name: str, parameters: Mapping[str, str | bytes | int | bool]) -> None:
+        """Load or reload a model. Raises `Refused`."""
+
+    async def unload(self, name: str, dependents: bool) -> None:
+        """Unload a model. Raises `Refused`."""
 
     def lookup(self, name: str, version: int) -> ModelConfig | None:
         """The configuration of a version (-1: the latest) that is ready."""

@@ -13,7 +13,7 @@ from forebay.modelserver.process.values import Answer, Work
 class ModelCall:
     """Implements `values.Call`."""
 
-    __slots__ = ("_link", "_number", "_open", "model", "on_gone", "version", "work")
+    __slots__ = ("_link", "_number", "_open", "act", "model", "on_gone", "version", "work")
 
     def __init__(
         self, message: Call, received: Received[ToServer], link: Link, calls: "dict[int, ModelCall]"
@@ -22,6 +22,7 @@ class ModelCall:
         ask = message.ask
         self.model = message.model
         self.version = message.version
+        self.act = message.act
         self.work = Work(
             ask.id,
             asking.tensors(ask.inputs, received.parts),

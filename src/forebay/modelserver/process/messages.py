@@ -9,7 +9,7 @@ from forebay.core.serving.config import Datatype, ModelConfig
 from forebay.core.serving.errors import Kind
 from forebay.core.serving.values import Parameter
 from forebay.engines.tensor.measures import Family
-from forebay.engines.tensor.protocol import Loaded
+from forebay.engines.tensor.protocol import Act, Loaded
 from forebay.modelserver.process.segments import Sharing
 
 WITHIN = 0
@@ -189,6 +189,7 @@ class Call(_Message, frozen=True):
     model: str
     version: int
     ask: Ask
+    act: Act
 
 
 ToChild = Configure | Open | Execute | Cancel | TakeBack | Respond | Ping | Measure | Stop

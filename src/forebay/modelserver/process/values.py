@@ -6,6 +6,7 @@ from typing import Final, NamedTuple, Protocol
 
 from forebay.core.serving.errors import Refused
 from forebay.core.serving.values import Parameter, Tensor
+from forebay.engines.tensor.protocol import Act
 
 NOTHING: Final[Mapping[str, Parameter]] = MappingProxyType({})
 """No parameters."""
@@ -108,6 +109,10 @@ class Call(Protocol):
     @property
     def version(self) -> int:
         """-1: the latest."""
+
+    @property
+    def act(self) -> Act:
+        """What it wants of it."""
 
     @property
     def work(self) -> Work:

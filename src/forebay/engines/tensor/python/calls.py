@@ -13,7 +13,7 @@ from typing import Final, Protocol
 
 from forebay.core.serving.errors import Kind
 from forebay.engines.tensor.arrays import datatype_of
-from forebay.engines.tensor.protocol import CallModel, Emit, Parameter, Request, Response
+from forebay.engines.tensor.protocol import Act, Array, CallModel, Emit, Parameter, Request, Response
 from forebay.engines.tensor.python.host import current
 from forebay.engines.tensor.python.tensors import Tensor, TritonModelException
 
@@ -304,6 +304,26 @@ class ResponseIterator:
     def _next(self) -> InferenceResponse:
         response, self._ended = self._coming.get()
         return _read(response)
+
+
+def ask(
+    act: Act, model: str, version: int, parameters: Mapping[str, Parameter], inputs: Mapping[str, Array]
+) -> Response:
+    """Ask the server for something else than an inference, and wait for it. Raises `TritonModelException`."""
+    call = current.host.call
+    if call is None:
+        raise TritonModelException(f"{act}: other models can only be reached while requests are served.")
+    answers: SimpleQueue[Response] = SimpleQueue()
+    try:
+        call(
+            model, version, Request("", dict(inputs), (), parameters), lambda response, _: answers.put(response), act
+        )
+    except (OSError, RuntimeError) as error:  # what carries the call is gone
+        raise TritonModelException(str(error)) from error
+    answer = answers.get()
+    if answer.error:
+        raise TritonModelException(answer.error)
+    return answer
 
 
 class InferenceResponseSender:

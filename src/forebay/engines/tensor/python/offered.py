@@ -2,8 +2,11 @@
 
 import sys
 from enum import Enum
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar, Final
 
+import numpy as np
+
+from forebay.engines.tensor.protocol import Act
 from forebay.engines.tensor.python.calls import (
     TRITONSERVER_REQUEST_FLAG_SEQUENCE_END,
     TRITONSERVER_REQUEST_FLAG_SEQUENCE_START,
@@ -17,6 +20,7 @@ from forebay.engines.tensor.python.calls import (
     PreferredMemory,
     ResponseIterator,
     TritonError,
+    ask,
 )
 from forebay.engines.tensor.python.config import ModelConfig
 from forebay.engines.tensor.python.host import current
@@ -71,6 +75,10 @@ __all__ = [
     "unload_model",
     "using_decoupled_model_transaction_policy",
 ]
+
+
+LATEST: Final = -1
+EMPTY: Final = np.empty(0, np.uint8)
 
 
 class MemoryType(Enum):
@@ -157,23 +165,23 @@ def get_model_dir() -> str:
     return current.host.folder
 
 
-def load_model(model_name: str, config: str = "", files: dict[str, bytes] | None = None) -> NoReturn:
-    """Not offered: a model must not change what the server serves. Raises `TritonModelException`."""
-    raise TritonModelException(f"load_model('{model_name}'): models cannot load models here; ask the server's API.")
+def load_model(model_name: str, config: str = "", files: dict[str, bytes] | None = None) -> None:
+    """Load a model, in explicit mode and while requests are served. Raises `TritonModelException`."""
+    inputs = {name: np.frombuffer(data, np.uint8) if data else EMPTY for name, data in (files or {}).items()}
+    ask(Act.LOAD, model_name, LATEST, {"config": config} if config else {}, inputs)
 
 
-def unload_model(model_name: str, unload_dependents: bool = False) -> NoReturn:
-    """Not offered: a model must not change what the server serves. Raises `TritonModelException`."""
-    raise TritonModelException(
-        f"unload_model('{model_name}'): models cannot unload models here; ask the server's API."
-    )
+def unload_model(model_name: str, unload_dependents: bool = False) -> None:
+    """Unload a model, in explicit mode and while requests are served. Raises `TritonModelException`."""
+    ask(Act.UNLOAD, model_name, LATEST, {"unload_dependents": unload_dependents}, {})
 
 
-def is_model_ready(model_name: str, model_version: str = "") -> NoReturn:
-    """Not offered. Raises `TritonModelException`."""
-    raise TritonModelException(
-        f"is_model_ready('{model_name}'): not offered here; a request tells, or the server's API."
-    )
+def is_model_ready(model_name: str, model_version: str = "") -> bool:
+    """Whether a model serves, or that version of it. Raises `TritonModelException` unless requests are served."""
+    if model_version and not (model_version.isascii() and model_version.isdigit()):
+        raise TritonModelException(f"is_model_ready: {model_version!r} is not the number of a version.")
+    version = int(model_version) if model_version else LATEST
+    return bool(ask(Act.READY, model_name, version, {}, {}).parameters[Act.READY])
 
 
 def _named(model_config: dict[str, Any], kind: str, name: str) -> dict[str, Any] | None:

@@ -80,7 +80,7 @@ class Collection:
             version.healthy or (version.state is State.UNAVAILABLE and version.reason.startswith(UNLOADED))
             for model in self._models.values()
             for version in model.versions
-        ) and not any(model.reason for model in self._models.values())
+        ) and not any(model.reason and not model.dismissed for model in self._models.values())
 
     def index(self, ready_only: bool) -> list[IndexEntry]:
         """What the repositories hold and what has become of it."""
@@ -94,7 +94,7 @@ class Collection:
             for version in versions:
                 if not ready_only or version.state is State.READY:
                     entries.append(IndexEntry(name, version.text, version.state, version.reason))
-            if versions or ready_only:
+            if versions or ready_only or (name not in self._found and not (model and model.reason)):
                 continue
             reason = model.reason if model is not None else "; ".join(self._found[name].problems)
             entries.append(IndexEntry(name, state=State.UNAVAILABLE, reason=reason) if reason else IndexEntry(name))
@@ -129,8 +129,15 @@ class Collection:
             raise Refused(Kind.INTERNAL, unread)
         if wish.number != LATEST:
             await self._check_version(name, wish.number)
+        before = self._models.get(name)
+        tried = before.versions if before is not None else []
+        wanted = before is not None and not before.dismissed and bool(tried or before.reason)
         failed = await self._load({name: wish})
         if name in failed:
+            model = self._models[name]
+            if not wanted and model.versions == tried:  # nothing was tried: the server is as ready as it was
+                model.dismissed = True
+                model.reason = model.reason if name in self._found else ""
             raise Refused(Kind.INVALID_ARGUMENT, f"load failed for model '{name}': {failed[name]}\n")
 
     async def _check_version(self, name: str, number: int) -> None:

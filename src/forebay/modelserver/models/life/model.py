@@ -30,7 +30,7 @@ class Model:
         self.reason = ""
         """Why it has no versions at all."""
         self.dismissed = False
-        """It was unloaded since it was last asked for."""
+        """It was unloaded since it was last asked for, or came to nothing before: the server is ready without it."""
         self.described: Described | None = None
         """What is served, as it was read."""
         self._fresh: Sequence[Version] = ()

@@ -373,7 +373,7 @@ class Version:
             hang_s=options.hang_s,
             load_timeout_s=options.load_timeout_s,
             log=self._log,
-            on_call=partial(nested, site.others),
+            on_call=partial(nested, site),
             on_change=self._changed,
             ledger=self.ledger,
         )

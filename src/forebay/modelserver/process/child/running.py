@@ -16,7 +16,7 @@ from typing import Final
 from forebay.core.serving.config import Datatype, ModelConfig
 from forebay.engines.tensor import create
 from forebay.engines.tensor.measures import Measuring
-from forebay.engines.tensor.protocol import Backend, BackendFailed, Loaded, Request, Response
+from forebay.engines.tensor.protocol import Act, Backend, BackendFailed, Loaded, Request, Response
 from forebay.modelserver.process import messages
 from forebay.modelserver.process.channel import Channel, Received
 from forebay.modelserver.process.child import outgoing
@@ -112,12 +112,16 @@ class Child:
         self._instances[number] = instance, thread
         thread.start()
 
-    def _call(self, model: str, version: int, request: Request, on_response: _OnResponse) -> None:
+    def _call(
+        self, model: str, version: int, request: Request, on_response: _OnResponse, act: Act = Act.INFER
+    ) -> None:
         """Ask the server for another model. Called by the backend in any thread."""
         told, parcel = outgoing.ask(self._channel, request)
         number = next(self._numbers)
         self._calls[number] = on_response
-        self._channel.send(*self._channel.pack(messages.Call(number, outgoing.plain(model), version, told), parcel))
+        self._channel.send(
+            *self._channel.pack(messages.Call(number, outgoing.plain(model), version, told, act), parcel)
+        )
 
     def _responded(self, call: int, reply: Reply | None, final: bool, parts: list[memoryview]) -> None:
         on_response = self._calls.pop(call) if final else self._calls[call]
