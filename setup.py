@@ -13,6 +13,7 @@ from setuptools.command.build_ext import build_ext
 
 COMPILED = (
     "core/admission/*.py",
+    "core/prefix/*.py",
     "core/resilience/*.py",
     "core/routing/*.py",
     "core/serving/batcher.py",

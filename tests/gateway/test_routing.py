@@ -16,6 +16,7 @@ from tests.gateway.rig import (
     chat,
     cluster,
     events,
+    fronting,
     post,
     routes,
     whole,
@@ -24,7 +25,7 @@ from tests.gateway.rig import (
 from tests.net.rig import lone, run, until
 
 from forebay.core.model import LoadReport, Policy, Replica, ReplicaState, Sessions, Task
-from forebay.core.routing.blocks import BLOCK_BYTES, blocks
+from forebay.core.prefix.blocks import BLOCK_BYTES, blocks
 from forebay.core.routing.speed import Lengths
 from forebay.gateway.account import Account
 from forebay.gateway.asking import make_ask, session_of
@@ -136,7 +137,7 @@ def test_a_conversation_stays_where_its_beginning_is_held(tmp_path: Path, policy
     run(main())
 
 
-def test_a_session_stays_at_one_replica_while_it_is_healthy(tmp_path: Path) -> None:
+def test_a_key_stays_at_one_replica_while_it_is_healthy_and_comes_back_with_it(tmp_path: Path) -> None:
     async def main() -> None:
         workers = [Worker(whole, f"chat-{n}") for n in range(4)]
         base = replace(ROUTES, policy=Policy.CONSISTENT_HASH)
@@ -156,6 +157,52 @@ def test_a_session_stays_at_one_replica_while_it_is_healthy(tmp_path: Path) -> N
             moved = {field: await replica_of(front, chat(), field) for field in homes}
             assert all(moved[f] == home for f, home in homes.items() if home != b"chat-0")
             assert b"chat-0" not in moved.values()
+            lost.report = replace(lost.report, state=ReplicaState.READY)
+            polls = lost.polls
+            await until(lambda: lost.polls > polls + 2)
+            assert {field: await replica_of(front, chat(), field) for field in homes} == homes
+
+    run(main())
+
+
+def folder(path: Path) -> Path:
+    """A new one."""
+    path.mkdir()
+    return path
+
+
+async def known(front: Front, up: int) -> None:
+    """Wait until the gateway knows so many replicas that take requests."""
+    async with asyncio.timeout(10):
+        while sum([await front.metric(UP % number) for number in range(4)]) != up:
+            await asyncio.sleep(0.01)
+
+
+def test_sessions_move_with_the_loss_of_their_replica_also_when_nobody_asks_for_them_then(tmp_path: Path) -> None:
+    async def main() -> None:
+        workers = [Worker(whole, f"chat-{n}") for n in range(4)]
+        base = replace(ROUTES, sessions=Sessions.HEADER)
+        async with (
+            working(*workers),
+            fronting(folder(tmp_path / "asked"), routes(*workers, base=base)) as asked,
+            fronting(folder(tmp_path / "silent"), routes(*workers, base=base)) as silent,
+        ):
+            for front in (asked, silent):
+                await front.ready()
+                await known(front, up=4)
+            fields = [b"x-forebay-session: s%d" % name for name in range(12)]
+            began = {field: await replica_of(asked, chat(), field) for field in fields}
+            assert {field: await replica_of(silent, chat(), field) for field in fields} == began
+            lost = workers[0]
+            lost.report = replace(lost.report, state=ReplicaState.DRAINING)
+            for front in (asked, silent):
+                await known(front, up=3)
+                await replica_of(front, chat(), b"x-forebay-session: another")
+            moved = {field: await replica_of(asked, chat(), field) for field in fields}
+            lost.report = replace(lost.report, state=ReplicaState.READY)
+            for front in (silent, asked):
+                await known(front, up=4)
+                assert {field: await replica_of(front, chat(), field) for field in fields} == moved
 
     run(main())
 

@@ -10,7 +10,7 @@ import pytest
 from tests.worker.rig import Worker, until, worker
 
 from forebay.core.model import BlockNews, LoadReport
-from forebay.core.routing.blocks import blocks
+from forebay.core.prefix.blocks import blocks
 from forebay.wire.apis.wanted import wanted
 
 pytestmark = pytest.mark.slow

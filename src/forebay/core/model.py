@@ -68,7 +68,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class BlockNews:
-    """Changes of a replica's prefix cache since the one asked for, in hashes of `core.routing.blocks`."""
+    """Changes of a replica's prefix cache since the one asked for, in hashes of `core.prefix.blocks`."""
 
     seq: int
     """Number of the last change; to be asked for next time."""

@@ -23,7 +23,7 @@ import openvino_genai as genai
 from forebay.core.engine_settings import OpenVinoSettings
 from forebay.core.errors import Code, Refusal
 from forebay.core.model import Task
-from forebay.core.routing.journal import BlockCache
+from forebay.core.prefix.journal import BlockCache
 from forebay.engines.gguf_header import Header, read_header
 from forebay.engines.protocol import (
     Answered,

@@ -8,13 +8,15 @@ from zlib import crc32
 from forebay.core.admission import Band, Ticket
 from forebay.core.errors import Code, Refusal
 from forebay.core.model import ModelRoutes, Sessions, Task
+from forebay.core.prefix.blocks import BLOCK_BYTES, blocks
 from forebay.core.routing import BATCH, INTERACTIVE, Ask
-from forebay.core.routing.blocks import BLOCK_BYTES, blocks
 from forebay.core.routing.speed import Lengths
 from forebay.core.tenancy import Tenant
 from forebay.net.server import Exchange
 from forebay.wire.apis.wanted import Wanted
 
+FALLBACK: Final = b"x-forebay-fallback"
+"""`allow` or `deny`: whether another model may serve the request."""
 DIGITS_MAX: Final = 9
 FOUR_BYTES_MAX: Final = 0xFFFF_FFFF
 REQUEST_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
@@ -24,6 +26,7 @@ COOKIE: Final = re.compile(rb"(?:^|;)\s*forebay-session=([\x21-\x3a\x3c-\x7e]{1,
 SET_COOKIE: Final = b"forebay-session=%b; Path=/; HttpOnly; SameSite=Lax"
 PRIORITY: Final = b"x-forebay-priority"
 DEADLINE: Final = b"x-forebay-deadline-ms"
+WORDS: Final = (b"allow", b"deny")
 BANDS: Final = {band.name.lower().encode(): band for band in Band}
 BATCH_PATIENCE: Final = 5
 """Batch work waits this many times as long: it is reached by age after two minutes."""
@@ -70,13 +73,15 @@ def _answer_tokens(request: Wanted, lengths: Lengths) -> float:
 def make_ticket(
     exchange: Exchange, tenant: Tenant, *, work_tokens: float, began: float, routes: ModelRoutes, ready: bool = True
 ) -> Ticket:
-    """What a request may claim; `ready`: a replica takes requests. Raises `Refusal` for a priority or a deadline that
-    makes no sense.
+    """What a request may claim; `ready`: a replica takes requests. Raises `Refusal` for headers that make no
+    sense.
     """
     asked = exchange.header(PRIORITY)
     if asked is not None and asked not in BANDS:
         allowed = ", ".join(name.decode() for name in BANDS)
         raise Refusal(Code.INVALID_REQUEST, f"'{PRIORITY.decode()}': allowed are {allowed}.", PRIORITY.decode())
+    if routes.fallback and (said := exchange.header(FALLBACK)) is not None and said.strip().lower() not in WORDS:
+        raise Refusal(Code.INVALID_REQUEST, f"'{FALLBACK.decode()}': allowed are allow, deny.", FALLBACK.decode())
     band = tenant.band if asked is None else tenant.band_of(BANDS[asked])
     patience_s, due_s = routes.queue_timeout_s, math.inf
     given = exchange.header(DEADLINE)
@@ -88,7 +93,7 @@ def make_ticket(
             patience_s = min(patience_s, due_s)
     if given is not None:
         if not given.isdigit() or not 0 < len(given) <= DIGITS_MAX:
-            text = f"'{DEADLINE.decode()}': a whole number of milliseconds is wanted."
+            text = f"'{DEADLINE.decode()}': a whole number of milliseconds is wanted, of {DIGITS_MAX} digits at most."
             raise Refusal(Code.INVALID_REQUEST, text, DEADLINE.decode())
         patience_s = min(patience_s, int(given) / 1000)
     return Ticket(band, tenant.name, work_tokens, began + patience_s, began + due_s)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 from forebay.core.admission import LATELY_S, Band, Toll, WaitingRoom, batch_max, batch_room
 from forebay.core.errors import Code
 from forebay.core.model import BlockNews, LoadReport, ModelRoutes, Policy, Replica, ReplicaState, Split, Task
+from forebay.core.prefix.blocks import BLOCK_BYTES, flaw
 from forebay.core.resilience import Breaker, pool_pace_s, pool_ttft_s
 from forebay.core.routing import (
     CAPACITY_UNKNOWN,
@@ -23,7 +24,7 @@ from forebay.core.routing import (
     room,
     share_of_room,
 )
-from forebay.core.routing.blocks import BLOCK_BYTES, flaw
+from forebay.core.routing.homes import Homes
 from forebay.core.routing.speed import Lengths
 from forebay.gateway.account import Account
 from forebay.net.client import Pool
@@ -40,8 +41,6 @@ FIGURE_MAX: Final = 2**40
 """No true figure of a load report is larger, and none is below zero. What is, is cut: the rest may still be true."""
 GOING: Final = (Code.DRAINING, Code.FENCED)
 """What replicas answer that end."""
-HOMES_MAX: Final = 65_536
-"""Of so many sessions of a model a gateway remembers where they are."""
 UNHEARD: Final = ReplicaState.STARTING
 """State of a replica that has not answered a load poll lately, or answered as another one."""
 
@@ -62,6 +61,7 @@ class Seen(View):
         self.state = link.state
         self.load = load
         self.room = room
+        self.places = link.places
         self.last_used = link.last_used
         self.meter = link.meter
 
@@ -85,7 +85,6 @@ class Link(View):
         "mirrors",
         "model",
         "others",
-        "places",
         "planned",
         "pool",
         "port",
@@ -118,7 +117,6 @@ class Link(View):
         self.others = 0
         self.room = 0
         self.places = 0
-        """How many requests run there at once; `room` has some more wait in its engine."""
         self.filled = False
         """Whether its engine has shown that it holds no more than it runs."""
         self.awaited_at: float | None = None
@@ -284,8 +282,7 @@ class Served:
         """Whether somebody is just sending what waits."""
         self.stay_s = 0.0
         """How long all requests together were here that have ended."""
-        self.homes: dict[int, str] = {}
-        """The slots of sessions by their keys, those that were used last at the end."""
+        self.homes = Homes()
         self._judged_at = 0.0
         self.waiting: WaitingRoom[Relay] = WaitingRoom(routes.queue_max, routes.queue_timeout_s)
 
@@ -297,14 +294,6 @@ class Served:
                 relay.tried = tuple(each for each in relay.tried if each != who)
         meter = Meter(replica.id, self.pricing.index.join())
         return Link(replica, self.routes.name, self.routes.task, pool, meter)
-
-    def settle(self, key: int, slot: str) -> None:
-        """A request of a session was sent to that slot, where the session stays while it is healthy."""
-        homes = self.homes
-        home = homes.pop(key, "")
-        homes[key] = home if any(link.live and link.id == home for link in self.links) else slot
-        if len(homes) > HOMES_MAX:
-            del homes[next(iter(homes))]
 
     def seen_by(self, band: Band, now: float) -> Sequence[View]:
         """The replicas as they look to a request of this band where some of the work is batch.
@@ -391,6 +380,7 @@ class Served:
     def look_again(self, now: float) -> None:
         """Take the time into account: speeds and prices, handicaps, who is slow. To be done a few times a second."""
         live = [link for link in self.links if link.live]
+        self.homes.look(self.links)
         self.pricing.refresh([link.meter for link in live], now)
         if now - self._judged_at >= JUDGE_EVERY_S:
             self._judged_at = now

@@ -245,7 +245,8 @@ class Gateway:
         """Which replica is to get it."""
         served, ask = relay.served, relay.ask
         if ask is not None and ask.stays:  # looked up now: its session may have moved while it waited
-            ask.home = served.homes.get(ask.key, "")
+            served.homes.look(served.links)
+            ask.home = served.homes.find(ask.key)
         split = served.split
         if split is None or relay.revision:
             return among(self, relay, relay.tried)
@@ -272,7 +273,7 @@ class Gateway:
         if relay.ask is not None:
             relay.charge = served.pricing.sent(link.meter, relay.ask, route.hit_tokens, relay.streams, now)
             if relay.ask.stays:
-                served.settle(relay.ask.key, link.id)
+                served.homes.settle(relay.ask.key, link.id)
         if served.split is not None:
             sent(self, relay, link, served.split)
         if relay.hedge_after_s:

@@ -21,7 +21,7 @@ import structlog
 
 from forebay.core.errors import Code, Refusal
 from forebay.core.model import ReplicaState
-from forebay.core.routing.journal import Journal
+from forebay.core.prefix.journal import Journal
 from forebay.engines.protocol import Begun, Delta, EngineInfo, EngineLoad, Event, Work
 from forebay.wire.frames import FrameReader, FrameTooLarge
 from forebay.worker.channel import (

@@ -9,7 +9,7 @@ import structlog
 
 from forebay.core.errors import TABLE, Code, Refusal
 from forebay.core.model import BlockNews, LoadReport, ReplicaState, WorkerSpec
-from forebay.core.routing.blocks import BLOCK_BYTES, blocks
+from forebay.core.prefix.blocks import BLOCK_BYTES, blocks
 from forebay.engines.protocol import EngineInfo, Generate
 from forebay.net.server import Exchange
 from forebay.obs.clock import new_id, wall_s

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.core.model import BlockNews
+from forebay.core.prefix.blocks import BLOCK_BYTES, BLOCKS_MAX, CHANGES_MAX, blocks, flaw
+from forebay.core.prefix.journal import BlockCache, Journal
 from forebay.core.routing import PrefixIndex
-from forebay.core.routing.blocks import BLOCK_BYTES, BLOCKS_MAX, CHANGES_MAX, blocks, flaw
-from forebay.core.routing.journal import BlockCache, Journal
 
 BLOCKS = st.lists(st.integers(0, 9), max_size=5)
 ACTIONS = st.lists(st.tuples(st.sampled_from(["apply", "apply", "clear", "ask 0", "ask 1"]), BLOCKS, BLOCKS))

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.core.model import BlockNews
+from forebay.core.prefix.blocks import CHANGES_MAX, HASH_MAX, SEQ_MAX, flaw
+from forebay.core.prefix.index import GUESS_S, SWEEP_BLOCKS
 from forebay.core.routing import PrefixIndex
-from forebay.core.routing.blocks import CHANGES_MAX, HASH_MAX, SEQ_MAX, flaw
-from forebay.core.routing.prefix import GUESS_S, SWEEP_BLOCKS
 
 BLOCKS = st.integers(0, 12)
 LISTS = st.lists(BLOCKS, max_size=8).map(tuple)

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forebay.core.prefix.index import SWEEP_BLOCKS, _Guess
 from forebay.core.routing import PrefixIndex
-from forebay.core.routing.prefix import SWEEP_BLOCKS, _Guess
 
 chains = st.lists(st.integers(0, 5), max_size=6).map(
     lambda path: tuple(hash(tuple(path[: n + 1])) for n in range(len(path)))

@@ -41,6 +41,7 @@ class Seen:
     load: int = 0
     state: ReplicaState = READY
     room: int = 10
+    places: int = 0
     last_used: int = 0
     generation: int = 1
 
@@ -135,6 +136,13 @@ def test_a_key_goes_elsewhere_while_its_replica_is_far_above_the_mean_load() -> 
     for load, stays in ((0, True), (7, True), (8, False)):  # 8 is a quarter above the mean, rounded up
         now, why = hashed([Seen(i, load if i == home else 5) for i in "abcd"], Ask(0, 1, key=5))
         assert (now == home, why) == ((True, Why.ITS_KEY) if stays else (False, Why.KEY_OVERFLOW))
+
+
+def test_a_key_stays_as_long_as_its_replica_runs_what_comes() -> None:
+    home, _ = hashed([Seen(i) for i in "abcd"], Ask(0, 1, key=5))
+    for load, why in ((1, Why.ITS_KEY), (7, Why.ITS_KEY), (8, Why.KEY_OVERFLOW)):
+        fleet = [Seen(i, load if i == home else 0, places=8) for i in "abcd"]
+        assert hashed(fleet, Ask(0, 1, key=5))[1] is why
 
 
 def test_without_a_key_the_first_block_counts_and_without_blocks_the_request() -> None:

@@ -33,6 +33,7 @@ def view(replica: Looked) -> View:
     seen = View()
     seen.id, seen.generation, seen.state = replica.id, replica.generation, replica.state
     seen.load, seen.room, seen.last_used, seen.meter = replica.load, replica.room, replica.last_used, replica.meter
+    seen.places = getattr(replica, "places", 0)
     return seen
 
 

@@ -130,6 +130,14 @@ def test_those_who_have_to_fall_idle_make_enough_room_and_none_of_them_needlessl
     assert all(freed - sizes[name] < lacking for name in chosen)
 
 
+def test_nothing_fits_beside_what_is_pinned_and_has_outgrown_the_budget() -> None:
+    memory = MemoryBudget(10)
+    memory.admit("p", 5, pinned=True)
+    memory.resize("p", 11)
+    with pytest.raises(Refused, match=r"what is pinned leaves 0\.00 GiB"):
+        memory.admit("n", 0)
+
+
 def test_a_refusal_shows_the_sum() -> None:
     memory = MemoryBudget(4 * GIB)
     with pytest.raises(Refused, match=r"^needs 9\.00 GiB, more than the memory budget of 4\.00 GiB$") as caught:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.core.routing.blocks import BLOCK_BYTES, blocks
+from forebay.core.prefix.blocks import BLOCK_BYTES, blocks
 from forebay.core.routing.speed import Lengths
 from forebay.gateway.asking import expected_tokens, most_tokens
 from forebay.wire.apis.wanted import prompt_text, wanted

@@ -307,6 +307,17 @@ def test_nobody_stands_in_unless_the_caller_agrees(
     run(main())
 
 
+def test_a_word_on_fallback_that_is_none_is_refused_where_it_would_matter(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with serving(tmp_path, (worker("big"), STEPS_IN), (worker("small"), {})) as front:
+            answer = await ask(front, "big", b"x-forebay-fallback: maybe")
+            assert (answer.status, error_code(answer)) == (400, "invalid_request")
+            assert b"'x-forebay-fallback': allowed are allow, deny." in answer.body
+            assert served_by(await ask(front, "small", b"x-forebay-fallback: maybe"))[0] == "small"
+
+    run(main())
+
+
 @pytest.mark.parametrize("settings", [{"queue_max": 0}, {"queue_timeout_s": 0.05}], ids=["full", "too slow"])
 def test_a_saturated_model_is_stood_in_for_when_it_would_refuse(tmp_path: Path, settings: dict[str, Any]) -> None:
     held: list[Exchange] = []

@@ -8,7 +8,7 @@ from tests.gateway.machine.loop import Pipe, VirtualLoop
 from tests.gateway.machine.voices import MESSAGES, NOISE, RESPONSES, Voice
 
 from forebay.core.model import BlockNews, LoadReport, Replica, ReplicaState
-from forebay.core.routing.blocks import blocks
+from forebay.core.prefix.blocks import blocks
 from forebay.wire.apis.wanted import prompt_text
 
 NEW, HALF, STREAM, SAID = "new", "half", "stream", "said"

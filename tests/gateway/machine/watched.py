@@ -87,11 +87,12 @@ class WatchedLink(Link):
         links = [link for link in self.served.links if link.live and could_serve(link, relay)]
         allowed = admissible_of(self.served, relay.gateway.now())
         might = [link.id for link in [x for x in links if x in allowed] or links]
-        slots = self.served.slots
-        slot = slots.get(relay.ask.key)
-        assert slot not in might or slot == self.id, "a session has left its replica"
-        if not any(link.live and link.id == slot for link in self.served.links):
-            slots[relay.ask.key] = self.id
+        slots, lost = self.served.slots, self.served.homes.lost
+        slot, losses = slots.get(relay.ask.key, ("", 0))
+        gone = lost(slot) != losses
+        assert gone or slot not in might or slot == self.id, "a session has left its replica"
+        if gone or not any(link.live and link.id == slot for link in self.served.links):
+            slots[relay.ask.key] = self.id, lost(self.id)
 
     def _is_a_second_attempt(self, hedge: Hedge, first: Relay) -> None:
         """Only what is late, short, and was answered by nobody is sent twice, to two replicas, where nobody waits."""
@@ -181,8 +182,8 @@ class WatchedServed(Served):
         super().__init__(routes, account)
         self.all_links: list[WatchedLink] = []
         self.sent: Counter[str] = Counter()
-        self.slots: dict[int, str] = {}
-        """Where sessions were sent, by their keys."""
+        self.slots: dict[int, tuple[str, int]] = {}
+        """Where sessions were sent, by their keys, and the last loss of that slot until then."""
         self.waiting = WatchedRoom(routes.queue_max, routes.queue_timeout_s)
 
     def link(self, replica: Replica, pool: Pool) -> Link:

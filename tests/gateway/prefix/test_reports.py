@@ -12,8 +12,8 @@ from tests.gateway.rig import JSON, ROUTES, Front, Worker, chat, cluster, fronti
 from tests.net.rig import run, until
 
 from forebay.core.model import BlockNews, Policy
-from forebay.core.routing.blocks import CHANGES_MAX, blocks
-from forebay.core.routing.journal import Journal
+from forebay.core.prefix.blocks import CHANGES_MAX, blocks
+from forebay.core.prefix.journal import Journal
 from forebay.net.server import Exchange
 from forebay.wire.apis.wanted import prompt_text
 

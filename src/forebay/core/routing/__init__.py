@@ -1,9 +1,9 @@
 """Which replica gets a request, and what is learned from how it went: pure choices and plain accounts."""
 
+from forebay.core.prefix.index import PrefixIndex, Source
 from forebay.core.routing.choice import CAPACITY_UNKNOWN, ENDING, LIVE, Chooser, choose, effective_state, room
 from forebay.core.routing.late import HOLD_S, learned_room, may_wait, share_of_room
 from forebay.core.routing.meter import Charge, Meter
-from forebay.core.routing.prefix import PrefixIndex, Source
 from forebay.core.routing.pricing import Pricing
 from forebay.core.routing.speed import Lengths
 from forebay.core.routing.values import (

@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from forebay.core.routing.prefix import PrefixIndex
+from forebay.core.prefix.index import PrefixIndex
 from forebay.core.routing.values import Ask, Rng, Route, View, Why
 
 LOAD_BOUND: Final = 1.25
@@ -44,7 +44,7 @@ def p2c(replicas: Sequence[View], pool: Sequence[int], rng: Rng) -> Route:
 
 
 def consistent_hash(replicas: Sequence[View], pool: Sequence[int], ask: Ask) -> Route:
-    """The same replica for the same key, unless that is loaded far above the mean.
+    """The same replica for the same key, unless that is loaded far above the mean and runs all that it can at once.
 
     Rendezvous hashing (Thaler and Ravishankar 1998): the highest hash of key and replica wins, so one replica more or
     less moves only its own keys and no ring is kept. The bound on the load is that of consistent hashing with bounded
@@ -53,7 +53,8 @@ def consistent_hash(replicas: Sequence[View], pool: Sequence[int], ask: Ask) -> 
     key = mix(ask.key or (ask.blocks[0] if ask.blocks else ask.seed))
     order = sorted(pool, key=lambda at: mix(key ^ replicas[at].meter.name), reverse=True)
     load_max = math.ceil(LOAD_BOUND * (sum([_load(replicas[at]) for at in pool]) + 1) / len(pool))
-    at = next(at for at in order if _load(replicas[at]) < load_max)  # the least loaded is always below
+    # the least loaded is always below the bound
+    at = next(at for at in order if _load(replicas[at]) < max(load_max, replicas[at].places))
     return Route(at, Why.ITS_KEY if at == order[0] else Why.KEY_OVERFLOW)
 
 

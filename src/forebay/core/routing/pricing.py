@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Final
 
+from forebay.core.prefix.index import PrefixIndex
 from forebay.core.routing.meter import Charge, Meter
-from forebay.core.routing.prefix import PrefixIndex
 from forebay.core.routing.speed import Lengths
 from forebay.core.routing.values import Ask, View
 

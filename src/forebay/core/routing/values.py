@@ -11,7 +11,7 @@ from forebay.core.routing.meter import Meter
 class View:
     """One replica as its gateway sees it now. No protocol: choices look at nothing more often."""
 
-    __slots__ = ("generation", "id", "last_used", "load", "meter", "room", "state")
+    __slots__ = ("generation", "id", "last_used", "load", "meter", "places", "room", "state")
 
     id: str
     """The slot."""
@@ -21,8 +21,10 @@ class View:
     """Only READY and DEGRADED replicas get requests."""
     load: int
     """Requests at the replica: this gateway's, and those of others as far as reported."""
+    places: int
+    """How many requests run there at once."""
     room: int
-    """Load at which it is full."""
+    """Load at which it is full: some more wait in its engine."""
     last_used: int
     """A number that grows with every use of any replica."""
     meter: Meter

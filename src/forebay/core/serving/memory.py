@@ -72,9 +72,9 @@ class MemoryBudget:
         """Whether a model could hold so much now, if all that may go went. Raises Refused if it never could."""
         if not self.budget_bytes:
             return True
-        most_bytes = self.most_bytes(name)
-        if size_bytes > most_bytes:
-            raise Refused(Kind.UNAVAILABLE, self._arithmetic(size_bytes, most_bytes))
+        left_bytes = self.budget_bytes - self._pinned_bytes(name)
+        if size_bytes > left_bytes:
+            raise Refused(Kind.UNAVAILABLE, self._arithmetic(size_bytes, max(0, left_bytes)))
         staying_bytes = sum(
             held.size_bytes for other, held in self._held.items() if other != name and (held.pinned or held.busy)
         )
@@ -96,8 +96,11 @@ class MemoryBudget:
 
     def most_bytes(self, name: str) -> int:
         """What a model can hold at most: the budget without what others have pinned."""
-        pinned = [held.size_bytes for other, held in self._held.items() if other != name and held.pinned]
-        return max(0, self.budget_bytes - sum(pinned))
+        return max(0, self.budget_bytes - self._pinned_bytes(name))
+
+    def _pinned_bytes(self, name: str) -> int:
+        """What others hold that never give it back."""
+        return sum(held.size_bytes for other, held in self._held.items() if other != name and held.pinned)
 
     def resize(self, name: str, size_bytes: int) -> None:
         """Correct what a model holds, as measured; then `trim`. Unknown names are ignored."""

@@ -16,7 +16,7 @@ import numpy as np
 from forebay.core.engine_settings import SyntheticSettings
 from forebay.core.errors import Code, Refusal
 from forebay.core.model import Task
-from forebay.core.routing.journal import BlockCache
+from forebay.core.prefix.journal import BlockCache
 from forebay.engines.protocol import (
     Answered,
     Begun,

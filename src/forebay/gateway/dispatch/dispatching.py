@@ -16,6 +16,7 @@ from forebay.core.errors import Code, Refusal
 from forebay.core.model import Condition, Dispatch, Snapshot, Task
 from forebay.core.routing.speed import Lengths
 from forebay.core.tenancy import ANONYMOUS, Tenant
+from forebay.gateway.asking import FALLBACK
 from forebay.gateway.dispatch.endpoints import Endpoint
 from forebay.gateway.fleet import Link, Served
 from forebay.gateway.tenancy import DeniedRefusal, forbidden
@@ -28,8 +29,6 @@ BUDGET: Final = b"x-forebay-budget-ms"
 """How long the caller means to wait, milliseconds."""
 COST: Final = b"x-forebay-max-cost"
 """What a million tokens may cost, in the unit of `price_per_mtok`."""
-FALLBACK: Final = b"x-forebay-fallback"
-"""`allow` or `deny`: whether another model may serve the request."""
 NUMBER: Final = re.compile(rb"\d{1,12}(\.\d{1,9})?")
 SHOWN_CHARS_MAX: Final = 128
 UNLEARNED: Final = Lengths()

@@ -29,7 +29,8 @@ def deadline_of(exchange: Exchange) -> float:
     if given is None:
         return 0.0
     if not given.isdigit() or len(given) > DEADLINE_DIGITS_MAX:
-        raise invalid(f"'{DEADLINE.decode()}': a whole number of milliseconds is wanted.")
+        text = f"a whole number of milliseconds is wanted, of {DEADLINE_DIGITS_MAX} digits at most."
+        raise invalid(f"'{DEADLINE.decode()}': {text}")
     return monotonic() + int(given) / 1e3
 
 

@@ -16,7 +16,7 @@ import httptools
 import msgspec
 
 from forebay.core.model import Endpoint, GatewaySpec, ModelRoutes, Policy, Replica, ReplicaState, Snapshot, Task
-from forebay.core.routing.blocks import blocks
+from forebay.core.prefix.blocks import blocks
 from forebay.gateway import serve
 from forebay.gateway.records.accesslog import AccessLog
 from forebay.net.outbox import Outbox

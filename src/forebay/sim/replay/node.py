@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 from forebay.core.model import BlockNews, LoadReport, ReplicaState
-from forebay.core.routing.journal import Journal
+from forebay.core.prefix.journal import Journal
 from forebay.sim.engine import Happened, Job, JobTooLarge, Kind, Replica
 
 ID: Final = b"x-request-id: "

@@ -11,7 +11,7 @@ from typing import Final, cast
 
 from forebay.core.cluster import Slo
 from forebay.core.model import ModelRoutes, Policy, Task
-from forebay.core.routing.blocks import blocks
+from forebay.core.prefix.blocks import blocks
 from forebay.sim.engine import Happened, Job, Replica, hardware
 from forebay.sim.load.values import Arrival, Workload
 from forebay.sim.loop import run

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 
 from forebay.core.model import BlockNews
-from forebay.core.routing.blocks import CHANGES_MAX
+from forebay.core.prefix.blocks import CHANGES_MAX
 
 
 class Journal:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import Final
 
-from forebay.core.routing.blocks import CHANGES_MAX
+from forebay.core.prefix.blocks import CHANGES_MAX
 
 BLOCKS_MAX: Final = 8192
 """Of a replica that does not say how much it can cache: a million tokens in blocks of 128."""

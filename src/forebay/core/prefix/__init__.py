@@ -1,0 +1,1 @@
+"""Which beginnings of prompts are held where."""
