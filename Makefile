@@ -1,6 +1,6 @@
 # `make` lists what there is.
 .DEFAULT_GOAL := help
-.PHONY: help up test wheel check static compiled docs bench soak fuzz lock clean
+.PHONY: help up test wheel check static compiled cover docs bench soak fuzz lock clean
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 VENV ?= .venv
@@ -46,6 +46,13 @@ compiled:
 	PYTHONPATH=$(CURDIR)/build/compiled $(BIN)/pytest -m "not interpreted" -n 3 --dist worksteal --hypothesis-profile=quick \
 	  tests/core tests/net tests/gateway tests/wire/test_transcript.py tests/wire/oip tests/wire/http2 \
 	  tests/modelserver tests/contract/tensor
+
+cover: ## run the quick tests and show what of forebay.core no test comes by, line or branch (2 minutes)
+	@scripts/venv dev
+	@rm -rf build/coverage && mkdir -p build/coverage
+	$(BIN)/coverage run -m pytest -m "not slow" -n 3 --dist worksteal --hypothesis-profile=quick --hypothesis-seed=0
+	@$(BIN)/coverage combine --quiet
+	@$(BIN)/coverage report
 
 fuzz: ## feed every reader of bytes from elsewhere with thousands of damaged inputs (10 minutes); finds are kept in .hypothesis
 	@scripts/venv dev

@@ -124,6 +124,16 @@ def test_a_hung_replica_is_degraded_soon_then_killed_and_replaced() -> None:
     assert "no answer for 10 s" in whys(verdicts)
 
 
+def test_a_replica_that_says_that_its_engine_stands_still_is_degraded_and_the_reason_told() -> None:
+    world = ready_world()
+    world.units["chat-0", 1].stalled_s = 7.0
+
+    verdicts = world.run(2)
+
+    assert world.slot("chat-0") is ReplicaState.DEGRADED
+    assert "its engine has given no sign of life for 7 s" in whys(verdicts)
+
+
 def test_the_last_words_of_a_hung_replica_are_those_it_had_when_it_was_killed() -> None:
     world = ready_world()
     world.units["chat-0", 1].hangs = True

@@ -43,6 +43,8 @@ class Unit:
     born: float
     asked_at: float | None = None
     hangs: bool = False
+    stalled_s: float = 0.0
+    """Its engine has given no sign of life for so long: it says so itself."""
     drains_s: float = 0.5
 
 
@@ -102,7 +104,10 @@ class World:
         state = ReplicaState.READY if age_s >= STARTS_S + LOADS_S else ReplicaState.WARMING
         if unit.asked_at is not None:
             state = ReplicaState.DRAINING
-        return Answered(LoadReport(unit.seen.slot, unit.seen.generation, "m", "r-1", state))
+        elif unit.stalled_s:
+            state = ReplicaState.DEGRADED
+        slot, generation = unit.seen.slot, unit.seen.generation
+        return Answered(LoadReport(slot, generation, "m", "r-1", state, stalled_s=unit.stalled_s))
 
     def turn(self, seen: Seen | None = None) -> Verdict:
         """One round, without passing time."""

@@ -105,6 +105,10 @@ def test_a_rule_fits_when_its_condition_holds(when: When, fits: dict[str, Any], 
         assert resolve(ruled, facts(**fails)) is None
 
 
+def test_a_rule_for_another_task_than_that_of_its_model_never_fits() -> None:
+    assert resolve(table(Rule("auto", "small", when=When(task=Task.EMBED))), facts()) is None
+
+
 def test_a_budget_that_was_not_given_has_no_bounds_and_an_unknown_price_fits_no_other() -> None:
     assert resolve(table(Rule("auto", "small", when=When(budget_ms_above=1e9))), facts()) is not None
     assert resolve(table(Rule("auto", "small", when=When(budget_ms_below=1e9))), facts()) is None

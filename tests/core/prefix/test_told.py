@@ -175,3 +175,11 @@ GOOD = BlockNews(7, False, False, (1, HASH_MAX), (0,))
 )
 def test_a_report_is_believed_only_if_it_makes_sense(news: BlockNews, asked: int, fine: bool) -> None:
     assert (not flaw(news, asked)) is fine
+
+
+def test_what_was_sent_to_a_replica_is_not_believed_once_it_says_that_it_is_gone() -> None:
+    index = PrefixIndex()
+    mask = index.join()
+    index.note(mask, (1, 2), 0.0)
+    index.tell(mask, (), (2,), 0.0, reset=False)
+    assert index.depths((1, 2), [mask]) == [1]

@@ -194,6 +194,16 @@ def test_what_cannot_be_judged_teaches_nothing() -> None:
     assert model.memory.learned.cells == ()
 
 
+def test_times_are_held_against_their_promises_where_nobody_counts_late_answers() -> None:
+    slow, fast = Model(SCALE, replicas=2), Model(SCALE, replicas=2)
+
+    for _ in range(100):
+        slow.look(1.0, late=None, ttft_s=0.5, tpot_s=9.0)
+        fast.look(1.0, late=None, ttft_s=0.01, tpot_s=0.001)
+
+    assert slow.memory.learned.strain > 1 > fast.memory.learned.strain
+
+
 def test_answers_that_waited_for_the_first_replica_are_not_held_against_it(knowing: Memory) -> None:
     model = Model(Scale(5, 0, ttft_s=1.0), replicas=0, cold_s=50.0)
 

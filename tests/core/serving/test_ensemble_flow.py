@@ -127,6 +127,13 @@ def test_a_failing_step_ends_the_ensemble_and_is_named(text: str, error: str) ->
     assert flow.abandon() == Progress()
 
 
+def test_what_a_step_still_reads_is_not_given_back_when_another_one_fails() -> None:
+    flow: Flow[str, str] = Flow(dag("x", "z", "x>t", "x>u", "xtu>z"))
+    flow.begin({"x": "1"}, "request")
+    assert flow.fail(1, "no").freed == []
+    assert flow.result(2, {"U": "3"}, "late", final=True).freed == ["late", "request"]
+
+
 def test_nobody_is_told_of_a_failure_after_the_first() -> None:
     flow: Flow[str, str] = Flow(dag("x", "z", "x>t", "x>u", "tu>z"))
     flow.begin({"x": "1"}, "request")

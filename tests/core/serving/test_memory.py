@@ -130,6 +130,15 @@ def test_those_who_have_to_fall_idle_make_enough_room_and_none_of_them_needlessl
     assert all(freed - sizes[name] < lacking for name in chosen)
 
 
+def test_what_holds_nothing_need_not_go_and_the_most_is_what_is_not_pinned() -> None:
+    memory = MemoryBudget(10)
+    memory.admit("nothing", 0)
+    memory.admit("a", 6)
+    memory.admit("p", 3, pinned=True)
+    assert memory.admit("b", 7) == ("a",)
+    assert [memory.most_bytes(name) for name in ("b", "p")] == [7, 10]
+
+
 def test_nothing_fits_beside_what_is_pinned_and_has_outgrown_the_budget() -> None:
     memory = MemoryBudget(10)
     memory.admit("p", 5, pinned=True)

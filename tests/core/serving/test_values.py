@@ -2,7 +2,7 @@
 
 import pytest
 
-from forebay.core.serving.config import Datatype
+from forebay.core.serving.config import BatchInput, BatchKind, BatchOutput, Datatype, ModelConfig
 from forebay.core.serving.values import InferResponse, Tensor
 
 TENSOR = Tensor("x", Datatype.INT8, (1, 2), memoryview(bytearray(b"ab")))
@@ -43,3 +43,10 @@ def test_a_copy_keeps_what_it_had_when_the_buffers_are_used_again() -> None:
 
     assert (copy.model, copy.version, copy.id, copy.parameters, copy.error) == ("m", "1", "7", {"a": 1}, None)
     assert copy.outputs == (Tensor("x", Datatype.INT8, (2,), b"ab"),)
+
+
+def test_a_configuration_knows_what_is_made_for_batches_and_what_is_taken_apart() -> None:
+    made = BatchInput(BatchKind.COUNT, ("A", "B"), Datatype.FP32, "X")
+    config = ModelConfig("m", "python", batch_inputs=(made,), batch_outputs=(BatchOutput(("Y",), "X"),))
+    assert config.made_inputs == ("A", "B")
+    assert config.scattered == {"Y": "X"}

@@ -4,7 +4,9 @@ After Masson, Rim and Lee, "DDSketch" (2019). What is below a millionth or above
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping
+from itertools import accumulate
 from typing import Final
 
 GROWTH: Final = math.log(1.1)
@@ -26,9 +28,6 @@ def quantile(sketch: Mapping[int, int], share: float, several_min: int) -> float
     several = sum(sketch.values())
     if several < several_min:
         return None
-    beyond = share * several
-    for index in sorted(sketch):
-        beyond -= sketch[index]
-        if beyond <= 0:
-            break
-    return math.exp(GROWTH * index)
+    ranges = sorted(sketch)
+    up_to = list(accumulate(sketch[index] for index in ranges))
+    return math.exp(GROWTH * ranges[bisect_left(up_to, min(share, 1.0) * several)])

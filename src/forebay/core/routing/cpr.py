@@ -110,7 +110,7 @@ def _draw(near: list[Score], seed: int) -> Score:
     for score in near:
         weights += 1.0 / (1 + score.load)
     spot = weights * (seed * SCATTER & 0xFFFF_FFFF) / 2**32
-    for score in near:
+    for score in near[:-1]:
         spot -= 1.0 / (1 + score.load)
         if spot < 0.0:
             return score
