@@ -67,6 +67,7 @@ def embed(folder: str, texts: list[str], batch: int) -> dict[str, float]:
 
     options = ort.SessionOptions()
     options.intra_op_num_threads = THREADS
+    options.add_session_config_entry("session.x64quantprecision", "1")  # as ours: the same numbers everywhere
     session = ort.InferenceSession(str(Path(folder) / "model.onnx"), options, providers=["CPUExecutionProvider"])
     names = {i.name for i in session.get_inputs()}
     tokenizer = Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))

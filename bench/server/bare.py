@@ -19,6 +19,7 @@ def main() -> None:
     file, name, batch, seconds, row, pattern = sys.argv[1:]
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.add_session_config_entry("session.x64quantprecision", "1")  # as ours: the same numbers everywhere
     options.enable_mem_pattern = pattern == "1"
     session = onnxruntime.InferenceSession(file, options)
     rows = np.array([[int(number) for number in row.split(",")]] * int(batch))

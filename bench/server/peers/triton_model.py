@@ -15,6 +15,7 @@ class TritonPythonModel:
         """Load the model on one thread."""
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
+        options.add_session_config_entry("session.x64quantprecision", "1")  # as ours: the same numbers everywhere
         folder = Path(args["model_repository"]) / args["model_version"]
         self.session = onnxruntime.InferenceSession(str(folder / "model.onnx"), options)
         self.input = self.session.get_inputs()[0].name

@@ -38,6 +38,27 @@ def weighted(folder: Path, location: str, deep: bool = False) -> None:
     (folder / "model.onnx").write_bytes(model.SerializeToString())
 
 
+def test_products_of_8_bits_do_not_overflow_on_processors_without_vnni(tmp_path: Path) -> None:
+    weights = np.full((64, 4), 127, np.int8)
+    nodes = [
+        helper.make_node("DynamicQuantizeLinear", ["X"], ["q", "scale", "zero"]),
+        helper.make_node("MatMulInteger", ["q", "W", "zero"], ["sums"]),
+        helper.make_node("Cast", ["sums"], ["cast"], to=TensorProto.FLOAT),
+        helper.make_node("Mul", ["cast", "scale"], ["Y"]),
+    ]
+    x = helper.make_tensor_value_info("X", TensorProto.FLOAT, ["n", 64])
+    y = helper.make_tensor_value_info("Y", TensorProto.FLOAT, ["n", 4])
+    graph = helper.make_graph(nodes, "g", [x], [y], [onnx.numpy_helper.from_array(weights, "W")])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
+    backend, _ = load(PLAIN, tmp_path)
+
+    (response,) = run(backend, [ask({"X": np.ones((2, 64), np.float32)})])
+
+    assert response.outputs["Y"] == pytest.approx(64.0 * 127)
+    backend.close()
+
+
 @pytest.mark.parametrize("deep", [False, True])
 def test_weights_in_the_folder_are_read(deep: bool, tmp_path: Path) -> None:
     weighted(tmp_path / "1", "weights.bin", deep)

@@ -45,8 +45,8 @@ def words(text: str) -> list[str]:
 
 
 def understood(text: str) -> bool:
-    """Whether a text is what was spoken: Piper varies its voice, so that a word in twelve may be heard as another."""
-    return SequenceMatcher(None, words(text), WORDS, autojunk=False).ratio() > 0.9
+    """Whether a text is what was spoken: Piper varies its voice, so that a word in four may be heard as another."""
+    return SequenceMatcher(None, words(text), WORDS, autojunk=False).ratio() > 0.7
 
 
 def say(client: openai.OpenAI, text: str = SAID, **more: Any) -> bytes:
@@ -136,7 +136,7 @@ def german(text: str) -> bytes:
 
 @pytest.mark.filterwarnings("ignore:deprecated")
 def test_german_is_written_down_and_translated(talk: openai.OpenAI) -> None:
-    file = ("german.wav", german("Guten Morgen. Guten Tag. Guten Abend."))
+    file = ("german.wav", german("Guten Morgen, meine Damen und Herren. Der Zug nach München fährt heute nicht."))
     written = talk.audio.transcriptions.create(model=POLYGLOT, file=file, response_format="verbose_json")
     assert (written.language, words(written.text)[:2]) == ("de", ["guten", "morgen"])
     translated: Any = talk.audio.translations.create(model=POLYGLOT, file=file, response_format="verbose_json")

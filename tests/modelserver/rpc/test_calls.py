@@ -196,6 +196,18 @@ def test_refusals_have_the_codes_of_the_protocol(
     run(main())
 
 
+@pytest.mark.parametrize(("model", "told"), [("wrong", "7000"), ("silent", None)])
+def test_a_refusal_says_when_to_come_back_if_that_is_known(tmp_path: Path, model: str, told: str | None) -> None:
+    async def main() -> None:
+        async with rig(tmp_path) as it:
+            call = it.stub.ModelInfer(asked(model))
+            with pytest.raises(grpc.aio.AioRpcError):
+                await call
+            assert dict(await call.trailing_metadata()).get("grpc-retry-pushback-ms") == told
+
+    run(main())
+
+
 def test_a_client_that_goes_away_cancels_its_request(tmp_path: Path) -> None:
     async def main() -> None:
         async with rig(tmp_path) as it:

@@ -53,9 +53,14 @@ def answer_head(coding: bytes = b"") -> bytes:
     return _STATUS_200 + written(headers)
 
 
-def answer_tail(code: int, text: str = "", *, alone: bool = False) -> bytes:
-    """The header block that ends a call; `alone` if nothing came before it."""
-    status = written([(b"grpc-status", b"%d" % code), *([(b"grpc-message", escaped(text))] if text else [])])
+def answer_tail(code: int, text: str = "", back_in_s: int = 0, *, alone: bool = False) -> bytes:
+    """The header block that ends a call; `alone` if nothing came before it. `back_in_s` as gRFC A6 has it."""
+    headers = [(b"grpc-status", b"%d" % code)]
+    if text:
+        headers.append((b"grpc-message", escaped(text)))
+    if back_in_s:
+        headers.append((b"grpc-retry-pushback-ms", b"%d" % (back_in_s * 1000)))
+    status = written(headers)
     return answer_head() + status if alone else status
 
 
