@@ -11,9 +11,9 @@ from forebay.sim.full.chaos import chaos
 pytestmark = pytest.mark.interpreted
 
 SEEDS = 50
-REPEATED, REPEATS = 8, 10
+REPEATED, REPEATS = 8, 30
 """A short run, so that it can be repeated."""
-PROCESSES = 6
+PROCESSES = 20
 DIGEST = "from forebay.sim.full.chaos import chaos; print(chaos(int({seed})).digest)"
 
 

@@ -113,7 +113,7 @@ def test_blocks_say_how_a_call_begins_and_ends() -> None:
     assert dict(Decoder().decode(answer_tail(grpc.OK))) == {"grpc-status": "0"}
     alone = dict(Decoder().decode(answer_tail(grpc.NOT_FOUND, "no", alone=True)))
     assert (alone[":status"], alone["grpc-status"], alone["grpc-message"]) == ("200", "5", "no")
-    assert dict(Decoder().decode(answer_tail(grpc.UNAVAILABLE, back_in_s=3))) == {
+    assert dict(Decoder().decode(answer_tail(grpc.UNAVAILABLE, retry_after_s=3))) == {
         "grpc-status": "14",
         "grpc-retry-pushback-ms": "3000",
     }

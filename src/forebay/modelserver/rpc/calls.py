@@ -282,14 +282,14 @@ class Call(ABC):
             self.desk.log.error("request handling failed", exc_info=error)
             self.refuse(grpc.INTERNAL, "internal error")
 
-    def refuse(self, code: int, text: str, back_in_s: int = 0) -> None:
+    def refuse(self, code: int, text: str, retry_after_s: int = 0) -> None:
         """End with that status, behind what is on its way already; it makes sense to come back then, if not 0."""
         if not self.over:
             self._end()
             queue = self.stream.queue
             while len(queue) > 1:  # the first may have gone in part
                 queue.pop()
-            self.session.finish(self.stream, grpc.answer_tail(code, text, back_in_s, alone=not self.begun))
+            self.session.finish(self.stream, grpc.answer_tail(code, text, retry_after_s, alone=not self.begun))
             self.session.wake()
 
     def _end(self) -> None:

@@ -109,9 +109,9 @@ class Streaming(Call):
         self._draining = True
         self._feed()
 
-    def refuse(self, code: int, text: str, back_in_s: int = 0) -> None:
+    def refuse(self, code: int, text: str, retry_after_s: int = 0) -> None:
         """End the stream with that status, and all that is under way."""
-        super().refuse(code, text, back_in_s)
+        super().refuse(code, text, retry_after_s)
         self.on_gone()
 
     def _feed(self) -> None:

@@ -53,13 +53,13 @@ def answer_head(coding: bytes = b"") -> bytes:
     return _STATUS_200 + written(headers)
 
 
-def answer_tail(code: int, text: str = "", back_in_s: int = 0, *, alone: bool = False) -> bytes:
-    """The header block that ends a call; `alone` if nothing came before it. `back_in_s` as gRFC A6 has it."""
+def answer_tail(code: int, text: str = "", retry_after_s: int = 0, *, alone: bool = False) -> bytes:
+    """The header block that ends a call; `alone` if nothing came before it. `retry_after_s` as gRFC A6 has it."""
     headers = [(b"grpc-status", b"%d" % code)]
     if text:
         headers.append((b"grpc-message", escaped(text)))
-    if back_in_s:
-        headers.append((b"grpc-retry-pushback-ms", b"%d" % (back_in_s * 1000)))
+    if retry_after_s:
+        headers.append((b"grpc-retry-pushback-ms", b"%d" % (retry_after_s * 1000)))
     status = written(headers)
     return answer_head() + status if alone else status
 
