@@ -221,6 +221,8 @@ class Gateway:
         self.budget.request(now)
         if served.routes.fallback and not served.ready and fall_back(self, relay, Condition.DOWN):
             return
+        if served.waiting.full:  # a place where an attempt has failed: sooner than somebody is turned away
+            self.pump(served)
         choice = self.place(relay)
         if isinstance(choice, Route) and not (served.waiting and overtakes(relay)):  # who waits could not go there
             self.send(relay, choice)
@@ -228,8 +230,7 @@ class Gateway:
         refused = served.waiting.enter(relay, relay.ticket, now)
         if refused is not None:
             turn_away(self, refused.item, Refusal(refused.code), refused.retry_after_s)
-        waits = (refused is None or refused.item is not relay) and relay.link is None
-        if waits and choice.why is Why.FULL:
+        if (refused is None or refused.item is not relay) and relay.link is None and choice.why is Why.FULL:
             make_room(self, relay)
 
     def place(self, relay: Relay) -> Route | Wait | Shed:

@@ -400,6 +400,7 @@ class Relay:
         if link.breaker.state is State.HALF_OPEN:  # a long answer should not hold the place of a probe
             link.breaker.end(self.mark, Outcome.OK, now)
             self.mark = ENDED
+            self.gateway.pump(self.served)  # who waits may be the next one on trial
 
     def _broken(self, reason: str) -> None:
         """The replica was lost after it had begun a stream: go on elsewhere, if that can be done."""

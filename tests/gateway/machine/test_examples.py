@@ -8,6 +8,7 @@ from tests.gateway.machine.books import audit
 from tests.gateway.machine.clients import Client
 from tests.gateway.machine.replicas import Job
 from tests.gateway.machine.voices import CHAT, EMBED, TOKENIZE
+from tests.gateway.machine.watched import LIMITS
 from tests.gateway.machine.world import World
 
 from forebay.core.admission import LATELY_S
@@ -59,6 +60,36 @@ def test_who_may_only_go_to_a_replica_that_is_shut_to_others_goes_past_them(worl
     world.loop.act(lambda: second.do(Job.lose))
     assert at(world, "chat-1")[-1].id == there
     assert [relay.request_id.decode() for relay in world.waiting()] == anywhere[1:]
+
+
+def test_who_waits_for_a_replica_on_trial_goes_there_with_the_first_event_of_its_answer(world: World) -> None:
+    world.routes["chat"] = replace(world.routes["chat"], fallback=(), queue_max=9)
+    world.publish()
+    for _ in range(LIMITS.failures_max):
+        ask(world, CHAT, "chat@r2")
+        (job,) = at(world, "chat-1")
+        world.loop.act(lambda: job.do(Job.lose))  # noqa: B023 - done at once
+    for _ in range(3):
+        ask(world, CHAT, "chat@r1")
+    world.pass_s(LIMITS.open_s)
+    probe, waits = [ask(world, CHAT, "chat") for _ in range(2)]
+    (job,) = at(world, "chat-1")
+    assert job.id == probe
+    world.loop.act(lambda: job.do(Job.begin, Job.say))
+    assert [job.id for job in at(world, "chat-1")] == [probe, waits]
+
+
+def test_nobody_loses_his_place_in_a_full_line_while_a_replica_has_one(world: World) -> None:
+    world.routes["chat"] = replace(world.routes["chat"], fallback=(), queue_max=1)
+    world.publish()
+    for model in ("chat@r1", "chat@r1", "chat@r1", "chat@r2", "chat@r2", "chat"):
+        ask(world, CHAT, model)
+    waits = ask(world, CHAT, "chat")
+    job = at(world, "chat-1")[-1]
+    world.loop.act(lambda: job.do(Job.lose))
+    ask(world, CHAT, "chat@r1", x_forebay_priority="interactive")
+    assert at(world, "chat-1")[-1].id == waits
+    assert [relay.request_id.decode() for relay in world.waiting()] == [job.id], "who was admitted before stays"
 
 
 def test_a_model_that_is_never_hedged_is_not_when_it_steps_in_for_another(world: World) -> None:

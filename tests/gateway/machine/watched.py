@@ -81,17 +81,21 @@ class WatchedLink(Link):
         assert self in allowed or not others, f"{self.id} is shut, {[link.id for link in others]} is open"
 
     def _is_where_its_session_is(self, relay: Relay) -> None:
-        """A session stays in its slot for as long as that can take it, and may move when its replica is not live."""
+        """A session stays in its slot for as long as that can take it, and may move when its replica is not live.
+
+        Once that was lost, a hash says where it is: seen here by the first request that could have gone to anybody.
+        """
         if relay.ask is None or not relay.ask.stays:
             return
-        links = [link for link in self.served.links if link.live and could_serve(link, relay)]
+        live = [link for link in self.served.links if link.live]
+        links = [link for link in live if could_serve(link, relay)]
         allowed = admissible_of(self.served, relay.gateway.now())
         might = [link.id for link in [x for x in links if x in allowed] or links]
         slots, lost = self.served.slots, self.served.homes.lost
         slot, losses = slots.get(relay.ask.key, ("", 0))
         gone = lost(slot) != losses
         assert gone or slot not in might or slot == self.id, "a session has left its replica"
-        if gone or not any(link.live and link.id == slot for link in self.served.links):
+        if len(might) == len(live) if gone else all(link.id != slot for link in live):
             slots[relay.ask.key] = self.id, lost(self.id)
 
     def _is_a_second_attempt(self, hedge: Hedge, first: Relay) -> None:

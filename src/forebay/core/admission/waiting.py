@@ -114,13 +114,18 @@ class WaitingRoom(Generic[T]):
         """Whether anybody waits in this band or above it."""
         return any(self._lines[: band + 1])
 
+    @property
+    def full(self) -> bool:
+        """Whether the next one to enter takes somebody's place, or finds none."""
+        return len(self._places) >= self.size_max
+
     def enter(self, item: T, ticket: Ticket, now: float) -> Refused[T] | None:
         """Take a place in order. Returns who is refused.
 
         When the room is full that is the newest of the lowest band, or the item itself if nobody is below it.
         """
         refused = None
-        if len(self._places) >= self.size_max:
+        if self.full:
             loser = self._newest_below(ticket.band)
             refused = Refused(item if loser is None else loser, Code.QUEUE_FULL, self.retry_after_s(now))
             if loser is None:
