@@ -15,7 +15,6 @@ import asyncio
 import contextlib
 import json
 import os
-import platform
 import socket
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -24,7 +23,7 @@ from pathlib import Path
 from typing import Final, cast
 
 import httptools
-from processes import allow_files, await_answer, memory_kb, request, started
+from processes import allow_files, await_answer, machine, memory_kb, request, started
 from proxies import KEY, MOCK_PORT, PROXIES, PROXY_PORT, REPLICAS, install, version
 
 HERE: Final = Path(__file__).parent
@@ -359,7 +358,7 @@ def main() -> None:
     os.sched_setaffinity(0, {1})
     found = {name: asyncio.run(behaviour(name)) for name in names}
     result = {
-        "machine": {"cpus": os.cpu_count(), "kernel": platform.release(), "python": platform.python_version()},
+        "machine": machine(),
         "versions": {name: version(name) for name in names},
         "limits": {figure: most for figure, (_, most) in PROBES.items()},
         "behaviour": found,

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import platform
 import resource
 import signal
 import socket
@@ -17,6 +18,18 @@ ANSWER_TIMEOUT_S: Final = 120.0
 WEIGHT: Final = "-15"
 """Nice value of a session. With `sched_autogroup` this, and not the nice value of a process, beats other sessions."""
 BODY: Final = b'{"model":"mock","messages":[{"role":"user","content":"hi"}],"max_tokens":1}'
+
+
+def machine() -> dict[str, int | str]:
+    """What results say of where they come from."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    model = next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
+    return {
+        "cpus": os.cpu_count() or 0,
+        "processor": model,
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+    }
 
 
 def allow_files() -> None:

@@ -32,7 +32,6 @@ import argparse
 import contextlib
 import json
 import os
-import platform
 import signal
 import statistics
 import subprocess
@@ -46,7 +45,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from goals import judged
-from processes import allow_files, await_answer, cpu_ns, memory_kb, started
+from processes import allow_files, await_answer, cpu_ns, machine, memory_kb, started
 from proxies import KEY, MOCK_PORT, PROXIES, PROXY_PORT, REPLICAS, install, version
 
 from forebay.wire.transcript import Transcript
@@ -273,7 +272,7 @@ def result(names: list[str], count: int, seen: dict[str, dict[str, list[Run]]]) 
     seen = {name: found | kept if name.startswith("forebay") else found for name, found in seen.items()}
     figures = {name: {scenario: medians(runs) for scenario, runs in found.items()} for name, found in seen.items()}
     return {
-        "machine": {"cpus": os.cpu_count(), "kernel": platform.release(), "python": platform.python_version()},
+        "machine": machine(),
         "versions": {name: version(name) for name in names},
         "rounds": count,
         "figures": figures,

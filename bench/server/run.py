@@ -26,7 +26,6 @@ import argparse
 import contextlib
 import json
 import os
-import platform
 import signal
 import socket
 import statistics
@@ -46,7 +45,7 @@ from servers import PORTS, REPO, SERVERS, Ports, Server, install, version
 from forebay.modelserver.process import placement
 
 sys.path.append(str(REPO / "bench/gateway"))
-from processes import WEIGHT, allow_files, cpu_ns, memory_kb, started, tree
+from processes import WEIGHT, allow_files, cpu_ns, machine, memory_kb, started, tree
 
 HERE: Final = Path(__file__).parent
 SERVER_CORE: Final = 0
@@ -283,7 +282,7 @@ def result(names: list[str], count: int, seen: Seen, duels: Duels) -> dict[str, 
         for model, servers in seen.items()
     }
     return {
-        "machine": {"cpus": os.cpu_count(), "kernel": platform.release(), "python": platform.python_version()},
+        "machine": machine(),
         "versions": {name: version(name) for name in names},
         "rounds": count,
         "figures": figures,

@@ -78,6 +78,18 @@ def test_a_missed_goal_that_a_bare_relay_misses_too_is_said_to_be_one(tmp_path: 
 
     assert "Missed by them too: both (nginx 0.74x). " in block
     assert "(the most: nginx, 95.0 %)" in block
+    assert "Without a proxy" not in block
+
+    delivered["direct"]["event_512x5ms"]["delivered"] = 0.88
+    delivered["nginx"]["event_64x1ms"] = {"cpu_us": 10.7}
+    there = {**MACHINE, "processor": "Slow One"}
+    write(tmp_path / "gateway/elsewhere.json", {**result, "machine": there})
+    block = page.benchmarks(tmp_path)
+
+    assert "machine** (2 cores of Slow One, Python 3.11, median of 3 rounds; nginx takes 10.7 µs for" in block
+    assert "Without a proxy only 88.0 % arrive" in block
+    (tmp_path / "gateway/elsewhere.json").unlink()
+    delivered["direct"]["event_512x5ms"]["delivered"] = 0.995
 
     delivered["nginx"]["event_512x5ms"]["delivered"] = 0.99
     write(tmp_path / "gateway/results.json", {**result, "goals": goals[1:]})

@@ -21,7 +21,8 @@ def figure(value: float) -> str:
 def machine(described: Mapping[str, int | str], rounds: int) -> str:
     """Where and how often something was measured."""
     often = "one round" if rounds == 1 else f"median of {rounds} rounds"
-    return f"{described['cpus']} cores, Python {described['python']}, {often}"
+    processor = f" of {described['processor']}" if described.get("processor") else ""
+    return f"{described['cpus']} cores{processor}, Python {described['python']}, {often}"
 
 
 def shown(name: str) -> str:
