@@ -94,7 +94,11 @@ TABLE: dict[Code, Row] = {
         "The body is larger than gateway.limits.body_bytes_max; of a model server --http-max-input-size.",
     ),
     Code.HEADERS_TOO_LARGE: Row(
-        431, _C, False, _BAD, "The request head is larger than gateway.limits.header_bytes_max."
+        431,
+        _C,
+        False,
+        _BAD,
+        "The request head is larger than gateway.limits.header_bytes_max; of a model server 32,768 bytes.",
     ),
     Code.REQUEST_TIMEOUT: Row(408, _C, False, _BAD, "The request did not arrive completely in time."),
     Code.UNAUTHORIZED: Row(401, _C, False, _BAD, "The API key is missing or not valid."),
