@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from forebay.cli.records.reading import records_folder
 from forebay.cli.running.address import Address, Holder, admin_address, admin_url, running
 from forebay.cli.settings import UserError
 from forebay.core.cluster import Cluster
@@ -113,3 +114,16 @@ def test_only_what_runs_is_found(folder: Path) -> None:
 def test_an_address_to_listen_on_becomes_one_to_ask(host: str, url: str) -> None:
     admin = {"host": host, "auth": "keys"}
     assert admin_url(Cluster.model_validate({"admin": admin, "models": MODELS})) == url
+
+
+def test_of_several_that_have_records_those_of_the_one_that_runs_are_read() -> None:
+    for name in ("one", "two", "three"):
+        Path(".forebay/run", name, "records").mkdir(parents=True)
+    with pytest.raises(UserError, match=r"(?s)Several clusters have records.*one.*three.*two"):
+        records_folder(None)
+    runs("two", "http://127.0.0.1:9002")
+    assert records_folder(None).parent.name == "two"
+    runs("three", "http://127.0.0.1:9003")
+    with pytest.raises(UserError, match=r"(?s)Several clusters have records.*three.*two") as refusal:
+        records_folder(None)
+    assert "one/records" not in str(refusal.value)

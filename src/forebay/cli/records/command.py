@@ -20,7 +20,10 @@ audit = typer.Typer(help="The audit log.", no_args_is_help=True)
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 FolderOption = Annotated[
     Path | None,
-    typer.Option(help="Folder of records.", show_default="that of the cluster file's cluster, else the only one"),
+    typer.Option(
+        help="Folder of records.",
+        show_default="of the cluster file's cluster, else of the only one, or the one that runs",
+    ),
 ]
 FileOption = Annotated[
     Path | None,

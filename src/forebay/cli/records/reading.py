@@ -11,6 +11,7 @@ from typing import TypeVar
 import msgspec
 
 from forebay.cli import settings
+from forebay.cli.running.address import running
 from forebay.cli.settings import UserError
 from forebay.control.api.recorded import (
     AttemptDocument,
@@ -170,7 +171,10 @@ def _flaws(flaws: Iterable[Flaw]) -> tuple[FlawDocument, ...]:
 
 
 def records_folder(file: Path | None) -> Path:
-    """The folder of the cluster of a file, else of ./forebay.yaml, else the only one. Raises `UserError`."""
+    """The folder of the cluster of a file, else of ./forebay.yaml, else of the only one, or the only one that runs.
+
+    Raises `UserError`.
+    """
     runs = settings.home() / "run"
     found = sorted(path for path in runs.glob("*/records") if path.is_dir())
     source = settings.read_file(file)
@@ -179,6 +183,9 @@ def records_folder(file: Path | None) -> Path:
         found = [wanted] if wanted in found else found[:0]
     if not found:
         raise UserError(f"There are no records below {runs} yet: gateways write them when they serve requests.")
+    if len(found) > 1:
+        there = running(settings.home())
+        found = [path for path in found if path.parent.name in there] or found
     if len(found) > 1:
         raise UserError("\n".join(["Several clusters have records. Say --folder with one of:", *map(str, found)]))
     return found[0]
