@@ -247,6 +247,7 @@ class Served:
     __slots__ = (
         "_judged_at",
         "account",
+        "freed",
         "homes",
         "leaving",
         "lengths",
@@ -278,6 +279,8 @@ class Served:
         """When requests other than batch work were last known to be about."""
         self.troubled = False
         """Whether the breaker of any replica may be other than closed."""
+        self.freed = False
+        """Whether an attempt has ended since those who wait were last gone through."""
         self.pumping = False
         """Whether somebody is just sending what waits."""
         self.stay_s = 0.0

@@ -221,7 +221,7 @@ class Gateway:
         self.budget.request(now)
         if served.routes.fallback and not served.ready and fall_back(self, relay, Condition.DOWN):
             return
-        if served.waiting.full:  # a place where an attempt has failed: sooner than somebody is turned away
+        if served.freed and served.waiting.full:  # sooner than somebody is turned away
             self.pump(served)
         choice = self.place(relay)
         if isinstance(choice, Route) and not (served.waiting and overtakes(relay)):  # who waits could not go there
@@ -295,7 +295,7 @@ class Gateway:
         """Send what waits, in order, as far as there is room."""
         if served.pumping:  # who is turned away below has ended, and that calls this again: too deep for a long line
             return
-        served.pumping = True
+        served.pumping, served.freed = True, False
         stuck: dict[tuple[object, ...], bool] = {}
         try:
             while served.waiting and self._send_next(served, stuck):
@@ -386,8 +386,8 @@ class Gateway:
         if relay.charge is not None:
             relay.charge.release()
         link.breaker.end(relay.mark, outcome, now)
-        if outcome is _FAILED:
-            served.troubled = True
+        served.freed = True
+        served.troubled |= outcome is _FAILED
         served.waiting.charge(relay.ticket, tokens - relay.ticket.work_tokens)
         return True
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from tests.gateway.machine.books import audit
@@ -68,7 +69,7 @@ def test_who_waits_for_a_replica_on_trial_goes_there_with_the_first_event_of_its
     for _ in range(LIMITS.failures_max):
         ask(world, CHAT, "chat@r2")
         (job,) = at(world, "chat-1")
-        world.loop.act(lambda: job.do(Job.lose))  # noqa: B023 - done at once
+        world.loop.act(partial(job.do, Job.lose))
     for _ in range(3):
         ask(world, CHAT, "chat@r1")
     world.pass_s(LIMITS.open_s)
