@@ -2,7 +2,10 @@
 
 import asyncio
 import io
+import json
+import socket
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -13,9 +16,9 @@ from rich.console import Console
 
 from forebay.cli.conformance import anymodel, command, generic, repository, run
 from forebay.cli.conformance.cases import all_checks
-from forebay.cli.conformance.check import Check, Json, Level, Result, Verdict, compared, differences
+from forebay.cli.conformance.check import Check, Json, Level, Result, Skip, Verdict, compared, differences
 from forebay.cli.conformance.known import DIFFERENCES, without_known
-from forebay.cli.conformance.server import Server
+from forebay.cli.conformance.server import Answer, Server, client
 from forebay.cli.conformance.tensors import FORMATS, packed, unpacked
 
 JSON = st.recursive(
@@ -198,3 +201,52 @@ def test_what_forebay_means_to_do_otherwise_is_told_from_what_it_does_not() -> N
     command.show(results, Console(file=stream, width=120))
     assert "2 known differences of Forebay, see docs/triton.md" in stream.getvalue()
     assert "1 passed · 1 MUST and 0 SHOULD deviate" in stream.getvalue()
+
+
+def test_outputs_whose_parameters_are_null_have_their_data_in_the_json() -> None:
+    output = {"name": "OUT", "datatype": "FP32", "shape": [1], "data": [7.0], "parameters": None}
+    body = json.dumps({"model_name": "m", "outputs": [output]}).encode()
+    assert Answer(200, {}, body).inferred()["outputs"] == [output]
+
+
+def _asked_of(answers: int) -> tuple[list[int], str]:
+    """Two requests to a server that closes each connection behind so many answers, and does not say so: what came."""
+
+    def serve() -> None:
+        for _ in range(answers + 1):
+            connection, _ = listener.accept()
+            with connection:
+                for _ in range(answers):
+                    connection.recv(65536)
+                    connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
+                connection.recv(65536)
+
+    async def main() -> tuple[list[int], str]:
+        statuses: list[int] = []
+        async with client(f"http://127.0.0.1:{listener.getsockname()[1]}") as http:
+            try:
+                for _ in range(2):
+                    statuses.append((await Server(http).get("/")).status)
+            except httpx.TransportError as error:
+                return statuses, type(error).__name__
+        return statuses, ""
+
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor() as threads:
+        threads.submit(serve)
+        return asyncio.run(main())
+
+
+def test_a_kept_connection_that_the_server_has_closed_is_no_finding_and_a_new_one_is() -> None:
+    assert _asked_of(1) == ([200, 200], "")
+    assert _asked_of(0) == ([], "RemoteProtocolError")
+
+
+@pytest.mark.parametrize("name", ["model_repository", "model_repository_extension"])
+def test_an_extension_is_claimed_by_either_of_its_names(name: str) -> None:
+    async def main() -> None:
+        async with httpx.AsyncClient(base_url="http://server") as http:
+            generic.claims(Server(http, extensions=[name]), "model_repository")
+            with pytest.raises(Skip):
+                generic.claims(Server(http, extensions=[name]), "statistics")
+
+    asyncio.run(main())

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from forebay.cli.conformance.check import Check, Deviation, Json, Level, Skip
-from forebay.cli.conformance.generic import ABSENT, Run, zeros
+from forebay.cli.conformance.generic import ABSENT, Run, claims, zeros
 from forebay.cli.conformance.server import Server
 from forebay.cli.conformance.tensors import packed
 
@@ -60,8 +60,7 @@ async def _no_id(server: Server) -> None:
 async def _binary(server: Server) -> None:
     """Binary inputs and outputs carry the same as JSON ones."""
     _allowed(server)
-    if not any(each.startswith("binary_tensor_data") for each in server.extensions):
-        raise Skip("the server does not claim the extension binary_tensor_data")
+    claims(server, "binary_tensor_data")
     name, inputs = await zeros(server)
     by_json = await _answer(server, name, {"inputs": inputs})
     parts = [

@@ -114,7 +114,7 @@ async def _one(server: Server, check: Check, recorded: Recorded, unloaded: str |
     except TimeoutError:
         found_text = f"nothing within {CHECK_TIMEOUT_S:g} s"
         return Result(check.name, Verdict.DEVIATES, check.level, "an answer", found_text), None
-    except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
+    except (httpx.HTTPError, AttributeError, LookupError, TypeError, ValueError) as error:
         found_text = f"{type(error).__name__}: {error}"
         return Result(check.name, Verdict.DEVIATES, check.level, "a well-formed answer", shown(found_text)), None
     if observation is None or check.name not in recorded:

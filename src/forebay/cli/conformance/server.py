@@ -2,7 +2,7 @@
 
 import json
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,6 +19,8 @@ TIMEOUT_S: Final = 30.0
 
 CONNECTIONS_MAX: Final = 64
 HEADER_LENGTH: Final = "inference-header-content-length"
+CONNECTED: Final = "connection.connect_tcp.started"
+SENT: Final = "http11.send_request_headers.started"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ class Answer:
         at = int(length) if length else len(self.body)
         outputs = []
         for output in head.get("outputs", ()):
-            size = output.get("parameters", {}).get("binary_data_size")
+            size = (output.get("parameters") or {}).get("binary_data_size")  # KServe answers null
             if size is None:
                 outputs.append({**output, "data": rounded(output["datatype"], output.get("data"))})
                 continue
@@ -104,10 +106,25 @@ class Server:
         if body is not None and not isinstance(body, bytes):
             body = json.dumps(body).encode()
             given.setdefault("content-type", "application/json")
-        answer = await self.http.request(method, path, content=body or b"", headers=given)
+        answer = await self._answered(method, path, body or b"", given)
         return Answer(
             answer.status_code, {key.lower(): value for key, value in answer.headers.items()}, answer.content
         )
+
+    async def _answered(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> httpx.Response:
+        """A connection that was kept may be closed by the server at any time (RFC 9112 section 9.3): then another.
+
+        Some servers close it behind an error without saying so; that is no finding about the request after it.
+        """
+        while True:
+            steps: set[str] = set()
+            try:
+                return await self.http.request(
+                    method, path, content=body, headers=headers, extensions={"trace": _noting(steps)}
+                )
+            except (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError):
+                if SENT not in steps or CONNECTED in steps:
+                    raise
 
     async def get(self, path: str) -> Answer:
         """GET."""
@@ -133,6 +150,15 @@ class Server:
         if binary:
             more[HEADER_LENGTH] = str(len(text))
         return await self.ask("POST", f"/v2/models/{model}{at}/infer", text + binary, {**more, **(headers or {})})
+
+
+def _noting(steps: set[str]) -> Callable[[str, Mapping[str, object]], Awaitable[None]]:
+    """For httpx's extension `trace`: the names of what a request goes through."""
+
+    async def note(step: str, _: Mapping[str, object]) -> None:
+        steps.add(step)
+
+    return note
 
 
 def client(url: str) -> httpx.AsyncClient:
