@@ -1,6 +1,6 @@
 # `make` lists what there is.
 .DEFAULT_GOAL := help
-.PHONY: help up test wheel check static compiled cover docs bench soak fuzz lock clean
+.PHONY: help up test wheel check quick static compile compiled cover docs bench soak fuzz lock clean
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 VENV ?= .venv
@@ -19,8 +19,7 @@ up: ## install what is needed and start the demo cluster (or ./forebay.yaml) in 
 test: ## everything that must hold: static checks and all tests, the slow ones with real models too
 	@scripts/venv dev
 	@for each in triton kserve; do scripts/oracle $$each || echo "no $$each: its tests are left out" >&2; done
-	@$(MAKE) --no-print-directory static
-	$(BIN)/pytest -m "not slow" -n 3 --dist worksteal
+	@$(MAKE) --no-print-directory --jobs 2 quick compile  # the compiler has use for one core only
 	@$(MAKE) --no-print-directory compiled
 	$(BIN)/pytest -m slow -n 2 --dist loadfile --ignore tests/e2e
 	$(BIN)/pytest tests/e2e -n 2 --dist loadfile --no-loadscope-reorder
@@ -32,8 +31,10 @@ wheel: ## make dist/forebay-*.whl with the request path compiled: the same code 
 
 check: ## the quick part of `make test`: static checks and the tests that start no real model
 	@scripts/venv dev
-	@$(MAKE) --no-print-directory static
-	$(BIN)/pytest -m "not slow" -n 3 --dist worksteal --hypothesis-profile=quick
+	@$(MAKE) --no-print-directory quick EXAMPLES=--hypothesis-profile=quick
+
+quick: static
+	$(BIN)/pytest -m "not slow" -n 3 --dist worksteal $(EXAMPLES)
 
 static:
 	$(BIN)/ruff format --check --quiet src tests bench
@@ -41,8 +42,10 @@ static:
 	$(BIN)/mypy
 	$(BIN)/lint-imports | tail -n 3
 
-compiled:
+compile:
 	@scripts/compiled
+
+compiled: compile
 	PYTHONPATH=$(CURDIR)/build/compiled $(BIN)/pytest -m "not interpreted" -n 3 --dist worksteal --hypothesis-profile=quick \
 	  tests/core tests/net tests/gateway tests/wire/test_transcript.py tests/wire/oip tests/wire/http2 \
 	  tests/modelserver tests/contract/tensor

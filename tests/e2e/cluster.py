@@ -147,7 +147,10 @@ class Cluster:
             models = self.status()["models"]
             return all(r["state"] == "ready" for m in models for r in m["replicas"])
 
-        wait_for(f"cluster ready; it said:\n{self.said()}", probe, timeout_s)
+        try:
+            wait_for("cluster ready", probe, timeout_s)
+        except AssertionError as never:
+            raise AssertionError(f"{never}; it said:\n{self.said()}") from None
 
     def said(self) -> str:
         return self.output.read_text(errors="replace") if self.output.exists() else ""
@@ -218,10 +221,12 @@ def launch(path: Path, name: str, ports: tuple[int, int], home: Path = TEST_HOME
 
 
 @contextmanager
-def running(folder: Path, name: str, models: list[dict[str, Any]], **gateway: Any) -> Iterator[Cluster]:
+def running(
+    folder: Path, name: str, models: list[dict[str, Any]], home: Path = TEST_HOME, **gateway: Any
+) -> Iterator[Cluster]:
     """A ready cluster; stopped, and killed if it does not stop, at the end."""
     path = folder / f"{name}.yaml"
-    cluster = launch(path, name, write_file(path, name, models, **gateway))
+    cluster = launch(path, name, write_file(path, name, models, **gateway), home)
     try:
         cluster.wait_ready()
         yield cluster

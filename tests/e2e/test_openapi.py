@@ -34,8 +34,9 @@ SEED = 1
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A cluster of models that answer at once."""
-    with running(tmp_path_factory.mktemp("openapi"), "e2e-openapi", MODELS) as cluster:
+    """A cluster of models that answer at once. Its home is its own: what the requests set is kept there."""
+    folder = Path(tmp_path_factory.mktemp("openapi"))
+    with running(folder, "e2e-openapi", MODELS, folder / "home") as cluster:
         yield cluster
 
 
@@ -89,6 +90,8 @@ def test_control_answers_as_its_document_says(cluster: Cluster, tmp_path: Path) 
     schemas["AuditTailAsked"]["properties"]["last"] = {
         "enum": [1, 1000]
     }  # 44.0 is none here, but an integer of JSON Schema
+    for number in schemas["Scaling"]["properties"].values():  # each replica is two processes
+        number["maximum"] = 3
     applied = schemas["Apply"]["properties"]
     applied |= {"document": {"enum": [cluster.file.read_text()]}, "dry_run": {"enum": [True]}}
     for parameter in document["paths"]["/v1/models/{model}/deploy"]["post"]["parameters"]:

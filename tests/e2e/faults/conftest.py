@@ -12,7 +12,7 @@ from tests.e2e.faults.load import undisturbed
 Texts = dict[str, dict[int, str]]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Two gateways, a model with two replicas and one with four, all of the synthetic engine."""
     folder, name = Path(tmp_path_factory.mktemp("faults")), f"e2e-faults-{TEST_PROCESS}"
@@ -20,7 +20,7 @@ def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster
         yield cluster
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def texts(shared_cluster: Cluster) -> Texts:
     """Of each model, what its stories are when nothing happens."""
     port = shared_cluster.gateway_port
