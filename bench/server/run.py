@@ -1,6 +1,6 @@
 """What Forebay's model server costs, beside Triton, LitServe, BentoML, MLServer and the bare runtime in one run.
 
-    python bench/server/run.py [--rounds 3] [--window 4] [--only forebay,triton] [--model embedding] [--quick]
+    python bench/server/run.py [--rounds 2] [--window 4] [--only forebay,triton] [--model embedding] [--quick]
 
 The server under test (its whole process tree) is pinned to core 0 and runs one instance of one ONNX model on one
 thread; the load generator, in C, has core 1. `closed`: so many connections (of gRPC: calls under way on a few
@@ -14,12 +14,12 @@ changes that less than throughput and latency, which want a quiet one. `bare` ru
 length, and does nothing in between: what is left for a server that costs nothing, and, at 70 %, what the machine
 itself does to latency.
 
-The speed of a shared machine changes within a minute, by more than servers differ. So ours meets each peer in a duel:
-both are up, loads alternate between them, and a goal is held against the median of the ratios of duels. Who is not
-loaded is stopped meanwhile: idle servers look about them, and one of them takes a tenth of the core for that. Every
-round has all duels, with fresh servers. The figures in the tables are medians over all runs of a server; they and the
-goals go to results.json after every round. A server that cannot be installed, started or asked is said to be missing,
-and the others go on. `--quick` shows that every server answers, and writes nothing.
+The speed of a shared machine changes within a minute, by more than servers differ. So ours meets each peer in duels:
+both are up, loads alternate between them, and a goal is held against the median of the ratios of all duels. Who is
+not loaded is stopped meanwhile: idle servers look about them, and one of them takes a tenth of the core for that.
+Every round has three duels of each pair, with fresh servers. The figures in the tables are medians over all runs of a
+server; they and the goals go to results.json after every round. A server that cannot be installed, started or asked
+is said to be missing, and the others go on. `--quick` shows that every server answers, and writes nothing.
 """
 
 import argparse
@@ -56,6 +56,8 @@ GRPC_CONNECTIONS: Final = 4
 SHARE: Final = 0.7
 """Open loop: of the throughput that the closed one has found."""
 WARMUP_S: Final = 1.0
+DUELS: Final = 3
+"""Of each pair in a round."""
 QUICK_WINDOW_S: Final = 1.0
 START_TIMEOUT_S: Final = 120.0
 
@@ -84,6 +86,7 @@ class Rig:
 
     folder: Path
     window_s: float
+    duels: int
 
     @property
     def repository(self) -> Path:
@@ -123,7 +126,7 @@ class Rig:
             before_ns = cpu_ns(up.pid)
             line = generator.stdout.readline()
             if not line:
-                raise Failed("the load generator ended within its window")
+                raise Failed("the load generator ended within its window; it says why above")
             seen = json.loads(line)
             spent_ns = cpu_ns(up.pid) - before_ns
         if not seen["requests"]:
@@ -179,7 +182,7 @@ def one_round(names: list[str], model: Model, rig: Rig, told: Callable[[Told], N
     for ours in dict.fromkeys(BESIDE.values()):
         if ours in names:
             with _missing(ours, model), rig.serving(ours, model, PORTS[0]) as up:
-                yield _beside_bare(up, rig, told)
+                yield from _beside_bare(up, rig, told)
     for beside, ours in BESIDE.items():
         if ours in names and beside in names:
             with (
@@ -187,34 +190,36 @@ def one_round(names: list[str], model: Model, rig: Rig, told: Callable[[Told], N
                 rig.serving(ours, model, PORTS[0]) as own,
                 rig.serving(beside, model, PORTS[1]) as other,
             ):
-                yield _duel(own, other, rig, told)
+                yield from _duels(own, other, rig, told)
 
 
-def _beside_bare(up: Up, rig: Rig, told: Callable[[Told], None]) -> Duel:
-    bare = rig.bare(up.model, tuned=False)
-    told((BARE, "closed", bare))
-    closed = _closed(rig, up)
-    told((up.name, "closed", closed))
-    return up.name, {"closed": closed}, BARE, {"closed": bare}
+def _beside_bare(up: Up, rig: Rig, told: Callable[[Told], None]) -> Iterator[Duel]:
+    for _ in range(rig.duels):
+        bare = rig.bare(up.model, tuned=False)
+        told((BARE, "closed", bare))
+        closed = _closed(rig, up)
+        told((up.name, "closed", closed))
+        yield up.name, {"closed": closed}, BARE, {"closed": bare}
 
 
-def _duel(ours: Up, beside: Up, rig: Rig, told: Callable[[Told], None]) -> Duel:
-    seen: dict[str, dict[str, Run]] = {ours.name: {}, beside.name: {}}
-
-    def note(up: Up, load: str, run: Run) -> None:
-        seen[up.name][load] = run
-        told((up.name, load, run))
-
+def _duels(ours: Up, beside: Up, rig: Rig, told: Callable[[Told], None]) -> Iterator[Duel]:
     turns = ((ours, beside), (beside, ours))
-    for up, other in turns:
-        with _stopped(other):
-            note(up, "closed", _closed(rig, up))
-    for up, other in turns:
-        with _stopped(other):
-            note(up, "open", rig.measure(up, _share(seen[up.name]["closed"])))
-    with _stopped(beside):
-        note(ours, load_beside(beside.name), rig.measure(ours, _share(seen[beside.name]["closed"])))
-    return ours.name, seen[ours.name], beside.name, seen[beside.name]
+    for _ in range(rig.duels):
+        seen: dict[str, dict[str, Run]] = {ours.name: {}, beside.name: {}}
+
+        def note(up: Up, load: str, run: Run, seen: dict[str, dict[str, Run]] = seen) -> None:
+            seen[up.name][load] = run
+            told((up.name, load, run))
+
+        for up, other in turns:
+            with _stopped(other):
+                note(up, "closed", _closed(rig, up))
+        for up, other in turns:
+            with _stopped(other):
+                note(up, "open", rig.measure(up, _share(seen[up.name]["closed"])))
+        with _stopped(beside):
+            note(ours, load_beside(beside.name), rig.measure(ours, _share(seen[beside.name]["closed"])))
+        yield ours.name, seen[ours.name], beside.name, seen[beside.name]
 
 
 @contextlib.contextmanager
@@ -293,7 +298,7 @@ def result(names: list[str], count: int, seen: Seen, duels: Duels) -> dict[str, 
 def main() -> None:
     """Parse arguments, run the rounds, write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--window", type=float, default=4.0, help="counted seconds of each load")
     parser.add_argument("--only", default=",".join(SERVERS))
     parser.add_argument("--model", default=",".join(model.name for model in MODELS))
@@ -305,7 +310,7 @@ def main() -> None:
     models = [model for model in MODELS if model.name in options.model.split(",")]
     names = install(names)
     allow_files()
-    count, window_s = (1, QUICK_WINDOW_S) if options.quick else (options.rounds, options.window)
+    count, window_s, duels = (1, QUICK_WINDOW_S, 1) if options.quick else (options.rounds, options.window, DUELS)
 
     def done(number: int, seen: Seen, duels: Duels) -> None:
         found = result(names, number, seen, duels)
@@ -315,7 +320,7 @@ def main() -> None:
             print(json.dumps(found["goals"], indent=1))
 
     with tempfile.TemporaryDirectory() as folder:
-        rig = Rig(Path(folder), window_s)
+        rig = Rig(Path(folder), window_s, duels)
         for source in (REPO / "bench/gateway/load.c", HERE / "load_grpc.c"):
             subprocess.run(["gcc", "-O2", "-o", f"{folder}/{source.stem}", str(source), "-lm"], check=True)
         write(rig.repository)
