@@ -7,7 +7,7 @@ They take `TEXT` (BYTES, one text a row) and give `EMBEDDING` (FP32, one vector 
 from base64 import b64encode
 from typing import Final
 
-import msgspec
+import orjson
 
 from forebay.core.errors import Code, Refusal
 from forebay.core.serving.values import InferResponse, Tensor
@@ -20,8 +20,6 @@ from forebay.wire.openai_request import EmbeddingsRequest, parse_embeddings
 TEXT: Final = "TEXT"
 EMBEDDING: Final = "EMBEDDING"
 TOKENS: Final = "TOKENS"
-
-_encode = msgspec.json.Encoder().encode
 
 
 def read(body: bytes, _: bytes) -> Job:
@@ -73,4 +71,4 @@ def _answer(results: Results) -> Answer:
 def _json(vector: Array, base64: bool) -> bytes:
     if base64:
         return b'"' + b64encode(vector.tobytes()) + b'"'
-    return _encode(vector.tolist())
+    return orjson.dumps(vector, option=orjson.OPT_SERIALIZE_NUMPY)
