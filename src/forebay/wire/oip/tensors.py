@@ -353,7 +353,7 @@ def _integers(values: memoryview) -> bytes:
 def _floats(values: memoryview) -> bytes:
     """An FP32 has the digits of the FP64 that is the same number, as Triton writes it."""
     if len(values) < ARRAY_ELEMENTS_LEAST:
-        text = _encode(values.tolist())
+        text = orjson.dumps(values.tolist())
     else:
         text = orjson.dumps(np.asarray(values).astype(np.float64), option=orjson.OPT_SERIALIZE_NUMPY)
     return b"[%b]" % b",".join(map(_number, values.tolist())) if b"null" in text else text
@@ -384,5 +384,5 @@ def _output_size(name: str) -> Refused:
 
 def _number(value: float) -> bytes:
     if math.isfinite(value):
-        return _encode(value)
+        return orjson.dumps(value)
     return b"NaN" if math.isnan(value) else b"Infinity" if value > 0 else b"-Infinity"
