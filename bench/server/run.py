@@ -185,12 +185,7 @@ def one_round(names: list[str], model: Model, rig: Rig, told: Callable[[Told], N
                 yield from _beside_bare(up, rig, told)
     for beside, ours in BESIDE.items():
         if ours in names and beside in names:
-            with (
-                _missing(f"{ours} beside {beside}", model),
-                rig.serving(ours, model, PORTS[0]) as own,
-                rig.serving(beside, model, PORTS[1]) as other,
-            ):
-                yield from _duels(own, other, rig, told)
+            yield from _pair(ours, beside, model, rig, told)
 
 
 def _beside_bare(up: Up, rig: Rig, told: Callable[[Told], None]) -> Iterator[Duel]:
@@ -202,9 +197,25 @@ def _beside_bare(up: Up, rig: Rig, told: Callable[[Told], None]) -> Iterator[Due
         yield up.name, {"closed": closed}, BARE, {"closed": bare}
 
 
-def _duels(ours: Up, beside: Up, rig: Rig, told: Callable[[Told], None]) -> Iterator[Duel]:
+def _pair(ours: str, beside: str, model: Model, rig: Rig, told: Callable[[Told], None]) -> Iterator[Duel]:
+    """All duels of a pair. Now and then a server does not outlive being stopped: then on with fresh ones, once."""
+    left = rig.duels
+    for _ in range(2):
+        with (
+            _missing(f"{ours} beside {beside}", model),
+            rig.serving(ours, model, PORTS[0]) as own,
+            rig.serving(beside, model, PORTS[1]) as other,
+        ):
+            for duel in _duels(left, own, other, rig, told):
+                left -= 1
+                yield duel
+        if not left:
+            return
+
+
+def _duels(count: int, ours: Up, beside: Up, rig: Rig, told: Callable[[Told], None]) -> Iterator[Duel]:
     turns = ((ours, beside), (beside, ours))
-    for _ in range(rig.duels):
+    for _ in range(count):
         seen: dict[str, dict[str, Run]] = {ours.name: {}, beside.name: {}}
 
         def note(up: Up, load: str, run: Run, seen: dict[str, dict[str, Run]] = seen) -> None:
