@@ -141,7 +141,7 @@ class Cluster:
 
         def probe() -> bool:
             if self.process.poll() is not None:
-                raise AssertionError(f"forebay up ended with {self.process.returncode}:\n{self.said()}")
+                raise AssertionError(f"forebay up ended with {self.process.returncode}")
             if PLAIN.get(f"{self.url}/readyz", timeout=5).status_code != 200:
                 return False
             models = self.status()["models"]

@@ -90,8 +90,8 @@ def test_control_answers_as_its_document_says(cluster: Cluster, tmp_path: Path) 
     schemas["AuditTailAsked"]["properties"]["last"] = {
         "enum": [1, 1000]
     }  # 44.0 is none here, but an integer of JSON Schema
-    for number in schemas["Scaling"]["properties"].values():  # each replica is two processes
-        number["maximum"] = 3
+    for number in ("replicas", "min", "max"):  # each replica is two processes; 0.0 is none, as above
+        schemas["Scaling"]["properties"][number] = {"enum": [None, 0, 1, 3]}
     applied = schemas["Apply"]["properties"]
     applied |= {"document": {"enum": [cluster.file.read_text()]}, "dry_run": {"enum": [True]}}
     for parameter in document["paths"]["/v1/models/{model}/deploy"]["post"]["parameters"]:
