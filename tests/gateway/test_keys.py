@@ -21,7 +21,7 @@ from tests.gateway.rig import (
     whole,
     working,
 )
-from tests.net.rig import peer, run, until
+from tests.net.rig import Answer, peer, run, until
 
 from forebay.core.admission import Band
 from forebay.core.model import RecordsSpec, TenancySpec
@@ -101,6 +101,15 @@ def dying(exchange: Exchange) -> None:
     exchange.abort()
 
 
+def limits_told(answer: Answer) -> tuple[int, int, int]:
+    """The limit of requests, how many are left, and in how many seconds all are there again."""
+    limit, left, reset = (
+        answer.headers[b"x-ratelimit-%b-requests" % what] for what in (b"limit", b"remaining", b"reset")
+    )
+    assert reset.endswith(b"s")
+    return int(limit), int(left), int(reset[:-1])
+
+
 @pytest.mark.parametrize(
     "answer", [whole, dying, failing(400, "invalid_request"), failing(503, "overloaded", RETRYABLE)]
 )
@@ -109,11 +118,16 @@ def test_requests_are_limited_however_they_end(tmp_path: Path, answer: Handler) 
         worker = Worker(answer)
         async with working(worker), fronting(tmp_path, routes(worker), tenancy=spec(tmp_path)) as front:
             await ready(front)
-            statuses = [(await front.ask(post(chat(), CHAT, BEARER))).status for _ in range(6)]
-            assert 429 not in statuses
+            answers = [await front.ask(post(chat(), CHAT, BEARER)) for _ in range(6)]
+            assert 429 not in [answer.status for answer in answers]
+            assert [limits_told(answer)[:2] for answer in answers] == [(6, left) for left in (5, 4, 3, 2, 1, 0)]
             over = await front.ask(post(chat(), CHAT, BEARER))
             assert (over.status, error_code(over)) == (429, "rate_limit_exceeded")
             assert 1 <= int(over.headers[b"retry-after"]) <= 61
+            limit, left, reset_s = limits_told(over)
+            assert (limit, left) == (6, 0)
+            assert 55 <= reset_s <= 61  # the newest request leaves the window last
+            assert not any(name.endswith(b"-tokens") for name in over.headers if name.startswith(b"x-ratelimit"))
 
     run(main())
 

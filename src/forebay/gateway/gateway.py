@@ -173,7 +173,7 @@ class Gateway:
         """Answer a request that belongs to no model with an error; `caller` and `asked`: as far as they are known."""
         request_id = request_id or self.id_of(exchange)
         status = TABLE[refusal.code].status
-        headers = [http1.JSON, *id_headers(request_id, exchange.path), *more]
+        headers = [http1.JSON, *id_headers(request_id, exchange.path), *more, *told.limits(self, caller)]
         if refusal.code is Code.UNAUTHORIZED:
             headers.append((b"www-authenticate", b"Bearer"))
         retry_after_s = refusal.retry_after_s if isinstance(refusal, DeniedRefusal) else 0

@@ -6,7 +6,7 @@ What a request uses counts where it was reserved; what it used beyond its estima
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 from forebay.core.errors import Code
 from forebay.core.tenancy.keys import Denied, Tenant
@@ -41,6 +41,13 @@ class _Window:
             if amount <= 0:
                 return slot + SLOTS
         return second + SLOTS
+
+    def empty_at(self, second: int) -> int:
+        """The second from which on nothing that is in the window now is still there."""
+        for slot in range(second, second - SLOTS, -1):
+            if self.slots[slot % SLOTS]:
+                return slot + SLOTS
+        return second
 
 
 class _Book:
@@ -96,6 +103,14 @@ class _Book:
             self.day_tokens + tokens,
         )
         return Asked(self.share, self.used(), wanted)
+
+
+class Left(NamedTuple):
+    """One limit of a minute: what it is, what this gateway may still hand out of it, and when that is all again."""
+
+    limit: int
+    left: int
+    whole_in_s: int
 
 
 class Reservation:
@@ -170,6 +185,20 @@ class Limiter:
         if reservation.stream:
             book.streams -= 1
             book.ended.add(book.second, 1)
+
+    def minute(self, tenant: str, now: float) -> tuple[Left | None, Left | None]:
+        """What a tenant may still have of its requests and tokens per minute; None: as much as there is."""
+        book = self._books[tenant]
+        limit, share = book.limit, book.share
+        if limit.requests >= UNLIMITED and limit.tokens >= UNLIMITED:
+            return None, None
+        second = int(now)
+        if second > book.second:
+            book.roll(second)
+        return (
+            _left(limit.requests, share.requests, book.requests, book.second, now),
+            _left(limit.tokens, share.tokens, book.tokens, book.second, now),
+        )
 
     # --- the day, and what control agreed to
 
@@ -262,6 +291,13 @@ class Limiter:
             lasted_s = min(max(1, book.second - book.streams_since), SLOTS - 1)
             denials.append(Denied(Code.STREAMS_LIMIT, text, math.ceil(lasted_s / max(1, book.ended.total))))
         return max(denials, key=lambda denied: denied.retry_after_s)
+
+
+def _left(limit: int, share: int, window: _Window, second: int, now: float) -> Left | None:
+    if limit >= UNLIMITED:
+        return None
+    left = share - window.total
+    return Left(limit, left if left > 0 else 0, math.ceil(window.empty_at(second) - now) if window.total else 0)
 
 
 def _wait_s(book: _Book, window: _Window, amount: int, share: int, now: float) -> int:

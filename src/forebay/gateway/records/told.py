@@ -11,13 +11,15 @@ from forebay.gateway.asking import SET_COOKIE
 from forebay.gateway.records.facts import NOTHING, Facts, Used
 from forebay.gateway.records.lines import Line
 from forebay.obs.clock import wall_s
-from forebay.wire.http1 import Header
+from forebay.wire.http1 import Header, fields
 from forebay.wire.records import CANDIDATES_MAX, NO_CANDIDATES, Decision, packed
 
 if TYPE_CHECKING:
     from forebay.core.tenancy import Granted
     from forebay.gateway.fleet import Link
+    from forebay.gateway.gateway import Gateway
     from forebay.gateway.relay import Relay
+    from forebay.gateway.tenancy import Admitted
 
 REASONS: Final = {why: why.encode() for why in Why}
 PATH_CHARS_MAX: Final = 256
@@ -30,7 +32,7 @@ def head_lines(relay: "Relay") -> bytes:
     link, route, chosen = relay.link, relay.route, relay.chosen
     assert link is not None
     assert route is not None
-    return b"x-request-id: %b\r\nx-forebay-queue-ms: %d\r\nx-forebay-route: %b%b\r\n%b%b%b" % (
+    return b"x-request-id: %b\r\nx-forebay-queue-ms: %d\r\nx-forebay-route: %b%b\r\n%b%b%b%b" % (
         relay.request_id,
         ms(relay.queued_s),
         REASONS[route.why],
@@ -38,15 +40,24 @@ def head_lines(relay: "Relay") -> bytes:
         link.head_lines,
         b"set-cookie: %b\r\n" % (SET_COOKIE % relay.session) if relay.session else b"",
         b"x-forebay-dispatch: %b\r\n" % chosen.why.encode() if chosen is not None else b"",
+        fields(limits(relay.gateway, relay.admitted)) if relay.admitted is not None else b"",
     )
 
 
-def refusal_headers(relay: "Relay", now: float) -> tuple[Header, ...]:
+def refusal_headers(relay: "Relay", now: float) -> list[Header]:
     """What the head of an error says of a request that no replica answers."""
     waits = relay.link is None or relay not in relay.link.attempts
     queued_s = relay.queued_s + (now - (relay.free_at or relay.began) if waits else 0.0)
     model = relay.served.routes.name.encode()
-    return (b"x-forebay-queue-ms", b"%d" % ms(queued_s)), (b"x-forebay-model", model)
+    headers = [(b"x-forebay-queue-ms", b"%d" % ms(queued_s)), (b"x-forebay-model", model)]
+    return headers + limits(relay.gateway, relay.admitted)
+
+
+def limits(gateway: "Gateway", whose: "Granted | Admitted | None") -> list[Header]:
+    """What a tenant has left of its limits; nothing where nobody is asked for a key."""
+    if whose is None or gateway.doorman is None:
+        return []
+    return gateway.doorman.limit_headers(whose.tenant, gateway.now())
 
 
 class End:

@@ -45,8 +45,18 @@ HEADERS: Final = (
 )
 """What an inference request may carry."""
 REQUEST_ID: Final = Header("x-request-id", "The name of the request.", _ID)
+LIMIT_HEADERS: Final = tuple(
+    header
+    for what in ("requests", "tokens")
+    for header in (
+        Header(f"x-ratelimit-limit-{what}", f"The {what} per minute of the tenant, if they are limited.", _COUNT),
+        Header(f"x-ratelimit-remaining-{what}", "How many of them this gateway certainly still lets in.", _COUNT),
+        Header(f"x-ratelimit-reset-{what}", "When all are there again, as `17s`, if nothing is asked.", _WORD),
+    )
+)
 ANSWER_HEADERS: Final = (
     REQUEST_ID,
+    *LIMIT_HEADERS,
     Header("x-forebay-queue-ms", "How long it has waited for a replica.", _COUNT),
     Header("x-forebay-route", "Why it went to this replica.", _WORD),
     Header("x-forebay-replica", "The replica that answers.", _WORD),
@@ -59,6 +69,7 @@ ANSWER_HEADERS: Final = (
 ERROR_HEADERS: Final = (
     Header("x-request-id", "The name of the request, if there was one.", _ID),
     Header("retry-after", "When it makes sense to come back, seconds.", _COUNT),
+    *LIMIT_HEADERS,
 )
 
 
