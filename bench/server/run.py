@@ -318,6 +318,8 @@ def main() -> None:
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # who is told to stop stops what it has started
     names = [name for name in options.only.split(",") if name]
+    if unknown := [name for name in names if name not in SERVERS]:
+        parser.error(f"--only: there is no {unknown[0]}; there are {', '.join(SERVERS)}")
     models = [model for model in MODELS if model.name in options.model.split(",")]
     names = install(names)
     allow_files()
