@@ -197,3 +197,18 @@ def test_a_missed_goal_of_the_model_server_is_shown_with_what_could_be_reached_a
     assert "| embed | forebay | triton | 1.20x | 1.00x | 0.90x | 90% |" in with_sockets
     assert "| embed | forebay-grpc | triton | 1.20x | 2.00x | 0.90x | 45% |" in with_sockets
     assert shown(triton=50.0) == shown(bare=100.0) == ""
+
+
+def test_the_goals_of_the_model_server_are_shown_of_another_machine_too(tmp_path: Path) -> None:
+    figures = {"embed": {name: {"closed": {"per_s": value}} for name, value in (("bare", 370.0), ("triton", 326.0))}}
+    goal = dict.fromkeys(("model", "ours", "beside"), "") | {"goal": "throughput, at least", "bound": 1.2}
+    missed = goal | {"model": "embed", "ours": "forebay", "beside": "triton", "value": 1.1, "met": False}
+    there = MACHINE | {"processor": "Other"}
+    result = {"machine": there, "rounds": 2, "versions": {}, "figures": figures, "goals": [missed]}
+    write(tmp_path / "server/elsewhere.json", result)
+    block = page.benchmarks(tmp_path)
+
+    where = "2 cores of Other, Python 3.11, median of 2 rounds; requests/s of `bare` there: 370 of `embed`"
+    assert f"**The same on another machine** ({where}):" in block
+    assert "| embed | forebay | throughput, at least | 1.2x | **1.10x** |" in block
+    assert "| embed | forebay | triton | 1.20x | 1.13x | 1.10x | 97% |" in block

@@ -27,6 +27,7 @@ ALL: Final[tuple[tuple[str, Reader], ...]] = (
     ("path/results.json", path.tables),
     ("priority/results.json", priority.tables),
     ("server/results.json", server.tables),
+    ("server/elsewhere.json", server.elsewhere),
 )
 INTRODUCTION: Final = """# Benchmarks
 

@@ -21,6 +21,13 @@ P99_NOTE: Final = (
     "next run. So its p99 is about the time of two runs, which grow with the load: the same runtime behind a faster "
     "server has a higher p99 there, and a lower one at as many requests/s."
 )
+BOLD: Final = "bold: missed; *each at 70 %* gives the faster server more to do"
+CEILINGS: Final = (
+    "**Ceilings of the missed goals of throughput**: what a server would come to that costs nothing itself, from the "
+    "figures above. On its core there is still the model's run (`bare` or `bare-tuned`, whichever is faster) and, "
+    "over HTTP, what `socket` takes to read a request and write an answer. A goal above its ceiling takes a faster "
+    "run of the model, not a faster server."
+)
 THROUGHPUT: Final = "throughput, at least"
 """A goal of `bench/server/goals.py`."""
 RUNTIME: Final = ("bare", "bare_tuned")
@@ -67,8 +74,19 @@ def tables(document: bytes) -> list[Table]:
         for model, servers in result.figures.items()
     ]
     if result.goals:
-        made.append(_goals(result.goals))
-    return [*made, *_ceilings(result)]
+        made.append(_goals(result.goals, f"**Goals of the model server** ({BOLD}):", P99_NOTE))
+    return [*made, *_ceilings(result, CEILINGS)]
+
+
+def elsewhere(document: bytes) -> list[Table]:
+    """The goals on a machine where the model's run takes longer. Raises `msgspec.MsgspecError` if that is no such
+    result.
+    """
+    result = msgspec.json.decode(document, type=_Result)
+    where = machine(result.machine, result.rounds)
+    bare = ", ".join(f"{figure(_per_s(servers, RUNTIME[0]))} of `{name}`" for name, servers in result.figures.items())
+    title = f"**The same on another machine** ({where}; requests/s of `{RUNTIME[0]}` there: {bare}):"
+    return [_goals(result.goals, title), *_ceilings(result, "**Ceilings of the missed ones there**:")]
 
 
 def summary(document: bytes) -> list[Table]:
@@ -84,7 +102,7 @@ def summary(document: bytes) -> list[Table]:
     return [Table(title, ("model, on one core", *map(shown, servers)), rows)]
 
 
-def _ceilings(result: _Result) -> list[Table]:
+def _ceilings(result: _Result, title: str) -> list[Table]:
     """What the missed goals of throughput could come to at most; nothing if none is missed or that is not known."""
     rows = []
     for goal in result.goals:
@@ -106,12 +124,6 @@ def _ceilings(result: _Result) -> list[Table]:
         rows.append((goal.model, shown(goal.ours), shown(goal.beside), *values))
     if not rows:
         return []
-    title = (
-        "**Ceilings of the missed goals of throughput**: what a server would come to that costs nothing itself, from "
-        "the figures above. On its core there is still the model's run (`bare` or `bare-tuned`, whichever is faster) "
-        "and, over HTTP, what `socket` takes to read a request and write an answer. A goal above its ceiling takes a "
-        "faster run of the model, not a faster server."
-    )
     return [Table(title, ("model", "", "beside", "goal", "ceiling", "reached", "of the ceiling"), rows)]
 
 
@@ -132,7 +144,7 @@ def _row(name: str, version: str, loads: Mapping[str, Mapping[str, float]]) -> t
     return (f"**{title}**" if name == "forebay" else title, *cells)
 
 
-def _goals(goals: list[_Goal]) -> Table:
+def _goals(goals: list[_Goal], title: str, note: str = "") -> Table:
     """A row for each goal of each server of ours, a column for each that it is held against."""
     beside = list(dict.fromkeys(_against(goal) for goal in goals))
     rows: dict[tuple[str, ...], dict[str, str]] = {}
@@ -142,10 +154,10 @@ def _goals(goals: list[_Goal]) -> Table:
         row = rows.setdefault((goal.model, shown(goal.ours), goal.goal, bound), {})
         row[_against(goal)] = value if goal.met else f"**{value}**"
     return Table(
-        "**Goals of the model server** (bold: missed; *each at 70 %* gives the faster server more to do):",
+        title,
         ("model", "", "goal", "", *beside),
         [(*head, *(cells.get(name, "") for name in beside)) for head, cells in rows.items()],
-        P99_NOTE,
+        note,
     )
 
 
