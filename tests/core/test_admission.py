@@ -203,16 +203,16 @@ def test_the_oldest_of_a_band_rises_once_in_a_while() -> None:
     enter(waiting, *((f"b{n}", Ticket(BATCH)) for n in range(3)))
     age_s = AGE_S[BATCH]
     enter(waiting, ("d1", Ticket()), now=age_s)
-    waiting.expire(age_s - 1)
+    waiting.rise(age_s - 1)
     assert waiting.waiting() == ["d1", "b0", "b1", "b2"]
-    waiting.expire(age_s)
+    waiting.rise(age_s)
     assert waiting.waiting() == ["b0", "d1", "b1", "b2"], "it goes before those of the band above"
-    waiting.expire(age_s + 1)
+    waiting.rise(age_s + 1)
     assert waiting.waiting() == ["b0", "d1", "b1", "b2"], "only one"
     enter(waiting, ("i", Ticket(INTERACTIVE)), now=age_s + AGE_S[DEFAULT])
-    waiting.expire(age_s + AGE_S[DEFAULT])
+    waiting.rise(age_s + AGE_S[DEFAULT])
     assert waiting.waiting() == ["b0", "i", "d1", "b1", "b2"], "and on, from band to band"
-    waiting.expire(2 * age_s)
+    waiting.rise(2 * age_s)
     assert waiting.waiting() == ["b0", "d1", "i", "b1", "b2"], "each band its own, once in its time"
 
 
@@ -228,7 +228,7 @@ def test_strict_priority_starves_nobody(band: Band, above: Band, every_s: int) -
     waiting.charge(Ticket(band, "low"), 1e9)
     for now in range(0, int(sum(AGE_S.values())) + 3 * every_s, every_s):
         enter(waiting, (f"flood {now}", Ticket(above)), now=now)
-        waiting.expire(now)
+        waiting.rise(now)
         item = next(iter(waiting))
         waiting.leave(item)
         if item == "low":

@@ -188,7 +188,8 @@ class ModelSettings(Section):
     queue_max: Annotated[int, Field(ge=0, le=1_000_000)] = 1024
     """Most requests that wait in a gateway while no replica has room."""
     queue_timeout_s: Annotated[float, Field(gt=0, le=3600)] = 60.0
-    """Longest wait in that queue, seconds."""
+    """Longest wait in that queue, seconds; five times as long for `batch` work. Who has had to give way or lost
+    its replica may wait anew."""
     engine_hang_s: Annotated[float, Field(gt=0.5, le=3600)] = nouns.WorkerSpec.engine_hang_s
     """An engine that owes answers and gives no sign of life for this long is replaced, seconds."""
     drain_grace_s: Annotated[float, Field(ge=0, le=3600)] = nouns.WorkerSpec.drain_grace_s
@@ -196,7 +197,8 @@ class ModelSettings(Section):
     slo: Slo = Slo()
     """Targets."""
     fallback: tuple[StandInSettings, ...] = ()
-    """Models that serve its requests when it cannot, the first one first: names, or sections."""
+    """Models that serve its requests when it cannot, the first one first: names, or sections. Not those that are about
+    tokens (`/v1/tokenize`, `count_tokens`, ids as a prompt): another model has another vocabulary."""
     fallback_default: Literal["allow", "deny"] = "allow"
     """Whether they may, for a request that does not say so with the header `x-forebay-fallback`."""
     price_per_mtok: Annotated[float, Field(ge=0)] | None = None

@@ -83,20 +83,21 @@ def make_ticket(
     if routes.fallback and (said := exchange.header(FALLBACK)) is not None and said.strip().lower() not in WORDS:
         raise Refusal(Code.INVALID_REQUEST, f"'{FALLBACK.decode()}': allowed are allow, deny.", FALLBACK.decode())
     band = tenant.band if asked is None else tenant.band_of(BANDS[asked])
-    patience_s, due_s = routes.queue_timeout_s, math.inf
+    patience_s, due_s, last_s = routes.queue_timeout_s, math.inf, math.inf
     given = exchange.header(DEADLINE)
     if band is _BATCH:
         patience_s *= BATCH_PATIENCE
     elif given is None and routes.ttft_budget_s:
         due_s = routes.ttft_budget_s
         if routes.drops_late and ready:
-            patience_s = min(patience_s, due_s)
+            last_s = due_s
     if given is not None:
         if not given.isdigit() or not 0 < len(given) <= DIGITS_MAX:
             text = f"'{DEADLINE.decode()}': a whole number of milliseconds is wanted, of {DIGITS_MAX} digits at most."
             raise Refusal(Code.INVALID_REQUEST, text, DEADLINE.decode())
-        patience_s = min(patience_s, int(given) / 1000)
-    return Ticket(band, tenant.name, work_tokens, began + patience_s, began + due_s)
+        last_s = int(given) / 1000
+    patience_s = min(patience_s, last_s)
+    return Ticket(band, tenant.name, work_tokens, began + patience_s, began + due_s, began + last_s)
 
 
 def make_ask(

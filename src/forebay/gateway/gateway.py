@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from math import inf
 from random import Random
 from typing import Final
 
@@ -22,7 +23,7 @@ from forebay.gateway.dispatch.endpoints import Endpoint
 from forebay.gateway.dispatch.stepping_in import fall_back, fall_back_all, turn_away
 from forebay.gateway.fleet import BATCH, GOING, Link, Served
 from forebay.gateway.hedging import HEDGED, Hedge, begin_hedge, end_hedge
-from forebay.gateway.pressure.late import out_of_time, too_late
+from forebay.gateway.pressure.late import drop_late, out_of_time
 from forebay.gateway.records import told
 from forebay.gateway.records.accesslog import AccessLog
 from forebay.gateway.records.facts import Used, used
@@ -279,8 +280,8 @@ class Gateway:
             sent(self, relay, link, served.split)
         if relay.hedge_after_s:
             self._call_later(relay, relay.hedge_after_s, begin_hedge)
-        elif relay.streams and relay.impatient and not relay.exchange.started:
-            self._call_later(relay, relay.ticket.deadline - now, out_of_time)
+        elif relay.streams and relay.ticket.last < inf and not relay.exchange.started:
+            self._call_later(relay, relay.ticket.last - now, out_of_time)
 
     def _call_later(self, relay: Relay, seconds: float, call: Callable[["Gateway", Relay], None]) -> None:
         if relay.timer is not None:
@@ -298,6 +299,7 @@ class Gateway:
         served.pumping, served.freed = True, False
         stuck: dict[tuple[object, ...], bool] = {}
         try:
+            drop_late(self, served)
             while served.waiting and self._send_next(served, stuck):
                 pass
         finally:
@@ -402,14 +404,11 @@ class Gateway:
             relay.stuck += not relay.refused
             account.resumed(reason).inc()
         else:
-            if relay.once or relay.retries >= self._retries_max or (relay.impatient and now >= ticket.deadline):
+            if relay.once or relay.retries >= self._retries_max or now >= ticket.last:
                 return False
             relay.retries += 1
             account.retried(reason).inc()
-        if begun or not relay.impatient:  # it had its place: a wait begins anew
-            patience_s = PATIENCE_S if ticket.band == BATCH else relay.served.routes.queue_timeout_s
-            deadline = max(ticket.deadline, now + patience_s)
-            relay.ticket = ticket.until(deadline)
+        relay.wait_on(now + (PATIENCE_S if ticket.band == BATCH else relay.served.routes.queue_timeout_s))
         return True
 
     def over(self, relay: Relay, code: str, status: int, now: float) -> None:
@@ -484,17 +483,14 @@ class Gateway:
                 relay.refuse(Refusal(Code.DRAINING), 1)
 
     def expire(self) -> None:
-        """Refuse what has waited too long, and send what can go."""
+        """Refuse who has waited too long, and send who can go."""
         now = self.now()
         for served in self.served.values():
             served.look_again(now)
             if not served.waiting:
                 continue
-            for relay in served.waiting.expire(now):
-                if relay.impatient and not relay.exchange.started:
-                    relay.refuse(Refusal(Code.DEADLINE_EXCEEDED), served.waiting.retry_after_s(now))
-                    continue
-                turn_away(self, relay, *too_late(served, now))
+            drop_late(self, served)
+            served.waiting.rise(now)
             if served.routes.fallback:
                 fall_back_all(self, served, now)
             self.pump(served)

@@ -206,10 +206,10 @@ class Relay:
             return self.ticket.band == Band.BATCH or not self.gave_way
         return self.ticket.band == Band.BATCH and self._transcript is not None and self._transcript.resumable
 
-    @property
-    def impatient(self) -> bool:
-        """Whether its client would have waited less than the queue lets it."""
-        return self.ticket.deadline < self.began + self.served.routes.queue_timeout_s
+    def wait_on(self, until: float) -> None:
+        """It had its place: it may wait anew, but past what its client has named only if its answer has begun."""
+        ticket = self.ticket
+        self.ticket = ticket.until(max(ticket.deadline, until if self.exchange.started else min(until, ticket.last)))
 
     @property
     def why(self) -> str:

@@ -143,7 +143,7 @@ def test_who_gives_way_again_and_again_is_reached_by_its_age(ages_s: list[float]
     end_s = now + (AGE_S[Band.BATCH] + again_every_s) * (len(ages_s) + 1)
     while now < end_s:
         now += again_every_s
-        room.expire(now)
+        room.rise(now)
         for item in [item for item in room if (band := room.band(item)) is not None and band < Band.BATCH]:
             room.leave(item)
             risen.append(item)

@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,13 @@ from tests.net.rig import Answer, lone, run, until
 from forebay.core.model import ModelRoutes, RecordsSpec
 from forebay.core.tenancy import ANONYMOUS
 from forebay.gateway.asking import make_ticket
+from forebay.gateway.gateway import Gateway
 from forebay.net.server import Exchange
 from forebay.wire import records
 
 PROMISED = replace(ROUTES, ttft_budget_s=0.05)
+URGENT = b"x-forebay-priority: interactive"
+BY_BATCH = {b"x-forebay-priority": b"batch"}
 FULL = 3
 """Requests that a replica with one place gets."""
 
@@ -40,21 +44,23 @@ def decisions(folder: Path) -> dict[str, records.Decision]:
 
 
 @pytest.mark.parametrize(
-    ("routes", "fields", "deadline", "due"),
+    ("routes", "fields", "deadline", "due", "last"),
     [
-        (ROUTES, {}, 120.0, float("inf")),
-        (PROMISED, {}, 120.0, 100.05),
-        (replace(PROMISED, drops_late=True), {}, 100.05, 100.05),
-        (replace(PROMISED, drops_late=True), {b"x-forebay-priority": b"batch"}, 200.0, float("inf")),
-        (replace(PROMISED, drops_late=True), {b"x-forebay-deadline-ms": b"200"}, 100.2, float("inf")),
+        (ROUTES, {}, 120.0, inf, inf),
+        (PROMISED, {}, 120.0, 100.05, inf),
+        (replace(PROMISED, drops_late=True), {}, 100.05, 100.05, 100.05),
+        (replace(PROMISED, drops_late=True), BY_BATCH, 200.0, inf, inf),
+        (replace(PROMISED, drops_late=True), {b"x-forebay-deadline-ms": b"200"}, 100.2, inf, 100.2),
+        (ROUTES, {b"x-forebay-deadline-ms": b"45000"}, 120.0, inf, 145.0),
+        (ROUTES, BY_BATCH | {b"x-forebay-deadline-ms": b"45000"}, 145.0, inf, 145.0),
     ],
 )
 def test_a_request_is_due_by_its_header_and_by_the_promise_of_its_model(
-    routes: ModelRoutes, fields: dict[bytes, bytes], deadline: float, due: float
+    routes: ModelRoutes, fields: dict[bytes, bytes], deadline: float, due: float, last: float
 ) -> None:
     exchange = lone(b"POST", CHAT, fields)
     ticket = make_ticket(exchange, ANONYMOUS, work_tokens=1.0, began=100.0, routes=routes)
-    assert (ticket.deadline, ticket.due) == (pytest.approx(deadline), pytest.approx(due))
+    assert (ticket.deadline, ticket.due, ticket.last) == tuple(map(pytest.approx, (deadline, due, last)))
     cold = make_ticket(exchange, ANONYMOUS, work_tokens=1.0, began=100.0, routes=routes, ready=False)
     assert cold.deadline in {ticket.deadline, 120.0}  # nobody is late for a replica that starts
 
@@ -188,3 +194,53 @@ def test_waits_add_up_where_a_request_gives_way(tmp_path: Path) -> None:
     (gave_way,) = [d for d in seen.values() if len(d.attempts) == 2]
     assert gave_way.attempts[0].outcome == "gave_way"
     assert gave_way.queued_s >= 0.1
+
+
+@pytest.mark.parametrize("band", ["batch", "default"])
+def test_who_gave_way_waits_no_longer_than_its_client_has_named(tmp_path: Path, band: str) -> None:
+    held: list[Exchange] = []
+
+    async def main() -> None:
+        base = replace(ROUTES, queue_timeout_s=0.1)
+        async with cluster(tmp_path, one_place(held), base=base) as front, asyncio.TaskGroup() as group:
+            urgent = [group.create_task(front.ask(post(chat(), CHAT, URGENT))) for _ in range(FULL - 1)]
+            await until(lambda: len(held) == FULL - 1)
+            fields = (b"x-forebay-priority: " + band.encode(), b"x-forebay-deadline-ms: 300")
+            victim = group.create_task(front.ask(post(chat(n=7), CHAT, *fields)))
+            await until(lambda: len(held) == FULL)
+            urgent.append(group.create_task(front.ask(post(chat(), CHAT, URGENT))))
+            late = await victim
+            assert (late.status, error_code(late)) == (504, "deadline_exceeded")
+            assert await front.metric(f'forebay_preemptions_total{{band="{band}",model="chat"}}') == 1
+            for exchange in held:
+                if not exchange.finished:
+                    whole(exchange)
+            assert {(await task).status for task in urgent} == {200}
+
+    run(main())
+
+
+def test_nobody_is_sent_whose_deadline_has_passed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A place that becomes free between two looks at the clock goes to who still wants it."""
+    held: list[Exchange] = []
+    monkeypatch.setattr(Gateway, "expire", lambda _: None)
+
+    async def main() -> None:
+        async with cluster(tmp_path, one_place(held)) as front, asyncio.TaskGroup() as group:
+            running = [group.create_task(front.ask(post(chat()))) for _ in range(FULL)]
+            await until(lambda: len(held) == FULL)
+            late = group.create_task(front.ask(post(chat(n=7), CHAT, b"x-forebay-deadline-ms: 50")))
+            await waiting(front, 1)
+            running.append(group.create_task(front.ask(post(chat(n=8)))))
+            await waiting(front, 2)
+            await asyncio.sleep(0.06)
+            whole(held[0])
+            answer = await late
+            assert (answer.status, error_code(answer)) == (504, "deadline_exceeded")
+            await until(lambda: len(held) == FULL + 1)
+            assert held[FULL].body == chat(n=8)
+            for exchange in held[1:]:
+                whole(exchange)
+            assert {(await task).status for task in running} == {200}
+
+    run(main())

@@ -307,6 +307,32 @@ def test_nobody_stands_in_unless_the_caller_agrees(
     run(main())
 
 
+@pytest.mark.parametrize(
+    ("path", "more"),
+    [
+        ("/v1/tokenize", {"prompt": "a"}),
+        ("/v1/detokenize", {"tokens": [5, 6]}),
+        ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "a"}]}),
+        ("/v1/completions", {"prompt": [5, 6]}),
+        ("/v1/completions", {"prompt": [[5], [6]]}),
+        ("/v1/completions", {"prompt": ["5", "6"]}),
+    ],
+)
+def test_nobody_stands_in_for_a_request_about_the_tokens_of_its_model(
+    tmp_path: Path, path: str, more: dict[str, object]
+) -> None:
+    async def main() -> None:
+        big, small = worker("big"), worker("small")
+        big.report = replace(big.report, state=ReplicaState.DRAINING)
+        async with serving(tmp_path, (big, {**STEPS_IN, "queue_timeout_s": 0.05}), (small, {})) as front:
+            body = msgspec.json.encode({"model": "big", "max_tokens": 4, **more})
+            answer = await front.ask(post(body, path.encode()))
+            text = more.get("prompt") == ["5", "6"]
+            assert (answer.status, bool(small.requests)) == ((200, True) if text else (503, False))
+
+    run(main())
+
+
 def test_a_word_on_fallback_that_is_none_is_refused_where_it_would_matter(tmp_path: Path) -> None:
     async def main() -> None:
         async with serving(tmp_path, (worker("big"), STEPS_IN), (worker("small"), {})) as front:
@@ -440,7 +466,7 @@ def test_nobody_stands_in_for_a_revision_or_past_the_deadline_of_the_caller(tmp_
             await until(lambda: len(held) == 3)
             answer = await ask(front, "big@r1")
             assert (answer.status, error_code(answer)) == (503, "queue_timeout")
-            answer = await ask(front, "big", b"x-forebay-deadline-ms: 20")
+            answer = await ask(front, "big", b"x-forebay-deadline-ms: 0")
             assert error_code(answer) == "deadline_exceeded"
             for exchange in held:
                 naming(exchange)

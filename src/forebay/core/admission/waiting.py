@@ -35,11 +35,12 @@ class Ticket:
     """What a request may claim. `work_tokens` is an estimate of prompt and answer.
 
     It waits until `deadline`, and who names none for the room's `timeout_s`. It should go by `due`, if that is
-    earlier: among those of its tenant the earliest goes first. What clients may ask is the caller's to bound; batch
-    work needs minutes to be reached by age. There is one for each request, so it is no tuple with names.
+    earlier: among those of its tenant the earliest goes first. Whoever lets it wait longer does so up to `last`: then
+    its client wants no answer any more. What clients may ask is the caller's to bound; batch work needs minutes to be
+    reached by age. There is one for each request, so it is no tuple with names.
     """
 
-    __slots__ = ("band", "deadline", "due", "tenant", "work_tokens")
+    __slots__ = ("band", "deadline", "due", "last", "tenant", "work_tokens")
 
     def __init__(
         self,
@@ -48,20 +49,22 @@ class Ticket:
         work_tokens: float = 0.0,
         deadline: float = math.inf,
         due: float = math.inf,
+        last: float = math.inf,
     ) -> None:
         self.band = band
         self.tenant = tenant
         self.work_tokens = work_tokens
         self.deadline = deadline
         self.due = due
+        self.last = last
 
     def risen(self, band: Band) -> "Ticket":
         """The same in another band."""
-        return Ticket(band, self.tenant, self.work_tokens, self.deadline, self.due)
+        return Ticket(band, self.tenant, self.work_tokens, self.deadline, self.due, self.last)
 
     def until(self, deadline: float) -> "Ticket":
         """The same with another deadline."""
-        return Ticket(self.band, self.tenant, self.work_tokens, deadline, self.due)
+        return Ticket(self.band, self.tenant, self.work_tokens, deadline, self.due, self.last)
 
 
 class Refused(NamedTuple, Generic[T]):
@@ -149,7 +152,7 @@ class WaitingRoom(Generic[T]):
             self._lines[place.band].part(place)
 
     def expire(self, now: float) -> list[T]:
-        """Take out the items whose deadline has come, earliest first; and let who has waited long rise a band.
+        """Take out the items whose deadline has come, earliest first.
 
         Call it before asking who is next: only what is due costs time.
         """
@@ -158,12 +161,15 @@ class WaitingRoom(Generic[T]):
         for item in late:
             place = self._places.pop(item)
             self._lines[place.band].part(place)
+        return late
+
+    def rise(self, now: float) -> None:
+        """Let who has waited long rise a band. Call it now and then."""
         for band, age_s in AGE_S.items():  # from the top, so that nobody rises twice at once
             risen = self._lines[band].rise(age_s, now)
             if risen is not None:
                 risen.band, risen.front, risen.since = band - 1, True, now
                 self._lines[risen.band].join(risen)
-        return late
 
     def served(self, ticket: Ticket) -> None:
         """A request goes to a replica, from here or past an empty room: its tenant is charged the estimate."""

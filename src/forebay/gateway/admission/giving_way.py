@@ -62,8 +62,7 @@ def give_way(gateway: "Gateway", victim: "Relay") -> None:
         gateway.hedged(victim, won=False)
     if len(victim.attempts) < NOTED_MAX:
         victim.attempts += (Attempt(link.id, victim.why, GAVE_WAY, now - victim.since),)
-    if not victim.impatient:
-        victim.ticket = ticket.until(max(ticket.deadline, now + PATIENCE_S))
+    victim.wait_on(now + PATIENCE_S)
     victim.give_way()
     gateway.take_back(victim, Outcome.NEUTRAL, now)
     served.waiting.enter_again(victim, victim.ticket, now, since=victim.began)

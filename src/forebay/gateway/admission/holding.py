@@ -18,7 +18,7 @@ def hold(gateway: "Gateway", relay: "Relay", choice: Wait) -> Route | Wait | She
     assert ask is not None
     waiting = served.waiting
     has_a_place = len(waiting) < waiting.size_max or waiting.band(relay) is not None
-    in_time = not relay.impatient or may_wait(relay.began, relay.ticket.deadline, now)
+    in_time = may_wait(relay.began, relay.ticket.last, now)
     if has_a_place and in_time and not relay.exchange.started:
         link = served.links[choice.at]
         if link.awaited_at is None:

@@ -1,6 +1,7 @@
 """Sends requests that their own model cannot serve to one that steps in for it, or refuses them."""
 
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, Final
 
 from forebay.core.dispatch import Chosen
 from forebay.core.errors import Refusal
@@ -10,6 +11,9 @@ from forebay.core.tenancy import ANONYMOUS
 from forebay.gateway.dispatch.dispatching import addressed, condition, read
 from forebay.gateway.dispatch.endpoints import ENDPOINTS
 from forebay.gateway.tensor import requests as tensor
+
+TOKEN_IDS: Final = re.compile(rb"\s*\[[\s\[]*[0-9]")
+"""How a prompt begins that is no text."""
 
 if TYPE_CHECKING:
     from forebay.gateway.fleet import Served
@@ -48,6 +52,8 @@ def fall_back(gateway: "Gateway", relay: "Relay", trouble: Condition) -> bool:
         endpoint, body = addressed(endpoint, exchange, relay.request.partition(b"\r\n\r\n")[2], found.model)
         request = read(endpoint, exchange, body)
     except Refusal:  # the replica will say so
+        return False
+    if not endpoint.runs or TOKEN_IDS.match(request.text):  # in another model's vocabulary they are other words
         return False
     if before.waiting.band(relay) is not None:
         relay.waited(gateway.now())

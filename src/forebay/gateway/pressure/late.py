@@ -4,6 +4,7 @@ import math
 from typing import TYPE_CHECKING
 
 from forebay.core.errors import TABLE, Code, Refusal
+from forebay.gateway.dispatch.stepping_in import turn_away
 
 if TYPE_CHECKING:
     from forebay.gateway.fleet import Served
@@ -11,7 +12,17 @@ if TYPE_CHECKING:
     from forebay.gateway.relay import Relay
 
 
-def too_late(served: "Served", now: float) -> tuple[Refusal, int]:
+def drop_late(gateway: "Gateway", served: "Served") -> None:
+    """Refuse all who have waited too long."""
+    now = gateway.now()
+    for relay in served.waiting.expire(now):
+        if relay.ticket.last <= now and not relay.exchange.started:
+            relay.refuse(Refusal(Code.DEADLINE_EXCEEDED), served.waiting.retry_after_s(now))
+        else:
+            turn_away(gateway, relay, *_too_late(served, now))
+
+
+def _too_late(served: "Served", now: float) -> tuple[Refusal, int]:
     """The answer, and after how many seconds to come back: while a replica starts, as long as that takes."""
     if served.ready:
         return Refusal(Code.QUEUE_TIMEOUT), served.waiting.retry_after_s(now)

@@ -1,5 +1,6 @@
 """What is told of a request, in the head of its answer and in the books, out of what its relay knows."""
 
+from math import inf
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Raw
@@ -103,7 +104,7 @@ def facts(relay: "Relay", end: End, line: bytes) -> Facts:
         relay.asked,
         relay.hit,
         BANDS[relay.ticket.band],
-        relay.ticket.deadline - relay.began if relay.impatient else 0.0,
+        relay.ticket.last - relay.began if relay.ticket.last < inf else 0.0,
         relay.chosen.why if relay.chosen is not None else "",
     )
     revision = link.revision if link is not None else ""
