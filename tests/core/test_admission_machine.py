@@ -253,6 +253,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         for *_, item in late:
             self.plain.leave(item)
             self.finish(item, "expired")
+        self.room.rise(self.now)
         self.plain.age(self.now)
 
     @invariant()

@@ -197,8 +197,8 @@ class ModelSettings(Section):
     slo: Slo = Slo()
     """Targets."""
     fallback: tuple[StandInSettings, ...] = ()
-    """Models that serve its requests when it cannot, the first one first: names, or sections. Not those that are about
-    tokens (`/v1/tokenize`, `count_tokens`, ids as a prompt): another model has another vocabulary."""
+    """Models that serve its requests when it cannot, the first one first: names, or sections. Not those about tokens
+    (`/v1/tokenize`, `count_tokens`, ids as a prompt): another model has another vocabulary."""
     fallback_default: Literal["allow", "deny"] = "allow"
     """Whether they may, for a request that does not say so with the header `x-forebay-fallback`."""
     price_per_mtok: Annotated[float, Field(ge=0)] | None = None

@@ -59,10 +59,16 @@ def expected_tokens(request: Wanted, lengths: Lengths) -> float:
     return lengths.tokens(len(request.text) or 1) + _answer_tokens(request, lengths)
 
 
-def most_tokens(request: Wanted, lengths: Lengths) -> int:
-    """What it is let in for: its prompt, and the longest answer that it asks for, else the longest of late."""
-    longest = request.limit or int(lengths.longest_tokens + 0.5)
-    return lengths.tokens(request.text_bytes) + request.choices * longest
+def most_tokens(request: Wanted, lengths: Lengths, tenant: Tenant) -> int:
+    """What it is let in for: its prompt, and the longest answer that it asks for, else about the longest that its
+    tenant was given of late, as far as its limits go: only what a client asks for itself can be too much for them.
+    """
+    prompt = lengths.tokens(request.text_bytes)
+    if request.limit:
+        return prompt + request.choices * request.limit
+    most = prompt + request.choices * int(lengths.longest_tokens(tenant.name) + 0.5)
+    limits = tenant.limits
+    return max(prompt, min(most, limits.tokens_per_min or most, limits.tokens_per_day or most))
 
 
 def _answer_tokens(request: Wanted, lengths: Lengths) -> float:
@@ -97,7 +103,7 @@ def make_ticket(
             raise Refusal(Code.INVALID_REQUEST, text, DEADLINE.decode())
         last_s = int(given) / 1000
     patience_s = min(patience_s, last_s)
-    return Ticket(band, tenant.name, work_tokens, began + patience_s, began + due_s, began + last_s)
+    return Ticket(band, tenant.name, work_tokens, began + patience_s, began + due_s, last=began + last_s)
 
 
 def make_ask(

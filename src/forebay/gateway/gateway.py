@@ -28,6 +28,7 @@ from forebay.gateway.records import told
 from forebay.gateway.records.accesslog import AccessLog
 from forebay.gateway.records.facts import Used, used
 from forebay.gateway.records.recorder import Recorder
+from forebay.gateway.records.unseen import learn_answer, unseen
 from forebay.gateway.relay import Relay
 from forebay.gateway.rollout.arms import choose_by_arm, kind_of, report, sent
 from forebay.gateway.rollout.reporting import Observations
@@ -114,7 +115,7 @@ class Gateway:
             known = self.served.get(request.model)
             work_tokens = expected_tokens(request, known.lengths) if known is not None and endpoint.runs else 0.0
             if caller is not None:
-                most = most_tokens(request, known.lengths) if known is not None and endpoint.runs else 0
+                most = most_tokens(request, known.lengths, tenant) if known is not None and endpoint.runs else 0
                 admitted = self._let_in(caller, request, asked, most)
             served = serving(self.served, request.model, endpoint, loaded=self.snapshot is not None)
             if chosen is not None and chosen.revision:
@@ -155,6 +156,7 @@ class Gateway:
         if short and relay.ticket.band < BATCH and not sequence:
             relay.hedge_after_s = routes.hedge_after_s
         relay.prompt_bytes, relay.text_bytes = len(request.text) or 1, request.text_bytes
+        relay.limit = request.choices * request.limit
         if routes.policy not in COUNTING or routes.sessions is not _NO_SESSIONS or sequence:
             session = sequence or session_of(relay.exchange, routes)
             if session is None and routes.sessions is _COOKIE:
@@ -421,7 +423,7 @@ class Gateway:
         served, link = relay.served, relay.link
         served.stay_s += now - relay.began
         estimate = served.lengths.tokens(relay.prompt_bytes)
-        spent = used(relay.told, relay.begun, relay.events, estimate)
+        spent = unseen(relay, code, now) or used(relay.told, relay.begun, relay.events, estimate)
         work = spent.prompt + spent.completion
         if code == OK:
             if relay.plain and relay.told is None:
@@ -460,6 +462,7 @@ class Gateway:
         if not prompt_tokens:
             return
         relay.served.lengths.learn(relay.prompt_bytes, prompt_tokens, output_tokens)
+        learn_answer(relay, output_tokens, now)
         if charge is None or link is None or relay.resumes or relay.gave_way:
             return
         if relay.served.routes.task is not _CHAT:  # the answer is there when the prompt has been read

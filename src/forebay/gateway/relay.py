@@ -100,6 +100,7 @@ class Relay:
     streams = False
     session = b""
     """One that its client is given with the answer, to come back with."""
+    limit = 0  # tokens of the longest answer that its client wants, if it names one
     prompt_bytes = 1
     text_bytes = 1
     """Those of them that tokens are estimated by."""

@@ -189,6 +189,26 @@ def test_lengths_are_guessed_until_answers_tell() -> None:
     assert lengths.output_tokens == pytest.approx(50, abs=1)
 
 
+def test_the_longest_answers_are_those_of_a_tenant_and_fade() -> None:
+    lengths = Lengths()
+    lengths.learn_longest("a", 900)
+    assert (lengths.longest_tokens("a"), lengths.longest_tokens("b")) == (900, OUTPUT_TOKENS)
+    for _ in range(300):
+        lengths.learn_longest("a", 100)
+    assert lengths.longest_tokens("a") == pytest.approx(100, rel=0.01)
+    lengths.learn_longest("a", 10**9)
+    assert lengths.longest_tokens("a") == OUTLIER * OUTPUT_TOKENS, "one count beyond all reason"
+
+
+def test_the_pace_of_answers_is_followed() -> None:
+    lengths = Lengths()
+    for _ in range(200):
+        lengths.learn_pace(0.1)
+    assert lengths.pace_s == pytest.approx(0.1, rel=0.01)
+    lengths.learn_pace(1e6)
+    assert lengths.pace_s < 0.2
+
+
 @given(st.lists(st.integers(0, 10**4), max_size=20), st.integers(0, 10**12))
 def test_one_count_beyond_all_reason_changes_a_mean_by_a_bounded_factor(before: list[int], told: int) -> None:
     lengths = Lengths()

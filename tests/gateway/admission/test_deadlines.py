@@ -233,7 +233,8 @@ def test_nobody_is_sent_whose_deadline_has_passed(tmp_path: Path, monkeypatch: p
             await waiting(front, 1)
             running.append(group.create_task(front.ask(post(chat(n=8)))))
             await waiting(front, 2)
-            await asyncio.sleep(0.06)
+            late_at = asyncio.get_running_loop().time() + 0.06
+            await until(lambda: asyncio.get_running_loop().time() > late_at)
             whole(held[0])
             answer = await late
             assert (answer.status, error_code(answer)) == (504, "deadline_exceeded")

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from forebay.core.prefix.blocks import BLOCK_BYTES, blocks
 from forebay.core.routing.speed import Lengths
+from forebay.core.tenancy import Quota, Tenant
 from forebay.gateway.asking import expected_tokens, most_tokens
 from forebay.wire.apis.wanted import prompt_text, wanted
 
@@ -74,14 +75,22 @@ def test_a_request_is_let_in_for_the_longest_answer_that_it_may_have() -> None:
     lengths = Lengths()
     for tokens in (100, 900, *[100] * 20):
         lengths.learn(400, 100, tokens)
+        lengths.learn_longest("team", tokens)
+    team, small = Tenant("team"), Tenant("team", limits=Quota(tokens_per_min=600, tokens_per_day=500))
     plain = {"model": "m", "input": "x" * 398}
     cases: list[tuple[dict[str, Any], int]] = [
-        ({}, round(lengths.longest_tokens)), ({"max_tokens": 5000}, 5000), ({"max_tokens": 5000, "n": 3}, 15_000),
+        ({}, round(lengths.longest_tokens("team"))),
+        ({"max_tokens": 5000}, 5000), ({"max_tokens": 5000, "n": 3}, 15_000),
         ({"max_tokens": 10, "best_of": 4}, 40), ({"n": "x", "max_tokens": 10}, 10), ({"n": -3, "max_tokens": 10}, 10),
     ]  # fmt: skip
-    assert 700 < lengths.longest_tokens <= 900
+    assert 700 < lengths.longest_tokens("team") <= 900
     for more, answer in cases:
-        assert most_tokens(wanted(_encode({**plain, **more})), lengths) == lengths.tokens(400) + answer
+        assert most_tokens(wanted(_encode({**plain, **more})), lengths, team) == lengths.tokens(400) + answer
+    assert lengths.longest_tokens("other") == 256, "the long answers of one tenant are nothing to another"
+    assert most_tokens(wanted(_encode(plain)), lengths, small) == 500, "no more than its limits let in at all"
+    asked = wanted(_encode({**plain, "max_tokens": 5000}))
+    assert most_tokens(asked, lengths, small) > 5000, "but for what it asks for itself"
+    assert most_tokens(wanted(_encode({**plain, "input": "x" * 9998})), lengths, small) == lengths.tokens(10_000)
 
 
 def test_a_system_prompt_weighs_what_it_weighs_inside_of_the_messages() -> None:

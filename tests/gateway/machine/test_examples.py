@@ -13,7 +13,7 @@ from tests.gateway.machine.watched import LIMITS
 from tests.gateway.machine.world import World
 
 from forebay.core.admission import LATELY_S
-from forebay.core.model import Policy, Sessions, StandIn
+from forebay.core.model import Policy, Sessions, StandIn, Task
 
 pytestmark = pytest.mark.interpreted
 
@@ -94,17 +94,17 @@ def test_nobody_loses_his_place_in_a_full_line_while_a_replica_has_one(world: Wo
 
 
 def test_a_model_that_is_never_hedged_is_not_when_it_steps_in_for_another(world: World) -> None:
-    fallback = (StandIn("chat"),)
-    world.routes["spare"] = replace(world.routes["spare"], fallback=fallback, hedge_after_s=0.5)
-    world.routes["chat"] = replace(world.routes["chat"], fallback=(), hedge_after_s=0.0)
+    fallback = (StandIn("embed"),)
+    world.routes["spare"] = replace(world.routes["spare"], task=Task.EMBED, fallback=fallback, hedge_after_s=0.5)
+    world.routes["embed"] = replace(world.routes["embed"], hedge_after_s=0.0)
     world.publish()
-    ask(world, TOKENIZE, "spare")
+    ask(world, EMBED, "spare")
     world.pass_s(0.25)
     (job,) = world.jobs
     world.loop.act(lambda: job.do(Job.lose))
     world.pass_s(1.0)
     (job,) = world.jobs
-    assert job.model == "chat"
+    assert job.model == "embed"
 
 
 def test_others_go_past_a_session_that_waits_for_its_replica(world: World) -> None:

@@ -26,6 +26,7 @@ from tests.net.rig import peer, run, until
 from tests.worker.rig import worker
 
 from forebay.core.model import RecordsSpec, Replica, ReplicaState
+from forebay.core.routing.speed import PACE_S
 from forebay.gateway.records.saved import Sums
 from forebay.net.server import Exchange
 from forebay.wire.openai_answer import ChatAnswer, Head
@@ -163,3 +164,78 @@ def test_ledger_and_worker_agree_on_a_stream_that_was_left(tmp_path: Path, path:
     assert seen.count(mark) - opening <= sums.completion_tokens <= made
     assert sums.completion_tokens <= seen.count(mark) - opening + 3, "only what was on its way may be more"
     assert sums.estimated == 1
+
+
+def test_a_whole_answer_that_was_left_is_billed_about_what_its_engine_has_made(tmp_path: Path) -> None:
+    short = msgspec.json.encode({"model": ROUTES.name, "messages": QUESTION, "max_tokens": 30, "ignore_eos": True})
+    left = msgspec.json.encode({"model": ROUTES.name, "messages": QUESTION, "ignore_eos": True, **MAX})
+
+    async def main(row: Replica) -> None:
+        records = RecordsSpec(str(tmp_path / "records"))
+        async with fronting(tmp_path, replace(ROUTES, replicas=(row,)), records=records) as front:
+            await front.ready()
+            for _ in range(4):
+                assert (await front.ask(post(short))).status == 200
+            async with peer(front.port) as client:
+                client.send(post(left))
+                await until(lambda: engine.metric("worker_generated_tokens_total") >= 4 * 30 + 40)
+            await ended(front)
+
+    with worker(tmp_path, model=ROUTES.name, revision="r1", settings={"step_ms": 20.0}) as engine:
+        engine.ready()
+        at = engine.endpoint
+        run(main(Replica("m-0", 1, "r1", at.host, at.port, ReplicaState.READY)))
+        engine.idle()
+        read, made = engine.metric("worker_prompt_tokens_total"), engine.metric("worker_generated_tokens_total")
+    sums = billed(tmp_path)
+    assert sums.prompt_tokens == pytest.approx(read, rel=0.1)
+    assert (made - 120) / 4 < sums.completion_tokens - 120 < 4 * (made - 120), (made, sums.completion_tokens)
+    assert sums.estimated == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "more", "prompt", "completion"),
+    [
+        (CHAT, {"max_tokens": 2}, True, range(2, 3)),
+        (CHAT, {"max_tokens": 2, "n": 2}, True, range(4, 5)),
+        (CHAT, {}, True, range(4, 257)),
+        (CHAT, {"max_tokens": 2, "stream": True}, True, range(1)),
+        (b"/v1/messages/count_tokens", {}, False, range(1)),
+    ],
+)
+def test_who_leaves_before_anything_was_answered_is_billed_what_can_have_been_done(
+    tmp_path: Path, path: bytes, more: dict[str, object], prompt: bool, completion: range
+) -> None:
+    held: list[Exchange] = []
+    body = msgspec.json.encode({"model": ROUTES.name, "messages": [{"role": "user", "content": "hi"}], **more})
+
+    async def main() -> None:
+        records = RecordsSpec(str(tmp_path / "records"))
+        async with cluster(tmp_path, Worker(held.append), records=records) as front:
+            async with peer(front.port) as client:
+                client.send(post(body, path))
+                await until(lambda: bool(held))
+                enough_at = asyncio.get_running_loop().time() + 8 * PACE_S
+                await until(lambda: asyncio.get_running_loop().time() > enough_at)
+            await until(lambda: bool(front.lines()))
+
+    run(main())
+    sums = billed(tmp_path)
+    assert (bool(sums.prompt_tokens), sums.estimated) == (prompt, prompt)
+    assert sums.completion_tokens in completion
+
+
+def test_a_prompt_that_cannot_have_been_read_is_not_billed(tmp_path: Path) -> None:
+    held: list[Exchange] = []
+    long = msgspec.json.encode({"model": ROUTES.name, "messages": [{"role": "user", "content": "word " * 200_000}]})
+
+    async def main() -> None:
+        records = RecordsSpec(str(tmp_path / "records"))
+        async with cluster(tmp_path, Worker(held.append), records=records) as front:
+            async with peer(front.port) as client:
+                client.send(post(long))
+                await until(lambda: bool(held))
+            await until(lambda: bool(front.lines()))
+
+    run(main())
+    assert (billed(tmp_path).prompt_tokens, billed(tmp_path).completion_tokens) == (0, 0)

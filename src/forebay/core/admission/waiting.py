@@ -49,6 +49,7 @@ class Ticket:
         work_tokens: float = 0.0,
         deadline: float = math.inf,
         due: float = math.inf,
+        *,
         last: float = math.inf,
     ) -> None:
         self.band = band
@@ -60,11 +61,11 @@ class Ticket:
 
     def risen(self, band: Band) -> "Ticket":
         """The same in another band."""
-        return Ticket(band, self.tenant, self.work_tokens, self.deadline, self.due, self.last)
+        return Ticket(band, self.tenant, self.work_tokens, self.deadline, self.due, last=self.last)
 
     def until(self, deadline: float) -> "Ticket":
         """The same with another deadline."""
-        return Ticket(self.band, self.tenant, self.work_tokens, deadline, self.due, self.last)
+        return Ticket(self.band, self.tenant, self.work_tokens, deadline, self.due, last=self.last)
 
 
 class Refused(NamedTuple, Generic[T]):

@@ -18,6 +18,7 @@ LONGEST_DECAY: Final = 0.99
 TOKENS_PER_BYTE: Final = 0.25
 """Until the first answer says better: English prose in JSON."""
 OUTPUT_TOKENS: Final = 256.0
+PACE_S: Final = 0.02
 PROMPT_TOKENS: Final = 1024.0
 
 
@@ -73,15 +74,16 @@ class Line:
 class Lengths:
     """How long the prompts and answers of one model are: means of what replicas counted, the last ones most."""
 
-    __slots__ = ("_samples", "longest_tokens", "output_tokens", "prompt_tokens", "tokens_per_byte")
+    __slots__ = ("_longest", "_samples", "output_tokens", "pace_s", "prompt_tokens", "tokens_per_byte")
 
     def __init__(self) -> None:
         self.tokens_per_byte = TOKENS_PER_BYTE
         self.output_tokens = OUTPUT_TOKENS
-        self.longest_tokens = OUTPUT_TOKENS
-        """About the longest answer of late."""
+        self.pace_s = PACE_S
+        """Seconds from one token of an answer to the next."""
         self.prompt_tokens = PROMPT_TOKENS
         self._samples = 0
+        self._longest: dict[str, float] = {}
 
     def learn(self, body_bytes: int, prompt_tokens: int, output_tokens: int) -> None:
         """A request of this size has been answered completely."""
@@ -89,10 +91,21 @@ class Lengths:
         step = max(LENGTH_STEP, 1 / self._samples)
         per_byte, output, prompt = self.tokens_per_byte, self.output_tokens, self.prompt_tokens
         self.tokens_per_byte += step * (_cut(prompt_tokens / body_bytes, per_byte, TOKENS_PER_BYTE) - per_byte)
-        longest = LONGEST_DECAY * self.longest_tokens
-        self.longest_tokens = max(longest, _cut(output_tokens, longest, OUTPUT_TOKENS))
         self.output_tokens += step * (_cut(output_tokens, output, OUTPUT_TOKENS) - output)
         self.prompt_tokens += step * (_cut(prompt_tokens, prompt, PROMPT_TOKENS) - prompt)
+
+    def learn_longest(self, tenant: str, output_tokens: int) -> None:
+        """An answer to this tenant, which had named no longest one, was so long."""
+        longest = LONGEST_DECAY * self.longest_tokens(tenant)
+        self._longest[tenant] = max(longest, _cut(output_tokens, longest, OUTPUT_TOKENS))
+
+    def longest_tokens(self, tenant: str) -> float:
+        """About the longest answer of late to those requests of a tenant that name no longest one."""
+        return self._longest.get(tenant, OUTPUT_TOKENS)
+
+    def learn_pace(self, seconds: float) -> None:
+        """The tokens of an answer came so many seconds apart."""
+        self.pace_s += LENGTH_STEP * (_cut(seconds, self.pace_s, PACE_S) - self.pace_s)
 
     def tokens(self, body_bytes: int) -> int:
         """Expected length of the prompt in a request of this size; nothing has no tokens."""

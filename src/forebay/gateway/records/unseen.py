@@ -1,0 +1,59 @@
+"""What requests have used whose clients left before anything of an answer was there, and how that is learned.
+
+No engine says what it had done of them. So it is what it would have done in the time: else whoever gives up on whole
+answers in time would get work done that counts against no limit.
+"""
+
+from typing import TYPE_CHECKING, Final
+
+from forebay.core.errors import Code
+from forebay.core.model import Task
+from forebay.core.routing.meter import DECODE_TOKENS_MIN
+from forebay.gateway.account import CLIENT_CLOSED
+from forebay.gateway.dispatch.endpoints import ENDPOINTS
+from forebay.gateway.records.facts import Used
+
+if TYPE_CHECKING:
+    from forebay.gateway.relay import Relay
+
+LEFT: Final = frozenset({CLIENT_CLOSED, Code.DEADLINE_EXCEEDED.value})
+"""How requests end that an engine may have worked on unseen."""
+_CHAT: Final = Task.CHAT
+
+
+def unseen(relay: "Relay", code: str, now: float) -> Used | None:
+    """An estimate; None for one of which more is known, that no replica has, or whose prompt it cannot have read."""
+    link, lengths = relay.link, relay.served.lengths
+    if code not in LEFT or relay.first_at or link is None or relay not in link.attempts:
+        return None
+    endpoint, answering_s = ENDPOINTS.get(relay.path.encode()), _answering_s(relay, now)
+    if endpoint is None or not endpoint.runs or answering_s < 0.0:
+        return None
+    completion = 0
+    if relay.served.routes.task is _CHAT and not relay.streams:  # what is made of a stream comes at once
+        most = relay.limit or lengths.longest_tokens(relay.ticket.tenant)
+        completion = int(min(answering_s / lengths.pace_s, most))
+    return Used(lengths.tokens(relay.prompt_bytes), completion, 0, estimated=True)
+
+
+def learn_answer(relay: "Relay", output_tokens: int, now: float) -> None:
+    """An answer has come to its end: see how long it has taken, and how long it is if its client let it be."""
+    lengths = relay.served.lengths
+    if relay.served.routes.task is not _CHAT or relay.link is None:
+        return
+    if not relay.limit:
+        lengths.learn_longest(relay.ticket.tenant, output_tokens)
+    answering_s = now - relay.first_at if relay.first_at else _answering_s(relay, now)
+    if output_tokens >= DECODE_TOKENS_MIN and answering_s > 0.0:
+        lengths.learn_pace(answering_s / output_tokens)
+
+
+def _answering_s(relay: "Relay", now: float) -> float:
+    """For how long its replica must have been at work on the answer; negative: it reads the prompt, or others."""
+    link, charge, served = relay.link, relay.charge, relay.served
+    assert link is not None
+    if charge is None:
+        prompt_tokens = served.lengths.tokens(relay.prompt_bytes)
+    else:
+        prompt_tokens = charge.ahead_tokens + charge.tokens
+    return now - relay.since - prompt_tokens / served.pricing.speed(link.meter)
