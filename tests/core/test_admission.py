@@ -328,6 +328,9 @@ def test_retry_after_is_the_length_of_the_line_over_the_drain_rate() -> None:
 def test_who_comes_after_a_quiet_time_is_not_sent_away_for_long() -> None:
     waiting = room()
     assert waiting.retry_after_s(1.0) == RETRY_AFTER_S_MAX  # nothing is known
+    waiting.timeout_s = 2.5
+    assert waiting.retry_after_s(1.0) == 3  # but that everybody in line has left it by then
+    waiting.timeout_s = 60.0
     for n in range(40):
         waiting.rate.count(100.0 + n / 20)
     enter(waiting, *((f"{n}", Ticket()) for n in range(39)), now=500.0)

@@ -184,11 +184,13 @@ class WaitingRoom(Generic[T]):
         """Whole seconds until a newcomer could expect a place: the line's length over the drain rate.
 
         The longest there is where somebody has waited all the time over which rates are counted, and nobody was done.
+        Who is first in line leaves it within `timeout_s`, so no place takes longer, however little is known.
         """
+        longest_s = min(RETRY_AFTER_S_MAX, max(1, math.ceil(self.timeout_s)))
         first = next(iter(self._places.values()), None)
         if first is not None and now - first.since > WINDOW_S and not self.rate.total(now):
-            return RETRY_AFTER_S_MAX
-        return self.rate.retry_after_s(len(self._places), now)
+            return longest_s
+        return min(longest_s, self.rate.retry_after_s(len(self._places), now))
 
     def _add(self, item: T, ticket: Ticket, front: bool, now: float, since: float) -> None:
         assert item not in self._places, f"{item} waits already"
