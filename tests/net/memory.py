@@ -78,6 +78,9 @@ class Desk:
     def refused(self, code: Code) -> None:
         assert code is not Code.INTERNAL
 
+    def named(self, seen: Exchange, code: Code) -> bytes:
+        return b""
+
     def wants_body(self, exchange: Exchange) -> bool:
         return exchange.target != b"/unwanted"
 

@@ -79,8 +79,7 @@ class Connection(Sender):  # of asyncio's no class: see `Upstream`
         self.transport = cast(asyncio.Transport, transport)
         self.transport.set_write_buffer_limits(WRITE_BUFFER_BYTES)
         if not self.owner.opened(self):
-            self._refusal = Refusal(Code.CONNECTION_LIMIT)
-            self._refuse()
+            self._refuse(Refusal(Code.CONNECTION_LIMIT))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._phase = CLOSED
@@ -192,8 +191,7 @@ class Connection(Sender):  # of asyncio's no class: see `Upstream`
             if age > self.common.idle_timeout_s:
                 self._close()
         elif age > (limits.head_timeout_s if self._phase == HEAD else limits.body_timeout_s):
-            self._refusal = Refusal(Code.REQUEST_TIMEOUT)
-            self._refuse()
+            self._refuse(Refusal(Code.REQUEST_TIMEOUT))
 
     @property
     def idle_since(self) -> float:
@@ -414,7 +412,7 @@ class Connection(Sender):  # of asyncio's no class: see `Upstream`
             elif self._phase == LINGER:
                 break
             elif self._refusal is not None:
-                self._refuse()
+                self._refuse(self._refusal)
             elif self._held:
                 data, self._held = b"".join(self._held), None
                 if not self._reading:
@@ -455,13 +453,15 @@ class Connection(Sender):  # of asyncio's no class: see `Upstream`
             else:
                 exchange.respond(500, [http1.JSON], error_body(Refusal(Code.INTERNAL), exchange.path))
 
-    def _refuse(self) -> None:
+    def _refuse(self, refusal: Refusal) -> None:
         """Answer bytes that are no acceptable request, then close."""
-        refusal, self._refusal = self._refusal, None
-        assert refusal is not None
+        self._refusal = None
         self.owner.refused(refusal.code)
-        target = b"" if self._phase == IDLE else self._target  # after a complete request the bytes tell nothing
-        self.put(refusal_answer(refusal, target, self.common.date))
+        target, fields = self._target, self._fields or {}
+        if self._phase == IDLE:  # after a complete request the bytes tell nothing
+            target, fields = b"", {}
+        request_id = self.owner.named(Exchange(self, b"", target, [], fields), refusal.code)
+        self.put(refusal_answer(refusal, target, self.common.date, request_id))
         self._linger()
 
     def _linger(self) -> None:

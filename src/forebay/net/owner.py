@@ -143,3 +143,8 @@ class Owner(Protocol):
 
     def refused(self, code: Code) -> None:
         """Note that bytes that never became an exchange were answered with an error."""
+
+    def named(self, seen: Exchange, code: Code) -> bytes:
+        """The id that the answer to such bytes is to carry, and be found by; empty: none. `seen` is what was read of
+        a head, without a method, and cannot be answered.
+        """

@@ -6,7 +6,7 @@ from typing import Final
 from forebay.core.errors import TABLE, Code, Refusal
 from forebay.core.model import Limits
 from forebay.wire import http1
-from forebay.wire.errors import error_body
+from forebay.wire.errors import error_body, id_headers
 
 BACK_IN_S: Final = 1
 """When a client may come back that has been turned away for want of room."""
@@ -40,10 +40,13 @@ def target_in(data: bytes) -> bytes:
     return words[1] if len(words) == 3 and words[1].startswith(b"/") else b""
 
 
-def refusal_answer(refusal: Refusal, target: bytes, date: bytes) -> bytes:
+def refusal_answer(refusal: Refusal, target: bytes, date: bytes, request_id: bytes = b"") -> bytes:
     """The whole answer, after which the connection closes, in the words of the API that `target` belongs to."""
-    body = error_body(refusal, target.partition(b"?")[0].decode("latin-1"))
+    path = target.partition(b"?")[0].decode("latin-1")
+    body = error_body(refusal, path)
     headers = [http1.JSON, (b"content-length", b"%d" % len(body)), (b"connection", b"close")]
+    if request_id:
+        headers += id_headers(request_id, path)
     if refusal.code is Code.BODIES_LIMIT:
         headers += [(b"retry-after", b"%d" % BACK_IN_S), RETRYABLE]
     return b"%b%b%b\r\n%b" % (http1.status_line(TABLE[refusal.code].status), date, http1.fields(headers), body)

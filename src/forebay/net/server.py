@@ -52,6 +52,8 @@ class HttpServer:
         self.common = Common(limits, alive_for, outbox)
         self.handle = handler
         self.refused = refused
+        self.named: Callable[[Exchange, Code], bytes] = lambda *_: b""
+        """Gives the answer to what never became a request an id: see `Owner`."""
         self.wants_body = wants_body
         self._connections: dict[Connection, None] = {}
         self._arriving: set[asyncio.Task[None]] = set()
