@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from tests.control.units import STAND_IN, kill_all, local, replica, seen, wait_for
 
+from forebay.gateway.records.accesslog import AccessLog
+from forebay.gateway.records.lines import Line
 from forebay.obs import log
 from forebay.providers import local as local_module
 from forebay.providers.local import LAST_WORDS_BYTES_READ, LocalProvider, clean_env
@@ -74,6 +76,24 @@ def test_the_last_words_of_a_killed_unit_are_its_errors_and_what_it_printed(fold
         error, *printed = unit.last_words.splitlines()
         assert json.loads(error)["reason"] == "no memory"
         assert printed == ["Traceback", "{not json}"]
+
+    run(folder, _place_one, second)
+
+
+def test_an_access_log_has_no_last_words(folder: Path) -> None:
+    async def second(provider: LocalProvider) -> None:
+        with (folder / "units" / "chat-0.g1" / "log").open("wb") as file:
+            access = AccessLog(file)
+            access._dropped = 3
+            for code, status in (("ok", 200), ("replica_lost", 502)):
+                access.add(Line("request", 1.0, "req-1", "/v1/completions", "chat", status, code, 5))
+            access.flush()
+            file.write(b'{"event":"crashed"}\n')
+        unit = await seen(provider, "chat-0")
+        assert unit
+        os.kill(unit.pid, signal.SIGKILL)
+        unit = await wait_for(provider, "chat-0", lambda u: not u.alive)
+        assert unit.last_words == '{"event":"crashed"}'
 
     run(folder, _place_one, second)
 

@@ -32,6 +32,8 @@ LAST_WORDS_CHARS_MAX = 4096
 LAST_WORDS_LINES_MAX = 15
 HARMLESS = frozenset({"debug", "info", "warning"})
 """Levels of log lines that are nobody's last words: of a process that is killed they only happen to be the last."""
+ACCESS = frozenset({"request", "access lines dropped"})
+"""What a gateway's access log says, which has no levels: it tells of requests, not of the process."""
 ENV_NAMES = (
     "PATH", "HOME", "USER", "LOGNAME", "LANG", "TZ", "TMPDIR", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV",
     "LD_LIBRARY_PATH", "LD_PRELOAD", "SSL_CERT_FILE", "SSL_CERT_DIR",
@@ -61,9 +63,10 @@ class Intent(msgspec.Struct, frozen=True):
 
 
 class _LogLine(msgspec.Struct):
-    """A line of a log as `obs.log` writes it."""
+    """A line of a log as `obs.log` writes it, or of an access log."""
 
     level: str = ""
+    event: str = ""
 
 
 @dataclass
@@ -394,6 +397,7 @@ def _last_words(log: Path) -> str:
 
 def _is_harmless(line: str) -> bool:
     try:
-        return msgspec.json.decode(line, type=_LogLine).level in HARMLESS
+        told = msgspec.json.decode(line, type=_LogLine)
     except msgspec.DecodeError:
         return False
+    return told.level in HARMLESS or (not told.level and told.event in ACCESS)
