@@ -1,5 +1,6 @@
 """What clients see: answers, errors, ids, models, health."""
 
+import gzip
 from pathlib import Path
 
 import msgspec
@@ -110,6 +111,29 @@ def test_a_bad_body_is_refused_with_the_field_named(
             assert answer.headers[b"x-request-id"].startswith(b"req-")
             assert not worker.requests
             assert await front.metric(f'forebay_requests_total{{code="{code}",model="unknown"}}') == 1
+
+    run(main())
+
+
+@pytest.mark.parametrize("path", [CHAT, b"/v1/embeddings", b"/v1/messages", b"/v1/rerank"])
+@pytest.mark.parametrize("coding", [b"gzip", b"GZIP, br"])
+def test_a_compressed_body_is_refused_by_its_header(tmp_path: Path, path: bytes, coding: bytes) -> None:
+    async def main() -> None:
+        async with cluster(tmp_path, Worker()) as front:
+            answer = await front.ask(post(gzip.compress(chat()), path, b"content-encoding: " + coding))
+            error = msgspec.json.decode(answer.body)["error"]
+            assert (answer.status, error["code"], error["param"]) == (415, "unsupported_encoding", "content-encoding")
+            assert f"`content-encoding: {coding.decode()}`" in error["message"]
+
+    run(main())
+
+
+def test_a_body_that_is_said_to_be_as_it_is_is_read(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with cluster(tmp_path, Worker()) as front:
+            assert (await front.ask(post(chat(), CHAT, b"content-encoding: identity"))).status == 200
+            answer = await front.ask(post(b"{", CHAT, b"content-encoding: Identity"))
+            assert (answer.status, error_code(answer)) == (400, "invalid_json")
 
     run(main())
 

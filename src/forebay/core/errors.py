@@ -20,6 +20,7 @@ class Code(StrEnum):
     """Stable error code: the `code` field of an error object and the `code` label of metrics."""
 
     INVALID_JSON = "invalid_json"
+    UNSUPPORTED_ENCODING = "unsupported_encoding"
     INVALID_REQUEST = "invalid_request"
     UNSUPPORTED_PARAMETER = "unsupported_parameter"
     CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
@@ -76,6 +77,9 @@ _BAD, _BUSY, _SERVER = "invalid_request_error", "rate_limit_error", "server_erro
 
 TABLE: dict[Code, Row] = {
     Code.INVALID_JSON: Row(400, _C, False, _BAD, "The body is not valid JSON."),
+    Code.UNSUPPORTED_ENCODING: Row(
+        415, _C, False, _BAD, "The body is compressed; this path takes only bodies that are not."
+    ),
     Code.INVALID_REQUEST: Row(400, _C, False, _BAD, "A field of the request has a wrong type or value."),
     Code.UNSUPPORTED_PARAMETER: Row(400, _C, False, _BAD, "The engine of this model cannot honour the parameter."),
     Code.CONTEXT_LENGTH_EXCEEDED: Row(

@@ -38,7 +38,7 @@ from forebay.net.server import Exchange
 from forebay.obs.clock import random_hex
 from forebay.obs.metrics import UNKNOWN, Metrics
 from forebay.wire import http1
-from forebay.wire.apis.wanted import Wanted, wanted
+from forebay.wire.apis.wanted import CODING, Wanted, coded, wanted
 from forebay.wire.errors import error_body, id_headers
 from forebay.wire.records import Attempt
 
@@ -126,7 +126,7 @@ class Gateway:
         except Refusal as refusal:
             if admitted is not None:
                 self._settle(admitted, 0, began)
-            self.refuse(exchange, refusal, request_id, caller=caller, asked=asked)
+            self.refuse(exchange, coded(refusal, exchange.header(CODING)), request_id, caller=caller, asked=asked)
             return
         exchange.body = b""  # it is kept once, inside the request
         relay = Relay(self, served, exchange, endpoint.path, request_id, ticket=ticket, began=began)

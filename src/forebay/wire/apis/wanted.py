@@ -15,6 +15,9 @@ from forebay.wire.documents import unreadable
 DIGITS_MAX: Final = 9
 ZERO: Final = 0x30
 NO_TEXT: Final = memoryview(b"")
+CODING: Final = b"content-encoding"
+AS_IT_IS: Final = (b"", b"identity")
+CODING_CHARS_MAX: Final = 32
 FIELD: Final = re.compile(r"(?:required field `|at `\$\.)([^`]*)`")
 
 
@@ -68,6 +71,15 @@ def wanted(body: bytes) -> Wanted:
     limit = _number(fields.max_completion_tokens or fields.max_tokens or fields.max_output_tokens)
     choices = max(1, _number(fields.n), _number(fields.best_of))
     return Wanted(fields.model, _text(fields), stream=fields.stream is True, limit=limit, choices=choices)
+
+
+def coded(refusal: Refusal, coding: bytes | None) -> Refusal:
+    """A refusal of a body in plainer words, if it is no JSON because it is compressed; `coding` is how."""
+    if refusal.code is not Code.INVALID_JSON or coding is None or coding.strip().lower() in AS_IT_IS:
+        return refusal
+    name, shown = CODING.decode(), coding[:CODING_CHARS_MAX].decode("latin-1")
+    text = f"The body is compressed (`{name}: {shown}`); send it uncompressed, without that header."
+    return Refusal(Code.UNSUPPORTED_ENCODING, text, name)
 
 
 def prompt_text(body: bytes) -> memoryview:
