@@ -56,6 +56,8 @@ async def ready(front: Front) -> None:
         ((BEARER,), "big", 403, "model_not_allowed"),
         ((BEARER,), "chat", 200, ""),
         ((b"x-api-key: " + KEY.encode(),), "chat", 200, ""),
+        ((b"authorization: Basic dTpw", b"x-api-key: " + KEY.encode()), "chat", 200, ""),
+        ((b"authorization: Basic dTpw",), "chat", 401, "invalid_api_key"),
     ],
 )
 def test_only_who_has_a_key_and_may_use_the_model_gets_in(

@@ -90,6 +90,18 @@ def test_a_credential_is_taken_from_any_of_three_headers() -> None:
     assert found(api_key=b"a") == b"a"
     assert found(api_key=b"a", x_api_key=b"b") == b"b"
     assert found(api_key=b"a", x_api_key=b"b", authorization=b"Bearer c") == b"Bearer c"
+    assert found(x_api_key=b"b", authorization=b"bearer c") == b"bearer c"
+    assert found(x_api_key=b"b", authorization=b"c") == b"c"
+    assert found(x_api_key=b"b", authorization=b"") == b"b"
+
+
+def test_an_authorization_of_another_scheme_hides_no_key() -> None:
+    def found(**fields: bytes) -> bytes | None:
+        return credential(lambda name: fields.get(name.decode().replace("-", "_")))
+
+    assert found(x_api_key=b"b", authorization=b"Basic dXNlcjpw") == b"b"
+    assert found(api_key=b"a", authorization=b'Digest username="u"') == b"a"
+    assert found(authorization=b"Basic dXNlcjpw") == b"Basic dXNlcjpw"
 
 
 def test_a_good_key_lets_its_tenant_in_and_says_which(door: Door) -> None:

@@ -43,6 +43,7 @@ KNOWN_MAX: Final = 4096
 OF_REQUESTS: Final = (b"x-ratelimit-limit-requests", b"x-ratelimit-remaining-requests", b"x-ratelimit-reset-requests")
 OF_TOKENS: Final = (b"x-ratelimit-limit-tokens", b"x-ratelimit-remaining-tokens", b"x-ratelimit-reset-tokens")
 """The limit, what is left of it, and when all of it is there again."""
+BEARER: Final = b"bearer "
 UNREAD: Final = Denied(Code.INTERNAL, "The gateway cannot read its API keys; its log says why.")
 
 T = TypeVar("T")
@@ -68,8 +69,14 @@ class DeniedRefusal(Refusal):
 
 
 def credential(header: Callable[[bytes], bytes | None]) -> bytes | None:
-    """What a request proves itself by. `header` finds a value by its lower-case name."""
-    return header(b"authorization") or header(b"x-api-key") or header(b"api-key")
+    """What a request proves itself by. `header` finds a value by its lower-case name.
+
+    An `Authorization` of another scheme is somebody else's, a proxy's say: it counts only where there is no key.
+    """
+    given = header(b"authorization")
+    if given and (given[: len(BEARER)].lower() == BEARER or b" " not in given):
+        return given
+    return header(b"x-api-key") or header(b"api-key") or given
 
 
 def forbidden(tenant: Tenant, name: str) -> Denied:

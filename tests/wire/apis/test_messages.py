@@ -234,7 +234,7 @@ def test_every_error_has_a_type_of_anthropics_and_our_code(code: Code) -> None:
     kind = {
         400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
         405: "invalid_request_error", 408: "timeout_error", 409: "invalid_request_error", 413: "request_too_large",
-            415: "invalid_request_error",
+        415: "invalid_request_error",
         429: "rate_limit_error", 431: "invalid_request_error", 500: "api_error", 502: "api_error",
         503: "overloaded_error", 504: "timeout_error",
     }[TABLE[code].status]  # fmt: skip
