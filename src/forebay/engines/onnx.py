@@ -37,6 +37,7 @@ from forebay.engines.protocol import (
     Tokenized,
     Work,
 )
+from forebay.engines.sampling import check_tokens
 from forebay.wire.documents import UNREADABLE
 
 CONTEXT_TOKENS_DEFAULT = 512
@@ -108,13 +109,17 @@ class OnnxEngine:
         if isinstance(work, Tokenize):
             return Tokenized(work.id, tuple(self._encode(work.text, special=work.special)))
         if isinstance(work, Detokenize):
-            ids = self._checked(work.tokens)
-            return Detokenized(work.id, self._tokenizer.decode(ids, skip_special_tokens=False))
+            check_tokens(work.tokens, self._vocabulary, "tokens")
+            return Detokenized(work.id, self._tokenizer.decode(list(work.tokens), skip_special_tokens=False))
         if not isinstance(work, Embed):
             raise Refusal(Code.WRONG_TASK)
         if work.id in self._tokens:
             raise Refusal(Code.INVALID_REQUEST, f"id {work.id!r} is already in use", "id")
-        ids = self._encode(work.input) if isinstance(work.input, str) else self._checked(work.input)
+        if isinstance(work.input, str):
+            ids = self._encode(work.input)
+        else:
+            check_tokens(work.input, self._vocabulary, "input")
+            ids = list(work.input)
         if len(ids) > self._context:
             text = f"`input` has {len(ids)} tokens; this model takes at most {self._context}"
             raise Refusal(Code.CONTEXT_LENGTH_EXCEEDED, text, "input")
@@ -169,17 +174,6 @@ class OnnxEngine:
             raise Refusal(Code.INVALID_REQUEST, f"`input` holds half a character: {error}", "input") from error
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=special).ids
         return ids
-
-    def _checked(self, ids: tuple[int, ...]) -> list[int]:
-        if not ids:
-            raise Refusal(
-                Code.INVALID_REQUEST, "`input` is an empty list; it must have at least one token id", "input"
-            )
-        bad = next((each for each in ids if not 0 <= each < self._vocabulary), None)
-        if bad is not None:
-            text = f"`input` holds token id {bad}; ids of this model are 0 to {self._vocabulary - 1}"
-            raise Refusal(Code.INVALID_REQUEST, text, "input")
-        return list(ids)
 
     def _start(self, now: float) -> float | None:
         """Give free lanes the batches that are ready; the seconds until there is another, None if nothing waits."""

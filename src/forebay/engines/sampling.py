@@ -103,14 +103,14 @@ def too_long(tokens_min: int, context_tokens: int, param: str = "prompt") -> Ref
     return Refusal(Code.CONTEXT_LENGTH_EXCEEDED, text, param)
 
 
-def check_tokens(ids: Sequence[int], vocabulary_size: int) -> None:
-    """Raises `Refusal` for an empty prompt or an id that is no token."""
+def check_tokens(ids: Sequence[int], vocabulary_size: int, param: str = "prompt") -> None:
+    """Raises `Refusal` for no tokens at all, or an id that is no token; `param` is the field that they are in."""
     if not ids:
-        raise Refusal(Code.INVALID_REQUEST, "the prompt is empty; it must have at least one token", "prompt")
+        raise Refusal(Code.INVALID_REQUEST, f"`{param}` is empty; it must have at least one token", param)
     if min(ids) < 0 or max(ids) >= vocabulary_size:
-        bad = next(id for id in ids if not 0 <= id < vocabulary_size)
-        text = f"the prompt holds token id {bad}; ids of this model are 0 to {vocabulary_size - 1}"
-        raise Refusal(Code.INVALID_REQUEST, text, "prompt")
+        at, bad = next((at, id) for at, id in enumerate(ids) if not 0 <= id < vocabulary_size)
+        text = f"`{param}` holds token id {bad} at index {at}; ids of this model are 0 to {vocabulary_size - 1}"
+        raise Refusal(Code.INVALID_REQUEST, text, param)
 
 
 def answer_tokens_max(prompt_tokens: int, max_tokens: int | None, context_tokens: int) -> int:

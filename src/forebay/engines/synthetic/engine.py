@@ -123,7 +123,7 @@ class SyntheticEngine:
             check_text(work.text, model.PIECE_BYTES_MAX, self._context)
             return Tokenized(work.id, model.encode(work.text))
         if isinstance(work, Detokenize):
-            check_tokens(work.tokens, model.VOCABULARY)
+            check_tokens(work.tokens, model.VOCABULARY, "tokens")
             return Detokenized(work.id, model.decode(work.tokens))
         if work.id in self._ids:
             raise Refusal(Code.INVALID_REQUEST, f"id {work.id!r} is already in use", "id")
@@ -194,9 +194,7 @@ class SyntheticEngine:
 
     def _input(self, work: Embed) -> tuple[int, ...]:
         ids = _token_ids(work.input, "input")
-        if not ids or min(ids) < 0 or max(ids) >= model.VOCABULARY:
-            text = f"`input` must have at least one token; ids of this model are 0 to {model.VOCABULARY - 1}"
-            raise Refusal(Code.INVALID_REQUEST, text, "input")
+        check_tokens(ids, model.VOCABULARY, "input")
         if len(ids) > self._context:
             text = f"`input` has {len(ids)} tokens; this model takes at most {self._context}"
             raise Refusal(Code.CONTEXT_LENGTH_EXCEEDED, text, "input")
