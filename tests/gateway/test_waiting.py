@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 from tests.gateway.rig import (
+    CHAT,
+    EVENT_STREAM,
     RETRYABLE,
     ROUTES,
     Front,
@@ -18,6 +20,7 @@ from tests.gateway.rig import (
     failing,
     fronting,
     post,
+    read_until,
     routes,
     whole,
     working,
@@ -31,6 +34,8 @@ from forebay.gateway.fleet import Served
 from forebay.net.client import Pool
 from forebay.net.server import Exchange
 from forebay.obs.metrics import Metrics
+
+STOPPED = b"The gateway is being stopped, and the time that it gives to answers is over"
 
 
 def test_requests_wait_for_a_replica_and_go_in_order(tmp_path: Path) -> None:
@@ -238,6 +243,26 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
             told = await client.rest()
             assert told.startswith(b"HTTP/1.1 503 ")
             assert b'"code":"draining"' in told
+            assert STOPPED + b"; the request can be sent again." in told
+
+    run(main())
+
+
+@pytest.mark.parametrize("path", [CHAT, b"/v1/messages", b"/v1/responses"])
+def test_a_stream_that_a_stopping_gateway_breaks_off_is_told_why(tmp_path: Path, path: bytes) -> None:
+    async def main() -> None:
+        worker = Worker(lambda _: None)
+        async with cluster(tmp_path, worker) as front, peer(front.port) as client:
+            client.send(post(chat(stream=True), path))
+            await until(lambda: bool(worker.requests))
+            worker.requests[0].start(200, [EVENT_STREAM])
+            worker.requests[0].write(b'data: {"n":1}\n\n')
+            await read_until(client, b"\n\n\r\n")
+            front.signals.put_nowait(15)
+            front.signals.put_nowait(15)
+            told = await client.rest()
+            assert b'"code":"stream_interrupted"' in told
+            assert STOPPED + b"; what was sent is incomplete. The request can be sent again." in told
 
     run(main())
 

@@ -483,7 +483,7 @@ class Gateway:
             ]
             for relay in (*served.waiting.waiting(), *attempts):
                 relay.give_up()
-                relay.refuse(Refusal(Code.DRAINING), 1)
+                relay.refuse(told.stopped(begun=relay.exchange.started), 1)
 
     def expire(self) -> None:
         """Refuse who has waited too long, and send who can go."""

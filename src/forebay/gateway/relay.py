@@ -168,7 +168,7 @@ class Relay:
     def refuse(self, refusal: Refusal, retry_after_s: int = 0) -> None:
         """Answer with an error."""
         if self.exchange.started:
-            self._interrupted()
+            self._interrupted(refusal.text if refusal.code is Code.STREAM_INTERRUPTED else "")
             return
         status = TABLE[refusal.code].status
         headers = [http1.JSON, *id_headers(self.request_id, self.path), *refusal_headers(self, self.gateway.now())]
@@ -471,11 +471,11 @@ class Relay:
         code = code_in(b"".join(self._body), Code.OVERLOADED)
         self.gateway.again(self, code, Refusal(Code(code)))
 
-    def _interrupted(self) -> None:
+    def _interrupted(self, text: str = "") -> None:
         """The answer will not be complete: say so inside the stream, and cut it."""
         transcript = self._transcript
         if transcript is not None:
-            event = error_event(Code.STREAM_INTERRUPTED, path=self.path, events=transcript.events)
+            event = error_event(Code.STREAM_INTERRUPTED, text, self.path, transcript.events)
             self.exchange.write((b"\n\n" if transcript.open else b"") + event)
         self.exchange.abort()
         self._end(Code.STREAM_INTERRUPTED.value, self._status)

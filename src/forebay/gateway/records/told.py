@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Raw
 
 from forebay.core.admission import Band
+from forebay.core.errors import Code, Refusal
 from forebay.core.routing import Route, Score, Why
 from forebay.core.tenancy import without_keys
 from forebay.gateway.asking import SET_COOKIE
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 REASONS: Final = {why: why.encode() for why in Why}
 PATH_CHARS_MAX: Final = 256
 ASKED_CHARS_MAX: Final = 128
+_STOPPED: Final = "The gateway is being stopped, and the time that it gives to answers is over"
 BANDS: Final = {band: band.name.lower() for band in Band}
 
 
@@ -151,6 +153,14 @@ def refused_facts(line: Line, raw: bytes, caller: "Granted | None", client: str)
     tenant, key = (caller.tenant.name, caller.key_id) if caller is not None else ("", "")
     decision = Decision(line.ts, line.request_id, "", tenant, line.status, line.code, 0.0, asked=line.asked)
     return Facts(decision, raw, NOTHING, key=key, client=client)
+
+
+def stopped(*, begun: bool) -> Refusal:
+    """What who still waits for an answer, or for the rest of one that has begun, is told when the gateway ends."""
+    if begun:
+        text = f"{_STOPPED}; what was sent is incomplete. The request can be sent again."
+        return Refusal(Code.STREAM_INTERRUPTED, text)
+    return Refusal(Code.DRAINING, f"{_STOPPED}; the request can be sent again.")
 
 
 def candidates(links: list["Link"], route: Route) -> tuple[Raw, int]:
