@@ -487,7 +487,7 @@ class EmbedContract:
             assert (refusal.code, refusal.param) == (code, "input"), (content[:20], refusal)
         said = subject.refuses(Embed(subject.id(), (ids[0], subject.vocabulary))).text
         at_most = subject.vocabulary - 1
-        assert said == f"`input` holds token id {at_most + 1} at index 1; ids of this model are 0 to {at_most}"
+        assert said == f"the input holds token id {at_most + 1} at index 1; ids of this model are 0 to {at_most}"
         assert subject.refuses(Generate(subject.id(), "x", GREEDY)).code is Code.WRONG_TASK
         id = subject.embed("first")
         assert subject.refuses(Embed(id, "second")).code is Code.INVALID_REQUEST

@@ -252,9 +252,9 @@ def test_prompts_are_bounded_before_they_are_tokenised() -> None:
 def test_a_token_id_that_is_none_is_named_with_its_place_and_the_models_range() -> None:
     check_tokens((0, 4), 5)
     for ids, id, at in (((-1,), -1, 0), ((1, 5), 5, 1), ((1, 2**70, 9), 2**70, 1)):
-        with pytest.raises(Refusal, match=f"^.*: `prompt` holds token id {id} at index {at}; .* 0 to 4$"):
+        with pytest.raises(Refusal, match=f"^.*: the prompt holds token id {id} at index {at}; .* 0 to 4$"):
             check_tokens(ids, 5)
-    with pytest.raises(Refusal, match="`input` is empty; it must have at least one token") as caught:
+    with pytest.raises(Refusal, match="the input is empty; it must have at least one token") as caught:
         check_tokens((), 5, "input")
     assert caught.value.param == "input"
 

@@ -109,7 +109,7 @@ class OnnxEngine:
         if isinstance(work, Tokenize):
             return Tokenized(work.id, tuple(self._encode(work.text, special=work.special)))
         if isinstance(work, Detokenize):
-            check_tokens(work.tokens, self._vocabulary, "tokens")
+            check_tokens(work.tokens, self._vocabulary, "input")
             return Detokenized(work.id, self._tokenizer.decode(list(work.tokens), skip_special_tokens=False))
         if not isinstance(work, Embed):
             raise Refusal(Code.WRONG_TASK)

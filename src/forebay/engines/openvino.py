@@ -153,7 +153,7 @@ class OpenVinoEngine:
         if isinstance(work, Tokenize):
             return Tokenized(work.id, tuple(self._tokens(work.text, bos=work.special)))
         if isinstance(work, Detokenize):
-            check_tokens(work.tokens, len(self._raw), "tokens")
+            check_tokens(work.tokens, len(self._raw))
             return Detokenized(work.id, self._tokenizer.decode(list(work.tokens), skip_special_tokens=False))
         if work.id in self._sequences:
             raise Refusal(Code.INVALID_REQUEST, f"id {work.id!r} is already in use", "id")

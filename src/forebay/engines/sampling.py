@@ -104,12 +104,12 @@ def too_long(tokens_min: int, context_tokens: int, param: str = "prompt") -> Ref
 
 
 def check_tokens(ids: Sequence[int], vocabulary_size: int, param: str = "prompt") -> None:
-    """Raises `Refusal` for no tokens at all, or an id that is no token; `param` is the field that they are in."""
+    """Raises `Refusal` for no tokens at all, or an id that is no token; `param`: what they are."""
     if not ids:
-        raise Refusal(Code.INVALID_REQUEST, f"`{param}` is empty; it must have at least one token", param)
+        raise Refusal(Code.INVALID_REQUEST, f"the {param} is empty; it must have at least one token", param)
     if min(ids) < 0 or max(ids) >= vocabulary_size:
         at, bad = next((at, id) for at, id in enumerate(ids) if not 0 <= id < vocabulary_size)
-        text = f"`{param}` holds token id {bad} at index {at}; ids of this model are 0 to {vocabulary_size - 1}"
+        text = f"the {param} holds token id {bad} at index {at}; ids of this model are 0 to {vocabulary_size - 1}"
         raise Refusal(Code.INVALID_REQUEST, text, param)
 
 

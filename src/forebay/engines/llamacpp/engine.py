@@ -159,7 +159,7 @@ class LlamaCppEngine:
         if isinstance(work, Tokenize):
             return Tokenized(work.id, tuple(self._tokens(work.text, bos=work.special)))
         if isinstance(work, Detokenize):
-            check_tokens(work.tokens, self._vocabulary_size, "tokens")
+            check_tokens(work.tokens, self._vocabulary_size)
             return Detokenized(work.id, self._call("/detokenize", {"tokens": work.tokens})["content"])
         if work.id in self._running or any(each.id == work.id for each in self._waiting):
             raise Refusal(Code.INVALID_REQUEST, f"id {work.id!r} is already in use", "id")

@@ -123,7 +123,7 @@ class SyntheticEngine:
             check_text(work.text, model.PIECE_BYTES_MAX, self._context)
             return Tokenized(work.id, model.encode(work.text))
         if isinstance(work, Detokenize):
-            check_tokens(work.tokens, model.VOCABULARY, "tokens")
+            check_tokens(work.tokens, model.VOCABULARY)
             return Detokenized(work.id, model.decode(work.tokens))
         if work.id in self._ids:
             raise Refusal(Code.INVALID_REQUEST, f"id {work.id!r} is already in use", "id")
