@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from forebay.control.leasing import Leases
-from forebay.core.tenancy import Lease, Limiter, Quota, Reservation, Tenant, amounts
+from forebay.core.tenancy import Demand, Denied, Lease, Limiter, Quota, Reservation, Tenant, amounts
 
 TEAM = Tenant("team", limits=Quota(requests_per_min=40))
 NAMES = ("gateway-0", "gateway-1")
@@ -31,6 +31,37 @@ def test_what_one_gateway_does_not_use_the_other_gets(tmp_path: Path) -> None:
         for name, limiter in gateways.items():
             limiter.take(read(path)[name], now)
     assert 20 < passed <= 40
+
+
+def test_a_request_larger_than_an_equal_part_is_let_in_and_then_it_is_known_everywhere_what_is_left(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "leases.json"
+    tenant = Tenant("team", limits=Quota(tokens_per_min=400))
+    leases = Leases(path, {"team": amounts(tenant.limits)}, NAMES)
+    gateways = {name: Limiter((tenant,), 2) for name in NAMES}
+    answers: list[Reservation | Denied] = []
+    for second in range(5):
+        now = 1000.0 + second
+        answers += [limiter.reserve("team", 257, False, now) for limiter in gateways.values()]
+        reports = {name: msgspec.json.encode(limiter.demand(now)) for name, limiter in gateways.items()}
+        leases.renew({name: msgspec.json.decode(each, type=Demand) for name, each in reports.items()}, now, 0.0)
+        for name, limiter in gateways.items():
+            limiter.take(read(path)[name], now)
+
+    assert [isinstance(answer, Reservation) for answer in answers].index(True) == 4, "in the third second"
+    first, last = answers[0], answers[-1]
+    assert isinstance(first, Denied)
+    assert isinstance(last, Denied)
+    assert "share" in first.text
+    assert last.text == "Tenant `team` has not enough left of its 400 tokens per minute."
+
+
+def test_reports_and_leases_of_an_older_version_are_understood() -> None:
+    demand = msgspec.json.decode(b'{"at":1.0,"day":2,"tenants":{}}', type=Demand)
+    lease = msgspec.json.decode(b'{"asked_at":1.0,"heard_at":1.0,"day":2,"shares":{},"held":{}}', type=Lease)
+
+    assert (demand.refused, lease.left) == ({}, {})
 
 
 def test_the_next_control_goes_on_from_what_was_lent(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from forebay.core.tenancy import (
     amounts,
 )
 from forebay.core.tenancy.quota import SLOTS
-from forebay.core.tenancy.shares import UNLIMITED
+from forebay.core.tenancy.shares import UNLIMITED, equal_part
 
 NAMES = ("g0", "g1", "g2", "g3")
 NIGHT = 1e9
@@ -157,7 +157,7 @@ def disturb(cluster: Cluster, rng: Random) -> None:
 def press(cluster: Cluster, hot: Iterable[str], rng: Random) -> None:
     """Clients ask gateways for all they have, or for a bit; some answers end."""
     for name in sorted(cluster.up.keys() & set(hot)):
-        stream, tokens = rng.random() < 0.5, rng.randint(0, 12)
+        stream, tokens = rng.random() < 0.5, rng.randint(0, rng.choice((12, 12, 150)))
         for _ in range(rng.choice((3, 400))):
             if not cluster.ask(name, tokens, stream):
                 break
@@ -243,6 +243,114 @@ def test_without_control_everybody_goes_on_with_something_and_never_with_more() 
     assert cluster.used().requests <= 100
 
 
+# --- requests larger than a share
+
+
+@pytest.mark.parametrize("gateways", [2, 3, 4])
+@pytest.mark.parametrize(
+    ("limit", "tokens"),
+    [
+        (Quota(tokens_per_min=400), 257),
+        (Quota(tokens_per_min=400), 400),
+        (Quota(tokens_per_day=400), 257),
+        (Quota(tokens_per_day=400), 400),
+        (Quota(tokens_per_min=400, tokens_per_day=500), 400),
+        (Quota(requests_per_min=1, tokens_per_min=400, streams_max=1), 400),
+    ],
+)
+def test_what_fits_the_limit_is_let_in_soon_though_it_fits_no_equal_part(
+    limit: Quota, tokens: int, gateways: int
+) -> None:
+    cluster = Cluster(limit, gateways)
+    let_in = []
+    for _ in range(4):
+        let_in += [name for name in cluster.names if cluster.ask(name, tokens, True)]
+        cluster.round()
+
+    assert let_in == ["g0"]
+    assert cluster.is_within()
+
+
+def test_clients_that_reach_any_gateway_get_what_the_limit_has() -> None:
+    cluster = Cluster(Quota(tokens_per_min=400), 2)
+    rng = Random(1)
+    for _ in range(300):
+        cluster.round()
+        cluster.round()
+        cluster.ask(rng.choice(cluster.names), 257)
+
+    assert len(cluster.let) >= 8, "ten minutes have passed, and two requests do not fit into one"
+
+
+def test_who_can_serve_a_large_request_stays_the_same_until_nobody_asks_it_any_more() -> None:
+    limit = Amounts(100, 400, 100, 4000)
+    need = Amounts(1, 300, 0, 300)
+    leases: dict[str, Lease] = {}
+
+    def able(rounds: int, *asked: str) -> list[str]:
+        """Who has room for it, round by round. It is never let in, so that all who are asked go on asking."""
+        nonlocal leases
+        found = []
+        for _ in range(rounds):
+            demands = {}
+            for name in ("a", "b", "c"):
+                share = leases[name].shares["t"] if leases else equal_part(limit, 3)
+                wanted = Amounts(9, 3000, 0, 3000) if name in asked else NOTHING
+                refused = {"t": need} if name in asked else {}
+                demands[name] = Demand(0.0, 1, {"t": Asked(share, NOTHING, wanted)}, refused)
+            leases = allot({"t": limit}, demands, leases, gateways=demands, day=1, now=0.0)
+            found += [name for name, lease in leases.items() if lease.shares["t"].tokens >= need.tokens]
+        return found
+
+    assert able(10, "a", "b", "c") == ["a"] * 9
+    assert able(10, "c", "b") == ["b"] * 9
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(
+    st.randoms(use_true_random=True),
+    st.integers(2, 4),
+    st.builds(Quota, st.integers(4, 40), st.integers(4, 400), st.integers(4, 12), st.integers(4, 900)),
+)
+def test_what_fits_what_is_left_of_every_limit_is_let_in_whatever_was_before(
+    rng: Random, gateways: int, limit: Quota
+) -> None:
+    cluster = Cluster(limit, gateways)
+    for _ in range(rng.choice((0, 1, 5, 20))):
+        cluster.round()
+        press(cluster, some(cluster.names, rng), rng)
+    for let in list(cluster.open):
+        cluster.settle(let, rng.randint(0, let.tokens))
+    left = Amounts(*(most - used for most, used in zip(cluster.limit, cluster.used(), strict=True)))
+    tokens = min(left.tokens, left.day_tokens)
+    for _ in range(int(LEASE_S) + 4):  # others may have asked for more just before, and may come again for it
+        cluster.round()
+        if left.requests < 1 or any([cluster.ask(name, tokens, True) for name in cluster.names]):
+            break
+    else:
+        raise AssertionError(f"{tokens} tokens fit {left}, and were never let in")
+
+
+def test_a_request_that_fits_at_some_gateway_takes_nothing_from_the_others() -> None:
+    share = Amounts(50, 50, 50, 50)
+    limit = Amounts(100, 100, 100, UNLIMITED)
+    before = {name: Lease(0.0, 0.0, 1, {"t": share}, {"t": share}) for name in ("a", "b")}
+
+    def tokens(need: Amounts, *, heard: Iterable[str] = ("a", "b")) -> list[int]:
+        """The shares, where `a` has used 45 and both could use all."""
+        asked = {"a": Asked(share, Amounts(1, 45, 0, 45), limit), "b": Asked(share, NOTHING, limit)}
+        demands = {name: Demand(1.0, 1, {"t": asked[name]}, {"t": need}) for name in heard}
+        leases = allot({"t": limit}, demands, before, gateways=("a", "b"), day=1, now=1.0)
+        assert leases["a"].left == leases["b"].left
+        assert leases["a"].left["t"] == Amounts(99, 55, 100, UNLIMITED) or "b" not in heard
+        return [leases[name].shares["t"].tokens for name in ("a", "b")]
+
+    assert tokens(Amounts(1, 50, 0, 50)) == [50, 50], "b has room for it"
+    assert tokens(Amounts(1, 51, 0, 51)) == [47, 50], "b lacks least, and a goes down to what it used and some more"
+    assert tokens(Amounts(1, 56, 0, 56)) == [50, 50], "there is not so much left"
+    assert tokens(Amounts(1, 51, 0, 51), heard=["a"]) == [50, 50], "what the silent hold is not there to be given"
+
+
 def test_a_silent_gateway_keeps_its_minute_for_a_lease_and_a_minute_and_its_day_for_good() -> None:
     limit = Amounts(100, 1000, 40, 10_000)
     share = Amounts(80, 800, 30, 9000)
@@ -316,20 +424,20 @@ def test_a_limit_that_was_lowered_gives_nobody_more_until_enough_was_given_back(
 
 
 counts = st.integers(0, 200)
-rows = st.tuples(counts, counts, counts, counts, st.booleans())
+rows = st.tuples(counts, counts, counts, counts, st.booleans(), counts)
 
 
 @given(st.integers(0, 300), st.lists(rows, min_size=1, max_size=5))
 def test_shares_grow_only_out_of_what_nobody_holds(
-    limit: int, given_rows: list[tuple[int, int, int, int, bool]]
+    limit: int, given_rows: list[tuple[int, int, int, int, bool, int]]
 ) -> None:
     names = [f"g{n}" for n in range(len(given_rows))]
     before, demands = {}, {}
-    for name, (share, goes_by, used, wanted, heard) in zip(names, given_rows, strict=True):
+    for name, (share, goes_by, used, wanted, heard, need) in zip(names, given_rows, strict=True):
         before[name] = Lease(0.0, 0.0, 1, {"t": Amounts(*[share] * 4)}, {"t": Amounts(*[max(share, goes_by)] * 4)})
         if heard:
             asked = Asked(*(Amounts(*[n] * 4) for n in (goes_by, used, wanted)))
-            demands[name] = Demand(0.0, 1, {"t": asked})
+            demands[name] = Demand(0.0, 1, {"t": asked}, {"t": Amounts(*[need] * 4)})
     after = allot({"t": Amounts(*[limit] * 4)}, demands, before, gateways=names, day=1, now=0.0)
 
     for column in range(4):

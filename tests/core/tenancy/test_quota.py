@@ -10,7 +10,7 @@ from tests.examples import examples
 
 from forebay.core.errors import Code
 from forebay.core.tenancy import LEASE_S, Amounts, Denied, Lease, Left, Limiter, Quota, Reservation, Tenant, amounts
-from forebay.core.tenancy.shares import UNLIMITED, equal_part
+from forebay.core.tenancy.shares import ROUND_S, UNLIMITED, equal_part
 
 NOON = 43_200.0
 
@@ -231,8 +231,93 @@ def test_a_days_share_is_good_for_that_day() -> None:
 
 def test_what_does_not_fit_the_share_may_fit_the_next_one() -> None:
     counts = limiter(4, tokens_per_min=80)
+    refused = no(counts.reserve("t", 50, False, 3.0))
 
-    assert no(counts.reserve("t", 50, False, 3.0)).retry_after_s == LEASE_S
+    assert (refused.code, refused.retry_after_s) == (Code.RATE_LIMITED, ROUND_S)
+    assert refused.text.startswith(
+        "This gateway has not enough left of its share of the 80 tokens per minute of tenant"
+    )
+    assert refused.text.endswith("Please try again.")
+
+
+LIMITS = {"requests_per_min": 8, "tokens_per_min": 80, "streams_max": 8, "tokens_per_day": 160}
+
+
+@pytest.mark.parametrize(
+    ("kind", "share", "code", "used_up", "own_s"),
+    [
+        ("requests", 2, Code.RATE_LIMITED, Code.RATE_LIMITED, 60),
+        ("tokens", 25, Code.RATE_LIMITED, Code.RATE_LIMITED, 60),
+        ("tokens", 5, Code.RATE_LIMITED, Code.RATE_LIMITED, int(LEASE_S)),
+        ("streams", 2, Code.STREAMS_LIMIT, Code.STREAMS_LIMIT, 1),
+        ("day_tokens", 25, Code.RATE_LIMITED, Code.BUDGET_EXCEEDED, 43_190),
+    ],
+)
+def test_who_finds_a_share_used_up_comes_again_at_once_only_while_the_tenant_has_more(
+    kind: str, share: int, code: Code, used_up: Code, own_s: int
+) -> None:
+    limit = amounts(Quota(**LIMITS))
+
+    def answer(left: int, now: float = 10.0) -> Denied:
+        counts = limiter(2, **LIMITS)
+        for _ in range(2):
+            counts.reserve("t", 10, True, 9.5)
+        lent, rest = limit._replace(**{kind: share}), limit._replace(**{kind: left})
+        counts.take(Lease(9.0, 0.0, 9, {"t": lent}, {}, {"t": rest}), 9.75)
+        return no(counts.reserve("t", 10, True, now))
+
+    more, none, alone = answer(10), answer(0), answer(0, now=9.0 + LEASE_S)
+    assert (more.code, more.retry_after_s) == (code, min(ROUND_S, own_s))
+    assert "share" in more.text
+    assert (none.code, none.retry_after_s) == (used_up, own_s)
+    assert none.text.startswith("Tenant `t` has")
+    assert alone.code == used_up
+    assert alone.retry_after_s > ROUND_S
+    assert "cut off" in alone.text
+
+
+def test_what_this_gateway_has_used_since_the_lease_is_not_left() -> None:
+    counts = limiter(2, tokens_per_min=80)
+    none = Amounts(*[UNLIMITED] * 4)
+    counts.take(Lease(9.0, 0.0, 9, {"t": none._replace(tokens=70)}, {}, {"t": none._replace(tokens=80)}), 9.0)
+    got(counts.reserve("t", 65, False, 9.5))
+
+    assert no(counts.reserve("t", 15, False, 9.75)).retry_after_s == ROUND_S
+    assert no(counts.reserve("t", 16, False, 9.75)).retry_after_s == 61
+    assert no(counts.reserve("t", 16, False, 10.0)).retry_after_s == 60
+
+
+def test_what_is_left_of_a_day_is_good_for_that_day() -> None:
+    counts = limiter(2, tokens_per_day=80)
+    none = Amounts(*[UNLIMITED] * 4)
+    share, left = none._replace(day_tokens=10), none._replace(day_tokens=0)
+    counts.take(Lease(9.0, 0.0, 9, {"t": share}, {}, {"t": left}), 9.0)
+    assert no(counts.reserve("t", 50, False, 9.0)).retry_after_s == NOON - 9
+    counts.begin_day(10, NOON)
+    assert no(counts.reserve("t", 50, False, 10.0)).retry_after_s == ROUND_S
+    counts.take(Lease(9.0, 0.0, 9, {"t": share}, {}, {"t": left}), 10.0)
+    assert no(counts.reserve("t", 50, False, 10.0)).retry_after_s == ROUND_S
+
+
+def test_a_report_tells_the_largest_request_that_is_still_wanted() -> None:
+    counts = limiter(2, tokens_per_min=80)
+
+    def refused(now: float) -> Amounts | None:
+        return counts.demand(now).refused.get("t")
+
+    assert refused(0.0) is None
+    no(counts.reserve("t", 41, True, 1.0))
+    no(counts.reserve("t", 60, False, 2.0))
+    no(counts.reserve("t", 50, True, 3.0))
+    assert refused(3.0) == Amounts(1, 60, 0, 60)
+    got(counts.reserve("t", 1, False, 4.0))
+    assert refused(12.0) == Amounts(1, 60, 0, 60)
+    assert refused(13.0) is None, "nobody has come again for it"
+    no(counts.reserve("t", 50, True, 14.0))
+    assert refused(14.0) == Amounts(1, 50, 1, 50)
+    counts.take(lease(Amounts(UNLIMITED, 70, UNLIMITED, UNLIMITED), 14.0), 14.0)
+    got(counts.reserve("t", 50, True, 15.0))
+    assert refused(15.0) is None
 
 
 def test_a_report_tells_what_was_asked_for_and_forgets_it_after_a_minute() -> None:

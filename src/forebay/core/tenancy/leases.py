@@ -7,8 +7,10 @@ largest of what it goes by, what it was last given, and what it has used, until 
 - Shares add up to at most the limit, in any 60 s, whatever crashes, is cut off, or reads its lease late.
 - A gateway that hears nothing keeps its share for `LEASE_S`, and then the smaller of that and limit / gateways;
   of streams and of the day's tokens it keeps what it has, as control never takes those back from the silent.
-- A gateway in reach of control always has at least `FLOOR` of limit / gateways, so losing control never leaves it
-  with nothing. A limit should therefore be at least the number of gateways.
+- A gateway in reach of control has at least `FLOOR` of limit / gateways, so losing control does not leave it with
+  nothing. A limit should therefore be at least the number of gateways.
+- What one request needs is of no use in pieces. Where an even division leaves nobody able to serve one that was
+  refused, though it fits what is left of every limit, one gateway gets all of that, out of the others' floors too.
 - A gateway that never had a lease has limit / gateways.
 
 So the bound is the limit itself. Beyond it go only: an answer that used more than its estimate (that counts when it
@@ -25,13 +27,15 @@ from forebay.core.tenancy.shares import LEASE_S, UNLIMITED, Amounts, Demand, Lea
 FLOOR: Final = Amounts(25, 25, 25, 0)
 """Percent of an equal part that a gateway has whatever the others want."""
 _DAY: Final = Amounts._fields.index("day_tokens")
+_NOTHING: Final = Amounts(0, 0, 0, 0)
 
 
 class _Cell(NamedTuple):
-    """One limit of one tenant at one gateway. `heard`: its report is about this very thing."""
+    """One limit of one tenant at one gateway. `heard`: its report is about this very thing; else `used` is `held`."""
 
     share: int
     held: int
+    used: int
     wanted: int
     heard: bool
 
@@ -53,22 +57,22 @@ def allot(
     names = sorted(gateways)
     shares: dict[str, dict[str, Amounts]] = {name: {} for name in names}
     held: dict[str, dict[str, Amounts]] = {name: {} for name in names}
+    left = {}
     for tenant, limit in sorted(limits.items()):
         part = equal_part(limit, len(names))
         rows = [_cells(tenant, part, demands.get(name), before.get(name), day=day, now=now) for name in names]
-        columns = [
-            _divide(total, math.ceil(equal * percent / 100), column)
-            for total, equal, percent, column in zip(limit, part, FLOOR, zip(*rows, strict=True), strict=True)
-        ]
+        refused = [demands[name].refused.get(tenant, _NOTHING) if name in demands else _NOTHING for name in names]
+        columns = _divide(limit, part, list(zip(*rows, strict=True)), refused)
         for name, row in zip(names, zip(*columns, strict=True), strict=True):
             shares[name][tenant] = Amounts(*(cell.share for cell in row))
             held[name][tenant] = Amounts(*(cell.held for cell in row))
+        left[tenant] = Amounts(*(max(0, _left(*each)) for each in zip(limit, columns, strict=True)))
     leases = {}
     for name in names:
         lease, demand = before.get(name), demands.get(name)
         heard_at = now if demand or not lease else min(lease.heard_at, now)
         asked_at = demand.at if demand else lease.asked_at if lease else -LEASE_S
-        leases[name] = Lease(asked_at, heard_at, day, shares[name], held[name])
+        leases[name] = Lease(asked_at, heard_at, day, shares[name], held[name], left=left)
     return leases
 
 
@@ -87,39 +91,93 @@ def _cells(
         share = share._replace(requests=min(share.requests, part.requests), tokens=min(share.tokens, part.tokens))
         held = held._replace(requests=min(held.requests, part.requests), tokens=min(held.tokens, part.tokens))
     if not demand or not asked:
-        return [_Cell(given, most, 0, False) for given, most in zip(share, held, strict=True)]
+        return [_Cell(given, most, most, 0, False) for given, most in zip(share, held, strict=True)]
     cells = [
-        _Cell(given, max(given, goes_by, used), wanted, True)
+        _Cell(given, max(given, goes_by, used), used, wanted, True)
         for given, goes_by, used, wanted in zip(share, *asked, strict=True)
     ]
     if demand.day != day:
-        cells[_DAY] = _Cell(share.day_tokens, held.day_tokens, 0, False)
+        cells[_DAY] = _Cell(share.day_tokens, held.day_tokens, held.day_tokens, 0, False)
     return cells
 
 
-def _divide(limit: int, floor: int, cells: Sequence[_Cell]) -> list[_Cell]:
-    """New shares: to each what it wants as far as that goes, the rest evenly; growth only out of what is free."""
-    heard = [cell for cell in cells if cell.heard]
-    if limit >= UNLIMITED or not heard:
-        return list(cells)
+def _divide(
+    limit: Amounts, part: Amounts, columns: Sequence[Sequence[_Cell]], refused: Sequence[Amounts]
+) -> list[list[_Cell]]:
+    """New shares, limit by limit. `refused`: what each gateway's largest refused request needs."""
+    floors = [math.ceil(equal * percent / 100) for equal, percent in zip(part, FLOOR, strict=True)]
+    needs = [[0] * len(refused) for _ in limit]
+    aims = [_aims(*each) for each in zip(limit, floors, columns, needs, strict=True)]
+    host = _host(limit, columns, aims, refused) if any(map(any, refused)) else None
+    if host is not None:
+        needs = [[cell.used for cell in cells] for cells in columns]
+        for of_kind, amount in zip(needs, refused[host], strict=True):
+            of_kind[host] += amount
+        aims = [_aims(*each) for each in zip(limit, floors, columns, needs, strict=True)]
+    return [_grow(*each) for each in zip(limit, columns, aims, strict=True)]
+
+
+def _host(
+    limit: Amounts, columns: Sequence[Sequence[_Cell]], aims: Sequence[Sequence[int]], refused: Sequence[Amounts]
+) -> int | None:
+    """The gateway that is to have all that the request it refused needs, where nobody would by `aims`.
+
+    All limits are looked at together, as a request needs room in each of them at one gateway. Of several it is the
+    one that lacks least: so it stays the same until that one has let its request in, or is not asked any more.
+    """
+    kinds = [kind for kind, total in enumerate(limit) if total < UNLIMITED]
+    left = [_left(limit[kind], columns[kind]) for kind in kinds]
+    reach = [index for index in range(len(refused)) if all(columns[kind][index].heard for kind in kinds)]
+    rooms = list(zip(*(_rooms(limit[kind], columns[kind], aims[kind]) for kind in kinds), strict=True))
+    host, most = None, 0.0
+    for index in reach:
+        need = [refused[index][kind] for kind in kinds]
+        if not any(need) or not _fits(need, left) or any(_fits(need, rooms[other]) for other in reach):
+            continue
+        cells = [columns[kind][index] for kind in kinds]
+        has = min((cell.share - cell.used) / amount for cell, amount in zip(cells, need, strict=True) if amount)
+        if host is None or has > most:
+            host, most = index, has
+    return host
+
+
+def _rooms(limit: int, cells: Sequence[_Cell], aims: Sequence[int]) -> list[int]:
+    """What each could let in beside what it has used, once shares are as near to `aims` as what is used allows."""
+    return _fill(
+        max(0, _left(limit, cells)), [max(0, aim - cell.used) for aim, cell in zip(aims, cells, strict=True)]
+    )
+
+
+def _fits(need: Sequence[int], room: Sequence[int]) -> bool:
+    return all(amount <= most for amount, most in zip(need, room, strict=True))
+
+
+def _left(limit: int, cells: Sequence[_Cell]) -> int:
+    """What nobody has used; less than nothing if the limit was lowered, or an answer was longer than estimated."""
+    return limit if limit >= UNLIMITED else limit - sum(cell.used for cell in cells)
+
+
+def _aims(limit: int, floor: int, cells: Sequence[_Cell], needs: Sequence[int]) -> list[int]:
+    """What those heard should have: `needs`, which must fit, then the floor, then what they want, the rest evenly."""
     rest = max(0, limit - sum(cell.held for cell in cells if not cell.heard))
-    floor = min(floor, rest // len(heard))
-    rest -= floor * len(heard)
-    wanted = _fill(rest, [max(0, cell.wanted - floor) for cell in heard])
-    each, odd = divmod(rest - sum(wanted), len(heard))
-    aims = [floor + more + each + (index < odd) for index, more in enumerate(wanted)]
+    aims = [need if cell.heard else 0 for need, cell in zip(needs, cells, strict=True)]
+    for goals in ([floor] * len(cells), [cell.wanted for cell in cells], [rest] * len(cells)):
+        wants = [max(0, goal - aim) if cell.heard else 0 for goal, aim, cell in zip(goals, aims, cells, strict=True)]
+        aims = [aim + more for aim, more in zip(aims, _fill(rest - sum(aims), wants), strict=True)]
+    return aims
+
+
+def _grow(limit: int, cells: Sequence[_Cell], aims: Sequence[int]) -> list[_Cell]:
+    """Shares as near to `aims` as may be: growth only out of what is free. The silent keep theirs."""
+    if limit >= UNLIMITED:
+        return list(cells)
     free = max(0, limit - sum(cell.held for cell in cells))
-    growth = _fill(free, [max(0, aim - cell.held) for aim, cell in zip(aims, heard, strict=True)])
-    given = iter(zip(aims, growth, strict=True))
-    divided = []
-    for cell in cells:
-        if cell.heard:
-            aim, more = next(given)
-            share = min(aim, cell.held + more)
-            divided.append(cell._replace(share=share, held=max(share, cell.held)))
-        else:
-            divided.append(cell)
-    return divided
+    wants = [max(0, aim - cell.held) if cell.heard else 0 for aim, cell in zip(aims, cells, strict=True)]
+    grown = []
+    for cell, aim, more in zip(cells, aims, _fill(free, wants), strict=True):
+        share = min(aim, cell.held + more) if cell.heard else cell.share
+        grown.append(_Cell(share, max(share, cell.held), cell.used, cell.wanted, cell.heard))
+    return grown
 
 
 def _fill(pool: int, wants: Sequence[int]) -> list[int]:

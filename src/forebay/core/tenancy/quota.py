@@ -10,9 +10,27 @@ from typing import Final, NamedTuple
 
 from forebay.core.errors import Code
 from forebay.core.tenancy.keys import Denied, Tenant
-from forebay.core.tenancy.shares import LEASE_S, UNLIMITED, Amounts, Asked, Demand, Lease, amounts, equal_part
+from forebay.core.tenancy.shares import (
+    LEASE_S,
+    ROUND_S,
+    UNLIMITED,
+    Amounts,
+    Asked,
+    Demand,
+    Lease,
+    amounts,
+    equal_part,
+)
 
 SLOTS: Final = 61
+_REQUESTS, _TOKENS, _STREAMS, _DAY_TOKENS = range(4)
+_SAID: Final = (
+    (Code.RATE_LIMITED, "none", "requests per minute"),
+    (Code.RATE_LIMITED, "not enough", "tokens per minute"),
+    (Code.STREAMS_LIMIT, "none", "streams"),
+    (Code.BUDGET_EXCEEDED, "not enough", "tokens per day (UTC)"),
+)
+"""How the limits are called where one is in the way, in the order of `Amounts`."""
 
 
 class _Window:
@@ -43,25 +61,26 @@ class _Window:
         return second + SLOTS
 
     def empty_at(self, second: int) -> int:
-        """The second from which on nothing that is in the window now is still there."""
-        for slot in range(second, second - SLOTS, -1):
-            if self.slots[slot % SLOTS]:
-                return slot + SLOTS
-        return second
+        """The second from which on nothing that is in the window now is still there; something is."""
+        while not self.slots[second % SLOTS]:
+            second -= 1
+        return second + SLOTS
 
 
 class _Book:
     """One tenant at this gateway."""
 
     __slots__ = (
-        "day_tokens", "ended", "limit", "name", "part", "refused_requests", "refused_streams", "refused_tokens",
-        "requests", "second", "share", "streams", "streams_since", "tokens",
+        "day_tokens", "ended", "lacked_at", "lacks", "left", "limit", "name", "part", "refused_requests",
+        "refused_streams", "refused_tokens", "requests", "second", "share", "streams", "streams_since", "tokens",
     )  # fmt: skip
 
     def __init__(self, tenant: Tenant, gateways: int) -> None:
         self.name = tenant.name
         self.limit = amounts(tenant.limits)
         self.share = self.part = equal_part(self.limit, gateways)
+        self.left = self.limit
+        """What no gateway has used, by the last lease; before there is one, it may be all."""
         self.second = 0
         self.streams = 0
         self.streams_since = 0
@@ -73,6 +92,9 @@ class _Book:
         self.refused_tokens = _Window()
         self.refused_streams = _Window()
         self.ended = _Window()
+        self.lacks: Amounts | None = None
+        """What the largest request needs that was refused lately, and none as large let in since."""
+        self.lacked_at = 0
 
     def roll(self, second: int) -> None:
         """The present second is another one."""
@@ -90,6 +112,19 @@ class _Book:
         self.share = share._replace(
             requests=min(share.requests, part.requests), tokens=min(share.tokens, part.tokens)
         )
+
+    def refuse(self, tokens: int, stream: bool) -> None:
+        """Remember what was asked for in vain."""
+        self.refused_requests.add(self.second, 1)
+        self.refused_tokens.add(self.second, tokens)
+        self.refused_streams.add(self.second, stream)
+        lacks = self.lacking()
+        if lacks is None or tokens >= lacks.tokens:
+            self.lacks, self.lacked_at = Amounts(1, tokens, int(stream), tokens), self.second
+
+    def lacking(self) -> Amounts | None:
+        """`lacks`, while it is likely that somebody comes again for it."""
+        return self.lacks if self.second - self.lacked_at <= LEASE_S else None
 
     def used(self) -> Amounts:
         return Amounts(self.requests.total, self.tokens.total, self.streams, self.day_tokens)
@@ -130,11 +165,13 @@ class Reservation:
 class Limiter:
     """Counts what tenants use at this gateway, one of `gateways`. `now` is a clock in seconds that never jumps."""
 
-    __slots__ = ("_books", "_day_ends_at", "_lease_until", "day")
+    __slots__ = ("_alone", "_books", "_day_ends_at", "_lease_until", "day")
 
     def __init__(self, tenants: Iterable[Tenant], gateways: int = 1) -> None:
         self._books = {tenant.name: _Book(tenant, gateways) for tenant in tenants}
         self._lease_until = math.inf
+        self._alone = False
+        """Control was there, and is not any more."""
         self._day_ends_at = 0.0
         self.day = 0
 
@@ -155,6 +192,8 @@ class Limiter:
             or (stream and book.streams >= share.streams)
         ):
             return self._denied(book, tokens, stream, now)
+        if book.lacks is not None and tokens >= book.lacks.tokens:
+            book.lacks = None
         slot = book.second % SLOTS
         requests.slots[slot] += 1
         requests.total += 1
@@ -211,14 +250,18 @@ class Limiter:
         for book in self._books.values():
             book.day_tokens = 0
             book.share = book.share._replace(day_tokens=book.part.day_tokens)
+            book.left = book.left._replace(day_tokens=book.limit.day_tokens)
 
     def take(self, lease: Lease, now: float) -> None:
         """Go by another share. One that has run out, or is of another start of the machine, counts as run out."""
+        today = lease.day == self.day
         for name, share in lease.shares.items():
             book = self._books.get(name)
             if book is not None:
-                day_tokens = share.day_tokens if lease.day == self.day else book.share.day_tokens
-                book.share = share._replace(day_tokens=day_tokens)
+                left = lease.left.get(name, book.left)
+                book.share = share if today else share._replace(day_tokens=book.share.day_tokens)
+                book.left = left if today else left._replace(day_tokens=book.left.day_tokens)
+        self._alone = False
         self._lease_until = lease.asked_at + LEASE_S if lease.asked_at <= now else now
         if now >= self._lease_until:
             self._fall_back()
@@ -230,7 +273,8 @@ class Limiter:
         limited = [book for book in self._books.values() if min(book.limit) < UNLIMITED]
         for book in limited:
             book.roll(max(book.second, int(now)))
-        return Demand(now, self.day, {book.name: book.asked() for book in limited})
+        refused = {book.name: lacks for book in limited if (lacks := book.lacking()) is not None}
+        return Demand(now, self.day, {book.name: book.asked() for book in limited}, refused)
 
     # --- across a restart
 
@@ -259,38 +303,52 @@ class Limiter:
 
     def _fall_back(self) -> None:
         self._lease_until = math.inf
+        self._alone = True
         for book in self._books.values():
+            book.left = book.limit  # what others have used since is not known
             book.fall_back()
 
     def _denied(self, book: _Book, tokens: int, stream: bool, now: float) -> Denied:
         """Of all limits in the way, the one that is in the way longest."""
-        limit, share, name = book.limit, book.share, book.name
+        limit, share = book.limit, book.share
         for code, most, span in (
             (Code.RATE_LIMITED, limit.tokens, "minute"),
             (Code.BUDGET_EXCEEDED, limit.day_tokens, "day"),
         ):
             if tokens > most:
-                text = f"The request may use {tokens} tokens, but tenant `{name}` has {most} for a whole {span}"
+                text = f"The request may use {tokens} tokens, but tenant `{book.name}` has {most} for a whole {span}"
                 text += ": name a lower limit of the answer (`max_tokens`), or shorten the prompt."
                 return Denied(code, text)
-        book.refused_requests.add(book.second, 1)
-        book.refused_tokens.add(book.second, tokens)
-        book.refused_streams.add(book.second, stream)
-        denials = []
+        book.refuse(tokens, stream)
+        ways = []
         if book.requests.total >= share.requests:
-            text = f"Tenant `{name}` has none left of its {limit.requests} requests per minute."
-            denials.append(Denied(Code.RATE_LIMITED, text, _wait_s(book, book.requests, 1, share.requests, now)))
+            ways.append((_REQUESTS, 1, _wait_s(book, book.requests, 1, share.requests, now)))
         if book.tokens.total + tokens > share.tokens:
-            text = f"Tenant `{name}` has not enough left of its {limit.tokens} tokens per minute."
-            denials.append(Denied(Code.RATE_LIMITED, text, _wait_s(book, book.tokens, tokens, share.tokens, now)))
+            ways.append((_TOKENS, tokens, _wait_s(book, book.tokens, tokens, share.tokens, now)))
         if book.day_tokens + tokens > share.day_tokens:
-            text = f"Tenant `{name}` has not enough left of its {limit.day_tokens} tokens per day (UTC)."
-            denials.append(Denied(Code.BUDGET_EXCEEDED, text, max(1, math.ceil(self._day_ends_at - now))))
+            ways.append((_DAY_TOKENS, tokens, max(1, math.ceil(self._day_ends_at - now))))
         if stream and book.streams >= share.streams:
-            text = f"Tenant `{name}` has none left of its {limit.streams} streams."
             lasted_s = min(max(1, book.second - book.streams_since), SLOTS - 1)
-            denials.append(Denied(Code.STREAMS_LIMIT, text, math.ceil(lasted_s / max(1, book.ended.total))))
+            ways.append((_STREAMS, 1, math.ceil(lasted_s / max(1, book.ended.total))))
+        denials = [self._denial(book, *way) for way in ways]
         return max(denials, key=lambda denied: denied.retry_after_s)
+
+    def _denial(self, book: _Book, kind: int, amount: int, wait_s: int) -> Denied:
+        """One limit is in the way, by this gateway's counts for `wait_s`: all of it is used up, or the share is."""
+        code, left, what = _SAID[kind]
+        limit = book.limit[kind]
+        if amount > min(book.left[kind], limit - book.used()[kind]):
+            return Denied(code, f"Tenant `{book.name}` has {left} left of its {limit} {what}.", wait_s)
+        text = f"This gateway has {left} left of its share of the {limit} {what} of tenant `{book.name}`"
+        if self._alone:
+            return Denied(code, f"{text}, and is cut off from control, which could give it more.", wait_s)
+        if code is Code.BUDGET_EXCEEDED:
+            code = Code.RATE_LIMITED  # clients take the other word for the end of the day's work
+        text += (
+            ". The tenant has more: shares follow within seconds what is asked for, and a new connection may reach"
+        )
+        text += " another gateway. Please try again."
+        return Denied(code, text, min(ROUND_S, wait_s))
 
 
 def _left(limit: int, share: int, window: _Window, second: int, now: float) -> Left | None:

@@ -1,13 +1,15 @@
 """Limits as numbers, and what gateways and control say to each other of them. Values only: they cross processes."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from forebay.core.tenancy.keys import Quota
 
 LEASE_S: Final = 10.0
 """How long a share of a minute is good after the report that it answers; control looks about once a second."""
+ROUND_S: Final = 2
+"""About how long it takes until a share has followed what was asked for, in whole seconds."""
 UNLIMITED: Final = 1 << 60
 """Stands for a limit that there is not, larger than anything that is ever used."""
 
@@ -47,6 +49,8 @@ class Demand:
     at: float
     day: int
     tenants: Mapping[str, Asked]
+    refused: Mapping[str, Amounts] = field(default_factory=dict)
+    """What the largest request of a tenant needs that was refused lately, and none as large let in since."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,8 @@ class Lease:
     day: int
     shares: Mapping[str, Amounts]
     held: Mapping[str, Amounts]
+    left: Mapping[str, Amounts] = field(default_factory=dict)
+    """What no gateway has used, as far as control knows: of a silent one all that it holds counts as used."""
 
 
 @dataclass(frozen=True, slots=True)
