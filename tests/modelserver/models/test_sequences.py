@@ -219,6 +219,25 @@ def test_an_idle_sequence_ends(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("strategy", ["direct", "oldest"])
+def test_the_slot_of_an_idle_sequence_goes_to_one_that_waits_without_another_event(
+    tmp_path: Path, strategy: str
+) -> None:
+    one = "" if strategy == "direct" else "max_candidate_sequences: 1"
+    text = sequences(strategy, one, idle_us=300_000).replace("max_batch_size: 2", "max_batch_size: 1")
+    write(tmp_path, "m", text, SUM)
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("m",)) as server:
+            assert await say(server, 50, 1, sequence_start=True) == 1
+            waiting = server.ask("m", tensor("IN", [[7.0]]), sequence_id=99, sequence_start=True, sequence_end=True)
+            assert numbers(await waiting.one()) == [[7.0]]
+            with pytest.raises(Refused, match="must specify the START flag"):
+                await say(server, 50, 1)
+
+    asyncio.run(main())
+
+
 def test_cancelling_takes_along_what_comes_after_in_the_sequence(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     slow = SUM.replace(

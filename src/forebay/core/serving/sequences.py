@@ -262,7 +262,7 @@ class Sequencer(Generic[T]):
     def expire(self, now: float) -> list[T]:
         """End idle sequences, and take out the requests of sequences that have waited too long for a slot.
 
-        Tell these `BACKLOG_EXPIRED`, UNAVAILABLE.
+        Tell these `BACKLOG_EXPIRED`, UNAVAILABLE; then poll: the slots of what has ended may be others' now.
         """
         gone: list[T] = []
         while self._expiries and self._expiries[0][0] <= now:

@@ -104,10 +104,12 @@ class Sequenced:
         self._alarm.close()
 
     def _pump(self) -> None:
-        """Start what can start, end what has waited for too long, and set the alarm for what comes next."""
+        """End what has waited for too long, start what can start, and set the alarm for what comes next."""
         self._woken = False
         now = monotonic()
         self._note_lost(now)
+        # Before the instances are asked: a sequence that ends here may leave its slot to one that waits.
+        self._fail(self._sequencer.expire(now), BACKLOG_EXPIRED, Reason.REJECTED)
         times = []
         for instance in self._executor.idle():
             verdict = self._sequencer.poll(instance, now)
@@ -118,7 +120,6 @@ class Sequenced:
             at = getattr(verdict, "at", None)
             if at is not None:
                 times.append(at)
-        self._fail(self._sequencer.expire(now), BACKLOG_EXPIRED, Reason.REJECTED)
         due = self._sequencer.due()
         if due is not None:
             times.append(due)
