@@ -100,17 +100,19 @@ def test_responses_carry_parameters_and_errors_of_every_kind(load: Load) -> None
                 pb_utils.InferenceResponse(error=error('plain')),
                 pb_utils.InferenceResponse(error=error('gone', error.NOT_FOUND)),
                 pb_utils.InferenceResponse(error=error('late', error.CANCELLED)),
+                pb_utils.InferenceResponse(error=error('')),
             ]
         """
     )
 
-    found, _ = answers(backend, asked(4))
+    found, _ = answers(backend, asked(5))
 
     assert [(each.error, each.kind) for each in found if each] == [
         ("", Kind.INTERNAL),
         ("plain", Kind.INTERNAL),
         ("gone", Kind.NOT_FOUND),
         ("late", Kind.CANCELLED),
+        ("the model gave no message", Kind.INTERNAL),
     ]
     assert found[0] is not None
     assert found[0].parameters == {"tokens": 3}

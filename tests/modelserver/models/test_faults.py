@@ -23,6 +23,8 @@ MOODY = """
             return pb_utils.InferenceResponse(error=pb_utils.TritonError("only this one"))
         if mood == 5:
             return give(get(request).astype(np.int32))
+        if mood == -1:
+            return pb_utils.InferenceResponse(error=pb_utils.TritonError(""))
         return give(get(request))
 """
 
@@ -125,9 +127,11 @@ def test_what_a_model_says_is_wrong_is_the_answer_of_whom_it_concerns(tmp_path: 
             wrong = server.ask("m", mood(5))
             refused = await wrong.error()
             assert "OUT" in refused.text
+            silent = await server.ask("m", mood(-1)).error()
+            assert (silent.kind, silent.text) == (Kind.INTERNAL, "the model gave no message")
             assert server.pids("m") == [old]
             (counts,) = server.statistics("m", "")
-            assert (counts.success.count, counts.failures["BACKEND"]) == (1, 4)
+            assert (counts.success.count, counts.failures["BACKEND"]) == (1, 5)
 
     asyncio.run(main())
 

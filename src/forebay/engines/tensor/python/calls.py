@@ -36,6 +36,10 @@ _KINDS: Final = (
 """By the numbers of Triton's C API."""
 
 
+SILENT: Final = "the model gave no message"
+"""The text of an error that has none: an empty one would pass for no error."""
+
+
 class TritonError:
     """An error as a part of a response."""
 
@@ -115,7 +119,8 @@ class InferenceResponse:
     def values(self, wanted: Sequence[str]) -> Response:
         """The same for the server, with the wanted outputs only (empty: all)."""
         if self._error is not None:
-            return Response(error=self._error.message(), kind=self._error.kind(), parameters=self._parameters)
+            text = self._error.message() or SILENT
+            return Response(error=text, kind=self._error.kind(), parameters=self._parameters)
         outputs = {tensor.name(): tensor.data() for tensor in self._tensors if not wanted or tensor.name() in wanted}
         return Response(outputs, parameters=self._parameters)
 
