@@ -75,6 +75,21 @@ def test_the_version_policy_chooses_what_is_served(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+def test_the_number_of_a_version_may_be_as_large_as_the_protocol_can_say(tmp_path: Path) -> None:
+    large = 2**63 - 1
+    write(tmp_path, "m", config("version_policy { specific { versions: %d } }" % large), SAME, (1, large))
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("m",)) as server:
+            assert server.states("m") == {str(large): ("READY", "")}
+            assert await server.numbers("m", ONE, version=str(large)) == [[1.0]]
+            assert server.statistics("m", str(large))[0].success.count == 1
+            await server.load("m", {"version": str(large)})
+            await server.unload("m", False, str(large))
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("as_number", [True, False])
 def test_one_version_is_loaded_beside_those_that_serve(tmp_path: Path, as_number: bool) -> None:
     write(tmp_path, "m", config("version_policy { specific { versions: [1, 2, 4] } }"), NUMBER, (1, 2, 3))

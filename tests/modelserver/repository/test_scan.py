@@ -30,6 +30,18 @@ def test_models_are_folders_and_versions_are_numbers_without_zeros_before_them(t
     assert not models["b"].problems
 
 
+def test_a_version_is_at_most_what_the_protocol_can_say(tmp_path: Path) -> None:
+    model(tmp_path, "", f"{2**63 - 1}/model.py", "1000000000000000000/x", f"{2**63}/x", f"{10**19}/x", "²/x", name="b")
+
+    [one] = scan(tmp_path)
+
+    assert list(one.versions) == [10**18, 2**63 - 1]
+    assert one.warnings == (
+        "the folder 10000000000000000000 is no version: the number is larger than 9223372036854775807",
+        "the folder 9223372036854775808 is no version: the number is larger than 9223372036854775807",
+    )
+
+
 def test_a_folder_of_bare_files_is_a_repository(tmp_path: Path) -> None:
     for name in ("resnet.onnx", "ocr.v2.xml", "ocr.v2.bin", "t.pt2", "tag.py", "chat.gguf", "README.md", ".x.onnx"):
         (tmp_path / name).touch()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from forebay.modelserver.repository.defaults import SUFFIXES
-from forebay.modelserver.repository.paths import is_within, name_problem, version_of
+from forebay.modelserver.repository.paths import is_within, name_problem, version_of, version_problem
 from forebay.modelserver.repository.values import CONFIG_FILE, BadModel, Found
 
 FILES_MAX: Final = 100_000
@@ -89,8 +89,8 @@ def _model(folder: Path, root: Path) -> Found:
         version = version_of(entry.name)
         if version is not None and entry.is_dir():
             versions[version] = entry
-        elif entry.name.isdigit() and entry.is_dir():
-            warnings.append(f"the folder {entry.name} is no version: zeros before the number")
+        elif (trouble := version_problem(entry.name)) and entry.is_dir():
+            warnings.append(f"the folder {entry.name[:SHOWN_CHARS_MAX]} is no version: {trouble}")
     stamp, outside = _looked_through(folder, root)
     return Found(folder.name, folder, dict(sorted(versions.items())), tuple(outside), tuple(warnings), stamp=stamp)
 

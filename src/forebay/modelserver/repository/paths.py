@@ -11,7 +11,10 @@ NAME_CHARS_MAX: Final = 200
 """Of a model's name; it is part of folder names, addresses and metric labels."""
 PATH_CHARS_MAX: Final = 1000
 
-_VERSION = re.compile(r"0|[1-9][0-9]{0,17}")
+VERSION_MAX: Final = 2**63 - 1
+"""Triton's, and that of the fields of its protocol."""
+
+_VERSION = re.compile(r"0|[1-9][0-9]{0,18}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
@@ -40,8 +43,20 @@ def path_problem(path: str) -> str:
 
 
 def version_of(name: str) -> int | None:
-    """The version that a folder of this name holds: digits, without zeros before them."""
-    return int(name) if _VERSION.fullmatch(name) else None
+    """The version that a folder of this name holds: digits, without zeros before them, up to `VERSION_MAX`."""
+    if not _VERSION.fullmatch(name):
+        return None
+    number = int(name)
+    return number if number <= VERSION_MAX else None
+
+
+def version_problem(name: str) -> str:
+    """Why a folder holds no version although its name is a number; empty if the name is none."""
+    if not name.isascii() or not name.isdigit() or version_of(name) is not None:
+        return ""
+    if name.startswith("0"):
+        return "zeros before the number"
+    return f"the number is larger than {VERSION_MAX}"
 
 
 def is_within(path: Path, root: Path) -> bool:
