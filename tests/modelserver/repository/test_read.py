@@ -165,6 +165,14 @@ def test_a_configuration_of_everything_about_sequences(tmp_path: Path) -> None:
     assert got.warnings == ("sequence_batching.state[0].use_growable_memory has no effect here",)
 
 
+def test_a_warm_up_without_a_batch_size_is_named_as_without_effect(tmp_path: Path) -> None:
+    sample = "model_warmup { inputs { key: 'x' value { data_type: TYPE_FP32 dims: 1 zero_data: true } } }"
+
+    got = described(tmp_path, f"max_batch_size: 2 {sample}", "1/model.py")
+
+    assert got.warnings == ("model_warmup[0] (its batch_size is 0) has no effect here",)
+
+
 def test_batch_inputs_of_a_python_model_are_named_as_without_effect(tmp_path: Path) -> None:
     text = """
         max_batch_size: 2 input { name: "x" data_type: TYPE_FP32 dims: -1 allow_ragged_batch: true }

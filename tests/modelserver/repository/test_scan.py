@@ -31,7 +31,9 @@ def test_models_are_folders_and_versions_are_numbers_without_zeros_before_them(t
 
 
 def test_a_version_is_at_most_what_the_protocol_can_say(tmp_path: Path) -> None:
-    model(tmp_path, "", f"{2**63 - 1}/model.py", "1000000000000000000/x", f"{2**63}/x", f"{10**19}/x", "²/x", name="b")
+    model(
+        tmp_path, "", f"{2**63 - 1}/model.py", "1000000000000000000/x", f"{2**63}/x", f"{10**19}/x", "²/x", name="b"
+    )
 
     [one] = scan(tmp_path)
 

@@ -155,7 +155,7 @@ SCHEDULING = [
             "} } inputs { key: 'c' value { data_type: TYPE_FP32 zero_data: false } } }"
         ),
         [
-            "model_warmup[0].batch_size: found 9; allowed: 1 to max_batch_size (8)",
+            "model_warmup[0].batch_size: found 9; allowed: 0 (it is skipped) to max_batch_size (8)",
             "model_warmup[0].inputs: must be given",
             'model_warmup[1].inputs["a"].data_type: must be given',
             'model_warmup[1].inputs["a"].dims: found [-1]; allowed: sizes that are not open',

@@ -78,6 +78,9 @@ def without_effect(message: Message) -> list[str]:
     found += [f"optimization.{n}" for n in ("priority", "gather_kernel_buffer_threshold") if getattr(optimization, n)]
     if optimization.eager_batching:
         found.append("optimization.eager_batching")
+    for index, warmup in enumerate(message.model_warmup):
+        if not warmup.batch_size:
+            found.append(f"model_warmup[{index}] (its batch_size is 0)")
     for index, state in enumerate(message.sequence_batching.state):
         for name in ("use_same_buffer_for_input_output", "use_growable_memory"):
             if getattr(state, name):
@@ -205,8 +208,8 @@ def _instances(message: Message, problems: Problems, gpus: tuple[int, ...]) -> N
 def _warmups(message: Message, problems: Problems) -> None:
     for index, warmup in enumerate(message.model_warmup):
         path = f"model_warmup[{index}]"
-        if message.max_batch_size and not 1 <= warmup.batch_size <= message.max_batch_size:
-            allowed = f"1 to max_batch_size ({message.max_batch_size})"
+        if message.max_batch_size and warmup.batch_size > message.max_batch_size:
+            allowed = f"0 (it is skipped) to max_batch_size ({message.max_batch_size})"
             problems.add(f"{path}.batch_size", f"found {warmup.batch_size}; allowed: {allowed}")
         if not warmup.inputs:
             problems.add(f"{path}.inputs", "must be given")

@@ -383,7 +383,7 @@ class Version:
         except GaveUp as gave_up:
             raise Refused(Kind.INTERNAL, str(gave_up)) from None
         self.described = complete(self.described, loaded, options.rules)
-        await warm_up(self.config, self.described.folder, process)
+        await warm_up(self.config, self.described.folder, process, options.strings_max)
         return process
 
     async def _enter_room(self) -> None:

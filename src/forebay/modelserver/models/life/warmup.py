@@ -9,7 +9,8 @@ from typing import Final
 
 from forebay.core.serving.config import ELEMENT_BYTES, Datatype, ModelConfig, Warmup, WarmupInput
 from forebay.core.serving.errors import Kind, Refused
-from forebay.core.serving.values import Tensor
+from forebay.core.serving.values import InferRequest, Tensor
+from forebay.modelserver.models.running.inputs import LENGTH, STRINGS_MAX, Contract, prefix
 from forebay.modelserver.process.process import ModelProcess
 from forebay.modelserver.process.values import Answer, Done, Work
 
@@ -54,10 +55,11 @@ class _Heard:
             self.ended.set()
 
 
-async def warm_up(config: ModelConfig, folder: Path, process: ModelProcess) -> None:
+async def warm_up(config: ModelConfig, folder: Path, process: ModelProcess, strings_max: int = STRINGS_MAX) -> None:
     """Run all warm-ups of a model on each of its instances. Raises `Refused` with what went wrong."""
+    contract = Contract(config, strings_max)
     for warmup in config.warmups:
-        works = list(works_of(config, warmup, folder))
+        works = list(works_of(config, warmup, folder, contract))
         for _ in range(max(1, warmup.count)) if works else ():
             for instance in range(process.instances):
                 heard = _Heard()
@@ -68,43 +70,60 @@ async def warm_up(config: ModelConfig, folder: Path, process: ModelProcess) -> N
                     raise Refused(Kind.INVALID_ARGUMENT, text)
 
 
-def works_of(config: ModelConfig, warmup: Warmup, folder: Path) -> Iterator[Work]:
+def works_of(config: ModelConfig, warmup: Warmup, folder: Path, contract: Contract) -> Iterator[Work]:
     """The requests of one warm-up: as many as its batch size says, with one row each. Raises `Refused`."""
-    inputs = [_tensor(config, name, given, folder) for name, given in warmup.inputs.items()]
-    if sum(len(tensor.data) for tensor in inputs) > BYTES_MAX:
-        raise Refused(Kind.INVALID_ARGUMENT, f"warmup sample '{warmup.name}' has more than {BYTES_MAX} bytes")
+    if not warmup.batch_size:
+        return  # none, as in Triton: nothing of the sample is looked at
+    sample = f"warmup sample '{warmup.name}'"
+    given = [_tensor(config, name, each, folder, sample) for name, each in warmup.inputs.items()]
+    if sum(len(tensor.data) for tensor in given) > BYTES_MAX:
+        raise Refused(Kind.INVALID_ARGUMENT, f"{sample} has more than {BYTES_MAX} bytes")
+    # Inputs that the scheduler makes are no client's, so that the contract knows nothing of them.
+    made = _made(config)
+    own = tuple(tensor for tensor in given if tensor.name not in made)
+    try:
+        checked = contract.check(InferRequest(config.name, "", "", own))
+    except Refused as refused:
+        raise Refused(refused.kind, f"{sample}: {refused.text.removeprefix(prefix(''))}") from None
+    inputs = (*checked.inputs, *(tensor for tensor in given if tensor.name in made))
     for number in range(warmup.batch_size):
         yield Work(f"warmup-{number}", inputs, start=True, end=True)
 
 
-def _tensor(config: ModelConfig, name: str, given: WarmupInput, folder: Path) -> Tensor:
-    batched = config.max_batch > 0 and config.input(name) is not None
+def _made(config: ModelConfig) -> set[str]:
+    """The inputs of a model that come from its scheduler, unless a warm-up gives them."""
+    names = {name for batch_input in config.batch_inputs for name in batch_input.targets}
+    if config.sequences is not None:
+        names.update(control.tensor for control in config.sequences.controls)
+        names.update(state.input for state in config.sequences.states)
+    return names.difference(spec.name for spec in config.inputs)
+
+
+def _tensor(config: ModelConfig, name: str, given: WarmupInput, folder: Path, sample: str) -> Tensor:
+    batched = config.max_batch > 0 and name not in _made(config)
     shape = (1, *given.dims) if batched else given.dims
-    return Tensor(name, given.datatype, shape, _content(name, given, folder))
+    size_bytes = prod(given.dims) * ELEMENT_BYTES.get(given.datatype, LENGTH.size)  # one without text is its length
+    if size_bytes > BYTES_MAX:
+        text = f"{sample}: input '{name}' has {size_bytes} bytes; at most {BYTES_MAX}"
+        raise Refused(Kind.INVALID_ARGUMENT, text)
+    return Tensor(name, given.datatype, shape, _content(given, size_bytes, folder))
 
 
-def _content(name: str, given: WarmupInput, folder: Path) -> bytes:
-    elements = prod(given.dims)
-    width = ELEMENT_BYTES.get(given.datatype, 4)  # a BYTES element of no bytes is its length alone
-    if elements < 0 or elements * width > BYTES_MAX:
-        raise Refused(
-            Kind.INVALID_ARGUMENT,
-            f"warmup setting expects all variable-size dimensions are specified for input '{name}'",
-        )
+def _content(given: WarmupInput, size_bytes: int, folder: Path) -> bytes:
     if given.fill == "file":
         data = _file(folder / FOLDER / given.file)
         if given.datatype is Datatype.BYTES:
             return data
-        if len(data) < elements * width:
+        if len(data) < size_bytes:
             text = (
-                f"warmup setting expects {elements * width} bytes, but the data provided from {given.file} only has "
+                f"warmup setting expects {size_bytes} bytes, but the data provided from {given.file} only has "
                 f"{len(data)} bytes"
             )
             raise Refused(Kind.INVALID_ARGUMENT, text)
-        return data[: elements * width]
+        return data[:size_bytes]
     if given.fill == "random" and given.datatype not in (Datatype.BYTES, Datatype.BOOL):
-        return secrets.token_bytes(elements * width)
-    return bytes(elements * width)
+        return secrets.token_bytes(size_bytes)
+    return bytes(size_bytes)
 
 
 def _file(path: Path) -> bytes:
