@@ -78,7 +78,7 @@ def test_the_version_policy_chooses_what_is_served(tmp_path: Path) -> None:
 
 def test_the_number_of_a_version_may_be_as_large_as_the_protocol_can_say(tmp_path: Path) -> None:
     large = 2**63 - 1
-    write(tmp_path, "m", config("version_policy { specific { versions: %d } }" % large), SAME, (1, large))
+    write(tmp_path, "m", config(f"version_policy {{ specific {{ versions: {large} }} }}"), SAME, (1, large))
 
     async def main() -> None:
         async with serving(tmp_path, startup=("m",)) as server:
@@ -393,6 +393,42 @@ def test_warm_ups_run_before_a_model_is_ready_and_count_nowhere(tmp_path: Path) 
             (root / "bad" / "warmup" / "three").write_bytes(b"abc")
             with pytest.raises(Refused, match=r"expects 4 bytes, but .* from three only has 3 bytes"):
                 await server.load("bad", {})
+
+    asyncio.run(main())
+
+
+STARTS = """
+    def initialize(self, args):
+        import subprocess, sys
+        sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
+        more = "import subprocess, sys, time; "
+        more += "print(subprocess.Popen(sys.argv[1:], start_new_session=True).pid, flush=True); time.sleep(600)"
+        apart = subprocess.Popen(
+            [sys.executable, "-c", more, *sleep], start_new_session=True, stdout=subprocess.PIPE, text=True
+        )
+        pids = [subprocess.Popen(sleep).pid, apart.pid, int(apart.stdout.readline())]
+        Path({seen!r}).write_text(" ".join(map(str, pids)))
+    def answer(self, request):
+        os.abort()
+"""
+
+
+@pytest.mark.parametrize("crash", [False, True])
+def test_what_a_model_has_started_ends_with_it(tmp_path: Path, crash: bool) -> None:
+    seen = tmp_path / "seen"
+    write(tmp_path, "m", config(), STARTS.format(seen=str(seen)))
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("m",)) as server:
+            started = [int(pid) for pid in seen.read_text().split()]
+            assert len(started) == 3
+            assert all(map(alive, started))
+            if crash:
+                refused = await server.ask("m", ONE).error()
+                assert refused.kind is Kind.UNAVAILABLE
+            else:
+                await server.unload("m", False)
+            await until("gone", lambda: not any(map(alive, started)))
 
     asyncio.run(main())
 

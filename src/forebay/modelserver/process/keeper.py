@@ -39,6 +39,7 @@ from forebay.modelserver.process.messages import (
     ToServer,
 )
 from forebay.modelserver.process.placement import ChildSpec, Placement
+from forebay.modelserver.process.strays import VARIABLE, end_strays, new_mark
 from forebay.modelserver.process.values import Answer, OnCall
 
 TICKS_PER_HANG: Final = 16
@@ -184,8 +185,9 @@ class Keeper:
         self._life += 1
         self._wake.clear()
         words = _LastWords(self._log)
+        mark = new_mark()
         with ours, theirs:
-            process = _spawn(theirs.fileno(), self.placement)
+            process = _spawn(theirs.fileno(), self.placement, mark)
             theirs.close()
             lost = partial(self._lost, self._life)
             ended = _Ended(process.pid, lost)
@@ -208,6 +210,9 @@ class Keeper:
                 ended.close()
                 status = process.wait()
                 self.pid = 0
+                strays = await asyncio.to_thread(end_strays, mark)
+                if strays:
+                    self._log.info("processes that the model had started have been ended", count=strays)
         with suppress(TimeoutError):
             async with asyncio.timeout(LAST_WORDS_S):
                 await words.ended.wait()
@@ -418,7 +423,7 @@ class _LastWords(asyncio.Protocol):
         self._room = max(0, self._room - len(told))
 
 
-def _spawn(fd: int, where: Placement) -> "subprocess.Popen[bytes]":
+def _spawn(fd: int, where: Placement, mark: str) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(
         (
             *(sys.executable, "-m", "forebay.modelserver.process.child", str(fd), str(os.getpid())),
@@ -429,7 +434,7 @@ def _spawn(fd: int, where: Placement) -> "subprocess.Popen[bytes]":
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         process_group=0,  # what the model starts ends with it; in the session of the server `nice` means something
-        env=placement.environment(where, os.environ),
+        env={**placement.environment(where, os.environ), VARIABLE: mark},
     )
 
 
