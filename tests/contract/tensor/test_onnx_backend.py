@@ -1,5 +1,6 @@
 """What is ONNX Runtime's own: files outside the folder, optional inputs, options, outputs that are no tensors."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -202,6 +203,22 @@ def test_an_input_that_is_no_tensor_is_refused(tmp_path: Path) -> None:
     )
 
     with pytest.raises(BackendFailed, match=r"input 'MANY' is not a tensor but a seq\(tensor\(float\)\)"):
+        load(PLAIN, tmp_path)
+
+
+def test_an_element_type_that_the_protocol_does_not_have_is_refused(tmp_path: Path) -> None:
+    small = helper.make_tensor_value_info("SMALL", TensorProto.FLOAT8E4M3FN, ["n"])
+    y = helper.make_tensor_value_info("Y", TensorProto.FLOAT, ["n"])
+    node = helper.make_node("Cast", ["SMALL"], ["Y"], to=TensorProto.FLOAT)
+    onnx.save(
+        helper.make_model(
+            helper.make_graph([node], "g", [small], [y]), opset_imports=[helper.make_opsetid("", 21)], ir_version=10
+        ),
+        str(tmp_path / "model.onnx"),
+    )
+
+    text = "input 'SMALL' is a tensor(float8e4m3fn), an element type that the protocol does not have"
+    with pytest.raises(BackendFailed, match=re.escape(text)):
         load(PLAIN, tmp_path)
 
 

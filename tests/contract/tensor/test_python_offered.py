@@ -76,6 +76,8 @@ def test_the_document_shows_what_a_configuration_says() -> None:
 
     assert shown["version_policy"] == {"specific": {"versions": [1, 3]}}
     assert shown["input"][0]["reshape"] == {"shape": [2, 2]}
+    assert [shown[kind][0]["is_non_linear_format_io"] for kind in ("input", "output")] == [False, False]
+    assert shown["optimization"]["input_pinned_memory"] == {"enable": True}
     assert shown["batch_input"] == [{
         "kind": "BATCH_ACCUMULATED_ELEMENT_COUNT", "target_name": ["ENDS"], "data_type": "TYPE_INT32",
         "source_input": ["X"],

@@ -25,6 +25,14 @@ def ranked(tensor: Tensor, classes: int, batches: bool = False) -> tuple[tuple[i
     return found.shape, [bytes(each).decode() for each in split(found.data)]
 
 
+def test_an_empty_line_of_a_file_of_labels_is_no_label() -> None:
+    tensor = Tensor("y", Datatype.FP32, (4,), struct.pack("<4f", 1, 2, 3, 4))
+
+    found = classified(tensor, 4, batches=False, labels=lambda _: ["first", "", "third"])
+
+    assert split(found.data) == [b"4.000000:3", b"3.000000:2:third", b"2.000000:1", b"1.000000:0:first"]
+
+
 @given(st.lists(st.lists(st.integers(-9, 9), min_size=3, max_size=3), max_size=4), st.integers(1, 5))
 def test_classes_are_the_best_of_each_row_the_first_of_equals(rows: list[list[int]], classes: int) -> None:
     flat = [value for row in rows for value in row]

@@ -81,9 +81,7 @@ class OnnxBackend:
         self._outputs = {each.name: each.type for each in self._session.get_outputs() if each.type in ELEMENT_TYPES}
         strange = sorted(name for name, kind in self._inputs.items() if kind not in ELEMENT_TYPES)
         if strange:
-            raise BackendFailed(
-                f"model '{config.name}': input '{strange[0]}' is not a tensor but a {self._inputs[strange[0]]}"
-            )
+            raise BackendFailed(f"model '{config.name}': {_strange(strange[0], self._inputs[strange[0]])}")
         self._answers = _answers(config, self._outputs)
         taken = {ELEMENT_TYPES[kind] for kind in self._inputs.values()}
         self._native = Datatype.BF16 not in taken.union(ELEMENT_TYPES[kind] for kind in self._outputs.values())
@@ -142,6 +140,13 @@ def _bits(value: Any) -> Array:
     count = int(np.prod(shape))
     source = (ctypes.c_uint16 * count).from_address(value.data_ptr())
     return np.ctypeslib.as_array(source).reshape(shape).copy()
+
+
+def _strange(name: str, kind: str) -> str:
+    """Why an input cannot be served."""
+    if kind.startswith("tensor("):
+        return f"input '{name}' is a {kind}, an element type that the protocol does not have"
+    return f"input '{name}' is not a tensor but a {kind}"
 
 
 def _spec(found: Any, optional: bool) -> TensorSpec:

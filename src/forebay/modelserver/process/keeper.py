@@ -39,8 +39,8 @@ from forebay.modelserver.process.messages import (
     ToServer,
 )
 from forebay.modelserver.process.placement import ChildSpec, Placement
-from forebay.modelserver.process.strays import VARIABLE, end_strays, new_mark
 from forebay.modelserver.process.values import Answer, OnCall
+from forebay.modelserver.strays import VARIABLE, end_strays, new_mark
 
 TICKS_PER_HANG: Final = 16
 TICK_S_MAX: Final = 1.0

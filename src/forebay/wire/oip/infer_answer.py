@@ -109,7 +109,7 @@ def classified(tensor: Tensor, classes: int, *, batches: bool, labels: Labels) -
     found: list[str] = []
     for at in range(0, len(scores), elements or 1):
         for index in heapq.nlargest(classes, range(elements), key=scores[at : at + elements].__getitem__):
-            label = f":{names[index]}" if index < len(names) else ""
+            label = f":{names[index]}" if index < len(names) and names[index] else ""  # an empty one is none
             found.append(f"{form % scores[at + index]}:{index}{label}")
     count = min(classes, elements)
     return Tensor(name, Datatype.BYTES, (rows, count) if rows else (count,), tensors.pack_strings(found))

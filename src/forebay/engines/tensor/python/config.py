@@ -20,6 +20,14 @@ from forebay.core.serving.config import ModelConfig as Values
 FILE_DEFAULT: Final = "model.py"
 SCATTER: Final = "BATCH_SCATTER_WITH_INPUT_SHAPE"
 _US: Final = 1_000_000
+_OPTIMIZATION: Final = {
+    "priority": "PRIORITY_DEFAULT",
+    "input_pinned_memory": {"enable": True},
+    "output_pinned_memory": {"enable": True},
+    "gather_kernel_buffer_threshold": 0,
+    "eager_batching": False,
+}
+"""What Triton fills in. Another value in the file has no effect here, so that models are not told of it either."""
 _KINDS_OF_TENSOR: Final = ("input", "output")
 
 
@@ -126,6 +134,7 @@ def document(config: Values) -> dict[str, Any]:
             {"target_name": list(each.targets), "kind": SCATTER, "source_input": [each.source]}
             for each in config.batch_outputs
         ],
+        "optimization": _OPTIMIZATION,
         "instance_group": [_group(config, place, group) for place, group in enumerate(config.instances)],
         "default_model_filename": config.model_file or FILE_DEFAULT,
         "cc_model_filenames": {},
@@ -193,9 +202,10 @@ def _tensor(spec: TensorSpec, is_input: bool) -> dict[str, Any]:
             "is_shape_tensor": False,
             "allow_ragged_batch": spec.allow_ragged,
             "optional": spec.optional,
+            "is_non_linear_format_io": False,
         }
     else:
-        shown |= {"label_filename": spec.label_file, "is_shape_tensor": False}
+        shown |= {"label_filename": spec.label_file, "is_shape_tensor": False, "is_non_linear_format_io": False}
     return shown
 
 
