@@ -14,9 +14,9 @@ from forebay.core.model import Endpoint, GatewaySpec, Limits
 from forebay.gateway import pages
 from forebay.gateway.gateway import Gateway
 from forebay.gateway.polling import Fleet
+from forebay.gateway.records import told
 from forebay.gateway.records.accesslog import AccessLog
 from forebay.gateway.records.recorder import Recorder
-from forebay.gateway.records.unread import Unread
 from forebay.gateway.tenancy import Doorman
 from forebay.net.cors import Cors
 from forebay.net.outbox import Outbox
@@ -74,7 +74,7 @@ async def run(
         page = pages.Pages(gateway, spec, metrics, group, Cors(spec.cors_origins) if spec.cors_origins else None)
         fleet = Fleet(gateway, spec, group, log, outbox)
         public = HttpServer(page.handle, spec.limits, wants_body=page.wants_body, outbox=fleet.outbox)
-        public.refused, public.named = gateway.refused, Unread(gateway.id_of, access, recorder).note
+        public.refused, public.named = gateway.refused, told.Unread(gateway.id_of, access, recorder).note
         private = HttpServer(page.handle_private, PRIVATE_LIMITS, wants_body=lambda _: False)
         page.public = public
         background = [

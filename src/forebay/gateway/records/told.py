@@ -1,17 +1,21 @@
 """What is told of a request, in the head of its answer and in the books, out of what its relay knows."""
 
+from collections.abc import Callable
 from math import inf
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Raw
 
 from forebay.core.admission import Band
-from forebay.core.errors import Code, Refusal
+from forebay.core.errors import TABLE, Code, Refusal
 from forebay.core.routing import Route, Score, Why
 from forebay.core.tenancy import without_keys
 from forebay.gateway.asking import SET_COOKIE
+from forebay.gateway.records.accesslog import AccessLog
 from forebay.gateway.records.facts import NOTHING, Facts, Used
 from forebay.gateway.records.lines import Line
+from forebay.gateway.records.recorder import Recorder
+from forebay.net.server import Exchange
 from forebay.obs.clock import wall_s
 from forebay.wire.http1 import Header, fields
 from forebay.wire.records import CANDIDATES_MAX, NO_CANDIDATES, Decision, packed
@@ -153,6 +157,26 @@ def refused_facts(line: Line, raw: bytes, caller: "Granted | None", client: str)
     tenant, key = (caller.tenant.name, caller.key_id) if caller is not None else ("", "")
     decision = Decision(line.ts, line.request_id, "", tenant, line.status, line.code, 0.0, asked=line.asked)
     return Facts(decision, raw, NOTHING, key=key, client=client)
+
+
+class Unread:
+    """The books, for what the listener answers by itself: bad heads, bodies too large or too late, too many at once.
+    `id_of` names it as all else is named.
+    """
+
+    def __init__(self, id_of: Callable[[Exchange], bytes], log: AccessLog, recorder: Recorder | None) -> None:
+        self._id_of = id_of
+        self._log = log
+        self._recorder = recorder
+
+    def note(self, seen: Exchange, code: Code) -> bytes:
+        """Write down that it was refused. Returns the id that its answer is to carry."""
+        request_id = self._id_of(seen)
+        line = refused(seen.path, request_id.decode(), TABLE[code].status, code.value, "")
+        raw = self._log.add(line)
+        if self._recorder is not None:  # whatever its method: often that is not known
+            self._recorder.finished(refused_facts(line, raw, None, seen.peer))
+        return request_id
 
 
 def stopped(*, begun: bool) -> Refusal:
