@@ -233,7 +233,8 @@ class Gateway:
         refused = served.waiting.enter(relay, relay.ticket, now)
         if refused is not None:
             turn_away(self, refused.item, Refusal(refused.code), refused.retry_after_s)
-        if (refused is None or refused.item is not relay) and relay.link is None and choice.why is Why.FULL:
+        stays = (refused is None or refused.item is not relay) and relay.link is None and relay.ticket.last > now
+        if stays and choice.why is Why.FULL:
             make_room(self, relay)
 
     def place(self, relay: Relay) -> Route | Wait | Shed:

@@ -22,7 +22,7 @@ from forebay.core.tenancy import (
     allot,
     amounts,
 )
-from forebay.core.tenancy.quota import SLOTS
+from forebay.core.tenancy.quota import LACK_S, SLOTS
 from forebay.core.tenancy.shares import UNLIMITED, equal_part
 
 NAMES = ("g0", "g1", "g2", "g3")
@@ -282,6 +282,31 @@ def test_clients_that_reach_any_gateway_get_what_the_limit_has() -> None:
     assert len(cluster.let) >= 8, "ten minutes have passed, and two requests do not fit into one"
 
 
+@pytest.mark.parametrize("gateways", [2, 3])
+def test_gateways_with_large_requests_are_served_in_turn(gateways: int) -> None:
+    cluster = Cluster(Quota(tokens_per_min=1000), gateways)
+    names = cluster.names[0], cluster.names[-1]
+    served = dict.fromkeys(names, 0)
+    for _ in range(600):
+        cluster.round()
+        for name in names:
+            served[name] += cluster.ask(name, 600)
+
+    assert min(served.values()) >= 4, "one fits into each minute, and both ask all the time"
+
+
+@pytest.mark.parametrize("every_s", [3, 12, 15, 29])
+def test_who_comes_again_after_a_while_is_let_in(every_s: int) -> None:
+    cluster = Cluster(Quota(tokens_per_min=1000), 3)
+    let_in = 0
+    for second in range(600):
+        cluster.round()
+        if second % every_s == 0:
+            let_in += cluster.ask("g1", 900)
+
+    assert let_in >= 6
+
+
 def test_who_can_serve_a_large_request_stays_the_same_until_nobody_asks_it_any_more() -> None:
     limit = Amounts(100, 400, 100, 4000)
     need = Amounts(1, 300, 0, 300)
@@ -323,7 +348,7 @@ def test_what_fits_what_is_left_of_every_limit_is_let_in_whatever_was_before(
         cluster.settle(let, rng.randint(0, let.tokens))
     left = Amounts(*(most - used for most, used in zip(cluster.limit, cluster.used(), strict=True)))
     tokens = min(left.tokens, left.day_tokens)
-    for _ in range(int(LEASE_S) + 4):  # others may have asked for more just before, and may come again for it
+    for _ in range(int(LACK_S) + 4):  # others may have asked for more just before, and may come again for it
         cluster.round()
         if left.requests < 1 or any([cluster.ask(name, tokens, True) for name in cluster.names]):
             break

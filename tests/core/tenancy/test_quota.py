@@ -10,6 +10,7 @@ from tests.examples import examples
 
 from forebay.core.errors import Code
 from forebay.core.tenancy import LEASE_S, Amounts, Denied, Lease, Left, Limiter, Quota, Reservation, Tenant, amounts
+from forebay.core.tenancy.quota import LACK_S
 from forebay.core.tenancy.shares import ROUND_S, UNLIMITED, equal_part
 
 NOON = 43_200.0
@@ -50,6 +51,18 @@ def test_a_tenant_hears_what_is_left_of_its_minute() -> None:
     assert counts.minute("t", 30.0) == (Left(3, 1, 56), Left(100, 40, 56))
     assert counts.minute("t", 66.0) == (Left(3, 2, 20), Left(100, 50, 20))
     assert counts.minute("t", 200.0) == (Left(3, 3, 0), Left(100, 100, 0))
+
+
+def test_a_report_tells_since_when_a_request_is_refused() -> None:
+    counts = limiter(gateways=2, tokens_per_min=100)
+    no(counts.reserve("t", 60, False, 2.0))
+    no(counts.reserve("t", 70, False, 5.0))
+    assert counts.demand(6.0).lacking_s == {"t": 4}
+    no(counts.reserve("t", 70, False, 20.0))
+    assert counts.demand(20.0 + LACK_S).lacking_s == {"t": 48}
+    assert counts.demand(21.0 + LACK_S).lacking_s == {}
+    no(counts.reserve("t", 60, False, 60.0))
+    assert counts.demand(61.0).lacking_s == {"t": 1}
 
 
 def test_of_two_gateways_each_says_what_it_lets_in_itself() -> None:
@@ -311,13 +324,13 @@ def test_a_report_tells_the_largest_request_that_is_still_wanted() -> None:
     no(counts.reserve("t", 50, True, 3.0))
     assert refused(3.0) == Amounts(1, 60, 0, 60)
     got(counts.reserve("t", 1, False, 4.0))
-    assert refused(12.0) == Amounts(1, 60, 0, 60)
-    assert refused(13.0) is None, "nobody has come again for it"
-    no(counts.reserve("t", 50, True, 14.0))
-    assert refused(14.0) == Amounts(1, 50, 1, 50)
-    counts.take(lease(Amounts(UNLIMITED, 70, UNLIMITED, UNLIMITED), 14.0), 14.0)
-    got(counts.reserve("t", 50, True, 15.0))
-    assert refused(15.0) is None
+    assert refused(2.0 + LACK_S) == Amounts(1, 60, 0, 60)
+    assert refused(3.0 + LACK_S) is None, "nobody has come again for it"
+    no(counts.reserve("t", 50, True, 34.0))
+    assert refused(34.0) == Amounts(1, 50, 1, 50)
+    counts.take(lease(Amounts(UNLIMITED, 70, UNLIMITED, UNLIMITED), 34.0), 34.0)
+    got(counts.reserve("t", 50, True, 35.0))
+    assert refused(35.0) is None
 
 
 def test_a_report_tells_what_was_asked_for_and_forgets_it_after_a_minute() -> None:

@@ -245,3 +245,20 @@ def test_nobody_is_sent_whose_deadline_has_passed(tmp_path: Path, monkeypatch: p
             assert {(await task).status for task in running} == {200}
 
     run(main())
+
+
+def test_nobody_gives_way_to_who_wants_no_answer_any_more(tmp_path: Path) -> None:
+    held: list[Exchange] = []
+
+    async def main() -> None:
+        async with cluster(tmp_path, one_place(held)) as front, asyncio.TaskGroup() as group:
+            running = [group.create_task(front.ask(post(chat()))) for _ in range(FULL)]
+            await until(lambda: len(held) == FULL)
+            late = await front.ask(post(chat(), CHAT, URGENT, b"x-forebay-deadline-ms: 0"))
+            assert (late.status, error_code(late)) == (504, "deadline_exceeded")
+            assert await front.metric('forebay_preemptions_total{band="default",model="chat"}') == 0
+            for exchange in held:
+                whole(exchange)
+            assert {(await task).status for task in running} == {200}
+
+    run(main())

@@ -239,3 +239,32 @@ def test_a_prompt_that_cannot_have_been_read_is_not_billed(tmp_path: Path) -> No
 
     run(main())
     assert (billed(tmp_path).prompt_tokens, billed(tmp_path).completion_tokens) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("usage", "stream", "counts"), [(b"451,0,64", True, (451, 0, 64, 1)), (b"451,7,64", False, (451, 7, 64, 0))]
+)
+def test_what_a_replica_has_told_already_is_no_estimate(
+    tmp_path: Path, usage: bytes, stream: bool, counts: tuple[int, int, int, int]
+) -> None:
+    held: list[Exchange] = []
+
+    def answer(exchange: Exchange) -> None:
+        kind = EVENT_STREAM if stream else (b"content-type", b"application/json")
+        exchange.start(200, [kind, (b"x-forebay-usage", usage)])
+        exchange.write(b"" if stream else b'{"half": ')
+        held.append(exchange)
+
+    async def main() -> None:
+        records = RecordsSpec(str(tmp_path / "records"))
+        async with cluster(tmp_path, Worker(answer), records=records) as front:
+            async with peer(front.port) as client:
+                client.send(post(chat(stream=stream)))
+                await until(lambda: bool(held))
+                enough_at = asyncio.get_running_loop().time() + 8 * PACE_S
+                await until(lambda: asyncio.get_running_loop().time() > enough_at)
+            await until(lambda: bool(front.lines()))
+
+    run(main())
+    sums = billed(tmp_path)
+    assert (sums.prompt_tokens, sums.completion_tokens, sums.cached_tokens, sums.estimated) == counts

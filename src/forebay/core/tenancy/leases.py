@@ -10,7 +10,8 @@ largest of what it goes by, what it was last given, and what it has used, until 
 - A gateway in reach of control has at least `FLOOR` of limit / gateways, so losing control does not leave it with
   nothing. A limit should therefore be at least the number of gateways.
 - What one request needs is of no use in pieces. Where an even division leaves nobody able to serve one that was
-  refused, though it fits what is left of every limit, one gateway gets all of that, out of the others' floors too.
+  refused, though it fits what is left of every limit, one gateway gets all of that, out of the others' floors too:
+  so it is let in when it comes again within `LACK_S`.
 - A gateway that never had a lease has limit / gateways.
 
 So the bound is the limit itself. Beyond it go only: an answer that used more than its estimate (that counts when it
@@ -62,7 +63,8 @@ def allot(
         part = equal_part(limit, len(names))
         rows = [_cells(tenant, part, demands.get(name), before.get(name), day=day, now=now) for name in names]
         refused = [demands[name].refused.get(tenant, _NOTHING) if name in demands else _NOTHING for name in names]
-        columns = _divide(limit, part, list(zip(*rows, strict=True)), refused)
+        lacking_s = [demands[name].lacking_s.get(tenant, 0) if name in demands else 0 for name in names]
+        columns = _divide(limit, part, list(zip(*rows, strict=True)), refused, lacking_s)
         for name, row in zip(names, zip(*columns, strict=True), strict=True):
             shares[name][tenant] = Amounts(*(cell.share for cell in row))
             held[name][tenant] = Amounts(*(cell.held for cell in row))
@@ -102,13 +104,17 @@ def _cells(
 
 
 def _divide(
-    limit: Amounts, part: Amounts, columns: Sequence[Sequence[_Cell]], refused: Sequence[Amounts]
+    limit: Amounts,
+    part: Amounts,
+    columns: Sequence[Sequence[_Cell]],
+    refused: Sequence[Amounts],
+    lacking_s: Sequence[int],
 ) -> list[list[_Cell]]:
-    """New shares, limit by limit. `refused`: what each gateway's largest refused request needs."""
+    """New shares, limit by limit. `refused`: what each gateway's largest refused request needs, since `lacking_s`."""
     floors = [math.ceil(equal * percent / 100) for equal, percent in zip(part, FLOOR, strict=True)]
     needs = [[0] * len(refused) for _ in limit]
     aims = [_aims(*each) for each in zip(limit, floors, columns, needs, strict=True)]
-    host = _host(limit, columns, aims, refused) if any(map(any, refused)) else None
+    host = _host(limit, columns, aims, refused, lacking_s) if any(map(any, refused)) else None
     if host is not None:
         needs = [[cell.used for cell in cells] for cells in columns]
         for of_kind, amount in zip(needs, refused[host], strict=True):
@@ -118,26 +124,32 @@ def _divide(
 
 
 def _host(
-    limit: Amounts, columns: Sequence[Sequence[_Cell]], aims: Sequence[Sequence[int]], refused: Sequence[Amounts]
+    limit: Amounts,
+    columns: Sequence[Sequence[_Cell]],
+    aims: Sequence[Sequence[int]],
+    refused: Sequence[Amounts],
+    lacking_s: Sequence[int],
 ) -> int | None:
     """The gateway that is to have all that the request it refused needs, where nobody would by `aims`.
 
     All limits are looked at together, as a request needs room in each of them at one gateway. Of several it is the
-    one that lacks least: so it stays the same until that one has let its request in, or is not asked any more.
+    one that has lacked it for longest, then the one that lacks least: so it stays the same until that one has let its
+    request in, or is not asked any more, and who was served is the last to be again.
     """
     kinds = [kind for kind, total in enumerate(limit) if total < UNLIMITED]
     left = [_left(limit[kind], columns[kind]) for kind in kinds]
     reach = [index for index in range(len(refused)) if all(columns[kind][index].heard for kind in kinds)]
     rooms = list(zip(*(_rooms(limit[kind], columns[kind], aims[kind]) for kind in kinds), strict=True))
-    host, most = None, 0.0
+    host, most = None, (0, 0.0)
     for index in reach:
         need = [refused[index][kind] for kind in kinds]
         if not any(need) or not _fits(need, left) or any(_fits(need, rooms[other]) for other in reach):
             continue
         cells = [columns[kind][index] for kind in kinds]
         has = min((cell.share - cell.used) / amount for cell, amount in zip(cells, need, strict=True) if amount)
-        if host is None or has > most:
-            host, most = index, has
+        claim = (lacking_s[index], has)
+        if host is None or claim > most:
+            host, most = index, claim
     return host
 
 

@@ -23,6 +23,8 @@ from forebay.core.tenancy.shares import (
 )
 
 SLOTS: Final = 61
+LACK_S: Final = 30.0
+"""So long a request that was refused is expected again: longer than most clients wait before they come back."""
 _REQUESTS, _TOKENS, _STREAMS, _DAY_TOKENS = range(4)
 _SAID: Final = (
     (Code.RATE_LIMITED, "none", "requests per minute"),
@@ -71,8 +73,9 @@ class _Book:
     """One tenant at this gateway."""
 
     __slots__ = (
-        "day_tokens", "ended", "lacked_at", "lacks", "left", "limit", "name", "part", "refused_requests",
-        "refused_streams", "refused_tokens", "requests", "second", "share", "streams", "streams_since", "tokens",
+        "day_tokens", "ended", "lacked_at", "lacks", "lacks_since", "left", "limit", "name", "part",
+        "refused_requests", "refused_streams", "refused_tokens", "requests", "second", "share", "streams",
+        "streams_since", "tokens",
     )  # fmt: skip
 
     def __init__(self, tenant: Tenant, gateways: int) -> None:
@@ -95,6 +98,8 @@ class _Book:
         self.lacks: Amounts | None = None
         """What the largest request needs that was refused lately, and none as large let in since."""
         self.lacked_at = 0
+        self.lacks_since = 0
+        """When the first one was refused of those that `lacks` is about."""
 
     def roll(self, second: int) -> None:
         """The present second is another one."""
@@ -119,12 +124,14 @@ class _Book:
         self.refused_tokens.add(self.second, tokens)
         self.refused_streams.add(self.second, stream)
         lacks = self.lacking()
+        if lacks is None:
+            self.lacks_since = self.second
         if lacks is None or tokens >= lacks.tokens:
             self.lacks, self.lacked_at = Amounts(1, tokens, int(stream), tokens), self.second
 
     def lacking(self) -> Amounts | None:
         """`lacks`, while it is likely that somebody comes again for it."""
-        return self.lacks if self.second - self.lacked_at <= LEASE_S else None
+        return self.lacks if self.second - self.lacked_at <= LACK_S else None
 
     def used(self) -> Amounts:
         return Amounts(self.requests.total, self.tokens.total, self.streams, self.day_tokens)
@@ -274,7 +281,8 @@ class Limiter:
         for book in limited:
             book.roll(max(book.second, int(now)))
         refused = {book.name: lacks for book in limited if (lacks := book.lacking()) is not None}
-        return Demand(now, self.day, {book.name: book.asked() for book in limited}, refused)
+        lacking_s = {book.name: book.second - book.lacks_since for book in limited if book.name in refused}
+        return Demand(now, self.day, {book.name: book.asked() for book in limited}, refused, lacking_s)
 
     # --- across a restart
 

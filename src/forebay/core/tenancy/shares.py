@@ -51,6 +51,8 @@ class Demand:
     tenants: Mapping[str, Asked]
     refused: Mapping[str, Amounts] = field(default_factory=dict)
     """What the largest request of a tenant needs that was refused lately, and none as large let in since."""
+    lacking_s: Mapping[str, int] = field(default_factory=dict)
+    """For how long such a one has been refused, seconds."""
 
 
 @dataclass(frozen=True, slots=True)

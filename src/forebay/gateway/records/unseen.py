@@ -24,16 +24,17 @@ _CHAT: Final = Task.CHAT
 def unseen(relay: "Relay", code: str, now: float) -> Used | None:
     """An estimate; None for one of which more is known, that no replica has, or whose prompt it cannot have read."""
     link, lengths = relay.link, relay.served.lengths
-    if code not in LEFT or relay.first_at or link is None or relay not in link.attempts:
+    if code not in LEFT or relay.first_at or relay.told is not None or link is None or relay not in link.attempts:
         return None
     endpoint, answering_s = ENDPOINTS.get(relay.path.encode()), _answering_s(relay, now)
-    if endpoint is None or not endpoint.runs or answering_s < 0.0:
+    prompt = relay.begun[0] or lengths.tokens(relay.prompt_bytes)
+    if endpoint is None or not endpoint.runs or relay.refused or (answering_s < 0.0 and not relay.begun[0]):
         return None
     completion = 0
     if relay.served.routes.task is _CHAT and not relay.streams:  # what is made of a stream comes at once
         most = relay.limit or lengths.longest_tokens(relay.ticket.tenant)
-        completion = int(min(answering_s / lengths.pace_s, most))
-    return Used(lengths.tokens(relay.prompt_bytes), completion, 0, estimated=True)
+        completion = int(min(max(0.0, answering_s) / lengths.pace_s, most))
+    return Used(prompt, completion, relay.begun[2] or 0, estimated=True)
 
 
 def learn_answer(relay: "Relay", output_tokens: int, now: float) -> None:
@@ -43,6 +44,8 @@ def learn_answer(relay: "Relay", output_tokens: int, now: float) -> None:
         return
     if not relay.limit:
         lengths.learn_longest(relay.ticket.tenant, output_tokens)
+    if relay.resumes or relay.gave_way:  # it has waited in between
+        return
     answering_s = now - relay.first_at if relay.first_at else _answering_s(relay, now)
     if output_tokens >= DECODE_TOKENS_MIN and answering_s > 0.0:
         lengths.learn_pace(answering_s / output_tokens)
