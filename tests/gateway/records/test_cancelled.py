@@ -1,6 +1,7 @@
 """What a request is billed whose client leaves: what a replica has really done for it, and nothing else."""
 
 import asyncio
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from tests.gateway.rig import (
     working,
 )
 from tests.net.rig import peer, run, until
+from tests.worker.rig import Worker as RealWorker
 from tests.worker.rig import worker
 
 from forebay.core.model import RecordsSpec, Replica, ReplicaState
@@ -135,29 +137,38 @@ def test_who_leaves_before_a_replica_has_his_request_is_billed_nothing(tmp_path:
     assert (sums.prompt_tokens, sums.completion_tokens, sums.cached_tokens, sums.estimated) == (0, 0, 0, 0)
 
 
+def worked(folder: Path, main: Callable[[Front, RealWorker], Coroutine[None, None, None]]) -> tuple[float, float]:
+    """Prompt and answer tokens by the account of a real worker, after `main` has asked it through a gateway."""
+
+    async def ask(row: Replica, engine: RealWorker) -> None:
+        records = RecordsSpec(str(folder / "records"))
+        async with fronting(folder, replace(ROUTES, replicas=(row,)), records=records) as front:
+            await front.ready()
+            await main(front, engine)
+
+    with worker(folder, model=ROUTES.name, revision="r1", settings={"step_ms": 20.0}) as engine:
+        engine.ready()
+        at = engine.endpoint
+        run(ask(Replica("m-0", 1, "r1", at.host, at.port, ReplicaState.READY), engine))
+        engine.idle()
+        return engine.metric("worker_prompt_tokens_total"), engine.metric("worker_generated_tokens_total")
+
+
 @pytest.mark.parametrize("path", BODIES)
 def test_ledger_and_worker_agree_on_a_stream_that_was_left(tmp_path: Path, path: bytes) -> None:
     body, mark = BODIES[path]
     asked = msgspec.json.encode({"model": ROUTES.name, "stream": True, "temperature": 0} | body)
     seen = b""
 
-    async def main(row: Replica) -> None:
+    async def main(front: Front, _: RealWorker) -> None:
         nonlocal seen
-        records = RecordsSpec(str(tmp_path / "records"))
-        async with fronting(tmp_path, replace(ROUTES, replicas=(row,)), records=records) as front:
-            await front.ready()
-            async with peer(front.port) as client:
-                client.send(post(asked, path))
-                while seen.count(mark) < 12:
-                    seen += await read_until(client, b"\n\n")
-            await ended(front)
+        async with peer(front.port) as client:
+            client.send(post(asked, path))
+            while seen.count(mark) < 12:
+                seen += await read_until(client, b"\n\n")
+        await ended(front)
 
-    with worker(tmp_path, model=ROUTES.name, revision="r1", settings={"step_ms": 20.0}) as engine:
-        engine.ready()
-        at = engine.endpoint
-        run(main(Replica("m-0", 1, "r1", at.host, at.port, ReplicaState.READY)))
-        engine.idle()
-        read, made = engine.metric("worker_prompt_tokens_total"), engine.metric("worker_generated_tokens_total")
+    read, made = worked(tmp_path, main)
     sums = billed(tmp_path)
     opening = seen.count(b'"role":"assistant","content":""') if path == CHAT else 0
     assert sums.prompt_tokens == read > 100
@@ -170,23 +181,15 @@ def test_a_whole_answer_that_was_left_is_billed_about_what_its_engine_has_made(t
     short = msgspec.json.encode({"model": ROUTES.name, "messages": QUESTION, "max_tokens": 30, "ignore_eos": True})
     left = msgspec.json.encode({"model": ROUTES.name, "messages": QUESTION, "ignore_eos": True, **MAX})
 
-    async def main(row: Replica) -> None:
-        records = RecordsSpec(str(tmp_path / "records"))
-        async with fronting(tmp_path, replace(ROUTES, replicas=(row,)), records=records) as front:
-            await front.ready()
-            for _ in range(4):
-                assert (await front.ask(post(short))).status == 200
-            async with peer(front.port) as client:
-                client.send(post(left))
-                await until(lambda: engine.metric("worker_generated_tokens_total") >= 4 * 30 + 40)
-            await ended(front)
+    async def main(front: Front, engine: RealWorker) -> None:
+        for _ in range(4):
+            assert (await front.ask(post(short))).status == 200
+        async with peer(front.port) as client:
+            client.send(post(left))
+            await until(lambda: engine.metric("worker_generated_tokens_total") >= 4 * 30 + 40)
+        await ended(front)
 
-    with worker(tmp_path, model=ROUTES.name, revision="r1", settings={"step_ms": 20.0}) as engine:
-        engine.ready()
-        at = engine.endpoint
-        run(main(Replica("m-0", 1, "r1", at.host, at.port, ReplicaState.READY)))
-        engine.idle()
-        read, made = engine.metric("worker_prompt_tokens_total"), engine.metric("worker_generated_tokens_total")
+    read, made = worked(tmp_path, main)
     sums = billed(tmp_path)
     assert sums.prompt_tokens == pytest.approx(read, rel=0.1)
     assert (made - 120) / 4 < sums.completion_tokens - 120 < 4 * (made - 120), (made, sums.completion_tokens)
