@@ -10,7 +10,8 @@ from hypothesis import HealthCheck, settings
 
 HERE = Path(__file__).parent
 SLOW = tuple(
-    HERE / folder for folder in ("cli/demos", "contract/tensor", "e2e", "modelserver/models", "modelserver/process")
+    HERE / folder
+    for folder in ("cli/demos", "contract/tensor", "e2e", "gpu", "modelserver/models", "modelserver/process")
 )
 
 settings.register_profile("forebay", parent=settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -23,6 +23,7 @@ from forebay.modelserver.ports import IndexEntry
 from forebay.modelserver.regions import SharedRegions
 from forebay.modelserver.rpc.front import RpcFront, RpcOptions
 from forebay.modelserver.server import ModelServer
+from forebay.modelserver.telemetry.gpus import Gpus
 from forebay.modelserver.telemetry.latencies import QUANTILES, Latencies
 from forebay.modelserver.telemetry.logs import LogSettings
 from forebay.modelserver.telemetry.metrics import ServerMetrics
@@ -33,7 +34,9 @@ from forebay.modelserver.telemetry.watch import Watched
 from forebay.net.exchange import Exchange
 from forebay.net.server import HttpServer
 from forebay.net.tls import BadPair
+from forebay.obs.clock import wall_s
 from forebay.obs.metrics import CONTENT_TYPE
+from forebay.providers.devices.nvml import NvmlSource
 from forebay.wire import http1
 from forebay.wire.openapi import document, modelserver
 
@@ -89,6 +92,8 @@ class Plan:
     drain_s: float = 30.0
     tracing: Tracing = field(default_factory=Tracing)
     latencies: Shown = field(default_factory=Shown)
+    gpus_every_s: float = 2.0
+    """How often metrics look at the GPUs, if there are any; 0: never."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +173,9 @@ class _Parts:
         self._http = HttpServer(front.handle, limits)
         self._metrics = HttpServer(self._handle_metrics, Limits())
         self._rpc = RpcFront(self._models, regions, settings, tasks=tasks, log=log, options=plan.rpc)
+        if plan.gpus_every_s and plan.models.gpus:
+            self._show.gpus = Gpus(NvmlSource(wall_s), plan.gpus_every_s, log)
+        self._looking: asyncio.Task[None] | None = None
         self._running: asyncio.Task[None] | None = None
         self._writing: asyncio.Task[None] | None = None
 
@@ -178,6 +186,8 @@ class _Parts:
         http, grpc, metrics = await self._listen(plan.doors)
         self._writing = self._tasks.create_task(self._files.run(self._traces))
         self._running = self._tasks.create_task(self._server.run())
+        if self._show.gpus is not None:
+            self._looking = self._tasks.create_task(self._show.gpus.run())
         problems = await self._started(stop, watcher)
         if problems and plan.exit_on_error:
             raise NotStarted("\n".join(problems))
@@ -198,6 +208,8 @@ class _Parts:
         await self._metrics.drain(CLOSE_GRACE_S)
         for server in (self._http, self._metrics):
             server.close()
+        if self._looking is not None:
+            self._looking.cancel()
         if self._running is not None:
             await self._running
         if self._writing is not None:

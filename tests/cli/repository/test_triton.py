@@ -21,8 +21,6 @@ IDLE = {
     "--cuda-memory-pool-byte-size": "0:67108864",
     "--cache-directory": "/opt/tritonserver/caches",
     "--backend-directory": "/opt/tritonserver/backends",
-    "--allow-gpu-metrics": "false",
-    "--metrics-interval-ms": "2000",
     "--model-load-gpu-limit": "0:0.5",
     "--reuse-http-port": "true",
     "--grpc-infer-allocation-pool-size": "8",

@@ -255,12 +255,12 @@ def test_a_count_that_is_none_is_refused(tmp_path: Path) -> None:
 
 
 def test_options_for_gpus_are_those_of_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What becomes of them on a GPU is not tested."""
+    """What becomes of them on a GPU is tested in tests/gpu."""
     given = {"gpu_mem_limit": "4294967200", "cudnn_conv_algo_search": "1", "arena_extend_strategy": "1"}
     providers = ["TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"]
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: providers)
 
-    assert onnx_backend._providers(replace(PLAIN, parameters=given)) == [
+    assert onnx_backend._providers(replace(PLAIN, parameters=given), True) == [
         (
             "CUDAExecutionProvider",
             {

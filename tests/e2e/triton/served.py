@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,12 +37,19 @@ def running(folder: Path) -> Iterator[Served]:
     """Forebay without a model: they are loaded by the load API. Its log is `folder/forebay.log`."""
     models = folder / "models"
     repository.write(models)
+    with serving(models, folder / "forebay.log", SETTINGS) as served:
+        yield served
+
+
+@contextmanager
+def serving(models: Path, log: Path, settings: Mapping[str, str]) -> Iterator[Served]:
+    """Forebay with these models."""
     http, grpc, metrics = free_ports(3)
     ports = {"http-port": http, "grpc-port": grpc, "metrics-port": metrics}
-    options = [f"--{key}={value}" for key, value in {"repository": models, **SETTINGS, **ports}.items()]
-    command = [str(Path(sys.executable).with_name("forebay")), "serve", *options]
-    with (folder / "forebay.log").open("wb") as log:
-        process = subprocess.Popen(command, cwd=REPO, env=dict(os.environ), stdout=log, stderr=log)
+    options = [f"--{key}={value}" for key, value in {"repository": models, **settings, **ports}.items()]
+    command = [sys.executable, "-m", "forebay.cli.main", "serve", *options]
+    with log.open("wb") as written:
+        process = subprocess.Popen(command, cwd=REPO, env=dict(os.environ), stdout=written, stderr=written)
     served = Served(f"http://127.0.0.1:{http}", f"127.0.0.1:{grpc}", f"http://127.0.0.1:{metrics}/metrics")
     try:
         wait_for("Forebay is ready", lambda: httpx.get(f"{served.url}/v2/health/ready").status_code == 200)

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import structlog
+from tests.contract.tensor.gpus import cuda
 from tests.modelserver.process.rig import HERE, Heard, alive, answers, run, spec, started, until, values, work
 
 from forebay.core.serving.errors import Kind
@@ -64,6 +65,29 @@ def test_what_ended_a_child_is_in_the_log_with_its_last_words(tmp_path: Path) ->
         assert "killed by signal 6" in told
         assert "about to crash" in told
         assert "Fatal Python error: Aborted" in told
+
+    asyncio.run(scene())
+
+
+@pytest.mark.skipif(cuda.COMPILER is None, reason="needs a C compiler")
+@pytest.mark.parametrize("say", [False, True])
+def test_a_child_that_can_use_its_gpu_no_more_answers_and_is_replaced(tmp_path: Path, say: bool) -> None:
+    async def scene() -> None:
+        with structlog.testing.capture_logs() as logs:
+            async with started(spec(tmp_path)) as process:
+                before = list(process.pids)
+                assert values((await answers(process, work("echo", data=[3])))[0]) == [3]
+                done = await run(process, work("lose gpu", library=str(cuda.build(tmp_path)), say=say))
+                texts = (
+                    [done.failure.text]
+                    if done.failure
+                    else [answer.error.text for answer in done.answers if answer and answer.error]
+                )
+                assert texts == ["a kernel has failed"]
+                await _serves_again(process)
+                assert process.pids != before
+        told = next(entry["reason"] for entry in logs if entry["event"] == "model process ended")
+        assert "cannot use its GPU any more" in told
 
     asyncio.run(scene())
 

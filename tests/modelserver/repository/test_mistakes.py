@@ -177,7 +177,7 @@ WRONG = [
     (
         "parameters { key: 'forebay.pined' }",
         'parameters["forebay.pined"]: no such parameter; there are forebay.age_step_ms, forebay.calls, '
-        "forebay.deadlines, forebay.pinned, forebay.task",
+        "forebay.deadlines, forebay.pinned, forebay.gpu_memory_fraction, forebay.task",
     ),
     (
         "parameters { key: 'forebay.calls' value { string_value: 'one,,two' } }",

@@ -266,6 +266,13 @@ def test_instances_run_on_the_gpus_there_are(tmp_path: Path, group: str, expecte
     assert described(tmp_path, group, rules=Rules(gpus=(0, 1))).config.instances == (expected,)
 
 
+@pytest.mark.parametrize("backend", ["openvino", "onnxruntime"])
+def test_what_computes_on_no_gpu_runs_on_the_cpu_unless_it_is_told_to(tmp_path: Path, backend: str) -> None:
+    rules = Rules(gpus=(0,), gpu_backends=frozenset({"python"}))
+    (group,) = described(tmp_path, f"backend: '{backend}'", rules=rules).config.instances
+    assert (group.kind, group.gpus) == (InstanceKind.CPU, ())
+
+
 def test_no_preferred_size_is_the_largest_batch(tmp_path: Path) -> None:
     got = described(tmp_path, "max_batch_size: 6 dynamic_batching {}").config.batching
     assert got is not None
@@ -324,6 +331,21 @@ def test_broken_text_is_told_with_its_line(tmp_path: Path, config: str) -> None:
 def test_gpus_that_are_not_there(tmp_path: Path) -> None:
     assert problems(tmp_path, "instance_group { kind: KIND_GPU gpus: [0, 5] }", rules=Rules(gpus=(0,))) == [
         "instance_group[0].gpus: found [5], but the GPUs here are [0]"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("backend", "why"),
+    [
+        ("openvino", "models of OpenVINO run on CPUs only"),
+        ("pytorch", "the PyTorch that is installed here computes on none (it is a build without CUDA)"),
+    ],
+)
+def test_gpus_that_the_library_has_no_use_for(tmp_path: Path, backend: str, why: str) -> None:
+    rules = Rules(gpus=(0,), gpu_backends=frozenset({"python", "onnxruntime"}))
+    config = f"backend: '{backend}' instance_group {{ kind: KIND_GPU }}"
+    assert problems(tmp_path, config, rules=rules) == [
+        f"instance_group[0].kind: found KIND_GPU, but {why}; allowed: KIND_CPU, KIND_AUTO"
     ]
 
 

@@ -50,3 +50,5 @@ def test_gpus_have_the_names_that_the_policy_gives_them(sys: Path) -> None:
     assert [placed.gpus for placed in placements(config, Options(hosts=hosts), sys)] == [
         ("MIG-b",), ("MIG-b",), ("5",), ("5",), ("3",), ("MIG-a", "MIG-b"),
     ]  # fmt: skip
+    seen = Options(hosts=hosts, gpus=("GPU-a", "GPU-b", "GPU-c", "GPU-d"))
+    assert [placed.gpus for placed in placements(config, seen, sys)][4:] == [("GPU-d",), ("MIG-a", "MIG-b")]

@@ -5,6 +5,7 @@ import gc
 import json
 import weakref
 from collections.abc import Mapping
+from dataclasses import replace
 from math import inf, nan
 from pathlib import Path
 from time import monotonic_ns
@@ -18,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.modelserver.http.rig import Shelf
 from tests.net.rig import run
 
+from forebay.core.health import DeviceEvent, DeviceReading
 from forebay.core.serving.config import Datatype
 from forebay.core.serving.errors import Kind, Refused
 from forebay.core.serving.values import Front, InferRequest, InferResponse, OnResponse, Tensor, Ticket
@@ -25,12 +27,14 @@ from forebay.engines.tensor.measures import Family, Measure, Series
 from forebay.modelserver.models.running.call import Call, Spent
 from forebay.modelserver.models.running.inputs import Checked
 from forebay.modelserver.telemetry import trace_files
+from forebay.modelserver.telemetry.gpus import Gpus
 from forebay.modelserver.telemetry.latencies import STEPS_PER_OCTAVE, Latencies, Summary
 from forebay.modelserver.telemetry.logs import LogSettings
 from forebay.modelserver.telemetry.metrics import Machine, ServerMetrics, first_response_buckets
 from forebay.modelserver.telemetry.trace_files import TraceFiles
 from forebay.modelserver.telemetry.tracing import TraceSettings, Tracing
 from forebay.modelserver.telemetry.watch import Watched
+from forebay.providers.devices.protocol import DevicesUnknown
 
 pytestmark = pytest.mark.interpreted
 
@@ -284,6 +288,67 @@ def test_metrics_have_tritons_names_and_our_own() -> None:
         )
 
     run(main())
+
+
+class Devices:
+    """A GPU with a slice, and one that has gone; silent after its last reading."""
+
+    def __init__(self, energies_j: list[float | None]) -> None:
+        self.energies_j = energies_j
+        self.closed = False
+
+    def readings(self) -> tuple[DeviceReading, ...]:
+        if not self.energies_j:
+            raise DevicesUnknown("the driver is gone")
+        whole = DeviceReading("GPU-a", memory_bytes=80, memory_used_bytes=8, duty=0.5, power_w=300.0)
+        return (
+            replace(whole, energy_j=self.energies_j.pop(0)),
+            DeviceReading("MIG-a", parent="GPU-a", memory_bytes=10),
+            DeviceReading("GPU-b", memory_bytes=80, lost=True),
+        )
+
+    def events(self) -> tuple[DeviceEvent, ...]:
+        return ()
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_gpus_are_told_of_until_their_driver_is_gone() -> None:
+    async def main() -> None:
+        models, _, _, latencies = watched(Server())
+        metrics, devices = ServerMetrics(models, latencies), Devices([1000.0, 1250.0])
+        metrics.gpus = Gpus(devices, 0.0, structlog.get_logger())
+        with structlog.testing.capture_logs() as logs:
+            await metrics.gpus.run()
+        assert (gpu_lines(metrics), devices.closed) == ([], True)
+        assert logs == [{"event": "no metrics of GPUs", "why": "the driver is gone", "log_level": "warning"}]
+
+    run(main())
+
+
+def test_of_gpus_only_what_is_known_is_told() -> None:
+    async def main() -> None:
+        models, _, _, latencies = watched(Server())
+        metrics = ServerMetrics(models, latencies)
+        for energies_j, more in (([5.0, 7.5], ["nv_energy_consumption 2.5"]), ([None, None], [])):
+            metrics.gpus = Gpus(Devices(list(energies_j)), 3600.0, structlog.get_logger())
+            for _ in energies_j:
+                await metrics.gpus.look_now()
+            assert gpu_lines(metrics) == [*KNOWN, *more]
+
+    run(main())
+
+
+KNOWN = [
+    "nv_gpu_utilization 0.5", "nv_gpu_memory_total_bytes 80", "nv_gpu_memory_used_bytes 8", "nv_gpu_power_usage 300",
+]  # fmt: skip
+
+
+def gpu_lines(metrics: ServerMetrics) -> list[str]:
+    lines = [each for each in metrics.render().decode().splitlines() if "gpu_uuid=" in each]
+    assert all('{gpu_uuid="GPU-a"} ' in each for each in lines)
+    return [each.replace('{gpu_uuid="GPU-a"}', "") for each in lines]
 
 
 def test_metrics_of_models_are_shown_beside_ours() -> None:

@@ -44,6 +44,8 @@ class TritonWish:
     trace_file: Annotated[
         str, _of(_TRACE, metavar="FILE", help="The same as --trace-config triton,file=FILE.", show_default=False)
     ] = ""
+    allow_gpu_metrics: Annotated[Switch, _of(_HOW, help="Whether /metrics tells of NVIDIA's GPUs.")] = "true"
+    metrics_interval_ms: Annotated[int, _of(_HOW, min=100, help="How often these are looked at, ms.")] = 2000
     model_namespacing: Annotated[Switch, typer.Option(hidden=True)] = "false"
     http_restricted_api: Annotated[list[str] | None, typer.Option(hidden=True)] = None
     grpc_restricted_protocol: Annotated[list[str] | None, typer.Option(hidden=True)] = None
@@ -55,9 +57,7 @@ class TritonWish:
     model_load_gpu_limit: Texts = None
     cache_directory: Text = None
     backend_directory: Text = None
-    allow_gpu_metrics: OnOff = None
     allow_cpu_metrics: OnOff = None
-    metrics_interval_ms: Number = None
     reuse_http_port: OnOff = None
     reuse_grpc_port: OnOff = None
 

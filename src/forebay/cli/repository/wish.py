@@ -15,6 +15,7 @@ from forebay.cli.repository.triton import TritonWish
 from forebay.cli.settings import WRONG_USAGE, UserError
 from forebay.core.model import TlsSpec
 from forebay.core.serving.limiter import Amount
+from forebay.engines.tensor.gpus import computing, visible
 from forebay.modelserver.http.options import FrontOptions
 from forebay.modelserver.models.options import Control, Options
 from forebay.modelserver.process.placement import Placement
@@ -122,6 +123,7 @@ def plan_of(wish: Wish) -> Plan:
         drain_s=float(wish.exit_timeout_secs),
         tracing=tracing([*_trace_file(wish.triton.trace_file), *(wish.trace_config or ())]),
         latencies=_shown(wish.metrics_config or ()),
+        gpus_every_s=wish.triton.metrics_interval_ms / 1000 if _on(wish.triton.allow_gpu_metrics) else 0.0,
     )
 
 
@@ -167,8 +169,10 @@ def _tls(wish: GrpcWish) -> RpcTls:
 
 def _options(wish: Wish) -> Options:
     hosts = _host_policies(wish.host_policy or ())
+    gpus = visible(os.environ)
     rules = Rules(
-        gpus=tuple(range(max((len(host.gpus) for host in hosts.values()), default=0))),
+        gpus=tuple(range(max((len(gpus), *(len(host.gpus) for host in hosts.values()))))),
+        gpu_backends=computing(),
         max_batch_default=_default_batch(wish.backend_config or ()),
         auto_complete=not (wish.disable_auto_complete_config or _on(wish.strict_model_config)),
         allow_pickle=frozenset(wish.allow_pickle or ()),
@@ -192,6 +196,7 @@ def _options(wish: Wish) -> Options:
         limited=wish.rate_limit == LIMITED,
         amounts=tuple(_read("--rate-limit-resource", amount, each) for each in wish.rate_limit_resource or ()),
         hosts=hosts,
+        gpus=gpus,
     )
 
 

@@ -50,6 +50,9 @@ class DeviceReading:
     """Share of the time in which it did something, 0..1."""
     temperature_c: float | None = None
     power_w: float | None = None
+    power_limit_w: float | None = None
+    energy_j: float | None = None
+    """Used since its driver was loaded."""
     clock_mhz: float | None = None
     clock_max_mhz: float | None = None
     throttles: tuple[Throttle, ...] | None = None

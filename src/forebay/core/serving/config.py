@@ -5,6 +5,7 @@ Times are seconds, whatever unit the file has. `modelserver.repository` reads an
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import accumulate
 
 TRUE = frozenset({"true", "1"})
 """Texts of parameters that are switches."""
@@ -280,6 +281,13 @@ class ModelConfig:
     def instance_count(self) -> int:
         """Instances of all groups together (a GPU group has its count on each GPU)."""
         return sum(group.count * max(1, len(group.gpus)) for group in self.instances)
+
+    def group_of(self, instance: int) -> InstanceGroup:
+        """The group that an instance is of, counted in the order of the groups; of one beyond all, the last."""
+        ends = accumulate(group.count * max(1, len(group.gpus)) for group in self.instances)
+        return next(
+            (group for group, end in zip(self.instances, ends, strict=True) if instance < end), self.instances[-1]
+        )
 
     @property
     def calls(self) -> tuple[str, ...]:

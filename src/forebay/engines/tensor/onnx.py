@@ -12,6 +12,7 @@ import onnxruntime
 
 from forebay.core.serving.config import VARIABLE, Datatype, ModelConfig, TensorSpec
 from forebay.engines.tensor.arrays import as_bytes, as_text
+from forebay.engines.tensor.gpus import memory_bytes, memory_fraction, on_gpu
 from forebay.engines.tensor.onnx_file import outside
 from forebay.engines.tensor.protocol import (
     Array,
@@ -50,12 +51,15 @@ LEVELS: Final = {
     "2": onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
 }
 """`optimization.graph.level` as Triton's ONNX Runtime backend reads it; any other: everything is optimised."""
-CUDA_NUMBERS: Final = ("gpu_mem_limit", "do_copy_in_default_stream")
+CPU: Final = "CPUExecutionProvider"
+CUDA: Final = "CUDAExecutionProvider"
+CUDA_NUMBERS: Final = ("gpu_mem_limit", "do_copy_in_default_stream", "use_tf32")
 CUDA_CHOICES: Final = {
     "cudnn_conv_algo_search": ("EXHAUSTIVE", "HEURISTIC", "DEFAULT"),
     "arena_extend_strategy": ("kNextPowerOfTwo", "kSameAsRequested"),
 }
-"""Parameters of models on GPUs as Triton's ONNX Runtime backend reads them, where each of these is a number."""
+"""Parameters of models on GPUs as Triton's ONNX Runtime backend reads them, where each of these is a number;
+`use_tf32` is ONNX Runtime's own (0: products of FP32 in FP32, and not with the 10 bits of TF32)."""
 _FAILURE = re.compile(r"^\[ONNXRuntimeError\] : (\d+) : \w+ : (.*)", re.DOTALL)
 
 
@@ -72,10 +76,17 @@ class OnnxBackend:
         for problem in outside(file):
             raise BackendFailed(f"model '{config.name}': {problem}")
         try:
-            options, providers = _options(config), _providers(config)
+            options, providers = _options(config), _providers(config, on_gpu(config, instance))
             self._session = onnxruntime.InferenceSession(str(file), options, providers=providers)
+        except BackendFailed:
+            raise
         except Exception as error:  # the library's exceptions share no class of their own
             raise BackendFailed(f"model '{config.name}': {file.name} cannot be loaded: {_said(error)}") from error
+        if len(providers) > 1 and CUDA not in self._session.get_providers():
+            raise BackendFailed(
+                f"model '{config.name}': ONNX Runtime cannot use the GPU, and would compute on the CPU: CUDA or "
+                "cuDNN is missing, or of another version than it needs (pip install 'onnxruntime-gpu[cuda,cudnn]')"
+            )
         inputs = [*self._session.get_inputs(), *self._session.get_overridable_initializers()]
         self._inputs = {each.name: each.type for each in inputs}
         self._outputs = {each.name: each.type for each in self._session.get_outputs() if each.type in ELEMENT_TYPES}
@@ -155,15 +166,21 @@ def _spec(found: Any, optional: bool) -> TensorSpec:
     return TensorSpec(found.name, ELEMENT_TYPES[found.type], dims, optional=optional)
 
 
-def _providers(config: ModelConfig) -> list[tuple[str, dict[str, str]]]:
-    """Where the model may run, best first, and with which options. Raises `BackendFailed`."""
-    available = onnxruntime.get_available_providers()
-    options: dict[str, dict[str, str]] = {"CUDAExecutionProvider": _cuda_options(config), "CPUExecutionProvider": {}}
-    return [(name, given) for name, given in options.items() if name in available]
+def _providers(config: ModelConfig, gpu: bool) -> list[tuple[str, dict[str, str]]]:
+    """Where the model runs, best first, and with which options. Raises `BackendFailed`."""
+    options, fraction = _cuda_options(config), memory_fraction(config)
+    if not gpu:
+        return [(CPU, {})]
+    if CUDA not in onnxruntime.get_available_providers():
+        raise BackendFailed(f"model '{config.name}': its instances are KIND_GPU, but this ONNX Runtime has no CUDA")
+    if fraction is not None:
+        options["gpu_mem_limit"] = str(int(fraction * memory_bytes()))
+    onnxruntime.preload_dlls()  # CUDA's and cuDNN's, where pip has put them
+    return [(CUDA, options), (CPU, {})]
 
 
 def _cuda_options(config: ModelConfig) -> dict[str, str]:
-    """Those that the model's configuration names."""
+    """Those that the model's configuration names. Raises `BackendFailed`."""
     options: dict[str, str] = {}
     for name in CUDA_NUMBERS:
         if name in config.parameters:

@@ -5,20 +5,23 @@ pickles or compiled libraries all the same are refused, unless the operator allo
 """
 
 import os
+import threading
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import torch
+from torch.export.passes import move_to_device_pass
 from torch.utils import _pytree as pytree
 
-from forebay.core.serving.config import VARIABLE, Datatype, ModelConfig, TensorSpec
+from forebay.core.serving.config import VARIABLE, Datatype, InstanceKind, ModelConfig, TensorSpec
 from forebay.engines.tensor.arrays import as_bytes, as_text, mismatch
+from forebay.engines.tensor.gpus import memory_fraction, on_gpu
 from forebay.engines.tensor.protocol import (
     Array,
     BackendFailed,
@@ -67,11 +70,13 @@ class TorchBackend:
         self._ragged = Ragged(config)
         file = _file(config, folder)
         torch.set_num_threads(_threads(config))
+        device = _device(config, instance)
+        self._device, self._streams = device or torch.device("cpu"), _Streams(device)
         # inputs may be read-only: a model that writes to them is its own affair
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         given = config
         try:
-            config, self._places, self._call = _open(given, file)
+            config, self._places, self._call = _open(given, file, device)
         except BackendFailed:
             raise
         except Exception as error:  # the library raises RuntimeError, ValueError, KeyError and its own kinds
@@ -82,6 +87,8 @@ class TorchBackend:
         self._states = {state.output: state for state in (config.sequences.states if config.sequences else ())}
         self._answers = (*self._outputs, *self._states)
         self._bf16 = frozenset(spec.name for spec in config.inputs if spec.datatype is Datatype.BF16)
+        if self._device.type == "cuda":
+            torch.cuda.synchronize()  # the streams of instances do not wait for the one that has brought the weights
         return Loaded() if config is given else Loaded(config.inputs, config.outputs)
 
     def execute(self, instance: int, requests: Sequence[Request], emit: Emit) -> Sequence[Response | None]:
@@ -91,27 +98,31 @@ class TorchBackend:
         del self._call
 
     def _run(self, feed: dict[str, Array], wanted: Sequence[str]) -> dict[str, Array]:
+        with self._streams.own():
+            inputs = {name: self._input(name, array) for name, array in feed.items()}
+            found = self._called(inputs)
+            return {name: self._output(name, found) for name in wanted}
+
+    def _called(self, inputs: Mapping[str, object]) -> dict[str | int, Any]:
         optimised = self._config.parameters.get("DISABLE_OPTIMIZED_EXECUTION", "").lower() != "true"
         inferring = self._config.parameters.get("INFERENCE_MODE", "true").lower() == "true"
-        inputs = {name: self._input(name, array) for name, array in feed.items()}
         try:
             with (
                 torch.inference_mode() if inferring else torch.no_grad(),
                 nullcontext() if optimised else torch.jit.optimized_execution(False),
             ):
-                found = _leaves(self._call(inputs))
+                return _leaves(self._call(inputs))
         except Exception as error:  # the model is Python too: it may raise anything
             raise RuntimeError(f"PyTorch execute failure: {error}") from error
-        return {name: self._output(name, found) for name in wanted}
 
     def _input(self, name: str, array: Array) -> object:
-        """The array's own memory as a tensor, or strings as a list: PyTorch has no tensors of these."""
+        """The array as a tensor, on a CPU its own memory, or strings as a list: PyTorch has no tensors of these."""
         if array.dtype.hasobject:
             if sum(size > 1 for size in array.shape) > 1:
                 raise BadInput(f"input '{name}': PyTorch takes strings in one dimension, not {list(array.shape)}")
             return as_text(array, name).ravel().tolist()
         tensor = torch.from_numpy(array)
-        return tensor.view(torch.bfloat16) if name in self._bf16 else tensor
+        return (tensor.view(torch.bfloat16) if name in self._bf16 else tensor).to(self._device)
 
     def _output(self, name: str, found: Mapping[str | int, Any]) -> Array:
         place = name if name in found else self._places(name)
@@ -126,6 +137,36 @@ class TorchBackend:
         return array
 
 
+class _Streams:
+    """A CUDA stream for each thread, so that batches of several instances overlap; none on CPUs."""
+
+    def __init__(self, device: torch.device | None) -> None:
+        self._device = device
+        self._mine = threading.local()
+
+    def own(self) -> AbstractContextManager[object]:
+        """What the calling thread asks for within it goes to its stream."""
+        if self._device is None or self._device.type != "cuda":
+            return nullcontext()
+        if not hasattr(self._mine, "stream"):
+            self._mine.stream = torch.cuda.Stream(self._device)
+        within: AbstractContextManager[object] = torch.cuda.stream(self._mine.stream)
+        return within
+
+
+def _device(config: ModelConfig, instance: int) -> torch.device | None:
+    """Where the model and its inputs are; None (KIND_MODEL): it is where its file says. Raises `BackendFailed`."""
+    if on_gpu(config, instance):
+        fraction = memory_fraction(config)
+        if not torch.cuda.is_available():
+            raise BackendFailed(f"model '{config.name}': its instances are KIND_GPU, but PyTorch finds no CUDA")
+        if fraction is not None:
+            torch.cuda.set_per_process_memory_fraction(fraction)
+        return torch.device("cuda", 0)
+    where_saved = config.group_of(instance).kind is InstanceKind.MODEL and torch.cuda.is_available()
+    return None if where_saved else torch.device("cpu")
+
+
 def _file(config: ModelConfig, folder: Path) -> Path:
     names = (config.model_file,) if config.model_file else FILES_DEFAULT
     for name in names:
@@ -134,7 +175,9 @@ def _file(config: ModelConfig, folder: Path) -> Path:
     raise BackendFailed(f"model '{config.name}': there is no file {' or '.join(names)} in {folder}")
 
 
-def _open(config: ModelConfig, file: Path) -> tuple[ModelConfig, Callable[[str], str | int], Call]:
+def _open(
+    config: ModelConfig, file: Path, device: torch.device | None
+) -> tuple[ModelConfig, Callable[[str], str | int], Call]:
     """The configuration, with what the file says if it says nothing itself; how outputs are found; the model."""
     allowed = config.parameters.get(ALLOW_PICKLE, "") == "true"
     kind = _format(config, file, allowed)
@@ -147,18 +190,20 @@ def _open(config: ModelConfig, file: Path) -> tuple[ModelConfig, Callable[[str],
         case "export":
             with _weights_only(not allowed):
                 program = torch.export.load(file)
+            if device is not None and torch.cuda.is_available():
+                program = move_to_device_pass(program, device)
             config = config if config.inputs else _said_by(program, config)
             return config, *_program(config, program)
         case "script":
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # the format is deprecated; it is what there is
-                module = torch.jit.load(str(file), map_location="cpu").eval()
+                module = torch.jit.load(str(file), map_location=device).eval()
             arguments = [each for each in module.forward.schema.arguments if each.name != "self"]
             names = [each.name for each in arguments]
             if len(arguments) == 1 and isinstance(arguments[0].type, torch.DictType):
                 return config, _place_of(config), lambda feed: module(dict(feed))
         case _:
-            module = torch.load(file, map_location="cpu", weights_only=False)
+            module = torch.load(file, map_location=device, weights_only=False)
             if not isinstance(module, torch.nn.Module):
                 raise BackendFailed(f"model '{config.name}': {file.name} does not hold a module")
             module.eval()

@@ -66,3 +66,5 @@ class Options:
     """How much there is of the resources; what is not named is as much as the instance needs that needs most."""
     hosts: Mapping[str, Placement] = field(default_factory=dict)
     """Host policies by name: CPUs, memory node and environment of the instances that name one."""
+    gpus: tuple[str, ...] = ()
+    """For CUDA_VISIBLE_DEVICES: what GPU 0, 1, … of an instance group is where its policy names none."""

@@ -126,6 +126,7 @@ class Lane:
             answers = tuple([None if reply is None else asking.answer(reply, received.parts) for reply in replies])
         del self._running[message.batch]
         self.served = True
+        self.closing = self.closing or message.last
         self._head_since = self._loop.time()
         if not message.error and None in answers:
             batch.open -= {index for index, answer in enumerate(answers) if answer is not None}

@@ -171,6 +171,8 @@ class Finished(_Message, frozen=True):
     columns: tuple[Piece, ...] = ()
     sizes: tuple[int, ...] = ()
     """Instead of `replies`: every output in one piece, and how many of its rows each request has."""
+    last: bool = False
+    """The process ends after it."""
 
 
 class Emitted(_Message, frozen=True):

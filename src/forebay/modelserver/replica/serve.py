@@ -1,6 +1,7 @@
 """A replica from start to end: listen, say where, load the model, serve, drain when told to, exit."""
 
 import asyncio
+import os
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -11,6 +12,7 @@ from forebay import __version__
 from forebay.core.leading.lease import Tending, forgotten
 from forebay.core.model import WorkerSpec
 from forebay.core.serving.errors import Refused
+from forebay.engines.tensor.gpus import VISIBLE, computing, visible
 from forebay.modelserver.http.front import HttpFront
 from forebay.modelserver.http.options import FrontOptions
 from forebay.modelserver.models.options import Control, Options
@@ -20,6 +22,7 @@ from forebay.modelserver.replica.choosing import Choice, choose_model
 from forebay.modelserver.replica.front import ReplicaFront
 from forebay.modelserver.replica.named import Named
 from forebay.modelserver.replica.report import Reporter
+from forebay.modelserver.repository import Rules
 from forebay.modelserver.server import ModelServer
 from forebay.modelserver.telemetry.logs import LogSettings
 from forebay.modelserver.telemetry.settings import ServerSettings
@@ -147,10 +150,13 @@ async def _rpc(
 
 def _options(spec: WorkerSpec, choice: Choice) -> Options:
     everything = spec.settings.get("load") == "all"
+    gpus = visible({VISIBLE: os.environ.get(VISIBLE, "")})  # control says so where its place has some
     return Options(
         repositories=(choice.repository,),
         control=Control.EXPLICIT,
         startup=("*",) if everything else (choice.model,),
+        rules=Rules(gpus=tuple(range(len(gpus))), gpu_backends=computing()),
+        gpus=gpus,
         strict_readiness=not everything,  # what is wrong with another model is no reason not to serve this one
         hang_s=spec.engine_hang_s,
         load_timeout_s=spec.engine_load_timeout_s,

@@ -10,6 +10,7 @@ from typing import Final
 
 from forebay.core.serving.config import CALLS, VARIABLE
 from forebay.core.task_tensors import CONTRACTS, PARAMETER
+from forebay.engines.tensor.gpus import FRACTION
 from forebay.modelserver.repository import ragged, scheduling
 from forebay.modelserver.repository.defaults import ENSEMBLE, FILES, PLATFORMS
 from forebay.modelserver.repository.form.fill import Message, Problems
@@ -17,7 +18,7 @@ from forebay.modelserver.repository.form.reading import age_step_s
 from forebay.modelserver.repository.form.schema import enum_name
 from forebay.modelserver.repository.paths import path_problem
 from forebay.modelserver.repository.tasking import check_task
-from forebay.modelserver.repository.values import ALLOW_PICKLE
+from forebay.modelserver.repository.values import ALLOW_PICKLE, Rules
 
 INSTANCES_MAX: Final = 1_000
 """Of one group."""
@@ -28,16 +29,24 @@ OURS: Final = {
     CALLS: "the models that this one calls, with commas between them: they are loaded with it",
     "forebay.deadlines": "true: a request's timeout is also when its answer has to be there",
     "forebay.pinned": "true: a memory budget never swaps this model out",
+    FRACTION: "of its GPU's memory, what each process of the model may take: 0.5 is half of it",
     PARAMETER: "the task whose endpoint below /v1 the model serves too",
 }
 """Parameters beyond Triton's."""
 TRUTHS: Final = {"true": True, "1": True, "false": False, "0": False}
 
+NO_GPU: Final = {
+    "onnxruntime": "the ONNX Runtime that is installed here computes on none (pip install onnxruntime-gpu)",
+    "pytorch": "the PyTorch that is installed here computes on none (it is a build without CUDA)",
+    "openvino": "models of OpenVINO run on CPUs only",
+}
+"""Why a backend has no use for GPUs that are there."""
+
 _NO_EFFECT = ("runtime", "cc_model_filenames", "model_operations", "metric_tags", "model_metrics")
 _OPTIMIZATIONS = ("graph", "cuda", "execution_accelerators")
 
 
-def check(message: Message, name: str, problems: Problems, gpus: tuple[int, ...]) -> None:
+def check(message: Message, name: str, problems: Problems, rules: Rules) -> None:
     """Note everything that is wrong with a configuration whose defaults are filled in, for the model `name`."""
     if message.name != name:
         problems.add("name", f"found {message.name!r}; allowed: {name!r}, the name of the model's folder")
@@ -48,7 +57,7 @@ def check(message: Message, name: str, problems: Problems, gpus: tuple[int, ...]
         _tensors(message, kind, problems)
     _versions(message, problems)
     if not message.HasField("ensemble_scheduling"):
-        _instances(message, problems, gpus)
+        _instances(message, problems, rules)
     _warmups(message, problems)
     _parameters(message, problems)
     _refused(message, problems)
@@ -182,7 +191,8 @@ def _versions(message: Message, problems: Problems) -> None:
             )
 
 
-def _instances(message: Message, problems: Problems, gpus: tuple[int, ...]) -> None:
+def _instances(message: Message, problems: Problems, rules: Rules) -> None:
+    gpus = rules.gpus
     for index, group in enumerate(message.instance_group):
         path = f"instance_group[{index}]"
         if group.count > INSTANCES_MAX:
@@ -190,6 +200,10 @@ def _instances(message: Message, problems: Problems, gpus: tuple[int, ...]) -> N
         absent = sorted(set(group.gpus) - set(gpus))
         if group.kind == group.KIND_GPU and not gpus:
             problems.add(f"{path}.kind", "found KIND_GPU, but there are no GPUs here; allowed: KIND_CPU, KIND_AUTO")
+        elif group.kind == group.KIND_GPU and message.backend in FILES.keys() - rules.gpu_backends:
+            problems.add(
+                f"{path}.kind", f"found KIND_GPU, but {NO_GPU[message.backend]}; allowed: KIND_CPU, KIND_AUTO"
+            )
         elif group.kind == group.KIND_GPU and absent:
             problems.add(f"{path}.gpus", f"found {absent}, but the GPUs here are {list(gpus)}")
         elif group.kind != group.KIND_GPU and group.gpus:

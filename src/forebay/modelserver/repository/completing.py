@@ -28,7 +28,7 @@ def complete(described: Described, loaded: Loaded, rules: Rules | None = None) -
     elif message.backend == "pytorch" and not (message.input and message.output):
         problems.add("input", "must be given, and output too: the file does not name its tensors")
     normalise(message)
-    check(message, described.config.name, problems, rules.gpus)
+    check(message, described.config.name, problems, rules)
     check_whole(message, problems)
     if problems:
         raise BadModel(described.config.name, problems.found)

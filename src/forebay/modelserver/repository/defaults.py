@@ -52,7 +52,7 @@ def fill_in(message: Message, name: str, files: Collection[str], rules: Rules) -
     if message.HasField("ensemble_scheduling"):
         message.model_transaction_policy.SetInParent()  # shown, because it may come to be what its models are
     else:
-        _instances(message, rules.gpus)
+        _instances(message, rules.gpus if message.backend in rules.gpu_backends else ())
 
 
 def normalise(message: Message) -> None:

@@ -61,7 +61,7 @@ def _described(
     problems = Problems()
     message = _message(found, override, rules, problems)
     fill_in(message, found.name, _file_names(found), rules)
-    check(message, found.name, problems, rules.gpus)
+    check(message, found.name, problems, rules)
     if not rules.auto_complete:
         check_whole(message, problems)
     if problems:

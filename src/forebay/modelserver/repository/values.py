@@ -35,6 +35,8 @@ class Rules:
 
     gpus: tuple[int, ...] = ()
     """That instances may run on."""
+    gpu_backends: frozenset[str] = frozenset({"onnxruntime", "pytorch", "python"})
+    """Backends that can compute on these."""
     max_batch_default: int = 4
     """Of models that can batch and do not say how much; Triton's `default-max-batch-size`."""
     auto_complete: bool = True

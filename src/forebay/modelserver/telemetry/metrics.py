@@ -11,19 +11,14 @@ from forebay.core.serving.statistics import ModelStatistics
 from forebay.engines.tensor.measures import Family, Measure, Series
 from forebay.modelserver.models.life.room import MemoryUse
 from forebay.modelserver.ports import Models
+from forebay.modelserver.telemetry.gpus import TABLE as GPU_TABLE
+from forebay.modelserver.telemetry.gpus import Gpus
 from forebay.modelserver.telemetry.latencies import FIRST_RESPONSE_MS, PHASES, QUANTILES, Latencies, Latency
+from forebay.modelserver.telemetry.rows import Row
 from forebay.obs.metrics import PREFIX, Histogram
 
 FIRST_RESPONSE: Final = "nv_inference_first_response_histogram_ms"
 Labels = tuple[tuple[str, str], ...]
-
-
-class Row(NamedTuple):
-    """One metric of the table."""
-
-    name: str
-    kind: str
-    help: str
 
 
 class Sample(NamedTuple):
@@ -108,7 +103,7 @@ SWAPS: Final = Row(
 TABLE: Final = (
     SUCCESS, FAILURE, COUNT, EXECUTIONS, *DURATIONS.values(), PENDING, LOAD,
     *(row for pair in CACHE.values() for row in pair), FIRST, *SUMMARIES.values(), CPU, CPU_TOTAL, CPU_USED,
-    SECONDS, READY, MEMORY_BUDGET, MEMORY_USED, RESIDENT, SLEEPING, SWAPS, TRACES_LOST, CERTIFICATE_ENDS,
+    *GPU_TABLE, SECONDS, READY, MEMORY_BUDGET, MEMORY_USED, RESIDENT, SLEEPING, SWAPS, TRACES_LOST, CERTIFICATE_ENDS,
 )  # fmt: skip
 """All metrics, in the order in which they are shown."""
 NAMES: Final = frozenset(row.name for row in TABLE)
@@ -133,6 +128,7 @@ class ServerMetrics:
         self._summaries = summaries
         self._quantiles = quantiles
         self._machine = Machine()
+        self.gpus: Gpus | None = None
         self.traces_lost = 0
         self.memory: MemoryUse | None = None
         """None: there is no budget."""
@@ -152,6 +148,8 @@ class ServerMetrics:
             self._add_latency(found, (("model", model), ("version", version)), latency)
         for row, value in self._machine.look():
             found[row].append(Sample((), value))
+        for row, gpu, value in self.gpus.look() if self.gpus is not None else ():
+            found[row].append(Sample((("gpu_uuid", gpu),), value))
         found[READY].append(Sample((), float(self._models.ready)))
         if self.memory is not None:
             self._add_memory(found, self.memory)

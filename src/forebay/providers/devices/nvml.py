@@ -168,6 +168,8 @@ class NvmlSource:
         memory = get("nvmlDeviceGetMemoryInfo", handle)
         busy = get("nvmlDeviceGetUtilizationRates", handle)
         power_mw = get("nvmlDeviceGetPowerUsage", handle)
+        limit_mw = get("nvmlDeviceGetEnforcedPowerLimit", handle)
+        energy_mj = get("nvmlDeviceGetTotalEnergyConsumption", handle)
         remapped = get("nvmlDeviceGetRemappedRows", handle)
         uncorrected = nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
         if gpu.linked is None:
@@ -180,6 +182,8 @@ class NvmlSource:
             duty=None if busy is None else busy.gpu / 100,
             temperature_c=get("nvmlDeviceGetTemperature", handle, nvml.NVML_TEMPERATURE_GPU),
             power_w=None if power_mw is None else power_mw / 1000,
+            power_limit_w=None if limit_mw is None else limit_mw / 1000,
+            energy_j=None if energy_mj is None else energy_mj / 1000,
             clock_mhz=get("nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_SM),
             clock_max_mhz=get("nvmlDeviceGetMaxClockInfo", handle, nvml.NVML_CLOCK_SM),
             throttles=self._throttles(handle),

@@ -1,5 +1,6 @@
 """A backend that does what a request's parameter `do`, or the model's parameter `load`, says."""
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -110,6 +111,13 @@ class RigBackend:
 
     def leave(self, requests: Sequence[Request], emit: Emit, instance: int) -> list[Response | None]:
         raise SystemExit("bye")
+
+    def lose_gpu(self, requests: Sequence[Request], emit: Emit, instance: int) -> list[Response | None]:
+        ctypes.CDLL(str(requests[0].parameters["library"]))
+        os.environ["STUB_QUERY"] = "700"
+        if requests[0].parameters.get("say"):
+            return [Response(error="a kernel has failed") for _ in requests]
+        raise ValueError("a kernel has failed")
 
     def garble(self, requests: Sequence[Request], emit: Emit, instance: int) -> list[Response | None]:
         raise ValueError("half a \udcff character, " + "and much more" * 100_000)

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
-from forebay.core.serving.config import Datatype, InstanceKind, ModelConfig
+from forebay.core.serving.config import Datatype, ModelConfig
 from forebay.engines.tensor.arrays import DATATYPES, mismatch
 from forebay.engines.tensor.measures import Family
 from forebay.engines.tensor.protocol import (
@@ -290,12 +290,11 @@ def _completed(made: Any, config: ModelConfig) -> ModelConfig | None:
 
 def _arguments(config: ModelConfig, file: Path, instance: int) -> dict[str, str]:
     """What `initialize` is given."""
-    gpu = any(group.kind is InstanceKind.GPU for group in config.instances)
     return {
         "model_config": json.dumps(document(config)),
-        "model_instance_kind": "GPU" if gpu else "CPU",
+        "model_instance_kind": config.group_of(instance).kind.removeprefix("KIND_"),
         "model_instance_name": instance_name(config, instance),
-        "model_instance_device_id": "0",
+        "model_instance_device_id": "0",  # a process of a GPU's instances sees no other one
         "model_repository": str(file.parent.parent),
         "model_version": file.parent.name,
         "model_name": config.name,

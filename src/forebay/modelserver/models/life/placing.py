@@ -12,13 +12,13 @@ from forebay.modelserver.process.placement import Placement
 def placements(config: ModelConfig, options: Options, sys: Path = SYS) -> tuple[Placement, ...]:
     """One for each instance, in the order of the groups; each GPU of a group has the group's count.
 
-    Who is to have its memory from a node runs on the CPUs of that node, unless the policy names others. Where a
-    policy names GPUs, the GPUs of a group are numbers among those.
+    Who is to have its memory from a node runs on the CPUs of that node, unless the policy names others. The GPUs of a
+    group are numbers among those that its policy names, else among those that the server sees.
     """
     return tuple(
         placement
         for group in config.instances
-        for placement in _of_group(group, _near(options.hosts.get(group.host_policy, Placement()), sys))
+        for placement in _of_group(group, _near(options.hosts.get(group.host_policy, Placement()), sys), options.gpus)
     )
 
 
@@ -28,9 +28,9 @@ def _near(host: Placement, sys: Path) -> Placement:
     return replace(host, cpus=node_cpus(host.numa_node, sys))
 
 
-def _of_group(group: InstanceGroup, host: Placement) -> tuple[Placement, ...]:
+def _of_group(group: InstanceGroup, host: Placement, gpus: tuple[str, ...]) -> tuple[Placement, ...]:
     if group.kind is not InstanceKind.GPU or not group.gpus:
         return (host,) * group.count
-    names = {number: name for number, name in enumerate(host.gpus)}
-    gpus = [names.get(gpu, str(gpu)) for gpu in group.gpus]
-    return tuple(replace(host, gpus=(gpu,)) for gpu in gpus for _ in range(group.count))
+    names = dict(enumerate(host.gpus or gpus))
+    named = [names.get(gpu, str(gpu)) for gpu in group.gpus]
+    return tuple(replace(host, gpus=(name,)) for name in named for _ in range(group.count))

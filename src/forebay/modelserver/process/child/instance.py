@@ -9,6 +9,7 @@ from functools import partial
 from typing import Final
 
 from forebay.core.serving.config import Datatype
+from forebay.engines.tensor.gpus import broken
 from forebay.engines.tensor.protocol import Array, Backend, Request, Response, Rows, Stack
 from forebay.modelserver.process.channel import Channel, Received
 from forebay.modelserver.process.child import outgoing
@@ -83,6 +84,7 @@ class Instance:
             traceback.print_exc()
             error = outgoing.error_text(str(raised)) or type(raised).__name__
         output_ns = time.monotonic_ns()
+        last = (bool(error) or _failed(responses)) and broken()
         if error:
             responses = ()
         self._finish(batch, responses)
@@ -98,8 +100,10 @@ class Instance:
         done_ns = time.monotonic_ns()
         took = (infer_ns - start_ns, output_ns - infer_ns, done_ns - output_ns)
         replies, columns, sizes = told
-        finished = Finished(batch.number, replies, start_ns, *took, error, columns, sizes)
+        finished = Finished(batch.number, replies, start_ns, *took, error, columns, sizes, last)
         self.channel.send(*self.channel.pack(finished, parcel))
+        if last:
+            _leave()
 
     def _finish(self, batch: _Batch, responses: Sequence[Response | None]) -> None:
         """Forget the requests that end with the batch."""
@@ -120,8 +124,20 @@ class Instance:
         self.channel.wait_for_credit()
         (reply,), parcel = outgoing.replies(self.channel, [response], self._declared, held=response is not None)
         self.channel.send(*self.channel.pack(Emitted(batch.number, index, reply, final), parcel))
+        if response is not None and response.error and broken():
+            _leave()
         if not batch.open:
             self._batches.pop(batch.number, None)
+
+
+def _failed(responses: Sequence[Response | None]) -> bool:
+    return type(responses) is not Rows and any(each is not None and each.error for each in responses)
+
+
+def _leave() -> None:
+    """After a fault on a GPU no batch of this process would succeed any more: the server starts another one."""
+    print("the process cannot use its GPU any more after a fault: it is replaced", file=sys.stderr, flush=True)
+    os._exit(EXIT_BROKEN)
 
 
 def _requests(message: Execute, parts: list[memoryview], batch: _Batch) -> Sequence[Request]:
