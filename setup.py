@@ -37,6 +37,7 @@ COMPILED = (
     "gateway/records/ledger.py",
     "gateway/records/recorder.py",
     "gateway/records/told.py",
+    "gateway/records/unseen.py",
     "gateway/records/writer.py",
     "gateway/relay.py",
     "gateway/rollout/arms.py",

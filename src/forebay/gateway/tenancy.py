@@ -24,7 +24,6 @@ from forebay.core.tenancy import (
     Granted,
     KeyRecord,
     Lease,
-    Left,
     Limiter,
     Reservation,
     Tenant,
@@ -33,16 +32,12 @@ from forebay.core.tenancy import (
 from forebay.obs.clock import wall_s
 from forebay.registry.keys import KeyFileError, read_keys
 from forebay.wire.documents import UNREADABLE
-from forebay.wire.http1 import Header
 
 SAVE_S: Final = 1.0
 """What a gateway that is killed may forget: the counts of this long."""
 DAY_S: Final = 86_400
 KNOWN_MAX: Final = 4096
 """Good credentials remembered; the one remembered longest makes room."""
-OF_REQUESTS: Final = (b"x-ratelimit-limit-requests", b"x-ratelimit-remaining-requests", b"x-ratelimit-reset-requests")
-OF_TOKENS: Final = (b"x-ratelimit-limit-tokens", b"x-ratelimit-remaining-tokens", b"x-ratelimit-reset-tokens")
-"""The limit, what is left of it, and when all of it is there again."""
 BEARER: Final = b"bearer "
 UNREAD: Final = Denied(Code.INTERNAL, "The gateway cannot read its API keys; its log says why.")
 
@@ -181,17 +176,26 @@ class Doorman:
         """A request has ended, in whatever way, and has used `tokens`; 0 if no replica got it. Exactly once each."""
         self._limiter.settle(reservation, tokens, now)
 
-    def limit_headers(self, tenant: Tenant, now: float) -> list[Header]:
-        """What an answer says of the limits of a minute, by the names that clients of OpenAI know. Of several
-        gateways each says what is left of its own share: so much it lets in for certain.
+    def limit_lines(self, tenant: Tenant, now: float) -> bytes:
+        """What the head of an answer says of the limits of a minute, by the names that clients of OpenAI know: the
+        limit, what is left of it, and when all of it is there again. Of several gateways each says what is left of
+        its own share: so much it lets in for certain.
         """
         requests, tokens = self._limiter.minute(tenant.name, now)
-        headers: list[Header] = []
+        lines = b""
         if requests is not None:
-            headers += _limit_headers(OF_REQUESTS, requests)
+            limit, left, whole_in_s = requests
+            lines = (
+                b"x-ratelimit-limit-requests: %d\r\nx-ratelimit-remaining-requests: %d\r\n"
+                b"x-ratelimit-reset-requests: %ds\r\n" % (limit, left, whole_in_s)
+            )
         if tokens is not None:
-            headers += _limit_headers(OF_TOKENS, tokens)
-        return headers
+            limit, left, whole_in_s = tokens
+            lines += (
+                b"x-ratelimit-limit-tokens: %d\r\nx-ratelimit-remaining-tokens: %d\r\n"
+                b"x-ratelimit-reset-tokens: %ds\r\n" % (limit, left, whole_in_s)
+            )
+        return lines
 
     def demand(self) -> Demand:
         """What control shares the limits by."""
@@ -269,11 +273,6 @@ class Doorman:
         self._wall_ahead_s = wall - now
         day, gone_s = divmod(wall, DAY_S)
         self._limiter.begin_day(int(day), now + DAY_S - gone_s)
-
-
-def _limit_headers(names: tuple[bytes, bytes, bytes], of: Left) -> tuple[Header, Header, Header]:
-    limit, remaining, reset = names
-    return (limit, b"%d" % of.limit), (remaining, b"%d" % of.left), (reset, b"%ds" % of.whole_in_s)
 
 
 def _read_leases(path: Path) -> dict[str, Lease]:

@@ -14,7 +14,7 @@ from forebay.core.tenancy.keys import (
     without_keys,
 )
 from forebay.core.tenancy.leases import allot
-from forebay.core.tenancy.quota import Left, Limiter, Reservation
+from forebay.core.tenancy.quota import Limiter, Reservation
 from forebay.core.tenancy.shares import LEASE_S, Amounts, Asked, Counts, Demand, Lease, amounts
 
 __all__ = [
@@ -30,7 +30,6 @@ __all__ = [
     "Granted",
     "KeyRecord",
     "Lease",
-    "Left",
     "Limiter",
     "Quota",
     "Reservation",

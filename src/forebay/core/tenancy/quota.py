@@ -6,7 +6,7 @@ What a request uses counts where it was reserved; what it used beyond its estima
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Final, NamedTuple
+from typing import Final
 
 from forebay.core.errors import Code
 from forebay.core.tenancy.keys import Denied, Tenant
@@ -147,12 +147,10 @@ class _Book:
         return Asked(self.share, self.used(), wanted)
 
 
-class Left(NamedTuple):
-    """One limit of a minute: what it is, what this gateway may still hand out of it, and when that is all again."""
-
-    limit: int
-    left: int
-    whole_in_s: int
+Left = tuple[int, int, int]
+"""One limit of a minute: what it is, what this gateway may still hand out of it, and in how many seconds that is all
+again. Of every answer: a tuple costs a tenth of what a named one does.
+"""
 
 
 class Reservation:
@@ -363,7 +361,7 @@ def _left(limit: int, share: int, window: _Window, second: int, now: float) -> L
     if limit >= UNLIMITED:
         return None
     left = share - window.total
-    return Left(limit, left if left > 0 else 0, math.ceil(window.empty_at(second) - now) if window.total else 0)
+    return limit, left if left > 0 else 0, math.ceil(window.empty_at(second) - now) if window.total else 0
 
 
 def _wait_s(book: _Book, window: _Window, amount: int, share: int, now: float) -> int:

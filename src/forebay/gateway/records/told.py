@@ -17,7 +17,7 @@ from forebay.gateway.records.lines import Line
 from forebay.gateway.records.recorder import Recorder
 from forebay.net.server import Exchange
 from forebay.obs.clock import wall_s
-from forebay.wire.http1 import Header, fields
+from forebay.wire.http1 import Header
 from forebay.wire.records import CANDIDATES_MAX, NO_CANDIDATES, Decision, packed
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def head_lines(relay: "Relay") -> bytes:
         link.head_lines,
         b"set-cookie: %b\r\n" % (SET_COOKIE % relay.session) if relay.session else b"",
         b"x-forebay-dispatch: %b\r\n" % chosen.why.encode() if chosen is not None else b"",
-        fields(limits(relay.gateway, relay.admitted)) if relay.admitted is not None else b"",
+        limit_lines(relay.gateway, relay.admitted),
     )
 
 
@@ -61,10 +61,16 @@ def refusal_headers(relay: "Relay", now: float) -> list[Header]:
 
 
 def limits(gateway: "Gateway", whose: "Granted | Admitted | None") -> list[Header]:
+    """What `limit_lines` says, for the head of an error."""
+    lines = limit_lines(gateway, whose).split(b"\r\n")[:-1]
+    return [(name, value) for name, _, value in [line.partition(b": ") for line in lines]]
+
+
+def limit_lines(gateway: "Gateway", whose: "Granted | Admitted | None") -> bytes:
     """What a tenant has left of its limits; nothing where nobody is asked for a key."""
     if whose is None or gateway.doorman is None:
-        return []
-    return gateway.doorman.limit_headers(whose.tenant, gateway.now())
+        return b""
+    return gateway.doorman.limit_lines(whose.tenant, gateway.now())
 
 
 class End:
