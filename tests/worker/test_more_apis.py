@@ -282,6 +282,13 @@ def test_openais_client_understands_refusals_of_responses(
     assert (caught.value.code, caught.value.param) == expected
 
 
+def test_the_text_of_a_refusal_calls_a_parameter_what_the_request_calls_it(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.responses.create(model="m", input="hi", max_output_tokens=99_999)
+    assert caught.value.message.count("`max_output_tokens`") == 2
+    assert "`max_tokens`" not in caught.value.message
+
+
 def test_a_broken_stream_of_a_response_ends_in_an_error_event(tmp_path: Any) -> None:
     events: list[Any] = []
 

@@ -155,7 +155,10 @@ class Call:
 
 def failed(code: Code, text: str, param: str | None, names: Mapping[str, str]) -> Refusal:
     """The refusal behind a `Failed` event; `names` says what the request calls the engine's parameters."""
-    return Refusal(code, text, names.get(param, param) if param is not None else None)
+    name = names.get(param) if param is not None else None
+    if param is None or name is None:
+        return Refusal(code, text, param)
+    return Refusal(code, text.replace(f"`{param}`", f"`{name}`"), name)
 
 
 def _usage_value(usage: Usage) -> bytes:
