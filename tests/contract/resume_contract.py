@@ -96,8 +96,10 @@ class ResumeContract:
         if isinstance(rest, Refusal):
             assert (rest.code, rest.param) == (Code.NOT_RESUMABLE, name)
             assert name != "repetition_penalty", "it is about the prompt too, so any engine can do it"
+            assert not subject.info.counts_said
         else:
             assert texts[5] + rest.text == whole.text
+            assert subject.info.counts_said or name == "repetition_penalty"
 
     def test_an_answer_under_a_schema_goes_on_only_from_its_start(self, subject: Subject) -> None:
         subject.honours("json_schema")

@@ -17,6 +17,7 @@ from forebay.engines.sampling import (
     check_spelling,
     check_text,
     check_tokens,
+    resumable,
 )
 from forebay.engines.text import AnswerText, render_chat, token_logprob
 
@@ -228,6 +229,8 @@ def test_an_answer_under_penalties_goes_on_only_where_they_count_what_was_said(s
     with pytest.raises(Refusal, match=r"_penalty`: it counts its own tokens only") as caught:
         check_said(sampling, counts_said=False)
     assert caught.value.code is Code.NOT_RESUMABLE
+    assert resumable(sampling, counts_said=True)
+    assert not resumable(sampling, counts_said=False)
 
 
 def test_an_answer_under_a_schema_does_not_go_on_and_neither_does_one_that_is_spelt_otherwise() -> None:

@@ -153,6 +153,26 @@ def test_what_nobody_can_go_on_with_ends_in_one_explicit_error(tmp_path: Path, o
     run(main())
 
 
+def test_nobody_is_asked_to_go_on_with_what_its_replica_calls_not_resumable(tmp_path: Path) -> None:
+    def lost(exchange: Exchange) -> None:
+        chunks = ChatAnswer(Head(FIRST_ID, FIRST_CREATED, "chat", "r1"), stream=True)
+        exchange.start(200, [EVENT_STREAM, (b"x-forebay-resumable", b"0")])
+        exchange.write(chunks.opening(0) + chunks.delta(0, "{"))
+        exchange.abort()
+
+    async def main() -> None:
+        workers = [Worker(lost, f"chat-{n}") for n in range(2)]
+        async with cluster(tmp_path, *workers) as front, peer(front.port) as client:
+            await until(lambda: all(worker.polls for worker in workers))
+            client.send(post(chat(stream=True)))
+            data = await client.rest()
+            assert b"stream_interrupted" in data
+            assert b"resumable" not in data
+            assert sum(len(worker.requests) for worker in workers) == 1
+
+    run(main())
+
+
 def test_a_request_that_kills_whatever_it_touches_is_given_up(tmp_path: Path) -> None:
     story = Story(*[3] * 50)
 

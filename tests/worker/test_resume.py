@@ -169,6 +169,25 @@ def test_text_at_the_seam_is_counted_in_bytes_and_the_stream_keeps_its_name(chat
     assert len([each for each in chunks if each["choices"]]) == 9 + 1, "nine tokens and the end"
 
 
+@pytest.mark.parametrize(
+    ("fields", "resumable"),
+    [
+        ({}, True),
+        ({"frequency_penalty": 1}, True),
+        ({"n": 2}, False),
+        ({"response_format": FORMAT, "seed": None}, False),
+    ],
+    ids=str,
+)
+def test_a_gateway_is_told_of_a_stream_that_nobody_could_go_on_with(
+    chat: Worker, fields: dict[str, Any], resumable: bool
+) -> None:
+    for gateway in (True, False):
+        headers = {"x-forebay-gateway": "1"} if gateway else {}
+        answer = chat.http.post(chat.url + CHAT, json=stream(CHAT, **fields), headers=headers)
+        assert answer.headers.get("x-forebay-resumable") == (None if resumable or not gateway else "0")
+
+
 def test_nothing_is_left_to_say_after_max_tokens(chat: Worker) -> None:
     chunks = events(post(chat, CHAT, stream(CHAT, max_tokens=2), "a,1,6", b" a b c"))
     assert [chunk(each)["choices"][0]["finish_reason"] for each in chunks[:-1]] == ["length"]

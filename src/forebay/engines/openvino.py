@@ -67,6 +67,7 @@ HONOURS = (
     "seed", "frequency_penalty", "presence_penalty", "repetition_penalty", "top_k", "min_p",
     "logprobs", "json_schema", "ignore_eos",
 )  # fmt: skip
+COUNTS_SAID = False
 _IR_FILES = ("openvino_model.xml", "openvino_model.bin", "openvino_tokenizer.xml", "openvino_detokenizer.xml")
 
 
@@ -144,6 +145,7 @@ class OpenVinoEngine:
             chat_template=facts.chat_template,
             special_tokens=facts.special_tokens,
             blocks_exact=False if self._settings.prefix_cache else None,
+            counts_said=COUNTS_SAID,
         )
 
     def add(self, work: Work, now: float) -> Answered | None:
@@ -163,7 +165,7 @@ class OpenVinoEngine:
         left = answer_tokens_max(len(ids), sampling.max_tokens, self._context)
         said_ids: list[int] = []
         if work.said:
-            check_said(sampling, counts_said=False)
+            check_said(sampling, counts_said=COUNTS_SAID)
             said_ids = self._said_tokens(work.said)
             left -= len(said_ids)
         sequence = _Sequence(

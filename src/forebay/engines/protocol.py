@@ -213,6 +213,8 @@ class EngineInfo(_Value, frozen=True):
     """`bos_token`, `eos_token`, … as text, for the template."""
     blocks_exact: bool | None = None
     """Whether `Step.cached` says what the prefix cache really holds, or infers it; None: nothing is said of it."""
+    counts_said: bool = True
+    """Whether frequency and presence penalties count the tokens of `Generate.said` too."""
 
 
 class Engine(Protocol):

@@ -76,6 +76,15 @@ def check_said(sampling: Sampling, *, counts_said: bool) -> None:
             raise Refusal(Code.NOT_RESUMABLE, text, name)
 
 
+def resumable(sampling: Sampling, *, counts_said: bool) -> bool:
+    """Whether another replica could go on with an answer under this sampling, as far as `check_said` tells."""
+    try:
+        check_said(sampling, counts_said=counts_said)
+    except Refusal:
+        return False
+    return True
+
+
 def check_spelling(said: str, spelt: str) -> None:
     """Raises `Refusal` if the tokens of `said` spell other text, because the tokenizer changes or interprets it."""
     if said != spelt:

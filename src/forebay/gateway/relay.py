@@ -40,22 +40,14 @@ CONTINUE: Final = b"\r\nx-forebay-continue: %b\r\ncontent-length: %d\r\n\r\n"
 OBJECT_ENDS: Final = (b"}", b"}\n")
 """How every whole answer ends: all of them are JSON objects."""
 LENGTH: Final = b"\r\ncontent-length: "
+RESUMABLE: Final = b"x-forebay-resumable"
+"""Header `0` of a stream that no other replica could go on with."""
 NOT_RELAYED: Final = frozenset(
     {
-        b"connection",
-        b"content-length",
-        b"date",
-        b"keep-alive",
-        b"proxy-connection",
-        b"te",
-        b"trailer",
-        b"transfer-encoding",
-        b"upgrade",
-        b"x-forebay-retryable",
-        b"x-request-id",
-        USAGE,
+        b"connection", b"content-length", b"date", b"keep-alive", b"proxy-connection", b"te", b"trailer",
+        b"transfer-encoding", b"upgrade", b"x-forebay-retryable", b"x-request-id", RESUMABLE, USAGE,
     }
-)
+)  # fmt: skip
 WAITING: Final = 0  # one by one: only so does compiled code have them for constants
 WHOLE: Final = 1
 EVENTS: Final = 2
@@ -286,7 +278,7 @@ class Relay:
         if self.exchange.started:
             self._go_on(status, headers)
             return
-        stream = False
+        stream, resumable = False, True
         kept: list[Header] = []
         for pair in headers:
             name = pair[0]
@@ -296,6 +288,8 @@ class Relay:
                 kept.append(pair)
                 if name == b"content-type":
                     stream = pair[1].startswith(b"text/event-stream")
+            elif name == RESUMABLE:
+                resumable = pair[1] != b"0"
         self._lines = head_lines(self) + http1.fields(kept)
         if self.plain and not comes_whole(headers):
             self._mode = BYTES
@@ -304,7 +298,7 @@ class Relay:
         elif stream and not self.plain:
             self._mode = EVENTS
             self.begun, self.usage = begun(self.usage, len(self.request)), UNTOLD
-            self._transcript = Transcript(self.path)
+            self._transcript = Transcript(self.path, resumable=resumable)
             self._listen()  # the client is told when the first event is there: until then another replica may do it
         else:
             self._mode = WHOLE

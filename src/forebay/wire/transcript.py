@@ -83,21 +83,24 @@ class Said(NamedTuple):
 
 
 class Transcript:
-    """Hands on whole events, holds back the beginning of one, and remembers the text. `path` is the request's."""
+    """Hands on whole events, holds back the beginning of one, and remembers the text. `path` is the request's.
+
+    Nothing is remembered of a stream that is not `resumable`: nobody could go on with it.
+    """
 
     __slots__ = (
         "_closing", "_created", "_events", "_finished", "_id", "_named", "_pending", "_prefix", "_resumable",
         "_suffix", "_text", "_textless", "held", "last", "open",
     )  # fmt: skip
 
-    def __init__(self, path: str = "") -> None:
+    def __init__(self, path: str = "", *, resumable: bool = True) -> None:
         self.held = b""
         self.open = False
         """Whether what was handed on ends inside an event."""
         self.last = b""
         """What was handed on last."""
         self._named = path in CLOSING
-        self._closing = CLOSING.get(path)
+        self._closing = CLOSING.get(path) if resumable else None
         """What is looked for to hold it back."""
         self._pending: list[bytes] = []
         self._events = 0
@@ -108,7 +111,7 @@ class Transcript:
         self._id = ""
         self._created = 0
         self._finished = False
-        self._resumable = True
+        self._resumable = resumable
 
     def feed(self, data: bytes) -> bytes:
         """Take in bytes of the stream and hand on what is complete."""

@@ -22,6 +22,8 @@ UNIT = b"x-forebay-unit"
 USAGE = b"x-forebay-usage"
 GATEWAY = b"x-forebay-gateway"
 """Request header `1` of a gateway, which can have another replica finish what we cannot."""
+RESUMABLE = b"x-forebay-resumable"
+"""Header `0` of a stream that no other replica could go on with."""
 ERROR = b"x-forebay-error"
 """Trailer that tells a gateway why a stream ends before its time: an error code."""
 
@@ -59,10 +61,11 @@ class Call:
         self.exchange.respond(200, headers, body)
         self._end(OK)
 
-    def begin(self, usage: Usage | None) -> None:
+    def begin(self, usage: Usage | None, *, resumable: bool) -> None:
         """Send the head of a stream. `usage` is what is known of its tokens by now: its client may leave early.
 
-        A gateway has named the request itself: without a name the heads of streams are alike, and soon read.
+        A gateway has named the request itself: without a name the heads of streams are alike, and soon read. It is
+        told of a stream that is not `resumable`: that nobody else could go on with.
         """
         if self.over:
             return
@@ -71,6 +74,8 @@ class Call:
             headers += self._id_headers()
         if usage is not None:
             headers.append((USAGE, _usage_value(usage)))
+        if self._for_gateway and not resumable:
+            headers.append((RESUMABLE, b"0"))
         self.exchange.source = self
         self.exchange.start(200, headers)
 

@@ -40,6 +40,7 @@ class Tellers:
         self.held: list[Exchange] = []
         self.begun: list[int] = []
         self.gone: list[bytes] = []
+        self.head = [EVENT_STREAM]
 
     def __call__(self, exchange: Exchange) -> None:
         self.held.append(exchange)
@@ -50,7 +51,7 @@ class Tellers:
         self.said = exchange.body[len(exchange.body) - int(seam.split(b",")[2]) :].decode() if seam else ""
         self.begun.append(len(self.said.split()))
         self.chunks = ChatAnswer(Head("chatcmpl-1", 17, "chat", "r1"), stream=True)
-        exchange.start(200, [EVENT_STREAM])
+        exchange.start(200, self.head)
         if not seam:
             exchange.write(self.chunks.opening(0))
 
@@ -197,8 +198,12 @@ def test_what_has_more_than_its_share_of_the_places_is_crowded() -> None:
 
 
 @pytest.mark.parametrize("room_left", [True, False])
-def test_batch_work_that_cannot_go_on_elsewhere_is_left_alone(tmp_path: Path, room_left: bool) -> None:
+@pytest.mark.parametrize("index", [0, 1])
+def test_batch_work_that_cannot_go_on_elsewhere_is_left_alone(tmp_path: Path, room_left: bool, index: int) -> None:
+    """Its replica says so, or it has a second choice."""
     tellers = Tellers()
+    if not index:
+        tellers.head = [EVENT_STREAM, (b"x-forebay-resumable", b"0")]
     batch_count = 1 if room_left else 3
 
     async def main() -> None:
@@ -207,7 +212,8 @@ def test_batch_work_that_cannot_go_on_elsewhere_is_left_alone(tmp_path: Path, ro
             for n in range(batch_count):
                 batch.append(group.create_task(front.ask(of_band("batch", stream=True))))
                 await until(lambda n=n: len(tellers.held) == n + 1)
-                tellers.held[n].write(b'data: {"id":"x","choices":[{"index":1,"delta":{"content":"second"}}]}\n\n')
+                event = b'data: {"id":"x","created":17,"choices":[{"index":%d,"delta":{"content":"second"}}]}\n\n'
+                tellers.held[n].write(event % index)
             async with asyncio.timeout(10):
                 while await front.metric('forebay_replica_in_flight{model="chat",replica="chat-0"}') != batch_count:
                     await asyncio.sleep(0.005)

@@ -5,6 +5,7 @@ from typing import Protocol
 
 from forebay.core.errors import Code, Refusal
 from forebay.engines.protocol import Begun, Delta, Event, Failed, Finished, Generate, TokenLogprob
+from forebay.engines.sampling import resumable
 from forebay.wire.openai_answer import Choice, Usage
 from forebay.worker.call import Call, failed
 from forebay.worker.engine_process import EngineProcess
@@ -119,7 +120,7 @@ class Generation:
             self._started = True
             self._call.first_token(now)
             if self._stream:
-                self._call.begin(None if self._unread else self._usage())
+                self._call.begin(None if self._unread else self._usage(), resumable=self._resumable())
         if self._stream:
             self._send()
         elif not self._open:
@@ -178,6 +179,11 @@ class Generation:
             if not choice.opened:
                 self._begin(choice)
             self._out.append(self._voice.finish(choice.index, event.reason, event.stop))
+
+    def _resumable(self) -> bool:
+        info = self._engine.info
+        counts_said = info is not None and info.counts_said
+        return len(self._works) == 1 and resumable(self._works[0].sampling, counts_said=counts_said)
 
     def _usage(self) -> Usage:
         return Usage(self._prompt_tokens, self._completion_tokens, self._cached_tokens)
