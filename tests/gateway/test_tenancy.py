@@ -2,6 +2,8 @@
 
 import asyncio
 import io
+import os
+import subprocess
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,18 @@ import pytest
 
 from forebay.core.errors import Code
 from forebay.core.model import TenancySpec
-from forebay.core.tenancy import ENTROPY_BYTES, Amounts, Denied, Granted, KeyRecord, Lease, Quota, Tenant, mint
+from forebay.core.tenancy import (
+    ENTROPY_BYTES,
+    Amounts,
+    Counts,
+    Denied,
+    Granted,
+    KeyRecord,
+    Lease,
+    Quota,
+    Tenant,
+    mint,
+)
 from forebay.gateway import tenancy
 from forebay.gateway.tenancy import Admitted, Doorman, credential
 from forebay.obs import log
@@ -198,6 +211,60 @@ def test_counts_outlive_the_process(door: Door) -> None:
     door.wall += 86_400.0
     door.doorman.look()
     assert door.code(tokens=1000) is None
+
+
+def streams(door: Door) -> int:
+    """How many more are let in; they stay open."""
+    caller = door.doorman.identify(BEARER, door.now)
+    assert isinstance(caller, Granted)
+    let_in = 0
+    while isinstance(door.doorman.admit(caller, "chat", 1, True, door.now), Admitted):
+        let_in += 1
+    return let_in
+
+
+def test_streams_of_a_process_that_drains_count_at_its_successor(door: Door) -> None:
+    """What is counted of streams is what the process before says while it runs, and nothing afterwards."""
+
+    def says(path: Path, open_now: int, pid: int) -> None:
+        used = {"team": Amounts(0, 0, open_now, 0)}
+        path.write_bytes(msgspec.json.encode(Counts(door.wall, int(door.wall // 86_400), used, pid)))
+
+    door.counts.parent.mkdir()
+    with subprocess.Popen(["sleep", "60"]) as before:
+        leaving = door.counts.with_name(f"gateway-0.{before.pid}.leaving")
+        try:
+            says(door.counts, 3, before.pid)
+            door.open()
+            assert streams(door) == 1
+            says(leaving, 2, before.pid)
+            door.doorman.look()
+            assert streams(door) == 1
+            says(door.counts, 1, 0)  # by a process between them that is gone
+            door.open()
+            assert streams(door) == 2
+        finally:
+            before.kill()
+    door.doorman.look()
+    assert streams(door) == 2
+    assert not leaving.exists()
+
+
+def test_a_process_that_drains_tells_its_successor_what_is_still_open(door: Door) -> None:
+    caller = door.doorman.identify(BEARER, door.now)
+    assert isinstance(caller, Granted)
+    two = [door.doorman.admit(caller, "chat", 1, True, door.now) for _ in range(2)]
+    door.doorman.leave()
+    counts, leaving = door.counts.read_bytes(), door.counts.with_name(f"gateway-0.{os.getpid()}.leaving")
+    assert msgspec.json.decode(leaving.read_bytes(), type=Counts).used["team"].streams == 2
+    assert isinstance(two[0], Admitted)
+    door.doorman.settle(two[0].reservation, 1, door.now)
+    door.pass_s(1.0)
+    assert msgspec.json.decode(leaving.read_bytes(), type=Counts).used["team"].streams == 1
+    assert door.counts.read_bytes() == counts, "they are its successor's now"
+    door.doorman.leave_for_good()
+    door.doorman.save()
+    assert not leaving.exists()
 
 
 def test_counts_are_saved_once_a_second_and_only_when_they_change(door: Door) -> None:

@@ -97,15 +97,15 @@ async def run(
             await signals.get()
             log.info("draining", grace_s=spec.drain_grace_s, connections=public.connections)
             page.draining = True
-            if gateway.doorman is not None:  # from here on its successor counts
-                gateway.doorman.save()
+            if gateway.doorman is not None:
+                gateway.doorman.leave()
             await _drain(public, spec.drain_grace_s, signals, log)
             gateway.close()
             await public.drain(LAST_WORDS_S)
         except NoPort as error:  # raised below: out of the group it would come as a group
             no_port = error
         finally:
-            pages.withdraw(_peer_file(spec))
+            _withdraw(spec, gateway)
             for each in (public, private, fleet):
                 each.close()
             for task in background:
@@ -116,6 +116,13 @@ async def run(
     if no_port is not None:
         raise no_port
     log.info("stopped")
+
+
+def _withdraw(spec: GatewaySpec, gateway: Gateway) -> None:
+    """What others find of this process is there no more."""
+    pages.withdraw(_peer_file(spec))
+    if gateway.doorman is not None:
+        gateway.doorman.leave_for_good()
 
 
 def _note(signals: "asyncio.Queue[int]", number: int) -> None:
@@ -156,7 +163,7 @@ async def _log(access: AccessLog) -> None:
 async def _keep(gateway: Gateway, page: pages.Pages, metrics: Metrics, recorder: Recorder | None) -> None:
     """Write down what is to outlive the process, as fast as the disk takes it: requests do not wait for one."""
     while True:
-        if gateway.doorman is not None and not page.draining:
+        if gateway.doorman is not None:
             await gateway.doorman.save_aside()
         if recorder is not None:
             await recorder.flush_aside(gateway.now())

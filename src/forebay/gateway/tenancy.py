@@ -4,6 +4,8 @@ Keys, leases and counts are files. They are looked at by one task, again and aga
 """
 
 import asyncio
+import contextlib
+import math
 import os
 import threading
 from collections.abc import Callable
@@ -36,6 +38,8 @@ from forebay.wire.documents import UNREADABLE
 SAVE_S: Final = 1.0
 """What a gateway that is killed may forget: the counts of this long."""
 DAY_S: Final = 86_400
+LEAVING: Final = ".leaving"
+"""How the file is called in which a process that drains tells of its streams, after gateway and process id."""
 KNOWN_MAX: Final = 4096
 """Good credentials remembered; the one remembered longest makes room."""
 BEARER: Final = b"bearer "
@@ -135,7 +139,10 @@ class Doorman:
         self._keys: _Watched[tuple[KeyRecord, ...]] = _Watched(Path(spec.keys_path), read_keys, log)
         self._leases = _Watched(Path(spec.leases_path), _read_leases, log) if spec.gateways > 1 else None
         self._counts = Path(spec.counts_path)
-        self._saved: dict[str, Amounts] = {}
+        self._leaves: Path | None = None
+        self._before: dict[int, dict[str, int]] = {}
+        """Processes of this gateway that drain, or will: the streams that each has open, by tenant."""
+        self._saved: dict[str, Amounts] | None = {}
         self._saved_at = 0.0
         self._save_at = 0.0
         self._save_complaint = ""
@@ -216,6 +223,12 @@ class Doorman:
             self._log.warning("counts of tenants are lost", path=str(self._counts), problem=str(error))
         else:
             self._limiter.restore(counts.used, counts.day, wall - counts.at, now)
+            if counts.pid not in (0, os.getpid()):
+                self._before[counts.pid] = _streams(counts)
+        for path in self._counts.parent.glob(f"{self._counts.stem}.*{LEAVING}"):
+            pid = path.name.removeprefix(f"{self._counts.stem}.").removesuffix(LEAVING)
+            if pid.isdecimal() and int(pid) != os.getpid():
+                self._before.setdefault(int(pid), {})
         self.look()
 
     def look(self) -> None:
@@ -232,6 +245,23 @@ class Doorman:
         leases = self._leases.news() if self._leases else None
         if leases and self._gateway in leases:
             self._limiter.take(leases[self._gateway], now)
+        if self._before:
+            self._limiter.inherit(self._inherited(), now)
+
+    def leave(self) -> None:
+        """From here on a successor counts; what is open here it learns from a file beside, until `leave_for_good`."""
+        self.save()
+        with self._writing:
+            self._counts = self._leaves = self._leaving(os.getpid())
+            self._saved = None
+        self.save()
+
+    def leave_for_good(self) -> None:
+        """Nothing is open any more."""
+        with self._writing:
+            self._saved_at = math.inf
+            if self._leaves is not None:
+                _remove(self._leaves)
 
     def save(self) -> None:
         """Write down what was counted, if it has changed. A full disk costs the next start these counts, no more."""
@@ -248,15 +278,15 @@ class Doorman:
     def _unsaved(self, now: float) -> Counts | None:
         self._save_at = now + SAVE_S
         used = self._limiter.used(now)
-        return Counts(self._wall(), self._limiter.day, used) if used != self._saved else None
+        return Counts(self._wall(), self._limiter.day, used, os.getpid()) if used != self._saved else None
 
     def _write(self, counts: Counts, now: float) -> None:
         """Put them into place, unless there are newer ones."""
         complaint = ""
-        draft = self._counts.with_suffix(".new")
         with self._writing:  # the last time may come while another thread writes, or is about to
             if now < self._saved_at:
                 return
+            draft = self._counts.with_suffix(".new")
             try:
                 draft.parent.mkdir(parents=True, exist_ok=True)
                 draft.write_bytes(msgspec.json.encode(counts))
@@ -268,11 +298,46 @@ class Doorman:
             self._log.warning("counts of tenants cannot be written", path=str(self._counts), problem=complaint)
         self._save_complaint = complaint
 
+    def _leaving(self, pid: int) -> Path:
+        return self._counts.with_name(f"{self._counts.stem}.{pid}{LEAVING}")
+
+    def _inherited(self) -> dict[str, int]:
+        """The streams that are open at the processes before, as far as they say, by tenant."""
+        total: dict[str, int] = {}
+        for pid in list(self._before):
+            path = self._leaving(pid)
+            if not _runs(pid):
+                del self._before[pid]
+                _remove(path)
+                continue
+            with contextlib.suppress(OSError, *UNREADABLE):  # none: it will drain, and what it saved is nearly true
+                self._before[pid] = _streams(msgspec.json.decode(path.read_bytes(), type=Counts))
+            for name, count in self._before[pid].items():
+                total[name] = total.get(name, 0) + count
+        return total
+
     def _turn(self, now: float, wall: float) -> None:
         """Clocks differ, and wall time may be set: see where it is now."""
         self._wall_ahead_s = wall - now
         day, gone_s = divmod(wall, DAY_S)
         self._limiter.begin_day(int(day), now + DAY_S - gone_s)
+
+
+def _streams(counts: Counts) -> dict[str, int]:
+    return {name: used.streams for name, used in counts.used.items() if used.streams}
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink(missing_ok=True)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except (OSError, OverflowError):
+        return False
+    return True
 
 
 def _read_leases(path: Path) -> dict[str, Lease]:

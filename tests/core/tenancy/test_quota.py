@@ -200,6 +200,22 @@ def test_a_restart_takes_up_what_was_counted_except_streams() -> None:
     assert later.used(5.0) == {}
 
 
+def test_streams_of_a_process_that_drains_count_where_its_place_was_taken() -> None:
+    counts = limiter(streams_max=3)
+    counts.inherit({"t": 2, "gone": 9}, 100.0)
+    own = got(counts.reserve("t", 1, True, 110.0))
+    assert no(counts.reserve("t", 1, True, 110.0)).retry_after_s == 10
+    assert counts.demand(110.0).tenants["t"].used.streams == 3
+    assert counts.used(110.0)["t"].streams == 1, "the others are not to be inherited twice"
+    counts.inherit({"t": 1}, 112.0)
+    got(counts.reserve("t", 1, True, 112.0))
+    assert no(counts.reserve("t", 1, True, 113.0)).retry_after_s == 13
+    counts.settle(own, 1, 113.0)
+    counts.inherit({}, 113.0)
+    counts.inherit({}, 114.0)
+    assert counts.demand(114.0).tenants["t"].used.streams == 1
+
+
 # --- shares
 
 

@@ -73,7 +73,7 @@ class _Book:
     """One tenant at this gateway."""
 
     __slots__ = (
-        "day_tokens", "ended", "lacked_at", "lacks", "lacks_since", "left", "limit", "name", "part",
+        "day_tokens", "ended", "inherited", "lacked_at", "lacks", "lacks_since", "left", "limit", "name", "part",
         "refused_requests", "refused_streams", "refused_tokens", "requests", "second", "share", "streams",
         "streams_since", "tokens",
     )  # fmt: skip
@@ -86,6 +86,8 @@ class _Book:
         """What no gateway has used, by the last lease; before there is one, it may be all."""
         self.second = 0
         self.streams = 0
+        self.inherited = 0
+        """Those of them that are open at another process, which this one has taken the place of."""
         self.streams_since = 0
         """Since when there always was one."""
         self.day_tokens = 0
@@ -285,14 +287,32 @@ class Limiter:
     # --- across a restart
 
     def used(self, now: float) -> dict[str, Amounts]:
-        """What is counted of every tenant that has used anything: to be kept, and given to `restore`."""
+        """What is counted of every tenant that has used anything: to be kept, and given to `restore`.
+
+        Streams are those that are open here.
+        """
         for book in self._books.values():
             book.roll(max(book.second, int(now)))
-        used = {book.name: book.used() for book in self._books.values()}
+        used = {
+            book.name: book.used()._replace(streams=book.streams - book.inherited) for book in self._books.values()
+        }
         return {name: each for name, each in used.items() if any(each)}
 
+    def inherit(self, streams: Mapping[str, int], now: float) -> None:
+        """Say how many streams processes have open that drain: this one has taken their place, so they count here."""
+        for book in self._books.values():
+            more = streams.get(book.name, 0) - book.inherited
+            if not more:
+                continue
+            book.roll(max(book.second, int(now)))
+            if not book.streams:
+                book.streams_since = book.second
+            book.inherited += more
+            book.streams += more
+            book.ended.add(book.second, max(0, -more))
+
     def restore(self, used: Mapping[str, Amounts], day: int, age_s: float, now: float) -> None:
-        """Take up what was counted `age_s` ago on that day, by a process that has ended: its streams are gone."""
+        """Take up what was counted `age_s` ago on that day, by the process before. Of its streams `inherit` tells."""
         then = int(now - max(0.0, age_s))
         for name, before in used.items():
             book = self._books.get(name)

@@ -74,8 +74,9 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What a gateway has counted, for its next start. `at` is seconds since the epoch."""
+    """What a gateway has counted, for its next start. `at` is seconds since the epoch, `pid` its process."""
 
     at: float
     day: int
     used: dict[str, Amounts]
+    pid: int = 0
