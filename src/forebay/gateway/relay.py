@@ -15,6 +15,7 @@ from forebay.core.errors import TABLE, Code, Refusal
 from forebay.core.resilience import Outcome, State
 from forebay.core.routing import Ask, Charge, Route
 from forebay.gateway.account import CLIENT_CLOSED, OK, UNTOLD, Tokens, begun, usage
+from forebay.gateway.dispatch.stepping_in import step_back
 from forebay.gateway.records.told import head_lines, refusal_headers
 from forebay.gateway.tensor.answers import CODES, code_in, code_of, comes_whole, turned_away
 from forebay.net.client import Call, CallError, Header
@@ -74,6 +75,8 @@ class Relay:
     """When its last attempt ended, or its last wait; 0: it had none."""
     problem: Refusal | None = None
     """What its last attempt failed of."""
+    instead: tuple[Refusal, int] | None = None
+    """What it would have been refused with, had no other model stepped in, and when to come back."""
     retries = 0
     tried: tuple[tuple[str, int], ...] = ()
     first_at = 0.0
@@ -337,6 +340,8 @@ class Relay:
             whole = body[0] if len(body) == 1 else b"".join(body)
             if self._status == 200 and not whole.endswith(OBJECT_ENDS) and not self.plain:  # its length was a lie
                 self.on_error(CallError("protocol", True, "The answer is not complete."))
+                return
+            if self._status == 400 and step_back(self.gateway, self, code_in(whole, Code.INVALID_REQUEST)):
                 return
             self.exchange.extra += self._lines
             self.exchange.respond(self._status, (), whole)
