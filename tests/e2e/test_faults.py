@@ -216,7 +216,7 @@ def test_a_thousand_idle_connections_do_not_hinder_a_request(demo: Cluster) -> N
     try:
         with demo.client() as client:
             assert client.embeddings.create(model="embed", input="still there?").data
-        assert demo.metrics()["forebay_open_connections"] >= 1000
+        assert sum(v for k, v in demo.metrics().items() if k.startswith("forebay_open_connections{")) >= 1000
     finally:
         for each in idle:
             each.close()

@@ -57,7 +57,7 @@ def all_up(cluster: Cluster, old: set[int]) -> bool:
     peers = (cluster.home / "run" / cluster.name).glob("**/peers/*.json")
     pids = {json.loads(path.read_bytes())["pid"] for path in peers}
     up = [value for name, value in cluster.metrics().items() if name.startswith("forebay_replica_up")]
-    return len(pids) == 2 and not pids & old and up == [1.0] * 4
+    return len(pids) == 2 and not pids & old and up == [1.0] * 8
 
 
 def test_the_next_turn_goes_home_through_any_gateway_also_through_a_new_one(tmp_path: Path) -> None:

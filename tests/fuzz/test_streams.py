@@ -10,7 +10,7 @@ from tests.fuzz.corpus import cuts, mutated, pieces, survives
 from forebay.obs.metrics import Metrics
 from forebay.wire.frames import HEADER_BYTES, FrameReader, FrameTooLarge, frame
 from forebay.wire.openai_answer import ChatAnswer, CompletionAnswer, Head, Usage
-from forebay.wire.prometheus import merge
+from forebay.wire.prometheus import check, together
 from forebay.wire.transcript import HELD_BYTES_MAX, Transcript, ended, last_data
 
 HEAD = Head("chatcmpl-1", 7, "chat", "r-1")
@@ -103,12 +103,14 @@ METRICS = (b"NaN", b"+Inf", b'{a="', b"}", b"# TYPE y histogram\n", b"# EOF\n", 
 
 
 @given(st.lists(mutated(EXPOSITIONS, METRICS), min_size=1, max_size=2))
-def test_any_expositions_are_merged_or_refused(texts: list[bytes]) -> None:
+def test_any_expositions_are_put_together_or_refused(texts: list[bytes]) -> None:
     decoded = [text.decode(errors="replace") for text in texts]
-    merged = survives(partial(merge_bytes, decoded), b"", ValueError)
-    if merged is not None:
-        assert list(text_string_to_metric_families(merged.decode())) is not None
+    whole = survives(partial(put_together, decoded), b"", ValueError)
+    if whole is not None:
+        assert list(text_string_to_metric_families(whole.decode())) is not None
 
 
-def merge_bytes(texts: list[str], _: bytes) -> bytes:
-    return merge(texts, {"forebay_open_connections": "max"})
+def put_together(texts: list[str], _: bytes) -> bytes:
+    for text in texts:
+        check(text)
+    return together(dict(zip("ab", texts, strict=False)), "gateway").encode()

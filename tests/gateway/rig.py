@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import io
+import re
 import socket
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
@@ -140,11 +141,9 @@ class Front:
         return await self.ask(b"GET %b HTTP/1.1\r\nhost: a\r\n\r\n" % path)
 
     async def metric(self, line: str) -> float:
-        text = (await self.get(b"/metrics")).body.decode()
-        for row in text.splitlines():
-            if row.startswith(line + " "):
-                return float(row.rsplit(" ", 1)[1])
-        return 0.0
+        """The sum over all gateways."""
+        text = re.sub(r'\{gateway="[^"]+"\}|(?<=\{)gateway="[^"]+",', "", (await self.get(b"/metrics")).body.decode())
+        return sum(float(row.rsplit(" ", 1)[1]) for row in text.splitlines() if row.startswith(line + " "))
 
     async def ready(self) -> None:
         async with asyncio.timeout(10):

@@ -267,7 +267,7 @@ def test_a_stream_that_a_stopping_gateway_breaks_off_is_told_why(tmp_path: Path,
     run(main())
 
 
-def test_a_scrape_sums_over_all_gateways_and_ignores_dead_ones(tmp_path: Path) -> None:
+def test_a_scrape_tells_of_all_gateways_and_ignores_dead_ones(tmp_path: Path) -> None:
     async def main() -> None:
         worker = Worker()
         async with (
@@ -284,6 +284,12 @@ def test_a_scrape_sums_over_all_gateways_and_ignores_dead_ones(tmp_path: Path) -
             for front in (one, two):
                 assert await front.metric('forebay_requests_total{code="ok",model="chat"}') == 3
                 assert await front.metric('forebay_request_duration_seconds_count{model="chat"}') == 3
-                assert await front.metric('forebay_replica_up{model="chat",replica="chat-0"}') == 1
+                assert await front.metric('forebay_replica_up{model="chat",replica="chat-0"}') == 2
+                for number, count in enumerate((2, 1)):
+                    line = b'forebay_requests_total{gateway="gateway-%d",code="ok",model="chat"} %d.0\n' % (
+                        number,
+                        count,
+                    )
+                    assert line in (await front.get(b"/metrics")).body
 
     run(main())

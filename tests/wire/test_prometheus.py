@@ -1,49 +1,50 @@
-"""Merging expositions: sums, the exceptions, and what is not an exposition."""
+"""Expositions of several processes as one, and what is no exposition."""
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from forebay.obs.metrics import TABLE, Metrics
-from forebay.wire.prometheus import merge
+from forebay.obs.metrics import Metrics
+from forebay.wire.prometheus import check, together
+
+Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
-def process(requests: int, up: int) -> Metrics:
+def process(requests: int, code: str = "ok") -> str:
     metrics = Metrics()
-    metrics.counter("requests_total", "chat", "ok").inc(requests)
-    metrics.gauge("replica_up", "chat", "chat-0").set(up)
+    metrics.counter("requests_total", "chat", code).inc(requests)
     metrics.gauge("open_connections").set(requests)
     for n in range(requests):
         metrics.histogram("ttft_seconds", "chat").observe(n / 10)
-    return metrics
+    return metrics.render().decode()
 
 
-def samples(text: bytes) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-    families = text_string_to_metric_families(text.decode())
+def samples(text: str) -> Samples:
+    families = text_string_to_metric_families(text)
     return {(s.name, tuple(sorted(s.labels.items()))): s.value for f in families for s in f.samples}
 
 
-def test_counters_histograms_and_gauges_are_summed_unless_a_rule_says_otherwise() -> None:
-    rules = {"forebay_" + row.name: row.merge for row in TABLE}
-    merged = samples(merge([process(3, 1).render().decode(), process(4, 0).render().decode()], rules))
-    assert merged["forebay_requests_total", (("code", "ok"), ("model", "chat"))] == 7
-    assert merged["forebay_open_connections", ()] == 7
-    assert merged["forebay_ttft_seconds_count", (("model", "chat"),)] == 7
-    assert merged["forebay_ttft_seconds_bucket", (("le", "0.1"), ("model", "chat"))] == 4
-    assert merged["forebay_ttft_seconds_sum", (("model", "chat"),)] == pytest.approx(0.9)
-    assert merged["forebay_replica_up", (("model", "chat"), ("replica", "chat-0"))] == 0
+def labelled(found: Samples, who: str) -> Samples:
+    return {(name, tuple(sorted((*labels, ("gateway", who))))): value for (name, labels), value in found.items()}
 
 
-def test_merging_one_changes_no_value() -> None:
-    text = process(5, 1).render()
-    assert samples(merge([text.decode()], {})) == samples(text)
+def test_every_sample_says_whose_it_is_and_is_as_it_was() -> None:
+    texts = {"gateway-0": process(3), "gateway-1": process(4, 'a {"b\\ c=} d'), "gateway-2": ""}
+    found = samples(together(texts, "gateway"))
+    assert found == labelled(samples(texts["gateway-0"]), "gateway-0") | labelled(
+        samples(texts["gateway-1"]), "gateway-1"
+    )
+    assert found["forebay_ttft_seconds_count", (("gateway", "gateway-1"), ("model", "chat"))] == 4
 
 
-def test_what_is_no_exposition_is_a_value_error() -> None:
+def test_a_family_that_two_have_is_one() -> None:
+    lines = together({"a": process(1), "b": process(2)}, "gateway").splitlines()
+    heads = [line for line in lines if line.startswith("# TYPE")]
+    assert len(heads) == len(set(heads)) > 2
+
+
+@pytest.mark.parametrize("text", ["forebay_requests_total{ 3", ' {,  =="+Inf,', "a{,", "<html>"])
+def test_what_no_process_of_ours_would_say_is_no_exposition(text: str) -> None:
     with pytest.raises(ValueError, match=r".+"):
-        merge(["forebay_requests_total{ 3"], {})
-
-
-@pytest.mark.parametrize("line", [' {,  =="+Inf,', "a{,"])
-def test_what_no_process_of_ours_would_say_is_no_exposition(line: str) -> None:
-    with pytest.raises(ValueError, match=r"no exposition|could not convert"):
-        merge([line], {})
+        check(text)
+    check(process(2))
+    check("")

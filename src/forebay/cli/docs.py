@@ -166,9 +166,9 @@ def metrics_page() -> str:
             GENERATED,
             "# Metrics\n",
             "Every process serves its metrics at `/metrics` in the Prometheus text format: the gateway on its own "
-            "port (several gateway processes answer as one), each worker on its port (`forebay status` shows them), "
-            "control on the admin port. Durations are in seconds. A metric keeps a bounded number of label "
-            "combinations; what goes over it is counted under `other`.\n",
+            "port (each process for all of them, with the label `gateway`: sum over it), each worker on its port "
+            "(`forebay status` shows them), control on the admin port. Durations are in seconds. A metric keeps a "
+            "bounded number of label combinations; what goes over it is counted under `other`.\n",
             table(("metric", "kind", "labels", "meaning"), rows),
             "## Of the model server\n",
             "`forebay serve --repository` serves these on a port of its own (`--metrics-port`), and at `/metrics` of "

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import re
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -31,7 +32,7 @@ from forebay.wire import http1
 from forebay.wire.documents import UNREADABLE
 from forebay.wire.errors import INFERENCE, id_headers
 from forebay.wire.openapi import document, public
-from forebay.wire.prometheus import merge
+from forebay.wire.prometheus import check, together
 
 PEER_TIMEOUT_S: Final = 1.0
 SCRAPES_MAX: Final = 8
@@ -43,7 +44,8 @@ TENANTS: Final = b"|".join((PREFIX + row.name).encode() for row in TABLE if "ten
 NAMES_TENANTS: Final = re.compile(rb"^(?:# (?:HELP|TYPE) )?(?:%b)\b.*\n" % TENANTS, re.MULTILINE)
 """Lines of an exposition that are nobody's business but the operator's."""
 ABSOLUTE: Final = re.compile(rb"https?://[^/?#]*", re.IGNORECASE)
-MERGE_RULES: Final = {PREFIX + row.name: row.merge for row in TABLE if row.merge != "sum"}
+WHOSE: Final = "gateway"
+"""The label of every metric on the public page."""
 
 
 class Pages:
@@ -236,27 +238,32 @@ class Pages:
     def _scrape(self, exchange: Exchange) -> None:
         others = peers(self._spec)
         if not others or self._scrapes >= SCRAPES_MAX:
-            exchange.respond(200, [(b"content-type", CONTENT_TYPE)], NAMES_TENANTS.sub(b"", self.render()))
+            self._show(exchange, {})
             return
         self._scrapes += 1
         self._group.create_task(self._scrape_all(exchange, others))
 
-    async def _scrape_all(self, exchange: Exchange, others: list[Endpoint]) -> None:
-        """Answer with the sum over all processes that answer in time."""
+    async def _scrape_all(self, exchange: Exchange, others: Mapping[str, Endpoint]) -> None:
+        """Answer with what all processes say that answer in time."""
         try:
-            texts = await asyncio.gather(*(self._ask(peer) for peer in others))
-            mine = self.render()
-            try:
-                merged = merge([t.decode() for t in (mine, *texts) if t is not None], MERGE_RULES)
-            except ValueError:  # a peer of another version, say: its own figures are still good for something
-                merged = mine
-            exchange.respond(200, [(b"content-type", CONTENT_TYPE)], NAMES_TENANTS.sub(b"", merged))
+            texts = await asyncio.gather(*map(self._ask, others.values()))
+            self._show(exchange, {id: text for id, text in zip(others, texts, strict=True) if text})
         finally:
             self._scrapes -= 1
 
-    async def _ask(self, peer: Endpoint) -> bytes | None:
+    def _show(self, exchange: Exchange, others: Mapping[str, str]) -> None:
+        everything = together({self._spec.id: self.render().decode(), **others}, WHOSE).encode()
+        exchange.respond(200, [(b"content-type", CONTENT_TYPE)], NAMES_TENANTS.sub(b"", everything))
+
+    async def _ask(self, peer: Endpoint) -> str:
+        """Its metrics; nothing where it does not answer, or with something else."""
         page = await fetch_once(peer.host, peer.port, b"/metrics", PEER_TIMEOUT_S)
-        return None if isinstance(page, NoAnswer) else page
+        try:
+            text = "" if isinstance(page, NoAnswer) else page.decode()
+            check(text)
+        except ValueError:
+            return ""
+        return text
 
 
 def _find(exchange: Exchange) -> endpoints.Endpoint | None:
@@ -269,12 +276,12 @@ def _find(exchange: Exchange) -> endpoints.Endpoint | None:
     return ENDPOINTS.get(target.partition(b"?")[0]) or tensor.find(exchange)
 
 
-def peers(spec: GatewaySpec) -> list[Endpoint]:
-    """Where the cluster's other gateway processes listen for each other; those whose process is gone are left out."""
-    found = []
+def peers(spec: GatewaySpec) -> dict[str, Endpoint]:
+    """Where the cluster's other gateway processes listen for each other, by id; those that are gone are left out."""
+    found = {}
     for path in sorted(Path(spec.peers_dir).glob("*.json")):
         if path.stem != spec.id and (endpoint := running(path)) is not None:
-            found.append(endpoint)
+            found[path.stem] = endpoint
     return found
 
 

@@ -42,14 +42,13 @@ Kind = Literal["counter", "gauge", "histogram"]
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One row: `merge` says what several gateway processes' values add up to in one scrape."""
+    """One row."""
 
     name: str
     kind: Kind
     labels: tuple[str, ...]
     help: str
     buckets: tuple[float, ...] = ()
-    merge: Literal["sum", "min", "max"] = "sum"
 
 
 _M = ("model",)
@@ -57,7 +56,7 @@ _MR = ("model", "replica")
 _ND = ("node", "device")
 
 TABLE: tuple[Metric, ...] = (
-    Metric("build_info", "gauge", ("version", "process"), "1; the labels say what runs.", merge="max"),
+    Metric("build_info", "gauge", ("version", "process"), "1; the labels say what runs."),
     # gateway
     Metric("requests_total", "counter", ("model", "code"), "Requests answered, by `ok` or error code."),
     Metric(
@@ -91,20 +90,14 @@ TABLE: tuple[Metric, ...] = (
     Metric("in_flight", "gauge", _M, "Requests that a replica works on for this gateway."),
     Metric("records_lost_total", "counter", (), "Decision records and audit lines that could not be written."),
     Metric("open_connections", "gauge", (), "Open client connections."),
-    Metric(
-        "tls_certificate_expiry_seconds", "gauge", (), "When the certificate in use ends, Unix time.", merge="min"
-    ),
+    Metric("tls_certificate_expiry_seconds", "gauge", (), "When the certificate in use ends, Unix time."),
     Metric("tls_reloads_total", "counter", ("outcome",), "Loads of changed certificate files: `taken`, or `broken`."),
-    Metric("replica_up", "gauge", _MR, "1 if every gateway process may route to the replica.", merge="min"),
-    Metric("replica_in_flight", "gauge", _MR, "Requests that the gateways have under way at a replica."),
-    Metric("replica_queue_tokens", "gauge", _MR, "Prompt tokens that the gateways believe to wait at a replica."),
-    Metric(
-        "replica_handicap", "gauge", _MR, "How many times as costly it counts: just started, or slow.", merge="max"
-    ),
-    Metric(
-        "replica_breaker", "gauge", (*_MR, "state"), "1 for the state that the replica's breaker is in.", merge="max"
-    ),
-    Metric("replica_trust", "gauge", _MR, "Cached prompt tokens found per expected one, 0 to 1.", merge="min"),
+    Metric("replica_up", "gauge", _MR, "1 if the gateway may route to the replica."),
+    Metric("replica_in_flight", "gauge", _MR, "Requests that the gateway has under way at a replica."),
+    Metric("replica_queue_tokens", "gauge", _MR, "Prompt tokens that the gateway believes to wait at a replica."),
+    Metric("replica_handicap", "gauge", _MR, "How many times as costly it counts: just started, or slow."),
+    Metric("replica_breaker", "gauge", (*_MR, "state"), "1 for the state that the replica's breaker is in."),
+    Metric("replica_trust", "gauge", _MR, "Cached prompt tokens found per expected one, 0 to 1."),
     # worker
     Metric("worker_requests_total", "counter", (*_MR, "endpoint", "code"), "Requests ended, by `ok` or error code."),
     Metric("worker_ttft_seconds", "histogram", _MR, "From the whole request to the engine's first token.", SECONDS),

@@ -1,48 +1,39 @@
-"""Several expositions in Prometheus' text format made into one."""
+"""Expositions of several processes in Prometheus' text format as one."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Final, Literal
+import re
+from collections.abc import Mapping
+from typing import Final
 
-from prometheus_client import generate_latest
-from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
-from prometheus_client.samples import Sample
 
-Rule = Literal["sum", "min", "max"]
-_MERGE: Final[dict[Rule, Callable[[float, float], float]]] = {"sum": lambda a, b: a + b, "min": min, "max": max}
-
-
-class _Families:
-    def __init__(self, families: Iterable[Metric]) -> None:
-        self._families = families
-
-    def collect(self) -> Iterator[Metric]:
-        yield from self._families
+_SAMPLE: Final = re.compile(r"^(\w+)(\{?)", re.MULTILINE)
+_HEAD: Final = re.compile(r"^(# HELP (\S+).*\n(?:# TYPE .*\n)?)", re.MULTILINE)
 
 
-def _parsed(text: str) -> list[Metric]:
+def check(text: str) -> None:
+    """Raises ValueError for what is no exposition."""
     try:
-        return list(text_string_to_metric_families(text))
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                float(sample.value)
     except LookupError as error:  # that is how the parser finds that some lines are none
         raise ValueError(f"no exposition: {error}") from error
 
 
-def merge(texts: Iterable[str], rules: Mapping[str, Rule]) -> bytes:
-    """One exposition out of many. Values of the same name and labels are summed, unless `rules` names the metric.
+def together(texts: Mapping[str, str], label: str) -> str:
+    """One exposition out of many, of which each has its own heads; `label` says of every sample whose it is.
 
-    Raises ValueError if one of them is no exposition.
+    They are not added up: a sum would fall when a process ends, which is to Prometheus as if all began anew.
     """
-    families: dict[str, Metric] = {}
-    values: dict[str, dict[tuple[str, tuple[tuple[str, str], ...]], float]] = {}
-    for text in texts:
-        for family in _parsed(text):
-            merge_two = _MERGE[rules.get(family.name, "sum")]
-            families.setdefault(family.name, family)
-            mine = values.setdefault(family.name, {})
-            for sample in family.samples:
-                key = sample.name, tuple(sample.labels.items())
-                value = float(sample.value)
-                mine[key] = merge_two(mine[key], value) if key in mine else value
-    for name, family in families.items():
-        family.samples = [Sample(sample, dict(labels), value) for (sample, labels), value in values[name].items()]
-    return generate_latest(_Families(families.values()))
+    families: dict[str, list[str]] = {}
+    for who, text in texts.items():
+        _, *parts = _HEAD.split(text)
+        for head, name, samples in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
+            own = _SAMPLE.sub(lambda found, who=who: _labelled(found, label, who), samples)
+            families.setdefault(name, [head]).append(own)
+    return "".join(line for family in families.values() for line in family)
+
+
+def _labelled(found: re.Match[str], label: str, who: str) -> str:
+    name, brace = found.groups()
+    return f'{name}{{{label}="{who}",' if brace else f'{name}{{{label}="{who}"}}'

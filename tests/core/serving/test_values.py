@@ -1,8 +1,16 @@
-"""Tensors and what holds them."""
+"""Tensors and what holds them; the instances of a model."""
 
 import pytest
 
-from forebay.core.serving.config import BatchInput, BatchKind, BatchOutput, Datatype, ModelConfig
+from forebay.core.serving.config import (
+    BatchInput,
+    BatchKind,
+    BatchOutput,
+    Datatype,
+    InstanceGroup,
+    InstanceKind,
+    ModelConfig,
+)
 from forebay.core.serving.values import InferResponse, Tensor
 
 TENSOR = Tensor("x", Datatype.INT8, (1, 2), memoryview(bytearray(b"ab")))
@@ -50,3 +58,10 @@ def test_a_configuration_knows_what_is_made_for_batches_and_what_is_taken_apart(
     config = ModelConfig("m", "python", batch_inputs=(made,), batch_outputs=(BatchOutput(("Y",), "X"),))
     assert config.made_inputs == ("A", "B")
     assert config.scattered == {"Y": "X"}
+
+
+def test_instances_are_counted_group_by_group_and_gpu_by_gpu() -> None:
+    few, gpus = InstanceGroup("few", count=2), InstanceGroup("gpus", InstanceKind.GPU, count=2, gpus=(0, 3))
+    config = ModelConfig("m", "python", instances=(few, gpus))
+    assert config.instance_count == 6
+    assert [config.group_of(each).name for each in range(8)] == ["few"] * 2 + ["gpus"] * 6

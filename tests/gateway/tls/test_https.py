@@ -48,7 +48,10 @@ def test_an_open_stream_goes_on_while_new_connections_see_the_new_certificate(
                 assert (await client.answer()).body.endswith(b"data: [DONE]\n\n")
                 assert seen(client) == der(old)
                 client.send(b"GET /metrics HTTP/1.1\r\nhost: a\r\n\r\n")
-                assert b'forebay_tls_reloads_total{outcome="taken"} 1.0' in (await client.answer()).body
+                assert (
+                    b'forebay_tls_reloads_total{gateway="gateway-0",outcome="taken"} 1.0'
+                    in (await client.answer()).body
+                )
 
     run(main())
 
