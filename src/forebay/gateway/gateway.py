@@ -67,8 +67,7 @@ class Gateway:
         self.dispatcher = Dispatcher()
         self.response_buffer_bytes_max = spec.response_buffer_bytes_max
         self._retries_max = spec.retries_max
-        self._metrics = metrics
-        self._log = log
+        self._metrics, self._log = metrics, log
         self.rng = rng
         self.doorman: Doorman | None = None
         """Who asks for keys; None: everybody may use everything."""
@@ -304,7 +303,8 @@ class Gateway:
         try:
             drop_late(self, served)
             while served.waiting and self._send_next(served, stuck):
-                pass
+                if served.troubled:  # when the last one that is on trial has got its request, all are let through
+                    stuck.clear()
         finally:
             served.pumping = False
 

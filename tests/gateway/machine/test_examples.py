@@ -13,7 +13,7 @@ from tests.gateway.machine.watched import LIMITS
 from tests.gateway.machine.world import World
 
 from forebay.core.admission import LATELY_S
-from forebay.core.model import Policy, Sessions, StandIn, Task
+from forebay.core.model import Policy, ReplicaState, Sessions, StandIn, Task
 
 pytestmark = pytest.mark.interpreted
 
@@ -78,6 +78,30 @@ def test_who_waits_for_a_replica_on_trial_goes_there_with_the_first_event_of_its
     assert job.id == probe
     world.loop.act(lambda: job.do(Job.begin, Job.say))
     assert [job.id for job in at(world, "chat-1")] == [probe, waits]
+
+
+def test_who_waits_for_a_replica_that_is_shut_goes_there_when_no_other_is_open_any_more(world: World) -> None:
+    world.routes["chat"] = replace(world.routes["chat"], fallback=(), queue_max=9)
+    world.slots[2].wanted, world.slots[2].state = True, ReplicaState.DRAINING  # it has r2, too
+    for slot in world.slots[:2]:
+        slot.capacity = 3
+    world.publish()
+    for model in ("chat@r1", "chat@r1", "chat@r2", "chat@r2"):
+        ask(world, CHAT, model)
+    for name, model in (("chat-0", "chat@r1"), ("chat-1", "chat@r2")):
+        world.pass_s(LIMITS.open_s / 2)
+        for _ in range(LIMITS.failures_max):
+            ask(world, CHAT, model)
+            job = at(world, name)[-1]
+            world.loop.act(partial(job.do, Job.lose))
+    for model in ("chat@r1", "chat@r2"):  # both are shut, so both are let through
+        ask(world, CHAT, model)
+    shut, other = ask(world, CHAT, "chat@r2"), ask(world, CHAT, "chat@r1")
+    world.pass_s(LIMITS.open_s * 0.75)  # chat-0 is on trial now
+    world.loop.act(at(world, "chat-1")[0].complete)
+    assert [relay.request_id.decode() for relay in world.waiting()][-2:] == [shut, other]
+    world.loop.act(at(world, "chat-0")[0].complete)
+    assert (at(world, "chat-0")[-1].id, at(world, "chat-1")[-1].id) == (other, shut)
 
 
 def test_nobody_loses_his_place_in_a_full_line_while_a_replica_has_one(world: World) -> None:
