@@ -1,13 +1,14 @@
 """What `forebay doctor` finds."""
 
 import json
+import os
 import socket
 from pathlib import Path
 
 import pytest
 from tests.cli.conftest import Run
 
-from forebay.cli.doctor import State, check_disk, check_extra, check_port, memory_available
+from forebay.cli.doctor import Check, State, check_disk, check_extra, check_gpu, check_port, memory_available
 
 
 def test_a_free_port_is_fine_and_a_taken_one_names_its_setting() -> None:
@@ -40,6 +41,21 @@ def test_a_library_that_is_absent_says_how_to_get_it() -> None:
 
     assert found.state is State.WARN
     assert "forebay[llm]" in found.advice
+
+
+def test_gpus_are_told_with_who_computes_on_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert check_gpu() == Check("gpu", State.OK, "none seen; everything runs on CPU")
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 'GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-a)'\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    found = check_gpu()
+    assert found.found.startswith("GPU 0: NVIDIA H100 80GB HBM3; the model server computes with ")
+    assert "python" in found.found
+    assert (found.state is State.OK) == ("onnxruntime" in found.found and "pytorch" in found.found)
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nexit 9\n")
+    assert check_gpu().found == "nvidia-smi does not answer"
 
 
 def test_the_home_folder_may_still_be_missing(tmp_path: Path) -> None:

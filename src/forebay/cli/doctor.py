@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from enum import StrEnum
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 
 import httpx
@@ -18,6 +19,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from forebay.core.model import TlsSpec
+from forebay.engines.tensor.gpus import BUILT_WITH_CUDA, computing, visible
 from forebay.net import tls
 from forebay.obs.clock import wall_s
 
@@ -206,15 +208,23 @@ def check_downloads() -> Check:
 
 
 def check_gpu() -> Check:
-    """For information: no engine of this version uses a GPU."""
+    """Which there are, and who computes on them: the model server, with what is installed. Language models do not."""
+    seen = visible(os.environ)
+    if not seen:
+        return Check("gpu", State.OK, "none seen; everything runs on CPU")
     program = shutil.which("nvidia-smi")
-    if program is None:
-        return Check("gpu", State.OK, "none seen; the engines of this version run on CPU")
-    listed = _run([program, "-L"], PROBE_TIMEOUT_S)
+    listed = _run([program, "-L"], PROBE_TIMEOUT_S) if program is not None else ""
     if listed is None:
         return Check("gpu", State.WARN, "nvidia-smi does not answer", "the driver may be stuck; the CPU engines work")
-    gpus = [line.split(" (UUID")[0] for line in listed.splitlines() if line.startswith("GPU ")]
-    return Check("gpu", State.OK, f"{'; '.join(gpus) or 'none'}; the engines of this version run on CPU")
+    names = [line.split(" (UUID")[0] for line in listed.splitlines() if line.startswith("GPU ")]
+    able, lacking = computing(), sorted(BUILT_WITH_CUDA.keys() - computing())
+    found = f"{'; '.join(names) or f'{len(seen)} seen'}; the model server computes with {', '.join(sorted(able))}"
+    if find_spec("pynvml") is None:
+        return Check("gpu", State.WARN, found, "for their health and metrics: pip install 'forebay[gpu]'")
+    if lacking:
+        advice = f"{' and '.join(lacking)} computes on CPU: install a build with CUDA (onnxruntime-gpu, pytorch.org)"
+        return Check("gpu", State.WARN, found, advice)
+    return Check("gpu", State.OK, found)
 
 
 def check_clock() -> Check:
