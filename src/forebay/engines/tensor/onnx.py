@@ -175,7 +175,8 @@ def _providers(config: ModelConfig, gpu: bool) -> list[tuple[str, dict[str, str]
         raise BackendFailed(f"model '{config.name}': its instances are KIND_GPU, but this ONNX Runtime has no CUDA")
     if fraction is not None:
         options["gpu_mem_limit"] = str(int(fraction * memory_bytes()))
-    onnxruntime.preload_dlls()  # CUDA's and cuDNN's, where pip has put them
+    if hasattr(onnxruntime, "preload_dlls"):  # since 1.21
+        onnxruntime.preload_dlls()  # CUDA's and cuDNN's, where pip has put them
     return [(CUDA, options), (CPU, {})]
 
 
