@@ -4,20 +4,22 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from prometheus_client.parser import text_string_to_metric_families
-
+_NAME: Final = r"[a-zA-Z_:][a-zA-Z0-9_:]*"
+_LABEL: Final = r'[a-zA-Z_][a-zA-Z0-9_]*="(?:[^"\\\r\n]|\\[\\"n])*"'
+_VALUE: Final = r"(?:[+-]?(?:[0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?|Inf)|NaN)"
+_LINE: Final = re.compile(
+    rf"# HELP {_NAME} [^\r]+|# TYPE {_NAME} (?:counter|gauge|histogram|summary|untyped)"
+    rf"|{_NAME}(?:\{{{_LABEL}(?:,{_LABEL})*\}})? {_VALUE}"
+)
 _SAMPLE: Final = re.compile(r"^(\w+)(\{?)", re.MULTILINE)
 _HEAD: Final = re.compile(r"^(# HELP (\S+).*\n(?:# TYPE .*\n)?)", re.MULTILINE)
 
 
 def check(text: str) -> None:
-    """Raises ValueError for what is no exposition."""
-    try:
-        for family in text_string_to_metric_families(text):
-            for sample in family.samples:
-                float(sample.value)
-    except LookupError as error:  # that is how the parser finds that some lines are none
-        raise ValueError(f"no exposition: {error}") from error
+    """Raises ValueError for what is no exposition as our processes make them. A library takes ten times as long."""
+    for line in text.removesuffix("\n").split("\n") if text else ():
+        if _LINE.fullmatch(line) is None:
+            raise ValueError(f"no exposition: {line[:100]!r}")
 
 
 def together(texts: Mapping[str, str], label: str) -> str:
