@@ -156,8 +156,8 @@ class _Streams:
 
 def _device(config: ModelConfig, instance: int) -> torch.device | None:
     """Where the model and its inputs are; None (KIND_MODEL): it is where its file says. Raises `BackendFailed`."""
+    fraction = memory_fraction(config)
     if on_gpu(config, instance):
-        fraction = memory_fraction(config)
         if not torch.cuda.is_available():
             raise BackendFailed(f"model '{config.name}': its instances are KIND_GPU, but PyTorch finds no CUDA")
         if fraction is not None:
