@@ -30,7 +30,7 @@ from tests.worker.rig import worker
 from forebay.core.model import RecordsSpec, Replica, ReplicaState
 from forebay.core.routing.speed import PACE_S
 from forebay.gateway.records.saved import Sums
-from forebay.net.server import Exchange
+from forebay.net.server import Exchange, Handler
 from forebay.wire.openai_answer import ChatAnswer, Head
 
 QUESTION = [{"role": "user", "content": "why is it so " * 40}]
@@ -196,6 +196,18 @@ def test_a_whole_answer_that_was_left_is_billed_about_what_its_engine_has_made(t
     assert sums.estimated == 1
 
 
+async def left(folder: Path, request: bytes, after_s: float, answer: Handler = lambda _: None) -> None:
+    """A client leaves so long after a worker has its request, which says no more than `answer` does."""
+    worker = Worker(answer)
+    async with cluster(folder, worker, records=RecordsSpec(str(folder / "records"))) as front:
+        async with peer(front.port) as client:
+            client.send(request)
+            await until(lambda: bool(worker.requests))
+            enough_at = asyncio.get_running_loop().time() + after_s
+            await until(lambda: asyncio.get_running_loop().time() > enough_at)
+        await until(lambda: bool(front.lines()))
+
+
 @pytest.mark.parametrize(
     ("path", "more", "prompt", "completion"),
     [
@@ -209,38 +221,16 @@ def test_a_whole_answer_that_was_left_is_billed_about_what_its_engine_has_made(t
 def test_who_leaves_before_anything_was_answered_is_billed_what_can_have_been_done(
     tmp_path: Path, path: bytes, more: dict[str, object], prompt: bool, completion: range
 ) -> None:
-    held: list[Exchange] = []
     body = msgspec.json.encode({"model": ROUTES.name, "messages": [{"role": "user", "content": "hi"}], **more})
-
-    async def main() -> None:
-        records = RecordsSpec(str(tmp_path / "records"))
-        async with cluster(tmp_path, Worker(held.append), records=records) as front:
-            async with peer(front.port) as client:
-                client.send(post(body, path))
-                await until(lambda: bool(held))
-                enough_at = asyncio.get_running_loop().time() + 8 * PACE_S
-                await until(lambda: asyncio.get_running_loop().time() > enough_at)
-            await until(lambda: bool(front.lines()))
-
-    run(main())
+    run(left(tmp_path, post(body, path), 8 * PACE_S))
     sums = billed(tmp_path)
     assert (bool(sums.prompt_tokens), sums.estimated) == (prompt, prompt)
     assert sums.completion_tokens in completion
 
 
 def test_a_prompt_that_cannot_have_been_read_is_not_billed(tmp_path: Path) -> None:
-    held: list[Exchange] = []
     long = msgspec.json.encode({"model": ROUTES.name, "messages": [{"role": "user", "content": "word " * 200_000}]})
-
-    async def main() -> None:
-        records = RecordsSpec(str(tmp_path / "records"))
-        async with cluster(tmp_path, Worker(held.append), records=records) as front:
-            async with peer(front.port) as client:
-                client.send(post(long))
-                await until(lambda: bool(held))
-            await until(lambda: bool(front.lines()))
-
-    run(main())
+    run(left(tmp_path, post(long), 0.0))
     assert (billed(tmp_path).prompt_tokens, billed(tmp_path).completion_tokens) == (0, 0)
 
 
@@ -250,24 +240,11 @@ def test_a_prompt_that_cannot_have_been_read_is_not_billed(tmp_path: Path) -> No
 def test_what_a_replica_has_told_already_is_no_estimate(
     tmp_path: Path, usage: bytes, stream: bool, counts: tuple[int, int, int, int]
 ) -> None:
-    held: list[Exchange] = []
-
     def answer(exchange: Exchange) -> None:
         kind = EVENT_STREAM if stream else (b"content-type", b"application/json")
         exchange.start(200, [kind, (b"x-forebay-usage", usage)])
         exchange.write(b"" if stream else b'{"half": ')
-        held.append(exchange)
 
-    async def main() -> None:
-        records = RecordsSpec(str(tmp_path / "records"))
-        async with cluster(tmp_path, Worker(answer), records=records) as front:
-            async with peer(front.port) as client:
-                client.send(post(chat(stream=stream)))
-                await until(lambda: bool(held))
-                enough_at = asyncio.get_running_loop().time() + 8 * PACE_S
-                await until(lambda: asyncio.get_running_loop().time() > enough_at)
-            await until(lambda: bool(front.lines()))
-
-    run(main())
+    run(left(tmp_path, post(chat(stream=stream)), 8 * PACE_S, answer))
     sums = billed(tmp_path)
     assert (sums.prompt_tokens, sums.completion_tokens, sums.cached_tokens, sums.estimated) == counts
