@@ -222,6 +222,22 @@ def test_an_element_type_that_the_protocol_does_not_have_is_refused(tmp_path: Pa
         load(PLAIN, tmp_path)
 
 
+def test_a_model_without_an_output_that_can_be_served_is_refused(tmp_path: Path) -> None:
+    x = helper.make_tensor_value_info("X", TensorProto.FLOAT, ["n"])
+    small = helper.make_tensor_value_info("SMALL", TensorProto.FLOAT8E4M3FN, ["n"])
+    node = helper.make_node("Cast", ["X"], ["SMALL"], to=TensorProto.FLOAT8E4M3FN)
+    onnx.save(
+        helper.make_model(
+            helper.make_graph([node], "g", [x], [small]), opset_imports=[helper.make_opsetid("", 21)], ir_version=10
+        ),
+        str(tmp_path / "model.onnx"),
+    )
+
+    text = "it has no output that can be served: output 'SMALL' is a tensor(float8e4m3fn), an element type"
+    with pytest.raises(BackendFailed, match=re.escape(text)):
+        load(PLAIN, tmp_path)
+
+
 def test_errors_are_said_in_tritons_words(tmp_path: Path) -> None:
     build("onnxruntime", "identity", Datatype.FP32, tmp_path)
     backend, _ = load(PLAIN, tmp_path)

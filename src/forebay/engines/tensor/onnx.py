@@ -92,7 +92,11 @@ class OnnxBackend:
         self._outputs = {each.name: each.type for each in self._session.get_outputs() if each.type in ELEMENT_TYPES}
         strange = sorted(name for name, kind in self._inputs.items() if kind not in ELEMENT_TYPES)
         if strange:
-            raise BackendFailed(f"model '{config.name}': {_strange(strange[0], self._inputs[strange[0]])}")
+            raise BackendFailed(f"model '{config.name}': {_strange('input', strange[0], self._inputs[strange[0]])}")
+        if not self._outputs:
+            found = self._session.get_outputs()[0]
+            why = _strange("output", found.name, found.type)
+            raise BackendFailed(f"model '{config.name}': it has no output that can be served: {why}")
         self._answers = _answers(config, self._outputs)
         taken = {ELEMENT_TYPES[kind] for kind in self._inputs.values()}
         self._native = Datatype.BF16 not in taken.union(ELEMENT_TYPES[kind] for kind in self._outputs.values())
@@ -153,11 +157,11 @@ def _bits(value: Any) -> Array:
     return np.ctypeslib.as_array(source).reshape(shape).copy()
 
 
-def _strange(name: str, kind: str) -> str:
-    """Why an input cannot be served."""
+def _strange(what: str, name: str, kind: str) -> str:
+    """Why an input or output cannot be served."""
     if kind.startswith("tensor("):
-        return f"input '{name}' is a {kind}, an element type that the protocol does not have"
-    return f"input '{name}' is not a tensor but a {kind}"
+        return f"{what} '{name}' is a {kind}, an element type that the protocol does not have"
+    return f"{what} '{name}' is not a tensor but a {kind}"
 
 
 def _spec(found: Any, optional: bool) -> TensorSpec:
