@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Never
 
 import numpy as np
 
@@ -183,7 +184,7 @@ class Emitted:
         return [(response, final) for place, response, final in self.responses if place == index]
 
 
-def no_calls(*_: object) -> None:
+def no_calls(*_: object) -> Never:
     raise AssertionError("this model calls no other")
 
 

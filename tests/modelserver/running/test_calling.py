@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 from tests.modelserver.models.rig import IO, config, ensemble, numbers, serving, tensor, write
 
-from forebay.core.serving.errors import Refused
+from forebay.core.serving.errors import Kind, Refused
 from forebay.modelserver.models.options import Control
+from forebay.modelserver.process.calls import CANCELLED
 
 ONE = tensor("IN", [[1.0]])
 DOUBLE = """
@@ -48,6 +49,27 @@ KEEPER = """
             return pb_utils.InferenceResponse(error=pb_utils.TritonError(f"refused: {error}"))
         ready = pb_utils.is_model_ready(name) + 2 * pb_utils.is_model_ready(name, "7")
         return give(np.full((1, 1), ready, np.float32))
+"""
+
+ENDLESS = """
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            while not sender.is_cancelled():
+                sender.send(give(get(request)))
+                time.sleep(0.001)
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+ENOUGH = """
+    def answer(self, request):
+        asked = pb_utils.InferenceRequest(model_name="endless", requested_output_names=["OUT"],
+                                          inputs=[pb_utils.Tensor("IN", get(request))])
+        responses = asked.exec(decoupled=True)
+        next(responses)
+        responses.cancel()
+        responses.cancel()
+        *_, last = responses
+        return pb_utils.InferenceResponse(error=last.error())
 """
 
 
@@ -114,6 +136,19 @@ def test_a_called_model_that_is_loaded_anew_interrupts_nobody(tmp_path: Path) ->
             await server.load("double", {})
             assert await server.numbers("once", ONE) == [[4.0]]
             assert len(set(before) & set(server.processes().pids)) == 1
+
+    asyncio.run(main())
+
+
+def test_a_model_cancels_its_call_of_another_one(tmp_path: Path) -> None:
+    write(tmp_path, "endless", config("model_transaction_policy { decoupled: true }"), ENDLESS)
+    write(tmp_path, "enough", calls("endless"), ENOUGH)
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("enough",)) as server:
+            for _ in range(2):  # the second one finds the called model's only instance free
+                refused = await server.ask("enough", ONE).error()
+                assert (refused.kind, refused.text) == (Kind.CANCELLED, CANCELLED)
 
     asyncio.run(main())
 

@@ -174,8 +174,11 @@ class CallModel(Protocol):
         request: Request,
         on_response: Callable[[Response, bool], None],
         act: Act = Act.INFER,
-    ) -> None:
-        """Run `request`; `on_response` is called from another thread, its second argument ends it."""
+    ) -> Callable[[], None]:
+        """Run `request`; `on_response` is called from another thread, its second argument ends it.
+
+        Returns what withdraws it, in any thread: what has not come yet ends with an error (CANCELLED).
+        """
 
 
 class Backend(Protocol):

@@ -1,13 +1,17 @@
 """A model's call of another one, seen from the server."""
 
 from collections.abc import Callable
+from typing import Final
 
+from forebay.core.serving.errors import Kind, Refused
 from forebay.modelserver.process import asking
 from forebay.modelserver.process.channel import Received
 from forebay.modelserver.process.link import Link
 from forebay.modelserver.process.messages import Call, Reply, Respond, ToServer
 from forebay.modelserver.process.segments import SegmentBroken
 from forebay.modelserver.process.values import Answer, Work
+
+CANCELLED: Final = "the call was cancelled by the model that made it"
 
 
 class ModelCall:
@@ -55,6 +59,14 @@ class ModelCall:
             self._link.send(Respond(self._number, Reply(error=f"no memory for the response: {error}"), final))
             return
         self._link.send(Respond(self._number, reply, final), parcel)
+
+
+def cancel(calls: dict[int, ModelCall], number: int) -> None:
+    """The model that made the call does not wait for its answer any more; one that has ended is no matter."""
+    call = calls.get(number)
+    if call is not None and call.on_gone is not None:
+        call.on_gone()
+        call.respond(Answer(error=Refused(Kind.CANCELLED, CANCELLED)), True)
 
 
 def withdraw(calls: dict[int, ModelCall]) -> None:

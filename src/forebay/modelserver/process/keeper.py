@@ -22,7 +22,7 @@ from forebay.core.serving.errors import Kind, Refused
 from forebay.engines.tensor.measures import Ledger
 from forebay.engines.tensor.protocol import Loaded
 from forebay.modelserver.process import placement
-from forebay.modelserver.process.calls import ModelCall, withdraw
+from forebay.modelserver.process.calls import ModelCall, cancel, withdraw
 from forebay.modelserver.process.channel import Received
 from forebay.modelserver.process.lane import Lane
 from forebay.modelserver.process.link import UNREADABLE, Link
@@ -37,6 +37,7 @@ from forebay.modelserver.process.messages import (
     Ready,
     Stop,
     ToServer,
+    Withdraw,
 )
 from forebay.modelserver.process.placement import ChildSpec, Placement
 from forebay.modelserver.process.values import Answer, OnCall
@@ -272,6 +273,8 @@ class Keeper:
                 self._measured()
             case Call() as call if self._control is not None:
                 self._called(ModelCall(call, received, self._control, self._calls))
+            case Withdraw(number):
+                cancel(self._calls, number)
             case unexpected:
                 self._lost(self._life, f"{UNREADABLE}: {type(unexpected).__name__}")
 

@@ -194,8 +194,14 @@ class Call(_Message, frozen=True):
     act: Act
 
 
+class Withdraw(_Message, frozen=True):
+    """The model does not wait for the answer to a `Call` any more; unless that has ended, an error ends it."""
+
+    call: int
+
+
 ToChild = Configure | Open | Execute | Cancel | TakeBack | Respond | Ping | Measure | Stop
-ToServer = Ready | Broken | Pong | Measured | Finished | Emitted | Call
+ToServer = Ready | Broken | Pong | Measured | Finished | Emitted | Call | Withdraw
 
 
 def packets_with(messages: Any) -> Callable[[memoryview], tuple[Head, Any]]:

@@ -119,7 +119,7 @@ class Call(Protocol):
         """The request; views in it live as long as they are referred to, like those of an `Answer`."""
 
     on_gone: Callable[[], None] | None
-    """Set by who answers: called once if the calling process is gone before the last response."""
+    """Set by who answers: called once if nobody waits any more (the caller has cancelled it, or is gone)."""
 
     def respond(self, answer: Answer | None, final: bool) -> None:
         """Give a response; None: nothing but the end. Ignored once the calling process is gone."""

@@ -233,14 +233,14 @@ class InferenceRequest:
         if call is None:
             raise TritonModelException("BLS is only supported during the 'execute' function.")
         responses = ResponseIterator(self._model)
-        responses.begin(call, self._version, self._request(responses.cancelled))
+        responses.begin(call, self._version, self._request())
         return responses if decoupled else responses.only()
 
     def async_exec(self, decoupled: bool = False) -> "asyncio.Future[InferenceResponse | ResponseIterator]":
         """The same, to be awaited."""
         return asyncio.get_running_loop().run_in_executor(None, self.exec, decoupled)
 
-    def _request(self, cancelled: threading.Event) -> Request:
+    def _request(self) -> Request:
         return Request(
             self._id,
             {tensor.name(): tensor.data() for tensor in self._inputs},
@@ -250,7 +250,6 @@ class InferenceRequest:
             start=bool(self._flags & TRITONSERVER_REQUEST_FLAG_SEQUENCE_START),
             end=bool(self._flags & TRITONSERVER_REQUEST_FLAG_SEQUENCE_END),
             timeout_us=self._timeout_us,
-            cancelled=cancelled.is_set,
         )
 
 
@@ -263,12 +262,14 @@ class ResponseIterator:
         self._read: list[InferenceResponse] = []
         self._at = 0
         self._ended = False
-        self.cancelled = threading.Event()
+        self._withdraw: Callable[[], None] | None = None
 
     def begin(self, call: CallModel, version: int, request: Request) -> None:
         """Call the model. What goes wrong is its response."""
         try:
-            call(self._model, version, request, lambda response, final: self._coming.put((response, final)))
+            self._withdraw = call(
+                self._model, version, request, lambda response, final: self._coming.put((response, final))
+            )
         except (OSError, RuntimeError) as error:  # what carries the call is gone
             self._coming.put((Response(error=str(error)), True))
 
@@ -287,8 +288,9 @@ class ResponseIterator:
         return first
 
     def cancel(self) -> None:
-        """Nobody waits for the responses any more."""
-        self.cancelled.set()
+        """Nobody waits for the responses any more: the last one is an error (CANCELLED), unless it has come."""
+        if self._withdraw is not None and not self._ended:
+            self._withdraw()
 
     def __iter__(self) -> Iterator[InferenceResponse]:
         if self._ended and self._at >= len(self._read):

@@ -10,6 +10,7 @@ import threading
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -114,14 +115,20 @@ class Child:
 
     def _call(
         self, model: str, version: int, request: Request, on_response: _OnResponse, act: Act = Act.INFER
-    ) -> None:
-        """Ask the server for another model. Called by the backend in any thread."""
+    ) -> Callable[[], None]:
+        """Ask the server for another model. Called by the backend in any thread, and so is what is returned."""
         told, parcel = outgoing.ask(self._channel, request)
         number = next(self._numbers)
         self._calls[number] = on_response
         self._channel.send(
             *self._channel.pack(messages.Call(number, outgoing.plain(model), version, told, act), parcel)
         )
+        return partial(self._withdraw, number)
+
+    def _withdraw(self, call: int) -> None:
+        """The model does not wait for the answer any more; the end comes from the server all the same."""
+        if call in self._calls:
+            self._channel.send(*self._channel.pack(messages.Withdraw(call)))
 
     def _responded(self, call: int, reply: Reply | None, final: bool, parts: list[memoryview]) -> None:
         on_response = self._calls.pop(call) if final else self._calls[call]
