@@ -335,6 +335,21 @@ def test_responses_that_have_not_all_been_read_can_be_cancelled(load: Load) -> N
     assert other.withdrawn == 1
 
 
+def test_an_input_that_is_there_twice_is_refused_before_the_model_is_called(load: Load) -> None:
+    other = Other(Response({"Z": ONE}))
+    body = """
+        request.inputs().append(pb_utils.Tensor('IN', x(requests[0])))
+        return [pb_utils.InferenceResponse(error=each.error()) for each in request.exec(decoupled=True)]
+    """
+    backend = load(BLS.format(prefix="", body=body.strip()), CONFIG, call=other)
+
+    (response,), _ = answers(backend, asked())
+
+    text = "Model other - Error when running inference: [request id: inner] input 'IN' already exists in request"
+    assert value(response) == text
+    assert other.calls == []
+
+
 @pytest.mark.parametrize(
     ("responses", "text", "code"),
     [

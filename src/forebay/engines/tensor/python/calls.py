@@ -233,12 +233,24 @@ class InferenceRequest:
         if call is None:
             raise TritonModelException("BLS is only supported during the 'execute' function.")
         responses = ResponseIterator(self._model)
-        responses.begin(call, self._version, self._request())
+        twice = self._twice()
+        if twice:
+            responses.fail(
+                f"Model {self._model} - Error when running inference: [request id: {self._id or '<id_unknown>'}] "
+                f"input '{twice}' already exists in request"
+            )
+        else:
+            responses.begin(call, self._version, self._request())
         return responses if decoupled else responses.only()
 
     def async_exec(self, decoupled: bool = False) -> "asyncio.Future[InferenceResponse | ResponseIterator]":
         """The same, to be awaited."""
         return asyncio.get_running_loop().run_in_executor(None, self.exec, decoupled)
+
+    def _twice(self) -> str:
+        """An input that is there more than once; empty: none is."""
+        names = [tensor.name() for tensor in self._inputs]
+        return next((name for name in names if names.count(name) > 1), "")
 
     def _request(self) -> Request:
         return Request(
@@ -271,7 +283,11 @@ class ResponseIterator:
                 self._model, version, request, lambda response, final: self._coming.put((response, final))
             )
         except (OSError, RuntimeError) as error:  # what carries the call is gone
-            self._coming.put((Response(error=str(error)), True))
+            self.fail(str(error))
+
+    def fail(self, text: str) -> None:
+        """That is the only response, for the model cannot be called."""
+        self._coming.put((Response(error=text), True))
 
     def only(self) -> InferenceResponse:
         """The one response of a model that is not decoupled. Waits for it."""
