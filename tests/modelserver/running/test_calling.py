@@ -153,6 +153,27 @@ def test_a_model_cancels_its_call_of_another_one(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("loaded", ["double", "whole"])
+def test_answers_of_who_calls_a_model_are_not_kept_beyond_it(loaded: str, tmp_path: Path) -> None:
+    cached = "response_cache { enable: true }"
+    write(tmp_path, "double", config(), DOUBLE)
+    caller(tmp_path, "once", "double")
+    write(tmp_path, "twice", calls("once") + cached, CALLS.replace("{name}", "once"))
+    io = f"max_batch_size: 8 {IO.format(dims='-1')} {cached}"
+    ensemble(tmp_path, "whole", [("twice", {"IN": "IN"}, {"OUT": "OUT"})], io)
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("whole",), cache_bytes=10_000) as server:
+            assert [await server.numbers("whole", ONE) for _ in range(2)] == [[[4.0]]] * 2
+            assert server.view("whole", "").config.cache
+            write(tmp_path, "double", config(), DOUBLE.replace("* 2", "* 30"))
+            await server.load(loaded, {})
+            assert await server.numbers("twice", ONE) == [[32.0]]
+            assert await server.numbers("whole", ONE) == [[32.0]]
+
+    asyncio.run(main())
+
+
 def test_calls_that_cannot_be_had_are_said_at_the_load(tmp_path: Path) -> None:
     caller(tmp_path, "lacks", "nobody")
     caller(tmp_path, "egg", "hen")

@@ -264,6 +264,7 @@ class Collection:
         await all_of([run(name) for name in order])
         for name, text in failed.items():
             self._note_failure(name, text)
+        self._forget_answers(changed)
         await self._recheck(changed, but=set(wanted))
         return failed
 
@@ -315,6 +316,16 @@ class Collection:
         if not model.ready and not model.dismissed:
             model.reason = text
         self._site.log.error("model not loaded", model=name, reason=text)
+
+    def _forget_answers(self, changed: Iterable[str]) -> None:
+        """What is cached of who needs a model that has changed, if only by way of others, is no answer any more."""
+        pending = list(changed)
+        for name in pending:  # grows
+            users = [user for user in self._users(name) if user not in pending]
+            pending += users
+            for user in users:
+                for version in self._models[user].ready:
+                    version.forget_answers()
 
     async def _recheck(self, changed: set[str], but: Names[str] = ()) -> None:
         """Who needs a model that has changed is unloaded if it lacks that now, and loaded once it does not.

@@ -164,11 +164,16 @@ class Version:
             kind = failed.kind if isinstance(failed, Refused) else Kind.UNAVAILABLE
             self._move(Event.FAILED, f"{KIND_TEXT[kind]}: {text}")
             raise failed
-        config, cache = self.config, self._site.cache
-        if cache is not None and config.cache and config.sequences is None and not config.decoupled:
-            self._answers = Answers(cache, self.name, self.text, self._load, self.counts)
+        self.forget_answers()
         self.counts.statistics.load_s = monotonic() - began
         self._move(Event.LOADED)
+
+    def forget_answers(self) -> None:
+        """Look for none in the cache that are there by now: what the model needs is another one."""
+        config, cache = self.config, self._site.cache
+        if cache is not None and config.cache and config.sequences is None and not config.decoupled:
+            self._site.loads += 1
+            self._answers = Answers(cache, self.name, self.text, self._site.loads, self.counts)
 
     def submit(self, request: InferRequest, on_response: OnResponse) -> Call:
         """Check and queue a request. Raises `Refused`."""

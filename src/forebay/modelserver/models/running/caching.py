@@ -32,7 +32,7 @@ Cache = ByteLru[bytes, Kept]
 
 
 class Answers:
-    """What the cache has of one load of one model version."""
+    """What the cache has of one model version since a load, its own or that of a model that it needs."""
 
     def __init__(self, cache: Cache, model: str, version: str, load: int, counts: Counts) -> None:
         self._cache = cache
