@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Protocol, overload
+from typing import Any, Protocol, overload, runtime_checkable
 
 import msgspec
 import numpy as np
@@ -179,6 +179,14 @@ class CallModel(Protocol):
 
         Returns what withdraws it, in any thread: what has not come yet ends with an error (CANCELLED).
         """
+
+
+@runtime_checkable
+class Informed(Protocol):
+    """A backend whose model gets to see its configuration."""
+
+    def tell(self, document: str) -> None:
+        """The configuration as clients see it, JSON, as far as it is known without the model. Before `load`."""
 
 
 class Backend(Protocol):

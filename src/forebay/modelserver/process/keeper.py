@@ -226,10 +226,10 @@ class Keeper:
         """Until the child has ended, has to be ended, or we stop."""
         loop = asyncio.get_running_loop()
         self._control = control
-        config = self._spec.config
+        spec, config = self._spec, self._spec.config
         control.channel.on_return = partial(loop.call_soon_threadsafe, control.send, Ping())  # any packet will do
         first = min(self.instances, default=0)
-        control.send(Configure(self._spec.backend, config, str(self._spec.folder), first))
+        control.send(Configure(spec.backend, config, str(spec.folder), first, spec.document))
         await self._pause(self._load_timeout_s)
         if self.reason and not self._end and not self.stopping:
             self._end = self._broken = f"it did not load within {self._load_timeout_s:g} s"

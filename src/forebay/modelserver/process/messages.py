@@ -83,6 +83,8 @@ class Configure(_Message, frozen=True):
     config: ModelConfig
     folder: str
     instance: int
+    document: str = ""
+    """The configuration as clients see it, JSON."""
 
 
 class Open(_Message, frozen=True):

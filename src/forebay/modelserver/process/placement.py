@@ -45,6 +45,8 @@ class ChildSpec:
     rss_bytes_max: int = 0
     """A process with more memory of its own (resident, not shared, not of files) is replaced after its batch;
     0: any amount."""
+    document: str = ""
+    """The configuration as clients see it, JSON: for models that look at it."""
 
 
 def as_argument(placement: Placement) -> str:

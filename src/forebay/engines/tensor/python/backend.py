@@ -48,6 +48,12 @@ _OUR_FILES: Final = (*(str(Path(each).parent) for each in (__file__, asyncio.__f
 class PythonBackend:
     """One instance of a `TritonPythonModel`; a process has one, for it has one interpreter."""
 
+    _told: dict[str, Any] | None = None
+    """The configuration as the server has told it."""
+
+    def tell(self, document: str) -> None:
+        self._told = json.loads(document)
+
     def load(self, config: ModelConfig, folder: Path, instance: int, call: CallModel) -> Loaded:
         file = folder / (config.model_file or FILE_DEFAULT)
         if "EXECUTION_ENV_PATH" in config.parameters:
@@ -67,11 +73,11 @@ class PythonBackend:
         self._model: Any = None
         try:
             made = _imported(file)
-            changed = _completed(made, config)
+            changed = _completed(made, config, self._told)
             self._configure(changed or config, instance)
             self._model = made()
             if hasattr(self._model, "initialize"):
-                self._model.initialize(_arguments(self._config, file, instance))
+                self._model.initialize(_arguments(self._config, self._told, file, instance))
         except BaseException as error:  # SystemExit too: a model may do anything
             self._forget()
             raise BackendFailed(f"model '{config.name}': {_said(error)}") from error
@@ -276,11 +282,11 @@ def _imported(file: Path) -> Any:
     return module.TritonPythonModel
 
 
-def _completed(made: Any, config: ModelConfig) -> ModelConfig | None:
+def _completed(made: Any, config: ModelConfig, told: dict[str, Any] | None) -> ModelConfig | None:
     """The configuration as the model completes it; None: it does not."""
     if not hasattr(made, "auto_complete_config"):
         return None
-    given = made.auto_complete_config(Completing(json.dumps(document(config))))
+    given = made.auto_complete_config(Completing(json.dumps(document(config, told))))
     if not isinstance(given, Completing):
         raise _Wrong(
             f"auto_complete_config function in model '{config.name}' must return a valid pb.ModelConfig object."
@@ -288,10 +294,10 @@ def _completed(made: Any, config: ModelConfig) -> ModelConfig | None:
     return completed(config, given.as_dict())
 
 
-def _arguments(config: ModelConfig, file: Path, instance: int) -> dict[str, str]:
+def _arguments(config: ModelConfig, told: dict[str, Any] | None, file: Path, instance: int) -> dict[str, str]:
     """What `initialize` is given."""
     return {
-        "model_config": json.dumps(document(config)),
+        "model_config": json.dumps(document(config, told)),
         "model_instance_kind": config.group_of(instance).kind.removeprefix("KIND_"),
         "model_instance_name": instance_name(config, instance),
         "model_instance_device_id": "0",  # a process of a GPU's instances sees no other one

@@ -27,8 +27,10 @@ _OPTIMIZATION: Final = {
     "gather_kernel_buffer_threshold": 0,
     "eager_batching": False,
 }
-"""What Triton fills in. Another value in the file has no effect here, so that models are not told of it either."""
+"""What Triton fills in."""
 _KINDS_OF_TENSOR: Final = ("input", "output")
+_COMPLETED: Final = ("max_batch_size", *_KINDS_OF_TENSOR, "model_transaction_policy", "default_model_filename")
+"""What a model may have changed, or the server has filled in, is as the values have it."""
 
 
 class ModelConfig:
@@ -118,8 +120,11 @@ class ModelConfig:
         said.update(tensor)
 
 
-def document(config: Values) -> dict[str, Any]:
-    """The configuration in Triton's terms: what is in `args["model_config"]`."""
+def document(config: Values, told: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The configuration in Triton's terms: what is in `args["model_config"]`.
+
+    `told` is what clients see of it, with all that is of no use here; without it there is what the values have.
+    """
     shown: dict[str, Any] = {
         "name": config.name,
         "platform": config.platform,
@@ -143,11 +148,13 @@ def document(config: Values) -> dict[str, Any]:
         "model_warmup": [],
     }
     if config.batching:
-        shown["dynamic_batching"] = _dynamic(config.batching)
+        shown["dynamic_batching"] = _dynamic(config.batching, config.max_batch)
     if config.sequences:
         shown["sequence_batching"] = _sequences(config.sequences)
     if config.decoupled:
         shown["model_transaction_policy"] = {"decoupled": True}
+    if told is not None:
+        return {**shown, **told, **{key: shown[key] for key in _COMPLETED if key in shown}}
     return shown
 
 
@@ -241,9 +248,9 @@ def _group(config: Values, place: int, group: InstanceGroup) -> dict[str, Any]:
     }
 
 
-def _dynamic(batching: DynamicBatching) -> dict[str, Any]:
+def _dynamic(batching: DynamicBatching, max_batch: int) -> dict[str, Any]:
     return {
-        "preferred_batch_size": list(batching.preferred_sizes),
+        "preferred_batch_size": list(batching.preferred_sizes) or [max_batch] * (max_batch > 0),
         "max_queue_delay_microseconds": round(batching.delay_s * _US),
         "preserve_ordering": batching.preserve_ordering,
         "priority_levels": batching.levels,

@@ -1,6 +1,7 @@
 """One version of one model: its life, its processes, and the requests that are under way in it."""
 
 import asyncio
+import json
 import traceback
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import replace
@@ -374,6 +375,7 @@ class Version:
                 self.folder,
                 placements(config, options),
                 options.rss_bytes_max,
+                json.dumps(self.document),
             ),
             hang_s=options.hang_s,
             load_timeout_s=options.load_timeout_s,

@@ -17,7 +17,7 @@ from typing import Final
 from forebay.core.serving.config import Datatype, ModelConfig
 from forebay.engines.tensor import create
 from forebay.engines.tensor.measures import Measuring
-from forebay.engines.tensor.protocol import Act, Backend, BackendFailed, Loaded, Request, Response
+from forebay.engines.tensor.protocol import Act, Backend, BackendFailed, Informed, Loaded, Request, Response
 from forebay.modelserver.process import messages
 from forebay.modelserver.process.channel import Channel, Received
 from forebay.modelserver.process.child import outgoing
@@ -61,6 +61,8 @@ class Child:
     def load(self, configure: Configure) -> Loaded:
         """Load the model. Raises `BackendFailed`."""
         backend = self._backend = create(configure.backend)
+        if isinstance(backend, Informed) and configure.document:
+            backend.tell(configure.document)
         loaded = backend.load(configure.config, Path(configure.folder), configure.instance, self._call)
         config: ModelConfig = loaded.config or configure.config
         self._declared = {spec.name: spec.datatype for spec in (*loaded.outputs, *config.outputs)}
