@@ -56,7 +56,8 @@ def _from_model(message: Message, config: ModelConfig) -> None:
             write_tensor(getattr(message, name).add(), spec)
     if config.batching is not None and message.WhichOneof("scheduling_choice") is None:
         write_dynamic(message, config.batching)
-    message.model_transaction_policy.decoupled = config.decoupled
+    if message.HasField("model_transaction_policy") or config.decoupled:
+        message.model_transaction_policy.decoupled = config.decoupled
 
 
 def _from_file(message: Message, loaded: Loaded, problems: Problems, rules: Rules) -> None:
