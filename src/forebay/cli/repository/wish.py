@@ -178,6 +178,11 @@ def _options(wish: Wish) -> Options:
         allow_pickle=frozenset(wish.allow_pickle or ()),
         config_name=wish.model_config_name,
     )
+    if wish.load_model and wish.model_control_mode != Control.EXPLICIT:
+        raise UserError(
+            f"--load-model needs --model-control-mode explicit: '{wish.model_control_mode}' serves all models.",
+            WRONG_USAGE,
+        )
     return Options(
         repositories=tuple(folder.absolute() for folder in wish.repository),
         control=Control(wish.model_control_mode),
