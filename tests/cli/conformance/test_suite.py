@@ -20,6 +20,7 @@ from forebay.cli.conformance.check import Check, Json, Level, Result, Skip, Verd
 from forebay.cli.conformance.known import DIFFERENCES, without_known
 from forebay.cli.conformance.server import Answer, Server, client
 from forebay.cli.conformance.tensors import FORMATS, packed, unpacked
+from forebay.cli.settings import UserError
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
@@ -103,6 +104,13 @@ def test_a_repository_is_written_once(tmp_path: Path) -> None:
     assert "Sum and difference" in (tmp_path / "models/add_sub/1/model.py").read_text()
     with pytest.raises(FileExistsError):
         repository.write(tmp_path / "models")
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+
+    with pytest.raises(UserError, match=r"file.* cannot be written: Not a directory"):
+        command.conformance(repository_out=tmp_path / "file" / "models")
 
 
 def test_every_check_has_its_own_name_and_models_of_the_repository() -> None:

@@ -68,6 +68,8 @@ def _write(folder: Path) -> None:
         repository.write(folder)
     except FileExistsError as error:
         raise UserError(f"{error.filename} is there already: name a new folder.") from None
+    except OSError as error:
+        raise UserError(f"{error.filename or folder} cannot be written: {error.strerror}.") from None
     settings.screen().print(
         f"{folder} holds {len(repository.MODELS)} models. Start a server on it that loads models when it is told to\n"
         f"(Triton and Forebay: --model-control-mode=explicit), then: forebay conformance URL --suite"
