@@ -90,7 +90,14 @@ def test_neither_kind_of_key_opens_the_other_door(role: Role, entropy: bytes) ->
     assert isinstance(Admins([theirs]).admit(other.encode(), 1.0), Denied)
 
 
-@pytest.mark.parametrize("path", [*GUARDED, "registry.approvals_min", "tenants.team.limits.streams_max"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        *GUARDED,
+        *("registry.approvals_min", "tenants.team.limits.streams_max", "gateway.records.audit"),
+        *("nodes.local", "nodes.local.launcher"),
+    ],
+)
 def test_who_may_not_approve_may_not_loosen_what_is_asked_for(path: str) -> None:
     changed = ["models.chat.replicas", path]
 

@@ -64,8 +64,12 @@ LEAST: Final[Mapping[str, Role]] = {
     "rotateKey": Role.ADMIN,
 }
 """The role that an operation needs, by the name that it has in the API's document."""
-GUARDED: Final = ("registry", "store", "tenants", "gateway.auth", "gateway.keys_file", "gateway.host", "gateway.tls")
-"""Settings that say who may do what, and what has to be proved: who may not approve may not loosen these."""
+GUARDED: Final = (
+    *("registry", "store", "tenants", "nodes"),
+    *("gateway.auth", "gateway.keys_file", "gateway.host", "gateway.tls", "gateway.records"),
+)
+"""Settings that only an admin may change: who may do what, what has to be proved, what is recorded, and `nodes`:
+their launchers are commands, which would let an operator run anything, past approvals and signatures."""
 REGISTERED: Final = "registry:"
 HOLDER: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}")
 """Who has a key of the admin API, as the history names him."""
