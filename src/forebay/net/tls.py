@@ -7,14 +7,11 @@ pair that was loaded last, so a new certificate needs no new socket, and connect
 import asyncio
 import fcntl
 import os
-import re
 import ssl
 import struct
 import termios
-from calendar import timegm
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from time import strptime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from forebay.core.model import TlsSpec
@@ -31,10 +28,8 @@ LOOK_S: Final = 1.0
 EXPIRY_WARNING_S: Final = 14 * 86_400
 """A certificate that ends sooner is warned of: whatever renews it should have done so by now."""
 FILE_BYTES_MAX: Final = 1024 * 1024
-_PEM: Final = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 _STRANGERS: Final = frozenset({"KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH", "NO_CERTIFICATE_ASSIGNED"})
 """What OpenSSL calls a key that does not belong to the certificate."""
-_UTC_TIME: Final = 0x17
 _ALLOWED: Final = {
     "certificate": "a PEM file: the certificate of this server, then the chain to its CA",
     "key": "a PEM file: the private key of the certificate, without a password",
@@ -242,40 +237,12 @@ def _read(field: str, path: str) -> tuple[bytes, tuple[Conflict, ...]]:
 
 def _end_s(path: str, text: bytes) -> float:
     """When the first certificate of a PEM file ends, seconds since the epoch. Raises `BadPair` if there is none."""
-    pem = _PEM.search(text.decode("latin-1"))
+    from cryptography.x509 import load_pem_x509_certificate
+
     try:
-        der = ssl.PEM_cert_to_DER_cert(pem[0]) if pem else b""
-        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=der)
-        return _not_after_s(der)
-    except (ssl.SSLError, ValueError, IndexError):
+        return load_pem_x509_certificate(text).not_valid_after_utc.timestamp()
+    except ValueError:
         raise _bad("certificate", path, "no PEM certificate") from None
-
-
-def _not_after_s(der: bytes) -> float:
-    """When a certificate that OpenSSL has parsed ends: `notAfter` of RFC 5280, section 4.1."""
-    _, at, _ = _element(der, 0)  # Certificate
-    _, at, _ = _element(der, at)  # TBSCertificate
-    tag, _, end = _element(der, at)
-    if tag == 0xA0:
-        at = end  # version, if it is not the first
-    for _ in ("serialNumber", "signature", "issuer"):
-        at = _element(der, at)[2]
-    _, at, _ = _element(der, at)  # Validity
-    at = _element(der, at)[2]  # notBefore
-    tag, start, end = _element(der, at)
-    text = der[start:end].decode("ascii")
-    if tag == _UTC_TIME:
-        text = ("20" if text < "50" else "19") + text
-    return timegm(strptime(text, "%Y%m%d%H%M%SZ"))
-
-
-def _element(der: bytes, at: int) -> tuple[int, int, int]:
-    """Tag of the DER element at `at`, where its content starts and where it ends."""
-    start, size = at + 2, der[at + 1]
-    if size > 0x7F:
-        start += size & 0x7F
-        size = int.from_bytes(der[at + 2 : start], "big")
-    return der[at], start, start + size
 
 
 def _stamp(path: str) -> tuple[int, int, int] | None:
