@@ -6,7 +6,7 @@ Artifacts come through the server, which has to serve them (`--serve-artifacts`,
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -16,7 +16,8 @@ import httpx
 from forebay.registry.remote.trees import FILES_MAX, Far, bring
 from forebay.registry.sources import Progress, RemoteSource, SourceError
 
-FORM = re.compile(r"(?P<model>[^/@]+)(@(?P<alias>[^/@]+)|/(?P<version>\d+))")
+FORM = re.compile(r"(?P<model>(?!\.{1,2}[@/])[^/@]+)(@(?P<alias>[^/@]+)|/(?P<version>\d+))")
+"""The model and the version are names of folders."""
 API = "/api/2.0/mlflow"
 TIMEOUT_S = 30.0
 CHUNK_BYTES = 1024 * 1024
@@ -62,16 +63,20 @@ class _Server:
 
     def version(self, model: str, alias: str) -> str:
         """The version that an alias leads to."""
-        answer = self._ask("/registered-models/alias", name=model, alias=alias)
-        return str(answer["model_version"]["version"])
+        version = self._word(
+            self._ask("/registered-models/alias", name=model, alias=alias), "model_version", "version"
+        )
+        if not re.fullmatch(r"[0-9]+", version):
+            raise SourceError(f"{self._name}: the server says that {alias} is the version {version!r}, not a number")
+        return version
 
     def artifacts(self, model: str, version: str) -> str:
         """Where the artifacts of a version lie, as a path of the server's artifact API."""
-        uri = str(self._ask("/model-versions/get-download-uri", name=model, version=version)["artifact_uri"])
+        uri = self._word(self._ask("/model-versions/get-download-uri", name=model, version=version), "artifact_uri")
         parts = urlsplit(uri)
         if parts.scheme == "models":  # a logged model of MLflow 3 is named, not located
             found = self._ask(f"/logged-models/{parts.path.strip('/') or parts.netloc}")
-            parts = urlsplit(str(found["model"]["info"]["artifact_uri"]))
+            parts = urlsplit(self._word(found, "model", "info", "artifact_uri"))
         if parts.scheme != "mlflow-artifacts":
             raise SourceError(f"{self._name}: its artifacts are at {parts.scheme}:…, not served by the MLflow server")
         return parts.path.strip("/")
@@ -83,14 +88,14 @@ class _Server:
             inner, depth = folders.pop()
             answer = self._ask("-artifacts/artifacts", path=f"{root}/{inner}".rstrip("/"))
             for entry in answer.get("files", ()):
-                path = f"{inner}/{entry['path']}".lstrip("/")
+                path = f"{inner}/{self._word(entry, 'path')}".lstrip("/")
                 seen += 1
                 if seen > FILES_MAX or depth > DEPTH_MAX:
                     raise SourceError(f"{self._name}: has more than {FILES_MAX} files, or folders without an end")
                 if entry.get("is_dir"):
                     folders.append((path, depth + 1))
                 else:
-                    yield Far(path, int(entry["file_size"]), "")
+                    yield Far(path, self._size(entry), "")
 
     def read(self, root: str, file: Far, offset: int) -> Iterator[bytes]:
         """The bytes of a file from an offset on, which the server may not know to begin at."""
@@ -107,6 +112,20 @@ class _Server:
                     skip = max(skip - len(chunk), 0)
         except httpx.HTTPError as error:
             raise SourceError(f"{self._name}: {file.path}: {str(error) or type(error).__name__}") from error
+
+    def _word(self, document: object, *keys: str) -> str:
+        """A text in an answer. Raises `SourceError` if it is missing."""
+        for key in keys:
+            document = document.get(key) if isinstance(document, dict) else None
+        if not isinstance(document, str):
+            raise SourceError(f"{self._name}: an answer of the MLflow server has no {'.'.join(keys)}")
+        return document
+
+    def _size(self, entry: Mapping[str, Any]) -> int:
+        size = str(entry.get("file_size"))  # a number, or, as protobuf writes large ones, a text
+        if not size.isdecimal():
+            raise SourceError(f"{self._name}: the MLflow server does not say how large {entry['path']!r} is")
+        return int(size)
 
     def _ask(self, endpoint: str, **parameters: str) -> dict[str, Any]:
         try:

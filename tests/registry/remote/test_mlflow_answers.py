@@ -1,0 +1,68 @@
+"""What an MLflow server answers is not believed: no folder outside, and no traceback."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import httpx
+import pytest
+
+from forebay.registry.remote import mlflow
+from forebay.registry.sources import SourceError, obtain, parse
+
+API = "/api/2.0/mlflow"
+GOOD = {
+    "/registered-models/alias": {"model_version": {"version": "7"}},
+    "/model-versions/get-download-uri": {"artifact_uri": "mlflow-artifacts:/1/model"},
+    "-artifacts/artifacts": {"files": [{"path": "model.onnx", "file_size": "3"}]},
+    "-artifacts/artifacts/1/model/model.onnx": b"abc",
+}
+
+
+def ask(monkeypatch: pytest.MonkeyPatch, home: Path, answers: Mapping[str, object], source: str) -> Path:
+    """Fetch a source from a server with these answers."""
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        content = answers[request.url.path.removeprefix(API)]
+        return (
+            httpx.Response(200, stream=httpx.ByteStream(content))
+            if isinstance(content, bytes)
+            else httpx.Response(200, json=content)
+        )
+
+    client = httpx.Client(base_url="http://ml:1", transport=httpx.MockTransport(answer))
+    monkeypatch.setattr(mlflow, "_client", lambda url: client)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://ml:1")
+    return obtain(parse(source), home, lambda stage, done, total: None)
+
+
+def test_a_good_server_is_believed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    found = ask(monkeypatch, tmp_path, GOOD, "mlflow:tiny@champion")
+
+    assert (found / "model.onnx").read_bytes() == b"abc"
+    assert found.parent == tmp_path / "models/mlflow/ml%3A1/tiny/7"
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "answer", "text"),
+    [
+        ("/registered-models/alias", {"model_version": {"version": "../../../../out"}}, "not a number"),
+        ("/registered-models/alias", {"model_version": []}, "no model_version.version"),
+        ("/model-versions/get-download-uri", {}, "no artifact_uri"),
+        ("-artifacts/artifacts", {"files": [{"path": "../../m.onnx", "file_size": 3}]}, "not a path"),
+        ("-artifacts/artifacts", {"files": [{"path": "m.onnx"}]}, "how large"),
+        ("-artifacts/artifacts", {"files": ["m.onnx"]}, "no path"),
+    ],
+)
+def test_an_answer_that_cannot_be_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, endpoint: str, answer: object, text: str
+) -> None:
+    with pytest.raises(SourceError, match=text):
+        ask(monkeypatch, tmp_path / "home", {**GOOD, endpoint: answer}, "mlflow:tiny@champion")
+
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+@pytest.mark.parametrize("source", ["mlflow:..@champion", "mlflow:../3", "mlflow:./3"])
+def test_a_model_is_no_way_out_of_the_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, source: str) -> None:
+    with pytest.raises(SourceError, match="not of the form"):
+        ask(monkeypatch, tmp_path, GOOD, source)
