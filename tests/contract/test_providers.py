@@ -6,11 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.control.fakes.provider import MemoryProvider, Script
 from tests.control.units import kill_all, local, replica, seen, wait_for
 
 from forebay.core.model import WorkerSpec
 from forebay.core.reconcile import Slot
-from forebay.providers.memory import MemoryProvider, Script
 from forebay.providers.protocol import Provider, ProviderError
 
 WORDS = "cannot go on: the moon is full"

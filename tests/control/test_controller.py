@@ -9,6 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 from tests.control.api.stand import behind
+from tests.control.fakes.provider import MemoryProvider
 from tests.control.rig import Rig, controlled, plan
 from tests.control.units import kill_all, replica
 
@@ -17,7 +18,6 @@ from forebay.control.changes import Reloaded
 from forebay.control.plan import Places
 from forebay.core.model import ReplicaState
 from forebay.core.reconcile import Rules
-from forebay.providers.memory import MemoryProvider
 from forebay.providers.processes import session_leaders
 
 READY = ReplicaState.READY

@@ -165,7 +165,7 @@ def _prepare_registered(
     if revision.task is not model.task:
         raise RegistryError(f"{revision.name}: is registered for `task: {revision.task}`, not for {model.task}")
     if model.engine and model.engine.model_dump() != settings:
-        raise RegistryError(f"{revision.name}: has an engine and settings of its own; leave `engine` out")
+        raise RegistryError(f"{revision.name}: has its own engine and settings; leave out `engine`")
     if model.task is Task.TENSOR:
         choose_model(path, model.name, str(settings.get("model", "")))
         return Artifact(path, revision.artifact, revision.engine, settings)

@@ -44,7 +44,7 @@ def settings_page() -> str:
         "A cluster file is YAML. A value can also be set with `--set PATH=VALUE`, for example "
         "`--set gateway.port=9000` or `--set models.chat.replicas=3`, or by an environment variable, for example "
         "`FOREBAY_GATEWAY__PORT=9000` or `FOREBAY_MODELS__0__REPLICAS=3`. `--set` wins over the environment, the "
-        "environment over the file. Unknown keys and bad values stop the start; all problems are listed at once. "
+        "environment over the file. Unknown keys and invalid values stop the start; all problems are listed at once. "
         "`forebay schema` prints the JSON Schema, `forebay config check` checks a file.\n",
     ]
     for path, model in _sections():

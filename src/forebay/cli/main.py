@@ -28,7 +28,7 @@ from forebay.cli.sla.command import sla
 if TYPE_CHECKING:
     from forebay.core.cluster import Cluster
 
-EPILOG = "Exit codes: 0 done · 1 failed · 2 wrong usage · 3 nothing answers at the address · 130 stopped with Ctrl-C"
+EPILOG = "Exit codes: 0 success · 1 failure · 2 usage error · 3 server unreachable · 130 interrupted with Ctrl-C"
 
 app = typer.Typer(
     name="forebay",
@@ -69,7 +69,9 @@ HeaderOption = Annotated[
 ]
 RateOption = Annotated[
     float | None,
-    typer.Option(help="Open loop: requests per second, Poisson arrivals; latency counts from when one was due."),
+    typer.Option(
+        help="Open loop: requests per second with Poisson arrivals; latency counts from the scheduled send time."
+    ),
 ]
 CaOption = Annotated[
     Path | None,
@@ -103,7 +105,7 @@ def up(
     from forebay.cli.up import run_up
 
     if demo and file:
-        raise UserError("--demo and -f exclude each other.", settings.WRONG_USAGE)
+        raise UserError("--demo and -f cannot be combined.", settings.WRONG_USAGE)
     source = settings.demo_file() if demo else settings.read_file(file)
     console = settings.screen()
     if source.is_demo and not demo:
@@ -127,7 +129,7 @@ def reload(
     url: deploying.UrlOption = None,
     token_file: TokenOption = None,
 ) -> None:
-    """Let the running cluster take its changed cluster file over; no request is dropped."""
+    """Apply changes of the cluster file to the running cluster without dropping requests."""
     from forebay.cli.deploy.client import Admin
     from forebay.cli.view import reload as view
 
@@ -168,20 +170,20 @@ app.command()(history)
 @app.command()
 def chat(
     prompt: Annotated[
-        str | None, typer.Argument(help="One question; without it a conversation.", show_default=False)
+        str | None, typer.Argument(help="A single question; leave out for a conversation.", show_default=False)
     ] = None,
     *,
     model: Annotated[str | None, typer.Option(help="Model.", show_default="the only one, or `chat`")] = None,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest answer, tokens.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Limit on the answer's length, tokens.")] = None,
     temperature: Annotated[
-        float | None, typer.Option(min=0, max=2, help="0: always the likeliest token.", show_default="the server's")
+        float | None, typer.Option(min=0, max=2, help="Sampling temperature; 0: greedy.", show_default="the server's")
     ] = None,
     url: UrlOption = None,
     api_key: KeyOption = None,
     ca: CaOption = None,
 ) -> None:
-    """Talk to a model. Ctrl-C stops an answer, Ctrl-D leaves."""
+    """Chat with a model. Ctrl-C stops an answer, Ctrl-D quits."""
     from forebay.cli import chat as talk
     from forebay.cli.server import choose_model, connect, trusted
 
@@ -199,35 +201,36 @@ def bench(
     url: UrlOption = None,
     model: Annotated[str | None, typer.Option(help="Model.", show_default="the only one, or by task")] = None,
     task: Annotated[str, typer.Option(help="chat, completions or embed.")] = "chat",
-    concurrency: Annotated[int, typer.Option("--concurrency", "-c", help="Closed loop: requests at once.")] = 8,
+    concurrency: Annotated[int, typer.Option("--concurrency", "-c", help="Closed loop: concurrent requests.")] = 8,
     rate: RateOption = None,
     requests: Annotated[
-        int | None, typer.Option("--requests", "-n", help="End after this many.", show_default="100")
+        int | None, typer.Option("--requests", "-n", help="Stop after this many requests.", show_default="100")
     ] = None,
     duration: Annotated[
-        float | None, typer.Option(help="Send for this long, seconds; alone it is the only end.")
+        float | None,
+        typer.Option(help="Stop after this time, seconds; alone it is the only limit."),
     ] = None,
     prompt_tokens: Annotated[str, typer.Option(help="N, LOW-HIGH, or lognormal:MEDIAN,SIGMA[,MAX].")] = "64",
-    output_tokens: Annotated[str, typer.Option(help="Longest answer, likewise.")] = "64",
+    output_tokens: Annotated[str, typer.Option(help="Limit on answers, in the same forms.")] = "64",
     fixed_output: Annotated[
-        bool, typer.Option("--fixed-output", help="Ask for answers of exactly that length (ignore_eos).")
+        bool, typer.Option("--fixed-output", help="Request answers of exactly that length (ignore_eos).")
     ] = False,
     temperature: Annotated[float | None, typer.Option(help="0: greedy.", show_default="the server's")] = None,
     stream: Annotated[bool, typer.Option(help="Stream the answers; needed for TTFT and TPOT.")] = True,
     batch: Annotated[int, typer.Option(help="embed: inputs per request.")] = 1,
-    warmup: Annotated[int, typer.Option(help="Requests sent first and not counted.")] = 0,
+    warmup: Annotated[int, typer.Option(help="Number of requests sent first and not counted.")] = 0,
     timeout: Annotated[float, typer.Option(help="Give up on a request after this, seconds.")] = 300.0,
     header: HeaderOption = None,
     slo_ttft_ms: Annotated[float | None, typer.Option(help="Goodput: time to first token.")] = None,
     slo_tpot_ms: Annotated[float | None, typer.Option(help="Goodput: time per output token.")] = None,
-    slo_e2e_ms: Annotated[float | None, typer.Option(help="Goodput: end to end.")] = None,
-    seed: Annotated[int, typer.Option(help="Same seed, same requests at the same times.")] = 0,
+    slo_e2e_ms: Annotated[float | None, typer.Option(help="Goodput: end-to-end latency.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed: the same requests at the same times.")] = 0,
     as_json: JsonOption = False,
-    plot: Annotated[Path | None, typer.Option(help="Draw latencies and rates (.png, .svg, .pdf).")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Plot latencies and rates (.png, .svg, .pdf).")] = None,
     api_key: KeyOption = None,
     ca: CaOption = None,
 ) -> None:
-    """Load an OpenAI-compatible server and report latency, throughput and errors."""
+    """Load-test an OpenAI-compatible server and report latency, throughput and errors."""
     from forebay.cli.bench.command import Output, bench
     from forebay.cli.bench.plan import Plan
     from forebay.cli.bench.stats import Slo
@@ -262,7 +265,7 @@ app.command()(conformance)
 
 @app.command()
 def doctor(file: FileOption = None, as_json: JsonOption = False) -> None:
-    """Check the machine: what is there, what is missing, how to get it."""
+    """Check this machine: what is present, what is missing, how to get it."""
     import msgspec
 
     from forebay.cli import doctor as look
@@ -299,19 +302,21 @@ def schema() -> None:
 
 @config.command()
 def check(
-    path: Annotated[Path | None, typer.Argument(metavar="FILE", help="The same.", show_default=False)] = None,
+    path: Annotated[
+        Path | None, typer.Argument(metavar="FILE", help="Cluster file; same as -f.", show_default=False)
+    ] = None,
     file: FileOption = None,
     set_: SetOption = None,
 ) -> None:
-    """Check a cluster file; prints all problems at once."""
+    """Check a cluster file and print all problems at once."""
     if path and file:
-        raise UserError("-f FILE and FILE alone mean the same: say one.", settings.WRONG_USAGE)
+        raise UserError("FILE and -f FILE mean the same: give only one of them.", settings.WRONG_USAGE)
     from forebay.registry import sources
 
     source = settings.read_file(path or file)
     cluster = settings.load_cluster(source, set_ or [], os.environ, to_run=True)
     models = ", ".join(f"{m.name} ({m.task}, {m.replicas} replica{'s' * (m.replicas > 1)})" for m in cluster.models)
-    typer.echo(f"{source.name}: fine. Cluster {cluster.name}: {models}")
+    typer.echo(f"{source.name}: valid. Cluster {cluster.name}: {models}")
     for model in cluster.models:
         needs_none = model.engine is not None and model.engine.name == "synthetic"
         problem = "" if needs_none else sources.problem(model.source)

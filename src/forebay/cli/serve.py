@@ -52,7 +52,7 @@ def guess_engine(source: str) -> str:
         if suffix in (".gguf", ".onnx"):
             return {".gguf": "openvino", ".onnx": "onnx"}[suffix]
         raise UserError(
-            f"{source}: what this is cannot be told from its name. Add --task chat or --task embed.", WRONG_USAGE
+            f"{source}: the task cannot be told from the name. Add --task chat or --task embed.", WRONG_USAGE
         )
     try:
         return choose_engine(Path(source))

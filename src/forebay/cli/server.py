@@ -34,7 +34,7 @@ def trusted(url: str, ca: Path | None) -> ssl.SSLContext | None:
     try:
         return ssl.create_default_context(cafile=ca)
     except OSError as error:
-        raise UserError(f"--ca: {ca} is no PEM file with certificates ({error.strerror or error}).") from None
+        raise UserError(f"--ca: {ca} is not a PEM file with certificates ({error.strerror or error}).") from None
 
 
 def checks(url: str, tls: ssl.SSLContext | None = None) -> ssl.SSLContext:
@@ -66,7 +66,7 @@ def choose_model(client: httpx.Client, wanted: str | None, preferred: str) -> st
         if "CERTIFICATE_VERIFY_FAILED" in str(error):
             raise UserError(
                 f"The certificate of {client.base_url} is not trusted ({str(error).partition('failed: ')[2]}). "
-                "If a CA of your own has issued it, name that with --ca or FOREBAY_CA.",
+                "If it was issued by a private CA, name that with --ca or FOREBAY_CA.",
                 NOT_REACHED,
             ) from None
         raise UserError(
@@ -78,7 +78,7 @@ def choose_model(client: httpx.Client, wanted: str | None, preferred: str) -> st
         if wanted:
             return wanted
         raise UserError(
-            f"{client.base_url}/v1/models gives no list of models ({error}). Name one with --model.", NOT_REACHED
+            f"{client.base_url}/v1/models returned no list of models ({error}). Name one with --model.", NOT_REACHED
         ) from None
     if wanted and wanted not in names:
         raise UserError(f"There is no model {wanted!r} at {client.base_url}; there is: {', '.join(names) or 'none'}.")

@@ -54,7 +54,9 @@ def run_up(
     try:
         places.folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"{places.folder}: {error.strerror}. Set FOREBAY_HOME to a folder you can write.") from error
+        raise UserError(
+            f"{places.folder}: {error.strerror}. Set FOREBAY_HOME to a folder you can write to."
+        ) from error
     began = wall_s()
     several = cluster.control.controllers == "several"
     with _locked(places, cluster, shared=several), Screen(console) as screen:
@@ -181,7 +183,7 @@ async def _run(parts: Parts, listener: socket.socket, screen: Screen, began: flo
         await parts.deployments.begin(parts.plan)
     except StoreError as error:
         await parts.close()
-        raise UserError(f"what is deployed is not known: {error}\n{NOT_BEGUN}") from error
+        raise UserError(f"the deployed revisions are unknown: {error}\n{NOT_BEGUN}") from error
 
     def stop() -> None:
         screen.still()

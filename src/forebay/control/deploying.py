@@ -145,7 +145,7 @@ class Deployments:
             await self._make_sure()
             row = next((each for each in ledger.rows.values() if each.rollout.id == id), None)
             if row is None:
-                raise DeployRefused(f"there is no rollout {id} under way", "id")
+                raise DeployRefused(f"there is no rollout {id} in progress", "id")
             if row.ended or row.rollout.model not in self._models:
                 raise DeployRefused(f"rollout {id} has ended: {row.rollout.phase}")
             wall, model = wall_s(), self._models[row.rollout.model]

@@ -76,7 +76,7 @@ class KeyRing:
             old = _found(records, id)
             if state(old, now) != "good":
                 whose = f"--admin {old.role} --name {old.tenant}" if old.role else f"--tenant {old.tenant}"
-                raise KeyRefused(f"Key {id} is {state(old, now)}: make one with `forebay keys create {whose}`.")
+                raise KeyRefused(f"Key {id} is {state(old, now)}: create one with `forebay keys create {whose}`.")
             made = _new(records, old.tenant, old.role, now, old.expires and now + old.expires - old.created)
             until = now + overlap_s
             ended = replace(old, expires=min(until, old.expires or until)) if overlap_s else replace(old, revoked=now)

@@ -32,17 +32,17 @@ Origin = Annotated[str, Field(pattern=r"^(\*|https?://[A-Za-z0-9.\-\[\]:]+)$")]
 
 
 class LimitSettings(Section):
-    """Bounds of the gateway's listener; what goes over one is refused with an error that names it."""
+    """Limits of the gateway's listener; what exceeds one is refused with an error that names it."""
 
     header_bytes_max: Annotated[int, Field(ge=1024, le=1_048_576)] = nouns.Limits.header_bytes_max
     """Largest request head (request line and headers), bytes."""
     headers_max: Annotated[int, Field(ge=8, le=10_000)] = nouns.Limits.headers_max
-    """Most header fields of a request."""
+    """Most header fields in a request."""
     body_bytes_max: Annotated[int, Field(ge=1024, le=1_073_741_824)] = nouns.Limits.body_bytes_max
     """Largest request body, bytes."""
     bodies_bytes_max: Annotated[int, Field(ge=1024, le=1_099_511_627_776)] = nouns.Limits.bodies_bytes_max
-    """Most bytes that the bodies may have together that one gateway process is reading; those of up to 64 KiB do not
-    count. A request that comes on top is answered with 503."""
+    """Most bytes of request bodies that one gateway process reads at once, not counting bodies of up to 64 KiB;
+    further requests are answered with 503."""
     connections_max: Annotated[int, Field(ge=1, le=1_000_000)] = nouns.Limits.connections_max
     """Most open client connections of one gateway process."""
     head_timeout_s: Annotated[float, Field(gt=0, le=3600)] = nouns.Limits.head_timeout_s
@@ -50,37 +50,37 @@ class LimitSettings(Section):
     body_timeout_s: Annotated[float, Field(gt=0, le=3600)] = nouns.Limits.body_timeout_s
     """Time a client has to send a whole request body, seconds."""
     idle_timeout_s: Annotated[float, Field(gt=0, le=86_400)] = nouns.Limits.idle_timeout_s
-    """A kept-alive connection without a request is closed after this, seconds."""
+    """A keep-alive connection without a request is closed after this, seconds."""
     write_timeout_s: Annotated[float, Field(gt=0, le=3600)] = nouns.Limits.write_timeout_s
-    """A client that reads nothing of its answer for this long is cut off, seconds."""
+    """A client that reads nothing of its answer for this long is disconnected, seconds."""
 
 
 class RecordSettings(Section):
-    """What each gateway process writes down of finished requests, below `FOREBAY_HOME/run/NAME/records`."""
+    """What each gateway process records about finished requests, below `FOREBAY_HOME/run/NAME/records`."""
 
     decisions: bool = nouns.RecordsSpec.decisions
-    """Keep a record of how each request was routed and what came of it; `forebay explain` shows it."""
+    """Record how each request was routed and how it ended; `forebay explain` shows it."""
     decision_files_max: Annotated[int, Field(ge=1, le=10_000)] = nouns.RecordsSpec.decision_files_max
-    """Files of decision records that are kept; the oldest are removed."""
+    """Number of decision record files to keep; the oldest are removed."""
     audit: bool = nouns.RecordsSpec.audit
-    """Keep the audit log: who called which model when, from where, with what outcome. A gateway that is killed loses
-    what it had not written yet, about a second, and says so in the log when it comes up. Without the log it says
-    nothing, and forgets the usage of its last seconds."""
+    """Keep an audit log: who called which model, when, from where, with what outcome. A gateway that is killed loses
+    what it had not yet written, about a second, and says so in the log when it restarts. Without the log it does not
+    say so, and loses the usage figures of its last seconds."""
     audit_files_max: Annotated[int, Field(ge=0, le=1_000_000)] = nouns.RecordsSpec.audit_files_max
-    """Files of the audit log that are kept; that older ones were removed is a line of the log. 0: keep all."""
+    """Number of audit log files to keep; the removal of older ones is itself logged. 0: keep all."""
     file_bytes_max: Annotated[int, Field(ge=65_536, le=1_073_741_824)] = nouns.RecordsSpec.file_bytes_max
-    """Largest file of either kind, bytes; then the next one is begun."""
+    """Size at which a file of either kind is rotated, bytes."""
     prompts: bool = nouns.RecordsSpec.prompts
-    """Store the bodies of requests in the audit log."""
+    """Store request bodies in the audit log."""
 
 
 class TlsSettings(Section):
-    """HTTPS. Both files are read again when they change; open connections go on."""
+    """HTTPS. Both files are reloaded when they change; open connections are kept."""
 
     certificate: Annotated[str, Field(min_length=1)]
-    """PEM file of the server's certificate, followed by the chain that leads to its CA."""
+    """PEM file with the server certificate, followed by its chain."""
     key: Annotated[str, Field(min_length=1)]
-    """PEM file of the private key that belongs to the certificate, without a password."""
+    """PEM file with the certificate's private key, without a password."""
 
     def value(self) -> nouns.TlsSpec:
         """The files as they are written: a relative path starts where `forebay` does."""
@@ -95,53 +95,53 @@ class GatewaySettings(Section):
     port: Port = 8080
     """Port to listen on."""
     auth: Literal["off", "open", "keys"] = "off"
-    """`keys`: a request needs an API key of one of `tenants`. `off`: it needs none, so `host` has to be loopback.
-    `open`: it needs none wherever it comes from."""
+    """`keys`: a request needs an API key of one of `tenants`. `off`: no key is needed, so `host` must be loopback.
+    `open`: no key is needed on any address."""
     keys_file: Annotated[str, Field(min_length=1)] | None = None
-    """Where the API keys are kept (their digests only); none: `keys.json` below `FOREBAY_HOME/run/NAME`."""
+    """File that stores the digests of API keys; none: `keys.json` below `FOREBAY_HOME/run/NAME`."""
     tls: TlsSettings | None = None
     """Certificate and key; none: plain HTTP."""
     cors_origins: tuple[Origin, ...] = ()
-    """Web pages that browsers let use the API (CORS), by origin: `https://app.example`, or `*` for all. With
-    `auth: off` any of these pages, opened on this machine, may use the models."""
+    """Origins of web pages that may use the API (CORS), such as `https://app.example`, or `*` for all. With
+    `auth: off`, any of these pages opened on this machine may use the models."""
     processes: Annotated[int, Field(ge=1, le=64)] = 1
     """Gateway processes that share the port (SO_REUSEPORT)."""
     retries_max: Annotated[int, Field(ge=0, le=10)] = nouns.GatewaySpec.retries_max
-    """How often a request is tried on another replica while no byte of an answer has been sent."""
+    """How often a request is retried on another replica while no byte of an answer has been sent."""
     replica_timeout_s: Annotated[float, Field(gt=0.1, le=300)] = nouns.GatewaySpec.replica_timeout_s
-    """A replica that answers no load poll for this long is taken as lost, seconds."""
+    """A replica that answers no load poll for this long is considered lost, seconds."""
     drain_grace_s: Annotated[float, Field(ge=0, le=3600)] = nouns.GatewaySpec.drain_grace_s
     """Time that running requests get to finish when the gateway stops, seconds."""
     limits: LimitSettings = LimitSettings()
-    """Bounds of the listener."""
+    """Limits of the listener."""
     records: RecordSettings = RecordSettings()
-    """What is written down of finished requests."""
+    """What is recorded about finished requests."""
 
 
 class AdminSettings(Section):
     """The admin API: status, metrics, rollouts, the registry."""
 
     host: str = "127.0.0.1"
-    """Address to listen on. It speaks plain HTTP: past this machine, put TLS before it."""
+    """Address to listen on. It speaks plain HTTP: beyond this machine, put a TLS proxy in front of it."""
     port: Port = 8081
     """Port to listen on."""
     auth: Literal["off", "keys"] = "off"
-    """`keys`: a request needs a key of `forebay keys create --admin ROLE`. `off`: it needs none, so `host` has to be
-    loopback; the account that runs Forebay, and root, may do everything, others of this machine may look."""
+    """`keys`: a request needs a key of `forebay keys create --admin ROLE`. `off`: no key is needed, so `host` must be
+    loopback; the account that runs Forebay and root may do everything, other local accounts may only read."""
     keys_file: Annotated[str, Field(min_length=1)] | None = None
-    """Where these keys are kept (their digests only); none: `admin-keys.json` below `FOREBAY_HOME/run/NAME`."""
+    """File that stores the digests of these keys; none: `admin-keys.json` below `FOREBAY_HOME/run/NAME`."""
 
 
 class Slo(Section):
-    """What users of the model are promised; `forebay status` and metrics report against it."""
+    """The model's service level objective; `forebay status` and metrics report against it."""
 
     availability: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Share of requests that must succeed, for example 0.999."""
     ttft_p99_ms: Annotated[float, Field(gt=0)] | None = None
-    """Time to first token, 99th percentile, milliseconds. Who is due by it goes before who may wait longer."""
+    """Time to first token, 99th percentile, milliseconds. In the queue, requests that are due earlier go first."""
     drop_late: bool = False
-    """A request without a first token after `ttft_p99_ms` is refused (`deadline_exceeded`) where it still waits, so
-    that those who can be served in time are. Not batch work, nor what comes while no replica is ready."""
+    """Refuse (`deadline_exceeded`) requests that are still waiting after `ttft_p99_ms`, so that those which can be
+    served in time are. Batch work is exempt, and so are requests that arrive while no replica is ready."""
     tpot_p99_ms: Annotated[float, Field(gt=0)] | None = None
     """Time per output token after the first, 99th percentile, milliseconds."""
     latency_p99_ms: Annotated[float, Field(gt=0)] | None = None
@@ -149,7 +149,7 @@ class Slo(Section):
 
 
 class ModelSettings(Section):
-    """One model: where it comes from, what runs it, how many replicas, what is promised."""
+    """One model: its source, its engine, its replicas and its objectives."""
 
     name: Name
     """The name that clients put into `model`."""
@@ -160,51 +160,51 @@ class ModelSettings(Section):
     `mlflow:MODEL@ALIAS`, `registry:MODEL@REVISION` (or an alias of one), or the path of a file or folder (GGUF, ONNX,
     OpenVINO IR; for `task: tensor` a model repository, the folder of one of its models, or a bare model file)."""
     sha256: Annotated[str, Field(pattern=SHA256_PATTERN)] | None = None
-    """Checksum of the file (of `model.onnx` in a folder); a source that differs is refused."""
+    """SHA-256 of the file (of `model.onnx` in a folder); a source that differs is refused."""
     engine: Annotated[EngineSettings, BeforeValidator(named)] | None = None
     """The engine by name, or a section with `name` and its settings; default: chosen from the source."""
     replicas: Annotated[int, Field(ge=0, le=1000)] = 1
-    """How many replicas to keep running; with `scale`, how many to begin with."""
+    """Number of replicas; with `scale`, the initial number."""
     scale: ScaleSettings | None = None
-    """How many replicas there are follows from the load; none: always `replicas`."""
+    """Autoscaling; none: always `replicas`."""
     standby: Annotated[int, Field(ge=0, le=100)] = 0
-    """How many more to keep running, loaded and without requests: one of them steps in at once for a replica that
-    fails, or when more are wanted."""
+    """Number of standby replicas, loaded but without requests: one takes over at once when a replica fails, or when
+    more are wanted."""
     spares: Annotated[int, Field(ge=0, le=100)] | Literal["auto"] = 0
-    """The same for failures alone; the larger one of both counts. `auto`: as many as `slo.availability` takes by the
-    failures and repairs there have been; `forebay sla` shows the arithmetic."""
+    """Standby replicas for failures alone; the larger of both numbers applies. `auto`: as many as `slo.availability`
+    requires, given the failures and repairs seen so far; `forebay sla` shows the calculation."""
     cached: bool = False
-    """Keep its files in the machine's memory (page cache), as far as half of what is available goes, so that starting
-    replicas do not wait for the disk: for models that may be without replicas."""
+    """Keep the model's files in the page cache, using at most half of the available memory, so that starting replicas
+    do not wait for the disk: for models that may scale to zero."""
     routing: Policy = Policy.CPR
-    """How gateways pick a replica."""
+    """How gateways choose a replica."""
     hedge_after_s: Annotated[float, Field(gt=0, le=60)] | None = None
-    """Embeddings, tensors and token counts without an answer after this time go to a second replica too, seconds; the
-    first answer counts. About the p95 latency is a good value. None: never."""
+    """Send embedding, tensor and token count requests that have no answer after this time to a second replica too,
+    seconds; the first answer is used. A good value is about the p95 latency. None: never."""
     sessions: nouns.Sessions = nouns.Sessions.OFF
-    """`header`: requests with the same `x-forebay-session` go to the same replica as long as it is healthy, whatever
-    `routing` says, and wait when it is full. `cookie`: so do those with the cookie `forebay-session`, which every
-    client without one is given."""
+    """`header`: requests with the same `x-forebay-session` go to the same replica while it is healthy, whatever
+    `routing` says, and wait while it is full. `cookie`: likewise by the cookie `forebay-session`, which is set for
+    every client that has none."""
     queue_max: Annotated[int, Field(ge=0, le=1_000_000)] = 1024
-    """Most requests that wait in a gateway while no replica has room."""
+    """Most requests that may wait in a gateway while no replica has room."""
     queue_timeout_s: Annotated[float, Field(gt=0, le=3600)] = 60.0
-    """Longest wait in that queue, seconds; five times as long for `batch` work. Who has had to give way or lost
-    its replica may wait anew."""
+    """Longest wait in that queue, seconds; five times as long for `batch` work. It starts over for a request that was
+    preempted or lost its replica."""
     engine_hang_s: Annotated[float, Field(gt=0.5, le=3600)] = nouns.WorkerSpec.engine_hang_s
-    """An engine that owes answers and gives no sign of life for this long is replaced, seconds."""
+    """An engine with work that makes no progress for this long is replaced, seconds."""
     drain_grace_s: Annotated[float, Field(ge=0, le=3600)] = nouns.WorkerSpec.drain_grace_s
     """Time that running requests get to finish when a replica stops, seconds."""
     slo: Slo = Slo()
     """Targets."""
     fallback: tuple[StandInSettings, ...] = ()
-    """Models that serve its requests when it cannot, the first one first: names, or sections. Not those about tokens
-    (`/v1/tokenize`, `count_tokens`, ids as a prompt): another model has another vocabulary."""
+    """Models that serve its requests when it cannot, in order: names, or sections. Requests that involve token ids
+    (`/v1/tokenize`, `count_tokens`, ids as a prompt) are exempt, as another model has another vocabulary."""
     fallback_default: Literal["allow", "deny"] = "allow"
-    """Whether they may, for a request that does not say so with the header `x-forebay-fallback`."""
+    """Whether fallback is allowed for a request without the header `x-forebay-fallback`."""
     price_per_mtok: Annotated[float, Field(ge=0)] | None = None
     """Price of a million tokens, in the unit of the header `x-forebay-max-cost`."""
     rollout: RolloutSettings = RolloutSettings()
-    """How new revisions come to serve."""
+    """How new revisions are rolled out."""
 
     placement: PlacementSettings = PlacementSettings()
     """Where its replicas run."""
@@ -221,14 +221,14 @@ Limit = Annotated[int, Field(ge=1, le=1_000_000_000_000)]
 
 
 class QuotaSettings(Section):
-    """What a tenant may use, over all gateway processes together. Each limit is at least `gateway.processes`."""
+    """Limits of a tenant across all gateway processes. Each limit must be at least `gateway.processes`."""
 
     requests_per_min: Limit | None = None
-    """Requests in any 60 seconds; none: as many as there is room for."""
+    """Requests in any 60 seconds; none: no limit."""
     tokens_per_min: Limit | None = None
-    """Tokens in any 60 seconds, prompts and answers. A request counts as its estimate until it ends."""
+    """Prompt and completion tokens in any 60 seconds. A request counts with its estimate until it ends."""
     streams_max: Limit | None = None
-    """Streams that are open at once."""
+    """Concurrent open streams."""
     tokens_per_day: Limit | None = None
     """Tokens from midnight to midnight, UTC."""
 
@@ -241,11 +241,11 @@ class TenantSettings(Section):
     models: Annotated[tuple[str, ...], Field(min_length=1)] = ("*",)
     """Models it may use: names, or patterns with `*`."""
     band: Band = "default"
-    """How urgent its requests are if they do not say."""
+    """Priority of its requests unless they state one."""
     band_max: Band | None = None
-    """The most urgent band that a request may ask for; none: `band`."""
+    """Highest priority that a request may ask for; none: `band`."""
     limits: QuotaSettings = QuotaSettings()
-    """What it may use."""
+    """Limits of the tenant."""
 
     def value(self) -> Tenant:
         """The tenant as gateways know it."""
@@ -264,28 +264,28 @@ class Cluster(Section):
     admin: AdminSettings = AdminSettings()
     """The admin API."""
     worker_port_first: Port = 8100
-    """Workers take the first free port at or above this one."""
+    """Workers listen on the first free ports at or above this one."""
     models: Annotated[tuple[ModelSettings, ...], Field(min_length=1)]
     """The models to serve."""
     aliases: dict[str, str] = Field(default_factory=dict)
-    """Other names of models, or of names in `routes`, for clients to use."""
+    """Additional names that clients can use for models, or for names in `routes`."""
     routes: tuple[RouteSettings, ...] = ()
-    """Rules that choose a model by what a request is like."""
+    """Rules that choose a model by properties of the request."""
     nodes: tuple[NodeSettings, ...] = ()
     """Machines, or parts of this one, that replicas run on; none: one node `local`, this machine."""
     limits: ClusterLimits = ClusterLimits()
-    """What the replicas of all models may have together; if they want more, each has its `min` and a fair share."""
+    """Limits on the replicas of all models together; beyond them each model gets its `min` and a fair share."""
     health: HealthSettings = HealthSettings()
-    """How the GPUs are."""
+    """GPU health monitoring."""
     tenants: tuple[TenantSettings, ...] = ()
-    """Who may use them, with `gateway.auth: keys`."""
+    """Clients and their limits, with `gateway.auth: keys`."""
     store: str | None = None
-    """Where the registry and the history are kept: `sqlite:///PATH` or `postgresql://USER@HOST/NAME`; none: the file
+    """Database of the registry and the history: `sqlite:///PATH` or `postgresql://USER@HOST/NAME`; none: the file
     `forebay.db` below `FOREBAY_HOME`."""
     control: ControlSettings = ControlSettings()
-    """What watches over the replicas."""
+    """The control plane."""
     registry: RegistrySettings = RegistrySettings()
-    """Registered models."""
+    """The model registry."""
 
     @model_validator(mode="after")
     def _parts_fit(self) -> "Cluster":

@@ -19,9 +19,9 @@ class OpenVinoSettings(Section):
     concurrency: Annotated[int, Field(ge=1, le=4096)] = 32
     """Sequences that run at once; more wait in the worker."""
     prefix_cache: bool = True
-    """Keep the KV blocks of finished requests for prompts that begin alike."""
+    """Keep the KV blocks of finished requests for prompts with the same prefix."""
     convert: Literal["auto", "never"] = "auto"
-    """`auto`: GGUF files of a type that OpenVINO renders inexactly (Q4_1) are converted to Q8_0 once and cached."""
+    """`auto`: GGUF files of a type that OpenVINO computes inexactly (Q4_1) are converted to Q8_0 once and cached."""
 
 
 class LlamaCppSettings(Section):
@@ -43,19 +43,19 @@ class OnnxSettings(Section):
     threads: Annotated[int, Field(ge=0, le=1024)] = 0
     """Inference threads; 0: all cores."""
     max_batch: Annotated[int, Field(ge=1, le=4096)] = 32
-    """Largest batch; of long inputs fewer, about 512 tokens a thread."""
+    """Largest batch; fewer if inputs are long, about 512 tokens per thread."""
     max_delay_ms: Annotated[float, Field(ge=0, le=10_000)] = 2.0
-    """How long a batch that is not full may wait for more, milliseconds."""
+    """How long a partial batch waits for more inputs, milliseconds."""
     queue_max: Annotated[int, Field(ge=1, le=1_000_000)] = 4096
-    """Most inputs that wait for a batch."""
+    """Most inputs that may wait for a batch."""
     pooling: Literal["auto", "cls", "mean"] = "auto"
     """How token vectors become one vector; `auto` reads 1_Pooling/config.json, else `cls`."""
     normalize: bool = True
-    """Scale vectors to length 1."""
+    """Normalize vectors to length 1."""
 
 
 class SyntheticSettings(Section):
-    """An engine without a model: deterministic text or vectors on a stated time model. For tests and dry runs."""
+    """An engine without a model: deterministic text or vectors with configurable timing. For tests and dry runs."""
 
     name: Literal["synthetic"] = "synthetic"
     concurrency: Annotated[int, Field(ge=1, le=100_000)] = 64
@@ -65,11 +65,11 @@ class SyntheticSettings(Section):
     step_ms: Annotated[float, Field(ge=0)] = 1.0
     """Duration of a decode step, milliseconds."""
     kv_cache_tokens: Annotated[int, Field(ge=256, le=100_000_000)] = 262_144
-    """Size of the pretended KV cache, tokens."""
+    """Size of the simulated KV cache, tokens."""
     dimensions: Annotated[int, Field(ge=1, le=65_536)] = 64
-    """Length of the pretended embeddings."""
+    """Dimensions of the embeddings."""
     error_share: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Share of the requests that fail, 0..1: a bad revision for trying out rollouts."""
+    """Share of requests that fail, 0..1: to try out rollouts with a bad revision."""
 
 
 class ModelServerSettings(Section):
@@ -77,13 +77,14 @@ class ModelServerSettings(Section):
 
     name: Literal["modelserver"] = "modelserver"
     model: str = ""
-    """The model of the repository that is served under the name in this file; default: the one of the same name, or
-    the only one."""
+    """The repository's model to serve under the name in this file; default: the one of the same name, or the only
+    one."""
     load: Literal["needed", "all"] = "needed"
-    """`needed`: that model and the steps of its ensemble. `all`: everything in the repository, for a model that calls
-    others while it runs."""
+    """`needed`: load that model and the steps of its ensemble. `all`: load the whole repository, for a model that
+    calls others while it runs."""
     grpc_port_first: Annotated[int, Field(ge=0, le=65535)] = 0
-    """Replicas answer gRPC too, each on the first free port at or above this one, past the gateway; 0: no gRPC."""
+    """Replicas also serve gRPC, bypassing the gateway, each on the first free port at or above this one; 0: no
+    gRPC."""
 
 
 EngineSettings = Annotated[

@@ -78,7 +78,7 @@ _BAD, _BUSY, _SERVER = "invalid_request_error", "rate_limit_error", "server_erro
 TABLE: dict[Code, Row] = {
     Code.INVALID_JSON: Row(400, _C, False, _BAD, "The body is not valid JSON."),
     Code.UNSUPPORTED_ENCODING: Row(
-        415, _C, False, _BAD, "The body is compressed; this path takes only bodies that are not."
+        415, _C, False, _BAD, "The body is compressed; this path accepts only uncompressed bodies."
     ),
     Code.INVALID_REQUEST: Row(400, _C, False, _BAD, "A field of the request has a wrong type or value."),
     Code.UNSUPPORTED_PARAMETER: Row(400, _C, False, _BAD, "The engine of this model cannot honour the parameter."),
@@ -88,54 +88,56 @@ TABLE: dict[Code, Row] = {
     Code.WRONG_TASK: Row(400, _C, False, _BAD, "The model does not serve this kind of request."),
     Code.MODEL_NOT_FOUND: Row(404, _C, False, _BAD, "No model of that name is configured."),
     Code.NOT_FOUND: Row(404, _C, False, _BAD, "No such path."),
-    Code.METHOD_NOT_ALLOWED: Row(405, _C, False, _BAD, "The path exists, but not for this method."),
+    Code.METHOD_NOT_ALLOWED: Row(405, _C, False, _BAD, "The path does not support this method."),
     Code.BAD_HTTP: Row(400, _C, False, _BAD, "The bytes received are not a valid HTTP/1.1 request."),
     Code.BODY_TOO_LARGE: Row(
         413,
         _C,
         False,
         _BAD,
-        "The body is larger than gateway.limits.body_bytes_max; of a model server --http-max-input-size.",
+        "The body is larger than gateway.limits.body_bytes_max (model server: --http-max-input-size).",
     ),
     Code.HEADERS_TOO_LARGE: Row(
         431,
         _C,
         False,
         _BAD,
-        "The request head is larger than gateway.limits.header_bytes_max; of a model server 32,768 bytes.",
+        "The request head is larger than gateway.limits.header_bytes_max (model server: 32,768 bytes).",
     ),
-    Code.REQUEST_TIMEOUT: Row(408, _C, False, _BAD, "The request did not arrive completely in time."),
+    Code.REQUEST_TIMEOUT: Row(408, _C, False, _BAD, "The complete request did not arrive in time."),
     Code.UNAUTHORIZED: Row(401, _C, False, _BAD, "The API key is missing or not valid."),
     Code.MODEL_NOT_ALLOWED: Row(403, _C, False, _BAD, "The tenant of this API key may not use the model."),
-    Code.ROLE_NOT_ALLOWED: Row(403, _C, False, _BAD, "The role of this key may not do that."),
-    Code.CONFLICT: Row(409, _C, False, _BAD, "As things stand now, that cannot be done."),
+    Code.ROLE_NOT_ALLOWED: Row(403, _C, False, _BAD, "The role of this key does not permit this operation."),
+    Code.CONFLICT: Row(409, _C, False, _BAD, "The operation conflicts with the current state."),
     Code.STORE_UNAVAILABLE: Row(503, _P, False, _SERVER, "The store cannot be reached; nothing was changed."),
     Code.NOT_LEADER: Row(503, _P, False, _SERVER, "Another control leads the cluster; ask that one."),
-    Code.RATE_LIMITED: Row(429, _C, False, _BUSY, "The tenant is over its requests or tokens per minute."),
-    Code.STREAMS_LIMIT: Row(429, _C, False, _BUSY, "The tenant has as many open streams as it may have."),
-    Code.BUDGET_EXCEEDED: Row(429, _C, False, _BUSY, "The tenant has used its tokens of the day."),
+    Code.RATE_LIMITED: Row(
+        429, _C, False, _BUSY, "The tenant has reached its limit on requests or tokens per minute."
+    ),
+    Code.STREAMS_LIMIT: Row(429, _C, False, _BUSY, "The tenant has reached its limit on open streams."),
+    Code.BUDGET_EXCEEDED: Row(429, _C, False, _BUSY, "The tenant has used up its tokens for the day."),
     Code.CONNECTION_LIMIT: Row(503, _P, False, _SERVER, "Too many open connections."),
     Code.BODIES_LIMIT: Row(
         503,
         _P,
         True,
         _SERVER,
-        "Too many bytes of large bodies are being read at the same time: gateway.limits.bodies_bytes_max; of a model "
-        "server --http-max-bodies-size.",
+        "Too many bytes of large bodies are being read at once: gateway.limits.bodies_bytes_max (model server: "
+        "--http-max-bodies-size).",
     ),
-    Code.QUEUE_FULL: Row(429, _P, False, _BUSY, "The waiting queue of this model is full."),
+    Code.QUEUE_FULL: Row(429, _P, False, _BUSY, "The queue of this model is full."),
     Code.QUEUE_TIMEOUT: Row(503, _P, False, _SERVER, "No replica became free in time."),
-    Code.DEADLINE_EXCEEDED: Row(
-        504, _P, False, _SERVER, "No replica became free before the deadline that the request names."
-    ),
+    Code.DEADLINE_EXCEEDED: Row(504, _P, False, _SERVER, "No replica became free before the request's deadline."),
     Code.NO_REPLICA: Row(503, _P, False, _SERVER, "No replica of this model is ready."),
     Code.OVERLOADED: Row(503, _P, True, _SERVER, "The replica has no room for another request."),
     Code.DRAINING: Row(503, _P, True, _SERVER, "The replica is shutting down."),
-    Code.FENCED: Row(503, _P, True, _SERVER, "The replica was cut off from the cluster for too long, and stops."),
-    Code.OTHER_REPLICA: Row(503, _P, True, _SERVER, "Another replica answers at this address by now."),
+    Code.FENCED: Row(
+        503, _P, True, _SERVER, "The replica was cut off from the cluster for too long and is stopping."
+    ),
+    Code.OTHER_REPLICA: Row(503, _P, True, _SERVER, "Another replica now answers at this address."),
     Code.ENGINE_LOADING: Row(503, _P, True, _SERVER, "The replica is still loading its model."),
     Code.ENGINE_FAILED: Row(503, _M, True, _SERVER, "The engine process died; it is being replaced."),
-    Code.ENGINE_STALLED: Row(503, _M, True, _SERVER, "The engine makes no progress; it is being replaced."),
+    Code.ENGINE_STALLED: Row(503, _M, True, _SERVER, "The engine is making no progress; it is being replaced."),
     Code.REPLICA_LOST: Row(502, _M, True, _SERVER, "The replica closed the connection before it answered."),
     Code.STREAM_INTERRUPTED: Row(
         502,
@@ -145,10 +147,10 @@ TABLE: dict[Code, Row] = {
         "The replica was lost in the middle of the answer; what was sent is incomplete.",
     ),
     Code.NOT_RESUMABLE: Row(
-        409, _P, False, _SERVER, "This replica cannot go on with an answer that another one has begun."
+        409, _P, False, _SERVER, "This replica cannot continue an answer that another replica began."
     ),
     Code.SLOW_CONSUMER: Row(408, _C, False, _BAD, "The client did not read the answer in time."),
-    Code.INTERNAL: Row(500, _P, False, _SERVER, "Forebay made a mistake; the log has the request id."),
+    Code.INTERNAL: Row(500, _P, False, _SERVER, "Internal error; search the log for the request id."),
 }
 
 

@@ -124,7 +124,9 @@ class OnnxEngine:
             text = f"`input` has {len(ids)} tokens; this model takes at most {self._context}"
             raise Refusal(Code.CONTEXT_LENGTH_EXCEEDED, text, "input")
         if not self._batcher.offer(work.id, len(ids), now):
-            raise Refusal(Code.OVERLOADED, f"{self._settings.queue_max} inputs wait already, the most that may")
+            raise Refusal(
+                Code.OVERLOADED, f"{self._settings.queue_max} inputs are already waiting, which is the limit"
+            )
         self._tokens[work.id] = ids
         return None
 
@@ -171,7 +173,7 @@ class OnnxEngine:
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            raise Refusal(Code.INVALID_REQUEST, f"`input` holds half a character: {error}", "input") from error
+            raise Refusal(Code.INVALID_REQUEST, f"`input` has an unpaired surrogate: {error}", "input") from error
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=special).ids
         return ids
 

@@ -293,7 +293,9 @@ class OpenVinoEngine:
         try:
             config.validate()
         except RuntimeError as error:
-            raise Refusal(Code.INVALID_REQUEST, f"the engine does not take these sampling values: {error}") from error
+            raise Refusal(
+                Code.INVALID_REQUEST, f"the engine does not accept these sampling values: {error}"
+            ) from error
         return config
 
     def _may_start(self, sequence: _Sequence) -> bool:

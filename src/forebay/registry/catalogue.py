@@ -276,7 +276,7 @@ class Registry:
             message = signed_bytes(statement)
             public = next((each for each in self._publishers if is_signed(message, bundle.signature, each)), "")
             if not public:
-                raise RegistryError(f"{revision.name}: no key in `registry.publishers` has made this signature")
+                raise RegistryError(f"{revision.name}: the signature was not made by a key in `registry.publishers`")
             why_not = mismatch(statement, proved.manifest(connection, revision.artifact, revision.manifest))
             if why_not:
                 raise RegistryError(f"{revision.name}: the signature is not one of this artifact: {why_not}")
@@ -289,9 +289,7 @@ class Registry:
         if new.public in listed.signed_by:
             return listed
         if len(listed.signed_by) >= SIGNATURES_MAX:
-            raise RegistryError(
-                f"{revision.name}: its artifact has {SIGNATURES_MAX} signatures, and may not have more"
-            )
+            raise RegistryError(f"{revision.name}: its artifact has {SIGNATURES_MAX} signatures, the most allowed")
         manifest = proved.manifest(connection, revision.artifact, revision.manifest)
         both = (*proved.signatures(connection, manifest), new)
         own = ARTIFACTS.c.digest == revision.artifact

@@ -74,7 +74,9 @@ def completion_work(
 ) -> list[Generate]:
     """One sequence for each choice of each prompt. Raises `Refusal`."""
     if info.task is not Task.CHAT:
-        raise Refusal(Code.WRONG_TASK, f"Model '{request.model}' does not complete text.{_hint(info)}", "model")
+        raise Refusal(
+            Code.WRONG_TASK, f"Model '{request.model}' does not support text completion.{_hint(info)}", "model"
+        )
     _check_needs(request, info, {})
     _check_lengths(request.prompts, info, "prompt")
     n = request.n
@@ -90,7 +92,7 @@ def completion_work(
 def embed_work(request: wire.EmbeddingsRequest, info: EngineInfo, id: str) -> list[Embed]:
     """One sequence for each input. Raises `Refusal`."""
     if info.task is not Task.EMBED:
-        raise Refusal(Code.WRONG_TASK, f"Model '{request.model}' does not make embeddings.{_hint(info)}", "model")
+        raise Refusal(Code.WRONG_TASK, f"Model '{request.model}' does not compute embeddings.{_hint(info)}", "model")
     if request.dimensions is not None and request.dimensions != info.dimensions:
         text = f"'dimensions' is {request.dimensions}; this model always gives {info.dimensions}."
         raise Refusal(Code.UNSUPPORTED_PARAMETER, text, "dimensions")
@@ -115,7 +117,7 @@ def detokenize_work(request: DetokenizeRequest, info: EngineInfo, id: str) -> De
 def _conversation(model: str, messages: Sequence[Mapping[str, str]], info: EngineInfo, param: str) -> str:
     """The prompt that messages become."""
     if info.task is not Task.CHAT or info.chat_template is None:
-        raise Refusal(Code.WRONG_TASK, f"Model '{model}' does not chat.{_hint(info)}", "model")
+        raise Refusal(Code.WRONG_TASK, f"Model '{model}' does not support chat.{_hint(info)}", "model")
     prompt = render_chat(info.chat_template, messages, info.special_tokens, param)
     _check_length(prompt, info, param)
     return prompt

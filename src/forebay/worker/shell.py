@@ -174,7 +174,7 @@ class Shell:
             raise Refusal(Code.ENGINE_FAILED)
         if engine.outstanding >= self._spec.queue_max:
             raise Refusal(
-                Code.OVERLOADED, f"The replica has {engine.outstanding} sequences to do; that is its limit."
+                Code.OVERLOADED, f"The replica has {engine.outstanding} sequences in flight, which is its limit."
             )
         return engine.info
 

@@ -146,7 +146,7 @@ def test_on_a_terminal_it_is_seen_that_it_still_waits(api: Api, monkeypatch: pyt
 
 
 def test_how_long_to_wait_is_said_to_who_waits(api: Api) -> None:
-    assert "--timeout says how long to --wait" in str(refused("drain", "a", "--timeout", "3"))
+    assert "--timeout needs --wait" in str(refused("drain", "a", "--timeout", "3"))
     assert api.asked == []
 
 

@@ -126,10 +126,10 @@ def test_settings_of_the_cluster_file_that_differ_are_refused(run: Run) -> None:
     for models, why in [
         (f'{{name: embed, task: chat, source: "registry:embed@{id}"}}', "is registered for `task: embed`"),
         (f'{{name: embed, task: embed, engine: onnx, source: "registry:embed@{id}"}}', None),
-        (f'{{name: embed, task: embed, engine: synthetic, source: "registry:embed@{id}"}}', "leave `engine`"),
+        (f'{{name: embed, task: embed, engine: synthetic, source: "registry:embed@{id}"}}', "leave out `engine`"),
         (
             f'{{name: embed, task: embed, engine: {{name: onnx, threads: 7}}, source: "registry:embed@{id}"}}',
-            "leave `engine` out",
+            "leave out `engine`",
         ),
         ('{name: embed, task: embed, source: "registry:embed"}', "registry:MODEL@REVISION"),
         ('{name: embed, task: embed, source: "registry:embed@nobody"}', f"there is: {id}"),
@@ -166,7 +166,7 @@ def test_a_signature_of_openssf_s_program_is_as_good_as_one_of_ours(run: Run) ->
     with pytest.raises(UserError, match="has no signature of a key"):
         prepared()
     signing = ("registry", "sign", "embed@champion")
-    assert "no key in `registry.publishers`" in str(
+    assert "not made by a key in `registry.publishers`" in str(
         refused(run("ann", *signing, "--bundle", str(OPENSSF / "p384.sig")))
     )
     assert "is signed with the key" in said(run("ann", *signing, "--bundle", str(bundle)))
@@ -194,10 +194,13 @@ def test_the_same_model_twice_is_one_revision_and_garbage_goes(run: Run) -> None
         (["registry", "add", "embed", "nowhere"], "no such file or folder"),
         (["registry", "add", "embed", "forebay.yaml", "--task", "embed"], "forebay.yaml"),
         (["registry", "show", "embed@x"], "no such revision"),
-        (["registry", "sign", "embed@x"], "expected --key FILE, or --bundle FILE"),
-        (["registry", "sign", "embed@x", "--key", "a", "--bundle", "b"], "expected --key FILE, or --bundle FILE"),
+        (["registry", "sign", "embed@x"], "Expected either --key FILE or --bundle FILE"),
+        (
+            ["registry", "sign", "embed@x", "--key", "a", "--bundle", "b"],
+            "Expected either --key FILE or --bundle FILE",
+        ),
         (["registry", "sign", "embed@x", "--bundle", "nowhere"], "nowhere: cannot be read"),
-        (["registry", "sign", "embed@x", "--bundle", "b", "--files", "c"], "--files goes with --key"),
+        (["registry", "sign", "embed@x", "--bundle", "b", "--files", "c"], "--files needs --key"),
     ],
 )
 def test_mistakes_are_explained(run: Run, words: list[str], why: str) -> None:

@@ -188,7 +188,7 @@ def test_a_file_that_shrinks_is_named(run: Run, model: Path, monkeypatch: pytest
     wrapped(monkeypatch, shrinking)
     done = run("bob", Role.OPERATOR, *ADD, str(model), *AS)
     assert isinstance(done.exception, UserError)
-    assert "weights.bin: has become shorter while it was sent" in str(done.exception)
+    assert "weights.bin: shrank while it was being uploaded" in str(done.exception)
 
 
 def test_what_cannot_be_sent_is_said_before_anything_is(

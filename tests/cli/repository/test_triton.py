@@ -32,7 +32,7 @@ def test_options_that_we_have_by_another_name_mean_the_same(wish: Wish) -> None:
     plan = plan_of(replace(wish, triton=triton))
     assert (plan.front.name, plan.rpc.name, plan.models.cache_bytes) == ("mine", "mine", 1000)
     assert plan.tracing.file == "/x"
-    with pytest.raises(UserError, match="give one"):
+    with pytest.raises(UserError, match="give only one"):
         plan_of(replace(wish, triton=triton, cache_config="local,size=1M"))
     assert idle_options(triton) == []
 

@@ -64,7 +64,7 @@ def test_options_become_a_plan(wish: Wish) -> None:
     ("change", "text"),
     [
         ({"repository": [Path("/none/at/all")]}, "/none/at/all: no such folder"),
-        ({"allow_http": "false", "allow_grpc": "false"}, "nobody could ask anything"),
+        ({"allow_http": "false", "allow_grpc": "false"}, "would accept no requests"),
         ({"load_model": ["m"]}, "--load-model needs --model-control-mode explicit: 'none' serves all models"),
         ({"http_header_forward_pattern": "("}, "--http-header-forward-pattern: found '('"),
         ({"http_max_bodies_size": "much"}, "--http-max-bodies-size: found 'much'; expected a size"),

@@ -201,7 +201,7 @@ def test_a_part_of_the_trace_is_cut_out_before_it_is_made_faster(
         (
             b'{"timestamp": 1, "input_length": 5, "output_length": 5}\n',
             Wish(from_s=60),
-            "no request in this part of the trace",
+            "this part of the trace has no requests",
         ),
     ],
 )

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from tests.control.fakes.provider import MemoryProvider
+
 from forebay.control.api.access import Knock
 from forebay.control.api.behind import Behind, Catalogue
 from forebay.control.changes import Reloaded
@@ -21,7 +23,6 @@ from forebay.core.reconcile import Rules
 from forebay.core.registry.approval import ApprovalRules, Role
 from forebay.core.tenancy.roles import Caller
 from forebay.obs.metrics import Metrics
-from forebay.providers.memory import MemoryProvider
 from forebay.registry.catalogue import Actor, Description, Listed, Registry, staging
 from forebay.registry.signing import own_signer
 from forebay.registry.uploads.staging import Staging

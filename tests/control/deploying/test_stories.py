@@ -276,7 +276,11 @@ def test_shadows_and_ab_tests_move_nothing(tmp_path: Path) -> None:
         (Wish("chat", "unheard", QUICK), "there is no such revision", "revision"),
         (Wish("chat", "old", QUICK), "serves r-.* already", "revision"),
         (Wish("chat", "new", replace(QUICK, steps=())), "a canary has at least one", "course"),
-        (Wish("chat", "new", replace(QUICK, steps=(Step(0.05, 60.0),))), "cannot decide in its time", "course"),
+        (
+            Wish("chat", "new", replace(QUICK, steps=(Step(0.05, 60.0),))),
+            "cannot reach a verdict in its time",
+            "course",
+        ),
     ],
 )
 def test_what_cannot_be_deployed_is_refused_by_name(tmp_path: Path, wish: Wish, said: str, param: str) -> None:

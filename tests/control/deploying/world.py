@@ -10,6 +10,7 @@ from random import Random
 
 import msgspec
 from sqlalchemy import Connection
+from tests.control.fakes.provider import MemoryProvider
 
 from forebay.control.deploying import DeployRefused
 from forebay.control.journal import Happened
@@ -23,7 +24,6 @@ from forebay.core.revision import revision_id
 from forebay.core.rollout import Arm
 from forebay.core.tenancy import Demand
 from forebay.obs.clock import wall_s
-from forebay.providers.memory import MemoryProvider
 from forebay.store.database import Store, StoreDown
 
 READY = ReplicaState.READY

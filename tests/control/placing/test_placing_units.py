@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.control.fakes.provider import MemoryProvider
 from tests.control.rig import controlled, plan
 from tests.control.units import kill_all, local, replica, seen, wait_for
 
@@ -24,7 +25,6 @@ from forebay.providers import launching
 from forebay.providers.footprint import used_bytes
 from forebay.providers.local import LocalProvider
 from forebay.providers.machine import Machine, this_machine
-from forebay.providers.memory import MemoryProvider
 from forebay.providers.protocol import ProviderError
 
 CPU = min(os.sched_getaffinity(0))

@@ -14,7 +14,6 @@ from forebay.core.placement.memory import (
     gpu_footprint,
     kv_bytes,
     kv_bytes_per_token,
-    weight_bytes,
 )
 
 KIB = 1024
@@ -57,12 +56,6 @@ def test_the_tokens_of_an_encoder_are_kept_once_however_long_the_answer_is() -> 
     assert kv_bytes_per_token(reader) == 160 * KIB
     assert kv_bytes(reader, [1]) == 1501 * 160 * KIB
     assert kv_bytes(reader, [448]) == 1948 * 160 * KIB
-
-
-def test_weights_have_scales_where_they_are_quantised_in_groups() -> None:
-    assert weight_bytes(70_553_706_496, 16) == 141_107_412_992
-    assert weight_bytes(1280, 4, group=128) == 640 + 20
-    assert weight_bytes(1281, 4, group=128, scale_bits=32) == 641 + 44
 
 
 def test_each_gpu_has_its_part_and_an_overhead() -> None:

@@ -38,7 +38,7 @@ def test_a_path_that_leads_out_or_can_be_misread_is_refused(path: str) -> None:
         ([File("a", -1, A)], False, "no size"),
         ([File("a", 1, A[:-1])], False, "no SHA-256"),
         ([File("a", 1, A.upper())], False, "no SHA-256"),
-        ([File("a", 1, A), File("b", 1, B)], True, "one file, and has 2"),
+        ([File("a", 1, A), File("b", 1, B)], True, "single file, but has 2"),
     ],
 )
 def test_what_is_no_artifact_is_refused(files: list[File], lone: bool, said: str) -> None:
@@ -48,7 +48,7 @@ def test_what_is_no_artifact_is_refused(files: list[File], lone: bool, said: str
 
 def test_there_is_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FILES_MAX", 1)
-    with pytest.raises(BadManifest, match="2 files, and may have 1"):
+    with pytest.raises(BadManifest, match="2 files, more than the 1 allowed"):
         make_manifest([File("a", 1, A), File("b", 1, A)])
 
 

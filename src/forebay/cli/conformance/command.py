@@ -37,26 +37,33 @@ class Asked:
 def conformance(
     url: Annotated[str | None, typer.Argument(help="Base URL of a server, such as http://127.0.0.1:8000.")] = None,
     *,
-    grpc: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Its gRPC port, to check that too.")] = None,
-    metrics: Annotated[str | None, typer.Option(metavar="URL", help="Its metrics, to check them too.")] = None,
+    grpc: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="gRPC address of the server, to check that too.")
+    ] = None,
+    metrics: Annotated[
+        str | None, typer.Option(metavar="URL", help="Metrics URL of the server, to check that too.")
+    ] = None,
     model: Annotated[
-        list[str] | None, typer.Option(help="A model that may be run with zeros; repeatable.", show_default=False)
+        list[str] | None, typer.Option(help="A model that may be run on zeros; repeatable.", show_default=False)
     ] = None,
     suite: Annotated[
-        bool, typer.Option("--suite", help="Check the suite's models too; the server has them.")
+        bool,
+        typer.Option(
+            "--suite", help="Also run the checks on the suite's own models, which the server must have loaded."
+        ),
     ] = False,
-    only: Annotated[str, typer.Option(metavar="TEXT", help="Only checks with this in their name.")] = "",
+    only: Annotated[str, typer.Option(metavar="TEXT", help="Only checks whose name contains this.")] = "",
     repository_out: Annotated[
-        Path | None, typer.Option(help="Write the suite's models into a folder; nothing is checked.")
+        Path | None, typer.Option(help="Write the suite's models into a folder and check nothing.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Check what a server of the Open Inference Protocol v2 (Triton, KServe, Forebay, ...) does."""
+    """Check how a server of the Open Inference Protocol v2 (Triton, KServe, Forebay, ...) behaves."""
     if repository_out is not None:
         _write(repository_out)
         return
     if url is None:
-        raise UserError("Say which server: forebay conformance URL.", WRONG_USAGE)
+        raise UserError("No server given: forebay conformance URL.", WRONG_USAGE)
     asked = Asked(url, grpc, metrics, tuple(model or ()), only, suite)
     raise typer.Exit(check(asked, settings.screen(), as_json))
 
@@ -67,7 +74,7 @@ def _write(folder: Path) -> None:
     try:
         repository.write(folder)
     except FileExistsError as error:
-        raise UserError(f"{error.filename} is there already: name a new folder.") from None
+        raise UserError(f"{error.filename} already exists: name a new folder.") from None
     except OSError as error:
         raise UserError(f"{error.filename or folder} cannot be written: {error.strerror}.") from None
     settings.screen().print(
@@ -108,7 +115,7 @@ def check(asked: Asked, console: "Console", as_json: bool) -> int:
     except Absent as error:
         raise UserError(f"No such model at {asked.url}: {error}.", WRONG_USAGE) from None
     except httpx.InvalidURL as error:
-        raise UserError(f"{asked.url} is no URL: {error}", WRONG_USAGE) from None
+        raise UserError(f"{asked.url} is not a URL: {error}", WRONG_USAGE) from None
     except httpx.TransportError as error:
         raise UserError(
             f"Nothing answers at {asked.url} ({error}). Name the HTTP address of a server of the protocol; "

@@ -102,7 +102,7 @@ class Admin:
         except httpx.ConnectError:
             raise UserError(
                 f"No cluster runs at {self.url} ({self._origin}). Start one with `forebay up`; "
-                "if it runs elsewhere, say --url or FOREBAY_ADMIN_URL, or name its file with -f.",
+                "if it runs elsewhere, set --url or FOREBAY_ADMIN_URL, or give its file with -f.",
                 NOT_REACHED,
             ) from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:
@@ -129,4 +129,6 @@ class Admin:
             raise self._strange(error) from None
 
     def _strange(self, why: object) -> UserError:
-        return UserError(f"{self.url} does not answer like the admin API of this Forebay ({why}).", NOT_REACHED)
+        return UserError(
+            f"{self.url} does not answer like the admin API of this version of Forebay ({why}).", NOT_REACHED
+        )

@@ -12,50 +12,52 @@ UrlOption = Annotated[
 FileOption = Annotated[
     Path | None,
     typer.Option(
-        "--file", "-f", help="File of the cluster that is meant.", show_default="./forebay.yaml, else what runs"
+        "--file", "-f", help="Cluster file of the cluster to talk to.", show_default="./forebay.yaml, else what runs"
     ),
 ]
 TokenOption = Annotated[
     Path | None,
-    typer.Option(help="File with the key to send.", show_default="the key in FOREBAY_ADMIN_TOKEN, if any"),
+    typer.Option(help="File that holds the API key to send.", show_default="the key in FOREBAY_ADMIN_TOKEN, if any"),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-WhyOption = Annotated[str, typer.Option("--why", help="Why; it goes into the history.")]
+WhyOption = Annotated[str, typer.Option("--why", help="Reason, recorded in the history.")]
 TargetArgument = Annotated[
-    str, typer.Argument(metavar="MODEL|ID", help="A model with a rollout under way, or the id of one.")
+    str, typer.Argument(metavar="MODEL|ID", help="A model with a rollout in progress, or the id of a rollout.")
 ]
 ModelArgument = Annotated[str | None, typer.Argument(help="Only this model.", show_default="all")]
 
-rollout = typer.Typer(help="Rollouts: what is under way, and what people say to it.", no_args_is_help=True)
+rollout = typer.Typer(help="Inspect and control rollouts.", no_args_is_help=True)
 
 
 def deploy(
     model: Annotated[str, typer.Argument(help="A model of the running cluster.")],
     *,
     revision: Annotated[
-        str, typer.Option("--revision", "-r", help="What it is to serve: a registered revision, by id or alias.")
+        str, typer.Option("--revision", "-r", help="Registered revision to roll out, by id or alias.")
     ],
     plan: Annotated[
         str | None,
         typer.Option(
             metavar="KIND|FILE",
-            help="canary, blue-green, shadow, ab, or a YAML file with a plan.",
+            help="canary, blue-green, shadow, ab, or a YAML plan file.",
             show_default="`rollout` of the model in the cluster file, else canary",
         ),
     ] = None,
     why: WhyOption = "",
     unchecked: Annotated[
-        bool, typer.Option("--unchecked", help="Also with a plan that can hardly decide at the traffic there is.")
+        bool,
+        typer.Option("--unchecked", help="Start even if current traffic is too low for the plan to reach a verdict."),
     ] = False,
     wait: Annotated[
-        bool, typer.Option("--wait", help="Stay until it has ended; 1 if the old revision serves then.")
+        bool,
+        typer.Option("--wait", help="Wait for the rollout to end; exit with 1 if the old revision still serves."),
     ] = False,
     as_json: JsonOption = False,
     file: FileOption = None,
     url: UrlOption = None,
     token_file: TokenOption = None,
 ) -> None:
-    """Roll out a revision of a model: no request fails, and what is worse goes back by itself."""
+    """Roll out a revision of a model without failing requests; a worse revision is rolled back automatically."""
     from forebay.cli.deploy import work
     from forebay.cli.deploy.client import Admin
 
@@ -69,13 +71,16 @@ def deploy(
 def apply(
     file: Annotated[Path, typer.Option("--file", "-f", help="Cluster file.")],
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only say what would change; models are fetched and checked.")
+        bool,
+        typer.Option(
+            "--dry-run", help="Show what would change without changing it; models are still fetched and checked."
+        ),
     ] = False,
     as_json: JsonOption = False,
     url: UrlOption = None,
     token_file: TokenOption = None,
 ) -> None:
-    """Let the running cluster take a cluster file over; said twice, the second time changes nothing.
+    """Apply a cluster file to the running cluster; applying it again changes nothing.
 
     The cluster does not keep the file: its next `forebay up`, or `forebay reload`, reads its own one again.
     """
@@ -89,13 +94,13 @@ def apply(
 def status(
     model: ModelArgument = None,
     *,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Keep it up to date until Ctrl-C.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Keep the view up to date until Ctrl-C.")] = False,
     as_json: JsonOption = False,
     file: FileOption = None,
     url: UrlOption = None,
     token_file: TokenOption = None,
 ) -> None:
-    """Show the rollouts under way, and the last one of each model."""
+    """Show rollouts in progress, and the last one of each model."""
     from forebay.cli.deploy import work
     from forebay.cli.deploy.client import Admin
 
@@ -112,7 +117,7 @@ def pause(
     url: UrlOption = None,
     token_file: TokenOption = None,
 ) -> None:
-    """Keep the share of a rollout as it is. What harms still ends it."""
+    """Hold a rollout at its current traffic share. A harmful revision is still rolled back."""
     _say("pause", target, why, as_json, (url, token_file, file))
 
 
@@ -126,7 +131,7 @@ def resume(
     url: UrlOption = None,
     token_file: TokenOption = None,
 ) -> None:
-    """Let a paused rollout go on."""
+    """Resume a paused rollout."""
     _say("resume", target, why, as_json, (url, token_file, file))
 
 
@@ -140,7 +145,7 @@ def promote(
     url: UrlOption = None,
     token_file: TokenOption = None,
 ) -> None:
-    """Take the next step without a verdict, as soon as there are replicas for it."""
+    """Advance to the next step without waiting for a verdict, as soon as replicas are ready."""
     _say("promote", target, why, as_json, (url, token_file, file))
 
 
@@ -154,7 +159,7 @@ def abort(
     url: UrlOption = None,
     token_file: TokenOption = None,
 ) -> None:
-    """End a rollout: the old revision serves everything at once."""
+    """Abort a rollout: all traffic returns to the old revision at once."""
     _say("abort", target, why, as_json, (url, token_file, file))
 
 
@@ -162,13 +167,13 @@ def abort(
 def past(
     model: ModelArgument = None,
     *,
-    last: Annotated[int, typer.Option(min=1, max=1000, help="So many, the newest.")] = 20,
+    last: Annotated[int, typer.Option(min=1, max=1000, help="Number of most recent rollouts to show.")] = 20,
     as_json: JsonOption = False,
     file: FileOption = None,
     url: UrlOption = None,
     token_file: TokenOption = None,
 ) -> None:
-    """Show the rollouts that have ended, and why."""
+    """Show finished rollouts and why they ended."""
     from forebay.cli.deploy import work
     from forebay.cli.deploy.client import Admin
 

@@ -32,7 +32,7 @@ def plan_of(plan: str | None) -> str | None:
     path = Path(plan)
     if not path.is_file():
         kinds = ", ".join(Kind)
-        raise UserError(f"--plan {plan!r}: there is no such file, and the kinds are {kinds}.", WRONG_USAGE)
+        raise UserError(f"--plan {plan!r}: no such file; the kinds of plan are {kinds}.", WRONG_USAGE)
     file = settings.read_file(path)
     try:
         load_course(file.text, file.name)
@@ -163,7 +163,7 @@ def under_way(admin: Admin, model: str) -> str:
     """The id of a model's rollout. Raises `UserError` if there is none."""
     found = admin.get("/v1/rollouts", Rollouts, model=model, ended="false").rollouts
     if not found:
-        raise UserError(f"No rollout of {model!r} is under way; `forebay rollout history {model}` shows past ones.")
+        raise UserError(f"No rollout of {model!r} is in progress; `forebay rollout history {model}` shows past ones.")
     return found[-1].id
 
 
@@ -184,7 +184,7 @@ def apply(admin: Admin, file: Path, *, dry_run: bool, as_json: bool) -> int:
     try:
         text = read.text.decode("utf-8-sig")
     except UnicodeDecodeError:
-        raise UserError(f"{read.name}: is no UTF-8 text.") from None
+        raise UserError(f"{read.name}: not UTF-8 text.") from None
     done = admin.send("POST", "/v1/apply", Reloaded, {"document": text, "dry_run": dry_run})
     if as_json:
         print_json(done)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from forebay.cli.keys.work import Keys
     from forebay.control.api.documents import NewKeyDocument
 
-keys = typer.Typer(help="API keys: of tenants, and of the admin API.", no_args_is_help=True)
+keys = typer.Typer(help="API keys of tenants and of the admin API.", no_args_is_help=True)
 
 UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 DURATION_S_MAX = 100 * 365 * 86_400
@@ -26,9 +26,11 @@ FileOption = Annotated[
 ]
 UrlOption = Annotated[
     str | None,
-    typer.Option("--url", help="Admin API to go through.", show_default="FOREBAY_ADMIN_URL, else none: the files"),
+    typer.Option(
+        "--url", help="Admin API to use instead of the files.", show_default="FOREBAY_ADMIN_URL, else none: the files"
+    ),
 ]
-IdArgument = Annotated[str, typer.Argument(metavar="KEYID", help="Id of the key: the part after `fb-`.")]
+IdArgument = Annotated[str, typer.Argument(metavar="KEYID", help="Key id: the part after `fb-`.")]
 
 
 def duration_s(text: str, option: str) -> int:
@@ -46,33 +48,38 @@ def duration_s(text: str, option: str) -> int:
 def create(
     *,
     tenant: Annotated[
-        str | None, typer.Option(help="Whose key it is: a tenant of the cluster file.", show_default=False)
+        str | None, typer.Option(help="Tenant of the cluster file that the key belongs to.", show_default=False)
     ] = None,
     admin: Annotated[
         str | None,
         typer.Option(
             metavar="ROLE",
-            help="A key of the admin API instead: viewer, operator or admin.",
+            help="Create a key of the admin API instead, with this role: viewer, operator or admin.",
             show_default=False,
         ),
     ] = None,
     name: Annotated[
         str | None,
-        typer.Option(help="With --admin: who has it, as the history tells.", show_default="your account's name"),
+        typer.Option(
+            help="With --admin: name of the key's holder, as shown in the history.",
+            show_default="your account's name",
+        ),
     ] = None,
     expires: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="Good for so long, such as 90d or 12h.", show_default="for ever"),
+        typer.Option(metavar="TIME", help="Lifetime, such as 90d or 12h.", show_default="for ever"),
     ] = None,
     file: FileOption = None,
     url: UrlOption = None,
     token_file: TokenOption = None,
 ) -> None:
-    """Make an API key. It is shown once: only its digest is kept."""
+    """Create an API key. It is shown only once: just its digest is stored."""
     from forebay.cli.registry.command import account
 
     if (tenant is None) == (admin is None):
-        raise UserError("Say whose key it is with --tenant NAME, or what it may do with --admin ROLE.", WRONG_USAGE)
+        raise UserError(
+            "Give either --tenant NAME (a tenant's key) or --admin ROLE (a key of the admin API).", WRONG_USAGE
+        )
     expires_s = duration_s(expires, "--expires") if expires else None
     if admin is not None:
         _check_holder(admin, name or account())
@@ -89,7 +96,7 @@ def list_(
     url: UrlOption = None,
     token_file: TokenOption = None,
 ) -> None:
-    """Show all keys: whose they are, since when, until when. Never the keys themselves."""
+    """List keys with their holder, creation and expiry. The keys themselves are never shown."""
     from forebay.cli.keys import view
 
     view.listed(_opened(file, url, token_file).all(), as_json)
@@ -99,7 +106,7 @@ def list_(
 def revoke(
     key_id: IdArgument, file: FileOption = None, url: UrlOption = None, token_file: TokenOption = None
 ) -> None:
-    """End a key for good. Gateways refuse it within a second, the admin API at once."""
+    """Revoke a key for good. Gateways refuse it within a second, the admin API at once."""
     _opened(file, url, token_file).revoke(key_id)
     typer.echo(f"Key {key_id} is revoked.")
 
@@ -109,13 +116,13 @@ def rotate(
     key_id: IdArgument,
     overlap: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="The old key stays good for so long.", show_default="ends at once"),
+        typer.Option(metavar="TIME", help="Keep the old key valid for this long.", show_default="revoked at once"),
     ] = None,
     file: FileOption = None,
     url: UrlOption = None,
     token_file: TokenOption = None,
 ) -> None:
-    """Make a new key for the same holder, good for as long as the old one was, and end the old one."""
+    """Create a new key with the holder and lifetime of an old one, and revoke the old one."""
     from forebay.cli.keys.view import time
 
     overlap_s = duration_s(overlap, "--overlap") if overlap else 0

@@ -12,7 +12,7 @@ NodeArgument = Annotated[str, typer.Argument(metavar="NODE", help="A node of the
 def nodes(
     as_json: JsonOption = False, file: FileOption = None, url: UrlOption = None, token_file: TokenOption = None
 ) -> None:
-    """Show nodes and GPUs: how they are, what runs there, and why nothing may."""
+    """Show nodes and GPUs: their health, what runs on them, and why nothing may."""
     from forebay.cli.deploy.client import Admin
     from forebay.cli.nodes import work
 
@@ -24,19 +24,21 @@ def drain(
     *,
     why: WhyOption = "",
     force: Annotated[
-        bool, typer.Option("--force", help="Also if what runs there fits nowhere else: then it stays until it does.")
+        bool, typer.Option("--force", help="Drain even if some replicas fit nowhere else; those stay until they do.")
     ] = False,
-    wait: Annotated[bool, typer.Option("--wait", help="Stay until nothing runs there any more.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until nothing runs on the node any more.")] = False,
     timeout: Annotated[
         float | None,
-        typer.Option(min=0, help="With --wait: at most so long, seconds; then exit code 4.", show_default="for ever"),
+        typer.Option(
+            min=0, help="With --wait: give up after this many seconds, with exit code 4.", show_default="for ever"
+        ),
     ] = None,
     as_json: JsonOption = False,
     file: FileOption = None,
     url: UrlOption = None,
     token_file: TokenOption = None,
 ) -> None:
-    """Take a node out of service: its replicas move away, one of a model at a time, and no request fails."""
+    """Take a node out of service: its replicas move, one per model at a time, without failing requests."""
     from forebay.cli.deploy.client import Admin
     from forebay.cli.nodes import work
 
@@ -50,7 +52,8 @@ def undrain(
     node: NodeArgument,
     *,
     device: Annotated[
-        str | None, typer.Option(help="Only this GPU of it, which an error has taken out.", show_default="the node")
+        str | None,
+        typer.Option(help="Only this GPU, after an error took it out of service.", show_default="the node"),
     ] = None,
     why: WhyOption = "",
     as_json: JsonOption = False,
@@ -58,7 +61,7 @@ def undrain(
     url: UrlOption = None,
     token_file: TokenOption = None,
 ) -> None:
-    """Let a node, or a GPU of it, serve again."""
+    """Put a node, or one of its GPUs, back into service."""
     from forebay.cli.deploy.client import Admin
     from forebay.cli.nodes import work
 

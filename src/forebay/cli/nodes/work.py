@@ -38,7 +38,7 @@ def drain(
 ) -> int:
     """Take a node out of service; with `wait`, stay until nothing runs there, or the time is over."""
     if timeout_s is not None and not wait:
-        raise UserError("--timeout says how long to --wait, which was not said.", WRONG_USAGE)
+        raise UserError("--timeout needs --wait.", WRONG_USAGE)
     standing = admin.send("POST", f"/v1/nodes/{node}/drain", Standing, body)
     notes = settings.screen(stderr=True)
     if wait:

@@ -27,16 +27,18 @@ FolderOption = Annotated[
 ]
 FileOption = Annotated[
     Path | None,
-    typer.Option("--file", "-f", help="File of the cluster that is meant.", show_default="./forebay.yaml"),
+    typer.Option("--file", "-f", help="Cluster file of the cluster to talk to.", show_default="./forebay.yaml"),
 ]
 UrlOption = Annotated[
     str | None,
-    typer.Option("--url", help="Admin API to go through.", show_default="FOREBAY_ADMIN_URL, else none: the files"),
+    typer.Option(
+        "--url", help="Admin API to use instead of the files.", show_default="FOREBAY_ADMIN_URL, else none: the files"
+    ),
 ]
 
 
 def explain(
-    request_id: Annotated[str, typer.Argument(help="The `x-request-id` of the answer.")],
+    request_id: Annotated[str, typer.Argument(help="`x-request-id` of the response.")],
     *,
     folder: FolderOption = None,
     as_json: JsonOption = False,
@@ -56,7 +58,10 @@ def usage(
     tenant: Annotated[str | None, typer.Option(help="Only this tenant.")] = None,
     model: Annotated[str | None, typer.Option(help="Only this model.")] = None,
     since: Annotated[
-        str | None, typer.Option(help="7d: the last 7 days, today (UTC) being one; or a date.", show_default="all")
+        str | None,
+        typer.Option(
+            help="A date, or a number of days such as 7d: the last 7, including today (UTC).", show_default="all"
+        ),
     ] = None,
     folder: FolderOption = None,
     as_json: JsonOption = False,
@@ -78,17 +83,20 @@ def verify(
     *,
     folder: FolderOption = None,
     archived: Annotated[
-        bool, typer.Option("--archived", help="The oldest files, or whole folders, were moved elsewhere on purpose.")
+        bool,
+        typer.Option(
+            "--archived", help="Accept that the oldest files, or whole folders, were deliberately moved elsewhere."
+        ),
     ] = False,
     as_json: JsonOption = False,
     file: FileOption = None,
     url: UrlOption = None,
     token_file: TokenOption = None,
 ) -> None:
-    """Check the audit log: finds changed and removed lines, files and logs; exits with 1 if there are any.
+    """Verify the audit log: finds changed and removed lines, files and logs, and exits with 1 if there are any.
 
-    Gateways are witnesses of each other's logs, every hour. Who rewrites one with its head since then, or all
-    of them, leaves no trace: keep the printed heads elsewhere from time to time.
+    Gateways record the heads of each other's logs every hour. Someone who rewrites what was logged since then, or
+    all logs together, leaves no trace: store the printed heads elsewhere from time to time.
     """
     from forebay.cli.records.audit import verify
 
@@ -99,9 +107,9 @@ def verify(
 @audit.command()
 def tail(
     *,
-    lines: Annotated[int, typer.Option("--lines", "-n", min=1, help="How many lines.")] = 20,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=1, help="Number of lines.")] = 20,
     folder: FolderOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the lines as they are.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the raw lines.")] = False,
     file: FileOption = None,
     url: UrlOption = None,
     token_file: TokenOption = None,
@@ -123,7 +131,7 @@ def _opened(
 
     if folder is not None and (file or url or token_file):
         raise UserError(
-            "--folder names files of this machine: it goes without -f, --url and --token-file.", WRONG_USAGE
+            "--folder names files of this machine: it cannot be combined with -f, --url or --token-file.", WRONG_USAGE
         )
     if folder is not None and not folder.is_dir():
         raise UserError(f"{folder}: no such folder.")

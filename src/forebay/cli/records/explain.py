@@ -27,7 +27,7 @@ def explain(records: "RecordFiles | RemoteRecords", request_id: str, as_json: bo
     if not found.decisions:
         hint = f" {found.damaged} damaged stretches could not be read." if found.damaged else ""
         raise UserError(
-            f"There is no record of {request_id}. A request is on record a second after it has ended; the oldest "
+            f"There is no record of {request_id}. A request is recorded within a second of its end; the oldest "
             f"records are removed (gateway.records.decision_files_max).{hint}"
         )
     if as_json:

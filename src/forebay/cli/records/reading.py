@@ -182,7 +182,7 @@ def records_folder(file: Path | None) -> Path:
         wanted = Places(runs / settings.load_cluster(source, [], os.environ).name).records
         found = [wanted] if wanted in found else found[:0]
     if not found:
-        raise UserError(f"There are no records below {runs} yet: gateways write them when they serve requests.")
+        raise UserError(f"There are no records below {runs} yet: gateways write them as they serve requests.")
     if len(found) > 1:
         there = running(settings.home())
         found = [path for path in found if path.parent.name in there] or found

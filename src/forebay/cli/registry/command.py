@@ -18,18 +18,20 @@ if TYPE_CHECKING:
     from forebay.core.registry.approval import Step
     from forebay.registry.catalogue import Actor, Registry
 
-registry = typer.Typer(help="Registered models: revisions, their approval, and their names.", no_args_is_help=True)
+registry = typer.Typer(help="Registered models: revisions, approvals and aliases.", no_args_is_help=True)
 
 FileOption = Annotated[
     Path | None, typer.Option("--file", "-f", help="Cluster file.", show_default="./forebay.yaml, else the demo")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-NameArgument = Annotated[str, typer.Argument(metavar="MODEL@REVISION", help="A revision, by its id or an alias.")]
+NameArgument = Annotated[str, typer.Argument(metavar="MODEL@REVISION", help="A revision, by id or alias.")]
 UrlOption = Annotated[
     str | None,
-    typer.Option("--url", help="Admin API to go through.", show_default="FOREBAY_ADMIN_URL, else none: the store"),
+    typer.Option(
+        "--url", help="Admin API to use instead of the store.", show_default="FOREBAY_ADMIN_URL, else none: the store"
+    ),
 ]
-ReasonOption = Annotated[str, typer.Option("--reason", help="Why; it goes into the history.")]
+ReasonOption = Annotated[str, typer.Option("--reason", help="Reason, recorded in the history.")]
 
 
 @registry.command()
@@ -37,7 +39,9 @@ def add(
     model: Annotated[str, typer.Argument(help="Name of the model.")],
     source: Annotated[
         str,
-        typer.Argument(help="package:…, s3://…, hf://…, mlflow:…, a path here, or, with --url, file:///… there."),
+        typer.Argument(
+            help="package:…, s3://…, hf://…, mlflow:…, a local path, or, with --url, file:///… on the server."
+        ),
     ],
     *,
     task: Annotated[str | None, typer.Option(help="chat, embed or tensor.", show_default="from the source")] = None,
@@ -47,14 +51,14 @@ def add(
     ] = None,
     meta: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="What people should know, such as licence=apache-2.0."),
+        typer.Option(metavar="KEY=VALUE", help="Metadata, such as licence=apache-2.0."),
     ] = None,
     file: FileOption = None,
     url: UrlOption = None,
     token_file: TokenOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Register a model: its files are copied, and stay as they are. Registered twice, it is the same revision."""
+    """Register a model: its files are copied and never change. Registering it again gives the same revision."""
     from forebay.cli.registry import work
 
     metadata = dict(_pair(each) for each in meta or [])
@@ -71,7 +75,7 @@ def list_(
     token_file: TokenOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show all revisions."""
+    """List revisions."""
     from forebay.cli.registry import work
 
     with _opened(file, url, token_file) as opened:
@@ -86,7 +90,7 @@ def show(
     token_file: TokenOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show a revision with everything that is known of it."""
+    """Show everything that is known about a revision."""
     from forebay.cli.registry import work
 
     with _opened(file, url, token_file) as opened:
@@ -101,7 +105,7 @@ def approve(
     url: UrlOption = None,
     token_file: TokenOption = None,
 ) -> None:
-    """Approve a revision: it may be served when as many have done so as `registry.approvals_min` asks for."""
+    """Approve a revision. It may be served once `registry.approvals_min` people have approved it."""
     from forebay.core.registry.approval import Step
 
     _step(name, Step.APPROVE, reason, (file, url, token_file))
@@ -115,7 +119,7 @@ def reject(
     url: UrlOption = None,
     token_file: TokenOption = None,
 ) -> None:
-    """Reject a revision, also one that was approved: it is not served any more from the next start on."""
+    """Reject a revision, even an approved one: from the next start on it is not served."""
     from forebay.core.registry.approval import Step
 
     _step(name, Step.REJECT, reason, (file, url, token_file))
@@ -129,7 +133,7 @@ def resubmit(
     url: UrlOption = None,
     token_file: TokenOption = None,
 ) -> None:
-    """Ask for the approval of a rejected revision anew."""
+    """Submit a rejected revision for approval again."""
     from forebay.core.registry.approval import Step
 
     _step(name, Step.RESUBMIT, reason, (file, url, token_file))
@@ -139,29 +143,33 @@ def resubmit(
 def sign(
     name: NameArgument,
     *,
-    key: Annotated[Path | None, typer.Option(help="PEM file of a private Ed25519 key.", show_default=False)] = None,
+    key: Annotated[
+        Path | None, typer.Option(help="PEM file with an Ed25519 private key.", show_default=False)
+    ] = None,
     bundle: Annotated[
         Path | None,
-        typer.Option(help="Or a signature that `model_signing sign key` has made (`model.sig`).", show_default=False),
+        typer.Option(
+            help="Instead of --key: a signature made by `model_signing sign key` (`model.sig`).", show_default=False
+        ),
     ] = None,
     files: Annotated[
         Path | None,
-        typer.Option(help="With --key: only if these are its files, whatever the registry says.", show_default=False),
+        typer.Option(help="With --key: sign only if the artifact matches these local files.", show_default=False),
     ] = None,
     file: FileOption = None,
     url: UrlOption = None,
     token_file: TokenOption = None,
 ) -> None:
-    """Sign the artifact of a revision as its publisher; `registry.publishers` says whose signatures count.
+    """Sign a revision's artifact as its publisher; `registry.publishers` lists the trusted publishers.
 
     The key stays on this machine, also with --url: only the signature is sent.
     """
     from forebay.cli.registry import signing
 
     if (key is None) == (bundle is None):
-        raise UserError("expected --key FILE, or --bundle FILE.", WRONG_USAGE)
+        raise UserError("Expected either --key FILE or --bundle FILE.", WRONG_USAGE)
     if files is not None and key is None:
-        raise UserError("--files goes with --key: a bundle names its files itself.", WRONG_USAGE)
+        raise UserError("--files needs --key: a bundle lists its own files.", WRONG_USAGE)
     with _opened(file, url, token_file) as opened:
         if bundle is not None:
             listed = signing.attach(opened, _split(name), bundle, _actor())
@@ -174,12 +182,12 @@ def sign(
 @registry.command()
 def alias(
     name: NameArgument,
-    alias: Annotated[str, typer.Argument(help="Such as `champion`.")],
+    alias: Annotated[str, typer.Argument(help="Alias, such as `champion`.")],
     file: FileOption = None,
     url: UrlOption = None,
     token_file: TokenOption = None,
 ) -> None:
-    """Let a name lead to a revision, whatever it led to before."""
+    """Point an alias at a revision, replacing any earlier target."""
     with _opened(file, url, token_file) as opened:
         model, revision = _split(name)
         listed = opened.set_alias(model, alias, revision, _actor())
@@ -194,7 +202,7 @@ def verify(
     token_file: TokenOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check every byte of files, records and history; 1 if anything is not as it was written."""
+    """Verify every byte of files, records and history; exits with 1 if anything was changed."""
     from forebay.cli.registry import work
 
     with _opened(file, url, token_file) as opened:
@@ -203,7 +211,7 @@ def verify(
 
 @registry.command()
 def gc(file: FileOption = None, url: UrlOption = None, token_file: TokenOption = None) -> None:
-    """Remove files that no revision has any more."""
+    """Remove files that no revision refers to any more."""
     from forebay.cli.registry import work
 
     with _opened(file, url, token_file) as opened:
@@ -212,16 +220,19 @@ def gc(file: FileOption = None, url: UrlOption = None, token_file: TokenOption =
 
 def history(
     subject: Annotated[
-        str | None, typer.Argument(help="Such as model/chat, or model/chat/r-1234abcd.", show_default="all")
+        str | None,
+        typer.Argument(
+            help="What the events are about, such as model/chat or model/chat/r-1234abcd.", show_default="all"
+        ),
     ] = None,
     *,
-    last: Annotated[int, typer.Option(min=1, max=100_000, help="So many events, the newest.")] = 50,
+    last: Annotated[int, typer.Option(min=1, max=100_000, help="Number of most recent events to show.")] = 50,
     file: FileOption = None,
     url: UrlOption = None,
     token_file: TokenOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show who changed what, when and why: in this cluster, and in the registry, which those of one store share."""
+    """Show who changed what, when and why, in this cluster and in the registry (shared by clusters of one store)."""
     from forebay.cli.registry import work
 
     if through_api(file, url, token_file):

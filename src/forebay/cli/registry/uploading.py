@@ -36,7 +36,7 @@ def send(admin: Admin, path: Path, progress: Progress) -> dict[str, Any]:
         said = {"files": manifest.files, "lone": manifest.lone}
         if len(msgspec.json.encode(said)) > BODY_BYTES_MAX - 1024:
             text = f"{path}: has {len(manifest.files)} files, more than can be said at once"
-            raise UserError(f"{text}; put them where the cluster fetches them from, such as s3://.")
+            raise UserError(f"{text}; put them where the cluster can fetch them, such as s3://.")
         with admin.kept_open():
             _Sender(admin, path, manifest, progress).send(admin.send("POST", PATH, LackingDocument, said))
     except KeyboardInterrupt:
@@ -71,7 +71,7 @@ class _Sender:
                 source.seek(have)
                 part = source.read(min(self._part_bytes, content.size_bytes - have))
                 if not part:
-                    raise UserError(f"{name}: has become shorter while it was sent.")
+                    raise UserError(f"{name}: shrank while it was being uploaded.")
                 place = {"size_bytes": content.size_bytes, "offset": have}
                 try:
                     there = self._admin.put_bytes(where, PartDocument, part, PART_TIMEOUT_S, **place).have_bytes

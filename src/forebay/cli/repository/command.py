@@ -66,7 +66,7 @@ def serve(
     grpc: GrpcWish,
     triton: TritonWish,
 ) -> None:
-    """Serve one model, in one line: `forebay serve ./model.gguf`; or a model repository: `--repository DIR`."""
+    """Serve one model, as in `forebay serve ./model.gguf`, or a model repository with `--repository DIR`."""
     if _is_one(model_source, repository):
         _serve_one((model_source, name, _task(task), engine, replicas, port), set_ or [])
     from forebay.cli.repository.wish import Wish
@@ -95,7 +95,7 @@ def _serve_all(wish: "all_of.Wish") -> NoReturn:
 
 def _is_one(source: str | None, repository: list[Path] | None) -> TypeGuard[str]:
     if (source is None) == (not repository):
-        raise UserError("Say what to serve: SOURCE (one model) or --repository DIR.", WRONG_USAGE)
+        raise UserError("Nothing to serve: give MODEL_SOURCE (one model) or --repository DIR, not both.", WRONG_USAGE)
     return source is not None
 
 

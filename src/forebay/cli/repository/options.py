@@ -20,17 +20,15 @@ def _of(panel: str, *names: str, help: str, **more: Any) -> Any:
 # --- one model
 
 Source = Annotated[
-    str | None, typer.Argument(help="package:DIST[==VERSION]/PATH, or a GGUF or ONNX file, or a model folder.")
+    str | None, typer.Argument(help="package:DIST[==VERSION]/PATH, a GGUF or ONNX file, or a model folder.")
 ]
-Name = Annotated[str | None, _of(_ONE, help="Name for clients.", show_default="from the source")]
+Name = Annotated[str | None, _of(_ONE, help="Model name that clients use.", show_default="from the source")]
 TaskName = Annotated[str | None, _of(_ONE, help="chat, embed or tensor.", show_default="from the source")]
 Engine = Annotated[
     str | None, _of(_ONE, help="openvino, llamacpp, onnx, modelserver or synthetic.", show_default="from the source")
 ]
-Replicas = Annotated[int, _of(_ONE, help="How many replicas to run.")]
-Port = Annotated[
-    int | None, _of(_ONE, help="Port of the gateway; the admin API takes the next one.", show_default="8080")
-]
+Replicas = Annotated[int, _of(_ONE, help="Number of replicas.")]
+Port = Annotated[int | None, _of(_ONE, help="Gateway port; the admin API uses the next one.", show_default="8080")]
 Set = Annotated[
     list[str] | None,
     _of(_ONE, "--set", metavar="PATH=VALUE", help="Set a value of the model (engine.threads=2) or cluster."),
@@ -53,7 +51,7 @@ ControlMode = Annotated[
     Literal["none", "poll", "explicit"],
     _of(
         _WHAT,
-        help="none: all models that are there; poll: and what changes later; explicit: what is asked for.",
+        help="none: load all models at startup; poll: also pick up changes; explicit: load only on request.",
     ),
 ]
 Load = Annotated[
@@ -61,28 +59,26 @@ Load = Annotated[
     _of(
         _WHAT,
         metavar="MODEL",
-        help="With explicit: load this at the start; repeatable; * is all.",
+        help="With explicit: load this model at startup; repeatable; * loads all.",
         show_default=False,
     ),
 ]
-PollSecs = Annotated[int, _of(_WHAT, min=1, help="With poll: how often the repository is looked at, seconds.")]
+PollSecs = Annotated[int, _of(_WHAT, min=1, help="With poll: interval between scans of the repository, seconds.")]
 NoAutoComplete = Annotated[
-    bool, _of(_WHAT, "--disable-auto-complete-config", help="A model must have a whole configuration.")
+    bool, _of(_WHAT, "--disable-auto-complete-config", help="Require a complete config.pbtxt for every model.")
 ]
-StrictConfig = Annotated[Switch, _of(_WHAT, help="true: the same as --disable-auto-complete-config.")]
-ConfigName = Annotated[
-    str, _of(_WHAT, help="Take configs/NAME.pbtxt of a model where it is there.", show_default=False)
-]
+StrictConfig = Annotated[Switch, _of(_WHAT, help="true: same as --disable-auto-complete-config.")]
+ConfigName = Annotated[str, _of(_WHAT, help="Use a model's configs/NAME.pbtxt if it has one.", show_default=False)]
 BackendConfig = Annotated[
     list[str] | None,
-    _of(_WHAT, metavar="BACKEND,NAME=VALUE", help="Only default-max-batch-size has effect.", show_default=False),
+    _of(_WHAT, metavar="BACKEND,NAME=VALUE", help="Only default-max-batch-size has an effect.", show_default=False),
 ]
 AllowPickle = Annotated[
     list[str] | None,
     _of(
         _WHAT,
         metavar="MODEL",
-        help="Let this model's files be unpickled, which runs any code in them; repeatable.",
+        help="Allow this model's files to be unpickled, which can run arbitrary code; repeatable.",
         show_default=False,
     ),
 ]
@@ -92,26 +88,31 @@ AllowPickle = Annotated[
 Host = Annotated[
     str, _of(_WHERE, "--host", "--http-address", "--grpc-address", "--metrics-address", help="Address to listen on.")
 ]
-HttpPort = Annotated[int, _of(_WHERE, min=0, max=65535, help="Port of HTTP; 0: any that is free.")]
-GrpcPort = Annotated[int, _of(_WHERE, min=0, max=65535, help="Port of gRPC.")]
-MetricsPort = Annotated[int, _of(_WHERE, min=0, max=65535, help="Port of metrics; they are at HTTP's /metrics too.")]
-AllowHttp = Annotated[Switch, _of(_WHERE, help="Whether there is HTTP.")]
-AllowGrpc = Annotated[Switch, _of(_WHERE, help="Whether there is gRPC.")]
-AllowMetrics = Annotated[Switch, _of(_WHERE, help="Whether metrics have a port of their own.")]
-InputMax = Annotated[int, _of(_WHERE, "--http-max-input-size", min=1, help="Largest body of a request, bytes.")]
+HttpPort = Annotated[int, _of(_WHERE, min=0, max=65535, help="HTTP port; 0 picks a free one.")]
+GrpcPort = Annotated[int, _of(_WHERE, min=0, max=65535, help="gRPC port; 0 picks a free one.")]
+MetricsPort = Annotated[
+    int, _of(_WHERE, min=0, max=65535, help="Metrics port; metrics are also served at /metrics on the HTTP port.")
+]
+AllowHttp = Annotated[Switch, _of(_WHERE, help="Serve HTTP.")]
+AllowGrpc = Annotated[Switch, _of(_WHERE, help="Serve gRPC.")]
+AllowMetrics = Annotated[Switch, _of(_WHERE, help="Serve metrics on their own port.")]
+InputMax = Annotated[int, _of(_WHERE, "--http-max-input-size", min=1, help="Largest request body, bytes.")]
 JsonOutputMax = Annotated[
-    str, _of(_WHERE, metavar="SIZE", help="Of an answer's tensors that are written as JSON; more get 400.")
+    str,
+    _of(
+        _WHERE, metavar="SIZE", help="Largest total size of tensors returned as JSON in one response; beyond it, 400."
+    ),
 ]
 BodiesMax = Annotated[
     str,
     _of(
         _WHERE,
         metavar="SIZE",
-        help="Of all bodies over 64 KiB that are being read at the same time, such as 2GiB; more get 503.",
+        help="Total size of request bodies over 64 KiB being read at once, such as 2GiB; beyond it, 503.",
     ),
 ]
 StringsMax = Annotated[
-    int, _of(_WHERE, "--max-string-elements", min=1, help="Most elements of one BYTES tensor, over HTTP or gRPC.")
+    int, _of(_WHERE, "--max-string-elements", min=1, help="Most elements in one BYTES tensor, over HTTP or gRPC.")
 ]
 ForwardHeaders = Annotated[
     str | None,
@@ -119,46 +120,53 @@ ForwardHeaders = Annotated[
         _WHERE,
         "--http-header-forward-pattern",
         metavar="REGEX",
-        help="Request headers with such a name become parameters.",
+        help="Forward request headers whose names match as request parameters.",
         show_default=False,
     ),
 ]
 
 # --- how
 
-ExitOnError = Annotated[Switch, _of(_HOW, help="true: do not run unless every model can be loaded.")]
-StrictReadiness = Annotated[Switch, _of(_HOW, help="true: ready only while every model is.")]
-ExitTimeout = Annotated[int, _of(_HOW, min=0, help="How long what runs may take at the end, seconds.")]
-LoadThreads = Annotated[int, _of(_HOW, "--model-load-thread-count", min=1, help="Models that load at the same time.")]
+ExitOnError = Annotated[Switch, _of(_HOW, help="true: exit if any model fails to load at startup.")]
+StrictReadiness = Annotated[Switch, _of(_HOW, help="true: report ready only while every model is ready.")]
+ExitTimeout = Annotated[
+    int, _of(_HOW, min=0, help="How long running requests may take to finish at shutdown, seconds.")
+]
+LoadThreads = Annotated[
+    int, _of(_HOW, "--model-load-thread-count", min=1, help="Number of models that load in parallel.")
+]
 MemoryBudget = Annotated[
     str | None,
     _of(
         _HOW,
         metavar="SIZE",
-        help="Of all loaded models, such as 8GiB: the least recently used give way.",
+        help="Memory for all loaded models, such as 8GiB; the least recently used are unloaded to stay within it.",
         show_default="none",
     ),
 ]
 HangTimeout = Annotated[
-    int, _of(_HOW, min=1, help="A batch that takes longer is given up, and its process replaced; seconds.")
+    int, _of(_HOW, min=1, help="A batch that takes longer fails and its process is replaced; seconds.")
 ]
 ProcessLimit = Annotated[
     str | None,
     _of(
         _HOW,
         metavar="SIZE",
-        help="A model process that grows beyond this, such as 4GiB, is replaced.",
+        help="Replace a model process that grows beyond this, such as 4GiB.",
         show_default="none",
     ),
 ]
 Pin = Annotated[
-    list[str] | None, _of(_HOW, metavar="MODEL", help="This model never gives way; repeatable.", show_default=False)
+    list[str] | None,
+    _of(_HOW, metavar="MODEL", help="Never unload this model to free memory; repeatable.", show_default=False),
 ]
 CacheConfig = Annotated[
-    str | None, _of(_HOW, metavar="local,size=SIZE", help="Response cache of this size.", show_default="none")
+    str | None,
+    _of(_HOW, metavar="local,size=SIZE", help="Enable a response cache of this size.", show_default="none"),
 ]
 Limit = Annotated[
-    Literal["off", "execution_count"], _of(_HOW, help="execution_count: instances wait for the resources they name.")
+    Literal["off", "execution_count"],
+    _of(_HOW, help="execution_count: instances wait for the resources they declare."),
 ]
 Resources = Annotated[
     list[str] | None,
@@ -166,7 +174,7 @@ Resources = Annotated[
         _HOW,
         "--rate-limit-resource",
         metavar="NAME:COUNT[:DEVICE]",
-        help="How much there is; repeatable.",
+        help="Amount of a resource available to instances; repeatable.",
         show_default=False,
     ),
 ]
@@ -176,8 +184,8 @@ HostPolicies = Annotated[
         _HOW,
         "--host-policy",
         metavar="NAME,KEY=VALUE",
-        help="For the instances that name it: cpu-cores=0-3, numa-node=0, or gpus= with numbers or UUIDs (of MIG "
-        "slices too) between commas; repeatable.",
+        help="For the instances that name it: cpu-cores=0-3, numa-node=0, or gpus= with indices or UUIDs (MIG "
+        "slices included), comma-separated; repeatable.",
         show_default=False,
     ),
 ]

@@ -29,23 +29,24 @@ OnOff = Annotated[Switch | None, _IDLE]
 class TritonWish:
     """The options as given; each field is one of that name. Those that default to None have no effect."""
 
-    server_id: Annotated[str, _of(_HOW, "--id", help="Name of the server, in its metadata.")] = "forebay"
+    server_id: Annotated[str, _of(_HOW, "--id", help="Server name in its metadata.")] = "forebay"
     response_cache_byte_size: Annotated[
-        int, _of(_HOW, min=0, help="The same as --cache-config local,size=BYTES.", show_default=False)
+        int, _of(_HOW, min=0, help="Same as --cache-config local,size=BYTES.", show_default=False)
     ] = 0
-    log_verbose: Annotated[int, _of(_TRACE, min=0, help="From 1 on, every request has its line.")] = 0
-    log_file: Annotated[str, _of(_TRACE, help="File for log lines.", show_default="standard error")] = ""
-    log_info: Annotated[Switch, _of(_TRACE, help="Whether there are lines that only inform.")] = "true"
-    log_warning: Annotated[Switch, _of(_TRACE, help="Whether there are warnings.")] = "true"
-    log_error: Annotated[Switch, _of(_TRACE, help="Whether there are lines about errors.")] = "true"
+    log_verbose: Annotated[int, _of(_TRACE, min=0, help="1 or more: log every request.")] = 0
+    log_file: Annotated[str, _of(_TRACE, help="Log file.", show_default="standard error")] = ""
+    log_info: Annotated[Switch, _of(_TRACE, help="Log informational messages.")] = "true"
+    log_warning: Annotated[Switch, _of(_TRACE, help="Log warnings.")] = "true"
+    log_error: Annotated[Switch, _of(_TRACE, help="Log errors.")] = "true"
     log_format: Annotated[
-        Literal["default", "ISO8601"], _of(_TRACE, help="What the protocol shows; lines are JSON either way.")
+        Literal["default", "ISO8601"],
+        _of(_TRACE, help="Format that the logging API reports; log lines are JSON either way."),
     ] = "default"
     trace_file: Annotated[
-        str, _of(_TRACE, metavar="FILE", help="The same as --trace-config triton,file=FILE.", show_default=False)
+        str, _of(_TRACE, metavar="FILE", help="Same as --trace-config triton,file=FILE.", show_default=False)
     ] = ""
-    allow_gpu_metrics: Annotated[Switch, _of(_HOW, help="Whether /metrics tells of NVIDIA's GPUs.")] = "true"
-    metrics_interval_ms: Annotated[int, _of(_HOW, min=100, help="How often these are looked at, ms.")] = 2000
+    allow_gpu_metrics: Annotated[Switch, _of(_HOW, help="Export metrics of NVIDIA GPUs.")] = "true"
+    metrics_interval_ms: Annotated[int, _of(_HOW, min=100, help="Sampling interval of GPU metrics, ms.")] = 2000
     model_namespacing: Annotated[Switch, typer.Option(hidden=True)] = "false"
     http_restricted_api: Annotated[list[str] | None, typer.Option(hidden=True)] = None
     grpc_restricted_protocol: Annotated[list[str] | None, typer.Option(hidden=True)] = None
@@ -76,7 +77,7 @@ def check(wish: TritonWish) -> None:
     for name in _REFUSED:
         if getattr(wish, name):
             raise UserError(
-                f"{_option(name)}: access to single APIs cannot be restricted here. Use a gateway with API keys "
+                f"{_option(name)}: restricting single APIs is not supported. Use a gateway with API keys "
                 "(`forebay up`, `forebay keys`), or listen on --host 127.0.0.1 behind a proxy that decides; "
                 "models are loaded and unloaded by request only with --model-control-mode explicit.",
                 WRONG_USAGE,

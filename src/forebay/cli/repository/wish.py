@@ -85,7 +85,7 @@ def plan_of(wish: Wish) -> Plan:
         if not folder.is_dir():
             raise UserError(f"{folder}: no such folder. A repository is a folder with one folder for each model.")
         if not os.access(folder, os.R_OK | os.X_OK):
-            raise UserError(f"{folder}: this folder cannot be read by the user who started this.")
+            raise UserError(f"{folder}: the current user cannot read this folder.")
         if (folder / CONFIG_FILE).exists():
             above, alone = shlex.quote(str(folder.absolute().parent)), shlex.quote(str(folder))
             raise UserError(
@@ -94,7 +94,9 @@ def plan_of(wish: Wish) -> Plan:
                 f"  forebay serve {alone}"
             )
     if not (_on(wish.allow_http) or _on(wish.allow_grpc)):
-        raise UserError("--allow-http and --allow-grpc are both false: nobody could ask anything.", WRONG_USAGE)
+        raise UserError(
+            "--allow-http and --allow-grpc are both false: the server would accept no requests.", WRONG_USAGE
+        )
     forwarded = None
     if wish.http_header_forward_pattern is not None:
         forwarded = _read("--http-header-forward-pattern", re.compile, wish.http_header_forward_pattern)
@@ -313,7 +315,7 @@ def _cache_bytes(wish: Wish) -> int:
     if not wish.cache_config:
         return given
     if given:
-        raise UserError("--cache-config and --response-cache-byte-size say the same: give one.", WRONG_USAGE)
+        raise UserError("--cache-config and --response-cache-byte-size mean the same: give only one.", WRONG_USAGE)
     return _cache(wish.cache_config)
 
 

@@ -15,18 +15,18 @@ from forebay.wire.documents import UNREADABLE
 
 VARIABLE: Final = "FOREBAY_ADMIN_URL"
 RULE: Final = f"""\
-Commands that speak with a running cluster ask its admin API at the first of these that there is:
+Commands that talk to a running cluster use the first of these admin API addresses that is available:
 
 1. `--url`;
 2. `{VARIABLE}`;
-3. the cluster of the file that `-f` names, or of `./{settings.FILE}`: where it was started below `FOREBAY_HOME`, also
-   with another port by `--set`; if it does not run there, where the file says;
-4. the only cluster that runs below `FOREBAY_HOME`, such as one of `forebay serve`;
+3. the cluster of the file given with `-f`, or of `./{settings.FILE}`: where it was started below `FOREBAY_HOME`, even
+   on another port by `--set`; if it does not run there, the address in the file;
+4. the only cluster running below `FOREBAY_HOME`, such as one of `forebay serve`;
 5. `{settings.ADMIN_URL}`.
 
 `forebay registry`, `history`, `keys`, `explain`, `usage` and `audit` open the store and the files of the cluster
-themselves, also while nothing runs. With an address or a key they go through the admin API as the others do: with
-`--url` or `--token-file`, and, unless `-f` (or `--folder`) is there too, with `{VARIABLE}` or
+directly, even while nothing runs. Given an address or a key they use the admin API as the others do: with
+`--url` or `--token-file`, and, unless `-f` (or `--folder`) is given too, with `{VARIABLE}` or
 `FOREBAY_ADMIN_TOKEN`.
 """
 """For people."""

@@ -187,7 +187,7 @@ class Several:
             try:
                 await parts.deployments.begin(parts.plan)
             except StoreError as error:
-                self._note("store_trouble", f"what is deployed is not known yet: {error}")
+                self._note("store_trouble", f"the deployed revisions are not known yet: {error}")
                 await asyncio.sleep(AGAIN_S)
             else:
                 break

@@ -6,7 +6,7 @@ import typer
 
 from forebay.cli.deploy.command import FileOption, JsonOption, ModelArgument, TokenOption, UrlOption, WhyOption
 
-scale = typer.Typer(help="How many replicas models have, and why.", no_args_is_help=True)
+scale = typer.Typer(help="Inspect and control the number of replicas.", no_args_is_help=True)
 OneModel = Annotated[str, typer.Argument(metavar="MODEL", help="A model of the running cluster.")]
 
 
@@ -18,7 +18,7 @@ def status(
     url: UrlOption = None,
     token_file: TokenOption = None,
 ) -> None:
-    """Show how many replicas every model has, and the last decision about it."""
+    """Show the number of replicas of every model, and the last scaling decision."""
     from forebay.cli.deploy.client import Admin
     from forebay.cli.scale import work
 
@@ -29,14 +29,14 @@ def status(
 def explain(
     model: OneModel,
     *,
-    last: Annotated[int, typer.Option(min=1, max=200, help="So many changes, the newest.")] = 10,
-    everything: Annotated[bool, typer.Option("--all", help="Also decisions that changed nothing.")] = False,
+    last: Annotated[int, typer.Option(min=1, max=200, help="Number of most recent changes to show.")] = 10,
+    everything: Annotated[bool, typer.Option("--all", help="Include decisions that changed nothing.")] = False,
     as_json: JsonOption = False,
     file: FileOption = None,
     url: UrlOption = None,
     token_file: TokenOption = None,
 ) -> None:
-    """Show why a model has as many replicas as it has: the figures, the bounds, the last changes."""
+    """Explain a model's number of replicas: the figures, the bounds, the latest changes."""
     from forebay.cli.deploy.client import Admin
     from forebay.cli.scale import work
 
@@ -47,23 +47,21 @@ def explain(
 def fix(
     model: OneModel,
     replicas: Annotated[
-        int | None, typer.Argument(min=0, help="So many, whatever the load.", show_default=False)
+        int | None, typer.Argument(min=0, help="Fixed number of replicas, whatever the load.", show_default=False)
     ] = None,
     *,
     least: Annotated[
         int | None,
-        typer.Option("--min", min=0, help="Fewest, in the place of the cluster file's."),
+        typer.Option("--min", min=0, help="Minimum, overriding the cluster file."),
     ] = None,
-    most: Annotated[
-        int | None, typer.Option("--max", min=1, help="Most, in the place of the cluster file's.")
-    ] = None,
+    most: Annotated[int | None, typer.Option("--max", min=1, help="Maximum, overriding the cluster file.")] = None,
     why: WhyOption = "",
     as_json: JsonOption = False,
     file: FileOption = None,
     url: UrlOption = None,
     token_file: TokenOption = None,
 ) -> None:
-    """Say how many replicas a model has, or within which bounds; it holds until `forebay scale auto`."""
+    """Fix a model's number of replicas, or override its bounds, until `forebay scale auto`."""
     from forebay.cli.deploy.client import Admin
     from forebay.cli.scale import work
 
@@ -81,7 +79,7 @@ def auto(
     url: UrlOption = None,
     token_file: TokenOption = None,
 ) -> None:
-    """Forget what people have set: the cluster file counts, and the load."""
+    """Remove manual overrides: the cluster file and the load decide again."""
     from forebay.cli.deploy.client import Admin
     from forebay.cli.scale import work
 

@@ -43,7 +43,7 @@ def change(admin: Admin, model: str, wish: Mapping[str, int | None] | None, why:
     """What people say from now on; None: nothing."""
     said = {name: value for name, value in (wish or {}).items() if value is not None}
     if wish is not None and not said:
-        raise UserError("Say how many replicas, or --min or --max; `forebay scale auto MODEL` forgets what was set.")
+        raise UserError("Give a number of replicas, --min or --max; `forebay scale auto MODEL` removes overrides.")
     done = admin.send("PUT", _path(model), ScalingDocument, {**said, "why": why})
     if as_json:
         print_json(done)

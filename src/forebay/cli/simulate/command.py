@@ -21,35 +21,36 @@ class Depth(StrEnum):
 
 FileArgument = Annotated[
     Path | None,
-    typer.Argument(help="Description of a cluster (YAML).", show_default="8 replicas of a 70B model on 4 H100 each"),
+    typer.Argument(help="Cluster description (YAML).", show_default="8 replicas of a 70B model on 4 H100 each"),
 ]
 TraceOption = Annotated[
     str | None,
     typer.Option(
-        help=f"One of {TRACES}; or a file of such a kind, or a folder of decision records.",
+        help=f"One of {TRACES}; a trace file in one of these formats; or a folder of decision records.",
         show_default="the first 3,000 requests of mooncake",
     ),
 ]
 PolicyOption = Annotated[
     list[str] | None,
-    typer.Option(help="Routing policy, or a rival's; repeatable.", show_default="cpr, least_requests, round_robin"),
+    typer.Option(
+        help="Routing policy, Forebay's or another router's; repeatable.",
+        show_default="cpr, least_requests, round_robin",
+    ),
 ]
 FleetOption = Annotated[
     list[str] | None,
     typer.Option(
-        help=f"Who says how many replicas there are, one of {FLEETS}; repeatable.",
+        help=f"Autoscaling policy, one of {FLEETS}; repeatable.",
         show_default="nobody, or the `scale` of the description",
     ),
 ]
 SetOption = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="PATH=VALUE", help="Set a value of the description, such as slo.ttft_s=2."),
+    typer.Option("--set", metavar="PATH=VALUE", help="Override a value of the description, such as slo.ttft_s=2."),
 ]
-ScaleOption = Annotated[
-    str, typer.Option(help="Engine steps take so many times what the model says; several, as 0.8,1,1.25.")
-]
+ScaleOption = Annotated[str, typer.Option(help="Factor on the engine model's step times; several: 0.8,1,1.25.")]
 JobsOption = Annotated[
-    int | None, typer.Option("--jobs", "-j", help="Replays at once.", show_default="one for each core")
+    int | None, typer.Option("--jobs", "-j", help="Replays to run in parallel.", show_default="one for each core")
 ]
 
 
@@ -57,17 +58,15 @@ def simulate(
     file: FileArgument = None,
     *,
     trace: TraceOption = None,
-    model: Annotated[
-        str, typer.Option(help="Of decision records only those of this model.", show_default=False)
-    ] = "",
-    speed: Annotated[float, typer.Option(help="Let requests come so many times as fast.")] = 1.0,
+    model: Annotated[str, typer.Option(help="Replay only this model's decision records.", show_default=False)] = "",
+    speed: Annotated[float, typer.Option(help="Factor on the arrival rate.")] = 1.0,
     policy: PolicyOption = None,
     fleet: FleetOption = None,
-    replicas: Annotated[int | None, typer.Option(help="As --set replicas=N.")] = None,
+    replicas: Annotated[int | None, typer.Option(help="Same as --set replicas=N.")] = None,
     set_: SetOption = None,
-    seed: Annotated[int, typer.Option(help="Same seed, same figures.")] = 0,
-    seeds: Annotated[int, typer.Option(help="Repeat with so many seeds, and tell how far figures are certain.")] = 1,
-    requests: Annotated[int | None, typer.Option("--requests", "-n", help="Only the first so many.")] = None,
+    seed: Annotated[int, typer.Option(help="Random seed; the same seed gives the same figures.")] = 0,
+    seeds: Annotated[int, typer.Option(help="Number of seeds to run; more than one adds confidence intervals.")] = 1,
+    requests: Annotated[int | None, typer.Option("--requests", "-n", help="Only the first N requests.")] = None,
     from_: Annotated[
         float, typer.Option("--from", help="Only requests after this time of the trace, seconds.")
     ] = 0.0,
@@ -78,10 +77,10 @@ def simulate(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: an object for each policy and scale.")] = False,
     depth: Annotated[
         Depth,
-        typer.Option(help="full: whole clusters with random faults instead of a trace; what breaks is told."),
+        typer.Option(help="full: run whole clusters under random faults instead of a trace, and report violations."),
     ] = Depth.POLICY,
     calibration: Annotated[
-        bool, typer.Option("--calibration", help="Show how far the engine model is from measurements.")
+        bool, typer.Option("--calibration", help="Show how closely the engine model matches measurements.")
     ] = False,
 ) -> None:
     """Replay a trace against a described cluster: the real routing, admission and scaling, on modelled engines."""

@@ -143,7 +143,7 @@ class Plan(NamedTuple):
         if wish.requests is not None and wish.requests < len(found.arrivals):
             found = first(found, wish.requests)
         if not found.arrivals:
-            raise UserError(f"{found.name}: there is no request in this part of the trace.", WRONG_USAGE)
+            raise UserError(f"{found.name}: this part of the trace has no requests.", WRONG_USAGE)
         return found if wish.speed == 1 else faster(found, wish.speed)
 
 

@@ -15,13 +15,13 @@ UNITS = {"h": 3600, "d": 86_400}
 def sla(
     model: ModelArgument = None,
     *,
-    period: Annotated[str, typer.Option(help="So long up to now: hours or days, such as 12h or 30d.")] = "30d",
+    period: Annotated[str, typer.Option(help="Period up to now, in hours or days, such as 12h or 30d.")] = "30d",
     as_json: JsonOption = False,
     file: FileOption = None,
     url: UrlOption = None,
     token_file: TokenOption = None,
 ) -> None:
-    """Show what can be promised of the models, what was delivered, and what is left of the error budget."""
+    """Show the availability that models can promise, what was delivered, and the error budget left."""
     from forebay.cli.deploy.client import Admin
     from forebay.cli.sla.view import show
 

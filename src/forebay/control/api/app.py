@@ -124,7 +124,7 @@ def _admitted(behind: Behind, operation: Operation, request: Request) -> Caller:
     if why_not:
         raise Refusal(Code.ROLE_NOT_ALLOWED, f"{why_not}.")
     if not looks and "origin" in request.headers:  # browsers send it along; any web page could ask for this
-        raise Refusal(Code.INVALID_REQUEST, "A web page may not ask for this.", "origin")
+        raise Refusal(Code.INVALID_REQUEST, "Web pages may not make this request.", "origin")
     return caller
 
 

@@ -175,9 +175,7 @@ class Health:
         homeless = () if force else self._homeless(name)
         if homeless:
             lines = "".join(f"\n  {each}" for each in homeless)
-            raise NodeRefused(
-                f"{name} is not drained, for this fits nowhere else:{lines}\n--force drains it all the same"
-            )
+            raise NodeRefused(f"{name} is not drained, for this fits nowhere else:{lines}\n--force drains it anyway")
         now = wall_s()
         node.memory, node.asked = replace(node.memory, maintenance=Maintenance(now, actor, why)), True
         await self._said(node, Changed("node.drained", now, actor, f"node/{name}", why), f"{name} is drained")

@@ -21,7 +21,7 @@ async def asked(
     `created_at` and `created_by` are still to be filled in.
     """
     if last is not None and not last.ended:
-        raise DeployRefused(f"rollout {last.rollout.id} of {wish.model} is under way; it can be aborted")
+        raise DeployRefused(f"rollout {last.rollout.id} of {wish.model} is under way; abort it first")
     wrong = "; ".join(problems(wish.course))
     if wrong:
         raise DeployRefused(wrong, "course")
@@ -46,4 +46,4 @@ async def check_plan(row: Row, model: PlannedModel, requests_per_s: float, last:
     known = last.counted.state if last is not None else None
     why_not = undecided(row.rules, row.rollout.course, Pace(requests_per_s, golden), known)
     if why_not is not None:
-        raise DeployRefused(f"the plan cannot decide in its time, {why_not}", "course")
+        raise DeployRefused(f"the plan cannot reach a verdict in its time, {why_not}", "course")

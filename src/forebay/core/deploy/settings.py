@@ -28,27 +28,27 @@ class StepSettings(Section):
     share: Share
     """The new revision's share of the requests; of a shadow, the share that is copied."""
     time_s: Annotated[float, Field(gt=0, le=31_536_000)]
-    """How long it has that share at most, seconds."""
+    """Longest time at that share, seconds."""
 
 
 class PlanSettings(Section):
-    """What happens in a rollout, unless `forebay deploy --plan` says something else."""
+    """The default plan of a rollout; `forebay deploy --plan` overrides it."""
 
     kind: Kind = Kind.CANARY
     """`canary`: a growing share of the traffic, then all of it. `blue-green`: all of it at once, when there are as
-    many new replicas. `shadow`: copies of requests, whose answers nobody gets. `ab`: a share of the callers for a
-    time."""
+    many new replicas as old. `shadow`: copies of requests, whose answers are discarded. `ab`: a share of callers for
+    a time."""
     steps: tuple[StepSettings, ...] | None = None
-    """Steps with growing shares; all of the traffic follows by itself. None: a canary has 5 % for 10 minutes, then
-    20 % for 30; a shadow 20 % for an hour; an A/B test 50 % for a day."""
+    """Steps with growing shares; all of the traffic follows automatically. None: a canary has 5 % for 10 minutes,
+    then 20 % for 30; a shadow 20 % for an hour; an A/B test 50 % for a day."""
     start_timeout_s: Seconds = USUAL.start_timeout_s
-    """Replicas of the new revision that are not ready by then end the rollout, seconds."""
+    """The rollout fails if the new revision's replicas are not ready within this time, seconds."""
     warm_up_s: Seconds = USUAL.warm_up_s
-    """After a change of the share, requests that began within this time do not count, seconds."""
+    """Requests that begin within this time after a change of the share are not evaluated, seconds."""
     settle_s: Seconds = USUAL.settle_s
-    """How long the replicas of the old revision are kept when they have lost all traffic, seconds."""
+    """How long the old revision's replicas are kept after they have lost all traffic, seconds."""
     no_verdict: Literal["hold", "rollback"] = "hold"
-    """What happens when the last step is over and nobody can tell yet: wait for somebody to decide, or go back."""
+    """What to do if the last step ends without a verdict: wait for an operator's decision, or roll back."""
 
     def value(self) -> Course:
         """The course of a rollout."""
@@ -67,9 +67,9 @@ class RateSettings(Section):
     """How much more often something bad may happen than with the old revision."""
 
     ratio: Ratio = RATE.ratio
-    """It may have so many times the odds ..."""
+    """Tolerated ratio of the odds, new to old."""
     floor: Share = RATE.floor
-    """... and whatever the old one has, a share up to this."""
+    """Share that is tolerated in any case, whatever the old revision's is."""
     required: bool = True
     """Whether the new revision waits for proof that it happens no more often. Proof that it does always counts."""
 
@@ -79,7 +79,7 @@ class RateSettings(Section):
 
 
 class DriftSettings(RateSettings):
-    """How much more often something may happen that need not be wrong."""
+    """How much more often something may happen that is not necessarily wrong."""
 
     required: bool = False
     """Whether the new revision waits for proof that it happens no more often. Proof that it does always counts."""
@@ -89,11 +89,11 @@ class FigureSettings(Section):
     """How much larger a figure may be than with the old revision."""
 
     ratio: Ratio = TIME.ratio
-    """So many times as large, at the centre."""
+    """Tolerated ratio at the centre of the distribution."""
     tail: Quantile | None = TIME.tail
     """The quantile beyond which the tail begins; none: the tail is not judged."""
     tail_ratio: Ratio = TIME.tail_ratio
-    """So many times as large, at that quantile."""
+    """Tolerated ratio at that quantile."""
 
 
 class TimeSettings(FigureSettings):
@@ -123,7 +123,7 @@ class LengthSettings(FigureSettings):
     """How much longer or shorter answers may be than with the old revision, in tokens."""
 
     ratio: Ratio = 1.5
-    """So many times as long, or as short."""
+    """Tolerated ratio, longer or shorter."""
     tail: Quantile | None = None
     """The quantile beyond which the tail begins; none: the tail is not judged."""
     required: bool = False
@@ -155,11 +155,11 @@ class QualitySettings(ScoreSettings):
 
 
 class AgreementSettings(Section):
-    """How far answers to the same request may differ in meaning: 1 less the cosine of their embeddings."""
+    """How far answers to the same request may differ in meaning: 1 minus the cosine of their embeddings."""
 
     drop: Share | None = None
-    """So much, as a mean; none: 0.3, as two answers of one model at a temperature above 0 differ too, or 0.05 where
-    the model itself makes embeddings."""
+    """Tolerated mean difference; none: 0.3, as two answers of one model at a temperature above 0 also differ, or 0.05
+    if the model itself computes embeddings."""
     required: bool = True
     """Whether the new revision waits for proof that it is no lower. Proof that it is always counts."""
 
@@ -170,22 +170,22 @@ class AgreementSettings(Section):
 
 
 class PreferenceSettings(ScoreSettings):
-    """How often the judge may like the old revision's answer better than the new one's."""
+    """How much more often the judge may prefer the old revision's answer to the new one's."""
 
     drop: Share = 0.1
-    """So much more often, as a share of the requests."""
+    """Tolerated difference, as a share of the requests."""
 
 
 class GoldenSettings(Section):
-    """Questions with known answers that both revisions are asked for as long as they are compared."""
+    """Questions with known answers, put to both revisions while they are compared."""
 
     file: Annotated[str, Field(min_length=1)]
-    """JSON lines, one case each, as docs/rollouts.md describes them; a relative path starts where `forebay` does.
-    Read when a rollout begins to compare."""
+    """JSON lines, one case each, as described in docs/rollouts.md; a relative path is resolved from where `forebay`
+    runs. It is read when the comparison begins."""
     every_s: Annotated[float, Field(ge=1, le=86_400)] = 60.0
-    """Time from one round to the next, seconds. A round asks as many cases as there are, at most 64, drawn anew."""
+    """Interval between rounds, seconds. A round asks all cases, or a new random sample of 64."""
     at_once_max: Annotated[int, Field(ge=1, le=64)] = 2
-    """How many questions a replica is asked at once."""
+    """Most concurrent questions per replica."""
     timeout_s: Annotated[float, Field(gt=0, le=3600)] = 60.0
     """An answer that takes longer counts as an error, seconds."""
 
@@ -195,45 +195,45 @@ class GoldenSettings(Section):
 
 
 class RolloutSettings(Section):
-    """How new revisions of the model come to serve, and what they are judged by."""
+    """How new revisions of the model are rolled out, and what they are judged by."""
 
     plan: PlanSettings = PlanSettings()
-    """What happens."""
+    """The plan."""
     errors: RateSettings = RateSettings()
-    """Requests that fail through the replica's fault."""
+    """Requests that fail because of the replica."""
     rejections: DriftSettings = DriftSettings()
-    """Requests that the replica refuses as the client's fault, such as prompts that are too long for it."""
+    """Requests that the replica rejects as invalid, such as prompts that are too long for it."""
     ttft: TimeSettings = TimeSettings()
     """Time to the first token."""
     tpot: TimeSettings = TimeSettings()
     """Time per output token after the first."""
     latency: LatencySettings = LatencySettings()
-    """Time of a whole answer."""
+    """End-to-end time of an answer."""
     length: LengthSettings = LengthSettings()
     """Length of answers."""
     refusals: DriftSettings = DriftSettings()
-    """Answers that say that the model will not do it."""
+    """Answers in which the model refuses to comply."""
     degenerate: DriftSettings = DriftSettings()
-    """Answers that are empty, or go round in circles."""
+    """Answers that are empty or repeat themselves."""
     quality: QualitySettings = QualitySettings()
     """Score on the golden set, if there is one."""
     validity: ScoreSettings = ScoreSettings()
-    """Of a shadow: answers that are none: empty, going round in circles, a refusal, or not the JSON that was asked
+    """Shadow only: unusable answers, which are empty, repetitive, a refusal, or not the JSON that was asked
     for."""
     agreement: AgreementSettings = AgreementSettings()
-    """Of a shadow: how far its answers differ: its embeddings, or texts if there is a model for `similarity`."""
+    """Shadow only: how far its answers differ: embeddings, or texts if a `similarity` model is given."""
     preference: PreferenceSettings = PreferenceSettings()
-    """Of a shadow: whose answers are better, if there is a `judge`."""
+    """Shadow only: whose answers are better, if a `judge` is given."""
     rollback_alpha: Annotated[float, Field(ge=0.0001, le=0.5)] = 0.05
-    """Chance that a revision within all tolerances is rolled back, however long one looks."""
+    """Probability that a revision within all tolerances is rolled back, however long the comparison lasts."""
     promote_alpha: Annotated[float, Field(ge=0.0001, le=0.5)] = 0.05
-    """Chance that a revision beyond a tolerance is called fine."""
+    """Probability that a revision beyond a tolerance is accepted."""
     golden: GoldenSettings | None = None
     """The golden set; none: quality is not judged."""
     judge: Name | None = None
     """A chat model of the cluster that compares and grades answers."""
     similarity: Name | None = None
-    """An embedding model of the cluster that tells how alike two answers are."""
+    """An embedding model of the cluster that measures how similar two answers are."""
 
     def course(self, kind: Kind | None = None) -> Course:
         """The course of a rollout: as `plan` says, but for another kind with the steps that it has by itself."""

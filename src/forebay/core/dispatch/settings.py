@@ -26,18 +26,18 @@ _CONDITIONS: Final = {
 
 
 class HeaderSettings(Section):
-    """A header that a request has to have."""
+    """A header that a request must have."""
 
     name: Annotated[str, Field(pattern=HEADER_PATTERN)]
     """Its name, in lower case."""
     value: str | None = None
-    """The value that it has to have; none: any."""
+    """Required value; none: any."""
     prefix: str = ""
-    """What its value has to begin with."""
+    """Required prefix of its value."""
 
 
 class WhenSettings(Section):
-    """What a request has to be like for a rule to fit: all that is given here. Nothing given: any request fits."""
+    """Conditions of a rule; all that are given must hold. Without any, every request matches."""
 
     task: Task | None = None
     """The kind of request."""
@@ -46,15 +46,16 @@ class WhenSettings(Section):
     prompt_tokens_max: Annotated[int, Field(ge=1, le=1_000_000_000)] | None = None
     """Longest prompt, tokens, estimated from its bytes."""
     header: HeaderSettings | None = None
-    """A header that it has."""
+    """A header of the request."""
     tenant: Annotated[str, Field(min_length=1)] | None = None
-    """The tenant that it comes from."""
+    """The tenant that sent the request."""
     budget_ms_below: Annotated[float, Field(gt=0)] | None = None
-    """The header `x-forebay-budget-ms` names less time than this, milliseconds."""
+    """The header `x-forebay-budget-ms` is below this, milliseconds."""
     budget_ms_above: Annotated[float, Field(ge=0)] | None = None
-    """That header names more time than this, or is not there, milliseconds."""
+    """That header is above this, or missing, milliseconds."""
     within_max_cost: bool = False
-    """The `price_per_mtok` of the rule's model is at most what the header `x-forebay-max-cost` says, if it says."""
+    """The `price_per_mtok` of the rule's model is at most the header `x-forebay-max-cost`, or the header is
+    missing."""
 
     def value(self) -> When:
         """The condition as gateways know it."""
@@ -74,23 +75,23 @@ class WhenSettings(Section):
 
 
 class RouteSettings(Section):
-    """A rule: requests for `name` that are like `when` go to the model `then`. The first that fits counts."""
+    """A rule: requests for `name` that match `when` go to the model `then`. The first matching rule applies."""
 
     name: PublicName
-    """The name that clients put into `model`: a model's, or one of its own."""
+    """The name that clients put into `model`: that of a model, or a new one."""
     when: WhenSettings = WhenSettings()
-    """What a request has to be like; without it, any fits."""
+    """Conditions on the request; none: every request matches."""
     then: Annotated[str, Field(pattern=TARGET_PATTERN)]
     """The model, or an alias of it; with `@REVISION`, only its replicas of that revision."""
 
 
 class FallbackSettings(Section):
-    """A model that steps in for another one."""
+    """A model that serves the requests of another one."""
 
     model: Name
     """The model; it has the same task."""
     when: Literal["saturated", "down", "either"] = "either"
-    """`saturated`: the queue is full, or half of the time that a request may wait is over. `down`: no replica takes
+    """`saturated`: the queue is full, or a request has waited for half of its time limit. `down`: no replica accepts
     requests."""
 
 

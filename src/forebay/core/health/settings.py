@@ -13,22 +13,22 @@ RULES = HealthRules()
 
 
 class HealthSettings(Section):
-    """GPUs: who is asked how they are, and what follows."""
+    """GPU health: where readings come from, and when a failed GPU is used again."""
 
     source: Literal["auto", "off", "nvml", "dcgm", "scripted"] = "auto"
     """`nvml`: NVIDIA's library on this machine. `dcgm`: DCGM exporters, see `exporters`. `scripted`: a script, see
-    `file`. `auto`: `nvml` if its driver is there. `off`: nobody."""
+    `file`. `auto`: `nvml` if its driver is installed. `off`: none."""
     file: Annotated[str, Field(min_length=1)] | None = None
     """JSON lines with readings and events for `scripted`; a relative path starts where `forebay` does."""
     exporters: dict[str, str] = Field(default_factory=dict)
     """Addresses of DCGM exporters by node, such as `{node-a: "http://10.0.0.1:9400/metrics"}`."""
     kernel_log: Annotated[str, Field(min_length=1)] | None = None
-    """A file with the kernel's log, or `/dev/kmsg`, in which the driver reports XIDs; `nvml` tells of them itself."""
+    """The kernel's log file, or `/dev/kmsg`, where the driver reports XIDs; `nvml` reports them itself."""
     poll_s: Annotated[float, Field(ge=0.1, le=300)] = 2.0
-    """Time between two readings, seconds."""
+    """Interval between readings, seconds."""
     calm_s: Annotated[float, Field(ge=1, le=86_400)] = RULES.calm_s
-    """After an error, a drained GPU without another one for so long is tried again, seconds; each relapse doubles it.
-    For as long it is on probation then."""
+    """A GPU drained after an error is tried again after this long without another one, seconds; each relapse doubles
+    it. It is then on probation for as long again."""
 
     def rules(self) -> HealthRules:
         """The rules of the life of a device."""

@@ -9,17 +9,17 @@ from forebay.core.section import Conflict, Section
 
 
 class ControlSettings(Section):
-    """What watches over the replicas."""
+    """The control plane."""
 
     controllers: Literal["one", "several"] = "one"
     """`several`: a second `forebay up` of the cluster waits, and takes over when the first one fails or is stopped.
-    That needs PostgreSQL for a `store`, and an `admin.port` of its own for each."""
+    This requires PostgreSQL as the `store`, and a separate `admin.port` for each."""
     lease_s: Annotated[float, Field(ge=2, le=300)] = 8.0
-    """Of several, the one that leads renews a lease of this length; another one takes over when it has ended,
+    """With several controllers, the leader renews a lease of this length; another one takes over when it expires,
     seconds."""
     replica_lease_s: Annotated[float, Field(ge=0, le=3600)] = 30.0
-    """A replica that neither control nor any gateway has asked for its load for so long stops itself: it is cut off,
-    and has been replaced. Seconds; 0: never."""
+    """A replica that neither control nor any gateway has polled for this long stops itself, as it is cut off and has
+    been replaced. Seconds; 0: never."""
 
 
 def control_conflicts(raw: Mapping[str, Any]) -> Iterator[Conflict]:

@@ -69,12 +69,6 @@ class Footprint(NamedTuple):
 ALONE: Final = Split()
 
 
-def weight_bytes(parameters: int, bits: float, *, group: int = 0, scale_bits: int = 16) -> int:
-    """Weights of `bits` each, with one scale for each `group` of them; 0: none."""
-    scales = ceil(parameters / group) * scale_bits if group else 0
-    return ceil((parameters * bits + scales) / 8)
-
-
 def kv_bytes_per_token(architecture: Architecture, kv_bits: float = 16, split: Split = ALONE) -> int:
     """Keys and values of a token within all windows, on the GPU that has most of them."""
     dims = sum(_token_dim(layers, split) for layers in architecture.layers if not layers.encoder_tokens)

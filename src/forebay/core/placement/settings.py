@@ -52,7 +52,7 @@ class SliceSettings(Section):
     """A MIG slice of a GPU."""
 
     id: Annotated[str, Field(min_length=1)]
-    """As the driver names it: `MIG-…`."""
+    """The driver's id: `MIG-…`."""
     profile: Annotated[str, Field(min_length=1, examples=["1g.10gb"])]
     """Its profile."""
     memory_gib: Gib
@@ -63,17 +63,17 @@ class GpuSettings(Section):
     """A GPU of a node."""
 
     id: str | None = None
-    """As the driver names it: `GPU-…`, or a number; none: its place in this list, from 0."""
+    """The driver's id, `GPU-…`, or an index; none: its position in this list, from 0."""
     kind: str = ""
-    """Its product, for `placement.gpu_kinds`: `H100`."""
+    """Product name for `placement.gpu_kinds`, such as `H100`."""
     memory_gib: Gib
-    """Memory that processes can use, GiB (`nvidia-smi` says MiB)."""
+    """Memory available to processes, GiB (`nvidia-smi` shows MiB)."""
     links: tuple[str, ...] = ()
-    """Ids of the GPUs that NVLink joins it to."""
+    """Ids of the GPUs it is connected to by NVLink."""
     numa: Annotated[int, Field(ge=0, le=1024)] | None = None
-    """The NUMA node that it is near to."""
+    """The closest NUMA node."""
     mig: tuple[SliceSettings, ...] = ()
-    """Its slices, if it is divided: then replicas run on these only."""
+    """Its MIG slices, if it is partitioned: replicas then run only on these."""
 
 
 class NodeSettings(Section):
@@ -82,9 +82,9 @@ class NodeSettings(Section):
     name: Name
     """Name of the node."""
     host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
-    """Address at which its replicas listen, and at which gateways reach them."""
+    """Address that its replicas listen on and gateways connect to."""
     launcher: tuple[Annotated[str, Field(min_length=1)], ...] = ()
-    """Words before the command of a replica: `[ip, netns, exec, h1]`. It has to become the command (exec)."""
+    """Prefix of a replica's command line, such as `[ip, netns, exec, h1]`. It must `exec` the command."""
     cpus: Annotated[str, AfterValidator(_checked), Field(examples=["0-3,8"])] | None = None
     """Cores that its replicas may run on, such as `0-3,8`; none: all."""
     memory_gib: Gib | None = None
@@ -94,35 +94,35 @@ class NodeSettings(Section):
     role: Literal["serve", "fallback"] = "serve"
     """`fallback`: only for models with `placement.low_priority`, which run here without GPUs."""
     labels: tuple[Annotated[str, Field(min_length=1)], ...] = ()
-    """What `placement.labels` can ask for."""
+    """Labels that `placement.labels` can require."""
 
 
 class PlacementSettings(Section):
     """Where the replicas of a model run."""
 
     gpus: Annotated[int, Field(ge=0, le=64)] = 0
-    """GPUs of each replica (tensor parallelism), rather such as NVLink joins; 0: it needs none."""
+    """GPUs per replica (tensor parallelism), preferably connected by NVLink; 0: none."""
     fraction: Annotated[float, Field(gt=0, le=1)] | None = None
-    """The share of each GPU's memory that a replica takes, 0..1; none: it has its GPUs for itself, or takes
+    """Share of each GPU's memory that a replica takes, 0..1; none: it has its GPUs to itself, or takes
     `memory_gib`."""
     memory_gib: Gib | None = None
-    """Memory of a replica, GiB: of each of its GPUs, without GPUs of the node; none: estimated from the model."""
+    """Memory of a replica, GiB: on each of its GPUs, or of the node without GPUs; none: estimated from the model."""
     mig: str | None = None
-    """Profile of the MIG slices that will do, such as `1g.10gb`; none: any device with the memory."""
+    """Required MIG profile, such as `1g.10gb`; none: any device with enough memory."""
     gpu_kinds: tuple[str, ...] = ()
-    """Products of GPUs that will do; none: all."""
+    """Acceptable GPU products; none: all."""
     linked: bool = False
-    """The GPUs of a replica have to be joined by NVLink, each with each."""
+    """Require that all GPUs of a replica are connected to each other by NVLink."""
     cpus: Annotated[int, Field(ge=0, le=1024)] = 0
-    """Cores of each replica, which no other replica with such cores has; 0: it shares the cores of its node."""
+    """Dedicated cores per replica; 0: it shares the cores of its node."""
     nodes: tuple[Name, ...] = ()
-    """Nodes that will do; none: all."""
+    """Nodes to run on; none: all."""
     labels: tuple[str, ...] = ()
     """Labels that a node must have."""
     low_priority: bool = False
     """Its replicas may run on nodes with `role: fallback`, if there is no room elsewhere."""
     strategy: Literal["spread", "pack"] = "spread"
-    """`spread`: over as many nodes as possible. `pack`: where most room is taken already, so that nodes stay free."""
+    """`spread`: over as many nodes as possible. `pack`: on the fullest nodes, so that others stay free."""
 
 
 def placement_conflicts(raw: Mapping[str, Any]) -> tuple[Conflict, ...]:

@@ -54,9 +54,9 @@ def make_manifest(files: Iterable[File], lone: bool = False) -> Manifest:
     if not found:
         raise BadManifest("it has no files")
     if len(found) > FILES_MAX:
-        raise BadManifest(f"it has {len(found)} files, and may have {FILES_MAX}")
+        raise BadManifest(f"it has {len(found)} files, more than the {FILES_MAX} allowed")
     if lone and len(found) != 1:
-        raise BadManifest(f"it is to be one file, and has {len(found)}")
+        raise BadManifest(f"it should be a single file, but has {len(found)}")
     paths = {file.path for file in found}
     if len(paths) < len(found):
         raise BadManifest("a path occurs twice")

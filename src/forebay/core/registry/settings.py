@@ -14,36 +14,36 @@ _PASSWORD: Final = re.compile(r"(?<=//)[^/@]*:[^/@]*@|[?&]password=[^&]*")
 
 
 class EncryptionSettings(Section):
-    """What wraps the keys of encrypted artifacts: one of the two."""
+    """What wraps the keys of encrypted artifacts: exactly one of these."""
 
     key_file: Annotated[str, Field(min_length=1)] | None = None
-    """File of 32 random bytes in base64."""
+    """File with 32 random bytes in base64."""
     command: tuple[Annotated[str, Field(min_length=1)], ...] = ()
-    """A program of a key management service, with its first arguments: it is called with `wrap` or `unwrap`, reads
-    base64 and writes base64."""
+    """Command line of a key management service: it is called with `wrap` or `unwrap`, reads base64 on standard input
+    and writes base64 to standard output."""
 
 
 class RegistrySettings(Section):
-    """Where models are registered, and what has to hold before one of them is served (`source: registry:…`)."""
+    """Where models are registered, and what is required before one is served (`source: registry:…`)."""
 
     folder: Annotated[str, Field(min_length=1)] | None = None
-    """Where registered files are kept; none: `registry` below `FOREBAY_HOME`."""
+    """Folder of registered files; none: `registry` below `FOREBAY_HOME`."""
     key_file: Annotated[str, Field(min_length=1)] | None = None
-    """PEM file of the Ed25519 key that proves approvals, made when it is first needed; none: `registry.key` below
-    `FOREBAY_HOME`. Who shares a store shares it too."""
+    """PEM file with the Ed25519 key that signs approvals, created when first needed; none: `registry.key` below
+    `FOREBAY_HOME`. Clusters that share a store must share it too."""
     approvals_min: Annotated[int, Field(ge=0, le=10)] = 0
-    """How many people have to approve a revision before it is served. 0: whatever is registered may be."""
+    """How many people must approve a revision before it is served. 0: no approval is needed."""
     self_approval: bool = False
-    """Whether the approval of who has registered it counts."""
+    """Whether approval by the person who registered the revision counts."""
 
     publishers: tuple[Annotated[str, Field(min_length=1)], ...] = ()
-    """PEM files of public keys: Ed25519, or P-256, P-384 and P-521 for signatures of `model_signing`. With any of
-    them, an artifact is served only if one has signed it (`forebay registry sign`)."""
+    """PEM files with public keys: Ed25519, or P-256, P-384 and P-521 for signatures of `model_signing`. If any are
+    given, an artifact is served only if one of them has signed it (`forebay registry sign`)."""
 
     encryption: EncryptionSettings | None = None
-    """Keep what is registered from now on encrypted; none: in the clear."""
+    """Encrypt what is registered from now on; none: store it unencrypted."""
     memory_folder: Annotated[str, Field(min_length=1)] | None = None
-    """Where encrypted artifacts are decrypted to when they are served, on a tmpfs; none: `/dev/shm/forebay-UID`."""
+    """Folder on a tmpfs that encrypted artifacts are decrypted to when served; none: `/dev/shm/forebay-UID`."""
 
     def rules(self) -> ApprovalRules:
         """What approvals are judged by."""

@@ -14,11 +14,11 @@ GPUS_MAX: Final = 100_000
 
 
 class ClusterLimits(Section):
-    """What the replicas of all models may have together, however much load there is."""
+    """Limits on the replicas of all models together, whatever the load."""
 
     gpus: Annotated[int, Field(ge=1, le=GPUS_MAX)] | None = None
-    """Most GPUs, by `placement.gpus` of each replica; a `placement.fraction` counts as such, and a slice (MIG) as a
-    GPU; none: as many as there are."""
+    """Most GPUs, by each replica's `placement.gpus`; a `placement.fraction` counts as that fraction, and a MIG slice
+    as a whole GPU; none: all there are."""
     replicas: Annotated[int, Field(ge=1, le=GPUS_MAX)] | None = None
     """Most replicas, with GPUs or without; none: any number."""
 

@@ -83,11 +83,11 @@ class Pace:
     """How fast replicas may be added, or removed."""
 
     window_s: float
-    """A change has to be right for so long."""
+    """How long a change must be called for."""
     replicas: int | None = None
-    """At most so many ..."""
+    """Most replicas to add or remove within `in_s`; None: any number."""
     in_s: float = 60.0
-    """... within so many seconds."""
+    """Period that `replicas` refers to, seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,14 +123,14 @@ class Scale:
 
 
 class SignalSettings(Section):
-    """A signal that asks for more replicas, whatever the policy says."""
+    """A signal that adds replicas, whatever the policy says."""
 
     signal: Signal
-    """Which one."""
+    """The signal."""
     above: Annotated[float, Field(gt=0, le=1e12)]
-    """More replicas are wanted while it is above this: as many as bring it below, if it falls with their number."""
+    """Replicas are added while the signal is above this: as many as bring it below, if it falls with their number."""
     for_s: Seconds = 120.0
-    """When it has been above for so long, seconds."""
+    """How long it must have been above, seconds."""
 
     def value(self) -> Limit:
         """The limit."""
@@ -141,12 +141,12 @@ class PaceSettings(Section):
     """How fast replicas may be added, or removed."""
 
     window_s: Seconds | None = None
-    """A change has to be right for so long, seconds; none: 0 to add replicas, and to remove them 300 with `policy:
-    forebay`, 0 with the others, which bring their own."""
+    """Stabilization window: how long a change must be called for, seconds; none: 0 to add replicas; to remove them
+    300 with `policy: forebay` and 0 with the others, which have windows of their own."""
     replicas: Annotated[int, Field(ge=1, le=REPLICAS_MAX)] | None = None
-    """At most so many replicas; none: any number ..."""
+    """Most replicas to add or remove within `in_s`; none: any number."""
     in_s: Annotated[float, Field(gt=0, le=86_400)] = 60.0
-    """... within so many seconds."""
+    """Period that `replicas` refers to, seconds."""
 
     def value(self, usual: Pace) -> Pace:
         """The pace."""
@@ -154,14 +154,14 @@ class PaceSettings(Section):
 
 
 class HoursSettings(Section):
-    """Other bounds at some times of the week. The first entry that holds counts."""
+    """Other bounds at some times of the week. The first matching entry applies."""
 
     days: Annotated[str, Field(pattern=DAYS_PATTERN, examples=["mon-fri", "sat,sun"])] = "mon-sun"
-    """Days on which it begins."""
+    """Days on which the period begins."""
     start: Annotated[str, Field(pattern=TIME_PATTERN, examples=["08:00"])] = "00:00"
-    """Time of the day at which it begins."""
+    """Time of day at which the period begins."""
     end: Annotated[str, Field(pattern=TIME_PATTERN, examples=["20:00"])] = "24:00"
-    """Time of the day at which it ends; on the next day if that is not after `start`."""
+    """Time of day at which the period ends; on the next day if not after `start`."""
     zone: Annotated[str, Field(examples=["Europe/Berlin"])] = "UTC"
     """Time zone."""
     min: Count | None = None
@@ -176,36 +176,36 @@ class HoursSettings(Section):
 
 
 class ScaleSettings(Section):
-    """How many replicas the model has. `max` is all that has to be said."""
+    """Autoscaling of a model. Only `max` is required."""
 
     max: Annotated[int, Field(ge=1, le=REPLICAS_MAX)]
     """Most replicas."""
     min: Count = 1
-    """Fewest replicas. 0: none while nobody asks; requests then wait in the gateway until one has started."""
+    """Fewest replicas. 0: scale to zero when idle; requests then wait in the gateway until a replica has started."""
     policy: Policy = Policy.FOREBAY
-    """`forebay` learns what a replica can do within `slo`, and when load comes. `hpa` (Kubernetes), `kpa` (Knative),
-    `apa` (AIBrix) hold `signal` at `target`; `slo` (llm-d) looks at p90 against `slo`."""
+    """`forebay` learns what a replica can serve within `slo`, and forecasts load. `hpa` (Kubernetes), `kpa` (Knative)
+    and `apa` (AIBrix) keep `signal` at `target`; `slo` (llm-d) compares the p90 with `slo`."""
     shadow: bool = False
-    """Only tell what would be done: `replicas` holds."""
+    """Shadow mode: only report what would be done; the model keeps `replicas`."""
     signal: Signal = Signal.CONCURRENCY
     """What `hpa`, `kpa` and `apa` look at."""
     target: Annotated[float, Field(gt=0, le=1e12)] | None = None
-    """What they hold it at; none: a usual value of the signal."""
+    """Target value of `signal`; none: a default for that signal."""
     signals: tuple[SignalSettings, ...] = (SignalSettings(signal=Signal.KV_USE, above=0.9, for_s=10.0),)
-    """Signals that ask for more replicas, whatever the policy says."""
+    """Signals that add replicas, whatever the policy says."""
     up: PaceSettings = PaceSettings()
     """How fast replicas are added."""
     down: PaceSettings = PaceSettings()
     """How fast they are removed."""
     to_zero_after_s: Seconds = 600.0
-    """With `min: 0`: the last replica goes when no request has come for so long, seconds."""
+    """With `min: 0`: remove the last replica after this time without a request, seconds."""
     lead_s: Seconds | None = None
-    """How long a replica takes to be ready, seconds; none: as measured. Load is forecast so far ahead."""
+    """How long a replica takes to become ready, seconds; none: as measured. Load is forecast this far ahead."""
     schedule: tuple[HoursSettings, ...] = ()
     """Other bounds at some times."""
     weight: Annotated[float, Field(gt=0, le=1000)] = 1.0
-    """Where the cluster's `limits` are too small for what all models want: with 2 it has twice the share of one with
-    1. What nobody else wants it may have in any case, and `min` before all shares."""
+    """Share of this model where the cluster's `limits` are too small for all: 2 gets twice as much as 1. `min` is
+    granted first, and what no other model wants is always available."""
 
     def value(
         self, ttft_s: float | None = None, tpot_s: float | None = None, latency_s: float | None = None

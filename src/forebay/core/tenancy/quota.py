@@ -367,7 +367,7 @@ class Limiter:
             return Denied(code, f"Tenant `{book.name}` has {left} left of its {limit} {what}.", wait_s)
         text = f"This gateway has {left} left of its share of the {limit} {what} of tenant `{book.name}`"
         if self._alone:
-            return Denied(code, f"{text}, and is cut off from control, which could give it more.", wait_s)
+            return Denied(code, f"{text}, and cannot reach control, which could raise its share.", wait_s)
         if code is Code.BUDGET_EXCEEDED:
             code = Code.RATE_LIMITED  # clients take the other word for the end of the day's work
         text += (

@@ -104,7 +104,7 @@ class Admins:
             return verdict
         role = self._roles[verdict.key_id]
         if role is None:
-            return Denied(Code.UNAUTHORIZED, "The role of this key is none that is known here.")
+            return Denied(Code.UNAUTHORIZED, "The role of this key is unknown to this version of Forebay.")
         return Caller(verdict.tenant.name, role)
 
 

@@ -130,7 +130,7 @@ class SyntheticEngine:
         if isinstance(work, Embed) != (self._task is Task.EMBED):
             raise Refusal(Code.WRONG_TASK)
         if self._settings.error_share and model.chance(work.id) < self._settings.error_share:
-            raise Refusal(Code.ENGINE_FAILED, "The engine fails now and then, as its setting `error_share` says.")
+            raise Refusal(Code.ENGINE_FAILED, "The engine fails a share of requests, as set by `error_share`.")
         if isinstance(work, Embed):
             self._texts.append((work.id, self._input(work)))
         else:
@@ -275,7 +275,7 @@ def _token_ids(content: str | tuple[int, ...], param: str) -> tuple[int, ...]:
     try:
         return model.encode(content)
     except UnicodeEncodeError as error:
-        raise Refusal(Code.INVALID_REQUEST, f"`{param}` holds half a character: {error}", param) from error
+        raise Refusal(Code.INVALID_REQUEST, f"`{param}` has an unpaired surrogate: {error}", param) from error
 
 
 def _advance(sequence: _Sequence, events: list[Event]) -> str | None:

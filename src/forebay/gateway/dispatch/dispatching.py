@@ -95,7 +95,7 @@ class Dispatcher:
         if revision:
             text = f"`{shown}` does not exist: revisions are those of a model or of an alias."
             raise Refusal(Code.MODEL_NOT_FOUND, text, "model")
-        raise Refusal(Code.WRONG_TASK, f"`{shown}` stands for no model that serves {task} requests.", "model")
+        raise Refusal(Code.WRONG_TASK, f"`{shown}` does not lead to a model that serves {task} requests.", "model")
 
     def fall_back(
         self,
@@ -212,7 +212,7 @@ def _budget(exchange: Exchange, name: bytes) -> float:
     if given is None:
         return math.inf
     if not NUMBER.fullmatch(given):
-        raise Refusal(Code.INVALID_REQUEST, f"'{name.decode()}': a positive number is wanted.", name.decode())
+        raise Refusal(Code.INVALID_REQUEST, f"'{name.decode()}': expected a positive number.", name.decode())
     return float(given)
 
 

@@ -10,12 +10,12 @@ from forebay.core.health import DeviceReading
 from forebay.modelserver.telemetry.rows import Row
 from forebay.providers.devices.protocol import DeviceSource, DevicesUnknown
 
-UTILISATION: Final = Row("nv_gpu_utilization", "gauge", "Share of the time in which the GPU did something, 0 to 1.")
-TOTAL: Final = Row("nv_gpu_memory_total_bytes", "gauge", "Memory of the GPU.")
-USED: Final = Row("nv_gpu_memory_used_bytes", "gauge", "Memory of the GPU that is used.")
-POWER: Final = Row("nv_gpu_power_usage", "gauge", "What the GPU draws, watts.")
-LIMIT: Final = Row("nv_gpu_power_limit", "gauge", "What it may draw at most, watts.")
-ENERGY: Final = Row("nv_energy_consumption", "counter", "What it has used since the server's start, joules.")
+UTILISATION: Final = Row("nv_gpu_utilization", "gauge", "GPU utilization, 0 to 1.")
+TOTAL: Final = Row("nv_gpu_memory_total_bytes", "gauge", "Total GPU memory.")
+USED: Final = Row("nv_gpu_memory_used_bytes", "gauge", "Used GPU memory.")
+POWER: Final = Row("nv_gpu_power_usage", "gauge", "GPU power draw, watts.")
+LIMIT: Final = Row("nv_gpu_power_limit", "gauge", "GPU power limit, watts.")
+ENERGY: Final = Row("nv_energy_consumption", "counter", "GPU energy consumption since the server's start, joules.")
 TABLE: Final = (UTILISATION, TOTAL, USED, POWER, LIMIT, ENERGY)
 """Each with the label `gpu_uuid`."""
 

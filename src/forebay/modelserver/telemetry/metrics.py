@@ -29,46 +29,58 @@ class Sample(NamedTuple):
     suffix: str = ""
 
 
-SUCCESS: Final = Row("nv_inference_request_success", "counter", "Requests that were answered.")
+SUCCESS: Final = Row("nv_inference_request_success", "counter", "Requests answered successfully.")
 FAILURE: Final = Row("nv_inference_request_failure", "counter", "Requests that failed, by reason.")
-COUNT: Final = Row("nv_inference_count", "counter", "Rows that were inferred; not those from the cache.")
-EXECUTIONS: Final = Row("nv_inference_exec_count", "counter", "Batches that models have run.")
-PENDING: Final = Row("nv_inference_pending_request_count", "gauge", "Requests that wait for an instance now.")
+COUNT: Final = Row(
+    "nv_inference_count", "counter", "Inferences performed, one per batch row, without cached responses."
+)
+EXECUTIONS: Final = Row("nv_inference_exec_count", "counter", "Batch executions.")
+PENDING: Final = Row("nv_inference_pending_request_count", "gauge", "Requests waiting for a model instance.")
 DURATIONS: Final[Mapping[str, Row]] = {
     "success": Row(
-        "nv_inference_request_duration_us", "counter", "Time of requests from their arrival to their end."
+        "nv_inference_request_duration_us", "counter", "Total request duration, from arrival to end, microseconds."
     ),
-    "queue": Row("nv_inference_queue_duration_us", "counter", "Time that requests have waited."),
-    "compute_input": Row("nv_inference_compute_input_duration_us", "counter", "Time of making inputs ready."),
-    "compute_infer": Row("nv_inference_compute_infer_duration_us", "counter", "Time that models have run."),
-    "compute_output": Row("nv_inference_compute_output_duration_us", "counter", "Time of taking outputs."),
+    "queue": Row(
+        "nv_inference_queue_duration_us", "counter", "Total time requests spent in the queue, microseconds."
+    ),
+    "compute_input": Row(
+        "nv_inference_compute_input_duration_us", "counter", "Total time spent preparing inputs, microseconds."
+    ),
+    "compute_infer": Row(
+        "nv_inference_compute_infer_duration_us", "counter", "Total time spent executing models, microseconds."
+    ),
+    "compute_output": Row(
+        "nv_inference_compute_output_duration_us", "counter", "Total time spent collecting outputs, microseconds."
+    ),
 }
 """By the name of what they are counted in."""
-LOAD: Final = Row("nv_model_load_duration_secs", "gauge", "How long it took to load the model.")
+LOAD: Final = Row("nv_model_load_duration_secs", "gauge", "Time it took to load the model, seconds.")
 CACHE: Final[Mapping[str, tuple[Row, Row]]] = {
     "cache_hit": (
-        Row("nv_cache_num_hits_per_model", "counter", "Requests that the cache has answered."),
-        Row("nv_cache_hit_duration_per_model", "counter", "Time of finding those answers, microseconds."),
+        Row("nv_cache_num_hits_per_model", "counter", "Requests answered from the response cache."),
+        Row("nv_cache_hit_duration_per_model", "counter", "Total time of lookups that hit, microseconds."),
     ),
     "cache_miss": (
-        Row("nv_cache_num_misses_per_model", "counter", "Requests that the cache had no answer for."),
+        Row("nv_cache_num_misses_per_model", "counter", "Requests that missed the response cache."),
         Row(
             "nv_cache_miss_duration_per_model",
             "counter",
-            "Time of looking for answers and keeping them, microseconds.",
+            "Total time of lookups that missed and of insertions, microseconds.",
         ),
     ),
 }
 FIRST: Final = Row(FIRST_RESPONSE, "histogram", "Time to the first response of decoupled models.")
 SUMMARIES: Final[Mapping[str, Row]] = {
     phase: Row(
-        f"nv_inference_{phase}_summary_us", "summary", f"Quantiles of {phase} time since the model was loaded."
+        f"nv_inference_{phase}_summary_us",
+        "summary",
+        f"Quantiles of {phase} time since the model was loaded, microseconds.",
     )
     for phase in PHASES
 }
-CPU: Final = Row("nv_cpu_utilization", "gauge", "Share of all CPUs that was busy since the last scrape, 0 to 1.")
-CPU_TOTAL: Final = Row("nv_cpu_memory_total_bytes", "gauge", "Memory of the machine.")
-CPU_USED: Final = Row("nv_cpu_memory_used_bytes", "gauge", "Memory of the machine that is used.")
+CPU: Final = Row("nv_cpu_utilization", "gauge", "CPU utilization since the last scrape, 0 to 1.")
+CPU_TOTAL: Final = Row("nv_cpu_memory_total_bytes", "gauge", "Total memory of the machine.")
+CPU_USED: Final = Row("nv_cpu_memory_used_bytes", "gauge", "Used memory of the machine.")
 SECONDS: Final = Row(
     "forebay_modelserver_request_seconds",
     "histogram",
@@ -79,26 +91,26 @@ TRACES_LOST: Final = Row("forebay_modelserver_traces_lost_total", "counter", "Tr
 CERTIFICATE_ENDS: Final = Row(
     "forebay_modelserver_tls_certificate_expiry_seconds",
     "gauge",
-    "When the certificate that gRPC is encrypted with ends, Unix time.",
+    "Expiry of the gRPC server certificate, Unix time.",
 )
 MEMORY_BUDGET: Final = Row(
     "forebay_modelserver_memory_budget_bytes",
     "gauge",
-    "What all models may hold together; only with --memory-budget.",
+    "Memory budget of all models together; only with --memory-budget.",
 )
 MEMORY_USED: Final = Row(
-    "forebay_modelserver_memory_used_bytes", "gauge", "What models hold of the memory budget, as last measured."
+    "forebay_modelserver_memory_used_bytes", "gauge", "Memory held by models under the budget, as last measured."
 )
-RESIDENT: Final = Row(
-    "forebay_modelserver_models_resident", "gauge", "Model versions under the budget that are loaded."
-)
+RESIDENT: Final = Row("forebay_modelserver_models_resident", "gauge", "Loaded model versions under the budget.")
 SLEEPING: Final = Row(
-    "forebay_modelserver_models_sleeping", "gauge", "Model versions that a request would have to load again."
+    "forebay_modelserver_models_sleeping",
+    "gauge",
+    "Model versions unloaded under the budget, which a request would load again.",
 )
 SWAPS: Final = Row(
     "forebay_modelserver_swaps_total",
     "counter",
-    "Model versions that were sent to sleep (`sleep`) and loaded again (`wake`), by `event`.",
+    "Model versions unloaded (`sleep`) and loaded again (`wake`) under the budget, by `event`.",
 )
 TABLE: Final = (
     SUCCESS, FAILURE, COUNT, EXECUTIONS, *DURATIONS.values(), PENDING, LOAD,

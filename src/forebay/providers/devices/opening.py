@@ -16,23 +16,23 @@ from forebay.providers.devices.scripted import ScriptedSource
 DRIVER: Final = (Path("/proc/driver/nvidia/version"), Path("/dev/nvidiactl"))
 """Where there is NVIDIA's driver, one of these is. To ask its library takes seconds on some machines."""
 LOCAL: Final = "local"
-"""The node that the devices of this machine are on if no other is named."""
+"""The node that the devices of this machine are on."""
 
 
-def open_sources(settings: HealthSettings, node: str = LOCAL) -> Mapping[str, DeviceSource]:
-    """A source for each node that has one; `node` is this machine."""
+def open_sources(settings: HealthSettings) -> Mapping[str, DeviceSource]:
+    """A source for each node that has one."""
     sources: dict[str, DeviceSource] = {}
     match settings.source:
         case "dcgm":
             sources = {name: DcgmSource(url, wall_s) for name, url in sorted(settings.exporters.items())}
         case "scripted":
             assert settings.file is not None  # as core.cluster has checked
-            sources = {node: ScriptedSource(Path(settings.file).absolute(), time.monotonic, wall_s)}
+            sources = {LOCAL: ScriptedSource(Path(settings.file).absolute(), time.monotonic, wall_s)}
         case "nvml":
-            sources = {node: NvmlSource(wall_s)}
+            sources = {LOCAL: NvmlSource(wall_s)}
         case "auto":
             if any(path.exists() for path in DRIVER):
-                sources = {node: NvmlSource(wall_s)}
+                sources = {LOCAL: NvmlSource(wall_s)}
     if settings.kernel_log is not None:
-        sources[node] = KernelLog(Path(settings.kernel_log).absolute(), sources.get(node), wall_s)
+        sources[LOCAL] = KernelLog(Path(settings.kernel_log).absolute(), sources.get(LOCAL), wall_s)
     return sources

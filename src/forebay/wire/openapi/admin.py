@@ -14,26 +14,29 @@ SECURITY: Final[dict[str, Shape]] = {
     "key": {
         "type": "http",
         "scheme": "bearer",
-        "description": "A key of `forebay keys create --admin ROLE`, with `admin.auth: keys`.",
+        "description": "A key made by `forebay keys create --admin ROLE`, where `admin.auth` is `keys`.",
     }
 }
 _PRINTABLE: Final[Shape] = {"type": "string", "pattern": "^[ -~]*$", "maxLength": 2 * bodies.NAME_CHARS_MAX}
 _NUMBER: Final[Shape] = {"type": "string", "pattern": "^[0-9]{1,18}$"}
 _LAST: Final = Parameter(
-    "last", "query", "So many, the newest.", {"type": "integer", "minimum": 1, "maximum": bodies.EVENTS_MAX}
+    "last",
+    "query",
+    "Number of most recent ones to return.",
+    {"type": "integer", "minimum": 1, "maximum": bodies.EVENTS_MAX},
 )
 _AFTER: Final = Parameter("after", "query", "Only events with a higher number.", _NUMBER)
 _SUBJECT: Final = Parameter(
     "subject",
     "query",
-    "Only of this, such as `model/chat`, and of what lies below it.",
+    "Only events about this subject, such as `model/chat`, or anything below it.",
     _PRINTABLE,
 )
 _OF_MODEL: Final = Parameter("model", "query", "Only of this model.", _PRINTABLE)
 _PERIOD: Final = Parameter(
     "period_s",
     "query",
-    "The period up to now, seconds; without it 30 days.",
+    "Length of the period up to now, seconds; default: 30 days.",
     {"type": "integer", "minimum": 1, "maximum": bodies.PERIOD_S_MAX},
 )
 _REQUEST_ID: Final = Parameter(
@@ -41,12 +44,12 @@ _REQUEST_ID: Final = Parameter(
 )
 _OF_TENANT: Final = Parameter("tenant", "query", "Only of this tenant.", _PRINTABLE)
 _SINCE: Final = Parameter(
-    "since", "query", "The first day (UTC) that counts, such as `2026-01-31`.", {"type": "string", "format": "date"}
+    "since", "query", "First day (UTC) to include, such as `2026-01-31`.", {"type": "string", "format": "date"}
 )
 _ENDED: Final = Parameter(
     "ended",
     "query",
-    "Whether they have ended. Without it: what is under way, and the last one of each model.",
+    "Only finished rollouts, or only those in progress. Default: those in progress, and the last one of each model.",
     {"type": "boolean"},
 )
 _KEYS: Final = (*MISSING, Code.INTERNAL)
@@ -63,8 +66,8 @@ def operations(given: Answers) -> tuple[Operation, ...]:
 def document(version: str, given: Answers) -> bytes:
     """The document as JSON."""
     text = (
-        "What control knows of its cluster, and what it can be told. With `admin.auth: keys` every request but those "
-        "for health and this document carries a key; each operation says which role it needs."
+        "Inspect and change a cluster. With `admin.auth: keys` every request except those "
+        "for health and this document needs a key; each operation says which role it needs."
     )
     return make_document("Forebay admin", text, version, operations(given), SECURITY)
 
@@ -72,8 +75,14 @@ def document(version: str, given: Answers) -> bytes:
 def _looks(given: Answers) -> tuple[Operation, ...]:
     text: Said = {200: {TEXT: None}}
     return (
-        operation("/livez", "get", "livez", "Whether control runs.", text),
-        operation("/readyz", "get", "readyz", "Whether the cluster serves every model.", {**text, 503: {TEXT: None}}),
+        operation("/livez", "get", "livez", "Liveness of control.", text),
+        operation(
+            "/readyz",
+            "get",
+            "readyz",
+            "Readiness: whether the cluster serves every model.",
+            {**text, 503: {TEXT: None}},
+        ),
         operation("/metrics", "get", "metrics", "Control's metrics, in Prometheus' text format.", text),
         operation(
             "/v1/status", "get", "status", "The cluster: models, replicas, gateways.", {200: {JSON: given.status}}
@@ -82,7 +91,7 @@ def _looks(given: Answers) -> tuple[Operation, ...]:
             "/v1/events",
             "get",
             "events",
-            "What control has seen and done since it was started, the oldest first.",
+            "What control has seen and done since it started, oldest first.",
             {200: {JSON: given.events}},
             query=(_AFTER,),
             codes=(Code.INVALID_REQUEST,),
@@ -91,7 +100,7 @@ def _looks(given: Answers) -> tuple[Operation, ...]:
             "/v1/history",
             "get",
             "history",
-            "Who changed what, when and why, the oldest first: the newest ones, or the first ones after a number.",
+            "Who changed what, when and why, oldest first: the most recent events, or the first ones after a number.",
             {200: {JSON: given.history}},
             query=(_SUBJECT, _LAST, _AFTER),
             codes=(Code.INVALID_REQUEST, *STORE),
@@ -100,7 +109,7 @@ def _looks(given: Answers) -> tuple[Operation, ...]:
             "/v1/sla",
             "get",
             "sla",
-            "What can be promised of the models as they are set up, and what a period has delivered.",
+            "The availability that the models can promise as configured, and what was delivered in a period.",
             {200: {JSON: given.sla}},
             query=(_OF_MODEL, _PERIOD),
             codes=(Code.INVALID_REQUEST, Code.NOT_FOUND, Code.CONFLICT, Code.OVERLOADED, Code.DRAINING),
@@ -116,7 +125,7 @@ def _cluster(given: Answers) -> tuple[Operation, ...]:
             "/v1/reload",
             "post",
             "reload",
-            "Read the cluster file again and take it over; if it has problems, nothing is changed.",
+            "Reload the cluster file; if it has problems, nothing is changed.",
             said,
             codes=(Code.INVALID_REQUEST,),
         ),
@@ -124,7 +133,7 @@ def _cluster(given: Answers) -> tuple[Operation, ...]:
             "/v1/apply",
             "post",
             "apply",
-            "Take over a cluster file that comes with the request, or, with `dry_run`, say what it would change.",
+            "Apply the cluster file in the request, or, with `dry_run`, report what it would change.",
             said,
             body=(bodies.APPLY, "Apply"),
             codes=BODY,
@@ -135,10 +144,10 @@ def _cluster(given: Answers) -> tuple[Operation, ...]:
 def _rollouts(given: Answers) -> tuple[Operation, ...]:
     one: Said = {200: {JSON: given.rollout}}
     commands = {
-        "pause": "Keep the share of a rollout as it is; what harms still ends it.",
-        "resume": "Let a rollout go on.",
-        "promote": "Let a rollout take its next step without a verdict.",
-        "abort": "End a rollout: the old revision serves everything at once.",
+        "pause": "Hold a rollout at its current traffic share. A harmful revision is still rolled back.",
+        "resume": "Resume a paused rollout.",
+        "promote": "Advance a rollout to its next step without waiting for a verdict.",
+        "abort": "Abort a rollout: all traffic returns to the old revision at once.",
     }
     return (
         operation(
@@ -154,7 +163,7 @@ def _rollouts(given: Answers) -> tuple[Operation, ...]:
             "/v1/rollouts",
             "get",
             "rollouts",
-            "Rollouts, the newest last.",
+            "Rollouts, newest last.",
             {200: {JSON: given.rollouts}},
             query=(_OF_MODEL, _ENDED, _LAST),
             codes=(Code.INVALID_REQUEST, Code.NOT_FOUND, *STORE),
@@ -177,7 +186,7 @@ def _scaling(given: Answers) -> tuple[Operation, ...]:
             "/v1/scaling",
             "get",
             "scaling",
-            "How many replicas models have.",
+            "Number of replicas of all models.",
             {200: {JSON: given.scalings}},
             codes=(Code.CONFLICT,),
         ),
@@ -185,7 +194,7 @@ def _scaling(given: Answers) -> tuple[Operation, ...]:
             path,
             "get",
             "scalingOfModel",
-            "How many replicas a model has, and why, with the last decisions.",
+            "Number of replicas of a model, and why, with the latest decisions.",
             one,
             codes=(Code.NOT_FOUND, Code.CONFLICT),
         ),
@@ -193,7 +202,7 @@ def _scaling(given: Answers) -> tuple[Operation, ...]:
             path,
             "put",
             "setScaling",
-            "Set how many replicas a model has, or its bounds; what is not said is as the cluster file has it.",
+            "Fix a model's number of replicas, or override its bounds; what is left out follows the cluster file.",
             one,
             body=(bodies.SCALE, "Scaling"),
             codes=(*BODY, Code.NOT_FOUND, Code.CONFLICT),
@@ -208,7 +217,7 @@ def _nodes(given: Answers) -> tuple[Operation, ...]:
             "/v1/nodes",
             "get",
             "nodes",
-            "Nodes and their GPUs: how they are, what runs there, and why nothing may.",
+            "Nodes and their GPUs: their health, what runs on them, and why nothing may.",
             {200: {JSON: given.nodes}},
             codes=(Code.CONFLICT,),
         ),
@@ -216,7 +225,7 @@ def _nodes(given: Answers) -> tuple[Operation, ...]:
             "/v1/nodes/{node}/drain",
             "post",
             "drain",
-            "Take a node out of service: what runs there moves away, one replica of a model at a time.",
+            "Take a node out of service: its replicas move, one per model at a time.",
             one,
             body=(bodies.DRAIN, "Drain"),
             codes=(*BODY, Code.NOT_FOUND, Code.CONFLICT),
@@ -225,7 +234,7 @@ def _nodes(given: Answers) -> tuple[Operation, ...]:
             "/v1/nodes/{node}/undrain",
             "post",
             "undrain",
-            "Let a node serve again, or a GPU that was taken out of service.",
+            "Put a node, or a GPU that was taken out of service, back into service.",
             one,
             body=(bodies.UNDRAIN, "Undrain"),
             codes=(*BODY, Code.NOT_FOUND, Code.CONFLICT),
@@ -241,7 +250,7 @@ def _keys(given: Answers) -> tuple[Operation, ...]:
             "/v1/keys",
             "get",
             "keys",
-            "API keys: whose, since when, until when.",
+            "API keys with their holder, creation and expiry.",
             several,
             codes=_KEYS,
         ),
@@ -249,7 +258,7 @@ def _keys(given: Answers) -> tuple[Operation, ...]:
             "/v1/keys",
             "post",
             "createKey",
-            "Make a key: of a `tenant`, or of the admin API for a `name` with a `role`. It is shown this once.",
+            "Create a key of a `tenant`, or of the admin API for a `name` with a `role`. It is returned only once.",
             made,
             body=(bodies.CREATE_KEY, "Key"),
             codes=(*BODY, *_KEYS),
@@ -258,7 +267,7 @@ def _keys(given: Answers) -> tuple[Operation, ...]:
             "/v1/keys/{key}/revoke",
             "post",
             "revokeKey",
-            "End a key for good: gateways refuse it within a second, the admin API at once.",
+            "Revoke a key for good: gateways refuse it within a second, the admin API at once.",
             {200: {JSON: given.key}},
             body=(bodies.COMMAND, "Why"),
             codes=(*BODY, *_KEYS),
@@ -267,7 +276,7 @@ def _keys(given: Answers) -> tuple[Operation, ...]:
             "/v1/keys/{key}/rotate",
             "post",
             "rotateKey",
-            "Make a key for the same holder, good for as long as the old one was, which ends after `overlap_s`.",
+            "Create a key with the holder and lifetime of an old one, which is revoked after `overlap_s`.",
             made,
             body=(bodies.ROTATE_KEY, "Rotation"),
             codes=(*BODY, *_KEYS),
@@ -300,7 +309,7 @@ def _records(given: Answers) -> tuple[Operation, ...]:
             "/v1/audit/tail",
             "post",
             "auditTail",
-            f"The newest lines of the audit log, at most {bodies.EVENTS_MAX}; they may hold prompts.",
+            f"The last lines of the audit log, at most {bodies.EVENTS_MAX}; they may contain prompts.",
             {200: {JSON: given.audit_tail}},
             body=(bodies.AUDIT_TAIL, "AuditTailAsked"),
             codes=(*BODY, *busy),
@@ -309,7 +318,7 @@ def _records(given: Answers) -> tuple[Operation, ...]:
             "/v1/audit/verify",
             "post",
             "verifyAudit",
-            "Check the audit log: finds changed and removed lines and files.",
+            "Verify the audit log: finds changed and removed lines and files.",
             {200: {JSON: given.audit_verified}},
             body=(bodies.AUDIT_VERIFY, "AuditVerify"),
             codes=(*BODY, *busy),

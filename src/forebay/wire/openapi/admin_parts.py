@@ -16,7 +16,7 @@ Said = Mapping[int, Mapping[str, type | None]]
 NO_BODIES: Final[Mapping[str, None]] = {}
 PLACES: Final = {
     "model": "Name of a model.",
-    "revision": "A revision, by its id or an alias.",
+    "revision": "A revision, by id or alias.",
     "alias": "An alias, such as `champion`.",
     "id": "Id of a rollout.",
     "node": "Name of a node.",

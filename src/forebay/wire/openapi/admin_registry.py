@@ -8,8 +8,8 @@ from forebay.wire.openapi.admin_parts import BODY, CHANGE, MISSING, Answers, Sai
 from forebay.wire.openapi.document import JSON, OCTETS, Operation, Parameter
 
 _BYTES: Final[Shape] = {"type": "integer", "minimum": 0, "maximum": bodies.FILE_BYTES_MAX}
-_SIZE: Final = Parameter("size_bytes", "query", "Of the whole content.", _BYTES, required=True)
-_OFFSET: Final = Parameter("offset", "query", "Where in it the part begins.", _BYTES, required=True)
+_SIZE: Final = Parameter("size_bytes", "query", "Size of the whole content, bytes.", _BYTES, required=True)
+_OFFSET: Final = Parameter("offset", "query", "Offset of this part, bytes.", _BYTES, required=True)
 
 
 def revisions(given: Answers) -> tuple[Operation, ...]:
@@ -19,18 +19,25 @@ def revisions(given: Answers) -> tuple[Operation, ...]:
     path, why = "/v1/registry/{model}/{revision}", (bodies.COMMAND, "Why")
     steps = {
         "approve": "Approve a revision.",
-        "reject": "Reject a revision, also one that was approved.",
-        "resubmit": "Ask for the approval of a rejected revision anew.",
+        "reject": "Reject a revision, even an approved one.",
+        "resubmit": "Submit a rejected revision for approval again.",
     }
     return (
         operation("/v1/registry", "get", "revisions", "All registered revisions.", several, codes=MISSING),
-        operation("/v1/registry/{model}", "get", "revisionsOfModel", "Those of a model.", several, codes=MISSING),
+        operation(
+            "/v1/registry/{model}",
+            "get",
+            "revisionsOfModel",
+            "Registered revisions of a model.",
+            several,
+            codes=MISSING,
+        ),
         operation(
             "/v1/registry/{model}",
             "post",
             "addRevision",
-            "Register a model that is fetched from a `source`, or was sent (`upload`); the answer comes when it is "
-            "done.",
+            "Register a model fetched from a `source` or uploaded before (`upload`); answers when registration is "
+            "complete.",
             one,
             body=(bodies.ADD, "Add"),
             codes=CHANGE,
@@ -54,7 +61,7 @@ def revisions(given: Answers) -> tuple[Operation, ...]:
             "/v1/registry/{model}/aliases/{alias}",
             "put",
             "setAlias",
-            "Let a name lead to a revision, whatever it led to before.",
+            "Point an alias at a revision, replacing any earlier target.",
             one,
             body=(bodies.ALIAS, "Alias"),
             codes=CHANGE,
@@ -69,7 +76,7 @@ def uploads(given: Answers) -> tuple[Operation, ...]:
             "/v1/uploads",
             "post",
             "lacking",
-            "Which contents of an artifact have to be sent, and how much of each is there.",
+            "Which contents of an artifact are missing, and how much of each has arrived.",
             {200: {JSON: given.lacking}},
             body=(bodies.LACKING, "Manifest"),
             codes=CHANGE,
@@ -78,8 +85,8 @@ def uploads(given: Answers) -> tuple[Operation, ...]:
             "/v1/uploads/{sha256}",
             "put",
             "upload",
-            "Send a part of a content. It counts if it follows on what is there; the answer says where to go on. "
-            "What is not touched for two days is removed.",
+            "Upload a part of a content. It is kept if it continues what has arrived; the answer says where to go on."
+            " Uploads that are idle for two days are removed.",
             {200: {JSON: given.part}},
             query=(_SIZE, _OFFSET),
             bodies={OCTETS: None},
@@ -95,7 +102,7 @@ def upkeep(given: Answers) -> tuple[Operation, ...]:
             "/v1/verify",
             "post",
             "verify",
-            "Check every byte of files, records and history.",
+            "Verify every byte of files, records and history.",
             {200: {JSON: given.verified}},
             body=(bodies.VERIFY, "Verify"),
             codes=(*BODY, *MISSING),
@@ -104,7 +111,7 @@ def upkeep(given: Answers) -> tuple[Operation, ...]:
             "/v1/gc",
             "post",
             "collect",
-            "Remove files that no revision has any more.",
+            "Remove files that no revision refers to any more.",
             {200: {JSON: given.collected}},
             body=(bodies.NOTHING, "Nothing"),
             codes=(*BODY, *MISSING),

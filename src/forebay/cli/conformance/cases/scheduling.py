@@ -40,7 +40,7 @@ class Outcome:
     done_s: float = 0.0
 
 
-async def _send(server: Server, model: str, arrival: Arrival, start: float, batches: bool) -> Outcome:
+async def _send(server: Server, model: str, arrival: Arrival, start: float, *, batches: bool) -> Outcome:
     await asyncio.sleep(max(0.0, start + arrival.at_s - time.monotonic()))
     shape = [arrival.rows, arrival.width] if batches else [arrival.width]
     given = {"name": "IN", "datatype": "INT32", "shape": shape, "data": [0] * (arrival.rows * arrival.width)}
@@ -59,11 +59,11 @@ async def _send(server: Server, model: str, arrival: Arrival, start: float, batc
     return Outcome(told[0], told[1], told[2], took_s=done - sent, done_s=done - start)
 
 
-async def arrive(server: Server, model: str, arrivals: Sequence[Arrival], batches: bool = True) -> list[Outcome]:
+async def arrive(server: Server, model: str, arrivals: Sequence[Arrival]) -> list[Outcome]:
     """Send the pattern; outcomes in the order of the pattern. One request goes ahead, to connect."""
-    await _send(server, model, Arrival(), time.monotonic(), batches)
+    await _send(server, model, Arrival(), time.monotonic(), batches=True)
     start = time.monotonic() + 0.05
-    return list(await asyncio.gather(*(_send(server, model, each, start, batches) for each in arrivals)))
+    return list(await asyncio.gather(*(_send(server, model, each, start, batches=True) for each in arrivals)))
 
 
 def executions(outcomes: Sequence[Outcome]) -> Json:
@@ -186,9 +186,9 @@ def _together(name: str, models: tuple[str, str], limit_s: float) -> Check:
 
     async def run(server: Server) -> Json:
         for model in models:
-            await _send(server, model, Arrival(), time.monotonic(), False)
+            await _send(server, model, Arrival(), time.monotonic(), batches=False)
         start = time.monotonic() + 0.05
-        both = await asyncio.gather(*(_send(server, model, Arrival(), start, False) for model in models))
+        both = await asyncio.gather(*(_send(server, model, Arrival(), start, batches=False) for model in models))
         return {"together": max(each.done_s for each in both) < limit_s, "refused": refusals(both)}
 
     return Check(f"{PREFIX}{name}", run, tuple(sorted(set(models))))

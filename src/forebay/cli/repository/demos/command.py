@@ -23,11 +23,11 @@ def options() -> None:
 
 @repository.command()
 def demo(
-    folder: Annotated[Path | None, typer.Argument(help="The repository; made if it is not there.")] = None,
+    folder: Annotated[Path | None, typer.Argument(help="Folder of the repository; created if missing.")] = None,
     names: Annotated[list[str] | None, typer.Argument(help="Models.", show_default="all that can run here")] = None,
-    as_list: Annotated[bool, typer.Option("--list", help="Show what there is; nothing is written.")] = False,
+    as_list: Annotated[bool, typer.Option("--list", help="List the demo models and write nothing.")] = False,
 ) -> None:
-    """Write models of the demo into a repository, and fetch their weights."""
+    """Write demo models into a repository and fetch their weights."""
     from forebay.cli.repository.demos.table import DEMO
     from forebay.cli.repository.demos.writing import chosen
 

@@ -14,7 +14,7 @@ from forebay.wire import admin_request
 def _health(asked: Asked) -> Health:
     found = asked.behind.control.health
     if found is None:
-        raise Refusal(Code.CONFLICT, "This cluster knows nothing of its nodes.")
+        raise Refusal(Code.CONFLICT, "This cluster does not manage nodes.")
     return found
 
 

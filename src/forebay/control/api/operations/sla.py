@@ -19,7 +19,7 @@ async def sla(asked: Asked) -> Sla:
     behind, query = asked.behind, asked.request.query_params
     standby, model = behind.control.standby, admin_request.name(query, "model")
     if standby is None or standby.chronicle is None:
-        raise Refusal(Code.CONFLICT, "This cluster does not write down what becomes of its models.")
+        raise Refusal(Code.CONFLICT, "This cluster does not record availability.")
     chronicle = standby.chronicle
     period_s = admin_request.number(query.get("period_s", str(PERIOD_S)), "period_s")
     if not 1 <= period_s <= PERIOD_S_MAX:
