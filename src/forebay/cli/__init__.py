@@ -1,1 +1,1 @@
-"""Commands; build.py is the only place that wires parts."""
+"""Commands; build.py is the only place that wires parts together."""

@@ -1,4 +1,4 @@
-"""The Engine protocol and its adapters; an adapter, and the library behind it, is imported only when asked for."""
+"""The Engine protocol and its adapters; an adapter and its library are imported only when used."""
 
 from collections.abc import Mapping
 from importlib import import_module

@@ -1,1 +1,1 @@
-"""The model server: a repository of tensor models behind the Open Inference Protocol, as Triton's users know it."""
+"""The model server: a repository of tensor models behind the Open Inference Protocol, compatible with Triton."""

@@ -1,1 +1,1 @@
-"""HTTP/1.1 on asyncio protocols, both sides: what gateway and worker share of the data plane."""
+"""HTTP/1.1 on asyncio protocols, both sides: the data plane code that gateway and worker share."""

@@ -1,1 +1,1 @@
-"""Provider protocol and its adapters: who starts and stops units."""
+"""Provider protocol and its adapters: starting and stopping processes."""

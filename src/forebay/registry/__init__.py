@@ -1,1 +1,1 @@
-"""Where models come from: sources, and the digests that prove what arrived."""
+"""Where models come from: sources, and the digests that verify them."""

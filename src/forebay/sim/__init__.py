@@ -1,1 +1,1 @@
-"""The real decision code on virtual time, over a simulated network and engines: for chaos tests and what-if."""
+"""The real decision code in virtual time, over a simulated network and engines: for chaos tests and what-if."""

@@ -1,1 +1,1 @@
-"""The store: what is wanted and what has happened, in SQLite or PostgreSQL, on one schema."""
+"""The store: desired state and history, in SQLite or PostgreSQL, with one schema."""

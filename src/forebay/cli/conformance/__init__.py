@@ -1,1 +1,1 @@
-"""`forebay conformance`: what a server of the Open Inference Protocol v2 does, checked over HTTP and gRPC."""
+"""`forebay conformance`: checks a server of the Open Inference Protocol v2 over HTTP and gRPC."""

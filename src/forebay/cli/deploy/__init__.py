@@ -1,1 +1,1 @@
-"""`forebay deploy`, `rollout` and `apply`: changes of a running cluster, through its admin API."""
+"""`forebay deploy`, `rollout` and `apply`: change a running cluster through its admin API."""

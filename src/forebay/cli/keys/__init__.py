@@ -1,1 +1,1 @@
-"""`forebay keys`: makes, lists, revokes and replaces API keys, here or through an admin API."""
+"""`forebay keys`: creates, lists, revokes and rotates API keys, locally or through an admin API."""

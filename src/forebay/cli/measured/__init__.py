@@ -1,1 +1,1 @@
-"""What `bench/` has measured, as tables for people."""
+"""Benchmark results of `bench/` as tables for the docs."""

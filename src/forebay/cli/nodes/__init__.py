@@ -1,1 +1,1 @@
-"""`forebay nodes`, `drain` and `undrain`: how nodes and GPUs are, and taking them out of service."""
+"""`forebay nodes`, `drain` and `undrain`: health of nodes and GPUs, and taking them out of service."""

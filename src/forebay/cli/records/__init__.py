@@ -1,1 +1,1 @@
-"""`forebay explain`, `usage` and `audit`: what the gateways have written down of finished requests."""
+"""`forebay explain`, `usage` and `audit`: what gateways have recorded about finished requests."""

@@ -1,1 +1,1 @@
-"""`forebay registry` and `forebay history`: registered models, their approval, and who did what when."""
+"""`forebay registry` and `forebay history`: registered models, approvals, and who did what when."""

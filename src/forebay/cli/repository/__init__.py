@@ -1,1 +1,1 @@
-"""`forebay serve --repository`: the model server, a drop-in for Triton."""
+"""`forebay serve --repository`: the model server, a drop-in replacement for Triton."""

@@ -1,1 +1,1 @@
-"""`forebay up` while it runs: what it tells people, and how several controls of one cluster take turns."""
+"""`forebay up` while it runs: its output, and how several controllers of one cluster take turns."""

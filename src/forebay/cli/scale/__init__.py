@@ -1,1 +1,1 @@
-"""`forebay scale`: how many replicas models have, why, and what people say to that."""
+"""`forebay scale`: numbers of replicas, the reasons for them, and manual overrides."""

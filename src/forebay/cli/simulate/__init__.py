@@ -1,1 +1,1 @@
-"""`forebay simulate`: what a cluster would have done with a trace."""
+"""`forebay simulate`: replays a trace against a described cluster."""

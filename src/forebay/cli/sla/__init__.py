@@ -1,1 +1,1 @@
-"""`forebay sla`: what can be promised, and what was delivered."""
+"""`forebay sla`: availability that can be promised, and what was delivered."""

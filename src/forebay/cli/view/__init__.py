@@ -1,1 +1,1 @@
-"""What `forebay up` and `forebay status` show of a cluster."""
+"""How `forebay up` and `forebay status` show a cluster."""

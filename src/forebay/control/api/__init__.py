@@ -1,1 +1,1 @@
-"""The admin API: what runs, what has happened, rollouts, the registry, and changes of the cluster file."""
+"""The admin API: status, events, rollouts, the registry, and changes of the cluster file."""

@@ -1,1 +1,1 @@
-"""The health of nodes and GPUs: what sources report, what follows of it, and what people say to it."""
+"""Health of nodes and GPUs: what sources report, what follows from it, and drains by operators."""

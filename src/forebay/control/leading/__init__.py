@@ -1,1 +1,1 @@
-"""One control among several: waiting for its turn, leading while its lease lasts, and what it says of that."""
+"""Leadership among several controllers: waiting as a follower, and leading while the lease lasts."""

@@ -1,1 +1,1 @@
-"""Where the replicas of a plan run: nodes as the cluster file and the machine describe them, and what fits there."""
+"""Placement of a plan's replicas: nodes as described by the cluster file and the machine, and what fits on them."""

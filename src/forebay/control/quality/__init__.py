@@ -1,1 +1,1 @@
-"""How good the answers of a new revision are: golden sets that are asked of it, and pairs of answers compared."""
+"""Quality of a new revision's answers: golden sets, and pairs of answers compared."""

@@ -1,1 +1,1 @@
-"""The parts of `control.deploying`: slots of two revisions, what is seen of them, what becomes of it in the store."""
+"""Parts of `control.deploying`: slots of two revisions, what is observed of them, and what is stored."""

@@ -1,1 +1,1 @@
-"""How many replicas each model has: gateways are asked, `core.scaling` decides, the store and people are told."""
+"""Numbers of replicas: gateways are polled, `core.scaling` decides, the result is stored and reported."""

@@ -1,1 +1,1 @@
-"""Replicas that are ready and rest, what has become of the ones that serve, and what can be promised of them."""
+"""Standby replicas, the availability record of serving ones, and what can be promised of them."""

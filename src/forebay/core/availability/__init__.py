@@ -1,1 +1,1 @@
-"""Who rests and who serves, how many spares a promise takes, and what became of the promise."""
+"""Which replicas are on standby, how many spares an objective requires, and how it was met."""

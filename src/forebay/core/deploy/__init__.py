@@ -1,1 +1,1 @@
-"""How a new revision comes to serve: courses with steps, phases of a rollout, what each wants of the cluster."""
+"""How a new revision is rolled out: courses with steps, phases, and what each phase requires of the cluster."""

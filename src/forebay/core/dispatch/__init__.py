@@ -1,4 +1,4 @@
-"""Which model a request goes to: aliases, rules by what a request is like, and models that step in."""
+"""Which model a request goes to: aliases, rules on properties of the request, and fallback models."""
 
 from forebay.core.dispatch.table import (
     Chosen,

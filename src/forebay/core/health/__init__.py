@@ -1,4 +1,4 @@
-"""How GPUs are: what an error means, when one may serve again, and how much a slow one gets. Pure."""
+"""GPU health: what an error means, when a GPU may serve again, and how much load a slow one gets."""
 
 from forebay.core.health.attribution import hit, inherited
 from forebay.core.health.device import DeviceState, Effect, HealthRules, release, standing, step

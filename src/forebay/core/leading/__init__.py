@@ -1,1 +1,1 @@
-"""Leases: which of several controls leads, and whether a replica still belongs to anybody."""
+"""Leases: which of several controllers leads, and whether a replica still belongs to a cluster."""

@@ -1,1 +1,1 @@
-"""Where replicas run: what they need, which nodes and devices have it, and why nothing does."""
+"""Where replicas run: what they need, which nodes and devices have it, and why none does."""

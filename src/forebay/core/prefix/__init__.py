@@ -1,1 +1,1 @@
-"""Which beginnings of prompts are held where."""
+"""Which prompt prefixes are cached where."""

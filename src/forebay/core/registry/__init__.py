@@ -1,1 +1,1 @@
-"""What the registry decides: what an artifact consists of, and whether a revision may be served."""
+"""Decisions of the registry: what an artifact consists of, and whether a revision may be served."""

@@ -1,4 +1,4 @@
-"""What is done about replicas that fail or are slow, and how much may be spent on trying again."""
+"""What is done about failing or slow replicas, and how much may be spent on retries."""
 
 from forebay.core.resilience.breaker import (
     DEFAULTS,

@@ -1,1 +1,1 @@
-"""How many replicas a model needs: learned capacity, forecasts, and the rules that other autoscalers publish."""
+"""How many replicas a model needs: learned capacity, forecasts, and the published rules of other autoscalers."""

@@ -1,1 +1,1 @@
-"""What a model server decides: batches, sequences, ensembles, versions, what fits into memory. Triton's rules."""
+"""Decisions of a model server, by Triton's rules: batches, sequences, ensembles, versions, memory."""

@@ -1,1 +1,1 @@
-"""How much memory a model will take: what its files say of its architecture, and what engines add to it."""
+"""Estimates how much memory a model will take, from its files and the engine's overhead."""

@@ -1,4 +1,4 @@
-"""An engine without a model: deterministic text and vectors on a stated time model. For tests and dry runs."""
+"""An engine without a model: deterministic text and vectors with configurable timing. For tests and dry runs."""
 
 from forebay.engines.synthetic.engine import SyntheticEngine
 

@@ -1,4 +1,4 @@
-"""Backends of the model server: what runs tensor models. A library is imported only by the backend that needs it."""
+"""Backends of the model server, which run tensor models. A library is imported only by the backend that needs it."""
 
 from importlib import import_module
 from typing import cast

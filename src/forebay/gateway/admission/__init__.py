@@ -1,1 +1,1 @@
-"""Requests that give way to more urgent ones: the rules of `core.admission` on attempts under way."""
+"""Preemption: the rules of `core.admission` applied to attempts in flight."""

@@ -1,1 +1,1 @@
-"""Which model a request goes to: the rules of `core.dispatch` on real requests."""
+"""Which model a request goes to: the rules of `core.dispatch` applied to requests."""

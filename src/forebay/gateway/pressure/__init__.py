@@ -1,1 +1,1 @@
-"""How much is asked of each model: what control scales by, and what is said while a model starts."""
+"""Load per model: what control scales by, and what clients are told while a model starts."""

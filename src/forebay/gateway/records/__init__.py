@@ -1,1 +1,1 @@
-"""What a gateway writes down of finished requests: decisions, the audit log, the usage ledger."""
+"""What a gateway records about finished requests: decisions, the audit log, the usage ledger."""

@@ -1,1 +1,1 @@
-"""A model that is being rolled out: its requests divided between two revisions, copied, and told of."""
+"""Requests of a model that is being rolled out: split between two revisions, mirrored, and reported."""

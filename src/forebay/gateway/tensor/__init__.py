@@ -1,1 +1,1 @@
-"""Requests for models of the task `tensor`: the Open Inference Protocol under /v2, and the endpoints of tasks."""
+"""Requests for models with `task: tensor`: the Open Inference Protocol under /v2, and task endpoints."""

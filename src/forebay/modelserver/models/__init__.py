@@ -1,1 +1,1 @@
-"""The models behind the fronts: their lives, who runs when and where, and what is counted of it."""
+"""The models behind the fronts: life cycle, scheduling, placement and statistics."""

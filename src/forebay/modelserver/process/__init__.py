@@ -1,1 +1,1 @@
-"""Models in processes of their own: what the server says to them, how tensors cross, how long they live."""
+"""Models in separate processes: the protocol with the server, tensor transport, supervision."""

@@ -1,4 +1,4 @@
-"""Model repositories: what a folder holds, what `config.pbtxt` says, and what the backends found out about a model.
+"""Model repositories: folder contents, `config.pbtxt`, and what backends report about a model.
 
 `scan` looks for models, `read` makes one of them a checked configuration, `complete` adds what the loaded model
 knows.

@@ -1,1 +1,1 @@
-"""Tasks: endpoints with shapes that people know, in front of models of the repository that say they do the task."""
+"""Task endpoints with well-known formats, in front of repository models that declare the task."""

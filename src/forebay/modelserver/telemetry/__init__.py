@@ -1,1 +1,1 @@
-"""What the model server tells of itself: traces, logs, metrics, and the settings by which clients change them."""
+"""Telemetry of the model server: traces, logs, metrics, and the settings through which clients change them."""

@@ -1,1 +1,1 @@
-"""Sources of what GPUs report: NVIDIA's library, DCGM exporters, the kernel's log, a script."""
+"""Sources of GPU readings: NVML, DCGM exporters, the kernel log, a script."""

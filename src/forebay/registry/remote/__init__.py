@@ -1,4 +1,4 @@
-"""Models that lie elsewhere: S3, the Hugging Face Hub, MLflow. Fetched once a version, resumed where cut off.
+"""Remote model sources: S3, the Hugging Face Hub, MLflow. Versions are downloaded once, and resumed if interrupted.
 
 Each library is imported only when a source of its kind is used.
 """

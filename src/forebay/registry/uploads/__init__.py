@@ -1,1 +1,1 @@
-"""What clients send of artifacts that the cluster does not see itself, until a revision is made of it."""
+"""Uploads of artifacts from clients, until a revision is created from them."""

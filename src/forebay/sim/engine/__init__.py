@@ -1,4 +1,4 @@
-"""An engine without a GPU: how long steps take on known hardware, and what a scheduler makes of them."""
+"""An engine without a GPU: step times on known hardware, and a scheduler on top of them."""
 
 from forebay.sim.engine.hardware import Hardware, Start, hardware, rows, start_s
 from forebay.sim.engine.replica import Replica

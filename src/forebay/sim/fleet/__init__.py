@@ -1,1 +1,1 @@
-"""A fleet whose size changes: weeks of a model's load in seconds, with the real decisions on how many replicas."""
+"""A fleet that scales: weeks of a model's load in seconds, with the real scaling decisions."""

@@ -1,1 +1,1 @@
-"""Whole clusters on virtual time: the product's own control, gateways and workers, and every byte between them."""
+"""Whole clusters in virtual time: the real control, gateways and workers, and every byte between them."""

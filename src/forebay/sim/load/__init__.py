@@ -1,1 +1,1 @@
-"""What a simulation is fed with: traces that are read, and workloads that are made."""
+"""Input of a simulation: traces that are read, and generated workloads."""

@@ -1,1 +1,1 @@
-"""A network in memory under asyncio's transports: nodes, what lies between them, and what can go wrong with it."""
+"""An in-memory network under asyncio's transports: nodes, links, and faults."""

@@ -1,1 +1,1 @@
-"""A workload against a described cluster: the real gateways on virtual time, in front of modelled engines."""
+"""A workload against a described cluster: the real gateways in virtual time, in front of modelled engines."""

@@ -1,1 +1,1 @@
-"""What replays have found, for people: figures with their uncertainty, curves, a page with charts."""
+"""Results of replays: figures with confidence intervals, curves, a page with charts."""

@@ -1,4 +1,4 @@
-"""Other systems' routing policies, written anew from what they publish, to measure ours against."""
+"""Other systems' routing policies, reimplemented from their published code, for comparison."""
 
 from forebay.sim.rivals.table import RIVALS, Row
 from forebay.sim.rivals.values import Report, Rival, Seen, State, Truth

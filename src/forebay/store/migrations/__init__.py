@@ -1,4 +1,4 @@
-"""The history of the schema. A version is never changed once it was released; a change is a new one."""
+"""Migrations of the schema. A released version is never edited; a change is a new version."""
 
 from pathlib import Path
 from typing import Final

@@ -1,1 +1,1 @@
-"""APIs beside OpenAI's chat: Anthropic's Messages, OpenAI's Responses, tokens. Requests become the values of chat."""
+"""APIs besides OpenAI's chat: Anthropic's Messages, OpenAI's Responses, tokenization. Requests become chat values."""

@@ -1,1 +1,1 @@
-"""Bodies that HTML forms have: fields and files in one body, sans-IO."""
+"""HTML form bodies (multipart/form-data): fields and files in one body, sans-IO."""

@@ -1,1 +1,1 @@
-"""What is published of our HTTP APIs, as OpenAPI documents: made from the tables that requests are read by."""
+"""OpenAPI documents of our HTTP APIs, generated from the tables that requests are parsed with."""

@@ -1,1 +1,1 @@
-"""Requests under way: the events of their work become their answers."""
+"""Requests in flight: engine events become answers."""

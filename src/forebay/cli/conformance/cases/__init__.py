@@ -1,4 +1,4 @@
-"""The suite's own checks, on its own models; what is expected is what Triton was recorded to answer."""
+"""The suite's own checks, on its own models; the expected results were recorded from Triton."""
 
 from forebay.cli.conformance.cases import (
     control,

@@ -1,1 +1,1 @@
-"""`forebay repository demo`: models to try the model server with."""
+"""`forebay repository demo`: demo models for the model server."""

@@ -1,1 +1,1 @@
-"""What each operation of the admin API does; who may, and what becomes of mistakes, is its door's business."""
+"""What each operation of the admin API does; authorization and error handling are in `control.api.app`."""

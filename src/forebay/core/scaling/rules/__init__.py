@@ -1,1 +1,1 @@
-"""What other systems' autoscalers would want: their published formulas and defaults, one to a file."""
+"""Other systems' autoscalers: their published formulas and defaults, one per file."""

@@ -1,4 +1,4 @@
-"""Ensembles: what is wrong with one, the order to load them in, and what each request of one runs next."""
+"""Ensembles: validation, load order, and what each request runs next."""
 
 from forebay.core.serving.ensemble.check import Checked, Lookup, abreast, check, lacks, load_order
 from forebay.core.serving.ensemble.flow import Dag, Flow, Gates, Progress, Start, carried_shape

@@ -1,1 +1,1 @@
-"""Models written in Python: what Triton's Python backend offers them, in a process of their own."""
+"""Models written in Python: the API of Triton's Python backend, in a separate process."""

@@ -1,1 +1,1 @@
-"""From a folder in a repository to a model that serves, and back."""
+"""From a folder in a repository to a serving model, and back."""

@@ -1,1 +1,1 @@
-"""Requests under way: checked, queued, run in batches, answered, counted."""
+"""Requests in flight: validated, queued, batched, executed, answered, counted."""

@@ -1,1 +1,1 @@
-"""The child: loads one model and runs its batches."""
+"""The child process: loads one model and runs its batches."""

@@ -1,1 +1,1 @@
-"""The forms of a configuration: text, protobuf message, JSON document, and the values of `core.serving.config`."""
+"""Representations of a configuration: text, protobuf message, JSON, and the values of `core.serving.config`."""

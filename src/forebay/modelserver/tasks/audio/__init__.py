@@ -1,1 +1,1 @@
-"""Tasks of speech: text out of audio, and audio out of text."""
+"""Speech tasks: transcription, and text to speech."""

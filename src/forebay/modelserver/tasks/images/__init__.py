@@ -1,1 +1,1 @@
-"""Tasks on pictures: what is on them, where, which part is what, and what is written there."""
+"""Image tasks: classification, detection, segmentation, and OCR."""

@@ -1,1 +1,1 @@
-"""Several controls of one simulated cluster: one leads, others wait, and leaders are killed, stopped and cut off."""
+"""Several controllers of one simulated cluster: leaders are killed, paused and cut off."""

@@ -1,1 +1,1 @@
-"""Rollouts in simulated clusters: the product's own, over a store that fails, with revisions that are often bad."""
+"""Rollouts in simulated clusters: the real code, over a store that fails, with revisions that are often bad."""

@@ -1,1 +1,1 @@
-"""Models of a simulated cluster whose number of replicas changes while faults happen."""
+"""Models of a simulated cluster that scale while faults happen."""

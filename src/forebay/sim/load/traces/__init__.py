@@ -1,1 +1,1 @@
-"""Reading what others, and our own gateways, have recorded of real traffic."""
+"""Readers of recorded traffic: public traces, and our own gateways' records."""
