@@ -55,7 +55,7 @@ def test_an_api_key_is_sent(run: Run, server: FakeServer) -> None:
     ("model", "says"),
     [
         ("refuse", "No answer: The waiting queue is full. [queue_full] (HTTP 429; try again in 7 s)"),
-        pytest.param("cut", "Incomplete: the answer broke off", marks=pytest.mark.slow),
+        pytest.param("cut", "Incomplete: the answer was interrupted", marks=pytest.mark.slow),
         pytest.param("error-event", "Incomplete: The replica was lost. [stream_interrupted]", marks=pytest.mark.slow),
     ],
 )
@@ -93,4 +93,4 @@ def test_an_empty_question_is_wrong_usage(run: Run, server: FakeServer) -> None:
     done = run("chat", "--url", server.url, stdin="\n")
 
     assert done.returncode == 2
-    assert "no question" in done.stderr
+    assert "No prompt" in done.stderr

@@ -112,7 +112,7 @@ def test_config_check_tells_of_sources_that_are_not_on_this_machine(run: Run, tm
 def test_config_check_takes_a_file_as_other_commands_do(run: Run, tmp_path: Path) -> None:
     (tmp_path / "other.yaml").write_bytes(demo_file().text)
     for words in (("-f", "other.yaml"), ("other.yaml",), ("--file", "other.yaml", "--set", "gateway.port=9000")):
-        assert run("config", "check", *words).stdout.startswith("other.yaml: fine.")
+        assert run("config", "check", *words).stdout.startswith("other.yaml: valid.")
 
 
 def test_a_bad_cluster_file_starts_nothing(run: Run, tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ def test_the_status_table_fits_a_terminal_and_says_why_something_is_not_ready() 
 
     for words in ("1/2 ready", "chat-0", "3/32", "25%", "127.0.0.1:8080", "0123456", "quarantined", "gateway-0"):
         assert words in shown
-    assert "it ended with code 1; starts again in 4.5 s" in shown
+    assert "it ended with code 1; restarts in 4.5 s" in shown
     assert "chat: m.gguf: it has another SHA-256" in shown
     assert "last words: Error: [no] such file" in shown
     assert "…" not in shown

@@ -32,9 +32,9 @@ def test_measurements_become_tables_and_no_measurement_is_said(tmp_path: Path) -
     block = page.benchmarks(tmp_path)
 
     assert "|  | forebay 0.1 | forebay-lean 0.1 | nginx 1.2 |" in block
-    assert "| CPU of a request of 1 KB, µs | **30** | - | 10 |" in block
-    assert "| memory of an open stream, KB | **-** | 9.5 | - |" in block
-    assert "| added to the first event, streams at random instants, p50, µs | **-** | - | 250 |" in block
+    assert "| CPU per 1 KB request, µs | **30** | - | 10 |" in block
+    assert "| memory per open stream, KB | **-** | 9.5 | - |" in block
+    assert "| latency added to the first event, independent streams, p50, µs | **-** | - | 250 |" in block
     assert gateway.IN_STEP in block
     assert "32 KB" not in block, "what nobody was measured at has no row"
     assert "Goals" not in block

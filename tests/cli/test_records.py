@@ -216,7 +216,7 @@ def test_losses_and_moved_files_are_told(run: Run, root: Path) -> None:
     path = root / "gateway-0/audit-00000001.jsonl"
     with path.open("ab") as file:
         file.write(b'{"half a li')
-    assert "the last 11 bytes have no seal yet" in run("audit", "verify").stdout
+    assert "the last 11 bytes are not sealed yet" in run("audit", "verify").stdout
     keep(root, "gateway-0", decided("req-5"))
     assert "1 lost, as the log itself says: an unfinished line" in run("audit", "verify").stdout
     lines = path.read_bytes().splitlines(keepends=True)

@@ -89,10 +89,10 @@ def _events(client: httpx.Client, document: dict[str, object]) -> Iterator[dict[
                 if data:
                     yield msgspec.json.decode(data, type=dict)
     except httpx.ConnectError:
-        raise ChatFailed(f"nothing answers at {client.base_url} any more") from None
+        raise ChatFailed(f"{client.base_url} does not answer any more") from None
     except (httpx.HTTPError, msgspec.MsgspecError) as error:
-        raise ChatFailed(f"the answer broke off ({type(error).__name__})") from None
-    raise ChatFailed("the answer broke off before its end")
+        raise ChatFailed(f"the answer was interrupted ({type(error).__name__})") from None
+    raise ChatFailed("the answer was interrupted before its end")
 
 
 def _take(event: dict[str, object], answer: Answer) -> str:
@@ -149,7 +149,7 @@ def converse(talk: Talk, out: Console, notes: Console) -> int:
     import readline  # noqa: F401 - gives input() history and editing
 
     notes.print(
-        f"[bold]{escape(talk.model)}[/] at {talk.client.base_url}   [dim]Ctrl-C stops an answer, Ctrl-D leaves, "
+        f"[bold]{escape(talk.model)}[/] at {talk.client.base_url}   [dim]Ctrl-C stops an answer, Ctrl-D quits, "
         "/reset starts over[/]",
         highlight=False,
     )
@@ -165,7 +165,7 @@ def converse(talk: Talk, out: Console, notes: Console) -> int:
             out.file.write("\n")
             if leaving:
                 return INTERRUPTED
-            notes.print("[dim]Ctrl-C again, or Ctrl-D, leaves[/]")
+            notes.print("[dim]Ctrl-C again, or Ctrl-D, quits[/]")
             leaving = True
             continue
         leaving = False
@@ -181,7 +181,7 @@ def chat(talk: Talk, prompt: str | None, out: Console, notes: Console) -> int:
     if prompt is None and not sys.stdin.isatty():
         prompt = sys.stdin.read(1_000_000).strip()
         if not prompt:
-            raise UserError("There is no question: give one as an argument or on standard input.", WRONG_USAGE)
+            raise UserError("No prompt: give one as an argument or on standard input.", WRONG_USAGE)
     if prompt is None:
         return converse(talk, out, notes)
     return 0 if show_answer(talk, prompt, out, notes) else 1

@@ -154,13 +154,13 @@ def check_certificate(spec: TlsSpec) -> Check:
     try:
         expires_s = tls.load(spec).expires_s
     except tls.BadPair as error:
-        return Check("certificate", State.MISSING, str(error), "mend the files that gateway.tls names")
+        return Check("certificate", State.MISSING, str(error), "fix the files named in gateway.tls")
     left_s = expires_s - wall_s()
     on = tls.day(expires_s)
     if left_s <= 0:
         return Check("certificate", State.MISSING, f"expired on {on}", f"renew {spec.certificate}")
     if left_s < tls.EXPIRY_WARNING_S:
-        advice = f"renew {spec.certificate}; running gateways take the new one over by themselves"
+        advice = f"renew {spec.certificate}; running gateways reload it automatically"
         return Check("certificate", State.WARN, f"expires on {on}", advice)
     return Check("certificate", State.OK, f"expires on {on}")
 
@@ -202,7 +202,7 @@ def check_downloads() -> Check:
     found = f"pip {version.split()[1]}"
     probe = [*pip, "--timeout", "5", "--retries", "0", "index", "versions", PROBED_PACKAGE]
     if _run(probe, INDEX_TIMEOUT_S) is None:
-        advice = "models that are local files, or fetched before, still work; check network, proxy and pip's settings"
+        advice = "local and already downloaded models still work; check network, proxy and pip's settings"
         return Check("pip", State.WARN, f"{found}, the package index does not answer", advice)
     return Check("pip", State.OK, f"{found}, the package index answers")
 
@@ -230,7 +230,7 @@ def check_gpu() -> Check:
 def check_clock() -> Check:
     """A clock before the installation of this very file is wrong; certificates and log times suffer."""
     if wall_s() < Path(__file__).stat().st_mtime - 86_400:
-        return Check("clock", State.WARN, "behind the time of installation", "set the system clock")
+        return Check("clock", State.WARN, "behind the installation time", "set the system clock")
     return Check("clock", State.OK, "plausible")
 
 

@@ -21,8 +21,8 @@ from forebay.obs.clock import wall_s
 from forebay.store import events
 from forebay.store.database import Store, StoreError
 
-NO_FILE = "there is no file to read again: the cluster was started without one"
-NOT_SENT = "this cluster takes no cluster file from outside"
+NO_FILE = "there is no file to reload: the cluster was started without one"
+NOT_SENT = "this cluster does not accept cluster files over the API"
 UNCHANGED = "Nothing was changed."
 
 Recorder = Callable[[str, str, Reloaded], None]

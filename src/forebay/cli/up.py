@@ -32,7 +32,7 @@ from forebay.store.database import StoreError
 from forebay.wire.documents import UNREADABLE
 
 BACKLOG = 128
-NOT_BEGUN = "Nothing was started or stopped; what ran before runs on."
+NOT_BEGUN = "Nothing was started or stopped; what was running keeps running."
 
 
 def run_up(
@@ -141,9 +141,7 @@ def _take_ports(cluster: Cluster, places: Places) -> socket.socket:
     admin = bind(cluster.admin.host, cluster.admin.port)
     if isinstance(admin, Taken):
         how = (
-            "each control needs one of its own: `--set admin.port=PORT`"
-            if several
-            else "change admin.port or admin.host"
+            "each controller needs its own: `--set admin.port=PORT`" if several else "change admin.port or admin.host"
         )
         problems.append(f"the admin API: {admin.why}. Stop that, or {how}.")
     if problems or isinstance(admin, Taken):
@@ -188,11 +186,11 @@ async def _run(parts: Parts, listener: socket.socket, screen: Screen, began: flo
     def stop() -> None:
         screen.still()
         if control.stopping:
-            screen.line("stopping at once: what runs is cut off", "red")
+            screen.line("stopping at once: running requests are cut off", "red")
             control.kill()
         else:
             control.stop()
-            screen.line("Ctrl-C once more cuts off what still runs.", "dim")
+            screen.line("Press Ctrl-C again to stop at once.", "dim")
 
     hung_up, terminal = asyncio.Event(), has_terminal()
 

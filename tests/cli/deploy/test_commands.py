@@ -147,7 +147,7 @@ def test_a_plan_file_is_checked_here_and_sent_as_it_is(api: Api, tmp_path: Path)
     plan.write_text("steps: [{share: 2}]\n")
     said = str(refused("deploy", "chat", "-r", "r-1", "--plan", str(plan)))
     assert "line 1" in said
-    assert "nothing was begun" in said
+    assert "no rollout was started" in said
     assert len(api.asked) == 1
 
 
@@ -276,7 +276,7 @@ def test_the_key_comes_from_a_file_or_from_the_environment(
     (tmp_path / "token").write_text("\n")
     assert "keys create" in str(refused("rollout", "status", "--token-file", str(tmp_path / "token")))
     (tmp_path / "token").write_bytes(b"\xff")
-    assert "no text" in str(refused("rollout", "status", "--token-file", str(tmp_path / "token")))
+    assert "not a text file" in str(refused("rollout", "status", "--token-file", str(tmp_path / "token")))
     assert "cannot be read" in str(refused("rollout", "status", "--token-file", str(tmp_path / "none")))
 
 
@@ -284,7 +284,7 @@ def test_the_key_comes_from_a_file_or_from_the_environment(
     ("status", "code", "key", "says"),
     [
         (401, "invalid_api_key", "", "No key was sent"),
-        (401, "invalid_api_key", "fb-x", "not good"),
+        (401, "invalid_api_key", "fb-x", "not valid"),
         (403, "role_not_allowed", "", "only the account that runs the cluster"),
         (403, "role_not_allowed", "fb-x", "[role_not_allowed]"),
         (409, "conflict", "", "[conflict] (HTTP 409)"),
@@ -334,7 +334,7 @@ def test_a_rollout_fits_a_terminal_and_says_where_it_is_and_what_is_lacking(colu
         "ready replicas: r-1111bbbb ? of 1, r-0000aaaa 3 of 3",
         "worse",
         "1,204",
-        "3,400 further requests of r-1111bbbb are lacking, about 10 min",
+        "3,400 more requests to r-1111bbbb are needed, about 10 min",
         "by ada; 2,408 requests compared",
     )
     assert [each for each in words if each not in text] == []

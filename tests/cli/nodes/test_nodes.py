@@ -65,17 +65,17 @@ def test_every_device_is_shown_with_what_is_wrong_and_what_helps() -> None:
     text = shown(NODE, DRAINING)
     for words in (
         "GPU-a    healthy      NVIDIA H100  1.0/80.0 GiB   42%  61 °C  310 W",
-        "GPU-b: XID 79: has fallen off the bus; serves again when it, or its machine, was reset",
+        "GPU-b: XID 79: has fallen off the bus; serves again after a reset of the GPU or its machine",
         "1980 MHz (heat)    0.60",
         "GPU-d: XID 64; serves again after `forebay undrain a --device GPU-d`",
-        "GPU-e: XID 74; is tried again at 1970-01-01 00:16:40 UTC if there is no other error",
+        "GPU-e: XID 74; will be tried again at 1970-01-01 00:16:40 UTC unless there is another error",
         "GPU-f: it was reset; on probation until 1970-01-01 00:16:40 UTC",
         "1.0/? GiB     ?      ?      ?",
         "a  draining",
         "by ada, 1970-01-01 00:16:40 UTC: new fans",
         "its devices cannot be read: no driver",
         "replicas: chat-0, chat-1",
-        "memory: 4.0 of 16.0 GiB taken, 3.0 used; 4 cores; only for models of low priority; fast",
+        "memory: 4.0 of 16.0 GiB taken, 3.0 used; 4 cores; only for low-priority models; fast",
         "chat-1 should be elsewhere: b has 1 GiB free",
         "big-0 waits: a: GPU-a has 12 GiB free, 16 needed",
     ):

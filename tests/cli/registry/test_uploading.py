@@ -88,7 +88,7 @@ def test_a_folder_arrives_as_it_is_and_only_what_is_new_is_sent(
     second = added(run("bob", Role.OPERATOR, *ADD, str(model), *AS))
     assert second["artifact"] == describe(model, quiet).digest
     assert sizes == [3]
-    assert "as it was written" in run("bob", Role.OPERATOR, "registry", "verify").stdout
+    assert "unmodified" in run("bob", Role.OPERATOR, "registry", "verify").stdout
 
 
 def test_it_is_the_revision_that_the_cluster_makes_of_its_own_path(run: Run, model: Path) -> None:
@@ -146,7 +146,7 @@ def test_what_was_sent_before_a_break_for_good_is_not_sent_again(
         wrapped(broken, down)
         done = run("bob", Role.OPERATOR, *ADD, str(model), *AS)
     assert isinstance(done.exception, UserError)
-    assert "the same command goes on from there" in str(done.exception)
+    assert "the same command resumes from there" in str(done.exception)
     sizes = wrapped(monkeypatch, plainly)
     added(run("bob", Role.OPERATOR, *ADD, str(model), *AS))
     assert 0 < sum(sizes) < SIZE
@@ -160,7 +160,7 @@ def test_who_is_interrupted_is_told_that_it_can_go_on(run: Run, model: Path, mon
     done = run("bob", Role.OPERATOR, *ADD, str(model), *AS)
     assert isinstance(done.exception, UserError)
     assert done.exception.exit_code == INTERRUPTED
-    assert "the same command goes on from there" in str(done.exception)
+    assert "the same command resumes from there" in str(done.exception)
 
 
 def test_a_file_that_is_changed_while_it_is_sent_registers_nothing(
@@ -203,7 +203,7 @@ def test_what_cannot_be_sent_is_said_before_anything_is(
     assert "lacking needs the role operator" in str(viewer.exception)
     monkeypatch.setattr(uploading, "BODY_BYTES_MAX", 1100)
     many = run("bob", Role.OPERATOR, *ADD, str(model), *AS)
-    assert "has 4 files, more than can be said at once" in str(many.exception)
+    assert "has 4 files, more than fit into one request" in str(many.exception)
     assert sizes == []
 
 

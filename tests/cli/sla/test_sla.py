@@ -101,11 +101,11 @@ def test_what_is_promised_and_what_was_delivered_is_shown_with_what_nobody_knows
 
     for told in (
         "chat  promised 99.90 %",
-        "99.31 % of the 24.0 h that are known; down for 10.0 min; with fewer replicas than wanted for 1.7 min",
+        "99.31 % of the known 24.0 h; down for 10.0 min; with fewer replicas than wanted for 1.7 min",
         "9,990 of 10,000 succeeded (99.90 %)",
-        "3 refused by the client's fault; 4 cancelled by the client",
+        "3 refused because of the client; 4 cancelled by the client",
         "33.2 min left of 43.2 min",
-        "10 of 10.0 failures that may be; burn rate 1.00",
+        "10 of 10.0 failures allowed; burn rate 1.00",
         "p99 400 ms of 500 ms promised; 99.00 % of 1,000 kept it",
         "99.9999 % of the time all of 2 serve, over 99.999999 % at least one, with 1 standby",
         "seen: 1 failure in 24.0 h of all replicas together",
@@ -129,10 +129,10 @@ def test_where_nothing_is_promised_or_known_that_is_said() -> None:
     text = shown(Sla(NOW - 60, NOW, (bare, broken)))
 
     for told in (
-        "no availability is promised",
-        "unknown: nobody has looked",
-        "none that counts is written down",
-        "0.00 % of the 60.0 s that are known; down for 60.0 s",
+        "no objective is set",
+        "unknown: nothing was observed",
+        "none recorded",
+        "0.00 % of the known 60.0 s; down for 60.0 s",
         "over by 59.9 s of 0.1 s",
         "without standby",
         "no number keeps 99.90 %",

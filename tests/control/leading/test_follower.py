@@ -124,7 +124,7 @@ def test_all_but_what_is_in_the_store_is_refused_with_the_url_of_the_leader(tmp_
             console = Console(width=200)
             with console.capture() as shown:
                 console.print(view(status))
-            assert "the control at http://a leads, epoch 4" in shown.get()
+            assert "leader: the control at http://a, epoch 4" in shown.get()
 
     asyncio.run(main())
     rig.journal.close()

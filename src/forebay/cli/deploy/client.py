@@ -33,7 +33,7 @@ def token(file: Path | None) -> str | None:
         with file.open("rb") as stream:
             text = stream.read(TOKEN_BYTES_MAX).decode("ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        reason = error.strerror if isinstance(error, OSError) else "not a text file"
         raise UserError(f"--token-file: {file} cannot be read ({reason}).") from None
     if not text:
         raise UserError(f"--token-file: {file} is empty. `forebay keys create --admin ROLE > {file}` fills it.")
@@ -116,8 +116,8 @@ class Admin:
     def _refused(self, answer: httpx.Response) -> str:
         text = refusal(answer)
         if answer.status_code == httpx.codes.UNAUTHORIZED:
-            how = "The key that was sent is not good." if self._headers else "No key was sent."
-            return f"{text}\n{how} Put a good one into {TOKEN}, or name its file with --token-file."
+            how = "The key that was sent is not valid." if self._headers else "No key was sent."
+            return f"{text}\n{how} Set a valid key in {TOKEN}, or give its file with --token-file."
         if answer.status_code == httpx.codes.FORBIDDEN and not self._headers:
             return f"{text}\nWithout keys, only the account that runs the cluster, and root, may change it."
         return text

@@ -32,7 +32,7 @@ UNITS = ((86_400, "d"), (3600, "h"), (60, "min"))
 def blocks(rollouts: Iterable[RolloutDocument]) -> RenderableType:
     """Several rollouts, one below the other."""
     parts = [part for each in rollouts for part in (Text(), block(each))]
-    return Group(*parts[1:]) if parts else Text("There was no rollout yet: `forebay deploy MODEL --revision R`.")
+    return Group(*parts[1:]) if parts else Text("No rollout yet: `forebay deploy MODEL --revision R` starts one.")
 
 
 def block(it: RolloutDocument) -> RenderableType:
@@ -106,7 +106,7 @@ def _verdict(it: RolloutDocument, verdict: VerdictDocument) -> Text:
     told = Text.assemble((verdict.decision, DECISIONS[verdict.decision]), f": {verdict.reason}")
     if verdict.decision is Decision.INCONCLUSIVE and verdict.needed_samples:
         in_time = f", about {span(verdict.needed_s)} at this traffic" if verdict.needed_s else ""
-        told.append(f"\nabout {_count(verdict.needed_samples)} further requests of {it.canary} are lacking{in_time}")
+        told.append(f"\nabout {_count(verdict.needed_samples)} more requests to {it.canary} are needed{in_time}")
     return told
 
 

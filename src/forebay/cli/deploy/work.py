@@ -37,7 +37,7 @@ def plan_of(plan: str | None) -> str | None:
     try:
         load_course(file.text, file.name)
     except ClusterFileError as error:
-        raise UserError(error.listing("nothing was begun")) from None
+        raise UserError(error.listing("no rollout was started")) from None
     return file.text.decode("utf-8-sig")
 
 

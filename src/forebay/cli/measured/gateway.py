@@ -8,52 +8,64 @@ import msgspec
 from forebay.cli.measured.tables import Table, figure, machine, shown
 
 NOTES: Final = {
-    "forebay": "`forebay` has everything on: keys and limits, routing by price, decision records, audit log, ledger.",
+    "forebay": "`forebay` has everything on: keys and limits, congestion-priced routing, decision records, "
+    "audit log, usage ledger.",
     "forebay_lean": "`forebay-lean` counts requests and keeps no records, which is what the peers are set up to do. "
     "Both are the compiled wheel of `make wheel`.",
-    "forebay_interpreted": "`forebay-interpreted` is `forebay` as a plain install runs it.",
+    "forebay_interpreted": "`forebay-interpreted` is a plain install, not compiled.",
     "forebay_lean_interpreted": "`forebay-lean-interpreted` is a plain install that counts requests and keeps no "
     "records.",
-    "uvloop": "`uvloop` is the event loop that Forebay runs on, passing bytes on unread.",
-    "litellm": "LiteLLM is measured under a gentler load; it cannot sustain the others.",
+    "uvloop": "`uvloop` is the event loop that Forebay runs on, forwarding bytes without parsing them.",
+    "litellm": "LiteLLM is measured under a lighter load, as it cannot sustain this one.",
 }
 """What a reader should know of a column."""
 FIGURES: Final = (
-    ("request_1k", "cpu_us", 1, "CPU of a request of 1 KB, µs"),
-    ("request_32k", "cpu_us", 1, "CPU of a request of 32 KB, µs"),
-    ("event_64x1ms", "cpu_us", 1, "CPU of an event, 64 streams, µs"),
-    ("event_512x5ms", "cpu_us", 1, "CPU of an event, 512 streams, µs"),
-    ("event_512x10ms", "cpu_us", 1, "CPU of an event, 512 streams, half as many events, µs"),
-    ("event_64x1ms", "coalesced", 100, "events glued to others, 64 streams, %"),
-    ("event_512x5ms", "coalesced", 100, "events glued to others, 512 streams, %"),
-    ("event_512x10ms", "coalesced", 100, "events glued to others, 512 streams, half as many events, %"),
-    ("event_512x20ms", "coalesced", 100, "events glued to others, 512 streams, a quarter as many events, %"),
-    ("event_512x5ms", "delivered", 100, "events delivered of those offered, 512 streams, %"),
-    ("event_512x10ms", "delivered", 100, "events delivered of those offered, 512 streams, half as many events, %"),
+    ("request_1k", "cpu_us", 1, "CPU per 1 KB request, µs"),
+    ("request_32k", "cpu_us", 1, "CPU per 32 KB request, µs"),
+    ("event_64x1ms", "cpu_us", 1, "CPU per stream event, 64 streams, µs"),
+    ("event_512x5ms", "cpu_us", 1, "CPU per stream event, 512 streams, µs"),
+    ("event_512x10ms", "cpu_us", 1, "CPU per stream event, 512 streams, half the event rate, µs"),
+    ("event_64x1ms", "coalesced", 100, "events coalesced with others, 64 streams, %"),
+    ("event_512x5ms", "coalesced", 100, "events coalesced with others, 512 streams, %"),
+    ("event_512x10ms", "coalesced", 100, "events coalesced with others, 512 streams, half the event rate, %"),
+    ("event_512x20ms", "coalesced", 100, "events coalesced with others, 512 streams, a quarter of the event rate, %"),
+    ("event_512x5ms", "delivered", 100, "events delivered, 512 streams, %"),
+    ("event_512x10ms", "delivered", 100, "events delivered, 512 streams, half the event rate, %"),
     (
         "event_512x20ms",
         "delivered",
         100,
-        "events delivered of those offered, 512 streams, a quarter as many events, %",
+        "events delivered, 512 streams, a quarter of the event rate, %",
     ),
-    ("ttft", "added_p50_us", 1, "added to the first event, streams in step, p50, µs"),
-    ("ttft", "added_p99_us", 1, "added to the first event, streams in step, p99, µs"),
-    ("ttft_random", "added_p50_us", 1, "added to the first event, streams at random instants, p50, µs"),
-    ("ttft_random", "added_p99_us", 1, "added to the first event, streams at random instants, p99, µs"),
-    ("ttft_awake", "added_p50_us", 1, "added to the first event, at random instants, cores that poll, p50, µs"),
-    ("ttft_awake", "added_p99_us", 1, "added to the first event, at random instants, cores that poll, p99, µs"),
-    ("memory", "stream_kb", 1, "memory of an open stream, KB"),
+    ("ttft", "added_p50_us", 1, "latency added to the first event, synchronised streams, p50, µs"),
+    ("ttft", "added_p99_us", 1, "latency added to the first event, synchronised streams, p99, µs"),
+    ("ttft_random", "added_p50_us", 1, "latency added to the first event, independent streams, p50, µs"),
+    ("ttft_random", "added_p99_us", 1, "latency added to the first event, independent streams, p99, µs"),
+    (
+        "ttft_awake",
+        "added_p50_us",
+        1,
+        "latency added to the first event, independent streams, polling cores, p50, µs",
+    ),
+    (
+        "ttft_awake",
+        "added_p99_us",
+        1,
+        "latency added to the first event, independent streams, polling cores, p99, µs",
+    ),
+    ("memory", "stream_kb", 1, "memory per open stream, KB"),
     ("memory", "idle_mb", 1, "memory when idle, MB"),
 )
 """Rows of the table of costs: scenario, figure, factor, what it says."""
 IN_STEP: Final = (
-    "Of 100 streams a second, those in step begin every 10 ms, as often as each has an event: the first event of one "
-    "comes in a burst with one of every other. Those at random instants begin as independent clients do."
+    "Of 100 streams per second, synchronised ones begin exactly every 10 ms, which is also the interval of their "
+    "events: a first event arrives in a burst with an event of every other stream. Independent ones begin at "
+    "random times."
 )
 """What tells the rows of first events apart."""
 ROUNDS: Final = (
-    "A ratio is of two figures that were measured within half a minute; shown is the median of several, and in "
-    "brackets from which to which they went."
+    "The two figures of a ratio were measured within half a minute of each other; shown is the median of several "
+    "ratios, with their range in brackets."
 )
 """What tells how the goals were taken."""
 BARE: Final = ("nginx", "uvloop")

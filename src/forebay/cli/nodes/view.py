@@ -71,7 +71,7 @@ def _room(placed: PlacedNode) -> str:
     used = sum(replica.memory_used_bytes for replica in placed.replicas)
     words = [f"memory: {_gib(placed.memory_taken_bytes)} of {_gib(placed.memory_bytes)} GiB taken, {_gib(used)} used"]
     words += [f"{len(placed.cpus)} cores"] if placed.cpus else []
-    words += ["only for models of low priority"] if placed.fallback else []
+    words += ["only for low-priority models"] if placed.fallback else []
     return "; ".join([*words, *placed.labels])
 
 
@@ -115,11 +115,11 @@ def _reason(node: str, it: DeviceStanding) -> str:
     undrain = f"`forebay undrain {node} --device {it.device}`"
     match it.state:
         case "draining":
-            return f"{it.why}; is tried again at {time(it.calm_at)} UTC if there is no other error"
+            return f"{it.why}; will be tried again at {time(it.calm_at)} UTC unless there is another error"
         case "recovering":
             return f"{it.why}; on probation until {time(it.calm_at)} UTC"
         case "quarantined" if it.remedy == "reset":
-            return f"{it.why}; serves again when it, or its machine, was reset, or after {undrain}"
+            return f"{it.why}; serves again after a reset of the GPU or its machine, or after {undrain}"
         case "quarantined":
             return f"{it.why}; serves again after {undrain}"
         case _:

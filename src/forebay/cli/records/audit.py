@@ -96,7 +96,7 @@ def _notes(file: FileDocument) -> list[Text]:
     if file.flaws_more:
         notes.append(Text(f"  {file.name}: and {file.flaws_more:,} more", style="red"))
     if file.unfinished_bytes:
-        notes.append(Text(f"  {file.name}: the last {file.unfinished_bytes} bytes have no seal yet", style="dim"))
+        notes.append(Text(f"  {file.name}: the last {file.unfinished_bytes} bytes are not sealed yet", style="dim"))
     return notes
 
 
@@ -106,7 +106,7 @@ def tail(records: "RecordFiles | RemoteRecords", count: int, as_json: bool, scre
     _check_any(found.chains, records.place)
     lines = [bytes(raw) for raw in found.lines]
     if found.cut:
-        note = f"{len(lines)} lines of {count}: more of them are too long for an answer of the admin API."
+        note = f"{len(lines)} of {count} lines: more would exceed the size limit of the admin API."
         settings.screen(stderr=True).print(Text(note, "yellow"))
     if as_json:
         for raw in lines:

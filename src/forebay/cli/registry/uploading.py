@@ -23,7 +23,7 @@ GIVE_UP_S: Final = 300.0
 """Without any progress."""
 WAIT_S_MIN: Final = 0.5
 WAIT_S_MAX: Final = 10.0
-GOES_ON: Final = "What was sent is kept for two days: the same command goes on from there."
+GOES_ON: Final = "What was sent is kept for two days: the same command resumes from there."
 
 
 def send(admin: Admin, path: Path, progress: Progress) -> dict[str, Any]:
@@ -35,7 +35,7 @@ def send(admin: Admin, path: Path, progress: Progress) -> dict[str, Any]:
         manifest = describe(path, progress)
         said = {"files": manifest.files, "lone": manifest.lone}
         if len(msgspec.json.encode(said)) > BODY_BYTES_MAX - 1024:
-            text = f"{path}: has {len(manifest.files)} files, more than can be said at once"
+            text = f"{path}: has {len(manifest.files)} files, more than fit into one request"
             raise UserError(f"{text}; put them where the cluster can fetch them, such as s3://.")
         with admin.kept_open():
             _Sender(admin, path, manifest, progress).send(admin.send("POST", PATH, LackingDocument, said))

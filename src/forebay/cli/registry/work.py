@@ -167,7 +167,7 @@ def verify(registry: "Registry | RemoteRegistry", model: str | None, as_json: bo
         for text in wrong:
             screen.line(text, "red")
     else:
-        settings.screen().print("Everything is as it was written.", style="green")
+        settings.screen().print("Everything is unmodified.", style="green")
     return 1 if wrong else 0
 
 
@@ -185,7 +185,7 @@ def show_history(found: Collection[events.Event], as_json: bool) -> None:
     shown = table("#", "time (UTC)", "who", "what", "of", "why", right=("#",), wide="why")
     for event in found:
         shown.add_row(str(event.number), _time(event.at), event.actor, event.kind, event.subject, event.why)
-    settings.screen().print(shown if found else "Nothing has happened yet.")
+    settings.screen().print(shown if found else "No events yet.")
 
 
 def size(count: int) -> str:

@@ -115,7 +115,7 @@ class Several:
                 end = await self._lead(term)
                 if end is not End.DEPOSED:
                     break
-                self._screen.line(f"deposed: {term.over}; this control changes nothing more, and waits", "yellow")
+                self._screen.line(f"deposed: {term.over}; this controller changes nothing more, and waits", "yellow")
         finally:
             with suppress(TimeoutError):
                 async with asyncio.timeout(RESIGN_S):
@@ -124,7 +124,9 @@ class Several:
             if self._store is not None:
                 self._store.close()
         stopped = end is End.STOPPED
-        self._screen.line("stopped; no process is left" if stopped else "this control has left; the cluster runs on")
+        self._screen.line(
+            "stopped; no process is left" if stopped else "this controller has left; the cluster keeps running"
+        )
         return stopped
 
     def _stop(self) -> None:
@@ -135,7 +137,7 @@ class Several:
         elif not self._asked.is_set():
             self._asked.set()
         elif parts.control.stopping and not term.why_not():
-            self._screen.line("stopping at once: what runs is cut off", "red")
+            self._screen.line("stopping at once: running requests are cut off", "red")
             parts.control.kill()
         else:  # it cannot stop anything, or does not know yet whether to
             self._leave.set()
@@ -148,10 +150,10 @@ class Several:
         if why_not:
             self._screen.line(f"the cluster is left as it is: {why_not}", "yellow")
         elif term.waiting:
-            self._screen.line("another control waits: it takes over")
+            self._screen.line("another controller takes over")
         else:
             self._screen.line(
-                "No other control waits, so the cluster stops. Ctrl-C once more cuts off what still runs."
+                "There is no other controller, so the cluster stops. Press Ctrl-C again to stop at once."
             )
             parts.control.stop()
             return
@@ -166,7 +168,7 @@ class Several:
 
     async def _lead(self, term: Term) -> End:
         """Lead until this control is to leave, the cluster is stopped, or the control is deposed."""
-        self._screen.line(f"this control leads now (epoch {term.epoch})")
+        self._screen.line(f"this controller is the leader now (epoch {term.epoch})")
         async with asyncio.TaskGroup() as tasks:
             keeping = tasks.create_task(term.keep(self._in_thread))
             self._asked.clear()
@@ -207,12 +209,12 @@ class Several:
             found = changes(self._cluster, cluster)
             fixed = [str(change) for change in found if needs_restart(change)]
             if fixed:
-                raise UserError("; ".join(f"{each} needs a restart of all controls" for each in fixed))
+                raise UserError("; ".join(f"{each} needs a restart of all controllers" for each in fixed))
             if found:
                 self._artifacts = await asyncio.to_thread(self._prepare, cluster)
                 self._cluster = cluster
         except UserError as error:
-            self._note("not_reloaded", f"{error}\nWhat the file said before goes on to count.")
+            self._note("not_reloaded", f"{error}\nThe previous settings stay in effect.")
 
     async def _first(self, work: Coroutine[Any, Any, T], *others: "asyncio.Task[None]") -> T | None:
         """Work until it is done, or one of the others, or this control is to leave; None: it was not done."""

@@ -15,9 +15,9 @@ from forebay.obs.clock import wall_s
 SHOW_EVERY_S = 0.2
 STOPS = "Ctrl-C stops the cluster."
 ACCESS = {
-    "off": "no API key is asked for, so only this machine can reach it (gateway.auth: off)",
-    "open": "no API key is asked for: open to everybody who can reach it (gateway.auth: open)",
-    "keys": "asks for an API key; `forebay keys create --tenant NAME` makes one",
+    "off": "no API key needed; reachable from this machine only (gateway.auth: off)",
+    "open": "no API key needed; open to everybody who can reach it (gateway.auth: open)",
+    "keys": "API key required; `forebay keys create --tenant NAME` creates one",
 }
 """What `gateway.auth` means, by its values."""
 
@@ -55,15 +55,15 @@ async def show(parts: Parts, screen: Screen, began: float, admin: tuple[str, int
     screen.line(f"\nready after {wall_s() - began:.1f} s\n", "bold green")
     screen.line(f"  OpenAI API  {parts.plan.gateway_url}/v1")
     if parts.plan.gateway_url.startswith("https:"):
-        screen.line("  TLS         clients use a name that the certificate holds, and trust its CA (curl --cacert)")
+        screen.line("  TLS         clients must use a name in the certificate, and trust its CA (curl --cacert)")
     screen.line(f"  access      {ACCESS[parts.plan.auth]}")
-    asks = "; asks for a key: forebay keys create --admin ROLE" if parts.reload.cluster.admin.auth == "keys" else ""
+    asks = "; key required: forebay keys create --admin ROLE" if parts.reload.cluster.admin.auth == "keys" else ""
     screen.line(f"  admin API   http://{admin[0]}:{admin[1]}/v1/status{asks}")
     screen.line(f"\n{_example(parts.plan)}\n")
     several = parts.control.leading is not None
-    screen.line("Ctrl-C hands over to a control that waits, or stops the cluster." if several else STOPS, "dim")
+    screen.line("Ctrl-C hands over to another controller, or stops the cluster." if several else STOPS, "dim")
     if parts.reload.read is not None:
-        screen.line("`forebay reload` takes over what is changed in its file.", "dim")
+        screen.line("`forebay reload` applies changes of its file.", "dim")
 
 
 def _example(plan: Plan) -> str:

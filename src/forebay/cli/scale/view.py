@@ -49,11 +49,11 @@ def explained(it: ScalingDocument, last: int, *, everything: bool) -> Renderable
 def _parts(it: ScalingDocument, last: int, everything: bool) -> Iterator[RenderableType]:
     yield Text.assemble((it.model, "bold"), "  ", _mode(it), f"  {_count(it.replicas)}", _would(it))
     if it.mode == "fixed":
-        yield _indented("It has no `scale` in the cluster file, so it keeps as many as `replicas` says.")
+        yield _indented("It has no `scale` in the cluster file: the number of replicas is fixed by `replicas`.")
     elif it.decision is not None:
         yield _indented(f"{it.decision.reason}: {it.decision.why}")
     else:
-        yield _indented("Nothing was decided yet.")
+        yield _indented("No decision yet.")
     yield Text()
     yield Padding(_facts(it), (0, 0, 0, 2), expand=False)
     told = [each for each in it.decisions if everything or each.wanted != each.before]
@@ -62,7 +62,7 @@ def _parts(it: ScalingDocument, last: int, everything: bool) -> Iterator[Rendera
         yield Text("decisions" if everything else "last changes", "bold")
         yield _decisions(told[-last:])
     if it.trouble:
-        yield Text(f"\nthe store cannot be used, scaling goes on in memory: {it.trouble}", "yellow")
+        yield Text(f"\nthe store is unavailable, scaling continues in memory: {it.trouble}", "yellow")
 
 
 def _facts(it: ScalingDocument) -> Table:

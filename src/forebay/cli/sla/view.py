@@ -45,14 +45,12 @@ def view(it: Sla) -> RenderableType:
     if it.incidents:
         parts += [Text(), Text("the cluster", "bold"), _incidents(it.incidents)]
     if it.incidents_more:
-        parts.append(Text(f"  {it.incidents_more:,} further incidents were counted and not kept", "dim"))
+        parts.append(Text(f"  {it.incidents_more:,} further incidents were counted but not kept", "dim"))
     return Group(*parts)
 
 
 def _model(it: ModelSla) -> Iterator[RenderableType]:
-    target = (
-        f"promised {share(it.target)}" if it.target is not None else "no availability is promised (slo.availability)"
-    )
+    target = f"promised {share(it.target)}" if it.target is not None else "no objective is set (slo.availability)"
     yield Text.assemble((it.name, "bold"), f"  {target}")
     figures = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 2))
     figures.add_column(no_wrap=True)
@@ -61,7 +59,7 @@ def _model(it: ModelSla) -> Iterator[RenderableType]:
         figures.add_row(name, value)
     yield figures
     if it.gaps:
-        yield _below(Text(f"nothing is known of {_gaps(it.gaps)}", "yellow"))
+        yield _below(Text(f"no data for {_gaps(it.gaps)}", "yellow"))
     if it.incidents:
         yield _incidents(it.incidents)
 
@@ -94,9 +92,9 @@ def _figures(it: ModelSla) -> Iterator[tuple[str, RenderableType]]:
 
 def _available(it: ModelSla) -> Text:
     if it.availability is None:
-        return Text("unknown: nobody has looked", "yellow")
+        return Text("unknown: nothing was observed", "yellow")
     good = "green" if it.target is None or it.availability >= it.target else "bold red"
-    told = Text.assemble((share(it.availability), good), f" of the {span(it.known_s)} that are known")
+    told = Text.assemble((share(it.availability), good), f" of the known {span(it.known_s)}")
     if it.down_s:
         told.append(f"; down for {span(it.down_s)}")
     short_s = it.up_s - it.full_s
@@ -109,9 +107,9 @@ def _available(it: ModelSla) -> Text:
 
 def _requests(it: Requests | None) -> Text:
     if it is None or it.share is None:
-        return Text("none that counts is written down")
+        return Text("none recorded")
     told = f"{it.ok:,} of {it.counted:,} succeeded ({share(it.share)}), since {_time(it.since)}"
-    others = ((it.refused, "refused by the client's fault"), (it.cancelled, "cancelled by the client"))
+    others = ((it.refused, "refused because of the client"), (it.cancelled, "cancelled by the client"))
     return Text("; ".join([told, *(f"{count:,} {what}" for count, what in others if count)]))
 
 
@@ -124,7 +122,7 @@ def _budget(it: Budget, requests: Requests | None) -> Iterator[tuple[str, Render
     row.add_row(bar, f"{over}{span(abs(it.left_s))}{'' if over else ' left'} of {span(it.allowed_s)}")
     yield "error budget", row
     if requests is not None and it.burn is not None:
-        told = f"{it.spent_requests:,} of {it.allowed_requests:,.1f} failures that may be; burn rate {it.burn:.2f}"
+        told = f"{it.spent_requests:,} of {it.allowed_requests:,.1f} failures allowed; burn rate {it.burn:.2f}"
         yield "", Text(told, "bold red" if it.burn > 1 else "")
 
 

@@ -88,7 +88,7 @@ def view(cluster: Status) -> RenderableType:
     units = [*(replica for model in cluster.models for replica in model.replicas), *cluster.gateways]
     verdict = ("ready", "green") if cluster.ready else (f"not ready ({cluster.phase})", "bold yellow")
     if cluster.phase == FOLLOW:
-        return Text(f"{cluster.cluster}  this control waits for its turn; {_leader(cluster.leader)}")
+        return Text(f"{cluster.cluster}  this controller is a follower; {_leader(cluster.leader)}")
     head = Text.assemble((cluster.cluster, "bold"), "  ", verdict, f"  {cluster.gateway_url}")
     trouble = [Text(cluster.trouble, style="bold red")] if cluster.trouble else []
     notes = [Text(f"{model.name}: {model.trouble}", style="red") for model in cluster.models if model.trouble]
@@ -100,10 +100,10 @@ def view(cluster: Status) -> RenderableType:
 
 def _leader(leader: LeaderStatus | None) -> str:
     if leader is None:
-        return "who leads is not known"
-    others = {0: "none waits to take over", 1: "1 waits to take over"}
-    waiting = others.get(leader.waiting, f"{leader.waiting} wait to take over")
-    return f"the control at {leader.url} leads, epoch {leader.epoch}{f'; {waiting}' if leader.here else ''}"
+        return "the leader is not known"
+    others = {0: "no follower", 1: "1 follower"}
+    waiting = others.get(leader.waiting, f"{leader.waiting} followers")
+    return f"leader: the control at {leader.url}, epoch {leader.epoch}{f'; {waiting}' if leader.here else ''}"
 
 
 def _short(revision: str) -> str:
@@ -133,7 +133,7 @@ def _note(unit: UnitStatus) -> Text | None:
         return Text.assemble((unit.id, "bold"), f"  {unit.misplaced}")
     if unit.state == "ready" or not (unit.why or unit.last_words):
         return None
-    again = f"; starts again in {unit.starts_again_in_s:g} s" if unit.starts_again_in_s else ""
+    again = f"; restarts in {unit.starts_again_in_s:g} s" if unit.starts_again_in_s else ""
     text = Text.assemble((unit.id, "bold"), f"  {unit.why}{again}")
     words = " ".join(unit.last_words.split())
     if words:
