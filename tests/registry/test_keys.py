@@ -76,7 +76,7 @@ def test_a_broken_file_is_refused_and_left_as_it_is(tmp_path: Path, content: byt
     path = tmp_path / "keys.json"
     path.write_bytes(content)
 
-    with pytest.raises(KeyFileError, match=r"keys\.json: not a file of API keys .* put a copy back"):
+    with pytest.raises(KeyFileError, match=r"keys\.json: not a file of API keys .* restore a copy"):
         read_keys(path)
     with pytest.raises(KeyFileError):
         add(path, ONE)
@@ -132,3 +132,18 @@ def test_a_draft_that_somebody_left_open_to_all_becomes_private(tmp_path: Path) 
 
     assert read_keys(path) == (ONE,)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_change_is_on_the_disk_with_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[tuple[bool, bool]] = []
+    path = tmp_path / "keys.json"
+    fsync = os.fsync
+
+    def watched(file: int) -> None:
+        synced.append((stat.S_ISDIR(os.fstat(file).st_mode), path.exists()))
+        fsync(file)
+
+    monkeypatch.setattr(os, "fsync", watched)
+    change_keys(path, lambda keys: (keys, None))
+
+    assert synced == [(False, False), (True, True)], "first the draft, then, when it is in place, its folder"

@@ -14,7 +14,7 @@ from forebay.wire.documents import UNREADABLE
 
 FILE_MODE = 0o600
 KEYS_MAX = 10_000
-MEND = "mend it or put a copy back, gateways that run go on with what they have read"
+MEND = "repair it or restore a copy; running gateways keep using the keys they have read"
 
 Keys: TypeAlias = tuple[KeyRecord, ...]
 T = TypeVar("T")
@@ -60,7 +60,7 @@ def change_keys(path: Path, change: Callable[[Keys], tuple[Keys, T]]) -> T:
         fcntl.flock(lock, fcntl.LOCK_EX)
         keys, result = change(read_keys(path))
         if len(keys) > KEYS_MAX:
-            raise KeyFileError(f"{path}: has {KEYS_MAX} keys, and may not have more; take out some that have ended")
+            raise KeyFileError(f"{path}: has {KEYS_MAX} keys, the most allowed; remove some that have ended")
         _replace(path, msgspec.json.format(msgspec.json.encode(_Document(keys))))
         return result
     finally:
@@ -80,6 +80,11 @@ def _replace(path: Path, content: bytes) -> None:
         finally:
             os.close(file)
         os.replace(draft, path)
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(folder)  # or a power failure could bring the old file back, and with it a key that was revoked
+        finally:
+            os.close(folder)
     except OSError as error:
         with suppress(OSError):
             draft.unlink(missing_ok=True)
