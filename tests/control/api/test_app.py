@@ -1,4 +1,4 @@
-"""The admin API for any client: who may, what he may say, and what he is told when it cannot be."""
+"""The admin API for any client: who may do what, what is accepted, and how errors are answered."""
 
 import asyncio
 import base64

@@ -1,4 +1,4 @@
-"""A cluster that asks for keys at its admin API is changed by who may, in his name, and by nobody else."""
+"""A cluster that requires admin keys is changed by those who may, under their names, and by nobody else."""
 
 import json
 import os

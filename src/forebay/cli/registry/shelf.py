@@ -45,7 +45,7 @@ def nodes_of(cluster: Cluster, home: Path, guard: Callable[[Store], Store] = lam
 
 
 def _there(cluster: Cluster, home: Path) -> bool:
-    """Whether there is a store; of one that is no file nobody knows before he asks."""
+    """Whether the store exists; assumed for one that is not a file."""
     if cluster.store is None:
         return (home.absolute() / "forebay.db").exists()
     return not cluster.store.startswith(SQLITE) or Path(cluster.store.removeprefix(SQLITE)).exists()

@@ -1,4 +1,4 @@
-"""The door of the admin API: who asks. Either a key says so, or, on loopback, the kernel."""
+"""Authentication for the admin API: by key, or, on loopback, by the account that the kernel reports."""
 
 import os
 import pwd
@@ -21,32 +21,32 @@ STRANGE_HOST: Final = (
     "With `admin.auth: off` the admin API answers at http://127.0.0.1 and http://localhost only, not through proxies."
 )
 ANYBODY: Final = Caller("anybody", Role.VIEWER)
-"""Who only looks, where no key is asked for."""
+"""A caller who only reads, where no key is required."""
 
 
 class Knock(NamedTuple):
-    """What is known of who asks: his credential, and both ends of his connection; None: unknown."""
+    """What is known of a caller: the credential, and both ends of the connection; None: unknown."""
 
     presented: bytes | None
     peer: tuple[str, int] | None
     server: tuple[str, int] | None
     looks: bool
-    """He wants to know something, and to change nothing."""
+    """The request only reads."""
     host: str = ""
-    """Whom he means to ask, as his `host` header says; empty: he does not say."""
+    """Name or address in the `host` header; empty: there is none."""
 
 
 class Doorman(Protocol):
-    """Says who somebody is."""
+    """Identifies callers."""
 
     def admit(self, knock: Knock) -> Caller:
-        """Who asks. Raises `Refusal`."""
+        """The caller. Raises `Refusal`."""
 
 
 class KeyDoorman:
-    """Asks for a key. The file of keys is read again whenever it is another one.
+    """Requires a key. The key file is read again whenever it has changed.
 
-    A file that cannot be read lets nobody in.
+    While it cannot be read, nobody is admitted.
     """
 
     def __init__(self, path: Path, wall: Callable[[], float] = wall_s) -> None:
@@ -56,7 +56,7 @@ class KeyDoorman:
         self._admins = Admins(())
 
     def admit(self, knock: Knock) -> Caller:
-        """Whose key it is. Raises `Refusal`."""
+        """The holder of the key. Raises `Refusal`."""
         verdict = self._known().admit(knock.presented, self._wall())
         if isinstance(verdict, Denied):
             raise Refusal(verdict.code, verdict.text)
@@ -77,18 +77,18 @@ class KeyDoorman:
 
 
 class AccountDoorman:
-    """Asks the kernel whose account a connection from this machine belongs to.
+    """Asks the kernel which account a local connection belongs to.
 
-    The account that this process runs as, and root, may do everything, others may look. So may whoever the kernel
-    does not name. Who means to ask something else than this machine is a web page whose name was led here, or comes
-    through a proxy that lets in who knows whom: he may nothing.
+    The account that this process runs as, and root, may do everything; others may only read, and so may callers that
+    the kernel does not name. A request whose `host` is not this machine is refused: it comes from a web page by DNS
+    rebinding, or through a proxy that may admit anybody.
     """
 
     def __init__(self, table: Callable[[Knock], str] | None = None) -> None:
         self._table = table or _connections
 
     def admit(self, knock: Knock) -> Caller:
-        """Whose connection it is; of who only looks it is not asked. Raises `Refusal`."""
+        """The owner of the connection, who is not looked up for reads. Raises `Refusal`."""
         if knock.host and not is_loopback(knock.host):
             raise Refusal(Code.ROLE_NOT_ALLOWED, STRANGE_HOST)
         if knock.looks:

@@ -1,4 +1,4 @@
-"""The admin API as an application: who asks, may he, what does he say, and what is wrong, for every operation."""
+"""The admin API as an application: authentication, authorisation, body and errors of every operation."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
@@ -71,7 +71,7 @@ HANDLERS: Final[Mapping[str, Handler]] = {
     **records.HANDLERS,
 }
 NOT_THERE: Final = ("model", "id")
-"""What a refusal of a rollout is about if there is no such thing."""
+"""Parameters of a refused rollout that name something which does not exist."""
 
 
 def make_app(behind: Behind) -> Starlette:
@@ -113,7 +113,7 @@ def _endpoint(
 
 
 def _admitted(behind: Behind, operation: Operation, request: Request) -> Caller:
-    """Who asks. Raises `Refusal` for who may not."""
+    """The caller. Raises `Refusal` if it may not do this."""
     if operation.id in OPEN:
         return ANYBODY
     looks = operation.method == "get"
@@ -129,7 +129,7 @@ def _admitted(behind: Behind, operation: Operation, request: Request) -> Caller:
 
 
 def _refer(behind: Behind, operation: Operation) -> None:
-    """Raise `Refusal` for what only the control that leads can say or do."""
+    """Raise `Refusal` for operations that only the leader can serve, unless this control is the leader."""
     leading = behind.control.leading
     if leading is None or operation.id in ANYWHERE:
         return
@@ -165,7 +165,7 @@ async def _body(request: Request) -> bytes:
 
 
 def _translated(error: Exception) -> Refusal:
-    """What went wrong behind the API, as a row of the table of errors."""
+    """A failure behind the API, as a row of the table of errors."""
     match error:
         case Refusal():
             return error
@@ -196,7 +196,7 @@ def _refused(refusal: Refusal, headers: Mapping[str, str] | None = None) -> Resp
 
 
 async def _misled(request: Request, error: Exception) -> Response:
-    """Of a path or a method that is not in the document."""
+    """Answers unknown paths and methods."""
     if isinstance(error, HTTPException) and error.status_code == 405:
         return _refused(Refusal(Code.METHOD_NOT_ALLOWED), error.headers)
     return _refused(Refusal(Code.NOT_FOUND))

@@ -78,11 +78,11 @@ class KeyDocument:
 
     id: str
     tenant: str | None
-    """Whose it is; null: it is one of the admin API."""
+    """The tenant that the key belongs to; null: it is an admin key."""
     name: str | None
-    """Of a key of the admin API: who has it,"""
+    """Holder of an admin key; null: it is a tenant's."""
     role: str | None
-    """and what he may do."""
+    """Role of an admin key; null: it is a tenant's."""
     state: str
     """`good`, `expired` or `revoked`."""
     created_at: float

@@ -1,4 +1,4 @@
-"""Who may do what through the admin API: a row for every operation, and who somebody with a key is."""
+"""Roles of the admin API: the role that every operation needs, and the caller behind a key."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,7 +9,7 @@ from forebay.core.registry.approval import Role
 from forebay.core.tenancy.keys import Denied, Directory, KeyRecord, Tenant, authorise
 
 OPEN: Final = frozenset({"livez", "readyz", "openapi"})
-"""Nobody is asked who he is: balancers ask these, and clients before they have a key."""
+"""Operations without authentication: for load balancers, and for clients before they have a key."""
 ANYWHERE: Final = frozenset(
     {
         *("livez", "openapi", "metrics", "status", "events", "history"),
@@ -18,8 +18,8 @@ ANYWHERE: Final = frozenset(
         *("lacking", "upload", "approve", "reject", "collect"),
     }
 )
-"""What also a control answers that does not lead: the registry and the history are those of the store, and records of
-requests lie on the disk that all controls share."""
+"""Operations that followers serve too: registry and history are those of the store, and records of requests lie on
+the disk that all controls share."""
 LEAST: Final[Mapping[str, Role]] = {
     "metrics": Role.VIEWER,
     "status": Role.VIEWER,
@@ -63,7 +63,7 @@ LEAST: Final[Mapping[str, Role]] = {
     "revokeKey": Role.ADMIN,
     "rotateKey": Role.ADMIN,
 }
-"""The role that an operation needs, by the name that it has in the API's document."""
+"""The role that an operation needs, by its id in the API's document."""
 GUARDED: Final = (
     *("registry", "store", "tenants", "nodes"),
     *("gateway.auth", "gateway.keys_file", "gateway.host", "gateway.tls", "gateway.records"),
@@ -72,14 +72,14 @@ GUARDED: Final = (
 their launchers are commands, which would let an operator run anything, past approvals and signatures."""
 REGISTERED: Final = "registry:"
 HOLDER: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}")
-"""Who has a key of the admin API, as the history names him."""
+"""Name of the holder of an admin key, as recorded in the history."""
 _NO_KEY: Final = Denied(
     Code.UNAUTHORIZED, "Send `Authorization: Bearer KEY`; `forebay keys create --admin ROLE` makes a key."
 )
 
 
 class Caller(NamedTuple):
-    """Who asks, and what he may do."""
+    """A caller and its role."""
 
     name: str
     role: Role
@@ -96,7 +96,7 @@ class Admins:
         self._directory = Directory([Tenant(record.tenant) for record in own], own, admins=True)
 
     def admit(self, presented: bytes | None, now: float) -> Caller | Denied:
-        """Whose key this is. `presented` may begin with `Bearer `; `now` is seconds since the epoch."""
+        """The caller behind a key. `presented` may begin with `Bearer `; `now` is seconds since the epoch."""
         if not presented:
             return _NO_KEY
         verdict = authorise(self._directory, presented, now)
@@ -114,15 +114,15 @@ def role_of(name: str) -> Role | None:
 
 
 def refusal(operation: str, caller: Caller) -> str | None:
-    """Why somebody may not do that; None: he may. Raises KeyError for an operation that is not in the table."""
+    """Why the caller may not do that; None: it may. Raises KeyError for an operation that is not in the table."""
     return _lacking(operation, LEAST[operation], caller)
 
 
 def beyond(changed: Sequence[str], sources: Iterable[str], strict: bool, caller: Caller) -> str | None:
-    """Why somebody may not apply changes of the settings with these paths; None: he may.
+    """Why the caller may not apply changes of the settings with these paths; None: it may.
 
-    `sources`: what models would be served from. `strict`: approvals or signatures are asked for, and what does not
-    come out of the registry would go past them.
+    `sources`: new sources of models. `strict`: approvals or signatures are required, and sources outside the registry
+    would bypass them.
     """
     guarded = [path for path in changed if any(path == one or path.startswith(f"{one}.") for one in GUARDED)]
     if guarded:

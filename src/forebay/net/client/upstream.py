@@ -259,7 +259,7 @@ class Upstream(Sender):  # of asyncio's no class: compiled code gets at attribut
 
     def _take_in_parts(self, call: Call, data: bytes) -> None:
         for at in range(0, len(data), PART_BYTES):
-            if self._call is not call:  # its answer has ended and more has come: nobody may get that for his answer
+            if self._call is not call:  # its answer has ended, and more has come that belongs to no call
                 self.transport.abort()
                 return
             if not call.reads:
