@@ -191,7 +191,7 @@ class ModelSettings(Section):
     """Longest wait in that queue, seconds; five times as long for `batch` work. It starts over for a request that was
     preempted or lost its replica."""
     engine_hang_s: Annotated[float, Field(gt=0.5, le=3600)] = nouns.WorkerSpec.engine_hang_s
-    """An engine with work that makes no progress for this long is replaced, seconds."""
+    """An engine that has work and does not respond for this long is replaced, seconds."""
     drain_grace_s: Annotated[float, Field(ge=0, le=3600)] = nouns.WorkerSpec.drain_grace_s
     """Time that running requests get to finish when a replica stops, seconds."""
     slo: Slo = Slo()

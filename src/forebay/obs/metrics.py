@@ -58,7 +58,7 @@ _ND = ("node", "device")
 TABLE: tuple[Metric, ...] = (
     Metric("build_info", "gauge", ("version", "process"), "Always 1; the labels name the version and the process."),
     # gateway
-    Metric("requests_total", "counter", ("model", "code"), "Requests answered, by `ok` or error code."),
+    Metric("requests_total", "counter", ("model", "code"), "Requests ended, by `ok`, `client_closed` or error code."),
     Metric(
         "tenant_refusals_total",
         "counter",
@@ -132,7 +132,10 @@ TABLE: tuple[Metric, ...] = (
     ),
     # worker
     Metric(
-        "worker_requests_total", "counter", (*_MR, "endpoint", "code"), "Requests finished, by `ok` or error code."
+        "worker_requests_total",
+        "counter",
+        (*_MR, "endpoint", "code"),
+        "Requests ended, by `ok`, `client_closed` or error code.",
     ),
     Metric(
         "worker_ttft_seconds",
@@ -166,7 +169,7 @@ TABLE: tuple[Metric, ...] = (
         "Size of the last batch relative to the largest possible one, 0 to 1.",
     ),
     Metric("worker_engine_up", "gauge", _MR, "1 if the engine is loaded and not stalled."),
-    Metric("worker_engine_stalled_seconds", "gauge", _MR, "Time since the engine should have made progress."),
+    Metric("worker_engine_stalled_seconds", "gauge", _MR, "How long the engine has been unresponsive."),
     Metric("worker_engine_restarts_total", "counter", _MR, "Replacements of the engine process."),
     # control
     Metric("replicas", "gauge", ("model", "state"), "Wanted replicas of the model, by state."),

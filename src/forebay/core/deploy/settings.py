@@ -183,7 +183,7 @@ class GoldenSettings(Section):
     """JSON lines, one case each, as described in docs/rollouts.md; a relative path is resolved from where `forebay`
     runs. It is read when the comparison begins."""
     every_s: Annotated[float, Field(ge=1, le=86_400)] = 60.0
-    """Interval between rounds, seconds. A round asks all cases, or a new random sample of 64."""
+    """Interval between rounds, seconds. A round draws as many cases as there are, at most 64, with replacement."""
     at_once_max: Annotated[int, Field(ge=1, le=64)] = 2
     """Most concurrent questions per replica."""
     timeout_s: Annotated[float, Field(gt=0, le=3600)] = 60.0

@@ -114,7 +114,7 @@ class PlacementSettings(Section):
     linked: bool = False
     """Require that all GPUs of a replica are connected to each other by NVLink."""
     cpus: Annotated[int, Field(ge=0, le=1024)] = 0
-    """Dedicated cores per replica; 0: it shares the cores of its node."""
+    """Cores reserved per replica, exclusive among replicas that reserve any; 0: it shares the cores of its node."""
     nodes: tuple[Name, ...] = ()
     """Nodes to run on; none: all."""
     labels: tuple[str, ...] = ()
