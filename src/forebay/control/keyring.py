@@ -12,6 +12,8 @@ from forebay.core.tenancy import ENTROPY_BYTES, KeyRecord, mint
 from forebay.registry.keys import Keys, change_keys, read_keys
 
 T = TypeVar("T")
+Note = Callable[[KeyRecord], None]
+"""Writes a change of a key into the history. Called before the change: if it raises, no key changes."""
 
 
 class KeyRefused(Exception):  # noqa: N818 - states the condition
@@ -44,7 +46,7 @@ class KeyRing:
         """What is kept of every key, those of tenants first."""
         return tuple(record for path in self._paths() for record in read_keys(path))
 
-    def create(self, holder: str, role: str, now: float, expires: float | None) -> NewKey:
+    def create(self, holder: str, role: str, now: float, expires: float | None, note: Note | None = None) -> NewKey:
         """A key of the admin API for who is called so; without a role, one of a tenant. Raises `KeyRefused`."""
         if not role and holder not in self.tenants:
             there = ", ".join(self.tenants) or "none; add it under `tenants:` and set `gateway.auth: keys`"
@@ -52,21 +54,27 @@ class KeyRing:
 
         def add(records: Keys) -> tuple[Keys, NewKey]:
             made = _new(records, holder, role, now, expires)
+            if note is not None:
+                note(made.record)
             return (*records, made.record), made
 
         return change_keys(self.of_admins if role else self.of_tenants, add)
 
-    def revoke(self, id: str, now: float) -> KeyRecord:
+    def revoke(self, id: str, now: float, note: Note | None = None) -> KeyRecord:
         """End a key for good. Raises `KeyRefused`."""
 
         def end(records: Keys) -> tuple[Keys, KeyRecord]:
             old = _found(records, id)
-            ended = old if old.revoked is not None else replace(old, revoked=now)
+            if old.revoked is not None:
+                return records, old
+            ended = replace(old, revoked=now)
+            if note is not None:
+                note(ended)
             return _with(records, ended), ended
 
         return self._changed(id, end)
 
-    def rotate(self, id: str, now: float, overlap_s: float) -> NewKey:
+    def rotate(self, id: str, now: float, overlap_s: float, note: Note | None = None) -> NewKey:
         """A key for the same holder, good for as long as the old one was, which ends after the overlap.
 
         Raises `KeyRefused`.
@@ -78,6 +86,8 @@ class KeyRing:
                 whose = f"--admin {old.role} --name {old.tenant}" if old.role else f"--tenant {old.tenant}"
                 raise KeyRefused(f"Key {id} is {state(old, now)}: create one with `forebay keys create {whose}`.")
             made = _new(records, old.tenant, old.role, now, old.expires and now + old.expires - old.created)
+            if note is not None:
+                note(made.record)
             until = now + overlap_s
             ended = replace(old, expires=min(until, old.expires or until)) if overlap_s else replace(old, revoked=now)
             return (*_with(records, ended), made.record), made

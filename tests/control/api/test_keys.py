@@ -11,8 +11,9 @@ from tests.control.api.stand import Idle, behind
 
 from forebay.control.api.app import make_app
 from forebay.control.api.behind import Behind
+from forebay.control.keyring import KeyRing
 from forebay.core.registry.approval import Role
-from forebay.core.tenancy import Denied, Directory, Granted, Tenant, authorise
+from forebay.core.tenancy import Denied, Directory, Granted, KeyRecord, Tenant, authorise
 from forebay.core.tenancy.roles import Admins, Caller
 from forebay.obs.clock import wall_s
 from forebay.registry.keys import read_keys
@@ -157,3 +158,22 @@ def test_a_cluster_without_keys_says_so(ask: Callable[..., None]) -> None:
         assert (await client.get("/keys")).status_code == 409
 
     ask(test, keys=None)
+
+
+def test_a_change_that_cannot_be_recorded_changes_no_key(tmp_path: Path) -> None:
+    """Rotated, the old key would be gone, and nobody would have got the new one."""
+    ring = KeyRing(("team-a",), tmp_path / "keys.json", tmp_path / "admin-keys.json")
+    made = ring.create("ada", "admin", 1.0, None)
+
+    def lost(record: KeyRecord) -> None:
+        raise StoreDown("the answer to the commit was lost")
+
+    for change in (
+        lambda: ring.create("bob", "viewer", 2.0, None, lost),
+        lambda: ring.rotate(made.record.id, 2.0, 0.0, lost),
+        lambda: ring.revoke(made.record.id, 2.0, lost),
+    ):
+        with pytest.raises(StoreDown):
+            change()
+
+    assert ring.all() == (made.record,)

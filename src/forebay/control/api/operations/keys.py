@@ -1,9 +1,8 @@
-"""Operations on API keys. Who is given one, and who loses it, is written into the history in the same step."""
+"""Operations on API keys. A change is recorded in the history first: while the store is down, no key changes."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final, TypeVar
-
-from sqlalchemy import Connection
 
 from forebay.control.api import documents
 from forebay.control.api.behind import Asked, Handler
@@ -13,6 +12,7 @@ from forebay.core.tenancy import KeyRecord
 from forebay.obs.clock import wall_s
 from forebay.registry.keys import KeyFileError
 from forebay.store import events
+from forebay.store.database import Store
 from forebay.wire import admin_request
 
 T = TypeVar("T")
@@ -30,37 +30,34 @@ async def create(asked: Asked) -> documents.NewKeyDocument:
     ring, now, wanted = _ring(asked), wall_s(), admin_request.create_key(asked.body)
     expires = None if wanted.expires_s is None else now + wanted.expires_s
 
-    def work(connection: Connection) -> documents.NewKeyDocument:
-        made = ring.create(wanted.tenant or wanted.name, wanted.role, now, expires)
-        _note(connection, asked, "key.created", made.record, wanted.why)
+    def work(store: Store) -> documents.NewKeyDocument:
+        note = partial(_note, store, asked, "key.created", wanted.why)
+        made = ring.create(wanted.tenant or wanted.name, wanted.role, now, expires, note)
         return documents.NewKeyDocument(made.key, documents.key(made.record, now))
 
-    return await _noted(asked, work)
+    return await _with_store(asked, work)
 
 
 async def revoke(asked: Asked) -> documents.KeyDocument:
     """End a key for good."""
     ring, now, id, why = _ring(asked), wall_s(), asked.named("key"), admin_request.why(asked.body)
 
-    def work(connection: Connection) -> documents.KeyDocument:
-        ended = ring.revoke(id, now)
-        if ended.revoked == now:
-            _note(connection, asked, "key.revoked", ended, why)
-        return documents.key(ended, now)
+    def work(store: Store) -> documents.KeyDocument:
+        return documents.key(ring.revoke(id, now, partial(_note, store, asked, "key.revoked", why)), now)
 
-    return await _noted(asked, work)
+    return await _with_store(asked, work)
 
 
 async def rotate(asked: Asked) -> documents.NewKeyDocument:
     """Replace a key."""
     ring, now, id, wanted = _ring(asked), wall_s(), asked.named("key"), admin_request.rotate_key(asked.body)
 
-    def work(connection: Connection) -> documents.NewKeyDocument:
-        made = ring.rotate(id, now, wanted.overlap_s)
-        _note(connection, asked, "key.rotated", made.record, wanted.why, replaces=id)
+    def work(store: Store) -> documents.NewKeyDocument:
+        note = partial(_note, store, asked, "key.rotated", wanted.why, replaces=id)
+        made = ring.rotate(id, now, wanted.overlap_s, note)
         return documents.NewKeyDocument(made.key, documents.key(made.record, now))
 
-    return await _noted(asked, work)
+    return await _with_store(asked, work)
 
 
 def _ring(asked: Asked) -> KeyRing:
@@ -79,28 +76,28 @@ async def _quietly(asked: Asked, work: Callable[[], T]) -> T:
         raise Refusal(Code.INTERNAL, f"{error}.") from error
 
 
-async def _noted(asked: Asked, work: Callable[[Connection], T]) -> T:
-    """What changes a key, and the history with it: while the store is down, no key changes."""
-
+async def _with_store(asked: Asked, work: Callable[[Store], T]) -> T:
     def in_turn() -> T:
-        with asked.behind.catalogue.store() as store, store.write() as connection:
-            return work(connection)
+        with asked.behind.catalogue.store() as store:
+            return work(store)
 
     return await _quietly(asked, in_turn)
 
 
-def _note(connection: Connection, asked: Asked, kind: str, record: KeyRecord, why: str, **more: str) -> None:
+def _note(store: Store, asked: Asked, kind: str, why: str, record: KeyRecord, **more: str) -> None:
+    """Commit the event of the change that follows. If that fails no key changes: nobody would get the new one."""
     whose = {"name": record.tenant, "role": record.role} if record.role else {"tenant": record.tenant}
-    events.append(
-        connection,
-        at=wall_s(),
-        actor=asked.caller.name,
-        kind=kind,
-        subject=f"key/{record.id}",
-        why=why or f"of {record.tenant}",
-        document={**whose, **more},
-        cluster=asked.behind.control.plan.cluster,
-    )
+    with store.write() as connection:
+        events.append(
+            connection,
+            at=wall_s(),
+            actor=asked.caller.name,
+            kind=kind,
+            subject=f"key/{record.id}",
+            why=why or f"of {record.tenant}",
+            document={**whose, **more},
+            cluster=asked.behind.control.plan.cluster,
+        )
 
 
 HANDLERS: Final[Mapping[str, Handler]] = {
