@@ -1,4 +1,4 @@
-"""The nouns that cross process borders: replicas, snapshots, unit specifications, load reports."""
+"""The values that cross process boundaries: replicas, snapshots, unit specifications, load reports."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -12,7 +12,7 @@ class Task(StrEnum):
     CHAT = "chat"
     EMBED = "embed"
     TENSOR = "tensor"
-    """Whatever tensors the model takes and gives: the Open Inference Protocol, and the endpoints of its task."""
+    """Any tensors in and out: the Open Inference Protocol, and the endpoint of the model's task."""
 
 
 class Policy(StrEnum):
@@ -27,7 +27,7 @@ class Policy(StrEnum):
 
 
 class Condition(StrEnum):
-    """How a model is just now, to one gateway."""
+    """The condition of a model, as seen by one gateway."""
 
     FREE = "free"
     """A replica would take a request at once."""
@@ -37,7 +37,7 @@ class Condition(StrEnum):
 
 
 class ReplicaState(StrEnum):
-    """Where a replica is in its life; `core.lifecycle` holds the table of moves."""
+    """State in a replica's life cycle; `core.lifecycle` has the table of transitions."""
 
     STARTING = "starting"
     WARMING = "warming"
@@ -56,7 +56,7 @@ class Limits:
     headers_max: int = 100
     body_bytes_max: int = 8 * 1024 * 1024
     bodies_bytes_max: int = 2 * 1024**3
-    """Of all large bodies that are being read at the same time."""
+    """Total of all large bodies being read at once."""
     connections_max: int = 10_000
     pipelined_max: int = 16
     head_timeout_s: float = 10.0
@@ -71,18 +71,18 @@ class BlockNews:
     """Changes of a replica's prefix cache since the one asked for, in hashes of `core.prefix.blocks`."""
 
     seq: int
-    """Number of the last change; to be asked for next time."""
+    """Number of the last change, to be passed with the next request."""
     reset: bool
-    """`stored` is all that the cache holds; what was believed before is void."""
+    """`stored` is the whole content of the cache; earlier news is void."""
     estimated: bool
-    """The engine does not say what it holds: the worker infers it from what it was sent."""
+    """The engine does not report its cache: the worker infers the content from requests."""
     stored: tuple[int, ...] = ()
     removed: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """What a worker says of itself at `/load`; `core.model.LoadReport` is the JSON document."""
+    """A worker's report of its own load, as JSON at `/load`."""
 
     replica: str
     generation: int
@@ -99,22 +99,22 @@ class LoadReport:
     batch_fill: float = 0.0
     """Share of the largest batch that the last step used, 0..1."""
     stalled_s: float = 0.0
-    """How long the engine has owed an answer without giving a sign of life."""
+    """How long the engine has been unresponsive."""
     engine_restarts: int = 0
     engine_pid: int = 0
-    """Of several processes the first."""
+    """The first one, if there are several processes."""
     grpc_port: int = 0
-    """Where the replica answers gRPC too; 0: nowhere."""
+    """Port on which the replica also serves gRPC; 0: none."""
     process: str = ""
-    """Which process says so; empty: it does not tell. Another start has another one, also where it has the same
-    generation: a control that begins anew counts from 1 again for what it finds no trace of."""
+    """Identity of the reporting process; empty: not reported. It differs after a restart, even with the same
+    generation: a control that has lost its state counts generations from 1 again."""
     blocks: BlockNews | None = None
-    """Only for who asks with `?blocks_since=SEQ` (0: all of it), and where something is known of the prefix cache."""
+    """Only in answer to `?blocks_since=SEQ` (0: everything), and only if the prefix cache's content is known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """One replica as gateways see it. `id` is the slot (`chat-0`); `generation` grows with every start."""
+    """A replica as gateways see it. `id` is the slot (`chat-0`); `generation` increases with every start."""
 
     id: str
     generation: int
@@ -123,12 +123,12 @@ class Replica:
     port: int
     state: ReplicaState
     weight: float = 1.0
-    """How much of the usual work it can do, above 0: less than 1 on a GPU that is throttled."""
+    """Relative throughput, above 0; less than 1 on a throttled GPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class StandIn:
-    """A model that may serve what another one cannot, `when` that one is in such a condition."""
+    """A fallback model, used `when` the original one is in one of these conditions."""
 
     model: str
     when: tuple[Condition, ...] = (Condition.SATURATED, Condition.DOWN)
@@ -136,25 +136,25 @@ class StandIn:
 
 @dataclass(frozen=True, slots=True)
 class When:
-    """What a request has to be like for a rule to fit: all of this. A default asks for nothing."""
+    """Conditions of a rule; all must hold. A default value imposes none."""
 
     task: Task | None = None
     prompt_tokens_min: int = 0
     prompt_tokens_max: int | None = None
     tenant: str = ""
     header: str = ""
-    """Lower-case name of a header that has to be there."""
+    """Lower-case name of a required header."""
     header_value: str | None = None
     header_prefix: str = ""
     budget_ms_below: float | None = None
     budget_ms_above: float | None = None
     within_max_cost: bool = False
-    """The model of the rule costs no more than the caller says."""
+    """The rule's model must cost no more than the caller allows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Requests for `name` that fit `when` go to the model `then`, to replicas of `revision` if it has one."""
+    """Requests for `name` that match `when` go to the model `then`, to replicas of `revision` if it is set."""
 
     name: str
     then: str
@@ -164,14 +164,15 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """Names beside those of the models. `aliases` lead to what they stand for at once; of rules the first counts."""
+    """Names besides those of models. `aliases` are fully resolved; the first matching rule applies."""
 
     aliases: dict[str, str] = field(default_factory=dict)
     rules: tuple[Rule, ...] = ()
 
 
 class Sessions(StrEnum):
-    """Which requests stay at one replica while it is healthy: none, those with a session header, or a cookie too."""
+    """Which requests stick to one replica while it is healthy: none, those with a session header, or also a
+    cookie."""
 
     OFF = "off"
     HEADER = "header"
@@ -179,7 +180,7 @@ class Sessions(StrEnum):
 
 
 class Sticky(StrEnum):
-    """What stays with one of two revisions: each request by itself, or all requests of a caller."""
+    """What is assigned to one of two revisions: each request separately, or all requests of a caller."""
 
     REQUEST = "request"
     CALLER = "caller"
@@ -191,16 +192,16 @@ class Split:
 
     rollout: str
     stable: str
-    """The revision that has served so far."""
+    """The revision serving so far."""
     canary: str
-    """The revision that is to serve. It gets nothing but its share, and requests that ask for it by name."""
+    """The revision being rolled out. It gets only its share, and requests that name it."""
     share: float = 0.0
-    """Of the requests, or of the callers, 0..1."""
+    """The canary's share of requests, or of callers, 0..1."""
     mirrored: float = 0.0
-    """Of the requests: so many are copied to the canary, whose answers nobody gets, 0..1."""
+    """Share of requests mirrored to the canary, whose answers are discarded, 0..1."""
     sticky: Sticky = Sticky.REQUEST
     counts_from: float = 0.0
-    """What began before, seconds since the epoch, is warm-up and tells nothing."""
+    """Requests that began before this are warm-up and not evaluated; seconds since the epoch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,39 +216,39 @@ class ModelRoutes:
     queue_timeout_s: float
     replicas: tuple[Replica, ...] = ()
     ttft_budget_s: float | None = None
-    """Promised time to the first token; the reason of a route says where it will not be kept."""
+    """TTFT objective; the reason of a route says if it will be missed."""
     drops_late: bool = False
-    """Whether a request that waits for longer than that is refused."""
+    """Whether a request that waits longer than that is refused."""
     fallback: tuple[StandIn, ...] = ()
     fallback_default: bool = True
-    """Whether a request that says nothing of it may be served by those."""
+    """Whether fallback is allowed for a request that does not say."""
     price_per_mtok: float | None = None
-    """Price of a million tokens, in the unit that callers give budgets in."""
+    """Price of a million tokens, in the unit of callers' budgets."""
     sessions: Sessions = Sessions.OFF
     hedge_after_s: float = 0.0
-    """After so long without an answer, short requests without side effects go to a second replica; 0: never."""
+    """Send short requests without side effects to a second replica after this time without an answer; 0: never."""
     split: Split | None = None
-    """None: all replicas are alike."""
+    """None: all replicas are of one revision."""
     on_demand: bool = False
-    """It may be without replicas while nobody asks: requests wait until one has started."""
+    """It may scale to zero: requests then wait until a replica has started."""
     start_s: float = 0.0
-    """How long a replica takes to come up, seconds; 0: unknown."""
+    """How long a replica takes to start, seconds; 0: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All that a gateway may route on. Written by control, kept on disk, only ever replaced as a whole."""
+    """Everything a gateway may route on. Written by control, kept on disk, always replaced as a whole."""
 
     version: int
     models: tuple[ModelRoutes, ...] = ()
     dispatch: Dispatch = field(default_factory=Dispatch)
     epoch: int = 0
-    """Which leadership of control has written it. One of an older epoch counts for nothing once a newer is known."""
+    """Epoch of the leader that wrote it. Snapshots of older epochs are ignored once a newer one is known."""
 
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """Everything a worker process is told at its start (a JSON file, `python -m forebay.worker FILE`)."""
+    """Everything a worker process is told when it starts (a JSON file, `python -m forebay.worker FILE`)."""
 
     replica: str
     generation: int
@@ -261,7 +262,7 @@ class WorkerSpec:
     """Where the worker writes `Endpoint` once it listens."""
     host: str = "127.0.0.1"
     port_first: int = 8100
-    """The first port tried; the first free one at or above it is taken."""
+    """The worker listens on the first free port at or above this one."""
     settings: dict[str, int | float | str | bool] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
     queue_max: int = 256
@@ -269,48 +270,48 @@ class WorkerSpec:
     engine_load_timeout_s: float = 300.0
     drain_grace_s: float = 30.0
     lease_s: float = 0.0
-    """If nobody has asked for its load for so long, it stops itself; 0: never."""
+    """It stops itself if nobody has polled its load for this long; 0: never."""
     node: str = ""
-    """Where it is to run; empty: nobody has said."""
+    """The node it runs on; empty: not stated."""
     devices: tuple[str, ...] = ()
-    """GPUs of that node, or slices of them, which are all that it sees."""
+    """GPUs of that node, or MIG slices, that are visible to it."""
     cpus: tuple[int, ...] = ()
-    """Cores that it may run on; none: all of them."""
+    """Cores it may run on; none: all."""
 
 
 @dataclass(frozen=True)
 class RecordsSpec:
-    """What a gateway writes down of finished requests, and where. The usage ledger is always kept."""
+    """What a gateway records about finished requests, and where. The usage ledger is always kept."""
 
     folder: str
-    """Each gateway process of the cluster has a folder of its own in it."""
+    """Each gateway process of the cluster has its own folder in it."""
     decisions: bool = True
     audit: bool = True
     prompts: bool = False
-    """Whether the audit log holds the bodies of requests."""
+    """Whether the audit log contains request bodies."""
     file_bytes_max: int = 64 * 1024 * 1024
     decision_files_max: int = 4
     audit_files_max: int = 0
-    """0: all are kept."""
+    """0: keep all."""
 
 
 @dataclass(frozen=True)
 class TenancySpec:
-    """Who may use a gateway, and how much."""
+    """Tenants of a gateway, and their limits."""
 
     tenants: tuple[Tenant, ...]
     keys_path: str
     counts_path: str
-    """Where this gateway process keeps what it has counted, for its next start."""
+    """Where this gateway process saves its counts for its next start."""
     leases_path: str
-    """Where it finds its share of the limits, if there are several: gateway id to `core.tenancy.Lease`."""
+    """Where it reads its share of the limits, with several gateways: gateway id to `core.tenancy.Lease`."""
     gateways: int = 1
     """How many gateway processes share the limits."""
 
 
 @dataclass(frozen=True)
 class TlsSpec:
-    """The files of what a gateway proves itself by: PEM, the server's certificate first, then its chain."""
+    """PEM files of a gateway's certificate (followed by its chain) and private key."""
 
     certificate: str
     key: str
@@ -318,7 +319,7 @@ class TlsSpec:
 
 @dataclass(frozen=True)
 class GatewaySpec:
-    """Everything a gateway process is told at its start (a JSON file, `python -m forebay.gateway FILE`)."""
+    """Everything a gateway process is told when it starts (a JSON file, `python -m forebay.gateway FILE`)."""
 
     id: str
     generation: int
@@ -327,27 +328,28 @@ class GatewaySpec:
     snapshot_path: str
     endpoint_path: str
     peers_dir: str
-    """Folder in which every gateway process of the cluster writes `<id>.json` (an `Endpoint` of its own port)."""
+    """Folder in which every gateway process of the cluster writes `<id>.json` (the `Endpoint` of its private
+    port)."""
     limits: Limits = field(default_factory=Limits)
     load_poll_s: float = 0.25
     replica_timeout_s: float = 3.0
-    """A replica that answers no load poll for this long is lost: its waiting requests go elsewhere."""
+    """A replica that answers no load poll for this long is considered lost: its waiting requests go elsewhere."""
     retries_max: int = 3
     response_buffer_bytes_max: int = 1024 * 1024
     drain_grace_s: float = 30.0
     records: RecordsSpec | None = None
-    """None: nothing is written down."""
+    """None: nothing is recorded."""
     tenancy: TenancySpec | None = None
-    """None: everybody may use everything."""
+    """None: no keys are required."""
     tls: TlsSpec | None = None
     """None: plain HTTP."""
     cors_origins: tuple[str, ...] = ()
-    """Origins of web pages that may use it, `*`: of all; none: no page may, and no answer says anything of it."""
+    """Origins of web pages that may use it (CORS), or `*` for all; none: no CORS headers are sent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a unit listens; written by the unit itself, atomically, once it does."""
+    """Where a unit listens; written atomically by the unit itself once it does."""
 
     pid: int
     host: str

@@ -1,4 +1,4 @@
-"""What an inference engine is to Forebay: five methods, plain values in, plain values out.
+"""The engine protocol: five methods, plain values in, plain values out.
 
 An Engine lives in a child process of the worker and is driven by one single-threaded loop: `add` and `cancel`
 what arrived, `step`, send the events. The values are msgspec structs because they also cross the pipe between
@@ -18,7 +18,7 @@ class _Value(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Sampling(_Value, frozen=True):
-    """How to choose tokens. `temperature` 0 is greedy; `seed` None lets the engine choose."""
+    """Sampling parameters. `temperature` 0 is greedy; `seed` None lets the engine choose."""
 
     max_tokens: int | None = None
     """None: as many as fit the context."""
@@ -33,7 +33,7 @@ class Sampling(_Value, frozen=True):
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
-    """None: none; 0: of the chosen token; k: also the k likeliest."""
+    """None: none; 0: of the chosen token; k: also of the k likeliest."""
     schema: str | None = None
     """JSON Schema (text) that the answer must satisfy; `{}`-like object schema for `json_object`."""
 
@@ -41,13 +41,13 @@ class Sampling(_Value, frozen=True):
 class Generate(_Value, frozen=True):
     """Continue a prompt, given as text (special tokens are recognised) or as token ids.
 
-    `said` is text that another replica has generated for this very request: the answer goes on right after it. It is
-    turned into tokens by itself, not together with the prompt, because that is how its tokens came to be. They count
-    as generated: for `max_tokens`, for penalties, for stop strings that begin in them, and in `Finished`. Refused as
-    NOT_RESUMABLE where that cannot be done; `engines.sampling.check_said` has the cases.
+    `said` is text that another replica has generated for the same request: the answer continues right after it. It is
+    tokenized separately from the prompt, as it was when it was generated. Its tokens count as generated: for
+    `max_tokens`, for penalties, for stop strings that begin in them, and in `Finished`. Refused as NOT_RESUMABLE if
+    that is impossible; `engines.sampling.check_said` has the cases.
 
-    `blocks` is what routing calls the parts of the prompt, the first part first; each name stands for all before it
-    too. Empty where nobody wants to hear of them.
+    `blocks` are the names that routing uses for the blocks of the prompt, in order; each name also covers everything
+    before it. Empty if cache contents are not to be reported.
     """
 
     id: str
@@ -65,7 +65,7 @@ class Embed(_Value, frozen=True):
 
 
 class Tokenize(_Value, frozen=True):
-    """Turn a text into tokens, as a prompt (or input) of this model is; `special` with those that frame it."""
+    """Tokenize a text as a prompt (or input) of this model; `special`: with its special tokens."""
 
     id: str
     text: str
@@ -73,7 +73,7 @@ class Tokenize(_Value, frozen=True):
 
 
 class Detokenize(_Value, frozen=True):
-    """Turn tokens into their text, special tokens as they are spelt."""
+    """Turn tokens into text, special tokens included."""
 
     id: str
     tokens: tuple[int, ...]
@@ -92,9 +92,9 @@ class TokenLogprob(_Value, frozen=True):
 
 
 class Begun(_Value, frozen=True):
-    """The prompt of a sequence has been read: `Finished` will say the same of it. Comes before all its text.
+    """The prompt of a sequence has been processed. Comes before its text, with figures that `Finished` will repeat.
 
-    Who has waited for an answer in vain is to pay for what was done. `cached_tokens` None: not known yet, or never.
+    It allows billing for work on requests that never finish. `cached_tokens` None: unknown so far, or at all.
     """
 
     id: str
@@ -162,7 +162,7 @@ Event = Begun | Delta | Finished | Embedded | Failed | Answered
 
 
 class EngineLoad(_Value, frozen=True):
-    """The engine's own account after a step. Unknown figures stay None, never 0."""
+    """The engine's load after a step. Unknown figures are None, never 0."""
 
     running: int = 0
     waiting: int = 0
@@ -173,7 +173,7 @@ class EngineLoad(_Value, frozen=True):
 
 
 class Cached(_Value, frozen=True):
-    """What has changed in the prefix cache, in the names of `Generate.blocks`. It begins empty."""
+    """Changes of the prefix cache, by the names in `Generate.blocks`. The cache starts empty."""
 
     stored: tuple[int, ...]
     removed: tuple[int, ...]
@@ -212,7 +212,7 @@ class EngineInfo(_Value, frozen=True):
     special_tokens: dict[str, str] = {}
     """`bos_token`, `eos_token`, … as text, for the template."""
     blocks_exact: bool | None = None
-    """Whether `Step.cached` says what the prefix cache really holds, or infers it; None: nothing is said of it."""
+    """Whether `Step.cached` is exact or inferred; None: not reported."""
     counts_said: bool = True
     """Whether frequency and presence penalties count the tokens of `Generate.said` too."""
 
@@ -241,4 +241,4 @@ class Engine(Protocol):
 
 
 class EngineBroken(Exception):  # noqa: N818 - states the condition
-    """The engine cannot start or go on; the text is for the operator."""
+    """The engine cannot start or continue; the text is for the operator."""

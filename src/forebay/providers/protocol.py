@@ -1,4 +1,4 @@
-"""What runs units is to Forebay: five methods. Control decides when and what, a provider only does and tells."""
+"""The provider protocol: five methods. Control decides what runs; a provider executes and reports."""
 
 from typing import Protocol
 
@@ -6,34 +6,34 @@ from forebay.core.reconcile import SeenUnit, Slot
 
 
 class Provider(Protocol):
-    """A place where units run. One control uses it at a time; another may take over at any moment."""
+    """Where units run. One control uses it at a time; another may take over at any moment."""
 
     async def place(self, slot: Slot, generation: int) -> None:
-        """Start a unit. Returns when it is seen by `observe`, not when it is ready. Raises `ProviderError`.
+        """Start a unit. Returns once `observe` sees it, not when it is ready. Raises `ProviderError`.
 
-        If this process dies in the middle, a later `observe` tells the unit, or tells it as ended; none is lost.
+        If this process dies meanwhile, a later `observe` reports the unit as running or as ended; none is lost.
         """
 
     async def observe(self) -> tuple[SeenUnit, ...]:
-        """All units, whoever started them, and those that ended and were not removed. Raises `ProviderError`.
+        """All units, whoever started them, including those that ended and were not removed. Raises `ProviderError`.
 
-        Who is told as ended has surely ended: its successor is started. Where a provider cannot see that, as of a
-        machine that does not answer, nor kill it, a replica counts as alive until nobody has asked for its load for
-        longer than its lease, when it has stopped itself.
+        A unit reported as ended must really have ended, since its successor is started. If a provider can neither see
+        nor kill a unit, as on an unreachable machine, a replica counts as alive until nobody has polled its load for
+        longer than its lease: by then it has stopped itself.
         """
 
     async def remove(self, slot: str, generation: int, grace_s: float) -> None:
-        """With grace above 0 ask the unit to finish; with 0 kill it, or if it has ended, forget it. Idempotent.
+        """With a grace period ask the unit to finish; with 0 kill it, or forget it if it has ended. Idempotent.
 
-        Returns at once; the caller comes back with 0 when the grace is over. Raises `ProviderError`.
+        Returns at once; the caller calls again with 0 when the grace period is over. Raises `ProviderError`.
         """
 
     async def changed(self) -> None:
-        """Return when a unit may have ended. A hint: it may come late, early or for nothing."""
+        """Return when a unit may have ended. Only a hint: it may be late, early or wrong."""
 
     def close(self) -> None:
-        """Let go of everything; the units run on."""
+        """Release all resources; the units keep running."""
 
 
 class ProviderError(Exception):
-    """A provider could not do it, or cannot tell; the text is for the operator. Nothing is known to have changed."""
+    """An operation failed, or its outcome is unknown; the text is for the operator."""
