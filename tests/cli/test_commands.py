@@ -90,7 +90,7 @@ def test_config_check_of_a_good_file_says_so(run: Run, tmp_path: Path) -> None:
     done = run("config", "check")
 
     assert done.returncode == 0
-    assert "fine" in done.stdout
+    assert "valid" in done.stdout
     assert "chat (chat, 2 replicas)" in done.stdout
 
 
@@ -128,9 +128,9 @@ def test_a_bad_cluster_file_starts_nothing(run: Run, tmp_path: Path) -> None:
     ("words", "says", "code"),
     [
         (("up", "-f", "nowhere.yaml"), "no such file", 1),
-        (("up", "--demo", "-f", "x.yaml"), "exclude", 2),
+        (("up", "--demo", "-f", "x.yaml"), "cannot be combined", 2),
         (("up", "--set", "nonsense"), "PATH=VALUE", 2),
-        (("config", "check", "-f", "x.yaml", "y.yaml"), "say one", 2),
+        (("config", "check", "-f", "x.yaml", "y.yaml"), "give only one", 2),
         (("config", "check", "-f", "nowhere.yaml"), "nowhere.yaml: no such file", 1),
         (("rollout", "status", "-f", "nowhere.yaml"), "nowhere.yaml: no such file", 1),
         (("serve", "nowhere.gguf"), "no such file", 1),
