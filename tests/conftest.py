@@ -27,3 +27,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if any(item.path.is_relative_to(folder) for folder in SLOW):
             item.add_marker(pytest.mark.slow)
+    # The longest files come first: what is short fills up the end, when the others have nothing left to do.
+    items.sort(key=lambda item: not item.path.is_relative_to(HERE / "e2e"))
