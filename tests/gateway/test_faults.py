@@ -68,7 +68,8 @@ def test_a_failure_before_the_first_byte_is_repaired_on_another_replica(tmp_path
                 assert len(ids) == len(set(ids))
             assert workers[2].bodies == [chat()] * 6
             assert await front.metric('forebay_requests_total{code="ok",model="chat"}') == 6
-            assert all(line["retries"] <= 2 for line in front.lines())
+            await until(lambda: len(front.lines()) == 6)
+            assert all(line.get("retries", 0) <= 2 for line in front.lines())
 
     run(main())
 
@@ -148,6 +149,24 @@ def test_there_are_no_more_retries_than_allowed(tmp_path: Path) -> None:
             await until(lambda: all(worker.polls for worker in workers))
             assert (await front.ask(post(chat()))).status == 502
             assert sum(len(worker.requests) for worker in workers) == 2
+
+    run(main())
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_what_nobody_is_left_to_try_is_not_counted_as_a_retry(tmp_path: Path, replicas: int) -> None:
+    async def main() -> None:
+        workers = [Worker(BUSY, f"chat-{n}") for n in range(replicas)]
+        async with cluster(tmp_path, *workers) as front:
+            await until(lambda: all(worker.polls for worker in workers))
+            for _ in range(3):
+                answer = await front.ask(post(chat()))
+                assert (answer.status, error_code(answer)) == (503, "overloaded")
+            assert sum(len(worker.requests) for worker in workers) == 3 * replicas
+            retried = await front.metric('forebay_retries_total{model="chat",reason="overloaded"}')
+            assert retried == 3 * (replicas - 1)
+            await until(lambda: len(front.lines()) == 3)
+            assert [line.get("retries", 0) for line in front.lines()] == [replicas - 1] * 3
 
     run(main())
 

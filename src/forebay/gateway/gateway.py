@@ -363,16 +363,19 @@ class Gateway:
         relay.tried = (*relay.tried, failed) if relay.stuck or not begun else (failed,)
         if reason == "connect" or reason in GOING:  # others may be gone with it: each would cost an attempt
             self.look()
-        if not self._may_go_on(relay, reason):
+        if not self._may_go_on(relay):
             relay.refuse(problem, served.waiting.retry_after_s(now))
             return
         # who was turned away waits if too many are tried again; a replica that is lost gets nothing more by it
         choice = Wait(Why.FULL) if relay.refused and not self.budget.allow(now) else self.place(relay)
-        if isinstance(choice, Route):
-            self.send(relay, choice)
-        elif isinstance(choice, Shed) and not begun and not served.doubt_lost(relay.tried):
+        if isinstance(choice, Shed) and not begun and not served.doubt_lost(relay.tried):
+            relay.retries -= 1
             trouble = Condition.SATURATED if problem.code is Code.OVERLOADED else Condition.DOWN
             turn_away(self, relay, problem, choice.retry_after_s, trouble)
+            return
+        (served.account.resumed(reason) if begun else served.account.retried(reason)).inc()
+        if isinstance(choice, Route):
+            self.send(relay, choice)
         elif self.served.get(served.routes.name) is not served:  # nobody looks after who waits there
             relay.refuse(Refusal(Code.MODEL_NOT_FOUND, f"The model `{served.routes.name}` was removed.", "model"))
         else:
@@ -396,21 +399,18 @@ class Gateway:
         served.waiting.charge(relay.ticket, tokens - relay.ticket.work_tokens)
         return True
 
-    def _may_go_on(self, relay: Relay, reason: str) -> bool:
-        """Count another attempt, unless it is one too many."""
-        account = relay.served.account
-        begun, ticket, now = relay.exchange.started, relay.ticket, self.now()
-        if begun:
+    def _may_go_on(self, relay: Relay) -> bool:
+        """Note another attempt, which may be waited for, unless it is one too many."""
+        ticket, now = relay.ticket, self.now()
+        if relay.exchange.started:
             if relay.resumes >= RESUMES_MAX or relay.stuck >= STUCK_MAX:
                 return False
             relay.resumes += 1
             relay.stuck += not relay.refused
-            account.resumed(reason).inc()
         else:
             if relay.once or relay.retries >= self._retries_max or now >= ticket.last:
                 return False
             relay.retries += 1
-            account.retried(reason).inc()
         relay.wait_on(now + (PATIENCE_S if ticket.band == BATCH else relay.served.routes.queue_timeout_s))
         return True
 

@@ -55,7 +55,7 @@ def cuts_off_what_goes(patch: pytest.MonkeyPatch) -> None:
         await right(provider, slot, generation, 0.0)
 
     patch.setattr(MachineProvider, "remove", at_once)
-    patch.setattr(Gateway, "_may_go_on", lambda gateway, relay, reason: False)
+    patch.setattr(Gateway, "_may_go_on", lambda gateway, relay: False)
 
 
 PLANTED: dict[Plant, tuple[list[int], str]] = {
