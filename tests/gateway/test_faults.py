@@ -171,6 +171,32 @@ def test_what_nobody_is_left_to_try_is_not_counted_as_a_retry(tmp_path: Path, re
     run(main())
 
 
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        (b'{"error":{"code":"engine_failed","message":"It fails now and then."}}', "It fails now and then."),
+        (b'{"error":{"code":"engine_failed"}}', "The engine process died; it is being replaced."),
+        (b'{"error":{"code":"engine_failed","message":7}}', "The replica has no room for another request."),
+        (b'{"error":{"code":"overloaded","message":"%b"}}' % (b"x" * 5000), "x" * 1024),
+        (b"no JSON", "The replica has no room for another request."),
+    ],
+)
+@pytest.mark.parametrize("path", [b"/v1/chat/completions", b"/v1/messages"])
+def test_the_reason_of_a_replica_reaches_the_client_where_nobody_else_is_asked(
+    tmp_path: Path, path: bytes, body: bytes, text: str
+) -> None:
+    def refusing(exchange: Exchange) -> None:
+        exchange.respond(503, [(b"content-type", b"application/json"), RETRYABLE], body)
+
+    async def main() -> None:
+        async with cluster(tmp_path, Worker(refusing)) as front:
+            answer = await front.ask(post(chat(max_tokens=1), path))
+            assert answer.status == 503
+            assert msgspec.json.decode(answer.body)["error"]["message"] == text
+
+    run(main())
+
+
 def test_a_stream_whose_replica_dies_ends_in_an_error_event_and_no_clean_end(tmp_path: Path) -> None:
     async def main() -> None:
         async with cluster(tmp_path, Worker(dying)) as front, peer(front.port) as client:

@@ -21,7 +21,7 @@ from forebay.gateway.tensor.answers import CODES, code_in, code_of, comes_whole,
 from forebay.net.client import Call, CallError, Header
 from forebay.net.server import Exchange
 from forebay.wire import http1
-from forebay.wire.errors import error_body, error_event, id_headers
+from forebay.wire.errors import error_body, error_event, error_text, id_headers
 from forebay.wire.records import Attempt
 from forebay.wire.transcript import DONE, Transcript, ended, last_data
 
@@ -467,8 +467,9 @@ class Relay:
         self.exchange.write(b"".join(body))
 
     def _retry_refused(self) -> None:
-        code = code_in(b"".join(self._body), Code.OVERLOADED)
-        self.gateway.again(self, code, Refusal(Code(code)))
+        body = b"".join(self._body)
+        code = code_in(body, Code.OVERLOADED)
+        self.gateway.again(self, code, Refusal(Code(code), error_text(body)))
 
     def _interrupted(self, text: str = "") -> None:
         """The answer will not be complete: say so inside the stream, and cut it."""

@@ -27,6 +27,9 @@ ANTHROPIC_TYPES: Final = {
 }
 """Anthropic's type of error by HTTP status; others below 500 are `invalid_request_error`, above `api_error`."""
 
+TEXT_CHARS_MAX: Final = 1024
+"""No more of what another process says is passed on."""
+
 _encode = msgspec.json.Encoder().encode
 
 
@@ -57,6 +60,7 @@ def error_event(code: Code, text: str = "", path: str = "", events: int = 0) -> 
 
 class _Problem(msgspec.Struct):
     code: str = ""
+    message: str = ""
 
 
 class _ErrorObject(msgspec.Struct):
@@ -67,6 +71,14 @@ def error_code(body: bytes) -> str:
     """The code in an error object; empty if there is none."""
     try:
         return msgspec.json.decode(body, type=_ErrorObject).error.code
+    except UNREADABLE:
+        return ""
+
+
+def error_text(body: bytes) -> str:
+    """What an error object says to people; empty if there is none."""
+    try:
+        return msgspec.json.decode(body, type=_ErrorObject).error.message[:TEXT_CHARS_MAX]
     except UNREADABLE:
         return ""
 
