@@ -127,7 +127,9 @@ TABLE: dict[Code, Row] = {
     ),
     Code.QUEUE_FULL: Row(429, _P, False, _BUSY, "The queue of this model is full."),
     Code.QUEUE_TIMEOUT: Row(503, _P, False, _SERVER, "No replica became free in time."),
-    Code.DEADLINE_EXCEEDED: Row(504, _P, False, _SERVER, "No replica became free before the request's deadline."),
+    Code.DEADLINE_EXCEEDED: Row(
+        504, _P, False, _SERVER, "The answer had not started by the request's deadline, or by its model's SLO."
+    ),
     Code.NO_REPLICA: Row(503, _P, False, _SERVER, "No replica of this model is ready."),
     Code.OVERLOADED: Row(503, _P, True, _SERVER, "The replica has no room for another request."),
     Code.DRAINING: Row(503, _P, True, _SERVER, "The replica is shutting down."),

@@ -4,6 +4,7 @@ import math
 from typing import TYPE_CHECKING
 
 from forebay.core.errors import TABLE, Code, Refusal
+from forebay.gateway.asking import DEADLINE
 from forebay.gateway.dispatch.stepping_in import turn_away
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ def drop_late(gateway: "Gateway", served: "Served") -> None:
     now = gateway.now()
     for relay in served.waiting.expire(now):
         if relay.ticket.last <= now and not relay.exchange.started:
-            relay.refuse(Refusal(Code.DEADLINE_EXCEEDED), served.waiting.retry_after_s(now))
+            relay.refuse(_past_deadline(relay), served.waiting.retry_after_s(now))
         else:
             turn_away(gateway, relay, *_too_late(served, now))
 
@@ -37,4 +38,11 @@ def out_of_time(gateway: "Gateway", relay: "Relay") -> None:
     """The deadline of a request for a stream is over: if nothing of it has come, it waits in its engine, too."""
     if not (relay.exchange.started or relay.exchange.finished):
         relay.give_up()
-        relay.refuse(Refusal(Code.DEADLINE_EXCEEDED), relay.served.waiting.retry_after_s(gateway.now()))
+        relay.refuse(_past_deadline(relay), relay.served.waiting.retry_after_s(gateway.now()))
+
+
+def _past_deadline(relay: "Relay") -> Refusal:
+    """The answer. It says whose word the deadline was: who has named none should look for none of its own."""
+    whose = "the promise of its model" if relay.exchange.header(DEADLINE) is None else DEADLINE.decode()
+    time_ms = round((relay.ticket.last - relay.began) * 1000)
+    return Refusal(Code.DEADLINE_EXCEEDED, f"No answer had begun within {time_ms} ms, {whose}.")
