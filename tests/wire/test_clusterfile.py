@@ -262,6 +262,16 @@ def test_overrides_go_over_the_file() -> None:
 
 
 @pytest.mark.parametrize(
+    ("path", "where"), [("gatewy.port", "gatewy"), ("models.chat.sloo.ttft_p99_ms", "models[0].sloo")]
+)
+def test_a_section_that_only_an_override_names_is_on_no_line_of_the_file(path: str, where: str) -> None:
+    text = "models:\n  - {name: chat, task: chat, source: s, engine: synthetic}\n"
+    found = one(text, **{path: "1"})
+    assert (found.path, found.line) == (where, None)
+    assert found.found == "an unknown key"
+
+
+@pytest.mark.parametrize(
     ("path", "value"),
     [
         ("gateway.port", "abc"), ("gateway.port", "1.5"), ("gateway.prot", "1"), ("gateway", "[1"), ("a..b", "1"),

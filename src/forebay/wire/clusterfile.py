@@ -265,7 +265,7 @@ class _Reader:
             found = inner.problems[0].found if inner.problems else "a path that cannot be read"
             return self.problem(path, found, "KEY.KEY=VALUE, with the keys of the file", None)
         place: Any = root
-        for step, following in zip(steps, [*steps[1:], None], strict=True):
+        for depth, (step, following) in enumerate(zip(steps, [*steps[1:], None], strict=True), 1):
             if isinstance(step, int):
                 if not isinstance(place, list) or step >= len(place):
                     return self.problem(path, f"no entry {step}", "the number of an existing entry", None)
@@ -276,6 +276,8 @@ class _Reader:
             elif isinstance(place, dict):
                 if step == "engine" and isinstance(place.get(step), str):
                     place[step] = {"name": place[step]}
+                if step not in place:  # what is wrong with it is on no line of the file
+                    self._lines[_path(steps[:depth])] = None
                 place = place.setdefault(step, {})
             else:
                 place = place[step]
