@@ -16,6 +16,8 @@ from forebay.cli.records.usage import COLUMNS, view
 from forebay.cli.settings import UserError
 from forebay.control.api.recorded import UsageRow
 from forebay.core.model import RecordsSpec
+from forebay.core.routing import BATCH, INTERACTIVE, Ask, Meter, PrefixIndex, Pricing, View, Weights
+from forebay.core.routing.cpr import scores
 from forebay.gateway.records.facts import Facts, Used
 from forebay.gateway.records.recorder import Recorder
 from forebay.gateway.records.saved import DAY_S, day_text
@@ -121,6 +123,43 @@ def test_explain_tells_no_wait_from_one_that_never_ended(
     keep(root, "gateway-2", msgspec.structs.replace(decided("req-5"), queued_s=0.0, attempts=attempts))
 
     assert queued in run("explain", "req-5").stdout
+
+
+@pytest.mark.parametrize(
+    ("weights", "formula"),
+    [
+        (INTERACTIVE, "total = (queue + prefill + 0.15 decode + price + kv) x handicap"),
+        (BATCH, "total = (0.1 (queue + prefill) + 0.015 decode + price + kv) x handicap"),
+    ],
+)
+def test_explain_tells_how_its_totals_come_about(run: Run, root: Path, weights: Weights, formula: str) -> None:
+    pricing = Pricing(PrefixIndex())
+    views = []
+    for n in range(2):
+        seen = View()
+        seen.load, seen.meter = n + 1, Meter(f"chat-{n}", pricing.index.join())
+        seen.meter.report(500 * (n + 1), 0.3, 1)
+        views.append(seen)
+    scored = scores(views, [0, 1], Ask(1, 800, 90.0, (), 128, weights=weights), pricing)
+    rows = packed(
+        [
+            [
+                f"chat-{s.at}", 1, "ready", s.load, 8, s.queue_s, s.prefill_s, s.decode_s, s.price_s, s.kv_s,
+                s.handicap, s.total_s, s.hit_tokens,
+            ]
+            for s in scored
+        ]
+    )  # fmt: skip
+    keep(root, "gateway-2", msgspec.structs.replace(decided("req-6"), candidates=rows))
+
+    assert formula in run("explain", "req-6").stdout
+
+
+def test_explain_tells_no_sum_where_nothing_was_scored(run: Run, root: Path) -> None:
+    counted = packed([["chat-0", 3, "ready", 2, 10]])
+    keep(root, "gateway-2", msgspec.structs.replace(decided("req-6"), policy="p2c", candidates=counted))
+
+    assert "total =" not in run("explain", "req-6").stdout
 
 
 @pytest.mark.usefixtures("root")

@@ -10,7 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from forebay.cli.settings import UserError
-from forebay.control.api.recorded import DecisionDocument
+from forebay.control.api.recorded import CandidateDocument, DecisionDocument
+from forebay.core.routing import BATCH, INTERACTIVE
 
 if TYPE_CHECKING:
     from forebay.cli.records.reading import RecordFiles
@@ -67,6 +68,8 @@ def view(record: DecisionDocument) -> Iterator[RenderableType]:
     if record.candidates:
         yield Text()
         yield _candidates(record)
+        if any(c.total_s for c in record.candidates):
+            yield Text(_sum_of(record.candidates), style="dim")
     if record.attempts:
         yield Text()
         yield _attempts(record)
@@ -87,6 +90,20 @@ def _candidates(record: DecisionDocument) -> Table:
     if record.others:
         table.add_row("", Text(f"and {record.others} more"))
     return table
+
+
+def _sum_of(candidates: tuple[CandidateDocument, ...]) -> str:
+    """How the totals come about. The weights are those of the band that the request came in: it may have risen."""
+
+    def off_s(ttft: float, tpot: float) -> float:
+        return sum(
+            abs((ttft * (c.queue_s + c.prefill_s) + tpot * c.decode_s + c.price_s + c.kv_s) * c.handicap - c.total_s)
+            for c in candidates
+        )
+
+    ttft, tpot, _ = min(INTERACTIVE, BATCH, key=lambda weights: off_s(weights.ttft, weights.tpot))
+    reading = "queue + prefill" if ttft == 1.0 else f"{ttft:g} (queue + prefill)"
+    return f"total = ({reading} + {tpot:g} decode + price + kv) x handicap"
 
 
 def _attempts(record: DecisionDocument) -> Table:
