@@ -196,13 +196,16 @@ def stopped(*, begun: bool) -> Refusal:
 def candidates(links: list["Link"], route: Route) -> tuple[Raw, int]:
     """All that a choice looked at, with what each would cost if they were scored, and how many more there were.
 
+    Where they are not: how many times as much a request counts at each, and what the chosen one is taken to hold.
     To be asked before the request is counted where it goes. The route lets go of its terms: they would be kept twice.
     """
     terms, route.terms = route.terms, None
     rows: list[tuple[object, ...]] = []
     if terms is None:
-        for x in links[:CANDIDATES_MAX]:
-            rows.append((x.id, x.generation, x.state, x.load, x.room))
+        for at, x in enumerate(links[:CANDIDATES_MAX]):
+            times, hit = x.meter.burden * x.meter.handicap, route.hit_tokens if at == route.at else 0
+            row = (x.id, x.generation, x.state, x.load, x.room)
+            rows.append(row if times == 1.0 and not hit else (*row, 0.0, 0.0, 0.0, 0.0, 0.0, times, 0.0, hit))
         return packed(rows), max(0, len(links) - CANDIDATES_MAX)
     others = max(0, len(terms) - CANDIDATES_MAX)
     if others:  # the best are kept; who reads them sorts them
