@@ -171,6 +171,20 @@ def test_what_nobody_is_left_to_try_is_not_counted_as_a_retry(tmp_path: Path, re
     run(main())
 
 
+def test_who_has_nobody_left_to_ask_spends_nothing_of_the_budget_for_retries_and_is_told_at_once(
+    tmp_path: Path,
+) -> None:
+    async def main() -> None:
+        async with cluster(tmp_path, Worker(BUSY)) as front:
+            for _ in range(60):  # the budget is 30, and a fifth of these
+                assert (await front.ask(post(chat()))).status == 503
+            assert (
+                await front.metric('forebay_queue_wait_seconds_sum{model="chat"}') < 0.1
+            )  # none has waited for a tick
+
+    run(main())
+
+
 @pytest.mark.parametrize(
     ("body", "text"),
     [

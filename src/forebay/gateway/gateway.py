@@ -358,16 +358,16 @@ class Gateway:
             return
         relay.attempts += (Attempt(link.id, relay.why, reason, now - relay.since),)
         self.take_back(relay, outcome, now)
-        begun = relay.exchange.started
-        failed = (link.id, link.generation)
+        begun, failed = relay.exchange.started, (link.id, link.generation)
         relay.tried = (*relay.tried, failed) if relay.stuck or not begun else (failed,)
         if reason == "connect" or reason in GOING:  # others may be gone with it: each would cost an attempt
             self.look()
         if not self._may_go_on(relay):
             relay.refuse(problem, served.waiting.retry_after_s(now))
             return
-        # who was turned away waits if too many are tried again; a replica that is lost gets nothing more by it
-        choice = Wait(Why.FULL) if relay.refused and not self.budget.allow(now) else self.place(relay)
+        choice = self.place(relay)
+        if relay.refused and not isinstance(choice, Shed) and not self.budget.allow(now):
+            choice = Wait(Why.FULL)  # too many are tried again; a replica that is lost gets nothing more by it
         if isinstance(choice, Shed) and not begun and not served.doubt_lost(relay.tried):
             relay.retries -= 1
             trouble = Condition.SATURATED if problem.code is Code.OVERLOADED else Condition.DOWN
