@@ -58,7 +58,12 @@ _ND = ("node", "device")
 TABLE: tuple[Metric, ...] = (
     Metric("build_info", "gauge", ("version", "process"), "Always 1; the labels name the version and the process."),
     # gateway
-    Metric("requests_total", "counter", ("model", "code"), "Requests ended, by `ok`, `client_closed` or error code."),
+    Metric(
+        "requests_total",
+        "counter",
+        ("model", "code"),
+        "Requests ended, by `ok`, `client_closed` or error code; model `unknown`: before a model was known.",
+    ),
     Metric(
         "tenant_refusals_total",
         "counter",
