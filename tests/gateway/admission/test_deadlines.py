@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from tests.gateway.rig import CHAT, ROUTES, Front, Worker, chat, cluster, error_code, post, whole
-from tests.net.rig import Answer, lone, run, until
+from tests.net.rig import Answer, lone, peer, run, until
 
-from forebay.core.model import ModelRoutes, RecordsSpec
+from forebay.core.model import ModelRoutes, RecordsSpec, ReplicaState
 from forebay.core.tenancy import ANONYMOUS
 from forebay.gateway.asking import make_ticket
 from forebay.gateway.gateway import Gateway
@@ -142,6 +142,31 @@ def test_a_stream_that_has_begun_in_time_may_go_on_past_its_deadline(tmp_path: P
             assert (answer.status, answer.body) == (200, b'data: {"n":0}\n\ndata: [DONE]\n\n')
 
     run(main())
+
+
+def test_who_is_late_is_refused_once_though_another_request_follows_on_its_connection(tmp_path: Path) -> None:
+    lost: list[Exchange] = []
+
+    def lose(exchange: Exchange) -> None:
+        lost.append(exchange)
+        worker.report = replace(worker.report, state=ReplicaState.STARTING)  # it is waited for
+        exchange.abort()
+
+    worker = Worker(lose)
+
+    async def main() -> None:
+        spec = RecordsSpec(str(tmp_path / "records"))
+        base = replace(ROUTES, queue_max=0)
+        async with cluster(tmp_path, worker, base=base, records=spec) as front, peer(front.port) as client:
+            fields = (b"x-forebay-deadline-ms: 20", b"x-request-id: late")
+            client.send(post(chat(stream=True), CHAT, *fields) + post(chat(), CHAT, b"x-request-id: next"))
+            for status, code in ((504, "deadline_exceeded"), (429, "queue_full")):
+                answer = await client.answer()
+                assert (answer.status, error_code(answer)) == (status, code)
+            assert len(lost) == 1
+
+    run(main())
+    assert decisions(tmp_path)["late"].code == "deadline_exceeded"
 
 
 async def _waits(front: Front) -> tuple[float, float]:

@@ -38,6 +38,9 @@ def out_of_time(gateway: "Gateway", relay: "Relay") -> None:
     """The deadline of a request for a stream is over: if nothing of it has come, it waits in its engine, too."""
     if not (relay.exchange.started or relay.exchange.finished):
         relay.give_up()
+        relay.served.waiting.leave(
+            relay
+        )  # its connection's next request is let in by the answer, and may refuse the late
         relay.refuse(_past_deadline(relay), relay.served.waiting.retry_after_s(gateway.now()))
 
 
