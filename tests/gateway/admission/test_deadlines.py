@@ -75,7 +75,7 @@ def test_who_cannot_be_served_as_promised_is_dropped_if_the_model_says_so(tmp_pa
             await until(lambda: len(held) == FULL)
             late = await front.ask(post(chat()))
             assert (late.status, error_code(late)) == (504, "deadline_exceeded")
-            assert b"within 50 ms, the promise of its model." in late.body  # the request has named no deadline
+            assert b"within 50 ms (the model's SLO)." in late.body  # the request has named no deadline
             for exchange in held:
                 whole(exchange)
             assert {(await task).status for task in running} == {200}
@@ -117,7 +117,9 @@ def test_a_stream_that_its_engine_lets_wait_past_its_deadline_is_dropped_there(t
             fields = (b"x-forebay-deadline-ms: 50", b"x-request-id: late")
             late = await front.ask(post(chat(stream=True), CHAT, *fields))
             assert (late.status, error_code(late)) == (504, "deadline_exceeded")
-            assert b"No answer had begun within 50 ms, x-forebay-deadline-ms." in late.body  # a replica was free
+            assert (
+                b"The answer had not started within 50 ms (x-forebay-deadline-ms)." in late.body
+            )  # a replica was free
             await until(lambda: gone == held)
             assert await front.metric('forebay_in_flight{model="chat"}') == 0
 

@@ -38,14 +38,12 @@ def out_of_time(gateway: "Gateway", relay: "Relay") -> None:
     """The deadline of a request for a stream is over: if nothing of it has come, it waits in its engine, too."""
     if not (relay.exchange.started or relay.exchange.finished):
         relay.give_up()
-        relay.served.waiting.leave(
-            relay
-        )  # its connection's next request is let in by the answer, and may refuse the late
+        relay.served.waiting.leave(relay)  # first: the answer lets in the next request of its connection, which pumps
         relay.refuse(_past_deadline(relay), relay.served.waiting.retry_after_s(gateway.now()))
 
 
 def _past_deadline(relay: "Relay") -> Refusal:
-    """The answer. It says whose word the deadline was: who has named none should look for none of its own."""
-    whose = "the promise of its model" if relay.exchange.header(DEADLINE) is None else DEADLINE.decode()
+    """The answer, which names the source of the deadline: a client that set none should not look for one."""
+    source = "the model's SLO" if relay.exchange.header(DEADLINE) is None else DEADLINE.decode()
     time_ms = round((relay.ticket.last - relay.began) * 1000)
-    return Refusal(Code.DEADLINE_EXCEEDED, f"No answer had begun within {time_ms} ms, {whose}.")
+    return Refusal(Code.DEADLINE_EXCEEDED, f"The answer had not started within {time_ms} ms ({source}).")
