@@ -476,13 +476,10 @@ class Gateway:
     def close(self) -> None:
         """The process ends: whoever still waits for an answer, or for its rest, is told so."""
         for served in self.served.values():
-            attempts = [
-                relay
-                for link in (*served.links, *served.leaving)
-                for relay in link.attempts
-                if not isinstance(relay, Hedge)
-            ]
+            links = (*served.links, *served.leaving)
+            attempts = [relay for link in links for relay in link.attempts if not isinstance(relay, Hedge)]
             for relay in (*served.waiting.waiting(), *attempts):
+                served.waiting.leave(relay)  # as in `out_of_time`
                 relay.give_up()
                 relay.refuse(told.stopped(begun=relay.exchange.started), 1)
 

@@ -77,9 +77,9 @@ class Fake:
 class Rig:
     """A room of 10 bytes, and who wants to be in it."""
 
-    def __init__(self, tasks: asyncio.TaskGroup, turn_s: float) -> None:
+    def __init__(self, tasks: asyncio.TaskGroup, turn_s: float, pause_s: float) -> None:
         self.tasks = tasks
-        self.room = Room(10, turn_s, tasks)
+        self.room = Room(10, turn_s, tasks, pause_s=pause_s)
         self.order: list[str] = []
 
     async def admit(self, fake: Fake, wait_s: float = PATIENCE_S) -> None:
@@ -113,10 +113,10 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
-def in_room(work: Any, turn_s: float = PATIENCE_S) -> None:
+def in_room(work: Any, turn_s: float = PATIENCE_S, pause_s: float = 0.0) -> None:
     async def main() -> None:
         async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as tasks:
-            await work(Rig(tasks, turn_s))
+            await work(Rig(tasks, turn_s, pause_s))
 
     asyncio.run(main())
 
@@ -280,6 +280,44 @@ def test_a_turn_ends_when_its_time_is_over() -> None:
     in_room(work, turn_s=0.05)
 
 
+def test_a_client_that_waits_for_each_answer_keeps_its_model_between_its_requests() -> None:
+    async def work(rig: Rig) -> None:
+        a = Fake("a", 6)
+        await rig.hold(a)
+        await rig.line_up(Fake("b"))
+        for _ in range(3):
+            await rig.idle(a)
+            assert rig.order == []
+            rig.room.enter(a)
+        await rig.idle(a)
+        await until("the pause is too long", lambda: rig.order == ["b"])
+        assert a.dormant
+
+    in_room(work, pause_s=0.05)
+
+
+def test_a_pause_ends_with_the_turn_and_with_the_server() -> None:
+    async def over(rig: Rig) -> None:
+        a, b = Fake("a", 6), Fake("b")
+        await rig.hold(a)
+        await rig.line_up(b)
+        await until("its turn is over", lambda: a.held)
+        await rig.idle(a)
+        assert rig.order == ["b"]
+
+    async def closing(rig: Rig) -> None:
+        a = Fake("a", 6)
+        await rig.hold(a)
+        await rig.line_up(Fake("b"))
+        await rig.idle(a)
+        rig.room.close()
+        await turns()
+        assert rig.order == ["b"]
+
+    in_room(over, turn_s=0.05, pause_s=PATIENCE_S)
+    in_room(closing, pause_s=PATIENCE_S)
+
+
 def test_all_models_are_ready_after_a_start_that_needs_more_memory_than_there_is(tmp_path: Path) -> None:
     names = tuple("abcdef")
     for name in names:
@@ -345,7 +383,7 @@ def test_a_request_that_waits_for_its_model_keeps_its_deadline_and_is_told_when_
     write(root, "b", config(), HEAVY + BATCH_SIZE.format(gate=str(gate)))
 
     async def main() -> None:
-        async with serving(root, startup=("a", "b"), memory_bytes=250 * MIB, room_wait_s=0.05) as server:
+        async with serving(root, startup=("a", "b"), memory_bytes=250 * MIB, room_wait_s=0.05, turn_s=0.0) as server:
             gate.touch()
             busy = server.ask("b", ONE)
             await until("it is awake", lambda: server.pids("b"))

@@ -25,5 +25,7 @@ def fetch_remote(source: RemoteSource, home: Path, progress: Progress) -> Path:
 
                 return fetch_mlflow(source, home, progress)
     except ModuleNotFoundError as error:
-        extra = {"s3": "s3", "hf": "hub"}[source.scheme]
+        extra = {"s3": "s3", "hf": "hub"}.get(source.scheme)
+        if extra is None:  # nothing optional: the installation is broken
+            raise
         raise SourceError(f"{source}: needs {error.name}: pip install 'forebay[{extra}]'") from error
