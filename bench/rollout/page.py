@@ -18,7 +18,7 @@ def tables(results: Mapping[str, Any]) -> str:
 
 
 def write(path: Path, results: Mapping[str, Any]) -> None:
-    """Put them between the marks of the page."""
+    """Write them between the markers of the page."""
     text = path.read_text()
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
@@ -36,8 +36,8 @@ def _held(cells: Mapping[str, Found]) -> list[str]:
     repeats = min(cell["repeats"] for cell in cells.values())
     lead = (
         "Canaries exactly at the tolerance, ten minutes at 10 requests/s, judged after every observation,"
-        f" {repeats} or more of each. At most 5 % are promised, for each column and part by itself;"
-        " of 100, a true 5 % may show as 1 to 10 %:"
+        f" {repeats} or more of each. The guarantee is at most 5 %, for each column and part separately;"
+        " in 100 trials, a true 5 % may be observed as 1 to 10 %:"
     )
     return [lead, _table(["canary", "called worse", "called fine", "interval missed the truth"], rows)]
 
@@ -58,9 +58,9 @@ def _rollouts(cells: Mapping[str, Found]) -> list[str]:
         "10 requests/s of which the canary gets 5 %, for at most three hours. False alarms among 1,000 healthy"
         f" rollouts (from {counts}):",
         _table(["canary", *judges], alarms),
-        f"Harm found, and the median of minutes until then ({cells[harmful[0]]['repeats']} of each):",
+        f"Harm found, and the median time to detection ({cells[harmful[0]]['repeats']} of each):",
         _table(["canary", *judges], found),
-        "When `forebay` promoted the healthy ones; the others promote after a fixed time, of 30 minutes and of 180:",
+        "Time until `forebay` promoted the healthy ones; the others promote after a fixed 30 or 180 minutes:",
         _table(["canary", "promoted", "median", "nine of ten"], ours),
     ]
 
@@ -86,7 +86,7 @@ def _power(cells: Mapping[str, Found]) -> list[str]:
         shares = [f"{100 * row[key] / row['rollouts']:.0f} %" for key in ("rolled_back", "promoted")]
         rows.append([name, *shares, _minutes(row["minutes"]), _minutes(row["minutes_90"])])
     repeats = min(cell["repeats"] for cell in cells.values())
-    lead = f"The same traffic, of `forebay` alone, {repeats} of each, with 1.02 times the TTFT tolerated:"
+    lead = f"The same traffic, `forebay` only, {repeats} of each, with 1.02 times the TTFT tolerated:"
     return [lead, _table(["harm", "rolled back", "promoted", "median", "nine of ten"], rows)]
 
 

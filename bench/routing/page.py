@@ -1,4 +1,4 @@
-"""The tables of docs/routing.md, from results.json. A cell counts when all of its seeds are there."""
+"""The tables of docs/routing.md, from results.json. A cell is shown when all of its seeds are done."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -60,15 +60,15 @@ def tables(results: Mapping[str, Any]) -> str:
     grid = Grid(results)
     experiment = Grid(results, "published")
     parts = [
-        f"Goodput, {grid.seeds} seeds; in brackets what `cpr` is better by, in percentage points:",
+        f"Goodput, {grid.seeds} seeds; in brackets the advantage of `cpr`, in percentage points:",
         _as_is(grid, GOODPUT),
-        "Mean time to the first token, seconds; in brackets `cpr` less the other (below zero it is better):",
+        "Mean time to the first token, seconds; in brackets `cpr` minus the other (negative: `cpr` is better):",
         _as_is(grid, TTFT),
-        "Other clusters. Goodput of `cpr`, and what it is better by than each of the others, in percentage points:",
+        "Other clusters. Goodput of `cpr`, and its advantage over each of the others, in percentage points:",
         _changed(grid, results["best"]),
         "Over all cells of both tables, how often `cpr` is clearly better / not clearly different / clearly worse:",
         _counts(grid),
-        "Settings with the most goodput, on draws of their own:",
+        "Settings with the most goodput, chosen on separate draws:",
         _best(results["best"]),
         "### The experiment of Mooncake's figure 5",
         f"Mean time to the first token over the whole conversation trace, seconds ({experiment.seeds} seeds), and"
@@ -85,7 +85,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _look(text: str, difference: Estimate, better: int) -> str:
-    """Bold: the other one is clearly better; slanted: nothing is clear."""
+    """Bold: the other one is clearly better; italics: neither is."""
     if not difference.is_clear:
         return f"*{text}*"
     return text if difference.mean * better > 0 else f"**{text}**"
@@ -201,7 +201,7 @@ def generated(page: str) -> str:
 
 
 def write(path: Path, results: Mapping[str, Any]) -> None:
-    """Put the tables into the page."""
+    """Write the tables into the page."""
     page = path.read_text()
     before, after = page[: page.index(BEGIN)], page[page.index(END) :]
     path.write_text(f"{before}{BEGIN}\n{tables(results)}\n{after}")

@@ -1,4 +1,4 @@
-"""The tables of docs/scaling.md, from results.json. A cell counts with the seeds that every policy of it has."""
+"""The tables of docs/scaling.md, from results.json. A cell uses the seeds that all of its policies have."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +12,7 @@ BEGIN, END = "<!-- scaling:begin -->", "<!-- scaling:end -->"
 OURS: Final = "forebay"
 POLICIES: Final = (OURS, "slo", "hpa", "kpa", "apa", "static", "oracle")
 NAMES: Final = {
-    OURS: "`forebay`, as it comes",
+    OURS: "`forebay`, defaults",
     "slo": "`slo` (llm-d)",
     "hpa": "`hpa` (Kubernetes)",
     "kpa": "`kpa` (Knative)",
@@ -25,11 +25,11 @@ GPUS: Final = 4
 ATTAINMENT, ORACLE_MOST, STATIC_MOST = 0.99, 1.2, 0.5
 """The goals; the last one for the week."""
 THINGS: Final = (
-    "The worst of the seeds; in brackets the share of all requests within the promise. Constant loads, of six hours,"
-    " and the step, of four, have the requests of the week; their first hour does not count for directions. The step"
-    " is from 6 to 30 requests a second at one moment. Outages: twenty minutes of every two hours of the day without"
-    " any reading. Failures: a replica dies every 2.4 hours of the day. Late: 25 requests a second for four hours, of"
-    " which 2 % are late on any number of replicas."
+    "The worst of the seeds; in brackets the share of all requests within the SLO. Constant loads (six hours) and the"
+    " step (four hours) have the requests of the week; changes of direction in their first hour are not counted. The"
+    " step is a sudden rise from 6 to 30 requests a second. Outages: no readings for twenty minutes of every two"
+    " hours of the day. Failures: a replica dies every 2.4 hours of the day. Late: 25 requests a second for four"
+    " hours, of which 2 % are late on any number of replicas."
 )
 Seeds = Mapping[str, Sequence[float]]
 
@@ -37,7 +37,7 @@ Seeds = Mapping[str, Sequence[float]]
 def tables(results: Mapping[str, Any]) -> str:
     """All of them, as Markdown."""
     parts = [_cell(name, policies) for name, policies in sorted(results["grid"].items(), key=_order)]
-    parts += ["### One thing at a time", THINGS, _made(results["made"]), "### How far the simulator is off"]
+    parts += ["### Single effects", THINGS, _made(results["made"]), "### Error of the simulator"]
     return "\n\n".join([*parts, _agree(results["agree"])])
 
 
@@ -64,12 +64,12 @@ def _cell(name: str, policies: Mapping[str, Seeds]) -> str:
             f"{fmean([each[3] for each in values]):.1f}", f"{fmean([each[4] for each in values]):,.0f}",
             _goals(policy, name, kept.mean, to_oracle, to_static),
         ])  # fmt: skip
-    head = ("", "within promise", "GPU-hours", "of oracle", "of static", "turns/h", "starts", "goals")
+    head = ("", "within SLO", "GPU-hours", "of oracle", "of static", "turns/h", "starts", "goals")
     return f"**{name}** ({len(seeds)} {'seed' if len(seeds) == 1 else 'seeds'})\n\n{_table(head, rows)}"
 
 
 def _goals(policy: str, cell: str, kept: float, to_oracle: float, to_static: float) -> str:
-    """Which are missed; empty for the yardsticks."""
+    """The goals that are missed; empty for the reference fleets."""
     if policy in {"static", "oracle"}:
         return ""
     missed = []
@@ -99,10 +99,10 @@ def _made(cells: Mapping[str, Mapping[str, Seeds]]) -> str:
 
 FIGURE: Final = {
     "constant": "changes of direction per hour; goal: at most 2",
-    "step": "seconds until the promise is kept again; goal: at most 158, a start and a minute",
-    "outages": "times that replicas were taken away while nothing was known; goal: 0",
+    "step": "seconds until the SLO is met again; goal: at most 158, a start and a minute",
+    "outages": "times that replicas were removed while the load was unknown; goal: 0",
     "failures": "changes of direction per hour",
-    "late": "replicas, on the mean",
+    "late": "mean number of replicas",
 }
 
 
@@ -123,7 +123,7 @@ def _agree(cells: Mapping[str, Mapping[str, Seeds]]) -> str:
                 apart.append(abs(fleet - replayed) * 100)
     if not rows:
         return ""
-    text = f"The two are {fmean(apart):.1f} percentage points apart on the mean, {max(apart):.1f} at most."
+    text = f"The two differ by {fmean(apart):.1f} percentage points on average, by {max(apart):.1f} at most."
     return _table(("", "replicas", "replay", "fleet", "points"), rows) + "\n\n" + text
 
 
