@@ -131,6 +131,6 @@ def test_as_many_requests_fail_as_the_setting_says_and_no_others(task: str) -> N
         except Refusal as refusal:
             codes.append(refusal.code)
     assert 70 < len(codes) < 130
-    assert set(codes) == {Code.ENGINE_FAILED}
+    assert set(codes) == {Code.REQUEST_FAILED}
     load = engine.step(0.0).load
     assert load.running + load.waiting == 1000 - len(codes)

@@ -54,6 +54,7 @@ class Code(StrEnum):
     ENGINE_LOADING = "engine_loading"
     ENGINE_FAILED = "engine_failed"
     ENGINE_STALLED = "engine_stalled"
+    REQUEST_FAILED = "request_failed"
     REPLICA_LOST = "replica_lost"
     STREAM_INTERRUPTED = "stream_interrupted"
     NOT_RESUMABLE = "not_resumable"
@@ -140,6 +141,7 @@ TABLE: dict[Code, Row] = {
     Code.ENGINE_LOADING: Row(503, _P, True, _SERVER, "The replica is still loading its model."),
     Code.ENGINE_FAILED: Row(503, _M, True, _SERVER, "The engine process died; it is being replaced."),
     Code.ENGINE_STALLED: Row(503, _M, True, _SERVER, "The engine is making no progress; it is being replaced."),
+    Code.REQUEST_FAILED: Row(503, _M, True, _SERVER, "The engine failed on this request; it serves others."),
     Code.REPLICA_LOST: Row(502, _M, True, _SERVER, "The replica closed the connection before it answered."),
     Code.STREAM_INTERRUPTED: Row(
         502,

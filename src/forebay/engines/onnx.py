@@ -202,7 +202,7 @@ class OnnxEngine:
                 events.append(Embedded(id, vectors[row].tobytes(), len(tokens)))
             else:
                 text = "the model gave a vector with infinite or undefined numbers"
-                events.append(Failed(id, Code.ENGINE_FAILED, text))
+                events.append(Failed(id, Code.REQUEST_FAILED, text))
 
     def _embed(self, tokens: Sequence[Sequence[int]], length: int) -> Vectors:
         """The vectors of a batch, one row each, float32 little-endian."""

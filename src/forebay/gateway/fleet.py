@@ -41,6 +41,8 @@ FIGURE_MAX: Final = 2**40
 """No true figure of a load report is larger, and none is below zero. What is, is cut: the rest may still be true."""
 GOING: Final = (Code.DRAINING, Code.FENCED)
 """What replicas answer that end."""
+RESTARTING: Final = (Code.ENGINE_FAILED, Code.ENGINE_STALLED)
+"""What replicas answer whose engine process is being replaced."""
 UNHEARD: Final = ReplicaState.STARTING
 """State of a replica that has not answered a load poll lately, or answered as another one."""
 
@@ -199,9 +201,9 @@ class Link(View):
 
     def broke_off(self, reason: str, now: float) -> None:
         """An attempt broke off; `reason` is how its call failed, or the code of an error that it answered."""
-        if reason == "connect":
+        if reason == "connect" or reason in RESTARTING:
             self.unheard()
-        if reason in ("connect", "lost"):
+        if reason in ("connect", "lost") or reason in RESTARTING:
             self.lost_at = now
         elif reason in GOING:
             self.drains()

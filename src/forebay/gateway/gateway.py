@@ -21,7 +21,7 @@ from forebay.gateway.dispatch.choosing import among
 from forebay.gateway.dispatch.dispatching import Dispatcher, addressed, check_revision, read, serving
 from forebay.gateway.dispatch.endpoints import Endpoint
 from forebay.gateway.dispatch.stepping_in import fall_back, fall_back_all, turn_away
-from forebay.gateway.fleet import BATCH, GOING, Link, Served
+from forebay.gateway.fleet import BATCH, GOING, RESTARTING, Link, Served
 from forebay.gateway.hedging import HEDGED, Hedge, begin_hedge, end_hedge
 from forebay.gateway.pressure.late import drop_late, out_of_time
 from forebay.gateway.records import told
@@ -54,6 +54,7 @@ _NO_SESSIONS: Final = Sessions.OFF
 _COOKIE: Final = Sessions.COOKIE
 _OK: Final = Outcome.OK
 _FAILED: Final = Outcome.FAILED
+_OVER_BUDGET: Final = Shed(Code.REQUEST_FAILED, Why.ALL_TRIED, retry_after_s=1)
 
 
 class Gateway:
@@ -178,9 +179,8 @@ class Gateway:
         headers = [http1.JSON, *id_headers(request_id, exchange.path), *more, *told.limits(self, caller)]
         if refusal.code is Code.UNAUTHORIZED:
             headers.append((b"www-authenticate", b"Bearer"))
-        retry_after_s = refusal.retry_after_s if isinstance(refusal, DeniedRefusal) else 0
-        if refusal.code is Code.NO_REPLICA:
-            retry_after_s = 1
+        none = 1 if refusal.code is Code.NO_REPLICA else 0
+        retry_after_s = refusal.retry_after_s if isinstance(refusal, DeniedRefusal) else none
         if retry_after_s:
             headers.append((b"retry-after", b"%d" % retry_after_s))
         exchange.respond(status, headers, error_body(refusal, exchange.path))
@@ -356,18 +356,21 @@ class Gateway:
         if relay.hedge is not None:  # it takes the place of the one that failed
             self.hedged(relay, won=True, reason=reason, outcome=outcome)
             return
+        renewed = reason in RESTARTING and not any(each.outcome in RESTARTING for each in relay.attempts)
         relay.attempts += (Attempt(link.id, relay.why, reason, now - relay.since),)
         self.take_back(relay, outcome, now)
         begun, failed = relay.exchange.started, (link.id, link.generation)
-        relay.tried = (*relay.tried, failed) if relay.stuck or not begun else (failed,)
+        if begun or not renewed:  # its next engine may have it, once: a second one that dies of it is no accident
+            relay.tried = (*relay.tried, failed) if relay.stuck or not begun else (failed,)
         if reason == "connect" or reason in GOING:  # others may be gone with it: each would cost an attempt
             self.look()
         if not self._may_go_on(relay):
             relay.refuse(problem, served.waiting.retry_after_s(now))
             return
         choice = self.place(relay)
-        if relay.refused and not isinstance(choice, Shed) and not self.budget.allow(now):
-            choice = Wait(Why.FULL)  # too many are tried again; a replica that is lost gets nothing more by it
+        spends = relay.refused and reason not in GOING and reason not in RESTARTING  # those get no load from a retry
+        if spends and not isinstance(choice, Shed) and not self.budget.allow(now):
+            choice = _OVER_BUDGET if reason == Code.REQUEST_FAILED and not begun else Wait(Why.FULL)
         if isinstance(choice, Shed) and not begun and not served.doubt_lost(relay.tried):
             relay.retries -= 1
             trouble = Condition.SATURATED if problem.code is Code.OVERLOADED else Condition.DOWN

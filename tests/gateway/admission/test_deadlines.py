@@ -160,7 +160,7 @@ def test_who_is_late_is_refused_once_though_another_request_follows_on_its_conne
         spec = RecordsSpec(str(tmp_path / "records"))
         base = replace(ROUTES, queue_max=0)
         async with cluster(tmp_path, worker, base=base, records=spec) as front, peer(front.port) as client:
-            fields = (b"x-forebay-deadline-ms: 20", b"x-request-id: late")
+            fields = (b"x-forebay-deadline-ms: 200", b"x-request-id: late")
             client.send(post(chat(stream=True), CHAT, *fields) + post(chat(), CHAT, b"x-request-id: next"))
             for status, code in ((504, "deadline_exceeded"), (429, "queue_full")):
                 answer = await client.answer()

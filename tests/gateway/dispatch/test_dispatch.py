@@ -370,7 +370,7 @@ def test_a_saturated_model_is_stood_in_for_when_it_would_refuse(tmp_path: Path, 
 
 def test_a_replica_that_fails_every_time_is_stood_in_for(tmp_path: Path) -> None:
     async def main() -> None:
-        big, small = worker("big", failing(503, "engine_failed", RETRYABLE)), worker("small")
+        big, small = worker("big", failing(503, "request_failed", RETRYABLE)), worker("small")
         async with serving(tmp_path, (big, STEPS_IN), (small, {})) as front:
             assert served_by(await ask(front, "big")) == ("small", "big is down")
             assert len(big.requests) == 1
@@ -380,7 +380,7 @@ def test_a_replica_that_fails_every_time_is_stood_in_for(tmp_path: Path) -> None
 
 def test_a_chain_goes_on_where_the_stand_in_fails_and_ends(tmp_path: Path) -> None:
     async def main() -> None:
-        broken = failing(503, "engine_failed", RETRYABLE)
+        broken = failing(503, "request_failed", RETRYABLE)
         big, small, tiny = worker("big", broken), worker("small", broken), worker("tiny")
         chain = {"fallback": (StandIn("small"), StandIn("tiny"), StandIn("big"))}
         back = {"fallback": (StandIn("big"),)}
@@ -388,7 +388,7 @@ def test_a_chain_goes_on_where_the_stand_in_fails_and_ends(tmp_path: Path) -> No
             assert served_by(await ask(front, "big")) == ("tiny", "big is down")
             tiny.answer = broken
             answer = await ask(front, "big")
-            assert (answer.status, error_code(answer)) == (503, "engine_failed")
+            assert (answer.status, error_code(answer)) == (503, "request_failed")
             assert [len(each.requests) for each in (big, small, tiny)] == [2, 2, 2]
 
     run(main())

@@ -116,6 +116,9 @@ class Job:
     def loses_its_engine(self) -> None:
         self._answer(503, error("engine_failed"), b"x-forebay-retryable: 1\r\n")
 
+    def fails_on_it(self) -> None:
+        self._answer(503, error("request_failed"), b"x-forebay-retryable: 1\r\n")
+
     def mumbles(self) -> None:
         self._answer(503, b"<html>", b"x-forebay-retryable: 1\r\n")
 
@@ -220,7 +223,8 @@ Step = Callable[[Job], None]
 STEPS: dict[str, tuple[Step, ...]] = {
     NEW: (
         Job.begin, Job.begin, Job.begin, Job.whole, Job.whole, Job.whole_without_usage, Job.too_large, Job.half,
-        Job.half_a_head, Job.busy, Job.busy, Job.loses_its_engine, Job.mumbles, Job.blames_the_client,
+        Job.half_a_head, Job.busy, Job.busy, Job.loses_its_engine, Job.fails_on_it, Job.mumbles,
+        Job.blames_the_client,
         Job.cannot_go_on, Job.fails, Job.nonsense, Job.lose, Job.lose,
     ),
     HALF: (Job.lose,),
@@ -248,6 +252,7 @@ SCRIPTS: tuple[tuple[Step, ...], ...] = (
     (Job.half_a_head, Job.lose),
     (Job.busy,),
     (Job.loses_its_engine,),
+    (Job.fails_on_it,),
     (Job.lose,),
     (Job.whole,),
 )

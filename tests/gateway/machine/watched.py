@@ -13,7 +13,7 @@ from forebay.core.resilience import Breaker, BreakerLimits, Outcome, admissible
 from forebay.core.routing import Route, Shed, Wait, Why
 from forebay.gateway.account import Account
 from forebay.gateway.dispatch.endpoints import Endpoint
-from forebay.gateway.fleet import Link, Served
+from forebay.gateway.fleet import RESTARTING, Link, Served
 from forebay.gateway.gateway import Gateway
 from forebay.gateway.hedging import HEDGED, Hedge
 from forebay.gateway.records.facts import Facts
@@ -23,7 +23,9 @@ from forebay.net.client import Pool
 from forebay.obs import log
 from forebay.wire.apis.wanted import Wanted
 
-SHED = frozenset({Code.QUEUE_FULL, Code.OVERLOADED, Code.NO_REPLICA, Code.REPLICA_LOST, Code.ENGINE_FAILED})
+SHED = frozenset(
+    {Code.QUEUE_FULL, Code.OVERLOADED, Code.NO_REPLICA, Code.REPLICA_LOST, Code.ENGINE_FAILED, Code.REQUEST_FAILED}
+)
 """Refusals that say there is nowhere to go."""
 RETRIES_MAX = 3
 LIMITS = BreakerLimits(failures_max=2, open_s=2.0, open_s_max=8.0, probes_max=1, successes_min=2)
@@ -241,7 +243,8 @@ class WatchedGateway(Gateway):
 
     def again(self, relay: Relay, reason: str, problem: Refusal) -> None:
         assert isinstance(relay.link, WatchedLink)
-        relay.link.failed[relay] = None
+        if reason not in RESTARTING or any(each.outcome in RESTARTING for each in relay.attempts):
+            relay.link.failed[relay] = None  # else its next engine may have it
         self.unsettled[relay.served] = None
         super().again(relay, reason, problem)
 

@@ -206,7 +206,7 @@ def test_who_has_waited_since_before_the_rollout_is_no_exception(tmp_path: Path)
     run(main())
 
 
-@pytest.mark.parametrize("bad", [cut, failing(503, "engine_failed", RETRYABLE)])
+@pytest.mark.parametrize("bad", [cut, failing(503, "request_failed", RETRYABLE)])
 def test_what_fails_on_the_canary_is_answered_by_stable_and_told(
     tmp_path: Path, bad: Callable[[Exchange], None]
 ) -> None:
@@ -214,7 +214,7 @@ def test_what_fails_on_the_canary_is_answered_by_stable_and_told(
         async with splitting(tmp_path, HALF, stable(said("Yes.")), canary(bad)) as front:
             assert await answers(front, ask(THEIRS)) == [STABLE]
             (sample,) = (await observed(front)).samples
-            code = "replica_lost" if bad is cut else "engine_failed"
+            code = "replica_lost" if bad is cut else "request_failed"
             assert (sample.arm, sample.code, sample.ttft_s) == (Arm.CANARY, code, -1.0)
             assert sample.latency_s >= 0
 

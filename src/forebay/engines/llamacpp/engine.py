@@ -437,7 +437,7 @@ def _failure(id: str, error: dict[str, Any]) -> Failed:
         return Failed(id, Code.INVALID_REQUEST, f"llama.cpp refuses this request: {text}")
     if error.get("type") == "exceed_context_size_error":
         return Failed(id, Code.CONTEXT_LENGTH_EXCEEDED, text, "prompt")
-    return Failed(id, Code.ENGINE_FAILED, f"llama.cpp: {text}")
+    return Failed(id, Code.REQUEST_FAILED, f"llama.cpp: {text}")
 
 
 def _request(sampling: Sampling) -> dict[str, Any]:

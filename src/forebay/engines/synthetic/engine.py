@@ -130,7 +130,7 @@ class SyntheticEngine:
         if isinstance(work, Embed) != (self._task is Task.EMBED):
             raise Refusal(Code.WRONG_TASK)
         if self._settings.error_share and model.chance(work.id) < self._settings.error_share:
-            raise Refusal(Code.ENGINE_FAILED, "The engine fails a share of requests, as set by `error_share`.")
+            raise Refusal(Code.REQUEST_FAILED, "The engine fails a share of requests, as set by `error_share`.")
         if isinstance(work, Embed):
             self._texts.append((work.id, self._input(work)))
         else:

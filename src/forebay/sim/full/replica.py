@@ -150,7 +150,7 @@ class _Child(_Link):
         for message in inbox:
             match message:
                 case Generate(id) if self._health.chance.random() < self._health.nature.fails:
-                    events.append(Failed(id, Code.ENGINE_FAILED, "it fails now and then"))
+                    events.append(Failed(id, Code.REQUEST_FAILED, "it fails now and then"))
                 case Generate() | Embed() | Tokenize() | Detokenize():
                     try:
                         answer = self._engine.add(message, self._now())
