@@ -285,7 +285,7 @@ def test_with_publishers_only_what_one_of_them_has_signed_is_served(tmp_path: Pa
         registry.open("chat", id, quiet)
     artifact = registry.show("chat", id).revision.artifact
     message = signed_message(artifact)
-    with pytest.raises(RegistryError, match=f"not one of this artifact with the key {re.escape(ours.public)}"):
+    with pytest.raises(RegistryError, match=f"not a signature of this artifact by the key {re.escape(ours.public)}"):
         registry.sign("chat", id, Proof(ours.public, theirs.sign(message)), ANN)
     registry.sign("chat", id, theirs.prove(message), ANN)
     with pytest.raises(RegistryError, match="do not count"):
@@ -351,7 +351,7 @@ def test_what_is_encrypted_is_on_no_disk_in_the_clear_and_served_from_memory(
     on_a_disk = Path(tempfile.mkdtemp(dir="/var/tmp"))
     try:
         vault = Vault(tmp_path / "registry", KeyFile(key), on_a_disk)
-        with pytest.raises(RegistryError, match="has to be on a tmpfs"):
+        with pytest.raises(RegistryError, match="must be on a tmpfs"):
             make(tmp_path, ApprovalRules(), vault=vault).open("chat", id, quiet)
     finally:
         on_a_disk.rmdir()
@@ -368,7 +368,7 @@ def test_memory_that_others_can_reach_is_not_used(tmp_path: Path, memory: Path, 
         vault = Vault(tmp_path / "registry", KeyFile(key), folder)
         registry = make(tmp_path, ApprovalRules(), vault=vault, encrypts=True)
         id = registry.add(WHAT, model, ANN, quiet).revision.id
-        with pytest.raises(RegistryError, match="others can change what lies there"):
+        with pytest.raises(RegistryError, match="other users can modify it"):
             registry.open("chat", id, quiet)
     assert contents(memory) == {}
 

@@ -82,7 +82,7 @@ def test_a_command_wraps_keys_and_its_failures_are_told_without_the_key(tmp_path
     kms.chmod(kms.stat().st_mode | stat.S_IXUSR)
     command = KeyCommand([str(kms)])
     assert command.unwrap(command.wrap(KEY)) == KEY
-    with pytest.raises(SourceError, match="gave no key"):
+    with pytest.raises(SourceError, match="did not return a key"):
         command.unwrap("abc")
     kms.write_text("#!/bin/sh\necho denied >&2\nexit 3\n")
     with pytest.raises(SourceError, match="ended with 3: denied") as caught:

@@ -83,7 +83,7 @@ def test_who_has_read_an_old_version_changes_nothing(store: Store, rollouts: Rol
     first = rollouts.begin(row(), NOW)
     rollouts.change(replace(first, held=Held((0, 1), (3, 4))), [])
     target = Target("chat", "r-new", "r-old", (3,), 6.0, "ann")
-    with pytest.raises(Conflict, match="chat:1 was changed by somebody else"):
+    with pytest.raises(Conflict, match="chat:1 was changed concurrently"):
         rollouts.change(replace(first, held=Held((0,))), [NOW], target)
     known = rollouts.known()
     assert known.targets == ()

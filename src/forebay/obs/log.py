@@ -1,4 +1,4 @@
-"""Structured logs: one JSON object a line on standard error. Prompts, answers and headers are never logged."""
+"""Structured logs: one JSON object per line on standard error. Prompts, responses and headers are never logged."""
 
 import logging
 import sys
@@ -11,7 +11,7 @@ LINE_BYTES_MAX = 16_384
 
 
 def _bounded(_: Any, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
-    """Cut long values, so that no request can write an endless line."""
+    """Truncate long values, so that no request can write an arbitrarily long line."""
     for key, value in event.items():
         if isinstance(value, str) and len(value) > LINE_BYTES_MAX:
             event[key] = value[:LINE_BYTES_MAX] + "…"
@@ -34,14 +34,14 @@ class _Sink:
 
 
 class _Libraries(logging.Handler):
-    """What libraries warn of, as lines like our own: a line that is no JSON breaks who reads the log."""
+    """Logs warnings of libraries in our format: a line that is not JSON breaks log readers."""
 
     def __init__(self, logger: structlog.stdlib.BoundLogger) -> None:
         super().__init__(logging.WARNING)
         self._logger = logger
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a line; of a text that does not go with its values, the text."""
+        """Write a line; if the message does not match its arguments, without these."""
         level = logging.ERROR if record.levelno >= logging.ERROR else logging.WARNING
         try:
             text = record.getMessage()
@@ -51,7 +51,7 @@ class _Libraries(logging.Handler):
 
 
 def configure(stream: TextIO | None = None, **bound: str) -> structlog.stdlib.BoundLogger:
-    """Set up logging of this process and return its logger; `bound` (process, replica, …) is on every line."""
+    """Configure logging of this process and return its logger; `bound` (process, replica, …) is on every line."""
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,

@@ -10,10 +10,10 @@ from prometheus_client.core import Metric as Family
 
 PREFIX: Final = "forebay_"
 CHILDREN_MAX: Final = 2000
-"""Most label combinations of one metric; the rest is counted under `OVERFLOW`."""
+"""Most label combinations of one metric; the others are counted under `OVERFLOW`."""
 OVERFLOW: Final = "other"
 UNKNOWN: Final = "unknown"
-"""Label value for names that clients made up."""
+"""The label value for names made up by clients."""
 CONTENT_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
 
 SECONDS: Final[tuple[float, ...]] = (
@@ -42,7 +42,7 @@ Kind = Literal["counter", "gauge", "histogram"]
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One row."""
+    """A metric's definition."""
 
     name: str
     kind: Kind
@@ -219,7 +219,7 @@ TABLE: tuple[Metric, ...] = (
 
 
 class Counter:
-    """Only goes up."""
+    """A value that only increases."""
 
     __slots__ = ("value",)
 
@@ -227,7 +227,7 @@ class Counter:
         self.value = 0.0
 
     def inc(self, n: float = 1) -> None:
-        """Count."""
+        """Increase the value by `n`."""
         self.value += n
 
 
@@ -261,7 +261,7 @@ class Histogram:
     def observe(self, value: float) -> None:
         """Count one observation."""
         at = 0
-        for bound in self.bounds:  # few, and the first ones are the likeliest: a call of bisect costs more
+        for bound in self.bounds:  # few, and the first are the most likely: calling bisect costs more
             if value <= bound:
                 break
             at += 1
@@ -269,7 +269,7 @@ class Histogram:
         self.sum += value
 
     def buckets(self) -> list[tuple[str, float]]:
-        """Cumulated counts with their `le`."""
+        """Cumulative counts with their `le`."""
         total, rows = 0, []
         for bound, count in zip((*self.bounds, float("inf")), self.counts, strict=True):
             total += count
@@ -282,7 +282,7 @@ _T = TypeVar("_T", Counter, Gauge, Histogram)
 
 
 class Metrics:
-    """The metrics of one process. Keep the children that are used often: looking one up costs a dict access."""
+    """The metrics of one process. Keep a reference to children that are used often: a lookup costs a dict access."""
 
     def __init__(self, table: tuple[Metric, ...] = TABLE) -> None:
         self._rows = {row.name: row for row in table}
@@ -305,12 +305,12 @@ class Metrics:
         return list(self._children[name])
 
     def forget(self, name: str, *labels: str) -> None:
-        """Drop a child, so that a thing that is gone is no longer reported."""
+        """Remove a child, so that it is no longer reported."""
         self._children[name].pop(labels, None)
 
     def render(self) -> bytes:
-        """All metrics that have a value, in Prometheus' text format."""
-        return generate_latest(self)  # it asks a registry for collect() only
+        """All metrics that have a value, in Prometheus text format."""
+        return generate_latest(self)  # only needs a registry with collect()
 
     def collect(self) -> Iterator[Family]:
         """The metrics as prometheus_client's families."""

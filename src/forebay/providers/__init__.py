@@ -1,1 +1,1 @@
-"""Provider protocol and its adapters: starting and stopping processes."""
+"""The provider protocol and its adapters: starting and stopping processes."""

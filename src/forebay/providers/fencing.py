@@ -1,8 +1,9 @@
-"""The fence of a run folder: a file for the epoch of whoever leads, and who finds a higher one does nothing any more.
+"""Fencing of a run folder: a file with the leader's epoch; a controller that finds a higher one does nothing any
+more.
 
-A leader that was stopped between looking at it and acting would still act once. So that no unit is ever started by
-it, a unit's process is started by way of `claiming`: it makes a file that only one can make, and a leader that finds
-a unit without a process makes it in its place (`void`).
+A leader suspended between checking the file and acting would still act once. To keep it from starting a unit, the
+process of a unit is started via `claiming`: it creates a file that only one process can create, and a leader that
+finds a unit without a process creates it instead (`void`).
 """
 
 from collections.abc import Sequence
@@ -12,24 +13,25 @@ from typing import Final
 from forebay.providers.protocol import ProviderError
 
 CLAIM: Final = "claim"
-"""In the folder of a unit: made by its process, or by a leader that gives the unit up."""
+"""In the folder of a unit: created by its process, or by a leader that gives the unit up."""
 CLAIMING: Final = ("/bin/sh", "-c", 'set -C && echo $$ > "$0" && exec "$@"')
-"""With -C a file that is there already is left alone, and nothing is executed. The process stays the same one."""
+"""With -C an existing file is left alone, and nothing is executed. The process id stays the same."""
 
 
 class Fenced(ProviderError):  # noqa: N818 - a state, not a mistake
-    """Another control has taken the cluster over."""
+    """Another controller has taken over the cluster."""
 
 
 class Fence:
-    """The fence as the leader of one epoch sees it: one that has not raised it yet may do nothing."""
+    """The fence as used by the leader of one epoch, which may act only once it has raised it."""
 
     def __init__(self, folder: Path, epoch: int) -> None:
         self._folder = folder
         self.epoch = epoch
 
     def raise_up(self) -> None:
-        """From now on nobody of an older epoch may act. Raises `Fenced` if it is higher already, and OSError."""
+        """Keep controllers of older epochs from acting. Raises `Fenced` if the fence is higher already, and
+        OSError."""
         self._folder.mkdir(parents=True, exist_ok=True)
         (self._folder / str(self.epoch)).touch()
         for older in _epochs(self._folder):
@@ -38,14 +40,14 @@ class Fence:
         self.check()
 
     def check(self) -> None:
-        """To be called right before every act. Raises `Fenced`."""
+        """Call this right before every action. Raises `Fenced`."""
         found = height(self._folder)
         if found != self.epoch:
-            raise Fenced(f"epoch {found} leads this cluster; this control has epoch {self.epoch} and does nothing")
+            raise Fenced(f"epoch {found} leads this cluster; this controller has epoch {self.epoch} and does nothing")
 
 
 def height(folder: Path) -> int:
-    """The highest epoch that has led; 0: none has."""
+    """The highest epoch of any leader so far; 0: none."""
     return max(_epochs(folder), default=0)
 
 
@@ -57,12 +59,12 @@ def _epochs(folder: Path) -> list[int]:
 
 
 def claiming(folder: Path, command: Sequence[str]) -> list[str]:
-    """The command that starts the unit of a folder, unless somebody else has claimed it."""
+    """The command that starts the unit of a folder, unless it has been claimed."""
     return [*CLAIMING, str(folder / CLAIM), *command]
 
 
 def void(folder: Path) -> bool:
-    """Claim a unit that has no process, so that it never gets one; False: it has one, or has had. Raises OSError."""
+    """Claim a unit without a process, so that it never gets one; False: it has or had one. Raises OSError."""
     try:
         (folder / CLAIM).open("x").close()
     except FileExistsError:

@@ -1,6 +1,6 @@
-"""How much memory processes really use, with all that they have started: their proportional set size (PSS).
+"""The memory that processes and their descendants actually use: their proportional set size (PSS).
 
-Pages that several processes share, such as weights in the page cache, count in equal parts for each of them.
+Pages shared by several processes, such as weights in the page cache, count in equal parts for each of them.
 """
 
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def used_bytes(pids: Iterable[int]) -> dict[int, int]:
-    """By pid, that of the process and of its descendants. What is gone, or not ours to read, is left out."""
+    """By pid, the use of the process and its descendants. Processes that are gone or unreadable are left out."""
     children = _children()
     found = {}
     for pid in pids:
@@ -31,7 +31,7 @@ def _children() -> dict[int, list[int]]:
         if name.isdigit():
             try:
                 stat = Path("/proc", name, "stat").read_bytes()
-            except OSError:  # it ended meanwhile
+            except OSError:  # it has ended
                 continue
             parent = int(stat[stat.rindex(b")") + 2 :].split()[1])
             found.setdefault(parent, []).append(int(name))

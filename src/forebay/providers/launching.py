@@ -1,4 +1,4 @@
-"""What a process is given at its start beside its command: a launcher, cores, devices."""
+"""What a process gets at its start besides its command: a launcher, cores, devices."""
 
 import os
 import shutil
@@ -9,10 +9,10 @@ from forebay.providers.protocol import ProviderError
 
 
 def found_launcher(launcher: Sequence[str], path: str | None) -> list[str]:
-    """The words with the program as it is found in `path`, as the shell would. Raises `ProviderError`.
+    """The launcher with its program resolved in `path`, as by the shell. Raises `ProviderError`.
 
-    The launcher has to become the command that follows, by exec: its process is the unit. So do `numactl`, `nice`,
-    `taskset` and `ip netns exec`; `sudo` and `docker run` stay before it.
+    The launcher must exec the command that follows: its process is the unit. `numactl`, `nice`, `taskset` and `ip
+    netns exec` do; `sudo` and `docker run` stay as parent processes.
     """
     if not launcher:
         return []
@@ -23,7 +23,7 @@ def found_launcher(launcher: Sequence[str], path: str | None) -> list[str]:
 
 
 def device_env(devices: Sequence[str]) -> dict[str, str]:
-    """What makes a process see these GPUs only, for CUDA and for containers; none: nothing is said."""
+    """The environment that restricts a process to these GPUs, for CUDA and for containers; none: no restriction."""
     if not devices:
         return {}
     listed = ",".join(devices)
@@ -32,9 +32,9 @@ def device_env(devices: Sequence[str]) -> dict[str, str]:
 
 @contextmanager
 def on_cores(cpus: Sequence[int]) -> Iterator[None]:
-    """What is started meanwhile by this thread runs on these cores from its first moment; none: as this thread.
+    """Processes started meanwhile by this thread run on these cores from the beginning; none: on this thread's.
 
-    Raises `ProviderError` where none of them is there.
+    Raises `ProviderError` if none of them exists.
     """
     if not cpus:
         yield

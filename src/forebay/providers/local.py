@@ -1,8 +1,8 @@
-"""Units as processes of this machine, each in a session of its own, with a folder that outlives whoever started it.
+"""Runs units as processes of this machine, each in its own session, with a folder that outlives its starter.
 
-`units/SLOT.gN/`: `unit.json` and `spec.json` (what is meant; written before the process starts), `record.json`
-(which process it is), `endpoint.json` (written by the unit), `log`. The log of the last removed unit of a slot is
-kept as `logs/SLOT.log`.
+`units/SLOT.gN/`: `unit.json` and `spec.json` (the intent; written before the process starts), `record.json` (the
+process), `endpoint.json` (written by the unit), `log`. The log of the last removed unit of a slot is kept as
+`logs/SLOT.log`.
 """
 
 import asyncio
@@ -31,9 +31,9 @@ LAST_WORDS_BYTES_READ = 64 * 1024
 LAST_WORDS_CHARS_MAX = 4096
 LAST_WORDS_LINES_MAX = 15
 HARMLESS = frozenset({"debug", "info", "warning"})
-"""Levels of log lines that are nobody's last words: of a process that is killed they only happen to be the last."""
+"""Levels of log lines that do not explain the end of a process: before a kill they just happen to be last."""
 ACCESS = frozenset({"request", "access lines dropped"})
-"""What a gateway's access log says, which has no levels: it tells of requests, not of the process."""
+"""Events of a gateway's access log, which has no levels: they concern requests, not the process."""
 ENV_NAMES = (
     "PATH", "HOME", "USER", "LOGNAME", "LANG", "TZ", "TMPDIR", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV",
     "LD_LIBRARY_PATH", "LD_PRELOAD", "SSL_CERT_FILE", "SSL_CERT_DIR",
@@ -47,7 +47,7 @@ T = TypeVar("T")
 
 
 class Intent(msgspec.Struct, frozen=True):
-    """`unit.json`: what the folder is for."""
+    """`unit.json`: the purpose of the folder."""
 
     slot: str
     generation: int
@@ -71,7 +71,7 @@ class _LogLine(msgspec.Struct):
 
 @dataclass
 class _Unit:
-    """What this process knows of a folder; all of it can be read again from disk, but for `ended`."""
+    """In-memory state of a unit's folder; all but `ended` can be read again from disk."""
 
     intent: Intent
     folder: Path
@@ -82,7 +82,7 @@ class _Unit:
     ended: str | None = None
     pidfd: int | None = None
     blame: str = ""
-    """Why it was killed by who was to keep it; empty: it was not."""
+    """Why the provider itself killed it; empty: it did not."""
 
     @property
     def log(self) -> Path:
@@ -90,14 +90,15 @@ class _Unit:
 
 
 def clean_env(environ: Mapping[str, str]) -> dict[str, str]:
-    """What units inherit: all they need to run, and neither settings of Forebay nor anybody's secrets."""
+    """The environment that units inherit: what they need to run, without settings of Forebay or secrets."""
     return {k: v for k, v in environ.items() if k in ENV_NAMES or k.startswith(ENV_PREFIXES)}
 
 
 class LocalProvider:
-    """Runs `commands[kind] + [spec.json]` for every unit; replicas of an engine in `of_engines` have its command.
+    """Runs `commands[kind] + [spec.json]` for every unit; `of_engines` overrides the command of replicas by engine.
 
-    `folder` must be absolute and is made if missing. With a `fence`, others may use it that have another epoch.
+    `folder` must be absolute and is created if missing. With a `fence`, it may be shared with controllers of other
+    epochs.
     """
 
     def __init__(
@@ -132,7 +133,7 @@ class LocalProvider:
             raise ProviderError(f"{error.strerror}: {error.filename or folder}") from error
 
     async def observe(self) -> tuple[SeenUnit, ...]:
-        self._check_fence()  # what is found without a folder is killed
+        self._check_fence()  # units found without a folder are killed
         try:
             if not self._swept:
                 self._sweep()
@@ -204,7 +205,7 @@ class LocalProvider:
                     (os.POSIX_SPAWN_OPEN, 1, str(unit.log), flags, 0o600),
                     (os.POSIX_SPAWN_DUP2, 1, 2),
                 ],
-                setsid=True,  # a Ctrl-C in the terminal is for `up`, which then asks units in the right order
+                setsid=True,  # a Ctrl-C in the terminal goes to `up`, which then stops units in the right order
                 setsigmask=[],
                 setsigdef=[signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE],
             )
@@ -218,7 +219,7 @@ class LocalProvider:
         draft.rename(unit.folder / "record.json")
 
     def _sweep(self) -> None:
-        """Once, before anything else: kill processes whose folder is gone, clear away half-made folders."""
+        """Once, at the beginning: kill processes whose folder is gone, and remove incomplete folders."""
         for pid, spec in session_leaders(self._folder):
             lost = identify(pid)
             if lost and not (spec.parent / "unit.json").exists():
@@ -227,7 +228,7 @@ class LocalProvider:
             shutil.rmtree(draft, ignore_errors=True)
 
     def _read_folders(self) -> None:
-        """Take up folders that are new to this process, forget those that are gone."""
+        """Adopt folders that are new to this process, forget those that are gone."""
         known = {unit.folder.name for unit in self._units.values()}
         there = set(os.listdir(self._folder)) if self._folder.exists() else set()
         for name in sorted(there - known):
@@ -245,11 +246,11 @@ class LocalProvider:
             if unit.folder.name not in there:
                 self._unwatch(unit)
                 if unit.process:
-                    kill(unit.process, signal.SIGKILL, group=True)  # nobody could find it any more
+                    kill(unit.process, signal.SIGKILL, group=True)  # no controller could find it any more
                 del self._units[key]
 
     def _find(self, unit: _Unit) -> None:
-        """Whoever made this folder died before it could note the process, or was deposed before it started one."""
+        """The creator of this folder died before recording the process, or was deposed before starting one."""
         self._look_for(unit)
         if self._fence is not None and unit.process is None and not void(unit.folder):
             self._look_for(unit)
@@ -314,7 +315,7 @@ class LocalProvider:
             return
         try:
             unit.pidfd = os.pidfd_open(unit.process.pid)
-        except OSError:  # it ended just now, or this kernel cannot: then `observe` finds out
+        except OSError:  # it ended just now, or this kernel lacks pidfd: then `observe` finds out
             self._change.set()
             return
         asyncio.get_running_loop().add_reader(unit.pidfd, self._woken(unit))
@@ -351,12 +352,12 @@ def _intent(slot: Slot, generation: int) -> Intent:
 
 
 def _ended(unit: _Unit) -> str | None:
-    """How the unit ended, None while it runs."""
+    """How the unit ended; None while it runs."""
     if unit.process is None:
-        return "was never started: its starter died"
+        return "was never started: the controller died"
     if unit.child:
         return reap(unit.process.pid)
-    return None if is_alive(unit.process) else "ended; how is unknown, for it was no child of this process"
+    return None if is_alive(unit.process) else "ended; exit status unknown, as it was not a child of this process"
 
 
 def _read(path: Path, type: type[T]) -> T | None:
@@ -368,7 +369,7 @@ def _read(path: Path, type: type[T]) -> T | None:
 
 
 def _bound_log(log: Path) -> None:
-    """Keep the tail of a log that has grown too large. The unit appends, so it goes on at the new end."""
+    """Keep the tail of a log that has grown too large. The unit appends, so it continues at the new end."""
     try:
         size = log.stat().st_size
     except FileNotFoundError:
@@ -383,7 +384,7 @@ def _bound_log(log: Path) -> None:
 
 
 def _last_words(log: Path) -> str:
-    """The errors at the end of a log, and what was printed there past it, such as a traceback."""
+    """The errors at the end of a log, and other output there, such as a traceback."""
     try:
         with log.open("rb") as file:
             begin = max(log.stat().st_size - LAST_WORDS_BYTES_READ, 0)

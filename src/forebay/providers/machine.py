@@ -1,4 +1,4 @@
-"""What this machine has, as far as this process may use it: cores, memory, and which cores are near to each other."""
+"""The resources of this machine available to this process: cores, memory, and NUMA nodes."""
 
 import os
 from dataclasses import dataclass
@@ -9,12 +9,12 @@ from forebay.core.placement.settings import cpu_list
 
 ROOT: Final = Path("/")
 UNLIMITED_BYTES: Final = 2**60
-"""Limits of control groups above this mean none."""
+"""Control group limits above this mean unlimited."""
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """`numa`: cores by part of the machine, of those in `cpus`; a part without any is empty."""
+    """`numa`: the cores in `cpus` by NUMA node; a node without any is empty."""
 
     cpus: tuple[int, ...]
     memory_bytes: int
@@ -22,13 +22,13 @@ class Machine:
 
 
 def this_machine(root: Path = ROOT) -> Machine:
-    """Read from the kernel, below `root`. What it does not tell is left out: cores are always known."""
+    """Read from the kernel, below `root`. Unknown values are left out: cores are always known."""
     cpus = tuple(sorted(os.sched_getaffinity(0)))
     return Machine(cpus, _memory_bytes(root), _parts(root, set(cpus)))
 
 
 def _memory_bytes(root: Path) -> int:
-    """The memory of the machine, or what its control group may use of it."""
+    """The memory of the machine, or its control group's limit."""
     total = 0
     for line in _read(root / "proc/meminfo").splitlines():
         if line.startswith("MemTotal:"):

@@ -9,7 +9,7 @@ import msgspec
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """One process, for all time."""
+    """One process, unique across pid reuse and reboots."""
 
     pid: int
     ticks: int
@@ -18,13 +18,13 @@ class Identity(msgspec.Struct, frozen=True):
 
 
 def identify(pid: int) -> Identity | None:
-    """The process that has this pid now, be it a zombie; None: there is none."""
+    """The process with this pid now, possibly a zombie; None: there is none."""
     found = _look(pid)
     return found[0] if found else None
 
 
 def is_alive(who: Identity) -> bool:
-    """True while this very process exists and is no zombie."""
+    """True while exactly this process exists and is not a zombie."""
     found = _look(who.pid)
     return found is not None and found[0] == who and found[1] not in (b"Z", b"X")
 
@@ -40,13 +40,13 @@ def _look(pid: int) -> tuple[Identity, bytes] | None:
 
 
 def kill(who: Identity, number: signal.Signals, *, group: bool = False) -> None:
-    """Send a signal to exactly this process; with `group` also to what it started in its process group."""
+    """Send a signal to exactly this process; with `group`, to its whole process group."""
     try:
         handle = os.pidfd_open(who.pid)
     except ProcessLookupError:
         return
     try:
-        if is_alive(who):  # so the handle is of this process, whoever gets its pid next
+        if is_alive(who):  # so the handle is of this process, even if its pid is reused
             if group and os.getpgid(who.pid) == who.pid:
                 os.killpg(who.pid, number)
             else:
@@ -58,11 +58,11 @@ def kill(who: Identity, number: signal.Signals, *, group: bool = False) -> None:
 
 
 def reap(pid: int) -> str | None:
-    """How a child of this process ended, in words; None while it runs. To be called until it says so, not after."""
+    """How a child of this process ended, in words; None while it runs. Call it until it returns a text, not after."""
     try:
         ended, status = os.waitpid(pid, os.WNOHANG)
     except ChildProcessError:
-        return "ended; how is unknown, for something else has asked first"
+        return "ended; exit status unknown, as it was collected elsewhere"
     return describe(os.waitstatus_to_exitcode(status)) if ended else None
 
 
@@ -77,7 +77,7 @@ def describe(code: int) -> str:
 
 
 def session_leaders(under: Path) -> Iterator[tuple[int, Path]]:
-    """Processes that lead a session and whose last argument is a path below `under`: units, known or lost."""
+    """Session leaders whose last argument is a path below `under`: units, known or lost."""
     prefix = os.fsencode(under) + b"/"
     for entry in os.listdir("/proc"):
         if not entry.isdigit():
@@ -87,5 +87,5 @@ def session_leaders(under: Path) -> Iterator[tuple[int, Path]]:
             last = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").rpartition(b"\0")[2]
             if last.startswith(prefix) and os.getsid(pid) == pid:
                 yield pid, Path(os.fsdecode(last))
-        except OSError:  # it ended meanwhile
+        except OSError:  # it has ended
             continue

@@ -1,1 +1,1 @@
-"""Where models come from: sources, and the digests that verify them."""
+"""The model registry: sources of models, and the digests that verify them."""

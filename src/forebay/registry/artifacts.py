@@ -1,7 +1,7 @@
-"""The files of artifacts on this machine: every content once, every artifact a folder of links to its contents.
+"""The files of artifacts on this machine: each content is stored once, each artifact is a folder of hard links.
 
-`blobs/ab/abcd…` holds contents by SHA-256; `trees/DIGEST` is an artifact as it was registered. Both are read-only and
-appear by renaming, so that who dies half-way leaves nothing that looks whole. Replicas of a node map the same pages.
+`blobs/ab/abcd…` holds contents by SHA-256; `trees/DIGEST` is an artifact as registered. Both are read-only and
+created by renaming, so that a crash leaves nothing incomplete. Replicas of a node share the same pages.
 """
 
 import errno
@@ -22,14 +22,14 @@ _DRAFT = ".draft-"
 
 
 class Artifacts:
-    """Artifacts below a folder. Several processes may use it at once."""
+    """Artifacts below a folder. Safe for concurrent use by several processes."""
 
     def __init__(self, folder: Path) -> None:
         self._blobs = folder / "blobs"
         self._trees = folder / "trees"
 
     def take(self, path: Path, progress: Progress) -> Manifest:
-        """Copy a file or folder in. What is there already is not kept twice. Raises `SourceError`, `BadManifest`."""
+        """Copy a file or folder into the store, deduplicated by content. Raises `SourceError`, `BadManifest`."""
         files = files_of(path)
         try:
             self._blobs.mkdir(parents=True, exist_ok=True)
@@ -52,7 +52,7 @@ class Artifacts:
                 os.fsync(draft.fileno())
                 target = self._blob(sha256)
                 target.parent.mkdir(exist_ok=True)
-                if _is(target, sha256):  # what links to it stays the same file
+                if _is(target, sha256):  # hard links to it keep pointing to the same file
                     os.unlink(draft.name)
                 else:
                     os.replace(draft.name, target)
@@ -62,7 +62,7 @@ class Artifacts:
         return File(name, size, sha256)
 
     def find(self, sha256: str) -> Path | None:
-        """Where a content is kept; None: nowhere."""
+        """The path of a content; None: it is not stored."""
         path = self._blob(sha256)
         return path if path.is_file() else None
 
@@ -70,7 +70,7 @@ class Artifacts:
         return self._blobs / sha256[:2] / sha256
 
     def tree(self, manifest: Manifest, progress: Progress) -> Path:
-        """The artifact as it was registered: a folder, or a lone file. Raises `SourceError` if parts are missing."""
+        """The artifact as registered: a folder, or a single file. Raises `SourceError` if contents are missing."""
         target = self._trees / manifest.digest
         if not target.is_dir():
             self._trees.mkdir(parents=True, exist_ok=True)
@@ -82,22 +82,22 @@ class Artifacts:
                 os.rename(draft, target)
             except FileNotFoundError as error:
                 shutil.rmtree(draft, ignore_errors=True)
-                raise SourceError(f"{error.filename}: a content is not there; register the artifact again") from error
+                raise SourceError(f"{error.filename}: a content is missing; register the artifact again") from error
             except OSError as error:
                 shutil.rmtree(draft, ignore_errors=True)
-                if not target.is_dir():  # else somebody was quicker
+                if not target.is_dir():  # else another process was faster
                     raise SourceError(f"{target} cannot be made: {error}") from error
         return target / manifest.files[0].path if manifest.lone else target
 
     def check(self, manifest: Manifest, progress: Progress) -> tuple[Differs, ...]:
-        """Read every byte of the artifact; what differs from the manifest, file by file."""
+        """Read every byte of the artifact; returns the differences from the manifest, by file."""
         folder = self._trees / manifest.digest
         if not folder.is_dir():
             self.tree(manifest, progress)
         return differences(manifest, read_files(folder, manifest, progress))
 
     def sweep(self, keep: Collection[Manifest]) -> int:
-        """Remove all but these artifacts, and what those who died have left; returns the bytes that are free now."""
+        """Remove all other artifacts, and leftovers of crashes; returns the number of bytes freed."""
         digests = {manifest.digest for manifest in keep}
         contents = {file.sha256 for manifest in keep for file in manifest.files}
         freed = 0
@@ -118,14 +118,15 @@ def tell(progress: Progress, stage: str, before: int, total: int, done: int) -> 
 
 
 def files_of(path: Path) -> dict[str, Path]:
-    """All files of a folder by their paths in it; of a lone file it by its name."""
+    """All files of a folder by their relative paths; a single file by its name."""
     if path.is_file():
         return {path.name: path}
     return {each.relative_to(path).as_posix(): each for each in path.rglob("*") if each.is_file()}
 
 
 def describe(path: Path, progress: Progress) -> Manifest:
-    """What would be registered of a file or folder; nothing is copied. Raises `BadManifest`, `OSError`."""
+    """The manifest that a file or folder would be registered with; copies nothing. Raises `BadManifest`,
+    `OSError`."""
     files, found, done = files_of(path), [], 0
     total = sum(each.stat().st_size for each in files.values())
     for name, each in sorted(files.items()):
@@ -135,7 +136,7 @@ def describe(path: Path, progress: Progress) -> Manifest:
 
 
 def read_files(folder: Path, manifest: Manifest, progress: Progress) -> dict[str, File]:
-    """What lies in a folder, read to the last byte; a link is nothing that was registered."""
+    """The contents of a folder, fully read; a symlink counts as an empty file, which never matches."""
     found, done = {}, 0
     for path in sorted(each for each in folder.rglob("*") if not each.is_dir() or each.is_symlink()):
         name = path.relative_to(folder).as_posix()
@@ -145,12 +146,12 @@ def read_files(folder: Path, manifest: Manifest, progress: Progress) -> dict[str
 
 
 def entries(folder: Path) -> list[Path]:
-    """What lies in a folder, if there is one."""
+    """The entries of a folder; empty if it does not exist."""
     return list(folder.iterdir()) if folder.is_dir() else []
 
 
 def chunks(path: Path) -> Iterator[bytes]:
-    """The bytes of a file."""
+    """The bytes of a file, in chunks."""
     with path.open("rb") as source:
         while chunk := source.read(CHUNK_BYTES):
             yield chunk
@@ -169,7 +170,7 @@ def _copy(path: Path, target: int, copied: Callable[[int], None]) -> tuple[str, 
 
 
 def _is(path: Path, sha256: str) -> bool:
-    """Whether a file is there, and has that digest."""
+    """Whether a file exists and has that digest."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest() == sha256

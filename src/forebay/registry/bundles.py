@@ -1,4 +1,4 @@
-"""Files of signatures as `model_signing sign key` of OpenSSF writes them: Sigstore bundles with a DSSE envelope."""
+"""Signature files as written by `model_signing sign key` of OpenSSF: Sigstore bundles with a DSSE envelope."""
 
 import base64
 from pathlib import Path
@@ -11,12 +11,12 @@ from forebay.registry.sources import SourceError
 from forebay.wire.documents import UNREADABLE
 
 BUNDLE_BYTES_MAX: Final = 4 * 1024 * 1024
-"""Of some 20,000 files."""
+"""Enough for some 20,000 files."""
 MEDIA_TYPE: Final = "application/vnd.dev.sigstore.bundle.v0.3+json"
 
 
 class Bundle(NamedTuple):
-    """A statement and its signature, base64; whose it is, is to be found out."""
+    """A statement and its signature, both base64; the signing key is still to be determined."""
 
     statement: str
     signature: str
@@ -43,7 +43,7 @@ class _Document(msgspec.Struct, rename="camel"):
 
 
 def bundle_bytes(path: Path) -> bytes:
-    """What is in a file, and is no signature if that is too much. Raises `SourceError`."""
+    """The content of a file; a longer one than allowed is no valid signature. Raises `SourceError`."""
     try:
         with path.open("rb") as file:
             return file.read(BUNDLE_BYTES_MAX + 1)
@@ -52,18 +52,18 @@ def bundle_bytes(path: Path) -> bytes:
 
 
 def read_bundle(content: bytes, name: str) -> Bundle:
-    """The signature in what a file holds; `name` is what messages call it. Raises `SourceError`."""
+    """Parse the signature in a file's content; `name` is for messages. Raises `SourceError`."""
     try:
         document = msgspec.json.decode(content, type=_Document)
         envelope = document.dsse_envelope
         payload = base64.b64decode(envelope.payload, validate=True)
         signature = base64.b64decode(envelope.signatures[0].sig, validate=True)
     except (*UNREADABLE, ValueError, IndexError) as error:
-        raise SourceError(f"{name}: not a signature that `model_signing sign key` has made ({error})") from error
+        raise SourceError(f"{name}: not a signature made by `model_signing sign key` ({error})") from error
     if document.media_type != MEDIA_TYPE or envelope.payload_type != PAYLOAD_TYPE:
-        raise SourceError(f"{name}: holds a {document.media_type} with a {envelope.payload_type}, which is not known")
+        raise SourceError(f"{name}: holds a {document.media_type} with a {envelope.payload_type}: not supported")
     if document.verification_material.public_key is None or len(envelope.signatures) > 1:
         raise SourceError(
-            f"{name}: was not signed with a key alone; only what `model_signing sign key` makes is taken"
+            f"{name}: was not signed with a key alone; only signatures made by `model_signing sign key` are accepted"
         )
     return Bundle(base64.b64encode(payload).decode(), base64.b64encode(signature).decode())

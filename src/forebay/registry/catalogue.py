@@ -1,7 +1,7 @@
-"""The registry: which revisions there are, what is known of them, who has approved them, what they are called.
+"""The registry: revisions with their metadata, approvals and aliases.
 
-A revision names an artifact by its digest, the engine and its settings, and never changes. What is read back is
-proved (see `proved`), and so is every byte of the files before they are served.
+A revision names an artifact by its digest, the engine and its settings, and never changes. Everything read back is
+verified (see `proved`), and so is every byte of the files before they are served.
 """
 
 import fcntl
@@ -41,29 +41,29 @@ from forebay.store.database import Store
 from forebay.store.schema import ALIASES, APPROVALS, ARTIFACTS, REVISIONS
 
 SIGNATURES_MAX: Final = 100
-"""Of an artifact: all of them are proved whenever it is read."""
+"""Per artifact: all of them are verified whenever it is read."""
 
 
 class Actor(msgspec.Struct, frozen=True):
-    """Who does something."""
+    """The author of a change."""
 
     name: str
     role: Role = Role.ADMIN
 
 
 class Listed(msgspec.Struct, frozen=True):
-    """A revision, where its approval stands, and what it is called."""
+    """A revision with its approval status and aliases."""
 
     revision: Revision
     standing: Standing
     aliases: tuple[str, ...]
     size_bytes: int
     signed_by: tuple[str, ...] = ()
-    """Public keys of those who have signed the artifact, base64."""
+    """Public keys that have signed the artifact, base64."""
 
 
 class Description(msgspec.Struct, frozen=True):
-    """What is said of an artifact when it is registered."""
+    """The description of an artifact for its registration."""
 
     model: str
     source: str
@@ -76,8 +76,8 @@ class Description(msgspec.Struct, frozen=True):
 class Registry:
     """The catalogue in a store, and the files below a folder.
 
-    `signer` proves approvals. With `publishers` (public keys) what none of them has signed is not served. If it
-    `encrypts`, what is added is kept in the `vault`.
+    `signer` signs approvals. With `publishers` (public keys), artifacts not signed by any of them are not served. If
+    it `encrypts`, new artifacts are kept in the `vault`.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Registry:
         self.uploads = staging(folder, vault, encrypts=encrypts)
 
     def add(self, what: Description, path: Path, by: Actor, progress: Progress) -> Listed:
-        """Register what lies at a path; what is registered already stays as it is. Raises `RegistryError`."""
+        """Register the file or folder at a path; an existing revision stays as it is. Raises `RegistryError`."""
         with self._in_use():
             try:
                 manifest = (self._vault if self._encrypts else self._artifacts).take(path, progress)
@@ -118,12 +118,12 @@ class Registry:
                 return self._listed(connection, what.model, id)
 
     def lacking(self, manifest: Manifest) -> tuple[Lacking, ...]:
-        """Which contents of an artifact have to be sent. Raises `SourceError` if there is no room for them."""
+        """The contents of an artifact to be uploaded. Raises `SourceError` if there is no room for them."""
         return () if self._is_sealed(manifest) else self.uploads.lacking(manifest)
 
     @contextmanager
     def sent(self, manifest: Manifest, name: str, progress: Progress) -> Iterator[Path]:
-        """The files of an artifact that was sent, for `add`. Raises `SourceError` if they are not those."""
+        """The files of an uploaded artifact, for `add`. Raises `SourceError` if they do not match the manifest."""
         with self._in_use():
             if self._is_sealed(manifest):
                 yield self._vault.tree(manifest, progress)
@@ -230,12 +230,12 @@ class Registry:
             return [self._listed(connection, row.model, row.id) for row in rows]
 
     def show(self, model: str, name: str) -> Listed:
-        """A revision, by its id or by an alias. Raises `RegistryError`."""
+        """A revision, by its id or an alias. Raises `RegistryError`."""
         with self._store.read() as connection:
             return self._listed(connection, model, proved.resolve(connection, model, name))
 
     def set_alias(self, model: str, alias: str, name: str, by: Actor) -> Listed:
-        """Let an alias lead to a revision, whatever it led to before. Raises `RegistryError`."""
+        """Set an alias to a revision, replacing its previous target. Raises `RegistryError`."""
         with self._store.write() as connection:
             listed = self._listed(connection, model, proved.resolve(connection, model, name))
             id, now = listed.revision.id, wall_s()
@@ -253,23 +253,23 @@ class Registry:
                 actor=by.name,
                 kind="alias.set",
                 subject=listed.revision.subject,
-                why=f"{alias} leads to it",
+                why=f"{alias} refers to it",
                 document={"alias": alias, "before": "" if before == alias else before},
             )
             return self._listed(connection, model, id)
 
     def sign(self, model: str, name: str, proof: Proof, by: Actor) -> Listed:
-        """Add a publisher's signature of `signed_message` to the artifact of a revision. Raises `RegistryError`."""
+        """Add a publisher's signature of `signed_message` to a revision's artifact. Raises `RegistryError`."""
         with self._store.write() as connection:
             listed = self._listed(connection, model, proved.resolve(connection, model, name))
             revision = listed.revision
             if not is_signed(proved.signed_message(revision.artifact), proof.signature, proof.public):
-                text = f"{revision.name}: the signature is not one of this artifact with the key {proof.public}"
+                text = f"{revision.name}: not a signature of this artifact by the key {proof.public}"
                 raise RegistryError(text)
             return self._signed(connection, listed, proved.Signature(*proof, by.name, wall_s()))
 
     def attach(self, model: str, name: str, bundle: Bundle, by: Actor) -> Listed:
-        """Add a signature that `model_signing` has made of the files of a revision. Raises `RegistryError`."""
+        """Add a signature made by `model_signing` of the files of a revision. Raises `RegistryError`."""
         with self._store.write() as connection:
             listed = self._listed(connection, model, proved.resolve(connection, model, name))
             revision, statement = listed.revision, exactly(bundle.statement)
@@ -279,12 +279,12 @@ class Registry:
                 raise RegistryError(f"{revision.name}: the signature was not made by a key in `registry.publishers`")
             why_not = mismatch(statement, proved.manifest(connection, revision.artifact, revision.manifest))
             if why_not:
-                raise RegistryError(f"{revision.name}: the signature is not one of this artifact: {why_not}")
+                raise RegistryError(f"{revision.name}: not a signature of this artifact: {why_not}")
             made = proved.Signature(public, bundle.signature, by.name, wall_s(), bundle.statement)
             return self._signed(connection, listed, made)
 
     def _signed(self, connection: Connection, listed: Listed, new: proved.Signature) -> Listed:
-        """With one more signature, unless there is one with this key. Raises `RegistryError` if there are many."""
+        """Add a signature, unless there is one by this key. Raises `RegistryError` if the limit is reached."""
         revision = listed.revision
         if new.public in listed.signed_by:
             return listed
@@ -306,7 +306,7 @@ class Registry:
         return self._listed(connection, revision.model, revision.id)
 
     def may_serve(self, model: str, name: str) -> Listed:
-        """A revision that may be served, by its id or by an alias. Raises `RegistryError`, which says why not."""
+        """A revision that may be served, by its id or an alias. Raises `RegistryError`, which says why it may not."""
         listed = self.show(model, name)
         who = listed.revision.name
         if listed.standing.state is not ApprovalState.APPROVED:
@@ -318,7 +318,7 @@ class Registry:
         return listed
 
     def open(self, model: str, name: str, progress: Progress) -> tuple[Listed, Path]:
-        """A revision that may be served, and its files, every byte of which was checked. Raises `RegistryError`."""
+        """A revision that may be served, and its files, with every byte verified. Raises `RegistryError`."""
         listed = self.may_serve(model, name)
         who = listed.revision.name
         with self._store.read() as connection:
@@ -334,7 +334,7 @@ class Registry:
         return listed, path
 
     def verify(self, progress: Progress, model: str | None = None) -> list[str]:
-        """Everything that is not as it was written, one sentence each: the event log, documents, steps, files."""
+        """Verify the event log, documents, approval steps and files; returns a sentence for each problem."""
         with self._store.read() as connection:
             log = events.verify(connection)
             rows = connection.execute(select(REVISIONS.c.model, REVISIONS.c.id)).all()
@@ -358,7 +358,7 @@ class Registry:
         return wrong
 
     def sweep(self) -> int:
-        """Remove files that no revision has any more; returns the bytes that are free now."""
+        """Remove files that no revision refers to; returns the number of bytes freed."""
         with self._in_use(alone=True), self._store.read() as connection:
             digests = connection.execute(select(ARTIFACTS.c.digest)).scalars().all()
             keep = [proved.manifest(connection, digest) for digest in digests]
@@ -366,16 +366,16 @@ class Registry:
             return self._artifacts.sweep(open_ones) + self._vault.sweep(keep) + self.uploads.sweep()
 
     def cache(self, revision: Revision, otherwise: Path) -> Path:
-        """Where to keep what is made of its files: in memory too if they are encrypted."""
+        """Where to keep files derived from a revision's: in memory, too, if those are encrypted."""
         return self._vault.cache(revision.artifact) if self._vault.has(revision.artifact) else otherwise
 
     def _keeper(self, manifest: Manifest) -> Artifacts | Vault:
-        """Who has the files of an artifact."""
+        """The store that holds the files of an artifact."""
         return self._vault if self._vault.has(manifest.digest) else self._artifacts
 
     @contextmanager
     def _in_use(self, alone: bool = False) -> Iterator[None]:
-        """Nobody sweeps away what another is just bringing in."""
+        """Lock the registry, so that `sweep` does not remove files that are being added."""
         self._folder.mkdir(parents=True, exist_ok=True)
         with (self._folder / "lock").open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
@@ -391,7 +391,7 @@ class Registry:
 
 
 def staging(folder: Path, vault: Vault, *, encrypts: bool) -> Staging:
-    """Where a registry keeps what clients send: on its disk, or in memory if it encrypts."""
+    """Where a registry keeps uploads: on its disk, or in memory if it encrypts."""
     if encrypts:
         return Staging(vault.uploads, lambda sha256: None, vault.make_ready)
     return Staging(folder / "uploads", Artifacts(folder).find)

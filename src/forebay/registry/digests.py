@@ -1,4 +1,4 @@
-"""SHA-256 of models: computed once, remembered by size and modification time."""
+"""SHA-256 of models: computed once, cached by size and modification time."""
 
 import hashlib
 import os
@@ -19,7 +19,7 @@ class _Record(msgspec.Struct, frozen=True):
 
 
 def artifact_digest(path: Path, cache_dir: Path, progress: Progress) -> str:
-    """The digest of a file, or of the names and contents of all files in a folder: the identity of a revision."""
+    """The digest of a file, or of the names and contents of all files in a folder: the identity of an artifact."""
     if path.is_file():
         return file_digest(path, cache_dir, progress)
     lines = [
@@ -68,7 +68,7 @@ def _read(path: Path, size: int, progress: Progress) -> str:
 
 
 def _remember(note: Path, record: _Record) -> None:
-    """Best effort: without a note the digest is computed again."""
+    """Best effort: without a cache entry the digest is computed again."""
     draft = note.with_suffix(f".{os.getpid()}")
     try:
         note.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The file of API keys: digests only, readable by its owner only, replaced as a whole, changed by one at a time."""
+"""The file of API keys: digests only, readable by its owner only, replaced atomically, changed under a lock."""
 
 import fcntl
 import os
@@ -30,7 +30,7 @@ class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_keys(path: Path) -> Keys:
-    """All keys, in the order in which they were made; none if there is no file yet. Raises `KeyFileError`."""
+    """All keys, in the order of their creation; empty if there is no file yet. Raises `KeyFileError`."""
     try:
         document = msgspec.json.decode(path.read_bytes(), type=_Document)
     except FileNotFoundError:
@@ -47,9 +47,9 @@ def read_keys(path: Path) -> Keys:
 
 
 def change_keys(path: Path, change: Callable[[Keys], tuple[Keys, T]]) -> T:
-    """Replace all keys by what `change` makes of them, while nobody else does; returns what else it returns.
+    """Replace all keys by the result of `change`, under the lock; returns its second result.
 
-    Raises `KeyFileError`. What `change` raises goes through, and then the file is as it was.
+    Raises `KeyFileError`. Exceptions of `change` are passed on, and then the file is unchanged.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -68,12 +68,12 @@ def change_keys(path: Path, change: Callable[[Keys], tuple[Keys, T]]) -> T:
 
 
 def _replace(path: Path, content: bytes) -> None:
-    """Under the lock, so nobody else has the draft."""
+    """Runs under the lock, so no other process uses the draft."""
     draft = path.with_name(f"{path.name}.new")
     try:
         file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
         try:
-            os.fchmod(file, FILE_MODE)  # a draft that somebody left may be open to all
+            os.fchmod(file, FILE_MODE)  # a leftover draft may be readable by all
             with os.fdopen(file, "wb", closefd=False) as stream:
                 stream.write(content)
             os.fsync(file)
@@ -82,7 +82,7 @@ def _replace(path: Path, content: bytes) -> None:
         os.replace(draft, path)
         folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            os.fsync(folder)  # or a power failure could bring the old file back, and with it a key that was revoked
+            os.fsync(folder)  # or a power failure could restore the old file, and with it a revoked key
         finally:
             os.close(folder)
     except OSError as error:

@@ -1,6 +1,6 @@
-"""What the store says of revisions, proved: documents by their digests, steps of approval by signature and event log.
+"""Reads revisions from the store and verifies them: documents by digest, approval steps by signature and event log.
 
-Whatever does not fit raises `Tampered`, which names it.
+Any mismatch raises `Tampered`, which names it.
 """
 
 import hashlib
@@ -24,26 +24,26 @@ Setting = int | float | str | bool
 
 
 class RegistryError(Exception):
-    """What was asked for cannot be done; the text says why, and what can."""
+    """A request cannot be fulfilled; the text says why, and what is possible."""
 
 
 class Unknown(RegistryError):  # noqa: N818 - states the condition
-    """There is no such revision; the text says which there are."""
+    """There is no such revision; the text lists the existing ones."""
 
 
 class Tampered(RegistryError):  # noqa: N818 - states the condition
-    """Something is not as it was written; the text names it."""
+    """Something was modified; the text names it."""
 
 
 class Revision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What can be deployed. Equal artifact, engine and settings make an equal `id`."""
+    """A deployable revision. Equal artifact, engine and settings yield the same `id`."""
 
     model: str
     id: str
     artifact: str
     """Digest of the artifact."""
     manifest: str
-    """Digest of what is written down of its files: sizes, which the digest of the artifact does not cover, too."""
+    """Digest of the stored manifest, including sizes, which the artifact's digest does not cover."""
     task: Task
     engine: str
     settings: dict[str, Setting]
@@ -51,21 +51,22 @@ class Revision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     created_at: float
     created_by: str
     metadata: dict[str, str] = {}
-    """What people should know: precision, context length, licence, card, and figures that were measured."""
+    """Information for people: precision, context length, licence, model card, and measured figures."""
 
     @property
     def name(self) -> str:
-        """As people write it."""
+        """The notation used by people."""
         return f"{self.model}@{self.id}"
 
     @property
     def subject(self) -> str:
-        """What events call it."""
+        """The subject of its events."""
         return f"model/{self.model}/{self.id}"
 
 
 class StepDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is signed of a step of approval. `document`, `previous`: digests of the revision's and the last step's."""
+    """The signed document of an approval step. `document`, `previous`: digests of the revision's and the previous
+    step's."""
 
     model: str
     revision: str
@@ -80,7 +81,7 @@ class StepDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def resolve(connection: Connection, model: str, name: str) -> str:
-    """The id that an alias leads to, else the name itself."""
+    """The id that an alias refers to, else the name itself."""
     alias = select(ALIASES.c.revision).where((ALIASES.c.model == model) & (ALIASES.c.alias == name))
     return connection.execute(alias).scalar() or name
 
@@ -102,7 +103,7 @@ def revision(connection: Connection, model: str, id: str) -> tuple[Revision, str
 
 
 def _known(connection: Connection, model: str) -> str:
-    """The revisions of a model with their aliases, the newest first, as people are told of them."""
+    """A text listing the revisions of a model with their aliases, newest first."""
     asked = select(REVISIONS.c.id).where(REVISIONS.c.model == model)
     ids = connection.execute(asked.order_by(REVISIONS.c.created_at.desc(), REVISIONS.c.id)).scalars().all()
     named = select(ALIASES.c.revision, ALIASES.c.alias).where(ALIASES.c.model == model)
@@ -114,7 +115,7 @@ def _known(connection: Connection, model: str) -> str:
 
 
 def steps(connection: Connection, of: Revision, digest: str, public: str) -> tuple[tuple[Taken, ...], str]:
-    """The steps of approval, and the digest of the last one. Raises `Tampered`."""
+    """The approval steps, and the digest of the last one. Raises `Tampered`."""
     asked = select(APPROVALS.c.document, APPROVALS.c.signature).order_by(APPROVALS.c.number)
     rows = connection.execute(asked.where((APPROVALS.c.model == of.model) & (APPROVALS.c.revision == of.id))).all()
     previous, taken = "", list[Taken]()
@@ -126,9 +127,9 @@ def steps(connection: Connection, of: Revision, digest: str, public: str) -> tup
         if (step.model, step.revision, step.number) != (of.model, of.id, number):
             raise Tampered(f"{record} belongs to {step.model}@{step.revision}, number {step.number}")
         if step.previous != previous:
-            raise Tampered(f"{record} does not follow on the one before it")
+            raise Tampered(f"{record} does not follow the previous one")
         if step.document != digest:
-            raise Tampered(f"{record} is about another document than that of the revision")
+            raise Tampered(f"{record} is about a document other than the revision's")
         taken.append(Taken(step.step, step.by, step.at, step.reason))
         previous = sha256(row.document)
     _all_there(connection, of, len(rows))
@@ -136,14 +137,14 @@ def steps(connection: Connection, of: Revision, digest: str, public: str) -> tup
 
 
 def _all_there(connection: Connection, of: Revision, records: int) -> None:
-    """Signatures do not show that the last record was taken out; the event log does."""
+    """Signatures do not reveal that the last records were removed; the event log does."""
     noted = [each for each in events.since(connection, subject=of.subject) if each.kind.startswith("revision.")]
     if len(noted) != records:
         raise Tampered(f"{of.name}: has {records} records of approval, but the event log has {len(noted)}")
 
 
 def manifest(connection: Connection, digest: str, proof: str | None = None) -> Manifest:
-    """What an artifact consists of; `proof` is what a revision knows of it. Raises `Tampered`."""
+    """The manifest of an artifact; `proof`: its digest according to a revision. Raises `Tampered`."""
     what = f"artifact {digest}: its manifest"
     text = connection.execute(select(ARTIFACTS.c.manifest).where(ARTIFACTS.c.digest == digest)).scalar()
     if text is None:
@@ -166,22 +167,22 @@ class Signature(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     by: str
     at: float
     statement: str = ""
-    """What `model_signing` has signed, base64; empty: it is `signed_message`."""
+    """The statement signed by `model_signing`, base64; empty: the signature is of `signed_message`."""
 
 
 def signed_message(digest: str) -> bytes:
-    """What a publisher signs of an artifact."""
+    """The message that a publisher signs for an artifact."""
     return f"forebay artifact v1\n{digest}\n".encode()
 
 
 def signatures(connection: Connection, of: Manifest) -> tuple[Signature, ...]:
-    """The signatures of an artifact. Raises `Tampered` if one is not, or no longer, that of its key."""
+    """The signatures of an artifact. Raises `Tampered` if one does not match its key."""
     what = f"artifact {of.digest}: a signature"
     text = connection.execute(select(ARTIFACTS.c.signatures).where(ARTIFACTS.c.digest == of.digest)).scalar() or "[]"
     found = _decode(text, tuple[Signature, ...], what)
     for each in found:
         if not _is_one(each, of):
-            raise Tampered(f"{what} was changed: it is not one of {each.public}")
+            raise Tampered(f"{what} was changed: it is not by {each.public}")
     return found
 
 
@@ -196,18 +197,18 @@ def _is_one(signature: Signature, of: Manifest) -> bool:
 
 
 def aliases(connection: Connection, of: Revision) -> tuple[str, ...]:
-    """What leads to a revision."""
+    """The aliases of a revision."""
     named = select(ALIASES.c.alias).where((ALIASES.c.model == of.model) & (ALIASES.c.revision == of.id))
     return tuple(sorted(connection.execute(named).scalars()))
 
 
 def manifest_text(manifest: Manifest) -> str:
-    """What is kept of it."""
+    """The stored form of a manifest."""
     return msgspec.json.encode((manifest.files, manifest.lone)).decode()
 
 
 def sha256(text: str) -> str:
-    """The digest of a document."""
+    """The SHA-256 of a document."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -1,8 +1,9 @@
-"""Encryption at rest: files of an artifact in AES-256-GCM chunks, under a key of its own that another key wraps.
+"""Encryption at rest: files of an artifact in AES-256-GCM chunks, under a per-artifact key that is wrapped by
+another.
 
-A chunk's nonce is the number of the file, the number of the chunk and whether it is the last one, so that chunks
-cannot be reordered, left out or moved to another file unnoticed (the STREAM construction of Hoang, Reyhanitabar,
-Rogaway and Vizár, 2015). A nonce is never used twice with a key: each artifact has a new one.
+A chunk's nonce consists of the file number, the chunk number and a last-chunk flag, so that chunks cannot be
+reordered, omitted or moved to another file unnoticed (the STREAM construction of Hoang, Reyhanitabar, Rogaway and
+Vizár, 2015). A nonce is never reused with a key: each artifact has a new one.
 """
 
 import base64
@@ -30,36 +31,36 @@ MADE_WITH: Final = "`openssl rand -base64 32 > FILE` makes one"
 
 
 class Wrapper(Protocol):
-    """Whoever holds the key that wraps keys. Both raise `SourceError`."""
+    """Holds the key-encryption key. Both methods raise `SourceError`."""
 
     def wrap(self, key: bytes) -> str:
-        """What may be written down of a key."""
+        """Encrypt a key for storage."""
         ...
 
     def unwrap(self, wrapped: str) -> bytes:
-        """The key again."""
+        """Decrypt a stored key."""
         ...
 
 
 class KeyFile:
-    """A key of 256 bits in a file, base64."""
+    """A 256-bit key in a file, base64."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def wrap(self, key: bytes) -> str:
-        """Encrypted, with its nonce in front, base64."""
+        """The key encrypted, preceded by its nonce, base64."""
         nonce = os.urandom(NONCE_BYTES)
         return base64.b64encode(nonce + self._cipher().encrypt(nonce, key, _LABEL)).decode()
 
     def unwrap(self, wrapped: str) -> bytes:
-        """The key again."""
+        """Decrypt a wrapped key."""
         try:
             sealed = base64.b64decode(wrapped, validate=True)
             return self._cipher().decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], _LABEL)
         except (InvalidTag, binascii.Error, ValueError) as error:
             raise SourceError(
-                f"{self._path}: is not the key that this artifact's key was wrapped with, or that was changed"
+                f"{self._path}: is not the key that wrapped this artifact's key, or the wrapped key was changed"
             ) from error
 
     def _cipher(self) -> AESGCM:
@@ -75,23 +76,23 @@ class KeyFile:
 
 
 class KeyCommand:
-    """A key management service, through a program: it is called with `wrap` or `unwrap`, and pipes base64 through."""
+    """A key management service via a program: called with `wrap` or `unwrap`, base64 on stdin and stdout."""
 
     def __init__(self, command: Sequence[str]) -> None:
         self._command = tuple(command)
 
     def wrap(self, key: bytes) -> str:
-        """What the program makes of the key."""
+        """The output of the program for the key."""
         return self._ask("wrap", base64.b64encode(key).decode())
 
     def unwrap(self, wrapped: str) -> bytes:
-        """The key again."""
+        """Decrypt a wrapped key."""
         try:
             key = base64.b64decode(self._ask("unwrap", wrapped), validate=True)
         except (binascii.Error, ValueError):
             key = b""
         if len(key) != KEY_BYTES:
-            raise SourceError(f"{self._command[0]} unwrap: gave no key of {KEY_BYTES} bytes in base64")
+            raise SourceError(f"{self._command[0]} unwrap: did not return a key of {KEY_BYTES} bytes in base64")
         return key
 
     def _ask(self, what: str, text: str) -> str:
@@ -113,11 +114,11 @@ class KeyCommand:
 
 
 def seal(chunks: Iterable[bytes], target: BinaryIO, key: bytes, number: int) -> None:
-    """Write what the chunks hold, however it is divided, encrypted as the file of that number."""
+    """Encrypt the content of the chunks, however it is divided, as the file of that number."""
     cipher, kept, at = AESGCM(key), bytearray(), 0
     for chunk in chunks:
         kept += chunk
-        while len(kept) > CHUNK_BYTES:  # the last chunk has to be known as such
+        while len(kept) > CHUNK_BYTES:  # the last chunk must be known as such
             target.write(cipher.encrypt(_nonce(number, at, last=False), bytes(kept[:CHUNK_BYTES]), None))
             del kept[:CHUNK_BYTES]
             at += 1
@@ -125,7 +126,7 @@ def seal(chunks: Iterable[bytes], target: BinaryIO, key: bytes, number: int) -> 
 
 
 def unseal(source: BinaryIO, key: bytes, number: int) -> Iterator[bytes]:
-    """What was sealed, in chunks, each proved. Raises `SourceError` for the first one that is not as it was."""
+    """Decrypt in chunks, each authenticated. Raises `SourceError` at the first one that was modified."""
     cipher, at = AESGCM(key), 0
     chunk = source.read(CHUNK_BYTES + TAG_BYTES)
     while True:

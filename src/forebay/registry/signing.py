@@ -1,6 +1,6 @@
-"""Signatures: the registry signs the steps of approval and publishers sign artifacts, with Ed25519.
+"""Ed25519 signatures: the registry signs approval steps, publishers sign artifacts.
 
-Of publishers also keys of elliptic curves are known, with which `model_signing` of OpenSSF signs.
+Publishers may also use elliptic curve keys, with which OpenSSF's `model_signing` signs.
 """
 
 import base64
@@ -29,12 +29,12 @@ KEY_BYTES_MAX: Final = 16_384
 RAW_BYTES: Final = 32
 """Of a public Ed25519 key."""
 HASHES: Final = {"secp256r1": hashes.SHA256(), "secp384r1": hashes.SHA384(), "secp521r1": hashes.SHA512()}
-"""Of curves, as Sigstore pairs them with what is hashed."""
+"""The hash for each curve, as paired by Sigstore."""
 MADE_WITH: Final = "one is made with `openssl genpkey -algorithm ed25519 -out FILE`"
 
 
 class Proof(NamedTuple):
-    """A public key, and a signature of who has the private one; both base64."""
+    """A public key, and a signature by the holder of its private key; both base64."""
 
     public: str
     signature: str
@@ -48,7 +48,7 @@ class Signer:
 
     @property
     def public(self) -> str:
-        """The public key, base64: the name of who signs."""
+        """The public key, base64: the signer's identity."""
         return _name(self._key.public_key())
 
     def sign(self, message: bytes) -> str:
@@ -56,12 +56,12 @@ class Signer:
         return base64.b64encode(self._key.sign(message)).decode()
 
     def prove(self, message: bytes) -> Proof:
-        """The signature, with the key that it is checked with."""
+        """The signature, with the public key that verifies it."""
         return Proof(self.public, self.sign(message))
 
 
 def is_signed(message: bytes, signature: str, public: str) -> bool:
-    """Whether the holder of the public key has signed the message. Base64 is taken only as it is made here."""
+    """Whether the holder of the public key signed the message. Only canonical base64 is accepted."""
     try:
         name, proof = exactly(public), exactly(signature)
         if len(name) == RAW_BYTES:
@@ -77,7 +77,7 @@ def is_signed(message: bytes, signature: str, public: str) -> bool:
 
 
 def exactly(text: str) -> bytes:
-    """What base64 stands for. Raises `ValueError` also where other text stands for the same."""
+    """Decode base64. Raises `ValueError` also for non-canonical encodings."""
     found = base64.b64decode(text, validate=True)
     if base64.b64encode(found).decode() != text:
         raise ValueError("not the base64 that was written")
@@ -91,12 +91,12 @@ def read_signer(path: Path) -> Signer:
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise SourceError(f"{path}: not a private Ed25519 key without a password; {MADE_WITH}") from error
     if not isinstance(key, Ed25519PrivateKey):
-        raise SourceError(f"{path}: a private key of another kind; {MADE_WITH}")
+        raise SourceError(f"{path}: unsupported type of private key; {MADE_WITH}")
     return Signer(key)
 
 
 def read_public(path: Path) -> str:
-    """The public key in a PEM file, base64: of Ed25519, or of a curve in `HASHES`. Raises `SourceError`."""
+    """The public key in a PEM file, base64: Ed25519, or of a curve in `HASHES`. Raises `SourceError`."""
     try:
         key = load_pem_public_key(_content(path))
     except (ValueError, UnsupportedAlgorithm) as error:
@@ -107,11 +107,11 @@ def read_public(path: Path) -> str:
         return _name(key)
     if isinstance(key, ec.EllipticCurvePublicKey) and key.curve.name in HASHES:
         return base64.b64encode(key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).decode()
-    raise SourceError(f"{path}: a public key of another kind; known are Ed25519, P-256, P-384 and P-521")
+    raise SourceError(f"{path}: unsupported type of public key; supported are Ed25519, P-256, P-384 and P-521")
 
 
 def own_signer(path: Path) -> Signer:
-    """The registry's own key, made when it is first needed, readable by its owner only. Raises `SourceError`."""
+    """The registry's own key, created on first use, readable by its owner only. Raises `SourceError`."""
     if not path.exists():
         pem = Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
         draft = path.with_name(f".{path.name}.{os.getpid()}")
@@ -124,7 +124,7 @@ def own_signer(path: Path) -> Signer:
                 os.fsync(file)
             try:
                 os.link(draft, path)
-            except FileExistsError:  # somebody else's came first, and may be in use
+            except FileExistsError:  # another process created one first, which may be in use
                 pass
             finally:
                 draft.unlink()

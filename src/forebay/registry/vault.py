@@ -1,7 +1,7 @@
-"""Artifacts that are encrypted at rest, and decrypted into memory only when a replica is to load them.
+"""Artifacts encrypted at rest, and decrypted into memory only when a replica is about to load them.
 
-`sealed/DIGEST` holds the wrapped key and the files by number, in the order of their paths. It appears by renaming,
-key and files together. What is decrypted lies on a tmpfs: it is on no disk, unless the machine swaps.
+`sealed/DIGEST` holds the wrapped key, and the files by number in the order of their paths. It is created by renaming,
+key and files together. Decrypted files are on a tmpfs: never on disk, unless the machine swaps.
 """
 
 import errno
@@ -30,7 +30,7 @@ _UPLOADS: Final = "uploads"
 
 
 class Vault:
-    """Encrypted artifacts below a folder. `wrapper` None: there is no key, and what is encrypted cannot be opened."""
+    """Encrypted artifacts below a folder. `wrapper` None: there is no key, and they cannot be decrypted."""
 
     def __init__(self, folder: Path, wrapper: Wrapper | None, memory: Path) -> None:
         self._sealed = folder / "sealed"
@@ -38,11 +38,11 @@ class Vault:
         self._memory = memory
 
     def has(self, digest: str) -> bool:
-        """Whether an artifact is kept here."""
+        """Whether an artifact is stored here."""
         return (self._sealed / digest).is_dir()
 
     def cache(self, digest: str) -> Path:
-        """Where to keep what is made of an artifact."""
+        """Where to keep files derived from an artifact."""
         return self._memory / f"{digest}{_CACHE}"
 
     def take(self, path: Path, progress: Progress) -> Manifest:
@@ -57,7 +57,7 @@ class Vault:
                 manifest = _seal_all(path, draft, key, progress)
                 _write(draft / KEY_NAME, wrapped.encode())
                 if not self.has(manifest.digest):
-                    with suppress(FileExistsError):  # somebody else was quicker
+                    with suppress(FileExistsError):  # another process was faster
                         os.rename(draft, self._sealed / manifest.digest)
                 return manifest
             finally:
@@ -69,20 +69,20 @@ class Vault:
 
     @property
     def uploads(self) -> Path:
-        """Where to keep what clients send, until it is encrypted: nothing of it is on a disk in the clear."""
+        """Where to keep uploads until they are encrypted: never in the clear on a disk."""
         return self._memory / _UPLOADS
 
     def make_ready(self, folder: Path, size_bytes: int) -> None:
-        """Make a folder in memory. Raises `SourceError` if there is no room for so many bytes, or it is no memory."""
+        """Create a folder in memory. Raises `SourceError` if there is not enough room, or it is not in memory."""
         self._check_memory(size_bytes)
         folder.mkdir(MEMORY_MODE, exist_ok=True)
 
     def tree(self, manifest: Manifest, progress: Progress) -> Path:
-        """The artifact in memory, every byte proved: a folder, or a lone file. Raises `SourceError`."""
+        """The artifact in memory, with every byte verified: a folder, or a single file. Raises `SourceError`."""
         target = self._memory / manifest.digest
         self._check_memory(0 if target.is_dir() else manifest.size_bytes)
         if target.is_dir() and differences(manifest, read_files(target, manifest, progress)):
-            shutil.rmtree(target)  # somebody has touched it
+            shutil.rmtree(target)  # it was modified
         if not target.is_dir():
             draft = Path(tempfile.mkdtemp(prefix=_DRAFT, dir=self._memory))
             try:
@@ -98,14 +98,14 @@ class Vault:
         return target / manifest.files[0].path if manifest.lone else target
 
     def check(self, manifest: Manifest, progress: Progress) -> tuple[Differs, ...]:
-        """Decrypt and read every byte, keeping none; what differs from the manifest, file by file."""
+        """Decrypt and read every byte, storing nothing; returns the differences from the manifest, by file."""
         extra = {each.name for each in entries(self._sealed / manifest.digest)}
         extra -= {KEY_NAME, *(str(number) for number in range(len(manifest.files)))}
         found = dict(self._opened(manifest, None, progress))
         return (*differences(manifest, found), *(Differs(name, "it is not part of it") for name in sorted(extra)))
 
     def sweep(self, keep: Collection[Manifest]) -> int:
-        """Remove all but these artifacts, on disk and in memory; returns the bytes of disk that are free now."""
+        """Remove all other artifacts, on disk and in memory; returns the number of bytes freed on disk."""
         digests, freed = {manifest.digest for manifest in keep}, 0
         for folder in (*entries(self._sealed), *entries(self._memory)):
             if folder.name.removesuffix(_CACHE) not in digests and folder != self.uploads:
@@ -114,7 +114,7 @@ class Vault:
         return freed
 
     def _opened(self, manifest: Manifest, target: Path | None, progress: Progress) -> Iterator[tuple[str, File]]:
-        """The files as they were found, by path; written below `target` if there is one."""
+        """The decrypted files by path, as found; also written below `target` if given."""
         folder, done = self._sealed / manifest.digest, 0
         key = self._key(folder)
         for number, file in enumerate(manifest.files):
@@ -148,19 +148,19 @@ class Vault:
             self._memory.parent.mkdir(MEMORY_MODE, parents=True, exist_ok=True)
             self._memory.mkdir(MEMORY_MODE, exist_ok=True)
             if not (_is_ours(self._memory) and _is_safe(self._memory.parent)):
-                raise SourceError(f"{self._memory}: others can change what lies there; remove it, or name another")
+                raise SourceError(f"{self._memory}: other users can modify it; remove it, or name another")
             self._memory.chmod(MEMORY_MODE)
         except OSError as error:
             raise SourceError(f"{self._memory}: cannot be used ({error.strerror})") from error
         if _kind_of(self._memory) not in MEMORY_KINDS:
-            raise SourceError(f"{self._memory}: lies on a disk; `registry.memory_folder` has to be on a tmpfs")
+            raise SourceError(f"{self._memory}: is on a disk; `registry.memory_folder` must be on a tmpfs")
         free = shutil.disk_usage(self._memory).free
         if free < size_bytes:
-            raise SourceError(f"{self._memory}: has room for {free} bytes, and {size_bytes} are needed")
+            raise SourceError(f"{self._memory}: has room for {free} bytes, but {size_bytes} are needed")
 
 
 class _Sink:
-    """Where decrypted bytes go: a file, or nowhere."""
+    """The target of decrypted bytes: a file, or nowhere."""
 
     def __init__(self, folder: Path | None, name: str) -> None:
         self._file = None
@@ -177,13 +177,13 @@ class _Sink:
             self._file.close()
 
     def write(self, chunk: bytes) -> None:
-        """Keep it, if anything is kept."""
+        """Write it, if there is a file."""
         if self._file is not None:
             self._file.write(chunk)
 
 
 class _Counted:
-    """The bytes of a file, with what is known of them when all were read."""
+    """The chunks of a file; counts and hashes them while they are read."""
 
     def __init__(self, path: Path, told: Callable[[int], None]) -> None:
         self._path = path
@@ -199,7 +199,7 @@ class _Counted:
             yield chunk
 
     def file(self, name: str) -> File:
-        """What the manifest says of it."""
+        """The file's entry in the manifest."""
         return File(name, self._size, self._digest.hexdigest())
 
 
@@ -231,14 +231,14 @@ def _is_ours(folder: Path) -> bool:
 
 
 def _is_safe(folder: Path) -> bool:
-    """Nobody but us, or root, can put another folder in the place of one in it."""
+    """Whether only we or root can replace an entry of the folder."""
     seen = folder.stat()
     open_to_others = seen.st_mode & 0o022 and not seen.st_mode & stat.S_ISVTX
     return seen.st_uid in (0, os.geteuid()) and not open_to_others
 
 
 def _kind_of(path: Path) -> str:
-    """The kind of file system that a path lies on."""
+    """The type of the file system of a path."""
     best = ("", "")
     for line in Path("/proc/self/mounts").read_text().splitlines():
         place, kind = line.split()[1:3]

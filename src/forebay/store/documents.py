@@ -1,4 +1,4 @@
-"""Documents that control remembers things in, one for each model or node of a cluster, kept with their events."""
+"""Documents that hold control's state, one per model or node of a cluster, stored together with their events."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,12 +11,12 @@ from forebay.store.database import Conflict, Store
 from forebay.store.opening import Opening
 
 NONE: Final = 0
-"""Version of what is not stored yet."""
+"""The version of a document that is not stored yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A document as it is stored: JSON."""
+    """A stored document, as JSON."""
 
     text: str = "{}"
     version: int = NONE
@@ -24,7 +24,7 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """Who did what to `subject` when, and why: of the event that goes with it. `at`: seconds since the epoch."""
+    """The event of a change: who did what to `subject` when, and why. `at`: seconds since the epoch."""
 
     kind: str
     at: float
@@ -35,9 +35,9 @@ class Changed:
 
 
 class Documents:
-    """Those of one cluster in one table, whose key is the cluster and a name.
+    """The documents of one cluster in one table, whose key is the cluster and a name.
 
-    Every method raises `StoreError`. May be used from several threads at once.
+    Every method raises `StoreError`. Thread-safe.
     """
 
     def __init__(
@@ -49,11 +49,11 @@ class Documents:
         self._opening = Opening(open_store, there)
 
     def close(self) -> None:
-        """Let go of the store."""
+        """Close the store."""
         self._opening.close()
 
     def known(self) -> dict[str, Kept]:
-        """The documents by name; nothing if there is no store yet."""
+        """The documents by name; empty if there is no store yet."""
         if not self._opening.there:
             return {}
         row = self._table.c
@@ -63,9 +63,9 @@ class Documents:
         return {name: Kept(text, version) for name, text, version in found}
 
     def keep(self, name: str, kept: Kept, at: float, changed: Sequence[Changed] = ()) -> Kept:
-        """Write a document in the place of the one with its version (`NONE`: there is none), and what has happened.
+        """Write a document with optimistic locking on its version (`NONE`: it must not exist), and its events.
 
-        Returns it as it is stored. Raises `Conflict` if somebody else has written in between.
+        Returns the stored document. Raises `Conflict` if it was changed concurrently.
         """
         table, row = self._table, self._table.c
         values: dict[str, object] = {"document": kept.text, "version": kept.version + 1, "changed_at": at}
@@ -76,7 +76,7 @@ class Documents:
             if kept.version == NONE:
                 connection.execute(insert(table).values({"cluster": self._cluster, self._name.name: name, **values}))
             elif connection.execute(update(table).where(same).values(values)).rowcount != 1:
-                raise Conflict(f"{table.name}: {name} was changed by somebody else")
+                raise Conflict(f"{table.name}: {name} was changed concurrently")
             for each in changed:
                 events.append(
                     connection,

@@ -1,6 +1,6 @@
-"""The event log: what has happened, who did it and why. Each event carries the digest of the one before it.
+"""The event log: what happened, who did it and why. Each event carries the digest of the previous one.
 
-A change of any event, or one that is taken out, is found by `verify`, unless all later ones were written anew too.
+`verify` detects a changed or removed event, unless all later ones were rewritten, too.
 """
 
 import hashlib
@@ -13,13 +13,13 @@ from sqlalchemy import Connection, insert, select, update
 from forebay.store.schema import EVENTS, HEAD
 
 FIRST: Final = "0" * 64
-"""What the first event has for the digest of the one before it."""
+"""The previous digest of the first event."""
 TEXT_CHARS_MAX: Final = 4096
 PAGE: Final = 1000
 
 
 class Event(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Something that has happened. `subject` is what it happened to, such as `model/chat`; `at` is wall time."""
+    """An event. `subject`: what it happened to, such as `model/chat`; `at` is wall time."""
 
     number: int
     at: float
@@ -28,11 +28,11 @@ class Event(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     subject: str
     why: str
     document: str
-    """JSON: what belongs to this kind of event."""
+    """JSON: the data of this kind of event."""
     previous: str
     digest: str
     cluster: str = ""
-    """The cluster in which it happened; empty for what all share, and before version 0004 of the store."""
+    """The cluster in which it happened; empty for what all clusters share, and before schema version 0004."""
 
 
 def append(
@@ -46,7 +46,7 @@ def append(
     document: object = None,
     cluster: str = "",
 ) -> Event:
-    """Write an event down, in the transaction of the connection: it has happened if that is kept."""
+    """Append an event in the transaction of the connection, with which it is committed."""
     number, previous = connection.execute(select(HEAD.c.number, HEAD.c.digest).with_for_update()).one()
     body = msgspec.json.encode({} if document is None else document).decode()
     bare = Event(number + 1, at, actor, kind, subject, why[:TEXT_CHARS_MAX], body, previous, "", cluster)
@@ -59,9 +59,9 @@ def append(
 def since(
     connection: Connection, number: int = 0, *, subject: str | None = None, cluster: str | None = None
 ) -> Iterator[Event]:
-    """All events after that number, oldest first; those of a subject, and of what lies below it (`a/b` in `a`).
+    """All events after that number, oldest first; optionally of a subject and everything below it (`a/b` in `a`).
 
-    With `cluster` not those of other clusters that use the same store.
+    With `cluster`, events of other clusters that use the same store are omitted.
     """
     asked = select(EVENTS).order_by(EVENTS.c.number).limit(PAGE)
     if subject is not None:
@@ -77,13 +77,13 @@ def since(
 
 
 def verify(connection: Connection) -> str | None:
-    """What is wrong with the log, naming the first event that is; None: nothing is."""
+    """What is wrong with the log, naming the first bad event; None: nothing."""
     number, previous = 0, FIRST
     for event in since(connection):
         if event.number != number + 1:
             return f"event {number + 1} is missing"
         if event.previous != previous:
-            return f"event {event.number} does not follow on event {number} as it now is"
+            return f"event {event.number} does not follow event {number} as it now is"
         if event.digest != _digest(event):
             return f"event {event.number} was changed: its content has another digest"
         number, previous = event.number, event.digest
@@ -97,5 +97,5 @@ def _digest(event: Event) -> str:
     fields = list(msgspec.structs.astuple(event))
     del fields[Event.__struct_fields__.index("digest")]
     if not event.cluster:
-        fields.pop()  # as it was written before events had clusters
+        fields.pop()  # as written before events had clusters
     return hashlib.sha256(msgspec.json.encode(fields)).hexdigest()

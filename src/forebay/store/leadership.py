@@ -1,8 +1,8 @@
-"""Which of several controls leads a cluster: one row with an epoch, and times by the clock of the database alone.
+"""Leader election: one row per cluster with an epoch, and times by the clock of the database alone.
 
-A lease that has ended is not lost before somebody else takes it: whoever had it may renew it until then. Who takes
-it gets an epoch that nobody had before. What control writes is written in transactions that hold the row (`Guarded`):
-who takes the lease waits for them, and what comes after finds another epoch there, and is refused.
+An expired lease is not lost until another controller takes it: its holder may renew it until then. Taking it always
+yields a new epoch. A leader's writes are made in transactions that lock the row (`Guarded`): a controller that takes
+the lease waits for them, and later writes of the old leader find another epoch and fail.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,20 +15,20 @@ from forebay.store.database import Store, StoreError
 from forebay.store.schema import CONTROLLERS, LEADERS
 
 FORGOTTEN_LEASES: Final = 10.0
-"""A control that waits, and has not said so for so many leases, is forgotten."""
+"""A waiting controller that has not been seen for so many lease durations is removed."""
 NOW: Final = {
     "postgresql": "SELECT extract(epoch FROM clock_timestamp())",
     "sqlite": "SELECT (julianday('now') - 2440587.5) * 86400.0",
 }
-"""Seconds since the epoch, by the database. Asked once the row is held: waiting for it may have taken long."""
+"""Seconds since the epoch, by the database. Read once the row is locked: waiting for the lock may have taken long."""
 
 
 class Deposed(StoreError):  # noqa: N818 - a state, not a mistake
-    """This control leads no more: another one has taken the lease, or it was given back."""
+    """This controller is not the leader any more: another one has taken the lease, or it was resigned."""
 
 
 class Leader(NamedTuple):
-    """Who leads: nobody if `holder` is empty. `left_s`: the rest of its lease, below 0 if that has ended."""
+    """The leader; an empty `holder`: there is none. `left_s`: the rest of its lease, negative if expired."""
 
     epoch: int
     holder: str
@@ -37,9 +37,9 @@ class Leader(NamedTuple):
 
 
 class Leadership:
-    """The lease of a cluster, as one control uses it, which `holder` names among all, now and later.
+    """The lease of a cluster, as used by one controller; `holder` identifies it uniquely, now and later.
 
-    Every method blocks, and raises `StoreError`. A store that answers slowly makes it give up: see `_bounded`.
+    Every method blocks, and raises `StoreError`. With a slow store it gives up in time: see `_bounded`.
     """
 
     def __init__(self, store: Callable[[], Store], cluster: str, holder: str, url: str, lease_s: float) -> None:
@@ -50,12 +50,12 @@ class Leadership:
         self.lease_s = lease_s
 
     def apply(self, floor: int = 0) -> Leader:
-        """Take the lease if it can be had, with an epoch above `floor`; who leads then. If another one does, it is
-        noted that this one waits."""
+        """Take the lease if possible, with an epoch above `floor`; returns the leader. If another one leads, this one
+        is recorded as waiting."""
         with self._write() as connection:
             row, now = self._held(connection)
             taken = row is not None and row.holder and now < row.renewed_at + row.lease_s
-            # One that has it already begins anew: who knows how long it slept since it was told.
+            # Our own unexpired lease gets a new epoch, too: we may have slept for any time since we got it.
             if row is not None and taken and row.holder != self.holder:
                 self._wait(connection, now)
                 return Leader(row.epoch, row.holder, row.url, row.renewed_at + row.lease_s - now)
@@ -67,7 +67,7 @@ class Leadership:
                 "renewed_at": now,
                 "lease_s": self.lease_s,
             }
-            if row is None:  # of two at once one fails with a `Conflict`, and comes back
+            if row is None:  # if two insert at once, one fails with a `Conflict` and retries
                 connection.execute(insert(LEADERS).values(cluster=self._cluster, **values))
             else:
                 connection.execute(update(LEADERS).where(LEADERS.c.cluster == self._cluster).values(values))
@@ -75,7 +75,7 @@ class Leadership:
             return Leader(epoch, self.holder, self._url, self.lease_s)
 
     def renew(self, epoch: int) -> int:
-        """Go on leading; how many others wait, and have said so just now. Raises `Deposed`."""
+        """Renew the lease; returns how many others are waiting now. Raises `Deposed`."""
         with self._write() as connection:
             row, now = self._held(connection)
             self._check(row, epoch)
@@ -88,7 +88,7 @@ class Leadership:
             return connection.execute(select(func.count()).select_from(CONTROLLERS).where(lately)).scalar_one()
 
     def resign(self) -> None:
-        """Lead no more, so that another one may at once, and wait no more."""
+        """Give the lease back, so that another controller can take it at once, and stop waiting."""
         with self._write() as connection:
             row, _ = self._held(connection)
             if row is not None and row.holder == self.holder:
@@ -97,7 +97,7 @@ class Leadership:
             self._leave(connection)
 
     def check(self, connection: Connection, epoch: int) -> None:
-        """Hold the row until the transaction of the connection ends, if this one leads. Raises `Deposed`."""
+        """Lock the row until the transaction of the connection ends, if this controller leads. Raises `Deposed`."""
         own = LEADERS.c.cluster == self._cluster
         self._bounded(connection)
         self._check(connection.execute(select(LEADERS).where(own).with_for_update(read=True)).one_or_none(), epoch)
@@ -113,7 +113,7 @@ class Leadership:
         return row, self.now(connection)
 
     def now(self, connection: Connection) -> float:
-        """The time of the database, seconds since the epoch."""
+        """The time of the database, in seconds since the epoch."""
         return float(connection.execute(text(NOW[connection.dialect.name])).scalar_one())
 
     def _wait(self, connection: Connection, now: float) -> None:
@@ -132,14 +132,14 @@ class Leadership:
             yield connection
 
     def _bounded(self, connection: Connection) -> None:
-        """A control that stops in the middle of a transaction holds the row no longer than its lease."""
+        """A controller that stops in the middle of a transaction holds the lock no longer than its lease."""
         if connection.dialect.name == "postgresql":
             for name in ("idle_in_transaction_session_timeout", "lock_timeout", "statement_timeout"):
                 connection.execute(text(f"SET LOCAL {name} = {int(self.lease_s * 1000)}"))
 
 
 class Guarded(Store):
-    """A store that takes what one leadership writes, as long as it lasts: `write` raises `Deposed` after that."""
+    """A store for the writes of one leader's term: `write` raises `Deposed` once it is over."""
 
     def __init__(self, store: Store, leadership: Leadership, epoch: int) -> None:
         super().__init__(store._engine, store.name)
@@ -148,7 +148,7 @@ class Guarded(Store):
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
-        """A transaction that is kept if the block ends well, and nobody else leads by then."""
+        """A transaction, committed if the block succeeds and the leader has not changed."""
         with super().write() as connection:
             self._leadership.check(connection, self._epoch)
             yield connection

@@ -1,4 +1,4 @@
-"""A store that is opened when it is first needed."""
+"""A store that is opened on first use."""
 
 import threading
 from collections.abc import Callable
@@ -7,9 +7,9 @@ from forebay.store.database import Store
 
 
 class Opening:
-    """Opens a store once. `there` says whether there is one yet, so that reading makes none.
+    """Opens a store once. `there`: whether it exists yet, so that reading does not create it.
 
-    May be used from several threads at once.
+    Thread-safe.
     """
 
     def __init__(self, open_store: Callable[[], Store], there: Callable[[], bool] = lambda: True) -> None:
@@ -31,7 +31,7 @@ class Opening:
             return self._opened
 
     def close(self) -> None:
-        """Let go of it; the next one who asks opens it again."""
+        """Close it; the next use opens it again."""
         with self._lock:
             if self._opened is not None:
                 self._opened.close()

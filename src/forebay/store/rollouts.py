@@ -1,4 +1,4 @@
-"""What is deployed: targets and rollouts of a cluster, each change with its event in one transaction."""
+"""Desired state of deployments: targets and rollouts of a cluster, each change with its event in one transaction."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,11 +19,11 @@ from forebay.wire.documents import UNREADABLE
 
 T = TypeVar("T")
 PAST_MAX: Final = 1000
-"""Ended rollouts that are told of at once."""
+"""The most ended rollouts returned at once."""
 
 
 class Target(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The revision that a model serves, whatever its file declares; `declared` is what that was at the time."""
+    """The revision that a model serves, whatever its file declares; `declared`: what that was at the time."""
 
     model: str
     revision: str
@@ -36,11 +36,11 @@ class Target(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A rollout as it is kept. Times are seconds since the epoch."""
+    """A stored rollout. Times are seconds since the epoch."""
 
     rollout: Rollout
     rules: Rules
-    """What it is judged by, from its beginning to its end."""
+    """The rules by which it is judged, from beginning to end."""
     counted: Counted
     held: Held
     created_at: float
@@ -49,13 +49,13 @@ class Row:
 
     @property
     def ended(self) -> bool:
-        """Nothing more happens in it."""
+        """Whether it has ended."""
         return self.rollout.phase in ENDED
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """All that control has to know: targets, rollouts under way, and the last one of each model that has ended."""
+    """The state that control loads: targets, active rollouts, and the last ended one of each model."""
 
     targets: tuple[Target, ...] = ()
     rollouts: tuple[Row, ...] = ()
@@ -71,7 +71,7 @@ class Written(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class Happening:
-    """Who did what when, and why: of the event that goes with a change."""
+    """The event of a change: who did what when, and why."""
 
     kind: str
     at: float
@@ -80,9 +80,9 @@ class Happening:
 
 
 class Rollouts:
-    """Targets and rollouts of one cluster in a store, which is opened when it is first needed.
+    """Targets and rollouts of one cluster in a store, which is opened on first use.
 
-    Every method raises `StoreError`. May be used from several threads at once.
+    Every method raises `StoreError`. Thread-safe.
     """
 
     def __init__(
@@ -92,11 +92,11 @@ class Rollouts:
         self._opening = Opening(open_store, there)
 
     def close(self) -> None:
-        """Let go of the store."""
+        """Close the store."""
         self._opening.close()
 
     def known(self) -> Known:
-        """What there is; nothing if there is no store yet."""
+        """The stored state; empty if there is no store yet."""
         if not self._opening.there:
             return Known()
         own = ROLLOUTS.c.cluster == self._cluster
@@ -112,7 +112,7 @@ class Rollouts:
         return Known(found, tuple(latest))
 
     def past(self, model: str | None = None, last: int = PAST_MAX) -> tuple[Row, ...]:
-        """The last rollouts, of a model or of all: those under way, then the ended ones, newest first."""
+        """The last rollouts, of a model or of all: active ones, then ended ones, newest first."""
         if not self._opening.there:
             return ()
         with self._opening.store().read() as connection:
@@ -127,7 +127,7 @@ class Rollouts:
         return tuple(_row(row) for row in connection.execute(asked).mappings())
 
     def begin(self, row: Row, happening: Happening) -> Row:
-        """Write a new rollout down, which gets its id. Raises `Conflict` if the model has one under way."""
+        """Store a new rollout and give it an id. Raises `Conflict` if the model has an active one."""
         model = row.rollout.model
         own = (ROLLOUTS.c.cluster == self._cluster) & (ROLLOUTS.c.model == model)
         with self._opening.store().write() as connection:
@@ -153,7 +153,8 @@ class Rollouts:
         return row
 
     def change(self, row: Row, happenings: Sequence[Happening], target: Target | None = None) -> Row:
-        """Write a rollout down as it is now, and the target that comes of it. Raises `Conflict` if it was changed."""
+        """Store the new state of a rollout, and the resulting target. Raises `Conflict` if it was changed
+        concurrently."""
         with self._opening.store().write() as connection:
             self._replace(connection, row)
             if target is not None:
@@ -170,10 +171,10 @@ class Rollouts:
         )
         values = _columns(replace(row, version=row.version + 1))
         if connection.execute(update(ROLLOUTS).where(same).values(values)).rowcount != 1:
-            raise Conflict(f"rollout {row.rollout.id} was changed by somebody else")
+            raise Conflict(f"rollout {row.rollout.id} was changed concurrently")
 
     def point(self, target: Target, happening: Happening) -> None:
-        """Let a model serve a revision, whatever it served before."""
+        """Set the revision that a model serves, whatever it served before."""
         with self._opening.store().write() as connection:
             self._put(connection, target)
             document = Written(target=target)
@@ -208,7 +209,7 @@ class Rollouts:
 
 
 def replay(log: Iterable[events.Event]) -> tuple[dict[str, Target], dict[str, tuple[Rollout, Held]]]:
-    """The targets by model and the rollouts by id that the events of one cluster amount to."""
+    """Rebuild the targets by model and the rollouts by id from the events of one cluster."""
     targets: dict[str, Target] = {}
     rollouts: dict[str, tuple[Rollout, Held]] = {}
     for event in log:
@@ -223,7 +224,7 @@ def replay(log: Iterable[events.Event]) -> tuple[dict[str, Target], dict[str, tu
 
 
 class RulesDocument(msgspec.Struct, frozen=True):
-    """Rules in JSON, which has no names of kinds."""
+    """Rules as JSON, where the metrics are listed by kind."""
 
     order: tuple[str, ...]
     rates: tuple[Rate, ...]
@@ -234,7 +235,7 @@ class RulesDocument(msgspec.Struct, frozen=True):
 
 
 def rules_document(rules: Rules) -> RulesDocument:
-    """What is kept of rules."""
+    """The stored form of rules."""
     return RulesDocument(
         tuple(metric.name for metric in rules.metrics),
         tuple(metric for metric in rules.metrics if isinstance(metric, Rate)),
@@ -246,14 +247,14 @@ def rules_document(rules: Rules) -> RulesDocument:
 
 
 def rules_from(flat: RulesDocument) -> Rules:
-    """The rules again. Raises KeyError for a document that names metrics it does not hold."""
+    """Restore rules. Raises KeyError for a document that names metrics it does not hold."""
     metrics: tuple[Metric, ...] = (*flat.rates, *flat.times, *flat.scores)
     named = {metric.name: metric for metric in metrics}
     return Rules(tuple(named[name] for name in flat.order), flat.rollback_alpha, flat.promote_alpha)
 
 
 def _columns(row: Row) -> dict[str, Any]:
-    """What changes of a row."""
+    """The columns of a row that change."""
     return {
         "document": _text(row.rollout),
         "evidence": _text(row.counted),

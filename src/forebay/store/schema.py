@@ -1,6 +1,6 @@
-"""The tables, as the code uses them. `migrations` makes them; a test compares the two.
+"""The tables as the code uses them. `migrations` creates them; a test compares the two.
 
-Documents are JSON as text, in the bytes in which they were signed or digested. Times are seconds since the epoch.
+Documents are JSON as text, in the exact bytes that were signed or digested. Times are seconds since the epoch.
 """
 
 from sqlalchemy import BigInteger, Boolean, Column, Float, ForeignKey, Index, Integer, MetaData, String, Table, Text
@@ -24,9 +24,9 @@ EVENTS = Table(
     Column("cluster", String(64), nullable=False),
     Index("ix_events_subject", "subject", "number"),
 )
-"""What has happened, in the order in which it was written down; nothing is ever changed or taken out.
+"""All events, in the order in which they were appended; none is ever changed or removed.
 
-`cluster`: the one that it happened in; empty for what all that use a store share, as the registry.
+`cluster`: the one it happened in; empty for what all clusters of a store share, such as the registry.
 """
 
 HEAD = Table(
@@ -36,7 +36,7 @@ HEAD = Table(
     Column("number", BigInteger, nullable=False),
     Column("digest", String(64), nullable=False),
 )
-"""One row: number and digest of the last event. Who appends holds it locked, so that numbers have no gaps."""
+"""One row: number and digest of the last event. Appending locks it, so that numbers have no gaps."""
 
 ARTIFACTS = Table(
     "artifacts",
@@ -50,7 +50,7 @@ ARTIFACTS = Table(
     Column("added_at", Float, nullable=False),
     Column("added_by", String(200), nullable=False),
 )
-"""Content, named by its digest. `envelope`: how it is encrypted, empty if it is not."""
+"""Content-addressed artifacts. `envelope`: how the content is encrypted, empty if it is not."""
 
 REVISIONS = Table(
     "revisions",
@@ -64,7 +64,7 @@ REVISIONS = Table(
     Column("created_by", String(200), nullable=False),
     Index("ix_revisions_model", "model", "created_at"),
 )
-"""What can be deployed: an artifact, the engine that runs it, its settings, and what is known of it."""
+"""Deployable revisions: an artifact, the engine that runs it, its settings, and metadata."""
 
 APPROVALS = Table(
     "approvals",
@@ -75,7 +75,7 @@ APPROVALS = Table(
     Column("document", Text, nullable=False),
     Column("signature", Text, nullable=False),
 )
-"""The steps of approval, each signed by the registry together with the one before it."""
+"""The approval steps, each signed by the registry together with the previous one."""
 
 ALIASES = Table(
     "aliases",
@@ -86,7 +86,7 @@ ALIASES = Table(
     Column("changed_at", Float, nullable=False),
     Column("changed_by", String(200), nullable=False),
 )
-"""Names such as `champion` that lead to a revision."""
+"""Names such as `champion` that refer to a revision."""
 
 TARGETS = Table(
     "targets",
@@ -100,7 +100,7 @@ TARGETS = Table(
     Column("changed_by", String(200), nullable=False),
     Column("why", Text, nullable=False),
 )
-"""The revision that a model serves in place of what its cluster file declares. `declared`: what the file declared
+"""The revision that a model serves instead of the one its cluster file declares. `declared`: what the file declared
 when this was written; `indices`: the slots that the revision holds."""
 
 ROLLOUTS = Table(
@@ -120,8 +120,8 @@ ROLLOUTS = Table(
     Column("created_by", String(200), nullable=False),
     Index("ix_rollouts_model", "cluster", "model", "number", unique=True),
 )
-"""Rollouts, under way and ended. `number` counts those of a model; `version` grows with every change: who changes a
-row says which one was read."""
+"""Rollouts, active and ended. `number` counts those of a model; `version` increases with every change, for optimistic
+locking."""
 
 LEADERS = Table(
     "leaders",
@@ -133,8 +133,8 @@ LEADERS = Table(
     Column("renewed_at", Float, nullable=False),
     Column("lease_s", Float, nullable=False),
 )
-"""Which control leads a cluster: `holder` until `renewed_at + lease_s` by the clock of the database. `epoch` grows
-with every other leader, and is never given twice; a holder that is empty has given it back."""
+"""The leader of a cluster: `holder` until `renewed_at + lease_s` by the clock of the database. `epoch` increases with
+every new leader and is never reused; an empty holder has resigned."""
 
 CONTROLLERS = Table(
     "controllers",
@@ -144,8 +144,7 @@ CONTROLLERS = Table(
     Column("url", Text, nullable=False),
     Column("seen_at", Float, nullable=False),
 )
-"""The controls of a cluster that wait for their turn: each says now and then that it is there. Times are those of the
-database."""
+"""The waiting controllers of a cluster: each reports regularly that it is alive. Times are those of the database."""
 
 SCALES = Table(
     "scales",
@@ -156,7 +155,7 @@ SCALES = Table(
     Column("version", Integer, nullable=False),
     Column("changed_at", Float, nullable=False),
 )
-"""What the scaling of a model remembers, and what people have set of it; `version` grows with every change."""
+"""The scaling state of a model, and what operators have set for it; `version` increases with every change."""
 
 NODES = Table(
     "nodes",
@@ -169,4 +168,4 @@ NODES = Table(
     Column("changed_by", String(200), nullable=False),
     Column("why", Text, nullable=False),
 )
-"""What is known of a node of a cluster, and what people have asked of it; `version` grows with every change."""
+"""The state of a node of a cluster, and what operators have requested; `version` increases with every change."""

@@ -94,7 +94,9 @@ def test_a_signature_of_another_key_or_of_other_files_is_refused(tmp_path: Path)
     other.mkdir()
     (other / "weights.bin").write_bytes(b"others")
     wrong = registry.add(WHAT, other, ANN, quiet).revision.id
-    with pytest.raises(RegistryError, match=r"not one of this artifact: weights\.bin: what was signed is another"):
+    with pytest.raises(
+        RegistryError, match=r"not a signature of this artifact: weights\.bin: what was signed is another"
+    ):
         registry.attach("chat", wrong, taken_from(HERE / "p256.sig"), BOB)
 
 
@@ -168,10 +170,10 @@ def no_base64(document: dict[str, Any]) -> None:
     [
         (without_key, "was not signed with a key alone"),
         (twice, "was not signed with a key alone"),
-        (nobody, "not a signature that"),
+        (nobody, "not a signature made by"),
         (other_media, "holds a text/plain"),
         (other_payload, "with a text/plain"),
-        (no_base64, "not a signature that"),
+        (no_base64, "not a signature made by"),
     ],
 )
 def test_files_of_other_kinds_are_named(tmp_path: Path, change: Change, why: str) -> None:
@@ -183,7 +185,7 @@ def test_what_is_no_file_of_a_signature_is_named(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="cannot be read"):
         taken_from(tmp_path / "none")
     (tmp_path / "key").write_text("-----BEGIN")
-    with pytest.raises(SourceError, match="not a signature that"):
+    with pytest.raises(SourceError, match="not a signature made by"):
         taken_from(tmp_path / "key")
 
 
@@ -198,7 +200,7 @@ def test_an_ed25519_key_may_sign_a_statement_too(tmp_path: Path) -> None:
 
 def test_keys_of_other_curves_sign_nothing(tmp_path: Path) -> None:
     key = ec.generate_private_key(ec.SECP256K1())
-    with pytest.raises(SourceError, match="of another kind; known are Ed25519, P-256"):
+    with pytest.raises(SourceError, match="unsupported type of public key; supported are Ed25519, P-256"):
         read_public(public_file(tmp_path, key))
     der = key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     proof = key.sign(b"x", ec.ECDSA(hashes.SHA256()))

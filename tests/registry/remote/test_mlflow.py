@@ -139,5 +139,5 @@ def test_no_server_and_what_is_none_are_said(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(SourceError, match="MLFLOW_TRACKING_URI has to be"):
         obtain(parse("mlflow:tiny/1"), tmp_path, quiet)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
-    with pytest.raises(SourceError, match="does not answer like an MLflow server"):
+    with pytest.raises(SourceError, match="does not respond like an MLflow server"):
         obtain(parse("mlflow:tiny/1"), tmp_path, quiet)

@@ -48,7 +48,7 @@ def test_a_good_server_is_believed(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         ("/registered-models/alias", {"model_version": {"version": "../../../../out"}}, "not a number"),
         ("/registered-models/alias", {"model_version": []}, "no model_version.version"),
         ("/model-versions/get-download-uri", {}, "no artifact_uri"),
-        ("-artifacts/artifacts", {"files": [{"path": "../../m.onnx", "file_size": 3}]}, "not a path"),
+        ("-artifacts/artifacts", {"files": [{"path": "../../m.onnx", "file_size": 3}]}, "not a valid path"),
         ("-artifacts/artifacts", {"files": [{"path": "m.onnx"}]}, "how large"),
         ("-artifacts/artifacts", {"files": ["m.onnx"]}, "no path"),
     ],

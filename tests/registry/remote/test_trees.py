@@ -86,7 +86,7 @@ def test_many_who_ask_at_once_fetch_once(tmp_path: Path) -> None:
     assert sorted(path for path, _ in place.asked) == ["model.onnx", "tokenizer/vocab.txt"]
 
 
-@pytest.mark.parametrize(("listed", "adds", "said"), [(201, b"", "came with 200 bytes of 201"), (200, b"x", "201")])
+@pytest.mark.parametrize(("listed", "adds", "said"), [(201, b"", "arrived with 200 of 201"), (200, b"x", "201")])
 def test_a_file_of_another_length_than_listed_is_refused(tmp_path: Path, listed: int, adds: bytes, said: str) -> None:
     place = Place({"model.onnx": CONTENT["model.onnx"]})
     place.adds = adds
@@ -102,7 +102,7 @@ def test_a_file_of_another_length_than_listed_is_refused(tmp_path: Path, listed:
 @pytest.mark.parametrize("path", ["", "/etc/x", "../x", "a/../../x", "a//b", "."])
 def test_a_path_that_leads_out_is_refused(tmp_path: Path, path: str) -> None:
     place = Place({path: b"x"})
-    with pytest.raises(SourceError, match="not a path that can be kept"):
+    with pytest.raises(SourceError, match="not a valid path"):
         bring("x", place.files, place.read, tmp_path, quiet)
 
 
@@ -110,12 +110,12 @@ def test_nothing_too_much_and_no_room_are_said_before_anything_is_fetched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = Place(CONTENT)
-    with pytest.raises(SourceError, match="there is nothing"):
+    with pytest.raises(SourceError, match="nothing found"):
         bring("x", [], place.read, tmp_path, quiet)
     with pytest.raises(SourceError, match="has room for"):
         bring("x", [Far("big", 2**60, "1")], place.read, tmp_path, quiet)
     monkeypatch.setattr(trees, "FILES_MAX", 2)
-    with pytest.raises(SourceError, match="3 files, and may have 2"):
+    with pytest.raises(SourceError, match="3 files, more than 2"):
         bring("x", place.files, place.read, tmp_path, quiet)
     assert place.asked == []
     with pytest.raises(SourceError, match="cannot be kept"):

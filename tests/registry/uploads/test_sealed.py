@@ -58,7 +58,7 @@ def test_what_was_sent_is_sealed_and_nowhere_in_the_clear(registry: Registry, tm
 def test_memory_that_is_a_disk_or_too_small_takes_nothing(tmp_path: Path, registry: Registry) -> None:
     on_disk = Vault(tmp_path / "registry", KeyFile(tmp_path / "wrap.key"), tmp_path / "memory" / "cluster")
     other = make(tmp_path, ApprovalRules(), vault=on_disk, encrypts=True)
-    with pytest.raises(SourceError, match="lies on a disk"):
+    with pytest.raises(SourceError, match="is on a disk"):
         other.lacking(MANIFEST)
     other._store.close()
     with pytest.raises(SourceError, match="has room for"):

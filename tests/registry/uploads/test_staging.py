@@ -135,13 +135,13 @@ def test_a_wrong_size_spoils_nothing(staged: Staging) -> None:
 def test_what_is_not_all_there_is_not_used_and_not_lost(staged: Staging) -> None:
     digest = hashlib.sha256(WEIGHTS).hexdigest()
     staged.put(digest, len(WEIGHTS), 0, WEIGHTS[:10])
-    with pytest.raises(SourceError, match="is not all there; send it again"):
+    with pytest.raises(SourceError, match="is incomplete; upload it again"):
         staged.whole(MANIFEST, "m", quiet).__enter__()
     assert Lacking(digest, len(WEIGHTS), 10) in staged.lacking(MANIFEST)
 
 
 def test_nothing_goes_beyond_the_end(staged: Staging) -> None:
-    with pytest.raises(SourceError, match="has 4 bytes, and this part ends at 5"):
+    with pytest.raises(SourceError, match="has 4 bytes, but this part ends at 5"):
         staged.put("a" * 64, 4, 3, b"xy")
     assert staged.put("a" * 64, 4, 0, b"") == 0
 
@@ -235,7 +235,7 @@ def test_a_disk_that_gets_full_keeps_what_was_written(tmp_path: Path) -> None:
 
     staged = Staging(tmp_path / "uploads", nowhere, full)
     assert staged.put("a" * 64, 9, 0, b"xy") == 2
-    with pytest.raises(SourceError, match="is full: free some space; what was sent stays"):
+    with pytest.raises(SourceError, match="is full: free some space; the upload is kept"):
         staged.put("a" * 64, 9, 2, b"abc")
     assert staged.put("a" * 64, 9, 0, b"") == 2
 

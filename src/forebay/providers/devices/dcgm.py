@@ -1,7 +1,7 @@
-"""A DCGM exporter: NVIDIA's telemetry in Prometheus' text format. Which rows it has depends on how it is set up.
+"""Reads a DCGM exporter: NVIDIA's telemetry in Prometheus text format. Its set of rows depends on its configuration.
 
-Names as in its `etc/default-counters.csv`. The latest XID is all it tells of errors: one that comes twice in a row is
-seen once. A value that DCGM does not have may come as a very large number, which is none.
+Names as in its `etc/default-counters.csv`. Of errors it exports only the latest XID: the same one twice in a row is
+seen once. DCGM's blank values may appear as very large numbers, which are ignored.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,14 +18,14 @@ from forebay.providers.devices.protocol import DevicesUnknown
 TIMEOUT_S: Final = 5.0
 BYTES_MAX: Final = 8 * 1024 * 1024
 BLANK: Final = 2**31 - 16
-"""Values from here on are DCGM's blanks (dcgm_structs.h: INT32, INT64 and FP64 ones)."""
+"""Values from here on are DCGM's blanks (dcgm_structs.h: those of INT32, INT64 and FP64)."""
 MIB: Final = 1024 * 1024
 PREFIX: Final = "DCGM_FI_DEV_"
 
 
 @dataclass
 class _Rows:
-    """The values of one device, by the name of their row without its prefix."""
+    """The values of one device, by row name without its prefix."""
 
     labels: Mapping[str, str]
     values: dict[str, float] = field(default_factory=dict)
@@ -46,14 +46,14 @@ class DcgmSource:
         return tuple(_reading(id, rows) for id, rows in sorted(devices.items()))
 
     def events(self) -> tuple[DeviceEvent, ...]:
-        """Of what was read until now: an exporter is asked once for both."""
+        """Errors found in previous readings: one scrape provides both."""
         if self._codes is None:
             self._scrape()
         happened, self._happened = self._happened, []
         return tuple(happened)
 
     def close(self) -> None:
-        """Nothing is kept open."""
+        """Does nothing: no connection is kept open."""
 
     def _scrape(self) -> dict[str, _Rows]:
         try:
@@ -70,9 +70,9 @@ class DcgmSource:
 
 
 def parse(text: str) -> dict[str, _Rows]:
-    """The rows by device: a UUID, and for a slice the UUID of its GPU with the number of its instance.
+    """The rows by device: a UUID, for a slice the UUID of its GPU and the number of its instance.
 
-    Raises ValueError for what is not in Prometheus' format, or tells of no GPU.
+    Raises ValueError for text that is not in Prometheus format, or contains no GPU.
     """
     devices: dict[str, _Rows] = {}
     for family in text_string_to_metric_families(text):
@@ -85,7 +85,7 @@ def parse(text: str) -> dict[str, _Rows]:
             if 0 <= sample.value < BLANK:
                 rows.values[sample.name.removeprefix(PREFIX)] = float(sample.value)
     if not devices:
-        raise ValueError("it tells of no GPU")
+        raise ValueError("it contains no GPU")
     return devices
 
 
@@ -120,7 +120,7 @@ def _reading(id: str, rows: _Rows) -> DeviceReading:
 
 
 def _get(url: str) -> str:
-    """The body of an answer. Raises `httpx.HTTPError`, and ValueError if it is too large."""
+    """The body of a response. Raises `httpx.HTTPError`, and ValueError if it is too large."""
     with httpx.stream("GET", url, timeout=TIMEOUT_S, trust_env=False) as answer:
         answer.raise_for_status()
         parts, size = [], 0
@@ -128,5 +128,5 @@ def _get(url: str) -> str:
             parts.append(part)
             size += len(part)
             if size > BYTES_MAX:
-                raise ValueError(f"its answer is larger than {BYTES_MAX} bytes")
+                raise ValueError(f"its response is larger than {BYTES_MAX} bytes")
     return b"".join(parts).decode(errors="replace")

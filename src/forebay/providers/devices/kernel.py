@@ -1,4 +1,5 @@
-"""XIDs from the kernel's log, where the driver writes them: `NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen …`."""
+"""XID errors from the kernel log, where the driver writes them: `NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen
+…`."""
 
 import os
 import re
@@ -11,17 +12,17 @@ from forebay.core.health import DeviceEvent, DeviceReading
 from forebay.providers.devices.protocol import DeviceSource, DevicesUnknown
 
 XID: Final = re.compile(r"NVRM: Xid \((PCI:[0-9a-fA-F:.]+)(?: [^)]*)?\): (\d{1,6})(?:, (.*))?")
-"""With MIG the address may be followed by ` GPU-I:05`, the number of an instance that nothing here has a name for:
-the error counts for the whole GPU."""
+"""With MIG the address may be followed by ` GPU-I:05`, an instance number that cannot be mapped to an id here: the
+error counts for the whole GPU."""
 TEXT_CHARS_MAX: Final = 400
 RECORD_BYTES_MAX: Final = 8192
-"""`/dev/kmsg` gives a record at each read, and none that is larger."""
+"""`/dev/kmsg` returns one record per read, and none is larger."""
 READ_BYTES_MAX: Final = 4 * 1024 * 1024
-"""Of a file, at once; what is left is read the next time."""
+"""Of a file, per call; the rest is read next time."""
 
 
 def parse(line: str, at: float) -> DeviceEvent | None:
-    """The error that a line of the kernel's log reports; None: it reports none."""
+    """The error reported by a line of the kernel log; None: it reports none."""
     found = XID.search(line)
     if found is None:
         return None
@@ -29,9 +30,9 @@ def parse(line: str, at: float) -> DeviceEvent | None:
 
 
 class KernelLog:
-    """A source with the events that a log names, and what another source, if any, reads and tells besides.
+    """The errors in a log, combined with the readings and events of another source, if any.
 
-    It begins at the end of the log. A file that is replaced or cut is read from its beginning.
+    Reading starts at the end of the log. A file that is replaced or truncated is read from its beginning.
     """
 
     def __init__(self, path: Path, of: DeviceSource | None, wall_s: Callable[[], float]) -> None:

@@ -1,7 +1,7 @@
-"""NVIDIA's management library, through `nvidia-ml-py`: what drivers know of the GPUs of this machine.
+"""NVIDIA's management library (NVML), via `nvidia-ml-py`: readings of this machine's GPUs.
 
-Every function may be missing (an older driver), not supported (a smaller GPU) or fail (a sick one): what cannot be
-had is unknown. Lost is a GPU of which the driver says so, or that it does not count any more.
+Every function may be missing (older driver), unsupported (smaller GPU) or fail (faulty GPU): its value is then
+unknown. A GPU is lost if the driver says so, or does not count it any more.
 """
 
 import re
@@ -17,11 +17,11 @@ from forebay.providers.devices.protocol import DevicesUnknown
 
 BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 EVENTS_MAX: Final = 256
-"""Taken at once; the others next time."""
+"""Events taken per call; the rest next time."""
 LINKS_MAX: Final = 18
-"""Of a GPU: NVML_NVLINK_MAX_LINKS."""
+"""Per GPU: NVML_NVLINK_MAX_LINKS."""
 WHOLE: Final = 0xFFFF_FFFF
-"""Number of the slice in an event that is about no slice."""
+"""The slice number in an event that concerns no slice."""
 THROTTLES: Final = (
     (0x04, Throttle.POWER_CAP),
     (0x08, Throttle.HARDWARE),
@@ -29,7 +29,7 @@ THROTTLES: Final = (
     (0x40, Throttle.HEAT),
     (0x80, Throttle.POWER_BRAKE),
 )
-"""Bits of nvmlDeviceGetCurrentClocksEventReasons (nvml.h) that say that a GPU is held back."""
+"""Bits of nvmlDeviceGetCurrentClocksEventReasons (nvml.h) that mean throttling."""
 RECOVERIES: Final = {
     0: Recovery.NONE,
     1: Recovery.RESET,
@@ -39,28 +39,28 @@ RECOVERIES: Final = {
     6: Recovery.RESET,
     7: Recovery.REBOOT,
 }
-"""By the number of nvmlGpuRecoveryAction_t: 4 is `drain and reset`, 6 a reset of the bus; others are not of a GPU."""
+"""By the number of nvmlGpuRecoveryAction_t: 4 is `drain and reset`, 6 a bus reset; others do not concern a GPU."""
 
 
 @dataclass
 class _Gpu:
-    """What stays the same of a GPU: it can be named when it cannot be asked any more."""
+    """The fixed properties of a GPU: it can be named even when it cannot be queried any more."""
 
     fixed: DeviceReading
     linked: set[tuple[int, int, int]] | None = None
-    """PCI addresses of what NVLink leads to."""
+    """PCI addresses of its NVLink peers."""
     slices: dict[int, str] = field(default_factory=dict)
-    """Ids of its slices by the number of their GPU instance."""
+    """Ids of its slices, by GPU instance number."""
 
 
 class NvmlSource:
-    """The GPUs of this machine. The library is opened when it is first needed, and again after it has failed."""
+    """The GPUs of this machine. The library is loaded on first use, and again after a failure."""
 
     def __init__(self, wall_s: Callable[[], float]) -> None:
         self._wall = wall_s
         self._nvml: Any = None
         self._gpus: dict[str, _Gpu] = {}
-        """By their ids; `_at` by their numbers, which change when one falls off the bus."""
+        """By id; `_at` by index, which changes when a GPU falls off the bus."""
         self._at: dict[int, str] = {}
         self._events: Any = None
         self._watched: set[str] = set()
@@ -87,7 +87,7 @@ class NvmlSource:
                 data = nvml.nvmlEventSetWait_v2(self._events, 0)
             except nvml.NVMLError_Timeout:
                 break
-            except nvml.NVMLError:  # a GPU that was lost takes the set with it: it is made anew
+            except nvml.NVMLError:  # a lost GPU breaks the event set: it is created anew
                 self._unwatch()
                 break
             device = self._hit(data)
@@ -116,7 +116,7 @@ class NvmlSource:
         return self._nvml
 
     def _get(self, name: str, *arguments: Any) -> Any:
-        """What a function says, or None. Raises only for a GPU that is lost."""
+        """The result of a function, or None if it fails. Raises only for a lost GPU."""
         nvml = self._nvml
         function = getattr(nvml, name, None)
         if function is None:
@@ -129,7 +129,7 @@ class NvmlSource:
             return None
 
     def _device(self, index: int) -> Iterator[DeviceReading]:
-        """A GPU and its slices; nothing for one that never told its name."""
+        """A GPU and its slices; nothing for one that was never identified."""
         known = self._gpus.get(self._at.get(index, ""))
         try:
             handle = self._get("nvmlDeviceGetHandleByIndex", index)
@@ -208,7 +208,7 @@ class NvmlSource:
         return RECOVERIES.get(int(values[0].value.uiVal))
 
     def _linked(self, handle: Any) -> set[tuple[int, int, int]]:
-        """PCI addresses of what NVLink leads to directly."""
+        """PCI addresses of direct NVLink peers."""
         addresses = set()
         for link in range(LINKS_MAX):
             if self._get("nvmlDeviceGetNvLinkState", handle, link) == self._nvml.NVML_FEATURE_ENABLED:
@@ -219,7 +219,7 @@ class NvmlSource:
         return addresses
 
     def _links(self, id: str) -> tuple[str, ...]:
-        """Ids of the GPUs that a GPU is linked to: directly, or by a switch that they are linked to as well."""
+        """Ids of the GPUs linked to a GPU, directly or via a common switch."""
         own = self._gpus[id].linked if id in self._gpus else None
         if not own:
             return ()
@@ -255,7 +255,7 @@ class NvmlSource:
             )
 
     def _watch(self) -> None:
-        """Ask for the errors of GPUs that are not watched yet; a GPU that has none to give is none."""
+        """Register for errors of GPUs that are not watched yet; GPUs without events are skipped."""
         nvml = self._nvml
         if self._events is None:
             self._events, self._watched = self._get("nvmlEventSetCreate"), set()
@@ -276,12 +276,12 @@ class NvmlSource:
         self._events, self._watched = None, set()
 
     def _hit(self, data: Any) -> str:
-        """The id of the device that an event is about; empty: none that is known."""
+        """The id of the device of an event; empty: unknown."""
         try:
             id = _text(self._get("nvmlDeviceGetUUID", data.device))
         except self._nvml.NVMLError_GpuIsLost:
             id = ""
-        if not id:  # one that is gone does not tell its name: if one is gone, that is meant
+        if not id:  # a lost GPU cannot be identified: if one is lost, assume it is that one
             lost = [reading.device for index in sorted(self._at) for reading in self._device(index) if reading.lost]
             return lost[0] if lost else ""
         gpu, number = self._gpus.get(id), int(data.gpuInstanceId)
@@ -289,7 +289,7 @@ class NvmlSource:
 
 
 def throttles_of(bits: int) -> tuple[Throttle, ...]:
-    """What holds a GPU back, by NVML's and DCGM's bit field."""
+    """The throttle reasons in NVML's and DCGM's bit field."""
     return tuple(sorted({throttle for bit, throttle in THROTTLES if bits & bit}))
 
 

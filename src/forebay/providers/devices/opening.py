@@ -1,4 +1,4 @@
-"""Which sources the settings ask for."""
+"""Opens the device sources that the settings select."""
 
 import time
 from collections.abc import Mapping
@@ -14,19 +14,19 @@ from forebay.providers.devices.protocol import DeviceSource
 from forebay.providers.devices.scripted import ScriptedSource
 
 DRIVER: Final = (Path("/proc/driver/nvidia/version"), Path("/dev/nvidiactl"))
-"""Where there is NVIDIA's driver, one of these is. To ask its library takes seconds on some machines."""
+"""One of these exists where NVIDIA's driver is installed. Loading its library takes seconds on some machines."""
 LOCAL: Final = "local"
-"""The node that the devices of this machine are on."""
+"""The node of this machine's devices."""
 
 
 def open_sources(settings: HealthSettings) -> Mapping[str, DeviceSource]:
-    """A source for each node that has one."""
+    """The device sources, by node."""
     sources: dict[str, DeviceSource] = {}
     match settings.source:
         case "dcgm":
             sources = {name: DcgmSource(url, wall_s) for name, url in sorted(settings.exporters.items())}
         case "scripted":
-            assert settings.file is not None  # as core.cluster has checked
+            assert settings.file is not None  # checked by core.cluster
             sources = {LOCAL: ScriptedSource(Path(settings.file).absolute(), time.monotonic, wall_s)}
         case "nvml":
             sources = {LOCAL: NvmlSource(wall_s)}

@@ -1,4 +1,4 @@
-"""What a source of device readings can do."""
+"""The protocol of device sources."""
 
 from typing import Protocol
 
@@ -6,17 +6,18 @@ from forebay.core.health import DeviceEvent, DeviceReading
 
 
 class DevicesUnknown(Exception):  # noqa: N818 - a state, not a mistake
-    """A source cannot tell anything now; the text says why, and what would help. It is no news of any device."""
+    """A source cannot report anything now; the text says why, and how to fix it. It says nothing about any device."""
 
 
 class DeviceSource(Protocol):
-    """Tells how devices are. Its methods block, for seconds at worst, and are called by one thread at a time."""
+    """Reports the state of devices. Its methods block, at worst for seconds, and are called by one thread at a
+    time."""
 
     def readings(self) -> tuple[DeviceReading, ...]:
-        """All devices it knows, sorted by id, also those that are lost. Raises `DevicesUnknown`."""
+        """All known devices, sorted by id, including lost ones. Raises `DevicesUnknown`."""
 
     def events(self) -> tuple[DeviceEvent, ...]:
-        """Errors since the last call, the oldest first; at the first call none. Raises `DevicesUnknown`."""
+        """Errors since the last call, oldest first; none at the first call. Raises `DevicesUnknown`."""
 
     def close(self) -> None:
-        """Let go of everything. It may be called at any time, and twice."""
+        """Release all resources. It may be called at any time, and repeatedly."""

@@ -1,9 +1,9 @@
-"""A script that says what devices report and when: to see what a cluster would do, without a GPU.
+"""A scripted device source: shows how a cluster would react, without a GPU.
 
-A line is a JSON object: `{"device": "gpu-0", "temperature_c": 91}` changes what is read of a device,
-`{"device": "gpu-0", "xid": 79}` is an error of it, and `{"fails": "no driver"}` lets all reading fail until
-`{"fails": ""}`. `after_s` is when, seconds since the script was opened; without it a line counts as soon as it is
-read. The file may grow. Errors without `after_s` that are in it at the beginning are of the past.
+A line is a JSON object: `{"device": "gpu-0", "temperature_c": 91}` changes the readings of a device, `{"device":
+"gpu-0", "xid": 79}` is an error of it, and `{"fails": "no driver"}` makes all calls fail until `{"fails": ""}`.
+`after_s`: when, in seconds since the script was opened; without it, a line takes effect once read. The file may grow.
+Errors without `after_s` that are in it at the beginning are skipped as past.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ LINES_MAX: Final = 100_000
 
 
 class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What all lines have in common; the rest of a reading is read with it."""
+    """The common fields of lines; the other fields of a reading are parsed separately."""
 
     device: str = ""
     xid: int | None = None
@@ -59,10 +59,10 @@ class ScriptedSource:
         return tuple(events)
 
     def close(self) -> None:
-        """There is nothing to let go of."""
+        """Does nothing: no resource is kept open."""
 
     def _play(self) -> None:
-        """Read what is new in the file, and let happen what is due."""
+        """Read new lines of the file, and apply those that are due."""
         try:
             with self._path.open("rb") as file:
                 file.seek(self._read_bytes)
@@ -86,7 +86,7 @@ class ScriptedSource:
             raise DevicesUnknown(f"{self._path}:{next(filter(None, problems))}")
 
     def _take(self, text: bytes) -> str:
-        """Keep a line for later, or let it happen. What is wrong with it; empty: nothing is."""
+        """Schedule a line, or apply it. Returns what is wrong with it; empty: nothing."""
         number = self._lines
         try:
             line = msgspec.json.decode(text, type=dict[str, Any])

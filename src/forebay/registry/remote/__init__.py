@@ -1,4 +1,5 @@
-"""Remote model sources: S3, the Hugging Face Hub, MLflow. Versions are downloaded once, and resumed if interrupted.
+"""Remote model sources: S3, the Hugging Face Hub, MLflow. Each version is downloaded once; interrupted downloads
+resume.
 
 Each library is imported only when a source of its kind is used.
 """
@@ -9,7 +10,7 @@ from forebay.registry.sources import Progress, RemoteSource, SourceError
 
 
 def fetch_remote(source: RemoteSource, home: Path, progress: Progress) -> Path:
-    """The file or folder of a remote source, on this machine. Raises `SourceError`."""
+    """Download the file or folder of a remote source. Raises `SourceError`."""
     try:
         match source.scheme:
             case "s3":

@@ -1,4 +1,4 @@
-"""`hf://ORGANISATION/NAME[@REVISION][/PATH]`: a model of the Hugging Face Hub, through its own cache."""
+"""`hf://ORGANISATION/NAME[@REVISION][/PATH]`: a model of the Hugging Face Hub, via its own cache."""
 
 import re
 from pathlib import Path
@@ -13,7 +13,7 @@ FORM = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[^/@]+))?(/(?P<path>
 
 
 def fetch_hub(source: RemoteSource, progress: Progress) -> Path:
-    """The snapshot of a repository, or a part of it. Offline: what the cache holds. Raises `SourceError`."""
+    """The snapshot of a repository, or a part of it; offline, from the cache. Raises `SourceError`."""
     match = FORM.fullmatch(source.rest)
     if match is None:
         raise SourceError(f"{source}: not of the form hf://ORGANISATION/NAME[@REVISION][/PATH]")

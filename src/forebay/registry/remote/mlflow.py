@@ -1,7 +1,7 @@
-"""`mlflow:MODEL@ALIAS` or `mlflow:MODEL/VERSION`: the registry of an MLflow server, by its REST API.
+"""`mlflow:MODEL@ALIAS` or `mlflow:MODEL/VERSION`: a model in an MLflow server's registry, via its REST API.
 
-The server is that of MLFLOW_TRACKING_URI; MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and …_PASSWORD, open it.
-Artifacts come through the server, which has to serve them (`--serve-artifacts`, its default).
+The server is at MLFLOW_TRACKING_URI; MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and …_PASSWORD, authenticate.
+Artifacts are downloaded through the server, which has to proxy them (`--serve-artifacts`, its default).
 """
 
 import os
@@ -17,7 +17,7 @@ from forebay.registry.remote.trees import FILES_MAX, Far, bring
 from forebay.registry.sources import Progress, RemoteSource, SourceError
 
 FORM = re.compile(r"(?P<model>(?!\.{1,2}[@/])[^/@]+)(@(?P<alias>[^/@]+)|/(?P<version>\d+))")
-"""The model and the version are names of folders."""
+"""The model and the version are used as folder names."""
 API = "/api/2.0/mlflow"
 TIMEOUT_S = 30.0
 CHUNK_BYTES = 1024 * 1024
@@ -25,7 +25,7 @@ DEPTH_MAX = 32
 
 
 def fetch_mlflow(source: RemoteSource, home: Path, progress: Progress) -> Path:
-    """The artifacts of a version of a registered model. Raises `SourceError`."""
+    """Download the artifacts of a registered model's version. Raises `SourceError`."""
     match = FORM.fullmatch(source.rest)
     if match is None:
         raise SourceError(f"{source}: not of the form mlflow:MODEL@ALIAS or mlflow:MODEL/VERSION")
@@ -55,14 +55,14 @@ def _client(url: str) -> httpx.Client:
 
 
 class _Server:
-    """What is asked of an MLflow server; `name` is what messages call the source."""
+    """The API of an MLflow server; `name` is the source in messages."""
 
     def __init__(self, client: httpx.Client, name: str) -> None:
         self._client = client
         self._name = name
 
     def version(self, model: str, alias: str) -> str:
-        """The version that an alias leads to."""
+        """The version that an alias refers to."""
         version = self._word(
             self._ask("/registered-models/alias", name=model, alias=alias), "model_version", "version"
         )
@@ -71,7 +71,7 @@ class _Server:
         return version
 
     def artifacts(self, model: str, version: str) -> str:
-        """Where the artifacts of a version lie, as a path of the server's artifact API."""
+        """The location of a version's artifacts, as a path of the server's artifact API."""
         uri = self._word(self._ask("/model-versions/get-download-uri", name=model, version=version), "artifact_uri")
         parts = urlsplit(uri)
         if parts.scheme == "models":  # a logged model of MLflow 3 is named, not located
@@ -98,7 +98,7 @@ class _Server:
                     yield Far(path, self._size(entry), "")
 
     def read(self, root: str, file: Far, offset: int) -> Iterator[bytes]:
-        """The bytes of a file from an offset on, which the server may not know to begin at."""
+        """The bytes of a file from an offset on, even if the server ignores ranges."""
         path = quote(f"{root}/{file.path}")
         headers = {"range": f"bytes={offset}-"} if offset else {}
         try:
@@ -114,15 +114,15 @@ class _Server:
             raise SourceError(f"{self._name}: {file.path}: {str(error) or type(error).__name__}") from error
 
     def _word(self, document: object, *keys: str) -> str:
-        """A text in an answer. Raises `SourceError` if it is missing."""
+        """A string in a response. Raises `SourceError` if it is missing."""
         for key in keys:
             document = document.get(key) if isinstance(document, dict) else None
         if not isinstance(document, str):
-            raise SourceError(f"{self._name}: an answer of the MLflow server has no {'.'.join(keys)}")
+            raise SourceError(f"{self._name}: a response of the MLflow server has no {'.'.join(keys)}")
         return document
 
     def _size(self, entry: Mapping[str, Any]) -> int:
-        size = str(entry.get("file_size"))  # a number, or, as protobuf writes large ones, a text
+        size = str(entry.get("file_size"))  # a number, or a string, as protobuf writes large ones
         if not size.isdecimal():
             raise SourceError(f"{self._name}: the MLflow server does not say how large {entry['path']!r} is")
         return int(size)
@@ -133,9 +133,9 @@ class _Server:
             document = answer.json()
         except (httpx.HTTPError, ValueError) as error:
             raise SourceError(
-                f"{self._name}: {self._client.base_url} does not answer like an MLflow server ({error})"
+                f"{self._name}: {self._client.base_url} does not respond like an MLflow server ({error})"
             ) from error
         if answer.status_code != 200 or not isinstance(document, dict):
             said = document.get("message", "") if isinstance(document, dict) else ""
-            raise SourceError(f"{self._name}: {said or 'no answer that can be used'} (HTTP {answer.status_code})")
+            raise SourceError(f"{self._name}: {said or 'unusable response'} (HTTP {answer.status_code})")
         return document

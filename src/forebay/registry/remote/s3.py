@@ -1,4 +1,4 @@
-"""`s3://BUCKET/PATH`: any S3-compatible store, found and opened by the usual AWS_… variables."""
+"""`s3://BUCKET/PATH`: any S3-compatible store, configured by the usual AWS_… variables."""
 
 import os
 from collections.abc import Iterator
@@ -67,7 +67,7 @@ def _open(bucket: str) -> S3Store:
 
 
 def _listing(store: S3Store, path: str) -> list[Far]:
-    """Files by their paths below `path`; that of an object called `path` itself is empty."""
+    """Files by their paths below `path`; empty for an object called `path` itself."""
     files = []
     for page in obstore.list(store, prefix=path or None):
         for entry in page:

@@ -1,7 +1,7 @@
-"""Brings a listing of remote files onto this machine: a folder for every version of the listing, whole or not there.
+"""Downloads a listing of remote files: one folder per version of the listing, which exists completely or not at all.
 
-A version is what the far side says of its files (path, size, tag). A file that was cut off is gone on with; with
-another tag it belongs to another version. Several processes may ask for the same at once: one fetches it.
+A version is the listing itself (path, size, tag). An interrupted file is resumed; with another tag it belongs to
+another version. Concurrent requests of several processes result in one download.
 """
 
 import errno
@@ -23,7 +23,7 @@ PART = ".part"
 
 @dataclass(frozen=True, slots=True, order=True)
 class Far:
-    """A file over there. `tag` changes when its content does."""
+    """A remote file. `tag` changes with its content."""
 
     path: str
     size_bytes: int
@@ -31,13 +31,13 @@ class Far:
 
 
 Read = Callable[[Far, int], Iterator[bytes]]
-"""The bytes of a file from an offset on. Raises `SourceError` if the file has another tag by now."""
+"""The bytes of a file from an offset on. Raises `SourceError` if the file's tag has changed."""
 
 
 def bring(name: str, files: Sequence[Far], read: Read, folder: Path, progress: Progress) -> Path:
-    """A folder with these files below `folder`, fetched if need be. `name` is what messages call it.
+    """A folder with these files below `folder`, downloaded if needed. `name` is the source in messages.
 
-    Raises `SourceError` for files that cannot be, that are shorter or longer than listed, and when the disk is full.
+    Raises `SourceError` for invalid paths, for files shorter or longer than listed, and when the disk is full.
     """
     _check(name, files)
     version = hashlib.sha256(msgspec.json.encode(sorted(files))).hexdigest()[:16]
@@ -61,13 +61,13 @@ def bring(name: str, files: Sequence[Far], read: Read, folder: Path, progress: P
 
 def _check(name: str, files: Sequence[Far]) -> None:
     if not files:
-        raise SourceError(f"{name}: there is nothing; a folder is meant with all that lies in it")
+        raise SourceError(f"{name}: nothing found; name a folder that holds files")
     if len(files) > FILES_MAX:
-        raise SourceError(f"{name}: has {len(files)} files, and may have {FILES_MAX}; name a folder further down")
+        raise SourceError(f"{name}: has {len(files)} files, more than {FILES_MAX}; name a subfolder")
     for file in files:
         path = PurePosixPath(file.path)
         if path.is_absolute() or not path.parts or ".." in path.parts or str(path) != file.path:
-            raise SourceError(f"{name}: {file.path!r} is not a path that can be kept")
+            raise SourceError(f"{name}: {file.path!r} is not a valid path")
 
 
 def _fetch_all(name: str, files: Sequence[Far], read: Read, draft: Path, progress: Progress) -> None:
@@ -75,7 +75,7 @@ def _fetch_all(name: str, files: Sequence[Far], read: Read, draft: Path, progres
     free = shutil.disk_usage(draft.parent).free
     there = sum(each.stat().st_size for each in draft.rglob("*") if each.is_file()) if draft.is_dir() else 0
     if total - there > free:
-        raise SourceError(f"{name}: {total - there} bytes are to be fetched, and {draft.parent} has room for {free}")
+        raise SourceError(f"{name}: {total - there} bytes to download, but {draft.parent} has room for {free}")
     for file in sorted(files):
         path = draft / file.path
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -106,5 +106,5 @@ def _fetch(name: str, file: Far, read: Read, path: Path, fetched: Callable[[int]
     if have != file.size_bytes:
         if have > file.size_bytes:
             part.unlink()
-        raise SourceError(f"{name}: {file.path} came with {have} bytes of {file.size_bytes}; try again")
+        raise SourceError(f"{name}: {file.path} arrived with {have} of {file.size_bytes}; try again")
     os.replace(part, path)

@@ -1,8 +1,7 @@
-"""Files as they arrive, in parts and by their digests, until all of an artifact are there.
+"""Staged uploads: files arrive in parts, named by digest, until an artifact is complete.
 
-A file only grows, under a lock, and what lies in it is never changed: so who goes on after a break, and two who send
-the same, need to know its size and nothing else. Nothing is believed before it was read: what is not what its digest
-says is removed.
+A file only grows, under a lock, and its content is never changed: so resumed and concurrent uploads only need to know
+its size. Nothing is trusted before it was read: files that do not match their digest are removed.
 """
 
 import errno
@@ -22,9 +21,9 @@ from forebay.registry.artifacts import describe, entries
 from forebay.registry.sources import Progress, SourceError
 
 ABANDONED_S: Final = 2 * 86_400.0
-"""What was not touched for so long is removed."""
+"""Files not touched for this long are removed."""
 SPARE_BYTES: Final = 256 * 1024 * 1024
-"""Of the disk: uploads leave so much for what else is written there."""
+"""Disk space that uploads leave free for other data."""
 FOLDER_MODE: Final = 0o700
 FILE_MODE: Final = 0o600
 _TREE: Final = ".tree-"
@@ -32,7 +31,7 @@ _TREE: Final = ".tree-"
 
 @dataclass(frozen=True, slots=True)
 class Lacking:
-    """A content that is not all there, and how much of it is."""
+    """An incomplete content, and how much of it is there."""
 
     sha256: str
     size_bytes: int
@@ -40,10 +39,10 @@ class Lacking:
 
 
 class Staging:
-    """Uploads below a folder. Several processes may use it at once.
+    """Uploads below a folder. Safe for concurrent use by several processes.
 
-    `known`: where the registry has a content already, None: nowhere. `ready` makes the folder, and raises
-    `SourceError` if it cannot take so many bytes.
+    `known`: the path of a content that the registry has already, or None. `ready` creates the folder, and raises
+    `SourceError` if it has no room for so many bytes.
     """
 
     def __init__(
@@ -54,7 +53,7 @@ class Staging:
         self._ready = ready or _on_disk
 
     def lacking(self, manifest: Manifest) -> tuple[Lacking, ...]:
-        """What is to be sent, each content once. Raises `SourceError` if there is no room for it."""
+        """The contents still to be uploaded, each once. Raises `SourceError` if there is no room for them."""
         found: dict[str, Lacking] = {}
         with self._named_errors():
             self._ready(self._folder, 0)
@@ -67,12 +66,12 @@ class Staging:
         return tuple(found.values())
 
     def put(self, sha256: str, size_bytes: int, offset: int, part: bytes) -> int:
-        """Take a part of a content; returns how many bytes of it are there, from its beginning on.
+        """Append a part of a content; returns how many bytes of it are there, from its beginning on.
 
-        A part that does not follow on them changes nothing: the answer says where to go on. Raises `SourceError`.
+        A part that does not follow them changes nothing: the result says where to continue. Raises `SourceError`.
         """
         if offset + len(part) > size_bytes:
-            raise SourceError(f"{sha256}: has {size_bytes} bytes, and this part ends at {offset + len(part)}")
+            raise SourceError(f"{sha256}: has {size_bytes} bytes, but this part ends at {offset + len(part)}")
         with self._named_errors():
             self._ready(self._folder, len(part))
             with open(self._staged(sha256, size_bytes), "ab", buffering=0, opener=_open) as file:
@@ -87,9 +86,8 @@ class Staging:
 
     @contextmanager
     def whole(self, manifest: Manifest, name: str, progress: Progress) -> Iterator[Path]:
-        """The files of an artifact, every byte proved: a folder of that name, or a lone file. What was sent is
-        removed at the end, or, if that raises, stays. Raises `SourceError` for what is lacking, or not as was said.
-        """
+        """The files of an artifact, with every byte verified: a folder of that name, or a single file. Uploads are
+        removed at the end, unless the block raises. Raises `SourceError` for missing or mismatched files."""
         with self._named_errors():
             self._ready(self._folder, 0)
             tree = Path(tempfile.mkdtemp(prefix=_TREE, dir=self._folder))
@@ -103,10 +101,10 @@ class Staging:
         self._drop(manifest.files)
 
     def sweep(self) -> int:
-        """Remove what was abandoned; returns the bytes that are free now."""
+        """Remove abandoned uploads; returns the number of bytes freed."""
         freed, now = 0, wall_s()
         for each in entries(self._folder):
-            with suppress(FileNotFoundError):  # somebody else was quicker
+            with suppress(FileNotFoundError):  # another process was faster
                 seen = each.lstat()
                 if now - seen.st_mtime < ABANDONED_S:
                     continue
@@ -123,7 +121,7 @@ class Staging:
             return file.size_bytes
         path = self._staged(file.sha256, file.size_bytes)
         with suppress(FileNotFoundError):
-            os.utime(path)  # somebody goes on with it
+            os.utime(path)  # the upload is being continued
             return path.stat().st_size
         return 0
 
@@ -145,7 +143,7 @@ class Staging:
                 return path
         known = self._known(file.sha256)
         if known is None:
-            raise SourceError(f"{file.path}: is not all there; send it again")
+            raise SourceError(f"{file.path}: is incomplete; upload it again")
         return known
 
     def _prove(self, manifest: Manifest, path: Path, progress: Progress) -> None:
@@ -160,7 +158,7 @@ class Staging:
             self._staged(file.sha256, file.size_bytes).unlink(missing_ok=True)
 
     def _staged(self, sha256: str, size_bytes: int) -> Path:
-        """Two sizes of one digest are two files: one of them is wrong, and cannot spoil the other."""
+        """Two sizes of one digest are two files: one of them is wrong, and cannot affect the other."""
         return self._folder / f"{sha256}.{size_bytes}"
 
     @contextmanager
@@ -183,7 +181,7 @@ def _on_disk(folder: Path, size: int) -> None:
 
 def _full(folder: Path) -> SourceError:
     return SourceError(
-        f"the disk that holds {folder} is full: free some space; what was sent stays, and is gone on with"
+        f"the disk that holds {folder} is full: free some space; the upload is kept and can be resumed"
     )
 
 

@@ -1,4 +1,4 @@
-"""Migrations of the schema. A released version is never edited; a change is a new version."""
+"""Schema migrations. A released migration is never edited; a change is a new one."""
 
 from pathlib import Path
 from typing import Final
@@ -6,12 +6,12 @@ from typing import Final
 from sqlalchemy import Connection
 
 REVISIONS: Final = ("0001", "0002", "0003", "0004")
-"""All versions of the schema that this version of Forebay knows, oldest first."""
+"""All schema versions that this version of Forebay knows, oldest first."""
 HEAD: Final = REVISIONS[-1]
 
 
 def upgrade(connection: Connection, revision: str = HEAD) -> None:
-    """Bring the schema up to a version, inside the transaction of the connection."""
+    """Migrate the schema to a version, within the transaction of the connection."""
     from alembic import command
     from alembic.config import Config
 

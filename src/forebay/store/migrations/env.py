@@ -1,4 +1,4 @@
-"""What alembic runs: on the connection, and in the transaction, that it is given."""
+"""Alembic's environment: runs on the given connection, within its transaction."""
 
 from alembic import context
 

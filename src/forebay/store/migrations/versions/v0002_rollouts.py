@@ -8,7 +8,7 @@ down_revision = "0001"
 
 
 def upgrade() -> None:
-    """Make their tables."""
+    """Create their tables."""
     op.create_table(
         "targets",
         sa.Column("cluster", sa.String(64), nullable=False),

@@ -8,7 +8,7 @@ down_revision = "0002"
 
 
 def upgrade() -> None:
-    """Make their tables."""
+    """Create their tables."""
     op.create_table(
         "leaders",
         sa.Column("cluster", sa.String(64), nullable=False),

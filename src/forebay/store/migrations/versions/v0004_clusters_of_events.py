@@ -1,4 +1,4 @@
-"""Events say in which cluster they happened. Of those that there are it is not known."""
+"""Events record their cluster, which is unknown for existing ones."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -8,5 +8,5 @@ down_revision = "0003"
 
 
 def upgrade() -> None:
-    """Add it to the event log."""
+    """Add the column to the event log."""
     op.add_column("events", sa.Column("cluster", sa.String(64), nullable=False, server_default=""))
