@@ -238,7 +238,7 @@ def journal() -> Run:
         transcript.feed(event % n)
     held = tracemalloc.get_traced_memory()[0] - before
     tracemalloc.stop()
-    said = transcript.said()
+    said = transcript.state()
     assert said is not None, "a stream of plain chunks can be resumed"
     return {"per_text_byte": held / len(said.text), "text_bytes": len(said.text)}
 

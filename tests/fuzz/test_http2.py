@@ -43,7 +43,7 @@ def held(parts: list[bytes], answering: bool) -> Peer:
     for part in parts:
         peer.send(part)
         for each in peer.served if answering else ():
-            if each.ended and each.stream.taker is not None and not each.stream.queue:
+            if each.ended and each.stream.handler is not None and not each.stream.queue:
                 each.answer(b"answer" * 9)
     return peer
 
@@ -54,7 +54,7 @@ def test_any_bytes_end_in_whole_frames_and_at_most_one_goodbye(data: bytes, at: 
     goodbyes = [frame for frame in peer.frames() if frame[0] == h2.GOAWAY]
     assert len(goodbyes) == peer.session.over
     assert all(each.resets <= 1 for each in peer.served)
-    open_ones = {each.stream.id for each in peer.served if each.stream.taker is not None}
+    open_ones = {each.stream.id for each in peer.served if each.stream.handler is not None}
     assert set(peer.session.streams) == open_ones
     peer.session.lost()
     assert not peer.session.streams

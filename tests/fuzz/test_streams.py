@@ -52,7 +52,7 @@ def test_any_stream_is_handed_on_as_it_came_for_every_split(data: bytes, at: lis
     assert len(transcript.held) <= HELD_BYTES_MAX
     assert not transcript.open
     assert isinstance(ended(last_data(transcript.last)), bool)
-    transcript.said()
+    transcript.state()
     assert transcript.bytes_held <= len(data)
 
 
@@ -61,7 +61,7 @@ def test_any_stream_said_the_same_for_every_split(data: bytes, at: list[int]) ->
     _, whole = told([data])
     out, cut = told(pieces(data, at))
     if out == data[: len(data) - len(whole.held)]:
-        assert cut.said() == whole.said()
+        assert cut.state() == whole.state()
 
 
 FRAMES = tuple(frame(payload) for payload in (b"", b"x", b"hello" * 20))

@@ -7,9 +7,9 @@ from tests.net.rig import Log, get, post
 from forebay.core.errors import Code
 from forebay.core.model import Limits
 from forebay.net.client import Call, Pool
-from forebay.net.client.upstream import Known, Upstream
+from forebay.net.client.upstream import CachedHead, Upstream
 from forebay.net.connection import Connection
-from forebay.net.outbox import NOBODYS
+from forebay.net.outbox import UNBATCHED
 from forebay.net.owner import Common
 from forebay.net.server import Exchange
 
@@ -139,12 +139,12 @@ def warm() -> Common:
 class Shelf:
     """A pool without sockets."""
 
-    def __init__(self, known: dict[bytes, Known] | None = None) -> None:
+    def __init__(self, known: dict[bytes, CachedHead] | None = None) -> None:
         self.released = 0
         self.again_called = 0
-        self.tells = False
+        self.sends_1xx = False
         self.known = known if known is not None else {}
-        self.outbox = NOBODYS
+        self.outbox = UNBATCHED
 
     def release(self, connection: Upstream) -> None:
         self.released += 1
@@ -156,7 +156,7 @@ class Shelf:
         self.again_called += 1
 
 
-def ask(parts: list[bytes], known: dict[bytes, Known] | None = None) -> tuple[Log, Wire, Shelf]:
+def ask(parts: list[bytes], known: dict[bytes, CachedHead] | None = None) -> tuple[Log, Wire, Shelf]:
     """What comes of these bytes as an answer; heads in `known` were read before."""
     shelf, wire, log = Shelf(known), Wire(), Log()
     upstream = Upstream(cast(Pool, shelf))
@@ -184,9 +184,9 @@ ANSWERS = (
 )
 
 
-def warm_known() -> dict[bytes, Known]:
+def warm_known() -> dict[bytes, CachedHead]:
     """The heads of all these answers, as far as they are kept."""
-    known: dict[bytes, Known] = {}
+    known: dict[bytes, CachedHead] = {}
     for answer in ANSWERS:
         ask([answer], known)
     return known

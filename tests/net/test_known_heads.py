@@ -11,7 +11,7 @@ from tests.net.memory import ANSWERS, REQUESTS, Desk, Shelf, Wire, ask, serve, w
 from tests.net.rig import Log, get, post
 
 from forebay.net.client import Call, Pool
-from forebay.net.client.upstream import Known, Upstream
+from forebay.net.client.upstream import CachedHead, Upstream
 from forebay.net.owner import HEAD_BYTES_MAX, KEPT_MAX, Common
 from forebay.net.refusing import SMALL_BODY_BYTES
 
@@ -124,7 +124,7 @@ class Silent:
         raise AssertionError(data)
 
 
-def streamed(parts: list[bytes], known: dict[bytes, Known], parser: object = None) -> tuple[Log, Shelf]:
+def streamed(parts: list[bytes], known: dict[bytes, CachedHead], parser: object = None) -> tuple[Log, Shelf]:
     shelf, log = Shelf(known), Log()
     upstream = Upstream(cast(Pool, shelf))
     upstream.connection_made(cast(Any, Wire()))
@@ -147,7 +147,7 @@ def streamed(parts: list[bytes], known: dict[bytes, Known], parser: object = Non
     ],
 )
 def test_a_usual_stream_with_a_known_head_needs_no_parser(parts: list[bytes]) -> None:
-    known: dict[bytes, Known] = {}
+    known: dict[bytes, CachedHead] = {}
     cold, _ = streamed(parts, known)
     again, shelf = streamed(parts, known, Silent())
     assert again == cold
@@ -170,7 +170,7 @@ def test_a_usual_stream_with_a_known_head_needs_no_parser(parts: list[bytes]) ->
 )
 def test_an_unusual_one_goes_through_it(rest: list[bytes]) -> None:
     for parts in ([HEAD, *rest], [HEAD + rest[0], *rest[1:]]):
-        known: dict[bytes, Known] = {}
+        known: dict[bytes, CachedHead] = {}
         cold, cold_shelf = streamed(parts, known)
         assert known
         again, shelf = streamed(parts, known)
@@ -205,7 +205,7 @@ def ending(value: bytes) -> bytes:
 @pytest.mark.interpreted
 @pytest.mark.parametrize("rest", [[EVENT, ending(b"451,7,100")], [EVENT + ending(b"451,7,100")], [ending(b"1,2,")]])
 def test_a_head_with_other_token_counts_is_known_and_so_are_they_at_the_end(rest: list[bytes]) -> None:
-    known: dict[bytes, Known] = {}
+    known: dict[bytes, CachedHead] = {}
     streamed([counted(b"9,0,"), EVENT, ending(b"9,1,")], known)
     cold, _ = streamed([counted(b"451,0,100"), *rest], {})
     again, shelf = streamed([counted(b"451,0,100"), *rest], known, Silent())
@@ -243,7 +243,7 @@ names = st.sampled_from(
 def test_whatever_is_said_of_tokens_is_what_a_parser_would_have_read(
     streams: list[tuple[bytes, bytes, bytes, bool]],
 ) -> None:
-    known: dict[bytes, Known] = {}
+    known: dict[bytes, CachedHead] = {}
     for head, name, last, glued in streams:
         parts = [counted(head, name) + EVENT, ending(last)] if glued else [counted(head, name), EVENT + ending(last)]
         cold, cold_shelf = streamed(parts, {})

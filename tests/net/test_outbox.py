@@ -8,12 +8,12 @@ from typing import Any, cast
 import pytest
 from tests.net.rig import get, peer, run, serving, until
 
-from forebay.net.outbox import AT_ONCE, JOINED_BYTES_MAX, LATELY_S, NOBODYS, SOME, TOGETHER, Outbox, Sender
+from forebay.net.outbox import AT_ONCE, JOINED_BYTES_MAX, LATELY_S, SOME, TOGETHER, UNBATCHED, Outbox, Sender
 from forebay.net.server import Exchange
 
 
 class Wire:
-    """A transport that tells when it was written to."""
+    """A transport that sends_1xx when it was written to."""
 
     def __init__(self, log: list[tuple[str, bytes]], name: str, *, broken: bool = False) -> None:
         self.log = log
@@ -138,7 +138,7 @@ class Follower(Sender):
         self.broken = broken
         self.went_on = 0
 
-    def go_on(self) -> None:
+    def process_deferred(self) -> None:
         if self.broken:
             raise RuntimeError("broken")
         self.went_on += 1
@@ -151,7 +151,7 @@ def test_what_has_time_goes_on_a_few_at_a_time_and_leaves_together() -> None:
     outbox = Outbox(cast(asyncio.AbstractEventLoop, loop))
     some = [Follower(outbox, log, str(at)) for at in range(2 * SOME + 1)]
     for each in some:
-        outbox.put_aside(each)
+        outbox.defer(each)
     assert len(loop.soon) == 1
     for gone_on in (SOME, 2 * SOME):
         loop.soon.pop()()
@@ -171,14 +171,14 @@ def test_of_many_more_go_on_at_a_time_and_nothing_waits_for_the_last_of_those_th
     every = [Follower(outbox, log, str(at)) for at in range(4 * TOGETHER)]
     coming = iter(every)
     for _ in range(waiting):
-        outbox.put_aside(next(coming))
+        outbox.defer(next(coming))
     while not log:
         before = sum(each.went_on for each in every)
         loop.soon.pop()()
         gone_on = sum(each.went_on for each in every)
         assert gone_on - before == waiting // 4
         for _ in range(gone_on - before):
-            outbox.put_aside(next(coming))
+            outbox.defer(next(coming))
     assert len(log) == TOGETHER
 
 
@@ -191,8 +191,8 @@ def test_a_connection_that_cannot_go_on_keeps_no_other_from_it() -> None:
         loop.set_exception_handler(lambda _, context: told.append(context["message"]))
         outbox = Outbox(loop)
         broken, other = Follower(outbox, log, "a", broken=True), Follower(outbox, log, "b")
-        outbox.put_aside(broken)
-        outbox.put_aside(other)
+        outbox.defer(broken)
+        outbox.defer(other)
         await asyncio.sleep(0)
         assert log == [("b", b"x")]
         assert cast(Any, broken.transport).aborted
@@ -203,7 +203,7 @@ def test_a_connection_that_cannot_go_on_keeps_no_other_from_it() -> None:
 
 def test_without_a_loop_everything_goes_as_it_comes() -> None:
     log: list[tuple[str, bytes]] = []
-    one = sender(NOBODYS, Wire(log, "a"))
+    one = sender(UNBATCHED, Wire(log, "a"))
     for _ in range(2 * AT_ONCE):
         one.send(b"s")
         one.put(b"p")

@@ -22,7 +22,7 @@ from tests.net.rig import PATIENCE_S, Log, Peer, Told, echo, get, peer, pooling,
 from forebay.core.model import Limits, TlsSpec
 from forebay.net import connection, tls
 from forebay.net.server import Exchange, Handler, HttpServer
-from forebay.net.tls import EXPIRY_WARNING_S, BadPair, Renewal, load
+from forebay.net.tls import EXPIRY_WARNING_S, BadPair, CertificateReloader, load
 from forebay.obs import log
 from forebay.obs.metrics import Metrics
 
@@ -37,7 +37,7 @@ class Watched:
     def __init__(self, spec: TlsSpec) -> None:
         self._lines = io.StringIO()
         self.metrics = Metrics()
-        self.renewal = Renewal(spec, log.configure(self._lines), self.metrics, wall=lambda: NOW_S)
+        self.renewal = CertificateReloader(spec, log.configure(self._lines), self.metrics, wall=lambda: NOW_S)
         self.context = self.renewal.start()
 
     def look(self, times: int = 1) -> None:
@@ -210,7 +210,7 @@ def test_a_broken_pair_keeps_the_old_one_and_says_so_once(tmp_path: Path, damage
     watched.look(4)
 
     assert watched.reloads("broken") == 3
-    assert [line["event"] for line in watched.said()] == ["certificate unusable, going on with the last one"]
+    assert [line["event"] for line in watched.said()] == ["new certificate invalid, the old one stays in use"]
     assert watched.metrics.gauge("tls_certificate_expiry_seconds").value == before
     write(tmp_path, new)
     watched.look(3)

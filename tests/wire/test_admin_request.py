@@ -89,9 +89,9 @@ def test_a_query_is_taken_within_its_bounds_or_refused_by_name(query: dict[str, 
 
 
 def test_what_is_left_out_has_its_default() -> None:
-    assert asked.deploy(b'{"revision": "r"}') == asked.DeployAsked("r", None, "", False)
-    assert asked.add(b'{"source": "s"}') == asked.AddAsked("s", None, None, {}, {})
-    assert asked.apply(b'{"document": "d"}') == asked.ApplyAsked("d", False)
-    assert (asked.why(b""), asked.verify(b""), asked.history({})) == ("", None, asked.HistoryAsked(None, 50, None))
+    assert asked.deploy(b'{"revision": "r"}') == asked.DeployRequest("r", None, "", False)
+    assert asked.add(b'{"source": "s"}') == asked.AddRequest("s", None, None, {}, {})
+    assert asked.apply(b'{"document": "d"}') == asked.ApplyRequest("d", False)
+    assert (asked.why(b""), asked.verify(b""), asked.history({})) == ("", None, asked.HistoryRequest(None, 50, None))
     assert [asked.flag({"x": word}, "x") for word in ("true", "false")] == [True, False]
     assert asked.flag({}, "x") is None

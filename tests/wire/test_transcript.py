@@ -12,7 +12,7 @@ from forebay.engines.protocol import TokenLogprob
 from forebay.wire.apis.messages_answer import MessagesAnswer
 from forebay.wire.apis.responses_answer import ResponsesAnswer
 from forebay.wire.openai_answer import ChatAnswer, CompletionAnswer, Head, Usage
-from forebay.wire.transcript import HELD_BYTES_MAX, Said, Transcript, ended, last_data
+from forebay.wire.transcript import HELD_BYTES_MAX, ResumeState, Transcript, ended, last_data
 
 LF = (b"data: 1\n\n", b"event: x\ndata: two\ndata: lines\n\n", b": comment\n\n")
 streams = st.lists(st.sampled_from(LF), max_size=8) | st.lists(st.just(b"data: crlf\r\n\r\n"), max_size=8)
@@ -79,11 +79,11 @@ def test_the_text_is_remembered_however_events_are_glued(words: list[str], chat:
     events = [each for each in stream(words, chat=chat) if each]
     reads = [b"".join(events[at : at + glued]) for at in range(0, len(events), glued)]
     transcript = told(*reads)
-    said = transcript.said()
+    said = transcript.state()
     if not events:  # a completion without a word has not even an id
         assert said is None
         return
-    assert said == Said("chatcmpl-1", 7, "".join(words).encode(), finished=False, events=len(events))
+    assert said == ResumeState("chatcmpl-1", 7, "".join(words).encode(), finished=False, events=len(events))
 
 
 @pytest.mark.parametrize("count", range(2, 12))
@@ -92,29 +92,29 @@ def test_a_read_that_is_shorter_than_what_surrounds_the_text_ends_no_stream(coun
     for _ in range(count):
         transcript.feed(b'data: {"id":"a","created":1,"choices":[{"index":0,"delta":{"content":"b"}}]}\n\n')
     transcript.feed(b"data: [DONE]\n\n")
-    said = transcript.said()
+    said = transcript.state()
     assert said is not None
     assert (said.text, transcript.events) == (b"b" * count, count + 1)
 
 
 def test_text_that_looks_like_events_is_text() -> None:
     words = ['"', "\n\n", '"},"logprobs":null', "data: [DONE]\n\n", "\\", "é", "𝄞", '{"error":'] * 9
-    said = told(*stream(words, chat=True)).said()
+    said = told(*stream(words, chat=True)).state()
     assert said is not None
     assert said.text.decode() == "".join(words)
 
 
 def test_a_log_probability_beside_the_text_does_not_hide_it() -> None:
     chunks = ChatAnswer(HEAD, stream=True)
-    said = told(*(chunks.delta(0, str(n), [TokenLogprob(str(n), -0.5, (48,))]) for n in range(40))).said()
+    said = told(*(chunks.delta(0, str(n), [TokenLogprob(str(n), -0.5, (48,))]) for n in range(40))).state()
     assert said is not None
     assert said.text.decode() == "".join(map(str, range(40)))
 
 
 def test_a_text_that_is_complete_is_known_to_be() -> None:
     chunks = ChatAnswer(HEAD, stream=True)
-    said = told(*stream(["a"], chat=True), chunks.finish(0, "stop")).said()
-    assert said == Said("chatcmpl-1", 7, b"a", finished=True, events=3)
+    said = told(*stream(["a"], chat=True), chunks.finish(0, "stop")).state()
+    assert said == ResumeState("chatcmpl-1", 7, b"a", finished=True, events=3)
 
 
 @pytest.mark.parametrize(
@@ -129,13 +129,13 @@ def test_a_text_that_is_complete_is_known_to_be() -> None:
     ],
 )
 def test_what_is_not_one_text_cannot_be_resumed(event: bytes) -> None:
-    assert told(*stream(["a"] * 20, chat=True), event).said() is None
+    assert told(*stream(["a"] * 20, chat=True), event).state() is None
 
 
 def test_what_was_held_back_was_not_said() -> None:
     transcript = told(*stream(["a"], chat=True))
     assert transcript.feed(b'data: {"id"') == b""
-    said = transcript.said()
+    said = transcript.state()
     assert said is not None
     assert said.text == b"a"
     assert transcript.held == b""
@@ -150,7 +150,7 @@ def test_the_memory_of_a_stream_is_little_more_than_its_text() -> None:
 def test_a_very_long_answer_is_relayed_but_not_remembered() -> None:
     words = ["x" * 100_000] * 60
     transcript = told(*stream(words, chat=True))
-    assert transcript.said() is None
+    assert transcript.state() is None
     assert transcript.bytes_held == 0
 
 
@@ -178,8 +178,8 @@ def test_the_text_of_named_events_is_remembered_however_they_are_glued(
         read = b"".join(events[at : at + glued])
         assert transcript.feed(read) == read
     created = HEAD.created if path == RESPONSES else 0
-    said = transcript.said()
-    assert said == Said("chatcmpl-1", created, "".join(words).encode(), finished=False, events=len(events))
+    said = transcript.state()
+    assert said == ResumeState("chatcmpl-1", created, "".join(words).encode(), finished=False, events=len(events))
     assert said.seam == b"chatcmpl-1,%d,%d,%d" % (created, len("".join(words).encode()), len(events))
 
 
@@ -189,7 +189,7 @@ def test_named_events_in_lines_of_crlf_are_read_too(path: str) -> None:
     transcript = Transcript(path)
     for event in opening + deltas:
         transcript.feed(event.replace(b"\n", b"\r\n"))
-    said = transcript.said()
+    said = transcript.state()
     assert said is not None
     assert (said.text, said.events) == (b"a\n\n" * 40, len(opening) + 40)
 
@@ -201,7 +201,7 @@ def test_text_that_looks_like_named_events_is_text(path: str) -> None:
     opening, deltas, _ = named(path, words * 9)
     transcript = Transcript(path)
     assert b"".join(map(transcript.feed, opening + deltas)) == b"".join(opening + deltas)
-    said = transcript.said()
+    said = transcript.state()
     assert said is not None
     assert said.text.decode() == "".join(words * 9)
 
@@ -220,13 +220,13 @@ def test_the_end_of_an_answer_is_handed_on_whole_or_not_at_all(path: str, cuts: 
         assert len(out) <= len(before) or out == data
         assert out + transcript.held == data[:stop]
     if len(out) >= len(opening[0]) and out != data:
-        said = transcript.said()
+        said = transcript.state()
         assert said is not None
         assert "ab".startswith(said.text.decode())
         assert not transcript.held
         assert not ended(last_data(out))
     elif out != data:
-        assert transcript.said() is None, "it has not even an id"
+        assert transcript.state() is None, "it has not even an id"
 
 
 @NAMED
@@ -239,7 +239,7 @@ def test_an_end_that_is_too_long_to_be_held_is_passed_on_and_its_answer_not_resu
         out += transcript.feed(end[at : at + 65_536])
         assert len(transcript.held) <= HELD_BYTES_MAX
         if len(out) > len(b"".join(opening + deltas)):
-            assert transcript.said() is None
+            assert transcript.state() is None
             return
     raise AssertionError("it was held")
 
@@ -265,7 +265,7 @@ def test_named_events_that_are_not_one_text_cannot_be_resumed(path: str, data: s
     transcript = Transcript(path)
     for event in (*opening, *deltas, b"event: x\ndata: %b\n\n" % data.encode(), *deltas):
         assert transcript.feed(event) == event
-    assert transcript.said() is None
+    assert transcript.state() is None
 
 
 def test_events_of_another_item_among_numbered_ones_are_not_mixed_up() -> None:
@@ -275,7 +275,7 @@ def test_events_of_another_item_among_numbered_ones_are_not_mixed_up() -> None:
         transcript.feed(event)
     assert transcript.feed(deltas[17] + b": comment\n\n" + deltas[18])
     transcript.feed(deltas[19].replace(b"msg-1", b"msg-2"))
-    said = transcript.said()
+    said = transcript.state()
     assert said is not None
     assert said.text == b"a" * 20
 
@@ -285,7 +285,7 @@ def test_an_id_that_could_be_more_than_a_part_of_a_header_is_not_carried_to_anot
     transcript = Transcript()
     chunk = {"id": id, "created": 1, "choices": [{"index": 0, "delta": {"content": "x"}}]}
     transcript.feed(b"data: " + msgspec.json.encode(chunk) + b"\n\n")
-    assert transcript.said() is None
+    assert transcript.state() is None
 
 
 LOGPROBS = [TokenLogprob('"delta":{}', -0.5, (48,), (('"choices":[]', -0.5, (48,)),))]

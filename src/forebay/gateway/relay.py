@@ -409,7 +409,7 @@ class Relay:
             self.gateway.again(self, reason, Refusal(Code.REPLICA_LOST))
             return
         transcript = self._transcript
-        last, said = (last_data(transcript.last), transcript.said()) if transcript is not None else (b"", None)
+        last, said = (last_data(transcript.last), transcript.state()) if transcript is not None else (b"", None)
         if self.exchange.finished or ended(last) or (said is not None and said.finished):
             if not ended(last):
                 self.exchange.write(b"data: %b\n\n" % DONE)
@@ -427,7 +427,7 @@ class Relay:
     def _continuation(self) -> bytes:
         """The request for a replica that is to go on where the last one was lost."""
         assert self._transcript is not None
-        said = self._transcript.said()
+        said = self._transcript.state()
         assert said is not None
         head, _, body = self.request.partition(b"\r\n\r\n")
         length = len(body) + len(said.text)

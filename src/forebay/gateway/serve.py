@@ -21,7 +21,7 @@ from forebay.gateway.tenancy import Doorman
 from forebay.net.cors import Cors
 from forebay.net.outbox import Outbox
 from forebay.net.server import HttpServer
-from forebay.net.tls import BadPair, Renewal
+from forebay.net.tls import BadPair, CertificateReloader
 from forebay.obs.metrics import Metrics
 
 TICK_S: Final = 0.25
@@ -86,7 +86,7 @@ async def run(
         if spec.tenancy is not None:
             gateway.doorman = Doorman(spec.id, spec.tenancy, log, now=gateway.now)
             gateway.doorman.start()
-        renewal = Renewal(spec.tls, log, metrics) if spec.tls is not None else None
+        renewal = CertificateReloader(spec.tls, log, metrics) if spec.tls is not None else None
         try:
             if recorder is not None:
                 recorder.start()
@@ -180,7 +180,9 @@ async def _count_peers(gateway: Gateway, spec: GatewaySpec) -> None:
         await asyncio.sleep(PEERS_EVERY_S)
 
 
-async def _listen(public: HttpServer, private: HttpServer, spec: GatewaySpec, renewal: Renewal | None) -> None:
+async def _listen(
+    public: HttpServer, private: HttpServer, spec: GatewaySpec, renewal: CertificateReloader | None
+) -> None:
     """Listen for peers and for clients, and say where."""
     try:
         tls = renewal.start() if renewal is not None else None

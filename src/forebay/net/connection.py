@@ -1,8 +1,8 @@
-"""One accepted HTTP/1.1 connection: parse requests within limits, answer them in order.
+"""One accepted HTTP/1.1 connection: parses requests within limits and answers them in order.
 
-One exchange at a time is with the handler. Requests that arrive meanwhile wait unparsed in a bounded buffer, after
-which reading stops. The end of the client's stream counts as the client being gone, as in other proxies: an abandoned
-generation must not run on for a half-closed socket.
+The handler has one exchange at a time. Requests that arrive meanwhile wait unparsed in a bounded buffer; when it is
+full, reading stops. EOF from the client counts as a disconnect, as in other proxies: an abandoned generation must not
+run on for a half-closed socket.
 """
 
 import asyncio
@@ -20,27 +20,27 @@ from forebay.net.tls import in_flight_bytes
 from forebay.wire import http1
 from forebay.wire.errors import error_body
 
-IDLE: Final = 0  # one by one: only so does compiled code have them for constants
+IDLE: Final = 0  # separate assignments: only then does mypyc compile them as constants
 HEAD: Final = 1
 BODY: Final = 2
 LINGER: Final = 3
 CLOSED: Final = 4
 HELD_BYTES_MAX: Final = 65_536
 LINGER_S: Final = 1.0
-"""So long a client that has sent what nobody wants is still listened to: with a reset under its bytes, it might never
-read its answer. Who sends an unwanted body has so long after each part, and in all as long as for a wanted one."""
+"""How long to go on reading after a response that ends the connection early: a reset for unread bytes could keep the
+client from reading it. A client still sending its body has this long after each part, within the body timeout."""
 ALIVE_S: Final = 10.0
-"""So often who asks to hear of it is told that an answer is still to come."""
+"""How often a client that asked for it is told with a 102 that its response is still to come."""
 PROCESSING: Final = http1.status_line(102) + b"\r\n"
 
 
-class Connection(Sender):  # of asyncio's no class: see `Upstream`
+class Connection(Sender):  # not an asyncio.Protocol: see `Upstream`
     """The asyncio protocol of an accepted socket; also the callback object of its parser."""
 
     __slots__ = (
         "_active", "_advancing", "_body", "_body_bytes", "_exchange", "_fed", "_fields", "_headers", "_held",
         "_parser", "_paused", "_peer", "_phase", "_priming", "_progress", "_queue", "_raw", "_reading", "_refusal",
-        "_room", "_since", "_target", "_unjudged", "_unsent", "_until", "common", "owner",
+        "_room", "_since", "_target", "_undecided", "_unsent", "_until", "common", "owner",
     )  # fmt: skip
 
     def __init__(self, owner: Owner) -> None:
@@ -60,9 +60,9 @@ class Connection(Sender):  # of asyncio's no class: see `Upstream`
         self._exchange: Exchange | None = None
         self._active: Exchange | None = None
         self._queue: list[Exchange] = []
-        self._held: list[bytes] | None = None  # most have none, and a list is larger than a word
+        self._held: list[bytes] | None = None  # no list until needed: saves memory
         self._refusal: Refusal | None = None
-        self._unjudged = False
+        self._undecided = False
         self._progress = False
         self._priming = False
         self._advancing = False
@@ -85,7 +85,7 @@ class Connection(Sender):  # of asyncio's no class: see `Upstream`
         self._phase = CLOSED
         self._leaving = b""
         self._parser = None  # breaks the cycle through the parser's callbacks
-        self._exchange = None  # and the one through a request that was being read
+        self._exchange = None  # and the one through a request that was being parsed
         self._drop_body()
         self._held = None
         self._queue.clear()
@@ -127,11 +127,11 @@ class Connection(Sender):  # of asyncio's no class: see `Upstream`
         elif active.source is not None:
             active.source.resume()
 
-    # --- what exchanges need
+    # --- for exchanges
 
     @property
     def paused(self) -> bool:
-        """Whether the client is behind with reading."""
+        """Whether the client reads more slowly than we write."""
         return self._paused
 
     def peer(self) -> str:
@@ -142,23 +142,23 @@ class Connection(Sender):  # of asyncio's no class: see `Upstream`
         return self._peer
 
     def stream(self, data: bytes) -> None:
-        """Write a piece of a stream; a client too far behind is cut off."""
+        """Write a piece of a stream; a client too far behind is disconnected."""
         if self._paused and self.transport.get_write_buffer_size() > self.common.limits.stream_buffer_bytes_max:
             self._cut()
         else:
             self.put(data)
 
     def rest(self) -> None:
-        """An answer that takes long has begun: let go of what only the next request needs."""
+        """A long response has begun: free what only the next request needs."""
         if self._phase == IDLE and not self._queue:
-            self._parser = None  # with its callbacks it is as large as a connection
+            self._parser = None  # with its callbacks it takes as much memory as the connection itself
 
     def answered(self, keep_alive: bool) -> None:
         """The active exchange has ended."""
         self._active = None
         if keep_alive and self.common.idle_timeout_s:
             self._since = self.common.now
-            if self._queue or self._held or self._refusal is not None or self._unjudged:
+            if self._queue or self._held or self._refusal is not None or self._undecided:
                 self._advance()
         elif self._held or self._phase != IDLE:
             self._linger()  # closing over unread bytes would reset the connection under the answer
@@ -174,16 +174,16 @@ class Connection(Sender):  # of asyncio's no class: see `Upstream`
             unsent = self.transport.get_write_buffer_size()
             if unsent < self._unsent:
                 self._unsent, self._since = unsent, now
-            elif self._phase == CLOSED and not unsent:  # TLS: it waits for a goodbye that many clients never say
-                self._unsent = in_flight_bytes(self.transport)  # if any, the next look starts the time anew
+            elif self._phase == CLOSED and not unsent:  # TLS: waits for a close_notify that many clients never send
+                self._unsent = in_flight_bytes(self.transport)  # if any, the next sweep restarts the timeout
                 if not self._unsent and age > LINGER_S:
                     self._cut()
             elif age > limits.write_timeout_s:
                 self._cut()
-        elif self._active is not None or self._queue:  # its answer takes as long as it takes
+        elif self._active is not None or self._queue:  # a response may take as long as it needs
             if age > ALIVE_S and self.common.alive_for:
                 self._since = now
-                self._say_alive()
+                self._send_processing()
         elif self._phase == LINGER:
             if age > LINGER_S:
                 self._close()
@@ -195,19 +195,19 @@ class Connection(Sender):  # of asyncio's no class: see `Upstream`
 
     @property
     def idle_since(self) -> float:
-        """Since when no whole head has come, by the clock of the server; infinite while there is something to do."""
+        """Since when no complete head has arrived, by the server's clock; infinite while busy."""
         busy = self._phase > HEAD or self._active is not None or self._queue or self._paused
         return math.inf if busy else self._since
 
     def quit(self) -> None:
-        """Close if nothing is going on, or soon if the server gives time; otherwise after the current answer."""
+        """Close if idle, after the linger time if the server sets one; otherwise after the current response."""
         if self._phase == IDLE and self._active is None and not self._queue:
             self._since = self.common.now
             if not self.common.idle_timeout_s:
                 self._close()
 
     def abort(self) -> None:
-        """Close at once, whatever is going on."""
+        """Close at once, even with a request in flight."""
         self.transport.abort()
 
     # --- the parser's callbacks
@@ -226,7 +226,7 @@ class Connection(Sender):  # of asyncio's no class: see `Upstream`
             name = name.lower()
             self._headers.append((name, value))
             self._fields[name] = value
-        elif not self._priming:  # a trailer: counted, dropped
+        elif not self._priming:  # a trailer: counted, then dropped
             self._count_body(len(name) + len(value) + 4)
 
     def on_headers_complete(self) -> None:
@@ -245,7 +245,7 @@ class Connection(Sender):  # of asyncio's no class: see `Upstream`
             if self._refusal is not None:
                 raise Stop
         keep_alive = parser.should_keep_alive()
-        # HTTP/1.0 is either not kept alive or says so; asking for the version costs a formatted string
+        # HTTP/1.0 is either not kept alive or has the header; asking the parser for the version formats a string
         http_1_0 = (not keep_alive or b"connection" in fields) and parser.get_http_version() == "1.0"
         size = int(fields.get(b"content-length") or 0)
         coding = fields.get(b"transfer-encoding")
@@ -260,7 +260,7 @@ class Connection(Sender):  # of asyncio's no class: see `Upstream`
         self._exchange = exchange = Exchange(self, parser.get_method(), self._target, headers, fields)
         exchange.http_1_0 = http_1_0
         exchange.keep_alive = keep_alive
-        self._unjudged = True
+        self._undecided = True
         self._phase = BODY
         self._since = self.common.now
 
@@ -279,14 +279,14 @@ class Connection(Sender):  # of asyncio's no class: see `Upstream`
             self._drop_body()
         self._headers = self._fields = None
         self._exchange = None
-        self._unjudged = False
+        self._undecided = False
         self._phase = IDLE
         self._queue.append(exchange)
         if len(self._queue) >= self.common.limits.pipelined_max:
-            exchange.keep_alive = False  # the client sends the rest again on another connection
+            exchange.keep_alive = False  # the client resends the others on another connection
             raise Stop
 
-    # --- inside
+    # --- internal
 
     def _begin(self) -> None:
         self._phase = HEAD
@@ -302,11 +302,11 @@ class Connection(Sender):  # of asyncio's no class: see `Upstream`
         self._body_bytes += size
         if self._body_bytes > self.common.limits.body_bytes_max:
             raise self._stop(Code.BODY_TOO_LARGE)
-        if self._body_bytes > SMALL_BODY_BYTES and not self._room:  # nothing has said how long it is going to be
+        if self._body_bytes > SMALL_BODY_BYTES and not self._room:  # chunked: the size is not known in advance
             self._take_room(self.common.limits.body_bytes_max)
 
     def _take_room(self, size: int) -> None:
-        """A large body is read once there is room for all of it, or no other one: nobody is cut off in the middle."""
+        """Reserve memory for a whole large body before it is read, so none is cut off halfway; one always fits."""
         common = self.common
         if common.bodies_bytes and common.bodies_bytes + size > common.limits.bodies_bytes_max:
             raise self._stop(Code.BODIES_LIMIT)
@@ -352,8 +352,8 @@ class Connection(Sender):  # of asyncio's no class: see `Upstream`
     def _after_feed(self, size: int) -> None:
         if self._progress:
             self._raw = 0
-            if self._unjudged and not self._queue:
-                self._judge()
+            if self._undecided and not self._queue:
+                self._decide_body()
             return
         self._raw += size
         if self._raw > self.common.limits.header_bytes_max:
@@ -378,12 +378,12 @@ class Connection(Sender):  # of asyncio's no class: see `Upstream`
         if exchange.method == b"CONNECT":
             self._refusal = Refusal(Code.METHOD_NOT_ALLOWED)
             return
-        # The parser takes all that follows an upgrade for the other protocol. A fresh one, told the framing of
-        # this request, reads its body and what comes after.
+        # After an upgrade, the parser leaves all that follows to the other protocol. A new parser, given the framing
+        # of this request, reads its body and what comes after.
         framing = [pair for pair in exchange.headers if pair[0] in (b"content-length", b"transfer-encoding")]
         self._exchange = exchange
         self._body = []
-        self._unjudged = True
+        self._undecided = True
         self._phase = BODY
         self._priming = True
         self._parser = httptools.HttpRequestParser(self)
@@ -401,7 +401,7 @@ class Connection(Sender):  # of asyncio's no class: see `Upstream`
             self.transport.pause_reading()
 
     def _advance(self) -> None:
-        """Go on with what waits: queued requests, a refusal, bytes not parsed yet."""
+        """Continue with what is pending: queued requests, a refusal, unparsed bytes."""
         if self._advancing:
             return
         self._advancing = True
@@ -419,15 +419,15 @@ class Connection(Sender):  # of asyncio's no class: see `Upstream`
                     self._reading = True
                     self.transport.resume_reading()
                 self._feed(data)
-            elif self._unjudged:
-                self._judge()
+            elif self._undecided:
+                self._decide_body()
             else:
                 break
         self._advancing = False
 
-    def _judge(self) -> None:
-        """A head is there without its body, and nothing is to be answered before it: go on, if the body is wanted."""
-        self._unjudged = False
+    def _decide_body(self) -> None:
+        """Only the head has arrived, and no response is due before this one: continue if the body is wanted."""
+        self._undecided = False
         exchange = self._exchange
         assert exchange is not None
         if not self.owner.wants_body(exchange):
@@ -438,7 +438,7 @@ class Connection(Sender):  # of asyncio's no class: see `Upstream`
         elif not (self._body or exchange.http_1_0) and (exchange.header(b"expect") or b"").lower() == b"100-continue":
             self.put(http1.CONTINUE)
 
-    def _say_alive(self) -> None:
+    def _send_processing(self) -> None:
         active = self._active
         if active is not None and not active.started and active.header(self.common.alive_for) is not None:
             self.put(PROCESSING)
@@ -446,7 +446,7 @@ class Connection(Sender):  # of asyncio's no class: see `Upstream`
     def _dispatch(self, exchange: Exchange) -> None:
         try:
             self.owner.handle(exchange)
-        except Exception as error:  # supervisor: a mistake in a handler costs one answer, not the connection
+        except Exception as error:  # supervisor: an exception in a handler costs one response, not the connection
             asyncio.get_running_loop().call_exception_handler({"message": "handler failed", "exception": error})
             if exchange.started:
                 exchange.abort()
@@ -454,18 +454,18 @@ class Connection(Sender):  # of asyncio's no class: see `Upstream`
                 exchange.respond(500, [http1.JSON], error_body(Refusal(Code.INTERNAL), exchange.path))
 
     def _refuse(self, refusal: Refusal) -> None:
-        """Answer bytes that are no acceptable request, then close."""
+        """Reject bytes that are not an acceptable request, then close."""
         self._refusal = None
         self.owner.refused(refusal.code)
         target, fields = self._target, self._fields or {}
-        if self._phase == IDLE:  # after a complete request the bytes tell nothing
+        if self._phase == IDLE:  # after a complete request, nothing is known of the next one
             target, fields = b"", {}
         request_id = self.owner.named(Exchange(self, b"", target, [], fields), refusal.code)
         self.put(refusal_answer(refusal, target, self.common.date, request_id))
         self._linger()
 
     def _linger(self) -> None:
-        """Half-close and drop what still arrives for a moment, so that the client can read its answer."""
+        """Half-close and discard what still arrives for a while, so that the client can read its response."""
         if self._phase == CLOSED:
             return
         self._phase = LINGER

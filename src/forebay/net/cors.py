@@ -1,7 +1,7 @@
-"""Web pages as clients: what a browser wants to be told before it lets a page of another origin read an answer.
+"""CORS: which response headers a browser needs before it lets a page of another origin read a response.
 
-CORS of the Fetch standard (fetch.spec.whatwg.org, "HTTP-CORS protocol"). API keys are headers that the page itself
-sets, so credentials, in the standard's sense, are never allowed.
+See the Fetch standard (fetch.spec.whatwg.org, "HTTP-CORS protocol"). API keys are headers that the page itself sets,
+so credentials, in the standard's sense, are never allowed.
 """
 
 from collections.abc import Iterable
@@ -10,24 +10,24 @@ from typing import Final
 from forebay.net.exchange import Exchange
 from forebay.wire import http1
 
-EVERYBODY: Final = "*"
+ANY_ORIGIN: Final = "*"
 AGE_S: Final = 7200
-"""So long a browser need not ask again: the most that any of them heeds."""
+"""How long a browser may cache a preflight response: the most that any browser honours."""
 
 
 class Cors:
-    """The origins (`https://app.example`) of pages that may use an API; `*`: of all."""
+    """The origins (`https://app.example`) whose pages may use an API; `*`: all."""
 
     def __init__(self, origins: Iterable[str]) -> None:
         self._origins = frozenset(origin.encode() for origin in origins)
-        self._everybody = EVERYBODY.encode() in self._origins
+        self._any_origin = ANY_ORIGIN.encode() in self._origins
 
     def answers(self, exchange: Exchange) -> bool:
-        """Have its answer say whether the page may read it. True if no more than that was asked, and is answered."""
+        """Add the CORS headers to the response. True if the request was a preflight, which is then answered."""
         origin = exchange.header(b"origin")
         if origin is None:
             return False
-        if self._everybody:
+        if self._any_origin:
             exchange.extra = b"access-control-allow-origin: *\r\naccess-control-expose-headers: *\r\n"
         elif origin in self._origins:
             exchange.extra = (
@@ -41,10 +41,10 @@ class Cors:
         return True
 
     def _permission(self, exchange: Exchange, origin: bytes) -> list[http1.Header]:
-        if not self._everybody and origin not in self._origins:
+        if not self._any_origin and origin not in self._origins:
             return []
         headers = [(b"access-control-allow-methods", b"GET, POST"), (b"access-control-max-age", b"%d" % AGE_S)]
         asked = exchange.header(b"access-control-request-headers")
-        if asked:  # by name: a `*` would leave out `authorization`
+        if asked:  # by name: `*` would not cover `authorization`
             headers.append((b"access-control-allow-headers", asked))
         return headers

@@ -1,4 +1,4 @@
-"""One HTTP request that is complete, and the ways to answer it."""
+"""One complete HTTP request, and the ways to respond to it."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Protocol
@@ -10,26 +10,26 @@ if TYPE_CHECKING:
 
 BODILESS: Final = frozenset({204, 304})
 COPIED_BYTES_MAX: Final = 65_536
-"""A larger body is written by itself: copying it behind its head would cost more than a second write."""
+"""A larger body is written separately: copying it behind the head would cost more than a second write."""
 
 _NO_HEADERS: Final[list[tuple[bytes, bytes]]] = []
 _NO_FIELDS: Final[dict[bytes, bytes]] = {}
 
 
 class Source(Protocol):
-    """Where an answer of many pieces comes from."""
+    """Produces a streamed response; paused while the client reads too slowly."""
 
     def pause(self) -> None:
-        """Bring no more for now."""
+        """Produce no more for now."""
 
     def resume(self) -> None:
-        """Go on."""
+        """Continue."""
 
 
 class Exchange:
-    """One complete request and the way to answer it. Header names are lower-case.
+    """One complete request and the way to respond to it. Header names are lower-case.
 
-    Every method is a no-op once `finished`: the client is gone or has its answer.
+    Every method is a no-op once `finished`: the response is complete or the client has disconnected.
     """
 
     __slots__ = (
@@ -59,22 +59,22 @@ class Exchange:
     ) -> None:
         self._line = line
         self._chunked = False
-        """Whether `write` sends chunks now."""
+        """Whether `write` sends chunks."""
         self.method = method
         self.target = target
         self.headers = headers
         self.fields = fields
-        """The same by name; of repeated ones the last."""
+        """The headers by name; the last one of repeated headers."""
         self.body = b""
         self.extra = b""
-        """Header lines for the head of the answer, whoever gives it."""
+        """Header lines added to the head of any response."""
         self.http_1_0 = False
         self.keep_alive = True
         self.started = False
         self.finished = False
         self.on_disconnect: Callable[[], None] | None = None
         self.source: Source | None = None
-        """Held back while the client is behind with reading."""
+        """Paused while the client reads more slowly than we write."""
 
     @property
     def path(self) -> str:
@@ -93,15 +93,15 @@ class Exchange:
 
     @property
     def paused(self) -> bool:
-        """Whether the client is behind with reading."""
+        """Whether the client reads more slowly than we write."""
         return self._line.paused
 
     def header(self, name: bytes) -> bytes | None:
-        """The value of a header by its lower-case name; of repeated ones the last."""
+        """The value of a header by its lower-case name; the last one of repeated headers."""
         return self.fields.get(name)
 
     def respond(self, status: int, headers: http1.Headers, body: bytes) -> None:
-        """Send a complete answer."""
+        """Send a complete response."""
         if self.finished:
             return
         assert not self.started, "respond() after start()"
@@ -119,7 +119,7 @@ class Exchange:
         line.answered(self.keep_alive)
 
     def start(self, status: int, headers: http1.Headers, first: bytes = b"") -> None:
-        """Begin an answer of unknown length; its `first` piece, if it is there, goes with the head."""
+        """Begin a response of unknown length; `first`, if not empty, is sent together with the head."""
         if self.finished:
             return
         assert not self.started, "start() twice"
@@ -135,25 +135,25 @@ class Exchange:
         self._line.send(self._head(status, headers, end))
 
     def rest(self) -> None:
-        """The answer is going to take long: let go of what only the next request needs."""
+        """The response will take long: free what only the next request needs."""
         self._line.rest()
 
     def forget_head(self) -> None:
-        """Drop what the request and the answer said in their heads, for an answer that takes long."""
+        """Free the heads of the request and the response, for a response that takes long."""
         self.headers = _NO_HEADERS
         self.fields = _NO_FIELDS
         self.extra = b""
         self._line.rest()
 
     def write(self, data: bytes) -> None:
-        """Send a piece of the answer."""
+        """Send a piece of the response."""
         if self._chunked and data:
             self._line.stream(http1.chunk(data))
         elif not self.finished and self.method != b"HEAD":
             self._line.stream(data)
 
     def end(self, trailers: http1.Headers = ()) -> None:
-        """End the answer cleanly. HTTP/1.0 has no trailers."""
+        """Complete the response. HTTP/1.0 has no trailers."""
         if self.finished:
             return
         line = self._finish()
@@ -162,13 +162,13 @@ class Exchange:
         line.answered(self.keep_alive)
 
     def abort(self) -> None:
-        """Cut the connection after what was written: the client sees that the answer is incomplete."""
+        """Close the connection after what was written: the client sees that the response is incomplete."""
         if self.finished:
             return
         self._finish().answered(keep_alive=False)
 
     def gone(self) -> None:
-        """The client went away: say so to whoever works on the answer."""
+        """The client has disconnected: call `on_disconnect`."""
         tell = self.on_disconnect
         if not self.finished:
             self._finish()
@@ -178,7 +178,7 @@ class Exchange:
     def _finish(self) -> "Connection":
         self.finished = True
         self._chunked = False
-        self.on_disconnect = self.source = None  # they hold their owner, which holds this
+        self.on_disconnect = self.source = None  # both hold their owner, which holds this exchange
         return self._line
 
     def _head(self, status: int, headers: http1.Headers, end: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""Small documents of other processes of the cluster, fetched on the connections of the request path."""
+"""Fetches small documents from other processes of the cluster, with the HTTP client of the request path."""
 
 import asyncio
 from dataclasses import dataclass
@@ -16,11 +16,11 @@ class NoAnswer:
 
     why: str
     too_large: bool = False
-    """Somebody answers well, and without end."""
+    """The status was 200, but the document exceeds the size limit."""
 
 
 class _Answer:
-    """A sink that makes a future of a whole answer."""
+    """A sink that resolves a future with a whole response body."""
 
     def __init__(self, future: "asyncio.Future[bytes | NoAnswer]", bytes_max: int) -> None:
         self.future = future
@@ -36,7 +36,7 @@ class _Answer:
         if len(self._body) + len(data) <= self._bytes_max:
             self._body += data
         else:
-            self._end(NoAnswer("an answer without end", too_large=self._status == 200))
+            self._end(NoAnswer("the response is too large", too_large=self._status == 200))
 
     def on_end(self, trailers: list[Header]) -> None:
         self.ended = True
@@ -52,14 +52,14 @@ class _Answer:
 
 
 async def fetch(pool: Pool, target: bytes, timeout_s: float, bytes_max: int = ANSWER_BYTES_MAX) -> bytes | NoAnswer:
-    """GET a small document; never raises, and never waits longer."""
+    """GET a small document. Failures and the timeout return `NoAnswer`; nothing is raised for them."""
     answer = _Answer(asyncio.get_running_loop().create_future(), bytes_max)
     call = pool.call(http1.request(b"GET", target, [(b"host", b"forebay")]), answer)
     try:
         async with asyncio.timeout(timeout_s):
             return await answer.future
     except TimeoutError:
-        return NoAnswer(f"nothing within {timeout_s:g} s")
+        return NoAnswer(f"no response within {timeout_s:g} s")
     finally:
         if not answer.ended:
             call.cancel()

@@ -1,6 +1,6 @@
-"""An HTTP/2 server on `asyncio.Protocol`: listening, the limit on connections, pings, ages, draining.
+"""An HTTP/2 server on `asyncio.Protocol`: listening, connection limit, pings, maximum ages, draining.
 
-With `tls` clients agree on `h2`; without, they begin with it right away, as gRPC's do.
+With `tls` clients negotiate `h2`; without, they start with it directly (prior knowledge), as gRPC clients do.
 """
 
 import asyncio
@@ -12,43 +12,43 @@ from typing import Final, Generic, TypeVar, cast
 
 from forebay.wire.http2.headers import Header
 from forebay.wire.http2.session import Session
-from forebay.wire.http2.streams import Stream, Taker
+from forebay.wire.http2.streams import Stream, StreamHandler
 
 H = TypeVar("H")
 HTTP_2: Final = ("h2",)
-"""What clients of this server agree on in TLS."""
+"""The ALPN protocols of this server."""
 BACKLOG: Final = 4096
 CONNECTIONS_MAX: Final = 10_000
 SWEEP_S: Final = 1.0
 START_TIMEOUT_S: Final = 10.0
-"""For TLS and the first words of a client."""
+"""For the TLS handshake and the client's preface."""
 LINGER_S: Final = 1.0
-"""A client that does not confirm that it opens no more streams is taken at its silence after so long."""
+"""When shutting down: how long to wait for a client to confirm that it opens no more streams."""
 STALL_TIMEOUT_S: Final = 300.0
-"""A client that takes nothing of answers that wait for it, for so long, is gone."""
+"""A client that has read nothing of pending data for this long is disconnected."""
 WRITE_BUFFER_BYTES: Final = 1024 * 1024
-"""More than this unsent: nothing is read and nothing more is written until the client has taken some."""
+"""With more unsent data than this, reading and writing stop until the client has read some."""
 JOINED_BYTES_MAX: Final = 65_536
-"""Less than this is copied together rather than handed over in parts."""
+"""Up to this size, pieces are joined into one write rather than passed as a list."""
 PING_IDLE_LEAST_S: Final = 7200.0
-"""How often clients without calls may ping."""
+"""The least seconds between pings of a client without open calls."""
 
 
 @dataclass(frozen=True, slots=True)
 class Keepalive:
-    """Who looks after a silent connection, and how long it may live. Defaults are gRPC's."""
+    """Keepalive pings, ping limits and maximum connection age. The defaults are gRPC's."""
 
     ping_s: float = 7200.0
-    """A client that has been silent for so long is asked whether it is there."""
+    """A client that has sent nothing for this long is pinged."""
     ping_timeout_s: float = 20.0
     ping_without_calls: bool = False
-    """Ping clients that have no call open, and let them ping us."""
+    """Ping clients without open calls, and let them ping us as often as the others."""
     ping_least_s: float = 300.0
-    """Clients may ping so often while nothing is sent to them."""
+    """The least seconds between pings of a client while no data is sent to it."""
     strikes_max: int = 2
-    """So many pings too soon are overlooked; 0: all of them."""
+    """How many pings may come too soon before the connection is closed; 0: any number."""
     age_s: float = math.inf
-    """A connection that is older is given up as soon as its calls have ended."""
+    """An older connection is closed as soon as its calls have ended."""
     age_grace_s: float = math.inf
 
 
@@ -58,7 +58,7 @@ class Http2Server(Generic[H]):
     def __init__(
         self,
         read: Callable[[Sequence[Header]], H | None],
-        begin: Callable[[Session[H], Stream, H], Taker | None],
+        begin: Callable[[Session[H], Stream, H], StreamHandler | None],
         keepalive: Keepalive,
     ) -> None:
         self.keepalive = keepalive
@@ -98,13 +98,13 @@ class Http2Server(Generic[H]):
         """How many connections are open."""
         return len(self._links)
 
-    def takers(self) -> list[Taker]:
-        """Who serves the streams that are open."""
+    def handlers(self) -> list[StreamHandler]:
+        """The handlers of all open streams."""
         streams = [stream for link in self._links for stream in link.streams]
-        return [stream.taker for stream in streams if stream.taker is not None]
+        return [stream.handler for stream in streams if stream.handler is not None]
 
     async def drain(self, grace_s: float) -> bool:
-        """Take no more connections and requests, let those under way finish. True if all have within the grace."""
+        """Accept no more connections and requests, let those in flight finish. True if all did within `grace_s`."""
         self.draining = True
         self._empty = asyncio.Event()
         if self._listener is not None:
@@ -121,7 +121,7 @@ class Http2Server(Generic[H]):
         return True
 
     def close(self) -> None:
-        """Cut everything that is left."""
+        """Close the listener and abort the remaining connections."""
         if self._listener is not None:
             self._listener.close()
         if self._timer is not None:
@@ -130,32 +130,32 @@ class Http2Server(Generic[H]):
             link.abort()
 
     def opened(self, link: "Link[H]") -> bool:
-        """Take a connection in; False when there are too many, or no more are wanted."""
+        """Register a connection; False when there are too many, or while draining."""
         if self.draining or len(self._links) >= CONNECTIONS_MAX:
             return False
         self._links[link] = None
         return True
 
     def closed(self, link: "Link[H]") -> None:
-        """Forget a connection."""
+        """Remove a closed connection."""
         self._links.pop(link, None)
         if self._empty is not None and not self._links:
             self._empty.set()
 
     def _sweep(self) -> None:
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(SWEEP_S, self._sweep)  # first of all: timeouts have to go on
+        self._timer = loop.call_later(SWEEP_S, self._sweep)  # first: timeouts must keep running
         self.now = now = loop.time()
         for link in list(self._links):
             try:
                 link.sweep(now)
-            except Exception as error:  # supervisor: a mistake with one connection costs that one
+            except Exception as error:  # supervisor: an exception in one connection closes that one only
                 loop.call_exception_handler({"message": "sweeping a connection failed", "exception": error})
                 link.abort()
 
 
 class Link(asyncio.Protocol, Generic[H]):
-    """One connection: bytes between its socket and its session."""
+    """One connection: moves bytes between its socket and its session."""
 
     __slots__ = (
         "_born",
@@ -182,12 +182,12 @@ class Link(asyncio.Protocol, Generic[H]):
         self._ping_came_at, self._strikes = -math.inf, 0
         self._leaving_at: float | None = None
         self._moved = ((0, 0), owner.now)
-        """How far sending had come, and when that was found."""
+        """What had been sent and what was buffered, and when that last changed."""
         self._waking = False
 
     @property
     def streams(self) -> list[Stream]:
-        """Those that are open."""
+        """The open streams."""
         return list(self._session.streams.values())
 
     # --- the socket
@@ -208,7 +208,7 @@ class Link(asyncio.Protocol, Generic[H]):
 
     def data_received(self, data: bytes) -> None:
         self._heard, self._pinged_at = self._owner.now, None
-        self._waking = True  # one flush for all that is answered at once
+        self._waking = True  # one flush for all responses to this read
         try:
             self._session.receive(data)
         finally:
@@ -228,7 +228,7 @@ class Link(asyncio.Protocol, Generic[H]):
     # --- what the session has to send
 
     def wake(self) -> None:
-        """There may be something to send: it goes before the loop comes around."""
+        """The session may have something to send: flush it before the next loop iteration."""
         if not self._waking:
             self._waking = True
             self._loop.call_soon(self._flush)
@@ -251,18 +251,18 @@ class Link(asyncio.Protocol, Generic[H]):
     # --- time
 
     def leave(self) -> None:
-        """Ask the client to go elsewhere with its next request."""
+        """Ask the client to send further requests on another connection (GOAWAY)."""
         if self._leaving_at is None:
             self._leaving_at = self._owner.now
             self._session.leave()
             self._flush()
 
     def abort(self) -> None:
-        """Cut the connection."""
+        """Close the connection at once."""
         self._transport.abort()
 
     def sweep(self, now: float) -> None:
-        """What is due by now."""
+        """Enforce the timeouts and age limits."""
         session, rules = self._session, self._owner.keepalive
         session.tick()
         age = now - self._born
@@ -284,7 +284,7 @@ class Link(asyncio.Protocol, Generic[H]):
         return now - self._moved[1] > STALL_TIMEOUT_S
 
     def _is_silent(self, now: float) -> bool:
-        """Ping a client that says nothing; whether it has not answered that."""
+        """Ping a silent client if it is due. True if it has not answered the last ping in time."""
         rules = self._owner.keepalive
         if self._pinged_at is not None:
             return now - self._pinged_at > rules.ping_timeout_s
@@ -294,7 +294,7 @@ class Link(asyncio.Protocol, Generic[H]):
         return False
 
     def _on_ping(self) -> bool:
-        """Whether the client may ping again already."""
+        """Whether the ping is allowed; False closes the connection."""
         rules, session, now = self._owner.keepalive, self._session, self._owner.now
         if session.data_sent:
             self._ping_came_at, self._strikes = -math.inf, 0

@@ -1,12 +1,13 @@
-"""In which order the event loop's work is done: what somebody waits for first, and what is to be sent together.
+"""Ordering of work within a loop iteration: urgent writes first, other writes batched, stream data deferred.
 
-A write wakes who is to read it. Sent one by one, with other work in between, each of many wakes its reader anew, who
-finds one piece and goes to sleep again: at a reader on the same machine that is a fifth of what a request costs. So
-connections collect what they send, and it leaves at the end of the round. Only what somebody waits for, a request or
-the beginning of an answer, goes at once as long as there is little of it.
+Each write wakes its reader. Writes sent one by one, with other work in between, wake the reader each time for a
+single piece: for a reader on the same machine that is a fifth of the cost of a request. So connections collect what
+they send until the end of the iteration. Only urgent writes (a request, the head of a response) go at once, as long
+as there are few of them.
 
-What comes in the middle of a stream has time, too: where dozens of streams have an event each, a request that is read
-after them would wait until they all are sent on. They are, a few at a time, when nothing more urgent can be read.
+Data from the middle of a stream can wait, too: with dozens of streams each receiving an event, a request read after
+them would wait until all have been passed on. They are processed a few at a time, when nothing more urgent can be
+read.
 """
 
 import asyncio
@@ -14,19 +15,19 @@ from collections import deque
 from typing import Final
 
 AT_ONCE: Final = 4
-"""As long as no round, or millisecond, has more writes that somebody waits for, these go at once."""
+"""Up to this many urgent writes per iteration (or millisecond) are sent at once."""
 LATELY_S: Final = 0.02
-"""A round that was longer ago tells nothing of this one."""
+"""An earlier iteration's load says nothing about this one if it was longer ago."""
 SOME: Final = 2
-"""So many pieces of streams are handed on before it is looked again for what is more urgent; of many a quarter."""
+"""How many deferred stream reads are processed before polling for more urgent work; at least a quarter of them."""
 TOGETHER: Final = 64
-"""What so many pieces have made leaves, even if there are more of them."""
+"""Collected writes are flushed after this many deferred reads, even if there are more."""
 JOINED_BYTES_MAX: Final = 65_536
-"""More than this is not collected: putting it together would cost more than a second write."""
+"""Larger writes are not collected: joining them would cost more than a second write."""
 
 
 class Sender:
-    """A connection, as far as it writes. Who closes the transport lets go before what was put."""
+    """The sending half of a connection. Call `leave` before closing the transport, or collected writes are lost."""
 
     __slots__ = ("_leaving", "_outbox", "transport")
 
@@ -36,7 +37,7 @@ class Sender:
         self._leaving = b""
 
     def put(self, data: bytes) -> None:
-        """Write at the end of this round."""
+        """Write at the end of this iteration."""
         leaving = self._leaving
         if len(leaving) + len(data) > JOINED_BYTES_MAX:
             self.leave()
@@ -47,41 +48,41 @@ class Sender:
             self._outbox.add(self)
 
     def send(self, data: bytes) -> None:
-        """Write at once, unless there is much of that."""
+        """Write at once, unless many others do."""
         if self._leaving or self._outbox.crowded():
             self.put(data)
         else:
             self.transport.write(data)
 
     def leave(self) -> None:
-        """Write what was put."""
+        """Flush the collected writes."""
         data, self._leaving = self._leaving, b""
         if data:
             self.transport.write(data)
 
-    def go_on(self) -> None:
-        """Take what it has put aside."""
+    def process_deferred(self) -> None:
+        """Process the data it has deferred."""
         raise NotImplementedError
 
 
 class Outbox:
-    """Who has something to do later in this round. Without a loop everything is done as it comes."""
+    """Runs deferred writes and reads at the end of a loop iteration. Without a loop, everything is done at once."""
 
-    __slots__ = ("_behind", "_crowd", "_due", "_gone_on", "_now", "_senders", "_sent", "_soon", "_time")
+    __slots__ = ("_crowd", "_deferred", "_deferred_done", "_due", "_now", "_senders", "_sent", "_soon", "_time")
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None) -> None:
         self._soon = loop.call_soon if loop is not None else None
         self._time = loop.time if loop is not None else _never
         self._senders: list[Sender] = []
-        self._behind: deque[Sender] = deque()
+        self._deferred: deque[Sender] = deque()
         self._due = False
-        self._gone_on = 0
+        self._deferred_done = 0
         self._now = 0.0
         self._sent = 0
         self._crowd = False
 
     def add(self, sender: Sender) -> None:
-        """Have a sender leave at the end of the round."""
+        """Flush a sender at the end of the iteration."""
         if self._soon is None:
             sender.leave()
             return
@@ -89,12 +90,12 @@ class Outbox:
         if not self._due:
             self._later()
 
-    def put_aside(self, sender: Sender) -> None:
-        """Have one go on when nothing is more urgent."""
+    def defer(self, sender: Sender) -> None:
+        """Have a sender process its deferred data when nothing is more urgent."""
         if self._soon is None:
-            sender.go_on()
+            sender.process_deferred()
             return
-        self._behind.append(sender)
+        self._deferred.append(sender)
         if not self._due:
             self._later()
 
@@ -104,8 +105,8 @@ class Outbox:
         self._soon(self._end_round)
 
     def crowded(self) -> bool:
-        """Count a write that somebody waits for, and tell whether it should wait for the end of the round."""
-        now = self._time()  # of uvloop: that of the round, in milliseconds
+        """Count an urgent write. True if it should wait for the end of the iteration."""
+        now = self._time()  # uvloop's: of the iteration, in whole milliseconds
         if now != self._now:
             self._crowd = self._sent > AT_ONCE and now - self._now < LATELY_S
             self._now = now
@@ -114,18 +115,18 @@ class Outbox:
         return self._crowd or self._sent > AT_ONCE
 
     def _end_round(self) -> None:
-        behind = self._behind
+        behind = self._deferred
         self._due = True
         try:
             some = min(len(behind), max(SOME, len(behind) // 4))
             for _ in range(some):
                 sender = behind.popleft()
                 try:
-                    sender.go_on()
-                except Exception as error:  # supervisor: a mistake with one connection costs that one
+                    sender.process_deferred()
+                except Exception as error:  # supervisor: an exception in one connection closes that one only
                     _drop(sender, error)
-            self._gone_on += some
-            if not behind or self._gone_on >= TOGETHER:
+            self._deferred_done += some
+            if not behind or self._deferred_done >= TOGETHER:
                 self._leave()
         finally:
             self._due = False
@@ -133,7 +134,7 @@ class Outbox:
             self._later()
 
     def _leave(self) -> None:
-        self._gone_on = 0
+        self._deferred_done = 0
         senders, self._senders = self._senders, []
         for sender in senders:
             try:
@@ -151,5 +152,5 @@ def _never() -> float:
     return 0.0
 
 
-NOBODYS: Final = Outbox(None)
-"""Of connections that no loop serves."""
+UNBATCHED: Final = Outbox(None)
+"""Sends and processes everything at once, for connections that share no loop's outbox."""

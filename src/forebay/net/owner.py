@@ -1,9 +1,9 @@
-"""What a connection needs of its server, heads that were read before among it.
+"""What a connection needs from its server, including a cache of parsed request heads.
 
-A client says the same in the head of every request, but for the length of its body. To read that field by field takes
-a tenth of what a request costs, and most of what can be saved before it is sent on. So a request whose head was read
-before, byte for byte with the digits of `content-length` cut out, is not parsed: what came of the head is known. The
-parser stays the judge: only what it has taken for one whole message is kept.
+A client sends the same head with every request, except for the length of its body. Parsing it field by field takes a
+tenth of the cost of a request, and most of what can be saved before it is forwarded. So a request whose head was
+parsed before, byte for byte without the digits of `content-length`, is not parsed again: the parsed head is reused.
+The parser stays authoritative: only heads that it accepted as part of one complete message are cached.
 """
 
 from typing import TYPE_CHECKING, Final, Protocol
@@ -11,23 +11,24 @@ from typing import TYPE_CHECKING, Final, Protocol
 from forebay.core.errors import Code
 from forebay.core.model import Limits
 from forebay.net.exchange import Exchange
-from forebay.net.outbox import NOBODYS, Outbox
+from forebay.net.outbox import UNBATCHED, Outbox
 from forebay.net.refusing import SMALL_BODY_BYTES
 
 if TYPE_CHECKING:
     from forebay.net.connection import Connection
 
 HEAD_BYTES_MAX: Final = 2048
-"""Larger heads are read every time. A server that takes no larger ones reads all."""
+"""Larger heads are always parsed, and so are all heads of a server whose limit is not above this."""
 KEPT_MAX: Final = 256
 WRITE_BUFFER_BYTES: Final = 65_536
-"""More than this unsent, and the writer is asked to pause. Said to the transport because TLS would take 512 KiB."""
+"""With more unsent data than this, the writer is paused. Set on the transport because TLS would default to 512
+KiB."""
 LENGTH: Final = b"content-length"
 _LINES: Final = (b"\r\ncontent-length: ", b"\r\nContent-Length: ")
 
 
 class Head:
-    """What came of a head, for any length of the body."""
+    """A parsed request head, for any length of the body."""
 
     __slots__ = ("at", "fields", "headers", "http_1_0", "keep_alive", "method", "target")
 
@@ -42,7 +43,7 @@ class Head:
 
 
 class Heads:
-    """Some that were read lately."""
+    """Cache of parsed request heads."""
 
     __slots__ = ("_kept", "_new", "_size_max")
 
@@ -52,7 +53,7 @@ class Heads:
         self._size_max = min(SMALL_BODY_BYTES, body_bytes_max) if header_bytes_max > HEAD_BYTES_MAX else -1
 
     def read(self, line: "Connection", data: bytes) -> Exchange | None:
-        """The request, if these bytes are a whole one with a known head."""
+        """The request, if the data is exactly one request with a cached head."""
         self._new = b""
         end = data.find(b"\r\n\r\n", 0, HEAD_BYTES_MAX)
         size = len(data) - end - 4
@@ -84,7 +85,7 @@ class Heads:
         return exchange
 
     def keep(self, exchange: Exchange) -> None:
-        """Remember the head of a request that was just not known, and turned out to be one."""
+        """Cache the head of a request that `read` has just missed and the parser accepted."""
         key, self._new = self._new, b""
         if key and len(exchange.headers) == len(exchange.fields):
             if len(self._kept) >= KEPT_MAX:
@@ -93,7 +94,8 @@ class Heads:
 
 
 class Common:
-    """What all connections of a server look at, many times for every request: so this is no protocol."""
+    """State shared by all connections of a server. Read many times per request: hence a native class, not a
+    protocol."""
 
     __slots__ = (
         "alive_for",
@@ -111,40 +113,41 @@ class Common:
         self.limits = limits
         self.idle_timeout_s = limits.idle_timeout_s
         self.now = 0.0
-        """Coarse: it moves once per sweep."""
+        """The loop's time, updated once per sweep."""
         self.date = b""
-        """The line of the head that says it."""
+        """The `date` header line."""
         self.draining = False
-        """Connections close after their answer."""
+        """Connections close after their current response."""
         self.bodies_bytes = 0
-        """How many bytes the large bodies have together that are being read, as far as they say so."""
+        """Total bytes reserved for the large bodies being read: their declared size, or the limit if they are
+        chunked."""
         self.alive_for = alive_for
-        """Requests with this header are told with a 102 now and then that they are not forgotten; empty: none are."""
-        self.outbox = outbox or NOBODYS
+        """Requests with this header get a 102 now and then while they wait; empty: none do."""
+        self.outbox = outbox or UNBATCHED
         self.heads = Heads(limits.header_bytes_max, limits.body_bytes_max)
 
 
 class Owner(Protocol):
-    """What a connection needs of its server."""
+    """What a connection needs from its server."""
 
     common: Common
 
     def opened(self, connection: "Connection") -> bool:
-        """Take the connection in; False when there are too many."""
+        """Register the connection; False when there are too many."""
 
     def closed(self, connection: "Connection") -> None:
-        """Forget the connection."""
+        """Remove the connection."""
 
     def wants_body(self, exchange: Exchange) -> bool:
-        """Whether `handle` needs the rest of a request of which the head is there; if not, it gets it without."""
+        """Whether `handle` needs the body of a request whose head has arrived; if not, it gets the request without
+        it."""
 
     def handle(self, exchange: Exchange) -> None:
-        """Answer the exchange, now or later."""
+        """Respond to the exchange, now or later."""
 
     def refused(self, code: Code) -> None:
-        """Note that bytes that never became an exchange were answered with an error."""
+        """Record that bytes which never became an exchange were answered with this error."""
 
     def named(self, seen: Exchange, code: Code) -> bytes:
-        """The id that the answer to such bytes is to carry, and be found by; empty: none. `seen` is what was read of
-        a head, without a method, and cannot be answered.
-        """
+        """The request id for the response to such bytes, under which it is logged; empty: none. `seen` holds what was
+        parsed of the head, without a method, and cannot be responded to."""

@@ -1,4 +1,4 @@
-"""The port of a unit: the first free one, written down for whoever started it."""
+"""Binds a unit to the first free port and publishes it in a file for the process that started the unit."""
 
 import errno
 import os
@@ -11,15 +11,15 @@ from forebay.core.model import Endpoint
 from forebay.net.server import HttpServer
 
 PORTS_MAX: Final = 1000
-"""How many ports are tried from the first one on."""
+"""How many ports are tried, from the first one on."""
 
 
 class NoPort(Exception):  # noqa: N818 - states the condition
-    """No port could be had; the text is the last words of its process."""
+    """No port could be bound; the text is the exit message of the process."""
 
 
 async def listen(server: HttpServer, host: str, port_first: int, endpoint_path: Path) -> None:
-    """Take the first free port at or above `port_first` and write an `Endpoint` to the path. Raises `NoPort`."""
+    """Bind the first free port at or above `port_first` and write an `Endpoint` to the path. Raises `NoPort`."""
     last = min(port_first + PORTS_MAX, 65_536)
     for port in range(port_first, last):
         try:

@@ -1,4 +1,4 @@
-"""What is not read: heads with flaws, bodies for which there is no room. And the answer to that."""
+"""Rejecting requests before they reach a handler: invalid heads, bodies that exceed the memory limits."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -9,21 +9,21 @@ from forebay.wire import http1
 from forebay.wire.errors import error_body, id_headers
 
 BACK_IN_S: Final = 1
-"""When a client may come back that has been turned away for want of room."""
+"""Retry-After of a request rejected for lack of body memory."""
 SMALL_BODY_BYTES: Final = 65_536
-"""Such bodies are read whatever else is: their memory is bounded by the number of connections."""
+"""Bodies up to this size are always read: the number of connections bounds their memory."""
 LINE_BYTES: Final = 4096
-"""So much of a request line is looked at."""
+"""How much of a request line is examined."""
 RETRYABLE: Final = (b"x-forebay-retryable", b"1")
-"""Tells a gateway that another replica may be asked."""
+"""Tells a gateway that it may retry on another replica."""
 
 
 class Stop(Exception):  # noqa: N818 - control flow, never an error
-    """Ends a parser run from inside a callback."""
+    """Stops the parser from inside a callback."""
 
 
 def head_flaw(target: bytes, headers: Sequence[tuple[bytes, bytes]], limits: Limits) -> Refusal | None:
-    """Why a head is not taken; None: it is. Header names are lower-case."""
+    """Why a head is rejected; None: it is accepted. Header names are lower-case."""
     if len(headers) > limits.headers_max:
         return Refusal(Code.HEADERS_TOO_LARGE, f"More than {limits.headers_max} header fields.")
     if len(target) + sum(len(name) + len(value) + 4 for name, value in headers) > limits.header_bytes_max:
@@ -35,13 +35,14 @@ def head_flaw(target: bytes, headers: Sequence[tuple[bytes, bytes]], limits: Lim
 
 
 def target_in(data: bytes) -> bytes:
-    """The target in a request line that the parser did not take, for its method, say; empty: there is none."""
+    """The target of a request line that the parser rejected, for its method for example; empty: none."""
     words = data[:LINE_BYTES].split(b"\r\n", 1)[0].split(b" ")
     return words[1] if len(words) == 3 and words[1].startswith(b"/") else b""
 
 
 def refusal_answer(refusal: Refusal, target: bytes, date: bytes, request_id: bytes = b"") -> bytes:
-    """The whole answer, after which the connection closes, in the words of the API that `target` belongs to."""
+    """The whole response, after which the connection closes, in the error format of the API that `target` belongs
+    to."""
     path = target.partition(b"?")[0].decode("latin-1")
     body = error_body(refusal, path)
     headers = [http1.JSON, (b"content-length", b"%d" % len(body)), (b"connection", b"close")]

@@ -1,4 +1,4 @@
-"""An HTTP/1.1 server on `asyncio.Protocol`: listening, the limit on connections, timeouts, draining."""
+"""An HTTP/1.1 server on `asyncio.Protocol`: listening, connection limit, timeouts, draining."""
 
 import asyncio
 import heapq
@@ -14,7 +14,7 @@ from forebay.core.errors import Code
 from forebay.core.model import Limits
 from forebay.net.connection import Connection
 from forebay.net.exchange import Exchange
-from forebay.net.outbox import NOBODYS, Outbox
+from forebay.net.outbox import UNBATCHED, Outbox
 from forebay.net.owner import Common
 from forebay.obs.clock import wall_s
 
@@ -23,20 +23,21 @@ __all__ = ["Exchange", "Handler", "HttpServer"]
 Handler = Callable[[Exchange], None]
 BACKLOG: Final = 4096
 SWEEP_S_MAX: Final = 1.0
-ROOM_SHARE: Final = 64
-"""When all places are taken, one in so many is made free at once: looking for them costs as much as for one."""
+EVICTION_SHARE: Final = 64
+"""At the connection limit, one in this many idle connections is evicted at once: finding them costs as much as
+finding one."""
 ACCEPT_MORE: Final = 32
-"""How many more are taken in when the loop has let one in: alone, it would make each of a crowd wait for a round."""
+"""How many more connections to accept after the loop has accepted one: it alone accepts one per iteration."""
 ACCEPT_AGAIN_S: Final = 1.0
-"""How long nothing is accepted once that has failed, as it does without file descriptors."""
+"""How long to stop accepting after accept failed, for lack of file descriptors for example."""
 
 
 class HttpServer:
-    """Calls `handler` once per request; `refused` hears the code of what never became one.
+    """Calls `handler` once per request; `refused` gets the error code of what never became a request.
 
-    `wants_body` is asked about requests whose head is there before their body: where it says no, the handler gets
-    the request without a body, and the connection closes after the answer. Requests with the header `alive_for` are
-    told now and then that their answer is still to come. Answers leave with what else is in the `outbox`.
+    `wants_body` is called for requests whose head arrives before their body: if it returns False, the handler gets
+    the request without a body, and the connection closes after the response. Requests with the header `alive_for` get
+    a 102 now and then while they wait. Responses are batched with the other writes of `outbox`.
     """
 
     def __init__(
@@ -53,12 +54,12 @@ class HttpServer:
         self.handle = handler
         self.refused = refused
         self.named: Callable[[Exchange, Code], bytes] = lambda *_: b""
-        """Gives the answer to what never became a request an id: see `Owner`."""
+        """Assigns a request id to the response to what never became a request: see `Owner`."""
         self.wants_body = wants_body
         self._connections: dict[Connection, None] = {}
         self._arriving: set[asyncio.Task[None]] = set()
         self._listener: asyncio.Server | None = None
-        self._doors: list[socket.socket] = []
+        self._listen_socks: list[socket.socket] = []
         self._tls: ssl.SSLContext | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._empty: asyncio.Event | None = None
@@ -76,15 +77,16 @@ class HttpServer:
         tls: ssl.SSLContext | None = None,
         unsent_bytes_max: int = 0,
     ) -> None:
-        """Listen, with `tls` for HTTPS. Raises OSError if the port is taken.
+        """Listen, over TLS if `tls` is given. Raises OSError if the port is taken.
 
-        `unsent_bytes_max`: what the kernel may hold of an answer that it could not send yet; 0: megabytes.
+        `unsent_bytes_max`: how much of a response the kernel may buffer before sending it (TCP_NOTSENT_LOWAT); 0: its
+        default, megabytes.
         """
-        if self.common.outbox is NOBODYS:
+        if self.common.outbox is UNBATCHED:
             self.common.outbox = Outbox(asyncio.get_running_loop())
         self._sweep()
         self._tls = tls
-        self._over = False  # whoever looks for a free port tries again
+        self._over = False  # a caller looking for a free port calls this again
         try:
             self._listener = await asyncio.get_running_loop().create_server(
                 self._let_in,
@@ -95,13 +97,13 @@ class HttpServer:
                 start_serving=tls is None,
             )
             for listening in self._listener.sockets:
-                if unsent_bytes_max:  # what is accepted inherits it
+                if unsent_bytes_max:  # accepted sockets inherit it
                     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, unsent_bytes_max)
-                door = listening.dup()
-                self._doors.append(door)
-                if tls is not None:  # the loop would tell of a connection after its handshake only
-                    door.listen(BACKLOG)
-                    self._watch(door)
+                listen_sock = listening.dup()
+                self._listen_socks.append(listen_sock)
+                if tls is not None:  # the loop would report a connection only after its handshake
+                    listen_sock.listen(BACKLOG)
+                    self._watch(listen_sock)
         except OSError:
             self.close()
             raise
@@ -114,22 +116,22 @@ class HttpServer:
 
     @property
     def connections(self) -> int:
-        """How many connections are open, or about to be."""
+        """How many connections are open or being accepted."""
         return len(self._connections) + len(self._arriving)
 
     def stop_accepting(self) -> None:
-        """Close the listening sockets; open connections go on, and so do those that the kernel has let in."""
+        """Close the listening sockets after accepting what the kernel has queued; open connections go on."""
         if self._listener is not None:
             self._listener.close()
-        for door in self._doors:
-            self._accept(door, BACKLOG)
-        self._close_doors()
+        for listen_sock in self._listen_socks:
+            self._accept(listen_sock, BACKLOG)
+        self._close_listen_socks()
 
     async def drain(self, grace_s: float, linger_s: float = 0.0) -> bool:
-        """Stop accepting, close idle connections, let the others finish. True if all have within the grace.
+        """Stop accepting, close idle connections, let the others finish. True if all did within `grace_s`.
 
-        Connections that clients may take for open are closed after `linger_s` only: who asks again just now gets an
-        answer, which says that the connection closes.
+        Idle keep-alive connections are closed only after `linger_s`: a client that sends another request just now
+        still gets a response, which announces that the connection closes.
         """
         self.common.draining = True
         self.common.idle_timeout_s = linger_s
@@ -147,29 +149,29 @@ class HttpServer:
         return True
 
     def close(self) -> None:
-        """Cut everything that is left."""
+        """Close the listener and abort the remaining connections."""
         self._over = True
         if self._listener is not None:
             self._listener.close()
-        self._close_doors()
+        self._close_listen_socks()
         if self._timer is not None:
             self._timer.cancel()
-        if self._tls is not None:  # handshakes may take long; who else arrives is cut off on arrival
+        if self._tls is not None:  # handshakes may take long; others are aborted once accepted
             for task in list(self._arriving):
                 task.cancel()
         for connection in list(self._connections):
             connection.abort()
 
     def opened(self, connection: Connection) -> bool:
-        """Take a connection in; False when there are too many (it is kept until it has read its refusal)."""
+        """Register a connection; False when there are too many (it is kept until the client has read the error)."""
         self._connections[connection] = None
         if self._over:
             connection.abort()
             return True
-        return len(self._connections) <= self.common.limits.connections_max or self._make_room()
+        return len(self._connections) <= self.common.limits.connections_max or self._evict_idle()
 
     def closed(self, connection: Connection) -> None:
-        """Forget a connection."""
+        """Remove a connection."""
         self._connections.pop(connection, None)
         self._left()
 
@@ -177,54 +179,55 @@ class HttpServer:
         if self._empty is not None and not self.connections:
             self._empty.set()
 
-    def _make_room(self) -> bool:
-        """Cut off who has sent no whole head for longest, and not just come. False if everybody is busy."""
+    def _evict_idle(self) -> bool:
+        """Evict the connections that have waited longest for a complete head, except new ones. False if all are
+        busy."""
         now = self.common.now
-        if self._no_room_at == now:  # not for every one of many who come in vain
+        if self._no_room_at == now:  # not again for every connection over the limit
             return False
         idle = [each for each in self._connections if each.idle_since < now]
         if not idle:
             self._no_room_at = now
             return False
-        for each in heapq.nsmallest(1 + len(idle) // ROOM_SHARE, idle, key=lambda x: x.idle_since):
+        for each in heapq.nsmallest(1 + len(idle) // EVICTION_SHARE, idle, key=lambda x: x.idle_since):
             del self._connections[each]
             each.abort()
         return True
 
-    # --- accepting without the loop's help: of TLS, of crowds, and of the last ones
+    # --- accepting without the loop: for TLS, for bursts, and when closing
 
     def _let_in(self) -> asyncio.Protocol:
-        asyncio.get_running_loop().call_soon(self._accept_more)  # libuv accepts one per round
+        asyncio.get_running_loop().call_soon(self._accept_more)  # libuv accepts one per iteration
         return cast(asyncio.Protocol, Connection(self))
 
     def _accept_more(self) -> None:
-        for door in self._doors:
-            self._accept(door, ACCEPT_MORE)
+        for listen_sock in self._listen_socks:
+            self._accept(listen_sock, ACCEPT_MORE)
 
-    def _watch(self, door: socket.socket) -> None:
-        if door.fileno() >= 0:
-            asyncio.get_running_loop().add_reader(door, self._accept, door, BACKLOG)
+    def _watch(self, listen_sock: socket.socket) -> None:
+        if listen_sock.fileno() >= 0:
+            asyncio.get_running_loop().add_reader(listen_sock, self._accept, listen_sock, BACKLOG)
 
-    def _accept(self, door: socket.socket, most: int) -> None:
-        """Take in who waits at a listening socket."""
+    def _accept(self, listen_sock: socket.socket, most: int) -> None:
+        """Accept the connections queued on a listening socket."""
         loop = asyncio.get_running_loop()
         for _ in range(most):
             try:
-                sock, _ = door.accept()
+                sock, _ = listen_sock.accept()
             except (BlockingIOError, InterruptedError, ConnectionError):
                 return
             except OSError as error:
                 loop.call_exception_handler({"message": "accepting connections failed", "exception": error})
                 if self._tls is not None:
-                    loop.remove_reader(door)
-                    loop.call_later(ACCEPT_AGAIN_S, self._watch, door)
+                    loop.remove_reader(listen_sock)
+                    loop.call_later(ACCEPT_AGAIN_S, self._watch, listen_sock)
                 return
             if (
                 self._tls is not None
                 and self.connections >= self.common.limits.connections_max
-                and not self._make_room()
+                and not self._evict_idle()
             ):
-                sock.close()  # saying why would take a handshake
+                sock.close()  # an error response would need a handshake first
                 self.refused(Code.CONNECTION_LIMIT)
                 continue
             task = loop.create_task(self._take_in(sock))
@@ -247,24 +250,24 @@ class HttpServer:
                 ssl_handshake_timeout=limits.head_timeout_s if tls else None,
                 ssl_shutdown_timeout=limits.write_timeout_s if tls else None,
             )
-        except OSError:  # no handshake, or none in time
+        except OSError:  # the handshake failed or timed out
             sock.close()
 
-    def _close_doors(self) -> None:
-        for door in self._doors:
+    def _close_listen_socks(self) -> None:
+        for listen_sock in self._listen_socks:
             if self._tls is not None:
-                asyncio.get_running_loop().remove_reader(door)
-            door.close()
-        self._doors.clear()
+                asyncio.get_running_loop().remove_reader(listen_sock)
+            listen_sock.close()
+        self._listen_socks.clear()
 
     def _sweep(self) -> None:
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(self._sweep_s, self._sweep)  # first of all: timeouts have to go on
+        self._timer = loop.call_later(self._sweep_s, self._sweep)  # first: timeouts must keep running
         self.common.now = now = loop.time()
         self.common.date = b"date: %b\r\n" % formatdate(wall_s(), usegmt=True).encode()
         for connection in list(self._connections):
             try:
                 connection.sweep(now)
-            except Exception as error:  # supervisor: a mistake with one connection costs that one
+            except Exception as error:  # supervisor: an exception in one connection closes that one only
                 loop.call_exception_handler({"message": "sweeping a connection failed", "exception": error})
                 connection.abort()

@@ -1,7 +1,7 @@
-"""The certificate of a TLS listener: load it, say what is wrong with it, take over a new one while serving.
+"""The certificate of a TLS listener: loads it, validates it, and reloads it while serving.
 
-One outer context belongs to the listening socket for good. For every handshake it steps aside for the context of the
-pair that was loaded last, so a new certificate needs no new socket, and connections that are open keep theirs.
+The listening socket keeps one outer context. For every handshake it is swapped for the context that was loaded last,
+so a new certificate needs no new socket, and open connections keep theirs.
 """
 
 import asyncio
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from forebay.obs.metrics import Metrics
 
 LOOK_S: Final = 1.0
-"""A new pair is taken over at the second look at which it stands still."""
+"""Poll interval. A new pair is loaded once its files are the same at two consecutive polls."""
 EXPIRY_WARNING_S: Final = 14 * 86_400
-"""A certificate that ends sooner is warned of: whatever renews it should have done so by now."""
+"""Warn about a certificate that expires sooner: whatever renews it should have done so by now."""
 FILE_BYTES_MAX: Final = 1024 * 1024
-_STRANGERS: Final = frozenset({"KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH", "NO_CERTIFICATE_ASSIGNED"})
-"""What OpenSSL calls a key that does not belong to the certificate."""
+_KEY_MISMATCH: Final = frozenset({"KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH", "NO_CERTIFICATE_ASSIGNED"})
+"""OpenSSL's reasons for a key that does not match the certificate."""
 _ALLOWED: Final = {
     "certificate": "a PEM file: the certificate of this server, then the chain to its CA",
     "key": "a PEM file: the private key of the certificate, without a password",
@@ -40,7 +40,7 @@ Stamp = tuple[tuple[int, int, int] | None, ...]
 
 
 class BadPair(Exception):  # noqa: N818 - states the condition
-    """A listener cannot be served with that. The paths of `problems` are `certificate`, `key` and `clients`."""
+    """A listener cannot use these files. The paths of `problems` are `certificate`, `key` and `clients`."""
 
     def __init__(self, *problems: Conflict) -> None:
         self.problems = problems
@@ -48,17 +48,17 @@ class BadPair(Exception):  # noqa: N818 - states the condition
 
 
 class Pair(NamedTuple):
-    """A certificate with its key, loaded. `expires_s` is seconds since the epoch."""
+    """A loaded certificate with its key. `expires_s` is in seconds since the epoch."""
 
     context: ssl.SSLContext
     expires_s: float
 
 
 def load(spec: TlsSpec, clients: str | None = None, protocols: Sequence[str] = HTTP_1) -> Pair:
-    """The pair in the files of `spec`, expired or not, for a listener that speaks those protocols.
+    """Load the pair in the files of `spec`, expired or not, for a listener that offers those ALPN protocols.
 
-    `clients` is a file of authorities, of which clients have to have a certificate; None: they need none. Raises
-    `BadPair` with all that is wrong.
+    `clients`: a file of CA certificates, one of which must have signed the certificate of every client; None: clients
+    need none. Raises `BadPair` with all problems.
     """
     certificate, found = _read("certificate", spec.certificate)
     _, found_key = _read("key", spec.key)
@@ -71,11 +71,11 @@ def load(spec: TlsSpec, clients: str | None = None, protocols: Sequence[str] = H
     context.set_alpn_protocols(list(protocols))
     try:
         context.load_cert_chain(spec.certificate, spec.key, _no_password)
-    except _Locked:
+    except _PasswordRequired:
         raise _bad("key", spec.key, "a key with a password") from None
     except OSError as error:  # ssl.SSLError is one
         reason = getattr(error, "reason", None)
-        if reason in _STRANGERS:
+        if reason in _KEY_MISMATCH:
             raise _bad("key", spec.key, "the key of another certificate") from None
         if reason is None:
             raise _bad("key", spec.key, "no PEM private key") from None
@@ -90,14 +90,14 @@ def load(spec: TlsSpec, clients: str | None = None, protocols: Sequence[str] = H
 
 
 def conflicts(raw: Mapping[str, Any]) -> Iterator[Conflict]:
-    """What is wrong with the files that `gateway.tls` of a cluster, given as plain data, names."""
+    """Problems with the files named in `gateway.tls` of a cluster, which is given as plain data."""
     gateway = raw.get("gateway")
     tls = gateway.get("tls") if isinstance(gateway, Mapping) else None
     if not isinstance(tls, Mapping):
         return
     certificate, key = tls.get("certificate"), tls.get("key")
     if not (isinstance(certificate, str) and isinstance(key, str) and certificate and key):
-        return  # the types are somebody else's business
+        return  # wrong types are reported by the schema check
     try:
         pair = load(TlsSpec(certificate, key))
     except BadPair as error:
@@ -113,11 +113,11 @@ def day(at_s: float) -> str:
     return datetime.fromtimestamp(at_s, UTC).date().isoformat()
 
 
-class Renewal:
-    """The certificate that a listener serves with, renewed whenever its files change.
+class CertificateReloader:
+    """The certificate that a listener uses, reloaded whenever its files change.
 
-    `clients` and `protocols` are those of `load`. A client that was let in may resume its TLS session, whatever has
-    become of its authority.
+    `clients` and `protocols` are those of `load`. A client may resume its TLS session even after the CA that signed
+    its certificate has been removed.
     """
 
     def __init__(
@@ -146,22 +146,23 @@ class Renewal:
         """Load the pair; the context is for the listening socket. Raises `BadPair`."""
         self._take()
         outer = self._pair.context
-        outer.sni_callback = self._choose  # called for every client, with or without a name
+        outer.sni_callback = self._choose  # called for every client, with or without SNI
         return outer
 
     @property
     def expires_s(self) -> float:
-        """When the certificate in use ends, seconds since the epoch."""
+        """When the certificate in use expires, in seconds since the epoch."""
         return self._pair.expires_s
 
     async def follow(self) -> None:
-        """Look again and again."""
+        """Poll forever."""
         while True:
             self.look()
             await asyncio.sleep(LOOK_S)
 
     def look(self) -> None:
-        """Take over a changed pair that has stood still since the last look; a broken one changes nothing."""
+        """Load a changed pair whose files are the same as at the last poll; an invalid pair leaves the old one in
+        use."""
         if not self._warned and self._pair.expires_s - self._wall() < EXPIRY_WARNING_S:
             self._warned = True
             self._log.warning("certificate expires soon", path=self._spec.certificate, on=day(self._pair.expires_s))
@@ -181,17 +182,17 @@ class Renewal:
         if self._metrics is not None:
             self._metrics.counter("tls_reloads_total", outcome).inc()
         if complaint and complaint != self._complaint:
-            self._log.warning("certificate unusable, going on with the last one", problem=complaint)
+            self._log.warning("new certificate invalid, the old one stays in use", problem=complaint)
         self._complaint = complaint
 
     def _take(self) -> None:
-        stamp = self._stamp()  # taken first: what changes while it is read is another pair at the next look
+        stamp = self._stamp()  # read first: a change during loading counts as another pair at the next poll
         self._pair = load(self._spec, self._clients, self._protocols)
         self._taken = stamp
         self._warned = False
         if self._metrics is not None:
             self._metrics.gauge("tls_certificate_expiry_seconds").set(self._pair.expires_s)
-        self._log.info("certificate taken over", path=self._spec.certificate, expires=day(self._pair.expires_s))
+        self._log.info("certificate loaded", path=self._spec.certificate, expires=day(self._pair.expires_s))
 
     def _stamp(self) -> Stamp:
         paths = (self._spec.certificate, self._spec.key, *((self._clients,) if self._clients else ()))
@@ -202,25 +203,25 @@ class Renewal:
 
 
 def in_flight_bytes(transport: asyncio.BaseTransport) -> int:
-    """Bytes that the kernel holds because the peer's has not acknowledged them (SIOCOUTQ of Linux' tcp(7)).
+    """Bytes in the kernel that the peer has not acknowledged (SIOCOUTQ, Linux tcp(7)).
 
-    A TLS transport does not say what the transport below it has still to send. While that is anything, this is 0 for
-    moments at most.
+    A TLS transport does not report what the transport below it has still to send. While there is any, this is 0 only
+    momentarily.
     """
     try:
         sock = transport.get_extra_info("socket")
         answer = fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)) if sock else bytes(4)
-    except OSError:  # closed meanwhile
+    except OSError:  # already closed
         return 0
     return int(struct.unpack("i", answer)[0])
 
 
-class _Locked(Exception):  # noqa: N818 - states the condition
-    """OpenSSL asks for a password, which it would otherwise do on the terminal."""
+class _PasswordRequired(Exception):  # noqa: N818 - states the condition
+    """OpenSSL asks for a password, which by default it reads from the terminal."""
 
 
 def _no_password() -> str:
-    raise _Locked
+    raise _PasswordRequired
 
 
 def _bad(field: str, path: str, what: str) -> BadPair:
@@ -236,7 +237,8 @@ def _read(field: str, path: str) -> tuple[bytes, tuple[Conflict, ...]]:
 
 
 def _end_s(path: str, text: bytes) -> float:
-    """When the first certificate of a PEM file ends, seconds since the epoch. Raises `BadPair` if there is none."""
+    """When the first certificate of a PEM file expires, in seconds since the epoch. Raises `BadPair` if there is
+    none."""
     from cryptography.x509 import load_pem_x509_certificate
 
     try:

@@ -1,1 +1,1 @@
-"""Bytes to values and back, sans-IO: no socket, no await."""
+"""Parsing and serialisation, sans-IO: no sockets, no await."""

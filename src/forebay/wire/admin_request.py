@@ -1,4 +1,4 @@
-"""What clients of the admin API send: bodies and queries as values, or a Refusal that names what is wrong."""
+"""Requests of the admin API: parses bodies and queries into values, or raises a Refusal that names the problem."""
 
 import re
 from collections.abc import Mapping
@@ -28,35 +28,35 @@ from forebay.wire.openai_fields import (
 from forebay.wire.openai_fields import number as decimal
 
 BODY_BYTES_MAX: Final = 4 * 1024 * 1024
-"""Room for the largest cluster file as a JSON string."""
+"""Large enough for the largest cluster file as a JSON string."""
 NAME_CHARS_MAX: Final = 128
 SOURCE_CHARS_MAX: Final = 4096
 PAIRS_MAX: Final = 64
 VALUE_CHARS_MAX: Final = 100_000
-"""Of metadata: a model card fits."""
+"""Of one metadata value: large enough for a model card."""
 BASE64_CHARS_MAX: Final = 1024
-"""Of a public key, or of a signature."""
+"""Of a public key or a signature."""
 DOCUMENT_CHARS_MAX: Final = 1_000_000
 FILE_BYTES_MAX: Final = 2**50
 FOLDER_BYTES_MAX: Final = 255
 SHA256: Final = re.compile("^[0-9a-f]{64}$")
 KEY_S_MAX: Final = 100 * 365 * 86_400
-"""A key that is good for longer ends in no year that can be shown."""
+"""Keeps the expiry of a key within the years that can be displayed."""
 EVENTS_MAX: Final = 1000
-"""Events, or rollouts, of one answer."""
+"""Events, or rollouts, in one response."""
 EVENTS: Final = 50
 LINES: Final = 20
-"""Lines of the audit log, if nobody says how many."""
+"""Lines of the audit log returned by default."""
 EPOCH: Final = date(1970, 1, 1)
 DATE: Final = re.compile("[0-9]{4}-[0-9]{2}-[0-9]{2}")
 PERIOD_S_MAX: Final = 400 * 86_400
-"""So long is kept what became of models: a year, and a month to look at it."""
+"""The retention of the availability history: a year, and a month to read it."""
 CONTROL: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f]")
-"""All but tabulators and ends of lines."""
+"""Control characters except tab and line feed."""
 
 
-class DeployAsked(NamedTuple):
-    """What is to be rolled out. `plan`: a kind, a plan as YAML, or one as an object; None: the model's own."""
+class DeployRequest(NamedTuple):
+    """A deployment request. `plan`: a kind of plan, or a plan as YAML or as an object; None: the model's own."""
 
     revision: str
     plan: str | dict[str, Any] | None = None
@@ -64,8 +64,8 @@ class DeployAsked(NamedTuple):
     unchecked: bool = False
 
 
-class AddAsked(NamedTuple):
-    """What is to be registered. None: what fits the source. `settings` are those of the engine."""
+class AddRequest(NamedTuple):
+    """A registration. None: chosen to fit the source. `settings` are those of the engine."""
 
     source: str = ""
     task: str | None = None
@@ -73,42 +73,42 @@ class AddAsked(NamedTuple):
     settings: Mapping[str, Any] = {}
     metadata: Mapping[str, str] = {}
     upload: "Upload | None" = None
-    """In place of a source."""
+    """Uploaded files, instead of a source."""
 
 
 class Upload(NamedTuple):
-    """Files that were sent, and what they are called together."""
+    """Uploaded files, and their common name."""
 
     name: str
     manifest: Manifest
 
 
-class PartAsked(NamedTuple):
-    """Where a part of a content of so many bytes begins."""
+class PartRequest(NamedTuple):
+    """Where a part of an uploaded file begins; `size_bytes` is that of the whole file."""
 
     sha256: str
     size_bytes: int
     offset: int
 
 
-class SignAsked(NamedTuple):
-    """A signature of an artifact: a publisher's, with the key it is checked with, both base64; or a bundle."""
+class SignRequest(NamedTuple):
+    """A signature of an artifact: either a publisher's, with its public key, both base64; or a bundle."""
 
     public: str = ""
     signature: str = ""
     bundle: dict[str, Any] | None = None
-    """What is in a `model.sig` of OpenSSF's Model Signing."""
+    """The content of a `model.sig` of OpenSSF's Model Signing."""
 
 
-class ApplyAsked(NamedTuple):
-    """A cluster file as YAML, and whether it is only to be said what it would change."""
+class ApplyRequest(NamedTuple):
+    """A cluster file as YAML; `dry_run`: only report what it would change."""
 
     document: str
     dry_run: bool = False
 
 
-class ScaleAsked(NamedTuple):
-    """How many replicas a model is to have, or within which bounds; None: as the cluster file says."""
+class ScaleRequest(NamedTuple):
+    """The replica count of a model, or its bounds; None: as in the cluster file."""
 
     replicas: int | None = None
     min: int | None = None
@@ -116,22 +116,22 @@ class ScaleAsked(NamedTuple):
     why: str = ""
 
 
-class DrainAsked(NamedTuple):
-    """Taking a node out of service; `force`: also if what runs there fits nowhere else."""
+class DrainRequest(NamedTuple):
+    """Take a node out of service; `force`: even if its replicas fit nowhere else."""
 
     why: str = ""
     force: bool = False
 
 
-class UndrainAsked(NamedTuple):
-    """Letting a node serve again, or only that device of it."""
+class UndrainRequest(NamedTuple):
+    """Put a node, or only that device of it, back into service."""
 
     why: str = ""
     device: str = ""
 
 
-class KeyAsked(NamedTuple):
-    """A key: of a tenant, or of the admin API with a role and the name of who has it. `expires_s` None: for ever."""
+class KeyRequest(NamedTuple):
+    """A new key: of a tenant, or of the admin API with a role and the name of its holder. `expires_s` None: never."""
 
     tenant: str = ""
     name: str = ""
@@ -140,23 +140,24 @@ class KeyAsked(NamedTuple):
     why: str = ""
 
 
-class RotateAsked(NamedTuple):
-    """A key in the place of another, which ends after so many seconds."""
+class RotateRequest(NamedTuple):
+    """Replace a key by a new one; the old one expires after `overlap_s` seconds."""
 
     overlap_s: float = 0
     why: str = ""
 
 
-class UsageAsked(NamedTuple):
-    """Usage of one tenant and one model, None: of all; from a day on, in days since the epoch."""
+class UsageRequest(NamedTuple):
+    """A usage query for a tenant and a model (None: all), from a day on, in days since the epoch."""
 
     tenant: str | None = None
     model: str | None = None
     day_first: int = 0
 
 
-class HistoryAsked(NamedTuple):
-    """Events of a subject and what lies below it; None: of all. The newest `last`, or the first after a number."""
+class HistoryRequest(NamedTuple):
+    """A query for the events of a subject and everything below it (None: all): the newest `last`, or the first after
+    a number."""
 
     subject: str | None = None
     last: int = EVENTS
@@ -164,7 +165,7 @@ class HistoryAsked(NamedTuple):
 
 
 def _plan(value: Any, path: str) -> str | dict[str, Any]:
-    """A kind, a text, or an object."""
+    """A kind of plan, a plan as YAML, or an object."""
     if type(value) is dict:
         return value
     if type(value) is not str or not 0 < len(value) <= DOCUMENT_CHARS_MAX:
@@ -173,28 +174,28 @@ def _plan(value: Any, path: str) -> str | dict[str, Any]:
 
 
 def _bundle(value: Any, path: str) -> dict[str, Any]:
-    """A Sigstore bundle: what it may be, its own reader says."""
+    """A Sigstore bundle; its contents are validated by the bundle reader."""
     if type(value) is not dict:
         invalid(path, "an object, as it is in `model.sig`", value)
     return value
 
 
 def _holder(value: Any, path: str) -> str:
-    """Who has a key."""
+    """The name of a key's holder."""
     if type(value) is not str or HOLDER.fullmatch(value) is None:
         invalid(path, "up to 64 letters, digits, and . _ @ + -", value)
     return value
 
 
 def _pairs(value: Any, path: str) -> dict[str, str]:
-    """Metadata."""
+    """Metadata of a model."""
     if type(value) is not dict or len(value) > PAIRS_MAX:
         invalid(path, f"an object of at most {PAIRS_MAX} strings", value)
     return {_KEY(key, f"{path} (a key)"): _VALUE(each, f"{path}.{key}") for key, each in value.items()}
 
 
 def _settings(value: Any, path: str) -> dict[str, Any]:
-    """Settings of an engine: the cluster file's own rules say what they may be."""
+    """Settings of an engine; the cluster file's rules validate their names and values."""
     if type(value) is not dict or len(value) > PAIRS_MAX:
         invalid(path, f"an object of at most {PAIRS_MAX} settings", value)
     for key, each in value.items():
@@ -204,7 +205,7 @@ def _settings(value: Any, path: str) -> dict[str, Any]:
 
 
 def _files(value: Any, path: str) -> tuple[File, ...]:
-    """What an artifact consists of."""
+    """The files of an artifact."""
     if type(value) is not list or not value:
         invalid(path, "an array of files", value)
     return tuple(File(**_FILE(each, f"{path}[{number}]")) for number, each in enumerate(value))
@@ -217,7 +218,7 @@ def _sha256(value: Any, path: str) -> str:
 
 
 def _folder_name(value: Any, path: str) -> str:
-    """What a folder may be called, anywhere."""
+    """A name that every file system accepts for a folder."""
     found: str = _NAME(value, path)
     if "/" in found or found in (".", "..") or len(found.encode(errors="replace")) > FOLDER_BYTES_MAX:
         invalid(path, "the name of a file or folder, without its path", value)
@@ -225,7 +226,7 @@ def _folder_name(value: Any, path: str) -> str:
 
 
 def _either(key: str, one: Reader, other: Reader) -> Reader:
-    """One of two objects: the first if it has that key."""
+    """One of two objects: the first if the value has that key."""
 
     def reader(value: Any, path: str) -> Any:
         return (one if type(value) is dict and value.get(key) is not None else other)(value, path)
@@ -234,7 +235,7 @@ def _either(key: str, one: Reader, other: Reader) -> Reader:
 
 
 def _written(chars_min: int, chars_max: int) -> Reader:
-    """A text without control characters, of which stores and file systems do not take all."""
+    """A text without control characters, which some stores and file systems reject."""
     plain = text(chars_min, chars_max)
 
     def reader(value: Any, path: str) -> str:
@@ -327,32 +328,32 @@ NOTHING: Final = nested({})
 APPLY: Final = nested({"document": text(1, DOCUMENT_CHARS_MAX), "dry_run": boolean}, ("document",))
 
 
-def deploy(body: bytes) -> DeployAsked:
-    """Of `deploy`. Raises `Refusal`."""
-    return DeployAsked(**_object(DEPLOY, body))
+def deploy(body: bytes) -> DeployRequest:
+    """Parse the body of `deploy`. Raises `Refusal`."""
+    return DeployRequest(**_object(DEPLOY, body))
 
 
 def why(body: bytes) -> str:
-    """Of a command or a step of approval; an empty body gives no reason. Raises `Refusal`."""
+    """Parse the reason given for a command or an approval step; an empty body gives none. Raises `Refusal`."""
     return str(_object(COMMAND, body).get("why", ""))
 
 
 def alias(body: bytes) -> str:
-    """The revision that an alias is to lead to. Raises `Refusal`."""
+    """Parse the revision that an alias is set to. Raises `Refusal`."""
     return str(_object(ALIAS, body)["revision"])
 
 
-def add(body: bytes) -> AddAsked:
-    """Of a registration. Raises `Refusal`."""
+def add(body: bytes) -> AddRequest:
+    """Parse the body of a registration. Raises `Refusal`."""
     found = _object(ADD, body)
     if "upload" in found:
         sent = found["upload"]
         found["upload"] = Upload(sent["name"], _manifest(sent, "upload.files"))
-    return AddAsked(**found)
+    return AddRequest(**found)
 
 
 def lacking(body: bytes) -> Manifest:
-    """Of what is to be sent. Raises `Refusal`."""
+    """Parse the manifest of an upload, to find out which files are missing. Raises `Refusal`."""
     return _manifest(_object(LACKING, body), "files")
 
 
@@ -363,72 +364,72 @@ def _manifest(found: Mapping[str, Any], path: str) -> Manifest:
         raise Refusal(Code.INVALID_REQUEST, f"{path}: {error}.", path) from None
 
 
-def part(sha256: str, query: Mapping[str, str]) -> PartAsked:
-    """Of a part of a content. Raises `Refusal`."""
+def part(sha256: str, query: Mapping[str, str]) -> PartRequest:
+    """Parse the path and query of an upload of a file part. Raises `Refusal`."""
     if not SHA256.fullmatch(sha256):
         raise Refusal(Code.NOT_FOUND, "The path ends with the SHA-256 of a file, in lower-case hex.", "sha256")
     size_bytes, offset = (number(query.get(name, ""), name) for name in ("size_bytes", "offset"))
     if size_bytes > FILE_BYTES_MAX:
         raise Refusal(Code.INVALID_REQUEST, f"size_bytes: expected at most {FILE_BYTES_MAX}", "size_bytes")
-    return PartAsked(sha256, size_bytes, offset)
+    return PartRequest(sha256, size_bytes, offset)
 
 
-def sign(body: bytes) -> SignAsked:
-    """Of a signature: one of the two kinds. Raises `Refusal`."""
-    return SignAsked(**_object(SIGN, body))
+def sign(body: bytes) -> SignRequest:
+    """Parse a signature of either kind. Raises `Refusal`."""
+    return SignRequest(**_object(SIGN, body))
 
 
 def verify(body: bytes) -> str | None:
-    """The only model to verify; None: all. Raises `Refusal`."""
+    """Parse the model to verify; None: all. Raises `Refusal`."""
     return _object(VERIFY, body).get("model")
 
 
 def nothing(body: bytes) -> None:
-    """No body, or an empty object. Raises `Refusal`."""
+    """Accept an empty body or an empty object. Raises `Refusal` for anything else."""
     _object(NOTHING, body)
 
 
-def apply(body: bytes) -> ApplyAsked:
-    """Of `apply`. Raises `Refusal`."""
-    return ApplyAsked(**_object(APPLY, body))
+def apply(body: bytes) -> ApplyRequest:
+    """Parse the body of `apply`. Raises `Refusal`."""
+    return ApplyRequest(**_object(APPLY, body))
 
 
-def drain(body: bytes) -> DrainAsked:
-    """Of a node. Raises `Refusal`."""
-    return DrainAsked(**_object(DRAIN, body))
+def drain(body: bytes) -> DrainRequest:
+    """Parse the body of a node's drain. Raises `Refusal`."""
+    return DrainRequest(**_object(DRAIN, body))
 
 
-def undrain(body: bytes) -> UndrainAsked:
-    """Of a node or a device. Raises `Refusal`."""
-    return UndrainAsked(**_object(UNDRAIN, body))
+def undrain(body: bytes) -> UndrainRequest:
+    """Parse the body of an undrain of a node or device. Raises `Refusal`."""
+    return UndrainRequest(**_object(UNDRAIN, body))
 
 
-def create_key(body: bytes) -> KeyAsked:
-    """Of one of the two kinds. Raises `Refusal`."""
-    return KeyAsked(**_object(CREATE_KEY, body))
+def create_key(body: bytes) -> KeyRequest:
+    """Parse the body of a key's creation, of either kind. Raises `Refusal`."""
+    return KeyRequest(**_object(CREATE_KEY, body))
 
 
-def rotate_key(body: bytes) -> RotateAsked:
-    """Of a key; an empty body leaves no overlap. Raises `Refusal`."""
-    return RotateAsked(**_object(ROTATE_KEY, body))
+def rotate_key(body: bytes) -> RotateRequest:
+    """Parse the body of a key's rotation; an empty body means no overlap. Raises `Refusal`."""
+    return RotateRequest(**_object(ROTATE_KEY, body))
 
 
-def scale(body: bytes) -> ScaleAsked:
-    """Of a model's scaling; an empty body sets nothing. Raises `Refusal`."""
-    return ScaleAsked(**_object(SCALE, body))
+def scale(body: bytes) -> ScaleRequest:
+    """Parse the body of a model's scaling; an empty body sets nothing. Raises `Refusal`."""
+    return ScaleRequest(**_object(SCALE, body))
 
 
-def history(query: Mapping[str, str]) -> HistoryAsked:
-    """Of the history. Raises `Refusal`."""
+def history(query: Mapping[str, str]) -> HistoryRequest:
+    """Parse the query for the event history. Raises `Refusal`."""
     after = query.get("after")
     subject = name(query, "subject") or None
-    return HistoryAsked(subject, last(query), None if after is None else number(after, "after"))
+    return HistoryRequest(subject, last(query), None if after is None else number(after, "after"))
 
 
-def usage(query: Mapping[str, str]) -> UsageAsked:
-    """Of what was used. Raises `Refusal`."""
+def usage(query: Mapping[str, str]) -> UsageRequest:
+    """Parse the query for usage. Raises `Refusal`."""
     since = query.get("since")
-    return UsageAsked(name(query, "tenant"), name(query, "model"), 0 if since is None else _day(since))
+    return UsageRequest(name(query, "tenant"), name(query, "model"), 0 if since is None else _day(since))
 
 
 def _day(text: str) -> int:
@@ -439,17 +440,17 @@ def _day(text: str) -> int:
 
 
 def audit_tail(body: bytes) -> int:
-    """How many lines of the audit log are wanted. Raises `Refusal`."""
+    """Parse the number of audit log lines to return. Raises `Refusal`."""
     return int(_object(AUDIT_TAIL, body).get("last", LINES))
 
 
 def audit_verify(body: bytes) -> bool:
-    """Whether the oldest files of the audit log were moved elsewhere on purpose. Raises `Refusal`."""
+    """Parse whether the oldest files of the audit log may be missing because they were archived. Raises `Refusal`."""
     return bool(_object(AUDIT_VERIFY, body).get("archived", False))
 
 
 def name(query: Mapping[str, str], key: str) -> str | None:
-    """A name in a query; None: it is not there. Raises `Refusal`."""
+    """A name from a query; None if it is absent. Raises `Refusal`."""
     found = query.get(key)
     if found is not None and (len(found) > NAME_CHARS_MAX * 2 or not found.isprintable()):
         raise Refusal(Code.INVALID_REQUEST, f"{key}: expected up to {NAME_CHARS_MAX * 2} printable characters", key)
@@ -457,7 +458,7 @@ def name(query: Mapping[str, str], key: str) -> str | None:
 
 
 def last(query: Mapping[str, str]) -> int:
-    """How many of the newest are wanted. Raises `Refusal`."""
+    """How many of the newest entries to return. Raises `Refusal`."""
     found = number(query.get("last", str(EVENTS)), "last")
     if not 1 <= found <= EVENTS_MAX:
         raise Refusal(Code.INVALID_REQUEST, f"last: expected a number from 1 to {EVENTS_MAX}", "last")
@@ -465,14 +466,14 @@ def last(query: Mapping[str, str]) -> int:
 
 
 def number(value: str, name: str) -> int:
-    """A number as a query has it. Raises `Refusal`."""
+    """A whole number from a query. Raises `Refusal`."""
     if not value.isascii() or not value.isdigit() or len(value) > 18:
         raise Refusal(Code.INVALID_REQUEST, f"{name}: expected a whole number of up to 18 digits", name)
     return int(value)
 
 
 def flag(query: Mapping[str, str], name: str) -> bool | None:
-    """True or false; None: it is not there. Raises `Refusal`."""
+    """A boolean from a query; None if it is absent. Raises `Refusal`."""
     value = query.get(name)
     if value not in (None, "true", "false"):
         raise Refusal(Code.INVALID_REQUEST, f"{name}: expected `true` or `false`", name)

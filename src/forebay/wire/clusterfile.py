@@ -1,6 +1,6 @@
-"""Reads the cluster file, and files like it: YAML text to a section, or every problem at once with its path.
+"""Parses the cluster file and similar files: YAML text to a section, or every problem at once with its path.
 
-YAML 1.2 scalars only: `no` is a word and `1e3` a number. Tags are refused; size, depth and aliases are bounded.
+YAML 1.2 scalars only: `no` is a string and `1e3` a number. Tags are rejected; size, depth and aliases are bounded.
 """
 
 import difflib
@@ -44,7 +44,7 @@ _STEP = re.compile(r"[^.\[\]]+|\[\d+\]")
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong: where, what was found there, what is allowed. `line` None: not from the file."""
+    """One problem: where it is, what was found, what is allowed. `line` None: not in the file."""
 
     path: str
     found: str
@@ -56,7 +56,7 @@ class Problem:
 
 
 class ClusterFileError(Exception):
-    """A cluster file cannot be used; `problems` is never empty and holds all of them, in the file's order."""
+    """A cluster file is invalid; `problems` is never empty and holds all of them, in the file's order."""
 
     def __init__(self, source_name: str, problems: Iterable[Problem]) -> None:
         ordered = sorted(problems, key=lambda p: (p.line is None, p.line or 0))
@@ -66,7 +66,7 @@ class ClusterFileError(Exception):
         super().__init__("\n".join(lines))
 
     def listing(self, otherwise: str) -> str:
-        """All problems for a person; `otherwise` is what they are the reason for (`nothing was started`)."""
+        """All problems as text for a person; `otherwise` states the consequence (`nothing was started`)."""
         count = len(self.problems)
         lines = [f"{f'line {p.line}' if p.line else 'set' if p.path else '':>9}  {p}" for p in self.problems]
         return "\n".join([f"{self.source_name}: {count} problem{'s' if count > 1 else ''}; {otherwise}.", *lines])
@@ -87,10 +87,10 @@ def load(
     *,
     look: Look = _nothing,
 ) -> Cluster:
-    """The cluster of a file, with `overrides` (`gateway.port`, `models[0].replicas`, `models.chat.replicas`) on top.
+    """Load a cluster file, with `overrides` (`gateway.port`, `models[0].replicas`, `models.chat.replicas`) applied.
 
-    `look` is given the plain data, which may be wrong in any way, and says what is wrong with the files it names.
-    Raises `ClusterFileError` with all problems of file and overrides.
+    `look` gets the plain, not yet validated data, and returns problems with the files that it names. Raises
+    `ClusterFileError` with all problems of the file and the overrides.
     """
     return load_as(Cluster, text, source_name, overrides, look=look, agree=conflicts)
 
@@ -104,9 +104,9 @@ def load_as(
     look: Look = _nothing,
     agree: Look = _nothing,
 ) -> S:
-    """A file that holds another section, as `load` does it; an empty file is one if there is nothing it must have.
+    """Load a file that holds another section, like `load`; it may be empty if the section has no required keys.
 
-    `agree` is given the plain data too, and says which settings do not go together.
+    `agree` gets the plain data too, and returns settings that conflict with each other.
     """
     reader = _Reader()
     root = reader.read(text)
@@ -133,7 +133,7 @@ def load_as(
 
 
 def load_course(text: str | bytes, source_name: str) -> Course:
-    """The course of a rollout from a plan file, or from a document in JSON. Raises `ClusterFileError`."""
+    """Load the course of a rollout from a plan file, or from a JSON document. Raises `ClusterFileError`."""
     return load_as(PlanSettings, text, source_name, agree=plan_conflicts).value()
 
 
@@ -142,25 +142,25 @@ def _validate(section: type[S], root: dict[str, Any], reader: "_Reader", agree: 
         reader.problem(path, found, allowed, reader.line_of(path))
     reported = {p.path for p in reader.problems}
     try:
-        # Through JSON: there a list may become a tuple and a word an enum member, yet "8080" is no number.
+        # Via JSON: there a list may become a tuple and a string an enum member, yet "8080" is not a number.
         value = section.model_validate_json(json.dumps(root), strict=True)
     except ValidationError as error:
         schema = section.model_json_schema()
         for details in error.errors(include_url=False):
             if details["type"] == "value_error":
-                continue  # what validators of ours say is in `agree` already
+                continue  # our own validators' errors are reported by `agree` already
             if details["type"] == "too_short" and details["input"]:
-                continue  # pydantic counts the valid entries only
+                continue  # pydantic counts valid entries only
             problem = _translate(details, root, schema, reader)
             if problem.path not in reported:
-                reported.add(problem.path)  # each member of a union has its own complaint
+                reported.add(problem.path)  # each member of a union reports its own error
                 reader.problems.append(problem)
         return None
     return None if reader.problems else value
 
 
 class _Reader:
-    """Turns YAML into plain data, remembers the line of every path, collects problems."""
+    """Converts YAML to plain data; records the line of every path and collects problems."""
 
     def __init__(self) -> None:
         self.problems: list[Problem] = []
@@ -171,13 +171,13 @@ class _Reader:
         self.problems.append(Problem(path, found, allowed, line))
 
     def line_of(self, path: str) -> int | None:
-        """The line of the value at `path`, or of the nearest section around it that the file has."""
+        """The line of the value at `path`, or of the nearest enclosing section in the file."""
         while path and path not in self._lines:
             path = path[: max(path.rfind("."), path.rfind("["), 0)]
         return self._lines.get(path)
 
     def read(self, text: str | bytes) -> Any:
-        """The data, or None with problems noted."""
+        """The data, or None if there are problems."""
         if len(text) > TEXT_BYTES_MAX:
             return self.problem("", f"{len(text)} bytes", f"at most {TEXT_BYTES_MAX} bytes", None)
         try:
@@ -198,7 +198,8 @@ class _Reader:
         return None if node is None else self._value(node, "", ())
 
     def _unfit(self, text: str) -> bool:
-        """Notes tags; bounds what follows, which recurses and follows aliases. Events are read without recursion."""
+        """Reports tags, and bounds size and depth first: composing recurses and follows aliases, reading events does
+        not."""
         depth = 0
         for count, event in enumerate(yaml.parse(text, Loader=yaml.SafeLoader)):
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
@@ -257,7 +258,7 @@ class _Reader:
         return value
 
     def override(self, root: dict[str, Any], path: str, text: str) -> None:
-        """Set one value. The text is YAML, so lists and quoted words work."""
+        """Set one value. The text is YAML, so lists and quoted strings work."""
         inner = _Reader()
         value = inner.read(text)
         steps = _steps(path, root)
@@ -303,14 +304,14 @@ def _plain_value(text: str) -> Any:
 
 
 def _bounded_int(text: str) -> int | str:
-    # Longer digit strings are no setting of ours, and Python refuses to convert thousands of digits either way.
+    # No setting has more digits, and Python refuses to convert thousands of digits anyway.
     if len(text) > INT_CHARS_MAX:
         return text
     return int(text, 0) if text[:2] in ("0x", "0o") else int(text)
 
 
 def _steps(path: str, root: Mapping[str, Any]) -> list[str | int]:
-    """`models[0].engine.threads` or `models.chat.engine.threads` as keys and indexes; empty: not a path."""
+    """`models[0].engine.threads` or `models.chat.engine.threads` as keys and indexes; empty: not a valid path."""
     models = root.get("models")
     names = [m.get("name") if isinstance(m, dict) else None for m in models] if isinstance(models, list) else []
     steps: list[str | int] = []
@@ -334,7 +335,7 @@ def _path(steps: Iterable[str | int]) -> str:
 
 
 def _translate(details: ErrorDetails, root: Any, schema: dict[str, Any], reader: _Reader) -> Problem:
-    """One of pydantic's errors in the words of the cluster file."""
+    """Translates an error of pydantic into a problem in the terms of the cluster file."""
     steps = _real_steps(details["loc"], root, schema)
     path = _path(steps)
     match details["type"]:
@@ -358,7 +359,7 @@ def _translate(details: ErrorDetails, root: Any, schema: dict[str, Any], reader:
 
 
 def _real_steps(loc: tuple[int | str, ...], root: Any, schema: dict[str, Any]) -> list[str | int]:
-    """Pydantic's location without the name of a union's member, which it puts behind the place."""
+    """Pydantic's location without the names of union members, which it appends to the field."""
     steps: list[str | int] = []
     for index, step in enumerate(loc):
         if index and loc[index - 1] == "engine":
@@ -382,7 +383,7 @@ def _at(steps: Iterable[str | int], root: Any) -> Any:
 
 
 def _schema_at(steps: Iterable[str | int], root: Any, schema: dict[str, Any]) -> dict[str, Any]:
-    """The part of the JSON Schema that rules the place."""
+    """The part of the JSON Schema that describes the place."""
     part, place = schema, root
     for step in steps:
         part = _resolved(part, place, schema)
@@ -397,7 +398,7 @@ def _schema_at(steps: Iterable[str | int], root: Any, schema: dict[str, Any]) ->
 
 
 def _resolved(part: dict[str, Any], place: Any, schema: dict[str, Any]) -> dict[str, Any]:
-    """Follow references; of an optional value the value; of a union the member that the data names."""
+    """Follow references; for an optional value its schema; for a union the member that the data names."""
     while True:
         if "$ref" in part:
             part = schema["$defs"][part["$ref"].rsplit("/", 1)[1]]
@@ -416,7 +417,7 @@ def _resolved(part: dict[str, Any], place: Any, schema: dict[str, Any]) -> dict[
 
 
 def _describe(part: dict[str, Any], schema: dict[str, Any]) -> str:
-    """What a place takes, in plain words."""
+    """What a place accepts, in plain words."""
     if "discriminator" in part:
         return f"one of {', '.join(sorted(part['discriminator']['mapping']))}, or a section with `name`"
     if "anyOf" in part:
@@ -451,7 +452,7 @@ def _guess(word: str, words: Iterable[str]) -> str:
 
 
 def _show(value: Any) -> str:
-    """What was found, shortened, as it would stand in the file."""
+    """The value found, shortened, as it would be written in the file."""
     match value:
         case None:
             return "nothing"

@@ -1,6 +1,6 @@
-"""Errors as the API of a path words them: OpenAI's error object, or Anthropic's for the Messages API.
+"""Errors in the format of the API a path belongs to: OpenAI's error object, or Anthropic's for the Messages API.
 
-`path` is that of the request; every path but those below speaks as OpenAI's chat completions do.
+`path` is that of the request; every path not listed below uses the format of OpenAI's chat completions.
 """
 
 from typing import Any, Final
@@ -25,7 +25,7 @@ ANTHROPIC_TYPES: Final = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-"""Anthropic's type of error by HTTP status; others below 500 are `invalid_request_error`, above `api_error`."""
+"""Anthropic's error type by HTTP status; other statuses below 500 are `invalid_request_error`, above `api_error`."""
 
 TEXT_CHARS_MAX: Final = 1024
 """No more of what another process says is passed on."""
@@ -40,7 +40,7 @@ def error_object(code: Code, text: str = "", param: str | None = None) -> dict[s
 
 
 def error_body(refusal: Refusal, path: str = "") -> bytes:
-    """The JSON body of an error answer."""
+    """The JSON body of an error response."""
     if path.startswith(MESSAGES):
         return _encode(_anthropic_object(refusal.code, refusal.text, refusal.param))
     if path.startswith(INFERENCE):
@@ -49,7 +49,7 @@ def error_body(refusal: Refusal, path: str = "") -> bytes:
 
 
 def error_event(code: Code, text: str = "", path: str = "", events: int = 0) -> bytes:
-    """A server-sent event that ends a stream with an error; `events` went before it."""
+    """A server-sent event that ends a stream with an error, after `events` others."""
     if path == MESSAGES:
         return b"event: error\ndata: " + _encode(_anthropic_object(code, text, None)) + b"\n\n"
     if path == RESPONSES:
@@ -68,7 +68,7 @@ class _ErrorObject(msgspec.Struct):
 
 
 def error_code(body: bytes) -> str:
-    """The code in an error object; empty if there is none."""
+    """The code in an error object; empty if the body is not one."""
     try:
         return msgspec.json.decode(body, type=_ErrorObject).error.code
     except UNREADABLE:
@@ -84,14 +84,14 @@ def error_text(body: bytes) -> str:
 
 
 def id_headers(request_id: bytes, path: str = "") -> list[tuple[bytes, bytes]]:
-    """The headers in which an answer names its request."""
+    """The response headers with the request id."""
     if path.startswith(MESSAGES):
         return [(b"x-request-id", request_id), (b"request-id", request_id)]
     return [(b"x-request-id", request_id)]
 
 
 def _anthropic_object(code: Code, text: str, param: str | None) -> dict[str, Any]:
-    """Our code stands twice: where Anthropic's client looks for such codes, and where all our errors have it."""
+    """Our code is included twice: where Anthropic's client looks for it, and where all our errors have it."""
     row = TABLE[code]
     kind = ANTHROPIC_TYPES.get(row.status, "invalid_request_error" if row.status < 500 else "api_error")
     error = {"type": kind, "message": text or row.text, "param": param, "code": code.value}

@@ -1,4 +1,4 @@
-"""HTTP/1.1 heads, chunks and requests as bytes. Parsing is httptools' business."""
+"""Serialises HTTP/1.1 heads, chunks and requests. Parsing is done by httptools."""
 
 from collections.abc import Sequence
 from http import HTTPStatus
@@ -17,15 +17,15 @@ LAST_CHUNK: Final = b"0\r\n\r\n"
 CRLF: Final = b"\r\n"
 _SIZES: Final = 1024
 _SIZE_LINES: Final = [b"%x\r\n" % size for size in range(_SIZES)]
-"""The first lines of chunks as small as most events are: making one takes longer than looking it up."""
+"""The size lines of chunks as small as most events: looking one up is faster than formatting it."""
 _LONE_LINES: Final = [b"" for _ in range(_SIZES + 8)]
-"""The same by the length of the whole chunk; empty where no chunk is so long."""
+"""The size lines by the length of the whole chunk; empty for lengths that no chunk has."""
 for _size, _line in enumerate(_SIZE_LINES[1:], 1):
     _LONE_LINES[len(_line) + _size + len(CRLF)] = _line
 
 
 def status_line(status: int) -> bytes:
-    """The first line of an answer; statuses without a registered phrase get an empty one."""
+    """The first line of a response; statuses without a registered phrase get an empty one."""
     return STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
 
 
@@ -35,7 +35,7 @@ def fields(headers: Headers) -> bytes:
 
 
 def chunk(data: bytes) -> bytes:
-    """One chunk of a chunked body. Empty data gives nothing: an empty chunk would end the body."""
+    """One chunk of a chunked body. Empty data gives no chunk: an empty chunk would end the body."""
     size = len(data)
     if size >= _SIZES:
         return b"%x\r\n%b\r\n" % (size, data)
@@ -43,7 +43,7 @@ def chunk(data: bytes) -> bytes:
 
 
 def lone_chunk(data: bytes) -> bytes:
-    """What is in a chunk, if these bytes are one whole small chunk in its usual spelling; otherwise nothing."""
+    """The content of a chunk, if the data is exactly one small chunk in its usual format; otherwise empty."""
     size = len(data)
     line = _LONE_LINES[size] if size < len(_LONE_LINES) else b""
     if line and data.startswith(line) and data.endswith(CRLF):
@@ -52,10 +52,10 @@ def lone_chunk(data: bytes) -> bytes:
 
 
 def last_chunk(trailers: Headers) -> bytes:
-    """The end of a chunked body."""
+    """The end of a chunked body, with trailers."""
     return b"0\r\n%b\r\n" % fields(trailers) if trailers else LAST_CHUNK
 
 
 def request(method: bytes, target: bytes, headers: Headers, body: bytes = b"") -> bytes:
-    """A complete request. `headers` must hold `host`; the length is added."""
+    """A complete request. `headers` must include `host`; `content-length` is added."""
     return b"%b %b HTTP/1.1\r\n%bcontent-length: %d\r\n\r\n%b" % (method, target, fields(headers), len(body), body)

@@ -1,6 +1,6 @@
-"""OpenAI's answers as bytes: chat completions and text completions, whole or as stream chunks, and embeddings.
+"""OpenAI's responses as bytes: chat completions and text completions, whole or as stream chunks, and embeddings.
 
-A stream chunk costs one JSON string: all that stays the same within a choice is encoded once.
+A stream chunk costs encoding one JSON string: everything constant within a choice is encoded once.
 """
 
 from abc import ABC, abstractmethod
@@ -15,13 +15,13 @@ from forebay.wire.errors import error_event
 
 DONE = b"data: [DONE]\n\n"
 LOGPROB_MIN = -9999.0
-"""What OpenAI says for a probability of zero, whose logarithm JSON cannot carry."""
+"""What OpenAI returns for a probability of zero, whose logarithm JSON cannot represent."""
 
 _encode = msgspec.json.Encoder().encode
 
 
 class Logprob(Protocol):
-    """A token of an answer with its log probability; `engines.protocol.TokenLogprob` is one."""
+    """A generated token with its log probability; `engines.protocol.TokenLogprob` is one."""
 
     @property
     def token(self) -> str:
@@ -37,12 +37,12 @@ class Logprob(Protocol):
 
     @property
     def top(self) -> tuple[tuple[str, float, tuple[int, ...]], ...]:
-        """The likeliest tokens in its place."""
+        """The most likely tokens at its position."""
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What all parts of an answer repeat."""
+    """The fields that all parts of a response repeat."""
 
     id: str
     created: int
@@ -52,7 +52,7 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of a request; `cached` None: unknown."""
+    """Token counts of a request; `cached` None: unknown."""
 
     prompt: int
     completion: int
@@ -75,7 +75,7 @@ NOTHING_USED = Usage(0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One finished choice. `logprobs` None: nobody asked. `stop`: the stop string that ended it, if one did."""
+    """One finished choice. `logprobs` None: not requested. `stop`: the stop string that ended it, if one did."""
 
     text: str
     finish_reason: str
@@ -116,17 +116,17 @@ def completion_logprobs(tokens: Sequence[Logprob], offset: int) -> dict[str, Any
 
 
 class _Chunks(ABC):
-    """The chunks of a stream, and what they have in common with a whole answer.
+    """The chunks of a stream, and what they have in common with a whole response.
 
-    `begun`: the text of the only choice of a stream that another replica has begun; None for a new answer.
+    `begun`: the text of the only choice of a stream that another replica has begun; None for a new response.
     """
 
     names: ClassVar[Mapping[str, str]]
-    """What a request calls the parameters of the engine, where the words differ."""
+    """The request's names of engine parameters, where they differ."""
     _kind: ClassVar[str]
     _chunk_kind: ClassVar[str]
     _around: ClassVar[tuple[bytes, bytes, bytes]]
-    """What stands before and after the text of a choice, and instead of all three at its end."""
+    """The JSON before and after the text of a choice, and instead of the three in its last event."""
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class _Chunks(ABC):
         self._after = after + b',"logprobs":null,"finish_reason":null}' + self._tail
 
     def delta(self, index: int, text: str, tokens: Sequence[Logprob] = ()) -> bytes:
-        """New text of a choice, with the log probabilities of its tokens if these were asked for."""
+        """New text of a choice, with the log probabilities of its tokens if requested."""
         if not tokens:
             return self._before[index] + _encode(text) + self._after
         shown = self._with_logprobs + _encode(self._logprobs(index, tokens)) + b',"finish_reason":null}'
@@ -162,18 +162,18 @@ class _Chunks(ABC):
         return self._start + b'{"index":%d,' % index + self._around[2] + end + self._tail
 
     def end(self, usage: Usage) -> bytes:
-        """The end of a stream; the event with the token counts, which has no choices, if it was asked for."""
+        """The end of a stream; preceded, if requested, by the event with the token counts, which has no choices."""
         if not self._include_usage:
             return DONE
         return self._start + b'],"usage":' + _encode(usage.document()) + b"}\n\n" + DONE
 
     def error(self, code: Code, text: str) -> bytes:
-        """An event that ends a stream before its time."""
+        """The event that ends a stream with an error."""
         return error_event(code, text)
 
     @abstractmethod
     def _logprobs(self, index: int, tokens: Sequence[Logprob]) -> dict[str, Any]:
-        """OpenAI's object for these tokens of a choice."""
+        """OpenAI's `logprobs` object for these tokens of a choice."""
 
     def _shared(self, kind: str) -> dict[str, Any]:
         head = self._head
@@ -190,21 +190,21 @@ class _Chunks(ABC):
 
 
 class ChatAnswer(_Chunks):
-    """What `/v1/chat/completions` answers."""
+    """Writes the response of `/v1/chat/completions`."""
 
     names: ClassVar[Mapping[str, str]] = {"prompt": "messages", "schema": "response_format"}
     _kind, _chunk_kind = "chat.completion", "chat.completion.chunk"
     _around = (b'"delta":{"content":', b"}", b'"delta":{}')
 
     def opening(self, index: int, usage: Usage = NOTHING_USED) -> bytes:
-        """The first event of a choice: it says who speaks."""
+        """The first event of a choice, with the role."""
         if self._begun is not None:
             return b""
         delta = b'{"index":%d,"delta":{"role":"assistant","content":"","refusal":null},' % index
         return self._start + delta + b'"logprobs":null,"finish_reason":null}' + self._tail
 
     def whole(self, choices: Sequence[Choice], usage: Usage) -> bytes:
-        """The whole answer."""
+        """The whole response."""
         listed: list[dict[str, Any]] = [
             {
                 "index": index,
@@ -221,7 +221,8 @@ class ChatAnswer(_Chunks):
 
 
 class CompletionAnswer(_Chunks):
-    """What `/v1/completions` answers. `prefixes` are texts that choices begin with (`echo`), by index; else empty."""
+    """Writes the response of `/v1/completions`. `prefixes`: texts that the choices begin with (`echo`), by index; or
+    empty."""
 
     names: ClassVar[Mapping[str, str]] = {"schema": "response_format", "top_logprobs": "logprobs"}
     _kind = _chunk_kind = "text_completion"
@@ -247,7 +248,7 @@ class CompletionAnswer(_Chunks):
         return b"" if self._begun or not prefix else self.delta(index, prefix)
 
     def whole(self, choices: Sequence[Choice], usage: Usage) -> bytes:
-        """The whole answer."""
+        """The whole response."""
         listed = [
             {
                 "text": self._prefixes[index] + choice.text,
@@ -266,12 +267,12 @@ class CompletionAnswer(_Chunks):
 
 
 def embedding_item(index: int, embedding: bytes) -> bytes:
-    """One entry of an embeddings answer; `embedding` is JSON: an array of numbers or a base64 string."""
+    """One entry of an embeddings response; `embedding` is JSON: an array of numbers or a base64 string."""
     return b'{"object":"embedding","index":%d,"embedding":%b}' % (index, embedding)
 
 
 def embeddings_body(model: str, items: Sequence[bytes], prompt_tokens: int) -> bytes:
-    """The whole answer to an embeddings request, from its entries in order."""
+    """The whole embeddings response, from its entries in order."""
     usage = _encode({"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens})
     end = b'],"model":' + _encode(model) + b',"usage":' + usage + b"}"
     return b'{"object":"list","data":[' + b",".join(items) + end

@@ -1,7 +1,7 @@
-"""Readers of JSON fields: a value goes in, a checked value or a Refusal that names the field comes out.
+"""Readers of JSON fields: each takes a value and returns it checked, or raises a Refusal that names the field.
 
-A table `name -> Reader` describes an object; every refusal says which field, what was found and what is allowed.
-Every reader has a shape, the JSON Schema of what it takes: the published description of the API is made of these.
+A table `name -> Reader` describes an object; every refusal names the field, what was found and what is allowed. Every
+reader has a shape, the JSON Schema of what it accepts: the published API description is built from these.
 """
 
 from collections.abc import Callable, Mapping
@@ -33,18 +33,18 @@ _KINDS = {
 
 
 def shaped(reader: Reader, shape: Shape) -> Reader:
-    """Note the shape of a reader, and hand the reader back."""
+    """Register the shape of a reader; returns the reader."""
     _SHAPES[reader] = shape
     return reader
 
 
 def shape_of(reader: Reader) -> Shape:
-    """The shape that was noted for a reader. Raises KeyError if there is none."""
+    """The registered shape of a reader. Raises KeyError if there is none."""
     return _SHAPES[reader]
 
 
 def object_shape(fields: Mapping[str, Reader], required: tuple[str, ...] = ()) -> Shape:
-    """The shape of what `read` takes."""
+    """The shape of what `read` accepts."""
     properties = {
         name: shape_of(reader) if name in required else _or_null(shape_of(reader)) for name, reader in fields.items()
     }
@@ -80,7 +80,7 @@ def decode(body: bytes) -> dict[str, Any]:
 
 
 def shown(value: Any) -> str:
-    """A value as error texts show it: its kind, and itself if it is short enough to help."""
+    """A value as error texts show it: its type, and the value itself if short."""
     kind = _KINDS.get(type(value), "an object")
     match value:
         case None:
@@ -99,19 +99,19 @@ def shown(value: Any) -> str:
 
 
 def invalid(path: str, expected: str, value: Any) -> NoReturn:
-    """Refuse a value of a wrong type or out of range."""
+    """Reject a value of the wrong type or out of range."""
     raise Refusal(
         Code.INVALID_REQUEST, f"Invalid value for '{path}': expected {expected}, found {shown(value)}.", _cut(path)
     )
 
 
 def unsupported(path: str, text: str) -> NoReturn:
-    """Refuse a parameter that is valid but cannot be honoured."""
+    """Reject a parameter that is valid but not supported."""
     raise Refusal(Code.UNSUPPORTED_PARAMETER, f"'{path}' is not supported: {text}", _cut(path))
 
 
 def missing(path: str) -> NoReturn:
-    """Refuse an object that lacks a required field."""
+    """Reject an object that lacks a required field."""
     raise Refusal(Code.INVALID_REQUEST, f"Missing required parameter: '{path}'.", path)
 
 
@@ -137,7 +137,7 @@ def read(value: Any, path: str, fields: Mapping[str, Reader], required: tuple[st
 
 
 def nested(fields: Mapping[str, Reader], required: tuple[str, ...] = ()) -> Reader:
-    """An object."""
+    """A reader of an object."""
 
     def reader(value: Any, path: str) -> dict[str, Any]:
         return read(value, path, fields, required)
@@ -146,7 +146,7 @@ def nested(fields: Mapping[str, Reader], required: tuple[str, ...] = ()) -> Read
 
 
 def number(low: float, high: float, *, above: bool = False) -> Reader:
-    """A number in [low, high], or in (low, high] with `above`."""
+    """A reader of a number in [low, high], or in (low, high] with `above`."""
     expected = f"a number above {low:g}, at most {high:g}" if above else f"a number from {low:g} to {high:g}"
 
     def reader(value: Any, path: str) -> float:
@@ -158,7 +158,7 @@ def number(low: float, high: float, *, above: bool = False) -> Reader:
 
 
 def integer(low: int, high: int) -> Reader:
-    """A whole number in [low, high]."""
+    """A reader of a whole number in [low, high]."""
     expected = f"an integer from {low} to {high}"
 
     def reader(value: Any, path: str) -> int:
@@ -177,7 +177,7 @@ def boolean(value: Any, path: str) -> bool:
 
 
 def text(chars_min: int = 0, chars_max: int | None = None) -> Reader:
-    """A string, its length bounded if asked."""
+    """A reader of a string, with optional length limits."""
     expected = "a string"
     if chars_min or chars_max:
         expected += (
@@ -200,7 +200,7 @@ def text(chars_min: int = 0, chars_max: int | None = None) -> Reader:
 
 
 def one_of(*allowed: str) -> Reader:
-    """One of some strings."""
+    """A reader of one of some strings."""
     expected = " or ".join(f"'{word}'" for word in allowed)
 
     def reader(value: Any, path: str) -> str:
@@ -212,7 +212,7 @@ def one_of(*allowed: str) -> Reader:
 
 
 def only(*allowed: Any) -> Reader:
-    """A parameter that we cannot honour: only the values under which it changes nothing pass."""
+    """A reader of an unsupported parameter: accepts only the values under which it changes nothing."""
     hint = " or ".join(msgspec.json.encode(one).decode() for one in allowed)
 
     def reader(value: Any, path: str) -> Any:
@@ -220,11 +220,11 @@ def only(*allowed: Any) -> Reader:
             unsupported(path, f"found {shown(value)}; leave it out{' or send ' + hint if hint else ''}.")
         return value
 
-    return shaped(reader, {"enum": [*allowed, None]})  # no reader sees the null of an optional field
+    return shaped(reader, {"enum": [*allowed, None]})  # readers are not called for the null of an optional field
 
 
 def texts(part: Reader, words: str = "text parts") -> Reader:
-    """A string, or an array of parts, of which `part` gives the text each; they are joined by line breaks."""
+    """A reader of a string, or an array of parts, each of whose text `part` returns; texts are joined by newlines."""
     expected = f"a string or an array of 1 to {PARTS_MAX} {words}"
 
     def reader(value: Any, path: str) -> str:
@@ -238,7 +238,7 @@ def texts(part: Reader, words: str = "text parts") -> Reader:
 
 
 def ignored_text(value: Any, path: str) -> None:
-    """A string that changes nothing."""
+    """A string that is checked and ignored."""
     _ANY_TEXT(value, path)
 
 
@@ -253,7 +253,7 @@ def metadata(value: Any, path: str) -> dict[str, str]:
 
 
 def format_name(value: Any, path: str) -> str:
-    """The name of an answer format."""
+    """The name of a response format."""
     if type(value) is not str or not 0 < len(value) <= 64 or not value.isascii() or value.strip(_NAME_CHARS):
         invalid(path, "1 to 64 letters, digits, underscores or dashes", value)
     return value

@@ -1,7 +1,7 @@
 """OpenAI's request bodies as values: chat completions, completions, embeddings.
 
-Follows OpenAI's public API; `top_k`, `min_p`, `repetition_penalty` and `ignore_eos` are taken as vLLM takes them.
-What OpenAI knows and Forebay cannot honour is refused by name, unless its value changes nothing.
+Follows OpenAI's public API; `top_k`, `min_p`, `repetition_penalty` and `ignore_eos` are as in vLLM. Fields of
+OpenAI's API that Forebay does not support are rejected by name, unless their value changes nothing.
 """
 
 from collections.abc import Iterator
@@ -56,7 +56,7 @@ Input = str | tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to choose tokens; `engines.protocol.Sampling` has the meaning of each field."""
+    """Sampling parameters; see `engines.protocol.Sampling` for the meaning of each."""
 
     max_tokens: int | None = None
     temperature: float = 1.0
@@ -109,7 +109,7 @@ class EmbeddingsRequest:
 
 
 def parse_chat(body: bytes) -> ChatRequest:
-    """A chat completion request. Raises `Refusal`."""
+    """Parse a chat completion request. Raises `Refusal`."""
     given = CHAT_BODY(decode(body), "")
     limit, old_limit = given.get("max_completion_tokens"), given.get("max_tokens")
     if limit is not None and old_limit is not None and limit != old_limit:
@@ -129,7 +129,7 @@ def parse_chat(body: bytes) -> ChatRequest:
 
 
 def parse_completion(body: bytes) -> CompletionRequest:
-    """A text completion request. Raises `Refusal`."""
+    """Parse a text completion request. Raises `Refusal`."""
     given = COMPLETION_BODY(decode(body), "")
     prompts, n, echo = given["prompt"], given.get("n", 1), given.get("echo", False)
     if given.get("best_of", n) != n:
@@ -144,7 +144,7 @@ def parse_completion(body: bytes) -> CompletionRequest:
 
 
 def parse_embeddings(body: bytes) -> EmbeddingsRequest:
-    """An embeddings request. Raises `Refusal`."""
+    """Parse an embeddings request. Raises `Refusal`."""
     given = EMBEDDINGS_BODY(decode(body), "")
     return EmbeddingsRequest(
         given["model"], given["input"], given.get("encoding_format") == "base64", given.get("dimensions")
@@ -152,7 +152,7 @@ def parse_embeddings(body: bytes) -> EmbeddingsRequest:
 
 
 def needs(request: ChatRequest | CompletionRequest) -> Iterator[tuple[str, str]]:
-    """What the request asks of the engine beyond the plain: pairs of capability and the parameter that asks it."""
+    """The optional engine capabilities the request needs: pairs of capability and the parameter that needs it."""
     s, chat = request.sampling, isinstance(request, ChatRequest)
     if s.seed is not None:
         yield "seed", "seed"
@@ -215,7 +215,7 @@ def _message(value: Any, path: str) -> dict[str, str]:
         unsupported(f"{path}.role", f"found {shown(value['role'])}; this API takes no tool results yet.")
     given = read(value, path, _MESSAGE, ("role", "content"))
     if given["role"] == "developer":
-        given["role"] = "system"  # OpenAI's newer word for it; chat templates know only the older
+        given["role"] = "system"  # OpenAI's newer name of the role; chat templates only know the older one
     return {key: given[key] for key in ("role", "content", "name") if key in given}
 
 

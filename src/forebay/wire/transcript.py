@@ -1,12 +1,12 @@
-"""A stream of server-sent events on its way through: cut at event boundaries, counted, and its text remembered.
+"""Relays a stream of server-sent events: splits it at event boundaries, counts events, and collects the text.
 
-The text lets another replica go on where one was lost. Parsing every event would cost more than relaying it, but what
-surrounds the text is the same in all events of a choice: the text of an event that looks like those before it is what
-is left between. Others are kept as they are, and every few of them are taken apart at once: where several came in one
-read, cutting out what surrounds their texts is one `replace`. Only what does not look like that is parsed.
+The text lets another replica continue the stream if this one fails. Parsing every event would cost more than relaying
+it, but the JSON around the text is the same in all events of a choice: the text is what remains after removing it.
+Events are collected and processed a few at a time: where several arrived in one read, removing what surrounds their
+texts is one `replace`. Only events that do not match are parsed.
 
-In Anthropic's Messages and OpenAI's Responses several events follow the text, and nobody could go on between these:
-they are handed on together, when the last one is there.
+In Anthropic's Messages and OpenAI's Responses several events follow the text, and a stream could not be resumed
+between these: they are passed on together, once the last one is there.
 """
 
 import re
@@ -19,31 +19,31 @@ from forebay.wire.documents import UNREADABLE
 from forebay.wire.errors import MESSAGES, RESPONSES
 
 HELD_BYTES_MAX: Final = 262_144
-"""A longer unfinished event is passed on in pieces."""
+"""A longer incomplete event is passed on in pieces."""
 PENDING_MAX: Final = 8
-"""Reads that are kept whole before they are taken apart."""
+"""How many reads are collected before they are processed."""
 PENDING_FIRST: Final = 2
-"""The same while it is not known what surrounds the text. More than one, as the first event is to go out soon."""
+"""The same before the JSON around the text is known. More than one, as the first event must go out soon."""
 LARGE_BYTES: Final = 8192
-"""A read of this size is taken apart at once: eight of the largest would be 2 MB."""
+"""A read of this size is processed at once: eight of the largest would be 2 MB."""
 TEXT_BYTES_MAX: Final = 4 * 1024 * 1024
-"""A longer answer cannot be resumed."""
+"""A longer response cannot be resumed."""
 END: Final = b"\n\n"
 NEWLINE: Final = 10
-"""As a number: for bytes, `in` first takes them for one, and pays for the exception that they are not."""
+"""As an int: `in` on bytes first tries it as one, and a bytes operand costs an exception."""
 DONE: Final = b"[DONE]"
-"""What ends a complete stream of OpenAI's."""
+"""Ends a complete OpenAI stream."""
 ENDS: Final = (b'{"type":"message_stop"', b'{"type":"response.completed"', b'{"type":"response.incomplete"')
 """How the data of the last event begins in a complete stream of Anthropic's Messages and of OpenAI's Responses."""
 CLOSING: Final = {MESSAGES: b"event: content_block_stop\n", RESPONSES: b"event: response.output_text.done\n"}
-"""The line that begins the end of an answer, by path; text cannot look like it, as it has no raw newline."""
+"""The line that begins the end of a response, by path; text cannot contain it, as JSON has no raw newlines."""
 TEXT_EVENTS: Final = (b"event: content_block_delta\n", b"event: response.output_text.delta\n")
 """How events with text begin in Messages and Responses."""
 TEXTLESS: Final = (
     b'"role":"assistant","content":""', b'"delta":{}', b'"text":"","logprobs":null', b'"choices":[]', b'{"error":',
 )  # fmt: skip
-"""What shows that an event of chat or text completions has no text; text cannot look like it, as its quotes are
-escaped: who speaks, the end of a choice of either, token counts, an error."""
+"""Marks events of chat or text completions without text; text cannot contain them, as its quotes are escaped: the
+role, the end of a choice of either, token counts, an error."""
 KEYS: Final = (b'"content":"', b'"text":"', b'"delta":"')
 NUMBER: Final = b'","type":"response.output_text.delta","sequence_number":'
 """What follows the text of an event of Responses, up to its number."""
@@ -58,17 +58,18 @@ OPENINGS: Final = frozenset(
         "response.content_part.added",
     }
 )
-"""Events that go before the text."""
+"""Events that precede the text."""
 
 SEAM_ID: Final = re.compile(r"[!-+\--~]{1,128}")
-"""Ids that may stand in a header, in a list with commas. Others could be anything, a whole request for one."""
+"""Ids that are safe in a header, in a comma-separated list. Others could be anything, such as a whole request."""
 
 _text = msgspec.json.Decoder(str).decode
 _encode = msgspec.json.Encoder().encode
 
 
-class Said(NamedTuple):
-    """What a broken stream has said, in `events`. `finished`: its text is complete, only its end is missing."""
+class ResumeState(NamedTuple):
+    """The state of a broken stream after `events` events. `finished`: its text is complete, only its end is
+    missing."""
 
     id: str
     created: int
@@ -78,14 +79,14 @@ class Said(NamedTuple):
 
     @property
     def seam(self) -> bytes:
-        """For the worker that is to go on, which gets the text too: the value of `x-forebay-continue`."""
+        """The value of `x-forebay-continue` for the worker that resumes the stream, which gets the text too."""
         return b"%b,%d,%d,%d" % (self.id.encode(), self.created, len(self.text), self.events)
 
 
 class Transcript:
-    """Hands on whole events, holds back the beginning of one, and remembers the text. `path` is the request's.
+    """Passes on whole events, holds back incomplete ones, and collects the text. `path` is the request's.
 
-    Nothing is remembered of a stream that is not `resumable`: nobody could go on with it.
+    Nothing is collected of a stream that is not `resumable`.
     """
 
     __slots__ = (
@@ -96,16 +97,16 @@ class Transcript:
     def __init__(self, path: str = "", *, resumable: bool = True) -> None:
         self.held = b""
         self.open = False
-        """Whether what was handed on ends inside an event."""
+        """Whether the data passed on so far ends inside an event."""
         self.last = b""
-        """What was handed on last."""
+        """The data passed on last."""
         self._named = path in CLOSING
         self._closing = CLOSING.get(path) if resumable else None
-        """What is looked for to hold it back."""
+        """The mark from which on the end of the stream is held back."""
         self._pending: list[bytes] = []
         self._events = 0
         self._textless = 0
-        self._text = bytearray()  # as it stood in JSON
+        self._text = bytearray()  # as in JSON, still escaped
         self._prefix = b""
         self._suffix = b""
         self._id = ""
@@ -114,7 +115,7 @@ class Transcript:
         self._resumable = resumable
 
     def feed(self, data: bytes) -> bytes:
-        """Take in bytes of the stream and hand on what is complete."""
+        """Take data of the stream and return what can be passed on."""
         if self.held:
             data = self.held + data
             self.held = b""
@@ -140,40 +141,40 @@ class Transcript:
 
     @property
     def events(self) -> int:
-        """How many whole events were handed on."""
+        """How many whole events were passed on."""
         self._take_apart()
         return self._events
 
     @property
     def content_events(self) -> int:
-        """How many of these had text: about as many as the tokens of the answer so far."""
+        """How many of these had text: about as many as the tokens generated so far."""
         self._take_apart()
         return max(0, self._events - self._textless)
 
     @property
     def bytes_held(self) -> int:
-        """Memory that the text takes."""
+        """Memory used by the text, in bytes."""
         self._take_apart()
         return len(self._text)
 
     @property
     def resumable(self) -> bool:
-        """Whether another replica could go on from here, with some text to come. What is held back is kept."""
-        held, said = self.held, self.said()
+        """Whether another replica could continue from here, with some text to come. Held-back data is kept."""
+        held, said = self.held, self.state()
         self.held = held
         return said is not None and not said.finished
 
-    def said(self) -> Said | None:
-        """What was handed on so far; None if nobody else can go on from there. What is held back is dropped."""
+    def state(self) -> ResumeState | None:
+        """The state to resume from; None if the stream cannot be resumed. Held-back data is dropped."""
         self.held = b""
         self._take_apart()
         if not self._resumable or self.open or not SEAM_ID.fullmatch(self._id):
             return None
         try:
             text: str = _text(b'"%b"' % bytes(self._text))
-        except UNREADABLE:  # half a surrogate pair, say, as other engines may send
+        except UNREADABLE:  # for example a lone surrogate, which some engines send
             return None
-        return Said(self._id, self._created, text.encode(), self._finished, self._events)
+        return ResumeState(self._id, self._created, text.encode(), self._finished, self._events)
 
     def _cut(self, data: bytes) -> bytes:
         end = max(data.rfind(b"\n\n") + 2, data.rfind(b"\r\n\r\n") + 4)
@@ -190,7 +191,7 @@ class Transcript:
         return whole
 
     def _hold_end(self, data: bytes) -> bytes:
-        """Hold these events back from where the end of the answer begins, unless all of it is there."""
+        """Hold back the events from the beginning of the stream's end on, unless it is complete."""
         assert self._closing is not None
         if ended(last_data(data)):
             return data
@@ -203,7 +204,7 @@ class Transcript:
         return data[:at]
 
     def _give_up(self) -> None:
-        """Nobody can go on with this any more."""
+        """The stream cannot be resumed any more."""
         self._resumable = False
         self._closing = None
 
@@ -219,7 +220,7 @@ class Transcript:
             self._text.clear()
 
     def _take_each(self, events: list[bytes]) -> None:
-        """The last one is not whole, and nearly always empty."""
+        """The last one is incomplete, and nearly always empty."""
         for event in events[:-1]:
             if silent_named(event) if self._named else silent_plain(event):
                 self._textless += 1
@@ -227,11 +228,11 @@ class Transcript:
             return
         read = self._read_named if self._named else self._read
         for event in events:
-            if not self._take_alike(event + END):  # the first may have told what surrounds the others' text
+            if not self._take_alike(event + END):  # parsing the first may have shown what surrounds the others' text
                 read(event)
 
     def _take_one(self, event: bytes) -> bool:
-        """Take the text out of an event that differs in nothing else from those before; False if it does."""
+        """Take the text of an event that differs from those before in nothing else; False if it does."""
         prefix, suffix = self._prefix, self._suffix
         if not (prefix and self._resumable and event.startswith(prefix) and event.endswith(suffix)):
             return False
@@ -246,23 +247,23 @@ class Transcript:
         return True
 
     def _take_alike(self, events: bytes) -> bool:
-        """Take the text out of events that differ in nothing else; False if they do."""
+        """Take the text of events that differ in nothing else; False if they do."""
         if not self._prefix:
             return False
         if self._suffix.startswith(NUMBER):
             return self._take_numbered(events)
         seam = self._suffix + self._prefix
-        rest = events.replace(seam, b"")  # raw newlines stand between events only, never inside of text
+        rest = events.replace(seam, b"")  # raw newlines occur between events only, never within text
         if not (rest.startswith(self._prefix) and rest.endswith(self._suffix)) or len(rest) < len(seam):
             return False
-        text = rest[len(self._prefix) : -len(self._suffix)]  # compiled, this must not be of a negative length
+        text = rest[len(self._prefix) : -len(self._suffix)]  # compiled slices must not get a negative length
         if NEWLINE in text:
             return False
         self._text += text
         return True
 
     def _take_numbered(self, events: bytes) -> bool:
-        """The same of events that differ in their number too."""
+        """The same for events that also differ in their sequence number."""
         before, *rest = events.split(self._prefix)
         texts = []
         for event in rest:
@@ -316,7 +317,7 @@ class Transcript:
             self._id, self._created = begun.id, begun.created_at
 
     def _take_in(self, event: bytes, text: bytes, *, last: bool) -> None:
-        """Note the text of an event, and what surrounds it in all but the last one."""
+        """Append the text of an event, and remember what surrounds it unless it is the last one."""
         self._text += text
         for key in KEYS:
             before, found, after = event.partition(key)
@@ -339,7 +340,7 @@ def silent_plain(event: bytes) -> bool:
 
 
 def silent_named(event: bytes) -> bool:
-    """The same of Messages and Responses."""
+    """The same for Messages and Responses."""
     return not event.startswith(TEXT_EVENTS)
 
 

@@ -1,1 +1,1 @@
-"""The batch loop: an HTTP shell around one engine child process."""
+"""The worker process: an HTTP server around one engine child process."""

@@ -1,4 +1,4 @@
-"""`python -m forebay.worker SPEC.json`: one replica. Exits 0 when drained, 1 when it gave up, 2 on a bad call."""
+"""`python -m forebay.worker SPEC.json`: runs one replica. Exits 0 when drained, 1 on failure, 2 on wrong usage."""
 
 import sys
 from pathlib import Path
@@ -14,7 +14,7 @@ from forebay.worker.serve import serve
 
 
 def main(arguments: list[str]) -> int:
-    """Run the worker of a specification file."""
+    """Run the worker described by a specification file."""
     if len(arguments) != 1:
         print("usage: python -m forebay.worker SPEC.json", file=sys.stderr)
         return 2

@@ -1,4 +1,4 @@
-"""One request on its way through the worker: whatever happens to it, it ends, and is counted, exactly once."""
+"""One request in the worker: however it ends, it ends and is counted exactly once."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -18,18 +18,18 @@ EVENT_STREAM = (b"content-type", b"text/event-stream; charset=utf-8")
 NO_CACHE = (b"cache-control", b"no-cache")
 RETRYABLE = (b"x-forebay-retryable", b"1")
 UNIT = b"x-forebay-unit"
-"""Request header of a gateway: whom it takes us for. Of each connection the first request has it."""
+"""Request header of a gateway: the unit it expects to reach. Sent with the first request on each connection."""
 USAGE = b"x-forebay-usage"
 GATEWAY = b"x-forebay-gateway"
-"""Request header `1` of a gateway, which can have another replica finish what we cannot."""
+"""Request header `1` of a gateway, which can have another replica finish what this one cannot."""
 RESUMABLE = b"x-forebay-resumable"
-"""Header `0` of a stream that no other replica could go on with."""
+"""Response header `0` of a stream that no other replica could continue."""
 ERROR = b"x-forebay-error"
-"""Trailer that tells a gateway why a stream ends before its time: an error code."""
+"""Trailer that tells a gateway why a stream ended early: an error code."""
 
 
 class Call:
-    """An exchange with its request id, its metrics and its log lines. `ended` is called at the end, once."""
+    """An exchange with its request id, metrics and log lines. `ended` is called once, at the end."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Call:
         self.over = False
 
     def answer(self, body: bytes, usage: Usage | None) -> None:
-        """Send a whole answer; `usage` None: no model has run."""
+        """Send a whole response; `usage` None: no model has run."""
         if self.over:
             return
         headers = [JSON, *self._id_headers()]
@@ -62,10 +62,10 @@ class Call:
         self._end(OK)
 
     def begin(self, usage: Usage | None, *, resumable: bool) -> None:
-        """Send the head of a stream. `usage` is what is known of its tokens by now: its client may leave early.
+        """Send the head of a stream. `usage` is what is known of its tokens: the client may disconnect early.
 
-        A gateway has named the request itself: without a name the heads of streams are alike, and soon read. It is
-        told of a stream that is not `resumable`: that nobody else could go on with.
+        Gateways assign request ids themselves: without an id, the heads of streams are identical and can be cached. A
+        stream that is not `resumable` is marked for the gateway: no other replica could continue it.
         """
         if self.over:
             return
@@ -91,9 +91,11 @@ class Call:
             self._end(OK)
 
     def fail(self, refusal: Refusal, event: Callable[[Code, str], bytes] = error_event) -> None:
-        """Answer with an error: as such if nothing has been sent yet, else as `event` inside the stream, then cut.
+        """Respond with an error: as the response if nothing has been sent, else as `event` in the stream, which is
+        then cut.
 
-        A gateway learns it from a trailer instead, since its client may still get the whole answer.
+        A gateway gets it in a trailer instead, since the client may still get the whole response from another
+        replica.
         """
         if self.over:
             return
@@ -108,38 +110,38 @@ class Call:
             body = error_body(refusal, self.exchange.path)
             self.exchange.respond(row.status, [JSON, *self._id_headers(), *retryable], body)
         facts = {"request_id": self.request_id, "endpoint": self._endpoint, "code": refusal.code.value}
-        if row.blame is Blame.CLIENT:  # its text may quote the request, which is nobody's business
+        if row.blame is Blame.CLIENT:  # the text may quote the request, which must not be logged
             self._log.info("request refused", **facts, param=refusal.param)
         else:
             self._log.warning("request failed", **facts, reason=refusal.text)
         self._end(refusal.code)
 
     def gone(self) -> None:
-        """The client went away before its answer was complete, or was cut off for not reading it."""
+        """The client disconnected before its response was complete, or was disconnected for not reading it."""
         if not self.over:
             code = Code.SLOW_CONSUMER.value if self._blocked else CLIENT_CLOSED
-            self._log.info("client went away", request_id=self.request_id, endpoint=self._endpoint, code=code)
+            self._log.info("client disconnected", request_id=self.request_id, endpoint=self._endpoint, code=code)
             self._end(code)
 
     def prompt_read(self, tokens: int, cached: int) -> None:
-        """Count tokens of a prompt that the engine has read, whatever becomes of the answer."""
+        """Count the prompt tokens that the engine has processed, whatever becomes of the response."""
         self._meters.prompt_tokens.inc(tokens)
         self._meters.cached_tokens.inc(cached)
 
     def first_token(self, now: float) -> None:
-        """Note the time to the first token."""
+        """Record the time to first token."""
         self._meters.ttft.observe(now - self._began)
 
     def pace(self, seconds_per_token: float) -> None:
-        """Note the time per token of a choice, after its first."""
+        """Record the time per output token of a choice, after its first."""
         self._meters.tpot.observe(seconds_per_token)
 
     def pause(self) -> None:
-        """The client is behind with reading."""
+        """The client reads more slowly than we write."""
         self._blocked = True
 
     def resume(self) -> None:
-        """It has caught up."""
+        """The client has caught up."""
         self._blocked = False
 
     @property
@@ -159,7 +161,7 @@ class Call:
 
 
 def failed(code: Code, text: str, param: str | None, names: Mapping[str, str]) -> Refusal:
-    """The refusal behind a `Failed` event; `names` says what the request calls the engine's parameters."""
+    """The refusal for a `Failed` event; `names` maps engine parameters to the request's names."""
     name = names.get(param) if param is not None else None
     if param is None or name is None:
         return Refusal(code, text, param)
@@ -167,6 +169,6 @@ def failed(code: Code, text: str, param: str | None, names: Mapping[str, str]) -
 
 
 def _usage_value(usage: Usage) -> bytes:
-    """Tokens of prompt and answer, and of the prompt those out of a cache; nothing there if the engine cannot say."""
+    """Prompt tokens, completion tokens, and cached prompt tokens, the last empty if the engine cannot report them."""
     cached = b"" if usage.cached is None else b"%d" % usage.cached
     return b"%d,%d,%b" % (usage.prompt, usage.completion, cached)

@@ -1,4 +1,4 @@
-"""The messages between worker and engine child. A frame holds a sequence of them: a step costs one frame."""
+"""The messages between worker and engine child. A frame holds a sequence of them: each step costs one frame."""
 
 from collections.abc import Sequence
 
@@ -21,7 +21,7 @@ class Configure(_Message, frozen=True):
 
 
 class Cancel(_Message, frozen=True):
-    """Forget a sequence."""
+    """Cancel a sequence."""
 
     id: str
 
@@ -41,13 +41,13 @@ class Ready(_Message, frozen=True):
 
 
 class Broken(_Message, frozen=True):
-    """The engine cannot start or go on; the child exits. `text` is for the operator."""
+    """The engine cannot start or continue; the child exits. `text` is for the operator."""
 
     text: str
 
 
 class Progress(_Message, frozen=True):
-    """What a step brought, and the engine's account after it."""
+    """The events of a step, and the engine's load after it."""
 
     events: tuple[Event, ...]
     load: EngineLoad
@@ -55,7 +55,7 @@ class Progress(_Message, frozen=True):
 
 
 class Pong(_Message, frozen=True):
-    """The answer to all pings so far."""
+    """The response to all pings so far."""
 
 
 ToChild = Configure | Work | Cancel | Ping | Stop
@@ -67,5 +67,5 @@ decode_to_worker = msgspec.msgpack.Decoder(tuple[ToWorker, ...]).decode
 
 
 def encode(messages: Sequence[ToChild] | Sequence[ToWorker]) -> bytes:
-    """One frame."""
+    """Messages as one frame."""
     return frame(_encoder.encode(messages))

@@ -1,7 +1,7 @@
 """The engine child: `python -m forebay.worker.child FD PARENT_PID`.
 
-One single-threaded loop: take what arrived, step, send what came out. Engine libraries hold the GIL while they step
-and may crash; in a process of their own they can do neither harm to the HTTP side. The child dies with its parent.
+A single-threaded loop: receive, step, send. Engine libraries hold the GIL while they step and may crash; in a process
+of their own they can neither block nor crash the HTTP side. The child dies with its parent.
 """
 
 import ctypes
@@ -53,7 +53,7 @@ PR_SET_PDEATHSIG = 1
 
 
 class Pipe:
-    """The child's end of the socket pair. Sending blocks: the worker always reads."""
+    """The child's end of the socket pair. Sends block: the worker always reads."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
@@ -66,8 +66,8 @@ class Pipe:
         self._socket.sendall(encode(messages))
 
     def receive(self, wait_s: float | None) -> list[ToChild]:
-        """What has arrived; waits for `wait_s` (None: for ever) while there is nothing. Raises EOFError."""
-        # poll() takes half of what select() does, and every step waits for this; but its unit is the millisecond
+        """Received messages; waits up to `wait_s` (None: indefinitely) for some. Raises EOFError."""
+        # poll() costs half of select(), and every step waits for it; but its resolution is milliseconds
         arrived = self._poll.poll(0) if wait_s == 0 else select.select([self._socket], [], [], wait_s)[0]
         if not arrived:
             return []
@@ -78,7 +78,7 @@ class Pipe:
 
 
 def serve(pipe: Pipe, engine: Engine) -> None:
-    """Run the engine until the worker says stop. Any exception but EOFError means that the engine is broken."""
+    """Run the engine until the worker sends Stop. Any exception but EOFError means that the engine is broken."""
     wait_s: float | None = None
     reported, reported_at = EngineLoad(), time.monotonic()
     while True:
@@ -133,7 +133,7 @@ def _run(pipe: Pipe) -> int:
         pipe.send(Broken(str(broken)))
         return EXIT_BROKEN
     gc.collect()
-    gc.freeze()  # what a loaded model consists of never becomes garbage: do not look at it again and again
+    gc.freeze()  # a loaded model never becomes garbage: do not scan it again and again
     pipe.send(Ready(info))
     serve(pipe, engine)
     engine.close()
@@ -142,7 +142,7 @@ def _run(pipe: Pipe) -> int:
 
 def main() -> None:
     """Run until the worker closes the channel; never returns."""
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # libraries print; nobody reads this process's stdout
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # libraries print, and this process's stdout is not read
     faulthandler.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _die_with_parent(int(sys.argv[2]))
@@ -151,13 +151,13 @@ def main() -> None:
         status = _run(pipe)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         status = 0  # the worker is gone
-    except Exception as error:  # supervisor: after an exception inside an engine nothing about it is known any more
+    except Exception as error:  # supervisor: after an exception the engine's state is unknown
         traceback.print_exc()
         with suppress(OSError):
             pipe.send(Broken(f"{type(error).__name__}: {error}"))
         status = EXIT_BROKEN
     sys.stderr.flush()
-    os._exit(status)  # not sys.exit: libraries with threads of their own are known to hang in their destructors
+    os._exit(status)  # not sys.exit: some libraries with threads of their own hang in their destructors
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""The worker's side of the engine child: starts it, watches it, replaces it, and hands its events to their owners.
+"""The worker's side of the engine child: starts, monitors and restarts it, and dispatches its events to listeners.
 
-A ping goes out whenever the child owes no sign of life yet; any frame from it pays that debt. A child in debt for a
-quarter of `hang_s` counts as stalled, for all of it as dead. A child that was merely stopped pays as soon as it runs
-again.
+Each tick sends a ping unless a response is already outstanding; any frame from the child counts as a response. A
+child that has not responded for a quarter of `hang_s` is stalled, for all of it dead. A child that was merely
+suspended recovers as soon as it runs again.
 """
 
 import asyncio
@@ -40,10 +40,10 @@ from forebay.worker.channel import (
 )
 
 STALLED_SHARE = 0.25
-"""Share of `hang_s` after which an engine in debt counts as stalled."""
+"""Share of `hang_s` after which an engine that has not responded counts as stalled."""
 TICKS_PER_HANG, TICK_S_MAX = 16, 1.0
 QUICK_FAILURE_S = 10.0
-"""A child that dies within this after it became ready is a quick failure."""
+"""A child that dies within this time after it became ready is a quick failure."""
 QUICK_FAILURES_MAX = 5
 BACKOFF_FIRST_S, BACKOFF_S_MAX = 0.5, 10.0
 STOP_GRACE_S = 3.0
@@ -52,29 +52,30 @@ LAST_LINES, LINE_CHARS_MAX, READ_BYTES = 20, 1000, 65_536
 
 
 class Listener(Protocol):
-    """Who submitted work and hears of it. Every sequence ends by an event, by `on_lost`, or by its cancelling."""
+    """Submits work and receives its events. Every sequence ends with an event, with `on_lost`, or by being
+    cancelled."""
 
     def on_events(self, events: Sequence[Event], now: float) -> None:
-        """News of its sequences, all that came at once."""
+        """Events of its sequences that arrived together."""
 
     def on_lost(self, refusal: Refusal) -> None:
-        """All of its sequences are lost; called once."""
+        """All of its sequences have failed; called once."""
 
 
 class GaveUp(Exception):  # noqa: N818 - states the condition
-    """The engine cannot be kept running; the text is the worker's last words."""
+    """The engine cannot be kept running; the text is the worker's exit message."""
 
 
 @dataclass(frozen=True)
 class Ended:
-    """Why a child is no more."""
+    """Why a child ended."""
 
     code: Code
     text: str
 
 
 class EngineProcess:
-    """One engine child at a time. `run` owns it; the other methods are called on the same loop."""
+    """Runs one engine child at a time. `run` owns it; the other methods are called on the same loop."""
 
     def __init__(
         self, configure: Configure, *, hang_s: float, load_timeout_s: float, log: structlog.stdlib.BoundLogger
@@ -84,7 +85,7 @@ class EngineProcess:
         self._load_timeout_s = load_timeout_s
         self._tick_s = min(TICK_S_MAX, hang_s / TICKS_PER_HANG)
         self._log = log
-        self._now = asyncio.get_running_loop().time  # to ask for the loop takes a system call
+        self._now = asyncio.get_running_loop().time  # looking up the loop takes a system call
         self._owners: dict[str, Listener] = {}
         self._link: _Link | None = None
         self._owed_since: float | None = None
@@ -94,11 +95,11 @@ class EngineProcess:
         self._ready_at: float | None = None
         self._last_lines: deque[str] = deque(maxlen=LAST_LINES)
         self.info: EngineInfo | None = None
-        """What the engine can do; stays known while a dead child is replaced."""
+        """What the engine supports; stays known while a dead child is replaced."""
         self.ready = False
         self.load = EngineLoad()
         self.blocks = Journal()
-        """What its prefix cache holds."""
+        """The contents of its prefix cache."""
         self.pid = 0
         self.restarts = 0
         self.tokens_total = 0
@@ -110,7 +111,7 @@ class EngineProcess:
 
     @property
     def stalled_s(self) -> float:
-        """How long a sign of life has been owed."""
+        """How long the child has not responded."""
         return 0.0 if self._owed_since is None else max(0.0, self._now() - self._owed_since)
 
     @property
@@ -122,7 +123,7 @@ class EngineProcess:
         return ReplicaState.DEGRADED if stalled else ReplicaState.READY
 
     def require(self) -> EngineInfo:
-        """What the engine can do. Raises `Refusal` while there is none that works."""
+        """What the engine supports. Raises `Refusal` while none is running."""
         if self.info is None:
             raise Refusal(Code.ENGINE_LOADING)
         if not self.ready:
@@ -130,7 +131,7 @@ class EngineProcess:
         return self.info
 
     def submit(self, works: Sequence[Work], listener: Listener) -> None:
-        """Hand over work. Raises `Refusal`, with no effect, while there is no engine."""
+        """Submit work. Raises `Refusal`, with no effect, while no engine is running."""
         self.require()
         assert self._link is not None
         for work in works:
@@ -138,7 +139,7 @@ class EngineProcess:
         self._link.send(works)
 
     def cancel(self, ids: Iterable[str]) -> None:
-        """Forget sequences; no event of theirs follows. Ids that have ended are ignored."""
+        """Cancel sequences; no event of theirs follows. Ids that have ended are ignored."""
         known = [id for id in ids if self._owners.pop(id, None) is not None]
         if known and self._link is not None:
             self._link.send([Cancel(id) for id in known])
@@ -182,7 +183,7 @@ class EngineProcess:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.DEVNULL,
                 stderr=asyncio.subprocess.PIPE,
-                start_new_session=True,  # Ctrl-C in a terminal is for us to handle, not for the engine
+                start_new_session=True,  # Ctrl-C in a terminal is handled here, not by the engine
             )
             theirs.close()
             assert process.stderr is not None
@@ -202,19 +203,19 @@ class EngineProcess:
                     if process.returncode is None:
                         process.kill()
                     status = await process.wait()
-                    with suppress(TimeoutError):  # its last words; a grandchild could hold the pipe open for ever
+                    with suppress(TimeoutError):  # its last output; a grandchild could hold the pipe open
                         async with asyncio.timeout(LAST_WORDS_S):
                             await relay
         return Ended(ended.code, f"{ended.text} ({_exit_text(status)})")
 
     async def _watch(self, link: "_Link") -> Ended:
-        """Until the child has ended, has to be ended, or we stop."""
+        """Returns when the child has ended, must be killed, or we are stopping."""
         began = ticked = self._now()
         while True:
             await self._pause(self._tick_s if self.ready else min(self._tick_s, self._load_timeout_s))
             now = self._now()
             if self._owed_since is not None and now - ticked > self._tick_s + TICK_S_MAX:
-                self._owed_since = now  # it was we who did not run: what the child sent meanwhile is still unread
+                self._owed_since = now  # we did not run ourselves: what the child sent meanwhile is still unread
             ticked = now
             if link.lost is not None:
                 return Ended(Code.ENGINE_FAILED, self._broken or link.lost)
@@ -239,13 +240,13 @@ class EngineProcess:
             await self._pause(deadline - self._now())
 
     async def _pause(self, longest_s: float) -> None:
-        """Wait, but not past a wake-up."""
+        """Wait until woken, at most that long."""
         with suppress(TimeoutError):
             async with asyncio.timeout(longest_s):
                 await self._wake.wait()
 
     def _retire(self, ended: Ended) -> None:
-        """Take the child out of service: close the channel, fail what it still owed."""
+        """Take the child out of service: close the channel, fail its outstanding work."""
         if self._link is not None:
             self._link.close()
         self._link = None
@@ -260,7 +261,7 @@ class EngineProcess:
             listener.on_lost(Refusal(ended.code))
 
     async def _relay(self, stream: asyncio.StreamReader) -> None:
-        """What the child and its libraries print becomes log lines; the last ones are kept."""
+        """Log the child's output line by line, and keep the last lines."""
         rest = ""
         while data := await stream.read(READ_BYTES):
             *lines, rest = (rest + data.decode("utf-8", "replace")).split("\n")
@@ -275,7 +276,7 @@ class EngineProcess:
             self._log.info("engine output", line=line[:LINE_CHARS_MAX])
 
     def received(self, messages: Iterable[ToWorker]) -> None:
-        """What the link brings."""
+        """Process messages from the child."""
         self._owed_since = None
         for message in messages:
             if type(message) is Progress:  # nearly always; class patterns touch several times as much memory
@@ -297,7 +298,7 @@ class EngineProcess:
                     self._broken = text
 
     def lost(self) -> None:
-        """The link is down."""
+        """The channel to the child is closed."""
         self._wake.set()
 
     def _dispatch(self, events: Sequence[Event]) -> None:
@@ -320,7 +321,7 @@ class EngineProcess:
             self._tell(listener, its_events, now)
 
     def _owner_of(self, event: Event) -> Listener | None:
-        """Who is to hear of it; None: it was cancelled while the event was on its way."""
+        """The listener of an event; None if it was cancelled while the event was in transit."""
         if type(event) is Delta:
             self.tokens_total += event.tokens
             return self._owners.get(event.id)
@@ -331,7 +332,7 @@ class EngineProcess:
     def _tell(self, listener: Listener, events: Sequence[Event], now: float) -> None:
         try:
             listener.on_events(events, now)
-        except Exception:  # supervisor: a mistake in building one answer must not cost the engine
+        except Exception:  # supervisor: an exception for one request must not cost the engine
             self._log.error("event handling failed", trace=traceback.format_exc())
             self.cancel([id for id, owner in self._owners.items() if owner is listener])
             listener.on_lost(Refusal(Code.INTERNAL))
@@ -354,7 +355,7 @@ class _Link(asyncio.Protocol):
         try:
             frames = list(map(decode_to_worker, self._reader.feed(data)))
         except (FrameTooLarge, msgspec.DecodeError) as error:
-            self._end(f"the engine process sent what cannot be read: {error}")
+            self._end(f"unreadable message from the engine process: {error}")
             return
         for messages in frames:
             if self.lost is None:
@@ -369,7 +370,7 @@ class _Link(asyncio.Protocol):
             self._transport.write(encode(messages))
 
     def close(self) -> None:
-        """Hear and send nothing more."""
+        """Stop receiving and sending."""
         self._end("closed")
         if self._transport is not None:
             self._transport.abort()

@@ -1,11 +1,11 @@
-"""The worker's metrics, bound to its model and replica, and the picture of its load that they are set from."""
+"""The worker's metrics, bound to its model and replica, including the gauges set from its load report."""
 
 from forebay.core.model import LoadReport, ReplicaState, WorkerSpec
 from forebay.obs.metrics import Counter, Histogram, Metrics
 
 
 class Meters:
-    """What the worker counts. Children that every request touches are looked up once."""
+    """The worker's metrics. Series that every request updates are looked up once."""
 
     def __init__(self, metrics: Metrics, spec: WorkerSpec, version: str) -> None:
         self._metrics = metrics
@@ -17,15 +17,15 @@ class Meters:
         metrics.gauge("build_info", version, "worker").set(1)
 
     def requests(self, endpoint: str, code: str) -> Counter:
-        """Requests of an endpoint that ended so."""
+        """Requests of an endpoint by outcome code."""
         return self._metrics.counter("worker_requests_total", *self._labels, endpoint, code)
 
     def e2e(self, endpoint: str) -> Histogram:
-        """Durations of the requests of an endpoint that ended well."""
+        """Durations of the successful requests of an endpoint."""
         return self._metrics.histogram("worker_e2e_seconds", *self._labels, endpoint)
 
     def render(self, load: LoadReport, generated_tokens: int, *, kv_known: bool) -> bytes:
-        """The exposition, after the gauges have been set from `load`."""
+        """The Prometheus exposition, after setting the gauges from `load`."""
         gauges: dict[str, float] = {
             "worker_in_flight": load.in_flight,
             "worker_running": load.running,

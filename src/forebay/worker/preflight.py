@@ -1,4 +1,4 @@
-"""Requests become work for the engine. What the engine cannot do, or would choke on, is refused here."""
+"""Converts requests to engine work. Rejects what the engine does not support, or what is certainly too large."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -14,18 +14,19 @@ from forebay.wire.apis.tokens import DetokenizeRequest, TokenizeRequest
 from forebay.wire.openai_fields import INT64_MIN
 
 TOKEN_CHARS_MAX = 64
-"""No text has tokens longer than this on average: one that does not fit by this measure is not even tokenised."""
+"""No text has longer tokens on average: a text too long by this measure is not even tokenised."""
 
 CONTINUE: Final = b"x-forebay-continue"
-"""Request header `ID,CREATED,BYTES,EVENTS`: the body ends with so many bytes of text that the client already has, out
-of so many events. They are of the one choice of a stream that another replica began under this id, at this time (Unix
-seconds). The events may be left out where an API neither numbers them nor opens a stream with several."""
+"""Request header `ID,CREATED,BYTES,EVENTS`: the last BYTES bytes of the body are text that the client already has,
+from EVENTS events. They belong to the only choice of a stream that another replica began under this id, at this time
+(Unix seconds). EVENTS may be omitted for APIs that neither number events nor open a stream with several."""
 _CONTINUE: Final = re.compile(rb"([!-+\--~]{1,128}),([0-9]{1,15}),([0-9]{1,15})(?:,([0-9]{1,15}))?")
 
 
 @dataclass(frozen=True, slots=True)
-class Seam:
-    """Where another replica's stream broke off: its `id` and `created`, and what the client has of it already."""
+class ResumePoint:
+    """The point at which to resume another replica's stream: its `id` and `created`, and what the client already
+    has."""
 
     id: str
     created: int
@@ -33,8 +34,8 @@ class Seam:
     events: int = 0
 
 
-def cut_body(header: bytes | None, body: bytes) -> tuple[bytes, Seam | None]:
-    """The body that the client sent, and the seam if its answer is to be continued. Raises `Refusal`.
+def cut_body(header: bytes | None, body: bytes) -> tuple[bytes, ResumePoint | None]:
+    """The body that the client sent, and the resume point if its response is to be continued. Raises `Refusal`.
 
     `header` is the value of `x-forebay-continue`.
     """
@@ -42,35 +43,39 @@ def cut_body(header: bytes | None, body: bytes) -> tuple[bytes, Seam | None]:
         return body, None
     found = _CONTINUE.fullmatch(header)
     if found is None:
-        raise bad_seam("expected ID,CREATED,BYTES,EVENTS")
+        raise bad_resume_point("expected ID,CREATED,BYTES,EVENTS")
     id, created, length, events = found[1].decode("ascii"), int(found[2]), int(found[3]), int(found[4] or 0)
     if length > len(body):
-        raise bad_seam(f"the body has only {len(body)} bytes")
+        raise bad_resume_point(f"the body has only {len(body)} bytes")
     end = len(body) - length
     try:
-        return body[:end], Seam(id, created, body[end:].decode(), events)
+        return body[:end], ResumePoint(id, created, body[end:].decode(), events)
     except UnicodeDecodeError as error:
-        raise bad_seam(f"the text at the end of the body is not UTF-8: {error}") from error
+        raise bad_resume_point(f"the text at the end of the body is not UTF-8: {error}") from error
 
 
-def bad_seam(why: str) -> Refusal:
-    """The refusal of a request to continue that makes no sense."""
+def bad_resume_point(why: str) -> Refusal:
+    """The error for an invalid request to continue a stream."""
     name = CONTINUE.decode()
     return Refusal(Code.INVALID_REQUEST, f"'{name}': {why}.", name)
 
 
 def chat_work(
-    request: wire.ChatRequest, info: EngineInfo, id: str, names: Mapping[str, str], seam: Seam | None = None
+    request: wire.ChatRequest,
+    info: EngineInfo,
+    id: str,
+    names: Mapping[str, str],
+    resume_point: ResumePoint | None = None,
 ) -> list[Generate]:
-    """One sequence for each choice. Raises `Refusal`; `names` says what the request calls the engine's parameters."""
+    """One sequence for each choice. Raises `Refusal`; `names` maps engine parameters to the request's names."""
     prompt = _conversation(request.model, request.messages, info, names["prompt"])
     _check_needs(request, info, names)
-    said = _said(seam, "", stream=request.stream, choices=request.n)
+    said = _said(resume_point, "", stream=request.stream, choices=request.n)
     return [Generate(f"{id}#{k}", prompt, _sampling(request.sampling, k), said) for k in range(request.n)]
 
 
 def completion_work(
-    request: wire.CompletionRequest, info: EngineInfo, id: str, seam: Seam | None = None
+    request: wire.CompletionRequest, info: EngineInfo, id: str, resume_point: ResumePoint | None = None
 ) -> list[Generate]:
     """One sequence for each choice of each prompt. Raises `Refusal`."""
     if info.task is not Task.CHAT:
@@ -81,7 +86,7 @@ def completion_work(
     _check_lengths(request.prompts, info, "prompt")
     n = request.n
     echoed = str(request.prompts[0]) if request.echo else ""
-    said = _said(seam, echoed, stream=request.stream, choices=n * len(request.prompts))
+    said = _said(resume_point, echoed, stream=request.stream, choices=n * len(request.prompts))
     return [
         Generate(f"{id}#{i * n + k}", prompt, _sampling(request.sampling, k), said)
         for i, prompt in enumerate(request.prompts)
@@ -101,7 +106,7 @@ def embed_work(request: wire.EmbeddingsRequest, info: EngineInfo, id: str) -> li
 
 
 def tokenize_work(request: TokenizeRequest, info: EngineInfo, id: str) -> Tokenize:
-    """The text to be cut into tokens; messages become the prompt that they are for the engine. Raises `Refusal`."""
+    """The tokenization of a text; messages are first rendered into the prompt. Raises `Refusal`."""
     if isinstance(request.content, str):
         _check_length(request.content, info, "prompt")
         return Tokenize(id, request.content, request.special)
@@ -109,13 +114,13 @@ def tokenize_work(request: TokenizeRequest, info: EngineInfo, id: str) -> Tokeni
 
 
 def detokenize_work(request: DetokenizeRequest, info: EngineInfo, id: str) -> Detokenize:
-    """The tokens to be put together. Raises `Refusal`."""
+    """The detokenization of tokens. Raises `Refusal`."""
     _check_length(request.tokens, info, "tokens")
     return Detokenize(id, request.tokens)
 
 
 def _conversation(model: str, messages: Sequence[Mapping[str, str]], info: EngineInfo, param: str) -> str:
-    """The prompt that messages become."""
+    """The prompt rendered from messages."""
     if info.task is not Task.CHAT or info.chat_template is None:
         raise Refusal(Code.WRONG_TASK, f"Model '{model}' does not support chat.{_hint(info)}", "model")
     prompt = render_chat(info.chat_template, messages, info.special_tokens, param)
@@ -123,15 +128,15 @@ def _conversation(model: str, messages: Sequence[Mapping[str, str]], info: Engin
     return prompt
 
 
-def _said(seam: Seam | None, echoed: str, *, stream: bool, choices: int) -> str:
-    """What of the text at the seam an engine has generated: all but the echoed prompt, which is sent in one piece."""
-    if seam is None:
+def _said(resume_point: ResumePoint | None, echoed: str, *, stream: bool, choices: int) -> str:
+    """The text already sent that an engine generated: all but the echoed prompt, which is sent in one piece."""
+    if resume_point is None:
         return ""
     if not stream or choices != 1:
-        raise bad_seam("only a stream with one choice can be continued")
-    if seam.text and not seam.text.startswith(echoed):
-        raise bad_seam("the text does not begin with the prompt, as 'echo' has it")
-    return seam.text[len(echoed) :]
+        raise bad_resume_point("only a stream with one choice can be continued")
+    if resume_point.text and not resume_point.text.startswith(echoed):
+        raise bad_resume_point("the text does not begin with the prompt, as 'echo' has it")
+    return resume_point.text[len(echoed) :]
 
 
 def _hint(info: EngineInfo) -> str:
@@ -156,7 +161,7 @@ def _check_lengths(inputs: Sequence[wire.Input], info: EngineInfo, param: str) -
 
 
 def _check_length(prompt: wire.Input, info: EngineInfo, param: str) -> None:
-    """What is certainly too long for the model is refused at once; exact counting is the engine's business."""
+    """Rejects prompts that are certainly too long for the model; exact counting is left to the engine."""
     limit = info.context_tokens if isinstance(prompt, tuple) else info.context_tokens * TOKEN_CHARS_MAX
     if len(prompt) > limit:
         unit = "tokens" if isinstance(prompt, tuple) else "characters"
@@ -165,7 +170,7 @@ def _check_length(prompt: wire.Input, info: EngineInfo, param: str) -> None:
 
 
 def _sampling(params: wire.SamplingParams, k: int) -> Sampling:
-    """Choice `k` gets a seed of its own: with one and the same seed all choices would be alike."""
+    """Choice `k` gets a seed of its own: with the same seed all choices would be identical."""
     seed = params.seed
     if seed is not None and k:
         seed = (seed - INT64_MIN + k) % 2**64 + INT64_MIN

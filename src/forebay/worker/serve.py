@@ -1,4 +1,4 @@
-"""A worker from start to end: listen, say where, keep the engine running, drain when told to, exit."""
+"""The lifecycle of a worker: listens, publishes its address, keeps the engine running, drains on request, exits."""
 
 import asyncio
 import signal
@@ -19,13 +19,13 @@ from forebay.worker.meters import Meters
 from forebay.worker.shell import Shell
 
 CLOSE_GRACE_S = 1.0
-"""What connections get to take their last answer."""
+"""How long connections get to receive their last response."""
 
 
 async def serve(spec: WorkerSpec, log: structlog.stdlib.BoundLogger) -> None:
-    """Run the worker until SIGTERM or SIGINT and drain. Raises `GaveUp` or `net.ports.NoPort`."""
+    """Run the worker until SIGTERM or SIGINT, then drain. Raises `GaveUp` or `net.ports.NoPort`."""
     settings = spec.settings
-    if spec.engine == "synthetic":  # the one engine that no artifact tells what it is for
+    if spec.engine == "synthetic":  # the only engine whose task cannot be read from an artifact
         settings = {"task": spec.task.value, **settings}
     engine = EngineProcess(
         Configure(spec.engine, spec.artifact, settings),
@@ -43,7 +43,7 @@ async def serve(spec: WorkerSpec, log: structlog.stdlib.BoundLogger) -> None:
 async def run(
     spec: WorkerSpec, log: structlog.stdlib.BoundLogger, stop: asyncio.Event, engine: EngineProcess, shell: Shell
 ) -> None:
-    """Run a worker until `stop` is set, and drain. Raises `GaveUp` or `net.ports.NoPort`."""
+    """Run a worker until `stop` is set, then drain. Raises `GaveUp` or `net.ports.NoPort`."""
     server = HttpServer(shell.handle, spec.limits, refused=shell.refused, alive_for=GATEWAY)
     await listen(server, spec.host, spec.port_first, Path(spec.endpoint_path))
     log.info("listening", host=spec.host, port=server.port)

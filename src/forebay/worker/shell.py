@@ -1,4 +1,4 @@
-"""The worker's HTTP side: the endpoints of requests, and what control and gateways ask of a replica."""
+"""The worker's HTTP side: the inference endpoints, and those for the control plane and gateways."""
 
 import asyncio
 from collections.abc import Callable
@@ -26,14 +26,14 @@ from forebay.wire.http1 import JSON, TEXT
 from forebay.wire.openai_answer import ChatAnswer, CompletionAnswer, Head
 from forebay.worker.answers.embedding import Embedding
 from forebay.worker.answers.generation import Generation
-from forebay.worker.answers.tokens import Translation
+from forebay.worker.answers.tokens import TokenizerCall
 from forebay.worker.call import RETRYABLE, UNIT, Call
 from forebay.worker.engine_process import EngineProcess
 from forebay.worker.meters import Meters
 from forebay.worker.preflight import (
     CONTINUE,
-    Seam,
-    bad_seam,
+    ResumePoint,
+    bad_resume_point,
     chat_work,
     completion_work,
     cut_body,
@@ -45,12 +45,12 @@ from forebay.worker.preflight import (
 REQUEST_ID_BYTES_MAX = 128
 NO_ENDPOINT = "none"
 BLOCKS_SINCE: Final = "blocks_since="
-"""Query of a load poll: the number of the last change of the prefix cache that the asker knows of, 0 if none."""
+"""Query of a load poll: the number of the last prefix cache change known to the caller, 0 if none."""
 SEQ_DIGITS_MAX: Final = 18
 
 
 class Shell:
-    """Answers the exchanges of the worker's server."""
+    """Handles the exchanges of the worker's server."""
 
     def __init__(
         self, spec: WorkerSpec, engine: EngineProcess, meters: Meters, log: structlog.stdlib.BoundLogger
@@ -65,9 +65,9 @@ class Shell:
         self._unit = b"%b.%d" % (spec.replica.encode(), spec.generation)
         self._process = new_id("process")
         self.fenced = False
-        """Nobody counts on it any more."""
+        """The control plane has stopped polling it: its lease has expired."""
         self.asked_at = 0.0
-        """When somebody last asked for its load, by the loop's clock."""
+        """When its load was last polled, by the loop's clock."""
         self._posts = {
             "/v1/chat/completions": self._chat,
             "/v1/completions": self._complete,
@@ -81,7 +81,7 @@ class Shell:
         self._gets = {"/livez": self._livez, "/readyz": self._readyz, "/metrics": self._metrics, "/load": self._load}
 
     async def drain(self, grace_s: float) -> bool:
-        """Take no new requests and wait for those under way; False if some are left after `grace_s`."""
+        """Accept no new requests and wait for those in flight; False if some are left after `grace_s`."""
         self._draining = True
         try:
             async with asyncio.timeout(grace_s):
@@ -93,13 +93,13 @@ class Shell:
         return True
 
     def fence(self) -> None:
-        """Take no new requests, and end those under way so that they can go on elsewhere."""
+        """Accept no new requests, and fail those in flight so that they can continue on another replica."""
         self.fenced = self._draining = True
         for call in list(self._calls):
             call.fail(Refusal(Code.FENCED))
 
     def handle(self, exchange: Exchange) -> None:
-        """Answer one exchange, now or later."""
+        """Respond to an exchange, now or later."""
         path, method = exchange.path, exchange.method
         if (post := self._posts.get(path)) is not None:
             if method == b"POST":
@@ -124,10 +124,10 @@ class Shell:
         self._meters.requests(NO_ENDPOINT, code).inc()
 
     def report(self, news: BlockNews | None = None) -> LoadReport:
-        """What the worker says of itself; `news` for who asks what its prefix cache holds."""
+        """The worker's load report; `news`: prefix cache changes, if requested."""
         engine, spec = self._engine, self._spec
         load, info, stalled_s = engine.load, engine.info, engine.stalled_s
-        running = min(load.running, engine.outstanding)  # an account older than the last events
+        running = min(load.running, engine.outstanding)  # the engine's load may be older than the last events
         return LoadReport(
             replica=spec.replica,
             generation=spec.generation,
@@ -148,7 +148,7 @@ class Shell:
             blocks=news,
         )
 
-    # --- the endpoints of requests
+    # --- inference endpoints
 
     def _serve(self, exchange: Exchange, path: str, post: Callable[[Call, EngineInfo], None]) -> None:
         endpoint = path.removeprefix("/v1/")
@@ -159,12 +159,12 @@ class Shell:
             post(call, self._admit())
         except Refusal as refusal:
             call.fail(refusal)
-        except Exception as error:  # supervisor: an answer for every request, even one that meets our own mistake
+        except Exception as error:  # supervisor: every request gets a response, even after a bug of ours
             self._log.error("request handling failed", request_id=call.request_id, exc_info=error)
             call.fail(Refusal(Code.INTERNAL))
 
     def _admit(self) -> EngineInfo:
-        """What the engine can do, if it may get more to do."""
+        """What the engine supports, if it may get more work. Raises `Refusal`."""
         if self._draining:
             raise Refusal(Code.FENCED if self.fenced else Code.DRAINING)
         engine = self._engine
@@ -179,61 +179,61 @@ class Shell:
         return engine.info
 
     def _chat(self, call: Call, info: EngineInfo) -> None:
-        body, seam = cut_body(call.exchange.header(CONTINUE), call.exchange.body)
+        body, resume_point = cut_body(call.exchange.header(CONTINUE), call.exchange.body)
         request = wire.parse_chat(body)
         self._check_model(request.model)
         id = new_id("chatcmpl")
-        works = _named(chat_work(request, info, id, ChatAnswer.names, seam), body, request.model, info)
-        voice = ChatAnswer(
-            self._head(id, seam),
+        works = _named(chat_work(request, info, id, ChatAnswer.names, resume_point), body, request.model, info)
+        writer = ChatAnswer(
+            self._head(id, resume_point),
             request.n,
             stream=request.stream,
             include_usage=request.include_usage,
-            begun=seam.text if seam is not None else None,
+            begun=resume_point.text if resume_point is not None else None,
         )
         logprobs = request.sampling.logprobs is not None
-        Generation(call, self._engine, voice, works, stream=request.stream, n=request.n, logprobs=logprobs).start()
+        Generation(call, self._engine, writer, works, stream=request.stream, n=request.n, logprobs=logprobs).start()
 
     def _complete(self, call: Call, info: EngineInfo) -> None:
-        body, seam = cut_body(call.exchange.header(CONTINUE), call.exchange.body)
+        body, resume_point = cut_body(call.exchange.header(CONTINUE), call.exchange.body)
         request = wire.parse_completion(body)
         self._check_model(request.model)
         id = new_id("cmpl")
-        works = _named(completion_work(request, info, id, seam), body, request.model, info)
+        works = _named(completion_work(request, info, id, resume_point), body, request.model, info)
         prefixes: tuple[str, ...] = ()
         if request.echo:
             prefixes = tuple(str(prompt) for prompt in request.prompts for _ in range(request.n))
-        voice = CompletionAnswer(
-            self._head(id, seam),
+        writer = CompletionAnswer(
+            self._head(id, resume_point),
             len(works),
             stream=request.stream,
             include_usage=request.include_usage,
             prefixes=prefixes,
-            begun=seam.text if seam is not None else None,
+            begun=resume_point.text if resume_point is not None else None,
         )
         logprobs = request.sampling.logprobs is not None
-        Generation(call, self._engine, voice, works, stream=request.stream, n=request.n, logprobs=logprobs).start()
+        Generation(call, self._engine, writer, works, stream=request.stream, n=request.n, logprobs=logprobs).start()
 
     def _message(self, call: Call, info: EngineInfo) -> None:
-        body, seam = cut_body(call.exchange.header(CONTINUE), call.exchange.body)
+        body, resume_point = cut_body(call.exchange.header(CONTINUE), call.exchange.body)
         request = parse_messages(body)
         self._check_model(request.model)
         id = new_id("msg")
-        works = _named(chat_work(request, info, id, MessagesAnswer.names, seam), body, request.model, info)
-        voice = MessagesAnswer(self._head(id, seam), seam.events if seam is not None else 0)
-        Generation(call, self._engine, voice, works, stream=request.stream).start()
+        works = _named(chat_work(request, info, id, MessagesAnswer.names, resume_point), body, request.model, info)
+        writer = MessagesAnswer(self._head(id, resume_point), resume_point.events if resume_point is not None else 0)
+        Generation(call, self._engine, writer, works, stream=request.stream).start()
 
     def _respond(self, call: Call, info: EngineInfo) -> None:
-        body, seam = cut_body(call.exchange.header(CONTINUE), call.exchange.body)
+        body, resume_point = cut_body(call.exchange.header(CONTINUE), call.exchange.body)
         request = parse_responses(body)
         self._check_model(request.chat.model)
         id = new_id("resp")
-        works = chat_work(request.chat, info, id, ResponsesAnswer.names, seam)
+        works = chat_work(request.chat, info, id, ResponsesAnswer.names, resume_point)
         works = _named(works, body, request.chat.model, info)
-        head = self._head(id, seam)
-        said, events = (seam.text, seam.events) if seam is not None else ("", 0)
-        voice = ResponsesAnswer(head, f"msg{head.id.removeprefix('resp')}", request.echo, said, events)
-        Generation(call, self._engine, voice, works, stream=request.chat.stream).start()
+        head = self._head(id, resume_point)
+        said, events = (resume_point.text, resume_point.events) if resume_point is not None else ("", 0)
+        writer = ResponsesAnswer(head, f"msg{head.id.removeprefix('resp')}", request.echo, said, events)
+        Generation(call, self._engine, writer, works, stream=request.chat.stream).start()
 
     def _embed(self, call: Call, info: EngineInfo) -> None:
         _check_new(call)
@@ -248,38 +248,39 @@ class Shell:
         self._check_model(request.model)
         param = "prompt" if isinstance(request.content, str) else "messages"
         work = tokenize_work(request, info, new_id("tok"))
-        Translation(call, self._engine, work, param, info.context_tokens).start()
+        TokenizerCall(call, self._engine, work, param, info.context_tokens).start()
 
     def _count(self, call: Call, info: EngineInfo) -> None:
         _check_new(call)
         request = parse_count(call.exchange.body)
         self._check_model(request.model)
         work = tokenize_work(request, info, new_id("tok"))
-        Translation(call, self._engine, work, "messages", info.context_tokens, counting=True).start()
+        TokenizerCall(call, self._engine, work, "messages", info.context_tokens, counting=True).start()
 
     def _detokenize(self, call: Call, info: EngineInfo) -> None:
         _check_new(call)
         request = parse_detokenize(call.exchange.body)
         self._check_model(request.model)
         work = detokenize_work(request, info, new_id("tok"))
-        Translation(call, self._engine, work, "tokens", info.context_tokens).start()
+        TokenizerCall(call, self._engine, work, "tokens", info.context_tokens).start()
 
     def _check_model(self, name: str) -> None:
         if name != self._spec.model:
             text = f"The model '{name[:100]}' does not exist here; this replica serves '{self._spec.model}'."
             raise Refusal(Code.MODEL_NOT_FOUND, text, "model")
 
-    def _head(self, id: str, seam: Seam | None) -> Head:
-        """To the client a continued stream is one stream; to the engine its id is a new one, as two could be here."""
-        created = int(wall_s()) if seam is None else seam.created
-        return Head(id if seam is None else seam.id, created, self._spec.model, self._spec.revision)
+    def _head(self, id: str, resume_point: ResumePoint | None) -> Head:
+        """To the client a continued stream is one stream; to the engine it gets a new id, as both could be on this
+        replica."""
+        created = int(wall_s()) if resume_point is None else resume_point.created
+        return Head(id if resume_point is None else resume_point.id, created, self._spec.model, self._spec.revision)
 
     def _ended(self, call: Call) -> None:
         self._calls.discard(call)
         if not self._calls:
             self._idle.set()
 
-    # --- what control and gateways ask
+    # --- endpoints for the control plane and gateways
 
     def _livez(self, exchange: Exchange) -> None:
         exchange.respond(200, [TEXT], b"ok\n")
@@ -293,7 +294,7 @@ class Shell:
         exchange.respond(200, [JSON], msgspec.json.encode(self.report(self._block_news(exchange.query))))
 
     def _block_news(self, query: str) -> BlockNews | None:
-        """What a gateway wants to know of the prefix cache, if anything is known."""
+        """The prefix cache changes that a gateway asks for, if any are known."""
         info, seq = self._engine.info, query.removeprefix(BLOCKS_SINCE)
         if info is None or info.blocks_exact is None or seq == query:
             return None
@@ -312,9 +313,9 @@ class Shell:
 
 
 def _named(works: list[Generate], body: bytes, model: str, info: EngineInfo) -> list[Generate]:
-    """Tell an engine that reports its prefix cache what gateways call the blocks of a prompt.
+    """Tell an engine that reports its prefix cache the gateways' hashes of a prompt's blocks.
 
-    Where a request has several prompts, its blocks are of all of them together: no engine could hold them.
+    In a request with several prompts, the blocks cover all of them together: no engine could hold them.
     """
     if info.blocks_exact is None or len(body) < BLOCK_BYTES or any(work.prompt != works[0].prompt for work in works):
         return works
@@ -324,11 +325,11 @@ def _named(works: list[Generate], body: bytes, model: str, info: EngineInfo) -> 
 
 def _check_new(call: Call) -> None:
     if call.exchange.header(CONTINUE) is not None:
-        raise bad_seam("only generated text is continued")
+        raise bad_resume_point("only generated text is continued")
 
 
 def _request_id(exchange: Exchange) -> str:
-    """The client's, if it is fit to be put into headers and logs; else a new one."""
+    """The client's request id, if it is safe for headers and logs; else a new one."""
     given = exchange.header(b"x-request-id") or b""
     if 0 < len(given) <= REQUEST_ID_BYTES_MAX and all(33 <= byte <= 126 for byte in given):
         return given.decode("ascii")

@@ -28,7 +28,7 @@ from forebay.registry.signing import own_signer
 from forebay.registry.uploads.staging import Staging
 from forebay.registry.vault import Vault
 from forebay.store.database import Store, open_store
-from forebay.wire.admin_request import AddAsked
+from forebay.wire.admin_request import AddRequest
 
 MODELS = [{"name": "chat", "task": "chat", "source": "x", "engine": "synthetic"}]
 
@@ -90,7 +90,7 @@ def catalogue(folder: Path, rules: ApprovalRules = NO_RULES) -> Catalogue:
                 opened, files, own_signer(folder / "registry.key"), rules, vault=Vault(files, None, folder / "memory")
             )
 
-    def add(opened: Registry, model: str, asked: AddAsked, by: Actor) -> Listed:
+    def add(opened: Registry, model: str, asked: AddRequest, by: Actor) -> Listed:
         what = Description(model, asked.source, Task.CHAT, "synthetic", asked.settings, asked.metadata)
         return opened.add(what, Path(asked.source), by, quiet)
 

@@ -252,7 +252,7 @@ def test_only_a_signature_of_just_this_artifact_is_taken(parts: Behind, tmp_path
         for public, signature in bad:
             answer = await client.post(where, json={"public": public, "signature": signature})
             assert problem(answer) == (409, "conflict", None), answer.text
-            assert "the signature is not one of this artifact" in answer.text
+            assert "not a signature of this artifact" in answer.text
         before = (await client.get("/v1/history")).json()
         assert [event["kind"] for event in before["events"]] == ["revision.add"]
         done = (await client.post(where, json=good._asdict())).json()

@@ -65,7 +65,7 @@ def test_files_are_announced_sent_and_registered_and_the_history_says_who(parts:
         assert said == {"lacking": [one], "part_bytes": BODY_BYTES_MAX}
         early = await client.post("/v1/registry/chat", json=upload())
         assert problem(early) == (409, "conflict", None)
-        assert "is not all there" in early.text
+        assert "is incomplete" in early.text
         for offset, have in ((5000, 0), (0, 5000), (0, 5000), (4000, len(WEIGHTS))):
             answer = await client.put(PART, params=place(offset), content=WEIGHTS[offset : max(have, offset + 1000)])
             assert answer.json() == {"have_bytes": have}

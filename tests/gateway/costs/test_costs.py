@@ -124,7 +124,7 @@ def test_what_is_kept_to_resume_a_stream_is_little_more_than_its_text() -> None:
         transcript.feed(chunks.delta(0, word))
     kept = tracemalloc.get_traced_memory()[0] - before
     tracemalloc.stop()
-    said = transcript.said()
+    said = transcript.state()
     assert said is not None
     assert said.text.decode() == "".join(words)
     assert kept <= 1.2 * len(said.text)

@@ -189,7 +189,7 @@ def test_a_stream_whose_messages_become_whole_goes_on(tmp_path: Path) -> None:
             message = framed(asked("echo").SerializeToString())
             raw.begin(1, message + message[:3], STREAM)
             assert FOUR in await raw.until(h2.DATA)
-            (call,) = it.front._server.takers()
+            (call,) = it.front._server.handlers()
             call._on_slow(call._messages, 0)  # as if the first message had been the one that began then
             raw.send(h2.frame(h2.DATA, 0, 1, message[3:]))
             assert FOUR in await raw.until(h2.DATA)

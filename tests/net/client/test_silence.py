@@ -191,7 +191,7 @@ def test_a_client_hears_the_signs_of_life_of_a_server(monkeypatch: pytest.Monkey
         async with serving(waiting.append, limits, alive_for=b"x-alive") as server, pooling(server.port) as pool:
             log = Log()
             pool.call(get(b"/", b"x-alive: 1"), log)
-            await until(lambda: pool.tells)
+            await until(lambda: pool.sends_1xx)
             waiting[0].respond(200, [], b"at last")
             await until(lambda: log.done)
             assert (log.status, log.body) == (200, b"at last")

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.wire.apis.said import answered, asked, caller
+from forebay.wire.apis.texts import end_user, prompt, response_text
 
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
@@ -37,7 +37,7 @@ def of(value: Any) -> bytes:
     ],
 )
 def test_the_text_of_an_answer_is_found_in_every_api(answer: Any, text: str | None) -> None:
-    assert answered(of(answer)) == text
+    assert response_text(of(answer)) == text
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_the_text_of_an_answer_is_found_in_every_api(answer: Any, text: str | No
     ],
 )  # fmt: skip
 def test_the_question_is_found_with_what_the_answer_is_to_look_like(body: Any, text: str, schema: str) -> None:
-    assert asked(of(body)) == (text, schema)
+    assert prompt(of(body)) == (text, schema)
 
 
 @pytest.mark.parametrize(
@@ -74,11 +74,11 @@ def test_the_question_is_found_with_what_the_answer_is_to_look_like(body: Any, t
     [(b'{"user":"anna"}', "anna"), (b"{}", ""), (b'{"user":3}', ""), (b"{", ""), (b"[" * 100_000, "")],
 )  # fmt: skip
 def test_a_caller_is_known_by_its_name_if_it_says_one(body: bytes, name: str) -> None:
-    assert caller(body) == name
+    assert end_user(body) == name
 
 
 @given(st.binary())
 def test_no_bytes_are_too_strange(body: bytes) -> None:
-    assert answered(body) is None or body
-    assert asked(body) is not None
-    assert caller(body) is not None
+    assert response_text(body) is None or body
+    assert prompt(body) is not None
+    assert end_user(body) is not None

@@ -152,7 +152,7 @@ FINE: Final = {
     "5.1 a reset that was on its way": data(CUT, b"x", 0) + reset(CUT),
     "6.4 a reset with a code that nobody knows": reset(OPEN, 0xFF),
     "6.7 the answer to a ping that nobody has sent": h2.frame(h2.PING, h2.ACK, 0, bytes(8)),
-    "6.8 a goodbye with a code that nobody knows": h2.goodbye(0, 0xFF),
+    "6.8 a goodbye with a code that nobody knows": h2.goaway(0, 0xFF),
 }
 
 

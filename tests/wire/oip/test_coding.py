@@ -32,7 +32,7 @@ def test_what_is_packed_is_unpacked_within_its_bound(coding: bytes, whole: bytes
     if whole:
         with pytest.raises(Refused, match="Decompressed data size exceeds the maximum"):
             decoded(coding, packed, len(whole) - 1)
-    with pytest.raises(Refused, match="ends too soon"):
+    with pytest.raises(Refused, match="is truncated"):
         decoded(coding, packed[:-1], 1000)
 
 
@@ -42,7 +42,7 @@ def test_other_bodies_are_left_alone_or_refused() -> None:
     with pytest.raises(Refused) as refused:
         decoded(b"br", b"x", 1)
     assert refused.value.kind is Kind.UNSUPPORTED
-    with pytest.raises(Refused, match="nothing to be decompressed"):
+    with pytest.raises(Refused, match="nothing to decompress"):
         decoded(b"gzip", b"", 1)
-    with pytest.raises(Refused, match="not what its Content-Encoding says"):
+    with pytest.raises(Refused, match="does not match its Content-Encoding"):
         decoded(b"gzip", b"not gzip", 1)

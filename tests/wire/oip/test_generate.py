@@ -72,7 +72,9 @@ def test_answers_have_their_fields_in_order_of_names() -> None:
 
 def test_outputs_that_are_too_large_for_json_are_not_written() -> None:
     response = InferResponse("m", "1", "", (Tensor("a", Datatype.INT8, (9,), bytes(9)),))
-    with pytest.raises(Refused, match=r"^the outputs have 9 bytes, more than 8 .* use --http-max-json-output-size"):
+    with pytest.raises(
+        Refused, match=r"^the outputs have 9 bytes, over the limit of 8 .* use --http-max-json-output-size"
+    ):
         write_generate(response, tensor_bytes_max=8)
 
 

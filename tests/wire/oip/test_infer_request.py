@@ -196,7 +196,7 @@ def test_in_a_long_document_no_number_may_be_missing(monkeypatch: pytest.MonkeyP
     ids=["outputs", "parameters"],
 )
 def test_no_request_has_names_without_end(more: bytes) -> None:
-    with pytest.raises(Refused, match="more than 10000 inputs, outputs or parameters"):
+    with pytest.raises(Refused, match="at most 10000 inputs, outputs or parameters"):
         read(b'{"inputs":[],%b}' % more, limit=1 << 20)
 
 
@@ -233,9 +233,9 @@ def test_a_long_document_is_read_like_a_short_one(text: bytes, monkeypatch: pyte
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        (b'{"inputs":[' + b",".join([b"{}"] * 40_003) + b"]}", "more than 10000 inputs, outputs or parameters"),
-        (b'{"inputs":[],"parameters":{"a":[' + b",".join([b"[]"] * 350_000) + b"]}}", "may have 1048576 bytes"),
-        (b'{"inputs":[],"outputs":[{"name":"' + b"a" * 1_100_000 + b'"}]}', "may have 1048576 bytes"),
+        (b'{"inputs":[' + b",".join([b"{}"] * 40_003) + b"]}", "at most 10000 inputs, outputs or parameters"),
+        (b'{"inputs":[],"parameters":{"a":[' + b",".join([b"[]"] * 350_000) + b"]}}", "at most 1048576 bytes"),
+        (b'{"inputs":[],"outputs":[{"name":"' + b"a" * 1_100_000 + b'"}]}', "at most 1048576 bytes"),
         (b'{"inputs":[],"id":"\xff\xff\xff\xff"}', "failed to parse the request JSON buffer: "),
         (b'{"inputs":[],"id":7', "failed to parse the request JSON buffer: "),
         (b"[" * 2000, "failed to parse the request JSON buffer: "),

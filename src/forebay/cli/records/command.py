@@ -71,9 +71,9 @@ def usage(
 ) -> None:
     """Show requests and tokens by tenant and model."""
     from forebay.cli.records.usage import first_day, usage
-    from forebay.wire.admin_request import UsageAsked
+    from forebay.wire.admin_request import UsageRequest
 
-    wanted = UsageAsked(tenant, model, first_day(since))
+    wanted = UsageRequest(tenant, model, first_day(since))
     with _opened(folder, file, url, token_file) as records:
         raise typer.Exit(usage(records, wanted, as_json, settings.screen()))
 

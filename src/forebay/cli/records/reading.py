@@ -34,7 +34,7 @@ from forebay.gateway.records.ledger import usage as usage_of
 from forebay.gateway.records.saved import Sums, day_text
 from forebay.gateway.records.verifying import ChainReport, has_chain, verify_all
 from forebay.gateway.records.writer import RecordLog, folders, numbered
-from forebay.wire.admin_request import UsageAsked
+from forebay.wire.admin_request import UsageRequest
 from forebay.wire.records import (
     AuditLine,
     Decision,
@@ -84,7 +84,7 @@ class RecordFiles:
                             found.append(_decision(folder.name, record))
         return Decisions(tuple(sorted(found, key=lambda each: each.ts)[-SHOWN_MAX:]), damaged)
 
-    def usage(self, wanted: UsageAsked, still: Still = go_on) -> Usage:
+    def usage(self, wanted: UsageRequest, still: Still = go_on) -> Usage:
         """What was used, by day, tenant, model and outcome."""
         total: dict[tuple[int, Key], Sums] = {}
         for folder in folders(self.root):

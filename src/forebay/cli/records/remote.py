@@ -3,7 +3,7 @@
 from forebay.cli.deploy.client import Admin
 from forebay.control.api.recorded import AuditTail, AuditVerified, Decisions, Usage
 from forebay.gateway.records.saved import day_text
-from forebay.wire.admin_request import UsageAsked
+from forebay.wire.admin_request import UsageRequest
 
 
 class RemoteRecords:
@@ -21,7 +21,7 @@ class RemoteRecords:
         """The newest records of a request, oldest first."""
         return self._admin.get_slowly("/v1/decisions", Decisions, request_id=request_id)
 
-    def usage(self, wanted: UsageAsked) -> Usage:
+    def usage(self, wanted: UsageRequest) -> Usage:
         """What was used, by day, tenant, model and outcome."""
         query = {"tenant": wanted.tenant, "model": wanted.model}
         since = {"since": day_text(wanted.day_first)} if wanted.day_first else {}

@@ -15,7 +15,7 @@ from forebay.cli.view.table import NARROW, table, telling
 from forebay.control.api.recorded import UsageRow
 from forebay.gateway.records.saved import DAY_S
 from forebay.obs.clock import wall_s
-from forebay.wire.admin_request import UsageAsked
+from forebay.wire.admin_request import UsageRequest
 
 if TYPE_CHECKING:
     from forebay.cli.records.reading import RecordFiles
@@ -45,7 +45,7 @@ def first_day(since: str | None) -> int:
         ) from None
 
 
-def usage(records: "RecordFiles | RemoteRecords", wanted: UsageAsked, as_json: bool, screen: Console) -> int:
+def usage(records: "RecordFiles | RemoteRecords", wanted: UsageRequest, as_json: bool, screen: Console) -> int:
     """Print the usage. Raises `UserError`, OSError."""
     rows = records.usage(wanted).rows
     if as_json:

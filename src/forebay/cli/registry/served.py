@@ -13,7 +13,7 @@ from forebay.core.cluster import Cluster
 from forebay.core.errors import Code, Refusal
 from forebay.registry.catalogue import Actor, Listed, Registry
 from forebay.registry.sources import PathSource, Progress, SourceError, parse
-from forebay.wire.admin_request import AddAsked
+from forebay.wire.admin_request import AddRequest
 
 SENT = "upload:"
 """How the source of what clients have sent begins; then comes what they call it."""
@@ -42,7 +42,7 @@ def catalogue_of(cluster: Callable[[], Cluster], home: Path, progress: Progress)
         with registry_of(cluster(), home) as opening:
             yield opening()
 
-    def add(opened: Registry, model: str, asked: AddAsked, by: Actor) -> Listed:
+    def add(opened: Registry, model: str, asked: AddRequest, by: Actor) -> Listed:
         from forebay.cli.registry.work import Wished, fetched, register
 
         settings = tuple(

@@ -1,4 +1,4 @@
-"""Authentication for the admin API: by key, or, on loopback, by the account that the kernel reports."""
+"""Authentication for the admin API: by key, or, on loopback, by the OS account that the kernel reports."""
 
 import os
 import pwd
@@ -21,32 +21,32 @@ STRANGE_HOST: Final = (
     "With `admin.auth: off` the admin API answers at http://127.0.0.1 and http://localhost only, not through proxies."
 )
 ANYBODY: Final = Caller("anybody", Role.VIEWER)
-"""A caller who only reads, where no key is required."""
+"""A caller without a key, where reads require none."""
 
 
 class Knock(NamedTuple):
-    """What is known of a caller: the credential, and both ends of the connection; None: unknown."""
+    """What is known of a caller: the presented key, and both ends of the connection; None: unknown."""
 
     presented: bytes | None
     peer: tuple[str, int] | None
     server: tuple[str, int] | None
     looks: bool
-    """The request only reads."""
+    """Whether the request only reads."""
     host: str = ""
-    """Name or address in the `host` header; empty: there is none."""
+    """Name or address in the `host` header; empty: absent."""
 
 
 class Doorman(Protocol):
     """Identifies callers."""
 
     def admit(self, knock: Knock) -> Caller:
-        """The caller. Raises `Refusal`."""
+        """Identify the caller. Raises `Refusal`."""
 
 
 class KeyDoorman:
-    """Requires a key. The key file is read again whenever it has changed.
+    """Requires a key. The key file is reloaded whenever it has changed.
 
-    While it cannot be read, nobody is admitted.
+    While it cannot be read, every caller is rejected.
     """
 
     def __init__(self, path: Path, wall: Callable[[], float] = wall_s) -> None:
@@ -79,16 +79,16 @@ class KeyDoorman:
 class AccountDoorman:
     """Asks the kernel which account a local connection belongs to.
 
-    The account that this process runs as, and root, may do everything; others may only read, and so may callers that
-    the kernel does not name. A request whose `host` is not this machine is refused: it comes from a web page by DNS
-    rebinding, or through a proxy that may admit anybody.
+    The account that this process runs as, and root, may do everything; others may only read, as may callers that the
+    kernel cannot identify. A request whose `host` is not this machine is rejected: it comes from a web page by DNS
+    rebinding, or through a proxy that may forward anyone's requests.
     """
 
     def __init__(self, table: Callable[[Knock], str] | None = None) -> None:
         self._table = table or _connections
 
     def admit(self, knock: Knock) -> Caller:
-        """The owner of the connection, who is not looked up for reads. Raises `Refusal`."""
+        """The owner of the connection, which is not looked up for reads. Raises `Refusal`."""
         if knock.host and not is_loopback(knock.host):
             raise Refusal(Code.ROLE_NOT_ALLOWED, STRANGE_HOST)
         if knock.looks:
@@ -99,13 +99,13 @@ class AccountDoorman:
         return Caller(account(user), Role.ADMIN if user in (0, os.geteuid()) else Role.VIEWER)
 
     def _user(self, knock: Knock) -> int | None:
-        # Of a socket that is just being closed the kernel may say that root has it: twice the same, or nothing.
+        # While a socket is being closed, the kernel may report root as its owner: require the same answer twice.
         first = owner(self._table(knock), knock)
         return None if first is None or owner(self._table(knock), knock) != first else first[0]
 
 
 def owner(table: str, knock: Knock) -> tuple[int, int] | None:
-    """User id and inode of the peer's end of a connection, as /proc/net/tcp has them; None: it is not in there."""
+    """User id and inode of the peer's end of a connection, from /proc/net/tcp; None: it is not listed there."""
     if knock.peer is None or knock.server is None:
         return None
     try:
@@ -120,7 +120,7 @@ def owner(table: str, knock: Knock) -> tuple[int, int] | None:
 
 
 def _end(address: tuple[str, int]) -> str:
-    """An address as the table writes it: words of 32 bits in the machine's order, which is little-endian."""
+    """An address as in the table: 32-bit words in the machine's byte order, which is little-endian."""
     packed = socket.inet_pton(_family(address[0]), address[0])
     words = [packed[at : at + 4][::-1].hex() for at in range(0, len(packed), 4)]
     return f"{''.join(words)}:{address[1]:04x}".upper()
@@ -133,7 +133,7 @@ def _family(host: str) -> socket.AddressFamily:
 def _connections(knock: Knock) -> str:
     try:
         return TABLES[_family(knock.peer[0])].read_text() if knock.peer else ""
-    except OSError:  # no /proc: nobody is known
+    except OSError:  # no /proc: no caller can be identified
         return ""
 
 

@@ -1,4 +1,4 @@
-"""The admin API as an application: authentication, authorisation, body and errors of every operation."""
+"""The admin API as an application: authentication, authorisation, bodies and errors of every operation."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
@@ -71,11 +71,11 @@ HANDLERS: Final[Mapping[str, Handler]] = {
     **records.HANDLERS,
 }
 NOT_THERE: Final = ("model", "id")
-"""Parameters of a refused rollout that name something which does not exist."""
+"""Parameters of a rejected rollout that name something which does not exist."""
 
 
 def make_app(behind: Behind) -> Starlette:
-    """The application: an endpoint for each path of the document, and no other."""
+    """The application: one endpoint for each path of the API description, and no other."""
     description = admin.document(__version__, ANSWERS)
 
     async def describe(asked: Asked) -> Response:
@@ -105,7 +105,7 @@ def _endpoint(
             return Response(status_code=TABLE[Code.BAD_HTTP].status)
         except (Refusal, DeployRefused, RegistryError, SourceError, StoreError) as error:
             return _refused(_translated(error))
-        except Exception as mistake:  # supervisor: one request must not end what watches over the units
+        except Exception as mistake:  # supervisor: one request must not stop the control plane
             behind.journal.note("api_mistake", f"{operation.id}: {type(mistake).__name__}: {mistake}")
             return _refused(Refusal(Code.INTERNAL))
 
@@ -113,7 +113,7 @@ def _endpoint(
 
 
 def _admitted(behind: Behind, operation: Operation, request: Request) -> Caller:
-    """The caller. Raises `Refusal` if it may not do this."""
+    """The caller. Raises `Refusal` if it is not authorised for the operation."""
     if operation.id in OPEN:
         return ANYBODY
     looks = operation.method == "get"
@@ -123,19 +123,19 @@ def _admitted(behind: Behind, operation: Operation, request: Request) -> Caller:
     why_not = refusal(operation.id, caller)
     if why_not:
         raise Refusal(Code.ROLE_NOT_ALLOWED, f"{why_not}.")
-    if not looks and "origin" in request.headers:  # browsers send it along; any web page could ask for this
+    if not looks and "origin" in request.headers:  # browsers send it; any web page could make this request
         raise Refusal(Code.INVALID_REQUEST, "Web pages may not make this request.", "origin")
     return caller
 
 
 def _refer(behind: Behind, operation: Operation) -> None:
-    """Raise `Refusal` for operations that only the leader can serve, unless this control is the leader."""
+    """Raise `Refusal` for operations that only the leader can serve, unless this controller is the leader."""
     leading = behind.control.leading
     if leading is None or operation.id in ANYWHERE:
         return
     leader = leading.told
     if leader is None or not leader.here:
-        raise Refusal(Code.NOT_LEADER, f"This control follows: {leading.why_not()}.")
+        raise Refusal(Code.NOT_LEADER, f"This controller is not the leader: {leading.why_not()}.")
 
 
 def _host(request: Request) -> str:
@@ -150,7 +150,7 @@ def _pair(request: Request, end: str) -> tuple[str, int] | None:
 
 
 async def _body(request: Request) -> bytes:
-    """The whole body. Raises `Refusal` if it is too large, or takes too long."""
+    """The whole body. Raises `Refusal` if it is too large or arrives too slowly."""
     parts, size = list[bytes](), 0
     try:
         async with asyncio.timeout(BODY_TIMEOUT_S):
@@ -165,7 +165,7 @@ async def _body(request: Request) -> bytes:
 
 
 def _translated(error: Exception) -> Refusal:
-    """A failure behind the API, as a row of the table of errors."""
+    """An error of the services as a refusal with an error code."""
     match error:
         case Refusal():
             return error
@@ -196,7 +196,7 @@ def _refused(refusal: Refusal, headers: Mapping[str, str] | None = None) -> Resp
 
 
 async def _misled(request: Request, error: Exception) -> Response:
-    """Answers unknown paths and methods."""
+    """Responds to unknown paths and methods."""
     if isinstance(error, HTTPException) and error.status_code == 405:
         return _refused(Refusal(Code.METHOD_NOT_ALLOWED), error.headers)
     return _refused(Refusal(Code.NOT_FOUND))

@@ -1,4 +1,4 @@
-"""What the admin API speaks for, and how long work is kept away from the loop."""
+"""The services behind the admin API, and the threads for blocking work."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -26,45 +26,45 @@ from forebay.registry.catalogue import Actor, Listed, Registry
 from forebay.registry.sources import Progress
 from forebay.registry.uploads.staging import Staging
 from forebay.store.database import Store
-from forebay.wire.admin_request import NAME_CHARS_MAX, AddAsked
+from forebay.wire.admin_request import NAME_CHARS_MAX, AddRequest
 
 T = TypeVar("T")
 THREADS: Final = 4
 WAITING_MAX: Final = 16
-"""Requests that wait for one of the threads."""
+"""Requests that may queue for a thread."""
 READERS: Final = 1
-"""Threads that read records: one takes no more than its share of what control computes with."""
+"""Threads that read records: one, so that reading takes only its share of the controller's CPU."""
 
 
 class Changing(Protocol):
-    """Takes cluster files over, one after the other."""
+    """Applies cluster files, one after the other."""
 
     @property
     def cluster(self) -> Cluster:
-        """What was taken over last."""
+        """The last one applied."""
 
     async def __call__(self, by: str = "") -> Reloaded:
-        """Read the file again."""
+        """Reload the file."""
 
     async def apply(self, document: str, caller: Caller, *, dry_run: bool) -> Reloaded:
-        """Take this one over, or only say what it would change. Raises `Refusal` if the caller may not."""
+        """Apply this document, or only report what it would change. Raises `Refusal` if the caller may not."""
 
 
 @dataclass(frozen=True, slots=True)
 class Catalogue:
-    """The history and the registry. All of it blocks, and raises `StoreError`, `RegistryError`, `SourceError`."""
+    """The history and the registry. Everything blocks, and raises `StoreError`, `RegistryError`, `SourceError`."""
 
     store: Callable[[], AbstractContextManager[Store]]
     registry: Callable[[], AbstractContextManager[Registry]]
-    add: Callable[[Registry, str, AddAsked, Actor], Listed]
-    """Fetches and registers a model. Raises `Refusal` too."""
+    add: Callable[[Registry, str, AddRequest, Actor], Listed]
+    """Fetches and registers a model. May raise `Refusal`, too."""
     staging: Callable[[], Staging]
-    """Where what clients send is kept."""
+    """Where uploaded files are staged."""
     progress: Progress
 
 
 class Threads:
-    """Runs what blocks in a few threads of its own: whatever clients ask for, control has the loop's."""
+    """Runs blocking work in threads of its own, so that client requests cannot exhaust those of the control loop."""
 
     def __init__(self, threads: int = THREADS) -> None:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="admin")
@@ -72,7 +72,7 @@ class Threads:
         self._under_way = 0
 
     async def __call__(self, work: Callable[[], T]) -> T:
-        """What `work` returns. Raises `Refusal` if too much waits already."""
+        """The result of `work`. Raises `Refusal` if too many requests are queued."""
         if self._under_way >= self._room:
             raise Refusal(Code.OVERLOADED, "The admin API is busy; try again later.")
         self._under_way += 1
@@ -84,7 +84,7 @@ class Threads:
 
 @dataclass(frozen=True, slots=True)
 class Behind:
-    """The parts that answer."""
+    """The services behind the admin API."""
 
     control: Controller
     journal: Journal
@@ -94,17 +94,17 @@ class Behind:
     doorman: Doorman
     threads: Run = field(default_factory=Threads)
     delivered: Delivered | None = None
-    """What gateways have written down of requests; None: nobody can tell."""
+    """Reads the gateways' records of requests; None: there are none."""
     keys: Callable[[], KeyRing] | None = None
-    """API keys, as the cluster file now says where; None: there are none."""
+    """The API keys, in the files named by the current cluster file; None: there are none."""
     records: Records | None = None
-    """What gateways have written down of each request; None: there is nothing."""
+    """Reads the gateways' records of single requests; None: there are none."""
     reading: Run = field(default_factory=lambda: Threads(READERS))
-    """Runs what reads them."""
+    """Runs the reading of records."""
 
 
 class Asked(NamedTuple):
-    """A request that may be answered."""
+    """An authorised request."""
 
     behind: Behind
     request: Request
@@ -113,19 +113,19 @@ class Asked(NamedTuple):
 
     @property
     def deployments(self) -> Deployments:
-        """What rolls out. Raises `Refusal`."""
+        """The deployments. Raises `Refusal`."""
         found = self.behind.control.deployments
         if found is None:
-            raise Refusal(Code.CONFLICT, "This cluster cannot roll anything out.")
+            raise Refusal(Code.CONFLICT, "This cluster does not support rollouts.")
         return found
 
     @property
     def actor(self) -> Actor:
-        """Who asks, as the registry wants to know it."""
+        """The caller, as an actor of the registry."""
         return Actor(self.caller.name, self.caller.role)
 
     def named(self, name: str) -> str:
-        """A part of the path. Raises `Refusal` for what cannot be the name of anything."""
+        """A path parameter. Raises `Refusal` if it cannot be a name."""
         found = str(self.request.path_params[name])
         if not found.isprintable() or len(found) > NAME_CHARS_MAX:
             raise Refusal(Code.NOT_FOUND, f"There is no such {name}.", name)
@@ -133,4 +133,4 @@ class Asked(NamedTuple):
 
 
 Handler = Callable[[Asked], Awaitable[object]]
-"""What is answered: a value that becomes JSON, or a `Response`. Raises `Refusal`, and what `app` translates."""
+"""Returns a value to be sent as JSON, or a `Response`. Raises `Refusal`, and the errors that `app` translates."""

@@ -1,4 +1,4 @@
-"""What the admin API answers, as values. JSON has no infinity: what is unknown or never comes is null."""
+"""The response documents of the admin API. JSON has no infinity: what is unknown or never happens is null."""
 
 import math
 from collections.abc import Iterable
@@ -23,14 +23,14 @@ from forebay.store.events import Event
 
 @dataclass(frozen=True, slots=True)
 class Events:
-    """What `/v1/events` answers: of this start of control."""
+    """The response of `/v1/events`: events since this controller started."""
 
     events: tuple[Happened, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What `/v1/history` answers: of all time."""
+    """The response of `/v1/history`: events of all time."""
 
     events: tuple[Event, ...]
 
@@ -44,7 +44,7 @@ class Revisions:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """Whether everything is as it was written, and all that is not."""
+    """Whether everything is unmodified, and all that is not."""
 
     ok: bool
     wrong: tuple[str, ...]
@@ -52,14 +52,14 @@ class Verified:
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """What the removal of unused files has freed."""
+    """How much the removal of unused files has freed."""
 
     freed_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class LackingDocument:
-    """What has to be sent before an artifact can be registered, in parts of at most `part_bytes`."""
+    """Files to be uploaded before an artifact can be registered, in parts of at most `part_bytes`."""
 
     lacking: tuple[Lacking, ...]
     part_bytes: int
@@ -67,22 +67,22 @@ class LackingDocument:
 
 @dataclass(frozen=True, slots=True)
 class PartDocument:
-    """How many bytes of a content are there, from its beginning on: the next part begins there."""
+    """How many bytes of a file are there, from its beginning on: the offset of the next part."""
 
     have_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class KeyDocument:
-    """What people may know of an API key. Times are seconds since the epoch; null: never."""
+    """The public data of an API key. Times are seconds since the epoch; null: never."""
 
     id: str
     tenant: str | None
     """The tenant that the key belongs to; null: it is an admin key."""
     name: str | None
-    """Holder of an admin key; null: it is a tenant's."""
+    """The holder of an admin key; null: it is a tenant's."""
     role: str | None
-    """Role of an admin key; null: it is a tenant's."""
+    """The role of an admin key; null: it is a tenant's."""
     state: str
     """`good`, `expired` or `revoked`."""
     created_at: float
@@ -99,14 +99,14 @@ class KeyDocuments:
 
 @dataclass(frozen=True, slots=True)
 class NewKeyDocument:
-    """A key that was made. `key` is shown this once."""
+    """A new key. `key` is shown only once."""
 
     key: str
     made: KeyDocument
 
 
 def key(record: KeyRecord, now: float) -> KeyDocument:
-    """What is shown of a key."""
+    """The public data of a key."""
     return KeyDocument(
         id=record.id,
         tenant=None if record.role else record.tenant,
@@ -121,7 +121,8 @@ def key(record: KeyRecord, now: float) -> KeyDocument:
 
 @dataclass(frozen=True, slots=True)
 class NodeDocuments:
-    """What `/v1/nodes` answers: how nodes are, what is taken of them, and slots that fit nowhere, with why."""
+    """The response of `/v1/nodes`: state of the nodes, their used resources, and unplaceable slots with the
+    reason."""
 
     nodes: tuple[telling.Standing, ...]
     placed: tuple[PlacedNode, ...] = ()
@@ -130,7 +131,7 @@ class NodeDocuments:
 
 @dataclass(frozen=True, slots=True)
 class StepDocument:
-    """A step of a course: so much of the traffic, at most for so long."""
+    """A step of a rollout: the canary's share of the traffic, and how long it lasts at most."""
 
     share: float
     time_s: float
@@ -138,7 +139,7 @@ class StepDocument:
 
 @dataclass(frozen=True, slots=True)
 class FindingDocument:
-    """What is known of one property of one metric. `effect`: ratio, odds ratio or difference, as `seen` says."""
+    """The result for one property of one metric. `effect`: ratio, odds ratio or difference, as `seen` says."""
 
     metric: str
     part: str
@@ -150,12 +151,12 @@ class FindingDocument:
     fine_p: float | None
     canary_samples: int
     needed_samples: float | None
-    """Further ones until a decision; null: none will do at what is seen now."""
+    """Further samples needed for a decision; null: none would suffice at the observed effect."""
 
 
 @dataclass(frozen=True, slots=True)
 class VerdictDocument:
-    """What the figures say by now."""
+    """What the evidence says so far."""
 
     decision: Decision
     reason: str
@@ -166,7 +167,7 @@ class VerdictDocument:
 
 @dataclass(frozen=True, slots=True)
 class EffectDocument:
-    """How different the arms are, and bounds that are valid whenever one looks; null: unknown."""
+    """The difference between the arms, with anytime-valid bounds; null: unknown."""
 
     metric: str
     kind: str
@@ -177,7 +178,7 @@ class EffectDocument:
 
 @dataclass(frozen=True, slots=True)
 class RolloutDocument:
-    """A rollout. Times in seconds, since the epoch or `_s`; shares are of the model's traffic."""
+    """A rollout. Times are in seconds, since the epoch or `_s`; shares are of the model's traffic."""
 
     id: str
     model: str
@@ -193,9 +194,9 @@ class RolloutDocument:
     forced: bool
     why: str
     since: float
-    """When the phase, or the step in it, began."""
+    """When the phase, or the current step, began."""
     time_left_s: float | None
-    """Of the step or phase, at most; null: it has no end, or has had it."""
+    """Of the step or phase, at most; null: it is unlimited or has ended."""
     created_at: float
     created_by: str
     stable_ready: int | None
@@ -211,7 +212,7 @@ class RolloutDocument:
 
 @dataclass(frozen=True, slots=True)
 class Rollouts:
-    """What `/v1/rollouts` answers."""
+    """The response of `/v1/rollouts`."""
 
     rollouts: tuple[RolloutDocument, ...]
 
@@ -222,7 +223,7 @@ def rollouts(standings: Iterable[Standing], now: float) -> Rollouts:
 
 
 def rollout(standing: Standing, now: float) -> RolloutDocument:
-    """A rollout as it stands at `now`, wall time."""
+    """The document of a rollout at `now`, wall time."""
     it, wanted = standing.rollout, standing.wanted
     return RolloutDocument(
         id=it.id,
@@ -254,7 +255,7 @@ def rollout(standing: Standing, now: float) -> RolloutDocument:
 
 
 def time_left_s(it: Rollout, now: float) -> float | None:
-    """How long the phase, or the step in it, goes on at most."""
+    """How long the phase, or the current step, lasts at most."""
     match it.phase:
         case Phase.STARTING:
             whole = it.course.start_timeout_s
@@ -307,25 +308,25 @@ class ScalingDocument:
 
     model: str
     mode: str
-    """`fixed`: it is not scaled; `auto`; `shadow`: it is only told what would be done; `set`: people say how many."""
+    """`fixed`: not scaled; `auto`; `shadow`: decisions are only reported; `set`: replica count set by an operator."""
     policy: str | None
     replicas: int
-    """That control works towards."""
+    """The count that the controller works towards."""
     wanted: int
-    """That were decided: another number than `replicas` in shadow mode only."""
+    """The count that was decided: differs from `replicas` in shadow mode only."""
     min: int | None
-    """The bounds that hold now; null: none, as it is not scaled."""
+    """The current bounds; null: none, as it is not scaled."""
     max: int | None
     setting: Setting | None
-    """What people have set; null: nothing."""
+    """What operators have set; null: nothing."""
     cold_start_s: float | None
-    """From placing a replica to its being ready, 90th percentile; null: not measured yet."""
+    """From placing a replica until it is ready, 90th percentile; null: not measured yet."""
     decision: Told | None
-    """The last one."""
+    """The last decision."""
     trouble: str
-    """Why the store cannot be used; empty: it can."""
+    """Why the store is unavailable; empty: it is available."""
     decisions: tuple[Told, ...] = ()
-    """The newest last; only of a single model."""
+    """Recent decisions, newest last; for single models only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,11 +335,11 @@ class Scalings:
 
     models: tuple[ScalingDocument, ...]
     limits: tuple[scaled.LimitUse, ...] = ()
-    """What they may have together, and have; empty: `limits` of the cluster file names none."""
+    """Use of the limits that all models share; empty: the cluster file has no `limits`."""
 
 
 def scaling(it: scaled.Standing, *, all_of_it: bool = False) -> ScalingDocument:
-    """The document of a model, with all decisions that are remembered, or the last one."""
+    """The document of a model, with all recent decisions or only the last one."""
     scale = it.scale
     auto = "fixed" if scale is None else "shadow" if scale.shadow else "auto"
     return ScalingDocument(

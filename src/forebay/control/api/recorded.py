@@ -1,4 +1,4 @@
-"""What gateways have written down of requests, as the admin API tells it, and who reads it. Values and a protocol."""
+"""The gateways' records of requests as documents of the admin API, and the protocol for reading them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,28 +6,28 @@ from typing import Annotated, Final, Protocol
 
 import msgspec
 
-from forebay.wire.admin_request import UsageAsked
+from forebay.wire.admin_request import UsageRequest
 from forebay.wire.records import Attempt, AuditLine, Candidate, Decision, Head
 
 USAGE_ROWS_MAX: Final = 50_000
-"""An answer with more is refused, as a part of a sum is worse than none."""
+"""A larger response is rejected, as a partial sum is worse than none."""
 TAIL_BYTES_MAX: Final = 4 * 1024 * 1024
-"""Lines that hold prompts are long: fewer of them than were asked for may be told."""
+"""Lines that hold prompts are long: fewer than requested may be returned."""
 
 Still = Callable[[], None]
-"""Called between two files; raises if reading is to end."""
+"""Called between two files; raises to stop reading."""
 
 
 class CandidateDocument(Candidate, array_like=False):
-    """A replica that was looked at, and the terms of its score, seconds."""
+    """A replica that was considered, and the terms of its score, in seconds."""
 
 
 class AttemptDocument(Attempt, array_like=False):
-    """One try on a replica."""
+    """One attempt on a replica."""
 
 
 class DecisionDocument(Decision, array_like=False, tag=False, kw_only=True):
-    """How one request was routed and what came of it. `ts`: its end, seconds since the epoch."""
+    """The routing decision for one request, and its outcome. `ts`: its end, in seconds since the epoch."""
 
     gateway: str
     candidates: tuple[CandidateDocument, ...] = ()  # type: ignore[assignment]  # packed in files only
@@ -36,15 +36,15 @@ class DecisionDocument(Decision, array_like=False, tag=False, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Decisions:
-    """The newest records of one request, oldest first; clients may use an id more than once."""
+    """The newest records of one request id, oldest first; clients may reuse an id."""
 
     decisions: tuple[DecisionDocument, ...]
     damaged: int
-    """Stretches of files that could not be read."""
+    """Stretches of files that were unreadable."""
 
 
 class UsageRow(msgspec.Struct, frozen=True):
-    """What was used on a day (UTC) by a tenant of a model, with one outcome: `ok`, `cancelled`, or whose fault."""
+    """The usage of a model by a tenant on a day (UTC) with one outcome: `ok`, `cancelled`, or who is to blame."""
 
     day: str
     tenant: str
@@ -55,18 +55,18 @@ class UsageRow(msgspec.Struct, frozen=True):
     completion_tokens: int
     cached_tokens: int
     estimated: int
-    """Requests whose tokens are the gateway's own count."""
+    """Requests whose tokens were counted by the gateway itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What all gateways together have counted, by day."""
+    """The usage counted by all gateways, by day."""
 
     rows: tuple[UsageRow, ...]
 
 
 Line = Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema={"type": "object"})]
-"""A line as it stands in the log."""
+"""A line as in the log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +76,12 @@ class AuditTail:
     chains: tuple[str, ...]
     lines: tuple[Line, ...]
     cut: bool
-    """Whether lines that were asked for are left out, as all together are too long."""
+    """Whether requested lines were omitted because the response would be too long."""
 
 
 @dataclass(frozen=True, slots=True)
 class FlawDocument:
-    """Damage. `line` counts from 1 in its file; 0: it is the end of the chain."""
+    """Damage. `line` counts from 1 in its file; 0: the end of the chain."""
 
     kind: str
     line: int
@@ -90,7 +90,7 @@ class FlawDocument:
 
 @dataclass(frozen=True, slots=True)
 class FileDocument:
-    """What was found in a file of the log. Times: seconds since the epoch; null: no line could be read."""
+    """The result for a file of the log. Times: seconds since the epoch; null: no line could be read."""
 
     name: str
     lines: int
@@ -100,12 +100,12 @@ class FileDocument:
     flaws_more: int
     """Flaws that are not listed."""
     unfinished_bytes: int
-    """At the end of the newest file, without a seal yet."""
+    """Bytes at the end of the newest file that have no seal yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChainDocument:
-    """What was found in the log of one gateway. `flaws` are those that belong to no file."""
+    """The result for the log of one gateway. `flaws`: those that belong to no file."""
 
     ok: bool
     chain: str
@@ -113,7 +113,7 @@ class ChainDocument:
     files: tuple[FileDocument, ...]
     flaws: tuple[FlawDocument, ...]
     gaps: tuple[AuditLine, ...]
-    """Lines that were lost, or sealed late, as the log itself says."""
+    """Lost or late-sealed lines, as recorded in the log itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,16 +125,16 @@ class AuditVerified:
 
 
 class Records(Protocol):
-    """Reads the records of the gateways of this machine. All of it blocks, and raises OSError."""
+    """Reads the records of the gateways on this machine. Every method blocks, and raises OSError."""
 
     def decisions(self, request_id: str, still: Still) -> Decisions:
-        """How a request was routed; none: no record of it is left."""
+        """How a request was routed; empty: there is no record of it."""
 
-    def usage(self, wanted: UsageAsked, still: Still) -> Usage:
-        """What was used."""
+    def usage(self, wanted: UsageRequest, still: Still) -> Usage:
+        """The usage by day, tenant and model."""
 
     def tail(self, last: int, bytes_max: int | None, still: Still) -> AuditTail:
-        """The newest lines of the audit log, as many of them as are no longer than `bytes_max`; None: any length."""
+        """The newest lines of the audit log, as many as fit in `bytes_max`; None: unlimited."""
 
     def verify(self, archived: bool, still: Still) -> AuditVerified:
-        """Check the whole audit log. `archived`: its oldest files, or whole folders, were moved."""
+        """Verify the whole audit log. `archived`: its oldest files, or whole folders, were moved."""

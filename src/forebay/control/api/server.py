@@ -1,4 +1,4 @@
-"""The listener of the admin API."""
+"""The HTTP server of the admin API."""
 
 import asyncio
 import contextlib
@@ -12,12 +12,12 @@ CONNECTIONS_MAX = 256
 IDLE_TIMEOUT_S = 30
 STOP_GRACE_S = 2
 TICK_S = 1.0
-"""How often the date in answers is put right. Uvicorn wakes up ten times a second to see whether it should stop;
-here it is told, and an idle machine is left alone."""
+"""How often the date of responses is updated. Uvicorn polls ten times a second whether it should stop; here an event
+tells it, so that an idle machine stays idle."""
 
 
 class AdminServer(uvicorn.Server):
-    """Serves the admin API on sockets that are bound already. Signals are its owner's business."""
+    """Serves the admin API on bound sockets. Signals are handled by its owner."""
 
     def __init__(self, app: Starlette) -> None:
         config = uvicorn.Config(
@@ -38,11 +38,11 @@ class AdminServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave them alone."""
+        """Install no signal handlers."""
         yield
 
     async def main_loop(self) -> None:
-        """What uvicorn does between start and end."""
+        """Replaces uvicorn's polling loop."""
         while not await self.on_tick(0):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(TICK_S):

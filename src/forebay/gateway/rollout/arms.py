@@ -29,7 +29,7 @@ from forebay.gateway.dispatch.endpoints import ENDPOINTS
 from forebay.gateway.relay import WHOLE
 from forebay.gateway.rollout.mirroring import EMBEDDINGS, Mirror, answer_in, begin_mirror
 from forebay.obs.clock import wall_s
-from forebay.wire.apis import said
+from forebay.wire.apis import texts
 from forebay.wire.apis.vectors import Vectors
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ def _caller(relay: "Relay") -> str:
     if session:
         return f"session {session.decode('latin-1')}"
     key = relay.admitted.key_id if relay.admitted is not None else ""
-    user = "" if relay.plain else said.caller(relay.request.partition(b"\r\n\r\n")[2])
+    user = "" if relay.plain else texts.end_user(relay.request.partition(b"\r\n\r\n")[2])
     return f"key {key} user {user}" if key or user else f"address {relay.exchange.peer}"
 
 
@@ -193,6 +193,6 @@ def _said(relay: "Relay") -> str | None:
     """The text of an answer that is complete; None if it is none, or cannot be read."""
     transcript = relay._transcript
     if transcript is not None:
-        what = transcript.said()
+        what = transcript.state()
         return what.text.decode() if what is not None else None
-    return said.answered(b"".join(relay._body)) if relay._mode == WHOLE else None
+    return texts.response_text(b"".join(relay._body)) if relay._mode == WHOLE else None

@@ -20,7 +20,7 @@ from forebay.gateway.relay import ERROR, OBJECT_ENDS, USAGE
 from forebay.gateway.tensor.answers import CODES, code_in, code_of, turned_away
 from forebay.net.client import CallError, Header
 from forebay.obs.clock import wall_s
-from forebay.wire.apis import said
+from forebay.wire.apis import texts
 from forebay.wire.apis.vectors import Vectors, embedded
 from forebay.wire.transcript import Transcript, ended, last_data
 
@@ -155,7 +155,7 @@ class Mirror:
 
     def _answer(self) -> str | Vectors | None:
         if self._transcript is not None:
-            what = self._transcript.said()
+            what = self._transcript.state()
             return what.text.decode() if what is not None else None
         return answer_in(self._path, self._body) if self._size <= ANSWER_BYTES_MAX else None
 
@@ -167,7 +167,7 @@ class Mirror:
             return Pair(self._rollout, self._stratum, "", "", "", alike=alike(stable, canary)) if stable else None
         if not (isinstance(stable, str) and isinstance(canary, str)):
             return None
-        question = said.asked(self._question.partition(b"\r\n\r\n")[2])
+        question = texts.prompt(self._question.partition(b"\r\n\r\n")[2])
         longest = max(len(stable), len(canary), len(question.schema))
         schema = question.schema if longest <= PAIR_CHARS_MAX else ""  # what is cut fits no schema
         asked, stable, canary = (text[:PAIR_CHARS_MAX] for text in (question.text, stable, canary))
@@ -178,7 +178,7 @@ def answer_in(path: str, body: list[bytes]) -> str | Vectors | None:
     """What a whole answer says: its text, or its vectors, of which a broken one has none; None: it cannot be told."""
     whole = b"".join(body)
     if path != EMBEDDINGS:
-        return said.answered(whole)
+        return texts.response_text(whole)
     return embedded(whole) if len(whole) <= VECTORS_BYTES_MAX else None
 
 

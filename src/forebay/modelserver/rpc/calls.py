@@ -84,7 +84,7 @@ class Desk:
     methods: Methods = field(default_factory=dict)
     """By path."""
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
-    room: grpc.Room = field(default_factory=lambda: grpc.Room(MESSAGES_BYTES_MAX))
+    room: grpc.ReceiveBudget = field(default_factory=lambda: grpc.ReceiveBudget(MESSAGES_BYTES_MAX))
     apart: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held by who packs or unpacks in a thread: one at a time."""
 
@@ -157,7 +157,7 @@ def forward(head: Head, request: InferRequest) -> None:
 
 
 class Call(ABC):
-    """A call under way: the `Taker` of its stream. `over` once it has its answer, or nobody waits for one."""
+    """A call under way: the `StreamHandler` of its stream. `over` once it has its answer, or nobody waits for one."""
 
     __slots__ = ("_held", "_messages", "_slow", "_timer", "begun", "desk", "head", "over", "session", "stream")
 

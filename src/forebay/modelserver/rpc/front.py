@@ -21,7 +21,7 @@ from forebay.modelserver.rpc.health import Check, Watch
 from forebay.modelserver.rpc.inferring import Inference
 from forebay.modelserver.rpc.streaming import Streaming
 from forebay.net.http2 import HTTP_2, Http2Server, Keepalive
-from forebay.net.tls import Renewal
+from forebay.net.tls import CertificateReloader
 from forebay.wire.http2.grpc import MESSAGE_BYTES_MAX
 from forebay.wire.oip.ports import Settings
 
@@ -74,7 +74,9 @@ class RpcFront:
         desk.room.bytes_max = options.messages_bytes_max
         desk.methods = _methods(Administration(models, regions, settings, options.name, options.version))
         tls = options.tls
-        self._renewal = None if tls is None else Renewal(tls.server, log, clients=tls.clients, protocols=HTTP_2)
+        self._renewal = (
+            None if tls is None else CertificateReloader(tls.server, log, clients=tls.clients, protocols=HTTP_2)
+        )
         self._tasks = tasks
         self._following: asyncio.Task[None] | None = None
         self._server = Http2Server(desk.read, desk.begin, options.keepalive)
@@ -101,7 +103,7 @@ class RpcFront:
         if self._following is not None:
             self._following.cancel()
         if grace_s:
-            for call in self._server.takers():
+            for call in self._server.handlers():
                 assert isinstance(call, Call)
                 call.on_drain()
             await self._server.drain(grace_s)

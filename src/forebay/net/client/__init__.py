@@ -1,4 +1,4 @@
-"""An HTTP/1.1 client for one upstream: pooled keep-alive connections, answers passed on as they arrive."""
+"""An HTTP/1.1 client for one upstream: pooled keep-alive connections, responses streamed as they arrive."""
 
 from forebay.net.client.call import Call, CallError, Header, Sink
 from forebay.net.client.pool import Pool

@@ -1,4 +1,4 @@
-"""One request of a client, who hears of its answer, and why there may be none."""
+"""One upstream request: its sink, its cancellation and back-pressure, and its errors."""
 
 import asyncio
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ MISTAKE: Final = "The answer could not be handled."
 
 @dataclass(frozen=True, slots=True)
 class CallError:
-    """Why there is no complete answer. `sent`: the upstream may have begun to work on the request."""
+    """Why there is no complete response. `sent`: the upstream may have started to process the request."""
 
     kind: Literal["connect", "lost", "protocol"]
     sent: bool
@@ -23,36 +23,38 @@ class CallError:
 
 
 class Sink(Protocol):
-    """Receives an answer: one head, bodies, then exactly one of `on_end` and `on_error`; nothing after a cancel."""
+    """Receives a response: one head, body pieces, then exactly one of `on_end` and `on_error`; nothing after a
+    cancel."""
 
     def on_head(self, status: int, headers: list[Header]) -> None:
         """The final status (1xx are dropped); header names are lower-case."""
 
     def on_body(self, data: bytes) -> None:
-        """A piece of the body, without its framing."""
+        """A piece of the body, without its chunk framing."""
 
     def on_end(self, trailers: list[Header]) -> None:
-        """The answer is complete."""
+        """The response is complete."""
 
     def on_error(self, error: CallError) -> None:
-        """The answer will not come, or not to its end."""
+        """The response failed, before its head or before its end."""
 
 
 class Call:
-    """One request on its way; the pool may try it on two connections."""
+    """One request in flight; the pool may try it on two connections."""
 
     __slots__ = ("_pool", "connection", "reads", "request", "sent", "sink")
 
     def __init__(self, pool: "Pool", request: bytes, sink: Sink) -> None:
         self._pool = pool
-        self.reads = True  # the upstream is not held back
+        self.reads = True  # not paused by `pause`
         self.request = request
         self.sink: Sink | None = sink
         self.connection: Upstream | None = None
         self.sent = False
 
     def cancel(self) -> None:
-        """Close the connection, so that the upstream stops working on it. Nothing more reaches the sink."""
+        """Close the connection, so that the upstream stops working on the request. The sink is not called any
+        more."""
         self.sink = None
         connection = self.connection
         if connection is not None:
@@ -60,17 +62,17 @@ class Call:
             connection.drop()
 
     def pause(self) -> None:
-        """Stop reading: the upstream feels the back-pressure."""
+        """Stop reading, so that back-pressure reaches the upstream."""
         if self.reads and self.connection is not None:
             self.reads = False
             self.connection.transport.pause_reading()
 
     def resume(self) -> None:
-        """Read on."""
+        """Resume reading, beginning with what was buffered while paused."""
         connection = self.connection
         if not self.reads and connection is not None:
             self.reads = True
-            connection.read_on(self)
+            connection.resume(self)
             if self.reads:
                 connection.transport.resume_reading()
 
@@ -81,17 +83,17 @@ class Call:
         connection.run(self)
 
     def end(self, trailers: list[Header]) -> None:
-        """Hand the end on."""
+        """Complete the call and notify the sink."""
         sink, self.sink, self.connection = self.sink, None, None
         if sink is not None:
             try:
                 sink.on_end(trailers)
             except Exception as mistake:  # supervisor: as in `data_received`
-                tell(mistake)
+                report(mistake)
                 _fail(sink, CallError("protocol", True, MISTAKE))
 
     def fail(self, kind: Literal["connect", "lost", "protocol"], text: str) -> None:
-        """Hand an error on."""
+        """Fail the call and notify the sink."""
         sink, self.sink, self.connection = self.sink, None, None
         if sink is not None:
             _fail(sink, CallError(kind, self.sent, text))
@@ -100,15 +102,15 @@ class Call:
 def _fail(sink: Sink, error: CallError) -> None:
     try:
         sink.on_error(error)
-    except Exception as mistake:  # supervisor: what calls may be the task group of the whole process
-        tell(mistake)
+    except Exception as mistake:  # supervisor: the caller may be the task group of the whole process
+        report(mistake)
 
 
-def tell(mistake: Exception) -> None:
-    """Note a mistake of ours that costs one answer."""
+def report(mistake: Exception) -> None:
+    """Report an exception in a sink to the loop's exception handler; it costs one response."""
     asyncio.get_running_loop().call_exception_handler({"message": "handling an answer failed", "exception": mistake})
 
 
 def because(error: Exception | None) -> str:
-    """The end of a sentence that says what went wrong."""
+    """The cause of an error as the end of a sentence; empty if there is none."""
     return f": {error}" if error else ""

@@ -1,4 +1,4 @@
-"""Finds connections whose other end is lost without a word."""
+"""TCP keepalive: detects connections whose peer vanished without closing them."""
 
 import asyncio
 import socket
@@ -10,12 +10,12 @@ KEEPALIVE: Final = (
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
 )
-"""Seconds of silence after which the kernel asks, seconds between its questions, how many may stay unanswered. The
-other kernel answers however busy its processes are: this finds lost connections, and nothing else."""
+"""Idle seconds before the first probe, seconds between probes, and how many may go unanswered. The peer's kernel
+answers probes however busy its process is: this detects lost connections, not hung upstreams."""
 
 
 def keep_alive(transport: asyncio.Transport) -> None:
-    """Have the kernel ask on a connection that is silent; nothing is done where there is no socket."""
+    """Enable TCP keepalive on a connection; does nothing if the transport has no socket."""
     sock = transport.get_extra_info("socket")
     for option in KEEPALIVE if sock is not None else ():
         sock.setsockopt(*option)

@@ -1,4 +1,4 @@
-"""Connections to one upstream: kept alive, made when they are missed, given to who waits."""
+"""Connection pool for one upstream: reuses idle connections, opens new ones on demand, queues calls meanwhile."""
 
 import asyncio
 import ssl
@@ -8,21 +8,23 @@ from typing import Final, cast
 
 from forebay.net.client.call import Call, Sink, because
 from forebay.net.client.keepalive import keep_alive
-from forebay.net.client.upstream import Known, Upstream
-from forebay.net.outbox import NOBODYS, Outbox
+from forebay.net.client.upstream import CachedHead, Upstream
+from forebay.net.outbox import UNBATCHED, Outbox
 
 CONNECT_TIMEOUT_S: Final = 2.0
 CONNECTING_MAX: Final = 64
-"""Connections of a pool that are being made at once: each takes more memory than when it is there. Others wait."""
+"""Connections of a pool being opened at once: a connection takes more memory while it is being opened than
+afterwards. Further calls wait."""
 IDLE_MAX: Final = 256
 IDLE_AGE_S: Final = 50.0
-"""Shorter than the idle timeout of our own servers, so that they rarely close under a request."""
+"""Shorter than the idle timeout of our own servers, so that they rarely close a connection that is about to be
+reused."""
 SWEEP_S: Final = 1.0
 
 
 class Pool:
-    """Connections to one upstream, with `tls` for HTTPS; `greeting` is a header line of the first request on each.
-    Connecting runs in tasks of `group`; `close` ends them. Who shares no `outbox` sends and hands on as it comes."""
+    """Connections to one upstream, over TLS if `tls` is given; `greeting` is a header line added to the first request
+    on each. Connecting runs in tasks of `group` until `close`. Without `outbox`, writes and reads are not batched."""
 
     def __init__(
         self,
@@ -39,7 +41,7 @@ class Pool:
     ) -> None:
         self.host = host
         self.port = port
-        self.outbox = outbox or NOBODYS
+        self.outbox = outbox or UNBATCHED
         self._group = group
         self._connect_timeout_s = connect_timeout_s
         self._idle_max = idle_max
@@ -49,13 +51,13 @@ class Pool:
         self._open: dict[Upstream, None] = {}
         self._connecting: dict[asyncio.Task[None], Call] = {}
         self._line: deque[Call] = deque()
-        """Calls that wait for their turn to connect, or for a connection that comes free before."""
+        """Calls waiting for a slot to connect, or for a connection that becomes idle first."""
         self._closed = False
         self._sweep_at = 0.0
-        self.tells = False
-        """Whether the upstream has ever told with a 1xx answer that it works."""
-        self.known: dict[bytes, Known] = {}
-        """Heads of answers that were read before."""
+        self.sends_1xx = False
+        """Whether the upstream has ever sent a 1xx response to show that it is working."""
+        self.known: dict[bytes, CachedHead] = {}
+        """Parsed response heads, by their bytes without the token counts."""
         self._now: Callable[[], float] = asyncio.get_running_loop().time
 
     @property
@@ -77,7 +79,7 @@ class Pool:
         return call
 
     def again(self, call: Call) -> None:
-        """Run a call on a fresh connection."""
+        """Run a call on a new connection."""
         call.connection = None
         if call.sink is None:
             return
@@ -88,7 +90,7 @@ class Pool:
         self._begin()
 
     def release(self, connection: Upstream) -> None:
-        """Take back a connection that has finished its call."""
+        """Take back a connection whose call has finished: give it to a waiting call or keep it idle."""
         if self._closed:
             connection.transport.abort()
             return
@@ -104,20 +106,20 @@ class Pool:
             idle.popleft().transport.abort()
 
     def lost(self, connection: Upstream) -> None:
-        """Forget a connection that is closed."""
+        """Remove a closed connection."""
         self._open.pop(connection, None)
         if connection in self._idle:
             self._idle.remove(connection)
 
     def sweep(self, now: float) -> None:
-        """Fail calls of whose answer too little has come for too long. To be called often; `now`: the loop's time."""
+        """Fail calls whose response has stalled for too long. Call it often; `now` is the loop's time."""
         if now >= self._sweep_at:
             self._sweep_at = now + SWEEP_S
             for connection in list(self._open):
                 connection.sweep(now)
 
     def close(self) -> None:
-        """Close every connection; calls under way fail."""
+        """Close every connection; calls in flight fail."""
         self._closed = True
         self._idle.clear()
         for task, call in list(self._connecting.items()):
@@ -137,7 +139,7 @@ class Pool:
                 task.add_done_callback(self._begin)
 
     def _fail(self, call: Call, text: str) -> None:
-        """Fail a call and all that wait behind it: they would not fare better, and later."""
+        """Fail a call and all that are queued behind it: they would only fail the same way, later."""
         failed, self._line = [call, *self._line], deque()
         for each in failed:
             each.fail("connect", text)

@@ -1,11 +1,11 @@
-"""One connection to an upstream. Bytes go on only after they were parsed, and never past the end of a message."""
+"""One connection to an upstream. Bytes are passed on only once parsed, and never past the end of a message."""
 
 import asyncio
 from typing import TYPE_CHECKING, Final, Literal, cast
 
 import httptools
 
-from forebay.net.client.call import MISTAKE, Call, Header, because, tell
+from forebay.net.client.call import MISTAKE, Call, Header, because, report
 from forebay.net.outbox import Sender
 from forebay.wire import http1
 
@@ -13,29 +13,29 @@ if TYPE_CHECKING:
     from forebay.net.client.pool import Pool
 
 PART_BYTES: Final = 32_768
-"""What is taken in at once. A read may bring eight times as much, of which several copies would be made."""
+"""How much is processed at once. One read may return eight times as much, of which several copies would be made."""
 SILENCE_S: Final = 600.0
-"""So long nothing may come of an answer: honest work is hardly ever silent for so long, and clients have left."""
+"""How long a response may make no progress: real work is hardly ever silent for longer, and clients have given up."""
 ALIVE_SILENCE_S: Final = 60.0
-"""The same before an answer, of an upstream that tells several times in this time, with 1xx, that it works."""
+"""The same limit before the response head, for an upstream that sends 1xx responses several times in this period."""
 FAILURE_S: Final = 10.0
-"""So long an answer that tells of no success may take from its head to its end."""
+"""How long a response with a status of 300 or more may take from its head to its end."""
 HEAD_BYTES_MAX: Final = 65_536
 BODILESS: Final = frozenset({204, 304})
 CHUNKED: Final = (b"transfer-encoding", b"chunked")
 KNOWN_BYTES_MAX: Final = 2048
 KNOWN_MAX: Final = 64
 COUNTS: Final = b"x-forebay-usage"
-"""The header, or trailer, with token counts, which hardly two streams have in common."""
+"""The header or trailer with the token counts, which differ in nearly every stream."""
 _COUNTS_LINE: Final = b"\r\n" + COUNTS + b": "
 _LAST_WITH_COUNTS: Final = b"0" + _COUNTS_LINE
 _COUNTS_BYTES_MAX: Final = 64
 
 
-class Known:
-    """A head that the parser has read before: of a stream that says nothing but the date and its token counts.
+class CachedHead:
+    """A parsed response head, reused for streams whose head differs in the token counts only.
 
-    It is known by its bytes but for these counts. See `net.owner`, where requests are.
+    It is looked up by its bytes without these counts. `net.owner` does the same for requests.
     """
 
     __slots__ = ("headers", "keep_alive", "status")
@@ -45,20 +45,20 @@ class Known:
         self.headers = headers
         self.keep_alive = keep_alive
 
-    def told(self, counts: bytes) -> list[Header]:
+    def with_counts(self, counts: bytes) -> list[Header]:
         """The headers with these token counts, if there are any."""
         if not counts:
             return self.headers.copy()
         return [(name, counts if name == COUNTS else value) for name, value in self.headers]
 
 
-class Upstream(Sender):  # of asyncio's no class: compiled code gets at attributes of its own far sooner
+class Upstream(Sender):  # not an asyncio.Protocol: compiled code reads attributes of a native class much faster
     """One connection to the upstream: an asyncio protocol, and the callback object of its parser."""
 
     __slots__ = (
         "_between", "_body", "_call", "_complete", "_ended", "_head", "_head_bytes", "_headers", "_held",
-        "_keep_alive", "_later", "_parser", "_pool", "_raw", "_reused", "_since", "_status", "_to_eof", "_touched",
-        "_unread", "idle_since", "on_body",
+        "_keep_alive", "_later", "_parser", "_pool", "_raw", "_reused", "_since", "_status", "_to_eof",
+        "_touched", "_unread", "idle_since", "on_body",
     )  # fmt: skip
 
     def __init__(self, pool: "Pool") -> None:
@@ -69,21 +69,21 @@ class Upstream(Sender):  # of asyncio's no class: compiled code gets at attribut
         self._reused = False
         self._call: Call | None = None
         self._body: list[bytes] = []
-        self._held = b""  # was read already when the sink had enough
-        self._later = b""  # was read in the middle of a stream, and is handed on later in this round
-        self.on_body = self._body.append  # the parser calls this for every piece, so without a frame of our own
+        self._held = b""  # already read when the sink paused
+        self._later = b""  # read in the middle of a stream; handed on later in this loop iteration
+        self.on_body = self._body.append  # bound directly: the parser calls it for every piece
         self._reset()
 
     def _reset(self) -> None:
         self._status = 0
-        self._headers: list[Header] | None = None  # of a head that is read, later of the trailers
-        self._head: list[Header] | None = None  # of one that is to be handed on
+        self._headers: list[Header] | None = None  # of the head being parsed, later of the trailers
+        self._head: list[Header] | None = None  # parsed, not yet handed to the sink
         self._body.clear()
         self._head_bytes = 0
         self._keep_alive = False
-        self._between = False  # a chunk has ended, and nothing has come after it
-        self._unread = b""  # a head that was known, so that the parser has not seen it, nor what followed
-        self._ended = 0  # so many pieces of the body came before a chunk last ended
+        self._between = False  # a chunk has ended, and nothing has followed yet
+        self._unread = b""  # a cached head: neither it nor what followed has gone through the parser
+        self._ended = 0  # how many body pieces preceded the last end of a chunk
         self._to_eof = False
         self._complete = False
         self._touched = False
@@ -100,19 +100,19 @@ class Upstream(Sender):  # of asyncio's no class: compiled code gets at attribut
         self.send(call.request)
 
     def drop(self) -> None:
-        """Close now; nobody waits for anything any more."""
+        """Close the connection now; the call does not need it any more."""
         self._call = None
         self.transport.abort()
 
     def eof_received(self) -> bool:
-        self.go_on()
+        self.process_deferred()
         if self._to_eof and self._call is not None:
             call, self._call = self._call, None
             call.end([])
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.go_on()
+        self.process_deferred()
         self._leaving = b""
         self._parser = None  # breaks the cycle through the parser's callbacks
         self._pool.lost(self)
@@ -120,18 +120,18 @@ class Upstream(Sender):  # of asyncio's no class: compiled code gets at attribut
         if call is None:
             return
         if self._reused and not self._touched:
-            self._pool.again(call)  # the upstream closed an idle connection while the request was on its way
+            self._pool.again(call)  # the upstream closed an idle connection while the request was in transit
         else:
             call.fail("lost", f"The connection was closed before the answer was complete{because(exc)}.")
 
     def data_received(self, data: bytes) -> None:
         call = self._call
-        if call is None:  # nothing was asked: whatever this is, the connection is of no use
+        if call is None:  # no request is outstanding: the connection is unusable
             self.transport.abort()
             return
         if self._later:
-            self.go_on()
-            if self._call is not call:  # its answer has ended, and more has come
+            self.process_deferred()
+            if self._call is not call:  # its response has ended, and more data has arrived
                 self.transport.abort()
                 return
         self._touched = True
@@ -139,12 +139,12 @@ class Upstream(Sender):  # of asyncio's no class: compiled code gets at attribut
             self._take_in_parts(call, data)
         elif self._between:
             self._later = data
-            self._outbox.put_aside(self)
+            self._outbox.defer(self)
         else:
             self._take(call, data)
 
-    def go_on(self) -> None:
-        """Hand on what was put aside; before anything that has come after it."""
+    def process_deferred(self) -> None:
+        """Process deferred data, before anything that arrived after it."""
         data, self._later = self._later, b""
         if data and self._call is not None:
             self._take(self._call, data)
@@ -155,10 +155,10 @@ class Upstream(Sender):  # of asyncio's no class: compiled code gets at attribut
             lone = http1.lone_chunk(data)
             if not lone and not self._ends(data):
                 problem = self._parse(data)
-        elif self._status or self._raw or not self._knows(data):
+        elif self._status or self._raw or not self._take_cached_head(data):
             problem = self._parse(data)
         try:
-            if lone:  # the middle of a stream, nearly always; the parser would be where it is
+            if lone:  # the middle of a stream, nearly always; the parser's state would be the same afterwards
                 self._raw = 0
                 self._between = True
                 assert call.sink is not None
@@ -166,20 +166,20 @@ class Upstream(Sender):  # of asyncio's no class: compiled code gets at attribut
                 return
             if self._head is not None or self._body or self._complete:
                 self._raw = 0
-            else:  # an unfinished head, trailer or chunk size, which the parser would collect without end
+            else:  # an unfinished head, trailer or chunk size, which the parser would buffer without limit
                 self._raw += len(data)
                 if self._raw > HEAD_BYTES_MAX and not problem:
                     problem = f"its head or trailers are larger than {HEAD_BYTES_MAX} bytes"
             self._deliver(call, problem)
-        except Exception as mistake:  # supervisor: a mistake in a sink costs its own answer
-            tell(mistake)
+        except Exception as mistake:  # supervisor: an exception in a sink costs its own response only
+            report(mistake)
             self._give_up(call, "protocol", MISTAKE)
 
-    def _knows(self, data: bytes) -> bool:
-        """Take in a known head, and the chunk that follows it, if that is all."""
+    def _take_cached_head(self, data: bytes) -> bool:
+        """Process a cached head and at most one whole chunk after it. False if the data is anything else."""
         size = data.find(b"\r\n\r\n", 0, KNOWN_BYTES_MAX) + 4
         head = data[:size]
-        key, counts = _parted(head)
+        key, counts = _split_counts(head)
         known = self._pool.known.get(key)
         if known is None:
             return False
@@ -190,14 +190,14 @@ class Upstream(Sender):  # of asyncio's no class: compiled code gets at attribut
             self._body.append(lone)
             self._between = True
         self._status = known.status
-        self._head = known.told(counts)
+        self._head = known.with_counts(counts)
         self._keep_alive = known.keep_alive
         self._since = 0.0
         self._unread = head
         return True
 
     def _ends(self, data: bytes) -> bool:
-        """Take in the end of a stream of which the parser has seen nothing, in its usual spelling."""
+        """Process the end of a stream that bypassed the parser, if it is formatted as usual. False if not."""
         if not self._unread:
             return False
         counts = b""
@@ -220,7 +220,7 @@ class Upstream(Sender):  # of asyncio's no class: compiled code gets at attribut
         return True
 
     def _parse(self, data: bytes) -> str:
-        """Have the parser tell what is in these bytes. Returns what is wrong with them."""
+        """Run the parser over the data. Returns what is wrong with it; empty: nothing."""
         parser = self._parser
         assert parser is not None
         problem = ""
@@ -229,7 +229,7 @@ class Upstream(Sender):  # of asyncio's no class: compiled code gets at attribut
             if self._unread:
                 head, self._unread = self._unread, b""
                 parser.feed_data(head)
-                self._head = None  # it was handed on
+                self._head = None  # already handed on
             self._ended = 0
             parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -238,7 +238,7 @@ class Upstream(Sender):  # of asyncio's no class: compiled code gets at attribut
             problem = str(error)
             if isinstance(error, httptools.HttpParserCallbackError):
                 problem = str(error.__context__)
-        # the last condition: what came after the chunk was not the next one's first line, which is never empty
+        # the last condition: what follows the chunk is not the size line of the next one, which is never empty
         self._between = 0 < self._ended == len(self._body) and data.endswith(b"\n\r\n")
         if fresh and not problem and self._head is not None and CHUNKED in self._head:
             self._remember(data, self._head)
@@ -250,16 +250,16 @@ class Upstream(Sender):  # of asyncio's no class: compiled code gets at attribut
         if size > 3 and data.startswith(b"HTTP/1.1 200 ") and sum([name == COUNTS for name, _ in headers]) < 2:
             if len(known) >= KNOWN_MAX:
                 known.clear()
-            known[_parted(data[:size])[0]] = Known(self._status, headers.copy(), self._keep_alive)
+            known[_split_counts(data[:size])[0]] = CachedHead(self._status, headers.copy(), self._keep_alive)
 
-    def read_on(self, call: Call) -> None:
-        """Its sink takes more: begin with what was read before."""
+    def resume(self, call: Call) -> None:
+        """The sink resumed: process what was buffered while it was paused."""
         held, self._held = self._held, b""
         self._take_in_parts(call, held)
 
     def _take_in_parts(self, call: Call, data: bytes) -> None:
         for at in range(0, len(data), PART_BYTES):
-            if self._call is not call:  # its answer has ended, and more has come that belongs to no call
+            if self._call is not call:  # its response has ended, and more data has arrived that belongs to no call
                 self.transport.abort()
                 return
             if not call.reads:
@@ -268,13 +268,13 @@ class Upstream(Sender):  # of asyncio's no class: compiled code gets at attribut
             self._take(call, data[at : at + PART_BYTES])
 
     def pause_writing(self) -> None:
-        """A request is written whole: nobody could wait."""
+        """Does nothing: a request is written in one piece, so there is no writer to pause."""
 
     def resume_writing(self) -> None:
-        """The same."""
+        """Does nothing, as `pause_writing`."""
 
     def sweep(self, now: float) -> None:
-        """Fail the call if too little has come of its answer for too long. `now` is the loop's time."""
+        """Fail the call if its response has stalled for too long. `now` is the loop's time."""
         call = self._call
         if call is None:
             return
@@ -282,12 +282,12 @@ class Upstream(Sender):  # of asyncio's no class: compiled code gets at attribut
         if not self._since or not call.reads or (self._touched and not failing):
             self._since = now
         if self._touched:
-            self._touched = self._reused = False  # what has had a part of an answer is not sent again
+            self._touched = self._reused = False  # once part of a response has arrived, the request is not retried
         limit_s = FAILURE_S if failing else SILENCE_S
-        if self._pool.tells and not self._status:
+        if self._pool.sends_1xx and not self._status:
             limit_s = ALIVE_SILENCE_S
         if now - self._since > limit_s:
-            self._give_up(call, "lost", f"Too little came of it in {limit_s:g} s.")
+            self._give_up(call, "lost", f"The response made too little progress in {limit_s:g} s.")
 
     def _give_up(self, call: Call, kind: Literal["lost", "protocol"], text: str) -> None:
         if self._call is call:
@@ -326,10 +326,10 @@ class Upstream(Sender):  # of asyncio's no class: compiled code gets at attribut
     def on_message_complete(self) -> None:
         if self._status:
             self._complete = True
-        else:  # a 1xx answer
+        else:  # a 1xx response
             self._headers = None
             self._head_bytes = self._raw = 0
-            self._pool.tells = True
+            self._pool.sends_1xx = True
 
     def _take_body(self) -> bytes:
         whole = b"".join(self._body)
@@ -337,7 +337,7 @@ class Upstream(Sender):  # of asyncio's no class: compiled code gets at attribut
         return whole
 
     def _deliver(self, call: Call, problem: str) -> None:
-        """Hand on what the last read brought. The sink may cancel the call at every step."""
+        """Hand on the outcome of the last read. The sink may cancel the call at every step."""
         sink = call.sink
         assert sink is not None
         head, self._head = self._head, None
@@ -362,8 +362,9 @@ class Upstream(Sender):  # of asyncio's no class: compiled code gets at attribut
             self._give_up(call, "protocol", f"The answer is not valid HTTP: {problem}.")
 
 
-def _parted(head: bytes) -> tuple[bytes, bytes]:
-    """A head with a 0 for its token counts, and these; one that does not spell them as usual stays as it is."""
+def _split_counts(head: bytes) -> tuple[bytes, bytes]:
+    """The head with its token counts replaced by 0, and the counts; the head unchanged if they are not formatted as
+    usual."""
     at = head.find(_COUNTS_LINE) + len(_COUNTS_LINE)
     if at < len(_COUNTS_LINE):
         return head, b""
@@ -373,5 +374,5 @@ def _parted(head: bytes) -> tuple[bytes, bytes]:
 
 
 def _counts(value: bytes) -> bytes:
-    """The same, if it is nothing but digits and commas; otherwise nothing."""
+    """The value, if it is nothing but digits and commas; otherwise empty."""
     return b"" if len(value) > _COUNTS_BYTES_MAX or value.translate(None, b"0123456789,") else value

@@ -1,10 +1,10 @@
-"""The events of streamed answers, as far as a gateway reads them to go on with a stream elsewhere."""
+"""The events of streamed responses, as far as a gateway parses them to continue a stream on another replica."""
 
 import msgspec
 
 
 class Delta(msgspec.Struct):
-    """What a choice of a chat says anew."""
+    """The new content of a chat choice."""
 
     content: str | None = None
     tool_calls: list[msgspec.Raw] | None = None
@@ -12,7 +12,7 @@ class Delta(msgspec.Struct):
 
 
 class Choice(msgspec.Struct):
-    """What one of several answers says anew."""
+    """The new content of one choice."""
 
     index: int = 0
     delta: Delta | None = None
@@ -29,20 +29,20 @@ class Chunk(msgspec.Struct):
 
 
 class Begun(msgspec.Struct):
-    """A message or a response that begins."""
+    """The start of a message or a response."""
 
     id: str
     created_at: int = 0
 
 
 class TextDelta(msgspec.Struct, tag_field="type", tag="text_delta"):
-    """What a content block says anew."""
+    """The new text of a content block."""
 
     text: str
 
 
 class Named(msgspec.Struct):
-    """An event of Messages or of Responses."""
+    """An event of the Messages or the Responses API."""
 
     type: str
     message: Begun | None = None

@@ -1,4 +1,4 @@
-"""Anthropic's Messages API: an answer as bytes, whole or as the events of a stream."""
+"""Anthropic's Messages API: a response as bytes, whole or as the events of a stream."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -17,9 +17,9 @@ _AFTER = b"}}\n\n"
 
 
 class MessagesAnswer:
-    """What `/v1/messages` answers. There is one choice, and it is one block of text.
+    """Writes the response of `/v1/messages`: one choice, which is one text block.
 
-    `events`: how many of a stream another replica has sent.
+    `events`: how many events of the stream another replica has already sent.
     """
 
     names: ClassVar[Mapping[str, str]] = {
@@ -36,9 +36,9 @@ class MessagesAnswer:
         self._stop: str | None = None
 
     def opening(self, index: int, usage: Usage = NOTHING_USED) -> bytes:
-        """The message, still empty, and its block. `usage`: how long the prompt is, 0 if that is not known yet.
+        """The start events: the empty message and its block. `usage`: the prompt length, 0 if not known yet.
 
-        Of a stream that is continued: what is missing of that.
+        Of a continued stream: those that have not been sent yet.
         """
         start = {"type": "message_start", "message": self._message([], usage)}
         block = {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
@@ -54,13 +54,13 @@ class MessagesAnswer:
         return _event({"type": "content_block_stop", "index": 0})
 
     def end(self, usage: Usage) -> bytes:
-        """Why it ended, the token counts, and that nothing follows."""
+        """The stop reason, the token counts, and the end of the stream."""
         delta = {"stop_reason": self._reason, "stop_sequence": self._stop}
         last = _event({"type": "message_delta", "delta": delta, "usage": _usage(usage)})
         return last + _event({"type": "message_stop"})
 
     def error(self, code: Code, text: str) -> bytes:
-        """An event that ends a stream before its time."""
+        """The event that ends a stream with an error."""
         return error_event(code, text, MESSAGES)
 
     def whole(self, choices: Sequence[Choice], usage: Usage) -> bytes:
@@ -83,7 +83,7 @@ class MessagesAnswer:
 
 
 def count_body(tokens: int) -> bytes:
-    """The answer of `/v1/messages/count_tokens`: how long the prompt of a message is."""
+    """The body of `/v1/messages/count_tokens`: the prompt length of a message request."""
     return _encode({"input_tokens": tokens})
 
 
@@ -94,7 +94,7 @@ def _stop_reason(reason: str, stop: str | None) -> str:
 
 
 def _usage(usage: Usage) -> dict[str, int | None]:
-    """Anthropic's `input_tokens` are those that no cache knew; a cache that says nothing counts as none."""
+    """Anthropic's `input_tokens` exclude cached ones; if the cache reports nothing, none are counted as cached."""
     return {
         "input_tokens": usage.prompt - (usage.cached or 0),
         "cache_creation_input_tokens": None,

@@ -1,7 +1,7 @@
-"""Anthropic's Messages API: a request body as the value of a chat request.
+"""Anthropic's Messages API: parses a request body into a chat request.
 
-Follows Anthropic's public API for text. What it knows and Forebay cannot honour is refused by name, unless its value
-changes nothing. Hints to a cache are taken and not needed: prompts that begin alike are always read from the cache.
+Follows Anthropic's public API for text. Fields of that API that Forebay does not support are rejected by name, unless
+their value changes nothing. Cache hints are accepted and not needed: common prefixes are always read from the cache.
 """
 
 from typing import Any, Final
@@ -35,7 +35,7 @@ STOPS_MAX: Final = 16
 
 
 def parse_messages(body: bytes) -> ChatRequest:
-    """A request for a message. Raises `Refusal`."""
+    """Parse a message request. Raises `Refusal`."""
     given = MESSAGES_BODY(decode(body), "")
     messages = _conversation(given)
     sampling = SamplingParams(
@@ -50,7 +50,7 @@ def parse_messages(body: bytes) -> ChatRequest:
 
 
 def parse_count(body: bytes) -> TokenizeRequest:
-    """A message request whose prompt is to be counted, `max_tokens` optional. Raises `Refusal`."""
+    """Parse a message request whose prompt is to be counted; `max_tokens` is optional. Raises `Refusal`."""
     given = COUNT_BODY(decode(body), "")
     return TokenizeRequest(given["model"], _conversation(given))
 
@@ -68,7 +68,7 @@ def _conversation(given: dict[str, Any]) -> tuple[dict[str, str], ...]:
 
 
 def _messages(value: Any, path: str) -> list[dict[str, str]]:
-    """Messages of one role in a row are one turn."""
+    """Consecutive messages of one role are merged into one turn."""
     if type(value) is not list or not 0 < len(value) <= MESSAGES_MAX:
         invalid(path, f"an array of 1 to {MESSAGES_MAX} messages", value)
     turns: list[dict[str, str]] = []

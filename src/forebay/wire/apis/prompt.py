@@ -1,4 +1,4 @@
-"""The fields of a request's body that gateways and workers read. Nothing is decoded: prompts stay JSON."""
+"""The fields of a request body that gateways and workers read. Their values stay undecoded JSON."""
 
 from typing import Final
 
@@ -14,13 +14,13 @@ class Prompt(msgspec.Struct, gc=False, kw_only=True):
     prompt: msgspec.Raw = NOTHING
     input: msgspec.Raw = NOTHING
     system: msgspec.Raw = NOTHING
-    """What stands before the messages of Anthropic's Messages."""
+    """Precedes the messages, in Anthropic's Messages API."""
     instructions: msgspec.Raw = NOTHING
-    """What stands before the input of OpenAI's Responses."""
+    """Precedes the input, in OpenAI's Responses API."""
 
 
 class Fields(Prompt, gc=False):
-    """The fields of a body that a gateway reads, beside the prompt."""
+    """The fields of a body that a gateway reads besides the prompt."""
 
     model: str
     stream: bool | None = None

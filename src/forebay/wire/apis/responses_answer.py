@@ -1,4 +1,4 @@
-"""OpenAI's Responses API: an answer as bytes, whole or as the events of a stream."""
+"""OpenAI's Responses API: a response as bytes, whole or as the events of a stream."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -13,10 +13,10 @@ _encode = msgspec.json.Encoder().encode
 
 
 class ResponsesAnswer:
-    """What `/v1/responses` answers: one message with one part. `item_id` names the message.
+    """Writes the response of `/v1/responses`: one message with one part. `item_id` is the message's id.
 
-    `echo`: what of the request the response repeats. `said` and `events`: the text of a stream that another replica
-    has begun, and how many events it has sent.
+    `echo`: fields of the request that the response repeats. `said` and `events`: the text and the number of events of
+    a stream that another replica has begun.
     """
 
     names: ClassVar[Mapping[str, str]] = {
@@ -40,7 +40,7 @@ class ResponsesAnswer:
         self._after = b',"type":"response.output_text.delta","sequence_number":%d}\n\n'
 
     def opening(self, index: int, usage: Usage = NOTHING_USED) -> bytes:
-        """The response, still empty, then its message and its part; of a continued stream, what is missing."""
+        """The start events: empty response, message and part; of a continued stream, those not sent yet."""
         response = self._response("in_progress", [], None)
         item = self._item("in_progress", [])
         events = (
@@ -72,13 +72,13 @@ class ResponsesAnswer:
         )
 
     def end(self, usage: Usage) -> bytes:
-        """The whole response."""
+        """The final event, with the whole response."""
         status = _status(self._reason)
         item = self._item(status, [_part("".join(self._texts))])
         return self._event(f"response.{status}", response=self._response(status, [item], usage))
 
     def error(self, code: Code, text: str) -> bytes:
-        """An event that ends a stream before its time."""
+        """The event that ends a stream with an error."""
         return error_event(code, text, RESPONSES, self._events)
 
     def whole(self, choices: Sequence[Choice], usage: Usage) -> bytes:
@@ -128,7 +128,7 @@ def _part(text: str) -> dict[str, Any]:
 
 
 def _usage(usage: Usage) -> dict[str, Any]:
-    """OpenAI's object has no word for unknown: a cache that says nothing counts as none."""
+    """OpenAI's object cannot express unknown: if the cache reports nothing, 0 is written."""
     return {
         "input_tokens": usage.prompt,
         "input_tokens_details": {"cached_tokens": usage.cached or 0, "cache_write_tokens": 0},

@@ -1,7 +1,8 @@
-"""OpenAI's Responses API without state: a request body as the value of a chat request.
+"""OpenAI's Responses API without state: parses a request body into a chat request.
 
-Nothing is stored, so what refers to an earlier response is refused by name, and so is `store: true`; left out, it
-counts as false here. What else OpenAI knows and Forebay cannot honour is refused too, unless it changes nothing.
+Nothing is stored, so references to an earlier response are rejected by name, and so is `store: true`; an absent
+`store` counts as false here. Other fields of OpenAI's API that Forebay does not support are rejected too, unless
+their value changes nothing.
 """
 
 from dataclasses import dataclass
@@ -35,14 +36,14 @@ from forebay.wire.openai_request import ANY_OBJECT_SCHEMA, MESSAGES_MAX, TOKENS_
 
 @dataclass(frozen=True, slots=True)
 class ResponsesRequest:
-    """`POST /v1/responses`. `echo`: what of the request the response object repeats."""
+    """`POST /v1/responses`. `echo`: fields of the request that the response object repeats."""
 
     chat: ChatRequest
     echo: dict[str, Any]
 
 
 def parse_responses(body: bytes) -> ResponsesRequest:
-    """A request for a response. Raises `Refusal`."""
+    """Parse a request. Raises `Refusal`."""
     sent = decode(body)
     given = RESPONSES_BODY(sent, "")
     messages: list[dict[str, str]] = given["input"]
@@ -82,7 +83,7 @@ def _item(value: Any, path: str) -> dict[str, str]:
     if type(kind) is str and kind != "message":
         unsupported(f"{path}.type", f"found {shown(kind)}; this API takes messages only.")
     given = read(value, path, _ITEM, ("role", "content"))
-    role = "system" if given["role"] == "developer" else given["role"]  # the word that chat templates know
+    role = "system" if given["role"] == "developer" else given["role"]  # the role that chat templates know
     return {"role": role, "content": given["content"]}
 
 
@@ -105,7 +106,7 @@ def _format(value: Any, path: str) -> str | None:
 
 
 def _anything(value: Any, path: str) -> None:
-    """What an earlier answer carried and a prompt has no place for."""
+    """Accepts fields that an earlier response carried and a prompt has no place for."""
 
 
 _ANY_TEXT: Final = text()

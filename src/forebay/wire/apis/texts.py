@@ -1,6 +1,6 @@
-"""What was asked and what was answered, as text, out of whole bodies of every API that has text.
+"""Extracts prompt and response text from whole bodies of every text API.
 
-Nothing here is on the way of a request: it is read of the few that are compared while a revision is rolled out.
+Not on the request path: used for the few requests that are compared during a rollout.
 """
 
 from typing import NamedTuple
@@ -11,8 +11,9 @@ from forebay.wire.apis.prompt import NOTHING
 from forebay.wire.documents import UNREADABLE
 
 
-class Asked(NamedTuple):
-    """What was asked. `schema` is that of the wanted answer, as JSON: empty if none was, `{}` if any JSON will do."""
+class PromptText(NamedTuple):
+    """A prompt. `schema` is the JSON schema that the response must match: empty if none, `{}` if any JSON is
+    allowed."""
 
     text: str
     schema: str = ""
@@ -51,11 +52,11 @@ class _Choice(msgspec.Struct):
 
 class _Answer(msgspec.Struct):
     choices: list[_Choice] = []
-    """Of OpenAI's chat and completions."""
+    """OpenAI's chat and text completions."""
     content: list[_Part] = []
-    """Of Anthropic's Messages."""
+    """Anthropic's Messages."""
     output: list[_Turn] = []
-    """Of OpenAI's Responses."""
+    """OpenAI's Responses."""
 
 
 class _Caller(msgspec.Struct):
@@ -67,8 +68,8 @@ _answer = msgspec.json.Decoder(_Answer).decode
 _caller = msgspec.json.Decoder(_Caller).decode
 
 
-def answered(body: bytes) -> str | None:
-    """The text of a whole answer, of several the first; None if it is not text only, as a tool call."""
+def response_text(body: bytes) -> str | None:
+    """The text of a whole response, its first choice; None if it is not text only, such as a tool call."""
     try:
         answer = _answer(body)
     except UNREADABLE:
@@ -82,20 +83,20 @@ def answered(body: bytes) -> str | None:
     return None if None in texts else "".join(text for text in texts if text is not None)
 
 
-def asked(body: bytes) -> Asked:
-    """What a chat or a completion was asked for; nothing of a body that is not one."""
+def prompt(body: bytes) -> PromptText:
+    """The prompt of a chat or completion request; an empty one if the body is neither."""
     try:
         question = _question(body)
     except UNREADABLE:
-        return Asked("")
+        return PromptText("")
     turns = [(turn.role, _text(turn) or "") for turn in question.messages]
     prompt = question.prompt if isinstance(question.prompt, str) else "\n".join(question.prompt)
     text = prompt or (turns[0][1] if len(turns) == 1 else "\n".join(f"{role}: {said}" for role, said in turns))
-    return Asked(text, _schema(question.response_format))
+    return PromptText(text, _schema(question.response_format))
 
 
-def caller(body: bytes) -> str:
-    """Whom a request is for, by its field `user`; empty if it does not say."""
+def end_user(body: bytes) -> str:
+    """The end user of a request, from its field `user`; empty if absent."""
     try:
         return _caller(body).user
     except UNREADABLE:

@@ -1,4 +1,4 @@
-"""Tokens: `/v1/tokenize` and `/v1/detokenize`, in the shape that vLLM gave them."""
+"""Tokenization: `/v1/tokenize` and `/v1/detokenize`, in vLLM's format."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -14,9 +14,9 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class TokenizeRequest:
-    """`POST /v1/tokenize`: a text, or messages, which become the prompt that a chat request makes of them.
+    """`POST /v1/tokenize`: a text, or messages, which are rendered into the prompt of a chat request.
 
-    `special`: with the tokens that the model wants around a text, if it wants any.
+    `special`: add the model's special tokens around a text, if it has any.
     """
 
     model: str
@@ -33,7 +33,7 @@ class DetokenizeRequest:
 
 
 def parse_tokenize(body: bytes) -> TokenizeRequest:
-    """A text to be cut into tokens. Raises `Refusal`."""
+    """Parse a tokenize request. Raises `Refusal`."""
     given = TOKENIZE_BODY(decode(body), "")
     if "prompt" in given and "messages" in given:
         raise Refusal(Code.INVALID_REQUEST, "Send 'prompt' or 'messages', not both.", "messages")
@@ -44,18 +44,18 @@ def parse_tokenize(body: bytes) -> TokenizeRequest:
 
 
 def parse_detokenize(body: bytes) -> DetokenizeRequest:
-    """Tokens to be put together. Raises `Refusal`."""
+    """Parse a detokenize request. Raises `Refusal`."""
     given = DETOKENIZE_BODY(decode(body), "")
     return DetokenizeRequest(given["model"], given["tokens"])
 
 
 def tokenize_body(ids: tuple[int, ...], context_tokens: int) -> bytes:
-    """The tokens of a text, and how many fit the model."""
+    """The tokens of a text, their count, and the model's context length."""
     return _encode({"tokens": ids, "count": len(ids), "max_model_len": context_tokens})
 
 
 def detokenize_body(content: str) -> bytes:
-    """The text of tokens."""
+    """The text of the tokens."""
     return _encode({"prompt": content})
 
 

@@ -1,6 +1,6 @@
-"""The vectors in an answer of `/v1/embeddings`, out of its whole body, whether they are lists or base64.
+"""Extracts the vectors from a whole body of `/v1/embeddings`, as lists or base64.
 
-Nothing here is on the way of a request: it is read of the few that are compared while a revision is rolled out.
+Not on the request path: used for the few requests that are compared during a rollout.
 """
 
 import base64
@@ -13,7 +13,8 @@ import msgspec
 from forebay.wire.documents import UNREADABLE
 
 VECTORS_MAX: Final = 8
-"""Of a request with many inputs the first ones: what its revision makes of texts shows in these."""
+"""Of a request with many inputs, only the first ones are compared: they are enough to show a difference between
+revisions."""
 FLOAT_BYTES: Final = 4
 Vectors: TypeAlias = list[Sequence[float]]
 
@@ -30,7 +31,7 @@ _answer = msgspec.json.Decoder(_Answer).decode
 
 
 def embedded(body: bytes) -> Vectors:
-    """The first vectors, up to `VECTORS_MAX`; none if the body is no answer with vectors."""
+    """The first vectors, up to `VECTORS_MAX`; none if the body is not a response with vectors."""
     try:
         return [_floats(each.embedding) for each in _answer(body).data[:VECTORS_MAX]]
     except (*UNREADABLE, ValueError, struct.error):

@@ -1,6 +1,6 @@
-"""What a gateway reads of a request's body: the model, the prompt as it stands, and how long the answer may be.
+"""What a gateway reads from a request body: the model, the raw prompt, and the output token limit.
 
-The body is scanned once and nothing is decoded that is not needed. The prompt is the same bytes for a worker.
+The body is scanned once, and only what is needed is decoded. A worker sees the same prompt bytes.
 """
 
 import re
@@ -22,11 +22,11 @@ FIELD: Final = re.compile(r"(?:required field `|at `\$\.)([^`]*)`")
 
 
 class Wanted:
-    """What routing needs of a body; the replica checks all fields, these again.
+    """What routing needs from a body. The replica validates all fields, including these.
 
-    `text` is the JSON of what the model is to read; `limit` the most tokens that the answer may have, 0 if none is
-    given, or one that the replica refuses. There are so many `choices` of it. Requests with the same `sequence` need
-    state that one replica holds. Tokens are estimated by `text_bytes`, less than `text` has where that is a picture.
+    `text`: the JSON of the prompt. `limit`: the most output tokens; 0 if absent, or not a number that a replica
+    accepts. `choices`: how many are generated. Requests with the same `sequence` need state held by one replica.
+    Tokens are estimated from `text_bytes`, which is less than the length of `text` if that contains images.
     """
 
     __slots__ = ("choices", "limit", "model", "sequence", "stream", "text", "text_bytes")
@@ -56,7 +56,7 @@ _decode_prompt = msgspec.json.Decoder(Prompt).decode
 
 
 def wanted(body: bytes) -> Wanted:
-    """Read a body. Raises `Refusal`."""
+    """Parse a body. Raises `Refusal`."""
     try:
         fields = _decode(body)
     except msgspec.ValidationError as error:
@@ -74,7 +74,7 @@ def wanted(body: bytes) -> Wanted:
 
 
 def coded(refusal: Refusal, coding: bytes | None) -> Refusal:
-    """A refusal of a body in plainer words, if it is no JSON because it is compressed; `coding` is how."""
+    """Explains a body that is not JSON because it is compressed; other refusals are returned as they are."""
     if refusal.code is not Code.INVALID_JSON or coding is None or coding.strip().lower() in AS_IT_IS:
         return refusal
     name, shown = CODING.decode(), coding[:CODING_CHARS_MAX].decode("latin-1")
@@ -83,19 +83,19 @@ def coded(refusal: Refusal, coding: bytes | None) -> Refusal:
 
 
 def prompt_text(body: bytes) -> memoryview:
-    """The JSON of what the model is to read. Raises msgspec.DecodeError or UnicodeDecodeError for what is no JSON."""
+    """The JSON of the prompt. Raises msgspec.DecodeError or UnicodeDecodeError if the body is not JSON."""
     return _text(_decode_prompt(body))
 
 
 def _text(body: Prompt) -> memoryview:
-    """One text, in the order in which the model reads, wherever the fields stand in the body."""
+    """The prompt in the order in which the model reads it, whatever the order of the fields in the body."""
     text = memoryview(body.messages or body.prompt or body.input)
     first = body.system or body.instructions
     return memoryview(b"".join((memoryview(first), text))) if first else text
 
 
 def _number(given: msgspec.Raw) -> int:
-    """A whole number; 0 for anything else, and for one that no replica takes."""
+    """A whole number; 0 for anything else, and for one too large for any replica."""
     if not given:
         return 0
     digits = bytes(given)

@@ -1,30 +1,30 @@
-"""Finds fields of a form without reading the form: what a gateway wants to know of an upload that it passes on.
+"""Finds form fields without parsing the whole form: what a gateway reads from an upload that it forwards.
 
-Only parts are looked for, and only at the start of each; whoever serves the request reads it all.
+Only the beginning of each part is examined; the replica parses the whole form.
 """
 
 import re
 from typing import Final, NamedTuple
 
 PARTS_MAX: Final = 64
-"""Parts that are looked at."""
+"""How many parts are examined."""
 HEAD_BYTES_MAX: Final = 1024
 """Of the header of a part."""
 VALUE_BYTES_MAX: Final = 256
-"""Of a field that is found; names of models are shorter."""
+"""Of the value of a field; model names are shorter."""
 _BOUNDARY: Final = re.compile(rb';\s*boundary=(?:"([^"]{1,70})"|([^\s;"]{1,70}))', re.IGNORECASE)
 _NAME: Final = re.compile(rb'content-disposition:[^\r\n]*[;\s]name="?([^"\r\n;]+)"?', re.IGNORECASE)
 
 
 class Place(NamedTuple):
-    """Where the value of a field stands in a body."""
+    """Where the value of a field is in a body."""
 
     start: int
     end: int
 
 
 def find_fields(content_type: bytes, body: bytes, names: tuple[bytes, ...]) -> dict[bytes, Place]:
-    """The places of fields by name, the first of each; fields that are too long, or no fields, are left out."""
+    """The places of fields by name, the first of each; fields whose value is too long are left out."""
     found: dict[bytes, Place] = {}
     match = _BOUNDARY.search(content_type)
     if match is None:

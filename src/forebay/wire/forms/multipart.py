@@ -1,7 +1,7 @@
-"""Reads `multipart/form-data` (RFC 7578), as clients upload files with fields beside them.
+"""Parses `multipart/form-data` (RFC 7578): uploaded files and other fields.
 
-Parsing is python-multipart's, which looks for the boundary instead of walking over every byte; what is bounded, and
-what a part must be, is ours.
+The parser is python-multipart's, which searches for the boundary instead of walking over every byte; the limits and
+the checks of parts are ours.
 """
 
 import logging
@@ -18,23 +18,23 @@ MEDIA_TYPE: Final = b"multipart/form-data"
 PARTS_MAX: Final = 64
 """Fields and files of one form; OpenAI's largest form has twelve, one of which is a list."""
 FIELD_BYTES_MAX: Final = 64 * 1024
-"""Of the text of one field. Files are bounded by the body they are in."""
+"""Of the text of one field. Files are bounded by the size of the body."""
 NAME_BYTES_MAX: Final = 256
 """Of the name of a field or file."""
 BOUNDARY_BYTES_MAX: Final = 70
 """RFC 2046, 5.1.1."""
 OVERHEAD_BYTES_MAX: Final = 64 * 1024
-"""Of everything that is not data. The parser walks over what may stand beside a boundary, byte by byte."""
+"""Of everything that is not data. The parser walks over what surrounds a boundary byte by byte."""
 CHUNK_BYTES: Final = 64 * 1024
-"""So much is parsed before the overhead is looked at again."""
+"""How much is parsed between two checks of the overhead."""
 
 
-# It warns of each form that it refuses: the client is told, and must not be able to fill the log.
+# It logs a warning for each form that it rejects: the client gets the error, and must not be able to fill the log.
 logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
 
 
 class Upload(NamedTuple):
-    """A file of a form. `filename` is what the client says, good for nothing but its suffix."""
+    """A file of a form. `filename` is the client's and not trusted; only its suffix is used."""
 
     filename: str
     data: bytes
@@ -42,19 +42,20 @@ class Upload(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """Fields and files by name. A field may be given several times, a file once."""
+    """Fields and files by name. A field may be repeated, a file may not."""
 
     fields: Mapping[str, Sequence[str]] = field(default_factory=dict)
     files: Mapping[str, Upload] = field(default_factory=dict)
 
 
 def is_form(content_type: bytes | None) -> bool:
-    """Whether a header `content-type` announces such a body."""
+    """Whether a `content-type` header announces a multipart form."""
     return content_type is not None and content_type.partition(b";")[0].strip().lower() == MEDIA_TYPE
 
 
 def read_form(content_type: bytes | None, body: bytes) -> Form:
-    """The form. Raises `Refusal` with INVALID_REQUEST if the body is none, ends too early, or is over a limit."""
+    """Parse a form. Raises `Refusal` with INVALID_REQUEST if the body is not a form, is truncated, or exceeds a
+    limit."""
     if not is_form(content_type):
         raise Refusal(Code.INVALID_REQUEST, "the body must be multipart/form-data")
     boundary = parse_options_header(content_type)[1].get(b"boundary", b"")
@@ -93,7 +94,7 @@ def read_form(content_type: bytes | None, body: bytes) -> Form:
 
 
 class _Reading:
-    """What has been read. Pieces are views of the body until their part is over."""
+    """The form as parsed so far. Pieces are views of the body until their part is complete."""
 
     def __init__(self) -> None:
         self.fields: dict[str, list[str]] = {}

@@ -1,15 +1,15 @@
-"""Frames of HTTP/2 (RFC 9113, section 4): their heads, and the small ones that are always the same."""
+"""HTTP/2 frames (RFC 9113, section 4): their headers, and the small fixed ones."""
 
 from struct import Struct
 from typing import Final
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-"""What a client sends first."""
+"""The connection preface of a client."""
 HEAD_BYTES: Final = 9
 FRAME_BYTES_MAX: Final = 16_384
-"""Of a frame's body: what every peer takes, and all that we take."""
+"""Of a frame's payload: the size that every peer accepts, and the most that we accept."""
 WINDOW_START: Final = 65_535
-"""Flow control begins with this, both ways, on every connection and, unless settings say otherwise, stream."""
+"""The initial flow-control window, in both directions, of every connection and, unless SETTINGS change it, stream."""
 WINDOW_MAX: Final = 2**31 - 1
 ID_MAX: Final = 2**31 - 1
 
@@ -53,7 +53,7 @@ SETTING: Final = Struct(">HI")
 
 
 def frame(kind: int, flags: int, stream: int, body: bytes = b"") -> bytes:
-    """A whole frame."""
+    """A complete frame."""
     size = len(body)
     return HEAD.pack(size >> 16, size & 0xFFFF, kind, flags, stream) + body
 
@@ -63,13 +63,13 @@ def settings(values: dict[int, int]) -> bytes:
     return frame(SETTINGS, 0, 0, b"".join(SETTING.pack(*each) for each in values.items()))
 
 
-def goodbye(last: int, code: int, text: bytes = b"") -> bytes:
-    """GOAWAY: streams up to `last` are served."""
+def goaway(last: int, code: int, text: bytes = b"") -> bytes:
+    """A GOAWAY frame: streams up to `last` are still served."""
     return frame(GOAWAY, 0, 0, U32.pack(last) + U32.pack(code) + text)
 
 
-class Broken(Exception):  # noqa: N818 - states the condition
-    """The client has left the protocol. The connection ends with that code."""
+class ProtocolViolation(Exception):  # noqa: N818 - states the condition
+    """The client has violated the protocol. The connection ends with that error code."""
 
     def __init__(self, code: int, text: str) -> None:
         self.code = code
@@ -77,20 +77,20 @@ class Broken(Exception):  # noqa: N818 - states the condition
 
 
 def check(fine: bool, code: int = PROTOCOL_ERROR) -> None:
-    """Raise `Broken` unless a frame is what it should be."""
+    """Raise `ProtocolViolation` unless a frame is valid."""
     if not fine:
-        raise Broken(code, "a frame is not what it should be")
+        raise ProtocolViolation(code, "a frame is not what it should be")
 
 
 def unpadded(id: int, flags: int, body: bytes) -> bytes:
-    """The block of a HEADERS frame of that stream, without padding and priority. Raises `Broken`."""
+    """The header block of a HEADERS frame, without padding and priority. Raises `ProtocolViolation`."""
     start, end = 0, len(body)
     if flags & PADDED:
         start, end = 1, end - (body[0] if body else 0)
     if flags & PRIORITISED:
         if U32.unpack(body[start : start + 4].ljust(4, b"\0"))[0] & ID_MAX == id:
-            raise Broken(PROTOCOL_ERROR, "a stream depends on itself")
+            raise ProtocolViolation(PROTOCOL_ERROR, "a stream depends on itself")
         start += 5
     if start > end:
-        raise Broken(PROTOCOL_ERROR, "a frame is all padding")
+        raise ProtocolViolation(PROTOCOL_ERROR, "a frame is all padding")
     return body[start:end]

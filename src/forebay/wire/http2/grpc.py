@@ -1,4 +1,4 @@
-"""gRPC over HTTP/2, as its specification has it: messages with their length, deadlines, codings, how a call ends."""
+"""gRPC over HTTP/2, as specified: length-prefixed messages, deadlines, compression, status."""
 
 import zlib
 from collections.abc import Callable
@@ -20,26 +20,26 @@ INTERNAL: Final = 13
 UNAVAILABLE: Final = 14
 
 PREFIX: Final = Struct(">BI")
-"""Before a message: whether it is packed, and its length."""
+"""The prefix of a message: whether it is compressed, and its length."""
 PREFIX_BYTES: Final = 5
 MESSAGE_BYTES_MAX: Final = 2**31 - 1
 """gRPC's own limit."""
 UNPACKED_BYTES_MAX: Final = 256 * 2**20
-"""Of a message that was packed, which may hold a thousand times as much as it shows."""
+"""Of a compressed message after decompression, which may be a thousand times as large."""
 TEXT_BYTES_MAX: Final = 6_000
-"""Of the text of an error, as it is sent: clients take about 8 KiB of headers."""
+"""Of an error text as sent: clients accept about 8 KiB of headers."""
 CODINGS: Final = {b"gzip": zlib.MAX_WBITS | 16, b"deflate": zlib.MAX_WBITS}
 ACCEPTED: Final = b"identity, deflate, gzip"
 _UNITS: Final = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 _TIMEOUT_DIGITS_MAX: Final = 8
 _STATUS_200: Final = b"\x88"
-"""`:status: 200` in the table that every HPACK decoder has."""
+"""`:status: 200` in HPACK's static table."""
 _LEVEL: Final = 1
-"""Higher ones take several times as long and save little on tensors."""
+"""Higher levels take several times as long and save little on tensors."""
 
 
 class BadMessage(Exception):  # noqa: N818 - states the condition
-    """The call ends with that code."""
+    """An invalid message: the call ends with that status code."""
 
     def __init__(self, code: int, text: str) -> None:
         self.code = code
@@ -47,14 +47,15 @@ class BadMessage(Exception):  # noqa: N818 - states the condition
 
 
 def answer_head(coding: bytes = b"") -> bytes:
-    """The header block of an answer whose messages may be packed so."""
+    """The header block of a response; `coding` is that of its compressed messages."""
     packed = [(b"grpc-encoding", coding)] if coding else []
     headers = [(b"content-type", b"application/grpc"), (b"grpc-accept-encoding", ACCEPTED), *packed]
     return _STATUS_200 + written(headers)
 
 
 def answer_tail(code: int, text: str = "", retry_after_s: int = 0, *, alone: bool = False) -> bytes:
-    """The header block that ends a call; `alone` if nothing came before it. `retry_after_s` as gRFC A6 has it."""
+    """The header block that ends a call; `alone` if nothing was sent before it. `retry_after_s`: pushback of gRFC
+    A6."""
     headers = [(b"grpc-status", b"%d" % code)]
     if text:
         headers.append((b"grpc-message", escaped(text)))
@@ -65,7 +66,7 @@ def answer_tail(code: int, text: str = "", retry_after_s: int = 0, *, alone: boo
 
 
 def escaped(text: str) -> bytes:
-    """Text for `grpc-message`: UTF-8 in percent encoding, cut off where it gets too long."""
+    """Text for `grpc-message`: percent-encoded UTF-8, truncated to `TEXT_BYTES_MAX`."""
     parts: list[bytes] = []
     size = 0
     for letter in text:
@@ -79,7 +80,7 @@ def escaped(text: str) -> bytes:
 
 
 def timeout_s(value: bytes) -> float:
-    """What `grpc-timeout` says. Raises ValueError."""
+    """The seconds of a `grpc-timeout` value. Raises ValueError."""
     digits, unit = value[:-1], _UNITS.get(value[-1:])
     if unit is None or not digits.isdigit() or len(digits) > _TIMEOUT_DIGITS_MAX:
         raise ValueError("expected up to 8 digits and a unit")
@@ -87,19 +88,19 @@ def timeout_s(value: bytes) -> float:
 
 
 def framed(message: bytes) -> bytes:
-    """A message as it is sent."""
+    """A message with its prefix."""
     return PREFIX.pack(0, len(message)) + message
 
 
 def packed(message: bytes, coding: bytes) -> bytes:
-    """A message as it is sent, packed."""
+    """A message compressed, with its prefix."""
     packer = zlib.compressobj(_LEVEL, wbits=CODINGS[coding])
     data = packer.compress(message) + packer.flush()
     return PREFIX.pack(1, len(data)) + data
 
 
-class Room:
-    """Bytes of messages that have come in part, of all calls together."""
+class ReceiveBudget:
+    """Limit on the bytes of incomplete messages, of all calls together."""
 
     __slots__ = ("bytes_max", "taken")
 
@@ -108,9 +109,9 @@ class Room:
         self.taken = 0
 
     def hold(self, before: int, now: int) -> int:
-        """Hold so many bytes instead of `before`, which are returned. One call alone may hold any number.
+        """Reserve `now` bytes instead of `before`; returns `now`. A lone call may reserve any number.
 
-        Raises `BadMessage`, and then `before` is still held.
+        Raises `BadMessage`, and then `before` stays reserved.
         """
         others = self.taken - before
         if others and now > before and others + now > self.bytes_max:
@@ -120,7 +121,7 @@ class Room:
 
 
 class Messages:
-    """Puts messages together from bytes that are split anywhere."""
+    """Reassembles messages from bytes that are split anywhere."""
 
     __slots__ = ("_buffer", "_bytes_max", "count")
 
@@ -128,20 +129,20 @@ class Messages:
         self._bytes_max = bytes_max
         self._buffer = bytearray()
         self.count = 0
-        """How many have been whole."""
+        """How many messages have been completed."""
 
     @property
     def size(self) -> int:
-        """Bytes of the message that is not whole yet."""
+        """Bytes of the incomplete message."""
         return len(self._buffer)
 
     @property
     def waiting(self) -> bool:
-        """A message has begun but not ended."""
+        """Whether a message has begun but not ended."""
         return bool(self._buffer)
 
     def feed(self, data: bytes | memoryview, take: Callable[[bytes, bool], None]) -> None:
-        """Hand each whole message to `take`, and whether it is packed. May not be fed again after a `BadMessage`."""
+        """Pass each complete message to `take`, and whether it is compressed. Unusable after a `BadMessage`."""
         buffer = self._buffer
         buffer += data
         at, size = 0, len(buffer)
@@ -161,7 +162,7 @@ class Messages:
 
 
 def unpacked(message: bytes, coding: bytes, bytes_max: int) -> bytes:
-    """What a packed message holds. Raises `BadMessage`."""
+    """Decompress a message. Raises `BadMessage`."""
     if not coding:
         raise BadMessage(INTERNAL, "a message is packed, but grpc-encoding does not say how")
     most = min(bytes_max, UNPACKED_BYTES_MAX)
@@ -178,6 +179,6 @@ def unpacked(message: bytes, coding: bytes, bytes_max: int) -> bytes:
 
 
 def too_large(size: int, most: int, what: str = "") -> BadMessage:
-    """The refusal of a message over the limit."""
+    """The error for a message over the limit."""
     hint = "Use --grpc-max-message-size to increase the limit."
     return BadMessage(RESOURCE_EXHAUSTED, f"Received {what}message larger than max ({size} vs. {most}). {hint}")

@@ -1,7 +1,7 @@
-"""Header blocks: HPACK (RFC 7541), what makes a list of headers well-formed, and how ours are written.
+"""Header blocks: HPACK decoding (RFC 7541), validation of header lists, and encoding of ours.
 
-Clients send the same block again and again once their table is filled. So what a block says is kept for as long as
-the table stays as it is, and reading it again is one look into a dictionary.
+Clients repeat the same block once their dynamic table is filled. So decoded blocks are cached for as long as the
+table does not change: decoding one again is a dictionary lookup.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,31 +12,31 @@ from hpack import Decoder, HPACKError
 T = TypeVar("T")
 Header = tuple[bytes, bytes]
 LIST_BYTES_MAX: Final = 32_768
-"""Of all headers of a request, with 32 bytes for each as HPACK counts."""
+"""Of all headers of a request, with HPACK's overhead of 32 bytes for each."""
 BLOCK_BYTES_MAX: Final = 32_768
 KEPT_MAX: Final = 64
 KEPT_BYTES_MAX: Final = 512
-"""Longer blocks are not kept."""
+"""Longer blocks are not cached."""
 PSEUDO: Final = frozenset({b":method", b":scheme", b":path", b":authority"})
 _NEEDED: Final = frozenset({b":method", b":scheme", b":path"})
 _OF_HTTP1: Final = frozenset({b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"})
 _NAME_BYTES: Final = bytes(set(range(0x21, 0x7F)) - set(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ:"))
 _RESIZING: Final = frozenset(bytes((first,)) for first in range(0x20, 0x40))
-"""How a block begins that changes the size of the table (RFC 7541, section 6.3), even if the table is empty."""
+"""The first bytes of a block that resizes the dynamic table (RFC 7541, section 6.3), even if the table is empty."""
 _DIGITS_MAX: Final = 18
-"""Of `content-length`: an exabyte."""
+"""Of `content-length`: up to an exabyte."""
 _UNSAID: Final = -1
 _UNREADABLE: Final = -2
 _LENGTH_MAX: Final = 127
-"""What the first byte of a length holds."""
+"""The largest length that fits the first byte."""
 
 
 class BadBlock(Exception):  # noqa: N818 - states the condition
-    """The block cannot be decoded: nothing after it on this connection could be, either."""
+    """The block cannot be decoded, and neither can any later one on this connection."""
 
 
 class Blocks(Generic[T]):
-    """Decodes the blocks of one connection; `read` makes of headers what is kept of them."""
+    """Decodes and caches the header blocks of one connection; `read` converts headers to the cached value."""
 
     def __init__(self, read: Callable[[Sequence[Header]], T]) -> None:
         self._read = read
@@ -44,7 +44,7 @@ class Blocks(Generic[T]):
         self._kept: dict[bytes, T] = {}
 
     def decode(self, block: bytes) -> T:
-        """What the headers of a block are. Raises `BadBlock`."""
+        """The value of a block's headers. Raises `BadBlock`."""
         found = self._kept.get(block)
         if found is not None:
             return found
@@ -56,7 +56,7 @@ class Blocks(Generic[T]):
             raise BadBlock(str(error)) from None
         found = self._read(headers)
         if len(entries) != count or _first(entries) is not newest:
-            self._kept.clear()  # indexes mean something else from now on
+            self._kept.clear()  # the indexes have a different meaning from now on
         elif len(block) <= KEPT_BYTES_MAX and block[:1] not in _RESIZING:
             if len(self._kept) >= KEPT_MAX:
                 self._kept.clear()
@@ -65,7 +65,7 @@ class Blocks(Generic[T]):
 
 
 def well_formed(headers: Sequence[Header]) -> bool:
-    """Whether headers are those of a request (RFC 9113, section 8.2 and 8.3)."""
+    """Whether headers are valid for a request (RFC 9113, sections 8.2 and 8.3)."""
     pseudo: set[bytes] = set()
     plain = False
     for name, value in headers:
@@ -83,10 +83,10 @@ def well_formed(headers: Sequence[Header]) -> bool:
 
 
 def requests(read: Callable[[Sequence[Header]], T | None]) -> Blocks[tuple[T | None, int, bool]]:
-    """Decodes the blocks of requests and of their trailers.
+    """Decodes the header blocks of requests and their trailers.
 
-    What `read` makes of headers, or None if they say two lengths; the content's length in bytes, -1 if they do not
-    say it; and whether they may come behind a request (RFC 9113, section 8.1).
+    Each gives: the result of `read`, or None if `content-length` is invalid or contradictory; the content's length in
+    bytes, -1 if not given; and whether the headers are valid as trailers (RFC 9113, section 8.1).
     """
 
     def read_all(headers: Sequence[Header]) -> tuple[T | None, int, bool]:
@@ -98,7 +98,7 @@ def requests(read: Callable[[Sequence[Header]], T | None]) -> Blocks[tuple[T | N
 
 
 def written(headers: Sequence[Header]) -> bytes:
-    """A block of plain literals, which no table knows."""
+    """A header block of literals that do not use the dynamic table."""
     parts: list[bytes] = []
     for name, value in headers:
         parts += (b"\0", _length(len(name)), name, _length(len(value)), value)
@@ -123,12 +123,12 @@ def _fine_value(value: bytes) -> bool:
 
 
 def _first(entries: Sequence[object]) -> object:
-    """The newest entry, by its identity."""
+    """The newest entry, to be compared by identity."""
     return entries[0] if entries else None
 
 
 def _length(size: int) -> bytes:
-    """An integer after a prefix of 7 bits (RFC 7541, section 5.1)."""
+    """An integer with a 7-bit prefix (RFC 7541, section 5.1)."""
     if size < _LENGTH_MAX:
         return bytes((size,))
     found, rest = bytearray((_LENGTH_MAX,)), size - _LENGTH_MAX

@@ -1,47 +1,50 @@
-"""One HTTP/2 connection, the server's side (RFC 9113), sans-IO: bytes in, bytes out, streams in between.
+"""The server side of one HTTP/2 connection (RFC 9113), sans-IO: bytes in, bytes out, streams in between.
 
-What a client may make of it is bounded. It may send as much as windows say, and room is given back only for what was
-taken. Header blocks and streams are limited. Frames that carry nothing (settings, pings, resets, empty data, windows)
-are counted as noise, which answers and time make up for; with too much of it the connection ends.
+What a client can cost us is bounded. Flow control limits what it may send, and windows are reopened only for what was
+consumed. Header blocks and streams are limited. Frames that carry nothing (settings, pings, resets, empty data,
+window updates) count as noise, which completed responses and time reduce; too much of it ends the connection.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Final, Generic, TypeVar
 
 from forebay.wire.http2 import frames as h2
-from forebay.wire.http2.frames import Broken, check, unpadded
+from forebay.wire.http2.frames import ProtocolViolation, check, unpadded
 from forebay.wire.http2.headers import BLOCK_BYTES_MAX, LIST_BYTES_MAX, BadBlock, Header, requests
-from forebay.wire.http2.streams import Cut, Stream, Taker
+from forebay.wire.http2.streams import EndedStreams, Stream, StreamHandler
 
 H = TypeVar("H")
 STREAM_WINDOW: Final = 4 * 2**20
 CONNECTION_WINDOW: Final = 32 * 2**20
-"""Bytes that clients may send ahead of us."""
+"""Bytes that clients may send before we consume them."""
 STREAMS_MAX: Final = 10_000
-"""Calls at once on a connection; clients keep more to themselves."""
+"""Concurrent streams on a connection; clients limit themselves to fewer."""
 CONTINUATIONS_MAX: Final = 16
-"""Frames that a header block may be spread over."""
+"""How many frames a header block may be split into."""
 NOISE_MAX: Final = 20_000
 NOISE_PER_TICK: Final = 5_000
-"""So much is forgiven at each tick."""
+"""How much noise each tick forgives."""
 RESET_NOISE: Final = 10
-"""A request that is taken back has cost its reading."""
+"""The noise of a cancelled request, which has already cost parsing it."""
 REQUEST_CREDIT: Final = 4
-"""A request that was answered excuses so much noise."""
+"""How much noise a completed request offsets."""
 EXCUSING_BYTES: Final = 1024
-"""So does a frame of an answer that has so many bytes."""
-_GOODBYE_PING: Final = b"goodbye\0"
+"""A sent DATA frame of at least this size offsets noise, too."""
+_DRAIN_PING: Final = b"goodbye\0"
 
 
 class Session(Generic[H]):
-    """A connection. After `receive`, or anything that sends, `out` has what is to go out; `over`: then close it.
+    """A connection. After `receive` or any sending call, write what is in `out`; if `over`, close the connection
+    then.
 
-    `read` makes of the headers of a request what `begin` is given, or None if they are not well-formed. `begin`
-    hears of each request and says who serves it.
+    `read` converts the headers of a request to the value passed to `begin`, or returns None if they are malformed.
+    `begin` is called for each request and returns its handler.
     """
 
     def __init__(
-        self, read: Callable[[Sequence[Header]], H | None], begin: Callable[["Session[H]", Stream, H], Taker | None]
+        self,
+        read: Callable[[Sequence[Header]], H | None],
+        begin: Callable[["Session[H]", Stream, H], StreamHandler | None],
     ) -> None:
         self._blocks = requests(read)
         self._begin = begin
@@ -49,40 +52,40 @@ class Session(Generic[H]):
         self.out: list[bytes | memoryview] = []
         self.over = False
         self.started = False
-        """The client has said that it speaks HTTP/2."""
+        """The client has sent the connection preface."""
         self.paused = False
-        """The transport takes no more: answers wait."""
+        """The transport's buffer is full: responses wait."""
         self.sent = 0
-        """Bytes of answers that have gone out, for who looks whether anything moves."""
+        """Bytes of response data sent so far, to detect stalled connections."""
         self.wake: Callable[[], None] = _nothing
-        """To be called once something was sent, other than from `receive`."""
+        """Called when something is to be sent outside `receive`."""
         self.data_sent = False
-        """Anything but acknowledgements has gone out since the last ping came."""
+        """Anything but acknowledgements has been sent since the last ping arrived."""
         self.on_ping: Callable[[], bool] = _fine
-        """Asked about each ping; False: it is one too many."""
+        """Called for each ping; False: one too many."""
         self._rest = b""
         self._last = 0
-        self._cut = Cut()
+        self._ended_streams = EndedStreams()
         self._block: bytearray | None = None
-        """A header block whose end is still to come: `_block_stream` and `_block_flags` say whose."""
+        """A header block that awaits CONTINUATION; `_block_stream` and `_block_flags` are its frame's."""
         self._block_stream = self._block_flags = self._continuations = 0
         self._window = self._stream_window = h2.WINDOW_START
         self._room, self._unread = CONNECTION_WINDOW, 0
         self._frame_max = h2.FRAME_BYTES_MAX
         self._waiting: dict[Stream, None] = {}
-        """Streams that only the connection's window, or the transport, keeps from sending."""
+        """Streams that are blocked only by the connection's window or the transport."""
         self._noise = 0
         self._leaving = 0
-        """1: the client was told that we are about to leave; 2: later streams are not served any more."""
+        """1: the client was told that the connection is shutting down; 2: later streams are not served any more."""
         self.out.append(
             h2.settings({h2.STREAMS_MAX: STREAMS_MAX, h2.WINDOW: STREAM_WINDOW, h2.HEADER_LIST: LIST_BYTES_MAX})
             + h2.frame(h2.WINDOW_UPDATE, 0, 0, h2.U32.pack(CONNECTION_WINDOW - h2.WINDOW_START))
         )
 
-    # --- what comes
+    # --- receiving
 
     def receive(self, data: bytes) -> None:
-        """Take bytes, split anywhere."""
+        """Process received bytes, split anywhere."""
         if self.over:
             return
         if self._rest:
@@ -91,16 +94,16 @@ class Session(Generic[H]):
             at = self._read(data)
             self._rest = data[at:]
             self._check_noise()
-        except Broken as broken:
+        except ProtocolViolation as broken:
             self.end(broken.code, str(broken))
 
     def _read(self, data: bytes) -> int:
-        """All whole frames; returns where the first that is not whole begins."""
+        """Process all complete frames; returns where the first incomplete one begins."""
         at, size = 0, len(data)
         if not self.started:
             at = len(h2.PREFACE)
             if data[:at] != h2.PREFACE[:size]:
-                raise Broken(h2.PROTOCOL_ERROR, "this is not HTTP/2")
+                raise ProtocolViolation(h2.PROTOCOL_ERROR, "this is not HTTP/2")
             if size < at:
                 return 0
             self.started = True
@@ -110,7 +113,9 @@ class Session(Generic[H]):
             high, low, kind, flags, id = unpack(data, at)
             length: int = high << 16 | low
             if length > h2.FRAME_BYTES_MAX:
-                raise Broken(h2.FRAME_SIZE_ERROR, f"a frame has {length} bytes; {h2.FRAME_BYTES_MAX} are allowed")
+                raise ProtocolViolation(
+                    h2.FRAME_SIZE_ERROR, f"a frame has {length} bytes; {h2.FRAME_BYTES_MAX} are allowed"
+                )
             start = at + h2.HEAD_BYTES
             end = start + length
             if end > size:
@@ -118,7 +123,7 @@ class Session(Generic[H]):
             at = end
             id &= h2.ID_MAX
             if self._block is not None and kind != h2.CONTINUATION:
-                raise Broken(h2.PROTOCOL_ERROR, "a header block was interrupted")
+                raise ProtocolViolation(h2.PROTOCOL_ERROR, "a header block was interrupted")
             if kind == h2.DATA:
                 self._on_data(id, flags, view[start:end], length)
             elif kind == h2.HEADERS:
@@ -132,11 +137,11 @@ class Session(Generic[H]):
             self._noise += 1
         if flags & h2.PADDED:
             if not length or body[0] >= length:
-                raise Broken(h2.PROTOCOL_ERROR, "a frame is all padding")
+                raise ProtocolViolation(h2.PROTOCOL_ERROR, "a frame is all padding")
             body = body[1 : length - body[0]]
         self._room -= length
         if self._room < 0:
-            raise Broken(h2.FLOW_CONTROL_ERROR, "more data than the connection's window allows")
+            raise ProtocolViolation(h2.FLOW_CONTROL_ERROR, "more data than the connection's window allows")
         stream = self.streams.get(id)
         ended = flags & h2.END_STREAM != 0
         if stream is None or stream.ended:
@@ -147,8 +152,8 @@ class Session(Generic[H]):
         if code:
             self.reset(stream, code)
             return
-        if stream.taker is not None:
-            stream.taker.on_data(body, ended)
+        if stream.handler is not None:
+            stream.handler.on_data(body, ended)
         if not stream.held:
             self._take(stream)
 
@@ -162,19 +167,19 @@ class Session(Generic[H]):
             self._continuations = 0
 
     def _on_block(self, id: int, flags: int, block: bytes) -> None:
-        """The headers of a request are there, or its trailers."""
+        """The header block of a request, or of its trailers, is complete."""
         try:
             head, left, trails = self._blocks.decode(block)
         except BadBlock as error:
-            raise Broken(h2.COMPRESSION_ERROR, f"headers cannot be decoded: {error}") from None
+            raise ProtocolViolation(h2.COMPRESSION_ERROR, f"headers cannot be decoded: {error}") from None
         ended = flags & h2.END_STREAM != 0
         if id <= self._last:
             self._on_trailers(id, ended and trails)
             return
         if not id % 2:
-            raise Broken(h2.PROTOCOL_ERROR, "clients open odd streams only")
+            raise ProtocolViolation(h2.PROTOCOL_ERROR, "clients open odd streams only")
         if self._leaving == 2:
-            return  # the client was told that it has to ask again elsewhere
+            return  # the client was told to retry on another connection
         self._last = id
         stream = Stream(id, self._stream_window, STREAM_WINDOW, ended)
         stream.left = left
@@ -184,9 +189,9 @@ class Session(Generic[H]):
             self.reset(stream, h2.REFUSED_STREAM)
         else:
             self.streams[id] = stream
-            stream.taker = self._begin(self, stream, head)
-            if ended and stream.taker is not None:
-                stream.taker.on_data(b"", True)
+            stream.handler = self._begin(self, stream, head)
+            if ended and stream.handler is not None:
+                stream.handler.on_data(b"", True)
 
     def _on_trailers(self, id: int, fine: bool) -> None:
         stream = self.streams.get(id)
@@ -196,8 +201,8 @@ class Session(Generic[H]):
             self.reset(stream, h2.PROTOCOL_ERROR)
         else:
             stream.ended = True
-            if stream.taker is not None:
-                stream.taker.on_data(b"", True)
+            if stream.handler is not None:
+                stream.handler.on_data(b"", True)
 
     def _on_other(self, kind: int, flags: int, id: int, body: bytes) -> None:
         self._noise += 1
@@ -227,16 +232,18 @@ class Session(Generic[H]):
             check(id == 0)
             check(size >= 8, h2.FRAME_SIZE_ERROR)
         elif kind == h2.PUSH_PROMISE:
-            raise Broken(h2.PROTOCOL_ERROR, "clients do not push")
+            raise ProtocolViolation(h2.PROTOCOL_ERROR, "clients do not push")
 
     def _on_continuation(self, id: int, flags: int, body: bytes) -> None:
         block = self._block
         if block is None or id != self._block_stream:
-            raise Broken(h2.PROTOCOL_ERROR, "CONTINUATION of nothing")
+            raise ProtocolViolation(h2.PROTOCOL_ERROR, "CONTINUATION of nothing")
         block += body
         self._continuations += 1
         if len(block) > BLOCK_BYTES_MAX or self._continuations > CONTINUATIONS_MAX:
-            raise Broken(h2.CALM_DOWN, f"headers are over {BLOCK_BYTES_MAX} bytes, or {CONTINUATIONS_MAX} frames")
+            raise ProtocolViolation(
+                h2.CALM_DOWN, f"headers are over {BLOCK_BYTES_MAX} bytes, or {CONTINUATIONS_MAX} frames"
+            )
         if flags & h2.END_HEADERS:
             self._block = None
             self._on_block(id, self._block_flags, bytes(block))
@@ -245,7 +252,7 @@ class Session(Generic[H]):
         stream = self.streams.get(id)
         if stream is None:
             self._check_not_idle(id)
-            self._cut.expects(id, True)
+            self._ended_streams.expects(id, True)
             return
         self._noise += RESET_NOISE
         self._drop(stream, told=True)
@@ -253,10 +260,10 @@ class Session(Generic[H]):
     def _on_ping(self, flags: int, body: bytes) -> None:
         if not flags & h2.ACK:
             if not self.on_ping():
-                raise Broken(h2.CALM_DOWN, "too_many_pings")
+                raise ProtocolViolation(h2.CALM_DOWN, "too_many_pings")
             self.data_sent = False
             self.out.append(h2.frame(h2.PING, h2.ACK, 0, body))
-        elif body == _GOODBYE_PING and self._leaving == 1:
+        elif body == _DRAIN_PING and self._leaving == 1:
             self.refuse()
 
     def _on_settings(self, body: bytes) -> None:
@@ -298,30 +305,30 @@ class Session(Generic[H]):
 
     def _check_noise(self) -> None:
         if self._noise > NOISE_MAX:
-            raise Broken(h2.CALM_DOWN, "too many frames that carry nothing")
+            raise ProtocolViolation(h2.CALM_DOWN, "too many frames that carry nothing")
 
     def _on_stray(self, id: int, stream: Stream | None, ended: bool) -> None:
-        """Data or headers of a stream that the client has ended, or that is not open any more."""
+        """Data or headers on a stream that the client has ended, or that is not open any more."""
         self._check_not_idle(id)
         self._noise += 1
         if stream is not None:
             self.reset(stream, h2.STREAM_CLOSED)
-        elif id <= self._last and not self._cut.expects(id, ended):
-            raise Broken(h2.STREAM_CLOSED, "a frame for a stream that is closed")
+        elif id <= self._last and not self._ended_streams.expects(id, ended):
+            raise ProtocolViolation(h2.STREAM_CLOSED, "a frame for a stream that is closed")
 
     def _check_not_idle(self, id: int) -> None:
         if not id or (id > self._last and self._leaving < 2):
-            raise Broken(h2.PROTOCOL_ERROR, "a frame for a stream that nobody has opened")
+            raise ProtocolViolation(h2.PROTOCOL_ERROR, "a frame for a stream that is not open")
 
-    # --- room for what comes
+    # --- flow control of what is received
 
     def release(self, stream: Stream) -> None:
-        """Whoever held a stream can take more."""
+        """The handler of a held stream can accept more."""
         stream.held = False
         self._take(stream)
 
     def _take(self, stream: Stream) -> None:
-        """What has come on a stream was taken: give the client room again, now and then."""
+        """The data received on a stream was consumed: reopen the windows, once half of them is used."""
         count, stream.unread = stream.unread, 0
         self._give_room(count)
         if not stream.ended and stream.room <= STREAM_WINDOW // 2:
@@ -336,10 +343,10 @@ class Session(Generic[H]):
             self.out.append(h2.frame(h2.WINDOW_UPDATE, 0, 0, h2.U32.pack(self._unread)))
             self._unread = 0
 
-    # --- what goes
+    # --- sending
 
     def answer(self, stream: Stream, head: bytes, message: bytes, tail: bytes) -> None:
-        """Headers, data and trailers: a whole answer."""
+        """Send a whole response: headers, data and trailers."""
         size = len(message)
         if size > self._frame_max or size > self._window or size > stream.window or self.paused:
             self.head(stream, head)
@@ -363,36 +370,36 @@ class Session(Generic[H]):
         self._end(stream)
 
     def head(self, stream: Stream, block: bytes) -> None:
-        """Headers; more is to come."""
+        """Send headers; more is to follow."""
         self.data_sent = True
         self.out.append(h2.frame(h2.HEADERS, h2.END_HEADERS, stream.id, block))
 
     def send(self, stream: Stream, data: bytes) -> None:
-        """Some data, as soon as the client lets us."""
+        """Send data, as far as flow control allows now; the rest is queued."""
         stream.queue.append(memoryview(data))
         stream.queued_bytes += len(data)
         self._pump(stream)
 
     def finish(self, stream: Stream, block: bytes) -> None:
-        """Headers after which nothing comes; they wait until all data has gone."""
+        """Send the trailers that end the stream, once all queued data has been sent."""
         if stream.queue:
             stream.tail = block
         else:
             self._trail(stream, block)
 
     def reset(self, stream: Stream, code: int) -> None:
-        """Serve a stream no longer; who serves it is told."""
+        """Reset a stream; its handler is notified."""
         self._noise += RESET_NOISE
         self.out.append(h2.frame(h2.RST_STREAM, 0, stream.id, h2.U32.pack(code)))
-        self._cut.add(stream.id)
+        self._ended_streams.add(stream.id)
         self._drop(stream, told=True)
 
     def ping(self) -> None:
-        """See whether the client is there: anything that comes will tell."""
+        """Check whether the client is alive: anything that it sends counts as an answer."""
         self.out.append(h2.frame(h2.PING, 0, 0, bytes(8)))
 
     def resume(self) -> None:
-        """The transport takes more again."""
+        """The transport accepts data again."""
         self.paused = False
         self._pump_all()
 
@@ -413,7 +420,7 @@ class Session(Generic[H]):
             self.sent += size
             self.data_sent = True
             if size >= EXCUSING_BYTES:
-                self._noise = max(0, self._noise - 2)  # for the window updates that it will be answered with
+                self._noise = max(0, self._noise - 2)  # for the window updates that it will cause
             self.out += (h2.HEAD.pack(size >> 16, size & 0xFFFF, h2.DATA, 0, stream.id), piece)
         self._waiting.pop(stream, None)
         if not queue:
@@ -436,7 +443,7 @@ class Session(Generic[H]):
         """Everything has been sent."""
         if not stream.ended:
             self.out.append(h2.frame(h2.RST_STREAM, 0, stream.id, h2.U32.pack(h2.NO_ERROR)))
-            self._cut.add(stream.id)
+            self._ended_streams.add(stream.id)
         self._noise = max(0, self._noise - REQUEST_CREDIT)
         self._drop(stream, told=False)
 
@@ -446,38 +453,38 @@ class Session(Generic[H]):
         self._give_room(stream.unread)
         stream.unread, stream.ended = 0, True
         stream.queue.clear()
-        taker, stream.taker = stream.taker, None
-        if told and taker is not None:
-            taker.on_reset()
+        handler, stream.handler = stream.handler, None
+        if told and handler is not None:
+            handler.on_reset()
         if self._leaving == 2 and not self.streams:
             self.over = True
 
-    # --- the end
+    # --- shutdown
 
     def tick(self) -> None:
-        """Some time has passed: noise is forgiven."""
+        """Time has passed: forgive some noise."""
         self._noise = max(0, self._noise - NOISE_PER_TICK)
 
     def leave(self) -> None:
-        """Tell the client to open no more streams; those that cross this on their way are still served."""
+        """Tell the client to open no more streams; those already in transit are still served."""
         if not self._leaving:
             self._leaving = 1
-            self.out.append(h2.goodbye(h2.ID_MAX, h2.NO_ERROR) + h2.frame(h2.PING, 0, 0, _GOODBYE_PING))
+            self.out.append(h2.goaway(h2.ID_MAX, h2.NO_ERROR) + h2.frame(h2.PING, 0, 0, _DRAIN_PING))
 
     def refuse(self) -> None:
-        """Serve what is open, and nothing more."""
+        """Serve the open streams, and no new ones."""
         if self._leaving < 2:
             self._leaving = 2
-            self.out.append(h2.goodbye(self._last, h2.NO_ERROR))
+            self.out.append(h2.goaway(self._last, h2.NO_ERROR))
             self.over = not self.streams
 
     def end(self, code: int, text: str) -> None:
-        """Say goodbye at once."""
-        self.out.append(h2.goodbye(self._last, code, text.encode()))
+        """Send GOAWAY and end the connection at once."""
+        self.out.append(h2.goaway(self._last, code, text.encode()))
         self.lost()
 
     def lost(self) -> None:
-        """The connection is gone: whoever serves a stream is told, and nobody else needs to be."""
+        """The connection is gone: notify the handlers of all streams."""
         self.over = True
         self.wake, self.on_ping = _nothing, _fine
         for stream in list(self.streams.values()):
@@ -485,9 +492,9 @@ class Session(Generic[H]):
 
 
 def _nothing() -> None:
-    """Nobody is to be woken."""
+    """Default `wake`: does nothing."""
 
 
 def _fine() -> bool:
-    """Every ping is welcome."""
+    """Default `on_ping`: allows every ping."""
     return True

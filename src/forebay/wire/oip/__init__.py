@@ -1,1 +1,1 @@
-"""The Open Inference Protocol with Triton's extensions, in its HTTP form: bytes to values and back, sans-IO."""
+"""The Open Inference Protocol with Triton's extensions, in its HTTP form: parsing and serialisation, sans-IO."""

@@ -1,4 +1,4 @@
-"""Bodies of requests that change the server: the repository, and shared memory regions."""
+"""Bodies of requests that change the server: model repository and shared memory regions."""
 
 import binascii
 from typing import Any, Final
@@ -8,17 +8,17 @@ from forebay.wire.oip.fields import boolean, document, invalid, load, string, un
 from forebay.wire.oip.ports import MemoryKind, Region
 
 CUDA_HANDLE_BYTES: Final = 64
-"""A cudaIpcMemHandle_t."""
+"""The size of a cudaIpcMemHandle_t."""
 _BREAKS: Final = b" \t\r\n"
-"""What may stand within base64; else what is not of its alphabet would be left out without a word."""
+"""Whitespace allowed within base64; other characters outside its alphabet are rejected."""
 CONFIG: Final = "config"
 FILE: Final = "file:"
 VERSION: Final = "version"
-"""Parameter of load and unload: one version only. It is ours."""
+"""Parameter of load and unload: one version only. A Forebay extension."""
 
 
 def read_index(body: bytes) -> bool:
-    """Whether only models that are ready are wanted. Raises `Refused`."""
+    """Parse whether only ready models are wanted. Raises `Refused`."""
     ready = document(body).get("ready", False)
     if type(ready) is not bool:
         raise invalid("Invalid value for 'ready': expected a boolean")
@@ -26,7 +26,7 @@ def read_index(body: bytes) -> bool:
 
 
 def read_load(body: bytes) -> dict[str, str | bytes | int | bool]:
-    """The parameters of a load request: a configuration, and files (decoded). Raises `Refused`."""
+    """Parse the parameters of a load request: a configuration, and files (decoded). Raises `Refused`."""
     read: dict[str, str | bytes | int | bool] = {}
     for name, value in _parameters(body).items():
         if name == CONFIG:
@@ -37,20 +37,21 @@ def read_load(body: bytes) -> dict[str, str | bytes | int | bool]:
             read[name] = _version(value)
         else:
             raise invalid(
-                f"parameter '{name[:100]}' is not known; load takes '{CONFIG}', '{FILE}<path>' and '{VERSION}'"
+                f"parameter '{name[:100]}' is unknown; load accepts '{CONFIG}', '{FILE}<path>' and '{VERSION}'"
             )
     return read
 
 
 def read_unload(body: bytes) -> tuple[bool, str]:
-    """Whether dependent models are unloaded too, and the only version to unload; empty: all. Raises `Refused`."""
+    """Parse whether dependent models are unloaded too, and the only version to unload; empty: all. Raises
+    `Refused`."""
     parameters = _parameters(body)
     dependents = boolean(parameters.get("unload_dependents", False), "Unable to parse 'unload_dependents'")
     return dependents, _version(parameters[VERSION]) if VERSION in parameters else ""
 
 
 def read_region(kind: MemoryKind, name: str, body: bytes) -> Region:
-    """A region to be registered. Raises `Refused`."""
+    """Parse the registration of a region. Raises `Refused`."""
     if not name:
         raise invalid(f"'region name' is necessary to register {kind} shared memory region")
     fields = load(body)

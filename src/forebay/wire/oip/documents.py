@@ -1,4 +1,4 @@
-"""The protocol's documents about servers and models, as JSON in Triton's order of fields."""
+"""The protocol's documents about servers and models, as JSON in Triton's field order."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -14,25 +14,25 @@ EXTENSIONS: Final = (
     "model_configuration", "system_shared_memory", "binary_tensor_data", "parameters", "statistics", "trace",
     "logging",
 )  # fmt: skip
-"""What a server says that it can do beyond the protocol."""
+"""The protocol extensions that a server announces."""
 ERROR_CHARS_MAX: Final = 2000
-"""An error may quote names and shapes of a request, and those may be as long as the request."""
+"""Errors may quote names and shapes from a request, and those may be as long as the request."""
 
 encode = msgspec.json.Encoder().encode
 
 
 def error(text: str) -> bytes:
-    """The body of an error answer."""
+    """The body of an error response."""
     return encode({"error": text[:ERROR_CHARS_MAX]})
 
 
 def server_metadata(name: str, version: str) -> bytes:
-    """What a server is."""
+    """The metadata of the server."""
     return encode({"name": name, "version": version, "extensions": EXTENSIONS})
 
 
 def model_metadata(config: ModelConfig, versions: Sequence[str]) -> dict[str, Any]:
-    """What a model takes and gives, and the versions of it that are meant."""
+    """The inputs and outputs of a model, and those of its versions that are meant."""
     batches = config.max_batch > 0
     return {
         "name": config.name,
@@ -44,12 +44,12 @@ def model_metadata(config: ModelConfig, versions: Sequence[str]) -> dict[str, An
 
 
 def statistics(models: Sequence[ModelStatistics]) -> dict[str, Any]:
-    """What models have done."""
+    """The statistics of models."""
     return {"model_stats": [_model_statistics(each) for each in models]}
 
 
 def index_entry(name: str, version: str, state: str, reason: str) -> dict[str, str]:
-    """A model (version) of the repository; what is empty is left out."""
+    """A model (version) of the repository index; empty fields are left out."""
     entry = {"name": name}
     if version:
         entry["version"] = version
@@ -61,7 +61,7 @@ def index_entry(name: str, version: str, state: str, reason: str) -> dict[str, s
 
 
 def regions(known: Sequence[Region]) -> list[dict[str, Any]]:
-    """Registered regions."""
+    """The registered shared memory regions."""
     return [_region(each) for each in known]
 
 

@@ -1,4 +1,4 @@
-"""Fields of the protocol's JSON documents, and the words that Triton has for what is wrong with them."""
+"""Field readers for the protocol's JSON documents, with Triton's error texts."""
 
 import json
 import math
@@ -21,10 +21,10 @@ NOT_UNSIGNED: Final = "attempt to access JSON non-unsigned-integer as unsigned-i
 NOT_NUMBER: Final = "attempt to access JSON non-number as double"
 
 ODD_BYTES_MAX: Final = 4 << 20
-"""JSON in which every value has to be looked at, as there is a NaN or something wrong: for 64 MiB that takes seconds,
-in which no other thread runs."""
+"""Up to this size, JSON with a NaN or an error is parsed value by value: for 64 MiB that takes seconds, during which
+no other thread runs."""
 VALUES_MAX: Final = 1_000_000
-"""In a longer document, but for the data of tensors: while they are made to objects, nobody else gets an answer."""
+"""Of a longer document, except tensor data: while so many objects are created, no other request is answered."""
 CROWDED: Final = f"more than {VALUES_MAX} values in JSON are not read here"
 STRICTLY: Final = (
     f"NaN and Infinity are read in JSON of up to {ODD_BYTES_MAX} bytes; please use the binary data format"
@@ -34,18 +34,18 @@ _any = msgspec.json.Decoder().decode
 
 
 def invalid(text: str) -> Refused:
-    """A request that is not as it should be.
+    """The error for an invalid request.
 
-    Triton answers many of them with INTERNAL, as its JSON reader knows no other kind; a client cannot tell those
-    from failures of the server, so here they are all INVALID_ARGUMENT, with Triton's text.
+    Triton answers many of them with INTERNAL, as its JSON reader knows no other kind; a client cannot tell those from
+    failures of the server, so here they are all INVALID_ARGUMENT, with Triton's text.
     """
     return Refused(Kind.INVALID_ARGUMENT, text)
 
 
 def load(data: bytes | memoryview | msgspec.Raw) -> Any:
-    """A JSON document; NaN, Infinity and -Infinity are numbers, as Triton reads and writes them. Raises `Refused`.
+    """Parse a JSON document; NaN, Infinity and -Infinity are numbers, as in Triton. Raises `Refused`.
 
-    In a long one there may be neither them nor very many values.
+    Documents over `ODD_BYTES_MAX` may contain neither of these, nor more than `VALUES_MAX` values.
     """
     is_long = len(memoryview(data)) > ODD_BYTES_MAX
     if is_long and too_many_values(bytes(data)):
@@ -59,53 +59,54 @@ def load(data: bytes | memoryview | msgspec.Raw) -> Any:
 
 
 def too_many_values(text: bytes) -> bool:
-    """Whether JSON is so long and has so many values that others would have to wait until it is read."""
+    """Whether JSON is so long and has so many values that parsing it would block other requests."""
     if len(text) <= ODD_BYTES_MAX:
         return False
     return text.count(b",") + text.count(b"[") + text.count(b"{") > VALUES_MAX
 
 
 def strictly(error: Exception) -> Refused:
-    """The refusal of a long document that cannot be read quickly."""
+    """The error for a long document that the fast parser rejects."""
     return invalid(f"failed to parse the request JSON buffer: {error}. {STRICTLY}")
 
 
 def document(body: bytes) -> dict[str, Any]:
-    """A body that should be an object: anything else has no fields, and neither has an empty body."""
+    """Parse a body that should be an object: anything else counts as an object without fields, as does an empty
+    body."""
     value = load(body) if body else {}
     return value if type(value) is dict else {}
 
 
 def unsigned(value: Any, what: str) -> int:
-    """An integer of 64 bits without sign; `what` begins the text of the error."""
+    """An unsigned 64-bit integer; `what` begins the error text."""
     if type(value) is not int or not 0 <= value <= UINT64_MAX:
         raise invalid(f"{what}: {NOT_UNSIGNED}")
     return value
 
 
 def boolean(value: Any, what: str) -> bool:
-    """True or false."""
+    """A boolean; `what` begins the error text."""
     if type(value) is not bool:
         raise invalid(f"{what}: {NOT_BOOLEAN}")
     return value
 
 
 def string(value: Any, what: str) -> str:
-    """A string."""
+    """A string; `what` begins the error text."""
     if type(value) is not str:
         raise invalid(f"{what}: {NOT_STRING}")
     return value
 
 
 def member(fields: Any, name: str) -> Any:
-    """A field that must be there. Raises `Refused`."""
+    """A required field. Raises `Refused` if it is missing."""
     if type(fields) is not dict or name not in fields:
         raise invalid(f"Unable to parse '{name}': {ABSENT.format(name)}")
     return fields[name]
 
 
 def parameter(name: str, value: Any) -> bool | int | float | str:
-    """The value of a parameter that the protocol gives no meaning. Integers of more than 64 bits become floats."""
+    """The value of a parameter that the protocol does not define. Integers of more than 64 bits become floats."""
     if type(value) is int:
         if -INT64_MAX - 1 <= value <= INT64_MAX:
             return value
@@ -116,7 +117,7 @@ def parameter(name: str, value: Any) -> bool | int | float | str:
 
 
 def as_float(value: int) -> float:
-    """The nearest float. Raises `Refused` if none is near."""
+    """The nearest float. Raises `Refused` if the value is out of range."""
     try:
         return float(value)
     except OverflowError:
@@ -130,7 +131,7 @@ def _load_slowly(data: bytes) -> Any:
         text = data.decode()
         value = json.loads(text, parse_float=_finite)
         if "\\ud" in text.lower():
-            json.dumps(value, ensure_ascii=False).encode()  # half a character can be read, but never be written again
+            json.dumps(value, ensure_ascii=False).encode()  # a lone surrogate can be parsed, but not encoded again
     except json.JSONDecodeError as error:
         raise _unreadable(f"{error.msg}.", error.pos) from None
     except UnicodeDecodeError as error:
@@ -139,7 +140,7 @@ def _load_slowly(data: bytes) -> Any:
         raise _unreadable("The surrogate pair in string is invalid.", 0) from None
     except RecursionError:
         raise _unreadable("Nested too deeply.", 0) from None
-    except ValueError:  # an integer with more digits than Python is willing to read
+    except ValueError:  # an integer with more digits than Python converts
         raise _unreadable("Number too big to be stored in double.", 0) from None
     return value
 

@@ -1,6 +1,6 @@
 """Triton's generate extension: inputs and outputs of a model as plain fields of a JSON object.
 
-What is not named like an input is a parameter. A field is one element or a list; the shape is the model's.
+Fields that are not named like an input are parameters. A field is one element or a list; the shape is the model's.
 """
 
 from typing import Any, Final
@@ -13,13 +13,13 @@ from forebay.wire.oip import tensors
 from forebay.wire.oip.fields import NOT_OBJECT, document, invalid, parameter, string
 
 PARAMETERS: Final = "parameters"
-"""The field with further fields in it."""
+"""The field that holds further parameters."""
 
 _encode = msgspec.json.Encoder().encode
 
 
 def read_generate(config: ModelConfig, version: str, body: bytes, *, tensor_bytes_max: int) -> InferRequest:
-    """Read a request; its inputs take no more than so many bytes together. Raises `Refused`."""
+    """Parse a request; its inputs may take at most `tensor_bytes_max` bytes together. Raises `Refused`."""
     if not body:
         raise invalid("failed to parse the request JSON buffer: The document is empty. at 0")
     fields = document(body)
@@ -54,14 +54,14 @@ def read_generate(config: ModelConfig, version: str, body: bytes, *, tensor_byte
 
 
 def write_generate(response: InferResponse, *, tensor_bytes_max: int) -> bytes:
-    """One answer as JSON: outputs, parameters and what is known of the model, by name. Raises `Refused`.
+    """One response as JSON: outputs, parameters, and the model's name and version. Raises `Refused`.
 
     `tensor_bytes_max` is the limit on all outputs together.
     """
     size = sum([len(tensor.data) for tensor in response.outputs])
     if size > tensor_bytes_max:
         raise invalid(
-            f"the outputs have {size} bytes, more than {tensor_bytes_max} that are written as JSON. Ask the infer "
+            f"the outputs have {size} bytes, over the limit of {tensor_bytes_max} for JSON. Ask the infer "
             f"endpoint for binary_data, or use --http-max-json-output-size to increase the limit."
         )
     fields: dict[str, Any] = {}
@@ -97,7 +97,7 @@ def _read_input(spec: TensorSpec, value: Any, *, batches: bool) -> Tensor:
 
 
 def _shape(spec: TensorSpec, elements: int, *, batches: bool) -> tuple[int, ...]:
-    """The model's shape with its innermost open dimension as large as the elements need it."""
+    """The model's shape, with its innermost variable dimension as large as the element count requires."""
     shape = [VARIABLE, *spec.dims] if batches else list(spec.dims)
     left = elements
     for dim in shape:

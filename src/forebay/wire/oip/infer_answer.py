@@ -1,4 +1,4 @@
-"""Answers of the infer endpoint: a JSON document, and behind it the bytes of outputs that are wanted as such."""
+"""Responses of the infer endpoint: a JSON document, followed by the bytes of binary outputs."""
 
 import heapq
 from collections.abc import Callable, Sequence
@@ -15,16 +15,16 @@ from forebay.wire.oip.infer_document import Told, ToldOutput
 from forebay.wire.oip.infer_request import Asked
 
 CLASSIFIED_ELEMENTS_MAX: Final = 1_000_000
-"""Elements of one row that classes are looked for in: Triton's limit."""
+"""Elements of one row that are searched for the best classes: Triton's limit."""
 _UNCLASSIFIABLE: Final = frozenset({Datatype.BOOL, Datatype.FP16, Datatype.BF16, Datatype.BYTES})
 _FLOATS: Final = frozenset({Datatype.FP32, Datatype.FP64})
 
 Labels = Callable[[str], Sequence[str]]
-"""What the classes of an output are called."""
+"""Returns the labels of an output's classes."""
 
 
 class Written:
-    """An answer. `buffers` follow the JSON; they are those of the response, so they hold as long as it does."""
+    """A response. `buffers` follow the JSON; they belong to the response and are valid as long as it exists."""
 
     __slots__ = ("buffers", "json")
 
@@ -37,7 +37,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def check_json_size(response: InferResponse, asked: Asked, most: int) -> None:
-    """Refuse an answer with more bytes of tensors than that to be written as JSON. Raises `Refused`."""
+    """Reject a response with more than `most` bytes of tensors to be written as JSON. Raises `Refused`."""
     size = 0
     for tensor in response.outputs:
         form = asked.forms.get(tensor.name, asked.others)
@@ -59,9 +59,9 @@ def write_infer(
     labels: Labels,
     wanted: Callable[[], bool] = tensors.always,
 ) -> Written:
-    """Write an answer, and into shared memory what should go there. Raises `Refused`.
+    """Write a response, and into shared memory the outputs that go there. Raises `Refused`.
 
-    `batches`: the first dimension of outputs is the batch. `wanted`: whether somebody still waits for it.
+    `batches`: the first dimension of outputs is the batch. `wanted`: whether the client still waits.
     """
     outputs: list[ToldOutput] = []
     buffers: list[Buffer] = []
@@ -109,7 +109,7 @@ def classified(tensor: Tensor, classes: int, *, batches: bool, labels: Labels) -
     found: list[str] = []
     for at in range(0, len(scores), elements or 1):
         for index in heapq.nlargest(classes, range(elements), key=scores[at : at + elements].__getitem__):
-            label = f":{names[index]}" if index < len(names) and names[index] else ""  # an empty one is none
+            label = f":{names[index]}" if index < len(names) and names[index] else ""  # an empty label counts as none
             found.append(f"{form % scores[at + index]}:{index}{label}")
     count = min(classes, elements)
     return Tensor(name, Datatype.BYTES, (rows, count) if rows else (count,), tensors.pack_strings(found))

@@ -1,6 +1,6 @@
-"""The JSON documents of the infer endpoint, as msgspec reads and writes them.
+"""The JSON documents of the infer endpoint, as msgspec structs.
 
-They are apart from what uses them because that is compiled, and these classes cannot be.
+They are in a module of their own because the modules that use them are compiled, and these classes cannot be.
 """
 
 from typing import Any, Final
@@ -8,11 +8,11 @@ from typing import Any, Final
 import msgspec
 
 NO_DATA: Final = msgspec.Raw(b"")
-"""There is no field `data`."""
+"""The field `data` is absent."""
 
 
 class GivenInput(msgspec.Struct):
-    """An input of a request. Fields that have a wrong type are found by who reads them."""
+    """An input of a request. The types of its fields are checked by the code that reads them."""
 
     name: Any = msgspec.UNSET
     datatype: Any = msgspec.UNSET
@@ -38,7 +38,7 @@ class Given(msgspec.Struct):
 
 
 class LongInput(msgspec.Struct):
-    """An input of a long request: nothing is made of its fields before it is known how long they are."""
+    """An input of a long request: its fields stay undecoded until their length has been checked."""
 
     name: msgspec.Raw = NO_DATA
     datatype: msgspec.Raw = NO_DATA
@@ -64,7 +64,7 @@ class Long(msgspec.Struct):
 
 
 class ToldOutput(msgspec.Struct):
-    """An output in an answer."""
+    """An output in a response."""
 
     name: str
     datatype: str
@@ -74,7 +74,7 @@ class ToldOutput(msgspec.Struct):
 
 
 class Told(msgspec.Struct):
-    """An answer."""
+    """A response."""
 
     id: Any
     model_name: str

@@ -1,7 +1,7 @@
-"""Requests of the infer endpoint: a JSON document, and behind it the bytes of binary tensors.
+"""Requests of the infer endpoint: a JSON document, followed by the bytes of binary tensors.
 
-The parts of a body that are tensors are not copied: they are views of it. Whether tensors fit the model, and whether
-their bytes are as many as their shapes say, is for the models to check, as they do for requests that come otherwise.
+Tensors in the body are not copied but are views of it. Whether they fit the model, and whether their byte counts
+match their shapes, is checked by the models, as for requests that arrive in other ways.
 """
 
 import json
@@ -33,41 +33,41 @@ from forebay.wire.oip.infer_document import NO_DATA, Given, GivenInput, GivenOut
 from forebay.wire.oip.ports import Memory, Target
 
 LENGTH_HEADER: Final = "Inference-Header-Content-Length"
-"""How many bytes of a body are JSON; the rest is tensors."""
+"""How many bytes of a body are JSON; the rest is binary tensors."""
 LENGTH_DIGITS_MAX: Final = 18
 DIMS_MAX: Final = 1024
-"""Of a shape in a request. No array library knows more than 64; looking at millions would keep others waiting."""
+"""Of a shape in a request. No array library supports more than 64; checking millions would block other requests."""
 STRINGS_MAX: Final = 1_000_000
 """Elements of a BYTES tensor in JSON."""
 NAMES_MAX: Final = 10_000
 """Inputs, outputs or parameters of one request."""
 OBJECTS_MAX: Final = 4 * NAMES_MAX + 2
-"""In a long request: inputs and outputs, with their parameters, and it itself with its own."""
+"""JSON objects in a long request: inputs and outputs with their parameters, the request and its parameters."""
 FIELDS_BYTES_MAX: Final = 1 << 20
 """Of a long request, all fields but the data of its tensors."""
 RESERVED: Final = frozenset({
     "sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "headers", "binary_data_output",
 })  # fmt: skip
-"""Parameters with a meaning of their own."""
+"""Parameters that the protocol defines."""
 RESERVED_PREFIX: Final = "triton_"
 
 
 class Form(NamedTuple):
-    """How a client wants an output."""
+    """The form in which a client wants an output."""
 
     binary: bool = False
     classes: int = 0
-    """So many classes with their scores instead of the tensor; 0: the tensor."""
+    """How many best classes with their scores to return instead of the tensor; 0: the tensor."""
     target: Target | None = None
-    """Where the bytes go instead of into the answer."""
+    """Where the bytes are written instead of into the response."""
 
 
 JSON_FORM: Final = Form()
 BINARY_FORM: Final = Form(binary=True)
 
 
-class Asked:  # no named tuple: compiled code makes objects of a class without the interpreter
-    """A request and how it wants to be answered: outputs that are not in `forms` have the form `others`."""
+class Asked:  # not a NamedTuple: compiled code creates native objects without the interpreter
+    """A request and the forms of its outputs: outputs that are not in `forms` have the form `others`."""
 
     __slots__ = ("forms", "others", "request")
 
@@ -88,7 +88,7 @@ _any = msgspec.json.Decoder().decode
 
 
 def json_length(header: bytes | None, body_bytes: int) -> int | None:
-    """What the header `Inference-Header-Content-Length` says; None without it. Raises `Refused`."""
+    """The value of the header `Inference-Header-Content-Length`; None if it is absent. Raises `Refused`."""
     if header is None:
         return None
     if not header.removeprefix(b"-").isdigit():
@@ -111,10 +111,10 @@ def read_infer(
     json_bytes_max: int,
     strings_max: int = STRINGS_MAX,
 ) -> Asked:
-    """Read a request of which the first `json_bytes` (None: all) are JSON. Raises `Refused`.
+    """Parse a request whose first `json_bytes` bytes (None: all) are JSON. Raises `Refused`.
 
-    `json_bytes_max` is the limit on the JSON, and on each tensor in it once that is bytes; `strings_max` that on the
-    elements of a BYTES tensor in it. Of others it is for the models to check.
+    `json_bytes_max` limits the JSON, and the bytes of each tensor given in it; `strings_max` the elements of each
+    BYTES tensor given in it. Binary tensors are checked by the models.
     """
     size = len(body) if json_bytes is None else json_bytes
     if size > json_bytes_max:
@@ -151,7 +151,7 @@ def read_infer(
 
 
 def read_raw(config: ModelConfig, version: str, body: bytes) -> Asked:
-    """Read a request without any JSON: its body is the one input of the model. Raises `Refused`."""
+    """Parse a request without any JSON: its body is the only input of the model. Raises `Refused`."""
     prefix = tensors.log_prefix("")
     if len(config.inputs) != 1:
         raise invalid(
@@ -185,7 +185,7 @@ def read_raw(config: ModelConfig, version: str, body: bytes) -> Asked:
 
 
 def read_parameters(parameters: Any, request: InferRequest) -> bool:
-    """Put the parameters of a request into it; whether outputs should be binary. Raises `Refused`."""
+    """Store the parameters in the request; returns whether outputs should be binary. Raises `Refused`."""
     if type(parameters) is not dict:
         raise invalid("failed to get request params.: attempt to get members for non-object")
     binary = False
@@ -222,7 +222,7 @@ def read_parameters(parameters: Any, request: InferRequest) -> bool:
 def _read_input(
     given: GivenInput, request: InferRequest, body: memoryview, at: int, *, memory: Memory, limits: tuple[int, int]
 ) -> tuple[Tensor, int]:
-    """The input, and where in the body the next one that is binary begins."""
+    """The input, and where in the body the next binary one begins."""
     parameters = given.parameters if type(given.parameters) is dict else _NO_FIELDS
     in_json, binary = given.data is not NO_DATA, "binary_data_size" in parameters
     shared = "shared_memory_region" in parameters
@@ -324,7 +324,7 @@ def _read_form(parameters: Mapping[str, Any], memory: Memory) -> Form:
     return Form(target=memory.target(*_read_place(parameters)))
 
 
-# --- documents that are not as they should be
+# --- invalid and unusual documents
 
 
 def _read_document(data: bytes | memoryview) -> Given:
@@ -337,7 +337,7 @@ def _read_document(data: bytes | memoryview) -> Given:
 
 
 def _read_long(data: memoryview) -> Given:
-    """Read so that few objects come of it, whatever it is: as long as one is read, nobody else gets an answer."""
+    """Parse so that few objects are created, whatever the document: meanwhile no other request is answered."""
     if tensors.exceeds(data, b"{", OBJECTS_MAX):
         raise _too_many()
     try:
@@ -345,7 +345,7 @@ def _read_long(data: memoryview) -> Given:
         fields = [field for i in long.inputs for field in (i.name, i.datatype, i.shape, i.parameters)]
         fields += [field for o in long.outputs for field in (o.name, o.parameters)]
         if sum([len(memoryview(field)) for field in (long.id, long.parameters, *fields)]) > FIELDS_BYTES_MAX:
-            raise invalid(f"the fields of a long request may have {FIELDS_BYTES_MAX} bytes, but for those of 'data'")
+            raise invalid(f"the fields of a long request other than 'data' may have at most {FIELDS_BYTES_MAX} bytes")
         inputs = [
             GivenInput(_value(i.name), _value(i.datatype), _value(i.shape), _value(i.parameters), i.data)
             for i in long.inputs
@@ -357,12 +357,12 @@ def _read_long(data: memoryview) -> Given:
 
 
 def _value(given: msgspec.Raw) -> Any:
-    """What a field holds. Raises one of `UNREADABLE`."""
+    """The value of a field. Raises one of `UNREADABLE`."""
     return msgspec.UNSET if given is NO_DATA else _any(given)
 
 
 def _read_slowly(document: Any) -> Given:
-    """Read, field by field, what is wrong, or has a NaN."""
+    """Parse field by field, for documents that are invalid or contain a NaN."""
     fields = document if type(document) is dict else _NO_FIELDS
     read = Given([])
     read.id = fields.get("id", msgspec.UNSET)
@@ -381,7 +381,7 @@ _HEAD: Final = ("name", "datatype", "shape", "parameters")
 
 
 def _too_many() -> Refused:
-    return invalid(f"a request with more than {NAMES_MAX} inputs, outputs or parameters is not read")
+    return invalid(f"a request may have at most {NAMES_MAX} inputs, outputs or parameters")
 
 
 def _raw(value: Any) -> msgspec.Raw:
@@ -398,7 +398,7 @@ def _array(fields: Mapping[str, Any], name: str) -> list[Any]:
 
 
 def _missing(name: str, value: Any, otherwise: str) -> Refused:
-    """The error for a field that is not there, or else is not what it should be."""
+    """The error for a field that is missing, or else has the wrong type."""
     return invalid(f"Unable to parse '{name}': {ABSENT.format(name) if value is msgspec.UNSET else otherwise}")
 
 

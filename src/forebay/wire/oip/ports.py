@@ -1,4 +1,4 @@
-"""What the protocol's fronts need beside the models: shared memory regions, and settings of tracing and logging."""
+"""Interfaces the protocol's front ends need besides the models: shared memory regions, trace and log settings."""
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
@@ -8,71 +8,71 @@ from forebay.core.serving.values import Buffer
 
 
 class MemoryKind(StrEnum):
-    """Where a registered region is."""
+    """The kind of memory of a region."""
 
     SYSTEM = "system"
     CUDA = "cuda"
 
 
 class Region(NamedTuple):
-    """A region as a client registers it. Sizes in bytes."""
+    """A region as registered by a client. Sizes are in bytes."""
 
     kind: MemoryKind
     name: str
     size: int
     offset: int = 0
-    """Of the region within the object that `key` names; of system memory only."""
+    """Of the region within the object that `key` names; system memory only."""
     key: str = ""
-    """What shm_open knows the memory by; of system memory only."""
+    """The name for shm_open; system memory only."""
     device: int = 0
     handle: bytes = b""
     """A CUDA IPC handle."""
 
 
 class Target(Protocol):
-    """A part of a region that an output goes to. It may be used after the region is unregistered."""
+    """A part of a region that an output is written to. It stays usable after the region is unregistered."""
 
     def put(self, output: str, data: Buffer) -> None:
-        """Copy the bytes of an output there. Raises `Refused`, also if there is not enough room."""
+        """Copy the bytes of an output there. Raises `Refused`, also if it is too small."""
 
 
 class Memory(Protocol):
-    """Regions as requests use them. Raises `Refused` where there is no such part of a region."""
+    """Regions as requests use them. Raises `Refused` if a region has no such part."""
 
     def read(self, name: str, offset: int, size: int) -> memoryview:
         """The bytes that are there now."""
 
     def target(self, name: str, offset: int, size: int) -> Target:
-        """Where an output may go."""
+        """A part that an output can be written to."""
 
 
 class Regions(Memory, Protocol):
-    """Regions as clients administer them. Everything raises `Refused`."""
+    """Regions as clients administer them. Every method raises `Refused`."""
 
     def register(self, region: Region) -> None:
-        """Make a region known."""
+        """Register a region."""
 
     def unregister(self, kind: MemoryKind, name: str) -> None:
-        """Forget a region, or all of that kind if `name` is empty. Unknown names are no error."""
+        """Unregister a region, or all of that kind if `name` is empty. Unknown names are ignored."""
 
     def status(self, kind: MemoryKind, name: str) -> Sequence[Region]:
         """That region, or all of that kind if `name` is empty."""
 
 
 class Settings(Protocol):
-    """Settings as the protocol's documents have them. Changes are JSON as it came; None stands for the default.
+    """Settings as in the protocol's documents. Changes are decoded JSON; None resets to the default.
 
-    Unknown or unfit changes raise `Refused`, and then nothing is changed.
+    Unknown or invalid changes raise `Refused`, and then nothing is changed.
     """
 
     def trace(self, model: str) -> Mapping[str, Any]:
-        """How requests of a model are traced; of all models without settings of their own if `model` is empty."""
+        """The trace settings of a model; of all models without settings of their own if `model` is empty."""
 
     def change_trace(self, model: str, changes: Mapping[str, Any]) -> None:
-        """Change that."""
+        """Change the trace settings."""
 
     def logging(self) -> Mapping[str, Any]:
-        """What is logged."""
+        """The log settings."""
 
     def change_logging(self, changes: Mapping[str, Any]) -> None:
-        """Change that."""
+        """Change the log settings."""

@@ -1,4 +1,4 @@
-"""Paths of the protocol's HTTP form."""
+"""Routes of the protocol's HTTP form."""
 
 import re
 from enum import StrEnum
@@ -14,7 +14,7 @@ CACHED_TARGET_BYTES_MAX: Final = 512
 
 
 class Endpoint(StrEnum):
-    """What a path is for."""
+    """The endpoint of a path."""
 
     SERVER = "server"
     LIVE = "live"
@@ -36,7 +36,7 @@ class Endpoint(StrEnum):
 
 
 class Route(NamedTuple):
-    """A path, taken apart."""
+    """A parsed path."""
 
     endpoint: Endpoint
     model: str = ""
@@ -73,7 +73,7 @@ _OF_MODEL: Final = {"": Endpoint.MODEL, "ready": Endpoint.MODEL_READY} | {
 
 
 def route(target: bytes) -> Route:
-    """What a request target (path and query) is for. Raises `Refused`."""
+    """The route of a request target (path and query). Raises `Refused`."""
     return _cached(target) if len(target) <= CACHED_TARGET_BYTES_MAX else _route(target)
 
 

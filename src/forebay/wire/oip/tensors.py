@@ -1,7 +1,7 @@
-"""Tensors between JSON and bytes.
+"""Converts tensors between JSON and bytes.
 
-No number becomes a Python object unless the client wrote or wants JSON. The bytes are little-endian, as every
-platform is that there are wheels for.
+Numbers become Python objects only if the client sent or wants JSON. Bytes are little-endian, like every platform for
+which there are wheels.
 """
 
 import math
@@ -34,20 +34,20 @@ from forebay.wire.oip.fields import (
 )
 
 SLICE_BYTES: Final = 262_144
-"""Longer data in JSON are read and written in parts of about so much. Each takes a millisecond or two, in which other
-threads have to wait, and few Python objects are there at once."""
+"""Longer data in JSON are parsed and written in slices of about this size. Each takes a millisecond or two, during
+which other threads wait, and bounds how many Python objects exist at once."""
 SLICE_ELEMENTS: Final = 32_768
 ARRAY_ELEMENTS_LEAST: Final = 32
-"""From here on it is faster to write floats out of an array than as Python's."""
+"""From this size on it is faster to write floats from an array than as Python floats."""
 ARRAYS_MAX: Final = 4
-"""Arrays in long data of BYTES: so many for each element, as each is an object while it is read."""
+"""Arrays per element in long data of BYTES: each is an object while it is parsed."""
 _BETWEEN: Final = b"[] \t\r\n"
 NESTING_MAX: Final = 100
-"""Triton's limit on arrays in arrays."""
+"""Triton's limit on nested arrays."""
 TYPED_NESTING_MAX: Final = 8
-"""Up to here a reader is made for each depth."""
+"""Up to this depth, a typed decoder is made for each."""
 LENGTH_BYTES: Final = 4
-"""What stands before each element of BYTES: its length, little-endian."""
+"""Each element of BYTES is preceded by its length, little-endian."""
 _CODES: Final[dict[Datatype, Any]] = {
     Datatype.BOOL: "B", Datatype.UINT8: "B", Datatype.UINT16: "H", Datatype.UINT32: "I", Datatype.UINT64: "Q",
     Datatype.INT8: "b", Datatype.INT16: "h", Datatype.INT32: "i", Datatype.INT64: "q",
@@ -58,7 +58,7 @@ _FLOATS: Final = (Datatype.FP32, Datatype.FP64)
 _KINDS: Final[dict[Datatype, Any]] = {
     Datatype.BOOL: bool, Datatype.FP32: float, Datatype.FP64: float, Datatype.BYTES: str,
 }  # fmt: skip
-"""What elements are in JSON, if not integers."""
+"""The type of elements in JSON, if not integers."""
 _NOT: Final = {Datatype.BOOL: NOT_BOOLEAN, Datatype.BYTES: NOT_STRING, **dict.fromkeys(_FLOATS, NOT_NUMBER)}
 
 _encode = msgspec.json.Encoder().encode
@@ -67,11 +67,11 @@ _HEAD_BYTES: Final = 64
 
 
 def count(name: str, shape: Sequence[int]) -> int:
-    """How many elements a tensor of that shape has. Raises `Refused` if no tensor can have so many."""
+    """The element count of a shape. Raises `Refused` if it exceeds the limit."""
     elements = 1
     for dim in shape:
         elements *= dim
-        if elements > INT64_MAX:  # said at once: the product of a million dimensions takes minutes
+        if elements > INT64_MAX:  # checked in the loop: the product of a million dimensions takes minutes
             break
         if dim == 0:
             return 0
@@ -84,12 +84,12 @@ def count(name: str, shape: Sequence[int]) -> int:
 
 
 def byte_size(datatype: Datatype, elements: int) -> int:
-    """Bytes of so many elements; of BYTES, the least that they can have."""
+    """The byte size of `elements` elements; of BYTES, the minimum."""
     return elements * (ELEMENT_BYTES[datatype] if datatype is not Datatype.BYTES else LENGTH_BYTES)
 
 
 def log_prefix(id: str) -> str:
-    """What Triton puts before errors of a request that it has read."""
+    """The prefix that Triton puts before errors of a request that it has parsed."""
     return f"[request id: {id or '<id_unknown>'}] "
 
 
@@ -97,9 +97,9 @@ def log_prefix(id: str) -> str:
 
 
 def pack(name: str, datatype: Datatype, data: msgspec.Raw, elements: int) -> bytes:
-    """The bytes of JSON data, flat or nested. Raises `Refused`, also if there are not so many numbers.
+    """The bytes of JSON data, flat or nested. Raises `Refused`, also if the number of numeric elements is wrong.
 
-    How many strings there are is left to whoever checks a request against its model, as with binary tensors.
+    The number of strings is checked where requests are checked against the model, as with binary tensors.
     """
     if datatype in _CODES and len(memoryview(data)) > SLICE_BYTES:
         packed = _pack_in_slices(name, datatype, memoryview(data), elements)
@@ -111,7 +111,7 @@ def pack(name: str, datatype: Datatype, data: msgspec.Raw, elements: int) -> byt
         _check_strings(memoryview(data), elements)
     values = read_values(name, datatype, data)
     if datatype is Datatype.BYTES:
-        return pack_strings(values[: elements + 1])  # one too many is wrong enough
+        return pack_strings(values[: elements + 1])  # one more than expected is enough for the check to fail
     _check_count(len(values), elements)
     return pack_numbers(name, datatype, values)
 
@@ -130,7 +130,7 @@ def read_values(name: str, datatype: Datatype, data: msgspec.Raw) -> list[Any]:
         try:
             values: list[Any] = _reader(_KINDS.get(datatype, int), depth)(data)
         except UNREADABLE:
-            pass  # arrays of several depths, NaN, or elements of the wrong kind
+            pass  # arrays of different depths, NaN, or elements of the wrong type
         else:
             for _ in range(depth - 1):
                 values = list(chain.from_iterable(values))
@@ -141,7 +141,7 @@ def read_values(name: str, datatype: Datatype, data: msgspec.Raw) -> list[Any]:
 
 
 def flatten(datatype: Datatype, document: Any) -> list[Any]:
-    """The elements of a JSON value that may be arrays within arrays. Raises `Refused`."""
+    """The elements of a JSON value that may be a nested array. Raises `Refused`."""
     values: list[Any] = []
     wanted = {_KINDS.get(datatype, int)}
     rows = [iter([document])]
@@ -164,7 +164,7 @@ def flatten(datatype: Datatype, document: Any) -> list[Any]:
 
 
 def pack_numbers(name: str, datatype: Datatype, values: list[Any]) -> bytes:
-    """The bytes of numbers. Raises `Refused` for those that the type does not have."""
+    """The bytes of numbers. Raises `Refused` for values out of the type's range."""
     code = _CODES[datatype]
     try:
         return array(code, values).tobytes()
@@ -186,9 +186,9 @@ def prefixed(data: bytes) -> bytes:
 
 
 def exceeds(text: memoryview, mark: bytes, most: int) -> bool:
-    """Whether JSON has that byte more often than that, outside of its strings or, a quote, around them.
+    """Whether a byte occurs in JSON more than `most` times outside strings; for a quote, as a delimiter.
 
-    It goes in slices, for others to run in between.
+    The text is processed in slices, so that other threads can run in between.
     """
     starts = range(0, len(text), SLICE_BYTES)
     if sum(bytes(text[at : at + SLICE_BYTES]).count(mark) for at in starts) <= most:
@@ -196,7 +196,7 @@ def exceeds(text: memoryview, mark: bytes, most: int) -> bool:
     marks = quotes = at = 0
     while at < len(text) and marks <= most:
         part = bytes(text[at : at + SLICE_BYTES])
-        if (len(part) - len(part.rstrip(b"\\"))) % 2:  # not between a backslash and what it escapes
+        if (len(part) - len(part.rstrip(b"\\"))) % 2:  # do not split between a backslash and what it escapes
             part = bytes(text[at : at + SLICE_BYTES + 1])
         at += len(part)
         pieces = part.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
@@ -206,7 +206,7 @@ def exceeds(text: memoryview, mark: bytes, most: int) -> bool:
 
 
 def _check_strings(data: memoryview, elements: int) -> None:
-    """Raises `Refused` where so many objects would come of long data that others had to wait."""
+    """Raises `Refused` if long data would create so many objects that other requests had to wait."""
     if exceeds(data, b'"', 2 * elements):
         raise invalid("Unable to parse 'data': Shape does not match true shape of 'data' field")
     if exceeds(data, b"[", ARRAYS_MAX * elements + NESTING_MAX):
@@ -214,9 +214,9 @@ def _check_strings(data: memoryview, elements: int) -> None:
 
 
 def _pack_in_slices(name: str, datatype: Datatype, data: memoryview, elements: int) -> bytes | None:
-    """The bytes of valid JSON if it is arrays of numbers, nested in whatever way; None: something else is in it.
+    """The bytes of valid JSON if it is arrays of numbers, however nested; None if it contains anything else.
 
-    How arrays are nested means nothing, so without their brackets they may be cut at any comma.
+    The nesting has no meaning, so without their brackets the arrays can be split at any comma.
     """
     decode = _reader(_KINDS.get(datatype, int), 1)
     packed = bytearray()
@@ -250,12 +250,12 @@ def _check_count(found: int, elements: int) -> None:
 
 
 def always() -> bool:
-    """That somebody waits."""
+    """The default of `wanted`: the client waits."""
     return True
 
 
 def unpack(name: str, datatype: Datatype, data: Buffer, elements: int, wanted: Callable[[], bool] = always) -> bytes:
-    """The JSON of a tensor: a flat array. Raises `Refused`; CANCELLED soon after it is not `wanted` any more."""
+    """The JSON of a tensor: a flat array. Raises `Refused`; CANCELLED soon after `wanted` turns False."""
     if datatype is Datatype.BYTES:
         texts = _strings(name, data, elements)
         return _encode(texts) if elements <= SLICE_ELEMENTS else _in_slices(_encode, texts, wanted)
@@ -271,13 +271,13 @@ def unpack(name: str, datatype: Datatype, data: Buffer, elements: int, wanted: C
 
 
 def numbers(datatype: Datatype, data: Buffer) -> list[Any]:
-    """The elements of a tensor of numbers."""
+    """The elements of a numeric tensor."""
     values: list[Any] = memoryview(data).cast("B").cast(_CODES[datatype]).tolist()
     return values
 
 
 def split(data: Buffer) -> list[memoryview]:
-    """The elements of BYTES. Raises ValueError where their lengths are more than there is."""
+    """The elements of BYTES. Raises ValueError if their lengths exceed the data."""
     view = memoryview(data)
     at, end, parts = 0, len(view), []
     unpack_from = _length.unpack_from
@@ -293,7 +293,7 @@ def split(data: Buffer) -> list[memoryview]:
     return parts
 
 
-# --- inside
+# --- internal
 
 
 def _text(shape: Sequence[int]) -> str:
@@ -337,7 +337,7 @@ def _in_slices(write: Callable[[Any], bytes], values: Sequence[Any], wanted: Cal
     slices: list[bytes] = []
     for at in range(0, len(values), SLICE_ELEMENTS):
         if not wanted():
-            raise Refused(Kind.CANCELLED, "nobody waits for the answer")
+            raise Refused(Kind.CANCELLED, "the client has disconnected")
         slices.append(write(values[at : at + SLICE_ELEMENTS])[1:-1])
     return b"[%b]" % b",".join(slices)
 
@@ -351,7 +351,7 @@ def _integers(values: memoryview) -> bytes:
 
 
 def _floats(values: memoryview) -> bytes:
-    """An FP32 has the digits of the FP64 that is the same number, as Triton writes it."""
+    """An FP32 is written with the digits of the FP64 of the same value, as in Triton."""
     if len(values) < ARRAY_ELEMENTS_LEAST:
         text = orjson.dumps(values.tolist())
     else:

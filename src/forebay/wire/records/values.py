@@ -1,4 +1,4 @@
-"""What is written down of requests: decisions, audit lines, and the end of a chain of these. Values only."""
+"""Records about requests: decisions, audit lines, and the head of an audit chain. Values only."""
 
 from enum import StrEnum
 from typing import Final
@@ -6,13 +6,13 @@ from typing import Final
 import msgspec
 
 NOTHING: Final = "0" * 64
-"""What the first line of a chain follows."""
+"""The hash that the first line of a chain refers to."""
 NO_CANDIDATES: Final = msgspec.Raw(b"\x90")
 """An empty array of MessagePack."""
 
 
 class Candidate(msgspec.Struct, array_like=True, gc=False):
-    """A replica that was looked at, and every term of its score: seconds, 0 where the policy has no such term."""
+    """A replica that was considered, and the terms of its score in seconds, 0 where the policy has no such term."""
 
     replica: str
     generation: int
@@ -30,7 +30,7 @@ class Candidate(msgspec.Struct, array_like=True, gc=False):
 
 
 class Attempt(msgspec.Struct, array_like=True, gc=False):
-    """One try on a replica: why it was chosen, how that ended (`ok` or a reason), how long it took."""
+    """One attempt on a replica: why it was chosen, its outcome (`ok` or a reason), and its duration."""
 
     replica: str
     why: str
@@ -39,9 +39,9 @@ class Attempt(msgspec.Struct, array_like=True, gc=False):
 
 
 class Decision(msgspec.Struct, array_like=True, tag=1, gc=False):
-    """What was decided about one request, and what came of it. `ts`: its end, seconds since the epoch.
+    """The routing decision for one request, and its outcome. `ts`: its end, in seconds since the epoch.
 
-    Fields may be added at the end, with a default: then old files can still be read.
+    Fields may be added at the end, with a default: then old files stay readable.
     """
 
     ts: float
@@ -59,59 +59,59 @@ class Decision(msgspec.Struct, array_like=True, tag=1, gc=False):
     others: int = 0
     """Candidates that are not listed."""
     chosen: str = ""
-    """The replica that answered; empty if none was reached."""
+    """The replica that responded; empty if none was reached."""
     attempts: tuple[Attempt, ...] = ()
     queued_s: float = 0.0
-    """All its waits together, before each attempt and after the last one."""
+    """Total time queued, before each attempt and after the last one."""
     ttft_s: float = 0.0
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
     estimated: bool = False
-    """The tokens are the gateway's own count, as of a cancelled stream: of the answer, and of the prompt too where no
-    worker has told how long it is."""
+    """The token counts are the gateway's own, for example of a cancelled stream: of the output, and of the prompt too
+    where no worker has reported its length."""
     resumed: int = 0
-    """How often the stream went on elsewhere."""
+    """How often the stream was resumed on another replica."""
     report_age_s: float = 0.0
     """Age of the chosen replica's load report when it was chosen."""
     asked: str = ""
-    """The model's name in the request, if another one served it, or none."""
+    """The model name in the request, if it differs from the one that served it, or none did."""
     hit: str = ""
-    """How it is known that the chosen replica holds a part of the prompt, a `core.routing.Source`."""
+    """How it is known that the chosen replica holds part of the prompt, a `core.routing.Source`."""
     band: str = ""
-    """How urgent it was taken for in the end; empty if it was never that far."""
+    """The priority band it had at the end; empty if it was rejected before it got one."""
     deadline_s: float = 0.0
-    """How long it might wait, by its client or by the promise of its model; 0: for `queue_timeout_s`."""
+    """How long it might wait, by the client's deadline or the model's objective; 0: for `queue_timeout_s`."""
     dispatch: str = ""
-    """Why it went to that model, if that is not simply the one asked for."""
+    """Why it was dispatched to that model, if that is not simply the one asked for."""
 
 
 class Event(StrEnum):
-    """What an audit line is about."""
+    """The type of an audit line."""
 
     REQUEST = "request"
     GAP = "gap"
     """Lines were lost because they could not be written: how many, and why."""
     BROKEN = "broken"
-    """The gateway came up and could not tell whether the chain still had its end."""
+    """The gateway started and could not verify the end of the chain."""
     SKIPPED = "skipped"
-    """Requests without a good key were counted, not written: how many, and why."""
+    """Requests without a valid key were counted, not written: how many, and why."""
     PRUNED = "pruned"
-    """Files up to the line `pruned_seq` were removed by the gateway, as it was told to."""
+    """The gateway removed files up to the line `pruned_seq`, as configured."""
     LATE = "late"
-    """Lines before it had no seal when the gateway came up, and are sealed with it: how many, and why."""
+    """Lines before it had no seal when the gateway started, and are sealed with it: how many, and why."""
     KILLED = "killed"
-    """The gateway before had not closed its log: requests of its last moments may be missing."""
+    """The previous gateway had not closed its log: its last requests may be missing."""
     WITNESS = "witness"
-    """The chain `other` ended with line `other_seq` and the hash `other_hash`, as this gateway has seen."""
+    """The chain `other` ended with line `other_seq` and the hash `other_hash` when this gateway read it."""
     SEAL = "seal"
-    """It seals `lines` before it, of which the last is number `seq`; `prev` is the hash of the seal before."""
+    """Seals the `lines` before it, the last of which has number `seq`; `prev` is the hash of the previous seal."""
 
 
 class AuditLine(msgspec.Struct, gc=False, omit_defaults=True):
-    """Which model was called, when, by whom, from where, with what outcome; or what is about the log itself.
+    """Who called which model when, from where, with what outcome; or an event of the log itself.
 
-    Defaults are left out of the line. That of a request holds all that the access log says of it, too.
+    Defaults are omitted from the line. A request's line includes everything in its access log line.
     """
 
     seq: int
@@ -126,7 +126,7 @@ class AuditLine(msgspec.Struct, gc=False, omit_defaults=True):
     path: str = ""
     model: str = ""
     asked: str = ""
-    """The model's name in the request, if another one served it, or none."""
+    """The model name in the request, if it differs from the one that served it, or none did."""
     revision: str = ""
     replica: str = ""
     status: int = 0
@@ -137,7 +137,7 @@ class AuditLine(msgspec.Struct, gc=False, omit_defaults=True):
     cached_tokens: int = 0
     estimated: bool = False
     prompt: str = ""
-    """The body of the request, if the cluster file says so."""
+    """The body of the request, if enabled in the cluster file."""
     lines: int = 0
     why: str = ""
     pruned_seq: int = 0
@@ -150,7 +150,7 @@ class AuditLine(msgspec.Struct, gc=False, omit_defaults=True):
 
 
 class Who(msgspec.Struct, gc=False, omit_defaults=True):
-    """What the audit log says of a request beyond its line of the access log and its number; see `AuditLine`."""
+    """What the audit line of a request has besides its access log line and its number; see `AuditLine`."""
 
     tenant: str = ""
     key: str = ""
@@ -161,7 +161,7 @@ class Who(msgspec.Struct, gc=False, omit_defaults=True):
 
 
 class Head(msgspec.Struct, frozen=True):
-    """The end of a chain: number of its last line, and hash of the seal for it."""
+    """The end of a chain: the number of its last line, and the hash of the seal for it."""
 
     seq: int = 0
     hash: str = NOTHING

@@ -1,4 +1,4 @@
-"""What damage to a chain of audit lines looks like, and how it is found."""
+"""Verifies chains of audit lines, and classifies damage."""
 
 import hashlib
 from enum import StrEnum
@@ -9,7 +9,7 @@ from forebay.wire.records.values import NOTHING, AuditLine, Event, Head
 
 
 class Kind(StrEnum):
-    """What is wrong with a chain."""
+    """Kinds of damage to a chain."""
 
     NO_LINE = "not an audit line"
     CHANGED = "changed"
@@ -23,7 +23,7 @@ class Kind(StrEnum):
 
 
 class Flaw(NamedTuple):
-    """Damage, and where: `line` counts from 1 in its file; 0 is the end of the chain."""
+    """Damage and its place: `line` counts from 1 in its file; 0 is the end of the chain."""
 
     kind: Kind
     line: int
@@ -31,7 +31,7 @@ class Flaw(NamedTuple):
 
 
 class _Batch:
-    """Lines without their seal yet. `jump`: the first that does not follow the one before it."""
+    """Lines whose seal has not been read yet. `jump`: the first line that does not follow its predecessor."""
 
     def __init__(self) -> None:
         self.sum = hashlib.sha256()
@@ -40,7 +40,7 @@ class _Batch:
         self.last: AuditLine | None = None
         self.jump: Flaw | None = None
         self.told = False
-        """Whether damage in it was told of already."""
+        """Whether damage in it has been reported."""
         self.events: list[tuple[AuditLine, int]] = []
 
     def add(self, line: AuditLine, number: int) -> None:
@@ -54,10 +54,10 @@ class _Batch:
 
 
 class Verifier:
-    """Checks a chain, line after line; `finish` has the last word. `head` is what was read before the first line.
+    """Verifies a chain line by line; call `finish` at the end. `head` is the head read before the first line.
 
-    After damage it goes on with the next seal, so that one change is one flaw. `wanted` are the lines of which other
-    chains tell the seal.
+    After damage it continues at the next seal, so that one change is one flaw. `wanted`: lines whose seals other
+    chains have recorded.
     """
 
     def __init__(
@@ -67,11 +67,11 @@ class Verifier:
         self.last = Head()
         """The last seal that was read."""
         self.times: tuple[float, float] | None = None
-        """Of the first and the last line of the last batch that is as it was written."""
+        """Of the first and the last line of the last intact batch."""
         self.gaps: list[AuditLine] = []
-        """Losses, and lines that were sealed late, as the gateway itself put them on record."""
+        """Losses and late seals that the gateway itself has recorded."""
         self.witnessed: list[AuditLine] = []
-        """What it says of other chains."""
+        """What this chain has recorded of other chains."""
         self._name = name
         self._archived = archived
         self._began: Head | None = None
@@ -82,10 +82,10 @@ class Verifier:
         self._sealed_to = 0
         self._batch = _Batch()
         self._after: tuple[str, ...] = ()
-        """Hashes that the next seal may name; none: any, it is the first."""
+        """Hashes that the next seal may refer to; empty: any, it is the first."""
 
     def feed(self, raw: bytes, number: int) -> Flaw | None:
-        """Check the next line, given without its newline; `number` is its place in the file."""
+        """Check the next line, given without its newline; `number` is its line number in the file."""
         batch = self._batch
         batch.number = batch.number or number
         seal = unseal(raw)
@@ -101,14 +101,14 @@ class Verifier:
         return None if told else Flaw(Kind.NO_LINE, number, "this is not an audit line")
 
     def end_file(self) -> Flaw | None:
-        """Another file follows, and no batch goes on there: what stands without a seal belongs to nothing."""
+        """Another file follows, in which no batch continues: unsealed lines are damage."""
         batch, self._batch = self._batch, _Batch()
         if not batch.number or batch.told:
             return None
-        return Flaw(Kind.UNSEALED, batch.number, "no seal is there for the lines from here on")
+        return Flaw(Kind.UNSEALED, batch.number, "the lines from here on have no seal")
 
     def finish(self) -> list[Flaw]:
-        """What only the whole chain can show: lines that are gone from its beginning or its end."""
+        """The flaws that only the whole chain shows: lines missing at its beginning or its end."""
         flaws = []
         began, head, last = self._began, self.head, self.last
         if began is not None and began not in self._pruned and not self._archived:
@@ -125,14 +125,14 @@ class Verifier:
 
     @property
     def reach(self) -> int:
-        """Number of the last line, with its seal or without."""
+        """Number of the last line, sealed or not."""
         last = self._batch.last
         return max(self._sealed_to, last.seq if last is not None else 0)
 
     def against(self, seen: Head, by: str) -> Flaw | None:
-        """What is wrong with the chain, which was read to its end, if the chain `by` has truly seen that head of it.
+        """Check this chain, already read to its end, against a head of it that the chain `by` has recorded.
 
-        What was pruned since cannot be told.
+        If that line has been pruned since, nothing can be said.
         """
         told = f"the chain {by} has seen line {seen.seq} of it"
         if self._sealed_to < seen.seq:
@@ -160,7 +160,7 @@ class Verifier:
         return flaw
 
     def _whole(self, batch: _Batch, seal: Seal, number: int) -> Flaw | None:
-        """A batch is as it was sealed; whether it stands where it belongs is another question."""
+        """The batch matches its seal; check whether it is in the right place."""
         flaw = self._place(batch, seal)
         if batch.first is not None and batch.last is not None:
             self.times = batch.first.ts, batch.last.ts
@@ -191,7 +191,7 @@ class Verifier:
 
 
 def _damage(batch: _Batch, seal: Seal, number: int) -> Flaw:
-    """What is wrong with a batch that does not fit its seal; `number` is the place of the seal."""
+    """Classify the damage to a batch that does not match its seal; `number` is the line number of the seal."""
     first, last = batch.first, batch.last
     flaw = batch.jump
     if first is not None and first.seq > seal.before.seq + 1:

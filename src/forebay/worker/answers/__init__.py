@@ -1,1 +1,1 @@
-"""Requests in flight: engine events become answers."""
+"""Requests in flight: engine events become responses."""

@@ -1,4 +1,4 @@
-"""An embeddings request under way: vectors, in whatever order they come, become one answer."""
+"""An embeddings request in flight: collects vectors, in whatever order they arrive, into one response."""
 
 from base64 import b64encode
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Embedding:
-    """Fans a request out to its inputs and gathers the vectors. The listener of its work."""
+    """Submits the inputs of a request as separate work and collects the vectors. The listener of its work."""
 
     def __init__(self, call: Call, engine: EngineProcess, model: str, base64: bool, works: Sequence[Embed]) -> None:
         self._call = call
@@ -29,12 +29,12 @@ class Embedding:
         self._prompt_tokens = 0
 
     def start(self) -> None:
-        """Hand the work to the engine. Raises `Refusal`."""
+        """Submit the work to the engine. Raises `Refusal`."""
         self._engine.submit(self._works, self)
         self._call.exchange.on_disconnect = self._gone
 
     def on_events(self, events: Sequence[Event], now: float) -> None:
-        """Take vectors in; answer when all are there."""
+        """Collect vectors; respond when all have arrived."""
         for event in events:
             match event:
                 case Embedded(id, vector, prompt_tokens):
@@ -55,7 +55,7 @@ class Embedding:
             self._call.answer(body, Usage(self._prompt_tokens, 0))
 
     def on_lost(self, refusal: Refusal) -> None:
-        """The engine is gone."""
+        """The engine has failed."""
         self._call.fail(refusal)
 
     def _gone(self) -> None:

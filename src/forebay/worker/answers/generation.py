@@ -1,4 +1,4 @@
-"""A request for text under way: events of its sequences become one answer or one stream, as its endpoint words it."""
+"""A text request in flight: events of its sequences become one response or one stream, in its endpoint's format."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol
@@ -11,18 +11,18 @@ from forebay.worker.call import Call, failed
 from forebay.worker.engine_process import EngineProcess
 
 
-class Voice(Protocol):
-    """How an endpoint words an answer: whole, or as the events of a stream. One object per answer."""
+class ResponseWriter(Protocol):
+    """Writes responses in an endpoint's format: whole, or as the events of a stream. One object per response."""
 
     @property
     def names(self) -> Mapping[str, str]:
-        """What a request calls the engine's parameters, where the words differ."""
+        """The request's names of engine parameters, where they differ."""
 
     def opening(self, index: int, usage: Usage) -> bytes:
-        """What a stream says before the first text of a choice; `usage`: what is known by then."""
+        """The events before the first text of a choice; `usage`: the counts known by then."""
 
     def delta(self, index: int, text: str, tokens: Sequence[TokenLogprob] = (), /) -> bytes:
-        """New text of a choice, with the log probabilities of its tokens if these were asked for."""
+        """New text of a choice, with the log probabilities of its tokens if requested."""
 
     def finish(self, index: int, reason: str, stop: str | None) -> bytes:
         """The end of a choice; `stop` is the stop string that ended it, if one did."""
@@ -34,11 +34,11 @@ class Voice(Protocol):
         """The end of a stream that cannot be completed."""
 
     def whole(self, choices: Sequence[Choice], usage: Usage) -> bytes:
-        """All of an answer that is no stream."""
+        """A whole response."""
 
 
 class _Choice:
-    """What has come of one sequence."""
+    """The output of one sequence so far."""
 
     __slots__ = (
         "cached_tokens", "first_at", "index", "last_at", "logprobs", "opened", "prompt_tokens", "reason", "stop",
@@ -59,13 +59,13 @@ class _Choice:
 
 
 class Generation:
-    """Fans a request out to sequences, `n` for each prompt, and gathers them again. The listener of its work."""
+    """Submits a request as sequences, `n` for each prompt, and collects their output. The listener of its work."""
 
     def __init__(
         self,
         call: Call,
         engine: EngineProcess,
-        voice: Voice,
+        writer: ResponseWriter,
         works: Sequence[Generate],
         *,
         stream: bool,
@@ -74,7 +74,7 @@ class Generation:
     ) -> None:
         self._call = call
         self._engine = engine
-        self._voice = voice
+        self._writer = writer
         self._works = works
         self._stream = stream
         self._n = n
@@ -83,19 +83,19 @@ class Generation:
         self._open = len(works)
         self._started = False
         self._unread = len(works) // n
-        """Prompts of which the engine has not said yet how long they are."""
+        """Prompts whose length the engine has not reported yet."""
         self._prompt_tokens = 0
         self._completion_tokens = 0
         self._cached_tokens: int | None = None
         self._out: list[bytes] = []
 
     def start(self) -> None:
-        """Hand the work to the engine. Raises `Refusal`."""
+        """Submit the work to the engine. Raises `Refusal`."""
         self._engine.submit(self._works, self)
         self._call.exchange.on_disconnect = self._gone
 
     def on_events(self, events: Sequence[Event], now: float) -> None:
-        """Take news in, and send what can be sent."""
+        """Process events, and send what can be sent."""
         begun = 0
         for event in events:
             choice = self._choices[event.id]
@@ -110,11 +110,11 @@ class Generation:
                     self._finished(choice, event)
                 case Failed(_, code, text, param):
                     self._engine.cancel(self._choices)
-                    self.on_lost(failed(code, text, param, self._voice.names))
+                    self.on_lost(failed(code, text, param, self._writer.names))
                     return
                 case _:
                     raise AssertionError("neither text nor its end in answer to a prompt")
-        if begun == len(events):  # its first text is held back
+        if begun == len(events):  # their first text is still being held back
             return
         if not self._started:
             self._started = True
@@ -127,8 +127,8 @@ class Generation:
             self._answer()
 
     def on_lost(self, refusal: Refusal) -> None:
-        """The answer cannot be completed."""
-        self._call.fail(refusal, self._voice.error)
+        """The response cannot be completed."""
+        self._call.fail(refusal, self._writer.error)
 
     def _gone(self) -> None:
         self._engine.cancel(self._choices)
@@ -146,12 +146,12 @@ class Generation:
         if not choice.opened:
             self._begin(choice)
         if delta.logprobs:
-            self._out.append(self._voice.delta(choice.index, delta.text, delta.logprobs))
+            self._out.append(self._writer.delta(choice.index, delta.text, delta.logprobs))
         elif delta.text:
-            self._out.append(self._voice.delta(choice.index, delta.text))
+            self._out.append(self._writer.delta(choice.index, delta.text))
 
     def _prompt_read(self, choice: _Choice, event: Begun | Finished) -> None:
-        """Count a prompt as soon as anything is said of it, once: its choices share it."""
+        """Count a prompt as soon as its length is reported, once: its choices share it."""
         if choice.index % self._n:
             return
         prompt, cached = 0, 0
@@ -166,7 +166,7 @@ class Generation:
 
     def _begin(self, choice: _Choice) -> None:
         choice.opened = True
-        self._out.append(self._voice.opening(choice.index, self._usage()))
+        self._out.append(self._writer.opening(choice.index, self._usage()))
 
     def _finished(self, choice: _Choice, event: Finished) -> None:
         choice.reason, choice.stop = event.reason, event.stop
@@ -178,7 +178,7 @@ class Generation:
         if self._stream:
             if not choice.opened:
                 self._begin(choice)
-            self._out.append(self._voice.finish(choice.index, event.reason, event.stop))
+            self._out.append(self._writer.finish(choice.index, event.reason, event.stop))
 
     def _resumable(self) -> bool:
         info = self._engine.info
@@ -191,7 +191,7 @@ class Generation:
     def _send(self) -> None:
         out, self._out = self._out, []
         if not self._open:
-            out.append(self._voice.end(self._usage()))
+            out.append(self._writer.end(self._usage()))
         self._call.write(b"".join(out))
         if not self._open:
             self._call.finish(self._usage())
@@ -202,4 +202,4 @@ class Generation:
             for each in self._choices.values()
         ]
         usage = self._usage()
-        self._call.answer(self._voice.whole(choices, usage), usage)
+        self._call.answer(self._writer.whole(choices, usage), usage)

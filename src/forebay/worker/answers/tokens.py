@@ -1,4 +1,4 @@
-"""A request for the tokens of a text, for their number, or for the text of tokens, under way."""
+"""A tokenize, token count or detokenize request in flight."""
 
 from collections.abc import Sequence
 
@@ -10,10 +10,11 @@ from forebay.worker.call import Call, failed
 from forebay.worker.engine_process import EngineProcess
 
 
-class Translation:
-    """Asks the engine, whose tokenizer it is. Listener of its work; `param` is how the request calls its input.
+class TokenizerCall:
+    """Has the engine, which owns the tokenizer, convert. The listener of its work; `param` is the request's name of
+    its input.
 
-    `counting`: Anthropic's client wants to know how many tokens there are, and no more.
+    `counting`: only the number of tokens is returned, for Anthropic's API.
     """
 
     def __init__(
@@ -34,12 +35,12 @@ class Translation:
         self._counting = counting
 
     def start(self) -> None:
-        """Hand the work to the engine. Raises `Refusal`."""
+        """Submit the work to the engine. Raises `Refusal`."""
         self._engine.submit((self._work,), self)
         self._call.exchange.on_disconnect = self._gone
 
     def on_events(self, events: Sequence[Event], now: float) -> None:
-        """Take the answer in and send it on."""
+        """Send the engine's result."""
         (event,) = events
         match event:
             case Tokenized(_, tokens):
@@ -54,7 +55,7 @@ class Translation:
                 raise AssertionError("neither tokens nor text in answer to the other")
 
     def on_lost(self, refusal: Refusal) -> None:
-        """The engine is gone."""
+        """The engine has failed."""
         self._call.fail(refusal)
 
     def _gone(self) -> None:

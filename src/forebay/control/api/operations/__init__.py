@@ -1,1 +1,1 @@
-"""What each operation of the admin API does; authorization and error handling are in `control.api.app`."""
+"""The operations of the admin API; authorisation and error handling are in `control.api.app`."""

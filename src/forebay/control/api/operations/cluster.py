@@ -1,4 +1,4 @@
-"""Operations on the cluster as a whole: what runs, what has happened, and changes of its file."""
+"""Operations on the cluster as a whole: its status, its events, and changes of its file."""
 
 import asyncio
 from collections import deque
@@ -23,12 +23,13 @@ def _status(asked: Asked) -> Status:
 
 
 async def livez(asked: Asked) -> Response:
-    """Control runs, or it would not answer."""
+    """The controller is alive, since it responds."""
     return PlainTextResponse("ok\n")
 
 
 async def readyz(asked: Asked) -> Response:
-    """Whether every model has a ready replica or gets one on demand, and a gateway answers; else what is lacking."""
+    """Whether every model has a ready replica or starts one on demand, and a gateway is ready; else what is
+    missing."""
     now = _status(asked)
     if now.ready:
         return PlainTextResponse("ok\n")
@@ -37,7 +38,7 @@ async def readyz(asked: Asked) -> Response:
 
 
 async def metrics(asked: Asked) -> Response:
-    """Prometheus' text format. Who leads is looked up here: a lease ends between two rounds."""
+    """Prometheus text format. The leadership is looked up here, as a lease may end between two rounds."""
     behind = asked.behind
     leading = behind.control.leading
     leader = leading.told if leading is not None else None
@@ -47,19 +48,19 @@ async def metrics(asked: Asked) -> Response:
 
 
 async def status(asked: Asked) -> Status:
-    """Everything that runs, seen just now."""
+    """The status of everything that runs, observed just now."""
     await asked.behind.control.look()
     return _status(asked)
 
 
 async def happened(asked: Asked) -> Events:
-    """What control remembers."""
+    """Recent events of this controller."""
     after = admin_request.number(asked.request.query_params.get("after", "0"), "after")
     return Events(tuple(asked.behind.journal.since(after)))
 
 
 async def history(asked: Asked) -> History:
-    """What is written down for ever."""
+    """Events from the store."""
     wanted, own = admin_request.history(asked.request.query_params), asked.behind.control.plan.cluster
 
     def read() -> History:
@@ -73,12 +74,12 @@ async def history(asked: Asked) -> History:
 
 
 async def reload(asked: Asked) -> Reloaded:
-    """Take the changed cluster file over."""
+    """Reload the cluster file."""
     return await asked.behind.changing(asked.caller.name)
 
 
 async def apply(asked: Asked) -> Reloaded:
-    """Take over a cluster file that comes along."""
+    """Apply the cluster file in the request."""
     wanted = admin_request.apply(asked.body)
     return await asked.behind.changing.apply(wanted.document, asked.caller, dry_run=wanted.dry_run)
 

@@ -18,7 +18,7 @@ from forebay.wire.clusterfile import ClusterFileError, load_course
 
 
 async def deploy(asked: Asked) -> documents.RolloutDocument:
-    """Begin a rollout."""
+    """Start a rollout."""
     name = asked.named("model")
     wanted = admin_request.deploy(asked.body)
     course = _course(_model(asked, name), wanted.plan)
@@ -34,7 +34,7 @@ def _model(asked: Asked, name: str) -> ModelSettings:
 
 
 def _course(model: ModelSettings, plan: str | dict[str, Any] | None) -> Course:
-    """The course that a request asks for: the model's own, that of a kind, or one that it describes."""
+    """The course requested: the model's own, that of a kind, or one described in the request."""
     if plan is None or plan in tuple(Kind):
         return model.rollout.course(None if plan is None else Kind(str(plan)))
     if isinstance(plan, str) and ":" not in plan:
@@ -48,7 +48,7 @@ def _course(model: ModelSettings, plan: str | dict[str, Any] | None) -> Course:
 
 
 async def rollouts(asked: Asked) -> documents.Rollouts:
-    """Those under way and the last one of each model; or those that have ended, or have not."""
+    """Active rollouts and the last one of each model; or only those that have ended, or have not."""
     query = asked.request.query_params
     model, ended, last = (
         admin_request.name(query, "model"),
@@ -56,7 +56,7 @@ async def rollouts(asked: Asked) -> documents.Rollouts:
         admin_request.last(query),
     )
     known = asked.deployments.standing(model)
-    if ended:  # only the store knows them all, and tells those under way first
+    if ended:  # only the store has all of them, active ones first
         past = await asked.deployments.past(model, last + len(known))
         found = [each for each in past if each.rollout.phase in ENDED][:last][::-1]
     else:
@@ -67,7 +67,7 @@ async def rollouts(asked: Asked) -> documents.Rollouts:
 
 
 async def rollout(asked: Asked) -> documents.RolloutDocument:
-    """One rollout, however long ago it was. Of those that are known now the store is not asked."""
+    """One rollout, however old. The store is read only for those that are not in memory."""
     id, deployments = asked.named("id"), asked.deployments
     found = _of(id, deployments.standing()) or _of(id, await deployments.past(None, admin_request.EVENTS_MAX))
     if found is None:

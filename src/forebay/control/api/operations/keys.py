@@ -19,14 +19,14 @@ T = TypeVar("T")
 
 
 async def keys(asked: Asked) -> documents.KeyDocuments:
-    """All keys, without what opens anything."""
+    """All keys, without their secrets."""
     ring, now = _ring(asked), wall_s()
     found = await _quietly(asked, ring.all)
     return documents.KeyDocuments(tuple(documents.key(record, now) for record in found))
 
 
 async def create(asked: Asked) -> documents.NewKeyDocument:
-    """Make a key."""
+    """Create a key."""
     ring, now, wanted = _ring(asked), wall_s(), admin_request.create_key(asked.body)
     expires = None if wanted.expires_s is None else now + wanted.expires_s
 
@@ -39,7 +39,7 @@ async def create(asked: Asked) -> documents.NewKeyDocument:
 
 
 async def revoke(asked: Asked) -> documents.KeyDocument:
-    """End a key for good."""
+    """Revoke a key."""
     ring, now, id, why = _ring(asked), wall_s(), asked.named("key"), admin_request.why(asked.body)
 
     def work(store: Store) -> documents.KeyDocument:
@@ -85,7 +85,8 @@ async def _with_store(asked: Asked, work: Callable[[Store], T]) -> T:
 
 
 def _note(store: Store, asked: Asked, kind: str, why: str, record: KeyRecord, **more: str) -> None:
-    """Commit the event of the change that follows. If that fails no key changes: nobody would get the new one."""
+    """Commit the event of the change that follows. If that fails, no key changes; a new one would never be
+    returned."""
     whose = {"name": record.tenant, "role": record.role} if record.role else {"tenant": record.tenant}
     with store.write() as connection:
         events.append(

@@ -1,4 +1,4 @@
-"""Operations on nodes: how they and their GPUs are, and taking them out of service."""
+"""Operations on nodes: state of nodes and GPUs, drain and undrain."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -19,7 +19,7 @@ def _health(asked: Asked) -> Health:
 
 
 async def nodes(asked: Asked) -> documents.NodeDocuments:
-    """All nodes, as they are now."""
+    """All nodes, observed just now."""
     control = asked.behind.control
     await control.look()
     known, placer = _health(asked).nodes(), control.placer
@@ -30,7 +30,7 @@ async def nodes(asked: Asked) -> documents.NodeDocuments:
 
 
 async def drain(asked: Asked) -> Standing:
-    """Let nothing run on a node any more."""
+    """Drain a node."""
     name, wanted = asked.named("node"), admin_request.drain(asked.body)
     try:
         standing = await _health(asked).drain(name, asked.caller.name, wanted.why, force=wanted.force)
@@ -41,7 +41,7 @@ async def drain(asked: Asked) -> Standing:
 
 
 async def undrain(asked: Asked) -> Standing:
-    """Let a node, or a device of it, serve again."""
+    """Put a node, or a device of it, back into service."""
     name, wanted = asked.named("node"), admin_request.undrain(asked.body)
     try:
         standing = await _health(asked).undrain(name, asked.caller.name, wanted.why, wanted.device)

@@ -1,6 +1,6 @@
-"""Operations on what gateways have written down of requests: files of this machine, which may be many and long.
+"""Operations on the gateways' records of requests: files of this machine, which may be many and large.
 
-They are read in a thread of their own, so that who looks at records keeps nobody from the registry, and for a time.
+They are read in a thread of their own, so as not to block the registry, and for a limited time.
 """
 
 import asyncio
@@ -23,19 +23,19 @@ from forebay.wire import admin_request
 
 T = TypeVar("T")
 READ_S_MAX: Final = 300.0
-"""Longer than that nothing is read for one request."""
+"""The longest time spent on reading for one request."""
 
 
 async def decisions(asked: Asked) -> Decisions:
     """How a request was routed."""
     request_id = admin_request.name(asked.request.query_params, "request_id")
     if not request_id:
-        raise Refusal(Code.INVALID_REQUEST, "request_id: expected the `x-request-id` of an answer", "request_id")
+        raise Refusal(Code.INVALID_REQUEST, "request_id: expected the `x-request-id` of a response", "request_id")
     return await _read(asked, lambda records, still: records.decisions(request_id, still))
 
 
 async def usage(asked: Asked) -> Usage:
-    """What was used."""
+    """The usage by tenant and model."""
     wanted = admin_request.usage(asked.request.query_params)
     found = await _read(asked, lambda records, still: records.usage(wanted, still))
     if len(found.rows) > USAGE_ROWS_MAX:
@@ -51,7 +51,7 @@ async def tail(asked: Asked) -> AuditTail:
 
 
 async def verify(asked: Asked) -> AuditVerified:
-    """Check the audit log."""
+    """Verify the audit log."""
     archived = admin_request.audit_verify(asked.body)
     return await _read(asked, lambda records, still: records.verify(archived, still))
 

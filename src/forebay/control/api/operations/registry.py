@@ -1,4 +1,4 @@
-"""Operations on the registry. They block, and have threads of their own."""
+"""Operations on the registry. They block, and run in threads of their own."""
 
 from collections.abc import Callable, Mapping
 from typing import Final, TypeVar
@@ -26,50 +26,50 @@ async def _on(asked: Asked, work: Callable[[Registry], T]) -> T:
 
 
 async def revisions(asked: Asked) -> Revisions:
-    """Of all models."""
+    """The revisions of all models."""
     return Revisions(tuple(await _on(asked, lambda registry: registry.revisions())))
 
 
 async def revisions_of_model(asked: Asked) -> Revisions:
-    """Of one model; none, if it is unknown."""
+    """The revisions of one model; none if it is unknown."""
     model = asked.named("model")
     return Revisions(tuple(await _on(asked, lambda registry: registry.revisions(model))))
 
 
 async def revision(asked: Asked) -> Listed:
-    """Everything about a revision."""
+    """All data of a revision."""
     model, name = asked.named("model"), asked.named("revision")
     return await _on(asked, lambda registry: registry.show(model, name))
 
 
 async def add(asked: Asked) -> Listed:
-    """Fetch a model and register it."""
+    """Fetch and register a model."""
     model, catalogue = asked.named("model"), asked.behind.catalogue
     wanted = await asked.behind.threads(lambda: admin_request.add(asked.body))  # it may name very many files
     return await _on(asked, lambda registry: catalogue.add(registry, model, wanted, asked.actor))
 
 
 async def lacking(asked: Asked) -> LackingDocument:
-    """What has to be sent of an artifact."""
+    """The files of an artifact that have to be uploaded."""
     manifest = await asked.behind.threads(lambda: admin_request.lacking(asked.body))
     return LackingDocument(await _on(asked, lambda registry: registry.lacking(manifest)), BODY_BYTES_MAX)
 
 
 async def upload(asked: Asked) -> PartDocument:
-    """Take a part of a content. There are many: the store is not asked."""
+    """Store a part of an uploaded file. There are many of these requests, so the database is not used."""
     part = admin_request.part(str(asked.request.path_params["sha256"]), asked.request.query_params)
     staging = asked.behind.catalogue.staging
     return PartDocument(await asked.behind.threads(lambda: staging().put(*part, asked.body)))
 
 
 async def set_alias(asked: Asked) -> Listed:
-    """Let a name lead to a revision."""
+    """Set an alias to a revision."""
     model, alias, name = asked.named("model"), asked.named("alias"), admin_request.alias(asked.body)
     return await _on(asked, lambda registry: registry.set_alias(model, alias, name, asked.actor))
 
 
 async def sign(asked: Asked) -> Listed:
-    """Add a signature of the artifact; whose key it is says the signature, not who brings it."""
+    """Add a signature of the artifact; the key in it counts, not who uploads it."""
     model, name, wanted = asked.named("model"), asked.named("revision"), admin_request.sign(asked.body)
     if wanted.bundle is None:
         proof = Proof(wanted.public, wanted.signature)
@@ -79,14 +79,14 @@ async def sign(asked: Asked) -> Listed:
 
 
 async def verify(asked: Asked) -> Verified:
-    """Check every byte."""
+    """Verify every byte."""
     model, progress = admin_request.verify(asked.body), asked.behind.catalogue.progress
     wrong = await _on(asked, lambda registry: registry.verify(progress, model))
     return Verified(not wrong, tuple(wrong))
 
 
 async def collect(asked: Asked) -> Collected:
-    """Remove what no revision has."""
+    """Remove files that no revision refers to."""
     admin_request.nothing(asked.body)
     return Collected(await _on(asked, lambda registry: registry.sweep()))
 

@@ -14,7 +14,7 @@ from forebay.wire import admin_request
 def _scaler(asked: Asked) -> Scaler:
     found = asked.behind.control.scaler
     if found is None:
-        raise Refusal(Code.CONFLICT, "This cluster cannot scale anything.")
+        raise Refusal(Code.CONFLICT, "This cluster does not support scaling.")
     return found
 
 
@@ -25,7 +25,7 @@ async def scaling(asked: Asked) -> documents.Scalings:
 
 
 async def scaling_of(asked: Asked) -> documents.ScalingDocument:
-    """A model, with the decisions that are remembered."""
+    """A model, with its recent decisions."""
     name = asked.named("model")
     for each in _scaler(asked).standing(name):
         return documents.scaling(each, all_of_it=True)
@@ -34,7 +34,7 @@ async def scaling_of(asked: Asked) -> documents.ScalingDocument:
 
 
 async def set_scaling(asked: Asked) -> documents.ScalingDocument:
-    """What somebody wants of a model from now on."""
+    """Set the replica count or bounds of a model."""
     name, wanted = asked.named("model"), admin_request.scale(asked.body)
     wish = Wish(name, wanted.replicas, wanted.min, wanted.max, wanted.why)
     try:

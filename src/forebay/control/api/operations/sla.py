@@ -1,4 +1,4 @@
-"""What can be promised, and what was delivered."""
+"""Estimated and delivered availability."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -15,7 +15,7 @@ PERIOD_S: Final = 30 * 86_400
 
 
 async def sla(asked: Asked) -> Sla:
-    """Of every model, or of one."""
+    """The SLA report of every model, or of one."""
     behind, query = asked.behind, asked.request.query_params
     standby, model = behind.control.standby, admin_request.name(query, "model")
     if standby is None or standby.chronicle is None:
