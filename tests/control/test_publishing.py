@@ -145,7 +145,7 @@ def test_a_probe_believes_only_the_unit_it_asked(tmp_path: Path) -> None:
             answers = await prober.ask([unit, other, nobody, unheard])
 
             assert isinstance(answers[unit.key], Answered)
-            assert answers[other.key] == Silent("chat-0 generation 1 answers at its address")
+            assert answers[other.key] == Silent("chat-0 generation 1 responds at its address")
             assert isinstance(answers[nobody.key], Silent)
             assert unheard.key not in answers
         finally:

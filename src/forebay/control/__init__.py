@@ -1,1 +1,1 @@
-"""The reconcile loop: observe, decide, act; and the admin API."""
+"""The control plane: the reconcile loop (observe, decide, act) and the admin API."""

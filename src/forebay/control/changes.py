@@ -1,4 +1,4 @@
-"""What another cluster file changes: setting by setting, and what that means for the units that run."""
+"""The differences between two cluster files, and their effects on running units."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,18 +23,18 @@ NEED_RESTART: Final = (
     "control.lease_s",
     "health.",
 )
-"""Settings that stay as they are while `forebay up` runs: its folder, its store, the addresses that clients know, who
-may change it, and, of a section whose name ends in a dot, all there are: who is asked how the GPUs are."""
+"""Settings that cannot change while `forebay up` runs: its folder, its store, the addresses that clients use, who may
+change it, and, if a name ends in a dot, the whole section: the sources of GPU readings."""
 NAMED: Final = ("models", "nodes", "tenants")
-"""Lists whose entries are told apart by name, wherever in the list they stand."""
+"""Lists whose entries are matched by name, not by position."""
 VALUE_CHARS_MAX: Final = 80
 NOTHING: Final = "nothing"
-"""Stands for a value that is not there."""
+"""Stands for an absent value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A setting that differs; the values as JSON, cut where they are long."""
+    """A changed setting; the values as JSON, truncated if long."""
 
     path: str
     before: str
@@ -46,7 +46,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Reloaded:
-    """What came of reading the cluster file again. If there are `problems`, nothing was changed."""
+    """The outcome of reloading the cluster file. If there are `problems`, nothing was changed."""
 
     problems: tuple[str, ...] = ()
     changes: tuple[Change, ...] = ()
@@ -55,12 +55,12 @@ class Reloaded:
 
 
 def needs_restart(change: Change) -> bool:
-    """Whether it cannot be taken over by what runs."""
+    """Whether it cannot be applied to what is running."""
     return any(change.path == each or (each.endswith(".") and change.path.startswith(each)) for each in NEED_RESTART)
 
 
 def changes(before: Cluster, after: Cluster) -> tuple[Change, ...]:
-    """Every setting that differs, in the order of the cluster file; what is gone comes last in its section."""
+    """Every changed setting, in the order of the cluster file; removed ones come last in their section."""
     return tuple(_differences("", before.model_dump(mode="json"), after.model_dump(mode="json")))
 
 
@@ -92,7 +92,7 @@ def _show(value: object) -> str:
 
 
 def effects(before: Plan, after: Plan) -> tuple[str, ...]:
-    """What control and the gateways do to get from one plan to the other, in sentences."""
+    """What the controller and the gateways do to get from one plan to the other, as sentences."""
     old, new = ({model.routes.name: model for model in plan.models} for plan in (before, after))
     told = []
     if before.dispatch != after.dispatch or any(_routing(old[name], new[name]) for name in old if name in new):
@@ -116,7 +116,7 @@ def effects(before: Plan, after: Plan) -> tuple[str, ...]:
 
 
 def _routing(old: PlannedModel, new: PlannedModel) -> bool:
-    """Whether requests are treated differently; another revision alone is a matter of the replicas."""
+    """Whether requests are routed differently; another revision alone concerns the replicas only."""
     return replace(old.routes, revision=new.routes.revision) != new.routes
 
 
@@ -140,7 +140,7 @@ def _scaled(old: PlannedModel, new: PlannedModel) -> Iterator[str]:
 
 
 def _replicas(before: PlannedModel, after: PlannedModel) -> Iterator[str]:
-    """Of a model that is scaled its load says how many there are."""
+    """For a model that is scaled, its load decides how many there are."""
     old, new = before.slots, after.slots
     if after.scale is not None and not after.scale.shadow:
         if _first(before) != _first(after):
@@ -160,7 +160,7 @@ def _replicas(before: PlannedModel, after: PlannedModel) -> Iterator[str]:
 
 
 def _first(model: PlannedModel) -> str:
-    """What the first slot of a model runs, also of one that has none just now."""
+    """The digest of the model's first slot, also of a model without replicas at the moment."""
     return next((slot.digest for slot in (*model.slots, model.spare) if slot is not None), "")
 
 

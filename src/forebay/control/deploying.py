@@ -1,9 +1,9 @@
-"""Deployments: what is to serve is written into the store, and only then done.
+"""Deployments: the desired state is written to the store, and only then acted on.
 
-Each round of the reconcile loop asks for the slots that follow from what is stored (`shaped`), and shows what became
-of them (`look`); what is to change is stored by a task of its own, so that a slow store never holds a round up. Two
-things do not wait for the store, as neither can harm: a share falls with the replicas that carry it, and a canary
-that does harm gets nothing at once. While the store is down all else stays as it is.
+Each round of the reconcile loop asks for the slots that follow from the stored state (`shaped`), and reports what
+became of them (`look`); changes are stored by separate tasks, so that a slow store never delays a round. Two things
+do not wait for the store, as neither can do harm: a share falls with the replicas that carry it, and a harmful canary
+gets no traffic at once. While the store is down everything else stays as it is.
 """
 
 import asyncio
@@ -45,15 +45,16 @@ __all__ = ["DeployRefused", "Deployments", "Run", "Shelf", "Standing", "Wish"]
 EVIDENCE_EVERY_S: Final = 5.0
 """How often evidence is stored while nothing else changes."""
 PAGES_MAX: Final = 16
-"""So often gateways are asked in one round, as long as one has more to tell than an answer holds."""
+"""How often gateways are polled in one round, as long as one has more samples than fit in a response."""
 PAGE_SAMPLES: Final = 1000
-"""An answer with so many samples may not be all."""
+"""A response with so many samples may be incomplete."""
 
 
 class Deployments:
-    """What every model is to serve.
+    """The rollouts and targets of every model.
 
-    `quality` judges answers, None: nobody does. `recall` is for a start while the store is down, None: that fails.
+    `quality` judges responses; None: they are not judged. `recall` allows a start while the store is down; None: that
+    fails.
     """
 
     def __init__(
@@ -75,36 +76,36 @@ class Deployments:
         self._shaper = Shaper()
         self._pace = Pace()
         self._watches: dict[str, Watch] = {}
-        """By rollout, of those under way."""
+        """By rollout id; active rollouts only."""
         self._models: dict[str, PlannedModel] = {}
-        """As their file has them."""
+        """As declared in the cluster file."""
         self._tasks: asyncio.TaskGroup | None = None
         self._wake: Callable[[], None] = lambda: None
 
     @property
     def trouble(self) -> str:
-        """Why the store cannot be used; empty: it can."""
+        """Why the store is unavailable; empty: it is available."""
         return self._ledger.trouble
 
     def close(self) -> None:
-        """Let go of the store."""
+        """Close the store."""
         self._ledger.close()
 
     def hindrance(self, model: str, revision: str) -> str:
-        """Why a revision cannot be brought to this machine; empty: it is here, on its way, or is not wanted."""
+        """Why a revision cannot be brought to this machine; empty: it is here, being fetched, or not wanted."""
         return self._preparer.refused.get((model, revision), "")
 
     async def begin(self, plan: Plan) -> None:
-        """Take up what is stored, before the first round; while the store is down, what is recalled of it.
+        """Load the stored state, before the first round; while the store is down, the recalled state.
 
-        Raises `StoreError` if nothing is, or if the cluster file has changed meanwhile.
+        Raises `StoreError` if there is none, or if the cluster file has changed since.
         """
         await self._ledger.open()
         self._know(plan)
         await self._follow_the_file(self._models)
 
     async def run(self, wake: Callable[[], None]) -> None:
-        """Work in the background until cancelled; `wake` asks for a round."""
+        """Work in the background until cancelled; `wake` requests a round."""
         async with asyncio.TaskGroup() as tasks:
             self._tasks, self._wake = tasks, wake
             if self._quality is not None:
@@ -115,7 +116,7 @@ class Deployments:
                 self._tasks = None
 
     async def deploy(self, wish: Wish, actor: str) -> Standing:
-        """Begin a rollout. Raises `DeployRefused`, `StoreError`."""
+        """Start a rollout. Raises `DeployRefused`, `StoreError`."""
         ledger = self._ledger
         async with ledger.turn:
             await self._make_sure()
@@ -139,7 +140,7 @@ class Deployments:
             return self._standing(kept)
 
     async def command(self, id: str, command: Command, actor: str, why: str) -> Standing:
-        """What people say about a rollout under way. Raises `DeployRefused`, `StoreError`."""
+        """Apply an operator's command to an active rollout. Raises `DeployRefused`, `StoreError`."""
         ledger = self._ledger
         async with ledger.turn:
             await self._make_sure()
@@ -157,17 +158,17 @@ class Deployments:
             return self._standing(await self._change(row, following, said(command, actor, why, wall)))
 
     def under_way(self, model: str) -> Rollout | None:
-        """The rollout of a model."""
+        """The active rollout of a model."""
         row = self._row(model)
         return None if row is None else row.rollout
 
     def standing(self, model: str | None = None) -> tuple[Standing, ...]:
-        """Rollouts under way, and the last one of each model that has none."""
+        """Active rollouts, and the last one of each model without one."""
         rows = [row for name, row in sorted(self._ledger.rows.items()) if model in (None, name)]
         return tuple(self._standing(row) for row in rows)
 
     async def past(self, model: str | None, last: int) -> tuple[Standing, ...]:
-        """The last rollouts, of a model or of all: those under way, then the ended ones, newest first."""
+        """The last rollouts, of a model or of all: active ones, then ended ones, newest first."""
         return tuple(self._standing(row) for row in await self._ledger.past(model, last))
 
     def _standing(self, row: Row) -> Standing:
@@ -187,7 +188,7 @@ class Deployments:
         )
 
     def problems(self, plan: Plan) -> tuple[str, ...]:
-        """Why control may not work towards another plan now."""
+        """Why another plan may not be applied now."""
         declared = {model.routes.name: model.routes.revision for model in plan.models}
         return tuple(
             f"models.{name}: declares another revision while rollout {row.rollout.id} is under way; end that first: "
@@ -198,7 +199,7 @@ class Deployments:
         )
 
     async def take_over(self, plan: Plan) -> None:
-        """Another plan is about to be worked towards: what it declares anew counts. Raises `StoreError`."""
+        """Prepare for another plan: what it newly declares takes effect. Raises `StoreError`."""
         async with self._ledger.turn:
             await self._follow_the_file({model.routes.name: model for model in plan.models})
             self._know(plan)
@@ -209,13 +210,14 @@ class Deployments:
                 await self._make_sure()
 
     async def _make_sure(self) -> None:
-        """Know what is stored; the cluster file counts as it is known here. Raises `StoreError`."""
+        """Make sure that the stored state is known; the cluster file is the one already loaded. Raises
+        `StoreError`."""
         if self._ledger.doubtful:
             await self._ledger.read()
             await self._follow_the_file(self._models)
 
     async def _follow_the_file(self, models: Mapping[str, PlannedModel]) -> None:
-        """Where the cluster file declares something else than when a target was written, the file counts."""
+        """Where the cluster file declares another revision than when a target was written, the file wins."""
         now, ledger = wall_s(), self._ledger
         for lost in ledger.under_way:
             if lost.rollout.model not in models:
@@ -233,12 +235,12 @@ class Deployments:
                 await ledger.point(new, Happening("target.set", now, FILE, new.why))
 
     async def _end(self, row: Row, why: str, now: float, target: Target | None = None) -> None:
-        """As the cluster file wants it."""
+        """End a rollout because of the cluster file."""
         ended = replace(row, rollout=back(row.rollout, why, now))
         await self._change(row, ended, (Happening("rollout.rolled_back", now, FILE, why),), target)
 
     def shaped(self, plan: Plan, units: Iterable[SeenUnit]) -> Plan:
-        """The plan with the revisions that are stored, and a slot for each of their replicas."""
+        """The plan with the stored revisions, and a slot for each of their replicas."""
         self._know(plan)
         if not self._ledger.targets and not self._ledger.under_way:
             return plan
@@ -256,7 +258,7 @@ class Deployments:
         return replace(plan, models=tuple(models))
 
     def _prepare(self, model: PlannedModel, revision: str) -> None:
-        """In the background, unless it is there."""
+        """Fetch a revision in the background, unless it is there."""
         name = model.routes.name
         if self._tasks is None or revision in ("", model.routes.revision):
             return
@@ -264,7 +266,7 @@ class Deployments:
             self._later(partial(self._preparer.prepare, name, revision))
 
     async def collect(self, prober: Prober, units: Iterable[SeenUnit]) -> None:
-        """Ask gateways what has become of requests; those of rollouts that have counted alike are asked once."""
+        """Poll the gateways for samples; rollouts at the same cursors share a poll."""
         groups: dict[tuple[tuple[str, Cursor], ...], list[Row]] = {}
         for row in self._ledger.under_way:
             groups.setdefault(tuple(sorted(row.counted.cursors.items())), []).append(row)
@@ -282,14 +284,14 @@ class Deployments:
                     break
 
     def _count(self, of: Row, asked: Mapping[str, Cursor], observed: Mapping[str, Observed]) -> None:
-        """Take in what came after `asked`, unless something else is known of the rollout by now."""
+        """Count what followed `asked`, unless the rollout has moved on meanwhile."""
         row = self._row(of.rollout.model)
         if row is None or row.rollout.id != of.rollout.id or row.counted.cursors != asked:
             return
         id, watch, state = row.rollout.id, self._watch(row), row.counted.state
         samples = [each for slot in sorted(observed) for each in observed[slot].samples if each.rollout == id]
         watch.hear(samples)
-        # While everything goes to the canary there is nothing to compare it with but its answers.
+        # While all traffic goes to the canary, only its responses can be compared.
         found = observations(samples, row.rules) if row.rollout.phase is Phase.COMPARING else []
         if self._quality is not None:
             pairs = (pair for slot in sorted(observed) for pair in observed[slot].pairs)
@@ -303,7 +305,7 @@ class Deployments:
             self._ledger.rows[row.rollout.model] = replace(row, counted=counted)
 
     def look(self, models: tuple[ModelRoutes, ...], looked: Looked) -> None:
-        """See what has become of the replicas, and go on as far as that allows."""
+        """Observe the replicas, and advance each rollout as far as they allow."""
         wall, ledger = wall_s(), self._ledger
         under_way = {row.rollout.id for row in ledger.under_way}
         self._watches = {id: watch for id, watch in self._watches.items() if id in under_way}
@@ -323,7 +325,7 @@ class Deployments:
             self._quality.aim(aims(ledger.under_way, self._models, models))
 
     def divided(self, models: tuple[ModelRoutes, ...]) -> tuple[ModelRoutes, ...]:
-        """The routes, with how requests are divided where a rollout is under way."""
+        """The routes, with the traffic split where a rollout is active."""
         told = []
         for routes in models:
             row = self._row(routes.name)
@@ -335,15 +337,15 @@ class Deployments:
         return tuple(told)
 
     def _seen(self, row: Row, routes: ModelRoutes) -> Seen:
-        """What gateways would be told of a model's replicas, and what the evidence says."""
+        """The replica counts as gateways see them, and the verdict of the evidence."""
         stable, canary = (ready_of(routes, each) for each in (row.rollout.stable, row.rollout.canary))
         return Seen(len(self._models[routes.name].slots), stable, canary, self._watch(row).verdict)
 
     def _go_on(self, row: Row, seen: Seen, wall: float) -> None:
-        """Decide, and have it stored; a reason that alone is another one is not worth that."""
+        """Decide, and have the result stored; a changed reason alone is not stored."""
         watch, ledger = self._watch(row), self._ledger
         if row.rollout.phase is Phase.STARTING and not seen.canary_ready and not self._prepared(row):
-            # Replicas have as long to get ready as if their revision had been there from the beginning.
+            # The start timeout of replicas begins once their revision has been fetched.
             ledger.rows[row.rollout.model] = row = replace(row, rollout=replace(row.rollout, since=wall))
         following = self._following(row, seen, wall)
         if following.rollout.phase is Phase.ROLLED_BACK:
@@ -371,7 +373,7 @@ class Deployments:
         return canary == self._models[name].routes.revision or canary in self._preparer.of(name)
 
     async def _keep(self, row: Row, following: Row) -> None:
-        """Store what follows on a row, unless something else has come of that in the meantime."""
+        """Store the successor of a row, unless the rollout has changed in the meantime."""
         async with self._ledger.turn:
             current = self._row(row.rollout.model)
             if current is None or (current.rollout.id, current.version) != (row.rollout.id, row.version):
@@ -382,7 +384,7 @@ class Deployments:
     async def _change(
         self, row: Row, following: Row, events: tuple[Happening, ...] = (), target: Target | None = None
     ) -> Row:
-        """Store a change, whose events are those of control if nobody else has asked for it. Raises `StoreError`."""
+        """Store a change, with control's own events if no operator requested it. Raises `StoreError`."""
         now, name = wall_s(), row.rollout.model
         events = events or happenings(row, following, now)
         model = self._models.get(name)
@@ -398,7 +400,7 @@ class Deployments:
         self._models = {model.routes.name: model for model in plan.models}
 
     def _row(self, model: str) -> Row | None:
-        """The rollout of a model under way."""
+        """The active rollout of a model."""
         row = self._ledger.rows.get(model)
         return None if row is None or row.ended else row
 
@@ -416,19 +418,19 @@ class Deployments:
         try:
             await work()
             self._wake()
-        except Exception as mistake:  # supervisor: what is stored is looked at again, and control goes on
+        except Exception as mistake:  # supervisor: the stored state is read again, and control goes on
             self._ledger.doubtful = True
             self._note("trouble", f"rollouts: {type(mistake).__name__}: {mistake}")
 
 
 def _judged(row: Row, state: Evidence) -> Verdict:
-    """What the evidence says, at the pace of the canary's requests so far."""
+    """The verdict of the evidence, at the canary's request rate so far."""
     requests = max((each.total.canary for each in state.rates.values()), default=0)
     return judge(row.rules, state, requests / max(1.0, wall_s() - row.created_at))
 
 
 def _held(held: Held, several: int, asks: Wanted, rollout: Rollout) -> Held:
-    """The slots of both revisions, as many as are wanted; where it has ended they are told of as they were."""
+    """The slots of both revisions, as many as are wanted; those of an ended rollout are reported unchanged."""
     if rollout.phase in ENDED:
         return held
     return with_canary(with_stable(held, several), asks.canary)

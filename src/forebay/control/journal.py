@@ -1,4 +1,4 @@
-"""What happened and why: a bounded history for the admin API, and the same lines in a bounded log file."""
+"""The event journal: a bounded history for the admin API, and the same events in a bounded log file."""
 
 import logging
 import logging.handlers
@@ -18,7 +18,7 @@ TEXT_CHARS_MAX = 4096
 
 @dataclass(frozen=True, slots=True)
 class Happened:
-    """One thing that happened. `unit` is empty if it is about control itself; `at` is wall time."""
+    """One event. `unit` is empty if it is about control itself; `at` is wall time."""
 
     number: int
     at: float
@@ -31,7 +31,7 @@ class Happened:
 
 
 class Journal:
-    """Keeps the history. `tell` hears everything at once."""
+    """Keeps the events. `tell` is called with each at once."""
 
     def __init__(self, path: Path, tell: Callable[[Happened], None]) -> None:
         self._file = _File(path, maxBytes=FILE_BYTES_MAX, backupCount=1, encoding="utf-8", delay=True)
@@ -42,7 +42,7 @@ class Journal:
     def note(
         self, kind: str, why: str, *, unit: str = "", generation: int = 0, state: str = "", last_words: str = ""
     ) -> None:
-        """Write down that something happened."""
+        """Record an event."""
         self._number += 1
         words = last_words[-TEXT_CHARS_MAX:]
         happened = Happened(self._number, wall_s(), kind, unit, generation, state, why[:TEXT_CHARS_MAX], words)
@@ -52,7 +52,7 @@ class Journal:
         self._tell(happened)
 
     def since(self, number: int) -> list[Happened]:
-        """What happened after the event of that number, as far as it is remembered."""
+        """The events after that number, as far as they are kept."""
         return [event for event in self.events if event.number > number]
 
     def close(self) -> None:
@@ -62,4 +62,4 @@ class Journal:
 
 class _File(logging.handlers.RotatingFileHandler):
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the library's name
-        """A full disk costs log lines and nothing else; the history in memory goes on."""
+        """A full disk costs log lines only; the history in memory continues."""

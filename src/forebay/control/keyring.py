@@ -1,4 +1,4 @@
-"""The API keys of a cluster, of its tenants and of its admin API: made, ended, replaced. Only digests are kept."""
+"""The API keys of a cluster's tenants and of its admin API: create, revoke, rotate. Only digests are stored."""
 
 import secrets
 from collections.abc import Callable
@@ -13,11 +13,12 @@ from forebay.registry.keys import Keys, change_keys, read_keys
 
 T = TypeVar("T")
 Note = Callable[[KeyRecord], None]
-"""Writes a change of a key into the history. Called before the change: if it raises, no key changes."""
+"""Records a change of a key in the history. Called before the change: if it raises, no key changes."""
 
 
 class KeyRefused(Exception):  # noqa: N818 - states the condition
-    """A key cannot be made or changed; `param` is what there is none of, empty: the key there is has ended."""
+    """A key cannot be created or changed. `param`: what does not exist; empty: the key exists but is no longer
+    valid."""
 
     def __init__(self, text: str, param: str = "") -> None:
         self.text, self.param = text, param
@@ -25,7 +26,7 @@ class KeyRefused(Exception):  # noqa: N818 - states the condition
 
 
 class NewKey(NamedTuple):
-    """A key, which is shown once, and what is kept of it."""
+    """A new key, which is shown once, and its stored record."""
 
     key: str
     record: KeyRecord
@@ -43,11 +44,11 @@ class KeyRing:
     of_admins: Path
 
     def all(self) -> Keys:
-        """What is kept of every key, those of tenants first."""
+        """The records of all keys, those of tenants first."""
         return tuple(record for path in self._paths() for record in read_keys(path))
 
     def create(self, holder: str, role: str, now: float, expires: float | None, note: Note | None = None) -> NewKey:
-        """A key of the admin API for who is called so; without a role, one of a tenant. Raises `KeyRefused`."""
+        """Create an admin key for a holder; without a role, a key of a tenant. Raises `KeyRefused`."""
         if not role and holder not in self.tenants:
             there = ", ".join(self.tenants) or "none; add it under `tenants:` and set `gateway.auth: keys`"
             raise KeyRefused(f"There is no tenant {holder!r} in the cluster file; there is: {there}.", "tenant")
@@ -61,7 +62,7 @@ class KeyRing:
         return change_keys(self.of_admins if role else self.of_tenants, add)
 
     def revoke(self, id: str, now: float, note: Note | None = None) -> KeyRecord:
-        """End a key for good. Raises `KeyRefused`."""
+        """Revoke a key. Raises `KeyRefused`."""
 
         def end(records: Keys) -> tuple[Keys, KeyRecord]:
             old = _found(records, id)
@@ -75,7 +76,7 @@ class KeyRing:
         return self._changed(id, end)
 
     def rotate(self, id: str, now: float, overlap_s: float, note: Note | None = None) -> NewKey:
-        """A key for the same holder, good for as long as the old one was, which ends after the overlap.
+        """Create a key for the same holder, valid for as long as the old one was; the old one ends after the overlap.
 
         Raises `KeyRefused`.
         """
@@ -129,7 +130,7 @@ def _found(records: Keys, id: str) -> KeyRecord:
     for record in records:
         if record.id == id:
             return record
-    raise _unknown(id)  # somebody took it out meanwhile
+    raise _unknown(id)  # removed concurrently
 
 
 def _unknown(id: str) -> KeyRefused:

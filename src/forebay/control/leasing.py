@@ -1,4 +1,4 @@
-"""Shares the tenants' limits out among the gateway processes, by what each of them has use for."""
+"""Divides the tenants' limits among the gateway processes, by their demand."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,7 +14,7 @@ DAY_S = 86_400
 
 
 class Leases:
-    """The leases of a cluster's gateways, and the file in which they find them."""
+    """The limit leases of a cluster's gateways, and the file from which they read them."""
 
     def __init__(self, path: Path, limits: Mapping[str, Amounts], gateways: Sequence[str]) -> None:
         self._path = path
@@ -23,16 +23,16 @@ class Leases:
         self._leases: dict[str, Lease] = {}
 
     def read(self) -> None:
-        """Go on from what the last control has lent; a file that is missing or broken counts as none."""
+        """Load the previous leases; a missing or invalid file counts as empty."""
         try:
             self._leases = msgspec.json.decode(self._path.read_bytes(), type=dict[str, Lease])
         except (OSError, *UNREADABLE):
             self._leases = {}
 
     def renew(self, demands: Mapping[str, Demand], now: float, wall: float) -> None:
-        """Lend anew. Raises OSError; then the old leases stand.
+        """Allot the limits anew. Raises OSError; then the old leases stay valid.
 
-        A gateway that is silent may run all the same, so that none is ever left out.
+        A gateway that does not respond may still be running, so none is ever left out.
         """
         leases = allot(self._limits, demands, self._leases, gateways=self._gateways, day=int(wall // DAY_S), now=now)
         draft = self._path.with_name(f".{self._path.name}.new")
@@ -42,7 +42,7 @@ class Leases:
 
 
 def make_leases(plan: Plan) -> Leases | None:
-    """None where there is nothing to share: no keys are asked for, or one gateway has all of every limit."""
+    """None if there is nothing to divide: keys are not required, or a single gateway has all of every limit."""
     specs = [slot.spec for slot in plan.gateways if isinstance(slot.spec, GatewaySpec)]
     tenancy = specs[0].tenancy
     if tenancy is None or len(specs) < 2:

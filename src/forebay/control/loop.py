@@ -1,4 +1,4 @@
-"""The reconcile loop: observe, decide, publish, act, and wait until something can have changed."""
+"""The reconcile loop: observe, decide, publish, act, then wait until something can have changed."""
 
 import asyncio
 from collections.abc import Iterable
@@ -47,7 +47,7 @@ LOOK_TIMEOUT_S = 2.0
 
 
 class Phase(Enum):
-    """What control works towards. Gateways go first, so that nothing is sent to a worker that stops."""
+    """The goal of control. Gateways stop first, so that no requests are sent to a stopping worker."""
 
     RUN = auto()
     STOP_GATEWAYS = auto()
@@ -56,7 +56,7 @@ class Phase(Enum):
 
 
 class Controller:
-    """Keeps what runs equal to the plan. Everything else reads its public fields, which change once per round."""
+    """Reconciles what runs with the plan. Its public fields are for others to read and change once per round."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Controller:
         placer: Placer | None = None,
     ) -> None:
         self.plan = plan
-        """What is wanted, and for the time of a replacement a little more."""
+        """The desired state, including spares while replicas are being replaced."""
         self.state = State()
         self.units: dict[UnitKey, SeenUnit] = {}
         self.reports: dict[UnitKey, LoadReport] = {}
@@ -86,9 +86,9 @@ class Controller:
         self.phase = Phase.RUN
         self._asked = plan
         self._shaped: Plan | None = None
-        """The same with what is deployed, as it was in the last round."""
+        """The plan including deployments, as of the last round."""
         self._settled: Plan | None = None
-        """The same with the places of its slots."""
+        """The same plan with its slots placed."""
         self._provider = provider
         self._prober = prober
         self._snapshot = snapshot
@@ -97,17 +97,17 @@ class Controller:
         self._rules = rules
         self._leases = leases
         self.leading = leading
-        """Who leads, if there are several controls; None: this one does."""
+        """The leadership among several controllers; None: this is the only one."""
         self.deployments = deployments
-        """What is deployed besides what the cluster file declares; None: nothing can be."""
+        """The deployments; None: only what the cluster file declares is deployed."""
         self.scaler = scaler
-        """How many replicas each model has; None: as many as the plan says."""
+        """The scaler; None: replica counts are those of the plan."""
         self.standby = standby
-        """Which replicas rest; None: none does."""
+        """The standby pools; None: no replica is on standby."""
         self.health = health
-        """How nodes and devices are; None: they are fine."""
+        """The health of nodes and devices; None: all count as healthy."""
         self.placer = placer
-        """Where replicas run; None: wherever the provider likes."""
+        """The placement of replicas; None: left to the provider."""
         self._refused: dict[str, str] = {}
         self._failures = 0
         self._wake = asyncio.Event()
@@ -115,7 +115,7 @@ class Controller:
         self._runs = False
 
     async def run(self) -> None:
-        """Work until stopped and drained. If cancelled, the units run on."""
+        """Work until stopped and drained. If cancelled, the units keep running."""
         self._runs = True
         self._snapshot.read()
         if self._leases is not None:
@@ -136,7 +136,7 @@ class Controller:
                 askers, self._askers = self._askers, []
                 try:
                     again_s = await self._round()
-                except Exception as mistake:  # supervisor: the units need somebody to look after them, come what may
+                except Exception as mistake:  # supervisor: the units need supervision whatever happens
                     self._fail("round", f"{type(mistake).__name__}: {mistake}")
                     again_s = PAUSE_AFTER_MISTAKE_S
                 for asker in askers:
@@ -151,16 +151,16 @@ class Controller:
 
     @property
     def stopping(self) -> bool:
-        """Control was asked to stop everything."""
+        """Whether control was asked to stop everything."""
         return self.phase is not Phase.RUN
 
     @property
     def is_over(self) -> bool:
-        """Everything has been stopped."""
+        """Whether everything has been stopped."""
         return self.phase is Phase.STOPPED
 
     def take_over(self, plan: Plan, leases: Leases | None) -> None:
-        """Work towards another plan from the next round on: gateways are told of it, units follow one by one."""
+        """Reconcile towards another plan from the next round on: gateways get it first, units follow one by one."""
         kept = {model.routes.name for model in plan.models}
         for name in sorted({model.routes.name for model in self._asked.models} - kept):
             self._metrics.forget("rollout_share", name)
@@ -181,13 +181,14 @@ class Controller:
             self._wake.set()
 
     def kill(self) -> None:
-        """Do not wait for anything that drains."""
+        """Stop without waiting for anything to drain."""
         self.stop()
         self._rules = replace(self._rules, grace_s_max=0.0)
         self._wake.set()
 
     async def look(self) -> None:
-        """Return when a round has ended that began after this call, or `LOOK_TIMEOUT_S` later; at once if none is."""
+        """Return when a round that began after this call has ended, or after `LOOK_TIMEOUT_S`; at once if not
+        running."""
         if not self._runs:
             return
         asker = asyncio.get_running_loop().create_future()
@@ -203,23 +204,23 @@ class Controller:
             self._wake.set()
 
     async def _pause(self, longest_s: float) -> None:
-        await asyncio.sleep(PAUSE_S_MIN)  # whatever wakes us, it does not make us spin
+        await asyncio.sleep(PAUSE_S_MIN)  # whatever wakes us, do not spin
         with suppress(TimeoutError):
             async with asyncio.timeout(longest_s):
                 await self._wake.wait()
 
     async def _round(self) -> float:
-        """One round; returns when to look again."""
+        """Run one round; returns when the next one is due."""
         loop = asyncio.get_running_loop()
         began, failures = loop.time(), self._failures
         seen = await self._observe()
         why_not = self._why_not()
-        if why_not:  # what it remembers is not moved on by what it cannot do
+        if why_not:  # do not advance the state by actions that cannot be taken
             self._fail("lead", why_not)
             return self._rules.look_again_s
         before = self.state
         if seen.units is not None:
-            # From here to the snapshot nothing else is awaited: what is deployed stays as it is.
+            # Nothing else is awaited from here to the snapshot, so the deployments stay the same.
             wanted = self._placed(await self._deployed(seen.units), seen.units)
             self.plan = wanted.with_spares(before, seen.units)
         self.state, verdict = decide(self._wanted(), before, seen, loop.time(), self._rules)
@@ -238,9 +239,9 @@ class Controller:
         return min(verdict.look_again_s, self.scaler.look_again_s) if self.scaler else verdict.look_again_s
 
     async def _deployed(self, units: Iterable[SeenUnit]) -> Plan:
-        """What is asked for, as large as the load wants it, with the revisions that are deployed.
+        """The requested plan, scaled by the load, with the deployed revisions.
 
-        Of a mistake there all else must not suffer.
+        An error in these must not affect everything else.
         """
         deployments, scaler, seen = self.deployments, self.scaler, tuple(units)
         try:
@@ -252,30 +253,30 @@ class Controller:
             if self.standby is not None:
                 asked = self.standby.pooled(asked)
             self._shaped = asked if deployments is None else deployments.shaped(asked, seen)
-        except Exception as mistake:  # supervisor: units are looked after as before
+        except Exception as mistake:  # supervisor: units are supervised as before
             if self._shaped is None:
                 raise
             self._fail("rollouts", f"{type(mistake).__name__}: {mistake}")
         return self._shaped
 
     def _placed(self, plan: Plan, units: tuple[SeenUnit, ...]) -> Plan:
-        """The plan with a place for each replica. Without these all of them would seem outdated."""
+        """The plan with a place for each replica; without places, all replicas would look outdated."""
         if self.placer is None:
             return plan
         try:
             self._settled = self.placer.placed(plan, units, self.state)
-        except Exception as mistake:  # supervisor: units are looked after as before
+        except Exception as mistake:  # supervisor: units are supervised as before
             if self._settled is None:
                 raise
             self._fail("placement", f"{type(mistake).__name__}: {mistake}")
         return self._settled
 
     async def _weigh(self, placer: Placer) -> None:
-        """How much memory replicas use is looked at now and then; nothing depends on that."""
+        """Measure the memory of replicas periodically; nothing depends on it."""
         while True:
             try:
                 await placer.footprints.run(lambda: list(self.units.values()), lambda: placer.needs)
-            except Exception as mistake:  # supervisor: what was measured before stands
+            except Exception as mistake:  # supervisor: the last measurement stays
                 self._fail("footprints", f"{type(mistake).__name__}: {mistake}")
                 await asyncio.sleep(MEASURE_EVERY_S)
 
@@ -304,7 +305,7 @@ class Controller:
                 return []
 
     def _advance(self, units: Iterable[SeenUnit]) -> None:
-        """The next phase of stopping, when this one is done."""
+        """Enter the next phase of stopping once the current one is done."""
         if self.phase is Phase.STOP_GATEWAYS and not any(u.alive for u in units if u.kind is Kind.GATEWAY):
             self.phase = Phase.STOP_ALL
             self._wake.set()
@@ -316,7 +317,7 @@ class Controller:
             async with asyncio.timeout(OBSERVE_TIMEOUT_S):
                 units = await self._provider.observe()
         except (ProviderError, TimeoutError) as error:
-            self._fail("observe", str(error) or f"nothing within {OBSERVE_TIMEOUT_S:g} s")
+            self._fail("observe", str(error) or f"no response within {OBSERVE_TIMEOUT_S:g} s")
             return Seen(None, trouble=self.trouble)
         answers = await self._prober.ask(units)
         refused, self._refused = self._refused, {}
@@ -329,7 +330,7 @@ class Controller:
         return Seen(units, answers, refused, condemned=condemned)
 
     def _publish(self, before: State, units: Iterable[SeenUnit], verdict: Verdict) -> None:
-        """Before acting: gateways are told of a replica that stops before the replica is."""
+        """Publish before acting: gateways learn that a replica stops before it does."""
         known = {unit.key: unit for unit in units}
         try:
             models = make_routes(self.plan, self.state, known, self.reports, self._snapshot.replicas)
@@ -350,21 +351,21 @@ class Controller:
         self._metrics.gauge("snapshot_version").set(self._snapshot.current.version)
 
     def _remember(self, looked: Looked, began: float) -> None:
-        """What has become of the models is written down; nothing depends on that."""
+        """Record the availability of the models; nothing depends on it."""
         if self.standby is None or self.phase is not Phase.RUN:
             return
         told, now = self._snapshot.current, asyncio.get_running_loop().time()
         try:
             self.standby.remember(self.plan, looked, told, began, now)
-        except Exception as mistake:  # supervisor: it is a history and no more
+        except Exception as mistake:  # supervisor: only the history is affected
             self._fail("availability", f"{type(mistake).__name__}: {mistake}")
 
     def _why_not(self) -> str:
-        """Why nothing may be done just now; empty: it may."""
+        """Why nothing may be done now; empty: it may."""
         return self.leading.why_not() if self.leading is not None else ""
 
     async def _lend(self, units: Iterable[SeenUnit]) -> None:
-        """Share the tenants' limits out. What goes wrong here leaves gateways with less, never with more."""
+        """Divide the tenants' limits among the gateways. An error here leaves gateways with less, never with more."""
         leases = self._leases
         if leases is None:
             return
@@ -399,7 +400,7 @@ class Controller:
         self._metrics.counter("reconcile_failures_total", step).inc()
 
     def _report(self, before: State, seen: Seen, verdict: Verdict) -> None:
-        """The same verdict for history, log, metrics and screen."""
+        """Report the verdict to the journal and the metrics."""
         for move in verdict.moves:
             self._journal.note(
                 move.event.value,

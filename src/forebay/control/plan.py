@@ -1,4 +1,4 @@
-"""What a cluster file asks for, as slots and routes, once its models are prepared."""
+"""The desired state from a cluster file, as slots and routes, once its models are prepared."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -25,7 +25,7 @@ from forebay.core.scaling.sharing import Limits as ReplicaLimits
 from forebay.wire.transcript import TEXT_BYTES_MAX
 
 LOAD_MARGIN_S = 60.0
-"""A worker that does not notice itself that its engine cannot load gets this much longer."""
+"""Extra time for a worker that does not detect itself that its engine cannot load."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Artifact:
 
 @dataclass(frozen=True)
 class PlannedModel:
-    """A model as it is wanted. `routes` has no replicas yet."""
+    """The desired state of a model. `routes` has no replicas yet."""
 
     routes: ModelRoutes
     engine: str
@@ -48,21 +48,21 @@ class PlannedModel:
     slo: Slo
     slots: tuple[Slot, ...]
     spare: Slot | None = None
-    """A replica more, wanted only while those of `slots` are replaced."""
+    """An additional replica, wanted only while those of `slots` are replaced."""
     canary: tuple[Slot, ...] = ()
-    """Of the revision that is being rolled out."""
+    """The slots of the revision that is being rolled out."""
     rollout: RolloutSettings = field(default_factory=RolloutSettings)
     scale: Scale | None = None
-    """How many replicas it has follows from the load; None: always as many."""
+    """How its replica count follows the load; None: it is fixed."""
     standby: int = 0
-    """So many more are to be ready without requests."""
+    """How many more are kept ready without requests."""
     spares_auto: bool = False
-    """Whether as many are as `slo.availability` takes."""
+    """Whether that is derived from `slo.availability`."""
     placement: PlacementSettings = field(default_factory=PlacementSettings)
     cached: bool = False
-    """Whether its files are to stay in memory."""
+    """Whether its files are kept in memory."""
     active: int | None = None
-    """So many of `slots` serve, and what is ready beyond them rests; None: all serve."""
+    """How many of `slots` serve, the other ready ones being on standby; None: all serve."""
 
     @property
     def units(self) -> tuple[Slot, ...]:
@@ -72,22 +72,22 @@ class PlannedModel:
 
 @dataclass(frozen=True)
 class Plan:
-    """All that control works towards."""
+    """The desired state that control works towards."""
 
     cluster: str
     gateway_url: str
     gateways: tuple[Slot, ...]
     models: tuple[PlannedModel, ...]
     auth: str = "off"
-    """`gateway.auth`: who may come in."""
+    """`gateway.auth`: whether requests need keys."""
     dispatch: Dispatch = field(default_factory=Dispatch)
-    """Names beside those of the models."""
+    """Names besides those of the models."""
     version: str = ""
-    """Of Forebay: part of the digest of every slot."""
+    """The version of Forebay: part of the digest of every slot."""
     nodes: tuple[NodeSettings, ...] = ()
-    """Where replicas run; none: on this machine."""
+    """The nodes for replicas; none: this machine."""
     limits: ReplicaLimits = field(default_factory=ReplicaLimits)
-    """What all models together may have."""
+    """The limits that all models share."""
 
     @property
     def slots(self) -> tuple[Slot, ...]:
@@ -95,13 +95,13 @@ class Plan:
         return (*self.gateways, *(slot for model in self.models for slot in model.units))
 
     def only(self, model: str | None) -> "Plan":
-        """The same with one model; None: with all."""
+        """The plan with one model only; None: with all."""
         return replace(self, models=tuple(each for each in self.models if model in (None, each.routes.name)))
 
     def with_spares(self, state: State, units: Iterable[SeenUnit]) -> "Plan":
-        """The same, with the spare of every model whose replicas are being replaced among its slots.
+        """The plan, with a spare added to every model whose replicas are being replaced.
 
-        Not where replicas rest: one of them steps in.
+        Not to models with replicas on standby: one of these steps in.
         """
         seen = tuple(units)
         models = tuple(
@@ -115,13 +115,13 @@ class Plan:
 
 @dataclass(frozen=True)
 class Places:
-    """Where a cluster keeps its run-time state."""
+    """The paths of a cluster's run-time state."""
 
     folder: Path
 
     @property
     def snapshot(self) -> Path:
-        """What gateways route on."""
+        """The snapshot that gateways route by."""
         return self.folder / "snapshot.json"
 
     @property
@@ -131,52 +131,52 @@ class Places:
 
     @property
     def deployed(self) -> Path:
-        """What is deployed, for a start while the store is down."""
+        """The deployed state, for a start while the store is down."""
         return self.folder / "deployed.json"
 
     @property
     def scaled(self) -> Path:
-        """What is known of the scaling of models, for the same."""
+        """The scaling state, for the same purpose."""
         return self.folder / "scaled.json"
 
     @property
     def log(self) -> Path:
-        """Control's history."""
+        """Control's event log."""
         return self.folder / "control.log"
 
     @property
     def records(self) -> Path:
-        """What gateways write down of finished requests."""
+        """The gateways' records of finished requests."""
         return self.folder / "records"
 
     @property
     def availability(self) -> Path:
-        """What has become of the models from day to day."""
+        """The availability history of the models, by day."""
         return self.folder / "availability"
 
     @property
     def keys(self) -> Path:
-        """API keys, unless the cluster file says where."""
+        """API keys, unless the cluster file names another path."""
         return self.folder / "keys.json"
 
     @property
     def admin_keys(self) -> Path:
-        """Keys of the admin API, unless the cluster file says where."""
+        """Keys of the admin API, unless the cluster file names another path."""
         return self.folder / "admin-keys.json"
 
     @property
     def counts(self) -> Path:
-        """What each gateway has counted of tenants."""
+        """The tenants' usage as counted by each gateway."""
         return self.folder / "counts"
 
     @property
     def leases(self) -> Path:
-        """What several gateways share limits by."""
+        """How several gateways divide the tenants' limits."""
         return self.folder / "leases.json"
 
     @property
     def epochs(self) -> Path:
-        """The fence: which of several controls may act."""
+        """The fence: which of several controllers may act."""
         return self.folder / "epochs"
 
     @property
@@ -227,12 +227,12 @@ def _tls(gateway: GatewaySettings) -> TlsSpec | None:
 
 
 def keys_path(cluster: Cluster, places: Places) -> Path:
-    """Where the API keys of a cluster are."""
+    """The path of a cluster's API keys."""
     return Path(cluster.gateway.keys_file).absolute() if cluster.gateway.keys_file else places.keys
 
 
 def admin_keys_path(cluster: Cluster, places: Places) -> Path:
-    """Where the keys of a cluster's admin API are."""
+    """The path of a cluster's admin keys."""
     return Path(cluster.admin.keys_file).absolute() if cluster.admin.keys_file else places.admin_keys
 
 
@@ -287,7 +287,7 @@ def _first(cluster: Cluster, model: ModelSettings, artifact: Artifact, version: 
         drain_grace_s=model.drain_grace_s,
         lease_s=cluster.control.replica_lease_s,
         limits=Limits(
-            # a request that goes on with another replica's answer brings that answer's text
+            # a request that resumes another replica's stream includes the text generated so far
             body_bytes_max=cluster.gateway.limits.body_bytes_max + TEXT_BYTES_MAX,
             bodies_bytes_max=cluster.gateway.limits.bodies_bytes_max,
         ),

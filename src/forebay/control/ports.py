@@ -1,4 +1,4 @@
-"""Whether a port can be had, and who has it if not."""
+"""Binds ports, and finds out which process holds one."""
 
 import errno
 import os
@@ -13,14 +13,14 @@ COMMAND_CHARS_MAX = 100
 
 @dataclass(frozen=True)
 class Taken:
-    """A port that cannot be had: `why` in words, and the processes that hold it, as far as they can be seen."""
+    """A port that cannot be bound: why, and the processes that hold it, as far as they are visible."""
 
     why: str
     pids: tuple[int, ...] = ()
 
 
 def bind(host: str, port: int) -> socket.socket | Taken:
-    """A socket that is bound and does not listen yet, or why there is none."""
+    """A socket that is bound but not listening yet, or why there is none."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
@@ -68,7 +68,7 @@ def _pids() -> list[int]:
 def _has(pid: int, inodes: set[str]) -> bool:
     try:
         return any(os.readlink(f"/proc/{pid}/fd/{fd}") in inodes for fd in os.listdir(f"/proc/{pid}/fd"))
-    except OSError:  # it ended, or is somebody else's
+    except OSError:  # it ended, or belongs to another user
         return False
 
 

@@ -1,4 +1,4 @@
-"""Asks units how they are: replicas at `/load`, gateways at `/livez` of their own port. Never waits long."""
+"""Polls units: replicas at `/load`, gateways at `/livez` of their private port. Times out after about a second."""
 
 import asyncio
 from collections.abc import Iterable, Mapping
@@ -20,25 +20,25 @@ TIMEOUT_S = 1.0
 AT_ONCE_MAX = 32
 D = TypeVar("D")
 BODY_BYTES_MAX = 8 * 1_048_576
-"""Of any answer. The largest ones are a gateway's samples: 1,000 of them, and 32 pairs of texts."""
+"""Of any response. The largest are a gateway's samples: 1,000 of them, and 32 pairs of texts."""
 
 
 class Prober:
-    """Each question has a connection of its own. `peers` is where gateways write down their own ports."""
+    """Uses a connection per request. `peers` is where gateways publish their private ports."""
 
     def __init__(self, peers: Path) -> None:
         self._peers = peers
         self._room = asyncio.Semaphore(AT_ONCE_MAX)
 
     async def ask(self, units: Iterable[SeenUnit]) -> dict[UnitKey, Answer]:
-        """The answers of all units that have said where they listen; all together take little more than a second."""
+        """Poll all units that have published an endpoint, concurrently; takes little more than a second."""
         listening = [unit for unit in units if unit.alive and unit.endpoint]
         async with asyncio.TaskGroup() as tasks:
             asked = [(unit.key, tasks.create_task(self._ask_one(unit))) for unit in listening]
         return {key: task.result() for key, task in asked}
 
     async def demands(self, units: Iterable[SeenUnit]) -> dict[str, Demand]:
-        """What each gateway that answers has use for, by its slot; asked at once, in little more than a second."""
+        """The demand of each gateway that responds, by slot; polled concurrently, in little more than a second."""
         listening = [unit for unit in units if unit.alive and unit.endpoint and unit.kind is Kind.GATEWAY]
         async with asyncio.TaskGroup() as tasks:
             asked = [(unit.slot, tasks.create_task(self._demand(unit))) for unit in listening]
@@ -47,8 +47,8 @@ class Prober:
     async def observations(
         self, units: Iterable[SeenUnit], cursors: Mapping[str, tuple[str, int]]
     ) -> dict[str, Observed]:
-        """What gateways have seen of rollouts, by their slot, of each what is new since its instance and number in
-        `cursors`; nothing of a gateway that does not answer. Takes little more than a second."""
+        """The rollout samples of each gateway that responds, by slot: what is new since its instance and number in
+        `cursors`. Polled concurrently, in little more than a second."""
         listening = [unit for unit in units if unit.alive and unit.endpoint and unit.kind is Kind.GATEWAY]
         async with asyncio.TaskGroup() as tasks:
             asked = [
@@ -58,14 +58,16 @@ class Prober:
         return {slot: observed for slot, task in asked if (observed := task.result()) is not None}
 
     async def pressures(self, units: Iterable[SeenUnit]) -> dict[str, Pressure]:
-        """What each gateway that answers was asked for, by its slot; asked at once, in little more than a second."""
+        """The load pressure of each gateway that responds, by slot; polled concurrently, in little more than a
+        second."""
         listening = [unit for unit in units if unit.alive and unit.endpoint and unit.kind is Kind.GATEWAY]
         async with asyncio.TaskGroup() as tasks:
             asked = [(unit.slot, tasks.create_task(self._told(unit, "/pressure", Pressure))) for unit in listening]
         return {slot: pressure for slot, task in asked if (pressure := task.result()) is not None}
 
     async def pages(self, units: Iterable[SeenUnit]) -> dict[str, bytes]:
-        """The metrics of each gateway that answers, by its slot; asked at once, in little more than a second."""
+        """The metrics page of each gateway that responds, by slot; polled concurrently, in little more than a
+        second."""
         listening = [unit for unit in units if unit.alive and unit.endpoint and unit.kind is Kind.GATEWAY]
         async with asyncio.TaskGroup() as tasks:
             asked = [(unit.slot, tasks.create_task(self._page(unit))) for unit in listening]
@@ -85,7 +87,7 @@ class Prober:
         except UNREADABLE as error:
             return Silent(f"its load report cannot be read: {error}")
         if (report.replica, report.generation) != unit.key:
-            return Silent(f"{report.replica} generation {report.generation} answers at its address")
+            return Silent(f"{report.replica} generation {report.generation} responds at its address")
         return Answered(report)
 
     async def _demand(self, unit: SeenUnit) -> Demand | None:
@@ -95,7 +97,7 @@ class Prober:
         return await self._told(unit, f"/observations?after={after}&instance={quote(instance)}", Observed)
 
     async def _told(self, unit: SeenUnit, path: str, document: type[D]) -> D | None:
-        """What a gateway says at its own port. The public one knows nothing of it, and counts who asks there."""
+        """A document from a gateway's private port. The public port does not serve it, and counts such requests."""
         endpoint = self._own_port(unit)
         if endpoint is None:
             return None
@@ -117,7 +119,7 @@ class Prober:
             return await fetch_once(endpoint.host, endpoint.port, target.encode(), TIMEOUT_S, BODY_BYTES_MAX)
 
     def _own_port(self, unit: SeenUnit) -> Endpoint | None:
-        """Of a gateway the port that it shares with no other process; None: it has not told yet."""
+        """A gateway's private port, which it shares with no other process; None: not published yet."""
         if unit.kind is not Kind.GATEWAY:
             return unit.endpoint
         try:

@@ -1,4 +1,4 @@
-"""What gateways may route on: made from the state of the slots, kept on disk, replaced as a whole."""
+"""The routing snapshot: built from the state of the slots, kept on disk, replaced atomically."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -20,9 +20,9 @@ def make_routes(
     reports: Mapping[UnitKey, LoadReport],
     before: Mapping[UnitKey, Replica],
 ) -> tuple[ModelRoutes, ...]:
-    """Every replica that runs and whose address is known.
+    """The routes to every replica that runs and whose address is known.
 
-    One that this control has not heard yet stays as it was `before`: unknown is not gone.
+    A replica that this controller has no report of yet stays as it was `before`: unknown does not mean gone.
     """
     slots = {s.id: s for s in state.slots}
     models = []
@@ -50,14 +50,14 @@ def _replica(
 
 
 class Superseded(OSError):  # noqa: N818 - a state, not a mistake
-    """A control of a newer epoch has written the snapshot."""
+    """A controller of a newer epoch has written the snapshot."""
 
 
 class SnapshotFile:
-    """Writes the snapshot when it has changed; versions only grow, also from one control to the next.
+    """Writes the snapshot when it has changed; versions only increase, across controllers, too.
 
-    If somebody else has touched the file, it is written again, as gateways that start read nothing else; unless who
-    wrote it leads with a newer `epoch`.
+    If another process has modified the file, it is rewritten, as starting gateways read only the file; unless it was
+    written by a leader with a newer `epoch`.
     """
 
     def __init__(self, path: Path, epoch: int = 0) -> None:
@@ -67,17 +67,17 @@ class SnapshotFile:
         self.current = Snapshot(0)
 
     def read(self) -> None:
-        """Take up what the last control has left, if anything."""
+        """Continue from the previous controller's snapshot, if there is one."""
         try:
             self.current = msgspec.json.decode(self._path.read_bytes(), type=Snapshot)
             self._left = self._stamp()
         except (OSError, *UNREADABLE):
-            self.current = Snapshot(int(wall_s()))  # above all that came before, should a gateway still know one
+            self.current = Snapshot(int(wall_s()))  # above all previous versions, in case a gateway still has one
 
     def write(self, models: tuple[ModelRoutes, ...], dispatch: Dispatch | None = None) -> bool:
-        """Replace the snapshot, unless it says the same. Raises OSError, and then it is as it was.
+        """Replace the snapshot, unless unchanged. Raises OSError, and then the file is unchanged.
 
-        Raises `Superseded` if it is one of a newer epoch.
+        Raises `Superseded` if the file is of a newer epoch.
         """
         current = self.current
         snapshot = Snapshot(current.version + 1, models, dispatch or Dispatch(), self._epoch)
@@ -103,10 +103,10 @@ class SnapshotFile:
         except (OSError, *UNREADABLE):
             return
         if found > self._epoch:
-            raise Superseded(f"epoch {found} has written it, and this control has epoch {self._epoch}")
+            raise Superseded(f"it was written by epoch {found}, and this controller has epoch {self._epoch}")
 
     def _stamp(self) -> tuple[int, int, int] | None:
-        """Tells one content of the file from another; None if there is none."""
+        """Identifies the file's content; None if there is no file."""
         try:
             stat = self._path.stat()
         except OSError:

@@ -1,4 +1,4 @@
-"""The state of the cluster as one document: what `/v1/status` answers, and what the command line shows."""
+"""The status of the cluster as one document: the response of `/v1/status`, also used by the command line."""
 
 import os
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ from forebay.core.model import LoadReport, ReplicaState
 from forebay.core.reconcile import SeenUnit, SlotState
 
 FOLLOW = "follow"
-"""Phase of a control that does not lead."""
+"""The phase of a controller that does not lead."""
 
 
 @dataclass(frozen=True)
 class UnitStatus:
-    """A gateway process, or what replicas have in common with it. Times are wall time, seconds.
+    """A gateway process, or what replicas have in common with it. Times are wall time, in seconds.
 
-    Who does not run, or was not seen yet, has no pid: 0 would be one, for `kill` that of the caller's whole group.
+    A unit that is not running, or not observed yet, has no pid: 0 would mean the caller's process group to `kill`.
     """
 
     id: str
@@ -51,20 +51,20 @@ class ReplicaStatus(UnitStatus):
     batch_fill: float
     grpc_port: int = 0
     standby: bool = False
-    """It is ready and rests: gateways do not know it."""
+    """Whether it is ready but on standby: gateways do not route to it."""
     node: str = ""
     devices: tuple[str, ...] = ()
     memory_bytes: int = 0
-    """What it is taken to need of its node."""
+    """Its estimated need of node memory."""
     memory_used_bytes: int = 0
-    """What it really uses of it; 0: not known yet."""
+    """The node memory it actually uses; 0: not known yet."""
     misplaced: str = ""
-    """Why it has no place, or ought to have another one; empty: all is well."""
+    """Why it has no place, or should have another; empty: neither."""
 
 
 @dataclass(frozen=True)
 class RolloutStatus:
-    """A rollout under way. `since`: when its phase, or the step in it, began; wall time, seconds."""
+    """An active rollout. `since`: when its phase, or the current step, began; wall time, in seconds."""
 
     id: str
     kind: str
@@ -79,7 +79,7 @@ class RolloutStatus:
 
 @dataclass(frozen=True)
 class ModelStatus:
-    """A model. `revision` is the wanted one, and the one that serves while another is rolled out."""
+    """A model. `revision`: the wanted one; during a rollout, the stable one."""
 
     name: str
     task: str
@@ -92,24 +92,24 @@ class ModelStatus:
     replicas: tuple[ReplicaStatus, ...]
     rollout: RolloutStatus | None = None
     standby: int = 0
-    """Of those that are ready, so many rest."""
+    """How many of the ready replicas are on standby."""
     on_demand: bool = False
-    """It may be without replicas while nobody asks."""
+    """Whether it may have no replicas while there are no requests."""
     least: int | None = None
-    """Bounds of its scaling that hold now; null: it is not scaled."""
+    """The current bounds of its scaling; null: it is not scaled."""
     most: int | None = None
     trouble: str = ""
-    """Why no replica of its revision can be started; empty: any can."""
+    """Why no replica of its revision can be started; empty: they can."""
 
     @property
     def serves(self) -> bool:
-        """Whether requests are answered, be it after the start of a replica."""
+        """Whether requests are served, possibly after a replica has started."""
         return self.ready > 0 or self.on_demand
 
 
 @dataclass(frozen=True)
 class Status:
-    """A cluster. `ready`: every model has a ready replica or gets one on demand, and a gateway answers."""
+    """A cluster. `ready`: every model has a ready replica or starts one on demand, and a gateway is ready."""
 
     cluster: str
     version: str
@@ -121,17 +121,17 @@ class Status:
     gateways: tuple[UnitStatus, ...]
     models: tuple[ModelStatus, ...]
     leader: LeaderStatus | None = None
-    """Where there are several controls: the one that leads, as far as is known; the others say nothing of units."""
+    """With several controllers, the leader as far as known; the others report no units."""
 
     @property
     def complete(self) -> bool:
-        """Every gateway and every replica that is wanted is ready."""
+        """Whether every gateway and every wanted replica is ready."""
         gateways = all(g.state is ReplicaState.READY for g in self.gateways)
         return self.ready and gateways and all(m.ready == m.wanted for m in self.models)
 
 
 def make_status(control: Controller, now: float, wall: float) -> Status:
-    """The status at `now` on the loop's clock, which is `wall` on the wall."""
+    """The status at `now` on the loop's clock, which is `wall` in wall time."""
     states = {s.id: s for s in control.state.slots}
     gateways = tuple(
         _unit(control, states.get(g.id) or SlotState(g.id, now), now, wall) for g in control.plan.gateways

@@ -242,8 +242,8 @@ def test_a_hanging_driver_is_not_asked_again_until_it_comes_back() -> None:
 
         source = Hanging()
         watch = Watch(source)
-        assert "not answered for 0.05 s" in (await watch.look(0.05)).trouble
-        assert "has not come back" in (await watch.look()).trouble
+        assert "not responded for 0.05 s" in (await watch.look(0.05)).trouble
+        assert "has not returned" in (await watch.look()).trouble
         watch.close()
         assert not source.closed
         free.set()

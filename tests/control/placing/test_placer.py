@@ -268,7 +268,7 @@ def test_what_replicas_really_use_counts_and_is_told_of_if_it_is_far_more() -> N
     assert told == [
         (
             "memory",
-            "chat-0 uses 1.8 GiB of memory and was taken to need 1: say more with `placement.memory_gib` of chat",
+            "chat-0 uses 1.8 GiB of memory and was estimated to need 1: set a higher `placement.memory_gib` for chat",
         )
     ], "once"
     both = (model("chat", 1, memory_gib=1), model("embed", 1))

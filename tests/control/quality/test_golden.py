@@ -99,7 +99,7 @@ def test_an_answer_that_does_not_come_in_time_is_lost() -> None:
         server = await asyncio.start_server(hang, "127.0.0.1", 0)
         asker = HttpAsker()
         try:
-            with pytest.raises(Lost, match="no answer within"):
+            with pytest.raises(Lost, match="no response within"):
                 await asker.ask(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", "/", b"{}", 0.05)
         finally:
             gone.set()

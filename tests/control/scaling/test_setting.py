@@ -103,8 +103,8 @@ def test_a_bound_that_people_do_not_set_stays_that_of_the_schedule(
     ("wish", "text"),
     [
         (Wish("other", 1), "there is no model other; there is: chat"),
-        (Wish("chat", 7), "7 replicas are outside of 1 to 6"),
-        (Wish("chat", 0), "0 replicas are outside of 1 to 6"),
+        (Wish("chat", 7), "7 replicas are outside 1 to 6"),
+        (Wish("chat", 0), "0 replicas are outside 1 to 6"),
         (Wish("chat", min=7), "min would be 7, and max 6"),
         (Wish("chat", max=0), "min would be 1, and max 0"),
     ],

@@ -29,11 +29,11 @@ def test_files_are_kept_as_far_as_half_of_the_memory_goes(folder: Path) -> None:
     wanted = {"whole": folder, "one": folder / "b.gguf", "none": folder / "synthetic"}
     assert files_of(folder) == [folder / "b.gguf", folder / "deep" / "a.bin"]
     assert read_ahead(wanted, 100 * MB) == {
-        "none": "its 0 MB are kept in memory",
-        "one": "its 1 MB are kept in memory",
-        "whole": "its 3 MB are kept in memory",
+        "none": "its 0 MB are cached in memory",
+        "one": "its 1 MB are cached in memory",
+        "whole": "its 3 MB are cached in memory",
     }
-    assert read_ahead(wanted, 4 * MB)["whole"] == "its 3 MB are not kept in memory: there is room for 1 MB"
+    assert read_ahead(wanted, 4 * MB)["whole"] == "its 3 MB are not cached in memory: there is room for 1 MB"
 
 
 def test_what_is_available_is_what_the_kernel_says(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_only_models_that_ask_for_it_are_kept(folder: Path) -> None:
 
     play(folder, test)
     wanted = plan(World(folder, None), folder)  # type: ignore[arg-type]
-    assert asyncio.run(in_memory(wanted)) == {"big": "its 3 MB are kept in memory"}
+    assert asyncio.run(in_memory(wanted)) == {"big": "its 3 MB are cached in memory"}
 
 
 def test_control_says_once_what_is_kept_and_goes_on_when_a_file_is_gone(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Asks sources without waiting for ever: a driver may hang, and its call cannot be broken off."""
+"""Polls device sources with a timeout: a driver may hang, and its call cannot be cancelled."""
 
 import asyncio
 import threading
@@ -12,12 +12,13 @@ from forebay.providers.devices.protocol import DeviceSource, DevicesUnknown
 
 T = TypeVar("T")
 TIMEOUT_S: Final = 10.0
-"""A driver that nobody has used for a while takes seconds for each GPU."""
+"""A driver that has been idle for a while takes seconds for each GPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What a source says now. `trouble`: why readings, None, are unknown, or else why errors are not heard."""
+    """The result of polling a source. `trouble`: why readings are unknown (None), or else why errors cannot be
+    read."""
 
     readings: tuple[DeviceReading, ...] | None
     events: tuple[DeviceEvent, ...] = ()
@@ -25,24 +26,24 @@ class Look:
 
 
 class Watch:
-    """One source. While a call hangs it is not asked again: there is never more than one thread."""
+    """One source. While a call hangs it is not polled again: there is never more than one thread."""
 
     def __init__(self, source: DeviceSource) -> None:
         self._source = source
         self._hangs: asyncio.Future[Look] | None = None
 
     async def look(self, timeout_s: float = TIMEOUT_S) -> Look:
-        """Ask it. Never raises."""
+        """Poll the source. Never raises."""
         if self._hangs is not None and not self._hangs.done():
-            return Look(None, trouble="an earlier call of its driver has not come back")
+            return Look(None, trouble="an earlier call of its driver has not returned")
         asked = self._hangs = _in_thread(self._ask)
         done, _ = await asyncio.wait([asked], timeout=timeout_s)
         if not done:
-            return Look(None, trouble=f"its driver has not answered for {timeout_s:g} s")
+            return Look(None, trouble=f"its driver has not responded for {timeout_s:g} s")
         return asked.result()
 
     def close(self) -> None:
-        """Let go of the source, unless it hangs."""
+        """Close the source, unless it hangs."""
         if self._hangs is None or self._hangs.done():
             self._source.close()
 
@@ -53,24 +54,24 @@ class Watch:
 
 
 def _tried(call: Callable[[], T]) -> tuple[T | None, str]:
-    """What a source says, or why it says nothing."""
+    """The result of a call, or why it failed."""
     try:
         return call(), ""
     except DevicesUnknown as error:
         return None, str(error)
-    except Exception as mistake:  # supervisor: a driver's library may raise anything, which is no news of devices
+    except Exception as mistake:  # supervisor: a driver's library may raise anything, which says nothing of devices
         return None, f"{type(mistake).__name__}: {mistake}"
 
 
 async def look_at_all(watches: Mapping[str, Watch], timeout_s: float) -> dict[str, Look]:
-    """All sources at once, by node."""
+    """Poll all sources concurrently; results by node."""
     nodes = sorted(watches)
     looks = await asyncio.gather(*(watches[node].look(timeout_s) for node in nodes))
     return dict(zip(nodes, looks, strict=True))
 
 
 def _in_thread(work: Callable[[], T]) -> "asyncio.Future[T]":
-    """Run it in a thread that nobody waits for when the process ends."""
+    """Run work in a daemon thread, which does not delay the exit of the process."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
@@ -80,7 +81,7 @@ def _in_thread(work: Callable[[], T]) -> "asyncio.Future[T]":
 
     def run() -> None:
         found = work()
-        with suppress(RuntimeError):  # nobody waits any more: the loop is closed
+        with suppress(RuntimeError):  # the loop is closed: the result is not needed any more
             loop.call_soon_threadsafe(finish, found)
 
     threading.Thread(target=run, name="devices", daemon=True).start()

@@ -1,6 +1,6 @@
-"""How nodes and their GPUs are: looks at them again and again, remembers, and says what may run where.
+"""Health of nodes and their GPUs: polls them, keeps their state, and decides what may run where.
 
-Nothing here waits for a round of control, and no round waits for it: a round reads what is known.
+Nothing here waits for a round of control, and no round waits for it: a round reads the last known state.
 """
 
 import asyncio
@@ -43,15 +43,15 @@ from forebay.store.documents import Changed, Documents, Kept
 T = TypeVar("T")
 CONTROL: Final = "control"
 SERVING: Final = frozenset({State.HEALTHY, State.DEGRADED})
-"""Between these a device comes and goes with the weather: that is told, and not written down."""
+"""A device changes between these often: such changes are logged, but not stored."""
 BEGIN_TIMEOUT_S: Final = 3.0
-"""Units that run need control sooner than it needs to know of GPUs."""
+"""Running units need control sooner than it needs to know of GPUs."""
 RETRY_S: Final = 2.0
-"""After so long a store is asked again that could not be used."""
+"""How long to wait before using the store again after it failed."""
 
 
 class NodeRefused(Exception):  # noqa: N818 - an answer, not a mistake
-    """What was asked of a node is not done. `param`: what is wrong, `node` or `device` for one that there is not."""
+    """A request for a node was rejected. `param`: what is wrong; `node` or `device` if it does not exist."""
 
     def __init__(self, text: str, param: str | None = None) -> None:
         super().__init__(text)
@@ -60,7 +60,7 @@ class NodeRefused(Exception):  # noqa: N818 - an answer, not a mistake
 
 
 class Health:
-    """Remembers every node and device. `sources` by node, and that of this machine as `local`; `nodes`: those of the
+    """The state of every node and device. `sources` by node, that of this machine as `local`; `nodes`: those of the
     cluster file; `homeless`: a sentence for each slot on a node that would fit nowhere else."""
 
     def __init__(
@@ -86,9 +86,9 @@ class Health:
         self._declared = nodes
         self.homeless = homeless
         self.trouble = ""
-        """Why the store cannot be used; empty: it can."""
+        """Why the store is unavailable; empty: it is available."""
         self.silent: dict[str, str] = {}
-        """Sources that cannot tell everything now, and why."""
+        """Sources that cannot report everything now, and why."""
         self._blind: set[str] = set()
         """Those of them that cannot read any device."""
         self._nodes: dict[str, Remembered] = {}
@@ -110,32 +110,32 @@ class Health:
 
     @property
     def readings(self) -> Mapping[str, DeviceReading]:
-        """What was read last of every device, by id; of a node whose source is silent, what it said before."""
+        """The last reading of every device, by id, including those of nodes whose source is silent."""
         return self._readings
 
     def close(self) -> None:
-        """Let go of sources and store."""
+        """Close the sources and the store."""
         for watch in self._watches.values():
             watch.close()
         self._records.close()
 
     async def begin(self) -> None:
-        """Take up what is stored; while the store is down, what is seen counts, and the rest is taken up later."""
+        """Load the stored state; while the store is down only what is observed counts, and it is loaded later."""
         await self._read()
         await self.look(BEGIN_TIMEOUT_S)
 
     async def run(self, wake: Callable[[], None]) -> None:
-        """Look again and again, and write down what changes, until cancelled. `wake` asks for a round."""
+        """Poll, and store changes, until cancelled. `wake` requests a round."""
         self._wake = wake
         while True:
             await asyncio.sleep(self._poll_s)
             try:
                 await self.look()
-            except Exception as mistake:  # supervisor: what is known stays, and is looked at again
+            except Exception as mistake:  # supervisor: the known state stays, and is polled again
                 self._note("trouble", f"health: {type(mistake).__name__}: {mistake}")
 
     async def look(self, timeout_s: float = TIMEOUT_S) -> None:
-        """Ask all sources once, and wait so long for each."""
+        """Poll all sources once, with that timeout for each."""
         if not self._is_read and self._may_use_store():
             await self._read()
         now = wall_s()
@@ -145,14 +145,14 @@ class Health:
         await self._keep()
 
     def condemned(self, units: Iterable[SeenUnit]) -> Mapping[UnitKey, str]:
-        """Units that are lost by an error of their device, and why. `units` are all that run."""
+        """Units lost by an error of their device, and why. `units` are all that run."""
         self._units = tuple(units)
         keys = {unit.key for unit in self._units if unit.alive}
         self._condemned = {key: why for key, why in self._condemned.items() if key in keys}
         return self._condemned
 
     def weighed(self, models: tuple[ModelRoutes, ...]) -> tuple[ModelRoutes, ...]:
-        """The routes, with the weight of every replica whose devices are slow."""
+        """The routes, with a lower weight for every replica whose devices are slow."""
         weights = self._weights()
         return tuple(_with_weights(model, weights) for model in models)
 
@@ -166,11 +166,11 @@ class Health:
         return sum(known) / len(known) if known else None
 
     def nodes(self) -> tuple[Standing, ...]:
-        """How every node is, by name."""
+        """The state of every node, by name."""
         return tuple(self._standing(name) for name in self._names())
 
     async def drain(self, name: str, actor: str, why: str, *, force: bool = False) -> Standing:
-        """Let nothing run on a node any more. Raises `NodeRefused` if what runs there fits nowhere else."""
+        """Drain a node. Raises `NodeRefused` if what runs there fits nowhere else."""
         node = self._node(name)
         homeless = () if force else self._homeless(name)
         if homeless:
@@ -182,7 +182,7 @@ class Health:
         return self._standing(name)
 
     async def undrain(self, name: str, actor: str, why: str, device: str = "") -> Standing:
-        """Let a node serve again, or a device of it that was taken out. Raises `NodeRefused`."""
+        """Put a node, or a device of it, back into service. Raises `NodeRefused`."""
         node, now = self._node(name), wall_s()
         if device:
             self._release(node, device, why or f"released by {actor}")
@@ -196,7 +196,7 @@ class Health:
         return self._standing(name)
 
     def _names(self) -> list[str]:
-        """Nodes that are declared, or that something is known of; without either, this machine."""
+        """Nodes that are declared, or of which there are readings; without either, this machine."""
         declared = {node.name for node in self._declared()} or {LOCAL}
         return sorted(declared | {reading.node for reading in self._readings.values()})
 
@@ -228,7 +228,7 @@ class Health:
         node.put(release(state, wall_s(), why, self._rules))
 
     async def _said(self, node: Remembered, changed: Changed, text: str) -> None:
-        """Somebody has asked for a change: it counts at once, also while the store is down."""
+        """An operator's change: it takes effect at once, even while the store is down."""
         node.changed.append(changed)
         why = f": {changed.why}" if changed.why else ""
         self._note(changed.kind, f"{text}{why} (by {changed.actor})")
@@ -244,7 +244,7 @@ class Health:
         return standing_of(node.memory, name, self._readings, self._units, trouble)
 
     def _take(self, source: str, look: Look, now: float) -> None:
-        """Take in what a source says of its devices."""
+        """Process what a source reports of its devices."""
         self._hear(source, look)
         if look.readings is not None:
             self._replace(source, look.readings)
@@ -263,7 +263,7 @@ class Health:
             self._meters.device(reading, state)
 
     def _replace(self, source: str, readings: Iterable[DeviceReading]) -> None:
-        """What a source says of its devices takes the place of what it said before."""
+        """Replace the devices of a source by its new readings."""
         whole = {each.device: each for each in readings}
         owners = {gpu.id: node.name for node in self._declared() for gpu in node.gpus or ()}
         home = source if source != LOCAL else next((node.name for node in self._declared()), LOCAL)
@@ -279,7 +279,7 @@ class Health:
     def _hits(
         self, source: str, events: Iterable[DeviceEvent], here: Mapping[str, DeviceReading]
     ) -> dict[str, list[DeviceEvent]]:
-        """Errors by the devices that they hit, of those that are here."""
+        """Errors by the local devices that they affect."""
         hits: dict[str, list[DeviceEvent]] = {}
         for event in events:
             devices = hit(event.device, here.values())
@@ -290,7 +290,7 @@ class Health:
         return hits
 
     def _follow(self, node: Remembered, effect: Effect, now: float) -> None:
-        """Do and tell what a step has found."""
+        """Act on the effect of a step, and report it."""
         moved = effect.after is not effect.before
         kind = f"device.{effect.after}" if moved else f"device.{effect.remedy.name.lower()}"
         self._note(kind, f"{effect.device} of {node.name}: {effect.why or effect.after}")
@@ -318,7 +318,7 @@ class Health:
             self._note("devices_unknown", told if trouble else f"the devices of {source} can be read again")
 
     def _settle(self) -> None:
-        """Work out what is excluded; if that has changed, or units were hit, a round is due."""
+        """Determine what is excluded; request a round if that has changed, or units were hit."""
         nodes, devices = {}, {}
         for name, node in sorted(self._nodes.items()):
             if node.memory.maintenance is not None:
@@ -347,7 +347,7 @@ class Health:
         return {key: weight for key, weight in found.items() if weight < 1.0}
 
     async def _read(self) -> None:
-        """Know what is stored, once."""
+        """Load the stored state, once."""
         try:
             stored = await self._try(self._records.known)
         except StoreError:
@@ -360,7 +360,7 @@ class Health:
         self._settle()
 
     async def _keep(self) -> None:
-        """Store what has changed; if that cannot be done now, later."""
+        """Store what has changed; if that fails, it is retried later."""
         if not self._is_read or not self._may_use_store():
             return
         async with self._turn:
@@ -372,7 +372,7 @@ class Health:
         kept, changed = node.kept, tuple(node.changed)
         try:
             stored = await self._try(lambda: self._records.keep(node.name, kept, changed[-1].at, changed))
-        except Conflict:  # somebody else, or we ourselves and the answer was lost
+        except Conflict:  # another writer, or our own write whose response was lost
             again = (await self._try(self._records.known)).get(node.name, Kept())
             node.version = again.version
             if again.text != kept.text:

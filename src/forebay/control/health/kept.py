@@ -1,4 +1,4 @@
-"""What is remembered of a node, in memory and in the store."""
+"""The state of a node, in memory and in the store."""
 
 from dataclasses import dataclass, field, replace
 
@@ -11,7 +11,7 @@ from forebay.wire.documents import UNREADABLE
 
 @dataclass(frozen=True, slots=True)
 class Maintenance:
-    """Somebody has taken a node out of service. `since` is wall time."""
+    """An operator has drained a node. `since` is wall time."""
 
     since: float
     by: str
@@ -19,13 +19,13 @@ class Maintenance:
 
     @property
     def text(self) -> str:
-        """For people."""
+        """As text for people."""
         return f"drained by {self.by}{f': {self.why}' if self.why else ''}"
 
 
 @dataclass(frozen=True, slots=True)
 class NodeMemory:
-    """The document that is stored of a node."""
+    """The stored document of a node."""
 
     maintenance: Maintenance | None = None
     devices: dict[str, DeviceState] = field(default_factory=dict)
@@ -33,22 +33,22 @@ class NodeMemory:
 
 @dataclass
 class Remembered:
-    """A node: its memory, the version of it that is stored, and what has happened since."""
+    """A node: its state, the stored version of it, and changes since."""
 
     name: str
     memory: NodeMemory = field(default_factory=NodeMemory)
     version: int = 0
     changed: list[Changed] = field(default_factory=list)
     asked: bool = False
-    """Somebody has drained or undrained it since control was started: what is stored is older."""
+    """An operator has drained or undrained it since control started: the stored state is older."""
 
     @property
     def kept(self) -> Kept:
-        """As it is to be stored."""
+        """The document to be stored."""
         return Kept(msgspec.json.encode(self.memory).decode(), self.version)
 
     def take(self, kept: Kept) -> str:
-        """Take over what was stored before; what happened since goes before it. What is wrong; empty: nothing."""
+        """Merge the stored state; newer changes take precedence. Returns what is wrong; empty: nothing."""
         self.version = kept.version
         try:
             old = msgspec.json.decode(kept.text, type=NodeMemory)
@@ -62,5 +62,5 @@ class Remembered:
         return ""
 
     def put(self, state: DeviceState) -> None:
-        """Remember a device as it is now."""
+        """Set the state of a device."""
         self.memory = replace(self.memory, devices={**self.memory.devices, state.device: state})

@@ -1,4 +1,4 @@
-"""The metrics of nodes and devices."""
+"""Metrics of nodes and devices."""
 
 from collections.abc import Mapping
 
@@ -10,13 +10,13 @@ GAUGES = ("device_temperature_celsius", "device_duty_ratio", "device_weight", "d
 
 
 class Meters:
-    """Sets them. What is unknown has no value, rather than zero."""
+    """Sets them. Unknown values are absent rather than zero."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
 
     def device(self, reading: DeviceReading, state: DeviceState) -> None:
-        """A device was read, or is taken for what it was."""
+        """Update the metrics of a device, from a reading or its last known state."""
         node = reading.node
         values = (reading.temperature_c, reading.duty, state.weight, reading.memory_used_bytes)
         for name, value in zip(GAUGES, values, strict=True):
@@ -28,21 +28,21 @@ class Meters:
             self._metrics.gauge("device_state", node, reading.device, each.value).set(state.state is each)
 
     def forget(self, reading: DeviceReading) -> None:
-        """A device is not there any more."""
+        """Remove the metrics of a device that is gone."""
         for name in GAUGES:
             self._metrics.forget(name, reading.node, reading.device)
         for each in Health:
             self._metrics.forget("device_state", reading.node, reading.device, each.value)
 
     def error(self, node: str, device: str, remedy: Remedy) -> None:
-        """A device has reported an error."""
+        """Count an error of a device."""
         self._metrics.counter("device_errors_total", node, device, remedy.name.lower()).inc()
 
     def nodes(self, nodes: Mapping[str, Remembered]) -> None:
-        """Which of the nodes are drained."""
+        """Which nodes are drained."""
         for name, node in nodes.items():
             self._metrics.gauge("node_drained", name).set(node.memory.maintenance is not None)
 
     def source(self, node: str, up: bool) -> None:
-        """A source was asked."""
+        """Whether a source could be polled."""
         self._metrics.gauge("device_source_up", node).set(up)

@@ -1,4 +1,4 @@
-"""How a node is, for people: what `/v1/nodes` answers."""
+"""The state of nodes as documents: the response of `/v1/nodes`."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -22,9 +22,9 @@ class DeviceStanding:
     why: str
     since: float
     remedy: str
-    """What was asked for by what took it out; `ignore`: nothing."""
+    """The remedy required by the error that took it out of service; `ignore`: none."""
     calm_at: float
-    """When its rest or its probation is over, if nothing happens; 0: it has none."""
+    """When its rest or probation ends if nothing happens; 0: it has none."""
     weight: float
     lost: bool
     memory_bytes: int | None
@@ -44,7 +44,7 @@ class DeviceStanding:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """A node. `state`: `serving`, `draining` while something runs there that should not, `drained`."""
+    """A node. `state`: `serving`, `draining` while something still runs there, `drained`."""
 
     name: str
     state: str
@@ -53,7 +53,7 @@ class Standing:
     since: float
     """When it was drained; 0: it is not."""
     trouble: str
-    """Why nothing is known of its devices; empty: they can be read, or there is no source."""
+    """Why its devices are unknown; empty: they can be read, or there is no source."""
     replicas: tuple[str, ...]
     """Slots that run there."""
     devices: tuple[DeviceStanding, ...]

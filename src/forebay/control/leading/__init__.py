@@ -1,1 +1,1 @@
-"""Leadership among several controllers: waiting as a follower, and leading while the lease lasts."""
+"""Leader election among several controllers: waiting as a follower, and leading while the lease lasts."""

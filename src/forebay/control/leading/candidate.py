@@ -1,4 +1,4 @@
-"""A control that waits for its turn: it looks again and again whether it may lead."""
+"""A controller that waits to become the leader."""
 
 import asyncio
 from collections.abc import Callable
@@ -12,11 +12,11 @@ from forebay.store.database import Store, StoreError
 from forebay.store.leadership import Leader, Leadership
 
 CHANGED = "follows"
-"""Kind of the event that says who leads."""
+"""Kind of the event that names the leader."""
 
 
 class Candidate:
-    """Waits. `epochs` is the fence of the run folder; `note` is told whom it follows, and what is the matter."""
+    """A follower. `epochs`: the fence file of the run folder; `note` is told of new leaders and of problems."""
 
     def __init__(self, leadership: Leadership, epochs: Path, url: str, note: Callable[[str, str], None]) -> None:
         self._leadership = leadership
@@ -41,7 +41,7 @@ class Candidate:
         return store
 
     async def elected(self, run: Run) -> Term:
-        """Wait until this control leads, and nobody of an older epoch can act any more."""
+        """Wait until this controller is the leader, and no controller of an older epoch can act any more."""
         now = asyncio.get_running_loop().time
         while True:
             term = await self.attempt(run, now)
@@ -50,14 +50,14 @@ class Candidate:
             await asyncio.sleep(self._leadership.lease_s / LOOKS)
 
     async def attempt(self, run: Run, now: Callable[[], float]) -> Term | None:
-        """Lead if it can be; None: not yet. `now` is this control's own clock."""
+        """Become the leader if possible; None: not yet. `now` is this controller's own clock."""
         asked_at = now()
         try:
             leader = await run(lambda: self._leadership.apply(height(self._epochs)))
             if leader.holder == self._leadership.holder:
                 fence = Fence(self._epochs, leader.epoch)
                 fence.raise_up()
-                self._leader = None  # who led before does not, whoever deposes this one
+                self._leader = None  # the previous leader is not one any more, whoever deposes this one
                 return Term(self._leadership, fence, asked_at, self._url, now=now)
         except (StoreError, Fenced, OSError) as error:
             self._hear(str(error))
@@ -66,7 +66,7 @@ class Candidate:
         return None
 
     async def resign(self, run: Run) -> None:
-        """Neither wait nor lead any more; if the store cannot be told, the lease ends by itself."""
+        """Stop waiting or leading; if the store is unavailable, the lease expires by itself."""
         try:
             await run(self._leadership.resign)
         except StoreError as error:

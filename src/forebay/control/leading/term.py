@@ -1,7 +1,7 @@
-"""The time for which a control leads: it may act while its lease lasts by its own clock, and ends when it is deposed.
+"""A term of leadership: the controller may act while its lease lasts by its own clock; the term ends when deposed.
 
-A lease that cannot be renewed only pauses it: with the store down nobody else can take it either, and when the store
-is back the same control goes on, unless another one was quicker.
+If the lease cannot be renewed, the controller only pauses: with the store down no other one can take the lease
+either, and when the store is back the same one goes on, unless another was quicker.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from forebay.store.leadership import Deposed, Guarded, Leadership
 
 @dataclass(frozen=True, slots=True)
 class LeaderStatus:
-    """Who leads. `here`: the control that was asked. `waiting`: how many others could take over."""
+    """The leader. `here`: it is the controller that was asked. `waiting`: how many others could take over."""
 
     epoch: int
     holder: str
@@ -28,21 +28,21 @@ class LeaderStatus:
 
 
 class Leading(Protocol):
-    """What a control knows of who leads."""
+    """A controller's view of the leadership."""
 
     def why_not(self) -> str:
-        """Why this one may not act just now; empty: it may."""
+        """Why this controller may not act now; empty: it may."""
 
     @property
     def told(self) -> LeaderStatus | None:
-        """Who leads; None: that is not known."""
+        """The leader; None: unknown."""
 
     def guard(self, store: Store) -> Store:
-        """The store for what this one writes as a leader."""
+        """The store for what this controller writes as the leader."""
 
 
 class Term:
-    """A term of this control. `asked_at`: when it asked for what it got, by its own clock `now`, seconds."""
+    """A term of this controller. `asked_at`: when it requested the lease, by its own clock `now`, in seconds."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Term:
         self.waiting = 0
         """How many others wait."""
         self.over = ""
-        """Why it leads no more; empty: it does."""
+        """Why the term is over; empty: it is not."""
         self._leadership = leadership
         self._url = url
         self._now = now
@@ -82,13 +82,13 @@ class Term:
         return Guarded(store, self._leadership, self.epoch)
 
     async def keep(self, run: Run) -> None:
-        """Renew the lease until this control is deposed, whatever happens to the store."""
+        """Renew the lease until deposed, whatever happens to the store."""
         while not self.over:
             await asyncio.sleep(self._leadership.lease_s / RENEWALS)
             await self.renew(run)
 
     async def renew(self, run: Run) -> None:
-        """Try to go on leading."""
+        """Try to renew the lease."""
         asked_at = self._now()
         try:
             self.fence.check()

@@ -1,4 +1,4 @@
-"""What replicas really use of the memory of their node, beside what they were taken to need."""
+"""The memory that replicas actually use, compared with their estimated need."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
@@ -9,13 +9,13 @@ from forebay.core.reconcile import Kind, SeenUnit, UnitKey
 from forebay.providers.footprint import used_bytes
 
 MEASURE_EVERY_S: Final = 15.0
-"""It reads a line for each mapping of each process: some milliseconds a replica, in a thread."""
+"""Measuring reads a line for each mapping of each process: some milliseconds per replica, in a thread."""
 MARGIN: Final = 0.5
-"""An estimate may be wrong by this share of it; whoever goes beyond is told of."""
+"""The tolerated error of an estimate, as a share of it; a replica that uses more is reported."""
 
 
 class Footprints:
-    """Measures again and again. What it has found is `used`, by unit, bytes; units that are gone are forgotten."""
+    """Measures periodically. `used`: the results in bytes, by unit; units that are gone are removed."""
 
     def __init__(
         self, note: Callable[[str, str], None], read: Callable[[Iterable[int]], dict[int, int]] = used_bytes
@@ -32,7 +32,7 @@ class Footprints:
             await asyncio.sleep(MEASURE_EVERY_S)
 
     async def measure(self, units: Iterable[SeenUnit], needs: Mapping[str, Need]) -> None:
-        """Once. Says of each unit once that it uses far more than it was taken to need."""
+        """Measure once. Reports each unit once that uses far more than estimated."""
         pids = {unit.key: unit.pid for unit in units if unit.alive and unit.kind is Kind.REPLICA and unit.pid}
         found = await asyncio.to_thread(self._read, sorted(pids.values()))
         self.used = {key: found[pid] for key, pid in sorted(pids.items()) if pid in found}
@@ -42,5 +42,5 @@ class Footprints:
             if need is None or need.gpus or key in self._told or used <= need.memory_bytes * (1 + MARGIN):
                 continue
             self._told.add(key)
-            text = f"{key[0]} uses {gib(used)} GiB of memory and was taken to need {gib(need.memory_bytes)}"
-            self._note("memory", f"{text}: say more with `placement.memory_gib` of {need.model}")
+            text = f"{key[0]} uses {gib(used)} GiB of memory and was estimated to need {gib(need.memory_bytes)}"
+            self._note("memory", f"{text}: set a higher `placement.memory_gib` for {need.model}")

@@ -1,4 +1,4 @@
-"""What the replicas of a model need: what its section says, and what is estimated where it says nothing."""
+"""The resource needs of a model's replicas: as configured, or estimated where not configured."""
 
 from collections.abc import Callable, Collection, Mapping
 
@@ -11,12 +11,12 @@ from forebay.core.reconcile import Slot
 
 Settings = Mapping[str, int | float | str | bool]
 Estimate = Callable[[str, str, Settings, int], Footprint]
-"""What a replica takes, by engine, path of the artifact, settings of the engine, and number of GPUs: of each of them,
-or with 0 of the memory of its node. It may read files, and does not raise."""
+"""The memory a replica takes, by engine, artifact path, engine settings, and number of GPUs: on each GPU, or with 0
+on its node. It may read files, and does not raise."""
 
 
 class Needs:
-    """Remembers the estimates: each reads the header of a file."""
+    """Caches the estimates: each reads the header of a file."""
 
     def __init__(self, estimate: Estimate) -> None:
         self._estimate = estimate
@@ -24,14 +24,14 @@ class Needs:
         self._needs: dict[str, tuple[PlacementSettings, Slot, Need]] = {}
 
     def of(self, model: PlannedModel, slot: Slot) -> Need:
-        """The need of a slot of a model; the same object as long as both stay the same."""
+        """The need of a slot of a model; the same object as long as both are unchanged."""
         known = self._needs.get(slot.id)
         if known is None or known[:2] != (model.placement, slot):
             known = self._needs[slot.id] = model.placement, slot, self._need(model, slot)
         return known[2]
 
     def keep(self, slots: Collection[str]) -> None:
-        """Forget the needs of all other slots."""
+        """Drop the needs of all other slots."""
         for gone in self._needs.keys() - slots:
             del self._needs[gone]
 
@@ -62,7 +62,7 @@ class Needs:
         )
 
     def footprint(self, spec: WorkerSpec, gpus: int) -> Footprint:
-        """What such a replica is estimated to take."""
+        """The estimated memory of such a replica."""
         key = (spec.engine, spec.artifact, gpus, *sorted(spec.settings.items()))
         made = self._made.get(key)
         if made is None:

@@ -1,4 +1,4 @@
-"""The nodes as placement knows them: what the cluster file says, what the machine has, and how the devices are."""
+"""The nodes for placement: from the cluster file, the machine, and the state of the devices."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -10,7 +10,7 @@ from forebay.core.placement.values import GIB, Claim, Device, Node
 from forebay.providers.machine import Machine
 
 FOREIGN_STEP_BYTES: Final = 64 * 1024**2
-"""Memory that others use is rounded up to this, so that placements do not change with every reading."""
+"""Memory used by others is rounded up to this, so that placements do not change with every reading."""
 USUAL: Final = (NodeSettings(name=LOCAL),)
 """The nodes of a cluster whose file names none."""
 
@@ -18,7 +18,7 @@ USUAL: Final = (NodeSettings(name=LOCAL),)
 def make_nodes(
     settings: Sequence[NodeSettings], machine: Machine, readings: Mapping[str, DeviceReading], excluded: Excluded
 ) -> tuple[Node, ...]:
-    """The nodes by name, with all the memory that they have."""
+    """The nodes by name, with their total memory."""
     nodes = [_node(each, machine, readings, excluded) for each in settings or USUAL]
     return tuple(sorted(nodes, key=lambda node: node.name))
 
@@ -26,7 +26,7 @@ def make_nodes(
 def with_foreign(
     nodes: Iterable[Node], readings: Mapping[str, DeviceReading], claims: Iterable[Claim]
 ) -> tuple[Node, ...]:
-    """The same with what others use of the devices: what is used in all, and `claims` do not explain."""
+    """The nodes including memory used by others: the total use of each device that `claims` do not explain."""
     own: dict[str, int] = {}
     for claim in claims:
         for id, size in zip(claim.spot.devices, claim.device_bytes, strict=True):
@@ -75,7 +75,7 @@ def _declared(gpu: GpuSettings, place: int) -> list[Device]:
 
 
 def _found(node: str, readings: Mapping[str, DeviceReading]) -> list[Device]:
-    """The devices that a source has found on a node; of a GPU that is divided, its slices."""
+    """The devices that a source has found on a node; for a divided GPU, its slices."""
     own = {id: reading for id, reading in readings.items() if (reading.node or LOCAL) == node}
     divided = {reading.parent for reading in own.values() if reading.parent}
     devices = []

@@ -1,4 +1,4 @@
-"""Where the slots of a plan run: each gets its node, devices and cores, or the reason why there are none for it."""
+"""Placement of a plan's slots: each gets a node, devices and cores, or the reason why there are none for it."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -22,7 +22,7 @@ Wanted = list[tuple[PlannedModel, Slot, Need]]
 
 
 class Placer:
-    """Keeps what it found as long as nothing has changed. `excluded` and `readings` are asked every round."""
+    """Keeps its result as long as nothing has changed. `excluded` and `readings` are called every round."""
 
     def __init__(
         self,
@@ -40,18 +40,19 @@ class Placer:
         self._made: dict[str, tuple[tuple[object, ...], Slot]] = {}
         self._units: dict[UnitKey, Claim] = {}
         self.footprints = Footprints(note)
-        """What replicas really use."""
+        """The memory that replicas actually use."""
         self.nodes: tuple[Node, ...] = ()
-        """As they were in the last round."""
+        """As of the last round."""
         self.needs: dict[str, Need] = {}
         """By slot, of all that were wanted in the last round."""
         self.placement = Placement()
-        """What was decided of these."""
+        """The placement of these."""
 
     def placed(self, plan: Plan, units: Iterable[SeenUnit], state: State) -> Plan:
-        """The plan with a place for every slot that has one. A spare that has none is left out.
+        """The plan with every slot placed that can be. A spare that cannot be placed is left out.
 
-        What runs stays, unless its node or device is excluded, or its section of the cluster file asks for another.
+        Running replicas stay, unless their node or device is excluded, or the cluster file now requires another
+        place.
         """
         alive = {unit.key: unit for unit in units if unit.alive and unit.kind is Kind.REPLICA}
         leaving = {(s.id, left.generation) for s in state.slots for left in s.leaving}
@@ -78,15 +79,16 @@ class Placer:
         return tuple(f"{slot} {why}" for slot, why in sorted(found.items()))
 
     def rows(self) -> tuple[PlacedNode, ...]:
-        """The nodes with what is taken of them."""
+        """The nodes with their used resources."""
         return make_rows(self.nodes, self._units, self.placement, self.footprints.used)
 
     def note(self, slot: str) -> str:
-        """Why a slot has no place, or ought to have another; empty: all is well with it."""
+        """Why a slot has no place, or should have another; empty: neither."""
         return self.placement.waits.get(slot, "") or self.placement.stays.get(slot, "")
 
     def _wanted(self, plan: Plan, running: Mapping[str, SeenUnit]) -> Wanted:
-        """The slots that can be placed, with what they need. What only repeats a unit that runs stays as it is."""
+        """The slots that can be placed, with their needs. A slot that merely repeats a running unit stays as it
+        is."""
         return [
             (model, slot, self._needs.of(model, slot))
             for model in plan.models
@@ -95,7 +97,7 @@ class Placer:
         ]
 
     def _place(self, needs: Iterable[Need], spares: list[Need]) -> Placement:
-        """First what is wanted, then the spares in the room that is left."""
+        """Place the wanted slots first, then the spares in the remaining room."""
         wanted, claims = list(needs), list(self._units.values())
         key = (self.nodes, claims, wanted, spares)
         if self._found is None or self._found[0] != key:
@@ -112,12 +114,12 @@ class Placer:
         return self._found[1]
 
     def _slot(self, slot: Slot, need: Need, settings: Mapping[str, NodeSettings], unit: SeenUnit | None) -> Slot:
-        """A slot in its place, the same object as long as nothing changes."""
+        """A slot in its place; the same object as long as nothing changes."""
         spot = self.placement.spots.get(slot.id)
         where: Spot | str = self.placement.waits[slot.id] if spot is None else spot
         node = settings.get(spot.node) if spot else None
         if unit is not None and spot is not None and node is None:
-            return replace(slot, digest=unit.digest)  # its node is not declared any more, and it has no other
+            return replace(slot, digest=unit.digest)  # its node is no longer declared, and no other fits
         moves = self.placement.moves.get(slot.id, "")
         key = (slot, need, where, node, moves)
         made = self._made.get(slot.id)
@@ -143,7 +145,8 @@ def _claims(
     needs: Mapping[str, Need],
     used: Mapping[UnitKey, int],
 ) -> dict[UnitKey, Claim]:
-    """What all units take that there are, or have taken if that is more; those that leave do so until they end."""
+    """The resources of all units: their claims, or their measured use if higher; leaving units hold theirs until they
+    end."""
     known = {node.name: node for node in nodes}
     claims = {}
     for key, unit in sorted(alive.items()):
@@ -160,7 +163,7 @@ def _claims(
 
 
 def _with(model: PlannedModel, slots: Mapping[str, Slot]) -> PlannedModel:
-    """A model whose slots are in their places."""
+    """A model with its slots placed."""
     spare = slots.get(model.spare.id, model.spare) if model.spare else None
     return replace(
         model,

@@ -1,4 +1,4 @@
-"""The nodes with what is taken of them, for people: what `forebay nodes` shows."""
+"""The nodes with their used resources as documents, for `forebay nodes`."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from forebay.core.reconcile import UnitKey
 
 @dataclass(frozen=True, slots=True)
 class PlacedDevice:
-    """A GPU or a slice of one. Sizes in bytes; `taken_bytes` is what replicas are taken to need of it."""
+    """A GPU or a slice of one. Sizes in bytes; `taken_bytes`: the estimated need of its replicas."""
 
     id: str
     name: str
@@ -25,19 +25,19 @@ class PlacedDevice:
 
 @dataclass(frozen=True, slots=True)
 class PlacedReplica:
-    """A unit on a node, or one that leaves it."""
+    """A unit on a node, possibly leaving it."""
 
     slot: str
     generation: int
     devices: tuple[str, ...]
     cpus: tuple[int, ...]
     memory_bytes: int
-    """What it is taken to need."""
+    """Its estimated need."""
     memory_used_bytes: int
-    """What it really uses; 0: not known yet."""
+    """Its measured use; 0: not known yet."""
     leaves: bool
     why: str
-    """Why it ought to be elsewhere; empty: it is where it should be."""
+    """Why it should be elsewhere; empty: it is where it should be."""
 
 
 @dataclass(frozen=True, slots=True)

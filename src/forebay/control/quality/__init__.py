@@ -1,1 +1,1 @@
-"""Quality of a new revision's answers: golden sets, and pairs of answers compared."""
+"""Quality of a new revision's responses: golden sets, and pairwise comparison."""

@@ -1,4 +1,4 @@
-"""Asks replicas at their own ports, as a client would, and says what came of it."""
+"""Sends requests to replicas at their own ports, as a client would."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from forebay.wire.documents import UNREADABLE
 ANSWER_BYTES_MAX: Final = 4 * 1_048_576
 CONNECTIONS_MAX: Final = 64
 EMBEDDED_CHARS_MAX: Final = 1000
-"""Of a text: many embedding models take 512 tokens, and refuse a text with more."""
+"""Of a text: many embedding models take 512 tokens, and reject longer texts."""
 BAD_REQUEST: Final = 400
 SERVER_ERROR: Final = 500
 CHAT: Final = "/v1/chat/completions"
@@ -23,30 +23,30 @@ EMBEDDINGS: Final = "/v1/embeddings"
 
 
 class Unreachable(Exception):  # noqa: N818 - a fact, not a mistake
-    """Nobody listens there: nothing was asked."""
+    """The connection failed: nothing was sent."""
 
 
 class Lost(Exception):  # noqa: N818
-    """The question arrived, and no whole answer came back in time."""
+    """The request was sent, but no complete response came back in time."""
 
 
 class Answer(NamedTuple):
-    """What came back."""
+    """A response."""
 
     status: int
     body: bytes
 
 
 class Asker(Protocol):
-    """Sends questions."""
+    """Sends requests."""
 
     async def ask(self, url: str, path: str, body: bytes, timeout_s: float) -> Answer:
-        """The answer to a POST of a JSON body. Raises `Unreachable` or `Lost`."""
+        """POST a JSON body. Raises `Unreachable` or `Lost`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A ready replica, and the name that its model goes by."""
+    """A ready replica, and the name of its model."""
 
     url: str
     """Such as `http://127.0.0.1:8100`."""
@@ -54,15 +54,15 @@ class Asked:
 
 
 class Said(NamedTuple):
-    """What came of a question."""
+    """The outcome of a request."""
 
     code: str
-    """`ok`, or an error of our table."""
+    """`ok`, or one of our error codes."""
     text: str = ""
 
 
 class HttpAsker:
-    """The asker of the product."""
+    """The `Asker` used in production, over HTTP."""
 
     def __init__(self) -> None:
         self._client = httpx.AsyncClient(
@@ -83,11 +83,11 @@ class HttpAsker:
                 async for chunk in answer.aiter_bytes():
                     found += chunk
                     if len(found) > ANSWER_BYTES_MAX:
-                        raise Lost(f"an answer of more than {ANSWER_BYTES_MAX} bytes")
+                        raise Lost(f"a response of more than {ANSWER_BYTES_MAX} bytes")
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
             raise Unreachable(str(error)) from error
         except (httpx.HTTPError, TimeoutError) as error:
-            raise Lost(str(error) or f"no answer within {timeout_s:g} s") from error
+            raise Lost(str(error) or f"no response within {timeout_s:g} s") from error
         return Answer(answer.status_code, bytes(found))
 
     async def close(self) -> None:
@@ -96,7 +96,7 @@ class HttpAsker:
 
 
 async def chat(asker: Asker, asked: Asked, request: Mapping[str, object], timeout_s: float) -> Said:
-    """The answer to a chat request without `model`. Raises `Unreachable`."""
+    """Send a chat request without `model`. Raises `Unreachable`."""
     body = msgspec.json.encode({**request, "model": asked.model})
     try:
         answer = await asker.ask(asked.url, CHAT, body, timeout_s)
@@ -111,7 +111,7 @@ async def chat(asker: Asker, asked: Asked, request: Mapping[str, object], timeou
 
 
 async def embed(asker: Asker, asked: Asked, texts: Sequence[str], timeout_s: float) -> list[list[float]] | None:
-    """The vectors of how texts begin; None: there are none to be had, for whatever reason."""
+    """The vectors of the texts' beginnings; None if they cannot be had for any reason."""
     beginnings = [text[:EMBEDDED_CHARS_MAX] for text in texts]
     body = msgspec.json.encode({"model": asked.model, "input": beginnings, "encoding_format": "float"})
     try:
@@ -151,7 +151,7 @@ class _Refused(msgspec.Struct):
 
 
 def _code(answer: Answer) -> Code:
-    """The error of an answer that is one; of another one's the nearest of ours."""
+    """The error code of an error response; for codes that are not ours, the nearest one."""
     try:
         code = msgspec.json.decode(answer.body, type=_Refused).error.code
         return Code(code or "")

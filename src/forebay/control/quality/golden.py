@@ -1,8 +1,8 @@
-"""Rounds of a golden set: some cases, each asked of both revisions, and how much better the new one's answers are.
+"""Rounds over a golden set: some cases are sent to both revisions, and the responses are scored.
 
-Cases are drawn anew each time, with replacement. So the mean of every difference, whatever was seen before, is that
-over the whole set, which is what bets on the mean need: asking the same set over and over would count one lucky
-answer as many.
+Cases are drawn anew each time, with replacement. So the expected value of each difference, given everything seen
+before, is the mean over the whole set, which betting on the mean requires: with a fixed set repeated over and over,
+one lucky response would count many times.
 """
 
 import asyncio
@@ -30,12 +30,12 @@ from forebay.core.deploy.settings import ROUND_CASES_MAX, GoldenSettings, Rollou
 from forebay.core.rollout import Arm, Observation
 
 TOKENS_MAX: Final = 256
-"""Of an answer, if its case does not say."""
+"""Of a response, if its case does not set a limit."""
 GRADE_TOKENS_MAX: Final = 8
 
 
 class Party(NamedTuple):
-    """Who is asked, and who helps with the scores; None: nobody who could."""
+    """The replicas of both revisions, and those used for scoring; None: there is none."""
 
     stable: Asked
     canary: Asked
@@ -44,7 +44,7 @@ class Party(NamedTuple):
 
 
 def read_golden(settings: GoldenSettings) -> Golden:
-    """The golden set of a file; a relative path starts where `forebay` does."""
+    """Load the golden set of a file; a relative path is relative to the working directory."""
     try:
         return golden_of(Path(settings.file).read_bytes())
     except OSError as error:
@@ -52,7 +52,7 @@ def read_golden(settings: GoldenSettings) -> Golden:
 
 
 def golden_problems(settings: RolloutSettings) -> tuple[str, ...]:
-    """What is wrong with the file, or with its asking for a model that is not named; empty: nothing."""
+    """Problems with the golden set, or with scorers for which no model is named; empty: none."""
     if settings.golden is None:
         return ()
     golden = read_golden(settings.golden)
@@ -71,14 +71,14 @@ def golden_problems(settings: RolloutSettings) -> tuple[str, ...]:
 
 
 def golden_per_s(settings: RolloutSettings) -> float:
-    """How many cases a second will be asked; 0 without a golden set."""
+    """How many cases per second will be sent; 0 without a golden set."""
     return settings.golden.per_s(len(read_golden(settings.golden).cases)) if settings.golden else 0.0
 
 
 async def golden_round(
     ask: Callable[[Case], Awaitable[None]], settings: GoldenSettings, cases: Sequence[Case], rng: Random
 ) -> None:
-    """Ask as many cases as there are, but `ROUND_CASES_MAX`, drawn from `rng`, a few at once."""
+    """Run as many cases as there are, up to `ROUND_CASES_MAX`, drawn with `rng`, a few concurrently."""
     room = asyncio.Semaphore(settings.at_once_max)
 
     async def one(case: Case) -> None:
@@ -91,7 +91,8 @@ async def golden_round(
 
 
 async def ask_both(asker: Asker, party: Party, case: Case, timeout_s: float) -> list[Observation]:
-    """One case of both revisions: failures, and, if both have answered, how much better the canary's answer is."""
+    """Send one case to both revisions: returns failures, and, if both responded, the canary's score minus the
+    stable's."""
     request = {"temperature": 0, "max_tokens": TOKENS_MAX, **case.request}
     if "max_completion_tokens" in request and "max_tokens" not in case.request:
         del request["max_tokens"]
@@ -107,7 +108,7 @@ async def ask_both(asker: Asker, party: Party, case: Case, timeout_s: float) -> 
 
 
 def _failures(arm: Arm, said: Said | None) -> Iterator[Observation]:
-    """Whether an answer is one, as far as that says something of who gave it."""
+    """Whether a response failed, as far as that is the replica's fault."""
     if said is not None:
         for metric, event in ((ERRORS, fault(said.code)), (REJECTIONS, rejected(said.code))):
             if event is not None:
@@ -118,13 +119,13 @@ async def _said(asker: Asker, asked: Asked, request: dict[str, object], timeout_
     try:
         return await chat(asker, asked, request, timeout_s)
     except Unreachable:
-        return None  # it stops, or has not started: others look after that
+        return None  # it is stopping or has not started: handled elsewhere
 
 
 async def _scores(
     asker: Asker, party: Party, case: Case, said: tuple[Said | None, Said | None], timeout_s: float
 ) -> tuple[float, float] | None:
-    """Of both answers, the stable one's first. A question that a revision refuses to take is worth nothing."""
+    """The scores of both responses, the stable one's first. A request that a revision rejects scores zero."""
     worth: list[float] = []
     for each in said:
         if each is None or not (each.code == OK or rejected(each.code)):
@@ -137,7 +138,7 @@ async def _scores(
 
 
 async def _score(asker: Asker, party: Party, case: Case, text: str, timeout_s: float) -> float | None:
-    """Of one answer; None: nobody can tell."""
+    """The score of one response; None: it cannot be determined."""
     found = score(case, text)
     if found is not None or not text.strip():
         return found or 0.0
@@ -155,7 +156,7 @@ async def _graded(asker: Asker, judge: Asked | None, case: Case, text: str, time
 
 
 async def asked_judge(asker: Asker, judge: Asked, question: str, timeout_s: float) -> str | None:
-    """A judge's reply; None: it has none."""
+    """A judge's reply; None: there is none."""
     request = {
         "messages": [{"role": "user", "content": question}],
         "temperature": 0,

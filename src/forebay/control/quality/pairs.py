@@ -1,4 +1,4 @@
-"""Pairs of answers to one mirrored request: how much worse the new revision's are."""
+"""Compares pairs of responses to one mirrored request: how much worse the new revision's are."""
 
 from typing import Final
 
@@ -11,24 +11,24 @@ from forebay.core.deploy.scoring import comparing, cosine, is_json, preference, 
 from forebay.core.rollout import Arm, Observation
 
 TIMEOUT_S: Final = 60.0
-"""For each question to the models that compare."""
+"""For each request to the models that compare."""
 
 
 def by_itself(pair: Pair) -> Observation:
-    """What a pair says without a model that compares: how alike its vectors are, or whether its texts are answers."""
+    """What a pair shows without a comparing model: the similarity of its vectors, or the validity of its texts."""
     if pair.alike is not None:
         return Observation(AGREEMENT, Arm.CANARY, pair.alike - 1.0, pair.stratum)
     return validity(pair)
 
 
 def validity(pair: Pair) -> Observation:
-    """Whether both texts are answers at all."""
+    """The difference in validity of the two texts."""
     difference = int(_valid(pair.canary, pair.schema)) - int(_valid(pair.stable, pair.schema))
     return Observation(VALIDITY, Arm.CANARY, float(difference), pair.stratum)
 
 
 async def compared(asker: Asker, pair: Pair, judge: Asked | None, similarity: Asked | None) -> list[Observation]:
-    """What models say of a pair: how far its answers differ, and which is better. Nothing where they say nothing."""
+    """What comparing models say of a pair: how much its responses differ, and which is better. Empty if they fail."""
     found: list[Observation] = []
     if similarity is not None:
         alike = await _alike(asker, pair, similarity)
@@ -42,8 +42,8 @@ async def compared(asker: Asker, pair: Pair, judge: Asked | None, similarity: As
 
 
 def _valid(text: str, schema: str) -> bool:
-    """A client's schema is not looked into: it could take for ever, and engines hold their answers to it. Of what was
-    cut off one cannot tell whether it was JSON."""
+    """A client's schema is not checked: that could take unbounded time, and engines enforce it. A truncated text
+    cannot be checked for being JSON."""
     whole = len(text) < PAIR_CHARS_MAX
     return not (degenerate(text) or refuses(text)) and (not (schema and whole) or is_json(text))
 

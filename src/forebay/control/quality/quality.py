@@ -1,4 +1,5 @@
-"""Judges answers for as long as rollouts compare, beside the reconcile loop, which only leaves word and fetches."""
+"""Judges response quality during rollouts, apart from the reconcile loop, which only sets targets and fetches
+results."""
 
 import asyncio
 from collections import deque
@@ -19,23 +20,23 @@ from forebay.core.rollout import Observation
 from forebay.obs.clock import random_hex
 
 PAIRS_MAX: Final = 256
-"""Pairs that wait to be compared by models, the latest ones: which are dropped does not depend on what they say."""
+"""Pairs that wait for comparing models, the latest ones: which are dropped does not depend on their content."""
 PAIRS_AT_ONCE_MAX: Final = 2
 FOUND_MAX: Final = 10_000
-"""Observations of one rollout that nobody has fetched."""
+"""Observations of one rollout that have not been fetched."""
 PAUSE_S: Final = 1.0
-"""After a mistake, and while a revision has no replica that could be asked."""
+"""The pause after an error, and while a revision has no ready replica."""
 SEED_BYTES: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Aim:
-    """A rollout that compares now, and who can be asked; None: nobody is ready."""
+    """A rollout in its comparison, and the replicas to use; None: none is ready."""
 
     rollout: Rollout
     settings: RolloutSettings
     stable_url: str | None
-    """Of one ready replica of the revision that serves, such as `http://127.0.0.1:8100`."""
+    """The address of one ready replica of the stable revision, such as `http://127.0.0.1:8100`."""
     canary_url: str | None
     judge: Asked | None = None
     """A ready replica of the model that `settings.judge` names."""
@@ -51,7 +52,7 @@ class Aim:
 
 
 class Quality:
-    """Asks and compares in tasks of its own. Nothing it meets stops it; `note(kind, text)` hears of trouble."""
+    """Runs in tasks of its own. No error stops it; `note(kind, text)` gets problems."""
 
     def __init__(self, asker: Asker, *, note: Callable[[str, str], None]) -> None:
         self._asker = asker
@@ -64,13 +65,13 @@ class Quality:
         self._told = ""
 
     def aim(self, aims: Iterable[Aim]) -> None:
-        """All rollouts that compare now; of others nothing is asked any more, and what was found is forgotten."""
+        """Set the rollouts being compared; work on others stops, and their results are dropped."""
         self._aims = {aim.rollout.id: aim for aim in aims}
         self._found = {id: found for id, found in self._found.items() if id in self._aims}
         self._aimed.set()
 
     def take(self, pairs: Iterable[Pair]) -> None:
-        """Pairs of answers to mirrored requests."""
+        """Process pairs of responses to mirrored requests."""
         for pair in pairs:
             aim = self._aims.get(pair.rollout)
             if aim is None:
@@ -81,7 +82,7 @@ class Quality:
                 self._paired.set()
 
     def drain(self, rollout_id: str) -> list[Observation]:
-        """What was found of a rollout since it was last asked for."""
+        """The observations of a rollout since the last call."""
         return list(self._found.pop(rollout_id, ()))
 
     async def run(self) -> None:
@@ -101,16 +102,16 @@ class Quality:
                 await self._aimed.wait()
 
     async def _ask(self, id: str, settings: GoldenSettings) -> None:
-        """Rounds of the golden set of a rollout, as it is when they begin, for as long as it is aimed at."""
+        """Run rounds of a rollout's golden set, as read at the start, for as long as the rollout is compared."""
         golden = await asyncio.to_thread(read_golden, settings)  # checking thousands of schemas takes seconds
         if golden.problems:
             self._tell(f"{settings.file}: {golden.problems[0]}")
             return
-        rng = Random(random_hex(SEED_BYTES))  # noqa: S311 - it draws cases; no secret comes from it
+        rng = Random(random_hex(SEED_BYTES))  # noqa: S311 - it draws cases; no secret depends on it
         loop = asyncio.get_running_loop()
 
         async def ask(case: Case) -> None:
-            """Of the replicas that are ready by now; what it tells counts at once."""
+            """Uses the replicas ready by now; results count at once."""
             party = self._party(id)
             if party is not None:
                 self._keep(id, await ask_both(self._asker, party, case, settings.timeout_s))
@@ -142,7 +143,7 @@ class Quality:
             self._found.setdefault(id, deque(maxlen=FOUND_MAX)).extend(found)
 
     async def _safely(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Until the work is done. What goes wrong with it costs the rollout some evidence, nobody else anything."""
+        """Repeat until the work succeeds. Errors cost the rollout some evidence and affect nothing else."""
         while True:
             try:
                 return await work()

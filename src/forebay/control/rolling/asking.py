@@ -1,4 +1,4 @@
-"""Whether what somebody wants to deploy can be."""
+"""Validates a requested rollout before it starts."""
 
 from forebay.control.plan import PlannedModel
 from forebay.control.quality.golden import golden_per_s, golden_problems
@@ -16,9 +16,9 @@ from forebay.store.rollouts import Row, Target
 async def asked(
     wish: Wish, model: PlannedModel, target: Target | None, last: Row | None, *, shelf: Shelf, run: Run
 ) -> Row:
-    """The rollout that somebody wants, which has no id yet. Raises `DeployRefused`, `StoreError`.
+    """The requested rollout, without an id yet. Raises `DeployRefused`, `StoreError`.
 
-    `created_at` and `created_by` are still to be filled in.
+    The caller fills in `created_at` and `created_by`.
     """
     if last is not None and not last.ended:
         raise DeployRefused(f"rollout {last.rollout.id} of {wish.model} is under way; abort it first")
@@ -41,7 +41,7 @@ async def asked(
 
 
 async def check_plan(row: Row, model: PlannedModel, requests_per_s: float, last: Row | None, run: Run) -> None:
-    """Raises `DeployRefused` with the arithmetic if the plan most likely cannot decide in its time."""
+    """Raises `DeployRefused` with the calculation if the plan most likely cannot reach a verdict in its time."""
     golden = await run(lambda: golden_per_s(model.rollout))
     known = last.counted.state if last is not None else None
     why_not = undecided(row.rules, row.rollout.course, Pace(requests_per_s, golden), known)

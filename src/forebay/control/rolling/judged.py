@@ -1,4 +1,4 @@
-"""Who is asked when answers are judged: a ready replica of each revision, and of the models that judge."""
+"""The replicas used to judge responses: one ready replica of each revision, and of the judging models."""
 
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -11,7 +11,7 @@ from forebay.store.rollouts import Row
 
 
 def aims(rows: Iterable[Row], models: Mapping[str, PlannedModel], told: Iterable[ModelRoutes]) -> Iterator[Aim]:
-    """Rollouts with replicas of both revisions; `told`: what gateways know of them."""
+    """The rollouts being compared; `told`: the routes as known to gateways."""
     routes = {each.name: each for each in told}
     for row in rows:
         rollout = row.rollout

@@ -1,4 +1,4 @@
-"""What is stored of deployments, as far as control knows: one change at a time, nothing known that is not kept."""
+"""Control's view of the stored deployments: one change at a time, and nothing that has not been stored."""
 
 import asyncio
 from collections.abc import Callable
@@ -13,11 +13,11 @@ from forebay.store.rollouts import Happening, Known, Rollouts, Row, Target
 
 T = TypeVar("T")
 RETRY_S: Final = 1.0
-"""After so long the store is asked again, if it could not be reached."""
+"""How long to wait before using an unreachable store again."""
 
 
 class Ledger:
-    """Targets and rollouts. Who changes them holds `turn`; what changes them raises `StoreError`."""
+    """Targets and rollouts. Hold `turn` while changing them; changes raise `StoreError`."""
 
     def __init__(
         self, records: Rollouts, run: Run, note: Callable[[str, str], None], recall: Recall | None = None
@@ -28,29 +28,29 @@ class Ledger:
         self._recall = recall
         self.targets: dict[str, Target] = {}
         self.rows: dict[str, Row] = {}
-        """By model: the rollout under way, else the last one."""
+        """By model: the active rollout, else the last one."""
         self.turn = asyncio.Lock()
         self.doubtful = False
-        """The store may hold something else than what is known here."""
+        """Whether the store may differ from what is known here."""
         self.trouble = ""
-        """Why the store cannot be used; empty: it can."""
+        """Why the store is unavailable; empty: it is available."""
         self._again_at = 0.0
 
     @property
     def under_way(self) -> list[Row]:
-        """Rollouts that have not ended, by the names of their models."""
+        """Active rollouts, sorted by model name."""
         return [row for _, row in sorted(self.rows.items()) if not row.ended]
 
     def free(self) -> bool:
-        """Whether something may be stored or read now without waiting."""
+        """Whether the store may be used now without waiting."""
         return not self.turn.locked() and asyncio.get_running_loop().time() >= self._again_at
 
     def close(self) -> None:
-        """Let go of the store."""
+        """Close the store."""
         self._records.close()
 
     async def open(self) -> None:
-        """Know what is stored, for the first time, or what was when it could be read last."""
+        """Load the stored state for the first time, or if the store is down the recalled one."""
         try:
             await self.read()
         except StoreDown:
@@ -60,18 +60,18 @@ class Ledger:
             self._take(known)
 
     async def read(self) -> None:
-        """Know what is stored."""
+        """Load the stored state."""
         known = await self._try(self._records.known)
         self._take(known)
         self.doubtful = False
         self._remember()
 
     async def past(self, model: str | None, last: int) -> tuple[Row, ...]:
-        """The last rollouts: those under way, then the ended ones, newest first."""
+        """The last rollouts: active ones, then ended ones, newest first."""
         return await self._run(lambda: self._records.past(model, last))
 
     async def begin(self, row: Row, happening: Happening) -> Row:
-        """A new rollout, which gets its id."""
+        """Store a new rollout, which gets its id."""
         kept = await self._try(lambda: self._records.begin(row, happening))
         self.rows[row.rollout.model] = kept
         self._remember()
@@ -82,9 +82,9 @@ class Ledger:
     async def change(
         self, row: Row, following: Row, events: tuple[Happening, ...], target: Target | None = None
     ) -> Row:
-        """What follows on a row, and the target that comes of it."""
+        """Store the successor of a row, and the resulting target."""
         stored = await self._try(lambda: self._records.change(following, events, target))
-        # What was counted while it was being stored is newer than what is stored.
+        # Samples counted while storing are newer than what was stored.
         kept = self.rows[row.rollout.model] = replace(stored, counted=self.rows[row.rollout.model].counted)
         if target is not None:
             self.targets[target.model] = target
@@ -99,14 +99,14 @@ class Ledger:
         return kept
 
     async def point(self, target: Target, happening: Happening) -> None:
-        """A model serves a revision from now on, without a rollout."""
+        """Set the revision that a model serves from now on, without a rollout."""
         await self._try(lambda: self._records.point(target, happening))
         self.targets[target.model] = target
         self._remember()
         self._tell(happening, f"{target.model}: {target.revision}: {happening.why}")
 
     async def _try(self, work: Callable[[], T]) -> T:
-        """Use the store; if that fails, nothing that is known here is sure."""
+        """Use the store; if that fails, the state known here is doubtful."""
         try:
             found = await self._run(work)
         except StoreError as error:
@@ -127,7 +127,7 @@ class Ledger:
         for model, own in mine.items():
             row = self.rows.get(model)
             if row is not None and (own.rollout.id, own.version) == (row.rollout.id, row.version):
-                self.rows[model] = own  # more has been counted in it
+                self.rows[model] = own  # it has counted more samples
 
     def _remember(self) -> None:
         if self._recall is not None:

@@ -1,4 +1,4 @@
-"""What people say about deployments, what they are told, and what deployments need of others."""
+"""Requests, results and interfaces of deployments."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class DeployRefused(Exception):  # noqa: N818 - an answer, not a mistake
-    """What was asked for cannot be done. `param` names what is wrong: `model`, `revision`, `course`, `id`."""
+    """A rollout request was rejected. `param` names what is wrong: `model`, `revision`, `course`, `id`."""
 
     def __init__(self, text: str, param: str | None = None) -> None:
         super().__init__(text)
@@ -22,25 +22,25 @@ class DeployRefused(Exception):  # noqa: N818 - an answer, not a mistake
 
 
 class Run(Protocol):
-    """Calls what blocks: in a thread, or at once where nothing blocks."""
+    """Runs blocking work: in a thread, or directly where nothing blocks."""
 
     async def __call__(self, work: Callable[[], T]) -> T:
-        """What `work` returns or raises."""
+        """The result of `work`; its exceptions are raised."""
 
 
 class Shelf(Protocol):
-    """Where revisions come from. Both raise `DeployRefused`."""
+    """The source of revisions. Both methods raise `DeployRefused`."""
 
     def find(self, model: str, name: str) -> str:
-        """The id of a revision that may be served, by its id or an alias. Blocks."""
+        """The id of a deployable revision, by its id or an alias. Blocks."""
 
     async def prepare(self, model: str, revision: str) -> Artifact:
-        """Fetch, check and convert it, which may take long."""
+        """Fetch, verify and convert it, which may take long."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What somebody wants. `unchecked`: also with a plan that most likely cannot decide in its time."""
+    """A request for a rollout. `unchecked`: even if the plan most likely cannot reach a verdict in its time."""
 
     model: str
     revision: str
@@ -52,7 +52,7 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Where a rollout stands. Times are seconds since the epoch; what is not known of replicas is None."""
+    """The status of a rollout. Times are seconds since the epoch; None: unknown for the replicas."""
 
     rollout: Rollout
     created_at: float

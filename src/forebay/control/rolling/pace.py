@@ -1,4 +1,4 @@
-"""How many requests a model gets: from what gateways count, over the last minutes."""
+"""The request rate of a model over the last minutes, from the gateways' counters."""
 
 import re
 from collections import deque
@@ -8,12 +8,12 @@ from typing import Final
 ASK_EVERY_S: Final = 15.0
 WINDOW_S: Final = 300.0
 SPAN_S_MIN: Final = 10.0
-"""Of less time nothing can be said."""
+"""The least time span for an estimate."""
 LINE: Final = re.compile(rb'^forebay_requests_total\{(?:[^}]*,)?model="([^"]*)"[^}]*\} ([0-9.e+]+)$', re.MULTILINE)
 
 
 def requests_in(page: bytes) -> dict[str, float]:
-    """The requests that a gateway has answered since its start, by model: of its page of metrics."""
+    """The requests answered by a gateway since its start, by model, from its metrics page."""
     found: dict[str, float] = {}
     for name, count in LINE.findall(page):
         model = name.decode()
@@ -22,7 +22,7 @@ def requests_in(page: bytes) -> dict[str, float]:
 
 
 class Pace:
-    """Adds up over gateways; one that is started anew begins to count anew."""
+    """Sums over gateways; a restarted gateway counts from zero."""
 
     def __init__(self) -> None:
         self._last: dict[str, dict[str, float]] = {}
@@ -31,11 +31,11 @@ class Pace:
         self._asked_at = -ASK_EVERY_S
 
     def is_due(self, now: float) -> bool:
-        """Whether gateways are to be asked now. Times are those of one clock, in seconds."""
+        """Whether to poll the gateways now. Times are those of one clock, in seconds."""
         return now >= self._asked_at + ASK_EVERY_S
 
     def take(self, pages: Mapping[str, bytes], now: float) -> None:
-        """The pages of all gateways that have answered, by slot."""
+        """Process the pages of all gateways that responded, by slot."""
         self._asked_at = now
         if not pages:
             return
@@ -50,7 +50,7 @@ class Pace:
             self._told.popleft()
 
     def per_s(self, model: str) -> float | None:
-        """Requests in a second; None: not known yet."""
+        """Requests per second; None: not known yet."""
         if len(self._told) < 2 or self._told[-1][0] - self._told[0][0] < SPAN_S_MIN:
             return None
         (began, first), (ended, last) = self._told[0], self._told[-1]

@@ -1,4 +1,4 @@
-"""Revisions are brought to this machine in the background: a slow download stops nothing else."""
+"""Fetches revisions to this machine in the background: a slow download blocks nothing else."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -9,12 +9,12 @@ from forebay.control.rolling.nouns import DeployRefused, Shelf
 from forebay.store.database import StoreError
 
 RETRY_S: Final = 1.0
-"""After so long it is tried again, where somebody still waits for it: each time twice as long."""
+"""The first retry delay of a revision that is still wanted; it doubles each time."""
 RETRY_MAX_S: Final = 30.0
 
 
 class Preparer:
-    """What is prepared, by model and revision."""
+    """The prepared revisions, by model and revision."""
 
     def __init__(self, shelf: Shelf, note: Callable[[str, str], None]) -> None:
         self._shelf = shelf
@@ -26,24 +26,24 @@ class Preparer:
         """What cannot be prepared, and why."""
 
     def of(self, model: str) -> Mapping[str, Artifact]:
-        """The revisions of a model that are prepared."""
+        """The prepared revisions of a model."""
         return self._artifacts.get(model, {})
 
     def may_begin(self, model: str, revision: str) -> bool:
-        """Whether to call `prepare` now: it is neither there nor on its way."""
+        """Whether to call `prepare` now: it is neither prepared nor in progress."""
         if revision in self.of(model):
             return False
         return asyncio.get_running_loop().time() >= self._again_at.get((model, revision), 0.0)
 
     def forget(self, model: str, revision: str) -> None:
-        """Look at it anew when it is wanted: whether it is there, and every byte of it."""
+        """Prepare it from scratch when it is wanted next, verifying every byte."""
         self._artifacts.get(model, {}).pop(revision, None)
         self._again_at.pop((model, revision), None)
         self._pauses_s.pop((model, revision), None)
         self.refused.pop((model, revision), None)
 
     async def prepare(self, model: str, revision: str) -> None:
-        """Try it once. What goes wrong is remembered."""
+        """Try once; errors are recorded."""
         key = model, revision
         self._again_at[key] = float("inf")
         try:

@@ -1,6 +1,6 @@
-"""What was deployed when the store was last read, in a file of this machine: for a start while the store is down.
+"""The deployed state as last read from the store, in a local file: for a start while the store is down.
 
-It holds no evidence and no files of models: what runs is kept, what would have to be started waits for the store.
+It holds neither evidence nor model files: what runs is kept, what would have to be started waits for the store.
 """
 
 from pathlib import Path
@@ -33,14 +33,14 @@ class Kept(msgspec.Struct, frozen=True):
 
 
 class Recall:
-    """The file. What goes wrong with it costs a start without the store, nothing else."""
+    """The file. Errors only prevent a start without the store."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._kept: Kept | None = None
 
     def keep(self, known: Known) -> None:
-        """Write down what is known, unless that is what it says."""
+        """Write the state, unless unchanged."""
         rows = (
             KeptRow(row.rollout, rules_document(row.rules), row.held, row.created_at, row.created_by)
             for row in known.rollouts
@@ -58,7 +58,7 @@ class Recall:
             self._kept = kept
 
     def read(self) -> Known | None:
-        """What the file says; None: nothing."""
+        """The state in the file; None: there is none."""
         try:
             kept = msgspec.json.decode(self._path.read_bytes(), type=Kept)
             rows = tuple(_row(each) for each in kept.rollouts)
@@ -68,7 +68,7 @@ class Recall:
 
 
 def _row(kept: KeptRow) -> Row:
-    """Its version is none that the store has: what is read there counts."""
+    """Its version is 0, which the store never has: the store's state takes precedence."""
     rules = rules_from(kept.rules)
     counted = Counted(begin(rules))
     return Row(kept.rollout, rules, counted, kept.held, kept.created_at, kept.created_by, version=0)

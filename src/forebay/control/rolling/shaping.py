@@ -1,4 +1,4 @@
-"""A plan becomes one with revisions that were deployed: slots for each, and what gateways are told of them."""
+"""Applies deployed revisions to a plan: slots for each revision."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -12,7 +12,7 @@ from forebay.store.rollouts import Row, Target
 
 @dataclass(frozen=True, slots=True)
 class Deployed:
-    """What a model serves: a revision and its slots, and the one that is rolled out."""
+    """What a model serves: a revision and its slots, and the canary if there is one."""
 
     stable: str
     held: Held
@@ -20,7 +20,7 @@ class Deployed:
 
 
 def deployed(model: PlannedModel, target: Target | None, row: Row | None) -> Deployed:
-    """What is to run of a model: by its rollout under way, else its target, else its cluster file."""
+    """What is to run of a model: by its active rollout, else its target, else its cluster file."""
     if row is not None and not row.ended:
         return Deployed(row.rollout.stable, row.held, row.rollout.canary)
     revision = target.revision if target else model.routes.revision
@@ -28,13 +28,13 @@ def deployed(model: PlannedModel, target: Target | None, row: Row | None) -> Dep
 
 
 def base_held(model: PlannedModel, target: Target | None) -> tuple[int, ...]:
-    """The slots of what a model serves without a rollout."""
+    """The slots that a model has without a rollout."""
     several = len(model.slots)
     return resized(target.indices if target else range(several), several)
 
 
 class Shaper:
-    """Makes the slots of revisions, and remembers them: the digest of a slot costs as much as a whole round."""
+    """Creates the slots of revisions, and caches them: the digest of a slot costs as much as a whole round."""
 
     def __init__(self) -> None:
         self._made: dict[tuple[str, str, int], tuple[Slot, Artifact, Slot]] = {}
@@ -47,7 +47,8 @@ class Shaper:
         plan: Plan,
         units: Iterable[SeenUnit],
     ) -> PlannedModel:
-        """The model as it is deployed. `artifacts` by revision; of one that is not prepared, what runs is kept."""
+        """The model as deployed. `artifacts` by revision; of a revision that is not prepared, only running units are
+        kept."""
         alive = {unit.slot: unit for unit in units if unit.alive}
         own = (*model.slots, *((model.spare,) if model.spare else ()))
 

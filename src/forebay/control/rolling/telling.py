@@ -1,4 +1,4 @@
-"""What a change of a rollout is called in the history, why it happened, and what a model serves at its end."""
+"""The events of rollout changes, their reasons, and the target that results from a rollout."""
 
 from collections.abc import Iterator
 
@@ -8,9 +8,9 @@ from forebay.core.deploy.rollout import Command, Phase
 from forebay.store.rollouts import Happening, Row, Target
 
 CONTROL = "control"
-"""Who does what nobody has asked for."""
+"""The actor of changes that nobody requested."""
 FILE = "the cluster file"
-UNKNOWN_PACE = "how many requests there are is not known yet, so nobody has checked whether the plan can decide"
+UNKNOWN_PACE = "the request rate is not known yet, so it was not checked whether the plan can reach a verdict"
 ENDS = {Phase.PROMOTED: "promoted", Phase.ROLLED_BACK: "rolled_back", Phase.JUDGED: "judged"}
 COMMANDS = {Command.PAUSE: "paused", Command.RESUME: "resumed", Command.PROMOTE: "forced", Command.ABORT: "aborted"}
 DONE = {
@@ -22,17 +22,17 @@ DONE = {
 
 
 def started(row: Row, why: str) -> Happening:
-    """Somebody has begun a rollout."""
+    """The event of a rollout's start."""
     return Happening("rollout.started", row.created_at, row.created_by, why)
 
 
 def happenings(before: Row, after: Row, now: float) -> tuple[Happening, ...]:
-    """What control itself has done; nothing if only evidence has come in."""
+    """The events of control's own changes; none if only evidence has arrived."""
     return tuple(Happening(f"rollout.{kind}", now, CONTROL, after.rollout.why) for kind in _kinds(before, after))
 
 
 def said(command: Command, actor: str, why: str, now: float) -> tuple[Happening, ...]:
-    """What somebody has asked for."""
+    """The event of an operator's command."""
     return (Happening(f"rollout.{COMMANDS[command]}", now, actor, why),)
 
 
@@ -47,7 +47,7 @@ def _kinds(before: Row, after: Row) -> Iterator[str]:
 
 
 def target_after(row: Row, model: PlannedModel, target: Target | None, now: float) -> Target | None:
-    """What a model is to serve from the end of a rollout on; None: what it would serve anyway."""
+    """What a model serves after a rollout; None: what it would serve anyway."""
     rollout, declared = row.rollout, model.routes.revision
     if not row.ended:
         return None

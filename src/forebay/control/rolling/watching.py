@@ -1,4 +1,4 @@
-"""What control remembers of a rollout under way beside what is stored: harm, and what the evidence says now."""
+"""In-memory state of an active rollout besides what is stored: harm, and the current verdict."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from forebay.core.rollout import GUARDS, Harm, Incident, Tripped, Verdict, tripp
 
 INCIDENTS_MAX = 1000
 ANSWERS_MAX = 10_000
-"""Ends of answers that are remembered; with more than that within a guard's window, the latest count."""
+"""How many ends of responses are kept; if there are more in a guard's window, the latest count."""
 ANSWERS_S = max(guard.window_s for guard in GUARDS if guard.share)
 WORDS_CHARS_MAX = 200
 ENDS = (Event.DIED, Event.HELD_BACK, Event.LEAVES)
@@ -23,7 +23,7 @@ ENDS = (Event.DIED, Event.HELD_BACK, Event.LEAVES)
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """What a round of the reconcile loop has found."""
+    """The result of a round of the reconcile loop."""
 
     before: State
     after: State
@@ -32,14 +32,14 @@ class Looked:
 
 
 class Watch:
-    """Of one rollout."""
+    """The state of one rollout."""
 
     def __init__(self, kept: Counted, verdict: Verdict) -> None:
         self.seen: Seen | None = None
-        """What the last round saw."""
+        """What the last round observed."""
         self.verdict = verdict
         self.withdrawn = ""
-        """Why the canary gets nothing any more, whether that is stored yet or not; empty: no harm was found."""
+        """Why the canary gets no more traffic, whether stored yet or not; empty: no harm was found."""
         self._kept = kept
         self._kept_at = 0.0
         self._incidents: list[Incident] = []
@@ -48,21 +48,21 @@ class Watch:
         self._engines: dict[UnitKey, int] = {}
 
     def store(self, counted: Counted, now: float) -> None:
-        """This evidence was stored, at a time of the loop's clock."""
+        """Record that this evidence was stored, at a time of the loop's clock."""
         self._kept, self._kept_at = counted, now
 
     def is_due(self, counted: Counted, now: float, every_s: float) -> bool:
-        """Whether evidence is worth being stored again."""
+        """Whether evidence should be stored again."""
         return counted is not self._kept and now >= self._kept_at + every_s
 
     def hear(self, samples: Sequence[Sample]) -> None:
-        """Take in what gateways say."""
+        """Process samples from gateways."""
         harm, answers = incidents(samples)
         self._incidents += harm
         self._answers += answers
 
     def look(self, slots: Iterable[str], seen: Looked, wall: float) -> None:
-        """Take in what has become of the canary's slots: whose count of restarts has grown, has failed."""
+        """Process the canary's slots: one whose restart count has grown has failed."""
         counts = {s.id: s.restarts for s in seen.before.slots}
         failed = {s.id for s in seen.after.slots if s.restarts > counts.get(s.id, 0)}
         for id in sorted(failed.intersection(slots)):
@@ -71,7 +71,7 @@ class Watch:
             self._note(words, harm_of("\n".join(f"{move.why}\n{move.last_words}" for move in ends)), wall)
 
     def listen(self, slots: Iterable[str], reports: Mapping[UnitKey, LoadReport], wall: float) -> None:
-        """Take in how often the canary's engines have died inside of their workers."""
+        """Process how often the canary's engines have died within their workers."""
         wanted, engines = set(slots), {}
         for key, report in sorted(reports.items()):
             if key[0] in wanted:
@@ -81,7 +81,7 @@ class Watch:
         self._engines = engines
 
     def tripped(self, now: float) -> Tripped | None:
-        """The guard that has had enough, if any."""
+        """The guard that has been tripped, if any."""
         self._answers = [at for at in self._answers[-ANSWERS_MAX:] if at > now - ANSWERS_S]
         oldest = self._answers[0] if len(self._answers) == ANSWERS_MAX else now - ANSWERS_S
         self._incidents = [
@@ -100,6 +100,6 @@ class Watch:
 
 
 def _ending(move: Move) -> str:
-    """How a unit has ended: the reason, and the last line of what it said."""
+    """How a unit ended: the reason, and the last line of its output."""
     lines = move.last_words.strip().splitlines()
     return f"{move.slot}: {move.why}{f' ({lines[-1]})' if lines else ''}"

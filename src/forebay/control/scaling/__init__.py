@@ -1,1 +1,1 @@
-"""Numbers of replicas: gateways are polled, `core.scaling` decides, the result is stored and reported."""
+"""Replica counts: gateways are polled, `core.scaling` decides, the result is stored and reported."""

@@ -1,6 +1,6 @@
-"""Scaling as the store has it. It is written by a task of its own: a slow store never holds a round up.
+"""Persistence of scaling. Writes are made by a separate task: a slow store never delays a round.
 
-While the store is down scaling goes on in memory, and is written down when the store is back.
+While the store is down scaling continues in memory, and is stored when the store is back.
 """
 
 import asyncio
@@ -20,14 +20,15 @@ from forebay.wire.documents import UNREADABLE
 
 T = TypeVar("T")
 KEEP_EVERY_S: Final = 60.0
-"""How often what is learned is stored while nothing changes."""
+"""How often learned state is stored while nothing changes."""
 LOOK_EVERY_S: Final = 5.0
 RETRY_S: Final = 2.0
-"""After so long a store is asked again that could not be used."""
+"""How long to wait before using the store again after it failed."""
 
 
 class Book:
-    """Reads once, then writes. `recall` is a file with the same, for a start while the store is down; None: none."""
+    """Reads once, then writes. `recall`: a file with the same content, for a start while the store is down; None:
+    none."""
 
     def __init__(
         self, records: Documents, run: Run, note: Callable[[str, str], None], recall: Path | None = None
@@ -35,32 +36,32 @@ class Book:
         self._records = records
         self._recall = recall
         self._texts: dict[str, str] = {}
-        """What the file of `recall` says."""
+        """The content of the `recall` file."""
         self._run = run
         self._note = note
         self._turn = asyncio.Lock()
         self._news = asyncio.Event()
         self.read = False
-        """Whether it is known what was stored."""
+        """Whether the stored state has been read."""
         self.trouble = ""
-        """Why the store cannot be used; empty: it can."""
+        """Why the store is unavailable; empty: it is available."""
 
     def close(self) -> None:
-        """Let go of the store."""
+        """Close the store."""
         self._records.close()
 
     def hurry(self) -> None:
-        """Something has changed that is to be stored soon."""
+        """Store changes soon."""
         self._news.set()
 
     async def known(self) -> Mapping[str, Kept]:
-        """What is stored. Raises `StoreError`."""
+        """The stored state. Raises `StoreError`."""
         found = await self._try(self._records.known)
         self.read = True
         return found
 
     def recalled(self) -> Mapping[str, Kept] | None:
-        """What was known when something was last kept; None: nothing is known."""
+        """The state when something was last stored; None: unknown."""
         if self._recall is None:
             return None
         try:
@@ -70,7 +71,7 @@ class Book:
         return {model: Kept(text) for model, text in self._texts.items()}
 
     def _remember(self, model: str, text: str) -> None:
-        """What goes wrong with the file costs a start without the store, nothing else."""
+        """Errors with the file only prevent a start without the store."""
         self._texts[model] = text
         if self._recall is None:
             return
@@ -84,7 +85,7 @@ class Book:
     async def follow(
         self, models: Callable[[], Iterable[Scaled]], take: Callable[[Mapping[str, Kept]], None]
     ) -> None:
-        """Store what changes, until cancelled. `take` gets what was stored, if that could not be read before."""
+        """Store changes, until cancelled. `take` gets the stored state if it could not be read before."""
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_EVERY_S):
@@ -100,18 +101,18 @@ class Book:
                     await self.keep(each)
             except StoreError:
                 await asyncio.sleep(RETRY_S)
-            except Exception as mistake:  # supervisor: it is tried again
+            except Exception as mistake:  # supervisor: it is retried
                 self._note("trouble", f"scaling: {type(mistake).__name__}: {mistake}")
                 await asyncio.sleep(RETRY_S)
 
     async def keep(self, it: Scaled) -> None:
-        """Store a model now. Raises `StoreError`; then it is tried again later."""
+        """Store a model now. Raises `StoreError`; then it is retried later."""
         async with self._turn:
             new, changed = Kept(it.text(), it.version), tuple(it.changed)
             self._remember(it.model, new.text)
             try:
                 stored = await self._try(lambda: self._records.keep(it.model, new, wall_s(), changed))
-            except Conflict:  # somebody else, or we ourselves and the answer was lost
+            except Conflict:  # another writer, or our own write whose response was lost
                 kept = (await self._try(self._records.known)).get(it.model, Kept())
                 it.version = kept.version
                 if kept.text != new.text:

@@ -1,4 +1,4 @@
-"""Asks gateways what came to them, and takes the difference to the last time that all of them answered."""
+"""Polls gateways for load pressure, and takes the difference to the last time all of them responded."""
 
 import asyncio
 from collections.abc import Collection, Iterable, Mapping
@@ -8,32 +8,33 @@ from forebay.core.pressure import Pressed, Pressure, since, total
 from forebay.core.reconcile import SeenUnit
 
 SLACK_S: Final = 1.0
-"""A gateway that has started since the last look says so at most this much later."""
+"""The tolerance in the reported age of a gateway that was started since the last poll."""
 
 
 class Asker(Protocol):
-    """Reaches gateways: `control.probe.Prober` does."""
+    """Polls gateways; implemented by `control.probe.Prober`."""
 
     async def pressures(self, units: Iterable[SeenUnit]) -> dict[str, Pressure]:
-        """The answers of those that give one, by slot."""
+        """The responses of those that respond, by slot."""
 
 
 class Collected(NamedTuple):
-    """What came within `since_s` to the models that every gateway knows, and what waits now."""
+    """The load within `since_s` of the models that every gateway knows, and what is queued now."""
 
     since_s: float
     models: Mapping[str, Pressed]
 
 
 class Collector:
-    """Remembers what each gateway has said. What one does not say is unknown, for all of them, and is made up for."""
+    """Keeps the last counts of each gateway. If one is silent, the load is unknown, and is included in the next
+    result."""
 
     def __init__(self) -> None:
         self._before: dict[str, Pressure] = {}
         self._at: float | None = None
 
     async def collect(self, asker: Asker, units: Iterable[SeenUnit], gateways: Collection[str]) -> Collected | None:
-        """What has come since the last good answer; None: not known. `gateways`: slots that have to answer."""
+        """The load since the last complete poll; None: unknown. `gateways`: slots that have to respond."""
         found = await asker.pressures(units)
         if not gateways or any(slot not in found for slot in gateways):
             return None
@@ -52,7 +53,7 @@ class Collector:
 
 
 def _start(before: Pressure | None, now: Pressure, model: str, since_s: float) -> Pressed:
-    """What a gateway had counted at the beginning of the while; its own count if that is not known."""
+    """A gateway's counts at the beginning of the interval; its current ones if those are unknown."""
     if before is not None and before.instance == now.instance:
         return before.models.get(model, Pressed())
     return Pressed() if now.age_s <= since_s + SLACK_S else now.models[model]

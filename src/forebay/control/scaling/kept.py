@@ -1,4 +1,4 @@
-"""What is remembered of the scaling of one model, and stored: what people have set, decisions, starts, the memory."""
+"""The stored state of the scaling of one model: operator settings, decisions, start times, learned memory."""
 
 from collections import deque
 from typing import Final
@@ -11,39 +11,39 @@ from forebay.store.documents import NONE, Changed
 from forebay.wire.documents import UNREADABLE
 
 TOLD_MAX: Final = 200
-"""Decisions that are remembered."""
+"""How many decisions are kept."""
 STORED_MAX: Final = 20
-"""Changes that outlive control."""
+"""How many changes survive a restart of control."""
 CHANGES_MAX: Final = 100
-"""Changes that wait for a store that is down."""
+"""How many changes wait for a store that is down."""
 
 
 class Told(msgspec.Struct, frozen=True):
-    """A decision, which was the same from `at` to `until`, seconds since the epoch."""
+    """A decision that was unchanged from `at` to `until`, in seconds since the epoch."""
 
     at: float
     until: float
     before: int
-    """Replicas that were wanted."""
+    """The replicas wanted before."""
     wanted: int
     reason: str
     """A `core.scaling.values.Reason`, or `set`."""
     why: str
     figures: dict[str, float]
     done: bool = True
-    """False: it was only told, in shadow mode."""
+    """False: only reported, in shadow mode."""
 
     def same(self, other: "Told") -> bool:
-        """Whether the other one says the same again; a change stays as it was."""
+        """Whether the other decision repeats this one; decisions that change the count are never merged."""
         mine, its = (self.before, self.wanted, self.reason, self.done), (other.before, other.wanted, other.reason)
         return self.before == self.wanted and mine == (*its, other.done)
 
 
 class Setting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What people have set; None: what the cluster file says. `at`: seconds since the epoch."""
+    """What operators have set; None: as in the cluster file. `at`: seconds since the epoch."""
 
     replicas: int | None = None
-    """So many, whatever the load."""
+    """A fixed count, whatever the load."""
     min: int | None = None
     max: int | None = None
     by: str = ""
@@ -52,12 +52,12 @@ class Setting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def empty(self) -> bool:
-        """Nothing is set."""
+        """Whether nothing is set."""
         return self.replicas is None and self.min is None and self.max is None
 
 
 class Document(msgspec.Struct, frozen=True):
-    """The content of a row."""
+    """The document of a row."""
 
     wanted: int | None = None
     asked: int | None = None
@@ -68,7 +68,7 @@ class Document(msgspec.Struct, frozen=True):
 
 
 class Scaled:
-    """One model."""
+    """The scaling state of one model."""
 
     __slots__ = ("asked", "changed", "kept_at", "memory", "model", "setting", "starts", "told", "version", "wanted")
 
@@ -77,24 +77,24 @@ class Scaled:
         self.wanted: int | None = None
         """None: nothing was decided yet."""
         self.asked: int | None = None
-        """What would be wanted without `limits`; None: the same."""
+        """The count wanted without `limits`; None: the same."""
         self.setting = Setting()
         self.memory = Memory()
         self.starts: Taken = {}
         self.told: deque[Told] = deque(maxlen=TOLD_MAX)
         self.changed: deque[Changed] = deque(maxlen=CHANGES_MAX)
-        """What is to be written into the history."""
+        """Events that are still to be stored."""
         self.version = NONE
         self.kept_at = float("-inf")
-        """When it was stored last, on the loop's clock."""
+        """When it was last stored, on the loop's clock."""
 
     @property
     def subject(self) -> str:
-        """What its events are about."""
+        """The subject of its events."""
         return f"model/{self.model}"
 
     def text(self) -> str:
-        """What is stored of it."""
+        """The document to be stored."""
         told = tuple(each for each in self.told if each.wanted != each.before)[-STORED_MAX:]
         memory = msgspec.Raw(msgspec.json.encode(self.memory))
         return msgspec.json.encode(
@@ -102,7 +102,7 @@ class Scaled:
         ).decode()
 
     def take(self, text: str) -> None:
-        """Go on from what was stored. What another version of Forebay has left is forgotten as far as it must be."""
+        """Restore stored state. Parts written by another version of Forebay are dropped if they cannot be read."""
         try:
             document = msgspec.json.decode(text, type=Document)
         except UNREADABLE:
@@ -116,13 +116,13 @@ class Scaled:
             self.memory = Memory()
 
     def forget(self, written: tuple[Changed, ...]) -> None:
-        """These changes are in the history."""
+        """Drop changes that have been stored."""
         left = [each for each in self.changed if each not in written]
         self.changed.clear()
         self.changed.extend(left)
 
     def tell(self, told: Told) -> bool:
-        """Remember a decision; False if it says the same as the last one."""
+        """Record a decision; False if it repeats the last one."""
         if self.told and self.told[-1].same(told):
             self.told[-1] = msgspec.structs.replace(
                 self.told[-1], until=told.until, why=told.why, figures=told.figures

@@ -1,4 +1,4 @@
-"""What is left of decisions where the cluster file limits what all models together may have."""
+"""Applies the cluster's limits for all models together to the decisions."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from forebay.core.scaling.sharing import GPU, Claim, Limits, shared, why_not
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """What was decided of a model by itself."""
+    """The decision for a model on its own."""
 
     asked: int
     """Replicas."""
@@ -21,11 +21,11 @@ class Decided:
     why: str
     figures: Mapping[str, float]
     least: int
-    """It has so many whatever the others want."""
+    """The count it keeps whatever the others want."""
     held: bool = False
-    """None is taken away."""
+    """Whether scaling down is suspended."""
     shadow: bool = False
-    """It is only told."""
+    """Whether it is only reported."""
 
 
 class Share(NamedTuple):
@@ -33,11 +33,11 @@ class Share(NamedTuple):
 
     replicas: int
     why_not: str = ""
-    """Why not as many as it asks for; empty: it does get them."""
+    """Why it gets fewer than it asks for; empty: it does not."""
 
 
 def claim_of(it: Scaled, model: PlannedModel, decided: Decided | None, resting: int) -> Claim:
-    """What a model would have, with `resting` replicas that do not serve."""
+    """The claim of a model that also has `resting` replicas, which do not serve."""
     more = max(model.standby, resting)
     fixed = len(model.slots) + more
     weight, low = model.scale.weight if model.scale else 1.0, model.placement.low_priority
@@ -54,7 +54,7 @@ def claim_of(it: Scaled, model: PlannedModel, decided: Decided | None, resting: 
 
 
 class Limiter:
-    """Remembers what it was asked last: nothing changes from one second to the next, mostly."""
+    """Caches the last result: mostly, nothing changes from one second to the next."""
 
     def __init__(self) -> None:
         self._limits = Limits()
@@ -62,7 +62,7 @@ class Limiter:
         self._got: Mapping[str, int] = {}
 
     def share(self, limits: Limits, claims: Sequence[Claim], asked: Mapping[str, int]) -> dict[str, Share]:
-        """What each of the models gets that ask for so many replicas."""
+        """What each of the models gets, given the replicas that it asks for."""
         given = tuple(claims)
         if (limits, given) != (self._limits, self._claims):
             self._limits, self._claims, self._got = limits, given, shared(limits, given)
@@ -76,14 +76,14 @@ class Limiter:
 
     @property
     def uses(self) -> tuple[LimitUse, ...]:
-        """How far each limit is used; what has none is left out."""
+        """How much of each limit is used; without a limit, it is left out."""
         limits, got = self._limits, self._got
         gpus = sum(got[claim.model] * claim.gpus for claim in self._claims)
         both = (("gpus", gpus, limits.gpus, GPU), ("replicas", sum(got.values()), limits.replicas, 1))
         return tuple(LimitUse(name, used / one, most / one) for name, used, most, one in both if most is not None)
 
     def check(self, claim: Claim, param: str) -> None:
-        """Raises `ScaleRefused` if a model cannot have its least beside what the others have in any case."""
+        """Raises `ScaleRefused` if a model's minimum does not fit beside the minimums of the others."""
         old = next((each for each in self._claims if each.model == claim.model), claim)
         if claim.least < old.least:
             return
@@ -92,5 +92,5 @@ class Limiter:
         got = shared(self._limits, claims)[claim.model]
         if got < claim.least:
             users = {each.model: each.wanted for each in others} | {claim.model: got}
-            text = f"with what all models have in any case there is room for {got} of {claim.least} replicas"
+            text = f"beside the minimums of all models there is room for {got} of {claim.least} replicas"
             raise ScaleRefused(f"{text}: {why_not(self._limits, claim, users, claims)}", param)

@@ -1,4 +1,4 @@
-"""What people say about the scaling of a model, and what they are told."""
+"""Requests and results of the scaling of models."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from forebay.core.scaling.settings import Scale
 
 
 class ScaleRefused(Exception):  # noqa: N818 - an answer, not a mistake
-    """What was asked for cannot be done. `param` names what is wrong."""
+    """A scaling request was rejected. `param` names what is wrong."""
 
     def __init__(self, text: str, param: str) -> None:
         super().__init__(text)
@@ -17,11 +17,11 @@ class ScaleRefused(Exception):  # noqa: N818 - an answer, not a mistake
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What somebody wants from now on; all None: what the cluster file says."""
+    """A request for the scaling of a model; all None: as in the cluster file."""
 
     model: str
     replicas: int | None = None
-    """So many, whatever the load."""
+    """A fixed count, whatever the load."""
     min: int | None = None
     max: int | None = None
     why: str = ""
@@ -29,7 +29,7 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class LimitUse:
-    """What all models together may have of something, and what was given out of it."""
+    """The use of a limit that all models share."""
 
     name: str
     """`gpus` or `replicas`."""
@@ -39,21 +39,21 @@ class LimitUse:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Where a model stands."""
+    """The scaling status of a model."""
 
     model: str
     scale: Scale | None
-    """With the bounds that people have set; None: it is not scaled."""
+    """Including the bounds set by operators; None: it is not scaled."""
     setting: Setting
     replicas: int
-    """That control works towards."""
+    """The count that control works towards."""
     wanted: int
-    """That were decided; another number than `replicas` in shadow mode only."""
+    """The count that was decided; differs from `replicas` in shadow mode only."""
     min: int | None
-    """The bounds that hold now."""
+    """The current bounds."""
     max: int | None
     cold_start_s: float | None
     told: tuple[Told, ...]
-    """Decisions, the newest last."""
+    """Decisions, newest last."""
     trouble: str
-    """Why the store cannot be used; empty: it can."""
+    """Why the store is unavailable; empty: it is available."""

@@ -1,4 +1,4 @@
-"""What gateways, replicas and control know of a model, as the reading that is decided by."""
+"""Combines what gateways, replicas and control know of a model into the reading for its scaling decision."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
@@ -14,26 +14,26 @@ from forebay.core.scaling.values import Reading
 from forebay.obs.metrics import SECONDS, TOKEN_SECONDS
 
 COMING = (ReplicaState.STARTING, ReplicaState.WARMING, ReplicaState.STOPPED)
-"""States of a slot that is wanted and has no replica yet."""
+"""States of a wanted slot that has no replica yet."""
 
 
 class Look(NamedTuple):
-    """What control has seen in this round."""
+    """What control has observed in this round."""
 
     state: State
     units: tuple[SeenUnit, ...]
     reports: Mapping[UnitKey, LoadReport]
     rolling: Collection[str] = ()
-    """Models with a rollout under way."""
+    """Models with an active rollout."""
     resting: Collection[UnitKey] = ()
-    """Replicas that are ready and get no requests."""
+    """Ready replicas that get no requests."""
     duty: Mapping[str, float | None] = {}
-    """Share of the time in which the GPUs of a model do anything."""
+    """The duty cycle of a model's GPUs."""
     pools: Mapping[str, int] = {}
-    """Replicas of a model that are to rest, beside those that serve."""
+    """The size of a model's standby pool, besides the replicas that serve."""
 
     def running(self, model: str) -> int:
-        """How many units of the model there are."""
+        """How many units of the model are running."""
         return sum(unit.alive and unit.kind is Kind.REPLICA and model_of(unit.slot) == model for unit in self.units)
 
 
@@ -52,9 +52,9 @@ def make_reading(
     cold_start_s: float | None,
     gpus: float = 0.0,
 ) -> Reading | None:
-    """The reading of a model at `at`, seconds since the epoch; None: what came to it is not known.
+    """The reading of a model at `at`, seconds since the epoch; None: its load is unknown.
 
-    Each replica has so many GPUs, of a shared one a part.
+    `gpus`: per replica; a fraction for a shared one.
     """
     pressed = collected.models.get(model) if collected is not None else None
     if collected is None or pressed is None:
@@ -63,7 +63,7 @@ def make_reading(
     ready = [s for s in own if s.state is ReplicaState.READY]
     reports = [look.reports[key] for s in ready if (key := (s.id, s.generation)) in look.reports]
     several = len(ready)
-    if model in look.rolling and reports:  # two revisions, each with as many as it takes for its share of the traffic
+    if model in look.rolling and reports:  # two revisions, each with as many as its share of the traffic needs
         sides = Counter(report.revision for report in reports)
         most, several = max(sides.items(), key=lambda side: (side[1], side[0]))
         reports = [report for report in reports if report.revision == most]
@@ -98,9 +98,9 @@ def _rests(s: SlotState, resting: Collection[UnitKey]) -> bool:
 
 
 def _late(pressed: Pressed, slo: Slo) -> int | None:
-    """How many answers broke a promise, by the share of those whose times were seen, which are those of streams.
+    """How many responses missed an SLO, extrapolated from those with measured times, which are streams.
 
-    Where two times are promised the one that is broken more often counts: both may be broken by the same answers.
+    With two SLOs the one missed more often counts: both may be missed by the same responses.
     """
     promised = ((slo.ttft_p99_ms, SECONDS, pressed.ttft), (slo.tpot_p99_ms, TOKEN_SECONDS, pressed.tpot))
     shares = [

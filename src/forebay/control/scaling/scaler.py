@@ -1,7 +1,7 @@
-"""How many replicas each model is to have: decided from what gateways and replicas say, about once a second.
+"""The replica count of each model: decided from the reports of gateways and replicas, about once a second.
 
-What is decided is done at once, and written down by a task of its own. What people have set goes before everything.
-While gateways are silent nothing is taken away; while a rollout is under way neither.
+Decisions take effect at once, and are stored by a separate task. Operator settings take precedence. While gateways
+are silent, or a rollout is active, nothing is scaled down.
 """
 
 import asyncio
@@ -34,16 +34,16 @@ from forebay.store.database import StoreError
 from forebay.store.documents import Changed, Documents, Kept
 
 READ_EVERY_S: Final = 1.0
-"""How often gateways are asked."""
+"""How often gateways are polled."""
 WAKE_EVERY_S: Final = 0.2
 """How often while a model has no replica: a request may wait for one."""
 CONTROL: Final = "control"
 SET: Final = "set"
-"""The reason of what people have set."""
+"""The reason of a count set by an operator."""
 
 
 class Scaler:
-    """Remembers of every model what it has and why. `recall` is a file for a start while the store is down."""
+    """The scaling state of every model. `recall`: a file for a start while the store is down."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Scaler:
         self._pools: Mapping[str, int] = {}
         self._starts = Starts()
         self._planned: dict[str, PlannedModel] = {}
-        """As their file has them."""
+        """As declared in the cluster file."""
         self._models: dict[str, Scaled] = {}
         self._stored: Mapping[str, Kept] = {}
         self._collected: Collected | None = None
@@ -72,30 +72,30 @@ class Scaler:
         self._asleep = False
         """Whether any model has no replica."""
         self._sure = True
-        """Whether it is known what people have set; if not, nothing is taken away."""
+        """Whether operator settings are known; if not, nothing is scaled down."""
         self._wake: Callable[[], None] = lambda: None
 
     @property
     def trouble(self) -> str:
-        """Why the store cannot be used; empty: it can."""
+        """Why the store is unavailable; empty: it is available."""
         return self._book.trouble
 
     @property
     def look_again_s(self) -> float:
-        """When the next round should be, at the latest."""
+        """When the next round is due at the latest."""
         return WAKE_EVERY_S if self._asleep else math.inf
 
     @property
     def limits(self) -> tuple[LimitUse, ...]:
-        """How far the limits of the cluster are used; empty: there are none."""
+        """The use of the cluster's limits; empty: there are none."""
         return self._limiter.uses
 
     def close(self) -> None:
-        """Let go of the store."""
+        """Close the store."""
         self._book.close()
 
     async def begin(self) -> None:
-        """Take up what is stored; while the store is down, what runs is what is wanted."""
+        """Load the stored state; while the store is down, the running replicas count as wanted."""
         self._models.clear()
         try:
             self._stored = await self._book.known()
@@ -104,7 +104,7 @@ class Scaler:
             self._stored, self._sure = recalled or {}, recalled is not None
 
     async def run(self, wake: Callable[[], None]) -> None:
-        """Write down what changes, until cancelled; `wake` asks for a round."""
+        """Store changes until cancelled; `wake` requests a round."""
         self._wake = wake
 
         def take(stored: Mapping[str, Kept]) -> None:
@@ -114,7 +114,7 @@ class Scaler:
         await self._book.follow(lambda: tuple(self._models.values()), take)
 
     async def collect(self, asker: Asker, units: Iterable[SeenUnit], plan: Plan) -> None:
-        """Ask gateways, if it is time to, and if any model is scaled."""
+        """Poll the gateways if due, and if any model is scaled."""
         now = asyncio.get_running_loop().time()
         self._due = now >= self._next_at
         if not self._due or not any(self._is_scaled(model) for model in plan.models):
@@ -124,11 +124,11 @@ class Scaler:
         self._collected = await self._collector.collect(asker, units, gateways)
 
     def sized(self, plan: Plan, look: Look) -> Plan:
-        """The plan with as many replicas as are wanted now."""
+        """The plan with the replica counts wanted now."""
         self._planned = {model.routes.name: model for model in plan.models}
         for gone in sorted(self._models.keys() - self._planned.keys()):
             it = self._models.pop(gone)
-            self._stored = {**self._stored, gone: Kept(it.text(), it.version)}  # should it come back
+            self._stored = {**self._stored, gone: Kept(it.text(), it.version)}  # in case it comes back
             self._forget_metrics(gone)
         self._pools = look.pools
         decided, sizes = {}, {}
@@ -149,7 +149,7 @@ class Scaler:
         return self._sizer.sized(plan, sizes)
 
     def see(self, moves: Iterable[Move], plan: Plan, now: float) -> None:
-        """Learn from what has become of slots; `now` is the time at which they were seen, on the loop's clock."""
+        """Learn start times from the moves of slots; `now`: when they were observed, on the loop's clock."""
         done = self._starts.look(moves, now)
         if not done:
             return
@@ -160,7 +160,7 @@ class Scaler:
                 it.starts = with_start(it.starts, revision, seconds)
 
     async def set(self, wish: Wish, actor: str) -> Standing:
-        """What people want of a model. Raises `ScaleRefused`; a store that is down is no reason not to do it."""
+        """Apply an operator's request. Raises `ScaleRefused`; takes effect even while the store is down."""
         model, it = self._planned.get(wish.model), self._models.get(wish.model)
         if model is None or it is None:
             there = ", ".join(sorted(self._planned))
@@ -182,7 +182,7 @@ class Scaler:
         return self._standing(model, it)
 
     def standing(self, name: str | None = None) -> tuple[Standing, ...]:
-        """Where models stand, by name; one, or all."""
+        """The status of models, by name; one, or all."""
         return tuple(
             self._standing(model, it)
             for each, model in sorted(self._planned.items())
@@ -190,7 +190,7 @@ class Scaler:
         )
 
     def bounds(self, name: str) -> tuple[int, int] | None:
-        """The fewest and the most replicas of a model now; None: it is not scaled."""
+        """The current minimum and maximum of a model; None: it is not scaled."""
         model, it = self._planned.get(name), self._models.get(name)
         scale = _rules(model, it.setting) if model is not None and it is not None else None
         return None if scale is None else bounds(scale, wall_s())
@@ -217,7 +217,8 @@ class Scaler:
         return model.scale is not None or (it is not None and not it.setting.empty)
 
     def _begun(self, model: PlannedModel, look: Look) -> Scaled:
-        """What was stored of it; nothing: what runs is wanted, so that nobody is taken away who is not known."""
+        """Restore a model's state; without any, the running replicas count as wanted, so that none is removed
+        blindly."""
         it, name = Scaled(model.routes.name), model.routes.name
         kept = self._stored.get(name)
         if kept is not None:
@@ -228,7 +229,8 @@ class Scaler:
         return it
 
     def _take_late(self, stored: Mapping[str, Kept]) -> None:
-        """The store can be read at last. What was learned in the meantime is newer; what people had set counts."""
+        """The store has become readable. What was learned in the meantime is newer; stored operator settings
+        count."""
         self._stored, self._sure = stored, True
         for name, it in sorted(self._models.items()):
             kept = stored.get(name)
@@ -242,7 +244,7 @@ class Scaler:
                 it.setting = old.setting
 
     def _decide(self, it: Scaled, model: PlannedModel, look: Look) -> Decided | None:
-        """Look at a model once more: how many it would have by itself; None: as many as its file says."""
+        """Decide the count of a model on its own; None: as in the cluster file."""
         scale, now, several = _rules(model, it.setting), wall_s(), it.setting.replicas
         if several is not None:
             return Decided(several, SET, _in_words(it.setting), {}, least=several)
@@ -257,17 +259,17 @@ class Scaler:
         reading = make_reading(it.model, model.slo, self._collected, look, at=now, cold_start_s=start_s, gpus=gpus)
         decision, it.memory = decide(scale, it.memory, reading, now, current=before)
         low, high = bounds(scale, now)
-        if it.model in look.rolling:  # who goes back to the old revision finds all that were there
+        if it.model in look.rolling:  # a rollback needs the old revision's replicas
             decision = _kept(decision, min(before, high), "a rollout is under way")
         if not self._sure:
-            decision = _kept(decision, before, "it is not known what people have set")
+            decision = _kept(decision, before, "the operator settings are not known")
         held = reading is None or it.model in look.rolling or not self._sure
         return Decided(
             decision.wanted, decision.reason, decision.why, decision.figures, low, held=held, shadow=scale.shadow
         )
 
     def _shares(self, plan: Plan, decided: Mapping[str, Decided]) -> dict[str, Share]:
-        """What becomes of what was decided within the `limits` of the cluster."""
+        """Apply the `limits` of the cluster file to the decisions."""
         if not decided:
             return {}
         claims = [
@@ -278,7 +280,7 @@ class Scaler:
         return self._limiter.share(plan.limits, claims, asked)
 
     def _settle(self, it: Scaled, model: PlannedModel, decided: Decided, share: Share) -> None:
-        """It has so many from now on, and everybody is told why."""
+        """Apply and report the decision."""
         before, wanted = len(model.slots) if it.wanted is None else it.wanted, decided.asked
         reason, why, figures = str(decided.reason), decided.why, dict(decided.figures)
         limited = share.why_not != "" and not decided.shadow
@@ -305,7 +307,7 @@ class Scaler:
             self._metrics.forget(name, model)
 
     def _check_limits(self, it: Scaled, model: PlannedModel, setting: Setting) -> None:
-        """Raises `ScaleRefused` if people want more than there is room for beside what others have in any case."""
+        """Raises `ScaleRefused` if a setting does not fit within the limits beside the minimums of the others."""
         several = setting.min if setting.replicas is None else setting.replicas
         if several is not None:
             wish = Decided(several, SET, "", {}, least=several)
@@ -313,14 +315,14 @@ class Scaler:
             self._limiter.check(claim, "min" if setting.replicas is None else "replicas")
 
     def _write(self, it: Scaled, told: Told, kind: str, text: str) -> None:
-        """For the history and the log."""
+        """Record an event in the history and the log."""
         self._note(kind, f"{it.model}: {text}")
         document = {"before": told.before, "wanted": told.wanted, "reason": told.reason, "figures": told.figures}
         it.changed.append(Changed(kind, told.at, CONTROL, it.subject, text, document))
         self._book.hurry()
 
     def _size(self, it: Scaled, model: PlannedModel) -> Size | None:
-        """What a model gets; None: what its file says."""
+        """The size of a model; None: as in the cluster file."""
         scale = _rules(model, it.setting)
         if scale is None and it.setting.replicas is None:
             return None
@@ -332,9 +334,9 @@ class Scaler:
 
 
 def _rules(model: PlannedModel, setting: Setting) -> Scale | None:
-    """How a model is scaled: a bound that people have set holds in the place of the file's and of the schedule's.
+    """The scaling rules of a model: bounds set by operators replace those of the file and of its schedule.
 
-    One that they have not set stays as it is, but gives way to the other.
+    A bound that is not set stays, but yields to the other if they conflict.
     """
     scale = model.scale
     if scale is None or (setting.min is None and setting.max is None):
@@ -345,7 +347,7 @@ def _rules(model: PlannedModel, setting: Setting) -> Scale | None:
 
 
 def _under(hours: Hours, setting: Setting) -> Hours:
-    """What is left of hours beside what people have set."""
+    """A schedule's bounds, adjusted to operator settings."""
     low = hours.min if setting.min is None else None
     high = hours.max if setting.max is None else None
     if low is not None and setting.max is not None:
@@ -367,7 +369,7 @@ def _least(scale: Scale) -> int:
 
 
 def _kept(decision: Decision, least: int, but: str) -> Decision:
-    """Not fewer than these."""
+    """At least that many."""
     if decision.wanted >= least:
         return decision
     why = f"{decision.why}; {decision.wanted} would do, but {but}"
@@ -375,7 +377,7 @@ def _kept(decision: Decision, least: int, but: str) -> Decision:
 
 
 def _check(model: PlannedModel, setting: Setting) -> None:
-    """Raises `ScaleRefused` for what may not be."""
+    """Raises `ScaleRefused` for invalid settings."""
     scale = model.scale
     if scale is None and (setting.min is not None or setting.max is not None):
         raise ScaleRefused(f"{model.routes.name} has no `scale` in the cluster file, so it has no bounds", "min")
@@ -388,12 +390,12 @@ def _check(model: PlannedModel, setting: Setting) -> None:
     rules = _rules(model, setting)
     low, high = (_least(rules), rules.most) if rules is not None else (1, REPLICAS_MAX)
     if not low <= setting.replicas <= high:
-        text = f"{setting.replicas} replicas are outside of {low} to {high}; `--min` and `--max` set other bounds"
+        text = f"{setting.replicas} replicas are outside {low} to {high}; change the bounds with `--min` and `--max`"
         raise ScaleRefused(text if rules is not None else f"at least {low}, at most {high} replicas", "replicas")
 
 
 def _in_words(setting: Setting) -> str:
-    """What people have set, and who."""
+    """What operators have set, and who."""
     named = (("replicas", setting.replicas), ("min", setting.min), ("max", setting.max))
     told = ", ".join(f"{name} {value}" for name, value in named if value is not None)
     return f"{told} set by {setting.by}{f': {setting.why}' if setting.why else ''}" if told else ""

@@ -1,4 +1,4 @@
-"""A plan with other numbers of replicas, made once for each: the digest of a slot costs as much as a whole round."""
+"""Applies replica counts to a plan, cached per size: the digest of a slot costs as much as a whole round."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -9,7 +9,7 @@ from forebay.core.reconcile import Slot
 
 
 class Size(NamedTuple):
-    """How many replicas a model has, and what gateways are told of that."""
+    """The replica count of a model, and what gateways are told about starts on demand."""
 
     replicas: int
     on_demand: bool = False
@@ -17,14 +17,14 @@ class Size(NamedTuple):
 
 
 class Sizer:
-    """Remembers the slots, and the last size, of each model: the same size gives the same object."""
+    """Caches the slots and the last result of each model: the same size gives the same object."""
 
     def __init__(self) -> None:
         self._slots: dict[str, tuple[Slot, dict[int, Slot]]] = {}
         self._made: dict[str, tuple[PlannedModel, Size, PlannedModel]] = {}
 
     def sized(self, plan: Plan, sizes: Mapping[str, Size]) -> Plan:
-        """The plan with slots 0 to n-1, and n as the spare, of each model that has a size."""
+        """The plan with slots 0 to n-1, and n as the spare, for each model that has a size."""
         models = tuple(
             self._model(model, size, plan.version) if (size := sizes.get(model.routes.name)) else model
             for model in plan.models

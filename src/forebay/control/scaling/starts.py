@@ -8,17 +8,17 @@ from forebay.core.lifecycle import Event
 from forebay.core.reconcile import Move, UnitKey
 
 KEPT: Final = 16
-"""Starts that are remembered of each revision."""
+"""How many starts are kept of each revision."""
 REVISIONS_MAX: Final = 8
 """Of a model."""
 SHARE: Final = 0.9
 
 Taken = dict[str, tuple[float, ...]]
-"""Seconds that the last starts took, the newest last, by revision; the revision that started last comes last."""
+"""Durations in seconds of the last starts, newest last, by revision; the revision started last comes last."""
 
 
 class Starts:
-    """Follows the moves of slots. What control finds running when it begins tells nothing of its start."""
+    """Follows the moves of slots. Units that were already running when control started are not measured."""
 
     def __init__(self) -> None:
         self._placed: dict[UnitKey, float] = {}
@@ -38,7 +38,7 @@ class Starts:
 
 
 def with_start(taken: Taken, revision: str, seconds: float) -> Taken:
-    """With one more start of a revision."""
+    """The durations with one more start of a revision."""
     found = {name: each for name, each in taken.items() if name != revision}
     while len(found) >= REVISIONS_MAX:
         del found[next(iter(found))]
@@ -46,7 +46,8 @@ def with_start(taken: Taken, revision: str, seconds: float) -> Taken:
 
 
 def cold_start_s(taken: Taken, revision: str) -> float | None:
-    """What nine of ten starts of a revision do not exceed; of the revision before, if it has never been started."""
+    """The 90th percentile of a revision's start times; of the previous revision if it was never started; None:
+    unknown."""
     times = taken.get(revision) or next(iter(reversed(taken.values())), ())
     if not times:
         return None

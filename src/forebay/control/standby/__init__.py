@@ -1,1 +1,1 @@
-"""Standby replicas, the availability record of serving ones, and what can be promised of them."""
+"""Standby replicas, the availability history of serving ones, and estimates from it."""

@@ -1,7 +1,7 @@
-"""What has become of the models, hour by hour, in a small file for each day (UTC): for how long they could be used.
+"""The availability history of the models, by hour, in a small file per UTC day.
 
-A look stands for the time until the next one, if that comes soon; else nobody knows. So a control that is not there,
-or is held up, leaves a gap and no good figures.
+An observation counts for the time until the next one, if that comes soon; otherwise the time is unknown. So a
+controller that is down or delayed leaves a gap rather than wrong figures.
 """
 
 import math
@@ -25,14 +25,14 @@ from forebay.wire.documents import UNREADABLE
 
 DAY_S: Final = 86_400
 LOOK_S_MAX: Final = 15.0
-"""A look does not stand for more: control looks every second, and an observation may take ten."""
+"""An observation counts for at most this long: control observes every second, and one may take ten."""
 SAVE_EVERY_S: Final = 10.0
 INCIDENTS_MAX: Final = 500
-"""Most incidents of a day that are kept; the others are counted."""
+"""Most incidents kept per day; the others are counted."""
 DAYS_MAX: Final = 400
 """Older days are removed."""
 LIVED_DAYS: Final = 90
-"""How replicas fail is taken from so many days."""
+"""Failure statistics are taken from this many days."""
 ROLLED_BACK: Final = "rollout.rolled_back"
 """Its kind in the journal."""
 
@@ -41,21 +41,21 @@ _READY = ReplicaState.READY
 
 @dataclass
 class Day:
-    """A day's file: stretches by model and hour since the epoch."""
+    """The content of a day's file: figures by model and hour since the epoch."""
 
     models: dict[str, dict[int, Stretch]] = field(default_factory=dict)
     incidents: list[Incident] = field(default_factory=list)
     incidents_more: int = 0
     """Incidents that are not listed."""
     epoch: int = 0
-    """Of the control that led last; 0: nobody knows."""
+    """Of the last leader; 0: unknown."""
 
 
 class Chronicle:
-    """Keeps the files of `folder` up to date; `look` is called once a round, by one control."""
+    """Maintains the files in `folder`; `look` is called once per round, by one controller."""
 
     def __init__(self, folder: Path, journal: Journal, wall: float) -> None:
-        """Take up what is there. `wall`: now, seconds since the epoch."""
+        """Load the existing files. `wall`: now, in seconds since the epoch."""
         self.folder = folder
         self._journal = journal
         self._number = int(wall // DAY_S)
@@ -66,24 +66,24 @@ class Chronicle:
         self._saved_at = -math.inf
         self._heard = 0
         self._down: dict[str, tuple[float, Incident]] = {}
-        """Slots whose unit has failed, and models that nobody can use: since when, on the loop's clock."""
+        """Slots whose unit has failed, and unavailable models: since when, on the loop's clock, and the incident."""
         self._placed: dict[str, float] = {}
 
     def lived(self, model: str) -> Lived:
-        """What has become of a model's replicas lately."""
+        """Recent failure and repair statistics of a model's replicas."""
         return self._lived.get(model, Lived())
 
     def promoted(self, model: str, seconds: float) -> None:
-        """A replica that rested has stepped in, so long after that was known to be needed."""
+        """Record that a standby replica stepped in, `seconds` after the need was known."""
         self._add(model, Stretch(lived=Lived(promotions=1, promotion_s=seconds)))
 
     def look(self, plan: Plan, looked: Looked, told: Snapshot, now: float, wall: float) -> None:
-        """Take in a round, and what gateways were told in it. `now` on the loop's clock. Raises OSError."""
+        """Process a round, and what gateways were told in it. `now`: the loop's clock. Raises OSError."""
         self._turn_to(int(wall // DAY_S))
         if now - self._looked_at <= LOOK_S_MAX:
             for name, seen in self._sights.items():
                 self._add(name, stretch(seen, now - self._looked_at), wall)
-        else:  # another control may have led meanwhile
+        else:  # another controller may have led meanwhile
             self._day = _read(_path(self.folder, self._number))
             self._lived = _lived(self.folder, self._number)
         self._looked_at = now
@@ -115,7 +115,7 @@ class Chronicle:
             self.save()
 
     def save(self) -> None:
-        """Write the day's file. Raises OSError, and then it is as it was."""
+        """Write the day's file. Raises OSError, and then the file is unchanged."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = _path(self.folder, self._number)
         draft = path.with_suffix(".new")
@@ -127,7 +127,7 @@ class Chronicle:
             raise
 
     def _failed(self, model: str, slot: str, why: str, now: float, wall: float) -> None:
-        """The unit of a slot died or was killed. A series without a ready moment between them is one failure."""
+        """The unit of a slot died or was killed. Repeated failures without becoming ready in between count as one."""
         if slot not in self._down:
             incident = Incident(wall, What.FAILURE, model, slot, why)
             self._down[slot] = now, incident
@@ -135,7 +135,7 @@ class Chronicle:
             self._add(model, Stretch(lived=Lived(failures=1)), wall)
 
     def _live(self, model: str, s: SlotState, now: float, wall: float) -> None:
-        """Whether a slot is ready again, or for the first time."""
+        """Check whether a slot has become ready, for the first time or again."""
         if s.state is _READY:
             placed_at = self._placed.pop(s.id, None)
             if placed_at is not None:
@@ -155,7 +155,7 @@ class Chronicle:
             self._happened(incident)
 
     def _over(self, id: str, now: float) -> float:
-        """An incident has ended; how long it lasted."""
+        """Close an incident; returns how long it lasted."""
         since, incident = self._down.pop(id)
         ended = replace(incident, lasted_s=round(now - since, 3))
         self._day.incidents = [ended if each == incident else each for each in self._day.incidents]
@@ -168,7 +168,7 @@ class Chronicle:
             self._happened(Incident(wall, What.LEADER, "", "", f"another control leads, epoch {epoch} after {known}"))
 
     def _listen(self) -> None:
-        """Take up what others have written into the journal."""
+        """Process new journal events."""
         events = self._journal.events
         if not events or events[-1].number == self._heard:
             return
@@ -178,21 +178,21 @@ class Chronicle:
         self._heard = events[-1].number
 
     def _happened(self, incident: Incident) -> None:
-        self._saved_at = -math.inf  # it is written down at once
+        self._saved_at = -math.inf  # write it at once
         if len(self._day.incidents) < INCIDENTS_MAX:
             self._day.incidents.append(incident)
         else:
             self._day.incidents_more += 1
 
     def _add(self, model: str, more: Stretch, wall: float | None = None) -> None:
-        """Count it in the hour that `wall` is in; without it, in the last one."""
+        """Add to the hour of `wall`; without it, to the last one."""
         hours = self._day.models.setdefault(model, {})
         hour = max(hours, default=self._number * DAY_S // HOUR_S) if wall is None else int(wall // HOUR_S)
         hours[hour] = hours.get(hour, Stretch()) + more
         self._lived[model] = self.lived(model) + more.lived
 
     def _turn_to(self, number: int) -> None:
-        """Another day. What has not ended goes on in the day's file in which it began, without an end."""
+        """Start another day. An incident that has not ended stays in the file of the day it began, without an end."""
         if number == self._number:
             return
         self.save()
@@ -204,7 +204,7 @@ class Chronicle:
 
 
 def past(folder: Path, since: float, until: float) -> Day:
-    """What the files tell of a time, seconds since the epoch: hours that begin in it, and its incidents."""
+    """The history of a period in seconds since the epoch: the hours that begin in it, and its incidents."""
     found = Day()
     first = since // HOUR_S
     for number, path in _files(folder):
@@ -220,7 +220,7 @@ def past(folder: Path, since: float, until: float) -> Day:
 
 
 def _wanted(model: PlannedModel) -> int:
-    """How many are to serve; whoever stands in while others are replaced is not one of them."""
+    """How many are to serve; a spare during replacement does not count."""
     if model.active is not None:
         return model.active
     return sum(slot is not model.spare for slot in model.slots)
@@ -241,7 +241,7 @@ def _path(folder: Path, number: int) -> Path:
 
 
 def _files(folder: Path) -> list[tuple[int, Path]]:
-    """The files of days, by their number since the epoch."""
+    """The day files, by number of days since the epoch."""
     found = []
     for path in folder.glob("*.json"):
         try:
@@ -253,7 +253,7 @@ def _files(folder: Path) -> list[tuple[int, Path]]:
 
 
 def _read(path: Path) -> Day:
-    """A day's file; one that is not there, or makes no sense, tells nothing."""
+    """The content of a day's file; empty if it is missing or invalid."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=Day)
     except (OSError, *UNREADABLE):

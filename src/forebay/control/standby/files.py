@@ -1,6 +1,6 @@
-"""Files of models that stay in memory: the kernel is asked to have them in its page cache, and may drop them.
+"""Keeps model files in memory by asking the kernel to load them into its page cache, from which it may drop them.
 
-A replica that starts then reads them at the speed of memory. This is for the machine that control runs on.
+A replica that starts then reads them at memory speed. Applies to the machine that control runs on.
 """
 
 import asyncio
@@ -12,12 +12,12 @@ from forebay.control.plan import Plan
 from forebay.core.model import WorkerSpec
 
 SHARE_MAX: Final = 0.5
-"""All of them together may take so much of the memory that is available."""
+"""The share of the available memory that all of them together may take."""
 MEMINFO: Final = Path("/proc/meminfo")
 
 
 async def in_memory(plan: Plan) -> dict[str, str]:
-    """Have the files of all models that are to stay in memory read; what came of it, by model. Raises OSError."""
+    """Load the files of all models that are to be cached; the results as text, by model. Raises OSError."""
     wanted = {}
     for model in plan.models:
         first = next(iter(model.slots), model.spare)
@@ -27,30 +27,30 @@ async def in_memory(plan: Plan) -> dict[str, str]:
 
 
 def read_ahead(wanted: dict[str, Path], available: int) -> dict[str, str]:
-    """Ask for all files of each model, or none where there is no room; what came of it, by model. Raises OSError."""
+    """Load all files of each model, or none if there is no room; the results as text, by model. Raises OSError."""
     room, said = int(available * SHARE_MAX), {}
     for model, path in sorted(wanted.items()):
         files = files_of(path)
         size = sum(file.stat().st_size for file in files)
         if size > room:
-            said[model] = f"its {_megabytes(size)} are not kept in memory: there is room for {_megabytes(room)}"
+            said[model] = f"its {_megabytes(size)} are not cached in memory: there is room for {_megabytes(room)}"
             continue
         room -= size
         for file in files:
             with file.open("rb") as opened:
                 os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
-        said[model] = f"its {_megabytes(size)} are kept in memory"
+        said[model] = f"its {_megabytes(size)} are cached in memory"
     return said
 
 
 def files_of(path: Path) -> list[Path]:
-    """The file, or all files below the folder, sorted; none if there is neither."""
+    """The file, or all files below the folder, sorted; empty if there is neither."""
     found = [path] if path.is_file() else path.rglob("*")
     return sorted(file for file in found if file.is_file())
 
 
 def available_bytes(meminfo: Path = MEMINFO) -> int:
-    """Memory that is available without swapping, by the kernel; 0 if it does not say. Raises OSError."""
+    """Memory available without swapping, from the kernel; 0 if unknown. Raises OSError."""
     for line in meminfo.read_text().splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024

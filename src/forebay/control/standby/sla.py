@@ -1,4 +1,4 @@
-"""What the present set-up can promise of each model, and what a period has delivered, as one document."""
+"""The SLA report: what the current set-up can promise for each model, and what a period has delivered."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -14,65 +14,65 @@ from forebay.core.availability.spares import promise, spares_needed
 from forebay.core.cluster import Slo
 
 INCIDENTS_MAX: Final = 100
-"""Most incidents of an answer: the newest."""
+"""Most incidents in a response: the newest."""
 GATEWAYS_S: Final = 0.3
-"""Gateways look for news four times a second, and ask a replica for its load before they use it."""
+"""Gateways check for a new snapshot four times a second, and poll a replica's load before using it."""
 SWITCH_S: Final = 0.2
-"""Until gateways are told of a stand-in, as long as none was ever needed."""
+"""The assumed time until gateways learn of a stand-in, while none has been measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What gateways have written down of a model's requests."""
+    """A model's requests as recorded by gateways."""
 
     requests: Requests
     kept: tuple[Kept, ...] = ()
 
 
 Delivered = Callable[[float, float, Mapping[str, Slo]], Mapping[str, Served]]
-"""What became of requests between two times (seconds since the epoch), by model. Blocks."""
+"""The requests between two times (seconds since the epoch), by model. Blocks."""
 
 
 @dataclass(frozen=True, slots=True)
 class PromiseDocument:
-    """What the replicas of a model can promise, and the figures that say so. Shares are of time."""
+    """The estimated availability of a model's replicas, and the figures behind it. Shares are of time."""
 
     serve: int
     spares: int
-    """Replicas that rest, ready."""
+    """Replicas on standby."""
     spares_needed: int | None
-    """The fewest that keep the promise; null: nothing is promised, or no number does."""
+    """The fewest that meet the target; null: there is no target, or no number does."""
     mtbf_s: float
-    """Of a replica: mean time between failures, by the prior and what was seen."""
+    """Mean time between failures of a replica, from the prior and observations."""
     mttr_s: float
     """Mean time until a failed replica is ready again."""
     replica_s: float
-    """For so long replicas were seen ready."""
+    """Total observed ready time of replicas."""
     failures: int
     repairs: int
     mtbf_at_least_s: float
-    """By what was seen alone, with 95 % confidence."""
+    """From observations alone, with 95 % confidence."""
     replica_up: float
     enough: float
-    """All that are to serve are up."""
+    """The share in which all serving replicas are up."""
     any: float
-    """One is."""
+    """The share in which at least one is up."""
     switching: float
     full: float
-    """All serve: `enough` less the time in which a spare steps in."""
+    """The share in which all serve: `enough` less the time in which a spare steps in."""
     switch_s: float
-    """Until a spare has stepped in."""
+    """The time until a spare has stepped in."""
     promotions: int
-    """Times that this was measured; 0: it is what is usual."""
+    """How often that was measured; 0: it is the default."""
     start_s: float | None
-    """Of a replica from being placed to being ready; null: not measured yet."""
+    """Of a replica, from being placed to being ready; null: not measured yet."""
     failure_costs: str
     update_costs: str
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSla:
-    """A model. Sums in seconds, of the period; `target`: null if nothing is promised."""
+    """The SLA of a model. Sums are in seconds of the period; `target`: null if there is none."""
 
     name: str
     target: float | None
@@ -83,10 +83,10 @@ class ModelSla:
     down_s: float
     full_s: float
     availability: float | None
-    """Of the time that is known; null: nothing is."""
+    """The share of the known time; null: none is known."""
     gaps: tuple[Gap, ...]
     requests: Requests | None
-    """Null: nothing is written down of any."""
+    """Null: there are no records."""
     success: float | None
     budget: Budget | None
     kept: tuple[Kept, ...]
@@ -95,13 +95,13 @@ class ModelSla:
 
 @dataclass(frozen=True, slots=True)
 class Sla:
-    """What `/v1/sla` answers. Times: seconds since the epoch."""
+    """The response of `/v1/sla`. Times: seconds since the epoch."""
 
     since: float
     until: float
     models: tuple[ModelSla, ...]
     incidents: tuple[Incident, ...] = field(default=())
-    """Those of no model."""
+    """Incidents of no model."""
     incidents_more: int = 0
     """Incidents that were not kept."""
 
@@ -109,7 +109,7 @@ class Sla:
 def make_sla(
     plan: Plan, standby: Standby, past: Day, served: Mapping[str, Served], period: tuple[float, float]
 ) -> Sla:
-    """The document, of what was written down in a period: since when and until, seconds since the epoch."""
+    """The report on a period: its start and end, in seconds since the epoch."""
     models = tuple(_model(model, standby, past, served.get(model.routes.name), period) for model in plan.models)
     others = [each for each in past.incidents if not each.model][-INCIDENTS_MAX:]
     return Sla(*period, models, tuple(others), past.incidents_more)

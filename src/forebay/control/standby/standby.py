@@ -1,4 +1,4 @@
-"""The standby pools of a cluster: slots for them in the plan, and routes without the replicas that rest."""
+"""The standby pools of a cluster: adds slots for them to the plan, and leaves standby replicas out of the routes."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -17,16 +17,16 @@ from forebay.obs.clock import wall_s
 from forebay.obs.metrics import Metrics
 
 SPARES_MAX: Final = 8
-"""No more spares are kept by `auto`."""
+"""The most spares that `auto` keeps."""
 
 KEEP_EVERY_S: Final = 60.0
-"""How often it is seen to that files which are to stay in memory are there."""
+"""How often the caching of model files is refreshed."""
 
 
 class Standby:
-    """Knows who rests. `note` writes into the journal; the others may be missing.
+    """Tracks the standby replicas. `note` writes to the journal; the others are optional.
 
-    `chronicle` writes down what becomes of the models; `keep` has files of models read, and says what came of it.
+    `chronicle` records the availability of the models; `keep` caches model files, and returns the results.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Standby:
         keep: Callable[[Plan], Awaitable[Mapping[str, str]]] | None = None,
     ) -> None:
         self.resting: frozenset[UnitKey] = frozenset()
-        """Of all models, as gateways were told last."""
+        """Of all models, as last published to the gateways."""
         self.chronicle = chronicle
         self._keep = keep
         self._metrics = metrics
@@ -45,15 +45,15 @@ class Standby:
         self._stepped_in: list[str] = []
         """Models of the replicas that were promoted in this round."""
         self._pooled: dict[str, tuple[PlannedModel, int, PlannedModel]] = {}
-        """What was asked for, with how many more, and what was made of it: a digest costs as much as a round."""
+        """The input model, the pool size, and the result, cached: a digest costs as much as a round."""
 
     @property
     def pools(self) -> dict[str, int]:
-        """How many replicas of each model were to rest in the last round."""
+        """The standby pool sizes of the last round, by model."""
         return {name: more for name, (_, more, _) in self._pooled.items()}
 
     async def run(self, plan: Callable[[], Plan]) -> None:
-        """Keep files of models in memory, until cancelled; `plan` is the one of the moment."""
+        """Keep model files cached, until cancelled; `plan` returns the current plan."""
         told: dict[str, str] = {}
         while self._keep is not None:
             try:
@@ -66,16 +66,16 @@ class Standby:
             await asyncio.sleep(KEEP_EVERY_S)
 
     def pooled(self, plan: Plan) -> Plan:
-        """The plan with slots for those that rest. The slots that it has are those that serve."""
+        """The plan with additional slots for standby replicas. Its existing slots are those that serve."""
         models = tuple(self._with_pool(model, plan.version) for model in plan.models)
         return replace(plan, models=models)
 
     def routed(
         self, models: Iterable[ModelRoutes], plan: Plan, before: Mapping[UnitKey, Replica]
     ) -> tuple[ModelRoutes, ...]:
-        """The routes without the replicas that rest or are about to. `before`: those that gateways were told of last.
+        """The routes without replicas that are on standby or about to be. `before`: the replicas last published.
 
-        Of two revisions of a model the one that is being rolled out has nobody who rests until it serves alone.
+        While a revision is being rolled out, it has no standby replicas until it serves alone.
         """
         planned = {model.routes.name: model for model in plan.models}
         served, rest, told = serving(before), set[UnitKey](), []
@@ -97,7 +97,7 @@ class Standby:
         return tuple(told)
 
     def remember(self, plan: Plan, looked: Looked, told: Snapshot, began: float, now: float) -> None:
-        """Write down what a round has found; it `began` then, on the loop's clock. Raises OSError."""
+        """Record the result of a round, which `began` then, on the loop's clock. Raises OSError."""
         stepped_in, self._stepped_in = self._stepped_in, []
         if self.chronicle is not None:
             for model in stepped_in:
@@ -105,7 +105,7 @@ class Standby:
             self.chronicle.look(plan, looked, told, now, wall_s())
 
     def spares(self, model: PlannedModel, had: int = 0) -> int:
-        """How many spares a model with `spares: auto` needs by now; `had`: before."""
+        """How many spares a model with `spares: auto` needs now; `had`: its previous number."""
         lived = self.chronicle.lived(model.routes.name) if self.chronicle is not None else Lived()
         target = model.slo.availability
         needed = len(model.slots) if model.active is None else model.active
@@ -117,7 +117,7 @@ class Standby:
         self._stepped_in.append(model)
         self._note(
             "promoted",
-            "was on standby and serves from now on",
+            "promoted from standby, serves now",
             unit=replica.id,
             generation=replica.generation,
             state=replica.state.value,
@@ -136,7 +136,7 @@ class Standby:
 
 
 def _pooled(model: PlannedModel, more: int, version: str) -> PlannedModel:
-    """A model with so many slots more, and its spare behind them."""
+    """A model with that many more slots, followed by its spare."""
     base = model.slots[0] if model.slots else model.spare
     if not more or base is None:
         return model
