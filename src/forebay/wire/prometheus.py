@@ -1,4 +1,4 @@
-"""Expositions of several processes in Prometheus' text format as one."""
+"""Merges expositions of several processes in Prometheus text format."""
 
 import re
 from collections.abc import Mapping
@@ -16,16 +16,17 @@ _HEAD: Final = re.compile(r"^(# HELP (\S+).*\n(?:# TYPE .*\n)?)", re.MULTILINE)
 
 
 def check(text: str) -> None:
-    """Raises ValueError for what is no exposition as our processes make them. A library takes ten times as long."""
+    """Raises ValueError for text that is not an exposition as our processes produce it. A library takes ten times as
+    long."""
     for line in text.removesuffix("\n").split("\n") if text else ():
         if _LINE.fullmatch(line) is None:
-            raise ValueError(f"no exposition: {line[:100]!r}")
+            raise ValueError(f"not an exposition: {line[:100]!r}")
 
 
 def together(texts: Mapping[str, str], label: str) -> str:
-    """One exposition out of many, of which each has its own heads; `label` says of every sample whose it is.
+    """Merge expositions that each have their own headers; `label` is added to every sample to name its source.
 
-    They are not added up: a sum would fall when a process ends, which is to Prometheus as if all began anew.
+    Samples are not summed: a sum would drop when a process ends, which Prometheus takes for a counter reset.
     """
     families: dict[str, list[str]] = {}
     for who, text in texts.items():

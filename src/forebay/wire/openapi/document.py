@@ -1,4 +1,4 @@
-"""Puts an OpenAPI 3.1 document together from values that say what each operation takes and answers."""
+"""Builds an OpenAPI 3.1 document from values that describe the operations."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
@@ -9,7 +9,7 @@ from forebay.core.errors import TABLE, Code
 from forebay.wire.openai_fields import Reader, Shape, shape_of
 
 PATH: Final = "/openapi.json"
-"""Where a listener serves its own document."""
+"""Where a server publishes its own document."""
 VERSION: Final = "3.1.0"
 JSON: Final = "application/json"
 TEXT: Final = "text/plain"
@@ -25,11 +25,11 @@ LISTENER: Final = (
     Code.BODIES_LIMIT,
     Code.INTERNAL,
 )
-"""What any request may be answered with."""
+"""The errors that any request may get."""
 
 
 class Header(NamedTuple):
-    """A header of a request or of an answer, and the shape of its value."""
+    """A header of a request or response, and the shape of its value."""
 
     name: str
     text: str
@@ -37,7 +37,7 @@ class Header(NamedTuple):
 
 
 class Parameter(NamedTuple):
-    """A part of the path, which always has it, or of the query."""
+    """A parameter in the path, where it is required, or in the query."""
 
     name: str
     place: str
@@ -49,9 +49,9 @@ class Parameter(NamedTuple):
 class Operation(NamedTuple):
     """One method of one path.
 
-    `answers`: what it answers by status and media type; None: text, or bytes. `body`: the reader of its request; or
-    else `bodies`: what requests are by media type. `codes`: errors that it may be answered with, besides those of
-    every request; `error` is their shape.
+    `answers`: its responses by status and media type; None: text, or bytes. `body`: the reader of its request; or
+    else `bodies`: request types by media type. `codes`: errors it may respond with, besides those of every request;
+    `error` is their shape.
     """
 
     path: str
@@ -79,7 +79,7 @@ def make_document(
     operations: Sequence[Operation],
     security: Mapping[str, Shape] | None = None,
 ) -> bytes:
-    """The document as JSON. `security`: the ways to prove who one is, any of which will do; none: nobody asks."""
+    """The document as JSON. `security`: the ways to authenticate, any of which suffices; none: no authentication."""
     kinds = _kinds(operations)
     shapes, components = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
     known = dict(zip(kinds, shapes, strict=True))
@@ -134,13 +134,13 @@ def _operation(operation: Operation, known: Mapping[type, Shape]) -> Shape:
 
 
 def _answer(operation: Operation, status: int, codes: Sequence[Code], known: Mapping[type, Shape]) -> Shape:
-    """What has one status: an answer proper, errors, or both."""
+    """The description of one status: a response, errors, or both."""
     media = operation.answers.get(status)
     texts = [f"- `{code}`: {TABLE[code].text}" for code in codes]
     content: dict[str, Shape] = {}
     headers: tuple[Header, ...] = ()
     if media is not None:
-        texts.insert(0, "Well." if status < 400 else "Not well. Or an error:" if codes else "Not well.")
+        texts.insert(0, "Success." if status < 400 else "Failure. Or an error:" if codes else "Failure.")
         content = {name: _shape(kind, known) for name, kind in media.items()}
         headers += operation.answer_headers
     if codes:

@@ -1,4 +1,5 @@
-"""The shapes of the Open Inference Protocol's documents, for descriptions: tests hold real ones against them."""
+"""The shapes of the Open Inference Protocol's documents, for the API description: tests compare real ones with
+them."""
 
 from typing import Annotated, Any, Literal
 
@@ -12,13 +13,13 @@ Dims = list[Annotated[int, Meta(ge=-1)]]
 
 
 class InferenceError(Closed):
-    """An error, as the protocol words it."""
+    """An error in the protocol's format."""
 
     error: str
 
 
 class ServerMetadata(Closed):
-    """What a server is, and what it can do beyond the protocol."""
+    """The server's metadata, with its protocol extensions."""
 
     name: str
     version: str
@@ -26,20 +27,20 @@ class ServerMetadata(Closed):
 
 
 class Live(Closed):
-    """Whether the server runs."""
+    """Whether the server is running."""
 
     live: bool
 
 
 class Ready(Closed):
-    """Whether what was asked about is ready; `name` where that is a model."""
+    """Whether the server or model is ready; `name` for a model."""
 
     ready: bool
     name: str | UnsetType = UNSET
 
 
 class TensorMetadata(Closed):
-    """An input or an output. -1 is any size."""
+    """An input or an output. -1 is a variable dimension."""
 
     name: str
     datatype: Datatype
@@ -47,7 +48,7 @@ class TensorMetadata(Closed):
 
 
 class ModelMetadata(Closed):
-    """What a model takes and gives."""
+    """The inputs and outputs of a model."""
 
     name: str
     versions: list[str]
@@ -57,7 +58,7 @@ class ModelMetadata(Closed):
 
 
 class InferInput(Struct):
-    """An input. Its data are here, flat or nested; behind the JSON (`binary_data_size`); or in shared memory."""
+    """An input. Its data are here, flat or nested; after the JSON (`binary_data_size`); or in shared memory."""
 
     name: str
     datatype: Datatype
@@ -67,14 +68,14 @@ class InferInput(Struct):
 
 
 class InferOutput(Struct):
-    """An output that is wanted. Parameters: `binary_data`, `classification`, `shared_memory_region` and its place."""
+    """A requested output. Parameters: `binary_data`, `classification`, `shared_memory_region` with its place."""
 
     name: str
     parameters: dict[str, bool | int | float | str] | UnsetType = UNSET
 
 
 class InferRequest(Struct):
-    """A request for one inference. Without `outputs` all are given."""
+    """An inference request. Without `outputs`, all are returned."""
 
     inputs: list[InferInput]
     outputs: list[InferOutput] | UnsetType = UNSET
@@ -83,7 +84,7 @@ class InferRequest(Struct):
 
 
 class InferredOutput(Closed):
-    """An output; without `data` it is behind the JSON or in shared memory."""
+    """An output; without `data` it is after the JSON or in shared memory."""
 
     name: str
     datatype: Datatype
@@ -93,7 +94,7 @@ class InferredOutput(Closed):
 
 
 class InferAnswer(Closed):
-    """The answer to an inference."""
+    """An inference response."""
 
     model_name: str
     model_version: str
@@ -103,7 +104,7 @@ class InferAnswer(Closed):
 
 
 class Generate(Struct):
-    """Inputs by name; what names no input is a parameter of the request."""
+    """Inputs by name; other fields are parameters of the request."""
 
     id: str | UnsetType = UNSET
     parameters: dict[str, Any] | UnsetType = UNSET
@@ -118,7 +119,8 @@ class Generated(Struct):
 
 
 class ModelStatistics(Struct):
-    """What a version of a model has done; durations are nanoseconds, `last_inference` is milliseconds of 1970."""
+    """The statistics of a model version; durations are in nanoseconds, `last_inference` in milliseconds since the
+    epoch."""
 
     name: str
     version: str
@@ -129,13 +131,13 @@ class ModelStatistics(Struct):
 
 
 class Statistics(Closed):
-    """What models have done."""
+    """The statistics of models."""
 
     model_stats: list[ModelStatistics]
 
 
 class IndexWish(Struct):
-    """Whether only models that are ready are wanted."""
+    """Whether to list ready models only."""
 
     ready: bool = False
 
@@ -157,26 +159,26 @@ class LoadParameters(Struct):
 
 
 class Load(Struct):
-    """What is to be loaded differently from how it is in the repository."""
+    """Overrides of the repository's configuration and files."""
 
     parameters: LoadParameters | UnsetType = UNSET
 
 
 class UnloadParameters(Struct):
-    """Whether models that only this ensemble needed go too; `version`: only that."""
+    """Whether to unload models that only this ensemble needs, too; `version`: only that."""
 
     unload_dependents: bool | UnsetType = UNSET
     version: str | int | UnsetType = UNSET
 
 
 class Unload(Struct):
-    """How a model is to be unloaded."""
+    """Options for unloading a model."""
 
     parameters: UnloadParameters | UnsetType = UNSET
 
 
 class SystemRegion(Struct):
-    """A region of shared memory: so many bytes from `offset` on of what `shm_open` calls `key`."""
+    """A shared memory region: `byte_size` bytes from `offset` on in the object that `shm_open` calls `key`."""
 
     key: str
     byte_size: Count
@@ -198,7 +200,7 @@ class CudaRegion(Struct):
 
 
 class Region(Struct):
-    """A region that is registered."""
+    """A registered region."""
 
     name: str
     byte_size: Count
@@ -208,7 +210,7 @@ class Region(Struct):
 
 
 class TraceSettings(Struct):
-    """How requests are traced. null is the server's default."""
+    """The trace settings. null is the server's default."""
 
     trace_level: list[str] | str | UnsetType | None = UNSET
     trace_rate: str | int | UnsetType | None = UNSET
@@ -219,7 +221,7 @@ class TraceSettings(Struct):
 
 
 class LogSettings(Struct):
-    """What is logged."""
+    """The log settings."""
 
     log_info: bool | UnsetType = UNSET
     log_warning: bool | UnsetType = UNSET

@@ -35,7 +35,7 @@ class TaskModelList(answers.Closed):
 
 
 def operations() -> tuple[Operation, ...]:
-    """All there are."""
+    """All operations."""
     make = inference.Maker()
     error: dict[str, Any] = {"error": answers.Error}
     return (
@@ -46,7 +46,7 @@ def operations() -> tuple[Operation, ...]:
             "/v1/embeddings",
             "post",
             "embeddings",
-            "Make vectors of texts.",
+            "Compute embeddings of texts.",
             {200: {JSON: answers.Embeddings}},
             body=openai_request.EMBEDDINGS_BODY,
             body_name="EmbeddingsRequest",
@@ -62,20 +62,18 @@ def operations() -> tuple[Operation, ...]:
             "/v1/models/{model}",
             "get",
             "showModel",
-            "One such model.",
+            "One model with a task.",
             {200: {JSON: TaskModel}},
             parameters=(inference.NAME,),
             codes=(Code.MODEL_NOT_FOUND,),
             **error,
         ),
-        Operation("/metrics", "get", "metrics", "In Prometheus' text format.", {200: {TEXT: None}}, **error),
+        Operation("/metrics", "get", "metrics", "Metrics in Prometheus text format.", {200: {TEXT: None}}, **error),
         Operation(PATH, "get", "openapi", "This document.", {200: {JSON: dict}}, **error),
     )
 
 
 def document(version: str) -> bytes:
     """The document as JSON."""
-    text = (
-        "The Open Inference Protocol with Triton's extensions, and endpoints for models that say which task they do."
-    )
+    text = "The Open Inference Protocol with Triton's extensions, and endpoints for models that declare their task."
     return make_document("Forebay model server", text, version, operations())

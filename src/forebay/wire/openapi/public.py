@@ -13,7 +13,7 @@ from forebay.wire.openapi import answers, inference, tasks
 from forebay.wire.openapi.document import EVENTS, JSON, PATH, TEXT, Header, Operation, Parameter, make_document
 
 INSIDE: Final = frozenset({Code.NOT_FOUND, Code.NOT_RESUMABLE, Code.SLOW_CONSUMER, Code.METHOD_NOT_ALLOWED})
-"""Codes that no request of a documented path and method is answered with."""
+"""Error codes that requests of a documented path and method never get."""
 INFERENCE: Final = tuple(code for code in TABLE if code not in INSIDE)
 IDENTITY: Final = (Code.UNAUTHORIZED,)
 
@@ -27,48 +27,56 @@ SECURITY: Final[dict[str, Shape]] = {
     "api-key": {"type": "apiKey", "in": "header", "name": "api-key"},
 }
 HEADERS: Final = (
-    Header("x-request-id", "A name for the request, for logs and answers; any other value is replaced.", _ID),
+    Header("x-request-id", "The request id, for logs and responses; an invalid value is replaced.", _ID),
     Header(
         "x-forebay-priority",
-        "How urgent it is, as far as the tenant may say so.",
+        "The request's priority, as far as the tenant may set it.",
         {"enum": [band.name.lower() for band in Band]},
     ),
     Header(
         "x-forebay-deadline-ms",
-        "How long it may wait for a replica, and a stream for its first event, milliseconds.",
+        "How long it may wait for a replica, and a stream for its first event, in milliseconds.",
         {"type": "string", "pattern": "^[0-9]{1,9}$"},
     ),
-    Header("x-forebay-session", "Requests of one session stay together where a model is routed so.", _WORD),
-    Header("x-forebay-fallback", "Whether another model may step in.", {"enum": ["allow", "deny"]}),
-    Header("x-forebay-budget-ms", "How long the caller means to wait, milliseconds; for rules.", _NUMBER),
-    Header("x-forebay-max-cost", "What a million tokens may cost; for rules.", _NUMBER),
+    Header("x-forebay-session", "Requests of one session go to the same replica, if the model is routed so.", _WORD),
+    Header("x-forebay-fallback", "Whether a fallback model may be used.", {"enum": ["allow", "deny"]}),
+    Header(
+        "x-forebay-budget-ms", "How long the caller intends to wait, in milliseconds; for dispatch rules.", _NUMBER
+    ),
+    Header("x-forebay-max-cost", "The maximum price per million tokens; for dispatch rules.", _NUMBER),
 )
-"""What an inference request may carry."""
+"""The headers of an inference request."""
 REQUEST_ID: Final = Header("x-request-id", "The name of the request.", _ID)
 LIMIT_HEADERS: Final = tuple(
     header
     for what in ("requests", "tokens")
     for header in (
         Header(f"x-ratelimit-limit-{what}", f"The {what} per minute of the tenant, if they are limited.", _COUNT),
-        Header(f"x-ratelimit-remaining-{what}", "How many of them this gateway certainly still lets in.", _COUNT),
-        Header(f"x-ratelimit-reset-{what}", "When all are there again, as `17s`, if nothing is asked.", _WORD),
+        Header(f"x-ratelimit-remaining-{what}", "How many of them this gateway still admits for certain.", _COUNT),
+        Header(
+            f"x-ratelimit-reset-{what}",
+            "When all are available again without further requests, such as `17s`.",
+            _WORD,
+        ),
     )
 )
 ANSWER_HEADERS: Final = (
     REQUEST_ID,
     *LIMIT_HEADERS,
-    Header("x-forebay-queue-ms", "How long it has waited for a replica.", _COUNT),
+    Header("x-forebay-queue-ms", "How long the request waited for a replica.", _COUNT),
     Header("x-forebay-route", "Why it went to this replica.", _WORD),
     Header("x-forebay-replica", "The replica that answers.", _WORD),
     Header("x-forebay-model", "The model that answers.", _WORD),
     Header("x-forebay-model-revision", "Its revision.", _WORD),
     Header(
-        "x-forebay-dispatch", "Why this model, where the request names an alias or another one stepped in.", _WORD
+        "x-forebay-dispatch",
+        "Why this model was chosen, if the request names an alias or a fallback was used.",
+        _WORD,
     ),
 )
 ERROR_HEADERS: Final = (
-    Header("x-request-id", "The name of the request, if there was one.", _ID),
-    Header("retry-after", "When it makes sense to come back, seconds.", _COUNT),
+    Header("x-request-id", "The request id, if there is one.", _ID),
+    Header("retry-after", "When to retry, in seconds.", _COUNT),
     *LIMIT_HEADERS,
 )
 
@@ -134,9 +142,9 @@ _ASK: Final = inference.Maker(
     codes=INFERENCE, statuses=(), headers=HEADERS, answer_headers=ANSWER_HEADERS, error_headers=ERROR_HEADERS,
     secured=True,
 )  # fmt: skip
-"""What replicas answer of the Open Inference Protocol."""
+"""The error codes of replicas for the Open Inference Protocol."""
 _SAY: Final = inference.Maker(codes=IDENTITY, statuses=(), error_headers=ERROR_HEADERS, secured=True)
-"""What gateways answer themselves."""
+"""The error codes of gateways themselves."""
 _NAME: Final = Parameter("model", "path", "The name of a model or an alias.", _WORD)
 OPERATIONS: Final = (
     _inference(
@@ -149,7 +157,7 @@ OPERATIONS: Final = (
     _inference(
         "/v1/completions",
         "completion",
-        "Go on with a text. A stream is events of `data: ` and a chunk, ended by `data: [DONE]`.",
+        "Complete a text. A stream is events of `data: ` and a chunk, ended by `data: [DONE]`.",
         openai_request.COMPLETION_BODY,
         answers.Completion,
     ),
@@ -222,10 +230,10 @@ OPERATIONS: Final = (
 
 @cache
 def document(version: str, *, keys: bool) -> bytes:
-    """The document as JSON; `keys`: whether API keys are asked for."""
+    """The document as JSON; `keys`: whether API keys are required."""
     return make_document(
         "Forebay",
-        "Models behind one API. Fields that are not named here are refused; null stands for a field left out.",
+        "Models behind one API. Unknown fields are rejected; null stands for a field left out.",
         version,
         OPERATIONS,
         SECURITY if keys else None,

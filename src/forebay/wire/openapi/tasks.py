@@ -1,6 +1,6 @@
-"""The endpoints of tasks on tensor models, as operations of documents: shapes of bodies and answers.
+"""The operations of task endpoints on tensor models: shapes of bodies and responses.
 
-Who serves them reads with readers of its own; tests hold the two against each other.
+The server parses requests with readers of its own; tests compare the two.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ Bodies = Mapping[str, type | None]
 
 
 class TotalTokens(Closed):
-    """Tokens of a request; 0: the model does not count them."""
+    """Token counts of a request; 0: the model does not count them."""
 
     total_tokens: Count
 
@@ -31,7 +31,7 @@ class RerankDocument(Closed):
 
 
 class RerankRequest(Closed):
-    """Which documents fit the query best?"""
+    """A query, and documents to be ranked by it."""
 
     model: Word
     query: Word
@@ -42,7 +42,7 @@ class RerankRequest(Closed):
 
 
 class Reranked(Closed):
-    """How well one document fits; a higher score is better."""
+    """The score of one document; a higher score is better."""
 
     index: Count
     relevance_score: float
@@ -69,7 +69,7 @@ class ClassifyRequest(Closed):
 
 
 class Label(Closed):
-    """A label, and how sure the model is."""
+    """A label with its score."""
 
     label: str
     score: float | UnsetType = UNSET
@@ -86,7 +86,7 @@ class Entity(Closed):
 
 
 class Classified(Closed):
-    """What one input is, or what is in it."""
+    """The classification of one input, or the entities in it."""
 
     index: Count
     labels: list[Label] | UnsetType = UNSET
@@ -94,7 +94,7 @@ class Classified(Closed):
 
 
 class ClassifyAnswer(Closed):
-    """What was found, in the order of the inputs."""
+    """The results, in the order of the inputs."""
 
     object: Literal["list"]
     model: str
@@ -138,14 +138,14 @@ class TranscriptionForm(TranslationForm):
 
 
 class Duration(Closed):
-    """What is billed: seconds of audio."""
+    """The billed amount: seconds of audio."""
 
     type: Literal["duration"]
     seconds: float
 
 
 class Transcription(Closed):
-    """What was said. All but the text and the usage only with `verbose_json`."""
+    """The transcript. All but the text and the usage only with `verbose_json`."""
 
     text: str
     usage: Duration
@@ -157,7 +157,7 @@ class Transcription(Closed):
 
 
 class ImageRequest(Closed):
-    """One picture or several: files in base64 or as data URLs. In a form, `image` is the file itself."""
+    """One or more images: files in base64 or as data URLs. In a form, `image` is the file itself."""
 
     model: Word
     image: Word | Annotated[list[Word], Meta(min_length=1, max_length=64)]
@@ -165,26 +165,26 @@ class ImageRequest(Closed):
 
 
 class ImageLabelsRequest(ImageRequest):
-    """What is on pictures?"""
+    """An image classification request."""
 
     top_k: UpTo1000 | UnsetType | None = UNSET
 
 
 class ImageObjectsRequest(ImageRequest):
-    """Where are things on pictures?"""
+    """An object detection request."""
 
     threshold: Share | UnsetType | None = UNSET
     max_objects: UpTo1000 | UnsetType | None = UNSET
 
 
 class ImageTextRequest(ImageRequest):
-    """What is written on pictures?"""
+    """A text recognition request."""
 
     threshold: Share | UnsetType | None = UNSET
 
 
 class Picture(Closed, kw_only=True):
-    """The picture that was looked at, and its size in pixels if the model tells."""
+    """The image, and its size in pixels if the model reports it."""
 
     index: Count
     width: Count | UnsetType = UNSET
@@ -192,13 +192,13 @@ class Picture(Closed, kw_only=True):
 
 
 class ImageLabels(Picture, kw_only=True):
-    """What is on a picture, the surest first."""
+    """The labels of an image, the most confident first."""
 
     labels: list[Label]
 
 
 class Box(Closed):
-    """A rectangle, pixels."""
+    """A rectangle, in pixels."""
 
     xmin: float
     ymin: float
@@ -207,7 +207,7 @@ class Box(Closed):
 
 
 class Object(Closed):
-    """A thing on a picture."""
+    """A detected object."""
 
     label: str
     score: float
@@ -215,13 +215,13 @@ class Object(Closed):
 
 
 class ImageObjects(Picture, kw_only=True):
-    """What is where on a picture, the surest first."""
+    """The objects in an image, the most confident first."""
 
     objects: list[Object]
 
 
 class Segment(Closed):
-    """A part of a picture: its share of it, and a grey PNG in base64, 255 where it surely is."""
+    """A segment of an image: its share of the area, and a grey PNG mask in base64, 255 where it is most certain."""
 
     label: str
     area: float
@@ -229,13 +229,13 @@ class Segment(Closed):
 
 
 class ImageSegments(Picture, kw_only=True):
-    """Which part of a picture is what."""
+    """The segments of an image."""
 
     segments: list[Segment]
 
 
 class Line(Closed):
-    """A line of text; its box are four corners in pixels, from the top left clockwise."""
+    """A line of text; its box is four corners in pixels, clockwise from the top left."""
 
     text: str
     score: float
@@ -243,14 +243,14 @@ class Line(Closed):
 
 
 class ImageText(Picture, kw_only=True):
-    """What is written on a picture, in the order in which one reads."""
+    """The text in an image, in reading order."""
 
     text: str
     lines: list[Line]
 
 
 class ImageLabelsAnswer(Closed):
-    """In the order of the pictures."""
+    """In the order of the images."""
 
     object: Literal["list"]
     model: str
@@ -258,7 +258,7 @@ class ImageLabelsAnswer(Closed):
 
 
 class ImageObjectsAnswer(Closed):
-    """In the order of the pictures."""
+    """In the order of the images."""
 
     object: Literal["list"]
     model: str
@@ -266,7 +266,7 @@ class ImageObjectsAnswer(Closed):
 
 
 class ImageSegmentsAnswer(Closed):
-    """In the order of the pictures."""
+    """In the order of the images."""
 
     object: Literal["list"]
     model: str
@@ -274,7 +274,7 @@ class ImageSegmentsAnswer(Closed):
 
 
 class ImageTextAnswer(Closed):
-    """In the order of the pictures."""
+    """In the order of the images."""
 
     object: Literal["list"]
     model: str
@@ -288,31 +288,31 @@ _EVENTS: Final[Bodies] = {EVENTS: ServerSentEvent}
 TASKS: Final[Mapping[str, tuple[str, str, Bodies, Bodies]]] = {
     "/v1/rerank": (
         "rerank",
-        "Sort documents by how well they fit a query.",
+        "Rank documents by their relevance to a query.",
         {JSON: RerankRequest},
         {JSON: RerankAnswer},
     ),
     "/v1/classify": (
         "classify",
-        "Say what texts or files are, or what is in texts.",
+        "Classify texts or files, or find entities in texts.",
         {JSON: ClassifyRequest},
         {JSON: ClassifyAnswer},
     ),
     "/v1/audio/transcriptions": (
         "transcribe",
-        "Write down what is said. With `stream`, as events.",
+        "Transcribe speech. With `stream`, as events.",
         {FORM: TranscriptionForm},
         {**_TRANSCRIBED, **_EVENTS},
     ),
     "/v1/audio/translations": (
         "translate",
-        "Write down in English what is said.",
+        "Translate speech to English text.",
         {FORM: TranslationForm},
         _TRANSCRIBED,
     ),
     "/v1/audio/speech": (
         "speak",
-        "Speak a text: the file is sent as it is made. With `stream_format: sse`, as events.",
+        "Synthesise speech: the audio file is streamed. With `stream_format: sse`, as events.",
         {JSON: SpeechRequest},
         {**_SPEECH, **_EVENTS},
     ),
@@ -336,9 +336,9 @@ TASKS: Final[Mapping[str, tuple[str, str, Bodies, Bodies]]] = {
     ),
     "/v1/images/ocr": (
         "readImages",
-        "Read what is written on pictures.",
+        "Recognise text in images.",
         {JSON: ImageTextRequest, FORM: ImageTextRequest},
         {JSON: ImageTextAnswer},
     ),
 }
-"""By path: id, text, bodies and answers. `/v1/embeddings` is described where other models serve it."""
+"""By path: id, text, bodies and responses. `/v1/embeddings` is described with the models of other servers."""

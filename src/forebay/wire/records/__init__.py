@@ -1,23 +1,23 @@
 """Records of finished requests: decision frames, and audit lines in a hash chain. Sans-IO.
 
-A decision file is a row of frames: four bytes that begin one, length, XXH3, MessagePack of up to some dozens of
-decisions. What is damaged is skipped and counted, what is whole is read.
+A decision file is a sequence of frames: four magic bytes, length, XXH3, MessagePack of up to some dozens of
+decisions. Damaged stretches are skipped and counted, intact frames are read.
 
-An audit file is JSON, one line each, in batches. The last line of a batch is its seal: it names the seal before it
-(`prev`), says how many lines it is for, and ends with a SHA-256 (`hash`), taken over the bytes of these lines with
-their newlines, and of itself without that last field. No batch goes on in another file; the chain goes on from file
-to file. Its end is named by a head of its own: without one, nobody could tell that the last lines are gone.
+An audit file holds one JSON line per record, in batches. The last line of a batch is its seal: it names the previous
+seal (`prev`) and the number of its lines, and ends with a SHA-256 (`hash`) over the bytes of these lines with their
+newlines, and of the seal itself without that last field. A batch never spans two files; the chain continues across
+files. Its end is recorded in a separate head: without it, missing last lines would go unnoticed.
 
-Any change is found, and the batch that it is in. Which of its lines was changed cannot be told; which are missing
-can, by their numbers. Lines that have no seal yet are shown as such: they are from the last moments of a gateway, or
-of one that was stopped while it wrote. That one seals them when it comes up, and says so in a line (`late`).
+Any change is detected, along with the batch that contains it. Which line was changed cannot be determined; which are
+missing can, by their numbers. Lines without a seal are reported as such: they are from the last moments of a gateway,
+or of one that was stopped while writing. It seals them when it starts again, and records that in a line (`late`).
 
-Chains that lie beside each other are witnesses: each says now and then in a line of its own where the others end
-(`witness`). So a chain that is gone, cut short or put back from an old copy is found by the lines of the others.
+Neighbouring chains witness each other: each regularly records in a line where the others end (`witness`). So a chain
+that is removed, truncated or restored from an old copy is detected by the lines of the others.
 
-What that cannot show: that somebody rewrote all of a chain from some line on, head included, or added lines to its
-end, since another one saw it last; nor anything done to all of them alike. Keep the hash of the head elsewhere from
-time to time: a chain that is whole and holds that hash was not rewritten before it.
+What this cannot detect: that someone rewrote all of a chain from some line on, head included, or appended lines,
+since it was last witnessed; nor anything done to all chains alike. Store the hash of the head elsewhere from time to
+time: an intact chain that contains that hash was not rewritten before it.
 """
 
 from forebay.wire.records.chain import (

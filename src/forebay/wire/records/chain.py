@@ -1,4 +1,4 @@
-"""Audit lines as a chain: those of a batch are sealed together, and each seal names the one before it."""
+"""The audit chain: the lines of a batch are sealed together, and each seal names the previous one."""
 
 import hashlib
 import re
@@ -11,13 +11,13 @@ from forebay.wire.documents import UNREADABLE
 from forebay.wire.records.values import AuditLine, Event, Head, Who
 
 LINE_BYTES_MAX: Final = 1024 * 1024
-"""No audit line is longer: prompts are cut far below."""
+"""No audit line is longer: prompts are truncated far below."""
 SEAL_BYTES_MAX: Final = 1024
 """No seal is longer, unless a gateway has a very long name."""
 
 
 class Seal(NamedTuple):
-    """A seal as read: its values, the bytes that its hash is taken over after those of its lines, the hash."""
+    """A parsed seal: its values, the bytes that its hash covers besides those of its lines, the hash."""
 
     line: AuditLine
     body: bytes
@@ -25,12 +25,12 @@ class Seal(NamedTuple):
 
     @property
     def before(self) -> Head:
-        """What its first line follows."""
+        """The head that its first line follows."""
         return Head(self.line.seq - self.line.lines, self.line.prev)
 
 
 class End(NamedTuple):
-    """The end of a file: its last seal, if there is one, the whole lines after it, and the bytes after these."""
+    """The end of a file: its last seal, if there is one, the complete lines after it, and the bytes after these."""
 
     seal: Seal | None
     unsealed: bytes
@@ -42,7 +42,7 @@ _from_json = msgspec.json.Decoder(AuditLine).decode
 _SEAL: Final = re.compile(rb',"hash":"([0-9a-f]{64})"\}')
 _WITNESS: Final = b'"event":"witness"'
 _BEGIN_BYTES: Final = 64
-"""Number and event of a line about the log itself stand within."""
+"""The number and event of a line about the log itself are within this prefix."""
 _HASH_BYTES: Final = len(',"hash":""}') + 64
 
 
@@ -56,21 +56,21 @@ class Chain:
         self.seq = head.seq
         """Number of the last line."""
         self.hash = head.hash
-        """Of the last seal."""
+        """The hash of the last seal."""
         self.open_lines = 0
-        """Lines since then."""
+        """The number of lines since then."""
         self.open_bytes = 0
-        """Of these lines, those that are not in a file."""
+        """The size of those of these lines that are not in a file yet."""
         self._lines: list[bytes] = []
         self._found = b""
 
     @property
     def head(self) -> Head:
-        """Where the chain ends; to be asked for when all is sealed."""
+        """The end of the chain; read it only when everything is sealed."""
         return Head(self.seq, self.hash)
 
     def take_up(self, unsealed: bytes) -> None:
-        """The next seal is also for these whole lines, which are in the file already."""
+        """Include these complete lines, which are in the file already, in the next seal."""
         self._found = unsealed
         for raw in unsealed.splitlines():
             line = audit_line(raw)
@@ -83,7 +83,7 @@ class Chain:
         self._add(_to_json(line) + b"\n")
 
     def add_request(self, line: bytes, who: bytes) -> None:
-        """Add the line of a request: that of the access log, a JSON object, its number, and then what `tail` gave."""
+        """Add the line of a request: that of the access log, a JSON object, its number, and the result of `tail`."""
         self._add(b'%b,"seq":%b%b' % (line[:-1], str(self.seq + 1).encode(), who))
 
     def _add(self, raw: bytes) -> None:
@@ -93,9 +93,10 @@ class Chain:
         self._lines.append(raw)
 
     def seal(self, ts: float) -> bytes:
-        """All lines that were added since the last seal, and theirs, as they are written. `ts`: now, since the epoch.
+        """All lines added since the last seal, and their seal, as bytes to be written. `ts`: now, seconds since the
+        epoch.
 
-        There is at least one.
+        There must be at least one line.
         """
         lines = b"".join(self._lines)
         seal = AuditLine(self.seq, Event.SEAL, ts, lines=self.open_lines, prev=self.hash, chain=self.name)
@@ -109,13 +110,13 @@ class Chain:
 
 
 def tail(who: Who) -> bytes:
-    """The end of the lines of requests of which the same is said."""
+    """The end of request lines with these audit fields, to be reused."""
     fields = _to_json(who)
     return b"}\n" if fields == b"{}" else b",%b\n" % fields[1:]
 
 
 def unseal(raw: bytes) -> Seal | None:
-    """Take a seal apart, given without its newline; None if it is none."""
+    """Parse a seal, given without its newline; None if it is not one."""
     found = _SEAL.fullmatch(raw, max(0, len(raw) - _HASH_BYTES))
     if found is None:
         return None
@@ -125,7 +126,7 @@ def unseal(raw: bytes) -> Seal | None:
 
 
 def audit_line(raw: bytes) -> AuditLine | None:
-    """What a line says, given without its newline; None if it is none."""
+    """Parse a line, given without its newline; None if it is not one."""
     try:
         return _from_json(raw)
     except UNREADABLE:
@@ -133,12 +134,12 @@ def audit_line(raw: bytes) -> AuditLine | None:
 
 
 def is_witness(raw: bytes) -> bool:
-    """Whether a line says what was seen of another chain. That of a request never looks like one."""
+    """Whether a line is a witness of another chain. A request's line never looks like one."""
     return _WITNESS in raw[:_BEGIN_BYTES]
 
 
 def sound_lines(raws: Iterable[bytes]) -> Iterator[AuditLine]:
-    """The lines of a file in batches that are as they were sealed, and those after the last seal. With newlines."""
+    """The lines of a file by intact batch, and those after the last seal. With newlines."""
     batch: list[bytes] = []
     for raw in raws:
         seal = unseal(raw.rstrip(b"\n"))
@@ -161,7 +162,7 @@ def _lines_in(raws: list[bytes]) -> Iterator[AuditLine]:
 
 
 def end_of(content: bytes) -> End:
-    """What stands at the end of a file of the chain."""
+    """Find the end of the chain in a file's content."""
     whole = end = content.rfind(b"\n") + 1
     while end:
         begin = content.rfind(b"\n", 0, end - 1) + 1
