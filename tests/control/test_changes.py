@@ -30,9 +30,9 @@ def chat(**more: Any) -> dict[str, Any]:
     return {"models": [{**CHAT, **more}, SMALL]}
 
 
-ROUTES = "the gateways route by it within a second"
-MOVES = "what runs where it no longer may moves, one replica of a model at a time; the rest stays"
-SHARES = "all models together may have other numbers of GPUs or replicas; what is over them goes"
+ROUTES = "the gateways apply it within a second"
+MOVES = "replicas that may no longer run where they are move, one per model at a time; the rest stays"
+SHARES = "the limits of GPUs or replicas for all models change; replicas over them are removed"
 NODE_A = '{"name":"a","host":"127.0.0.1","launcher":[],"cpus":null,"memory_gib":null,"gpu…'
 
 
@@ -53,11 +53,15 @@ NODE_A = '{"name":"a","host":"127.0.0.1","launcher":[],"cpus":null,"memory_gib":
         (chat(placement={"cpus": 1}), ["models.chat.placement.cpus: 0 → 1"], [MOVES]),
         ({"nodes": [{"name": "a"}]}, [f"nodes.a: nothing → {NODE_A}"], [MOVES]),
         ({"limits": {"gpus": 4}}, ["limits.gpus: null → 4"], [SHARES]),
-        (chat(replicas=1), ["models.chat.replicas: 2 → 1"], ["chat: 1 replica less; what runs there may finish"]),
+        (
+            chat(replicas=1),
+            ["models.chat.replicas: 2 → 1"],
+            ["chat: 1 replica less; requests in flight there may finish"],
+        ),
         (
             chat(engine={"name": "synthetic", "step_ms": 5}),
             ["models.chat.engine.step_ms: 1.0 → 5.0"],
-            ["chat: 2 replicas are replaced, one after the other; a spare one stands in"],
+            ["chat: 2 replicas are replaced, one after the other; a spare stands in"],
         ),
         (
             {"models": [CHAT, {**SMALL, "drain_grace_s": 1}]},
@@ -87,8 +91,8 @@ def test_models_and_gateways_that_go_are_named_and_long_values_are_cut() -> None
     assert str(processes) == "gateway.processes: 2 → 1"
     assert (small.path, small.after, len(small.before)) == ("models.small", "nothing", VALUE_CHARS_MAX)
     assert effects(plan(before), plan(after)) == (
-        "gateway-1: finishes what runs and stops",
-        "small: is no longer served; what runs may finish",
+        "gateway-1: finishes its requests and stops",
+        "small: is no longer served; requests in flight may finish",
     )
     assert effects(plan(after), plan(before))[-1] == "small: 1 replica starts"
 

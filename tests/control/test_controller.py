@@ -8,7 +8,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.control.api.stand import behind
+from tests.control.api.stand import services
 from tests.control.fakes.provider import MemoryProvider
 from tests.control.rig import Rig, controlled, plan
 from tests.control.units import kill_all, replica
@@ -216,7 +216,7 @@ def test_the_admin_api_tells_how_the_cluster_is(folder: Path) -> None:
 
     async def test() -> None:
         async with controlled(folder, plan(folder, replica("chat-0"), replica("embed-0", "loads"))) as rig:
-            app = httpx.ASGITransport(make_app(behind(rig, folder, results)))
+            app = httpx.ASGITransport(make_app(services(rig, folder, results)))
             async with httpx.AsyncClient(transport=app, base_url="http://admin") as client:
                 await rig.until(lambda: rig.replica("embed-0").state is ReplicaState.WARMING)
                 await rig.until(lambda: rig.replica("chat-0").state is READY)

@@ -16,10 +16,10 @@ from forebay.cli.registry.shelf import CatalogueShelf, in_thread, nodes_of, roll
 from forebay.cli.reload import UNCHANGED, Reloader, record
 from forebay.cli.settings import UserError
 from forebay.cli.sla.delivered import delivered
-from forebay.control.api.access import AccountDoorman, KeyDoorman
+from forebay.control.api.access import AccountAuthenticator, KeyAuthenticator
 from forebay.control.api.app import make_app
-from forebay.control.api.behind import Behind, Catalogue
 from forebay.control.api.server import AdminServer
+from forebay.control.api.services import Catalogue, Services
 from forebay.control.deploying import Deployments
 from forebay.control.health.health import Health
 from forebay.control.journal import Happened, Journal
@@ -216,7 +216,7 @@ def _health(
     metrics: Metrics,
     nodes: Callable[[], Sequence[NodeSettings]],
 ) -> Health:
-    """What looks after the devices of the nodes."""
+    """What read_only after the devices of the nodes."""
     settings = cluster.health
     return Health(
         records,
@@ -289,20 +289,20 @@ def build(
     reload = Reloader(control, journal, cluster, plan, read, plan_again, parse)
     catalogue = catalogue_of(lambda: reload.cluster, home, unless_stopping)
     reload.record = partial(record, lambda: closing(guard(store_of(cluster, home))), cluster.name)
-    server = AdminServer(make_app(_behind(reload, catalogue, metrics, places)))
+    server = AdminServer(make_app(_services(reload, catalogue, metrics, places)))
     return Parts(plan, control, provider, prober, journal, reload, server, deployments, asker)
 
 
-def _behind(reload: Reloader, catalogue: Catalogue, metrics: Metrics, places: Places) -> Behind:
+def _services(reload: Reloader, catalogue: Catalogue, metrics: Metrics, places: Places) -> Services:
     """What the admin API speaks for. Who it lets in is settled at the start: `admin.auth` needs a restart."""
     keys = reload.cluster.admin.auth == "keys"
-    return Behind(
+    return Services(
         reload.control,
         reload.journal,
         metrics,
         reload,
         catalogue,
-        KeyDoorman(admin_keys_path(reload.cluster, places)) if keys else AccountDoorman(),
+        KeyAuthenticator(admin_keys_path(reload.cluster, places)) if keys else AccountAuthenticator(),
         delivered=partial(delivered, places.records),
         keys=lambda: key_ring(reload.cluster, places),
         records=RecordFiles(places.records),

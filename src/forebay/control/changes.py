@@ -96,12 +96,12 @@ def effects(before: Plan, after: Plan) -> tuple[str, ...]:
     old, new = ({model.routes.name: model for model in plan.models} for plan in (before, after))
     told = []
     if before.dispatch != after.dispatch or any(_routing(old[name], new[name]) for name in old if name in new):
-        told.append("the gateways route by it within a second")
+        told.append("the gateways apply it within a second")
     told += _gateways(before.gateways, after.gateways)
     if before.nodes != after.nodes or any(old[name].placement != new[name].placement for name in old if name in new):
-        told.append("what runs where it no longer may moves, one replica of a model at a time; the rest stays")
+        told.append("replicas that may no longer run where they are move, one per model at a time; the rest stays")
     if before.limits != after.limits:
-        told.append("all models together may have other numbers of GPUs or replicas; what is over them goes")
+        told.append("the limits of GPUs or replicas for all models change; replicas over them are removed")
     for name, model in new.items():
         if name in old:
             told += [f"{name}: {effect}" for effect in (*_scaled(old[name], model), *_replicas(old[name], model))]
@@ -110,8 +110,8 @@ def effects(before: Plan, after: Plan) -> tuple[str, ...]:
         elif model.slots:
             told.append(f"{name}: {_count(len(model.slots))} {'start' if len(model.slots) > 1 else 'starts'}")
         else:
-            told.append(f"{name}: starts when somebody asks for it")
-    told += [f"{name}: is no longer served; what runs may finish" for name in old if name not in new]
+            told.append(f"{name}: starts on the first request")
+    told += [f"{name}: is no longer served; requests in flight may finish" for name in old if name not in new]
     return tuple(told)
 
 
@@ -128,12 +128,12 @@ def _gateways(old: Sequence[Slot], new: Sequence[Slot]) -> Iterator[str]:
         elif before[slot.id] != slot.digest:
             yield f"{slot.id}: is replaced"
     for slot in old[len(new) :]:
-        yield f"{slot.id}: finishes what runs and stops"
+        yield f"{slot.id}: finishes its requests and stops"
 
 
 def _scaled(old: PlannedModel, new: PlannedModel) -> Iterator[str]:
     if new.scale is None and old.scale is not None:
-        yield f"is scaled no more: {_count(len(new.slots))} from now on"
+        yield f"is no longer scaled: {_count(len(new.slots))} from now on"
     elif new.scale is not None and new.scale != old.scale:
         does = "would be scaled" if new.scale.shadow else "is scaled"
         yield f"{does} between {new.scale.min} and {new.scale.max} replicas, by {new.scale.policy}"
@@ -152,11 +152,11 @@ def _replicas(before: PlannedModel, after: PlannedModel) -> Iterator[str]:
     if outdated and len(new) == 1:
         yield "its replica is replaced; requests wait until the new one is ready"
     elif outdated:
-        yield f"{_count(outdated)} are replaced, one after the other; a spare one stands in"
+        yield f"{_count(outdated)} are replaced, one after the other; a spare stands in"
     if len(new) > len(old):
         yield f"{_count(len(new) - len(old))} more"
     if len(new) < len(old):
-        yield f"{_count(len(old) - len(new))} less; what runs there may finish"
+        yield f"{_count(len(old) - len(new))} less; requests in flight there may finish"
 
 
 def _first(model: PlannedModel) -> str:

@@ -19,12 +19,12 @@ from forebay.control.quality.quality import Quality
 from forebay.control.rolling.asking import asked, check_plan
 from forebay.control.rolling.judged import aims
 from forebay.control.rolling.ledger import Ledger
-from forebay.control.rolling.nouns import DeployRefused, Run, Shelf, Standing, Wish
 from forebay.control.rolling.pace import Pace
 from forebay.control.rolling.preparing import Preparer
 from forebay.control.rolling.recalling import Recall
 from forebay.control.rolling.shaping import Shaper, base_held, deployed, ready_of
 from forebay.control.rolling.telling import DONE, FILE, UNKNOWN_PACE, happenings, said, started, target_after
+from forebay.control.rolling.values import DeployRefused, RevisionSource, RolloutRequest, Run, Standing
 from forebay.control.rolling.watching import Looked, Watch
 from forebay.core.deploy.counting import Counted, Cursor, moved
 from forebay.core.deploy.evidence import observations
@@ -40,7 +40,7 @@ from forebay.obs.clock import wall_s
 from forebay.store.database import StoreError
 from forebay.store.rollouts import Happening, Rollouts, Row, Target
 
-__all__ = ["DeployRefused", "Deployments", "Run", "Shelf", "Standing", "Wish"]
+__all__ = ["DeployRefused", "Deployments", "RevisionSource", "RolloutRequest", "Run", "Standing"]
 
 EVIDENCE_EVERY_S: Final = 5.0
 """How often evidence is stored while nothing else changes."""
@@ -60,7 +60,7 @@ class Deployments:
     def __init__(
         self,
         records: Rollouts,
-        shelf: Shelf,
+        source: RevisionSource,
         run: Run,
         *,
         note: Callable[[str, str], None],
@@ -68,11 +68,11 @@ class Deployments:
         recall: Recall | None = None,
     ) -> None:
         self._ledger = Ledger(records, run, note, recall)
-        self._shelf = shelf
+        self._source = source
         self._run_blocking = run
         self._note = note
         self._quality = quality
-        self._preparer = Preparer(shelf, note)
+        self._preparer = Preparer(source, note)
         self._shaper = Shaper()
         self._pace = Pace()
         self._watches: dict[str, Watch] = {}
@@ -115,26 +115,26 @@ class Deployments:
             finally:
                 self._tasks = None
 
-    async def deploy(self, wish: Wish, actor: str) -> Standing:
+    async def deploy(self, request: RolloutRequest, actor: str) -> Standing:
         """Start a rollout. Raises `DeployRefused`, `StoreError`."""
         ledger = self._ledger
         async with ledger.turn:
             await self._make_sure()
-            model = self._models.get(wish.model)
+            model = self._models.get(request.model)
             if model is None:
                 there = ", ".join(sorted(self._models))
-                raise DeployRefused(f"there is no model {wish.model}; there is: {there}", "model")
-            last, pace, why = ledger.rows.get(wish.model), self._pace.per_s(wish.model), wish.why
+                raise DeployRefused(f"there is no model {request.model}; there is: {there}", "model")
+            last, pace, why = ledger.rows.get(request.model), self._pace.per_s(request.model), request.why
             row = await asked(
-                wish, model, ledger.targets.get(wish.model), last, shelf=self._shelf, run=self._run_blocking
+                request, model, ledger.targets.get(request.model), last, source=self._source, run=self._run_blocking
             )
-            if pace is not None and not wish.unchecked:
+            if pace is not None and not request.unchecked:
                 await check_plan(row, model, pace, last, self._run_blocking)
-            elif pace is None and not wish.unchecked:
+            elif pace is None and not request.unchecked:
                 why = f"{why} ({UNKNOWN_PACE})" if why else UNKNOWN_PACE
             now = wall_s()
             row = replace(row, rollout=replace(row.rollout, since=now), created_at=now, created_by=actor)
-            self._preparer.forget(wish.model, row.rollout.canary)
+            self._preparer.forget(request.model, row.rollout.canary)
             kept = await ledger.begin(row, started(row, why))
             self._wake()
             return self._standing(kept)

@@ -105,7 +105,7 @@ class Leadership:
     def _check(self, row: "Row[tuple[object, ...]] | None", epoch: int) -> None:
         if row is None or row.epoch != epoch or row.holder != self.holder:
             who = "nobody" if row is None or not row.holder else f"{row.holder}, epoch {row.epoch}"
-            raise Deposed(f"this control (epoch {epoch}) leads no more: {who} does")
+            raise Deposed(f"this controller (epoch {epoch}) is no longer the leader: {who} is")
 
     def _held(self, connection: Connection) -> "tuple[Row[tuple[object, ...]] | None, float]":
         own = LEADERS.c.cluster == self._cluster

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 from tests.cli.registry.test_remote import served
-from tests.control.api.stand import As, Idle, behind
+from tests.control.api.stand import As, Idle, services
 from typer.testing import CliRunner
 
 from forebay.cli.main import app
@@ -23,7 +23,7 @@ Run = Callable[..., Result]
 def run(tmp_path: Path) -> Iterator[Run]:
     """Runs `forebay keys` in some role against a cluster elsewhere."""
     rig, whose = Idle(tmp_path), As()
-    with served(replace(behind(rig, tmp_path), doorman=whose)) as url:
+    with served(replace(services(rig, tmp_path), authenticator=whose)) as url:
 
         def run_as(role: Role, *words: str) -> Result:
             whose.caller = Caller("ada", role)

@@ -8,7 +8,7 @@ import pytest
 from click.testing import Result
 from tests.cli.registry.test_remote import served
 from tests.cli.test_records import decided, keep
-from tests.control.api.stand import As, Idle, behind
+from tests.control.api.stand import As, Idle, services
 from typer.testing import CliRunner
 
 from forebay.cli.main import app
@@ -35,7 +35,7 @@ def root(tmp_path: Path) -> Path:
 def run(tmp_path: Path, root: Path) -> Iterator[Run]:
     """Runs `forebay` in some role against a cluster elsewhere."""
     rig, whose = Idle(tmp_path), As()
-    with served(replace(behind(rig, tmp_path), doorman=whose, records=RecordFiles(root))) as url:
+    with served(replace(services(rig, tmp_path), authenticator=whose, records=RecordFiles(root))) as url:
 
         def run_as(role: Role, *words: str) -> Result:
             whose.caller = Caller("ada", role)

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
-from tests.control.api.stand import As, Idle, behind
+from tests.control.api.stand import As, Idle, services
 from typer.testing import CliRunner
 
 from forebay.cli.main import app
 from forebay.cli.registry.served import catalogue_of
 from forebay.cli.settings import UserError
 from forebay.control.api.app import make_app
-from forebay.control.api.behind import Behind
 from forebay.control.api.server import AdminServer
+from forebay.control.api.services import Services
 from forebay.control.ports import Taken, bind
 from forebay.core.cluster import Cluster
 from forebay.core.registry.approval import Role
@@ -32,7 +32,7 @@ SIGNED = Cluster.model_validate({"models": MODELS, "registry": {"publishers": [s
 
 
 @contextmanager
-def served(parts: Behind) -> Iterator[str]:
+def served(parts: Services) -> Iterator[str]:
     """A real listener, in a thread."""
     listener = bind("127.0.0.1", 0)
     assert not isinstance(listener, Taken)
@@ -65,7 +65,9 @@ def run(tmp_path: Path, cluster: Cluster) -> Iterator[Run]:
     def quiet(stage: str, done: int, total: int | None) -> None:
         """Nobody looks."""
 
-    parts = replace(behind(rig, tmp_path), catalogue=catalogue_of(lambda: cluster, home, quiet), doorman=whose)
+    parts = replace(
+        services(rig, tmp_path), catalogue=catalogue_of(lambda: cluster, home, quiet), authenticator=whose
+    )
     with served(parts) as url:
 
         def run_as(who: str, role: Role, *words: str) -> Result:

@@ -74,7 +74,7 @@ def test_a_changed_file_is_in_force_when_the_answer_comes(tmp_path: Path) -> Non
         assert done == Reloaded(
             (),
             (Change("models.chat.routing", '"cpr"', '"round_robin"'),),
-            ("the gateways route by it within a second",),
+            ("the gateways apply it within a second",),
         )
         assert bed.rig.snapshot().models[0].policy == "round_robin"
         assert await bed.again() == Reloaded()

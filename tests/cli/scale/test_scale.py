@@ -12,7 +12,7 @@ from forebay.cli.main import app
 from forebay.cli.settings import UserError
 from forebay.control.api.documents import ScalingDocument, Scalings
 from forebay.control.scaling.kept import Setting, Told
-from forebay.control.scaling.nouns import LimitUse
+from forebay.control.scaling.values import LimitUse
 
 LOAD = Told(1000.0, 1060.0, 2, 3, "load", "31 requests under way need 3", {"in_flight": 31.4})
 SAME = Told(1061.0, 1090.0, 3, 3, "steady", "31 requests under way need 3", {"in_flight": 31.0, "min": 1.0})

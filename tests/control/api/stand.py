@@ -8,8 +8,8 @@ from typing import Protocol
 
 from tests.control.fakes.provider import MemoryProvider
 
-from forebay.control.api.access import Knock
-from forebay.control.api.behind import Behind, Catalogue
+from forebay.control.api.access import Credentials
+from forebay.control.api.services import Catalogue, Services
 from forebay.control.changes import Reloaded
 from forebay.control.journal import Journal
 from forebay.control.keyring import KeyRing
@@ -55,7 +55,7 @@ class As:
 
     caller: Caller = ADA
 
-    def admit(self, knock: Knock) -> Caller:
+    def admit(self, credentials: Credentials) -> Caller:
         return self.caller
 
 
@@ -101,11 +101,11 @@ def catalogue(folder: Path, rules: ApprovalRules = NO_RULES) -> Catalogue:
     return Catalogue(lambda: closing(store()), registry, add, staged, quiet)
 
 
-def behind(rig: Rigged, folder: Path, results: list[Reloaded] | None = None) -> Behind:
+def services(rig: Rigged, folder: Path, results: list[Reloaded] | None = None) -> Services:
     """The parts over a rig, for an admin."""
     ring = KeyRing(("team-a", "ops"), folder / "keys.json", folder / "admin-keys.json")
     changes = Changes(results or [])
-    return Behind(rig.control, rig.journal, rig.metrics, changes, catalogue(folder), As(), keys=lambda: ring)
+    return Services(rig.control, rig.journal, rig.metrics, changes, catalogue(folder), As(), keys=lambda: ring)
 
 
 class Still(Controller):

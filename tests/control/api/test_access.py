@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from forebay.control.api.access import ANYBODY, AccountDoorman, KeyDoorman, Knock, account, owner
+from forebay.control.api.access import ANONYMOUS, AccountAuthenticator, Credentials, KeyAuthenticator, account, owner
 from forebay.core.errors import Code, Refusal
 from forebay.core.registry.approval import Role
 from forebay.core.tenancy import ENTROPY_BYTES, mint
@@ -21,47 +21,47 @@ PEER, SERVER = ("127.0.0.1", 0xAFA0), ("127.0.0.1", 0x1F91)
 LINE = " 1: 0100007F:AFA0 0100007F:1F91 {state} 0:0 00:0 00000000 {user} 0 {inode} 2 0 20 0 0 10 -1\n"
 
 
-def knock(presented: bytes | None = None, looks: bool = False) -> Knock:
-    return Knock(presented, PEER, SERVER, looks)
+def credentials(presented: bytes | None = None, read_only: bool = False) -> Credentials:
+    return Credentials(presented, PEER, SERVER, read_only)
 
 
 def table(user: int, state: str = "01", inode: int = 7) -> str:
     return HEAD + LINE.format(state=state, user=user, inode=inode)
 
 
-def refused(doorman: KeyDoorman, presented: bytes | None) -> Code:
+def refused(authenticator: KeyAuthenticator, presented: bytes | None) -> Code:
     with pytest.raises(Refusal) as raised:
-        doorman.admit(knock(presented))
+        authenticator.admit(credentials(presented))
     return raised.value.code
 
 
 def test_a_key_is_good_as_soon_as_it_is_in_the_file_and_no_longer_than_that(tmp_path: Path) -> None:
     path = tmp_path / "admin-keys.json"
-    doorman = KeyDoorman(path, lambda: 200.0)
+    authenticator = KeyAuthenticator(path, lambda: 200.0)
 
-    assert refused(doorman, SENT) is Code.UNAUTHORIZED
+    assert refused(authenticator, SENT) is Code.UNAUTHORIZED
     change_keys(path, lambda keys: ((*keys, RECORD), None))
-    assert doorman.admit(knock(SENT)) == Caller("ada", Role.OPERATOR)
-    assert doorman.admit(knock(SENT, looks=True)) == Caller("ada", Role.OPERATOR)
+    assert authenticator.admit(credentials(SENT)) == Caller("ada", Role.OPERATOR)
+    assert authenticator.admit(credentials(SENT, read_only=True)) == Caller("ada", Role.OPERATOR)
     change_keys(path, lambda keys: ((), None))
-    assert refused(doorman, SENT) is Code.UNAUTHORIZED
+    assert refused(authenticator, SENT) is Code.UNAUTHORIZED
     change_keys(path, lambda keys: ((RECORD,), None))
-    assert doorman.admit(knock(SENT)).name == "ada"
+    assert authenticator.admit(credentials(SENT)).name == "ada"
     path.unlink()
-    assert refused(doorman, SENT) is Code.UNAUTHORIZED
+    assert refused(authenticator, SENT) is Code.UNAUTHORIZED
 
 
 def test_a_file_that_cannot_be_read_lets_nobody_in_until_it_can(tmp_path: Path) -> None:
     path = tmp_path / "admin-keys.json"
     change_keys(path, lambda keys: ((RECORD,), None))
-    doorman, good = KeyDoorman(path, lambda: 200.0), path.read_bytes()
-    assert doorman.admit(knock(SENT)).name == "ada"
+    authenticator, good = KeyAuthenticator(path, lambda: 200.0), path.read_bytes()
+    assert authenticator.admit(credentials(SENT)).name == "ada"
     path.write_bytes(b"{")
 
-    assert refused(doorman, SENT) is Code.INTERNAL
-    assert refused(doorman, SENT) is Code.INTERNAL
+    assert refused(authenticator, SENT) is Code.INTERNAL
+    assert refused(authenticator, SENT) is Code.INTERNAL
     path.write_bytes(good)
-    assert doorman.admit(knock(SENT)).name == "ada"
+    assert authenticator.admit(credentials(SENT)).name == "ada"
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_a_file_that_cannot_be_read_lets_nobody_in_until_it_can(tmp_path: Path) 
     [(0, Role.ADMIN), (os.geteuid(), Role.ADMIN), (4_000_000_000, Role.VIEWER)],
 )
 def test_without_keys_the_own_account_and_root_may_do_everything_and_others_may_look(user: int, role: Role) -> None:
-    assert AccountDoorman(lambda knock: table(user)).admit(knock()) == Caller(account(user), role)
+    assert AccountAuthenticator(lambda credentials: table(user)).admit(credentials()) == Caller(account(user), role)
 
 
 @pytest.mark.parametrize(
@@ -83,22 +83,22 @@ def test_without_keys_the_own_account_and_root_may_do_everything_and_others_may_
         ("10.0.0.1", False),
     ],
 )
-@pytest.mark.parametrize("looks", [True, False])
-def test_without_keys_only_this_machine_may_be_meant(host: str, may: bool, looks: bool) -> None:
-    asked = Knock(None, PEER, SERVER, looks, host)
-    doorman = AccountDoorman(lambda knock: table(0))
+@pytest.mark.parametrize("read_only", [True, False])
+def test_without_keys_only_this_machine_may_be_meant(host: str, may: bool, read_only: bool) -> None:
+    asked = Credentials(None, PEER, SERVER, read_only, host)
+    authenticator = AccountAuthenticator(lambda credentials: table(0))
     if may:
-        assert doorman.admit(asked).role is (Role.VIEWER if looks else Role.ADMIN)
+        assert authenticator.admit(asked).role is (Role.VIEWER if read_only else Role.ADMIN)
     else:
         with pytest.raises(Refusal, match=r"admin\.auth"):
-            doorman.admit(asked)
+            authenticator.admit(asked)
 
 
 def test_who_only_looks_is_not_asked_who_he_is() -> None:
-    def fail(knock: Knock) -> str:
+    def fail(credentials: Credentials) -> str:
         raise AssertionError
 
-    assert AccountDoorman(fail).admit(knock(looks=True)) == ANYBODY
+    assert AccountAuthenticator(fail).admit(credentials(read_only=True)) == ANONYMOUS
 
 
 @pytest.mark.parametrize(
@@ -116,13 +116,13 @@ def test_who_only_looks_is_not_asked_who_he_is() -> None:
     ],
 )  # fmt: skip
 def test_whoever_the_kernel_does_not_name_may_look(shown: str) -> None:
-    assert AccountDoorman(lambda knock: shown).admit(knock()) == ANYBODY
+    assert AccountAuthenticator(lambda credentials: shown).admit(credentials()) == ANONYMOUS
 
 
 def test_a_connection_that_is_just_being_closed_is_nobodys() -> None:
     shown: Iterator[str] = iter([table(0), table(0, state="05")])
 
-    assert AccountDoorman(lambda knock: next(shown)).admit(knock()) == ANYBODY
+    assert AccountAuthenticator(lambda credentials: next(shown)).admit(credentials()) == ANONYMOUS
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_a_connection_that_is_just_being_closed_is_nobodys() -> None:
 def test_ends_that_are_no_addresses_are_in_no_table(
     peer: tuple[str, int] | None, server: tuple[str, int] | None
 ) -> None:
-    assert owner(table(0), Knock(None, peer, server, False)) is None
+    assert owner(table(0), Credentials(None, peer, server, False)) is None
 
 
 @pytest.mark.parametrize(("family", "host"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")])
@@ -144,6 +144,6 @@ def test_the_kernel_knows_a_real_connection(family: socket.AddressFamily, host: 
         listener.listen()
         server = listener.getsockname()[:2]
         with socket.create_connection(server) as client:
-            doors = Knock(None, client.getsockname()[:2], server, looks=False)
-            assert AccountDoorman().admit(doors) == Caller(account(os.geteuid()), Role.ADMIN)
-        assert AccountDoorman().admit(doors) == ANYBODY
+            doors = Credentials(None, client.getsockname()[:2], server, read_only=False)
+            assert AccountAuthenticator().admit(doors) == Caller(account(os.geteuid()), Role.ADMIN)
+        assert AccountAuthenticator().admit(doors) == ANONYMOUS

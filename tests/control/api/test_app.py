@@ -10,11 +10,11 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.control.api.stand import As, Changes, Idle, behind, catalogue
+from tests.control.api.stand import As, Changes, Idle, catalogue, services
 
-from forebay.control.api.access import KeyDoorman, Knock
+from forebay.control.api.access import Credentials, KeyAuthenticator
 from forebay.control.api.app import ANSWERS, make_app
-from forebay.control.api.behind import THREADS, WAITING_MAX, Behind, Threads
+from forebay.control.api.services import THREADS, WAITING_MAX, Services, Threads
 from forebay.control.changes import Change, Reloaded
 from forebay.core.errors import Refusal
 from forebay.core.registry.approval import ApprovalRules, Role
@@ -31,13 +31,13 @@ Test = Callable[[httpx.AsyncClient], Awaitable[None]]
 
 
 @pytest.fixture
-def parts(tmp_path: Path) -> Iterator[Behind]:
+def parts(tmp_path: Path) -> Iterator[Services]:
     rig = Idle(tmp_path)
-    yield behind(rig, tmp_path)
+    yield services(rig, tmp_path)
     rig.journal.close()
 
 
-def run(parts: Behind, test: Test) -> None:
+def run(parts: Services, test: Test) -> None:
     async def bounded() -> None:
         transport = httpx.ASGITransport(make_app(parts))
         async with asyncio.timeout(30), httpx.AsyncClient(transport=transport, base_url="http://admin") as client:
@@ -58,10 +58,10 @@ def problem(answer: httpx.Response) -> tuple[int, str, str | None]:
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda each: each.id)
-def test_each_operation_turns_away_whoever_lacks_its_role_and_nobody_else(parts: Behind, operation: Any) -> None:
+def test_each_operation_turns_away_whoever_lacks_its_role_and_nobody_else(parts: Services, operation: Any) -> None:
     async def test(client: httpx.AsyncClient) -> None:
         for role in Role:
-            transport = httpx.ASGITransport(make_app(replace(parts, doorman=As(Caller("bob", role)))))
+            transport = httpx.ASGITransport(make_app(replace(parts, authenticator=As(Caller("bob", role)))))
             async with httpx.AsyncClient(transport=transport, base_url="http://admin") as asking:
                 answer = await asking.request(operation.method, path(operation.path), content=b"{}")
             may = operation.id in OPEN or role >= LEAST[operation.id]
@@ -72,7 +72,7 @@ def test_each_operation_turns_away_whoever_lacks_its_role_and_nobody_else(parts:
     run(parts, test)
 
 
-def test_who_is_not_known_gets_no_further_than_what_is_open(parts: Behind) -> None:
+def test_who_is_not_known_gets_no_further_than_what_is_open(parts: Services) -> None:
     async def test(client: httpx.AsyncClient) -> None:
         for operation in OPERATIONS:
             answer = await client.request(operation.method, path(operation.path))
@@ -81,7 +81,7 @@ def test_who_is_not_known_gets_no_further_than_what_is_open(parts: Behind) -> No
                 assert answer.headers["www-authenticate"] == "Bearer"
                 assert answer.json()["error"]["code"] == "invalid_api_key"
 
-    run(replace(parts, doorman=KeyDoorman(Path("nowhere.json"))), test)
+    run(replace(parts, authenticator=KeyAuthenticator(Path("nowhere.json"))), test)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_who_is_not_known_gets_no_further_than_what_is_open(parts: Behind) -> No
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_named(
-    parts: Behind, method: str, where: str, body: bytes, says: tuple[int, str, str | None]
+    parts: Services, method: str, where: str, body: bytes, says: tuple[int, str, str | None]
 ) -> None:
     async def test(client: httpx.AsyncClient) -> None:
         answer = await client.request(method, where, content=body)
@@ -142,22 +142,22 @@ def test_what_is_wrong_is_named(
 @pytest.mark.parametrize(
     ("host", "meant"), [("a.b:1", "a.b"), ("[::1]:8081", "::1"), ("127.0.0.1", "127.0.0.1"), ("[bad", "bad")]
 )
-def test_the_doorman_hears_whom_a_client_means_to_ask(parts: Behind, host: str, meant: str) -> None:
-    knocks = list[Knock]()
+def test_the_doorman_hears_whom_a_client_means_to_ask(parts: Services, host: str, meant: str) -> None:
+    seen_credentials = list[Credentials]()
 
     class Listening(As):
-        def admit(self, knock: Knock) -> Caller:
-            knocks.append(knock)
+        def admit(self, credentials: Credentials) -> Caller:
+            seen_credentials.append(credentials)
             return self.caller
 
     async def test(client: httpx.AsyncClient) -> None:
         await client.get("/v1/status", headers={"host": host, "authorization": "Bearer x"})
 
-    run(replace(parts, doorman=Listening()), test)
-    assert [(knock.host, knock.presented, knock.looks) for knock in knocks] == [(meant, b"Bearer x", True)]
+    run(replace(parts, authenticator=Listening()), test)
+    assert [(each.host, each.presented, each.read_only) for each in seen_credentials] == [(meant, b"Bearer x", True)]
 
 
-def test_a_method_that_is_not_there_is_told_which_are(parts: Behind) -> None:
+def test_a_method_that_is_not_there_is_told_which_are(parts: Services) -> None:
     async def test(client: httpx.AsyncClient) -> None:
         answer = await client.put("/v1/registry/chat")
         assert answer.status_code == 405
@@ -166,7 +166,7 @@ def test_a_method_that_is_not_there_is_told_which_are(parts: Behind) -> None:
     run(parts, test)
 
 
-def test_no_web_page_may_change_anything(parts: Behind) -> None:
+def test_no_web_page_may_change_anything(parts: Services) -> None:
     async def test(client: httpx.AsyncClient) -> None:
         for operation in OPERATIONS:
             answer = await client.request(operation.method, path(operation.path), headers={"origin": "http://evil"})
@@ -176,12 +176,12 @@ def test_no_web_page_may_change_anything(parts: Behind) -> None:
     run(parts, test)
 
 
-def test_a_model_is_registered_approved_by_somebody_else_named_and_checked(parts: Behind, tmp_path: Path) -> None:
+def test_a_model_is_registered_approved_by_somebody_else_named_and_checked(parts: Services, tmp_path: Path) -> None:
     (tmp_path / "model.bin").write_bytes(b"weights")
     kept = catalogue(tmp_path, ApprovalRules(1, False))
 
     def said_by(name: str, role: Role) -> httpx.AsyncClient:
-        app = make_app(replace(parts, catalogue=kept, doorman=As(Caller(name, role))))
+        app = make_app(replace(parts, catalogue=kept, authenticator=As(Caller(name, role))))
         return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://admin/v1")
 
     async def test(_: httpx.AsyncClient) -> None:
@@ -232,7 +232,7 @@ def test_a_model_is_registered_approved_by_somebody_else_named_and_checked(parts
     run(parts, test)
 
 
-def test_only_a_signature_of_just_this_artifact_is_taken(parts: Behind, tmp_path: Path) -> None:
+def test_only_a_signature_of_just_this_artifact_is_taken(parts: Services, tmp_path: Path) -> None:
     """What is signed, who signed, the signature: changed anywhere it is refused, and nothing is noted."""
     (tmp_path / "model.bin").write_bytes(b"weights")
     publisher, other = own_signer(tmp_path / "publisher.pem"), own_signer(tmp_path / "other.pem")
@@ -268,7 +268,7 @@ def _flipped(content: bytes, place: int) -> str:
     return base64.b64encode(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]).decode()
 
 
-def test_a_cluster_file_is_taken_over_in_the_name_of_who_sends_it(parts: Behind) -> None:
+def test_a_cluster_file_is_taken_over_in_the_name_of_who_sends_it(parts: Services) -> None:
     changing = Changes([Reloaded((), (Change("name", "1", "2"),)), Reloaded(("line 1: bad",))])
 
     async def test(client: httpx.AsyncClient) -> None:
@@ -286,7 +286,7 @@ def test_a_cluster_file_is_taken_over_in_the_name_of_who_sends_it(parts: Behind)
     run(replace(parts, changing=changing), test)
 
 
-def test_a_store_that_is_down_is_named_and_hides_nothing_else(parts: Behind) -> None:
+def test_a_store_that_is_down_is_named_and_hides_nothing_else(parts: Services) -> None:
     def down() -> Any:
         raise StoreDown("postgresql://db/forebay cannot be reached")
 
@@ -319,7 +319,7 @@ def test_more_work_than_threads_can_do_is_refused_and_none_is_lost() -> None:
     asyncio.run(test())
 
 
-def test_the_document_says_which_operations_ask_for_a_key(parts: Behind) -> None:
+def test_the_document_says_which_operations_ask_for_a_key(parts: Services) -> None:
     async def test(client: httpx.AsyncClient) -> None:
         document = (await client.get("/openapi.json")).json()
         asked = {
@@ -332,7 +332,7 @@ def test_the_document_says_which_operations_ask_for_a_key(parts: Behind) -> None
     run(parts, test)
 
 
-def test_a_mistake_of_ours_is_answered_as_one_and_noted_without_what_was_sent(parts: Behind) -> None:
+def test_a_mistake_of_ours_is_answered_as_one_and_noted_without_what_was_sent(parts: Services) -> None:
     def broken() -> Any:
         raise ValueError("what is this?")
 
@@ -347,7 +347,7 @@ def test_a_mistake_of_ours_is_answered_as_one_and_noted_without_what_was_sent(pa
 
 
 @pytest.mark.parametrize("where", ["/v1/registry/a%00b", f"/v1/registry/{'x' * 200}", "/v1/rollouts/a%0Ab"])
-def test_what_cannot_be_a_name_is_the_name_of_nothing(parts: Behind, where: str) -> None:
+def test_what_cannot_be_a_name_is_the_name_of_nothing(parts: Services, where: str) -> None:
     async def test(client: httpx.AsyncClient) -> None:
         assert (await client.get(where)).status_code in (404, 409)
 

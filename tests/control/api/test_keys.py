@@ -7,10 +7,10 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.control.api.stand import Idle, behind
+from tests.control.api.stand import Idle, services
 
 from forebay.control.api.app import make_app
-from forebay.control.api.behind import Behind
+from forebay.control.api.services import Services
 from forebay.control.keyring import KeyRing
 from forebay.core.registry.approval import Role
 from forebay.core.tenancy import Denied, Directory, Granted, KeyRecord, Tenant, authorise
@@ -28,7 +28,7 @@ def ask(tmp_path: Path) -> Callable[..., None]:
 
     def run(test: Test, **change: object) -> None:
         rig = Idle(tmp_path)
-        parts: Behind = replace(behind(rig, tmp_path), **change)  # type: ignore[arg-type] # by name
+        parts: Services = replace(services(rig, tmp_path), **change)  # type: ignore[arg-type] # by name
 
         async def bounded() -> None:
             transport = httpx.ASGITransport(make_app(parts))
@@ -130,7 +130,7 @@ def test_while_the_store_is_down_no_key_changes(ask: Callable[..., None], tmp_pa
         raise StoreDown("the store cannot be reached")
 
     rig = Idle(tmp_path)
-    broken = replace(behind(rig, tmp_path).catalogue, store=down)  # type: ignore[arg-type] # all that is asked of it fails
+    broken = replace(services(rig, tmp_path).catalogue, store=down)  # type: ignore[arg-type] # all that is asked of it fails
     rig.journal.close()
 
     async def test(client: httpx.AsyncClient) -> None:

@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 import httpx
-from tests.control.api.stand import Idle, behind
+from tests.control.api.stand import Idle, services
 from tests.control.health.test_health import Rig, unit
 
 from forebay.control.api.app import make_app
@@ -16,7 +16,7 @@ def test_nodes_are_drained_and_undrained_by_name_in_the_name_of_who_asks(tmp_pat
         idle.control.health = health = rig.health()
         await health.begin()
         health.condemned([unit("chat-0", "gpu-0")])
-        transport = httpx.ASGITransport(make_app(behind(idle, tmp_path)))
+        transport = httpx.ASGITransport(make_app(services(idle, tmp_path)))
         async with asyncio.timeout(20), httpx.AsyncClient(transport=transport, base_url="http://admin") as client:
 
             async def said(path: str, **body: object) -> tuple[int, str]:

@@ -8,12 +8,12 @@ from pathlib import Path
 import httpx
 import pytest
 from tests.cli.test_records import decided, keep
-from tests.control.api.stand import Idle, behind
+from tests.control.api.stand import Idle, services
 
 from forebay.cli.records.reading import RecordFiles
 from forebay.control.api.app import make_app
-from forebay.control.api.behind import Behind
 from forebay.control.api.operations import records
+from forebay.control.api.services import Services
 from forebay.core.errors import Code, Refusal
 
 WHERE = (
@@ -25,14 +25,14 @@ WHERE = (
 
 
 @pytest.fixture
-def parts(tmp_path: Path) -> Iterator[Behind]:
+def parts(tmp_path: Path) -> Iterator[Services]:
     rig, root = Idle(tmp_path), tmp_path / "records"
     keep(root, "gateway-0", decided("req-1"), decided("req-2", tenant=""))
-    yield replace(behind(rig, tmp_path), records=RecordFiles(root))
+    yield replace(services(rig, tmp_path), records=RecordFiles(root))
     rig.journal.close()
 
 
-def run(parts: Behind, test: Callable[[httpx.AsyncClient], Awaitable[None]]) -> None:
+def run(parts: Services, test: Callable[[httpx.AsyncClient], Awaitable[None]]) -> None:
     async def bounded() -> None:
         transport = httpx.ASGITransport(make_app(parts))
         async with asyncio.timeout(30), httpx.AsyncClient(transport=transport, base_url="http://admin") as client:
@@ -61,14 +61,14 @@ def problem(answer: httpx.Response) -> tuple[int, str, str | None]:
         ("POST", "/v1/audit/verify", b'{"folder": "/"}', "folder"),
     ],
 )
-def test_what_is_wrong_is_named(parts: Behind, method: str, where: str, body: bytes, param: str) -> None:
+def test_what_is_wrong_is_named(parts: Services, method: str, where: str, body: bytes, param: str) -> None:
     async def test(client: httpx.AsyncClient) -> None:
         assert problem(await client.request(method, where, content=body)) == (400, "invalid_request", param)
 
     run(parts, test)
 
 
-def test_usage_of_nobody_is_not_that_of_all(parts: Behind) -> None:
+def test_usage_of_nobody_is_not_that_of_all(parts: Services) -> None:
     async def test(client: httpx.AsyncClient) -> None:
         for query, requests in (("", [1, 1]), ("?tenant=", [1]), ("?tenant=acme", [1]), ("?since=2999-01-01", [])):
             rows = (await client.get(f"/v1/usage{query}")).json()["rows"]
@@ -77,7 +77,7 @@ def test_usage_of_nobody_is_not_that_of_all(parts: Behind) -> None:
     run(parts, test)
 
 
-def test_a_sum_that_is_too_long_is_refused_and_not_cut(parts: Behind, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sum_that_is_too_long_is_refused_and_not_cut(parts: Services, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records, "USAGE_ROWS_MAX", 1)
 
     async def test(client: httpx.AsyncClient) -> None:
@@ -87,7 +87,7 @@ def test_a_sum_that_is_too_long_is_refused_and_not_cut(parts: Behind, monkeypatc
     run(parts, test)
 
 
-def test_reading_ends_with_its_time_and_with_the_cluster(parts: Behind, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_ends_with_its_time_and_with_the_cluster(parts: Services, monkeypatch: pytest.MonkeyPatch) -> None:
     def stops(stage: str, done: int, total: int | None) -> None:
         raise Refusal(Code.DRAINING, "the cluster stops.")
 
@@ -106,7 +106,7 @@ def test_reading_ends_with_its_time_and_with_the_cluster(parts: Behind, monkeypa
     run(parts, long)
 
 
-def test_files_that_cannot_be_read_are_named(parts: Behind, tmp_path: Path) -> None:
+def test_files_that_cannot_be_read_are_named(parts: Services, tmp_path: Path) -> None:
     for name in ("decisions-00000002.log", "usage-2026-01-01.json", "audit-00000002.jsonl"):
         (tmp_path / "records/gateway-0" / name).mkdir()
 
@@ -119,7 +119,7 @@ def test_files_that_cannot_be_read_are_named(parts: Behind, tmp_path: Path) -> N
     run(parts, test)
 
 
-def test_a_cluster_without_records_says_so(parts: Behind) -> None:
+def test_a_cluster_without_records_says_so(parts: Services) -> None:
     async def test(client: httpx.AsyncClient) -> None:
         for method, where in WHERE:
             assert problem(await client.request(method, where))[:2] == (409, "conflict")

@@ -11,7 +11,7 @@ from tests.control.deploying.rig import Rig, controlled, inline, play
 from tests.control.deploying.world import NEW, OLD, FaultyStore, World
 
 from forebay.control.api.app import make_app
-from forebay.control.api.behind import Behind
+from forebay.control.api.services import Services
 from forebay.control.journal import Journal
 from forebay.core.deploy.rollout import Phase
 from forebay.core.registry.approval import Role
@@ -26,7 +26,7 @@ Test = Callable[[Rig, httpx.AsyncClient], Awaitable[None]]
 async def served(rig: Rig, folder: Path) -> AsyncIterator[httpx.AsyncClient]:
     journal = Journal(folder / "api.log", lambda event: None)
     caller = As(Caller("bob", Role.OPERATOR))
-    parts = Behind(rig.control, journal, Metrics(), Changes(), catalogue(folder), caller, inline)
+    parts = Services(rig.control, journal, Metrics(), Changes(), catalogue(folder), caller, inline)
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(make_app(parts)), base_url="http://admin/v1"
     ) as client:

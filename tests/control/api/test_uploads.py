@@ -10,11 +10,11 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.control.api.stand import Idle, behind
+from tests.control.api.stand import Idle, services
 
 from forebay.cli.registry.served import catalogue_of
 from forebay.control.api.app import make_app
-from forebay.control.api.behind import Behind
+from forebay.control.api.services import Services
 from forebay.core.cluster import Cluster
 from forebay.wire.admin_request import BODY_BYTES_MAX
 
@@ -30,13 +30,13 @@ def quiet(stage: str, done: int, total: int | None) -> None:
 
 
 @pytest.fixture
-def parts(tmp_path: Path) -> Iterator[Behind]:
+def parts(tmp_path: Path) -> Iterator[Services]:
     rig, cluster = Idle(tmp_path), Cluster.model_validate({"models": MODELS})
-    yield replace(behind(rig, tmp_path), catalogue=catalogue_of(lambda: cluster, tmp_path / "home", quiet))
+    yield replace(services(rig, tmp_path), catalogue=catalogue_of(lambda: cluster, tmp_path / "home", quiet))
     rig.journal.close()
 
 
-def run(parts: Behind, test: Callable[[httpx.AsyncClient], Awaitable[None]]) -> None:
+def run(parts: Services, test: Callable[[httpx.AsyncClient], Awaitable[None]]) -> None:
     async def bounded() -> None:
         transport = httpx.ASGITransport(make_app(parts))
         async with asyncio.timeout(60), httpx.AsyncClient(transport=transport, base_url="http://admin") as client:
@@ -58,7 +58,7 @@ def problem(answer: httpx.Response) -> tuple[int, str, str | None]:
     return answer.status_code, error["code"], error["param"]
 
 
-def test_files_are_announced_sent_and_registered_and_the_history_says_who(parts: Behind, tmp_path: Path) -> None:
+def test_files_are_announced_sent_and_registered_and_the_history_says_who(parts: Services, tmp_path: Path) -> None:
     async def test(client: httpx.AsyncClient) -> None:
         said = (await client.post("/v1/uploads", json={"files": [FILE], "lone": False})).json()
         one = {"sha256": DIGEST, "size_bytes": len(WEIGHTS), "have_bytes": 0}
@@ -89,7 +89,7 @@ def test_files_are_announced_sent_and_registered_and_the_history_says_who(parts:
     "path",
     ["../evil", "/etc/passwd", "a/../../evil", "a//b", "./a", "", "a\u0000b", "a\nb", ".", "..", "a/", "x" * 1025],
 )
-def test_a_path_that_leads_out_is_refused(parts: Behind, tmp_path: Path, path: str) -> None:
+def test_a_path_that_leads_out_is_refused(parts: Services, tmp_path: Path, path: str) -> None:
     async def test(client: httpx.AsyncClient) -> None:
         for body, where in (({"files": [{**FILE, "path": path}]}, "/v1/uploads"),
                             (upload(files=[{**FILE, "path": path}]), "/v1/registry/chat")):  # fmt: skip
@@ -117,7 +117,7 @@ def test_a_path_that_leads_out_is_refused(parts: Behind, tmp_path: Path, path: s
         ({"files": [{"path": "a"}]}, "files[0].size_bytes"),
     ],
 )
-def test_files_that_cannot_be_are_named(parts: Behind, body: dict[str, Any], param: str) -> None:
+def test_files_that_cannot_be_are_named(parts: Services, body: dict[str, Any], param: str) -> None:
     async def test(client: httpx.AsyncClient) -> None:
         assert problem(await client.post("/v1/uploads", json=body)) == (400, "invalid_request", param)
 
@@ -135,7 +135,7 @@ def test_files_that_cannot_be_are_named(parts: Behind, body: dict[str, Any], par
         ({**upload(), "source": "s3://a/b"}, "source"),
     ],
 )
-def test_an_upload_that_cannot_be_is_named(parts: Behind, body: dict[str, Any], param: str) -> None:
+def test_an_upload_that_cannot_be_is_named(parts: Services, body: dict[str, Any], param: str) -> None:
     async def test(client: httpx.AsyncClient) -> None:
         assert problem(await client.post("/v1/registry/chat", json=body)) == (400, "invalid_request", param)
 
@@ -156,7 +156,7 @@ def test_an_upload_that_cannot_be_is_named(parts: Behind, body: dict[str, Any], 
     ],
 )
 def test_a_part_that_cannot_be_is_refused(
-    parts: Behind, tmp_path: Path, where: str, query: dict[str, int], says: tuple[int, str, str | None]
+    parts: Services, tmp_path: Path, where: str, query: dict[str, int], says: tuple[int, str, str | None]
 ) -> None:
     async def test(client: httpx.AsyncClient) -> None:
         assert problem(await client.put(where, params=query, content=WEIGHTS)) == says
@@ -165,7 +165,7 @@ def test_a_part_that_cannot_be_is_refused(
     assert [each for each in (tmp_path / "home").rglob("*") if each.is_file() and each.stat().st_size] == []
 
 
-def test_a_part_is_no_longer_than_any_body(parts: Behind) -> None:
+def test_a_part_is_no_longer_than_any_body(parts: Services) -> None:
     async def test(client: httpx.AsyncClient) -> None:
         long = await client.put(PART, params=place(size=2**30), content=bytes(BODY_BYTES_MAX + 1))
         assert problem(long) == (413, "body_too_large", None)
@@ -173,7 +173,7 @@ def test_a_part_is_no_longer_than_any_body(parts: Behind) -> None:
     run(parts, test)
 
 
-def test_wrong_content_is_named_by_its_path_and_registers_nothing(parts: Behind) -> None:
+def test_wrong_content_is_named_by_its_path_and_registers_nothing(parts: Services) -> None:
     async def test(client: httpx.AsyncClient) -> None:
         await client.put(PART, params=place(), content=WEIGHTS[::-1])
         answer = await client.post("/v1/registry/chat", json=upload())
@@ -186,7 +186,7 @@ def test_wrong_content_is_named_by_its_path_and_registers_nothing(parts: Behind)
     run(parts, test)
 
 
-def test_what_no_engine_runs_is_refused_by_its_own_name_and_need_not_be_sent_again(parts: Behind) -> None:
+def test_what_no_engine_runs_is_refused_by_its_own_name_and_need_not_be_sent_again(parts: Services) -> None:
     async def test(client: httpx.AsyncClient) -> None:
         await client.put(PART, params=place(), content=WEIGHTS)
         answer = await client.post("/v1/registry/chat", content=json.dumps({**upload(), "engine": None}))

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from tests.control.deploying.world import FaultyStore, World, WorldProber
 
-from forebay.control.deploying import Deployments, Standing, Wish
+from forebay.control.deploying import Deployments, RolloutRequest, Standing
 from forebay.control.journal import Journal
 from forebay.control.loop import Controller
 from forebay.control.plan import Plan
@@ -71,7 +71,7 @@ class Rig:
         return bool(models) and sum(r.state == "ready" for r in models[0].replicas) >= self.world.replicas
 
     async def deploy(self, name: str = "new", course: Course = QUICK, actor: str = "ann") -> Standing:
-        return await self.deployments.deploy(Wish("chat", name, course), actor)
+        return await self.deployments.deploy(RolloutRequest("chat", name, course), actor)
 
     @property
     def rollout(self) -> Rollout:

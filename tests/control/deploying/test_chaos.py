@@ -9,7 +9,7 @@ from tests.control.deploying.rig import Rig, play, started
 from tests.control.deploying.test_killed import COURSES, EASY
 from tests.control.deploying.world import World, revision, wait
 
-from forebay.control.deploying import DeployRefused, Wish
+from forebay.control.deploying import DeployRefused, RolloutRequest
 from forebay.control.plan import Plan
 from forebay.core.deploy.rollout import ENDED, Command
 from forebay.store import events
@@ -69,7 +69,7 @@ class Chaos:
         self.world.store.loses_answer = True
 
     async def deploy(self) -> None:
-        wish = Wish("chat", self.rng.choice(NAMES), self.rng.choice(list(COURSES.values())), unchecked=True)
+        wish = RolloutRequest("chat", self.rng.choice(NAMES), self.rng.choice(list(COURSES.values())), unchecked=True)
         with suppress(DeployRefused, StoreError):
             await self.up.deployments.deploy(wish, "ann")
 

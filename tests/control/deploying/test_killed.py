@@ -8,7 +8,7 @@ import pytest
 from tests.control.deploying.rig import Rig, play, started
 from tests.control.deploying.world import NEW, OLD, READY, World, wait
 
-from forebay.control.deploying import Wish
+from forebay.control.deploying import RolloutRequest
 from forebay.core.deploy.course import Course, Kind
 from forebay.core.deploy.rollout import ENDED, Phase
 from forebay.core.rollout.planning import Step
@@ -92,7 +92,7 @@ class Story:
                 return
             if not rig.deployments.standing("chat") and self.up:
                 try:
-                    await rig.deployments.deploy(Wish("chat", "new", self.course), "ann")
+                    await rig.deployments.deploy(RolloutRequest("chat", "new", self.course), "ann")
                 except asyncio.CancelledError:
                     return
         told = [f"{e.at % 1e5:.1f} {e.kind} {e.unit} {e.why}" for e in self.world.journal]

@@ -3,8 +3,8 @@
 import asyncio
 
 from forebay.control.plan import Artifact
-from forebay.control.rolling.nouns import DeployRefused
 from forebay.control.rolling.preparing import RETRY_MAX_S, Preparer
+from forebay.control.rolling.values import DeployRefused
 from forebay.sim.loop import run
 
 

@@ -8,7 +8,7 @@ import pytest
 from tests.control.deploying.rig import QUICK, SWIFT, Rig, controlled, play
 from tests.control.deploying.world import NEW, OLD, World, wait
 
-from forebay.control.deploying import DeployRefused, Wish
+from forebay.control.deploying import DeployRefused, RolloutRequest
 from forebay.control.status import make_status
 from forebay.core.deploy.course import COURSES, Kind
 from forebay.core.deploy.rollout import Command, Phase
@@ -174,7 +174,7 @@ def test_while_the_store_is_down_nothing_goes_on_but_harm_is_stopped(tmp_path: P
         assert "the server is away" in rig.deployments.trouble
         for ask in (
             lambda: rig.deployments.command("chat:1", Command.ABORT, "ann", ""),
-            lambda: rig.deployments.deploy(Wish("chat", "newer", QUICK), "ann"),
+            lambda: rig.deployments.deploy(RolloutRequest("chat", "newer", QUICK), "ann"),
         ):
             with pytest.raises(StoreDown):
                 await ask()
@@ -272,18 +272,20 @@ def test_shadows_and_ab_tests_move_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("wish", "said", "param"),
     [
-        (Wish("nobody", "new", QUICK), "there is no model nobody; there is: chat", "model"),
-        (Wish("chat", "unheard", QUICK), "there is no such revision", "revision"),
-        (Wish("chat", "old", QUICK), "serves r-.* already", "revision"),
-        (Wish("chat", "new", replace(QUICK, steps=())), "a canary has at least one", "course"),
+        (RolloutRequest("nobody", "new", QUICK), "there is no model nobody; there is: chat", "model"),
+        (RolloutRequest("chat", "unheard", QUICK), "there is no such revision", "revision"),
+        (RolloutRequest("chat", "old", QUICK), "serves r-.* already", "revision"),
+        (RolloutRequest("chat", "new", replace(QUICK, steps=())), "a canary has at least one", "course"),
         (
-            Wish("chat", "new", replace(QUICK, steps=(Step(0.05, 60.0),))),
+            RolloutRequest("chat", "new", replace(QUICK, steps=(Step(0.05, 60.0),))),
             "cannot reach a verdict in its time",
             "course",
         ),
     ],
 )
-def test_what_cannot_be_deployed_is_refused_by_name(tmp_path: Path, wish: Wish, said: str, param: str) -> None:
+def test_what_cannot_be_deployed_is_refused_by_name(
+    tmp_path: Path, wish: RolloutRequest, said: str, param: str
+) -> None:
     async def story(rig: Rig) -> None:
         await wait(40.0)
         with pytest.raises(DeployRefused, match=said) as caught:

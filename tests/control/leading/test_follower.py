@@ -7,13 +7,13 @@ from pathlib import Path
 import httpx
 import msgspec
 from rich.console import Console
-from tests.control.api.stand import Idle, behind
+from tests.control.api.stand import Idle, services
 
 from forebay.cli.view.status import view
 from forebay.control.api.app import make_app
 from forebay.control.leading.candidate import Candidate
 from forebay.control.leading.term import LeaderStatus, Term
-from forebay.control.rolling.nouns import T
+from forebay.control.rolling.values import T
 from forebay.control.status import Status
 from forebay.core.tenancy.roles import ANYWHERE, LEAST, OPEN
 from forebay.providers.fencing import Fence
@@ -71,7 +71,7 @@ def test_one_leads_and_the_other_one_names_it_until_its_turn_comes(tmp_path: Pat
         await first.keep(at_once)  # ends at once
 
     asyncio.run(main())
-    assert said == ["the control at http://a leads (a, epoch 1)"]
+    assert said == ["the controller at http://a is the leader (a, epoch 1)"]
     store.close()
 
 
@@ -108,7 +108,7 @@ def test_all_but_what_is_in_the_store_is_refused_with_the_url_of_the_leader(tmp_
     rig.control.leading = Followed()
 
     async def main() -> None:
-        transport = httpx.ASGITransport(make_app(behind(rig, tmp_path)))
+        transport = httpx.ASGITransport(make_app(services(rig, tmp_path)))
         async with httpx.AsyncClient(transport=transport, base_url="http://admin") as client:
             status = msgspec.convert((await client.get("/v1/status")).json(), Status)
             assert (status.phase, status.ready, status.leader) == ("follow", False, Followed.told)
@@ -138,7 +138,7 @@ def test_metrics_say_who_leads_as_it_is_when_they_are_asked_for(tmp_path: Path) 
     term, rig = Term(leadership, fence, 0.0, "", now=lambda: time[0]), Idle(tmp_path)
 
     async def main() -> None:
-        transport = httpx.ASGITransport(make_app(behind(rig, tmp_path)))
+        transport = httpx.ASGITransport(make_app(services(rig, tmp_path)))
         async with httpx.AsyncClient(transport=transport, base_url="http://admin") as client:
 
             async def told() -> list[str]:

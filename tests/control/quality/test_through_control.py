@@ -10,7 +10,7 @@ import pytest
 from tests.control.deploying.rig import QUICK, RULES, Rig, inline, play
 from tests.control.deploying.world import NEW, OLD, World, WorldProber
 
-from forebay.control.deploying import Deployments, Wish
+from forebay.control.deploying import Deployments, RolloutRequest
 from forebay.control.journal import Journal
 from forebay.control.loop import Controller
 from forebay.control.quality.asking import Answer
@@ -94,7 +94,7 @@ def test_what_a_revision_knows_decides_without_traffic(
         rig = await started(world, golden, {OLD: CAPITALS, NEW: canary})
         try:
             await rig.ready()
-            await rig.deployments.deploy(Wish("chat", "new", QUICK, unchecked=True), "ann")
+            await rig.deployments.deploy(RolloutRequest("chat", "new", QUICK, unchecked=True), "ann")
             await rig.reaches(phase)
             assert rig.standing.rollout.why.startswith(why)
         finally:
@@ -115,7 +115,7 @@ def test_a_blue_green_rollout_goes_back_while_the_old_replicas_are_kept(
         rig = await started(world, golden, {OLD: CAPITALS, NEW: canary})
         try:
             await rig.ready()
-            await rig.deployments.deploy(Wish("chat", "new", course), "ann")
+            await rig.deployments.deploy(RolloutRequest("chat", "new", course), "ann")
             await rig.reaches(Phase.SETTLING)
             await rig.reaches(phase)
         finally:

@@ -14,7 +14,7 @@ SCALED = {"scale": {"max": 4}}
     ("before", "after", "done"),
     [
         ({}, SCALED, ["chat: is scaled between 1 and 4 replicas, by forebay"]),
-        (SCALED, {}, ["chat: is scaled no more: 2 replicas from now on"]),
+        (SCALED, {}, ["chat: is no longer scaled: 2 replicas from now on"]),
         (
             SCALED,
             {"scale": {"max": 4, "shadow": True}},
@@ -35,4 +35,4 @@ def test_a_load_that_decides_is_said(before: dict[str, Any], after: dict[str, An
 def test_a_new_model_without_replicas_starts_on_demand() -> None:
     late = {**CHAT, "name": "late", "replicas": 0, "scale": {"min": 0, "max": 2}}
     added = cluster(models=[CHAT, SMALL, late])
-    assert effects(plan(cluster()), plan(added)) == ("late: starts when somebody asks for it",)
+    assert effects(plan(cluster()), plan(added)) == ("late: starts on the first request",)

@@ -10,7 +10,7 @@ from tests.control.scaling.rig import controlled, plan_of, play
 from forebay.control.plan import Places, Plan, PlannedModel, make_plan
 from forebay.control.scaling.kept import Scaled
 from forebay.control.scaling.limiting import Decided, Limiter, Share, claim_of
-from forebay.control.scaling.nouns import LimitUse, ScaleRefused, Wish
+from forebay.control.scaling.values import LimitUse, ScaleRefused, ScalingRequest
 from forebay.control.standby.standby import Standby
 from forebay.core.cluster import Cluster
 from forebay.core.scaling.sharing import GPU, Claim, Limits
@@ -104,13 +104,13 @@ def test_what_others_have_is_left_to_them_and_said_when_more_would_do(tmp_path: 
             assert 'forebay_scale_wanted{model="chat"} 2.0' in text
             assert 'forebay_scale_asked{model="chat"} 6.0' in text
             with pytest.raises(ScaleRefused, match="room for 2 of 3 replicas"):
-                await it.scaler.set(Wish("chat", replicas=3), "ann")
+                await it.scaler.set(ScalingRequest("chat", replicas=3), "ann")
             with pytest.raises(ScaleRefused, match="room for 2 of 3 replicas"):
-                await it.scaler.set(Wish("chat", min=3), "ann")
-            await it.scaler.set(Wish("chat", replicas=2), "ann")
+                await it.scaler.set(ScalingRequest("chat", min=3), "ann")
+            await it.scaler.set(ScalingRequest("chat", replicas=2), "ann")
             it.rig.control.take_over(plan_of(world, limits={"replicas": 4}), None)
             await it.rig.until(lambda: not it.scaler.standing("other"))
-            await it.scaler.set(Wish("chat", replicas=3), "ann")
+            await it.scaler.set(ScalingRequest("chat", replicas=3), "ann")
             await it.has(3)
 
     play(tmp_path, test)

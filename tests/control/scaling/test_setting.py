@@ -12,7 +12,7 @@ from tests.control.deploying.world import World, wait
 from tests.control.scaling.rig import HPA, Scaling, controlled, plan_of, play, started
 
 from forebay.control.scaling.kept import Document, Scaled
-from forebay.control.scaling.nouns import ScaleRefused, Wish
+from forebay.control.scaling.values import ScaleRefused, ScalingRequest
 from forebay.core.deploy.rollout import Phase
 from forebay.store import events
 from forebay.store.documents import Documents
@@ -41,7 +41,7 @@ def test_what_people_set_goes_before_the_load_and_outlives_control(tmp_path: Pat
     async def test(world: World) -> None:
         it = await started(world, plan_of(world))
         await it.has(1)
-        standing = await it.scaler.set(Wish("chat", replicas=3, why="a test"), "ann")
+        standing = await it.scaler.set(ScalingRequest("chat", replicas=3, why="a test"), "ann")
         assert standing.setting.replicas == 3
         await it.has(3)
         await it.rig.kill()
@@ -50,7 +50,7 @@ def test_what_people_set_goes_before_the_load_and_outlives_control(tmp_path: Pat
         assert len(it.slots) == 3
         [standing] = it.scaler.standing("chat")
         assert (standing.setting.by, standing.told[-1].reason) == ("ann", "set")
-        await it.scaler.set(Wish("chat"), "bob")
+        await it.scaler.set(ScalingRequest("chat"), "bob")
         await it.has(1)
         assert [(kind, actor) for kind, actor, _ in history(world)] == [
             ("scale.set", "ann"),
@@ -66,10 +66,10 @@ def test_what_people_set_goes_before_the_load_and_outlives_control(tmp_path: Pat
 @pytest.mark.slow
 def test_bounds_that_people_set_hold_in_the_place_of_the_files(tmp_path: Path) -> None:
     async def story(it: Scaling) -> None:
-        await it.scaler.set(Wish("chat", min=2, max=8), "ann")
+        await it.scaler.set(ScalingRequest("chat", min=2, max=8), "ann")
         await it.has(2)
         assert it.scaler.bounds("chat") == (2, 8)
-        await it.scaler.set(Wish("chat"), "ann")
+        await it.scaler.set(ScalingRequest("chat"), "ann")
         assert it.scaler.bounds("chat") == (1, 6)
 
     told(tmp_path, story, dict(HPA))
@@ -78,17 +78,17 @@ def test_bounds_that_people_set_hold_in_the_place_of_the_files(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("hours", "wish", "both"),
     [
-        ({"min": 3}, Wish("chat", max=9), (3, 9)),
-        ({"min": 3}, Wish("chat", max=2), (2, 2)),
-        ({"min": 3}, Wish("chat", min=2), (2, 6)),
-        ({"max": 4}, Wish("chat", min=2), (2, 4)),
-        ({"max": 4}, Wish("chat", min=5), (5, 5)),
-        ({"max": 4}, Wish("chat", max=5), (1, 5)),
-        ({"min": 2, "max": 3}, Wish("chat", min=1, max=5), (1, 5)),
+        ({"min": 3}, ScalingRequest("chat", max=9), (3, 9)),
+        ({"min": 3}, ScalingRequest("chat", max=2), (2, 2)),
+        ({"min": 3}, ScalingRequest("chat", min=2), (2, 6)),
+        ({"max": 4}, ScalingRequest("chat", min=2), (2, 4)),
+        ({"max": 4}, ScalingRequest("chat", min=5), (5, 5)),
+        ({"max": 4}, ScalingRequest("chat", max=5), (1, 5)),
+        ({"min": 2, "max": 3}, ScalingRequest("chat", min=1, max=5), (1, 5)),
     ],
 )
 def test_a_bound_that_people_do_not_set_stays_that_of_the_schedule(
-    tmp_path: Path, hours: dict[str, int], wish: Wish, both: tuple[int, int]
+    tmp_path: Path, hours: dict[str, int], wish: ScalingRequest, both: tuple[int, int]
 ) -> None:
     async def test(world: World) -> None:
         async with controlled(world, plan_of(world, {**HPA, "schedule": [hours]})) as it:
@@ -102,14 +102,14 @@ def test_a_bound_that_people_do_not_set_stays_that_of_the_schedule(
 @pytest.mark.parametrize(
     ("wish", "text"),
     [
-        (Wish("other", 1), "there is no model other; there is: chat"),
-        (Wish("chat", 7), "7 replicas are outside 1 to 6"),
-        (Wish("chat", 0), "0 replicas are outside 1 to 6"),
-        (Wish("chat", min=7), "min would be 7, and max 6"),
-        (Wish("chat", max=0), "min would be 1, and max 0"),
+        (ScalingRequest("other", 1), "there is no model other; there is: chat"),
+        (ScalingRequest("chat", 7), "7 replicas are outside 1 to 6"),
+        (ScalingRequest("chat", 0), "0 replicas are outside 1 to 6"),
+        (ScalingRequest("chat", min=7), "min would be 7, and max 6"),
+        (ScalingRequest("chat", max=0), "min would be 1, and max 0"),
     ],
 )
-def test_what_cannot_be_is_refused(tmp_path: Path, wish: Wish, text: str) -> None:
+def test_what_cannot_be_is_refused(tmp_path: Path, wish: ScalingRequest, text: str) -> None:
     async def story(it: Scaling) -> None:
         with pytest.raises(ScaleRefused, match=text):
             await it.scaler.set(wish, "ann")
@@ -120,12 +120,12 @@ def test_what_cannot_be_is_refused(tmp_path: Path, wish: Wish, text: str) -> Non
 def test_a_model_without_scaling_can_be_given_another_number_but_not_bounds(tmp_path: Path) -> None:
     async def story(it: Scaling) -> None:
         with pytest.raises(ScaleRefused, match="has no `scale`"):
-            await it.scaler.set(Wish("chat", max=4), "ann")
+            await it.scaler.set(ScalingRequest("chat", max=4), "ann")
         with pytest.raises(ScaleRefused, match="at least 1"):
-            await it.scaler.set(Wish("chat", 0), "ann")
-        await it.scaler.set(Wish("chat", 2), "ann")
+            await it.scaler.set(ScalingRequest("chat", 0), "ann")
+        await it.scaler.set(ScalingRequest("chat", 2), "ann")
         await it.has(2)
-        await it.scaler.set(Wish("chat"), "ann")
+        await it.scaler.set(ScalingRequest("chat"), "ann")
         await it.has(1)
         [standing] = it.scaler.standing()
         assert (standing.scale, standing.min, standing.wanted) == (None, None, 1)
@@ -189,7 +189,7 @@ def test_a_store_that_is_down_at_the_start_takes_nothing_away(tmp_path: Path, re
     async def test(world: World) -> None:
         async with controlled(world, plan_of(world)) as it:
             await it.has(1)
-            await it.scaler.set(Wish("chat", 4), "ann")
+            await it.scaler.set(ScalingRequest("chat", 4), "ann")
             await it.has(4)
         if not recalled:
             (tmp_path / "scaling.json").unlink()
@@ -210,7 +210,7 @@ def test_an_answer_that_is_lost_is_no_second_event(tmp_path: Path) -> None:
     async def story(it: Scaling) -> None:
         world = it.rig.world
         world.store.loses_answer = True  # type: ignore[attr-defined]
-        await it.scaler.set(Wish("chat", 2), "ann")
+        await it.scaler.set(ScalingRequest("chat", 2), "ann")
         await it.has(2)
         await wait(30.0)
         assert [actor for _, actor, _ in history(world)] == ["ann", "control"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.control.api.stand import Idle, behind
+from tests.control.api.stand import Idle, services
 from tests.control.deploying.world import artifact
 
 from forebay.control.api.app import make_app
@@ -61,7 +61,7 @@ class Place:
             return {"chat": Served(Requests(since, until, ok=1999, failed=1))} if "chat" in promised else {}
 
         rig = Told(self.control, self.journal, self.metrics)
-        parts = replace(behind(rig, self.folder), delivered=delivered)
+        parts = replace(services(rig, self.folder), delivered=delivered)
 
         async def asked() -> httpx.Response:
             transport = httpx.ASGITransport(make_app(parts))

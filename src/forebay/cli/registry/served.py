@@ -8,7 +8,7 @@ import msgspec
 
 from forebay.cli.registry.opening import registry_of, staging_of, store_of
 from forebay.cli.settings import UserError
-from forebay.control.api.behind import Catalogue
+from forebay.control.api.services import Catalogue
 from forebay.core.cluster import Cluster
 from forebay.core.errors import Code, Refusal
 from forebay.registry.catalogue import Actor, Listed, Registry

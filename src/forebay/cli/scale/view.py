@@ -11,7 +11,7 @@ from forebay.cli.deploy.view import span, time
 from forebay.cli.view.table import table
 from forebay.control.api.documents import ScalingDocument
 from forebay.control.scaling.kept import Setting, Told
-from forebay.control.scaling.nouns import LimitUse
+from forebay.control.scaling.values import LimitUse
 
 MODES = {"fixed": "dim", "auto": "green", "shadow": "cyan", "set": "yellow"}
 NAMES = {"gpus": "GPUs"}

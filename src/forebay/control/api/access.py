@@ -20,30 +20,30 @@ TABLES: Final = {socket.AF_INET: Path("/proc/net/tcp"), socket.AF_INET6: Path("/
 STRANGE_HOST: Final = (
     "With `admin.auth: off` the admin API answers at http://127.0.0.1 and http://localhost only, not through proxies."
 )
-ANYBODY: Final = Caller("anybody", Role.VIEWER)
+ANONYMOUS: Final = Caller("anybody", Role.VIEWER)
 """A caller without a key, where reads require none."""
 
 
-class Knock(NamedTuple):
+class Credentials(NamedTuple):
     """What is known of a caller: the presented key, and both ends of the connection; None: unknown."""
 
     presented: bytes | None
     peer: tuple[str, int] | None
     server: tuple[str, int] | None
-    looks: bool
+    read_only: bool
     """Whether the request only reads."""
     host: str = ""
     """Name or address in the `host` header; empty: absent."""
 
 
-class Doorman(Protocol):
+class Authenticator(Protocol):
     """Identifies callers."""
 
-    def admit(self, knock: Knock) -> Caller:
+    def admit(self, credentials: Credentials) -> Caller:
         """Identify the caller. Raises `Refusal`."""
 
 
-class KeyDoorman:
+class KeyAuthenticator:
     """Requires a key. The key file is reloaded whenever it has changed.
 
     While it cannot be read, every caller is rejected.
@@ -55,9 +55,9 @@ class KeyDoorman:
         self._seen: tuple[int, int, int] | None = None
         self._admins = Admins(())
 
-    def admit(self, knock: Knock) -> Caller:
+    def admit(self, credentials: Credentials) -> Caller:
         """The holder of the key. Raises `Refusal`."""
-        verdict = self._known().admit(knock.presented, self._wall())
+        verdict = self._known().admit(credentials.presented, self._wall())
         if isinstance(verdict, Denied):
             raise Refusal(verdict.code, verdict.text)
         return verdict
@@ -76,7 +76,7 @@ class KeyDoorman:
         return self._admins
 
 
-class AccountDoorman:
+class AccountAuthenticator:
     """Asks the kernel which account a local connection belongs to.
 
     The account that this process runs as, and root, may do everything; others may only read, as may callers that the
@@ -84,32 +84,32 @@ class AccountDoorman:
     rebinding, or through a proxy that may forward anyone's requests.
     """
 
-    def __init__(self, table: Callable[[Knock], str] | None = None) -> None:
+    def __init__(self, table: Callable[[Credentials], str] | None = None) -> None:
         self._table = table or _connections
 
-    def admit(self, knock: Knock) -> Caller:
+    def admit(self, credentials: Credentials) -> Caller:
         """The owner of the connection, which is not looked up for reads. Raises `Refusal`."""
-        if knock.host and not is_loopback(knock.host):
+        if credentials.host and not is_loopback(credentials.host):
             raise Refusal(Code.ROLE_NOT_ALLOWED, STRANGE_HOST)
-        if knock.looks:
-            return ANYBODY
-        user = self._user(knock)
+        if credentials.read_only:
+            return ANONYMOUS
+        user = self._user(credentials)
         if user is None:
-            return ANYBODY
+            return ANONYMOUS
         return Caller(account(user), Role.ADMIN if user in (0, os.geteuid()) else Role.VIEWER)
 
-    def _user(self, knock: Knock) -> int | None:
+    def _user(self, credentials: Credentials) -> int | None:
         # While a socket is being closed, the kernel may report root as its owner: require the same answer twice.
-        first = owner(self._table(knock), knock)
-        return None if first is None or owner(self._table(knock), knock) != first else first[0]
+        first = owner(self._table(credentials), credentials)
+        return None if first is None or owner(self._table(credentials), credentials) != first else first[0]
 
 
-def owner(table: str, knock: Knock) -> tuple[int, int] | None:
+def owner(table: str, credentials: Credentials) -> tuple[int, int] | None:
     """User id and inode of the peer's end of a connection, from /proc/net/tcp; None: it is not listed there."""
-    if knock.peer is None or knock.server is None:
+    if credentials.peer is None or credentials.server is None:
         return None
     try:
-        ends = [_end(knock.peer), _end(knock.server)]
+        ends = [_end(credentials.peer), _end(credentials.server)]
     except OSError:  # a name, not an address
         return None
     for line in table.splitlines():
@@ -130,9 +130,9 @@ def _family(host: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
-def _connections(knock: Knock) -> str:
+def _connections(credentials: Credentials) -> str:
     try:
-        return TABLES[_family(knock.peer[0])].read_text() if knock.peer else ""
+        return TABLES[_family(credentials.peer[0])].read_text() if credentials.peer else ""
     except OSError:  # no /proc: no caller can be identified
         return ""
 

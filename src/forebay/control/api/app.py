@@ -13,12 +13,12 @@ from starlette.routing import Route
 
 from forebay import __version__
 from forebay.control.api import documents, recorded
-from forebay.control.api.access import ANYBODY, Knock
-from forebay.control.api.behind import Asked, Behind, Handler
+from forebay.control.api.access import ANONYMOUS, Credentials
 from forebay.control.api.operations import cluster, deploying, keys, nodes, records, registry, scaling, sla
+from forebay.control.api.services import AdminCall, Handler, Services
 from forebay.control.changes import Reloaded
 from forebay.control.health.telling import Standing
-from forebay.control.rolling.nouns import DeployRefused
+from forebay.control.rolling.values import DeployRefused
 from forebay.control.standby.sla import Sla
 from forebay.control.status import Status
 from forebay.core.errors import TABLE, Code, Refusal
@@ -74,11 +74,11 @@ NOT_THERE: Final = ("model", "id")
 """Parameters of a rejected rollout that name something which does not exist."""
 
 
-def make_app(behind: Behind) -> Starlette:
+def make_app(services: Services) -> Starlette:
     """The application: one endpoint for each path of the API description, and no other."""
     description = admin.document(__version__, ANSWERS)
 
-    async def describe(asked: Asked) -> Response:
+    async def describe(call: AdminCall) -> Response:
         return Response(description, media_type="application/json")
 
     handlers = {**HANDLERS, "openapi": describe}
@@ -86,51 +86,51 @@ def make_app(behind: Behind) -> Starlette:
     for operation in admin.operations(ANSWERS):
         paths.setdefault(operation.path, {})[operation.method.upper()] = operation
     return Starlette(
-        routes=[Route(path, _endpoint(behind, each, handlers), methods=list(each)) for path, each in paths.items()],
+        routes=[Route(path, _endpoint(services, each, handlers), methods=list(each)) for path, each in paths.items()],
         exception_handlers={404: _misled, 405: _misled},
     )
 
 
 def _endpoint(
-    behind: Behind, operations: Mapping[str, Operation], handlers: Mapping[str, Handler]
+    services: Services, operations: Mapping[str, Operation], handlers: Mapping[str, Handler]
 ) -> Callable[[Request], Awaitable[Response]]:
     async def answer(request: Request) -> Response:
         operation = operations["GET" if request.method == "HEAD" else request.method]
         try:
-            caller = _admitted(behind, operation, request)
-            _refer(behind, operation)
+            caller = _admitted(services, operation, request)
+            _refer(services, operation)
             body = b"" if operation.method == "get" else await _body(request)
-            return _said(await handlers[operation.id](Asked(behind, request, caller, body)))
+            return _said(await handlers[operation.id](AdminCall(services, request, caller, body)))
         except ClientDisconnect:
             return Response(status_code=TABLE[Code.BAD_HTTP].status)
         except (Refusal, DeployRefused, RegistryError, SourceError, StoreError) as error:
             return _refused(_translated(error))
         except Exception as mistake:  # supervisor: one request must not stop the control plane
-            behind.journal.note("api_mistake", f"{operation.id}: {type(mistake).__name__}: {mistake}")
+            services.journal.note("api_mistake", f"{operation.id}: {type(mistake).__name__}: {mistake}")
             return _refused(Refusal(Code.INTERNAL))
 
     return answer
 
 
-def _admitted(behind: Behind, operation: Operation, request: Request) -> Caller:
+def _admitted(services: Services, operation: Operation, request: Request) -> Caller:
     """The caller. Raises `Refusal` if it is not authorised for the operation."""
     if operation.id in OPEN:
-        return ANYBODY
-    looks = operation.method == "get"
+        return ANONYMOUS
+    read_only = operation.method == "get"
     presented = request.headers.get("authorization", "").encode("latin-1")
     ends = _pair(request, "client"), _pair(request, "server")
-    caller = behind.doorman.admit(Knock(presented, *ends, looks, _host(request)))
+    caller = services.authenticator.admit(Credentials(presented, *ends, read_only, _host(request)))
     why_not = refusal(operation.id, caller)
     if why_not:
         raise Refusal(Code.ROLE_NOT_ALLOWED, f"{why_not}.")
-    if not looks and "origin" in request.headers:  # browsers send it; any web page could make this request
+    if not read_only and "origin" in request.headers:  # browsers send it; any web page could make this request
         raise Refusal(Code.INVALID_REQUEST, "Web pages may not make this request.", "origin")
     return caller
 
 
-def _refer(behind: Behind, operation: Operation) -> None:
+def _refer(services: Services, operation: Operation) -> None:
     """Raise `Refusal` for operations that only the leader can serve, unless this controller is the leader."""
-    leading = behind.control.leading
+    leading = services.control.leading
     if leading is None or operation.id in ANYWHERE:
         return
     leader = leading.told

@@ -8,8 +8,8 @@ from forebay.control.health import telling
 from forebay.control.journal import Happened
 from forebay.control.keyring import state
 from forebay.control.placing.rows import PlacedNode
-from forebay.control.rolling.nouns import Standing
-from forebay.control.scaling import nouns as scaled
+from forebay.control.rolling.values import Standing
+from forebay.control.scaling import values as scaled
 from forebay.control.scaling.kept import Setting, Told
 from forebay.core.deploy.course import Kind
 from forebay.core.deploy.rollout import ENDED, Phase, Rollout

@@ -13,7 +13,7 @@ from forebay.control.health.asking import TIMEOUT_S, Look, Watch, look_at_all
 from forebay.control.health.kept import Maintenance, Remembered
 from forebay.control.health.metering import Meters
 from forebay.control.health.telling import Standing, standing_of
-from forebay.control.rolling.nouns import Run
+from forebay.control.rolling.values import Run
 from forebay.core.health import (
     DeviceEvent,
     DeviceReading,

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from forebay.control.leading.term import LeaderStatus, Term
-from forebay.control.rolling.nouns import Run
+from forebay.control.rolling.values import Run
 from forebay.core.leading.lease import LOOKS
 from forebay.providers.fencing import Fence, Fenced, height
 from forebay.store.database import Store, StoreError
@@ -29,8 +29,8 @@ class Candidate:
     def why_not(self) -> str:
         leader = self._leader
         if leader is None:
-            return self._trouble or "it is not known yet who leads"
-        return f"the control at {leader.url} leads ({leader.holder}, epoch {leader.epoch})"
+            return self._trouble or "the leader is not known yet"
+        return f"the controller at {leader.url} is the leader ({leader.holder}, epoch {leader.epoch})"
 
     @property
     def told(self) -> LeaderStatus | None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from forebay.control.rolling.nouns import Run
+from forebay.control.rolling.values import Run
 from forebay.core.leading.lease import RENEWALS, usable_until
 from forebay.providers.fencing import Fence, Fenced
 from forebay.store.database import Store, StoreError

@@ -2,8 +2,8 @@
 
 from forebay.control.plan import PlannedModel
 from forebay.control.quality.golden import golden_per_s, golden_problems
-from forebay.control.rolling.nouns import DeployRefused, Run, Shelf, Wish
 from forebay.control.rolling.shaping import deployed
+from forebay.control.rolling.values import DeployRefused, RevisionSource, RolloutRequest, Run
 from forebay.core.deploy.counting import Counted
 from forebay.core.deploy.course import problems
 from forebay.core.deploy.evidence import Pace, rules_of, undecided
@@ -14,28 +14,34 @@ from forebay.store.rollouts import Row, Target
 
 
 async def asked(
-    wish: Wish, model: PlannedModel, target: Target | None, last: Row | None, *, shelf: Shelf, run: Run
+    request: RolloutRequest,
+    model: PlannedModel,
+    target: Target | None,
+    last: Row | None,
+    *,
+    source: RevisionSource,
+    run: Run,
 ) -> Row:
     """The requested rollout, without an id yet. Raises `DeployRefused`, `StoreError`.
 
     The caller fills in `created_at` and `created_by`.
     """
     if last is not None and not last.ended:
-        raise DeployRefused(f"rollout {last.rollout.id} of {wish.model} is under way; abort it first")
-    wrong = "; ".join(problems(wish.course))
+        raise DeployRefused(f"rollout {last.rollout.id} of {request.model} is under way; abort it first")
+    wrong = "; ".join(problems(request.course))
     if wrong:
         raise DeployRefused(wrong, "course")
     served = deployed(model, target, last)
-    revision = wish.revision
+    revision = request.revision
     if revision != model.routes.revision:
-        revision = await run(lambda: shelf.find(wish.model, wish.revision))
+        revision = await run(lambda: source.find(request.model, request.revision))
     if revision == served.stable:
-        raise DeployRefused(f"{wish.model} serves {revision} already", "revision")
+        raise DeployRefused(f"{request.model} serves {revision} already", "revision")
     wrong = "; ".join(await run(lambda: golden_problems(model.rollout)))
     if wrong:
         raise DeployRefused(wrong, "course")
-    rules = rules_of(model.routes.task, model.rollout, wish.course.kind)
-    rollout = Rollout("", wish.model, served.stable, revision, wish.course, 0.0)
+    rules = rules_of(model.routes.task, model.rollout, request.course.kind)
+    rollout = Rollout("", request.model, served.stable, revision, request.course, 0.0)
     asks = wanted(rollout, Seen(len(model.slots), None, None))
     return Row(rollout, rules, Counted(begin(rules)), with_canary(served.held, asks.canary), 0.0, "")
 

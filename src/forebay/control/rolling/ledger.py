@@ -5,9 +5,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final, TypeVar
 
-from forebay.control.rolling.nouns import Run
 from forebay.control.rolling.recalling import Recall
 from forebay.control.rolling.telling import CONTROL
+from forebay.control.rolling.values import Run
 from forebay.store.database import StoreDown, StoreError
 from forebay.store.rollouts import Happening, Known, Rollouts, Row, Target
 

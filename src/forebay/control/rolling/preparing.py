@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from forebay.control.plan import Artifact
-from forebay.control.rolling.nouns import DeployRefused, Shelf
+from forebay.control.rolling.values import DeployRefused, RevisionSource
 from forebay.store.database import StoreError
 
 RETRY_S: Final = 1.0
@@ -16,8 +16,8 @@ RETRY_MAX_S: Final = 30.0
 class Preparer:
     """The prepared revisions, by model and revision."""
 
-    def __init__(self, shelf: Shelf, note: Callable[[str, str], None]) -> None:
-        self._shelf = shelf
+    def __init__(self, source: RevisionSource, note: Callable[[str, str], None]) -> None:
+        self._source = source
         self._note = note
         self._artifacts: dict[str, dict[str, Artifact]] = {}
         self._again_at: dict[tuple[str, str], float] = {}
@@ -47,7 +47,7 @@ class Preparer:
         key = model, revision
         self._again_at[key] = float("inf")
         try:
-            self._artifacts.setdefault(model, {})[revision] = await self._shelf.prepare(model, revision)
+            self._artifacts.setdefault(model, {})[revision] = await self._source.prepare(model, revision)
             self.refused.pop(key, None)
         except DeployRefused as error:
             self.refused[key] = error.text

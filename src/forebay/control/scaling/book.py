@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from forebay.control.rolling.nouns import Run
+from forebay.control.rolling.values import Run
 from forebay.control.scaling.kept import Scaled
 from forebay.obs.clock import wall_s
 from forebay.store.database import Conflict, StoreError

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from forebay.control.plan import PlannedModel
 from forebay.control.scaling.kept import Scaled
-from forebay.control.scaling.nouns import LimitUse, ScaleRefused
+from forebay.control.scaling.values import LimitUse, ScaleRefused
 from forebay.core.scaling.limits import gpus_of
 from forebay.core.scaling.sharing import GPU, Claim, Limits, shared, why_not
 

@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Final
 
 from forebay.control.plan import Plan, PlannedModel
-from forebay.control.rolling.nouns import Run
+from forebay.control.rolling.values import Run
 from forebay.control.scaling.book import Book
 from forebay.control.scaling.collecting import Asker, Collected, Collector
 from forebay.control.scaling.kept import Scaled, Setting, Told
 from forebay.control.scaling.limiting import Decided, Limiter, Share, claim_of
-from forebay.control.scaling.nouns import LimitUse, ScaleRefused, Standing, Wish
 from forebay.control.scaling.reading import Look, make_reading
 from forebay.control.scaling.sizing import Size, Sizer
 from forebay.control.scaling.starts import Starts, cold_start_s, with_start
+from forebay.control.scaling.values import LimitUse, ScaleRefused, ScalingRequest, Standing
 from forebay.core.reconcile import Move, SeenUnit
 from forebay.core.scaling.decide import bounds, decide
 from forebay.core.scaling.limits import gpus_of
@@ -159,20 +159,20 @@ class Scaler:
             if it is not None and revision:
                 it.starts = with_start(it.starts, revision, seconds)
 
-    async def set(self, wish: Wish, actor: str) -> Standing:
+    async def set(self, request: ScalingRequest, actor: str) -> Standing:
         """Apply an operator's request. Raises `ScaleRefused`; takes effect even while the store is down."""
-        model, it = self._planned.get(wish.model), self._models.get(wish.model)
+        model, it = self._planned.get(request.model), self._models.get(request.model)
         if model is None or it is None:
             there = ", ".join(sorted(self._planned))
-            raise ScaleRefused(f"there is no model {wish.model}; there is: {there}", "model")
-        setting = Setting(wish.replicas, wish.min, wish.max, actor, wall_s(), wish.why)
+            raise ScaleRefused(f"there is no model {request.model}; there is: {there}", "model")
+        setting = Setting(request.replicas, request.min, request.max, actor, wall_s(), request.why)
         _check(model, setting)
         self._check_limits(it, model, setting)
         it.setting = setting
-        figures = {"replicas": wish.replicas, "min": wish.min, "max": wish.max}
+        figures = {"replicas": request.replicas, "min": request.min, "max": request.max}
         kind = "scale.auto" if setting.empty else "scale.set"
-        it.changed.append(Changed(kind, setting.at, actor, it.subject, wish.why, figures))
-        self._note(kind, f"{wish.model}: {_in_words(setting) or 'as its load wants'} (by {actor})")
+        it.changed.append(Changed(kind, setting.at, actor, it.subject, request.why, figures))
+        self._note(kind, f"{request.model}: {_in_words(setting) or 'as its load wants'} (by {actor})")
         self._next_at = float("-inf")
         self._wake()
         try:
@@ -310,8 +310,8 @@ class Scaler:
         """Raises `ScaleRefused` if a setting does not fit within the limits beside the minimums of the others."""
         several = setting.min if setting.replicas is None else setting.replicas
         if several is not None:
-            wish = Decided(several, SET, "", {}, least=several)
-            claim = claim_of(it, model, wish, self._pools.get(it.model, 0))
+            request = Decided(several, SET, "", {}, least=several)
+            claim = claim_of(it, model, request, self._pools.get(it.model, 0))
             self._limiter.check(claim, "min" if setting.replicas is None else "replicas")
 
     def _write(self, it: Scaled, told: Told, kind: str, text: str) -> None:

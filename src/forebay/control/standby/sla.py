@@ -186,5 +186,5 @@ def _failure_costs(serve: int, spares: int, switch_s: float, start_s: float | No
 
 def _update_costs(serve: int, spares: int) -> str:
     if spares or serve > 1:
-        return "nothing: replicas are replaced one after the other, and somebody stands in"
+        return "nothing: replicas are replaced one after the other, and another one stands in"
     return "nothing by `forebay deploy`; another cluster file lets requests wait until the new replica is ready"

@@ -8,8 +8,8 @@ from typing import Final
 
 from starlette.responses import PlainTextResponse, Response
 
-from forebay.control.api.behind import Asked, Handler
 from forebay.control.api.documents import Events, History
+from forebay.control.api.services import AdminCall, Handler
 from forebay.control.changes import Reloaded
 from forebay.control.status import Status, make_status
 from forebay.obs.clock import wall_s
@@ -18,70 +18,70 @@ from forebay.store import events
 from forebay.wire import admin_request
 
 
-def _status(asked: Asked) -> Status:
-    return make_status(asked.behind.control, asyncio.get_running_loop().time(), wall_s())
+def _status(call: AdminCall) -> Status:
+    return make_status(call.services.control, asyncio.get_running_loop().time(), wall_s())
 
 
-async def livez(asked: Asked) -> Response:
+async def livez(call: AdminCall) -> Response:
     """The controller is alive, since it responds."""
     return PlainTextResponse("ok\n")
 
 
-async def readyz(asked: Asked) -> Response:
+async def readyz(call: AdminCall) -> Response:
     """Whether every model has a ready replica or starts one on demand, and a gateway is ready; else what is
     missing."""
-    now = _status(asked)
+    now = _status(call)
     if now.ready:
         return PlainTextResponse("ok\n")
     lacking = [f"{m.name}: no replica is ready" for m in now.models if not m.serves]
     return PlainTextResponse("\n".join([*(lacking or [f"gateway: {now.phase}"]), ""]), status_code=503)
 
 
-async def metrics(asked: Asked) -> Response:
+async def metrics(call: AdminCall) -> Response:
     """Prometheus text format. The leadership is looked up here, as a lease may end between two rounds."""
-    behind = asked.behind
-    leading = behind.control.leading
+    services = call.services
+    leading = services.control.leading
     leader = leading.told if leading is not None else None
-    behind.metrics.gauge("control_leader").set(leading is None or not leading.why_not())
-    behind.metrics.gauge("control_epoch").set(leader.epoch if leader is not None else 0)
-    return Response(behind.metrics.render(), headers={"content-type": CONTENT_TYPE.decode()})
+    services.metrics.gauge("control_leader").set(leading is None or not leading.why_not())
+    services.metrics.gauge("control_epoch").set(leader.epoch if leader is not None else 0)
+    return Response(services.metrics.render(), headers={"content-type": CONTENT_TYPE.decode()})
 
 
-async def status(asked: Asked) -> Status:
+async def status(call: AdminCall) -> Status:
     """The status of everything that runs, observed just now."""
-    await asked.behind.control.look()
-    return _status(asked)
+    await call.services.control.look()
+    return _status(call)
 
 
-async def happened(asked: Asked) -> Events:
+async def happened(call: AdminCall) -> Events:
     """Recent events of this controller."""
-    after = admin_request.number(asked.request.query_params.get("after", "0"), "after")
-    return Events(tuple(asked.behind.journal.since(after)))
+    after = admin_request.number(call.request.query_params.get("after", "0"), "after")
+    return Events(tuple(call.services.journal.since(after)))
 
 
-async def history(asked: Asked) -> History:
+async def history(call: AdminCall) -> History:
     """Events from the store."""
-    wanted, own = admin_request.history(asked.request.query_params), asked.behind.control.plan.cluster
+    wanted, own = admin_request.history(call.request.query_params), call.services.control.plan.cluster
 
     def read() -> History:
-        with asked.behind.catalogue.store() as store, store.read() as connection:
+        with call.services.catalogue.store() as store, store.read() as connection:
             found = events.since(connection, wanted.after or 0, subject=wanted.subject, cluster=own)
             if wanted.after is not None:
                 return History(tuple(islice(found, wanted.last)))
             return History(tuple(deque(found, maxlen=wanted.last)))
 
-    return await asked.behind.threads(read)
+    return await call.services.threads(read)
 
 
-async def reload(asked: Asked) -> Reloaded:
+async def reload(call: AdminCall) -> Reloaded:
     """Reload the cluster file."""
-    return await asked.behind.changing(asked.caller.name)
+    return await call.services.changing(call.caller.name)
 
 
-async def apply(asked: Asked) -> Reloaded:
+async def apply(call: AdminCall) -> Reloaded:
     """Apply the cluster file in the request."""
-    wanted = admin_request.apply(asked.body)
-    return await asked.behind.changing.apply(wanted.document, asked.caller, dry_run=wanted.dry_run)
+    wanted = admin_request.apply(call.body)
+    return await call.services.changing.apply(wanted.document, call.caller, dry_run=wanted.dry_run)
 
 
 HANDLERS: Final[Mapping[str, Handler]] = {

@@ -6,8 +6,8 @@ from typing import Any, Final
 import msgspec
 
 from forebay.control.api import documents
-from forebay.control.api.behind import Asked, Handler
-from forebay.control.rolling.nouns import Standing, Wish
+from forebay.control.api.services import AdminCall, Handler
+from forebay.control.rolling.values import RolloutRequest, Standing
 from forebay.core.cluster import ModelSettings
 from forebay.core.deploy.course import Course, Kind
 from forebay.core.deploy.rollout import ENDED, Command
@@ -17,17 +17,17 @@ from forebay.wire import admin_request
 from forebay.wire.clusterfile import ClusterFileError, load_course
 
 
-async def deploy(asked: Asked) -> documents.RolloutDocument:
+async def deploy(call: AdminCall) -> documents.RolloutDocument:
     """Start a rollout."""
-    name = asked.named("model")
-    wanted = admin_request.deploy(asked.body)
-    course = _course(_model(asked, name), wanted.plan)
-    wish = Wish(name, wanted.revision, course, wanted.why, wanted.unchecked)
-    return documents.rollout(await asked.deployments.deploy(wish, asked.caller.name), wall_s())
+    name = call.named("model")
+    wanted = admin_request.deploy(call.body)
+    course = _course(_model(call, name), wanted.plan)
+    request = RolloutRequest(name, wanted.revision, course, wanted.why, wanted.unchecked)
+    return documents.rollout(await call.deployments.deploy(request, call.caller.name), wall_s())
 
 
-def _model(asked: Asked, name: str) -> ModelSettings:
-    models = {model.name: model for model in asked.behind.changing.cluster.models}
+def _model(call: AdminCall, name: str) -> ModelSettings:
+    models = {model.name: model for model in call.services.changing.cluster.models}
     if name not in models:
         raise Refusal(Code.NOT_FOUND, f"There is no model {name!r}; there is: {', '.join(models)}.", "model")
     return models[name]
@@ -47,28 +47,28 @@ def _course(model: ModelSettings, plan: str | dict[str, Any] | None) -> Course:
         raise Refusal(Code.INVALID_REQUEST, str(error), "plan") from error
 
 
-async def rollouts(asked: Asked) -> documents.Rollouts:
+async def rollouts(call: AdminCall) -> documents.Rollouts:
     """Active rollouts and the last one of each model; or only those that have ended, or have not."""
-    query = asked.request.query_params
+    query = call.request.query_params
     model, ended, last = (
         admin_request.name(query, "model"),
         admin_request.flag(query, "ended"),
         admin_request.last(query),
     )
-    known = asked.deployments.standing(model)
+    known = call.deployments.standing(model)
     if ended:  # only the store has all of them, active ones first
-        past = await asked.deployments.past(model, last + len(known))
+        past = await call.deployments.past(model, last + len(known))
         found = [each for each in past if each.rollout.phase in ENDED][:last][::-1]
     else:
         found = [each for each in known if ended is None or each.rollout.phase not in ENDED][-last:]
     if model is not None and not found:
-        _model(asked, model)
+        _model(call, model)
     return documents.rollouts(found, wall_s())
 
 
-async def rollout(asked: Asked) -> documents.RolloutDocument:
+async def rollout(call: AdminCall) -> documents.RolloutDocument:
     """One rollout, however old. The store is read only for those that are not in memory."""
-    id, deployments = asked.named("id"), asked.deployments
+    id, deployments = call.named("id"), call.deployments
     found = _of(id, deployments.standing()) or _of(id, await deployments.past(None, admin_request.EVENTS_MAX))
     if found is None:
         raise Refusal(Code.NOT_FOUND, f"There is no rollout {id!r}.", "id")
@@ -80,9 +80,9 @@ def _of(id: str, standings: Iterable[Standing]) -> Standing | None:
 
 
 def _commanding(command: Command) -> Handler:
-    async def handler(asked: Asked) -> documents.RolloutDocument:
-        why = admin_request.why(asked.body)
-        standing = await asked.deployments.command(asked.named("id"), command, asked.caller.name, why)
+    async def handler(call: AdminCall) -> documents.RolloutDocument:
+        why = admin_request.why(call.body)
+        standing = await call.deployments.command(call.named("id"), command, call.caller.name, why)
         return documents.rollout(standing, wall_s())
 
     return handler

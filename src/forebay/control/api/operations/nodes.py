@@ -4,50 +4,50 @@ from collections.abc import Mapping
 from typing import Final
 
 from forebay.control.api import documents
-from forebay.control.api.behind import Asked, Handler
+from forebay.control.api.services import AdminCall, Handler
 from forebay.control.health.health import Health, NodeRefused
 from forebay.control.health.telling import Standing
 from forebay.core.errors import Code, Refusal
 from forebay.wire import admin_request
 
 
-def _health(asked: Asked) -> Health:
-    found = asked.behind.control.health
+def _health(call: AdminCall) -> Health:
+    found = call.services.control.health
     if found is None:
         raise Refusal(Code.CONFLICT, "This cluster does not manage nodes.")
     return found
 
 
-async def nodes(asked: Asked) -> documents.NodeDocuments:
+async def nodes(call: AdminCall) -> documents.NodeDocuments:
     """All nodes, observed just now."""
-    control = asked.behind.control
+    control = call.services.control
     await control.look()
-    known, placer = _health(asked).nodes(), control.placer
+    known, placer = _health(call).nodes(), control.placer
     if placer is None:
         return documents.NodeDocuments(known)
     waits = {slot: why for slot, why in sorted(placer.placement.waits.items()) if slot in placer.needs}
     return documents.NodeDocuments(known, placer.rows(), waits)
 
 
-async def drain(asked: Asked) -> Standing:
+async def drain(call: AdminCall) -> Standing:
     """Drain a node."""
-    name, wanted = asked.named("node"), admin_request.drain(asked.body)
+    name, wanted = call.named("node"), admin_request.drain(call.body)
     try:
-        standing = await _health(asked).drain(name, asked.caller.name, wanted.why, force=wanted.force)
+        standing = await _health(call).drain(name, call.caller.name, wanted.why, force=wanted.force)
     except NodeRefused as error:
         raise _translated(error) from error
-    await asked.behind.control.look()
+    await call.services.control.look()
     return standing
 
 
-async def undrain(asked: Asked) -> Standing:
+async def undrain(call: AdminCall) -> Standing:
     """Put a node, or a device of it, back into service."""
-    name, wanted = asked.named("node"), admin_request.undrain(asked.body)
+    name, wanted = call.named("node"), admin_request.undrain(call.body)
     try:
-        standing = await _health(asked).undrain(name, asked.caller.name, wanted.why, wanted.device)
+        standing = await _health(call).undrain(name, call.caller.name, wanted.why, wanted.device)
     except NodeRefused as error:
         raise _translated(error) from error
-    await asked.behind.control.look()
+    await call.services.control.look()
     return standing
 
 

@@ -5,8 +5,8 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from forebay.control.api.behind import Asked, Handler
 from forebay.control.api.documents import Collected, LackingDocument, PartDocument, Revisions, Verified
+from forebay.control.api.services import AdminCall, Handler
 from forebay.core.registry.approval import Step
 from forebay.registry.bundles import read_bundle
 from forebay.registry.catalogue import Listed, Registry
@@ -17,84 +17,84 @@ from forebay.wire.admin_request import BODY_BYTES_MAX
 T = TypeVar("T")
 
 
-async def _on(asked: Asked, work: Callable[[Registry], T]) -> T:
+async def _on(call: AdminCall, work: Callable[[Registry], T]) -> T:
     def opened() -> T:
-        with asked.behind.catalogue.registry() as registry:
+        with call.services.catalogue.registry() as registry:
             return work(registry)
 
-    return await asked.behind.threads(opened)
+    return await call.services.threads(opened)
 
 
-async def revisions(asked: Asked) -> Revisions:
+async def revisions(call: AdminCall) -> Revisions:
     """The revisions of all models."""
-    return Revisions(tuple(await _on(asked, lambda registry: registry.revisions())))
+    return Revisions(tuple(await _on(call, lambda registry: registry.revisions())))
 
 
-async def revisions_of_model(asked: Asked) -> Revisions:
+async def revisions_of_model(call: AdminCall) -> Revisions:
     """The revisions of one model; none if it is unknown."""
-    model = asked.named("model")
-    return Revisions(tuple(await _on(asked, lambda registry: registry.revisions(model))))
+    model = call.named("model")
+    return Revisions(tuple(await _on(call, lambda registry: registry.revisions(model))))
 
 
-async def revision(asked: Asked) -> Listed:
+async def revision(call: AdminCall) -> Listed:
     """All data of a revision."""
-    model, name = asked.named("model"), asked.named("revision")
-    return await _on(asked, lambda registry: registry.show(model, name))
+    model, name = call.named("model"), call.named("revision")
+    return await _on(call, lambda registry: registry.show(model, name))
 
 
-async def add(asked: Asked) -> Listed:
+async def add(call: AdminCall) -> Listed:
     """Fetch and register a model."""
-    model, catalogue = asked.named("model"), asked.behind.catalogue
-    wanted = await asked.behind.threads(lambda: admin_request.add(asked.body))  # it may name very many files
-    return await _on(asked, lambda registry: catalogue.add(registry, model, wanted, asked.actor))
+    model, catalogue = call.named("model"), call.services.catalogue
+    wanted = await call.services.threads(lambda: admin_request.add(call.body))  # it may name very many files
+    return await _on(call, lambda registry: catalogue.add(registry, model, wanted, call.actor))
 
 
-async def lacking(asked: Asked) -> LackingDocument:
+async def lacking(call: AdminCall) -> LackingDocument:
     """The files of an artifact that have to be uploaded."""
-    manifest = await asked.behind.threads(lambda: admin_request.lacking(asked.body))
-    return LackingDocument(await _on(asked, lambda registry: registry.lacking(manifest)), BODY_BYTES_MAX)
+    manifest = await call.services.threads(lambda: admin_request.lacking(call.body))
+    return LackingDocument(await _on(call, lambda registry: registry.lacking(manifest)), BODY_BYTES_MAX)
 
 
-async def upload(asked: Asked) -> PartDocument:
+async def upload(call: AdminCall) -> PartDocument:
     """Store a part of an uploaded file. There are many of these requests, so the database is not used."""
-    part = admin_request.part(str(asked.request.path_params["sha256"]), asked.request.query_params)
-    staging = asked.behind.catalogue.staging
-    return PartDocument(await asked.behind.threads(lambda: staging().put(*part, asked.body)))
+    part = admin_request.part(str(call.request.path_params["sha256"]), call.request.query_params)
+    staging = call.services.catalogue.staging
+    return PartDocument(await call.services.threads(lambda: staging().put(*part, call.body)))
 
 
-async def set_alias(asked: Asked) -> Listed:
+async def set_alias(call: AdminCall) -> Listed:
     """Set an alias to a revision."""
-    model, alias, name = asked.named("model"), asked.named("alias"), admin_request.alias(asked.body)
-    return await _on(asked, lambda registry: registry.set_alias(model, alias, name, asked.actor))
+    model, alias, name = call.named("model"), call.named("alias"), admin_request.alias(call.body)
+    return await _on(call, lambda registry: registry.set_alias(model, alias, name, call.actor))
 
 
-async def sign(asked: Asked) -> Listed:
+async def sign(call: AdminCall) -> Listed:
     """Add a signature of the artifact; the key in it counts, not who uploads it."""
-    model, name, wanted = asked.named("model"), asked.named("revision"), admin_request.sign(asked.body)
+    model, name, wanted = call.named("model"), call.named("revision"), admin_request.sign(call.body)
     if wanted.bundle is None:
         proof = Proof(wanted.public, wanted.signature)
-        return await _on(asked, lambda registry: registry.sign(model, name, proof, asked.actor))
+        return await _on(call, lambda registry: registry.sign(model, name, proof, call.actor))
     bundle = read_bundle(msgspec.json.encode(wanted.bundle), "`bundle`")
-    return await _on(asked, lambda registry: registry.attach(model, name, bundle, asked.actor))
+    return await _on(call, lambda registry: registry.attach(model, name, bundle, call.actor))
 
 
-async def verify(asked: Asked) -> Verified:
+async def verify(call: AdminCall) -> Verified:
     """Verify every byte."""
-    model, progress = admin_request.verify(asked.body), asked.behind.catalogue.progress
-    wrong = await _on(asked, lambda registry: registry.verify(progress, model))
+    model, progress = admin_request.verify(call.body), call.services.catalogue.progress
+    wrong = await _on(call, lambda registry: registry.verify(progress, model))
     return Verified(not wrong, tuple(wrong))
 
 
-async def collect(asked: Asked) -> Collected:
+async def collect(call: AdminCall) -> Collected:
     """Remove files that no revision refers to."""
-    admin_request.nothing(asked.body)
-    return Collected(await _on(asked, lambda registry: registry.sweep()))
+    admin_request.nothing(call.body)
+    return Collected(await _on(call, lambda registry: registry.sweep()))
 
 
 def _taking(step: Step) -> Handler:
-    async def handler(asked: Asked) -> Listed:
-        model, name, why = asked.named("model"), asked.named("revision"), admin_request.why(asked.body)
-        return await _on(asked, lambda registry: registry.step(model, name, step, asked.actor, why))
+    async def handler(call: AdminCall) -> Listed:
+        model, name, why = call.named("model"), call.named("revision"), admin_request.why(call.body)
+        return await _on(call, lambda registry: registry.step(model, name, step, call.actor, why))
 
     return handler
 

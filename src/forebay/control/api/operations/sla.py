@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Final
 
-from forebay.control.api.behind import Asked, Handler
+from forebay.control.api.services import AdminCall, Handler
 from forebay.control.standby.chronicle import past
 from forebay.control.standby.sla import Sla, make_sla
 from forebay.core.errors import Code, Refusal
@@ -14,19 +14,19 @@ from forebay.wire.admin_request import PERIOD_S_MAX
 PERIOD_S: Final = 30 * 86_400
 
 
-async def sla(asked: Asked) -> Sla:
+async def sla(call: AdminCall) -> Sla:
     """The SLA report of every model, or of one."""
-    behind, query = asked.behind, asked.request.query_params
-    standby, model = behind.control.standby, admin_request.name(query, "model")
+    services, query = call.services, call.request.query_params
+    standby, model = services.control.standby, admin_request.name(query, "model")
     if standby is None or standby.chronicle is None:
         raise Refusal(Code.CONFLICT, "This cluster does not record availability.")
     chronicle = standby.chronicle
     period_s = admin_request.number(query.get("period_s", str(PERIOD_S)), "period_s")
     if not 1 <= period_s <= PERIOD_S_MAX:
         raise Refusal(Code.INVALID_REQUEST, f"period_s: expected 1 to {PERIOD_S_MAX} seconds", "period_s")
-    plan = behind.control.plan.only(model)
+    plan = services.control.plan.only(model)
     if not plan.models:
-        there = ", ".join(each.routes.name for each in behind.control.plan.models)
+        there = ", ".join(each.routes.name for each in services.control.plan.models)
         raise Refusal(Code.NOT_FOUND, f"There is no model {model!r}; there is: {there}.", "model")
     chronicle.save()
     until = wall_s()
@@ -34,10 +34,10 @@ async def sla(asked: Asked) -> Sla:
     promised = {each.routes.name: each.slo for each in plan.models}
 
     def read() -> Sla:
-        served = behind.delivered(since, until, promised) if behind.delivered is not None else {}
+        served = services.delivered(since, until, promised) if services.delivered is not None else {}
         return make_sla(plan, standby, past(chronicle.folder, since, until), served, (since, until))
 
-    return await behind.threads(read)
+    return await services.threads(read)
 
 
 HANDLERS: Final[Mapping[str, Handler]] = {"sla": sla}

@@ -5,7 +5,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from random import Random
 from typing import Final, Protocol
 
-from forebay.control.deploying import Deployments, Standing, Wish
+from forebay.control.deploying import Deployments, RolloutRequest, Standing
 from forebay.core.deploy.rollout import ENDED, Command, Phase
 from forebay.sim.full.book import Book
 from forebay.sim.full.clients import MODEL
@@ -54,14 +54,14 @@ class Operator:
         rng = self._rng
         for kind, revision in zip(self._kinds, self.natures, strict=True):
             await asyncio.sleep(rng.uniform(*PAUSE_S))
-            wish = Wish(MODEL, revision, draw_course(kind, rng), "because", unchecked=True)
+            wish = RolloutRequest(MODEL, revision, draw_course(kind, rng), "because", unchecked=True)
             id = await self._deploy(wish)
             if id is None:
                 return
             ended = await self._attend(id, sound=self.natures[revision] == "sound")
             self._check(ended)
 
-    async def _deploy(self, wish: Wish) -> str | None:
+    async def _deploy(self, wish: RolloutRequest) -> str | None:
         """The id of the rollout; None: it is too late to begin one."""
         if self.hurried:
             return None

@@ -6,7 +6,7 @@ from random import Random
 from typing import Final
 
 from forebay.control.loop import Controller
-from forebay.control.scaling.nouns import ScaleRefused, Wish
+from forebay.control.scaling.values import ScaleRefused, ScalingRequest
 from forebay.sim.full.book import Book
 from forebay.sim.full.clients import MODEL
 
@@ -58,6 +58,6 @@ class Hand:
             return
         self._book.note("scale", replicas)
         try:
-            await controller.scaler.set(Wish(MODEL, replicas), ACTOR)
+            await controller.scaler.set(ScalingRequest(MODEL, replicas), ACTOR)
         except ScaleRefused as refused:  # it does not know its models yet
             self._book.note("refused", refused.text)

@@ -9,14 +9,14 @@ from typing import Final, NamedTuple, Protocol, TypeVar
 
 from starlette.requests import Request
 
-from forebay.control.api.access import Doorman
+from forebay.control.api.access import Authenticator
 from forebay.control.api.recorded import Records
 from forebay.control.changes import Reloaded
 from forebay.control.deploying import Deployments
 from forebay.control.journal import Journal
 from forebay.control.keyring import KeyRing
 from forebay.control.loop import Controller
-from forebay.control.rolling.nouns import Run
+from forebay.control.rolling.values import Run
 from forebay.control.standby.sla import Delivered
 from forebay.core.cluster import Cluster
 from forebay.core.errors import Code, Refusal
@@ -83,7 +83,7 @@ class Threads:
 
 
 @dataclass(frozen=True, slots=True)
-class Behind:
+class Services:
     """The services behind the admin API."""
 
     control: Controller
@@ -91,7 +91,7 @@ class Behind:
     metrics: Metrics
     changing: Changing
     catalogue: Catalogue
-    doorman: Doorman
+    authenticator: Authenticator
     threads: Run = field(default_factory=Threads)
     delivered: Delivered | None = None
     """Reads the gateways' records of requests; None: there are none."""
@@ -103,10 +103,10 @@ class Behind:
     """Runs the reading of records."""
 
 
-class Asked(NamedTuple):
+class AdminCall(NamedTuple):
     """An authorised request."""
 
-    behind: Behind
+    services: Services
     request: Request
     caller: Caller
     body: bytes
@@ -114,7 +114,7 @@ class Asked(NamedTuple):
     @property
     def deployments(self) -> Deployments:
         """The deployments. Raises `Refusal`."""
-        found = self.behind.control.deployments
+        found = self.services.control.deployments
         if found is None:
             raise Refusal(Code.CONFLICT, "This cluster does not support rollouts.")
         return found
@@ -132,5 +132,5 @@ class Asked(NamedTuple):
         return found
 
 
-Handler = Callable[[Asked], Awaitable[object]]
+Handler = Callable[[AdminCall], Awaitable[object]]
 """Returns a value to be sent as JSON, or a `Response`. Raises `Refusal`, and the errors that `app` translates."""

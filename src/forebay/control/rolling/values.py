@@ -28,7 +28,7 @@ class Run(Protocol):
         """The result of `work`; its exceptions are raised."""
 
 
-class Shelf(Protocol):
+class RevisionSource(Protocol):
     """The source of revisions. Both methods raise `DeployRefused`."""
 
     def find(self, model: str, name: str) -> str:
@@ -39,7 +39,7 @@ class Shelf(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class RolloutRequest:
     """A request for a rollout. `unchecked`: even if the plan most likely cannot reach a verdict in its time."""
 
     model: str

@@ -16,7 +16,7 @@ class ScaleRefused(Exception):  # noqa: N818 - an answer, not a mistake
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class ScalingRequest:
     """A request for the scaling of a model; all None: as in the cluster file."""
 
     model: str
