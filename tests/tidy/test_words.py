@@ -25,7 +25,7 @@ PLANS = re.compile(r"\b([Ii]ssue|PR|[Pp]hase|[Ss]tep) #?\d+\b")
 BROAD_HANDLERS = {
     "src/forebay/cli/reload.py": "a cluster file over which we stumble must not end what runs",
     "src/forebay/control/api/app.py": "a mistake about one request must not end what looks after the cluster",
-    "src/forebay/control/health/asking.py": "a driver's library may raise anything, which is no news of devices",
+    "src/forebay/control/health/polling.py": "a driver's library may raise anything, which is no news of devices",
     "src/forebay/control/health/health.py": "a mistake about one device must not end control",
     "src/forebay/control/loop.py": "a mistake in one round must not end the loop that keeps everything alive",
     "src/forebay/control/quality/quality.py": "a mistake in judging answers must not end control",

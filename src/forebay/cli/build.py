@@ -30,7 +30,7 @@ from forebay.control.loop import Controller
 from forebay.control.placing.placer import Placer
 from forebay.control.plan import Artifact, Places, Plan, admin_keys_path, make_plan
 from forebay.control.probe import Prober
-from forebay.control.quality.asking import HttpAsker
+from forebay.control.quality.client import HttpModelClient
 from forebay.control.quality.quality import Quality
 from forebay.control.rolling.recalling import Recall
 from forebay.control.scaling.scaler import Scaler
@@ -93,12 +93,12 @@ class Parts:
     reload: Reloader
     server: AdminServer
     deployments: Deployments
-    asker: HttpAsker
+    client: HttpModelClient
 
     async def close(self) -> None:
         """Let go of everything; units run on."""
         self.provider.close()
-        await self.asker.close()
+        await self.client.close()
         self.deployments.close()
         if self.control.scaler is not None:
             self.control.scaler.close()
@@ -260,8 +260,8 @@ def build(
 
     guard: Guard = leading.guard if leading is not None else lambda store: store
     shelf = CatalogueShelf(lambda: reload.cluster, home, prepare_model, unless_stopping)
-    asker = HttpAsker()
-    quality = Quality(asker, note=journal.note)
+    client = HttpModelClient()
+    quality = Quality(client, note=journal.note)
     rollouts, recall = rollouts_of(cluster, home, guard), Recall(places.deployed)
     deployments = Deployments(rollouts, shelf, in_thread, note=journal.note, quality=quality, recall=recall)
     scales = scales_of(cluster, home, guard)
@@ -290,7 +290,7 @@ def build(
     catalogue = catalogue_of(lambda: reload.cluster, home, unless_stopping)
     reload.record = partial(record, lambda: closing(guard(store_of(cluster, home))), cluster.name)
     server = AdminServer(make_app(_services(reload, catalogue, metrics, places)))
-    return Parts(plan, control, provider, prober, journal, reload, server, deployments, asker)
+    return Parts(plan, control, provider, prober, journal, reload, server, deployments, client)
 
 
 def _services(reload: Reloader, catalogue: Catalogue, metrics: Metrics, places: Places) -> Services:

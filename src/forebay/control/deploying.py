@@ -16,7 +16,6 @@ from typing import Final
 from forebay.control.plan import Plan, PlannedModel
 from forebay.control.probe import Prober
 from forebay.control.quality.quality import Quality
-from forebay.control.rolling.asking import asked, check_plan
 from forebay.control.rolling.judged import aims
 from forebay.control.rolling.ledger import Ledger
 from forebay.control.rolling.pace import Pace
@@ -24,6 +23,7 @@ from forebay.control.rolling.preparing import Preparer
 from forebay.control.rolling.recalling import Recall
 from forebay.control.rolling.shaping import Shaper, base_held, deployed, ready_of
 from forebay.control.rolling.telling import DONE, FILE, UNKNOWN_PACE, happenings, said, started, target_after
+from forebay.control.rolling.validating import check_plan, new_rollout
 from forebay.control.rolling.values import DeployRefused, RevisionSource, RolloutRequest, Run, Standing
 from forebay.control.rolling.watching import Looked, Watch
 from forebay.core.deploy.counting import Counted, Cursor, moved
@@ -125,7 +125,7 @@ class Deployments:
                 there = ", ".join(sorted(self._models))
                 raise DeployRefused(f"there is no model {request.model}; there is: {there}", "model")
             last, pace, why = ledger.rows.get(request.model), self._pace.per_s(request.model), request.why
-            row = await asked(
+            row = await new_rollout(
                 request, model, ledger.targets.get(request.model), last, source=self._source, run=self._run_blocking
             )
             if pace is not None and not request.unchecked:

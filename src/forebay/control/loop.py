@@ -111,7 +111,7 @@ class Controller:
         self._refused: dict[str, str] = {}
         self._failures = 0
         self._wake = asyncio.Event()
-        self._askers: list[asyncio.Future[None]] = []
+        self._waiters: list[asyncio.Future[None]] = []
         self._runs = False
 
     async def run(self) -> None:
@@ -133,15 +133,15 @@ class Controller:
             keeping = tasks.create_task(self.standby.run(lambda: self.plan)) if self.standby else None
             while not self.is_over:
                 self._wake.clear()
-                askers, self._askers = self._askers, []
+                waiters, self._waiters = self._waiters, []
                 try:
                     again_s = await self._round()
                 except Exception as mistake:  # supervisor: the units need supervision whatever happens
                     self._fail("round", f"{type(mistake).__name__}: {mistake}")
                     again_s = PAUSE_AFTER_MISTAKE_S
-                for asker in askers:
-                    if not asker.done():
-                        asker.set_result(None)
+                for waiter in waiters:
+                    if not waiter.done():
+                        waiter.set_result(None)
                 if not self.is_over:
                     await self._pause(again_s)
             watching.cancel()
@@ -191,12 +191,12 @@ class Controller:
         running."""
         if not self._runs:
             return
-        asker = asyncio.get_running_loop().create_future()
-        self._askers.append(asker)
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
         self._wake.set()
         with suppress(TimeoutError):
             async with asyncio.timeout(LOOK_TIMEOUT_S):
-                await asker
+                await waiter
 
     async def _watch(self) -> None:
         while True:

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from forebay.control.plan import Artifact, Places, make_plan
-from forebay.control.quality.asking import Asked
+from forebay.control.quality.client import ReplicaTarget
 from forebay.control.rolling.judged import aims
 from forebay.control.rolling.pace import Pace, requests_in
 from forebay.core.cluster import Cluster
@@ -74,7 +74,7 @@ def test_ready_replicas_are_asked_of_each_revision_and_of_the_models_that_judge(
     row = Row(rollout, RULES, Counted(begin(RULES)), Held((0,), (2,)), 1.0, "ann")
     [aim] = aims([row], models, told)
     assert (aim.stable_url, aim.canary_url) == ("http://127.0.0.1:2", "http://127.0.0.1:3")
-    assert (aim.judge, aim.similarity) == (Asked("http://127.0.0.1:5", "big"), None)
+    assert (aim.judge, aim.similarity) == (ReplicaTarget("http://127.0.0.1:5", "big"), None)
     assert list(aims([replace(row, rollout=replace(rollout, phase=Phase.STARTING))], models, told)) == []
     assert list(aims([row], {}, told)) == list(aims([row], models, told[1:])) == []
     [lonely] = aims([row], models, told[:1])

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from forebay.control.health.asking import Watch
 from forebay.control.health.health import Health, NodeRefused
+from forebay.control.health.polling import Watch
 from forebay.core.health import DeviceEvent, DeviceReading, Excluded, HealthRules, Throttle
 from forebay.core.model import ModelRoutes, Policy, Replica, ReplicaState, Task
 from forebay.core.placement.settings import GpuSettings, NodeSettings

@@ -10,7 +10,7 @@ from random import Random
 import pytest
 from tests.control.quality.fake import Body, Replying, chatting, embedding, refusing, replica
 
-from forebay.control.quality.asking import ANSWER_BYTES_MAX, Asked, HttpAsker, Lost
+from forebay.control.quality.client import ANSWER_BYTES_MAX, HttpModelClient, Lost, ReplicaTarget
 from forebay.control.quality.golden import Party, ask_both, golden_per_s, golden_problems, golden_round, read_golden
 from forebay.core.deploy.scoring import Case, Scorer, golden_of
 from forebay.core.deploy.settings import ROUND_CASES_MAX, GoldenSettings, RolloutSettings
@@ -40,12 +40,12 @@ async def asked(
             for each in (stable, canary)
         ]
         others = {
-            name: Asked(await stack.enter_async_context(replica(each)), name)
+            name: ReplicaTarget(await stack.enter_async_context(replica(each)), name)
             for name, each in (helpers or {}).items()
         }
-        asker = HttpAsker()
+        asker = HttpModelClient()
         stack.push_async_callback(asker.close)
-        return await ask_both(asker, Party(*(Asked(url, "m") for url in urls), **others), one, 5.0)
+        return await ask_both(asker, Party(*(ReplicaTarget(url, "m") for url in urls), **others), one, 5.0)
 
 
 def values(found: list[Observation], metric: str) -> dict[str, float]:
@@ -97,7 +97,7 @@ def test_an_answer_that_does_not_come_in_time_is_lost() -> None:
             writer.close()
 
         server = await asyncio.start_server(hang, "127.0.0.1", 0)
-        asker = HttpAsker()
+        asker = HttpModelClient()
         try:
             with pytest.raises(Lost, match="no response within"):
                 await asker.ask(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", "/", b"{}", 0.05)
@@ -128,8 +128,8 @@ def test_a_case_is_asked_as_it_says_and_else_without_chance() -> None:
     async def heard(**request: object) -> Body:
         bodies: list[Body] = []
         async with replica(FINE, bodies) as url:
-            asker = HttpAsker()
-            await ask_both(asker, Party(Asked(url, "m"), Asked(url, "m")), case(request=request), 5.0)
+            asker = HttpModelClient()
+            await ask_both(asker, Party(ReplicaTarget(url, "m"), ReplicaTarget(url, "m")), case(request=request), 5.0)
             await asker.close()
         assert bodies[0] == bodies[1]
         return bodies[0]

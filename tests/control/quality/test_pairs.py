@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 import pytest
 from tests.control.quality.fake import Body, Replying, chatting, embedding, refusing, replica
 
-from forebay.control.quality.asking import EMBEDDED_CHARS_MAX, Asked, HttpAsker
+from forebay.control.quality.client import EMBEDDED_CHARS_MAX, HttpModelClient, ReplicaTarget
 from forebay.control.quality.pairs import compared, validity
 from forebay.core.deploy.samples import PAIR_CHARS_MAX, Pair
 from forebay.core.rollout import Arm, Observation
@@ -45,10 +45,10 @@ def test_an_answer_is_one_or_it_is_not(stable: str, canary: str, schema: str, va
 def found(one: Pair, judge: Replying | None = None, similarity: Replying | None = None) -> dict[str, float]:
     async def ask() -> list[Observation]:
         async with AsyncExitStack() as stack:
-            asker = HttpAsker()
+            asker = HttpModelClient()
             stack.push_async_callback(asker.close)
             judging, alike = [
-                None if each is None else Asked(await stack.enter_async_context(replica(each)), "m")
+                None if each is None else ReplicaTarget(await stack.enter_async_context(replica(each)), "m")
                 for each in (judge, similarity)
             ]
             return await compared(asker, one, judging, alike)

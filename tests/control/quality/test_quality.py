@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from forebay.control.quality.asking import CHAT, Answer, Asked, Unreachable
+from forebay.control.quality.client import CHAT, Answer, ReplicaTarget, Unreachable
 from forebay.control.quality.quality import FOUND_MAX, PAIRS_MAX, Aim, Quality
 from forebay.core.deploy.course import COURSES, Kind
 from forebay.core.deploy.rollout import Phase, Rollout
@@ -28,7 +28,7 @@ CASE = {
 }
 
 
-class Asker:
+class ModelClient:
     """Answers at once: the stable replica well, the canary badly, the models that compare as they should."""
 
     def __init__(self) -> None:
@@ -51,13 +51,13 @@ class Bench:
     """A `Quality` that runs, and what it has told."""
 
     def __init__(self, golden: Path) -> None:
-        self.asker = Asker()
+        self.asker = ModelClient()
         self.told: list[str] = []
         self.quality = self.quality_of(self.asker)
         settings = RolloutSettings(golden=GoldenSettings(file=str(golden), every_s=1))
         self.aim = Aim(ROLLOUT, settings, "stable", "canary")
 
-    def quality_of(self, asker: Asker) -> Quality:
+    def quality_of(self, asker: ModelClient) -> Quality:
         return Quality(asker, note=lambda kind, text: self.told.append(f"{kind}: {text}"))
 
     async def until(self, true: Callable[[], bool]) -> None:
@@ -158,7 +158,7 @@ def test_a_replica_that_hangs_costs_no_evidence_of_the_others(golden: Path) -> N
     bench = Bench(golden)
     hang = asyncio.Event()
 
-    class Hanging(Asker):
+    class Hanging(ModelClient):
         async def ask(self, url: str, path: str, body: bytes, timeout_s: float) -> Answer:
             if url == "canary" and self.asked[url] == 1:
                 await hang.wait()
@@ -188,7 +188,7 @@ def pairs(several: int, rollout: str = "1") -> list[Pair]:
 def test_pairs_are_judged_by_whatever_there_is(golden: Path) -> None:
     bench = Bench(golden)
     plain = replace(bench.aim, settings=RolloutSettings())
-    helped = replace(plain, judge=Asked("judge", "j"), similarity=Asked("similarity", "s"))
+    helped = replace(plain, judge=ReplicaTarget("judge", "j"), similarity=ReplicaTarget("similarity", "s"))
 
     async def test() -> None:
         bench.quality.take(pairs(1))
@@ -217,7 +217,7 @@ def test_pairs_are_judged_by_whatever_there_is(golden: Path) -> None:
 
 def test_vectors_were_compared_in_the_gateway_and_no_model_is_asked(golden: Path) -> None:
     bench = Bench(golden)
-    bench.quality.aim([replace(bench.aim, settings=RolloutSettings(), similarity=Asked("similarity", "s"))])
+    bench.quality.aim([replace(bench.aim, settings=RolloutSettings(), similarity=ReplicaTarget("similarity", "s"))])
     bench.quality.take([Pair("1", "256", "", "", "", alike=0.75)])
     assert bench.quality.drain("1") == [Observation("agreement", Arm.CANARY, -0.25, "256")]
     assert not bench.quality._pairs
@@ -230,7 +230,7 @@ def test_what_nobody_fetches_and_what_nobody_can_compare_has_limits(golden: Path
     for _ in range(FOUND_MAX // 1000 + 1):
         bench.quality.take(pairs(1000))
     assert len(bench.quality.drain("1")) == FOUND_MAX
-    bench.quality.aim([replace(plain, similarity=Asked("similarity", "s"))])
+    bench.quality.aim([replace(plain, similarity=ReplicaTarget("similarity", "s"))])
     bench.quality.take(pairs(2 * PAIRS_MAX))
 
     async def test() -> None:

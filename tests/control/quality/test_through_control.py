@@ -13,7 +13,7 @@ from tests.control.deploying.world import NEW, OLD, World, WorldProber
 from forebay.control.deploying import Deployments, RolloutRequest
 from forebay.control.journal import Journal
 from forebay.control.loop import Controller
-from forebay.control.quality.asking import Answer
+from forebay.control.quality.client import Answer
 from forebay.control.quality.quality import Quality
 from forebay.control.snapshot import SnapshotFile
 from forebay.core.deploy.course import Course, Kind

@@ -9,9 +9,9 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Final, TypeVar
 
-from forebay.control.health.asking import TIMEOUT_S, Look, Watch, look_at_all
 from forebay.control.health.kept import Maintenance, Remembered
 from forebay.control.health.metering import Meters
+from forebay.control.health.polling import TIMEOUT_S, Look, Watch, look_at_all
 from forebay.control.health.telling import Standing, standing_of
 from forebay.control.rolling.values import Run
 from forebay.core.health import (

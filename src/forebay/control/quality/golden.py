@@ -12,7 +12,7 @@ from pathlib import Path
 from random import Random
 from typing import Final, NamedTuple
 
-from forebay.control.quality.asking import Asked, Asker, Said, Unreachable, chat, embed
+from forebay.control.quality.client import ModelClient, ReplicaTarget, Reply, Unreachable, chat, embed
 from forebay.core.deploy.evidence import ERRORS, GOLDEN, QUALITY, REJECTIONS, fault, rejected
 from forebay.core.deploy.samples import OK
 from forebay.core.deploy.scoring import (
@@ -37,10 +37,10 @@ GRADE_TOKENS_MAX: Final = 8
 class Party(NamedTuple):
     """The replicas of both revisions, and those used for scoring; None: there is none."""
 
-    stable: Asked
-    canary: Asked
-    judge: Asked | None = None
-    similarity: Asked | None = None
+    stable: ReplicaTarget
+    canary: ReplicaTarget
+    judge: ReplicaTarget | None = None
+    similarity: ReplicaTarget | None = None
 
 
 def read_golden(settings: GoldenSettings) -> Golden:
@@ -90,24 +90,24 @@ async def golden_round(
             tasks.create_task(one(case))
 
 
-async def ask_both(asker: Asker, party: Party, case: Case, timeout_s: float) -> list[Observation]:
+async def ask_both(client: ModelClient, party: Party, case: Case, timeout_s: float) -> list[Observation]:
     """Send one case to both revisions: returns failures, and, if both responded, the canary's score minus the
     stable's."""
     request = {"temperature": 0, "max_tokens": TOKENS_MAX, **case.request}
     if "max_completion_tokens" in request and "max_tokens" not in case.request:
         del request["max_tokens"]
     async with asyncio.TaskGroup() as tasks:
-        stable = tasks.create_task(_said(asker, party.stable, request, timeout_s))
-        canary = tasks.create_task(_said(asker, party.canary, request, timeout_s))
+        stable = tasks.create_task(_said(client, party.stable, request, timeout_s))
+        canary = tasks.create_task(_said(client, party.canary, request, timeout_s))
     said = stable.result(), canary.result()
     found = [each for arm, one in zip(Arm, said, strict=True) for each in _failures(arm, one)]
-    scores = await _scores(asker, party, case, said, timeout_s)
+    scores = await _scores(client, party, case, said, timeout_s)
     if scores is not None:
         found.append(Observation(QUALITY, Arm.CANARY, scores[1] - scores[0], GOLDEN))
     return found
 
 
-def _failures(arm: Arm, said: Said | None) -> Iterator[Observation]:
+def _failures(arm: Arm, said: Reply | None) -> Iterator[Observation]:
     """Whether a response failed, as far as that is the replica's fault."""
     if said is not None:
         for metric, event in ((ERRORS, fault(said.code)), (REJECTIONS, rejected(said.code))):
@@ -115,52 +115,56 @@ def _failures(arm: Arm, said: Said | None) -> Iterator[Observation]:
                 yield Observation(metric, arm, float(event), GOLDEN)
 
 
-async def _said(asker: Asker, asked: Asked, request: dict[str, object], timeout_s: float) -> Said | None:
+async def _said(
+    client: ModelClient, target: ReplicaTarget, request: dict[str, object], timeout_s: float
+) -> Reply | None:
     try:
-        return await chat(asker, asked, request, timeout_s)
+        return await chat(client, target, request, timeout_s)
     except Unreachable:
         return None  # it is stopping or has not started: handled elsewhere
 
 
 async def _scores(
-    asker: Asker, party: Party, case: Case, said: tuple[Said | None, Said | None], timeout_s: float
+    client: ModelClient, party: Party, case: Case, said: tuple[Reply | None, Reply | None], timeout_s: float
 ) -> tuple[float, float] | None:
     """The scores of both responses, the stable one's first. A request that a revision rejects scores zero."""
     worth: list[float] = []
     for each in said:
         if each is None or not (each.code == OK or rejected(each.code)):
             return None
-        found = await _score(asker, party, case, each.text, timeout_s) if each.code == OK else 0.0
+        found = await _score(client, party, case, each.text, timeout_s) if each.code == OK else 0.0
         if found is None:
             return None
         worth.append(found)
     return worth[0], worth[1]
 
 
-async def _score(asker: Asker, party: Party, case: Case, text: str, timeout_s: float) -> float | None:
+async def _score(client: ModelClient, party: Party, case: Case, text: str, timeout_s: float) -> float | None:
     """The score of one response; None: it cannot be determined."""
     found = score(case, text)
     if found is not None or not text.strip():
         return found or 0.0
     if case.scorer is Scorer.JUDGE:
-        return await _graded(asker, party.judge, case, text, timeout_s)
-    vectors = await embed(asker, party.similarity, (case.reference, text), timeout_s) if party.similarity else None
+        return await _graded(client, party.judge, case, text, timeout_s)
+    vectors = await embed(client, party.similarity, (case.reference, text), timeout_s) if party.similarity else None
     return cosine(*vectors) if vectors else None
 
 
-async def _graded(asker: Asker, judge: Asked | None, case: Case, text: str, timeout_s: float) -> float | None:
+async def _graded(
+    client: ModelClient, judge: ReplicaTarget | None, case: Case, text: str, timeout_s: float
+) -> float | None:
     if judge is None:
         return None
-    reply = await asked_judge(asker, judge, grading(case.question, case.reference, text), timeout_s)
+    reply = await ask_judge(client, judge, grading(case.question, case.reference, text), timeout_s)
     return None if reply is None else grade_of(reply)
 
 
-async def asked_judge(asker: Asker, judge: Asked, question: str, timeout_s: float) -> str | None:
+async def ask_judge(client: ModelClient, judge: ReplicaTarget, question: str, timeout_s: float) -> str | None:
     """A judge's reply; None: there is none."""
     request = {
         "messages": [{"role": "user", "content": question}],
         "temperature": 0,
         "max_tokens": GRADE_TOKENS_MAX,
     }
-    said = await _said(asker, judge, request, timeout_s)
+    said = await _said(client, judge, request, timeout_s)
     return said.text if said and said.code == OK else None

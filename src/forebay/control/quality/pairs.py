@@ -2,8 +2,8 @@
 
 from typing import Final
 
-from forebay.control.quality.asking import Asked, Asker, embed
-from forebay.control.quality.golden import asked_judge
+from forebay.control.quality.client import ModelClient, ReplicaTarget, embed
+from forebay.control.quality.golden import ask_judge
 from forebay.core.deploy.answers import degenerate, refuses
 from forebay.core.deploy.evidence import AGREEMENT, PREFERENCE, VALIDITY
 from forebay.core.deploy.samples import PAIR_CHARS_MAX, Pair
@@ -27,15 +27,17 @@ def validity(pair: Pair) -> Observation:
     return Observation(VALIDITY, Arm.CANARY, float(difference), pair.stratum)
 
 
-async def compared(asker: Asker, pair: Pair, judge: Asked | None, similarity: Asked | None) -> list[Observation]:
+async def compared(
+    client: ModelClient, pair: Pair, judge: ReplicaTarget | None, similarity: ReplicaTarget | None
+) -> list[Observation]:
     """What comparing models say of a pair: how much its responses differ, and which is better. Empty if they fail."""
     found: list[Observation] = []
     if similarity is not None:
-        alike = await _alike(asker, pair, similarity)
+        alike = await _alike(client, pair, similarity)
         if alike is not None:
             found.append(Observation(AGREEMENT, Arm.CANARY, alike - 1.0, pair.stratum))
     if judge is not None:
-        better = await _better(asker, pair, judge)
+        better = await _better(client, pair, judge)
         if better is not None:
             found.append(Observation(PREFERENCE, Arm.CANARY, better, pair.stratum))
     return found
@@ -48,20 +50,20 @@ def _valid(text: str, schema: str) -> bool:
     return not (degenerate(text) or refuses(text)) and (not (schema and whole) or is_json(text))
 
 
-async def _alike(asker: Asker, pair: Pair, similarity: Asked) -> float | None:
+async def _alike(client: ModelClient, pair: Pair, similarity: ReplicaTarget) -> float | None:
     if pair.stable == pair.canary:
         return 1.0
     if not (pair.stable.strip() and pair.canary.strip()):
         return 0.0
-    vectors = await embed(asker, similarity, (pair.stable, pair.canary), TIMEOUT_S)
+    vectors = await embed(client, similarity, (pair.stable, pair.canary), TIMEOUT_S)
     return cosine(*vectors) if vectors else None
 
 
-async def _better(asker: Asker, pair: Pair, judge: Asked) -> float | None:
+async def _better(client: ModelClient, pair: Pair, judge: ReplicaTarget) -> float | None:
     if pair.stable == pair.canary:
         return 0.0
     places: list[int | None] = []
     for first, second in ((pair.stable, pair.canary), (pair.canary, pair.stable)):
-        reply = await asked_judge(asker, judge, comparing(pair.prompt, first, second), TIMEOUT_S)
+        reply = await ask_judge(client, judge, comparing(pair.prompt, first, second), TIMEOUT_S)
         places.append(None if reply is None else preferred(reply))
     return preference(*places)

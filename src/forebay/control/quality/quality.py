@@ -9,7 +9,7 @@ from functools import partial
 from random import Random
 from typing import Final
 
-from forebay.control.quality.asking import Asked, Asker
+from forebay.control.quality.client import ModelClient, ReplicaTarget
 from forebay.control.quality.golden import Party, ask_both, golden_round, read_golden
 from forebay.control.quality.pairs import by_itself, compared
 from forebay.core.deploy.rollout import Rollout
@@ -38,9 +38,9 @@ class Aim:
     stable_url: str | None
     """The address of one ready replica of the stable revision, such as `http://127.0.0.1:8100`."""
     canary_url: str | None
-    judge: Asked | None = None
+    judge: ReplicaTarget | None = None
     """A ready replica of the model that `settings.judge` names."""
-    similarity: Asked | None = None
+    similarity: ReplicaTarget | None = None
 
     @property
     def party(self) -> Party | None:
@@ -48,14 +48,16 @@ class Aim:
         if self.stable_url is None or self.canary_url is None:
             return None
         model = self.rollout.model
-        return Party(Asked(self.stable_url, model), Asked(self.canary_url, model), self.judge, self.similarity)
+        return Party(
+            ReplicaTarget(self.stable_url, model), ReplicaTarget(self.canary_url, model), self.judge, self.similarity
+        )
 
 
 class Quality:
     """Runs in tasks of its own. No error stops it; `note(kind, text)` gets problems."""
 
-    def __init__(self, asker: Asker, *, note: Callable[[str, str], None]) -> None:
-        self._asker = asker
+    def __init__(self, client: ModelClient, *, note: Callable[[str, str], None]) -> None:
+        self._client = client
         self._note = note
         self._aims: dict[str, Aim] = {}
         self._found: dict[str, deque[Observation]] = {}
@@ -114,7 +116,7 @@ class Quality:
             """Uses the replicas ready by now; results count at once."""
             party = self._party(id)
             if party is not None:
-                self._keep(id, await ask_both(self._asker, party, case, settings.timeout_s))
+                self._keep(id, await ask_both(self._client, party, case, settings.timeout_s))
 
         while True:
             began = loop.time()
@@ -134,7 +136,7 @@ class Quality:
                 pair = self._pairs.popleft()
                 aim = self._aims.get(pair.rollout)
                 if aim is not None:
-                    self._keep(pair.rollout, await compared(self._asker, pair, aim.judge, aim.similarity))
+                    self._keep(pair.rollout, await compared(self._client, pair, aim.judge, aim.similarity))
             self._paired.clear()
             await self._paired.wait()
 

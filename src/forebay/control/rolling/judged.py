@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 
 from forebay.control.plan import PlannedModel
-from forebay.control.quality.asking import Asked
+from forebay.control.quality.client import ReplicaTarget
 from forebay.control.quality.quality import Aim
 from forebay.core.deploy.rollout import Phase
 from forebay.core.model import ModelRoutes, ReplicaState
@@ -28,11 +28,11 @@ def aims(rows: Iterable[Row], models: Mapping[str, PlannedModel], told: Iterable
         )
 
 
-def _asked(routes: Mapping[str, ModelRoutes], model: str | None) -> Asked | None:
+def _asked(routes: Mapping[str, ModelRoutes], model: str | None) -> ReplicaTarget | None:
     if model is None or model not in routes:
         return None
     url = _url(routes[model], routes[model].revision)
-    return Asked(url, model) if url else None
+    return ReplicaTarget(url, model) if url else None
 
 
 def _url(routes: ModelRoutes, revision: str) -> str | None:

@@ -11,7 +11,7 @@ SLACK_S: Final = 1.0
 """The tolerance in the reported age of a gateway that was started since the last poll."""
 
 
-class Asker(Protocol):
+class PressureSource(Protocol):
     """Polls gateways; implemented by `control.probe.Prober`."""
 
     async def pressures(self, units: Iterable[SeenUnit]) -> dict[str, Pressure]:
@@ -33,9 +33,11 @@ class Collector:
         self._before: dict[str, Pressure] = {}
         self._at: float | None = None
 
-    async def collect(self, asker: Asker, units: Iterable[SeenUnit], gateways: Collection[str]) -> Collected | None:
+    async def collect(
+        self, source: PressureSource, units: Iterable[SeenUnit], gateways: Collection[str]
+    ) -> Collected | None:
         """The load since the last complete poll; None: unknown. `gateways`: slots that have to respond."""
-        found = await asker.pressures(units)
+        found = await source.pressures(units)
         if not gateways or any(slot not in found for slot in gateways):
             return None
         now = asyncio.get_running_loop().time()

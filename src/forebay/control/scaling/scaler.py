@@ -14,7 +14,7 @@ from typing import Final
 from forebay.control.plan import Plan, PlannedModel
 from forebay.control.rolling.values import Run
 from forebay.control.scaling.book import Book
-from forebay.control.scaling.collecting import Asker, Collected, Collector
+from forebay.control.scaling.collecting import Collected, Collector, PressureSource
 from forebay.control.scaling.kept import Scaled, Setting, Told
 from forebay.control.scaling.limiting import Decided, Limiter, Share, claim_of
 from forebay.control.scaling.reading import Look, make_reading
@@ -113,7 +113,7 @@ class Scaler:
 
         await self._book.follow(lambda: tuple(self._models.values()), take)
 
-    async def collect(self, asker: Asker, units: Iterable[SeenUnit], plan: Plan) -> None:
+    async def collect(self, source: PressureSource, units: Iterable[SeenUnit], plan: Plan) -> None:
         """Poll the gateways if due, and if any model is scaled."""
         now = asyncio.get_running_loop().time()
         self._due = now >= self._next_at
@@ -121,7 +121,7 @@ class Scaler:
             return
         self._next_at = now + min(READ_EVERY_S, self.look_again_s)
         gateways = [slot.id for slot in plan.gateways]
-        self._collected = await self._collector.collect(asker, units, gateways)
+        self._collected = await self._collector.collect(source, units, gateways)
 
     def sized(self, plan: Plan, look: Look) -> Plan:
         """The plan with the replica counts wanted now."""

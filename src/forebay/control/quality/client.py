@@ -37,7 +37,7 @@ class Answer(NamedTuple):
     body: bytes
 
 
-class Asker(Protocol):
+class ModelClient(Protocol):
     """Sends requests."""
 
     async def ask(self, url: str, path: str, body: bytes, timeout_s: float) -> Answer:
@@ -45,7 +45,7 @@ class Asker(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ReplicaTarget:
     """A ready replica, and the name of its model."""
 
     url: str
@@ -53,7 +53,7 @@ class Asked:
     model: str
 
 
-class Said(NamedTuple):
+class Reply(NamedTuple):
     """The outcome of a request."""
 
     code: str
@@ -61,8 +61,8 @@ class Said(NamedTuple):
     text: str = ""
 
 
-class HttpAsker:
-    """The `Asker` used in production, over HTTP."""
+class HttpModelClient:
+    """The `ModelClient` used in production, over HTTP."""
 
     def __init__(self) -> None:
         self._client = httpx.AsyncClient(
@@ -72,7 +72,7 @@ class HttpAsker:
         )
 
     async def ask(self, url: str, path: str, body: bytes, timeout_s: float) -> Answer:
-        """See `Asker`."""
+        """See `ModelClient`."""
         headers = {"content-type": "application/json"}
         found = bytearray()
         try:
@@ -95,27 +95,29 @@ class HttpAsker:
         await self._client.aclose()
 
 
-async def chat(asker: Asker, asked: Asked, request: Mapping[str, object], timeout_s: float) -> Said:
+async def chat(client: ModelClient, target: ReplicaTarget, request: Mapping[str, object], timeout_s: float) -> Reply:
     """Send a chat request without `model`. Raises `Unreachable`."""
-    body = msgspec.json.encode({**request, "model": asked.model})
+    body = msgspec.json.encode({**request, "model": target.model})
     try:
-        answer = await asker.ask(asked.url, CHAT, body, timeout_s)
+        answer = await client.ask(target.url, CHAT, body, timeout_s)
     except Lost:
-        return Said(Code.REPLICA_LOST)
+        return Reply(Code.REPLICA_LOST)
     if answer.status >= BAD_REQUEST:
-        return Said(_code(answer))
+        return Reply(_code(answer))
     try:
-        return Said(OK, msgspec.json.decode(answer.body, type=_Completion).choices[0].message.content or "")
+        return Reply(OK, msgspec.json.decode(answer.body, type=_Completion).choices[0].message.content or "")
     except (*UNREADABLE, IndexError):
-        return Said(Code.INTERNAL)
+        return Reply(Code.INTERNAL)
 
 
-async def embed(asker: Asker, asked: Asked, texts: Sequence[str], timeout_s: float) -> list[list[float]] | None:
+async def embed(
+    client: ModelClient, target: ReplicaTarget, texts: Sequence[str], timeout_s: float
+) -> list[list[float]] | None:
     """The vectors of the texts' beginnings; None if they cannot be had for any reason."""
     beginnings = [text[:EMBEDDED_CHARS_MAX] for text in texts]
-    body = msgspec.json.encode({"model": asked.model, "input": beginnings, "encoding_format": "float"})
+    body = msgspec.json.encode({"model": target.model, "input": beginnings, "encoding_format": "float"})
     try:
-        answer = await asker.ask(asked.url, EMBEDDINGS, body, timeout_s)
+        answer = await client.ask(target.url, EMBEDDINGS, body, timeout_s)
         data = msgspec.json.decode(answer.body, type=_Embeddings).data
     except (Unreachable, Lost, *UNREADABLE):
         return None

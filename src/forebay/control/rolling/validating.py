@@ -13,7 +13,7 @@ from forebay.core.rollout import begin
 from forebay.store.rollouts import Row, Target
 
 
-async def asked(
+async def new_rollout(
     request: RolloutRequest,
     model: PlannedModel,
     target: Target | None,
