@@ -1,1 +1,1 @@
-"""The models behind the fronts: life cycle, scheduling, placement and statistics."""
+"""Models independent of the protocol: life cycle, scheduling, placement and execution."""

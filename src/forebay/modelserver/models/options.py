@@ -1,4 +1,4 @@
-"""What an operator decides for the whole model server."""
+"""Operator settings of the model server."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,60 +11,60 @@ from forebay.modelserver.repository import Rules
 
 
 class Control(StrEnum):
-    """Who says which models of the repository are served; Triton's `--model-control-mode`."""
+    """Which models of the repository are served; Triton's `--model-control-mode`."""
 
     NONE = "none"
-    """All that are there at the start."""
+    """All models that exist at startup."""
     POLL = "poll"
-    """All that are there; the repository is looked at again and again."""
+    """All models; the repository is polled for changes."""
     EXPLICIT = "explicit"
-    """Those named at the start, and what is loaded and unloaded by request."""
+    """Models named at startup, and those loaded and unloaded on request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Settings of the model server. Every queue, size and time has its limit here."""
+    """Settings of the model server, with a limit for every queue, size and time."""
 
     repositories: tuple[Path, ...] = ()
     control: Control = Control.NONE
     startup: tuple[str, ...] = ()
-    """EXPLICIT: what is loaded at the start; `*` alone is everything."""
+    """EXPLICIT: models to load at startup; `*` alone loads all."""
     poll_s: float = 15.0
     strict_readiness: bool = True
-    """The server is ready only if every model is; False: as soon as the start is over."""
+    """True: the server is ready only if every model is. False: as soon as startup is over."""
     rules: Rules = field(default_factory=Rules)
     queue_max: int = 10_000
-    """Requests that one model version has, waiting and running; more are refused (UNAVAILABLE)."""
+    """Requests in flight per model version, queued and running; more are rejected (UNAVAILABLE)."""
     held_bytes_max: int = 2 * 2**30
-    """Bytes of their inputs; one request alone may have more."""
+    """Total input bytes of those requests; a single request may exceed it."""
     strings_max: int = 1_000_000
-    """Elements of one BYTES tensor; each is looked at."""
+    """Elements of one BYTES tensor; each is validated."""
     hang_s: float = 60.0
-    """A batch that takes longer is a hang: the process is replaced."""
+    """A batch that takes longer counts as hung, and its process is replaced."""
     load_timeout_s: float = 600.0
     drain_s: float = 30.0
-    """For how long a version that is unloaded or replaced still works on the requests that it has."""
+    """How long a version that is unloaded or replaced may finish its requests."""
     loads_max: int = 4
-    """Models that load at the same time."""
+    """Models that load concurrently."""
     cache_bytes: int = 0
-    """Of the response cache; 0: none."""
+    """Size of the response cache; 0: no cache."""
     memory_bytes: int = 0
-    """Of all loaded models together; the least recently used give way. 0: no budget."""
+    """Memory budget of all loaded models; the least recently used are put to sleep. 0: no budget."""
     room_wait_s: float = 30.0
-    """For how long requests wait for memory that models hold which are busy; loads wait for `load_timeout_s`."""
+    """How long requests wait for memory that busy models hold; loads wait for `load_timeout_s`."""
     turn_s: float = 10.0
-    """For how long a model that is always busy keeps its memory when others wait for it."""
+    """How long a busy model keeps its memory when others wait for it."""
     measure_s: float = 5.0
-    """How often it is looked at what models hold that have been used."""
+    """Interval at which the memory of recently used models is measured."""
     pinned: frozenset[str] = frozenset()
-    """Models that never give way."""
+    """Models that are never put to sleep."""
     rss_bytes_max: int = 0
-    """A model process that has grown beyond this is replaced; 0: any size."""
+    """A model process whose resident memory exceeds this is replaced; 0: no limit."""
     limited: bool = False
-    """Instances wait for the resources they name (Triton's `--rate-limit=execution_count`)."""
+    """Instances wait for the resources they declare (Triton's `--rate-limit=execution_count`)."""
     amounts: tuple[Amount, ...] = ()
-    """How much there is of the resources; what is not named is as much as the instance needs that needs most."""
+    """Available resources; for a resource not listed, as much as the most demanding instance needs."""
     hosts: Mapping[str, Placement] = field(default_factory=dict)
-    """Host policies by name: CPUs, memory node and environment of the instances that name one."""
+    """Host policies by name: CPUs, NUMA node and environment of the instances that refer to one."""
     gpus: tuple[str, ...] = ()
-    """For CUDA_VISIBLE_DEVICES: what GPU 0, 1, … of an instance group is where its policy names none."""
+    """CUDA_VISIBLE_DEVICES value for GPU 0, 1, … of an instance group whose host policy names no GPUs."""

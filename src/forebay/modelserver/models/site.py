@@ -1,4 +1,4 @@
-"""What all versions of all models share."""
+"""Context that all model versions share."""
 
 import asyncio
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from forebay.modelserver.models.running.seats import Turns
 
 
 class Others(Protocol):
-    """How a model reaches the other ones."""
+    """Access of one model to the others."""
 
     def infer(self, request: InferRequest, on_response: OnResponse) -> Call:
         """Send a request to another model. Raises `Refused`."""
@@ -29,22 +29,22 @@ class Others(Protocol):
         """Unload a model. Raises `Refused`."""
 
     def lookup(self, name: str, version: int) -> ModelConfig | None:
-        """The configuration of a version (-1: the latest) that is ready."""
+        """The configuration of a ready version (-1: the latest), or None."""
 
 
 @dataclass(slots=True)
 class Site:
-    """Made once by the server."""
+    """Context of all model versions; the server creates it once."""
 
     options: Options
     log: structlog.stdlib.BoundLogger
     tasks: asyncio.TaskGroup
-    """Owns the processes of all models."""
+    """Owns the tasks that supervise the model processes."""
     others: Others
     room: Room
     cache: Cache | None = None
     turns: Turns | None = None
     loads: int = 0
-    """How many versions have been loaded: each load has a number of its own."""
+    """Counter that gives each load a number of its own."""
     moves: int = 0
-    """How often the state of any version has changed."""
+    """Number of state changes of all versions."""

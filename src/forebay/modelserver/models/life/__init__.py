@@ -1,1 +1,1 @@
-"""From a folder in a repository to a serving model, and back."""
+"""Life cycle of models: from a folder in a repository to a serving model, and back."""

@@ -1,4 +1,4 @@
-"""All models: what the repositories hold, what is served of it, and in which order things are loaded."""
+"""All models: what the repositories hold, which of it is served, and the order of loads."""
 
 import asyncio
 from collections.abc import Collection as Names
@@ -24,23 +24,23 @@ from forebay.modelserver.waiting import all_of
 
 FILE: Final = "file:"
 VERSION: Final = "version"
-"""Load and unload: one version only. It is ours."""
+"""Parameter of load and unload requests that names a single version. An extension of ours."""
 INDEX_FRESH_S: Final = 1.0
-"""The repository is not looked at again within this time only to list it."""
+"""Listing the index rescans the repositories only if the last scan is older than this."""
 
 
 @dataclass(slots=True)
 class Wish:
-    """A model that is to be loaded, and what stands for its files."""
+    """How to load one model; may override its configuration and files."""
 
     override: str | None = None
     files: dict[str, bytes] | None = None
     number: int = LATEST
-    """Only this version, beside those that serve; LATEST: those that the version policy chooses."""
+    """Load only this version, next to those that serve; LATEST: the versions that the version policy chooses."""
 
 
 class Collection:
-    """The models by name."""
+    """All models, by name."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
@@ -51,7 +51,7 @@ class Collection:
         self._places = asyncio.Semaphore(site.options.loads_max)
 
     def find(self, name: str, number: int) -> Version:
-        """The version that a request goes to (-1: the latest). Raises `Refused` with Triton's texts."""
+        """The version that serves a request (-1: the latest). Raises `Refused` with Triton's texts."""
         return self.model(name).find(number)
 
     def model(self, name: str) -> Model:
@@ -62,7 +62,7 @@ class Collection:
         return model
 
     def lookup(self, name: str, number: int) -> ModelConfig | None:
-        """The configuration of a version (-1: the latest) that is ready."""
+        """The configuration of a ready version (-1: the latest), or None."""
         try:
             return self.find(name, number).config
         except Refused:
@@ -70,12 +70,12 @@ class Collection:
 
     @property
     def served(self) -> list[Version]:
-        """All versions that serve, by name and number."""
+        """All ready versions, ordered by name and number."""
         return [version for name in sorted(self._models) for version in self._models[name].ready]
 
     @property
     def all_ready(self) -> bool:
-        """Whether all that was to be served is; what was unloaded was not to be."""
+        """Whether everything that should be served is ready. Models unloaded on request do not count."""
         return all(
             version.healthy or (version.state is State.UNAVAILABLE and version.reason.startswith(UNLOADED))
             for model in self._models.values()
@@ -83,9 +83,9 @@ class Collection:
         ) and not any(model.reason and not model.dismissed for model in self._models.values())
 
     def index(self, ready_only: bool) -> list[IndexEntry]:
-        """What the repositories hold and what has become of it."""
+        """The repository index: each model and version in the repositories, with its state."""
         if monotonic() - self._found_at >= INDEX_FRESH_S:
-            with suppress(OSError):  # what was there when it was last looked at is better than nothing
+            with suppress(OSError):  # fall back to the last scan
                 self._look(scan(*self._site.options.repositories))
         entries = []
         for name in sorted({*self._found, *self._models}):
@@ -101,7 +101,7 @@ class Collection:
         return entries
 
     async def start(self) -> list[str]:
-        """Load what is to be served from the start. Returns what is wrong with models that cannot be."""
+        """Load the models to serve at startup. Returns the error texts of those that failed."""
         options = self._site.options
         await self._scan()
         names: Iterable[str] = self._found
@@ -112,7 +112,7 @@ class Collection:
         return [text if f"'{name}'" in text else f"model '{name}': {text}" for name, text in failed.items()]
 
     async def load(self, name: str, parameters: Mapping[str, str | bytes | int | bool]) -> None:
-        """Load or reload a model because a client wants it. Raises `Refused`."""
+        """Load or reload a model at a client's request. Raises `Refused`."""
         self._require_explicit()
         if not name.strip():
             raise Refused(Kind.INVALID_ARGUMENT, "Model name cannot be empty. Please enter a valid name to deploy.")
@@ -135,20 +135,22 @@ class Collection:
         failed = await self._load({name: wish})
         if name in failed:
             model = self._models[name]
-            if not wanted and model.versions == tried:  # nothing was tried: the server is as ready as it was
+            if not wanted and model.versions == tried:  # nothing was tried, so server readiness must not change
                 model.dismissed = True
                 model.reason = model.reason if name in self._found else ""
             raise Refused(Kind.INVALID_ARGUMENT, f"load failed for model '{name}': {failed[name]}\n")
 
     async def _check_version(self, name: str, number: int) -> None:
-        """Refuse a version that cannot be meant, before anything is tried: that is no failure of the model."""
+        """Reject an impossible version up front, so that it does not count as a failure of the model. Raises
+        `Refused`.
+        """
         found = self._found[name]
         there = tuple(found.versions)
         if number in there:
             try:
                 described = await asyncio.to_thread(read, found, None, None, self._site.options.rules)
             except Refused:
-                return  # the load will say why
+                return  # the load reports why
             there = chosen_versions(described.config.versions, tuple(described.versions))
             if number in there:
                 return
@@ -157,7 +159,7 @@ class Collection:
         raise Refused(Kind.INVALID_ARGUMENT, text)
 
     async def unload(self, name: str, dependents: bool, number: int = -1) -> None:
-        """Unload a model because a client wants it; unknown ones are none of its business. Raises `Refused`."""
+        """Unload a model at a client's request; does nothing for an unknown model. Raises `Refused`."""
         self._require_explicit()
         model = self._models.get(name)
         if model is None:
@@ -175,14 +177,14 @@ class Collection:
                 await self.unload(need, True)
 
     async def poll(self) -> None:
-        """Make what is served what the repositories hold."""
+        """Reconcile the served models with the repositories."""
         before = dict(self._found)
         await self._scan()
         gone = [name for name in self._models if name not in self._found]
         hidden = [name for name in gone if name in before and _is_file_still(before[name])]
         if hidden:
             self._site.log.warning(
-                "model files are not served any more: there is a model's folder beside them", models=hidden
+                "model files are no longer served: a model folder next to them takes precedence", models=hidden
             )
         for name in gone:
             async with self._models[name].lock:
@@ -198,13 +200,13 @@ class Collection:
         await self._load(changed)
 
     def give_up(self) -> None:
-        """Let all loads fail that are under way or to come: it is going to end."""
+        """Abort all loads in progress and reject new ones: the server is stopping."""
         self._closing = True
         for model in self._models.values():
             model.give_up()
 
     async def close(self) -> None:
-        """Unload everything, each model within its time."""
+        """Unload all models; each drains within its own time limit."""
         self.give_up()
         await all_of([_closed(model) for model in self._models.values()])
 
@@ -221,14 +223,16 @@ class Collection:
         self._found_at = monotonic()
 
     async def _load(self, wishes: Mapping[str, Wish]) -> dict[str, str]:
-        """Load models and those they need, these first; then what needs them. Returns by name what has failed."""
+        """Load models after the models that they depend on, then recheck their dependents. Returns errors by model
+        name.
+        """
         described: dict[str, Described] = {}
         failed: dict[str, str] = {}
         wanted = dict(wishes)
         for name in wanted:
             self._models.setdefault(name, Model(self._site, name)).explicit = True
         pending = list(wanted)
-        for name in pending:  # grows
+        for name in pending:  # the list grows while it is iterated
             self._models.setdefault(name, Model(self._site, name)).dismissed = False
             try:
                 described[name] = await asyncio.to_thread(self._read, name, wanted[name])
@@ -269,7 +273,7 @@ class Collection:
         return failed
 
     async def _load_one(self, name: str, described: Described, wish: Wish) -> bool:
-        """Load a model, or one version, unless it is served just so. Raises `Refused`."""
+        """Load a model or one of its versions. Returns False if it is already served unchanged. Raises `Refused`."""
         found = self._found.get(name)
         stamp = found.stamp if found is not None and wish.files is None else ""
         model = self._models.setdefault(name, Model(self._site, name))
@@ -293,7 +297,7 @@ class Collection:
             return True
 
     def _lacks(self, model: Model, described: Described) -> bool:
-        """Whether a version that was unloaded by itself, or has failed since, would be served again."""
+        """Whether loading would bring back a version that was unloaded on its own or has failed since."""
         return len(model.ready) < len([v for v in model.versions if v.number in described.versions])
 
     def _serves(self, name: str) -> bool:
@@ -318,9 +322,9 @@ class Collection:
         self._site.log.error("model not loaded", model=name, reason=text)
 
     def _forget_answers(self, changed: Iterable[str]) -> None:
-        """What is cached of who needs a model that has changed, if only by way of others, is no answer any more."""
+        """Invalidate cached responses of all models that depend, directly or transitively, on a changed one."""
         pending = list(changed)
-        for name in pending:  # grows
+        for name in pending:  # the list grows while it is iterated
             users = [user for user in self._users(name) if user not in pending]
             pending += users
             for user in users:
@@ -328,9 +332,9 @@ class Collection:
                     version.forget_answers()
 
     async def _recheck(self, changed: set[str], but: Names[str] = ()) -> None:
-        """Who needs a model that has changed is unloaded if it lacks that now, and loaded once it does not.
+        """Unload dependents of changed models that now lack a dependency, and reload those that lack none any more.
 
-        Ensembles are made anew in any case. Who only calls others goes on: it names them in each call.
+        Ensembles are always rebuilt. Models that only call others keep running: they look up the callee on each call.
         """
         affected = sorted({user for name in changed for user in self._users(name)} - set(but))
         moved = {name for name in affected if await self._follows(self._models[name])}
@@ -338,7 +342,7 @@ class Collection:
             await self._recheck(moved, but)
 
     async def _follows(self, model: Model) -> bool:
-        """Whether a model, of which one that it needs has changed, had to change too."""
+        """Update a model one of whose dependencies has changed. Returns whether it changed as well."""
         async with model.lock:
             described = model.described
             problems = lacks(described.config, self.lookup) if described is not None else []
@@ -351,7 +355,7 @@ class Collection:
         return False
 
     async def _renew(self, model: Model, described: Described) -> None:
-        """Load a model anew; an ensemble as the repository has it if it does."""
+        """Reload a model; an ensemble is read again if the repository still has it."""
         name = model.name
         fresh = described
         try:
@@ -362,7 +366,7 @@ class Collection:
             self._note_failure(name, refused.text)
 
     def _users(self, name: str) -> list[str]:
-        """Who has that model for a step, or calls it."""
+        """The models that have this one as an ensemble step or call it."""
         return [user for user, model in sorted(self._models.items()) if name in _needs(model)]
 
 
@@ -376,7 +380,7 @@ def _needs(model: Model) -> Names[str]:
 
 
 def wish_of(parameters: Mapping[str, str | bytes | int | bool]) -> Wish:
-    """What the parameters of a load request say. Raises `Refused` with Triton's texts."""
+    """Parse the parameters of a load request. Raises `Refused` with Triton's texts."""
     wish = Wish()
     for name, value in parameters.items():
         if name.startswith(FILE):
@@ -398,7 +402,7 @@ def wish_of(parameters: Mapping[str, str | bytes | int | bool]) -> Wish:
         text = "Load parameter 'config' must be specified for model file override"
         raise Refused(Kind.INVALID_ARGUMENT, text)
     if wish.number != LATEST and wish.override is not None:
-        text = f"Load parameter '{VERSION}' cannot be combined with others: they would concern all versions"
+        text = f"Load parameter '{VERSION}' cannot be combined with others, which apply to all versions"
         raise Refused(Kind.INVALID_ARGUMENT, text)
     return wish
 
@@ -408,7 +412,7 @@ def _version(value: str | bytes | int | bool) -> int:
         return value
     if isinstance(value, str) and value.isascii() and value.isdigit():
         return int(value)
-    raise Refused(Kind.INVALID_ARGUMENT, f"Load parameter '{VERSION}' must be the number of a version")
+    raise Refused(Kind.INVALID_ARGUMENT, f"Load parameter '{VERSION}' must be a version number")
 
 
 async def _closed(model: Model) -> None:

@@ -1,4 +1,4 @@
-"""What the machine has that instances may be placed by, as Linux tells it in `/sys`."""
+"""CPU topology of the machine, read from Linux's `/sys`."""
 
 from pathlib import Path
 from typing import Final
@@ -7,7 +7,7 @@ SYS: Final = Path("/sys")
 
 
 def node_cpus(node: int, sys: Path = SYS) -> tuple[int, ...]:
-    """The CPUs of a memory node, ascending; none if there is no such node, or nobody knows."""
+    """The CPUs of a NUMA node, ascending; empty if the node does not exist or cannot be read."""
     cpus: set[int] = set()
     try:
         text = (sys / f"devices/system/node/node{node}/cpulist").read_text()

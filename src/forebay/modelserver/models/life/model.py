@@ -1,4 +1,4 @@
-"""One model: its versions, and how they are replaced without a request being lost."""
+"""One model: its versions, and how they are replaced without losing a request."""
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,43 +16,43 @@ LATEST = -1
 
 
 class Model:
-    """A name in the repository that was asked to be served."""
+    """A model that was requested by name, at startup or later."""
 
     def __init__(self, site: Site, name: str) -> None:
         self._site = site
         self.name = name
         self.lock = asyncio.Lock()
-        """Held by whoever changes the model."""
+        """Hold it while changing the model."""
         self.explicit = False
-        """It was asked for itself, not only because another needs it."""
+        """Loaded for its own sake, not only as a dependency of another model."""
         self.stamp = ""
-        """Of the files that are served."""
+        """Digest of the files that are served."""
         self.reason = ""
-        """Why it has no versions at all."""
+        """Why the model has no versions at all."""
         self.dismissed = False
-        """It was unloaded since it was last asked for, or came to nothing before: the server is ready without it."""
+        """Unloaded since it was last requested, or never loaded: it does not affect server readiness."""
         self.described: Described | None = None
-        """What is served, as it was read."""
+        """The description that is being served."""
         self._fresh: Sequence[Version] = ()
-        """Those that are being loaded."""
+        """Versions that are being loaded."""
         self._stamps: dict[int, str] = {}
         self._versions: dict[int, Version] = {}
         self._views: dict[int, ModelView] = {}
         self._viewed = -1
-        """The state of the site that these are of."""
+        """`site.moves` when `_views` was built; a different value invalidates it."""
 
     @property
     def versions(self) -> list[Version]:
-        """Those that are or were served or tried, ascending."""
+        """Versions that are or were served, or failed to load; ascending."""
         return [self._versions[number] for number in sorted(self._versions)]
 
     @property
     def ready(self) -> list[Version]:
-        """Those that serve, ascending."""
+        """Ready versions, ascending."""
         return [version for version in self.versions if version.state is State.READY]
 
     def find(self, number: int) -> Version:
-        """The version of that number, or the latest that serves (-1). Raises `Refused` with Triton's texts."""
+        """The version with that number, or the latest ready one (-1). Raises `Refused` with Triton's texts."""
         if number == LATEST:
             latest: Version | None = None
             for version in self._versions.values():
@@ -71,7 +71,7 @@ class Model:
         return asked
 
     def view(self, number: int) -> ModelView:
-        """What clients may know of the version that `find` gives. Raises `Refused`."""
+        """What clients may know of the version that `find` returns. Raises `Refused`."""
         found = self.find(number)
         if self._viewed != self._site.moves:
             self._viewed = self._site.moves
@@ -84,11 +84,11 @@ class Model:
         return view
 
     async def load(self, described: Described, stamp: str, stamps: Mapping[int, str]) -> None:
-        """Serve the versions that the policy chooses of these; old ones serve until all new ones can.
+        """Serve the versions that the policy chooses; old ones serve until all new ones are ready.
 
-        `stamp` tells whether anything of the model has changed, `stamps` which versions have: those that have not are
-        not loaded anew, also if they are to have other instances. Raises `Refused` if a version cannot be loaded: the
-        old ones go on then. The caller holds the lock.
+        `stamp` identifies the files of the whole model, `stamps` those of each version: unchanged versions are not
+        reloaded, even if their instance count changes. Raises `Refused` if a version fails to load; the old ones keep
+        serving. Hold `lock`.
         """
         numbers = chosen_versions(described.config.versions, tuple(described.versions))
         if not numbers:
@@ -112,13 +112,15 @@ class Model:
             before.release()
 
     async def bring(self, described: Described, stamp: str, stamps: Mapping[int, str], number: int) -> bool:
-        """Serve one version beside those that do, which stay as they are; False: it does, just so. Raises `Refused`.
+        """Load one version next to the others. Returns False if it already serves unchanged. Raises `Refused`.
 
-        The caller holds the lock.
+        Hold `lock`.
         """
         before = self.described
         if before is not None and (before.config != described.config or before.temporary is not None):
-            text = f"model '{self.name}' has another configuration than the versions that serve: load all of it"
+            text = (
+                f"model '{self.name}' has a configuration that differs from its loaded versions: load the whole model"
+            )
             raise Refused(Kind.INVALID_ARGUMENT, text)
         there = self._versions.get(number)
         serves = there is not None and there.state is State.READY
@@ -132,13 +134,13 @@ class Model:
         self.described = described
         self._stamps[number] = stamps.get(number, "")
         if self.stamp != stamp:
-            self.stamp = ""  # a load of the whole model must look at each version
+            self.stamp = ""  # so that a later load of the whole model compares each version
         if there is not None and serves:
             await self._retire([there])
         return True
 
     async def unload(self, reason: str = UNLOADED, number: int = LATEST) -> None:
-        """Stop serving all versions, or one. The caller holds the lock."""
+        """Stop serving all versions, or one. Hold `lock`."""
         await self._retire([version for version in self.ready if number in (LATEST, version.number)], reason)
         if not self.ready:
             self.explicit = False
@@ -148,19 +150,19 @@ class Model:
                 self.described = None
 
     async def suspend(self, reason: str) -> None:
-        """Stop serving all versions until what they need is there again. The caller holds the lock."""
+        """Stop serving all versions until their dependencies are back. Hold `lock`."""
         kept = self.explicit, self.stamp, self.described
-        self.described = None  # or its files would be given up
+        self.described = None  # else `unload` would release its files
         await self.unload(reason)
         self.explicit, self.stamp, self.described = kept
 
     def give_up(self) -> None:
-        """Let a load that is under way fail now."""
+        """Abort a load in progress."""
         for version in self._fresh:
             version.give_up()
 
     def dismiss(self, number: int = LATEST) -> None:
-        """Forget why all versions, or one, could not be served: nobody wants them any more."""
+        """Clear the failure of all versions, or one, so that it does not affect server readiness."""
         self.reason = ""
         self.dismissed = True
         for version in self._versions.values():
@@ -168,7 +170,7 @@ class Model:
                 version.dismiss()
 
     async def _start(self, fresh: Sequence[Version]) -> None:
-        """Load all of them, or none."""
+        """Load all of these versions, or none. Raises `Refused`."""
         self._fresh = fresh
         results = await asyncio.gather(*(version.load() for version in fresh), return_exceptions=True)
         self._fresh = ()
@@ -183,11 +185,11 @@ class Model:
         raise Refused(Kind.INVALID_ARGUMENT, text)
 
     async def _retire(self, versions: Iterable[Version], reason: str = UNLOADED) -> None:
-        """End versions, those that are replaced among them."""
+        """Unload versions; used for those that are replaced, too."""
         await asyncio.gather(*(version.unload(reason) for version in versions))
 
     def _kept(self, described: Described, numbers: Sequence[int], stamps: Mapping[int, str]) -> dict[int, Version]:
-        """The versions that go on serving as they are."""
+        """Versions that keep running unchanged across a reload."""
         before = self.described
         if before is None or described.config.steps or not same_but_instances(before.config, described.config):
             return {}

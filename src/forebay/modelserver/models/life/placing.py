@@ -1,4 +1,4 @@
-"""Where the instances of a model run."""
+"""Placement of a model's instances on CPUs, memory nodes and GPUs."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -10,10 +10,10 @@ from forebay.modelserver.process.placement import Placement
 
 
 def placements(config: ModelConfig, options: Options, sys: Path = SYS) -> tuple[Placement, ...]:
-    """One for each instance, in the order of the groups; each GPU of a group has the group's count.
+    """One placement per instance, in group order; `count` instances for each GPU of a group.
 
-    Who is to have its memory from a node runs on the CPUs of that node, unless the policy names others. The GPUs of a
-    group are numbers among those that its policy names, else among those that the server sees.
+    Instances bound to a NUMA node run on the CPUs of that node unless the host policy names CPUs. GPU numbers of a
+    group index the GPUs of its host policy, else those that the server sees.
     """
     return tuple(
         placement

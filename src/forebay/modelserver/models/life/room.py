@@ -1,11 +1,11 @@
-"""The memory that all models share: who sleeps so that another one can be loaded.
+"""The memory budget that all models share: idle models sleep so that others can be loaded.
 
-A model that sleeps has no process. It stays ready for clients: a request wakes it, and waits until it is loaded. When
-another one is unloaded and leaves room, it is woken without a request: so many are kept warm as there is memory for.
+A sleeping model has no process. Clients still see it as ready: a request wakes it and waits for the load. When an
+unload frees memory, sleeping models are woken without a request, as many as fit.
 
-Who needs memory that busy models hold waits in a line, and holds none meanwhile. What is being loaded counts as busy.
-A model that is always busy has its turn: when it is over and others wait, it finishes what runs, and sleeps with its
-requests waiting, in the line like all others.
+Models that need memory which busy models hold wait in a queue and hold none meanwhile. A model that is loading counts
+as busy. A busy model keeps its memory for a minimum turn; after that, if others wait, it finishes its running batches
+and goes to sleep, and its queued requests wait for it to be woken in the same queue.
 """
 
 import asyncio
@@ -19,26 +19,23 @@ from forebay.core.serving.errors import Kind, Refused
 from forebay.core.serving.memory import GIB, MemoryBudget
 
 PROCESS_BYTES: Final = 64 * 2**20
-"""What a process of a model is thought to need beside its files, before that can be measured."""
+"""Estimated size of a model process beyond its files, until it can be measured."""
 FILES_MAX: Final = 10_000
 PASSES_MAX: Final = 8
-"""Who waits for much is passed so often by those who need less, and then by nobody."""
-PAUSE_S: Final = 0.1
-"""Seconds without requests in which a model still counts as busy. A client that waits for each answer before it sends
-the next request would otherwise lose its model, and have it loaded again, between any two of its requests."""
+"""How often smaller models may overtake one that waits for memory; prevents starvation."""
 BACK_IN_S: Final = 1
-"""When it makes sense to come back after waiting in vain: busy models may be idle then."""
+"""Retry-after hint when the wait for memory timed out: busy models may be idle by then."""
 
 
 class Withdrawn(Refused):
-    """A model is not loaded because nobody waits for it any more."""
+    """A load was cancelled because no request waits for it any more."""
 
     def __init__(self) -> None:
-        super().__init__(Kind.UNAVAILABLE, "the load was given up")
+        super().__init__(Kind.UNAVAILABLE, "the load was cancelled")
 
 
 class MemoryUse(NamedTuple):
-    """What the budget is used for, and how often models have been sent to sleep and woken."""
+    """Use of the memory budget, and how often models were put to sleep and woken."""
 
     budget_bytes: int
     used_bytes: int
@@ -49,50 +46,50 @@ class MemoryUse(NamedTuple):
 
 
 class Sleeper(Protocol):
-    """A version of a model that can do without its processes for a while."""
+    """A model version that can be put to sleep, that is, run without its processes for a while."""
 
     @property
     def key(self) -> str:
-        """A name that no other one has."""
+        """Unique name of this load of the version."""
 
     @property
     def name(self) -> str:
-        """The model's."""
+        """Name of the model."""
 
     @property
     def pinned(self) -> bool:
-        """It must not sleep."""
+        """Whether it must not sleep."""
 
     @property
     def busy(self) -> bool:
-        """It has requests."""
+        """Whether it has requests."""
 
     def hold(self) -> None:
-        """Begin nothing new: it is not busy any more once what runs has ended, whatever waits."""
+        """Start no new batches, so that it stops being busy once the running ones end, whatever is queued."""
 
     def go_on(self) -> None:
-        """That is over, or never was."""
+        """Undo `hold`; does nothing if it was not held."""
 
     @property
     def dormant(self) -> bool:
-        """It sleeps, and may be woken."""
+        """Whether it sleeps and may be woken."""
 
     @property
     def size_bytes(self) -> int:
-        """What it takes, awake."""
+        """Memory that it takes when awake."""
 
     async def measured(self) -> int:
-        """What it takes now."""
+        """Memory that it takes now."""
 
     def wake(self) -> None:
-        """Load it again, some time soon."""
+        """Load it again, asynchronously."""
 
     def sleep(self) -> Awaitable[None]:
-        """End its processes, which have ended when this has been awaited. From the call on, requests wait."""
+        """Stop its processes; await the result for their end. From the call on, requests wait."""
 
 
 class _Place:
-    """In the line."""
+    """An entry in the queue for memory."""
 
     __slots__ = ("granted", "passed", "size_bytes", "sleeper", "waits")
 
@@ -100,52 +97,48 @@ class _Place:
         self.sleeper = sleeper
         self.size_bytes = size_bytes
         self.waits = waits
-        """Else it is let in now or not at all."""
+        """False: admit it at once or not at all."""
         self.passed = 0
         self.granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
 
 class Room:
-    """The account of memory, and its shell. `bytes_max` 0: there is no limit. `tasks` owns those who go to sleep.
+    """Memory budget and queue. `bytes_max` 0: no limit. `tasks` owns the models that go to sleep.
 
-    A busy model that holds memory gives way no sooner than `turn_s` after it was loaded. Until then, pauses of less
-    than `pause_s` between its requests count as busy.
+    A busy model keeps its memory for at least `turn_s` after it was loaded.
     """
 
-    def __init__(self, bytes_max: int, turn_s: float, tasks: asyncio.TaskGroup, *, pause_s: float = PAUSE_S) -> None:
+    def __init__(self, bytes_max: int, turn_s: float, tasks: asyncio.TaskGroup) -> None:
         self._budget = MemoryBudget(bytes_max)
         self._turn_s = turn_s
-        self._pause_s = pause_s
         self._tasks = tasks
         self._line: dict[str, _Place] = {}
         self._loading: set[str] = set()
         self._awake: dict[str, Sleeper] = {}
         self._asleep: dict[str, Sleeper] = {}
-        """Who was sent to sleep last is the last of them."""
+        """In the order in which they were put to sleep."""
         self._ending: dict[str, asyncio.Task[None]] = {}
-        """Of these the processes have not ended yet."""
+        """Models whose processes are still stopping."""
         self._turn_ends_at: dict[str, float] = {}
-        """Of who is awake and loaded, who was loaded first is the first."""
+        """Loaded models in load order, with the time at which each may be made to yield."""
         self._held: set[str] = set()
-        """These begin nothing new."""
-        self._pauses: dict[str, asyncio.TimerHandle] = {}
-        """Idle for less than `pause_s`, within their turn: these still count as busy."""
+        """Models that `hold` keeps from starting new batches."""
         self._alarm: asyncio.TimerHandle | None = None
-        """When the next turn ends, if somebody waits for that."""
+        """Fires at the end of the next turn, if a model waits for it."""
         self._stale: set[str] = set()
-        """They may hold something else than when they were measured."""
+        """Models whose memory may have changed since it was measured."""
         self._looks = False
         self._may_fill = False
         self._closing = False
         self._sleeps = 0
         self.wakes = 0
-        """How many have been loaded again."""
+        """How many sleeping models have been loaded again."""
 
     async def admit(self, sleeper: Sleeper, size_bytes: int, wait_s: float) -> None:
-        """Make room for a version that is about to be loaded: it counts as busy until `loaded` or `remove`.
+        """Make room for a version about to be loaded; it counts as busy until `loaded` or `remove`.
 
-        Raises `Refused` (UNAVAILABLE) if there can be none, or none within the time; `Withdrawn` after `withdraw`, or
-        if there is none now and it is not to wait.
+        Raises `Refused` (UNAVAILABLE) if it can never fit, or not within `wait_s`; `Withdrawn` after `withdraw`, or
+        with `wait_s` 0 if there is no room now.
         """
         place = self._line[sleeper.key] = _Place(sleeper, size_bytes, waits=wait_s > 0)
         self._look()
@@ -164,15 +157,15 @@ class Room:
         await self._all_ended()
 
     def withdraw(self, sleeper: Sleeper) -> None:
-        """If it waits for memory, it does so no more."""
+        """Cancel its wait for memory, if any."""
         place = self._line.get(sleeper.key)
         if place is not None and not place.granted.done():
             place.granted.set_exception(Withdrawn())
 
     async def settle(self, sleeper: Sleeper, size_bytes: int, *, anyway: bool) -> bool:
-        """What is being loaded holds so much. False, unless it is to stay `anyway`: there is no room for so much now.
+        """Account the measured size of a model that is loading. False, unless `anyway`: it does not fit now.
 
-        Raises `Refused` (UNAVAILABLE) if there can be none.
+        Raises `Refused` (UNAVAILABLE) if it can never fit.
         """
         try:
             if not self._budget.has_room(sleeper.key, size_bytes) and not anyway:
@@ -186,46 +179,35 @@ class Room:
         return True
 
     def loaded(self, sleeper: Sleeper) -> None:
-        """It serves, and may be sent to sleep."""
+        """The load has finished: the model may be put to sleep from now on."""
         if sleeper.key in self._loading:
             self._turn_ends_at[sleeper.key] = monotonic() + self._turn_s
         self._loading.discard(sleeper.key)
-        if self._budget.budget_bytes:
-            self._stale.add(sleeper.key)
-            self._leave(sleeper.key)
+        self.leave(sleeper)
 
     def resize(self, sleeper: Sleeper, size_bytes: int) -> None:
-        """It holds so much now; others sleep for it as far as they can."""
+        """Account a changed size; others are put to sleep as far as needed and possible."""
         self._budget.resize(sleeper.key, size_bytes)
         self._look_soon()
 
     def most_bytes(self, sleeper: Sleeper) -> int:
-        """What there can be for it."""
+        """The most memory that this model could get."""
         return self._budget.most_bytes(sleeper.key)
 
     def enter(self, sleeper: Sleeper) -> None:
-        """It has requests: it cannot sleep."""
+        """It has requests now: it must not be put to sleep."""
         if self._budget.budget_bytes:
-            pause = self._pauses.pop(sleeper.key, None)
-            if pause is None:
-                self._budget.enter(sleeper.key)
-            else:
-                pause.cancel()
+            self._budget.enter(sleeper.key)
 
     def leave(self, sleeper: Sleeper) -> None:
-        """It has none any more. Within its turn it counts as busy for `pause_s` all the same."""
-        key = sleeper.key
-        if not self._budget.budget_bytes:
-            return
-        self._stale.add(key)
-        pause_s = min(self._pause_s, self._turn_ends_at.get(key, 0.0) - monotonic())
-        if pause_s > 0.0 and not self._closing:
-            self._pauses[key] = asyncio.get_running_loop().call_later(pause_s, self._end_pause, key)
-        else:
-            self._leave(key)
+        """It has no requests any more."""
+        if self._budget.budget_bytes:
+            self._budget.leave(sleeper.key)
+            self._stale.add(sleeper.key)
+            self._look_soon()
 
     def remove(self, sleeper: Sleeper) -> None:
-        """It has no processes any more."""
+        """Its processes have ended: release its memory."""
         key = sleeper.key
         if key in self._budget:
             self._budget.remove(key)
@@ -234,37 +216,27 @@ class Room:
         self._loading.discard(key)
         self._forget(key)
         if self._budget.budget_bytes:
-            self._stale.update(self._awake)  # what they have shared with it is theirs alone
+            self._stale.update(self._awake)  # memory that they shared with it now counts for them alone
         if not sleeper.dormant:
             self._asleep.pop(key, None)
 
     def use(self, sleeping: int) -> MemoryUse:
-        """What the memory is used for."""
+        """Current use of the budget."""
         budget = self._budget
         resident = len(self._awake.keys() - self._loading)
         return MemoryUse(budget.budget_bytes, budget.used_bytes, resident, sleeping, self._sleeps, self.wakes)
 
     async def keep(self, every_s: float) -> None:
-        """Measure now and then what may have changed: models grow while they work. Until it is cancelled."""
+        """Measure models that were used since, every `every_s`: they grow as they work. Runs until cancelled."""
         while True:
             await asyncio.sleep(every_s)
             await self._measure()
 
     def close(self) -> None:
-        """All are about to be unloaded: nobody sleeps or is woken for the budget's sake any more."""
+        """Stop putting models to sleep and waking them: all are about to be unloaded."""
         self._closing = True
         if self._alarm is not None:
             self._alarm.cancel()
-        for key in [*self._pauses]:
-            self._end_pause(key)
-
-    def _end_pause(self, key: str) -> None:
-        self._pauses.pop(key).cancel()
-        self._leave(key)
-
-    def _leave(self, key: str) -> None:
-        self._budget.leave(key)
-        self._look_soon()
 
     async def _measure(self) -> None:
         stale, self._stale = self._stale, set()
@@ -277,13 +249,13 @@ class Room:
         self._look()
 
     def _look_soon(self) -> None:
-        """Not at once: whoever says that something has changed is in the middle of it."""
+        """Deferred, because the caller is in the middle of a change."""
         if not self._looks and self._budget.budget_bytes:
             self._looks = True
             asyncio.get_running_loop().call_soon(self._look)
 
     def _look(self) -> None:
-        """Let in who waits, then see to it that the budget is kept, and used."""
+        """Admit waiting models, then enforce the budget and fill what is free."""
         self._looks = False
         waiting = self._let_in()
         if not self._closing:
@@ -294,9 +266,9 @@ class Room:
             self._fill()
 
     def _let_in(self) -> list[_Place]:
-        """In the order in which they have come; who needs less may pass who has to wait, but not for ever.
+        """Admit in order of arrival; smaller models may overtake, up to PASSES_MAX times.
 
-        Who still waits, the first one first.
+        Returns those that still wait, in order.
         """
         passed: list[_Place] = []
         for key, place in list(self._line.items()):
@@ -321,7 +293,10 @@ class Room:
         return [place for place in passed if place.waits]
 
     def _end_turns(self, first: _Place | None) -> None:
-        """Hold who has to fall idle for the first in the line, and nobody else. Look again when another turn ends."""
+        """Hold the models that must become idle for the first in the queue, and release all others.
+
+        Sets the alarm for the end of the next turn if none can be held yet.
+        """
         now = monotonic()
         chosen: tuple[str, ...] = ()
         if first is not None:
@@ -342,9 +317,6 @@ class Room:
 
     def _forget(self, key: str) -> None:
         """It is not awake any more."""
-        pause = self._pauses.pop(key, None)
-        if pause is not None:
-            pause.cancel()
         self._stale.discard(key)
         self._turn_ends_at.pop(key, None)
         self._held.discard(key)
@@ -360,7 +332,7 @@ class Room:
         self._asleep.pop(key, None)
 
     def _fill(self) -> None:
-        """Wake who was sent to sleep last, as far as there is room for them beside those that are awake."""
+        """Wake sleeping models, last put to sleep first, as far as they fit into free memory."""
         free_bytes = self._budget.budget_bytes - self._budget.used_bytes
         for key, sleeper in reversed(self._asleep.copy().items()):
             if not sleeper.dormant:
@@ -394,7 +366,7 @@ def _of(sleeper: Sleeper, refused: Refused) -> Refused:
 
 
 def guessed_bytes(folder: Path) -> int:
-    """What a version will need that has never been loaded: its files, and a process around them."""
+    """Estimated size of a version that was never loaded: its files plus a process."""
     total = PROCESS_BYTES
     looked_at = 0
     for at, _, files in os.walk(folder):
@@ -407,7 +379,7 @@ def guessed_bytes(folder: Path) -> int:
 
 
 def used_bytes(pids: Iterable[int]) -> int:
-    """What processes have of memory: shared pages in equal parts (PSS). 0 for those that are gone."""
+    """Memory of processes in bytes, shared pages split evenly (PSS). Processes that ended count 0."""
     return sum(map(_proportional, pids))
 
 

@@ -1,4 +1,4 @@
-"""What tells whether the files of a version have changed."""
+"""Digests that tell whether the files of a version have changed."""
 
 import os
 from collections.abc import Iterator
@@ -9,11 +9,11 @@ from typing import Final
 from forebay.modelserver.repository import Described, Found
 
 FILES_MAX: Final = 10_000
-"""Of one version; more are not looked at."""
+"""Files of one version that are looked at; the rest is ignored."""
 
 
 def stamps(found: Found | None, described: Described) -> dict[int, str]:
-    """By version: names, sizes and times of its files, as a digest."""
+    """For each version, a digest of the names, sizes and modification times of its files."""
     if found is not None and found.bare:
         return dict.fromkeys(described.versions, found.stamp)
     return {number: _stamp(folder) for number, folder in described.versions.items()}

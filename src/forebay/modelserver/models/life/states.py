@@ -1,4 +1,4 @@
-"""The life cycle of a model version, as a table."""
+"""State machine of a model version, as a table."""
 
 from enum import StrEnum
 from typing import Final
@@ -7,7 +7,7 @@ from forebay.core.serving.errors import Kind
 
 
 class State(StrEnum):
-    """What a version is, by the names that the repository index has."""
+    """State of a version, named as in the repository index."""
 
     UNAVAILABLE = "UNAVAILABLE"
     LOADING = "LOADING"
@@ -16,19 +16,19 @@ class State(StrEnum):
 
 
 class Event(StrEnum):
-    """What happens to a version."""
+    """Events in the life of a version."""
 
     LOAD = "load"
     LOADED = "loaded"
     FAILED = "failed"
-    """It cannot be loaded, or not be kept running."""
+    """It could not be loaded, or failed for good while running."""
     UNLOAD = "unload"
     GONE = "gone"
-    """Its processes are no more."""
+    """Its processes have ended."""
 
 
 UNLOADED: Final = "unloaded"
-"""How the reason of a version begins that was unloaded by request: none for the server not to be ready."""
+"""Prefix of the reason of a version that was unloaded on request; it does not affect server readiness."""
 
 MOVES: Final = {
     (State.UNAVAILABLE, Event.LOAD): State.LOADING,
@@ -41,11 +41,11 @@ MOVES: Final = {
     (State.UNLOADING, Event.FAILED): State.UNAVAILABLE,
     (State.UNAVAILABLE, Event.UNLOAD): State.UNLOADING,
 }
-"""All that may happen; anything else is a mistake of ours."""
+"""All legal transitions; any other is a bug."""
 
 
 def after(state: State, event: Event) -> State:
-    """The next state. Raises KeyError for what cannot happen."""
+    """The next state. Raises KeyError for an illegal transition."""
     return MOVES[state, event]
 
 
@@ -59,4 +59,4 @@ KIND_TEXT: Final = {
     Kind.ALREADY_EXISTS: "Already exists",
     Kind.CANCELLED: "Cancelled",
 }
-"""How Triton begins the reason of a version that is not served."""
+"""Prefix of the reason of a version that is not served, as Triton writes it."""

@@ -1,4 +1,4 @@
-"""One version of one model: its life, its processes, and the requests that are under way in it."""
+"""One version of one model: its life cycle, its processes, and its requests in flight."""
 
 import asyncio
 import json
@@ -37,7 +37,7 @@ from forebay.modelserver.process.values import GaveUp
 from forebay.modelserver.repository import Described, complete
 
 PINNED: Final = "forebay.pinned"
-"""A parameter of a model: `true` keeps it from sleeping."""
+"""Model parameter: `true` keeps the model from sleeping."""
 
 
 class Scheduler(Runner, Protocol):
@@ -45,20 +45,20 @@ class Scheduler(Runner, Protocol):
 
     @property
     def waiting(self) -> int:
-        """Requests that wait."""
+        """Number of queued requests."""
 
     def set_instances(self, instances: int) -> None:
-        """There are that many now."""
+        """Update the number of instances."""
 
     def wake(self) -> None:
-        """Something has changed: look soon what can start."""
+        """Check soon whether a batch can start."""
 
     def close(self, refused: Refused) -> None:
-        """Nothing runs any more: all that wait end with this error."""
+        """Fail all queued requests with this error; no batch runs any more."""
 
 
 class Version:
-    """Made when it is to be loaded; after its end only its state and reason are of use."""
+    """One load of a version. Once it has ended, only its state and reason are meaningful."""
 
     def __init__(self, site: Site, described: Described, number: int) -> None:
         self._site = site
@@ -70,9 +70,9 @@ class Version:
         self.reason = ""
         self.counts = Counts(self.name, self.text)
         self.ledger = Ledger()
-        """What the model counts of its own."""
+        """Custom metrics of the model."""
         self.inflight = 0
-        """Requests that have no (last) answer yet."""
+        """Requests without a final response."""
         self.held_bytes = 0
         site.loads += 1
         self._load = site.loads
@@ -81,32 +81,32 @@ class Version:
         self._runner: Scheduler | None = None
         self._answers: Answers | None = None
         self._size_bytes = 0
-        """What its processes have taken when that was last measured."""
+        """Last measured memory of its processes."""
         self._weighed = False
-        """Whether that is known from a load."""
+        """Whether `_size_bytes` comes from a load rather than an estimate."""
         self._process: ModelProcess | None = None
         self._seats: Seats | None = None
         self._held = False
-        """It begins nothing new, because others wait for its memory."""
+        """No new batches start, because others wait for its memory."""
         self._still = False
-        """Besides, nothing runs."""
+        """Held, and no batch is running."""
         self._given_up = False
         self._gone = asyncio.Event()
         self._quiet = asyncio.Event()
 
     @property
     def config(self) -> ModelConfig:
-        """What it is, as far as is known."""
+        """The configuration, completed as far as the model was loaded."""
         return self.described.config
 
     @property
     def document(self) -> Mapping[str, Any]:
-        """The configuration as clients see it."""
+        """The configuration document that clients see."""
         return self.described.document
 
     @property
     def healthy(self) -> bool:
-        """Whether requests are answered now: ready, and not all of its processes being replaced."""
+        """Whether it is ready and at least one of its instances is up."""
         process = self._process
         return self.state is State.READY and (
             process is None or not process.instances or any(map(process.alive, range(process.instances)))
@@ -114,37 +114,37 @@ class Version:
 
     @property
     def key(self) -> str:
-        """A name that no other load of any version has."""
+        """Unique name of this load of the version."""
         return f"{self.name}:{self.text}#{self._load}"
 
     @property
     def pinned(self) -> bool:
-        """It must not sleep: the operator says so, or it knows of sequences."""
+        """Whether it must not sleep: pinned by the operator or its configuration, or it holds sequence state."""
         config = self.config
         return self.name in self._site.options.pinned or config.says(PINNED) or config.sequences is not None
 
     @property
     def busy(self) -> bool:
-        """Whether it has requests, and works on them."""
+        """Whether it has requests, unless it is held and none of them runs."""
         return self.inflight > 0 and not self._still
 
     @property
     def pids(self) -> Sequence[int]:
-        """Its processes."""
+        """Process ids of its instances."""
         return self._process.pids if self._process is not None else ()
 
     @property
     def process(self) -> ModelProcess | None:
-        """What runs it; None: nothing yet, or nothing any more, or it is an ensemble."""
+        """The processes that run it; None if there are none, or it is an ensemble."""
         return self._process
 
     @property
     def waiting(self) -> int:
-        """Requests that wait for an instance."""
+        """Number of queued requests."""
         return self._runner.waiting if self._runner is not None else 0
 
     async def load(self) -> None:
-        """Start its processes and make it ready, but for being found. Raises `Refused`; nothing is left then."""
+        """Start the processes; the caller publishes the version. Raises `Refused`, leaving nothing behind."""
         self._move(Event.LOAD)
         began = monotonic()
         failed: BaseException | None = None
@@ -161,7 +161,7 @@ class Version:
             failed = error
         if failed is not None:
             await self._end(None)
-            text = failed.text if isinstance(failed, Refused) else "the load was given up"
+            text = failed.text if isinstance(failed, Refused) else "the load was cancelled"
             kind = failed.kind if isinstance(failed, Refused) else Kind.UNAVAILABLE
             self._move(Event.FAILED, f"{KIND_TEXT[kind]}: {text}")
             raise failed
@@ -170,14 +170,14 @@ class Version:
         self._move(Event.LOADED)
 
     def forget_answers(self) -> None:
-        """Look for none in the cache that are there by now: what the model needs is another one."""
+        """Invalidate the cached responses: a dependency has changed."""
         config, cache = self.config, self._site.cache
         if cache is not None and config.cache and config.sequences is None and not config.decoupled:
             self._site.loads += 1
             self._answers = Answers(cache, self.name, self.text, self._site.loads, self.counts)
 
     def submit(self, request: InferRequest, on_response: OnResponse) -> Call:
-        """Check and queue a request. Raises `Refused`."""
+        """Validate and queue a request. Raises `Refused`."""
         runner, contract = self._runner, self._contract
         if runner is None or contract is None or self.state is not State.READY:
             raise Refused(Kind.UNAVAILABLE, f"Request for unknown model: {not_ready(self.name, self.text)}")
@@ -211,11 +211,11 @@ class Version:
         return call
 
     def measure(self) -> "list[asyncio.Future[None]]":
-        """Ask for what the model counts of its own; what is to be awaited until it is in the ledger."""
+        """Ask the instances for custom metrics; await the futures until the ledger has them."""
         return self._process.measure() if self._process is not None else []
 
     def give_up(self) -> None:
-        """Let a load that is under way fail now, however long it would have taken."""
+        """Abort a load in progress."""
         self._given_up = True
         if self.state is State.LOADING:
             self._site.room.withdraw(self)
@@ -223,7 +223,7 @@ class Version:
                 self._process.stop()
 
     async def unload(self, reason: str = UNLOADED) -> None:
-        """Take no more requests, finish those under way, bounded in time, and end the processes."""
+        """Reject new requests, drain those in flight within `drain_s`, and stop the processes."""
         self._move(Event.UNLOAD)
         self.go_on()
         if self.inflight:
@@ -232,18 +232,18 @@ class Version:
                 async with asyncio.timeout(self._site.options.drain_s):
                     await self._quiet.wait()
             except TimeoutError:
-                self._log.warning("unloading with requests under way", requests=self.inflight)
+                self._log.warning("drain timed out: unloading with requests in flight", requests=self.inflight)
         self._site.room.withdraw(self)
         await self._end(Refused(Kind.UNAVAILABLE, f"model '{self.name}' version {self.text} has been unloaded"))
         self._move(Event.GONE, reason)
 
     def dismiss(self) -> None:
-        """It has failed, but nobody wants it any more: the server may be ready without it."""
+        """Clear a failure, so that it does not affect server readiness."""
         if self.state is State.UNAVAILABLE:
             self.reason = UNLOADED
 
     async def adopt(self, described: Described) -> None:
-        """Take over a configuration that differs only in its instances, while requests go on. Raises `Refused`."""
+        """Apply a configuration that differs only in its instances while requests go on. Raises `Refused`."""
         self.described = replace(self.described, labels=described.labels)
         instances = described.config.instances
         if instances == self.config.instances:
@@ -263,14 +263,14 @@ class Version:
                 self._site.room.resize(self, await self.measured())
 
     def hold(self) -> None:
-        """Begin nothing new: others wait for its memory, and it is not busy once what runs has ended."""
+        """Start no new batches: others wait for its memory, and it is idle once the running ones end."""
         if self.state is State.READY and isinstance(self._runner, Queued):
             self._held = True
             self._runner.hold()
             self._look_still()
 
     def go_on(self) -> None:
-        """Nobody waits for its memory any more."""
+        """Undo `hold`."""
         if self._held and isinstance(self._runner, Queued):
             self._runner.go_on()
             if self._still and self.inflight:
@@ -284,10 +284,10 @@ class Version:
                 self._site.room.leave(self)
 
     def sleep(self) -> Awaitable[None]:
-        """End its processes until it is woken for a request: others need the memory. Only while it is not busy."""
+        """Stop its processes until a request wakes it: others need the memory. Only while it is not busy."""
         assert not self.busy
         runner = self._runner
-        if self.state is State.READY and isinstance(runner, Queued):  # else it is ending anyway
+        if self.state is State.READY and isinstance(runner, Queued):  # else it is ending already
             self._log.info("model sleeps", size_bytes=self._size_bytes, requests=self.inflight)
             self._held = self._still = False
             parking = Parking(self.config, self.counts, self._awaken, partial(self._site.room.withdraw, self))
@@ -297,16 +297,16 @@ class Version:
 
     @property
     def dormant(self) -> bool:
-        """Whether it sleeps, and would be loaded for a request."""
+        """Whether it sleeps and a request would wake it."""
         return self.state is State.READY and isinstance(self._runner, Parking)
 
     @property
     def size_bytes(self) -> int:
-        """What its processes have taken when that was last measured."""
+        """Last measured memory of its processes."""
         return self._size_bytes
 
     def wake(self) -> None:
-        """Load it again before a request asks for it."""
+        """Load a sleeping version again before a request needs it."""
         if isinstance(self._runner, Parking):
             self._runner.awaken()
 
@@ -314,7 +314,7 @@ class Version:
         self._site.tasks.create_task(self._wake())
 
     async def _wake(self) -> None:
-        """Load it again, for the requests that wait."""
+        """Load a sleeping version again, for its waiting requests."""
         parking = self._runner
         assert isinstance(parking, Parking)
         try:
@@ -344,11 +344,11 @@ class Version:
         return Ensemble(self.config, self.text, dag, self.counts, self._site.others)
 
     async def _start(self) -> Scheduler:
-        """Processes with everything around them. Raises `Refused`; `_end` is for the caller then."""
+        """Start the processes and build the scheduler. Raises `Refused`; the caller then calls `_end`."""
         site = self._site
         process = await self._begin()
         if not await self._settled():
-            await self._end(None)  # who waits for memory holds none: so no two wait for each other
+            await self._end(None)  # hold no memory while waiting for more, or two loads could deadlock
             process = await self._begin()
             await self._settled()
         site.room.loaded(self)
@@ -361,7 +361,7 @@ class Version:
         return Queued(config, executor, process.instances)
 
     async def _begin(self) -> ModelProcess:
-        """Processes that are ready, once there is room for them. Raises `Refused`."""
+        """Start processes once there is room for them, and wait until they are ready. Raises `Refused`."""
         site, options = self._site, self._site.options
         config = self.config
         await self._enter_room()
@@ -394,23 +394,23 @@ class Version:
         return process
 
     async def _enter_room(self) -> None:
-        """Wait until there is memory. Raises `Refused`."""
+        """Wait for memory. Raises `Refused`."""
         room, options = self._site.room, self._site.options
         if self.state is State.LOADING:
             wait_s = options.load_timeout_s
         else:
             wait_s = options.room_wait_s if self.waiting else 0.0
         size_bytes = 0
-        if self._weighed:  # it may have grown beyond what there is, but it was loaded with less
+        if self._weighed:  # it may have grown beyond the budget, but it was loaded with less
             size_bytes = min(self._size_bytes, room.most_bytes(self))
         elif options.memory_bytes:
             size_bytes = guessed_bytes(self.folder)
         await room.admit(self, size_bytes, wait_s)
 
     async def _settled(self) -> bool:
-        """Whether there is room for what its processes have turned out to take. Raises `Refused` if there cannot be.
+        """Whether the measured size of its processes fits. Raises `Refused` if it never can.
 
-        If it was known before, a little more than that is no reason to wait for others and load it again.
+        If the size was known before, slightly more is no reason to wait for others and load it again.
         """
         if not self._site.options.memory_bytes:
             return True
@@ -418,7 +418,7 @@ class Version:
         return await self._site.room.settle(self, await self.measured(), anyway=known)
 
     async def measured(self) -> int:
-        """What its processes take now."""
+        """Memory that its processes take now."""
         pids = tuple(self.pids)
         size_bytes = await asyncio.to_thread(used_bytes, pids)
         if size_bytes and pids == tuple(self.pids):
@@ -427,30 +427,30 @@ class Version:
 
     @property
     def folder(self) -> Path:
-        """That of the version."""
+        """Folder of the version."""
         return self.described.versions[self.number]
 
     async def _keep(self, process: ModelProcess) -> None:
-        """Own the processes until they end."""
+        """Supervise the processes until they end."""
         try:
             await process.run()
         except GaveUp as gave_up:
             self._lost(str(gave_up))
-        except Exception as error:  # supervisor: a mistake in keeping one model must not cost the others
+        except Exception as error:  # supervisor: a bug in one model's process handling must not take the others down
             self._log.error("model process failed", trace=traceback.format_exc())
             self._lost(f"{type(error).__name__}: {error}")
         finally:
             self._gone.set()
 
     def _lost(self, why: str) -> None:
-        """Its processes are gone for good."""
+        """Its processes have failed for good."""
         if self.state is State.READY:
             self._move(Event.FAILED, f"{KIND_TEXT[Kind.INTERNAL]}: {why}")
             text = f"model '{self.name}' version {self.text} is not available: {why}"
             self._close(Refused(Kind.UNAVAILABLE, text))
 
     async def _end(self, refused: Refused | None) -> None:
-        """End what runs and what waits."""
+        """Stop the processes; with an error, fail all queued requests first."""
         process = self._process
         if refused is not None:
             self._close(refused)
@@ -470,7 +470,7 @@ class Version:
     def _changed(self) -> None:
         if self._runner is not None:
             self._runner.wake()
-        self._look_still()  # what a lost process never came to waits again
+        self._look_still()  # requests that a lost process had not started are queued again
 
     def _ended(self, call: Call) -> None:
         self.inflight -= 1
@@ -493,5 +493,5 @@ class Version:
 
 
 def not_ready(name: str, version: str) -> str:
-    """What Triton says of a version that is there but does not serve."""
+    """Triton's text for a version that exists but is not ready."""
     return f"'{name}' version {version} is not at ready state"

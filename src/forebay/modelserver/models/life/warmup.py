@@ -1,4 +1,4 @@
-"""Requests that every instance of a model must have answered before the model is ready."""
+"""Warm-up: requests that every instance must have answered before the model is ready."""
 
 import asyncio
 import secrets
@@ -15,13 +15,13 @@ from forebay.modelserver.process.process import ModelProcess
 from forebay.modelserver.process.values import Answer, Done, Work
 
 FOLDER: Final = "warmup"
-"""In the model's folder: files with the bytes of inputs."""
+"""Subfolder of the model's folder with input data files."""
 BYTES_MAX: Final = 2**30
-"""Of all inputs of one warm-up request."""
+"""Size limit of all inputs of one warm-up request."""
 
 
 class _Heard:
-    """Collects what a warm-up batch says."""
+    """Collects the responses to one warm-up batch."""
 
     def __init__(self) -> None:
         self.ended = asyncio.Event()
@@ -37,7 +37,7 @@ class _Heard:
         self._check()
 
     def on_done(self, done: Done) -> None:
-        """The batch is over."""
+        """The batch has finished."""
         if done.failure is not None:
             self.errors.append(done.failure.text)
         for answer in done.answers:
@@ -56,7 +56,7 @@ class _Heard:
 
 
 async def warm_up(config: ModelConfig, folder: Path, process: ModelProcess, strings_max: int = STRINGS_MAX) -> None:
-    """Run all warm-ups of a model on each of its instances. Raises `Refused` with what went wrong."""
+    """Run all warm-up samples on each instance. Raises `Refused` with the errors."""
     contract = Contract(config, strings_max)
     for warmup in config.warmups:
         works = list(works_of(config, warmup, folder, contract))
@@ -71,14 +71,14 @@ async def warm_up(config: ModelConfig, folder: Path, process: ModelProcess, stri
 
 
 def works_of(config: ModelConfig, warmup: Warmup, folder: Path, contract: Contract) -> Iterator[Work]:
-    """The requests of one warm-up: as many as its batch size says, with one row each. Raises `Refused`."""
+    """The requests of one warm-up sample: `batch_size` requests of one row each. Raises `Refused`."""
     if not warmup.batch_size:
-        return  # none, as in Triton: nothing of the sample is looked at
+        return  # no requests, as in Triton; the sample is not even validated
     sample = f"warmup sample '{warmup.name}'"
     given = [_tensor(config, name, each, folder, sample) for name, each in warmup.inputs.items()]
     if sum(len(tensor.data) for tensor in given) > BYTES_MAX:
         raise Refused(Kind.INVALID_ARGUMENT, f"{sample} has more than {BYTES_MAX} bytes")
-    # Inputs that the scheduler makes are no client's, so that the contract knows nothing of them.
+    # Clients cannot send inputs that the scheduler makes, so the contract does not know them.
     made = _made(config)
     own = tuple(tensor for tensor in given if tensor.name not in made)
     try:
@@ -91,7 +91,7 @@ def works_of(config: ModelConfig, warmup: Warmup, folder: Path, contract: Contra
 
 
 def _made(config: ModelConfig) -> set[str]:
-    """The inputs of a model that come from its scheduler, unless a warm-up gives them."""
+    """Inputs that the scheduler makes, unless a warm-up sample gives them."""
     names = {name for batch_input in config.batch_inputs for name in batch_input.targets}
     if config.sequences is not None:
         names.update(control.tensor for control in config.sequences.controls)
@@ -102,7 +102,8 @@ def _made(config: ModelConfig) -> set[str]:
 def _tensor(config: ModelConfig, name: str, given: WarmupInput, folder: Path, sample: str) -> Tensor:
     batched = config.max_batch > 0 and name not in _made(config)
     shape = (1, *given.dims) if batched else given.dims
-    size_bytes = prod(given.dims) * ELEMENT_BYTES.get(given.datatype, LENGTH.size)  # one without text is its length
+    # an empty string is encoded as its length prefix
+    size_bytes = prod(given.dims) * ELEMENT_BYTES.get(given.datatype, LENGTH.size)
     if size_bytes > BYTES_MAX:
         text = f"{sample}: input '{name}' has {size_bytes} bytes; at most {BYTES_MAX}"
         raise Refused(Kind.INVALID_ARGUMENT, text)

@@ -1,9 +1,9 @@
-"""Models that call other models.
+"""Requests that models send to other models (Triton's business logic scripting).
 
-Such a call is a request like any other: it waits in the queue of the model that is called and counts there. The
-calling instance stays busy meanwhile, so models that wait for each other in a circle, with no instance left for the
-calls, wait until the batch that asked counts as a hang (`hang_s`): its process is then replaced. What a process has
-asked for is withdrawn when it ends, however that comes about: else it would run on in the next one, and hang it too.
+Such a call is a request like any other: it waits in the callee's queue and is counted there. The calling instance
+stays busy meanwhile, so models that call each other in a cycle, with no free instance left, wait until the caller's
+batch counts as hung (`hang_s`) and its process is replaced. Pending calls of a process are cancelled when it ends,
+for whatever reason: else they would run on and hang the next one too.
 """
 
 from forebay.core.serving.errors import Refused
@@ -17,7 +17,7 @@ LATEST = -1
 
 
 def nested(site: Site, asked: Asked) -> None:
-    """Send on what a model asks; its answers, or why there is none, go back to it."""
+    """Run a model's call to another model, or to load or unload one; responses and errors go back to the caller."""
     if asked.act is not Act.INFER:
         site.tasks.create_task(_administer(site.others, asked))
         return
@@ -48,12 +48,12 @@ def nested(site: Site, asked: Asked) -> None:
         text = refused.text
         if text.startswith("Request for unknown model"):
             text = f"Failed for execute the inference request. Model '{asked.model}' is not ready."
-        text = f"Model {asked.model} - Error when running inference: {text}"  # Triton's words, all of it
+        text = f"Model {asked.model} - Error when running inference: {text}"  # all of it Triton's wording
         asked.respond(Answer(error=Refused(refused.kind, text)), True)
 
 
 async def _administer(others: Others, asked: Asked) -> None:
-    """Load or unload a model for another one, or say whether it serves."""
+    """Load or unload a model on behalf of another one, or report whether it is ready."""
     name, parameters = asked.model, asked.work.parameters
     said: dict[str, Parameter] = {}
     try:

@@ -1,7 +1,8 @@
-"""The response cache: answers by what was asked. Triton's rule: whole answers of models that say `response_cache`.
+"""The response cache, keyed by request content, with Triton's rule: complete responses of models with
+`response_cache`.
 
-Unlike Triton's, the key has the shapes and the wanted outputs in it, so that requests that differ only there never
-get one another's answer.
+Unlike Triton's, the key covers input shapes and requested outputs, so that requests that differ only there never
+share a response.
 """
 
 import secrets
@@ -17,22 +18,22 @@ from forebay.modelserver.models.running.counting import Counts
 from forebay.modelserver.models.running.inputs import Checked, size_bytes
 
 _SEED: Final = secrets.randbits(64)
-"""So that nobody outside can look for two questions with one key."""
+"""Keeps clients from constructing requests with colliding keys."""
 
 
 class Kept(NamedTuple):
-    """An answer in the cache."""
+    """A cached response."""
 
     outputs: tuple[Tensor, ...]
     parameters: dict[str, Parameter]
 
 
 Cache = ByteLru[bytes, Kept]
-"""Of the whole server."""
+"""One for the whole server."""
 
 
 class Answers:
-    """What the cache has of one model version since a load, its own or that of a model that it needs."""
+    """Cached responses of one model version, valid since the last load of it or of a model that it depends on."""
 
     def __init__(self, cache: Cache, model: str, version: str, load: int, counts: Counts) -> None:
         self._cache = cache
@@ -42,7 +43,7 @@ class Answers:
         self._counts = counts
 
     def find(self, call: Call) -> InferResponse | None:
-        """The answer that another request has got to the same question; counted. None: ask the model."""
+        """Look up the response to an identical request; counts hits. None: run the model."""
         start_ns = monotonic_ns()
         call.cache_key = key_of(self._model, self._version, self._load, call.checked)
         kept = self._cache.get(call.cache_key)
@@ -53,7 +54,7 @@ class Answers:
         return InferResponse(self._model, self._version, call.request.id, kept.outputs, parameters=kept.parameters)
 
     def keep(self, call: Call, response: InferResponse) -> None:
-        """Remember the answer that the model has given; counted."""
+        """Cache the model's response; counts the miss."""
         start_ns = monotonic_ns()
         if self._cache.get(call.cache_key) is None:
             outputs = response.copied().outputs
@@ -63,7 +64,7 @@ class Answers:
 
 
 def key_of(model: str, version: str, load: int, checked: Checked) -> bytes:
-    """What an answer is kept under; `load` tells apart what one version was before and after it was reloaded."""
+    """The cache key; `load` keeps apart responses from before and after a reload."""
     digest = xxh3_128(repr((model, version, load, checked.outputs)).encode(), seed=_SEED)
     for tensor in sorted(checked.inputs, key=lambda tensor: tensor.name):
         digest.update(repr((tensor.name, tensor.datatype, tensor.shape, size_bytes(tensor.data))).encode())

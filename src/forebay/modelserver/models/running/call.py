@@ -1,4 +1,4 @@
-"""One request under way in one version of one model."""
+"""One request in flight in one model version."""
 
 import asyncio
 from collections.abc import Callable
@@ -12,36 +12,36 @@ from forebay.modelserver.models.running.inputs import Checked
 
 
 class Phase(IntEnum):
-    """How far a request has come."""
+    """Progress of a request."""
 
     WAITING = 0
-    """For an instance, or for its model to be loaded again."""
+    """Queued for an instance, or for a sleeping model to be loaded."""
     RUNNING = 1
     ENDED = 2
 
 
 class Runner(Protocol):
-    """Who makes answers for the requests of one model version."""
+    """Runs the requests of one model version."""
 
     def submit(self, call: "Call") -> None:
-        """Take a request. Raises `Refused` if it cannot wait; answers come later, never before this has returned."""
+        """Queue a request. Raises `Refused` if it cannot; responses come later, never before this returns."""
 
     def cancel(self, call: "Call") -> None:
-        """Nobody waits for this request any more; its phase is as yet unchanged."""
+        """Cancel a request whose phase has not been changed yet."""
 
 
 class Watch(Protocol):
-    """Who traces a request. Ensembles tell of their steps."""
+    """Traces a request. Ensembles report their steps."""
 
     def step(self, call: "Call") -> "Watch":
-        """A step of the request begins; who watches that."""
+        """A step of an ensemble begins; returns its watch."""
 
     def heard(self, response: InferResponse | None, final: bool) -> None:
-        """A response of the step has come, or its end."""
+        """A response of the step, or its end."""
 
 
 class Spent(NamedTuple):
-    """What an execution took, in nanoseconds."""
+    """Compute times of an execution, in nanoseconds."""
 
     input_ns: int = 0
     infer_ns: int = 0
@@ -52,7 +52,7 @@ NOTHING_SPENT: Final = Spent()
 
 
 class Call:
-    """A request, its answer's way back, and its times (CLOCK_MONOTONIC, nanoseconds)."""
+    """A request in flight with its response callback and timestamps (CLOCK_MONOTONIC, nanoseconds)."""
 
     __slots__ = (
         "_on_response",
@@ -82,33 +82,33 @@ class Call:
         self.phase = Phase.WAITING
         self.started_ns = self.queued_ns = monotonic_ns()
         self.batch = self.index = -1
-        """Where it runs: what the process has called its batch, and its place in there."""
+        """The number of its batch in the process, and its index in the batch."""
         self.responses = 0
         self.cache_key = b""
         self.cache_ns = 0
-        """How long it took to find that the cache has no answer."""
+        """Time of a cache lookup that missed."""
         self.spent = NOTHING_SPENT
         self.size_bytes = 0
         self.on_answer: Callable[[InferResponse], None] | None = None
-        """Hears of each response before it goes out."""
+        """Called with each response before it is sent."""
         self.on_end: Callable[[Call], None] | None = None
-        """Hears of the end, whatever it is."""
+        """Called when the request ends, for whatever reason."""
         self.watch: Watch | None = None
 
     @property
     def cancelled(self) -> bool:
-        """Whether nobody waits for an answer."""
+        """Whether the client has cancelled the request."""
         return self._on_response is None
 
     def cancel(self) -> None:
-        """Nobody waits for it any more; nothing is called after this."""
+        """Cancel the request; no response is delivered after this."""
         if self._on_response is not None and self.phase is not Phase.ENDED:
             self._on_response = None
             if self.runner is not None:
                 self.runner.cancel(self)
 
     def respond(self, response: InferResponse | None, final: bool) -> None:
-        """Pass an answer on; the last one ends the request."""
+        """Deliver a response; the final one ends the request."""
         if self.phase is Phase.ENDED:
             return
         if response is not None:
@@ -121,17 +121,18 @@ class Call:
         if on_response is not None:
             try:
                 on_response(response, final)
-            except Exception as error:  # supervisor: who asked cannot take it, but others share the batch
-                context = {"message": "an answer could not be passed on", "exception": error}
+            # supervisor: one client's failing callback must not affect the others in the batch
+            except Exception as error:
+                context = {"message": "a response callback failed", "exception": error}
                 asyncio.get_running_loop().call_exception_handler(context)
 
     def end(self) -> None:
-        """It is over; says nothing to who asked."""
+        """End the request without a response."""
         if self.phase is not Phase.ENDED:
             self.phase = Phase.ENDED
             if self.on_end is not None:
                 self.on_end(self)
 
     def fail(self, error: Refused, model: str, version: str) -> None:
-        """End with an error."""
+        """End the request with an error."""
         self.respond(InferResponse(model, version, self.request.id, error=error), True)

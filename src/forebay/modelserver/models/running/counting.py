@@ -1,8 +1,8 @@
-"""What is counted of the requests of one model version, by Triton's rules.
+"""Statistics of one model version, by Triton's rules.
 
-Every request of a batch has the whole batch's compute times. A batch counts as one execution even where its requests
-fail in the model. A cache hit is a success without an execution. Requests that are refused before they wait count
-nowhere.
+Every request of a batch is counted with the compute times of the whole batch. A batch counts as one execution even if
+requests in it fail in the model. A cache hit is a success without an execution. Requests rejected before they are
+queued are not counted.
 """
 
 from enum import StrEnum
@@ -19,20 +19,20 @@ class Reason(StrEnum):
     """Why a request failed."""
 
     REJECTED = "REJECTED"
-    """It waited for too long, or a newer one has taken its place."""
+    """Timed out in the queue, or displaced by a newer request."""
     CANCELED = "CANCELED"
     BACKEND = "BACKEND"
     OTHER = "OTHER"
 
 
 class Counts:
-    """The account of one model version."""
+    """Statistics of one model version."""
 
     def __init__(self, name: str, version: str) -> None:
         self.statistics = ModelStatistics(name, version, failures=dict.fromkeys(Reason, 0))
 
     def success(self, call: Call, start_ns: int, spent: Spent, rows: int) -> None:
-        """A request has its answer; its execution started at `start_ns`."""
+        """A request succeeded; its execution started at `start_ns`."""
         now = monotonic_ns()
         total = self.statistics
         total.inference_count += rows
@@ -43,12 +43,12 @@ class Counts:
         total.compute_output.add(spent.output_ns)
 
     def failure(self, call: Call, reason: Reason) -> None:
-        """A request has an error for an answer."""
+        """A request failed."""
         self.statistics.fail.add(monotonic_ns() - call.started_ns)
         self.statistics.failures[reason] += 1
 
     def drop(self, request: InferRequest) -> None:
-        """A request gave way to a newer one before it was queued."""
+        """A request was displaced by a newer one before it was queued."""
         self.statistics.fail.add(max(0, monotonic_ns() - request.came_ns))
         self.statistics.failures[Reason.REJECTED] += 1
 
@@ -58,7 +58,7 @@ class Counts:
         call.fail(refused, self.statistics.name, self.statistics.version)
 
     def execution(self, rows: int, spent: Spent) -> None:
-        """A batch of that many rows has run."""
+        """A batch with that many rows was executed."""
         total = self.statistics
         total.last_inference_ms = int(wall_s() * 1000)
         total.execution_count += 1
@@ -70,19 +70,19 @@ class Counts:
         batch.compute_output.add(spent.output_ns)
 
     def hit(self, call: Call, lookup_start_ns: int, lookup_ns: int) -> None:
-        """The cache had the answer."""
+        """The response came from the cache."""
         total = self.statistics
         total.success.add(monotonic_ns() - call.started_ns)
         total.queue.add(lookup_start_ns - call.queued_ns)
         total.cache_hit.add(lookup_ns)
 
     def miss(self, lookup_and_insert_ns: int) -> None:
-        """An answer was computed and has been put into the cache."""
+        """A response was computed and cached."""
         self.statistics.success.add(lookup_and_insert_ns, count=0)
         self.statistics.cache_miss.add(lookup_and_insert_ns)
 
     def response(self, index: int, start_ns: int, infer_end_ns: int, outcome: "Outcome") -> None:
-        """The response of that index of a decoupled model; `start_ns` is when its request began to be worked on."""
+        """A decoupled model's response with that index; `start_ns` is when the execution of the request started."""
         key = str(index)
         entry = self.statistics.responses.get(key)
         if entry is None:
@@ -98,7 +98,7 @@ class Counts:
 
 
 class Outcome(StrEnum):
-    """How a response of a decoupled model ended; the names are those of the fields that count them."""
+    """How a response of a decoupled model ended; values are the names of the fields that count them."""
 
     SUCCESS = "success"
     FAIL = "fail"

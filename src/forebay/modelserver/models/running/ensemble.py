@@ -1,4 +1,4 @@
-"""Ensembles: each request goes through models, whose outputs go on as they are, as views into shared memory."""
+"""Ensembles: requests that run through several models; tensors pass between steps as views of shared memory."""
 
 import asyncio
 from dataclasses import replace
@@ -17,7 +17,7 @@ from forebay.modelserver.models.site import Others
 
 
 class _Sequence(NamedTuple):
-    """What steps pass on of sequences: a step may send what follows into another one, by response parameters."""
+    """Sequence fields passed between steps: response parameters of a step may move the rest to another sequence."""
 
     sequence_id: int | str
     sequence_start: bool
@@ -27,20 +27,20 @@ class _Sequence(NamedTuple):
 class _Value(NamedTuple):
     tensor: Tensor
     made_rows: int
-    """Batch size of the request that made it; 0: its maker does not batch."""
+    """Batch size of the request that produced it; 0: the producer does not batch."""
     sequence: "_Sequence | None" = None
-    """What the step said that made it; None: the client did."""
+    """Sequence set by the step that produced it; None: it comes from the client."""
 
 
 class _Waiting(NamedTuple):
-    """A step that may not start yet."""
+    """A step run that waits for its in-flight limit."""
 
     request: "_Request"
     run: int
 
 
 class Ensemble:
-    """The requests of one ensemble."""
+    """Runs the requests of one ensemble."""
 
     def __init__(self, config: ModelConfig, version: str, dag: Dag, counts: Counts, others: Others) -> None:
         self.config = config
@@ -54,7 +54,7 @@ class Ensemble:
 
     @property
     def waiting(self) -> int:
-        """None: its steps do."""
+        """Always 0: only the steps' models queue."""
         return 0
 
     def submit(self, call: Call) -> None:
@@ -63,42 +63,42 @@ class Ensemble:
         self._loop.call_soon(request.begin)
 
     def cancel(self, call: Call) -> None:
-        """Nobody waits for that request: neither for its steps."""
+        """Cancel a request together with its steps."""
         request = self._requests.get(call)
         if request is not None:
             request.abandon()
             self.end(call, Refused(Kind.CANCELLED, ""), Reason.CANCELED)
 
     def set_instances(self, instances: int) -> None:
-        """There are none."""
+        """An ensemble has no instances."""
 
     def wake(self) -> None:
-        """There is nothing to start."""
+        """Nothing to do: no batches start here."""
 
     def close(self, refused: Refused) -> None:
-        """End all requests with this error."""
+        """Fail all requests with this error."""
         for call, request in list(self._requests.items()):
             request.abandon()
             self.end(call, refused)
 
     def end(self, call: Call, refused: Refused | None = None, reason: Reason = Reason.OTHER) -> None:
-        """A request is over."""
+        """Forget a finished request; with an error, fail it."""
         self._requests.pop(call, None)
         if refused is not None:
             self.counts.refuse(call, refused, reason)
 
 
 class _Request:
-    """One request on its way through an ensemble."""
+    """One request in an ensemble."""
 
     def __init__(self, owner: Ensemble, call: Call) -> None:
         self._owner = owner
         self._call = call
         self._flow: Flow[_Value, None] = Flow(owner.dag, call.checked.outputs)
         self._starts: dict[int, Start[_Value]] = {}
-        """Runs that have not ended."""
+        """Step runs that have not ended."""
         self._calls: dict[int, Call] = {}
-        """Those of them that their models have."""
+        """The requests in flight of those runs."""
         request = call.request
         self._own = _Sequence(request.sequence_id, request.sequence_start, request.sequence_end)
         self._sequences: dict[int, _Sequence] = {}
@@ -106,7 +106,7 @@ class _Request:
         self._spent = Spent()
 
     def begin(self) -> None:
-        """Give the ensemble its inputs."""
+        """Feed the inputs into the ensemble."""
         if self._call.phase is Phase.ENDED:
             return
         self._began_ns = monotonic_ns()
@@ -116,11 +116,11 @@ class _Request:
         self._proceed(self._flow.begin(inputs), Kind.INVALID_ARGUMENT)
 
     def abandon(self) -> None:
-        """Nobody waits for the answer."""
+        """Cancel all steps."""
         self._cancel(self._flow.abandon())
 
     def start(self, run: int) -> None:
-        """Run a step: its gate is open."""
+        """Run a step that the in-flight limit admits."""
         start = self._starts[run]
         step = self._owner.config.steps[start.step]
         model = self._owner.others.lookup(step.model, step.version)
@@ -153,7 +153,7 @@ class _Request:
     def _blamed(
         self, start: Start[_Value], model: ModelConfig | None, request: InferRequest, refused: Refused
     ) -> Refused:
-        """What a step has refused: it is not the client's fault if only what other steps have made does not fit."""
+        """A step's rejection; INTERNAL, not the client's error, if only tensors made by other steps are invalid."""
         config = self._owner.config
         made = {tensor for step in config.steps for tensor in step.outputs.values()}
         fed = {own: tensor for own, tensor in config.steps[start.step].inputs.items() if tensor in made}
@@ -168,7 +168,7 @@ class _Request:
         return Refused(Kind.INTERNAL, text)
 
     def _answered(self, run: int, response: InferResponse | None, final: bool) -> None:
-        """A step has given a response."""
+        """A response of a step."""
         call = self._calls[run]
         if call.watch is not None:
             call.watch.heard(response, final)
@@ -192,7 +192,7 @@ class _Request:
         self._proceed(self._flow.fail(run, refused.text), refused.kind, refused.retry_after_s)
 
     def _leave(self, run: int) -> None:
-        """A run has ended: another one may take its place."""
+        """A step run ended: start the next one that waits for its in-flight slot."""
         start = self._starts.pop(run)
         self._calls.pop(run, None)
         self._sequences.pop(run, None)
@@ -201,7 +201,7 @@ class _Request:
             follower.request.start(follower.run)
 
     def _proceed(self, progress: Progress[_Value, None], kind: Kind, retry_after_s: int = 0) -> None:
-        """Do what follows from an event."""
+        """Act on what a flow event triggered."""
         call, owner = self._call, self._owner
         last = len(progress.responses) - 1
         for index, (number, values) in enumerate(progress.responses):
@@ -244,7 +244,7 @@ class _Request:
             dims = spec.dims if spec is not None else ()
             shape = carried_shape(tensor.shape, made_rows, dims, config.max_batch > 0)
             outputs.append(Tensor(name, tensor.datatype, shape, tensor.data))
-            if sequence is not None:  # also where there are none, as Triton does
+            if sequence is not None:  # sent even if there is no sequence, as in Triton
                 parameters.update(sequence._asdict())
         return InferResponse(
             config.name, self._owner.version, self._call.request.id, tuple(outputs), parameters=parameters
@@ -258,7 +258,7 @@ class _Request:
 
 
 def _fits(model: ModelConfig, inputs: tuple[Tensor, ...]) -> bool:
-    """Whether a model takes these tensors."""
+    """Whether the model accepts these inputs."""
     try:
         Contract(model).check(InferRequest(model.name, "", "", inputs))
     except Refused:
@@ -267,7 +267,7 @@ def _fits(model: ModelConfig, inputs: tuple[Tensor, ...]) -> bool:
 
 
 def _said(response: InferResponse, before: _Sequence) -> _Sequence:
-    """The sequence that a step's response goes on in."""
+    """The sequence in which the request goes on after a step's response."""
     said = response.parameters
     if not said or said.keys().isdisjoint(_Sequence._fields):
         return before
@@ -278,7 +278,7 @@ def _said(response: InferResponse, before: _Sequence) -> _Sequence:
 
 
 def _carried(model: ModelConfig | None, name: str, value: _Value) -> Tensor:
-    """A tensor as the model takes it that reads it."""
+    """A tensor with the name and shape that the consuming model expects."""
     spec = model.input(name) if model is not None else None
     tensor = value.tensor
     if model is None or spec is None:

@@ -1,4 +1,4 @@
-"""Batches on the instances of one model version: who runs where, and how what comes back becomes answers."""
+"""Execution of batches on the instances of one model version, and delivery of their responses."""
 
 import asyncio
 from collections import deque
@@ -18,7 +18,7 @@ from forebay.modelserver.process.values import Answer, Done, Work
 
 
 class Batch:
-    """What an instance runs. A place without a call only fills the batch up."""
+    """A batch on an instance. A `None` call is a padding slot."""
 
     __slots__ = ("_executor", "again", "behind", "calls", "instance", "plan", "rows", "started_ns", "unbegun")
 
@@ -30,14 +30,14 @@ class Batch:
         self.calls = calls
         self.rows = rows
         self.plan = plan
-        """What the scheduler remembers of it."""
+        """Opaque data of the scheduler."""
         self.started_ns = monotonic_ns()
         self.behind: Batch | None = None
-        """The batch that the instance has been given besides, to run it next."""
+        """The batch queued behind this one on the instance."""
         self.unbegun = False
-        """The process was lost before it came to this batch."""
+        """The process was lost before it started this batch."""
         self.again: tuple[Call, ...] = ()
-        """Those of an iterative model that want another turn."""
+        """Requests that an iterative model has rescheduled."""
 
     def on_response(self, index: int, answer: Answer | None, final: bool) -> None:
         """A response of a decoupled model."""
@@ -50,7 +50,7 @@ class Batch:
             self._executor.responded(call, answer, final, self.started_ns)
 
     def on_done(self, done: Done) -> None:
-        """The instance is free again."""
+        """The batch has finished, and the instance is free."""
         self._executor.ended(self, done)
 
 
@@ -58,18 +58,19 @@ NOT_ITERATIVE: Final = (
     "Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, while the model is not configured to handle "
     "such a flag."
 )
-"""Triton's words."""
+"""Triton's wording."""
 
 AHEAD_NS_MAX: Final = 5_000_000
-"""An instance whose batches take no longer is given the next one before it is done with one: else it would be idle
-for a good part of the time, while answers and requests cross."""
+"""An instance whose batches take at most this long is given the next batch before the running one ends: otherwise it
+would idle for a good part of the time while messages are in transit.
+"""
 
 OnFree = Callable[[Batch, Done], None]
-"""Called when an instance has become free, before the answers of its batch go out."""
+"""Called when an instance is free, before the responses of its batch are delivered."""
 
 
 class Executor:
-    """Runs batches and answers their requests. Schedulers decide what a batch is."""
+    """Runs batches and delivers their responses. Schedulers form the batches."""
 
     def __init__(
         self, config: ModelConfig, version: str, counts: Counts, process: ModelProcess, seats: Seats
@@ -87,25 +88,25 @@ class Executor:
         self._order: deque[_Place] | None = deque() if ordered else None
         self._places: dict[Call, _Place] = {}
         self._last: dict[int, Batch] = {}
-        """By instance: what it was given last and has not done."""
+        """The last unfinished batch by instance."""
         self._ahead = not (config.decoupled or ordered or seats.scarce or config.sequences is not None)
         self._iterative = config.sequences is not None and config.sequences.iterative
         self._short = False
         self.on_free: OnFree = lambda batch, done: None
         self.on_again: Callable[[Sequence[Call | None]], None] = lambda calls: None
-        """Called with requests that were handed to a process which never came to them."""
+        """Called with requests that a lost process had not started."""
         self.hidden: frozenset[str] = frozenset()
-        """Outputs that no client sees."""
+        """Outputs withheld from clients."""
 
     def idle(self) -> Iterator[int]:
-        """The instances that could run a batch now, lowest first."""
+        """Idle instances that may run a batch now, lowest first."""
         process = self._process
         for instance in range(process.instances):
             if process.usable(instance) and not process.outstanding(instance) and self._seats.take(instance):
                 yield instance
 
     def ahead(self) -> Iterator[int]:
-        """The instances that are busy, but could be given a batch to run next."""
+        """Busy instances that may be given a batch to run next."""
         process = self._process
         if self._ahead and self._short:
             for instance in range(process.instances):
@@ -113,22 +114,22 @@ class Executor:
                     yield instance
 
     def usable(self) -> Iterator[int]:
-        """The instances whose process lives and is loaded, busy or not."""
+        """Instances whose process is up and loaded, busy or not."""
         process = self._process
         return (instance for instance in range(process.instances) if process.alive(instance))
 
     def spare(self, instance: int) -> None:
-        """An instance that `idle` gave has nothing to run."""
+        """Return an instance obtained from `idle` unused."""
         self._seats.give_back(instance)
 
     def run(
         self, instance: int, calls: Sequence[Call | None], works: Sequence[Work], rows: int, plan: object
     ) -> None:
-        """Start a batch on an instance that `idle` gave."""
+        """Start a batch on an instance obtained from `idle` or `ahead`."""
         batch = Batch(self, instance, calls, rows, plan)
         try:
             number = self._process.execute(instance, works, batch)
-        except Refused as refused:  # it went away between the question and this
+        except Refused as refused:  # the process was lost since the check
             self._loop.call_soon(batch.on_done, Done((), 0, 0, 0, 0, refused))
             return
         before = self._last.get(instance)
@@ -144,11 +145,11 @@ class Executor:
                     self._order.append(place)
 
     def flag(self, call: Call) -> None:
-        """Tell the model that nobody waits for a request that runs."""
+        """Signal cancellation of a running request to the model."""
         self._process.cancel(call.batch, call.index)
 
     def ended(self, batch: Batch, done: Done) -> None:
-        """A batch is over: count it, let the next one start, and answer its requests."""
+        """Count a finished batch, let the next one start, and deliver its responses."""
         if self._last.get(batch.instance) is batch:
             del self._last[batch.instance]
         self._seats.give_back(batch.instance)
@@ -189,14 +190,14 @@ class Executor:
                 self._deliver(call, self.response(call, answer), True)
 
     def turned(self, batch: Batch, call: Call) -> None:
-        """A decoupled model wants another turn of a request; it must say so before its batch is over."""
+        """A decoupled model reschedules a request; only valid while its batch runs."""
         if self._iterative and self._last.get(batch.instance) is batch:
             batch.again += (call,)
         else:
             self._fail(call, Refused(Kind.INTERNAL, NOT_ITERATIVE))
 
     def _turn(self, batch: Batch, done: Done, spent: Spent) -> None:
-        """Find who goes on in a later batch, and count this turn, as Triton does: each is an inference."""
+        """Collect the rescheduled requests and count this execution; as in Triton, each counts as an inference."""
         answers = zip(batch.calls, done.answers, strict=True)
         asked = (call for call, answer in answers if call is not None and answer is not None and answer.reschedule)
         again = []
@@ -209,7 +210,7 @@ class Executor:
         batch.again = tuple(again)
 
     def responded(self, call: Call, answer: Answer | None, final: bool, started_ns: int) -> None:
-        """A response of a decoupled model has come, or the end of its responses."""
+        """A response of a decoupled model, or the end of its responses."""
         if answer is not None and answer.error is None and (problem := self._misfit(call, answer)):
             answer = Answer(error=Refused(Kind.INTERNAL, problem))
         if self._decoupled:
@@ -217,14 +218,14 @@ class Executor:
         self._deliver(call, None if answer is None else self.response(call, answer), final)
 
     def _misfit(self, call: Call, answer: Answer) -> str:
-        """Why the model must not answer so; empty: it may. Decoupled ones give any number of rows, as in Triton."""
+        """Why the response is invalid, or empty. As in Triton, decoupled models may return any number of rows."""
         given = call.checked.inputs
         if not self._lead or self._decoupled or not given:
             return ""
         rows = given[0].shape[0]
         for tensor in answer.outputs:
             shape = tensor.shape
-            if rows and (not shape or shape[0] != rows):  # of an empty batch, as in Triton, nothing is expected
+            if rows and (not shape or shape[0] != rows):  # as in Triton, nothing is checked for an empty batch
                 return (
                     f"model '{self._model}' gave output '{tensor.name}' as {tensor.datatype} {list(shape)} to a "
                     f"request of batch size {rows}; with max_batch_size that has to be its first dimension"
@@ -232,7 +233,7 @@ class Executor:
         return ""
 
     def response(self, call: Call, answer: Answer) -> InferResponse:
-        """What goes back for what a model has said: the outputs that were asked for, with the configured shapes."""
+        """The response to a model's answer: only the requested outputs, in their configured shapes."""
         outputs = answer.outputs
         wanted = call.checked.outputs
         if wanted:
@@ -247,7 +248,7 @@ class Executor:
         )
 
     def fail(self, call: Call, refused: Refused, reason: Reason) -> None:
-        """A request that does not run ends with an error."""
+        """Fail a request that is not running."""
         self._counts.refuse(call, refused, reason)
 
     def _fail(self, call: Call, refused: Refused) -> None:
@@ -266,7 +267,7 @@ class Executor:
         return tensor.shaped(shape[: self._lead] + refilled(shape[self._lead :], made, configured))
 
     def _deliver(self, call: Call, response: InferResponse | None, final: bool) -> None:
-        """Answer at once, or in the order in which requests began to run."""
+        """Deliver at once, or with `preserve_ordering` in the order in which requests started."""
         order = self._order
         place = self._places.get(call) if order is not None else None
         if order is None or place is None:
@@ -296,7 +297,7 @@ def _outcome(call: Call, answer: Answer | None) -> Outcome:
 
 
 class _Place:
-    """A request's place in the order of answers, and what it waits there with."""
+    """A request's position in the delivery order, with its held-back responses."""
 
     __slots__ = ("call", "held")
 

@@ -1,6 +1,6 @@
-"""What a request must be like for a model: names, types, shapes and sizes. The texts are Triton's.
+"""Validation of requests against the model: names, types, shapes and sizes. The texts are Triton's.
 
-A `Contract` is made once for each version of a model that is loaded; `check` runs for every request.
+A `Contract` is built once per loaded model version; `check` runs for every request.
 """
 
 from collections.abc import Hashable, Sequence
@@ -13,9 +13,9 @@ from forebay.core.serving.errors import Kind, Refused
 from forebay.core.serving.values import Buffer, InferRequest, Tensor
 
 LENGTH: Final = Struct("<I")
-"""Before each BYTES element."""
+"""Length prefix of each BYTES element."""
 STRINGS_MAX: Final = 1_000_000
-"""Elements of one BYTES tensor: looking at each takes 0.2 µs, in which nobody else gets an answer."""
+"""Element limit of one BYTES tensor: validation takes 0.2 µs each, and blocks the event loop."""
 BATCH_NOTE: Final = (
     "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended to each "
     "input shape. If you want to specify the full shape including the batch dim in your input dims config, try "
@@ -25,23 +25,23 @@ BATCH_NOTE: Final = (
 
 
 class Checked:
-    """A request as its model takes it."""
+    """A validated request, in the form that the model takes."""
 
     __slots__ = ("inputs", "outputs", "rows", "shape")
 
     def __init__(self, rows: int, shape: Hashable, inputs: tuple[Tensor, ...], outputs: tuple[str, ...]) -> None:
         self.rows = rows
-        """What it counts for in a batch; 1 if the model does not batch."""
+        """Rows that it adds to a batch; 1 if the model does not batch."""
         self.shape = shape
-        """Only requests that have this in common may share a batch."""
+        """Only requests with equal values may share a batch."""
         self.inputs = inputs
-        """With the shapes that the backend sees."""
+        """Shaped as the backend expects."""
         self.outputs = outputs
-        """The outputs that are asked for, in the model's order; empty: all."""
+        """Requested outputs in the model's order; empty: all."""
 
 
 class Contract:
-    """What the configuration of one model says of its requests."""
+    """What the configuration of a model requires of its requests."""
 
     def __init__(self, config: ModelConfig, strings_max: int = STRINGS_MAX) -> None:
         self._model = config.name
@@ -59,9 +59,9 @@ class Contract:
         self._plain = not any(spec.reshape is not None for spec in config.inputs)
 
     def check(self, request: InferRequest) -> Checked:
-        """The request in the model's terms. Raises `Refused` with INVALID_ARGUMENT."""
+        """Validate a request. Raises `Refused` (INVALID_ARGUMENT)."""
         wanted = self._wanted(request) if request.outputs else ()
-        given = request.inputs[::-1]  # of several flaws Triton mostly names that of the last input
+        given = request.inputs[::-1]  # Triton mostly reports the last of several invalid inputs
         if not self._required <= len(given) <= len(self._inputs):
             raise self._invalid(request, self._number_text(request.inputs))
         rows = 1
@@ -87,11 +87,11 @@ class Contract:
         return Checked(max(1, rows), shape, request.inputs if self._plain else tuple(by_name.values()), wanted)
 
     def _wanted(self, request: InferRequest) -> tuple[str, ...]:
-        """The outputs asked for, in the model's order."""
+        """The requested outputs, in the model's order."""
         asked = set(request.outputs)
         for name in request.outputs:
             if name not in self._outputs:
-                # without the request's id, as in Triton
+                # without the request id, as in Triton
                 text = f"unexpected inference output '{name}' for model '{self._model}'"
                 raise Refused(Kind.INVALID_ARGUMENT, text)
         return tuple(name for name in self._outputs if name in asked)
@@ -103,7 +103,7 @@ class Contract:
         return spec
 
     def _rows(self, request: InferRequest) -> int:
-        """The size of the batch dimension, which all inputs share."""
+        """The batch size, which must be the same for all inputs."""
         rows = -1
         for tensor in request.inputs[::-1]:
             self._spec(tensor.name)
@@ -146,7 +146,7 @@ class Contract:
             raise self._invalid(request, text)
 
     def _check_size(self, request: InferRequest, tensor: Tensor, shape: tuple[int, ...]) -> None:
-        """Whether the data are as many as `shape` says."""
+        """Check the size of the data against the shape."""
         elements = prod(shape)
         if tensor.datatype is Datatype.BYTES:
             if elements > self._strings_max:
@@ -191,28 +191,28 @@ class Contract:
 
 
 def prefix(id: str) -> str:
-    """How Triton begins what it says of one request."""
+    """Prefix of Triton's error texts about a request."""
     return f"[request id: {id or '<id_unknown>'}] "
 
 
 def dims_text(shape: Sequence[int]) -> str:
-    """A shape as Triton writes it."""
+    """A shape as Triton formats it."""
     return f"[{','.join(map(str, shape))}]"
 
 
 def size_bytes(data: Buffer) -> int:
-    """Length of the data."""
+    """Size of the data in bytes."""
     return data.nbytes if type(data) is memoryview else len(data)
 
 
 def refilled(shape: Sequence[int], dims: Sequence[int], other: Sequence[int]) -> tuple[int, ...]:
-    """`other` with its variable dimensions taken, in order, from those that `shape` has where `dims` vary."""
+    """`other` with its variable dimensions filled, in order, from the dimensions of `shape` that vary in `dims`."""
     values = iter([have for want, have in zip(dims, shape, strict=True) if want == VARIABLE])
     return tuple(next(values) if size == VARIABLE else size for size in other)
 
 
 def bytes_problem(data: Buffer, elements: int, name: str, model: str) -> str:
-    """What is wrong with the data of a BYTES tensor that should have so many elements; empty: nothing."""
+    """Why the data of a BYTES tensor with that number of elements is invalid; empty: it is valid."""
     at, found, end = 0, 0, size_bytes(data)
     length_bytes, unpack_from = LENGTH.size, LENGTH.unpack_from
     last = end - length_bytes

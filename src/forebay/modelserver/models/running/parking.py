@@ -1,4 +1,4 @@
-"""Requests for a model that is loaded again because of them."""
+"""Queue for requests to a sleeping model, which they wake."""
 
 from collections.abc import Callable, Iterable
 from time import monotonic
@@ -13,15 +13,15 @@ from forebay.modelserver.models.running.counting import Counts, Reason
 from forebay.modelserver.models.running.inputs import prefix
 from forebay.modelserver.models.running.queued import DEADLINES, deadline_of, offer
 
-TOO_LATE: Final = "its deadline has passed before its model was loaded again"
+TOO_LATE: Final = "its deadline passed before its model was loaded again"
 BACK_IN_S: Final = 1
-"""When it makes sense to come back: the model may be there then."""
+"""Retry-after hint, in seconds: the model may be loaded by then."""
 
 
 class Parking:
-    """Stands for the scheduler of a version that sleeps.
+    """Stands in for the scheduler of a sleeping version. Timeouts and deadlines apply here, too.
 
-    `awaken` has it loaded; `forsaken` hears that nobody waits for that any more. Timeouts and deadlines hold here.
+    `awaken` starts a load; `forsaken` is called when no request waits for it any more.
     """
 
     def __init__(
@@ -34,9 +34,9 @@ class Parking:
         self._forsaken = forsaken
         self._waking = False
         self._calls: dict[Call, None] = {}
-        """In the order in which they have come."""
+        """In order of arrival."""
         self._queue = self._empty()
-        """The same, for their times: no batch is taken from it."""
+        """The same requests, only for their timeouts: no batch is taken from it."""
         self._alarm: Alarm | None = None
 
     @property
@@ -45,7 +45,7 @@ class Parking:
         return len(self._calls)
 
     def take(self, calls: Iterable[Call]) -> None:
-        """Keep what has waited for the model before it went to sleep, and wake it."""
+        """Take over requests that were queued when the model went to sleep, and wake it."""
         for call in calls:
             call.runner = self
             try:
@@ -54,44 +54,44 @@ class Parking:
                 self._counts.refuse(call, refused, Reason.OTHER)
 
     def submit(self, call: Call) -> None:
-        """Keep a request, and wake the model. Raises `Refused` if there is no place for it."""
+        """Queue a request and wake the model. Raises `Refused` if the queue is full."""
         offer(self._queue, call, deadline_of(call, self._by_timeout))
         self._calls[call] = None
         self._set_alarm()
         self.awaken()
 
     def awaken(self) -> None:
-        """Wake the model, unless that is under way."""
+        """Wake the model unless that is in progress."""
         if not self._waking:
             self._waking = True
             self._awaken()
 
     def cancel(self, call: Call) -> None:
-        """Nobody waits for that request."""
+        """Cancel a request."""
         if call in self._calls:
             self._queue.cancel(call)
             self._refuse(call, Refused(Kind.CANCELLED, ""), Reason.CANCELED)
 
     def set_instances(self, instances: int) -> None:
-        """There are none."""
+        """A sleeping model has no instances."""
 
     def wake(self) -> None:
-        """Nothing can start here."""
+        """Nothing to do: no batches start here."""
 
     def rest(self) -> None:
-        """The model was not loaded as nobody waited for it; who has come meanwhile wakes it."""
+        """The load was cancelled because no request waited; start another if some have come since."""
         self._waking = False
         if self._calls:
             self.awaken()
 
     def close(self, refused: Refused) -> None:
-        """All that wait end with this error; the next one wakes the model again."""
+        """Fail all waiting requests with this error; the next request wakes the model again."""
         self._waking = False
         for call in self._emptied():
             self._counts.refuse(call, refused, Reason.OTHER)
 
     def move(self, runner: Runner) -> None:
-        """The model is there: its scheduler takes over."""
+        """The model is loaded: hand all requests to its scheduler."""
         for call in self._emptied():
             call.runner = runner
             try:

@@ -1,7 +1,7 @@
-"""The scheduler of models without sequences: requests wait in the dynamic batcher until an instance is free.
+"""The scheduler of models without sequences: requests wait in the dynamic batcher for a free instance.
 
-There is no task and no timer for a request: what happens is woken by requests, by batches that end, and by one alarm
-for each model version, which is only set while something has to happen at a time.
+There is no task or timer per request: scheduling is driven by arriving requests, finished batches, and one alarm per
+model version, which is set only while something is due at a later time.
 """
 
 import asyncio
@@ -22,23 +22,23 @@ from forebay.modelserver.models.running.inputs import prefix
 from forebay.modelserver.process.values import Done, Work
 
 DEADLINES: Final = "forebay.deadlines"
-"""A parameter of a model: `true` makes deadlines of timeouts."""
+"""Model parameter: `true` treats request timeouts as deadlines."""
 TOO_LATE: Final = "its deadline cannot be met"
 
 
 class Queued:
-    """Requests of one model version on its instances."""
+    """Schedules the requests of one model version on its instances."""
 
     def __init__(self, config: ModelConfig, executor: Executor, instances: int) -> None:
         self._batcher: Batcher[Call] = Batcher(config.batching, config.max_batch, instances=instances)
         self._executor = executor
         self._pace = Pace()
         self._timed = False
-        """Whether there have been deadlines. Until then nobody has to know how long batches take."""
+        """Whether a request has had a deadline. Until then the duration of batches is not tracked."""
         self._latest_ns = 0
-        """How long the last batch took."""
+        """Duration of the last batch."""
         self._by_timeout = config.says(DEADLINES)
-        """Whether a request's timeout is also when its answer has to be there."""
+        """Whether a request's timeout is also the deadline of its response."""
         self._together = config.batching is not None and config.max_batch > 1
         self._model = config.name
         self._loop = asyncio.get_running_loop()
@@ -47,30 +47,30 @@ class Queued:
         self._held = False
         levels = config.batching is not None and config.batching.levels > 0
         self._full = inf if levels else config.max_batch if self._together else 1
-        """So many waiting requests make a batch that will not become better by waiting."""
+        """Number of queued requests from which on waiting cannot improve the next batch."""
         executor.on_free = self._on_free
         executor.on_again = self._again
 
     @property
     def waiting(self) -> int:
-        """Requests that wait for an instance."""
+        """Number of queued requests."""
         return len(self._batcher)
 
     def set_instances(self, instances: int) -> None:
-        """There are that many now."""
+        """Update the number of instances."""
         self._batcher.instances = instances
         self.wake()
 
     def submit(self, call: Call) -> None:
-        """Queue a request. Raises `Refused` if there is no place for it."""
+        """Queue a request. Raises `Refused` if the queue is full."""
         offer(self._batcher, call, self._deadline(call) if call.request.deadline or self._by_timeout else None)
         if self._together:
-            self.wake()  # those that are read from other connections just now may join
+            self.wake()  # requests being read from other connections right now may still join the batch
         else:
             self._pump()
 
     def cancel(self, call: Call) -> None:
-        """Nobody waits for that request."""
+        """Cancel a request."""
         if call.phase is Phase.RUNNING:
             self._executor.flag(call)
         elif self._batcher.cancel(call):
@@ -78,13 +78,13 @@ class Queued:
             self.wake()
 
     def wake(self) -> None:
-        """Something has changed: look soon whether a batch can start."""
+        """Check soon whether a batch can start."""
         if not self._woken:
             self._woken = True
             self._loop.call_soon(self._pump)
 
     def hold(self) -> None:
-        """Start no more batches; requests wait until `go_on`, or for as long as they may."""
+        """Start no more batches until `go_on`; requests stay queued until they time out."""
         self._held = True
 
     def go_on(self) -> None:
@@ -93,7 +93,7 @@ class Queued:
         self.wake()
 
     def emptied(self) -> list[Call]:
-        """All that wait, which are the caller's from now on; this is at its end."""
+        """Remove and return all queued requests; the scheduler must not be used after this."""
         batcher = self._batcher
         calls: list[Call] = []
         while len(batcher) and type(batch := batcher.poll(inf)) is Batch:
@@ -103,12 +103,12 @@ class Queued:
         return calls
 
     def close(self, refused: Refused) -> None:
-        """Nothing runs any more: all that wait end with this error."""
+        """Fail all queued requests with this error; no batch runs any more."""
         for call in self.emptied():
             self._executor.fail(call, refused, Reason.OTHER)
 
     def _pump(self) -> None:
-        """Start what can start, end what has waited for too long, and set the alarm for what comes next."""
+        """Start what can start, expire what has timed out, and set the alarm for the next time-based event."""
         self._woken = False
         now = monotonic()
         at: float | None = None
@@ -130,7 +130,7 @@ class Queued:
             self._alarm.set(at)
 
     def _go_ahead(self, now: float) -> None:
-        """Give instances that are busy what they run next, as far as waiting would not make larger batches of it."""
+        """Give busy instances their next batch, if waiting would not make it larger."""
         for instance in self._executor.ahead():
             verdict = self._batcher.poll(now) if len(self._batcher) >= self._full else None
             if type(verdict) is not Batch:
@@ -138,12 +138,12 @@ class Queued:
             self._start(instance, verdict)
 
     def _again(self, calls: Sequence[Call | None]) -> None:
-        """These have lost their process before it came to them."""
+        """Requeue requests that a lost process had not started."""
         for call in calls:
             if call is None or call.phase is Phase.ENDED:
                 continue
             call.phase = Phase.WAITING
-            if call.cancelled:  # while it was to run next, as a call of the process that is lost
+            if call.cancelled:  # cancelled while queued in the process that was lost
                 self._executor.fail(call, Refused(Kind.CANCELLED, ""), Reason.CANCELED)
                 continue
             try:
@@ -156,7 +156,7 @@ class Queued:
         self._executor.run(instance, batch.items, works, batch.rows, None)
 
     def _deadline(self, call: Call) -> float | None:
-        """When its answer is worth nothing any more; None: it keeps its worth."""
+        """Deadline of the response (CLOCK_MONOTONIC, seconds), or None."""
         if not self._timed:
             self._timed = True
             self._learn(self._latest_ns)
@@ -190,9 +190,9 @@ class Queued:
 
 
 def offer(queue: Batcher[Call], call: Call, deadline: float | None) -> None:
-    """Put a request into a queue. Raises `Refused`, in its name, if there is no place for it.
+    """Put a request into a queue. Raises `Refused`, with the request's prefix, if the queue is full.
 
-    Its timeout runs since it began to wait, in whatever queue that was.
+    Its timeout counts from when it was first queued, even if that was in another queue.
     """
     request, checked = call.request, call.checked
     try:
@@ -210,7 +210,7 @@ def offer(queue: Batcher[Call], call: Call, deadline: float | None) -> None:
 
 
 def deadline_of(call: Call, by_timeout: bool) -> float | None:
-    """When an answer is worth nothing any more; None: it keeps its worth."""
+    """Deadline of the response (CLOCK_MONOTONIC, seconds), or None."""
     request = call.request
     if by_timeout and request.timeout_us:
         at = (call.started_ns + request.timeout_us * 1000) / 1e9
@@ -219,7 +219,7 @@ def deadline_of(call: Call, by_timeout: bool) -> float | None:
 
 
 def work_of(call: Call) -> Work:
-    """What the process gets of a request."""
+    """The request as sent to the process."""
     request = call.request
     return Work(
         request.id,

@@ -1,4 +1,4 @@
-"""Whose turn it is where instances share resources: the rate limiter's rules on real instances."""
+"""Admission of instances that share resources: the rate limiter applied to real instances."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
@@ -24,24 +24,24 @@ class Turns:
         self._owners = 0
 
     def owner(self) -> int:
-        """A number for a version that has instances."""
+        """A unique number for a version that has instances."""
         self._owners += 1
         return self._owners
 
     def add(self, key: Key, resources: Sequence[Resource], device: int, priority: int) -> None:
-        """Make an instance known. Raises `Refused` if there will never be enough for it."""
+        """Register an instance. Raises `Refused` if the resources can never suffice."""
         self._limiter.add(key, resources, device, priority)
         self._serve()
 
     def remove(self, key: Key) -> None:
-        """The instance is gone, and with it what it held."""
+        """Unregister an instance and release what it holds."""
         self._waiting.pop(key, None)
         self._granted.discard(key)
         self._limiter.remove(key)
         self._serve()
 
     def take(self, key: Key, wake: Callable[[], None]) -> bool:
-        """Whether the instance may run now; else `wake` is called once it may."""
+        """Whether the instance may run now; if not, `wake` is called once it may."""
         if key in self._granted:
             return True
         if key not in self._waiting:
@@ -51,7 +51,7 @@ class Turns:
         return key in self._granted
 
     def give_back(self, key: Key) -> None:
-        """The instance does not run any more."""
+        """Release the resources of an instance that has finished its batch."""
         if key in self._granted:
             self._granted.remove(key)
             self._limiter.release(key)
@@ -66,7 +66,7 @@ class Turns:
 
 
 class Seats:
-    """The instances of one version, each of which needs what its group says. Without `turns` none has to wait."""
+    """The instances of one version with the resources that their groups require. `turns` None: no limits."""
 
     def __init__(self, turns: Turns | None, wake: Callable[[], None]) -> None:
         self._turns = turns
@@ -76,11 +76,11 @@ class Seats:
 
     @property
     def scarce(self) -> bool:
-        """Whether instances may have to wait."""
+        """Whether instances may have to wait for resources."""
         return self._turns is not None
 
     def set(self, groups: Iterable[InstanceGroup]) -> None:
-        """Have the instances of these groups. Raises `Refused` if one could never run."""
+        """Register the instances of these groups. Raises `Refused` if one could never run."""
         if self._turns is None:
             return
         self.close()
@@ -92,17 +92,17 @@ class Seats:
                     self._known += 1
 
     def close(self) -> None:
-        """Give everything back for good."""
+        """Unregister all instances."""
         for instance in range(self._known if self._turns is not None else 0):
             assert self._turns is not None
             self._turns.remove(Key(self._owner, instance))
         self._known = 0
 
     def take(self, instance: int) -> bool:
-        """Whether the instance may run now; else the version is woken when it may."""
+        """Whether the instance may run now; if not, the version is woken once it may."""
         return self._turns is None or self._turns.take(Key(self._owner, instance), self._wake)
 
     def give_back(self, instance: int) -> None:
-        """The instance does not run any more."""
+        """Release the resources of an instance that has finished its batch."""
         if self._turns is not None:
             self._turns.give_back(Key(self._owner, instance))

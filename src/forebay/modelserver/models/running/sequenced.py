@@ -1,4 +1,4 @@
-"""The scheduler of sequences: `core.serving.sequences` on real instances, with control inputs and implicit state."""
+"""The sequence scheduler: `core.serving.sequences` on real instances, with control inputs and implicit state."""
 
 import asyncio
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ from forebay.modelserver.models.running.inputs import LENGTH, prefix, size_bytes
 from forebay.modelserver.process.values import Done, Work
 
 INITIAL_FOLDER: Final = "initial_state"
-"""In the model's folder: files with the first state of sequences."""
+"""Subfolder of the model's folder with initial states of sequences."""
 
 LOST: Final = "the process that had this sequence is gone; start the sequence again"
 
@@ -28,7 +28,7 @@ _FLOATS: Final = {Datatype.FP16: "<e", Datatype.FP32: "<f", Datatype.FP64: "<d"}
 
 
 class Sequenced:
-    """Requests of the sequences of one model version."""
+    """Schedules the requests of one model version with sequence batching."""
 
     def __init__(self, config: ModelConfig, folder: Path, executor: Executor, instances: int) -> None:
         batching = config.sequences
@@ -50,11 +50,11 @@ class Sequenced:
 
     @property
     def waiting(self) -> int:
-        """Requests that wait for their turn."""
+        """Requests that wait for a batch."""
         return self._sequencer.waiting
 
     def set_instances(self, instances: int) -> None:
-        """There are that many now."""
+        """Update the number of instances."""
         for instance in range(instances):
             if instance not in self._alive:
                 self._sequencer.add(instance, monotonic())
@@ -65,7 +65,7 @@ class Sequenced:
         self.wake()
 
     def submit(self, call: Call) -> None:
-        """Queue a request. Raises `Refused`, among others for a sequence that has not been started."""
+        """Queue a request. Raises `Refused`, also if its sequence has not been started."""
         request, checked = call.request, call.checked
         flaw = id_flaw(self._config.name, self._batching, request.sequence_id)
         if flaw:
@@ -83,7 +83,7 @@ class Sequenced:
         self.wake()
 
     def cancel(self, call: Call) -> None:
-        """Nobody waits for that request: what comes after it in its sequence cannot run either."""
+        """Cancel a request and those queued after it in its sequence, which cannot run without it."""
         if call.phase is Phase.RUNNING:
             self._executor.flag(call)
             return
@@ -92,23 +92,23 @@ class Sequenced:
         self.wake()
 
     def wake(self) -> None:
-        """Something has changed: look soon what can start."""
+        """Check soon whether a batch can start."""
         if not self._woken:
             self._woken = True
             self._loop.call_soon(self._pump)
 
     def close(self, refused: Refused) -> None:
-        """Nothing runs any more: all that wait end with this error."""
+        """Fail all queued requests with this error; no batch runs any more."""
         for call in self._sequencer.end():
             self._executor.fail(call, refused, Reason.OTHER)
         self._alarm.close()
 
     def _pump(self) -> None:
-        """End what has waited for too long, start what can start, and set the alarm for what comes next."""
+        """Expire what has timed out, start what can start, and set the alarm for the next time-based event."""
         self._woken = False
         now = monotonic()
         self._note_lost(now)
-        # Before the instances are asked: a sequence that ends here may leave its slot to one that waits.
+        # before instances are polled: a sequence that expires here may free its slot for a waiting one
         self._fail(self._sequencer.expire(now), BACKLOG_EXPIRED, Reason.REJECTED)
         times = []
         for instance in self._executor.idle():
@@ -127,7 +127,7 @@ class Sequenced:
             self._alarm.set(min(times))
 
     def _note_lost(self, now: float) -> None:
-        """Sequences end with the process that has what the model knows of them, also while nothing of them runs."""
+        """End the sequences of lost processes, which held the model's state, even if none of their requests runs."""
         usable = set(self._executor.usable())
         for instance in sorted(self._usable - usable):
             self._fail(self._sequencer.lost(instance, now), LOST)
@@ -146,7 +146,8 @@ class Sequenced:
         if call is None:
             inputs = tuple(_blank(tensor) for tensor in first.checked.inputs)
             if any(tensor.datatype is Datatype.BYTES for tensor in inputs):
-                inputs = first.checked.inputs  # zeros would be other lengths, hence another number of elements
+                # zeroed data would have other string lengths, hence another number of elements
+                inputs = first.checked.inputs
             return Work("", (*inputs, *controls, *self._initial.values()), first.checked.outputs)
         request = call.request
         wanted = call.checked.outputs
@@ -189,7 +190,7 @@ class Sequenced:
         self._pump()
 
     def _turn(self, run: "Run[Call]", asked: "tuple[Call, ...]", now: float) -> None:
-        """The run is over, and an iterative model wants to see these again."""
+        """The batch has finished, and an iterative model has rescheduled these requests."""
         again = frozenset(call for call in asked if not call.cancelled)
         self._fail(self._sequencer.done(run, now, again), LOST)
         for call in asked:
@@ -225,7 +226,7 @@ def _check_controls(batching: SequenceBatching) -> None:
 
 
 def _element(datatype: Datatype, value: float | str) -> bytes:
-    """The bytes of a tensor with that one element."""
+    """The bytes of a single-element tensor."""
     if datatype is Datatype.BYTES:
         data = str(value).encode()
         return LENGTH.pack(len(data)) + data
@@ -234,11 +235,12 @@ def _element(datatype: Datatype, value: float | str) -> bytes:
         return bytes(width)
     if datatype in _FLOATS:
         return pack(_FLOATS[datatype], value)
-    return (int(value) % (1 << 8 * width)).to_bytes(width, "little")  # ids that are too long lose their upper bytes
+    # correlation ids that are too long lose their upper bytes
+    return (int(value) % (1 << 8 * width)).to_bytes(width, "little")
 
 
 def _initial(state: State, config: ModelConfig, folder: Path) -> Tensor:
-    """What a sequence begins with: the bytes of a file, or zeros. Raises `Refused` if the file is not that long."""
+    """The initial state of a sequence: a file or zeros. Raises `Refused` if the file's length is wrong."""
     dims = tuple(1 if size == VARIABLE else size for size in state.dims)
     shape = (1, *dims) if config.max_batch else dims
     size = prod(dims) * ELEMENT_BYTES.get(state.datatype, LENGTH.size)
@@ -256,5 +258,5 @@ def _initial(state: State, config: ModelConfig, folder: Path) -> Tensor:
 
 
 def _blank(tensor: Tensor) -> Tensor:
-    """As many zeros."""
+    """A tensor of zeros with the same size."""
     return Tensor(tensor.name, tensor.datatype, tensor.shape, bytes(size_bytes(tensor.data)))
