@@ -228,7 +228,7 @@ def test_a_child_that_never_reads_is_broken(monkeypatch: pytest.MonkeyPatch) -> 
                 asks, parcel = asking.asks(end.channel, [Work("", (tensor,))])
                 end.send(Execute(1, *asks), parcel, theirs.fileno())
         await asyncio.sleep(0)
-        assert told == ["the model process does not read what it is sent"]
+        assert told == ["the model process does not read its packets"]
 
     asyncio.run(scene())
 

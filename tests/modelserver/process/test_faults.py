@@ -27,7 +27,7 @@ async def _serves_again(process: ModelProcess, instance: int = 0) -> None:
 DEADLY = {
     "crash": "killed by signal 6",
     "kill": "killed by signal 9",
-    "scribble": "sent what cannot be read",
+    "scribble": "sent an invalid packet",
     "hang": "no progress for 0.5 s",
 }
 
@@ -44,7 +44,7 @@ def test_only_the_batch_under_way_fails_and_the_model_comes_back(tmp_path: Path,
             assert done.failure.kind is Kind.UNAVAILABLE
             assert "model 'm'" in done.failure.text
             assert DEADLY[do] in done.failure.text
-            assert "tried again" in done.failure.text
+            assert "retry the request" in done.failure.text
             assert (process.usable(0), bool(process.reason), bool(changes)) == (False, True, True)
             assert process.loaded is not None
             await _serves_again(process)
@@ -186,7 +186,7 @@ def test_a_model_that_prints_without_end_fills_no_log(tmp_path: Path) -> None:
         with structlog.testing.capture_logs() as logs:
             async with started(spec(tmp_path)) as process:
                 assert values((await answers(process, work("chatter")))[0]) == [1, 2]
-        seconds = sum("prints too much" in entry["event"] for entry in logs)
+        seconds = sum("over the log rate limit" in entry["event"] for entry in logs)
         assert seconds
         assert sum(entry["event"] == "model output" for entry in logs) <= keeper.LINES_PER_S_MAX * (seconds + 1)
 

@@ -1,1 +1,1 @@
-"""Models in separate processes: the protocol with the server, tensor transport, supervision."""
+"""Models in separate processes: the protocol with the server, shared memory, and supervision."""

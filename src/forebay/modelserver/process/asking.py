@@ -1,4 +1,4 @@
-"""What the server sends and gets: requests become the pieces of a packet, and pieces answers."""
+"""Encoding on the server's side: requests into the pieces of a packet, and pieces into responses."""
 
 from collections.abc import Sequence
 from typing import Final, NamedTuple
@@ -12,20 +12,20 @@ from forebay.modelserver.process.segments import Segment, where
 from forebay.modelserver.process.values import Answer, Work
 
 REFER_BYTES_MIN: Final = 16 << 10
-"""A tensor that lies in another child's segment is copied all the same if it is smaller."""
+"""A tensor in another child's segment is passed by reference from this size on; smaller ones are copied."""
 
 _Place = tuple[Segment, int] | None
 
 
 class Told(NamedTuple):
-    """A batch: its requests, with their inputs, or without them if those go in columns (see `Execute`)."""
+    """An encoded batch. If its inputs are sent as columns, the requests have none (see `Execute`)."""
 
     asks: tuple[Ask, ...]
     columns: tuple[Piece, ...] = ()
     sizes: tuple[int, ...] = ()
 
 
-class _Input:  # no named tuple: compiled code makes objects of a class without the interpreter
+class _Input:  # not a named tuple: compiled code creates instances of a plain class without the interpreter
     """An input of one request of a batch."""
 
     __slots__ = ("index", "length", "place", "tensor")
@@ -35,13 +35,13 @@ class _Input:  # no named tuple: compiled code makes objects of a class without 
         self.tensor = tensor
         self.length = length
         self.place = place
-        """Where it lies already, in another child's segment."""
+        """Segment and offset if it already lies in another child's segment."""
 
 
 def asks(channel: Channel[ToServer], works: Sequence[Work]) -> tuple[Told, Parcel]:
-    """The requests of a batch. The same input of all requests lies in one place, in their order.
+    """Encode the requests of a batch. The values of an input lie next to each other, in request order.
 
-    Raises `SegmentBroken`: there is no memory for so much.
+    Raises `SegmentBroken` if the batch is larger than any segment.
     """
     columns: dict[str, list[_Input]] = {}
     size = 0
@@ -81,7 +81,7 @@ def asks(channel: Channel[ToServer], works: Sequence[Work]) -> tuple[Told, Parce
 
 
 def _sizes(columns: Sequence[list[_Input]], count: int) -> tuple[int, ...]:
-    """How many rows each of so many requests has, if the rows of all make one tensor of each input; else nothing."""
+    """Rows of each request, if the rows of all requests form one tensor per input; else empty."""
     sizes: list[int] = []
     for number, column in enumerate(columns):
         tensor = column[0].tensor
@@ -114,7 +114,7 @@ def _whole(parcel: Parcel, column: list[_Input], rows: int) -> Piece:
 
 
 def reply(channel: Channel[ToServer], answer: Answer) -> tuple[Reply, Parcel | None]:
-    """A response for a model that has called another one. Raises as `asks` does."""
+    """Encode a response to a model that has called another one. Raises as `asks` does."""
     if answer.error is not None:
         return Reply((), {}, answer.error.text or "it failed", answer.error.kind), None
     told, parcel = asks(channel, [Work("", answer.outputs)])
@@ -122,20 +122,20 @@ def reply(channel: Channel[ToServer], answer: Answer) -> tuple[Reply, Parcel | N
 
 
 def answer(told: Reply, parts: Sequence[memoryview]) -> Answer:
-    """A child's response. Raises `ChannelBroken`."""
+    """Decode a child's response. Raises `ChannelBroken`."""
     if told.error:
         return Answer((), told.parameters, Refused(told.kind, told.error))
     return Answer(tensors(told.outputs, parts), told.parameters, reschedule=told.reschedule)
 
 
 def answers(columns: Sequence[Piece], sizes: Sequence[int], parts: Sequence[memoryview]) -> tuple[Answer | None, ...]:
-    """The responses to a batch whose outputs come in columns: their rows in order. Raises `ChannelBroken`."""
+    """Decode the responses of a batch whose outputs were sent as columns. Raises `ChannelBroken`."""
     found = []
     total = sum(sizes)
     for whole in tensors(columns, parts):
         shape, size = whole.shape, len(whole.data)
         if min(sizes) < 0 or shape[:1] != (total,) or (total and size % total):
-            raise ChannelBroken(f"tensor '{whole.name}' has not the rows of its requests")
+            raise ChannelBroken(f"tensor '{whole.name}' does not have the rows of its requests")
         found.append((whole.name, whole.datatype, shape[1:], whole.data, size // total if total else 0))
     made: list[Answer | None] = []
     start = 0
@@ -151,13 +151,13 @@ def answers(columns: Sequence[Piece], sizes: Sequence[int], parts: Sequence[memo
 
 
 def tensors(pieces: Sequence[Piece], parts: Sequence[memoryview]) -> tuple[Tensor, ...]:
-    """The tensors that pieces are. Raises `ChannelBroken`."""
+    """The tensors that the pieces describe, as views. Raises `ChannelBroken`."""
     made = []
     for piece in pieces:
         part, offset, size = piece.part, piece.offset, piece.size
         data = parts[part][offset : offset + size] if 0 <= part < len(parts) else parts[0][:0]
         if len(data) != size:
-            raise ChannelBroken(f"tensor '{piece.name}' lies outside of what was sent")
+            raise ChannelBroken(f"tensor '{piece.name}' lies outside the packet's data")
         made.append(Tensor(piece.name, piece.datatype, piece.shape, data))
     return tuple(made)
 

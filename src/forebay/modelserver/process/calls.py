@@ -1,4 +1,4 @@
-"""A model's call of another one, seen from the server."""
+"""A model's call to another model, on the server's side."""
 
 from collections.abc import Callable
 from typing import Final
@@ -22,7 +22,7 @@ class ModelCall:
     def __init__(
         self, message: Call, received: Received[ToServer], link: Link, calls: "dict[int, ModelCall]"
     ) -> None:
-        """It is among `calls` until its last response. Raises `ChannelBroken`."""
+        """Stays in `calls` until its final response. Raises `ChannelBroken`."""
         ask = message.ask
         self.model = message.model
         self.version = message.version
@@ -45,7 +45,7 @@ class ModelCall:
         calls[self._number] = self
 
     def respond(self, answer: Answer | None, final: bool) -> None:
-        """Give a response; None: nothing but the end. Ignored once the calling process is gone."""
+        """Send a response; None: only the end. Ignored once the calling process is gone."""
         if final:
             self._open.pop(self._number, None)
         if self._link.closed:
@@ -62,7 +62,7 @@ class ModelCall:
 
 
 def cancel(calls: dict[int, ModelCall], number: int) -> None:
-    """The model that made the call does not wait for its answer any more; one that has ended is no matter."""
+    """Cancel a call on behalf of the calling model; does nothing if it has ended."""
     call = calls.get(number)
     if call is not None and call.on_gone is not None:
         call.on_gone()
@@ -70,7 +70,7 @@ def cancel(calls: dict[int, ModelCall], number: int) -> None:
 
 
 def withdraw(calls: dict[int, ModelCall]) -> None:
-    """The process that made these calls is gone: nobody waits for their answers."""
+    """Cancel all calls of a process that is gone."""
     gone = list(calls.values())
     calls.clear()
     for call in gone:

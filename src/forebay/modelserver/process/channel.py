@@ -1,8 +1,8 @@
-"""One end of a channel between server and child: packets on a SOCK_SEQPACKET pair, tensors beside them.
+"""One end of a channel between server and child: packets on a SOCK_SEQPACKET pair, plus shared memory for tensors.
 
-A packet is `data | head and message (msgpack) | length of those, 4 bytes`. Little data travels within the packet,
-more of it in a shared segment whose descriptor goes along the first time. A packet larger than the socket takes goes
-through a file in memory of its own. Data that the other end reads is *lent*: see `segments`.
+A packet is `data | head and message (msgpack) | length of the latter, 4 bytes`. Small data travels in the packet,
+larger data in a shared segment whose descriptor is sent along the first time. A packet too large for the socket goes
+through a memfd of its own. Data that the other end may still read is *lent*: see `segments`.
 """
 
 import array
@@ -31,59 +31,59 @@ from forebay.modelserver.process.segments import (
 )
 
 INLINE_BYTES_MAX: Final = 64 << 10
-"""Of a batch's data: more goes through a segment."""
+"""Data of a batch up to this size travels in the packet, more goes through a segment."""
 PACKET_BYTES_MAX: Final = 128 << 10
-"""What a socket with Linux's default buffer certainly takes at once."""
+"""Fits into a socket with Linux's default buffer size."""
 SPILLED: Final = 0xFFFF_FFFF
 SPILLED_BYTES_MAX: Final = 256 << 20
-"""Of a packet without its segments: descriptions of tensors, and little data."""
+"""Limit of a packet without its segments: tensor descriptions and small data."""
 FDS_MAX: Final = 128
-"""With one packet; the kernel takes 253. Data of more segments than that is copied."""
+"""Descriptors per packet; the kernel allows 253. Data of further segments is copied."""
 ANCILLARY_BYTES: Final = socket.CMSG_SPACE((FDS_MAX + 2) * array.array("i").itemsize)
 TRUNCATED: Final = int(socket.MSG_TRUNC | socket.MSG_CTRUNC)
 CLOEXEC: Final = int(socket.MSG_CMSG_CLOEXEC)
 LENGTH_BYTES: Final = 4
 ALIGN_WITHIN: Final = 16
-"""Of tensors within a packet: what an allocator gives."""
+"""Alignment of tensors in a packet, as allocators guarantee."""
 ALIGN: Final = 64
-"""Of tensors in a segment: what vector instructions like."""
+"""Alignment of tensors in a segment, for vector instructions."""
 LENT_BYTES_MAX: Final = 16 << 20
-"""Of responses that are sent bit by bit: a model that has so much unread waits before it sends more."""
+"""Limit of unread streamed responses: the model blocks before it sends more."""
 LENT_COST_BYTES_MIN: Final = 1 << 10
-"""What a response counts at least."""
+"""Minimum that a response counts towards LENT_BYTES_MAX."""
 
 M = TypeVar("M", bound=ToChild | ToServer)
 
 
 class ChannelBroken(Exception):  # noqa: N818 - states the condition
-    """What the other end sent cannot be read."""
+    """The other end sent a packet that cannot be decoded."""
 
 
 class _Lent(NamedTuple):
     own: Segment | None
     keep: memoryview | None
-    """Of another child's segment: holds on to it until it is returned."""
+    """Keeps another child's segment leased until this is returned."""
     cost_bytes: int
 
 
 class Parcel:
-    """Data on its way into a packet. Made with enough room for all that will be put; then `put` or `refer` to it."""
+    """Data of an outgoing packet. Create it with enough room for everything; then `put` or `refer`."""
 
     __slots__ = ("_referred", "chunks", "fds", "held", "offset", "own", "parts")
 
     def __init__(self, own: Segment | None, part: Part | None, held: bool) -> None:
         self.own = own
         self.chunks: list[Buffer] = []
-        """The data that goes within the packet."""
+        """Data that travels in the packet."""
         self._referred: dict[Segment, int] = {}
         self.parts = [part] if part is not None else []
         self.fds = [own.fd] if own is not None and part is not None and part.sharing else []
         self.offset = 0
         self.held = held
-        """Whether data within the packet is lent as well."""
+        """Whether data in the packet is lent as well."""
 
     def put(self, data: Buffer, size: int, *, align: bool = True) -> tuple[int, int]:
-        """Copy data: the part and offset where it lies. Without `align` it follows what was put before."""
+        """Copy data; returns its part and offset. Without `align` it directly follows the data put before."""
         own = self.own
         offset = self.offset
         if align:
@@ -100,7 +100,7 @@ class Parcel:
         return 1, offset
 
     def refer(self, segment: Segment, lend: Callable[[], Part]) -> int:
-        """The number of the part that another child's segment is; `lend` makes it."""
+        """The part number for another child's segment; `lend` creates the part on first use."""
         number = self._referred.get(segment)
         if number is None:
             part = lend()
@@ -112,7 +112,7 @@ class Parcel:
 
 
 class Received(Generic[M]):
-    """A packet that came: its message, its parts, and descriptors that belong to the message."""
+    """A received packet: message, parts, and the descriptors that belong to the message."""
 
     __slots__ = ("fds", "message", "parts")
 
@@ -123,10 +123,10 @@ class Received(Generic[M]):
 
 
 class Channel(Generic[M]):
-    """One end; `M` is what it receives. Any thread may send, one receives."""
+    """One end; it receives messages of type `M`. Any thread may send, one thread receives."""
 
     def __init__(self, sock: socket.socket, receives: Any, sharing: Sharing) -> None:
-        """`receives` is the type `M`, `sharing` what the other end may do with segments of this end."""
+        """`receives` is the type `M`; `sharing` is how the other end may map segments of this end."""
         self.socket = sock
         self._sharing = sharing
         self._decode = packets_with(receives)
@@ -144,12 +144,12 @@ class Channel(Generic[M]):
         self._returns: deque[int] = deque()
         self._closed = False
         self.on_return: Callable[[], object] | None = None
-        """Hears, in any thread, that there are leases to give back; without it they wait for the next packet."""
+        """Called in any thread when there are leases to return; without it they wait for the next packet."""
 
     def parcel(self, size: int, *, held: bool = False) -> Parcel:
-        """A parcel for that many bytes, alignment included. With `held` data within the packet is lent as well.
+        """A parcel for that many bytes, alignment included. With `held`, data in the packet is lent as well.
 
-        Raises `SegmentBroken`: there is no memory for that much.
+        Raises `SegmentBroken` if it is larger than any segment.
         """
         if size <= INLINE_BYTES_MAX:
             return Parcel(None, None, held)
@@ -159,7 +159,7 @@ class Channel(Generic[M]):
         return Parcel(own, Part(lease, own.id, own.size, self._sharing if new else Sharing.KNOWN), held)
 
     def refer(self, parcel: Parcel, segment: Segment, view: memoryview) -> int:
-        """The number of the part for a segment that another child has lent us; `view` looks into it."""
+        """The part number for a segment that another child has lent us; `view` lies in it."""
         return parcel.refer(segment, lambda: self._refer(segment, view))
 
     def _refer(self, segment: Segment, view: memoryview) -> Part:
@@ -173,7 +173,7 @@ class Channel(Generic[M]):
         return Part(lease, id, segment.size, Sharing.PRIVATE if new else Sharing.KNOWN)
 
     def pack(self, message: ToChild | ToServer, parcel: Parcel | None = None) -> tuple[bytes, list[int]]:
-        """The packet, to be sent once, and the descriptors that go with it."""
+        """Encode a packet, to be sent exactly once, with the descriptors to send along."""
         parts: tuple[Part, ...] = ()
         chunks: list[Buffer] = []
         fds: list[int] = []
@@ -196,7 +196,7 @@ class Channel(Generic[M]):
             self._lent_bytes += cost_bytes
 
     def send(self, packet: bytes, fds: list[int]) -> None:
-        """Send a packet. Raises OSError, and BlockingIOError on a socket that does not block."""
+        """Send a packet. Raises OSError; BlockingIOError on a non-blocking socket."""
         if len(packet) > PACKET_BYTES_MAX:
             self._spill(packet, fds)
         elif fds:
@@ -217,14 +217,14 @@ class Channel(Generic[M]):
             os.close(fd)
 
     def receive(self) -> Received[M]:
-        """The next packet. Raises `ChannelBroken`, EOFError, OSError, and BlockingIOError if the socket is such."""
+        """The next packet. Raises `ChannelBroken`, EOFError, OSError; BlockingIOError on a non-blocking socket."""
         size, ancillary, flags, _ = self.socket.recvmsg_into([self._buffer], ANCILLARY_BYTES, CLOEXEC)
         fds = _descriptors(ancillary) if ancillary else []
         if not size:
             raise EOFError
         try:
             if flags & TRUNCATED:
-                raise ChannelBroken("a packet that is too long, or more descriptors than this process may have")
+                raise ChannelBroken("packet too long, or more descriptors than this process may open")
             return self._read(bytearray(self._buffer[:size]), fds)
         except (msgspec.MsgspecError, SegmentBroken, IndexError, KeyError, ValueError) as error:
             for fd in fds:
@@ -263,27 +263,27 @@ class Channel(Generic[M]):
         return lent.data
 
     def _over(self, ref: weakref.ref[Root]) -> None:
-        """Nothing refers to borrowed data any more. Called wherever the last reference went: in any thread."""
+        """The last reference to borrowed data is gone. Called in whichever thread dropped it."""
         assert isinstance(ref, Borrowed)
         lease, segment = ref.lease, ref.segment
         if segment is not None:
             segment.unlease()
-        del self._borrowed[lease]  # the last reference to `ref`, if this is compiled: its caller holds none
+        del self._borrowed[lease]  # the last reference to `ref` in compiled code, whose caller holds none
         self._returns.append(lease)
         if self.on_return is not None and not self._closed:
             self.on_return()
 
     def returns(self) -> tuple[int, ...]:
-        """The leases to give back, for a message; they do not go with the next packet then."""
+        """Take the leases to return, to send them in a message instead of with the next packet."""
         return _drained(self._returns)
 
     @property
     def borrowed_bytes(self) -> int:
-        """How much of what came is still referred to."""
+        """Size of received data that is still referenced."""
         return sum(ref.size for ref in list(self._borrowed.values()))
 
     def take_back(self, leases: Iterable[int]) -> None:
-        """The other end does not read that any more. Raises KeyError if it was not lent."""
+        """Accept returned leases. Raises KeyError for an unknown one."""
         with self._lock:
             if self._closed:
                 return
@@ -295,13 +295,13 @@ class Channel(Generic[M]):
             self._lock.notify_all()
 
     def wait_for_credit(self) -> None:
-        """Wait until the other end has read enough of what was lent to it with `held`."""
+        """Block until the other end has returned enough of what was lent with `held`."""
         with self._lock:
             while self._lent_bytes > LENT_BYTES_MAX and not self._closed:
                 self._lock.wait()
 
     def close(self) -> None:
-        """End it. Borrowed data stays readable for as long as it is referred to."""
+        """Close the channel. Borrowed data stays readable while referenced."""
         with self._lock:
             self._closed = True
             self._lock.notify_all()
@@ -317,7 +317,7 @@ def _drained(numbers: deque[int]) -> tuple[int, ...]:
     if not numbers:
         return ()
     taken = []
-    while numbers:  # others append meanwhile
+    while numbers:  # other threads append concurrently
         taken.append(numbers.popleft())
     return tuple(taken)
 

@@ -1,7 +1,7 @@
-"""One child of a model: started, watched, replaced when it fails, ended. What it serves are the lanes of instances.
+"""Supervision of one child process of a model: start, health checks, restart and stop. It serves instances in lanes.
 
-A batch without progress for `hang_s`, or a child that answers no ping for so long while requests are under way, is
-hung. A child that is idle is left alone: that it has ended is seen at once.
+A child counts as hung if a batch makes no progress for `hang_s`, or if it does not answer a ping for that long while
+requests are in flight. An idle child is not pinged: its exit is noticed at once.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ from forebay.modelserver.strays import VARIABLE, end_strays, new_mark
 TICKS_PER_HANG: Final = 16
 TICK_S_MAX: Final = 1.0
 QUICK_FAILURE_S: Final = 10.0
-"""A child that dies within this after it became ready is a quick failure, unless it has done a batch."""
+"""A child that dies this soon after it became ready, without having finished a batch, is a quick failure."""
 QUICK_FAILURES_MAX: Final = 5
 BACKOFF_FIRST_S: Final = 0.5
 BACKOFF_S_MAX: Final = 10.0
@@ -54,15 +54,15 @@ LAST_WORDS_S: Final = 1.0
 """A grandchild could hold stderr open for ever."""
 LEFTOVERS_S: Final = 0.2
 LAST_LINES: Final = 50
-"""A dump of all threads takes some."""
+"""Enough for a stack dump of all threads."""
 LINE_CHARS_MAX: Final = 1000
 LINES_PER_S_MAX: Final = 200
-"""Of a child, in the log. One that prints without end would cost the other models the server's time, and the disk."""
+"""Log rate limit per child: unlimited output would cost the other models server time, and fill the disk."""
 PAGE_BYTES: Final = os.sysconf("SC_PAGESIZE")
 
 
 class Keeper:
-    """A place for one child. `run` owns it; everything else is called on the same loop."""
+    """Supervises one child. `run` owns it; all other methods are called on the same loop."""
 
     def __init__(
         self,
@@ -81,13 +81,13 @@ class Keeper:
         self.placement = placement
         self.instances = set(instances)
         self.lanes: dict[int, Lane] = {}
-        """Of the child that lives now; empty while there is none, or it is being replaced."""
+        """Lanes of the running child; empty while there is none, or it is being replaced."""
         self.loaded: Loaded | None = None
         self.pid = 0
         self.reason = "loading"
         """Why there are no lanes; empty while there are."""
         self.stopping = False
-        """No child is wanted any more."""
+        """No child is to run any more."""
         self._spec = spec
         self._hang_s = hang_s
         self._load_timeout_s = load_timeout_s
@@ -100,22 +100,22 @@ class Keeper:
         self._log = log
         self._control: Link | None = None
         self._calls: dict[int, ModelCall] = {}
-        """Of the child that lives now, by its numbers: those without their last response."""
+        """Calls of the running child without a final response, by their number."""
         self._wake = asyncio.Event()
         self._life = 0
         self._end = ""
-        """Why the child has to end."""
+        """Why the child must be stopped."""
         self._broken = ""
         self._outgrown = ""
         self._ready_at = 0.0
         self._served = False
         self.replaced = 0
-        """Children that ended although they were wanted."""
+        """Number of unexpected exits."""
         self._owed_since: float | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     async def run(self) -> str:
-        """Keep a child running until `stop`. Returns why that is not possible, or nothing once stopped."""
+        """Keep a child running until `stop`. Returns why that is not possible; empty once stopped."""
         loop = asyncio.get_running_loop()
         failures = 0
         while not self.stopping:
@@ -123,7 +123,7 @@ class Keeper:
             try:
                 text = await self._live()
             except OSError as error:
-                text = f"no process can be started: {error}"
+                text = f"cannot start a process: {error}"
             if self.stopping:
                 break
             self._log.error("model process ended", reason=text)
@@ -140,18 +140,18 @@ class Keeper:
         return ""
 
     def stop(self) -> None:
-        """End the child and `run`; what is open fails."""
+        """Stop the child and `run`; open requests fail."""
         self.stopping = True
         self._wake.set()
 
     def open(self, instance: int) -> None:
-        """Have one more instance in this child."""
+        """Add an instance to this child."""
         self.instances.add(instance)
         if not self.reason:
             self._open(instance)
 
     async def drop(self, instance: int) -> None:
-        """Have an instance no more, once its batches are done."""
+        """Remove an instance once its batches have finished."""
         self.instances.discard(instance)
         lane = self.lanes.get(instance)
         if lane is not None:
@@ -161,7 +161,7 @@ class Keeper:
                 del self.lanes[instance]
 
     def measure(self) -> "asyncio.Future[None] | None":
-        """Ask for the model's own metrics: done when they are in the ledger, or will not come. None: it has none."""
+        """Request the model's custom metrics: done once they are in the ledger or cannot come. None: no metrics."""
         if self._control is None or self.reason or self.loaded is None or not self.loaded.measures:
             return None
         if self._measuring is None:
@@ -170,17 +170,17 @@ class Keeper:
         return self._measuring
 
     def stalled_s(self, now: float) -> float:
-        """How long, by the loop's clock, the child has owed a sign of life."""
+        """How long, by the loop's clock, the child has not answered a ping."""
         return 0.0 if self._owed_since is None else max(0.0, now - self._owed_since)
 
     def watch(self) -> None:
-        """Something is under way now: look after it until it is done."""
+        """Start health checks; they run until nothing is in flight."""
         if self._timer is None:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_at(loop.time() + self._tick_s, self._tick, loop.time() + self._tick_s)
 
     async def _live(self) -> str:
-        """The whole life of one child; returns what ended it."""
+        """Run one child from start to exit; returns why it ended."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._end = self._broken = self._outgrown = ""
         self._life += 1
@@ -199,10 +199,12 @@ class Keeper:
                 await self._serve(Link(ours, self._on_packet, lost), ended)
             finally:
                 with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)  # not reaped yet, so the group's number is still its own
+                    # not reaped yet, so the process group id cannot have been reused
+                    os.killpg(process.pid, signal.SIGKILL)
                 for lane in self.lanes.values():
                     lane.closing = True
-                with suppress(TimeoutError):  # it may take its time, and others wait to hear that their batch failed
+                # its exit may take time, and clients wait for the failure of their batch
+                with suppress(TimeoutError):
                     async with asyncio.timeout(LEFTOVERS_S):
                         await ended.seen.wait()
                         how = f" ({_exit_text(process.wait())})"
@@ -213,7 +215,7 @@ class Keeper:
                 self.pid = 0
                 strays = await asyncio.to_thread(end_strays, mark)
                 if strays:
-                    self._log.info("processes that the model had started have been ended", count=strays)
+                    self._log.info("killed processes that the model left behind", count=strays)
         with suppress(TimeoutError):
             async with asyncio.timeout(LAST_WORDS_S):
                 await words.ended.wait()
@@ -223,11 +225,12 @@ class Keeper:
         return f"{self._end} ({_exit_text(status)}){words.text}"
 
     async def _serve(self, control: Link, ended: "_Ended") -> None:
-        """Until the child has ended, has to be ended, or we stop."""
+        """Serve until the child has ended or must be stopped, or `stop` was called."""
         loop = asyncio.get_running_loop()
         self._control = control
         spec, config = self._spec, self._spec.config
-        control.channel.on_return = partial(loop.call_soon_threadsafe, control.send, Ping())  # any packet will do
+        # any packet carries the leases
+        control.channel.on_return = partial(loop.call_soon_threadsafe, control.send, Ping())
         first = min(self.instances, default=0)
         control.send(Configure(spec.backend, config, str(spec.folder), first, spec.document))
         await self._pause(self._load_timeout_s)
@@ -245,7 +248,7 @@ class Keeper:
                         await ended.seen.wait()
 
     async def _pause(self, longest_s: float | None) -> None:
-        """Wait, but not past a wake-up."""
+        """Wait for at most `longest_s`, or until woken."""
         if self.stopping:
             return
         with suppress(TimeoutError):
@@ -289,13 +292,13 @@ class Keeper:
         self.lanes[instance] = Lane(instance, self._control, partial(self._lost, self._life))
 
     def _lost(self, life: int, why: str) -> None:
-        """The child of that life is lost. What comes late does not concern the next one."""
+        """The child of that life is lost. Late events of an earlier child are ignored."""
         if life == self._life and not self._end:
             self._end = self._broken or why
             self._wake.set()
 
     def _retire(self, why: str) -> None:
-        """Take the child out of service: what it still owes fails."""
+        """Take the child out of service: its open requests fail."""
         self.reason = why
         self._ledger.end(self.pid)
         self._measured()
@@ -307,8 +310,9 @@ class Keeper:
             self._control.close()
             self._control = None
         withdraw(self._calls)
-        self._calls = {}  # a late answer to the old child must not end a call of the next one: numbers start anew
-        text = f"model '{self._spec.config.name}': {why}; the request may be tried again"
+        # a late response to a call of the old child must not end one of its successor, which reuses numbers
+        self._calls = {}
+        text = f"model '{self._spec.config.name}': {why}; retry the request"
         self._close_lanes(Refused(Kind.UNAVAILABLE, text))
         self._on_change()
 
@@ -324,7 +328,7 @@ class Keeper:
             lane.close(refused)
 
     def _tick(self, due: float) -> None:
-        """See that what is under way makes progress."""
+        """Check that what is in flight makes progress."""
         now = asyncio.get_running_loop().time()
         self._timer = None
         control = self._control
@@ -333,14 +337,14 @@ class Keeper:
         lanes = self.lanes.values()
         if now - due > TICK_S_MAX:
             if self._owed_since is not None:
-                self._owed_since = now  # it was we who did not run: what the child sent meanwhile is still unread
+                self._owed_since = now  # the server itself was stalled: packets from the child may still be unread
         elif any(lane.stuck_s(now) > self._hang_s for lane in lanes):
             self._lost(self._life, f"a batch made no progress for {self._hang_s:g} s")
         elif self._owed_since is None:
             self._owed_since = now
             control.send(Ping())
         elif now - self._owed_since > self._hang_s:
-            self._lost(self._life, f"no sign of life for {now - self._owed_since:.1f} s")
+            self._lost(self._life, f"no answer to a ping for {now - self._owed_since:.1f} s")
         if self._spec.rss_bytes_max and not self._outgrown:
             self._weigh()
         if any(lane.open for lane in lanes):
@@ -351,7 +355,7 @@ class Keeper:
                 self._lost(self._life, self._outgrown)
 
     def _weigh(self) -> None:
-        """A child that has grown too large takes no more batches, and is replaced when it has none."""
+        """A child that has grown too large takes no more batches, and is replaced once it has none."""
         own = own_bytes(self.pid)
         if own > self._spec.rss_bytes_max:
             self._outgrown = f"it has {own} bytes of memory, more than {self._spec.rss_bytes_max}"
@@ -361,7 +365,7 @@ class Keeper:
 
 
 class _Ended:
-    """Sees that a process has ended, and leaves it to be reaped."""
+    """Notices that a process has ended, without reaping it."""
 
     def __init__(self, pid: int, on_end: Callable[[str], None]) -> None:
         self.seen = asyncio.Event()
@@ -374,11 +378,11 @@ class _Ended:
     def _readable(self) -> None:
         self._loop.remove_reader(self._fd)
         self.seen.set()
-        # its last packets are still to be read, then the channel's end, unless something that it forked holds that
+        # first read its last packets, up to the end of the channel; a process that it forked may hold that open
         self._late = self._loop.call_later(LEFTOVERS_S, self._on_end, "the model process ended")
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop watching."""
         self._loop.remove_reader(self._fd)
         os.close(self._fd)
         if self._late is not None:
@@ -386,7 +390,7 @@ class _Ended:
 
 
 class _LastWords(asyncio.Protocol):
-    """What the child and its libraries print becomes log lines; the last ones are kept."""
+    """Logs what the child and its libraries print, and keeps the last lines."""
 
     def __init__(self, log: structlog.stdlib.BoundLogger) -> None:
         self.ended = asyncio.Event()
@@ -396,7 +400,7 @@ class _LastWords(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._second = -1
         self._room = 0
-        """For lines that may still be logged in this second."""
+        """Lines that may still be logged in this second."""
 
     @property
     def text(self) -> str:
@@ -422,7 +426,7 @@ class _LastWords(asyncio.Protocol):
         for line in told[: self._room]:
             self._log.info("model output", line=line)
         if 0 < self._room < len(told):
-            self._log.warning("model prints too much: the rest of this second is left out")
+            self._log.warning("model output over the log rate limit: dropping the rest of this second")
         self._room = max(0, self._room - len(told))
 
 
@@ -436,13 +440,14 @@ def _spawn(fd: int, where: Placement, mark: str) -> "subprocess.Popen[bytes]":
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
-        process_group=0,  # what the model starts ends with it; in the session of the server `nice` means something
+        # kills reach what the model starts; no session of its own, or `nice` would not compare with the server
+        process_group=0,
         env={**placement.environment(where, os.environ), VARIABLE: mark},
     )
 
 
 def own_bytes(pid: int) -> int:
-    """Memory of a process that is not shared and not of files: what a leak adds to. 0 if it has ended."""
+    """Private anonymous memory of a process, where leaks show. 0 if it has ended."""
     try:
         with open(f"/proc/{pid}/statm", "rb") as file:
             _, resident, shared, *_ = file.read().split()

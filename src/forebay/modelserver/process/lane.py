@@ -1,4 +1,4 @@
-"""The server's side of one instance: the batches it has, and who hears of them."""
+"""The server's side of one instance: its batches and their listeners."""
 
 import asyncio
 import socket
@@ -14,11 +14,11 @@ from forebay.modelserver.process.segments import SegmentBroken
 from forebay.modelserver.process.values import Answer, Done, Listener, Work
 
 BATCHES_MAX: Final = 2
-"""Of one instance: the second is there when the first ends, without a round trip between them."""
+"""Batches in flight per instance: the second starts without a round trip when the first ends."""
 
 
 class _Batch:
-    """A batch under way, or done with requests that still get responses."""
+    """A batch in flight, or one that has finished but whose requests still get responses."""
 
     __slots__ = ("listener", "open", "size")
 
@@ -36,7 +36,7 @@ class Lane:
         self.number = number
         self.closing = False
         self.served = False
-        """Whether a batch has been done."""
+        """Whether a batch has finished."""
         self._control = control
         self._loop = asyncio.get_running_loop()
         self._link = Link(ours, self._on_packet, on_lost)
@@ -50,16 +50,16 @@ class Lane:
 
     @property
     def outstanding(self) -> int:
-        """Batches that are not done."""
+        """Batches that have not finished."""
         return len(self._running)
 
     @property
     def open(self) -> bool:
-        """Whether anything is still to come from the child."""
+        """Whether the child still owes a batch or responses."""
         return bool(self._running or self._lingering)
 
     def execute(self, batch: int, works: Sequence[Work], listener: Listener) -> None:
-        """Hand over a batch. Raises `Refused` if there is no memory for it."""
+        """Send a batch. Raises `Refused` if there is no memory for it."""
         try:
             told, parcel = asking.asks(self._link.channel, works)
         except (OSError, SegmentBroken) as error:
@@ -70,7 +70,7 @@ class Lane:
         self._link.send(Execute(batch, *told), parcel)
 
     def cancel(self, batch: int, index: int) -> bool:
-        """Tell the child that nobody waits for a request. False: it is not one of this instance's."""
+        """Tell the child that a request was cancelled. False: this instance does not have it."""
         under_way = self._running.get(batch) or self._lingering.get(batch)
         if under_way is None or index not in under_way.open:
             return False
@@ -78,13 +78,13 @@ class Lane:
         return True
 
     def stuck_s(self, now: float) -> float:
-        """How long the first batch has been without progress. Waiting until its responses are read does not count."""
+        """How long the first batch has made no progress. Waiting for readers of its responses does not count."""
         if not self._running or self._link.channel.borrowed_bytes > LENT_BYTES_MAX // 2:
             return 0.0
         return now - self._head_since
 
     async def drained(self) -> None:
-        """Take no more batches; wait until nothing is open any more, whether done or failed."""
+        """Take no more batches; wait until all open requests have ended, successfully or not."""
         self.closing = True
         if self.open:
             if self._drained is None:
@@ -92,13 +92,13 @@ class Lane:
             await asyncio.shield(self._drained)
 
     def close(self, refused: Refused) -> None:
-        """End it; what is open fails with that."""
+        """Close the lane; open requests fail with this error."""
         self.closing = True
         self._link.close()
         running, lingering = self._running, self._lingering
         self._running, self._lingering = {}, {}
         self._settle()
-        soon = self._loop.call_soon  # a listener that raises must not keep the news from the others
+        soon = self._loop.call_soon  # a listener that raises must not keep others from being notified
         for batch in running.values():
             soon(batch.listener.on_done, Done((), 0, 0, 0, 0, refused))
         for batch in lingering.values():
@@ -118,7 +118,7 @@ class Lane:
         batch = self._running.get(message.batch)
         replies, sizes = message.replies, message.sizes
         if batch is None or (not message.error and len(sizes or replies) != batch.size):
-            raise ChannelBroken("the end of a batch that was not under way")
+            raise ChannelBroken("the end of a batch that is not running")
         answers: tuple[Answer | None, ...]
         if sizes:
             answers = asking.answers(message.columns, sizes, received.parts)
@@ -149,7 +149,7 @@ class Lane:
         batch = self._running.get(message.batch) or self._lingering.get(message.batch)
         if batch is None or message.index not in batch.open:
             return  # its batch has failed meanwhile
-        self._link.channel.on_return = self._on_return  # from now on the child may wait for what we have read
+        self._link.channel.on_return = self._on_return  # from now on the child may block until we return memory
         reply = message.reply
         answer = None if reply is None else asking.answer(reply, received.parts)
         self._head_since = self._loop.time()
@@ -164,7 +164,7 @@ class Lane:
             self._drained.set_result(None)
 
     def _on_return(self) -> None:
-        """There is memory to give back that the child may be waiting for. Called in any thread."""
+        """There is memory to return that the child may be waiting for. Called in any thread."""
         if not self._returning:
             self._returning = True
             self._loop.call_soon_threadsafe(self._return)

@@ -1,4 +1,4 @@
-"""The server's end of a channel, on its event loop."""
+"""The server's end of a channel, on the event loop."""
 
 import asyncio
 import os
@@ -12,12 +12,12 @@ from forebay.modelserver.process.messages import ToChild, ToServer
 from forebay.modelserver.process.segments import Sharing
 
 BACKLOG_PACKETS_MAX: Final = 4096
-"""A child that does not take its packets is broken."""
-UNREADABLE: Final = "the model process sent what cannot be read"
+"""A child that leaves so many packets unread counts as broken."""
+UNREADABLE: Final = "the model process sent an invalid packet"
 
 
 class Link:
-    """Sends without blocking, hands on what comes, and tells once when nothing can come any more."""
+    """Sends without blocking, dispatches received packets, and reports a lost channel once."""
 
     def __init__(
         self, sock: socket.socket, on_packet: Callable[[Received[ToServer]], None], on_lost: Callable[[str], None]
@@ -33,7 +33,7 @@ class Link:
         self._loop.add_reader(self._fd, self._readable)
 
     def send(self, message: ToChild, parcel: Parcel | None = None, fd: int = -1) -> None:
-        """Send a message, and a descriptor with it. Does nothing once the link is lost or closed."""
+        """Send a message and optionally a descriptor. Does nothing once the link is lost or closed."""
         if self.closed:
             return
         packet, fds = self.channel.pack(message, parcel)
@@ -48,10 +48,10 @@ class Link:
             self._queue(packet, fds)
             self._loop.add_writer(self._fd, self._writable)
         except OSError as error:
-            self._lose(f"nothing can be sent to the model process: {error}")
+            self._lose(f"cannot send to the model process: {error}")
 
     def close(self) -> None:
-        """Hear and send nothing more; nobody is told."""
+        """Close without calling `on_lost`."""
         if not self.closed:
             self.closed = True
             self._loop.remove_reader(self._fd)
@@ -63,9 +63,9 @@ class Link:
 
     def _queue(self, packet: bytes, fds: list[int]) -> None:
         if len(self._backlog) >= BACKLOG_PACKETS_MAX:
-            self._lose("the model process does not read what it is sent")
+            self._lose("the model process does not read its packets")
         else:
-            self._backlog.append((packet, [os.dup(fd) for fd in fds]))  # who owns them may close them meanwhile
+            self._backlog.append((packet, [os.dup(fd) for fd in fds]))  # the owner may close the originals meanwhile
 
     def _writable(self) -> None:
         try:
@@ -75,7 +75,7 @@ class Link:
         except BlockingIOError:
             return
         except OSError as error:
-            self._lose(f"nothing can be sent to the model process: {error}")
+            self._lose(f"cannot send to the model process: {error}")
             return
         self._loop.remove_writer(self._fd)
 
@@ -98,7 +98,7 @@ class Link:
     def _lose(self, why: str) -> None:
         if not self.closed:
             self.close()
-            self._loop.call_soon(self._on_lost, why)  # not from within a call to send
+            self._loop.call_soon(self._on_lost, why)  # deferred: the caller may be in the middle of a send
 
 
 def _close(fds: Iterable[int]) -> None:

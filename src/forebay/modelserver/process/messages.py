@@ -1,4 +1,4 @@
-"""The messages between the server and a model's child. Tensors in them are pieces of the packet's parts."""
+"""Messages between the server and a child. Tensors in them refer to the packet's parts."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -13,11 +13,11 @@ from forebay.engines.tensor.protocol import Act, Loaded
 from forebay.modelserver.process.segments import Sharing
 
 WITHIN = 0
-"""The part that lies within the packet itself; the others are segments."""
+"""Number of the part inside the packet itself; all others are segments."""
 
 
 class Part(NamedTuple):
-    """A segment that a packet's pieces lie in. Unless it is known its descriptor is with the packet."""
+    """A segment that a packet refers to. Its descriptor is sent along unless the receiver knows it."""
 
     lease: int
     segment: int
@@ -26,19 +26,19 @@ class Part(NamedTuple):
 
 
 class Head(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What every packet has besides its message."""
+    """Sent with every message."""
 
     parts: tuple[Part, ...]
     lease: int
-    """Of the data within the packet; 0: it is not to be given back."""
+    """Lease of the data inside the packet; 0: it is not lent."""
     returned: tuple[int, ...]
-    """Leases."""
+    """Leases that are returned."""
     forgotten: tuple[int, ...]
     """Segments that will not be used again."""
 
 
 class Piece(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A tensor: `size` bytes from `offset` of one of the packet's parts."""
+    """A tensor: `size` bytes at `offset` of one of the packet's parts."""
 
     name: str
     datatype: Datatype
@@ -67,7 +67,7 @@ class Ask(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Reply(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One response. An error if `error` is not empty."""
+    """One response; an error if `error` is not empty."""
 
     outputs: tuple[Piece, ...] = ()
     parameters: dict[str, Parameter] = {}
@@ -77,18 +77,18 @@ class Reply(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Configure(_Message, frozen=True):
-    """First message to a child: what to load, for which instance first."""
+    """First message to a child: the model to load, and its first instance."""
 
     backend: str
     config: ModelConfig
     folder: str
     instance: int
     document: str = ""
-    """The configuration as clients see it, JSON."""
+    """The configuration document that clients see, as JSON."""
 
 
 class Open(_Message, frozen=True):
-    """A socket comes with this: an instance takes its batches from there until the other end closes it."""
+    """Sent with a socket, on which an instance takes batches until the other end closes it."""
 
     instance: int
 
@@ -100,11 +100,11 @@ class Execute(_Message, frozen=True):
     asks: tuple[Ask, ...]
     columns: tuple[Piece, ...] = ()
     sizes: tuple[int, ...] = ()
-    """Instead of the inputs of `asks`: every input in one piece, and how many of its rows each request has."""
+    """If given, `columns` replace the inputs of `asks`: one piece per input, with so many rows for each request."""
 
 
 class Cancel(_Message, frozen=True):
-    """Nobody waits for that request of a batch any more."""
+    """A request of a batch was cancelled."""
 
     instance: int
     batch: int
@@ -112,14 +112,14 @@ class Cancel(_Message, frozen=True):
 
 
 class TakeBack(_Message, frozen=True):
-    """Leases that an instance's sender has to get back now: something waits for them."""
+    """Leases returned at once to an instance whose sender is blocked on them."""
 
     instance: int
     leases: tuple[int, ...]
 
 
 class Respond(_Message, frozen=True):
-    """A response to a `Call`; without a reply only the end."""
+    """A response to a `Call`; without a reply only its end."""
 
     call: int
     reply: Reply | None
@@ -127,11 +127,11 @@ class Respond(_Message, frozen=True):
 
 
 class Ping(_Message, frozen=True):
-    """Asks for a sign of life."""
+    """Liveness check."""
 
 
 class Measure(_Message, frozen=True):
-    """Asks for the model's own metrics."""
+    """Requests the model's custom metrics."""
 
 
 class Stop(_Message, frozen=True):
@@ -145,23 +145,23 @@ class Ready(_Message, frozen=True):
 
 
 class Broken(_Message, frozen=True):
-    """The model cannot be loaded; the child exits. `text` is for the operator."""
+    """The model cannot be loaded, and the child exits. `text` is for the operator."""
 
     text: str
 
 
 class Pong(_Message, frozen=True):
-    """The answer to a ping."""
+    """Reply to a ping."""
 
 
 class Measured(_Message, frozen=True):
-    """What the model's own metrics stand at: when asked, and once before the child ends as it was told."""
+    """The model's custom metrics: sent on request, and once before an orderly exit."""
 
     families: tuple[Family, ...]
 
 
 class Finished(_Message, frozen=True):
-    """A batch is done; the times are as in `values.Done`."""
+    """A batch has finished; times as in `values.Done`."""
 
     batch: int
     replies: tuple[Reply | None, ...]
@@ -172,13 +172,13 @@ class Finished(_Message, frozen=True):
     error: str = ""
     columns: tuple[Piece, ...] = ()
     sizes: tuple[int, ...] = ()
-    """Instead of `replies`: every output in one piece, and how many of its rows each request has."""
+    """If given, `columns` replace `replies`: one piece per output, with so many rows for each request."""
     last: bool = False
-    """The process ends after it."""
+    """The process exits after this batch."""
 
 
 class Emitted(_Message, frozen=True):
-    """A response of a request that is answered bit by bit."""
+    """A streamed response."""
 
     batch: int
     index: int
@@ -187,7 +187,7 @@ class Emitted(_Message, frozen=True):
 
 
 class Call(_Message, frozen=True):
-    """The model asks for another model."""
+    """The model calls another model."""
 
     call: int
     model: str
@@ -197,7 +197,7 @@ class Call(_Message, frozen=True):
 
 
 class Withdraw(_Message, frozen=True):
-    """The model does not wait for the answer to a `Call` any more; unless that has ended, an error ends it."""
+    """Cancels a `Call`; unless that has ended, it ends with an error."""
 
     call: int
 
@@ -207,5 +207,5 @@ ToServer = Ready | Broken | Pong | Measured | Finished | Emitted | Call | Withdr
 
 
 def packets_with(messages: Any) -> Callable[[memoryview], tuple[Head, Any]]:
-    """What reads the head and the message of packets; `messages` is `ToChild` or `ToServer`."""
+    """Decoder for the head and message of packets; `messages` is `ToChild` or `ToServer`."""
     return msgspec.msgpack.Decoder(tuple[Head, messages]).decode

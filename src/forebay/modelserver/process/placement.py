@@ -1,4 +1,4 @@
-"""What a child is started with, and where: set before any library is imported, because their threads inherit it."""
+"""Placement and environment of a child, set before any library is imported because their threads inherit it."""
 
 import ctypes
 import os
@@ -13,44 +13,44 @@ import msgspec
 from forebay.core.serving.config import ModelConfig
 
 DEFAULTS: Final = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
-"""Unless the server has been started with other values. Weights in huge pages, where the kernel allows it: a model
-reads all of them for every batch, and with small pages that costs a few percent and leaves nothing in the TLB."""
+"""Defaults for variables not set at the server. Weights in huge pages where the kernel allows it: a model reads all
+of them for every batch, and small pages cost a few percent and thrash the TLB.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where an instance runs. Instances with equal placements may share a process and the weights in it."""
+    """Where an instance runs. Instances with equal placements may share a process and its weights."""
 
     cpus: tuple[int, ...] = ()
-    """CPUs that it may run on; empty: as the server. Those that the machine lacks are left out."""
+    """CPUs that it may run on; empty: as the server. CPUs that the machine lacks are ignored."""
     numa_node: int = -1
-    """Memory comes from this node where libnuma is installed; -1: from anywhere."""
+    """Preferred NUMA node for memory, if libnuma is installed; -1: any."""
     nice: int = 0
     """Added to the server's own niceness."""
     environment: tuple[tuple[str, str], ...] = ()
-    """Set before any library is imported, such as OMP_NUM_THREADS."""
+    """Set before any library is imported; OMP_NUM_THREADS, for example."""
     gpus: tuple[str, ...] = ()
     """For CUDA_VISIBLE_DEVICES: indexes or UUIDs (of GPUs or MIG slices); empty: as the server."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
-    """One version of one model, and where its instances run."""
+    """One version of one model, and the placement of its instances."""
 
     backend: str
     config: ModelConfig
     folder: Path
-    """That of the version."""
+    """Folder of the version."""
     instances: tuple[Placement, ...] = (Placement(),)
     rss_bytes_max: int = 0
-    """A process with more memory of its own (resident, not shared, not of files) is replaced after its batch;
-    0: any amount."""
+    """A process with more private anonymous memory is replaced after its batch; 0: no limit."""
     document: str = ""
-    """The configuration as clients see it, JSON: for models that look at it."""
+    """The configuration document that clients see, as JSON, for models that read it."""
 
 
 def as_argument(placement: Placement) -> str:
-    """For the child's command line."""
+    """Encode for the child's command line."""
     return msgspec.json.encode(placement).decode()
 
 
@@ -61,7 +61,7 @@ def environment(placement: Placement, inherited: Mapping[str, str]) -> dict[str,
 
 
 def move(argument: str) -> None:
-    """Move this process to where the argument says."""
+    """Apply an encoded placement to this process."""
     placement = msgspec.json.decode(argument, type=Placement)
     cpus = set(placement.cpus) & os.sched_getaffinity(0)
     if cpus:
@@ -74,11 +74,11 @@ def move(argument: str) -> None:
 
 
 def take_turns() -> None:
-    """Have this thread, and the processes that it starts, wait for a core while somebody else works there."""
-    # Where they share a core, each request would otherwise stop the model in the middle of a batch, and find the
-    # caches full of the model's data, and each batch would stop the reading of requests. In turns, more of both are
-    # done at a time. Where a core is free, it makes no difference. A policy that somebody has chosen stays.
-    with suppress(OSError, AttributeError):  # a sandbox may forbid it; not every system has it
+    """Have this thread, and processes that it starts, wait for a busy core instead of preempting (SCHED_BATCH)."""
+    # On a shared core, requests would otherwise preempt a running batch and find caches full of the model's data, and
+    # batches would preempt request handling. Taking turns raises the throughput of both. On a free core it makes no
+    # difference. A policy set by the operator is kept.
+    with suppress(OSError, AttributeError):  # a sandbox may forbid it, and not every system has it
         if os.sched_getscheduler(0) == os.SCHED_OTHER:
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 

@@ -1,7 +1,7 @@
-"""One version of one model in processes of its own, seen from the server.
+"""The child processes of one model version, on the server's side.
 
 process = ModelProcess(spec, hang_s=60, load_timeout_s=600, log=log, on_call=..., on_change=...)
-tasks.create_task(process.run())          # owns the children until stop(); returns or raises GaveUp
+tasks.create_task(process.run())          # supervises the children until stop(); may raise GaveUp
 loaded = await process.wait_ready()       # Loaded (of the backend protocol) or GaveUp
 batch = process.execute(0, works, listener)
 """
@@ -25,7 +25,7 @@ STOPPED = "it has been stopped"
 
 
 class ModelProcess:
-    """The children of a model version. All methods are called on the server's loop."""
+    """The child processes of a model version. All methods are called on the server's loop."""
 
     def __init__(
         self,
@@ -39,9 +39,9 @@ class ModelProcess:
         stop_grace_s: float = 5.0,
         ledger: Ledger | None = None,
     ) -> None:
-        """`on_change` is called when what `usable` says of any instance has changed, and at the end.
+        """`on_change` is called when `usable` changes for any instance, and at the end.
 
-        What the model counts of its own goes into `ledger`.
+        The model's custom metrics go into `ledger`.
         """
         self._spec = spec
         self._hang_s = hang_s
@@ -54,7 +54,7 @@ class ModelProcess:
         self._tasks: asyncio.TaskGroup | None = None
         self._keepers: list[Keeper] = []
         self._seats: list[Keeper] = []
-        """By instance: the child that serves it."""
+        """The supervisor that serves each instance."""
         self._resizing = asyncio.Lock()
         self._batches = itertools.count(1)
         self._loaded: Loaded | None = None
@@ -62,16 +62,16 @@ class ModelProcess:
         self._failures: dict[Keeper, str] = {}
         self._failed = ""
         self._replaced = 0
-        """Children of keepers that are no more."""
+        """Restarts counted by supervisors that have ended."""
         self._over = False
-        """No child is wanted any more."""
+        """No child is to run any more."""
         self._changed = asyncio.Event()
 
     async def run(self) -> None:
-        """Start the children and keep them running until `stop`, then end them all. Raises `GaveUp`.
+        """Start the children and keep them running until `stop`, then stop them all. Raises `GaveUp`.
 
-        A child that crashes, hangs, or outgrows `rss_bytes_max` is replaced, with a growing pause between quick
-        failures. When this raises, every batch has been answered and every process is gone.
+        A child that crashes, hangs, or outgrows `rss_bytes_max` is restarted, with backoff after quick failures. When
+        this raises, every batch has been answered and every process has exited.
         """
         try:
             await in_group(self._run)
@@ -90,14 +90,14 @@ class ModelProcess:
         self.stop()
 
     async def wait_ready(self) -> Loaded:
-        """What the model turned out to be, once all instances are loaded. Raises `GaveUp` as `run` does."""
+        """Wait until all instances are loaded; returns the model's description. Raises `GaveUp` as `run` does."""
         await self._until(lambda: self._ready_once)
         if self._over or self._loaded is None:
             raise GaveUp(self._failed or STOPPED)
         return self._loaded
 
     def stop(self) -> None:
-        """Make `run` end the children and return. Batches under way fail (UNAVAILABLE): drain first."""
+        """Make `run` stop the children and return. Batches in flight fail (UNAVAILABLE): drain first."""
         self._over = True
         for keeper in self._keepers:
             keeper.stop()
@@ -105,37 +105,37 @@ class ModelProcess:
 
     @property
     def loaded(self) -> Loaded | None:
-        """What the model turned out to be; stays known while a dead child is replaced."""
+        """The model's description as loaded; kept while a dead child is replaced."""
         return self._loaded
 
     @property
     def instances(self) -> int:
-        """How many there are, usable or not."""
+        """Number of instances, usable or not."""
         return len(self._seats)
 
     @property
     def pids(self) -> Sequence[int]:
-        """The children that live now."""
+        """Process ids of the running children."""
         return [keeper.pid for keeper in self._keepers if keeper.pid]
 
     @property
     def replaced(self) -> int:
-        """How many children have been replaced."""
+        """How many times a child has been replaced."""
         return self._replaced + sum(keeper.replaced for keeper in self._keepers)
 
     def stalled_s(self, now: float) -> float:
-        """For how long, by the loop's clock, none of the children has given a sign of life that it owes."""
+        """How long, by the loop's clock, every child has left a ping unanswered."""
         return min((keeper.stalled_s(now) for keeper in self._keepers), default=0.0)
 
     @property
     def reason(self) -> str:
-        """Why the model is not ready: empty if every instance is usable."""
+        """Why the model is not ready; empty if every instance is usable."""
         if self._failed or self._over:
             return self._failed or STOPPED
         return next((keeper.reason for keeper in self._keepers if keeper.reason), "")
 
     def usable(self, instance: int) -> bool:
-        """Whether `execute` may be called for it: loaded, not being replaced, fewer than 2 batches under way."""
+        """Whether `execute` may be called: loaded, not being replaced, and fewer than 2 batches in flight."""
         lane = self._seats[instance].lanes.get(instance)
         return lane is not None and not lane.closing and lane.outstanding < BATCHES_MAX
 
@@ -145,12 +145,12 @@ class ModelProcess:
         return lane is not None and not lane.closing
 
     def outstanding(self, instance: int) -> int:
-        """Batches under way: 0, 1, or 2 (the second waits in the child and starts without a round trip)."""
+        """Batches in flight: 0, 1, or 2 (the second waits in the child and starts without a round trip)."""
         lane = self._seats[instance].lanes.get(instance)
         return 0 if lane is None else lane.outstanding
 
     def execute(self, instance: int, works: Sequence[Work], listener: Listener) -> int:
-        """Hand a batch to an instance; returns its number for `cancel`. Raises `Refused` if it is not usable."""
+        """Send a batch to an instance; returns its number, for `cancel`. Raises `Refused` if it is not usable."""
         if not self.usable(instance):
             raise Refused(Kind.UNAVAILABLE, f"model '{self._spec.config.name}' has no free instance {instance}")
         keeper = self._seats[instance]
@@ -160,18 +160,18 @@ class ModelProcess:
         return number
 
     def measure(self) -> "list[asyncio.Future[None]]":
-        """Ask all children for the model's own metrics; what is to be awaited until they are in the ledger."""
+        """Request custom metrics from all children; await the futures until the ledger has them."""
         return [asked for keeper in self._keepers if (asked := keeper.measure()) is not None]
 
     def cancel(self, batch: int, index: int) -> None:
-        """Tell the model that nobody waits for that request; its end is heard of all the same."""
+        """Signal cancellation of a request to the model; the request still ends in the usual way."""
         any(lane.cancel(batch, index) for keeper in self._keepers for lane in keeper.lanes.values())
 
     async def set_instances(self, placements: Sequence[Placement]) -> None:
-        """Have these instances, in place: those whose placement is unchanged stay as they are.
+        """Change the instances in place; those with an unchanged placement keep running.
 
-        Returns when the new ones are usable and those that go have finished their batches. Raises `GaveUp`, with the
-        instances as they were, if a new child cannot be loaded.
+        Returns when the new ones are usable and removed ones have finished their batches. Raises `GaveUp`, with the
+        instances as before, if a new child cannot be loaded.
         """
         async with self._resizing:
             loaded = self._loaded
@@ -189,7 +189,7 @@ class ModelProcess:
                 raise GaveUp(failed or self._failed or STOPPED)
 
     async def _start(self) -> bool:
-        """The first child says what the model is; the others follow. False: it has failed, or is not wanted."""
+        """Load the first child to learn what the model is, then the others. False: it failed, or was stopped."""
         if self._over:
             return False
         first = self._spawn(self._spec.instances[0], 0)
@@ -204,7 +204,7 @@ class ModelProcess:
         return True
 
     def _keeper_for(self, index: int, placement: Placement, loaded: Loaded) -> Keeper:
-        """The child that an instance is to be in: where it is, one that it may share, or a new one."""
+        """The child for an instance: its present one, one that it may share, or a new one."""
         if index < len(self._seats) and self._seats[index].placement == placement:
             return self._seats[index]
         if loaded.threads:
@@ -233,7 +233,7 @@ class ModelProcess:
         return keeper
 
     async def _mind(self, keeper: Keeper) -> None:
-        """The life of one place for a child. One that serves instances and fails for good fails the model."""
+        """Run one supervisor. If one that serves instances fails for good, the model fails."""
         text = await keeper.run()
         self._keepers.remove(keeper)
         self._replaced += keeper.replaced
@@ -257,7 +257,7 @@ class ModelProcess:
         self._on_change()
 
     async def _until(self, condition: Callable[[], bool]) -> None:
-        """Wait for a condition, or for the end."""
+        """Wait for a condition, or for `stop`."""
         while not condition() and not self._over:
             self._changed.clear()
             await self._changed.wait()

@@ -1,7 +1,7 @@
-"""Memory that two processes share: memfds, mapped at both ends, passed by file descriptor, used again and again.
+"""Shared memory between two processes: memfds mapped at both ends, passed by file descriptor and reused.
 
-The end that made a segment writes it, then lends it out with a packet (a *lease*); the other end reads and gives the
-lease back when the last array or view of it is gone. Only then is the segment written again.
+The end that created a segment writes it, then lends it out with a packet (a *lease*); the other end reads it and
+returns the lease when the last array or view of it is gone. Only then is the segment written again.
 """
 
 import fcntl
@@ -18,30 +18,31 @@ import numpy as np
 SEGMENT_BYTES_MIN: Final = 1 << 16
 SEGMENT_BYTES_MAX: Final = 1 << 36
 KEPT_BYTES_MAX: Final = 256 << 20
-"""Of segments that nobody uses: so much is kept for the next time. Sizes are powers of two; untouched pages of a
-segment take no memory."""
+"""Unused segments kept for reuse, in total. Sizes are powers of two; untouched pages take no memory."""
 SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
-"""A segment that shrinks would kill who reads it."""
+"""Shrinking a segment would crash its readers."""
 
 
 class SegmentBroken(Exception):  # noqa: N818 - states the condition
-    """What was to be a shared segment is none, or a batch is larger than any."""
+    """A shared segment is invalid, or a batch is larger than any segment may be."""
 
 
 class Sharing(IntEnum):
-    """How the end that reads a segment maps it."""
+    """How the reading end maps a segment."""
 
     KNOWN = 0
-    """It has done so already."""
+    """It is already mapped."""
     BOTH = 1
-    """So that it may write as well: a model may use the memory of its inputs."""
+    """Shared and writable: a model may reuse the memory of its inputs."""
     READ = 2
     PRIVATE = 3
-    """What it writes only it sees, and only while it has the segment: others read the same data."""
+    """Copy-on-write: writes are visible only to the reader, and only during its lease, since others read the same
+    data.
+    """
 
 
 class Segment:
-    """A segment and its map at this end. `fd` -1: not needed any more."""
+    """A segment and its mapping at this end. `fd` -1: closed."""
 
     __slots__ = ("__weakref__", "_leases", "_private", "fd", "id", "map", "size")
 
@@ -57,24 +58,24 @@ class Segment:
         )
 
     def lease(self) -> None:
-        """It is read."""
+        """A reader takes a lease."""
         self._leases += 1
 
     def unlease(self) -> None:
-        """It is not any more, and may change: what was written over it privately has to go first."""
+        """A lease ends. After the last one, private changes are dropped, because the data may change."""
         self._leases -= 1
         if self._private and not self._leases:
             self.map.madvise(mmap.MADV_DONTNEED)
 
     def close(self) -> None:
-        """Give up the descriptor; the map goes when the last view of it does."""
+        """Close the descriptor; the mapping goes with the last view of it."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
 
 
 def attach(id: int, size: int, fd: int, sharing: Sharing) -> Segment:
-    """Map a segment that the other end has made; `fd` belongs to it from now on. Raises `SegmentBroken`."""
+    """Map a segment that the other end has created; takes ownership of `fd`. Raises `SegmentBroken`."""
     try:
         if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & SEALS != SEALS or os.fstat(fd).st_size < size:
             raise SegmentBroken("it is not sealed, or too short")
@@ -100,7 +101,7 @@ class Pool:
         bytes_needed = max(SEGMENT_BYTES_MIN, 1 << (size - 1).bit_length())
         if free := self._free[bytes_needed]:
             self._free_bytes -= bytes_needed
-            return free.pop(), False  # the last one used: its pages are in the caches
+            return free.pop(), False  # the last one used: its pages are still cached
         fd = os.memfd_create("forebay", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(fd, bytes_needed)
@@ -113,7 +114,7 @@ class Pool:
         return segment, True
 
     def give_back(self, segment: Segment) -> bool:
-        """The other end has read it. False: it has gone, and the other end should forget it."""
+        """The other end has read it. False: it was dropped, and the other end should forget it."""
         if self._free_bytes + segment.size > KEPT_BYTES_MAX:
             segment.close()
             del self._all[segment.id]
@@ -123,7 +124,7 @@ class Pool:
         return True
 
     def close(self) -> None:
-        """Give up all of it."""
+        """Close all segments."""
         for segment in self._all.values():
             segment.close()
         self._all.clear()
@@ -131,19 +132,19 @@ class Pool:
 
 
 class Root(np.ndarray[Any, np.dtype[np.uint8]]):
-    """The bytes that one packet lends: what every array and view of them is based on, and so what keeps them lent."""
+    """The bytes of one lease: every array and view of them is based on this, which keeps the lease alive."""
 
     segment: Segment | None
-    """None: they came within the packet."""
+    """None: the data came inside the packet."""
 
 
 class Borrowed(weakref.ref[Root]):
-    """Notices when nothing refers to borrowed data any more."""
+    """Notices when the last reference to borrowed data is gone."""
 
     __slots__ = ("lease", "segment", "size")
     lease: int
     segment: Segment | None
-    """None: the data came within the packet."""
+    """None: the data came inside the packet."""
     size: int
 
 
@@ -155,7 +156,7 @@ def root(buffer: mmap.mmap | bytearray, size: int, segment: Segment | None) -> R
 
 
 def where(view: memoryview) -> tuple[Segment, int] | None:
-    """The segment that a view looks into and the offset in it; None: other memory. The view is not empty."""
+    """The segment and offset of a non-empty view; None: other memory."""
     base: object = view.obj
     if type(base) is not Root or base.segment is None or not view.c_contiguous:
         return None

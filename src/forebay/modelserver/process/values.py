@@ -1,4 +1,4 @@
-"""What the server hands to the processes of a model, and what comes back."""
+"""What the server passes to the processes of a model, and what they return."""
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -13,9 +13,9 @@ NOTHING: Final[Mapping[str, Parameter]] = MappingProxyType({})
 
 
 class Work:
-    """One request of a batch. A tensor's data may be a view that another model's `Answer` has: then it is not copied.
+    """One request of a batch. Data that is a view of another model's `Answer` is passed without a copy.
 
-    The caller keeps nothing alive: whatever the child still reads is kept until it has read it.
+    The caller need not keep anything alive: data is kept until the child has read it.
     """
 
     __slots__ = (
@@ -47,10 +47,10 @@ class Work:
 
 
 class Answer:
-    """One response. Large outputs are views into memory shared with the child.
+    """One response. Large outputs are views of memory shared with the child.
 
-    There is nothing to release: the memory goes back to the child when the last view of it is gone, slices of views
-    included. So do not keep views for long (a cache copies: `bytes(tensor.data)`).
+    The memory is released to the child when the last view of it, slices included, is gone. So do not keep views for
+    long (a cache copies: `bytes(tensor.data)`).
     """
 
     __slots__ = ("error", "outputs", "parameters", "reschedule")
@@ -67,67 +67,67 @@ class Answer:
         self.parameters = parameters
         self.error = error
         self.reschedule = reschedule
-        """No answer yet: the request is to come again in a later batch (an iterative sequence)."""
+        """Not a response: an iterative model wants to see the request again in a later batch."""
 
 
 class Done(NamedTuple):
-    """An instance has finished a batch and is free. Times are CLOCK_MONOTONIC, nanoseconds."""
+    """An instance has finished a batch and is free. Times are CLOCK_MONOTONIC, in nanoseconds."""
 
     answers: tuple[Answer | None, ...]
-    """One for each request, in order; None: its responses come to `on_response` (decoupled). Empty with `failure`."""
+    """One per request, in order; None: responses come through `on_response` (decoupled). Empty with `failure`."""
     compute_start_ns: int
     """When the child began with the batch."""
     compute_input_ns: int
-    """How long making arrays of the bytes took."""
+    """Time to build input arrays."""
     compute_infer_ns: int
     compute_output_ns: int
     failure: Refused | None = None
-    """The whole batch has failed: UNAVAILABLE (crashed, hung, replaced: try again) or INTERNAL (the model raised)."""
+    """The whole batch failed: UNAVAILABLE (crashed, hung, replaced: retry) or INTERNAL (the model raised)."""
 
 
 class Listener(Protocol):
-    """Who hears of a batch. Never called before `execute` has returned, always on the server's loop.
+    """Receives the results of a batch, on the server's loop, never before `execute` has returned.
 
-    Every request ends exactly once: by its answer in `Done`, by `Done.failure`, or, where that answer is None, by
-    an `on_response` with `final`. Those may come before and after `on_done`.
+    Every request ends exactly once: by its answer in `Done`, by `Done.failure`, or, where that answer is None, by an
+    `on_response` with `final`, before or after `on_done`.
     """
 
     def on_response(self, index: int, answer: Answer | None, final: bool) -> None:
-        """A response to the request of that index in the batch (decoupled); None: nothing but the end."""
+        """A response to the request with that index (decoupled); None: only the end."""
 
     def on_done(self, done: Done) -> None:
-        """The instance is free for the next batch. Exactly one per batch."""
+        """The instance is free for the next batch. Called exactly once per batch."""
 
 
 class Call(Protocol):
-    """A model asks for another one (BLS)."""
+    """A call from one model to another (BLS)."""
 
     @property
     def model(self) -> str:
-        """The name of the model that is called."""
+        """Name of the model that is called."""
 
     @property
     def version(self) -> int:
-        """-1: the latest."""
+        """Version that is called; -1: the latest."""
 
     @property
     def act(self) -> Act:
-        """What it wants of it."""
+        """The kind of call."""
 
     @property
     def work(self) -> Work:
-        """The request; views in it live as long as they are referred to, like those of an `Answer`."""
+        """The request; like those of an `Answer`, its views stay valid while referenced."""
 
     on_gone: Callable[[], None] | None
-    """Set by who answers: called once if nobody waits any more (the caller has cancelled it, or is gone)."""
+    """Set by the callee's side: called once if the caller has cancelled the call or is gone."""
 
     def respond(self, answer: Answer | None, final: bool) -> None:
-        """Give a response; None: nothing but the end. Ignored once the calling process is gone."""
+        """Send a response; None: only the end. Ignored once the calling process is gone."""
 
 
 OnCall = Callable[[Call], None]
-"""Hears of calls; must not block."""
+"""Receives calls; must not block."""
 
 
 class GaveUp(Exception):  # noqa: N818 - states the condition
-    """The model cannot be loaded, or not kept running; the text is for the operator, with its last words."""
+    """The model cannot be loaded or kept running; the text, with its last output, is for the operator."""

@@ -1,6 +1,6 @@
-"""The child of a model: `python -m forebay.modelserver.process.child FD PARENT_PID PLACEMENT`.
+"""The child process of a model: `python -m forebay.modelserver.process.child FD PARENT_PID PLACEMENT`.
 
-It dies with its parent, goes where it is to run, and only then imports what serves the model.
+Binds its life to the parent's, applies its placement, and only then imports the model's libraries.
 """
 
 import ctypes
@@ -17,7 +17,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(parent_pid: int) -> None:
-    """Be killed when the thread that started this process ends; exit if it has ended already."""
+    """Be killed when the parent thread that started this process ends; exit if it already has."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
@@ -26,21 +26,21 @@ def die_with_parent(parent_pid: int) -> None:
 
 
 def main() -> None:
-    """Run until the server says stop or is gone; never returns."""
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # models print; nobody reads this process's stdout
+    """Run until the server stops it or is gone; never returns."""
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # models print; nothing reads this process's stdout
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)  # so that what was printed before a crash is read
+        sys.stdout.reconfigure(line_buffering=True)  # so that output before a crash is not lost
     faulthandler.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent(int(sys.argv[2]))
     sock = socket.socket(fileno=int(sys.argv[1]))
-    sock.set_inheritable(False)  # what a model starts must not keep the channel open
+    sock.set_inheritable(False)  # processes that the model starts must not keep the channel open
     placement.move(sys.argv[3])
     from forebay.modelserver.process.child.running import run
 
     status = run(sock)
     sys.stderr.flush()
-    os._exit(status)  # not sys.exit: libraries with threads of their own are known to hang in their destructors
+    os._exit(status)  # not sys.exit: some libraries hang in destructors of their threads
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A tensor as bytes, as the protocol has it, and as an array, as a backend has it."""
+"""Conversion of tensors between bytes, as in the protocol, and arrays, as backends take them."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -12,11 +12,11 @@ from forebay.engines.tensor.protocol import Array
 from forebay.modelserver.process.messages import Piece
 
 LENGTH_BYTES: Final = 4
-"""Before each element of BYTES, little-endian."""
+"""Little-endian length prefix of each BYTES element."""
 
 
 class BadTensor(Exception):  # noqa: N818 - states the condition
-    """An output that is none, or an input that is not what it says; the text names it."""
+    """An output is not a tensor, or an input's data does not match its description; the text names it."""
 
 
 def array_of(piece: Piece, part: memoryview) -> Array:
@@ -50,9 +50,10 @@ def _elements(piece: Piece, data: memoryview) -> Array:
 
 
 def tensor_of(name: str, value: object, declared: Mapping[str, Datatype]) -> tuple[Datatype, Array, Buffer, int]:
-    """An output's datatype, the array, its bytes in row-major order, and how many those are.
+    """An output's datatype, array, row-major bytes, and their length.
 
-    `declared` is what the model's outputs are said to be: only that tells BF16 from its bits. Raises `BadTensor`.
+    `declared` are the datatypes of the model's outputs: BF16 cannot be told from its bits otherwise. Raises
+    `BadTensor`.
     """
     if not isinstance(value, np.ndarray):
         raise BadTensor(f"output '{name}' is of type {type(value).__name__}, not an array")
@@ -69,7 +70,7 @@ def tensor_of(name: str, value: object, declared: Mapping[str, Datatype]) -> tup
 
 
 def joined(array: Array) -> bytes:
-    """The elements of a BYTES tensor, each with its length before it."""
+    """The elements of a BYTES tensor, each with its length prefix."""
     chunks: list[bytes] = []
     for element in array.ravel().tolist():
         chunks += (len(element).to_bytes(LENGTH_BYTES, "little"), element)

@@ -1,4 +1,4 @@
-"""One instance in the child: a thread that takes batches from its socket, runs them, and sends what came out."""
+"""One instance in the child: a thread that takes batches from its socket, runs them, and sends the results."""
 
 import os
 import sys
@@ -21,7 +21,7 @@ EXIT_BROKEN: Final = 3
 
 
 class _Batch:
-    """Requests that have not ended, in the batch or after it."""
+    """The open requests of a batch, which may outlive it."""
 
     __slots__ = ("cancelled", "number", "open")
 
@@ -32,7 +32,7 @@ class _Batch:
 
 
 class Instance:
-    """What one instance does; `run` is its thread."""
+    """One instance; `run` is its thread."""
 
     def __init__(
         self, number: int, channel: Channel[ToChild], backend: Backend, declared: Mapping[str, Datatype]
@@ -44,13 +44,13 @@ class Instance:
         self._batches: dict[int, _Batch] = {}
 
     def run(self) -> None:
-        """Take batches until the server closes the socket."""
+        """Run batches until the server closes the socket."""
         try:
             while True:
                 self._execute(self.channel.receive())
         except (EOFError, BrokenPipeError, ConnectionResetError):
-            pass  # the instance is not wanted any more, or the server is gone
-        except BaseException:  # supervisor: whatever it is, the server must not wait for this instance
+            pass  # the instance was removed, or the server is gone
+        except BaseException:  # supervisor: the server must not be left waiting for this instance
             traceback.print_exc()
             sys.stderr.flush()
             os._exit(EXIT_BROKEN)
@@ -58,7 +58,7 @@ class Instance:
             self.channel.close()
 
     def cancel(self, batch: int, index: int) -> None:
-        """Nobody waits for that request. Called in the main thread."""
+        """A request was cancelled. Called in the main thread."""
         known = self._batches.get(batch)
         if known is not None:
             known.cancelled.add(index)
@@ -80,7 +80,7 @@ class Instance:
                 raise BadTensor(f"the model gave {len(responses)} responses to {len(requests)} requests")
         except BadTensor as bad:
             error = outgoing.error_text(str(bad))
-        except BaseException as raised:  # whatever a model raises, SystemExit too, is an answer to its batch
+        except BaseException as raised:  # whatever a model raises, SystemExit included, fails its batch
             traceback.print_exc()
             error = outgoing.error_text(str(raised)) or type(raised).__name__
         output_ns = time.monotonic_ns()
@@ -96,7 +96,7 @@ class Instance:
         received.parts.clear()
         requests = (
             responses
-        ) = ()  # and with them the last references to the inputs, most likely: they go back with this packet
+        ) = ()  # drops the last references to the inputs, usually: their leases are returned with this packet
         done_ns = time.monotonic_ns()
         took = (infer_ns - start_ns, output_ns - infer_ns, done_ns - output_ns)
         replies, columns, sizes = told
@@ -106,7 +106,7 @@ class Instance:
             _leave()
 
     def _finish(self, batch: _Batch, responses: Sequence[Response | None]) -> None:
-        """Forget the requests that end with the batch."""
+        """Remove the requests that end with the batch."""
         if type(responses) is Rows:
             batch.open.clear()
         for index in list(batch.open):
@@ -116,9 +116,9 @@ class Instance:
             self._batches.pop(batch.number, None)
 
     def _emit(self, batch: _Batch, index: int, response: Response | None, final: bool) -> None:
-        """Send one response. Called by the backend in any thread, within the batch or after it."""
+        """Send a streamed response. Called by the backend in any thread, during the batch or after it."""
         if index not in batch.open:
-            return  # it has ended, or its batch has failed: nobody hears of it any more
+            return  # it has ended, or its batch has failed
         if final:
             batch.open.discard(index)
         self.channel.wait_for_credit()
@@ -135,13 +135,13 @@ def _failed(responses: Sequence[Response | None]) -> bool:
 
 
 def _leave() -> None:
-    """After a fault on a GPU no batch of this process would succeed any more: the server starts another one."""
+    """Exit: after a GPU fault, no batch of this process can succeed any more. The server starts another one."""
     print("the process cannot use its GPU any more after a fault: it is replaced", file=sys.stderr, flush=True)
     os._exit(EXIT_BROKEN)
 
 
 def _requests(message: Execute, parts: list[memoryview], batch: _Batch) -> Sequence[Request]:
-    """The requests as a backend takes them. Raises `BadTensor`."""
+    """The requests in the backend's form. Raises `BadTensor`."""
     asks = message.asks
     if message.sizes:
         inputs = _arrays(message.columns, parts)

@@ -1,4 +1,4 @@
-"""What a child sends: outputs of a backend become the pieces of a packet."""
+"""Encoding in the child: outputs of a backend into the pieces of a packet."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
@@ -16,7 +16,7 @@ _Tensor = tuple[str, Datatype, Array, Buffer, int]
 
 
 class Told(NamedTuple):
-    """What a batch has come to: a reply for each request, or the outputs of all of them in columns."""
+    """The encoded result of a batch: a reply for each request, or the outputs of all requests as columns."""
 
     replies: tuple[Reply | None, ...]
     columns: tuple[Piece, ...] = ()
@@ -26,7 +26,7 @@ class Told(NamedTuple):
 def finished(
     channel: Channel[ToChild], responses: Sequence[Response | None], declared: Mapping[str, Datatype]
 ) -> tuple[Told, Parcel]:
-    """The end of a batch, and the parcel with its data. BYTES go by replies: their rows have no fixed size."""
+    """Encode the end of a batch. BYTES are sent in replies: their rows have no fixed size."""
     if type(responses) is Rows:
         try:
             tensors = _tensors(responses.outputs, declared)
@@ -42,7 +42,7 @@ def finished(
 def replies(
     channel: Channel[ToChild], responses: Sequence[Response | None], declared: Mapping[str, Datatype], *, held: bool
 ) -> tuple[list[Reply | None], Parcel]:
-    """The responses of one packet, and the parcel with their data. One that cannot be told becomes an error."""
+    """Encode the responses of one packet. A response that cannot be encoded becomes an error."""
     told: list[list[_Tensor] | str] = []
     size = 0
     for response in responses:
@@ -59,7 +59,7 @@ def replies(
 
 
 def ask(channel: Channel[ToChild], request: Request) -> tuple[Ask, Parcel]:
-    """A request to another model. Raises `BadTensor`."""
+    """Encode a request to another model. Raises `BadTensor`."""
     tensors = _tensors(request.inputs, {})
     parcel = channel.parcel(sum(tensor[4] + ALIGN for tensor in tensors))
     told = Ask(
@@ -77,12 +77,12 @@ def ask(channel: Channel[ToChild], request: Request) -> tuple[Ask, Parcel]:
 
 
 def plain(text: str) -> str:
-    """The text as it can be sent: a model's may have halves of characters, which no encoding has."""
+    """The text with unpaired surrogates replaced, which cannot be encoded."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
 def error_text(text: str) -> str:
-    """The same of what a model raises, which may have any length."""
+    """A model's error text, encodable and of bounded length."""
     return plain(text[:ERROR_CHARS_MAX])
 
 

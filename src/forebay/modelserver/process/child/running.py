@@ -1,6 +1,6 @@
-"""The child's main thread: loads the model, starts instances, answers pings, carries calls of other models.
+"""The child's main thread: loads the model, starts instances, answers pings, and carries calls to other models.
 
-It does nothing that takes long, so that a sign of life comes while batches run.
+It does nothing that takes long, so that pings are answered while batches run.
 """
 
 import gc
@@ -42,13 +42,13 @@ from forebay.modelserver.process.messages import (
 from forebay.modelserver.process.segments import Sharing
 
 INSTANCE_JOIN_S: Final = 1.0
-"""A batch that is still running when the server says stop is waited for so long."""
+"""How long to wait for a running batch when the server stops the child."""
 
 _OnResponse = Callable[[Response, bool], None]
 
 
 class Child:
-    """The model, its instances, and the calls it makes."""
+    """The model, its instances, and its calls to other models."""
 
     def __init__(self, channel: Channel[ToChild]) -> None:
         self._channel = channel
@@ -69,7 +69,7 @@ class Child:
         return loaded
 
     def serve(self) -> None:
-        """Do what the server says until it says stop. Raises EOFError when it is gone."""
+        """Handle messages until the server stops the child. Raises EOFError when the server is gone."""
         while True:
             received = self._channel.receive()
             match received.message:
@@ -94,7 +94,7 @@ class Child:
                     raise AssertionError(f"unexpected {type(unexpected).__name__}")
 
     def close(self) -> None:
-        """End the instances, then the model."""
+        """Stop the instances, then close the model."""
         for instance, _ in self._instances.values():
             with suppress(OSError):
                 instance.channel.socket.shutdown(socket.SHUT_RDWR)
@@ -118,7 +118,7 @@ class Child:
     def _call(
         self, model: str, version: int, request: Request, on_response: _OnResponse, act: Act = Act.INFER
     ) -> Callable[[], None]:
-        """Ask the server for another model. Called by the backend in any thread, and so is what is returned."""
+        """Call another model. Called by the backend in any thread, as is the returned cancel function."""
         told, parcel = outgoing.ask(self._channel, request)
         number = next(self._numbers)
         self._calls[number] = on_response
@@ -128,7 +128,7 @@ class Child:
         return partial(self._withdraw, number)
 
     def _withdraw(self, call: int) -> None:
-        """The model does not wait for the answer any more; the end comes from the server all the same."""
+        """Cancel a call; its end still comes from the server."""
         if call in self._calls:
             self._channel.send(*self._channel.pack(messages.Withdraw(call)))
 
@@ -142,7 +142,7 @@ class Child:
 
 
 def run(sock: socket.socket) -> int:
-    """Serve the model that the first message names; returns the exit status."""
+    """Serve the model named in the first message; returns the exit status."""
     channel = Channel[ToChild](sock, ToChild, Sharing.READ)
     child = Child(channel)
     try:
@@ -154,13 +154,13 @@ def run(sock: socket.socket) -> int:
             channel.send(*channel.pack(Broken(outgoing.error_text(str(failed)))))
             return EXIT_BROKEN
         gc.collect()
-        gc.freeze()  # what a loaded model consists of never becomes garbage: do not look at it again and again
+        gc.freeze()  # a loaded model never becomes garbage: keep the collector from scanning it again and again
         channel.send(*channel.pack(Ready(loaded)))
         child.serve()
         child.close()
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return 0  # the server is gone
-    except BaseException as error:  # supervisor: after this nothing is known about the model any more
+    except BaseException as error:  # supervisor: the state of the model is unknown from here on
         traceback.print_exc()
         with suppress(OSError):
             channel.send(*channel.pack(Broken(outgoing.error_text(f"{type(error).__name__}: {error}"))))
