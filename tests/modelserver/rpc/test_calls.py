@@ -422,13 +422,13 @@ def test_calls_without_end_do_not_hold_up_the_end(tmp_path: Path) -> None:
             await until(lambda: it.models.waiting)
             stopping = asyncio.get_running_loop().create_task(it.front.stop(20))
             for call in (watch, idle):
-                with pytest.raises(grpc.aio.AioRpcError, match="the server is about to end"):
+                with pytest.raises(grpc.aio.AioRpcError, match="the server is shutting down"):
                     await call.read()
             waiting = it.models.waiting
             assert waiting is not None
             waiting(InferResponse("slow", "1", "b"), True)
             assert (await busy.read()).infer_response.id == "b"
-            with pytest.raises(grpc.aio.AioRpcError, match="the server is about to end"):
+            with pytest.raises(grpc.aio.AioRpcError, match="the server is shutting down"):
                 await busy.read()
             await stopping
 

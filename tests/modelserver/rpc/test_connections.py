@@ -176,7 +176,7 @@ def test_a_message_that_does_not_become_whole_ends_its_call(
         async with rig(tmp_path) as it:
             raw = await it.raw()
             raw.begin(1, framed(bytes(10))[:-1], path)
-            assert b"a message was not whole after 0.05 s" in await raw.until(h2.HEADERS)
+            assert b"a message was incomplete after 0.05 s" in await raw.until(h2.HEADERS)
             assert it.front.desk.room.taken == 0
 
     run(main())

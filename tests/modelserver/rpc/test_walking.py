@@ -14,7 +14,7 @@ from forebay.modelserver.rpc import walking
 from forebay.modelserver.rpc.walking import check_fields
 from forebay.wire.http2.grpc import BadMessage
 
-TEXT = f"a message of more than {walking.FIELDS_MAX} fields is not read"
+TEXT = f"the message has more than {walking.FIELDS_MAX} fields"
 EMPTY_INPUTS = b"\x2a\x00" * walking.WALKED_BYTES
 
 

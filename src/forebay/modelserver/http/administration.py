@@ -14,13 +14,13 @@ from forebay.wire.oip.ports import MemoryKind, Regions, Settings
 from forebay.wire.oip.route import Endpoint, Route
 
 Later = Callable[[Exchange, Coroutine[Any, Any, None]], None]
-"""Answers an exchange once the work is done."""
+"""Responds to an exchange once the work is done."""
 STATUS: Final = "status"
 REGISTER: Final = "register"
 
 
 class Administration:
-    """The handlers of those endpoints. They raise `Refused`."""
+    """Handlers of those endpoints. They raise `Refused`."""
 
     def __init__(self, models: Models, regions: Regions, settings: Settings, later: Later) -> None:
         self._models = models
@@ -29,7 +29,7 @@ class Administration:
         self._later = later
 
     def index(self, exchange: Exchange, _: Route) -> None:
-        """What the repository holds."""
+        """List the repository index."""
         found = self._models.index(read_index(exchange.body))
         entries = [documents.index_entry(each.name, each.version, each.state, each.reason) for each in found]
         exchange.respond(200, [http1.JSON], documents.encode(entries))
@@ -60,7 +60,7 @@ class Administration:
         exchange.respond(200, [http1.JSON], body)
 
     def trace(self, exchange: Exchange, asked: Route) -> None:
-        """Show or change how requests are traced."""
+        """Show or change trace settings."""
         settings, model = self._settings, asked.model
         if exchange.method not in (b"GET", b"POST"):
             refuse_method(exchange, b"GET, POST")
@@ -70,7 +70,7 @@ class Administration:
         exchange.respond(200, [http1.JSON], documents.encode(settings.trace(model)))
 
     def logging(self, exchange: Exchange, _: Route) -> None:
-        """Show or change what is logged."""
+        """Show or change log settings."""
         settings = self._settings
         if exchange.method not in (b"GET", b"POST"):
             refuse_method(exchange, b"GET, POST")

@@ -1,4 +1,4 @@
-"""Answers that are errors."""
+"""Error responses."""
 
 from time import monotonic
 from typing import Final
@@ -14,28 +14,28 @@ from forebay.wire.oip import documents
 from forebay.wire.oip.fields import invalid
 
 GATEWAY: Final = b"x-forebay-gateway"
-"""Request header `1` of a gateway."""
+"""Request header that a gateway sets to `1`."""
 RETRYABLE: Final = (b"x-forebay-retryable", b"1")
-"""Tells a gateway that another replica may be asked; what its client hears in the end is the gateway's affair."""
+"""Tells a gateway that it may retry on another replica; what its client gets in the end is up to the gateway."""
 
 DEADLINE: Final = b"x-forebay-deadline-ms"
-"""Request header: so many milliseconds after its arrival the answer is worth nothing any more."""
+"""Request header: milliseconds after arrival by which the response is needed."""
 DEADLINE_DIGITS_MAX: Final = 9
 
 
 def deadline_of(exchange: Exchange) -> float:
-    """The deadline that a request names, seconds of CLOCK_MONOTONIC; 0: none. Raises `Refused`."""
+    """Deadline of a request, in seconds of CLOCK_MONOTONIC; 0: none. Raises `Refused`."""
     given = exchange.header(DEADLINE)
     if given is None:
         return 0.0
     if not given.isdigit() or len(given) > DEADLINE_DIGITS_MAX:
-        text = f"a whole number of milliseconds is wanted, of {DEADLINE_DIGITS_MAX} digits at most."
+        text = f"must be a whole number of milliseconds, with at most {DEADLINE_DIGITS_MAX} digits."
         raise invalid(f"'{DEADLINE.decode()}': {text}")
     return monotonic() + int(given) / 1e3
 
 
 def refuse(exchange: Exchange, refused: Refused, *headers: http1.Header) -> None:
-    """Answer with an error of the protocol."""
+    """Respond with an error of the protocol."""
     if refused.retry_after_s:
         headers = (*headers, (b"retry-after", b"%d" % refused.retry_after_s))
     if may_retry(exchange, refused):
@@ -46,17 +46,17 @@ def refuse(exchange: Exchange, refused: Refused, *headers: http1.Header) -> None
 
 
 def may_retry(exchange: Exchange, refused: Refused) -> bool:
-    """Whether a gateway asks, which can let another replica do what this one has no room, or no process, for."""
+    """Whether the client is a gateway, which may retry on another replica."""
     return refused.kind is Kind.UNAVAILABLE and exchange.header(GATEWAY) == b"1"
 
 
 def refuse_method(exchange: Exchange, allowed: bytes) -> None:
-    """Answer a request of a method that the path does not take."""
+    """Respond to a method that the path does not support."""
     exchange.respond(405, [http1.JSON, (b"allow", allowed)], documents.error("Method Not Allowed"))
 
 
 def fail(exchange: Exchange, log: structlog.stdlib.BoundLogger, error: Exception) -> None:
-    """Answer a request that met our own mistake."""
+    """Respond to a request that failed because of a bug of ours."""
     log.error("request handling failed", path=exchange.path[:200], exc_info=error)
     if exchange.started:
         exchange.abort()

@@ -1,4 +1,4 @@
-"""Every endpoint of the protocol: which request is answered by what."""
+"""Routing of the protocol's endpoints to their handlers."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
@@ -29,9 +29,9 @@ Handler = Callable[[Exchange, Route], None]
 
 
 class HttpFront:
-    """Answers the exchanges of a server. `tasks` owns what takes long: loading and unloading models.
+    """Handles the exchanges of a server. `tasks` owns long operations: loading and unloading models.
 
-    `others` answer what is not of the protocol, by target.
+    `others` handle targets outside the protocol.
     """
 
     def __init__(
@@ -83,10 +83,10 @@ class HttpFront:
             Endpoint.SYSTEM_MEMORY: (b"", administration.memory),
             Endpoint.CUDA_MEMORY: (b"", administration.memory),
         }
-        """By endpoint: the only method that it takes, or none if the handler looks at that itself."""
+        """By endpoint: the only method that it accepts, or empty if the handler checks that itself."""
 
     def handle(self, exchange: Exchange) -> None:
-        """Answer one exchange, now or later. Our own mistakes are the connection's to answer."""
+        """Handle one exchange, now or later. Unexpected exceptions are left to the connection."""
         other = self._others.get(exchange.target)
         if other is not None:
             other(exchange)
@@ -104,7 +104,7 @@ class HttpFront:
         except Refused as refused:
             refuse(exchange, refused)
 
-    # --- what a server and its models are
+    # --- server and model information
 
     def _server(self, exchange: Exchange, _: Route) -> None:
         exchange.respond(200, [http1.JSON], self._metadata)
@@ -122,7 +122,7 @@ class HttpFront:
         exchange.respond(200, [http1.JSON], documents.encode(documents.model_metadata(view.config, versions)))
 
     def _model_ready(self, exchange: Exchange, asked: Route) -> None:
-        view = self._models.view(asked.model, asked.version)  # raises unless it is served
+        view = self._models.view(asked.model, asked.version)  # raises unless the model is served
         exchange.respond(200, [http1.JSON], documents.encode({"name": view.config.name, "ready": True}))
 
     def _config(self, exchange: Exchange, asked: Route) -> None:
@@ -144,10 +144,10 @@ class HttpFront:
             output_bytes_max=self._json_output_bytes_max,
         )
 
-    # --- what takes long
+    # --- long operations
 
     def _later(self, exchange: Exchange, work: Coroutine[Any, Any, None]) -> None:
-        """Answer with nothing once the work is done, or with its error. It goes on if the client leaves."""
+        """Respond with an empty body once the work is done, or with its error. Runs on if the client disconnects."""
         self._tasks.create_task(self._finish(exchange, work))
 
     async def _finish(self, exchange: Exchange, work: Coroutine[Any, Any, None]) -> None:
@@ -155,7 +155,7 @@ class HttpFront:
             await work
         except Refused as refused:
             refuse(exchange, refused)
-        except Exception as error:  # supervisor: a mistake costs one answer, not the task group of the server
+        except Exception as error:  # supervisor: a bug costs one response, not the task group of the server
             fail(exchange, self._log, error)
         else:
             exchange.respond(200, [http1.JSON], b"")

@@ -1,4 +1,4 @@
-"""The generate endpoints: JSON fields instead of tensors, and answers as they come."""
+"""The generate endpoints: JSON fields instead of tensors, and streamed responses."""
 
 from time import monotonic_ns
 from typing import Final
@@ -34,7 +34,7 @@ def start_generation(
     tensor_bytes_max: int,
     output_bytes_max: int,
 ) -> None:
-    """Read a request and hand it to the models. Raises `Refused`."""
+    """Read a request and submit it to the models. Raises `Refused`."""
     came_ns = monotonic_ns()
     view = models.view(asked.model, asked.version)
     if (exchange.header(b"content-encoding") or b"").strip().lower() not in (b"", IDENTITY):
@@ -46,10 +46,10 @@ def start_generation(
 
 
 class Generation:
-    """A request under way, of which each response becomes JSON.
+    """A request in flight whose responses are sent as JSON.
 
-    Streamed, the status is that of the first response, and what goes wrong later is said in the stream. Otherwise the
-    answer is the one response that there must be.
+    When streaming, the status is that of the first response, and later errors are sent in the stream. Otherwise there
+    must be exactly one response.
     """
 
     __slots__ = ("_body", "_count", "_exchange", "_log", "_output_bytes_max", "_status", "_streams")
@@ -66,7 +66,7 @@ class Generation:
         self._body = b""
 
     def on_response(self, response: InferResponse | None, final: bool) -> None:
-        """Tell the response, and the end."""
+        """Send or keep a response; finish with the final one."""
         exchange = self._exchange
         if exchange.finished:
             return
@@ -81,7 +81,8 @@ class Generation:
                 refuse(exchange, refused)
                 return
             status, data = refused.http_status, documents.error(refused.text)
-        except Exception as error:  # supervisor: a mistake with one answer must not stop those who call back
+        # supervisor: a bug in writing one response must not affect the model's other callbacks
+        except Exception as error:
             fail(exchange, self._log, error)
             return
         if self._streams:
@@ -99,7 +100,7 @@ class Generation:
             exchange.end()
 
     def _collect(self, status: int, data: bytes, final: bool) -> None:
-        if data and self._status == 200:  # the first error is the answer
+        if data and self._status == 200:  # the first error is the response
             self._count += 1
             self._status, self._body = status, data
         if not final:

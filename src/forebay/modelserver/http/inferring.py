@@ -1,8 +1,8 @@
-"""The infer endpoint: one request, one answer.
+"""The infer endpoint: one request, one response.
 
-Where tensors are copied: never on the way in, as they are views of the body; on the way out once, when the parts of
-the answer are put together. By the time a callback returns, the server has what it needs of a response's buffers,
-and whoever owns them may use them again.
+Tensors are never copied on the way in, as they are views of the body, and once on the way out, when the parts of the
+response are joined. When a callback returns, everything needed has been copied from the response's buffers, so their
+owner may reuse them.
 """
 
 import asyncio
@@ -38,21 +38,22 @@ P = ParamSpec("P")
 T = TypeVar("T")
 BINARY = (b"content-type", b"application/octet-stream")
 PACKED_AT_ONCE_BYTES_MAX: Final = 65_536
-"""Packing so much takes milliseconds; more is left to a thread."""
+"""Compressing this much takes milliseconds; more is left to a thread."""
 UNPACKED_AT_ONCE_BYTES_MAX: Final = 8192
-"""Of a packed body, which may be a thousand times as long."""
+"""Size of a compressed body, which may expand a thousandfold."""
 JSON_AT_ONCE_BYTES_MAX: Final = 1 << 20
-"""More JSON than this, or tensors that become JSON, is read and written in a thread, one request after the other.
-That is no faster, but others get their answers meanwhile."""
+"""Above this size, JSON and tensors in JSON are read and written in a thread, one request after the other. That is no
+faster, but does not block the event loop.
+"""
 WAITING_ANSWERS: Final = 8
-"""So many of the largest answers that may be written as JSON may wait for that; more are refused."""
+"""Large responses that may wait to be written as JSON, in multiples of the largest one allowed; more are rejected."""
 _LENGTH_HEADER = LENGTH_HEADER.encode()
 _LENGTH_FIELD = _LENGTH_HEADER.lower()
 _JSON = (http1.JSON,)
 
 
 class Inferring:
-    """Starts requests."""
+    """Reads requests and submits them to the models."""
 
     def __init__(
         self,
@@ -73,13 +74,13 @@ class Inferring:
         self._json_bytes_max = json_bytes_max
         self.json_output_bytes_max = json_output_bytes_max
         self.waiting_bytes = 0
-        """Of outputs that wait to be written as JSON, or are."""
+        """Bytes of outputs that are being written as JSON or wait for it."""
         self._strings_max = strings_max
         self._forwarded = forwarded
         self._apart = asyncio.Lock()
 
     def start(self, exchange: Exchange, asked: Route) -> None:
-        """Read a request and hand it to the models. Raises `Refused`."""
+        """Read a request and submit it to the models. Raises `Refused`."""
         came_ns = monotonic_ns()
         view = self.models.view(asked.model, asked.version)
         if view.config.decoupled:
@@ -114,7 +115,7 @@ class Inferring:
         )
 
     def _go_on(self, exchange: Exchange, read: Asked, view: ModelView, deadline: float, came_ns: int) -> None:
-        """Hand a request to the models. Raises `Refused`."""
+        """Submit a request to the models. Raises `Refused`."""
         if self._forwarded is not None:
             forward(exchange, self._forwarded, read.request)
         request = read.request
@@ -131,11 +132,11 @@ class Inferring:
                 self._go_on(exchange, read, view, deadline, came_ns)
         except Refused as refused:
             refuse(exchange, refused)
-        except Exception as error:  # supervisor: a mistake costs one answer, not the task group of the server
+        except Exception as error:  # supervisor: a bug costs one response, not the task group of the server
             fail(exchange, self.log, error)
 
     async def apart(self, work: Callable[P, T], *given: P.args, **named: P.kwargs) -> T:
-        """Have something done in a thread, after what others have asked for."""
+        """Run something in a thread, one call at a time."""
         async with self._apart:
             return await asyncio.to_thread(work, *given, **named)
 
@@ -151,7 +152,7 @@ def _reads_long(exchange: Exchange) -> bool:
 
 
 def forward(exchange: Exchange, names: re.Pattern[str], request: InferRequest) -> None:
-    """Make parameters of headers whose name has that in it. Raises `Refused`."""
+    """Turn headers with matching names into request parameters. Raises `Refused`."""
     for name, value in exchange.headers:
         key = name.decode("latin-1")
         if names.search(key) is None:
@@ -162,7 +163,7 @@ def forward(exchange: Exchange, names: re.Pattern[str], request: InferRequest) -
 
 
 class Inference:
-    """A request under way: its one response becomes the answer."""
+    """A request in flight that gets one response."""
 
     __slots__ = ("_asked", "_body", "_exchange", "_headers", "_long", "_owner", "_refused", "_responses", "_view")
 
@@ -173,13 +174,13 @@ class Inference:
         self._owner = owner
         self._responses = 0
         self._long: InferResponse | None = None
-        """A copy of what takes long to write."""
+        """Copy of a response that takes long to write."""
         self._refused: Refused | None = None
         self._headers: tuple[http1.Header, ...] = ()
         self._body = b""
 
     def on_response(self, response: InferResponse | None, final: bool) -> None:
-        """Keep the response, and answer when it is the last word."""
+        """Keep the response; send it when it is final."""
         exchange = self._exchange
         if exchange.finished:
             return
@@ -195,7 +196,8 @@ class Inference:
                         self._write(response)
         except Refused as refused:
             self._refused = refused
-        except Exception as error:  # supervisor: a mistake with one answer must not stop those who call back
+        # supervisor: a bug in writing one response must not affect the model's other callbacks
+        except Exception as error:
             fail(exchange, self._owner.log, error)
             return
         if final:
@@ -204,20 +206,20 @@ class Inference:
             if self._refused is not None:
                 refuse(exchange, self._refused)
             elif self._long is not None:
-                exchange.on_disconnect = None  # there is nothing left to cancel; who writes looks at `finished`
+                exchange.on_disconnect = None  # there is nothing left to cancel; the writer checks `finished`
                 self._owner.tasks.create_task(self._write_later(self._long))
             else:
                 self._send()
 
     def _keep(self, response: InferResponse) -> None:
-        """Copy what takes long to write. Raises `Refused`."""
+        """Copy a response that takes long to write. Raises `Refused`."""
         owner, size = self._owner, _size(response)
         if owner.waiting_bytes and owner.waiting_bytes + size > WAITING_ANSWERS * owner.json_output_bytes_max:
-            raise Refused(Kind.UNAVAILABLE, "too many large answers are being written as JSON; ask for binary_data")
+            raise Refused(Kind.UNAVAILABLE, "too many large responses are being written as JSON; request binary_data")
         self._long = response.copied()
 
     def _writes_long(self, response: InferResponse) -> bool:
-        """Whether an output is large and becomes JSON, or is searched for the best classes. Raises `Refused`."""
+        """Whether a large output becomes JSON or is classified. Raises `Refused` if the JSON would be too large."""
         most = self._owner.json_output_bytes_max
         size = _size(response)
         if size > most:
@@ -238,7 +240,7 @@ class Inference:
             await self._owner.apart(self._write, response)
         except Refused as refused:
             refuse(self._exchange, refused)
-        except Exception as error:  # supervisor: a mistake costs one answer, not the task group of the server
+        except Exception as error:  # supervisor: a bug costs one response, not the task group of the server
             fail(self._exchange, self._owner.log, error)
         else:
             self._send()
@@ -250,9 +252,9 @@ class Inference:
         return not self._exchange.finished
 
     def _write(self, response: InferResponse) -> None:
-        """Everything is copied here."""
+        """Serialize the response; copies everything out of its buffers."""
         if self._exchange.finished:
-            raise Refused(Kind.CANCELLED, "the client has left")
+            raise Refused(Kind.CANCELLED, "the client has disconnected")
         written = write_infer(
             response,
             self._asked,

@@ -1,4 +1,4 @@
-"""How the HTTP front is set up. Apart from the front because that is compiled, and a frozen dataclass cannot be."""
+"""Options of the HTTP front, in a module of their own: the front is compiled, and frozen dataclasses cannot be."""
 
 import re
 from dataclasses import dataclass
@@ -7,23 +7,23 @@ from typing import Final
 from forebay.wire.oip.infer_request import STRINGS_MAX
 
 BODY_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Triton's default limit on JSON. It sets none on binary tensors; ours is for the whole body."""
+"""Triton's default limit on JSON. It has none on binary tensors; ours applies to the whole body."""
 
 JSON_OUTPUT_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Triton sets no limit. So much becomes half a gigabyte of text or less, in seconds."""
+"""Triton has no limit. This much becomes at most half a gigabyte of text, which takes seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class FrontOptions:
-    """How a front is set up."""
+    """Options of a front."""
 
     name: str = "forebay"
     version: str = ""
     json_bytes_max: int = BODY_BYTES_MAX
-    """Of a request's JSON, of each tensor in it once that is bytes, and of a body once it is decompressed."""
+    """Limit of a request's JSON, of each tensor decoded from it, and of a decompressed body."""
     json_output_bytes_max: int = JSON_OUTPUT_BYTES_MAX
-    """Of the tensors of one answer that become JSON."""
+    """Limit of the tensors of one response that are written as JSON."""
     strings_max: int = STRINGS_MAX
     """Elements of a BYTES tensor in a request's JSON."""
     forwarded_headers: re.Pattern[str] | None = None
-    """Request headers with a name in which this is found become parameters. Names are lower-case."""
+    """Request headers whose lower-case name matches this pattern become parameters."""

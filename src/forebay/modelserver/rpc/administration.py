@@ -1,4 +1,4 @@
-"""Every call but the two that infer: what a server and its models are, and what changes them."""
+"""All calls except inference: server and model information, repository, shared memory, settings."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -16,7 +16,7 @@ from forebay.wire.oip.fields import invalid
 from forebay.wire.oip.ports import MemoryKind, Region, Regions, Settings
 
 _SETTLED: Final = frozenset({Kind.NOT_FOUND, Kind.UNAVAILABLE})
-"""Why a model that is asked for may not be ready."""
+"""Expected reasons why a model is not ready."""
 _LOG_KINDS: Final = {
     "log_info": ("bool_param", "boolean"),
     "log_warning": ("bool_param", "boolean"),
@@ -32,7 +32,7 @@ _RESPONSE_DURATIONS: Final = ("compute_infer", "compute_output", "success", "fai
 
 
 class Administration:
-    """The calls, named as in the protocol's service. Each takes a message and gives one; all raise `Refused`."""
+    """Calls, named as in the protocol's service, from request to response message. All raise `Refused`."""
 
     def __init__(self, models: Models, regions: Regions, settings: Settings, name: str, version: str) -> None:
         self._models = models
@@ -40,10 +40,10 @@ class Administration:
         self._settings = settings
         self._metadata = pb.ServerMetadataResponse(name=name, version=version, extensions=EXTENSIONS)
 
-    # --- what there is
+    # --- server and model information
 
     def server_live(self, _: Any) -> Any:
-        """That the server answers."""
+        """Liveness of the server."""
         return pb.ServerLiveResponse(live=True)
 
     def server_ready(self, _: Any) -> Any:
@@ -51,11 +51,11 @@ class Administration:
         return pb.ServerReadyResponse(ready=self._models.ready)
 
     def server_metadata(self, _: Any) -> Any:
-        """What the server is."""
+        """Name, version and extensions of the server."""
         return self._metadata
 
     def model_ready(self, message: Any) -> Any:
-        """Whether a model is ready. One that is not known is not."""
+        """Whether a model is ready; an unknown one is not."""
         try:
             self._models.view(message.name, message.version)
         except Refused as refused:
@@ -65,25 +65,25 @@ class Administration:
         return pb.ModelReadyResponse(ready=True)
 
     def model_metadata(self, message: Any) -> Any:
-        """What a model takes and gives."""
+        """Inputs and outputs of a model."""
         view = self._models.view(message.name, message.version)
         versions = [message.version] if message.version else view.versions
         return pb.ModelMetadataResponse(**_metadata(view.config, versions))
 
     def model_config(self, message: Any) -> Any:
-        """How a model is configured."""
+        """Configuration of a model."""
         view = self._models.view(message.name, message.version)
         return pb.ModelConfigResponse(config=message_of(dict(view.document)))
 
     def model_statistics(self, message: Any) -> Any:
-        """What models have done."""
+        """Statistics of models."""
         found = self._models.statistics(message.name, message.version)
         return pb.ModelStatisticsResponse(model_stats=[_statistics(each) for each in found])
 
     # --- the repository
 
     def repository_index(self, message: Any) -> Any:
-        """What the repository holds."""
+        """List the repository index."""
         _check_repository(message)
         answer = pb.RepositoryIndexResponse()
         for each in self._models.index(message.ready):
@@ -123,7 +123,7 @@ class Administration:
     # --- shared memory
 
     def system_shared_memory_status(self, message: Any) -> Any:
-        """Regions of system memory."""
+        """Registered regions of system memory."""
         answer = pb.SystemSharedMemoryStatusResponse()
         for each in self._regions.status(MemoryKind.SYSTEM, message.name):
             region = answer.regions[each.name]
@@ -131,7 +131,7 @@ class Administration:
         return answer
 
     def system_shared_memory_register(self, message: Any) -> Any:
-        """Make a region of system memory known."""
+        """Register a region of system memory."""
         region = Region(MemoryKind.SYSTEM, message.name, message.byte_size, message.offset, message.key)
         if not region.name:
             raise invalid("'region name' is necessary to register system shared memory region")
@@ -139,12 +139,12 @@ class Administration:
         return pb.SystemSharedMemoryRegisterResponse()
 
     def system_shared_memory_unregister(self, message: Any) -> Any:
-        """Forget a region, or all."""
+        """Unregister a region of system memory, or all."""
         self._regions.unregister(MemoryKind.SYSTEM, message.name)
         return pb.SystemSharedMemoryUnregisterResponse()
 
     def cuda_shared_memory_status(self, message: Any) -> Any:
-        """Regions of GPU memory."""
+        """Registered regions of GPU memory."""
         answer = pb.CudaSharedMemoryStatusResponse()
         for each in self._regions.status(MemoryKind.CUDA, message.name):
             region = answer.regions[each.name]
@@ -152,7 +152,7 @@ class Administration:
         return answer
 
     def cuda_shared_memory_register(self, message: Any) -> Any:
-        """Make a region of GPU memory known."""
+        """Register a region of GPU memory."""
         self._regions.register(
             Region(
                 MemoryKind.CUDA,
@@ -165,17 +165,17 @@ class Administration:
         return pb.CudaSharedMemoryRegisterResponse()
 
     def cuda_shared_memory_unregister(self, message: Any) -> Any:
-        """Forget a region of GPU memory, or all."""
+        """Unregister a region of GPU memory, or all."""
         self._regions.unregister(MemoryKind.CUDA, message.name)
         return pb.CudaSharedMemoryUnregisterResponse()
 
     # --- settings
 
     def trace_setting(self, message: Any) -> Any:
-        """Show or change how requests are traced."""
+        """Show or change trace settings."""
         model = message.model_name
         if message.settings:
-            self._settings.trace(model)  # refuses unknown models first
+            self._settings.trace(model)  # reject unknown models before anything changes
             self._settings.change_trace(model, _trace_changes(message.settings))
         answer = pb.TraceSettingResponse()
         for name, value in self._settings.trace(model).items():
@@ -183,7 +183,7 @@ class Administration:
         return answer
 
     def log_settings(self, message: Any) -> Any:
-        """Show or change what is logged."""
+        """Show or change log settings."""
         if message.settings:
             self._settings.change_logging(_log_changes(message.settings))
         answer = pb.LogSettingsResponse()
@@ -194,7 +194,7 @@ class Administration:
 
 
 def _metadata(config: ModelConfig, versions: Sequence[str]) -> dict[str, Any]:
-    """The fields of the message are those of the JSON document."""
+    """The message's fields are named as in the JSON document."""
     return {**model_metadata(config, versions), "versions": versions}
 
 
@@ -234,7 +234,7 @@ def _load_parameter(name: str, value: Any, kind: str) -> Any:
 
 
 def _version(value: Any) -> str:
-    """The number of a version, given as text or as number."""
+    """A version number, given as a string or an integer."""
     if value.WhichOneof("parameter_choice") == "int64_param":
         return str(value.int64_param)
     text: str = _load_parameter(VERSION, value, "string_param")
@@ -242,7 +242,7 @@ def _version(value: Any) -> str:
 
 
 def _trace_changes(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """As the JSON document has them: no value stands for the default."""
+    """As in the JSON document: no value resets to the default."""
     changes: dict[str, Any] = {}
     for name in sorted(settings):
         values = list(settings[name].value)

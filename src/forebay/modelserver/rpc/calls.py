@@ -1,4 +1,4 @@
-"""Calls: what their headers say, the message that they bring, and the ways in which they end."""
+"""gRPC calls: request headers, message assembly, and how calls end."""
 
 import asyncio
 import re
@@ -33,35 +33,35 @@ CODES: Final = {
     Kind.CANCELLED: grpc.CANCELLED,
 }
 MESSAGES_BYTES_MAX: Final = 2 * 2**30
-"""Of messages that have come in part."""
+"""Limit of incomplete messages, over all calls."""
 PACKED_AT_ONCE_BYTES_MAX: Final = 65_536
 UNPACKED_AT_ONCE_BYTES_MAX: Final = 8192
-"""To pack or unpack so much takes milliseconds; more is left to a thread."""
+"""Compressing or decompressing this much takes milliseconds; more is left to a thread."""
 _DONE: Final = grpc.answer_tail(grpc.OK)
 _PLAIN: Final = grpc.answer_head()
 MESSAGE_TIMEOUT_S: Final = 300.0
-"""A message that has begun has to be whole after so long."""
-DRAINING: Final = "the server is about to end"
+"""A message must be complete this long after it began."""
+DRAINING: Final = "the server is shutting down"
 _CONTENT_TYPE: Final = b"application/grpc"
 _OF_PROTOCOL: Final = (b":", b"grpc-")
-"""How headers begin that are not the caller's own."""
+"""Prefixes of headers that belong to the protocol, not to the caller."""
 _OF_HTTP: Final = frozenset({b"te", b"content-type"})
 
 
 class Head(NamedTuple):
-    """What the headers of a call say."""
+    """What the headers of a call contain."""
 
     make: "Maker | None"
-    """Who serves it; None: nobody, because of `flaw`."""
+    """Creates the call; None: the call is rejected with `flaw`."""
     timeout_s: float | None = None
     coding: bytes = b""
-    """Of packed requests."""
+    """Encoding of compressed requests."""
     packing: bytes = b""
-    """Of answers; empty: none."""
+    """Compression of responses; empty: none."""
     forwarded: tuple[tuple[str, str], ...] = ()
-    """Headers that become parameters."""
+    """Headers that become request parameters."""
     flaw: bytes = b""
-    """The header block that refuses the call."""
+    """Header block that rejects the call."""
 
 
 Link: TypeAlias = Session[Head]
@@ -71,7 +71,7 @@ Methods: TypeAlias = Mapping[bytes, Maker]
 
 @dataclass(slots=True)
 class Desk:
-    """What calls work with."""
+    """Context that all calls share."""
 
     models: Models
     regions: SharedRegions
@@ -79,27 +79,27 @@ class Desk:
     tasks: asyncio.TaskGroup
     message_bytes_max: int
     packing: bytes
-    """How answers are packed for clients that can read it; empty: not at all."""
+    """Compression of responses for clients that accept it; empty: none."""
     forwarded: re.Pattern[str] | None
     methods: Methods = field(default_factory=dict)
     """By path."""
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     room: grpc.ReceiveBudget = field(default_factory=lambda: grpc.ReceiveBudget(MESSAGES_BYTES_MAX))
     apart: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held by who packs or unpacks in a thread: one at a time."""
+    """Lets one thread at a time compress or decompress."""
 
     async def pack(self, message: bytes, coding: bytes) -> bytes:
-        """A message as it is sent, packed in a thread."""
+        """Compress and frame a message in a thread."""
         async with self.apart:
             return await asyncio.to_thread(grpc.packed, message, coding)
 
     async def unpack(self, message: bytes, coding: bytes) -> bytes:
-        """What a packed message holds, found out in a thread. Raises `BadMessage`."""
+        """Decompress a message in a thread. Raises `BadMessage`."""
         async with self.apart:
             return await asyncio.to_thread(grpc.unpacked, message, coding, self.message_bytes_max)
 
     def read(self, headers: Sequence[Header]) -> Head | None:
-        """What the headers of a call say; None: they are none."""
+        """Parse the headers of a call; None: they are malformed."""
         if not well_formed(headers):
             return None
         found = dict(headers)
@@ -109,16 +109,16 @@ class Desk:
             return Head(None, flaw=written([(b":status", b"415")]))
         make = self.methods.get(found[b":path"])
         if make is None:
-            return _flawed(grpc.UNIMPLEMENTED, f"there is no method {found[b':path'].decode('latin-1')[:200]}")
+            return _flawed(grpc.UNIMPLEMENTED, f"unknown method {found[b':path'].decode('latin-1')[:200]}")
         coding = found.get(b"grpc-encoding", b"identity")
         if coding != b"identity" and coding not in grpc.CODINGS:
-            return _flawed(grpc.UNIMPLEMENTED, f"the coding {coding.decode('latin-1')[:200]} is not known")
+            return _flawed(grpc.UNIMPLEMENTED, f"unsupported grpc-encoding {coding.decode('latin-1')[:200]}")
         timeout_s = None
         if b"grpc-timeout" in found:
             try:
                 timeout_s = grpc.timeout_s(found[b"grpc-timeout"])
             except ValueError:
-                return _flawed(grpc.INTERNAL, "grpc-timeout cannot be read")
+                return _flawed(grpc.INTERNAL, "invalid grpc-timeout")
         packing = self.packing
         if packing and packing not in found.get(b"grpc-accept-encoding", b"").replace(b" ", b"").split(b","):
             packing = b""
@@ -131,7 +131,7 @@ class Desk:
         )
 
     def begin(self, session: Link, stream: Stream, head: Head) -> "Call | None":
-        """Start a call."""
+        """Start a call, or reject it."""
         if head.make is None:
             session.finish(stream, head.flaw)
             return None
@@ -149,7 +149,7 @@ def _forwarded(headers: Sequence[Header], pattern: re.Pattern[str]) -> tuple[tup
 
 
 def forward(head: Head, request: InferRequest) -> None:
-    """Make parameters of headers. Raises `Refused`."""
+    """Turn headers into request parameters. Raises `Refused`."""
     for name, value in head.forwarded:
         if name in RESERVED or name.startswith(RESERVED_PREFIX):
             raise invalid(f"Header '{name}' is reserved for Triton usage and cannot be forwarded.")
@@ -157,7 +157,7 @@ def forward(head: Head, request: InferRequest) -> None:
 
 
 class Call(ABC):
-    """A call under way: the `StreamHandler` of its stream. `over` once it has its answer, or nobody waits for one."""
+    """A call in progress: the `StreamHandler` of its stream. `over` once it has been answered, reset or timed out."""
 
     __slots__ = ("_held", "_messages", "_slow", "_timer", "begun", "desk", "head", "over", "session", "stream")
 
@@ -167,30 +167,30 @@ class Call(ABC):
         self.stream = stream
         self.head = head
         self.begun = False
-        """Some of the answer has been sent."""
+        """Part of the response has been sent."""
         self.over = False
         self._messages: grpc.Messages | None = None
         self._held = 0
-        """Bytes of messages that have come and cannot be served yet, as they count for all calls."""
+        """Bytes of received messages that cannot be served yet, as counted in the limit of all calls."""
         self._slow: asyncio.TimerHandle | None = None
         self._timer = None if head.timeout_s is None else desk.loop.call_later(head.timeout_s, self._on_late)
 
-    # --- for those who know better
+    # --- for subclasses
 
     @abstractmethod
     def on_message(self, message: bytes | memoryview) -> None:
-        """The message that the call brings; may raise anything."""
+        """Serve the complete request message; may raise anything."""
 
-    def on_gone(self) -> None:  # noqa: B027 - most have nothing to do then
-        """Nobody waits for the answer any more."""
+    def on_gone(self) -> None:  # noqa: B027 - most need not do anything
+        """The call was cancelled, or has timed out."""
 
     def on_drain(self) -> None:  # noqa: B027
-        """The server is about to end: calls without end have to find one."""
+        """The server is shutting down: calls that would never end must end."""
 
-    # --- what comes
+    # --- events
 
     def on_data(self, data: bytes | memoryview, ended: bool) -> None:
-        """Put the message together; it is served when the client has sent everything."""
+        """Assemble the message; it is served once the client has sent everything."""
         if self.over:
             return
         try:
@@ -206,19 +206,19 @@ class Call(ABC):
             self._collect(messages, data, ended)
             if not self.over:
                 self._hold(messages)
-        except Exception as error:  # supervisor: a mistake costs one call
+        except Exception as error:  # supervisor: a bug costs one call
             self.fail(error)
 
     @abstractmethod
     def _collect(self, messages: grpc.Messages, data: bytes | memoryview, ended: bool) -> None:
-        """Take bytes that are not one whole message; may raise anything."""
+        """Take bytes that are not exactly one whole message; may raise anything."""
 
     def _kept_bytes(self) -> int:
-        """Of messages that are whole, and wait for others."""
+        """Size of whole messages that wait for others."""
         return 0
 
     def _hold(self, messages: grpc.Messages) -> None:
-        """Count what waits to be served, and not for ever. Raises `BadMessage`."""
+        """Account for incomplete messages, and time them out. Raises `BadMessage`."""
         size = messages.size + self._kept_bytes()
         if size or self._held:
             self._held = self.desk.room.hold(self._held, size)
@@ -233,12 +233,12 @@ class Call(ABC):
         self._slow = None
         if not self.over:
             if messages.count == count:
-                self.refuse(grpc.DEADLINE_EXCEEDED, f"a message was not whole after {MESSAGE_TIMEOUT_S:g} s")
+                self.refuse(grpc.DEADLINE_EXCEEDED, f"a message was incomplete after {MESSAGE_TIMEOUT_S:g} s")
             else:
                 self._hold(messages)
 
     def on_reset(self) -> None:
-        """Forget the call."""
+        """Drop the call: the client has reset it."""
         if not self.over:
             self._end()
             self.on_gone()
@@ -248,10 +248,10 @@ class Call(ABC):
             self.refuse(grpc.DEADLINE_EXCEEDED, "Deadline Exceeded")
             self.on_gone()
 
-    # --- how it ends
+    # --- how a call ends
 
     def reply(self, message: bytes) -> None:
-        """End with an answer."""
+        """End with a response."""
         packing = self.head.packing
         if packing and len(message) > PACKED_AT_ONCE_BYTES_MAX:
             self.desk.tasks.create_task(self._reply_packed(message))
@@ -271,23 +271,23 @@ class Call(ABC):
             self.session.wake()
 
     def fail(self, error: Exception) -> None:
-        """End with an error."""
+        """End with the status for an error."""
         if isinstance(error, Refused):
             self.refuse(CODES[error.kind], error.text, error.retry_after_s)
         elif isinstance(error, grpc.BadMessage):
             self.refuse(error.code, str(error))
         elif isinstance(error, DecodeError):
-            self.refuse(grpc.INVALID_ARGUMENT, "the request is not a message of its type")
+            self.refuse(grpc.INVALID_ARGUMENT, "the request message cannot be parsed")
         else:
             self.desk.log.error("request handling failed", exc_info=error)
             self.refuse(grpc.INTERNAL, "internal error")
 
     def refuse(self, code: int, text: str, retry_after_s: int = 0) -> None:
-        """End with that status, behind what is on its way already; it makes sense to come back then, if not 0."""
+        """End with that status, after data already being sent. `retry_after_s` is a hint for the client; 0: none."""
         if not self.over:
             self._end()
             queue = self.stream.queue
-            while len(queue) > 1:  # the first may have gone in part
+            while len(queue) > 1:  # the first may have been sent in part
                 queue.pop()
             self.session.finish(self.stream, grpc.answer_tail(code, text, retry_after_s, alone=not self.begun))
             self.session.wake()
@@ -303,7 +303,7 @@ class Call(ABC):
 
 
 class Unary(Call):
-    """A call that brings one message."""
+    """A call with a single request message."""
 
     __slots__ = ("_message", "_packed")
 
@@ -316,7 +316,7 @@ class Unary(Call):
         messages.feed(data, self._keep)
         if ended:
             if self._message is None or messages.waiting:
-                raise grpc.BadMessage(grpc.INTERNAL, "the request ends before its message does")
+                raise grpc.BadMessage(grpc.INTERNAL, "the request ends within its message")
             message, self._message = self._message, None
             if not self._packed:
                 self.on_message(message)
@@ -330,7 +330,7 @@ class Unary(Call):
 
     def _keep(self, message: bytes, packed: bool) -> None:
         if self._message is not None:
-            raise grpc.BadMessage(grpc.UNIMPLEMENTED, "a call of this method has one message")
+            raise grpc.BadMessage(grpc.UNIMPLEMENTED, "this method takes a single message")
         self._message, self._packed = message, packed
 
     async def _unpack(self, message: bytes) -> None:
@@ -338,20 +338,20 @@ class Unary(Call):
             data = await self.desk.unpack(message, self.head.coding)
             if not self.over:
                 self.on_message(data)
-        except Exception as error:  # supervisor: a mistake costs one call
+        except Exception as error:  # supervisor: a bug costs one call
             self.fail(error)
 
 
 class Method(NamedTuple):
-    """A method whose answer needs nothing but its message."""
+    """A method whose response depends only on its message."""
 
     read: Callable[[bytes | memoryview], Any]
     answer: Callable[[Any], Any]
-    """The answer, or a coroutine for it. May raise anything."""
+    """Returns the response, or a coroutine for it. May raise anything."""
 
 
 class Answering(Unary):
-    """A call that is answered at once, or when a task for it has ended."""
+    """A call answered at once, or after a task."""
 
     __slots__ = ("_method",)
 
@@ -369,10 +369,10 @@ class Answering(Unary):
             self.reply(answer.SerializeToString())
 
     async def _reply_later(self, answer: Any) -> None:
-        """It goes on even if nobody waits for it any more."""
+        """Runs to its end even if the call is cancelled."""
         try:
             message = (await answer).SerializeToString()
-        except Exception as error:  # supervisor: a mistake costs one call
+        except Exception as error:  # supervisor: a bug costs one call
             self.fail(error)
         else:
             if not self.over:

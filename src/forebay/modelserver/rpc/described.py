@@ -1,7 +1,7 @@
-"""The services of the gRPC front as descriptors, for clients that ask what there is (grpcurl, Postman, proxies).
+"""Descriptors of the gRPC front's services, for reflection clients (grpcurl, Postman, proxies).
 
-The files of the inference protocol are those of its client library. Those of the health service and of reflection
-itself are written here, after grpc/health/v1/health.proto and grpc/reflection/v1/reflection.proto of grpc/grpc-proto.
+The files of the inference protocol come from its client library. Those of the health service and of reflection itself
+are written here, after grpc/health/v1/health.proto and grpc/reflection/v1/reflection.proto of grpc/grpc-proto.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from tritonclient.grpc import service_pb2
 
 HEALTH: Final = "grpc.health.v1"
 REFLECTION: Final = ("grpc.reflection.v1", "grpc.reflection.v1alpha")
-"""The older one is what most clients still ask for; both are alike but for the name."""
+"""Most clients still use the older version; both are the same except for the name."""
 REQUEST: Final = "ServerReflectionRequest"
 RESPONSE: Final = "ServerReflectionResponse"
 _SCALARS: Final = {
@@ -47,14 +47,14 @@ _MESSAGES: Final[Mapping[str, Mapping[str, tuple[int, str]]]] = {
     "ServiceResponse": {"name": (1, "string")},
     "ErrorResponse": {"error_code": (1, "int32"), "error_message": (2, "string")},
 }
-"""Number and type of each field; `one`: of those only one is set."""
+"""Number and type of each field; `one` marks members of the oneof."""
 _CHOICES: Final = {REQUEST: "message_request", RESPONSE: "message_response"}
 
 
 class Described:
-    """The files of all services, in a pool of their own: nothing else that this process knows is told.
+    """Descriptor files of all services, in a pool of their own so that nothing else of this process is exposed.
 
-    All methods raise `KeyError` for what there is not.
+    All methods raise `KeyError` for unknown names.
     """
 
     def __init__(self) -> None:
@@ -66,21 +66,21 @@ class Described:
         self.services: Sequence[str] = sorted(
             service.full_name for file in self._files.values() for service in file.services_by_name.values()
         )
-        """Their full names."""
+        """Full names of the services."""
 
     def message(self, name: str) -> Any:
-        """The class of a message."""
+        """Class of a message."""
         return GetMessageClass(self._pool.FindMessageTypeByName(name))
 
     def file(self, name: str) -> Sequence[bytes]:
-        """A file by its name, then every other that it needs."""
+        """A file by name, followed by its dependencies."""
         return _whole(self._files[name])
 
     def file_with(self, symbol: str) -> Sequence[bytes]:
-        """The file that declares a symbol, by its full name, then every other that it needs."""
+        """The file that declares a symbol, by its full name, followed by its dependencies."""
         try:
             file = self._pool.FindFileContainingSymbol(symbol)
-        except KeyError:  # it knows no methods
+        except KeyError:  # the lookup by symbol does not cover methods
             file = self._pool.FindMethodByName(symbol).containing_service.file
         return _whole(file)
 

@@ -1,4 +1,4 @@
-"""The server of the calls: who answers what, limits, draining."""
+"""The gRPC server: method table, limits, draining."""
 
 import asyncio
 import re
@@ -29,27 +29,27 @@ SERVICE: Final = "inference.GRPCInferenceService"
 
 
 class RpcTls(NamedTuple):
-    """The files that a listener is encrypted with. What they hold is followed as it changes."""
+    """TLS files of a listener. They are reloaded when they change."""
 
     server: TlsSpec
     clients: str | None = None
-    """The authorities of which clients need a certificate; None: they need none."""
+    """CA certificates for client authentication; None: clients need no certificate."""
 
 
 @dataclass(frozen=True, slots=True)
 class RpcOptions:
-    """How a front is set up."""
+    """Options of a front."""
 
     name: str = "forebay"
     version: str = ""
     message_bytes_max: int = MESSAGE_BYTES_MAX
-    """Of a request; gRPC has no more."""
+    """Size limit of a request message; also gRPC's own maximum."""
     messages_bytes_max: int = MESSAGES_BYTES_MAX
-    """Of messages that have come in part, of all calls together."""
+    """Limit of incomplete messages, over all calls."""
     compression: str = "none"
-    """Of answers: none, deflate or gzip."""
+    """Compression of responses: none, deflate or gzip."""
     forwarded_headers: re.Pattern[str] | None = None
-    """Headers whose name has that in it become parameters of requests."""
+    """Request headers whose name matches this pattern become parameters."""
     keepalive: Keepalive = field(default_factory=Keepalive)
     tls: RpcTls | None = None
 
@@ -82,7 +82,7 @@ class RpcFront:
         self._server = Http2Server(desk.read, desk.begin, options.keepalive)
 
     async def start(self, host: str, port: int) -> None:
-        """Listen. Raises OSError if the port cannot be had, and `BadPair`."""
+        """Listen. Raises OSError if the port is not available, and `BadPair`."""
         renewal = self._renewal
         await self._server.start(host, port, None if renewal is None else renewal.start())
         if renewal is not None:
@@ -90,16 +90,16 @@ class RpcFront:
 
     @property
     def certificate_ends_s(self) -> float | None:
-        """When the certificate in use ends, seconds since the epoch; None: none is in use."""
+        """Expiry of the certificate in use, in seconds since the epoch; None: no certificate is in use."""
         return None if self._renewal is None or self._following is None else self._renewal.expires_s
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """The port that it listens on."""
         return self._server.port
 
     async def stop(self, grace_s: float) -> None:
-        """Take no more calls, let those under way finish within the grace, cut off the others."""
+        """Take no more calls, let those in flight finish within the grace period, then close the rest."""
         if self._following is not None:
             self._following.cancel()
         if grace_s:
@@ -111,7 +111,7 @@ class RpcFront:
 
 
 def _methods(administration: Administration) -> Methods:
-    """By path. Methods have the names of the protocol; ours are the same in snake case."""
+    """Call factories by path. Handlers have the protocol's method names in snake case."""
     found: dict[bytes, Maker] = {
         f"/{HEALTH}/Check".encode(): Check,
         f"/{HEALTH}/Watch".encode(): Watch,

@@ -1,4 +1,4 @@
-"""gRPC's usual health service, by its bytes: one field in each message. Whatever is asked for, it is the server."""
+"""gRPC's health service, encoded by hand: each message has one field. The service name in requests is ignored."""
 
 import asyncio
 from typing import Final
@@ -14,7 +14,7 @@ _SERVING, _NOT_SERVING = b"\x08\x01", b"\x08\x02"
 
 
 class Check(Unary):
-    """The state now."""
+    """Reports the current state."""
 
     __slots__ = ()
 
@@ -24,7 +24,7 @@ class Check(Unary):
 
 
 class Watch(Unary):
-    """The state now, and every other one later."""
+    """Reports the current state and every change."""
 
     __slots__ = ("_looking", "_told")
 
@@ -34,7 +34,7 @@ class Watch(Unary):
         self._looking: asyncio.TimerHandle | None = None
 
     def on_message(self, message: bytes | memoryview) -> None:
-        """Begin to watch."""
+        """Start watching."""
         self.begun = True
         self.session.head(self.stream, answer_head())
         self._look()
@@ -50,18 +50,18 @@ class Watch(Unary):
         self._looking = self.desk.loop.call_later(WATCH_EVERY_S, self._look)
 
     def on_drain(self) -> None:
-        """Tell the last state, and no more."""
+        """Send the last state and end."""
         if self._told:
             self._look()
             self.refuse(UNAVAILABLE, DRAINING)
             self.on_gone()
 
     def on_gone(self) -> None:
-        """Look no more."""
+        """Stop watching."""
         if self._looking is not None:
             self._looking.cancel()
 
 
 def state(desk: Desk) -> bytes:
-    """The message that tells the state."""
+    """HealthCheckResponse with the current state."""
     return _SERVING if desk.models.ready else _NOT_SERVING

@@ -1,4 +1,4 @@
-"""ModelInfer: one request, one answer."""
+"""ModelInfer: one request, one response."""
 
 from time import monotonic_ns
 from typing import Any, Final
@@ -18,7 +18,7 @@ _read: Final[Any] = pb.ModelInferRequest.FromString
 
 
 class Inference(Unary):
-    """A request under way: its one response becomes the answer."""
+    """A request in flight that gets one response."""
 
     __slots__ = ("_count", "_error", "_found", "_ticket", "_writer")
 
@@ -31,7 +31,7 @@ class Inference(Unary):
         self._count = 0
 
     def on_message(self, message: bytes | memoryview) -> None:
-        """Hand the request to the models. Raises `Refused`."""
+        """Submit the request to the models. Raises `Refused`."""
         came_ns = monotonic_ns()
         check_fields(message)
         read = _read(message)
@@ -50,12 +50,12 @@ class Inference(Unary):
         self._ticket = models.infer(asked.request, self.on_response)
 
     def on_gone(self) -> None:
-        """Take the request back."""
+        """Cancel the request."""
         if self._ticket is not None:
             self._ticket.cancel()
 
     def on_response(self, response: InferResponse | None, final: bool) -> None:
-        """Keep the response; the last word settles it."""
+        """Keep the response; send it when it is final."""
         if self.over:
             return
         if response is not None:
@@ -63,7 +63,8 @@ class Inference(Unary):
             if self._error is None and self._count == 1:
                 try:
                     self._found = self._writer.write(response)
-                except Exception as error:  # supervisor: a mistake with one answer must not stop those who call back
+                # supervisor: a bug in writing one response must not affect the model's other callbacks
+                except Exception as error:
                     self._error = error
         if not final:
             return

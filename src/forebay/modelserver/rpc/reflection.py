@@ -1,6 +1,6 @@
-"""gRPC's server reflection: what services, methods and messages there are, for clients without our proto files.
+"""gRPC server reflection: services, methods and messages, for clients without our proto files.
 
-Triton 2.51 has none; its clients that need it (grpcurl, Postman, proxies) are told to bring the files along.
+Triton 2.51 has none; its reflection clients (grpcurl, Postman, proxies) need the proto files.
 """
 
 from collections.abc import Mapping
@@ -26,14 +26,14 @@ from forebay.wire.http2.grpc import (
 from forebay.wire.http2.streams import Stream
 
 QUESTION_BYTES_MAX: Final = 16_384
-"""Questions are names; each is repeated in its answer."""
+"""Requests are names; each is repeated in its response."""
 UNSENT_BYTES_MAX: Final = 4 * 2**20
-"""Answers that the client has not taken; more, and the call ends. A small question can have one of some 50 KB."""
-_BEHIND: Final = "the client does not read its answers: too many wait to be sent"
+"""Limit of responses that the client has not read; beyond it the call ends. One response may have some 50 KB."""
+_BEHIND: Final = "the client does not read its responses: too many are waiting to be sent"
 
 
 def methods(described: Described) -> Mapping[bytes, Maker]:
-    """Who serves reflection, by path."""
+    """Call factories of reflection, by path."""
     return {
         f"/{package}.ServerReflection/ServerReflectionInfo".encode(): partial(Reflecting, Answers(described, package))
         for package in REFLECTION
@@ -41,7 +41,7 @@ def methods(described: Described) -> Mapping[bytes, Maker]:
 
 
 class Answers:
-    """The answers of one version of the protocol."""
+    """Responses in one version of the protocol."""
 
     def __init__(self, described: Described, package: str) -> None:
         self._described = described
@@ -49,18 +49,18 @@ class Answers:
         self._response = described.message(f"{package}.{RESPONSE}")
 
     def answer(self, question: bytes) -> bytes:
-        """The message that answers one. Raises `DecodeError`."""
+        """The response to a request. Raises `DecodeError`."""
         asked = self._request.FromString(question)
         answer = self._response(valid_host=asked.host, original_request=asked)
         try:
             self._fill(answer, asked)
         except KeyError:
             answer.error_response.error_code = NOT_FOUND
-            answer.error_response.error_message = "there is no such thing here"
+            answer.error_response.error_message = "not found"
         return answer.SerializeToString()  # type: ignore[no-any-return]
 
     def _fill(self, answer: Any, asked: Any) -> None:
-        """Raises `KeyError` for what there is not."""
+        """Raises `KeyError` for unknown names."""
         described = self._described
         match asked.WhichOneof("message_request"):
             case "list_services":
@@ -79,11 +79,11 @@ class Answers:
                 raise KeyError("no message of ours has extensions")
             case _:
                 answer.error_response.error_code = INVALID_ARGUMENT
-                answer.error_response.error_message = "the request asks nothing that is known"
+                answer.error_response.error_message = "unknown kind of request"
 
 
 class Reflecting(Call):
-    """A stream of questions, each answered at once."""
+    """A stream of requests, each answered at once."""
 
     __slots__ = ("_answers",)
 
@@ -92,7 +92,7 @@ class Reflecting(Call):
         self._answers = answers
 
     def on_data(self, data: bytes | memoryview, ended: bool) -> None:
-        """Answer what has come; end after the last question."""
+        """Answer received requests; end after the last one."""
         super().on_data(data, ended)
         if ended and not self.over:
             self._end()
@@ -100,11 +100,11 @@ class Reflecting(Call):
             self.session.wake()
 
     def on_message(self, message: bytes | memoryview) -> None:
-        """Answer one question."""
+        """Answer one request."""
         self._answer(bytes(message), False)
 
     def on_drain(self) -> None:
-        """Clients ask again elsewhere."""
+        """End the call: clients can retry on another server."""
         self.refuse(UNAVAILABLE, DRAINING)
 
     def _collect(self, messages: Messages, data: bytes | memoryview, ended: bool) -> None:
@@ -118,7 +118,9 @@ class Reflecting(Call):
         if packed:
             message = unpacked(message, self.head.coding, QUESTION_BYTES_MAX)
         if len(message) > QUESTION_BYTES_MAX:
-            raise BadMessage(RESOURCE_EXHAUSTED, f"a question has {len(message)} bytes; {QUESTION_BYTES_MAX} may be")
+            raise BadMessage(
+                RESOURCE_EXHAUSTED, f"request of {len(message)} bytes; at most {QUESTION_BYTES_MAX} are allowed"
+            )
         answer = self._answers.answer(message)
         session, stream = self.session, self.stream
         if not self.begun:

@@ -1,4 +1,4 @@
-"""ModelInfer messages, read: what they ask, and how they want it answered. The texts of refusals are Triton's."""
+"""Parsing of ModelInfer requests. The error texts are Triton's."""
 
 from array import array
 from collections.abc import Mapping, Sequence
@@ -13,10 +13,10 @@ from forebay.wire.oip.infer_request import DIMS_MAX
 from forebay.wire.oip.tensors import LENGTH_BYTES, log_prefix
 
 EMPTY_FINAL: Final = "triton_enable_empty_final_response"
-"""The one parameter that clients may give of those whose names begin with `triton_`."""
+"""The only parameter starting with `triton_` that clients may set."""
 RESERVED_PREFIX: Final = "triton_"
 DROP_OLDEST: Final = "forebay_drop_oldest"
-"""On a stream: how many requests may wait for those that run, before the oldest is dropped. It is ours."""
+"""On a stream: how many requests may wait behind running ones before the oldest is dropped. An extension of ours."""
 _DATATYPES: Final = {datatype.value: datatype for datatype in Datatype}
 _D = Datatype
 _CONTENTS: Final[tuple[tuple[str, Mapping[Datatype, str]], ...]] = (
@@ -29,36 +29,37 @@ _CONTENTS: Final[tuple[tuple[str, Mapping[Datatype, str]], ...]] = (
     ("fp64_contents", {_D.FP64: "d"}),
     ("bytes_contents", {_D.BYTES: ""}),
 )
-"""Fields of typed contents: the datatypes that each may carry, with their array codes. The first is meant by Triton
-when it says what was expected."""
+"""Typed contents fields: the datatypes that each may carry, with their array codes. Triton's error text names the
+first as the expected one.
+"""
 
 
 class Wanted(NamedTuple):
-    """How a client wants an output, if not as plain bytes."""
+    """How a client wants an output, if not as raw bytes."""
 
     classes: int = 0
-    """So many classes with their scores instead of the tensor; 0: the tensor."""
+    """Number of top classes to return instead of the tensor; 0: return the tensor."""
     target: Target | None = None
-    """Where the bytes go instead of into the answer."""
+    """Shared memory to write the output to, instead of the response."""
 
 
 class Asked(NamedTuple):
-    """A request, and how it wants to be answered."""
+    """A request with its response options."""
 
     request: InferRequest
     wanted: Mapping[str, Wanted]
-    """By output; those that are not there go into the answer as they are."""
+    """By output name; outputs not listed are returned as raw bytes."""
     empty_final: bool
-    """On a stream: an end that comes without a response is told by an empty one."""
+    """On a stream: an end without a response is signalled by an empty response."""
     drop_oldest: int | None
-    """None: nothing is dropped."""
+    """See DROP_OLDEST; None: nothing is dropped."""
 
 
 _NOTHING: Final[Mapping[str, Wanted]] = {}
 
 
 def read_request(message: Any, config: ModelConfig, memory: SharedRegions) -> Asked:
-    """Read a ModelInferRequest for the model of that configuration. Raises `Refused`."""
+    """Parse a ModelInferRequest for a model with that configuration. Raises `Refused`."""
     request = InferRequest(message.model_name, message.model_version, message.id, ())
     empty_final, drop_oldest = False, None
     if message.parameters:
@@ -106,7 +107,7 @@ def read_request(message: Any, config: ModelConfig, memory: SharedRegions) -> As
 
 
 def _read_parameters(parameters: Mapping[str, Any], request: InferRequest) -> tuple[bool, int | None]:
-    """Put parameters into the request; returns the two that are about the answer."""
+    """Put parameters into the request; returns `empty_final` and `drop_oldest`."""
     empty_final, drop_oldest = False, None
     custom: dict[str, Parameter] = {}
     for name, value in parameters.items():
@@ -162,7 +163,7 @@ def _require(kind: str | None, name: str, *allowed: str) -> None:
 
 
 def _read_contents(given: Any, datatype: Datatype, model: str) -> Buffer:
-    """Typed contents as bytes; no field at all is no bytes, which the model's check refuses."""
+    """Typed contents as bytes; empty if no field is set, which validation rejects later."""
     contents, data = given.contents, b""
     what = f"unexpected explicit tensor data for input tensor '{given.name}' for model '{model}'"
     for field, codes in _CONTENTS:
@@ -189,7 +190,7 @@ def _packed(values: Sequence[bytes]) -> bytes:
 
 
 def _read_shared(given: Any, model: str, memory: SharedRegions) -> memoryview | None:
-    """The bytes of an input that are in shared memory; None: they are elsewhere."""
+    """The bytes of an input in shared memory; None: it is not in shared memory."""
     place = _read_place(given)
     if place is None:
         return None
@@ -235,7 +236,7 @@ def _read_classes(value: Any) -> int:
 
 
 def _read_place(given: Any) -> tuple[str, int, int] | None:
-    """Region, offset and size that the parameters of a tensor name, if they do."""
+    """Region, offset and size in a tensor's parameters; None: no region is named."""
     parameters, name = given.parameters, given.name
     has_region = "shared_memory_region" in parameters
     region, offset, size = "", 0, 0

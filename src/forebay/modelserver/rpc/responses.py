@@ -1,4 +1,4 @@
-"""Answers of models as messages."""
+"""Encoding of ModelInfer responses."""
 
 from collections.abc import Mapping
 from functools import lru_cache
@@ -14,18 +14,18 @@ from forebay.wire.http2.grpc import MESSAGE_BYTES_MAX
 from forebay.wire.oip.infer_answer import classified
 
 FINAL: Final = "triton_final_response"
-"""A parameter of every response on a stream: whether it is the last one of its request."""
+"""Parameter of every response on a stream: whether it is the last one of its request."""
 RAW_BYTES_MAX: Final = MESSAGE_BYTES_MAX - 2**20
-"""Of all outputs of a response: what else it says takes room, too."""
+"""Limit of all outputs of a response, leaving room for its other fields."""
 _RAW: Final = b"\x32"
-"""Before each entry of `raw_output_contents`: field 6, with a length."""
+"""Tag of each `raw_output_contents` entry: field 6, length-delimited."""
 
 
 class Writer:
-    """Writes the answers to one request.
+    """Encodes the responses to one request.
 
-    Outputs and their bytes are put behind one another as protobuf's encoding has it: the library would copy every
-    tensor three times, and takes longer for the description of a small one than all the rest of an answer does.
+    Outputs and their bytes are concatenated in protobuf's encoding by hand: the library would copy every tensor three
+    times, and describing a small tensor takes it longer than all the rest of a response.
     """
 
     __slots__ = ("_models", "_view", "_wanted")
@@ -36,9 +36,9 @@ class Writer:
         self._wanted = wanted
 
     def write(self, response: InferResponse) -> bytes:
-        """A response as a ModelInferResponse; outputs that are wanted elsewhere go there.
+        """Encode a ModelInferResponse; outputs for shared memory are written there.
 
-        Afterwards nothing refers to the response's buffers. Raises `Refused`, the response's own error included.
+        Keeps no reference to the response's buffers. Raises `Refused`, the response's own error included.
         """
         if response.error is not None:
             raise response.error
@@ -53,7 +53,7 @@ class Writer:
             parts.append(_described(name, tensor.datatype, tensor.shape))
             if form is not None and form.target is not None:
                 form.target.put(name, data)
-                data = b""  # clients count on one entry for each output
+                data = b""  # clients expect one entry per output
             count = data.nbytes if isinstance(data, memoryview) else len(data)
             raw += (_RAW, varint(count), data)
             size += count
@@ -74,7 +74,7 @@ class Writer:
 
 
 def set_parameters(field: Any, parameters: Mapping[str, Parameter]) -> None:
-    """Put parameters into a map of messages."""
+    """Put parameters into a map field."""
     for name, value in parameters.items():
         entry = field[name]
         if isinstance(value, bool):
@@ -88,7 +88,7 @@ def set_parameters(field: Any, parameters: Mapping[str, Parameter]) -> None:
 
 
 def varint(value: int) -> bytes:
-    """A length as protobuf writes it."""
+    """A length in protobuf's varint encoding."""
     if value < 128:
         return bytes((value,))
     found = bytearray()
@@ -100,7 +100,7 @@ def varint(value: int) -> bytes:
 
 
 def _named(response: InferResponse) -> bytes:
-    """Everything about a response but its outputs."""
+    """All fields of a response except its outputs."""
     if not response.parameters and not response.id:
         return _of_model(response.model, response.version)
     message = pb.ModelInferResponse(model_name=response.model, model_version=response.version, id=response.id)
@@ -116,7 +116,7 @@ def _of_model(name: str, version: str) -> bytes:
 
 @lru_cache(maxsize=1024)
 def _described(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
-    """What a response says of an output."""
+    """Metadata of an output."""
     message = pb.ModelInferResponse()
     message.outputs.add(name=name, datatype=datatype, shape=shape)
     return message.SerializeToString()  # type: ignore[no-any-return]

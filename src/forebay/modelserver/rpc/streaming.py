@@ -1,10 +1,10 @@
-"""ModelStreamInfer: many requests on one stream, each with any number of answers.
+"""ModelStreamInfer: many requests on one stream, each with any number of responses.
 
-Answers of ordinary models come in the order of their requests, whichever model they are for; those of decoupled
-models come as they are made. What is wrong with one request is said in the stream, which goes on.
+Responses of ordinary models are sent in request order, across all models; those of decoupled models are sent as they
+come. An error of one request is reported in the stream, which goes on.
 
-How much a stream may hold is bounded at both ends: requests are not read while too many are under way, and a client
-that does not read its answers is cut off.
+What a stream may hold is bounded at both ends: no requests are read while too many are in flight, and a client that
+does not read its responses is cut off.
 """
 
 from collections import deque
@@ -36,20 +36,20 @@ from forebay.wire.http2.streams import Stream
 from forebay.wire.oip.documents import ERROR_CHARS_MAX
 
 UNDER_WAY_MAX: Final = 1024
-"""Requests of one stream that have no answer yet. More are not read before."""
+"""Requests in flight per stream. Beyond this, no more are read."""
 UNSENT_MAX: Final = 4096
 UNSENT_BYTES_MAX: Final = 256 * 2**20
-"""Answers of one stream that its client has not taken. One more, and the stream ends."""
-_BEHIND: Final = "the client does not read its answers: too many wait to be sent"
+"""Responses per stream that the client has not read. Beyond this, the stream ends."""
+_BEHIND: Final = "the client does not read its responses: too many are waiting to be sent"
 _DONE: Final = answer_tail(OK)
 _DONE_ALONE: Final = answer_tail(OK, alone=True)
 _ANSWER: Final = b"\x12"
-"""Before the `infer_response` of a ModelStreamInferResponse: field 2, with a length."""
+"""Tag of `infer_response` in ModelStreamInferResponse: field 2, length-delimited."""
 _read: Final[Any] = pb.ModelInferRequest.FromString
 
 
 def _said(final: bool) -> bytes:
-    """The parameter that says whether an answer is the last one, as a piece of a ModelInferResponse."""
+    """The final-response parameter, encoded as a fragment of a ModelInferResponse."""
     message = pb.ModelInferResponse()
     set_parameters(message.parameters, {FINAL: final})
     return message.SerializeToString()  # type: ignore[no-any-return]
@@ -60,7 +60,7 @@ _MORE: Final = _said(False)
 
 
 class Streaming(Call):
-    """One stream, from its first request to its last answer."""
+    """One stream, from its first request to its last response."""
 
     __slots__ = ("_backlog", "_draining", "_ended", "_feeding", "_frames", "_ordered", "_under_way")
 
@@ -68,18 +68,19 @@ class Streaming(Call):
         super().__init__(desk, session, stream, head)
         self._under_way: dict[_Turn, None] = {}
         self._ordered: deque[_Turn] = deque()
-        """Turns of ordinary models, in the order in which their answers have to be sent."""
+        """Requests to ordinary models, in the order in which their responses must be sent."""
         self._frames: dict[tuple[str, str], Frames] = {}
         self._backlog: deque[tuple[bytes, bool]] = deque()
-        """Requests that wait to be unpacked, or because too many are under way. Meanwhile the client gets no room for
-        more."""
+        """Requests that wait for decompression, or because too many are in flight. Meanwhile flow control stops the
+        client.
+        """
         self._feeding = False
         self._ended = False
         """The client has sent its last request."""
         self._draining = False
 
     def on_message(self, message: bytes | memoryview) -> None:
-        """One request, as soon as it has its turn."""
+        """Queue one request."""
         self._keep(bytes(message), False)
 
     def _keep(self, message: bytes, packed: bool) -> None:
@@ -91,13 +92,13 @@ class Streaming(Call):
             raise BadMessage(INTERNAL, "the stream ends within a message")
 
     def on_data(self, data: bytes | memoryview, ended: bool) -> None:
-        """Take requests, and begin as many as may be under way."""
+        """Take requests, and start as many as may be in flight."""
         super().on_data(data, ended)
         self._ended = ended
         self._feed()
 
     def on_gone(self) -> None:
-        """Take back all that is under way."""
+        """Cancel all requests in flight."""
         self._backlog.clear()
         others = list(self._under_way)
         self._under_way.clear()
@@ -105,12 +106,12 @@ class Streaming(Call):
             other.cancel()
 
     def on_drain(self) -> None:
-        """End as soon as there is nothing under way."""
+        """End as soon as nothing is in flight."""
         self._draining = True
         self._feed()
 
     def refuse(self, code: int, text: str, retry_after_s: int = 0) -> None:
-        """End the stream with that status, and all that is under way."""
+        """End the stream with that status, and cancel all requests in flight."""
         super().refuse(code, text, retry_after_s)
         self.on_gone()
 
@@ -147,7 +148,7 @@ class Streaming(Call):
     async def _unpack_first(self, message: bytes) -> None:
         try:
             data = await self.desk.unpack(message, self.head.coding)
-        except Exception as error:  # supervisor: a mistake costs one call
+        except Exception as error:  # supervisor: a bug costs one call
             self.fail(error)
         else:
             if self._backlog:
@@ -184,15 +185,15 @@ class Streaming(Call):
                 if frames is None:
                     frames = self._frames[key] = Frames()
                 frames.offer(turn, asked.drop_oldest, view.abreast)
-        except Exception as error:  # supervisor: a request costs its own answer, not the stream
+        except Exception as error:  # supervisor: a failing request must not end the stream
             if not turn.decoupled and turn not in self._ordered:
                 self._ordered.append(turn)
             turn.fail(error)
 
-    # --- what turns tell
+    # --- called by turns
 
     def told(self, turn: "_Turn") -> None:
-        """A turn has an answer, or has ended."""
+        """A request has a response, or has ended."""
         if turn.decoupled:
             self._send(turn)
         else:
@@ -249,32 +250,32 @@ class _Turn:
         self.ended = False
         self.frames: Frames | None = None
         self.messages: list[bytes] = []
-        """Answers that are not yet on their way."""
+        """Encoded responses that have not been sent."""
 
     def expect(self, writer: Writer, asked: Asked) -> None:
-        """Know how answers are to be written."""
+        """Set how responses are written."""
         self._writer = writer
         self._asked = asked
 
     def submit(self) -> None:
-        """Hand the request to the models. Raises `Refused`."""
+        """Submit the request to the models. Raises `Refused`."""
         assert self._asked is not None
         self._ticket = self._stream.desk.models.infer(self._asked.request, self.on_response)
 
     def drop(self, why: str) -> None:
-        """End it before its model has heard of it; the model counts it as rejected."""
+        """End the request before it is submitted; the model counts it as rejected."""
         assert self._asked is not None
         self.frames = None
         self._stream.desk.models.dropped(self._asked.request)
         self.fail(Refused(Kind.UNAVAILABLE, why))
 
     def cancel(self) -> None:
-        """Nobody waits for an answer any more."""
+        """Cancel the request."""
         if not self.ended and self._ticket is not None:
             self._ticket.cancel()
 
     def on_response(self, response: InferResponse | None, final: bool) -> None:
-        """Note one answer."""
+        """Encode one response."""
         if self.ended:
             return
         assert self._writer is not None
@@ -296,14 +297,15 @@ class _Turn:
         assert self._writer is not None
         try:
             answer = self._writer.write(response)
-        except Exception as error:  # supervisor: a mistake with one answer must not stop those who call back
+        # supervisor: a bug in writing one response must not affect the model's other callbacks
+        except Exception as error:
             self._name(self._text(error), final)
         else:
             said = _FINAL if final else _MORE
             self.messages.append(b"".join((_ANSWER, varint(len(answer) + len(said)), answer, said)))
 
     def _name(self, problem: str, final: bool) -> None:
-        """An answer without outputs, which says what request it belongs to."""
+        """A response without outputs that identifies its request."""
         message = pb.ModelStreamInferResponse(error_message=problem)
         answer = message.infer_response
         answer.id = self._id
@@ -326,9 +328,9 @@ class _Turn:
 
 
 class Frames:
-    """Requests of one stream for one model of which only the newest matter, such as pictures of a video.
+    """Requests of one stream for one model of which only the newest matter, such as video frames.
 
-    As many run as the model has instances; those that wait give way to newer ones, oldest first.
+    As many run as the model has instances; waiting ones are dropped for newer ones, oldest first.
     """
 
     def __init__(self) -> None:
@@ -337,16 +339,16 @@ class Frames:
         self._waiting: deque[_Turn] = deque()
 
     def offer(self, turn: _Turn, waiting_max: int, running_max: int) -> None:
-        """Take a request that at most so many others may wait with, while so many run."""
+        """Take a request; at most `waiting_max` may wait while `running_max` run."""
         turn.frames = self
         self._running_max = running_max
         self._waiting.append(turn)
         self._next()
         while len(self._waiting) > waiting_max:
-            self._waiting.popleft().drop(f"request was dropped: {waiting_max} newer ones may wait")
+            self._waiting.popleft().drop(f"request was dropped for newer ones: at most {waiting_max} may wait")
 
     def ended(self) -> None:
-        """One that ran has its answer."""
+        """A running request has ended."""
         self._running -= 1
         self._next()
 
@@ -356,7 +358,7 @@ class Frames:
             self._running += 1
             try:
                 turn.submit()
-            except Exception as error:  # supervisor: a request costs its own answer, not the stream
+            except Exception as error:  # supervisor: a failing request must not end the stream
                 turn.frames = None
                 self._running -= 1
                 turn.fail(error)

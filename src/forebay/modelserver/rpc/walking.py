@@ -1,5 +1,5 @@
-"""How many fields a message has, found out before it is read: of two bytes in a message, protobuf makes an object of
-a hundred, and meanwhile nobody else gets an answer.
+"""Counts a message's fields before it is parsed: two bytes of a message can become a Python object of a hundred, and
+parsing blocks the event loop.
 """
 
 from typing import Final
@@ -7,24 +7,25 @@ from typing import Final
 from forebay.wire.http2.grpc import INVALID_ARGUMENT, BadMessage
 
 WALKED_BYTES: Final = 1 << 20
-"""Messages up to here are read as they are: it takes milliseconds, whatever is in them."""
+"""Smaller messages are parsed unchecked: that takes milliseconds, whatever they contain."""
 FIELDS_MAX: Final = 250_000
-"""In a longer message: inputs with their shapes and parameters, outputs, raw contents, and texts one by one."""
+"""For larger messages: inputs with their shapes and parameters, outputs, raw contents, and single strings."""
 _WITHIN: Final = (0x2A, 0x32)
-"""Fields 5 and 6 with a length: inputs and outputs of a request, and the contents of an input. Nothing else that
-repeats is deeper in a message."""
+"""Length-delimited fields 5 and 6: inputs and outputs of a request, and contents of an input. No other repeated field
+is nested deeper.
+"""
 _DEPTH_MAX: Final = 2
 
 
 def check_fields(message: bytes | memoryview) -> None:
-    """Raises `BadMessage` for a message of too many fields. One that is no message at all is for its reader."""
+    """Raises `BadMessage` if a message has too many fields. An invalid message is left to the parser."""
     if len(message) > WALKED_BYTES and _walk(message, 0, len(message), 0, FIELDS_MAX) < 0:
-        text = f"a message of more than {FIELDS_MAX} fields is not read: send texts as raw contents"
+        text = f"the message has more than {FIELDS_MAX} fields: send strings as raw contents"
         raise BadMessage(INVALID_ARGUMENT, text)
 
 
 def _walk(data: bytes | memoryview, at: int, end: int, depth: int, left: int) -> int:
-    """How many more fields there may be behind this; negative: none, and there are some."""
+    """How many fields are left after this range; negative: too many."""
     while at < end and left >= 0:
         left -= 1
         key, at = _varint(data, at, end)
@@ -44,7 +45,7 @@ def _walk(data: bytes | memoryview, at: int, end: int, depth: int, left: int) ->
 
 
 def _varint(data: bytes | memoryview, at: int, end: int) -> tuple[int, int]:
-    """A number, and where it ends."""
+    """A varint, and where it ends."""
     value = shift = 0
     while at < end:
         byte = data[at]
