@@ -76,7 +76,7 @@ def test_a_model_with_a_fixed_front_does_not_batch(tmp_path: Path) -> None:
     assert (got.max_batch, got.batching, got.inputs[0].dims) == (0, None, (1, 3, 224, 224))
     assert refusals(tmp_path, "max_batch_size: 8", FIXED)[0] == (
         "max_batch_size: found 8, but the model does not batch: "
-        "'image' has the shape [1, 3, 224, 224], not -1 in front"
+        "'image' has the shape [1, 3, 224, 224], which does not begin with -1"
     )
 
 

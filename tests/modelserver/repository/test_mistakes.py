@@ -13,20 +13,20 @@ WRONG = [
     (
         "platform: 'tensorrt_plan'",
         (
-            "platform: found 'tensorrt_plan'; served are the backends onnxruntime, openvino, pytorch, "
+            "platform: found 'tensorrt_plan'; supported are the backends onnxruntime, openvino, pytorch, "
             "python and the platform ensemble"
         ),
     ),
     (
         "backend: 'dali'",
         (
-            "backend: found 'dali'; served are the backends onnxruntime, openvino, pytorch, python and "
+            "backend: found 'dali'; supported are the backends onnxruntime, openvino, pytorch, python and "
             "the platform ensemble"
         ),
     ),
     (
         "backend: 'pytorch' platform: 'onnxruntime_onnx'",
-        "platform: found 'onnxruntime_onnx', which does not go with the backend 'pytorch'",
+        "platform: found 'onnxruntime_onnx', which does not match the backend 'pytorch'",
     ),
     (
         "default_model_filename: '../x.py' backend: 'python'",
@@ -38,7 +38,7 @@ WRONG = [
     ),
     (
         "default_model_filename: 'a\\nb' backend: 'python'",
-        "default_model_filename: 'a\\nb' has characters that are not text",
+        "default_model_filename: 'a\\nb' contains characters that are not text",
     ),
     (
         "max_batch_size: -1",
@@ -62,11 +62,11 @@ WRONG = [
     ),
     (
         "input { name: 'a' dims: 4 reshape { shape: 3 } }",
-        "input[0].reshape.shape: [3] has not as many elements as dims [4]",
+        "input[0].reshape.shape: [3] does not have as many elements as dims [4]",
     ),
     (
         "output { name: 'a' dims: [2, -1] reshape { shape: [-1, 2] } }",
-        "output[0].reshape.shape: [-1, 2] has not as many elements as dims [2, -1]",
+        "output[0].reshape.shape: [-1, 2] does not have as many elements as dims [2, -1]",
     ),
     (
         "input { name: 'a' dims: 4 reshape { shape: -4 } }",
@@ -149,11 +149,11 @@ WRONG = [
     (
         "max_batch_size: 2 input { name: 'a' dims: -1 } output { name: 'x' dims: [-1, -1] }"
         "batch_output { target_name: 'x' source_input: 'a' }",
-        "batch_output[0].target_name: 'x' is open in a dimension that 'a' has not",
+        "batch_output[0].target_name: 'x' has a variable dimension that 'a' lacks",
     ),
     (
         "model_repository_agents { agents { name: 'checksum' } }",
-        "model_repository_agents: agents are not run here, so that what they check would go unchecked",
+        "model_repository_agents: agents are not supported here, so their checks would be skipped",
     ),
     (
         (
@@ -168,24 +168,24 @@ WRONG = [
     ),
     (
         "response_cache { enable: true } sequence_batching {}",
-        "response_cache.enable: answers within a sequence cannot be cached",
+        "response_cache.enable: responses within a sequence cannot be cached",
     ),
     (
         "response_cache { enable: true } model_transaction_policy { decoupled: true }",
-        "response_cache.enable: answers of a decoupled model cannot be cached",
+        "response_cache.enable: responses of a decoupled model cannot be cached",
     ),
     (
         "parameters { key: 'forebay.pined' }",
-        'parameters["forebay.pined"]: no such parameter; there are forebay.age_step_ms, forebay.calls, '
+        'parameters["forebay.pined"]: unknown parameter; allowed: forebay.age_step_ms, forebay.calls, '
         "forebay.deadlines, forebay.pinned, forebay.gpu_memory_fraction, forebay.task",
     ),
     (
         "parameters { key: 'forebay.calls' value { string_value: 'one,,two' } }",
-        "parameters[\"forebay.calls\"]: found 'one,,two'; allowed: names of models with commas between them",
+        "parameters[\"forebay.calls\"]: found 'one,,two'; allowed: comma-separated model names",
     ),
     (
         "backend: 'openvino' parameters { key: 'forebay.calls' value { string_value: 'one' } }",
-        'parameters["forebay.calls"]: only models of the backend python call others',
+        'parameters["forebay.calls"]: only models of the python backend can call others',
     ),
     (
         "parameters { key: 'forebay.task' value { string_value: 'embbed' } }",
@@ -214,7 +214,7 @@ WRONG = [
     ),
     (
         "parameters { key: 'forebay.allow_pickle' value { string_value: 'true' } }",
-        'parameters["forebay.allow_pickle"]: only who runs the server can allow this, by the model\'s name',
+        'parameters["forebay.allow_pickle"]: only the operator can allow this, by the model\'s name',
     ),
     (
         "parameters { key: 'TRITON_BATCH_STRATEGY_PATH' }",

@@ -25,7 +25,7 @@ def test_models_are_folders_and_versions_are_numbers_without_zeros_before_them(t
     assert list(models) == ["a", "b"]
     assert dict(models["b"].versions) == {n: tmp_path / f"b/{n}" for n in (0, 1, 2, 10)}
     assert list(models["b"].versions) == [0, 1, 2, 10]
-    assert models["b"].warnings == ("the folder 007 is no version: zeros before the number",)
+    assert models["b"].warnings == ("the folder 007 is not a version: zeros before the number",)
     assert models["a"] == Found("a", tmp_path / "a", stamp=models["a"].stamp)
     assert not models["b"].problems
 
@@ -39,8 +39,8 @@ def test_a_version_is_at_most_what_the_protocol_can_say(tmp_path: Path) -> None:
 
     assert list(one.versions) == [10**18, 2**63 - 1]
     assert one.warnings == (
-        "the folder 10000000000000000000 is no version: the number is larger than 9223372036854775807",
-        "the folder 9223372036854775808 is no version: the number is larger than 9223372036854775807",
+        "the folder 10000000000000000000 is not a version: the number is larger than 9223372036854775807",
+        "the folder 9223372036854775808 is not a version: the number is larger than 9223372036854775807",
     )
 
 
@@ -68,7 +68,7 @@ def test_two_bare_files_of_one_name_are_one_model_with_a_problem(tmp_path: Path)
 
     [one] = scan(tmp_path)
 
-    assert one.problems == (f"it is there twice: {tmp_path / 'm.onnx'} and {tmp_path / 'm.pt'}",)
+    assert one.problems == (f"it exists twice: {tmp_path / 'm.onnx'} and {tmp_path / 'm.pt'}",)
 
 
 def test_several_repositories_are_one_and_a_model_in_two_is_a_problem(tmp_path: Path) -> None:
@@ -80,8 +80,8 @@ def test_several_repositories_are_one_and_a_model_in_two_is_a_problem(tmp_path: 
     models = found(tmp_path / "y", tmp_path / "x")
 
     assert list(models) == ["a", "both", "c"]
-    assert models["both"].problems == (f"it is there twice: {tmp_path / 'x/both'} and {tmp_path / 'y/both'}",)
-    with pytest.raises(BadModel, match="it is there twice"):
+    assert models["both"].problems == (f"it exists twice: {tmp_path / 'x/both'} and {tmp_path / 'y/both'}",)
+    with pytest.raises(BadModel, match="it exists twice"):
         read(models["both"])
 
 

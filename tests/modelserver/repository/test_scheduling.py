@@ -26,9 +26,10 @@ SCHEDULING = [
         ),
         [
             "dynamic_batching.default_priority_level: found 0; allowed: 1 to priority_levels (2)",
-            "dynamic_batching.preserve_ordering: goes with one priority level only; found 2",
+            "dynamic_batching.preserve_ordering: requires a single priority level; found 2",
             "dynamic_batching.priority_queue_policy[3]: found level 3; allowed: 1 to priority_levels (2)",
-            "dynamic_batching.priority_queue_policy[3].timeout_action: DELAY cannot go with preserve_ordering",
+            "dynamic_batching.priority_queue_policy[3].timeout_action: DELAY cannot be combined with "
+            "preserve_ordering",
         ],
     ),
     (
@@ -66,7 +67,7 @@ SCHEDULING = [
                 "the one for false and the one for true"
             ),
             (
-                "sequence_batching.control_input[3].control[0].bool_false_true: does not go with "
+                "sequence_batching.control_input[3].control[0].bool_false_true: cannot be combined with "
                 "CONTROL_SEQUENCE_CORRID"
             ),
             (

@@ -1,7 +1,6 @@
 """Model repositories: folder contents, `config.pbtxt`, and what backends report about a model.
 
-`scan` looks for models, `read` makes one of them a checked configuration, `complete` adds what the loaded model
-knows.
+`scan` finds models, `read` validates the configuration of one, `complete` adds what the loaded model reports.
 """
 
 from forebay.modelserver.repository.completing import complete, same_but_instances

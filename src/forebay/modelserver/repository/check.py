@@ -1,6 +1,7 @@
-"""What is wrong with a configuration: every field is honoured, refused here, or named as without effect.
+"""Validation of configurations: every field is honoured, rejected here, or reported as having no effect.
 
-The rules are those of Triton's core, `ValidateModelConfig` and its callees, and a few for what does not exist here.
+The rules are those of Triton's core, `ValidateModelConfig` and its callees, plus a few for features that do not exist
+here.
 """
 
 import math
@@ -21,18 +22,18 @@ from forebay.modelserver.repository.tasking import check_task
 from forebay.modelserver.repository.values import ALLOW_PICKLE, Rules
 
 INSTANCES_MAX: Final = 1_000
-"""Of one group."""
+"""Instances per group."""
 ELEMENTS_MAX: Final = 2**40
-"""Of the fixed dimensions of one tensor."""
+"""Product of the fixed dimensions of one tensor."""
 OURS: Final = {
-    "forebay.age_step_ms": "milliseconds of waiting after which a request counts as one priority level higher",
-    CALLS: "the models that this one calls, with commas between them: they are loaded with it",
-    "forebay.deadlines": "true: a request's timeout is also when its answer has to be there",
-    "forebay.pinned": "true: a memory budget never swaps this model out",
-    FRACTION: "of its GPU's memory, what each process of the model may take: 0.5 is half of it",
-    PARAMETER: "the task whose endpoint below /v1 the model serves too",
+    "forebay.age_step_ms": "milliseconds in the queue after which a request moves up one priority level",
+    CALLS: "comma-separated models that this one calls; they are loaded with it",
+    "forebay.deadlines": "true: a request's timeout is also the deadline of its response",
+    "forebay.pinned": "true: the memory budget never puts this model to sleep",
+    FRACTION: "fraction of its GPU's memory that each process of the model may use, such as 0.5",
+    PARAMETER: "the task whose endpoint below /v1 the model also serves",
 }
-"""Parameters beyond Triton's."""
+"""Parameters that Triton does not have."""
 TRUTHS: Final = {"true": True, "1": True, "false": False, "0": False}
 
 NO_GPU: Final = {
@@ -40,14 +41,14 @@ NO_GPU: Final = {
     "pytorch": "the PyTorch that is installed here computes on none (it is a build without CUDA)",
     "openvino": "models of OpenVINO run on CPUs only",
 }
-"""Why a backend has no use for GPUs that are there."""
+"""Why a backend cannot use GPUs that exist."""
 
 _NO_EFFECT = ("runtime", "cc_model_filenames", "model_operations", "metric_tags", "model_metrics")
 _OPTIMIZATIONS = ("graph", "cuda", "execution_accelerators")
 
 
 def check(message: Message, name: str, problems: Problems, rules: Rules) -> None:
-    """Note everything that is wrong with a configuration whose defaults are filled in, for the model `name`."""
+    """Report all problems of a configuration with filled-in defaults, for the model `name`."""
     if message.name != name:
         problems.add("name", f"found {message.name!r}; allowed: {name!r}, the name of the model's folder")
     _backend(message, problems)
@@ -66,7 +67,7 @@ def check(message: Message, name: str, problems: Problems, rules: Rules) -> None
 
 
 def check_whole(message: Message, problems: Problems) -> None:
-    """Note what is missing in the tensors, after the model itself has been asked."""
+    """Report what is missing in the tensors after the loaded model has been consulted."""
     for kind in ("input", "output"):
         for index, spec in enumerate(getattr(message, kind)):
             path = f"{kind}[{index}]"
@@ -78,9 +79,10 @@ def check_whole(message: Message, problems: Problems) -> None:
 
 
 def without_effect(message: Message) -> list[str]:
-    """Fields that are set, accepted and do nothing here."""
+    """Fields that are set and accepted but have no effect here."""
     found = [name for name in _NO_EFFECT if _is_set(message, name)]
-    if message.backend == "python" or message.HasField("ensemble_scheduling"):  # they see each request by itself
+    # these schedule each request on its own
+    if message.backend == "python" or message.HasField("ensemble_scheduling"):
         found += [name for name in ("batch_input", "batch_output") if _is_set(message, name)]
     optimization = message.optimization
     found += [f"optimization.{name}" for name in _OPTIMIZATIONS if _is_set(optimization, name)]
@@ -100,7 +102,7 @@ def without_effect(message: Message) -> list[str]:
 
 
 def dims_problem(dims: Iterable[int]) -> str:
-    """Why these cannot be the dimensions of a tensor; empty if they can. -1 is any size."""
+    """Why these are not valid dimensions of a tensor, or empty. -1 is any size."""
     dims = list(dims)
     for dim in dims:
         if dim < 1 and dim != VARIABLE:
@@ -119,18 +121,18 @@ def _is_set(message: Message, name: str) -> bool:
 
 def _backend(message: Message, problems: Problems) -> None:
     backend, platform = message.backend, message.platform
-    served = f"served are the backends {', '.join(FILES)} and the platform {ENSEMBLE}"
+    served = f"supported are the backends {', '.join(FILES)} and the platform {ENSEMBLE}"
     if platform == ENSEMBLE:
         if backend:
             problems.add("backend", f"found {backend!r}; an ensemble has none")
     elif not backend and not platform:
-        problems.add("backend", f"neither given nor to be told from the model's files; {served}")
+        problems.add("backend", f"not given, and it cannot be derived from the model's files; {served}")
     elif not backend:
         problems.add("platform", f"found {platform!r}; {served}")
     elif backend not in FILES:
         problems.add("backend", f"found {backend!r}; {served}")
     elif backend in PLATFORMS.values() and PLATFORMS.get(platform) != backend:
-        problems.add("platform", f"found {platform!r}, which does not go with the backend {backend!r}")
+        problems.add("platform", f"found {platform!r}, which does not match the backend {backend!r}")
     if message.default_model_filename and (trouble := path_problem(message.default_model_filename)):
         problems.add("default_model_filename", trouble)
 
@@ -150,7 +152,7 @@ def _tensors(message: Message, kind: str, problems: Problems) -> None:
         if spec.HasField("reshape"):
             wrong = dims_problem(spec.reshape.shape)
             if not wrong and not trouble and not same_elements(list(spec.dims), list(spec.reshape.shape)):
-                wrong = f"{list(spec.reshape.shape)} has not as many elements as dims {list(spec.dims)}"
+                wrong = f"{list(spec.reshape.shape)} does not have as many elements as dims {list(spec.dims)}"
             if wrong:
                 problems.add(f"{path}.reshape.shape", wrong)
         for name in ("is_shape_tensor", "is_non_linear_format_io"):
@@ -164,12 +166,12 @@ def _tensors(message: Message, kind: str, problems: Problems) -> None:
 
 
 def same_elements(dims: list[int], shape: list[int]) -> bool:
-    """Whether tensors of `dims` can be seen as `shape`: as many elements before, between and after variable sizes."""
+    """Whether tensors of `dims` can be viewed as `shape`: equal products before, between and after variable sizes."""
     return _runs(dims) == _runs(shape)
 
 
 def _runs(dims: list[int]) -> list[int]:
-    # Each -1 parts the dimensions around it; two in a row have the empty product between them.
+    # Each -1 separates the dimensions around it; two in a row have the empty product between them.
     runs = [1]
     for variable, group in groupby(dims, key=lambda dim: dim == VARIABLE):
         if variable:
@@ -248,11 +250,11 @@ def _parameters(message: Message, problems: Problems) -> None:
     for key in sorted(message.parameters):
         path, value = f'parameters["{key}"]', message.parameters[key].string_value
         if key == ALLOW_PICKLE:
-            problems.add(path, "only who runs the server can allow this, by the model's name")
+            problems.add(path, "only the operator can allow this, by the model's name")
         elif key == "TRITON_BATCH_STRATEGY_PATH":
             problems.add(path, "custom batching libraries are not run here")
         elif key.startswith("forebay.") and key not in OURS:
-            problems.add(path, f"no such parameter; there are {', '.join(OURS)}")
+            problems.add(path, f"unknown parameter; allowed: {', '.join(OURS)}")
         elif key == PARAMETER and value not in CONTRACTS:
             problems.add(path, f"found {value!r}; allowed: {', '.join(CONTRACTS)}")
         elif key in ("forebay.pinned", "forebay.deadlines") and value.lower() not in TRUTHS:
@@ -261,9 +263,9 @@ def _parameters(message: Message, problems: Problems) -> None:
             problems.add(path, "neither sequences nor ensembles have deadlines")
         elif key == CALLS:
             if message.backend != "python":
-                problems.add(path, "only models of the backend python call others")
+                problems.add(path, "only models of the python backend can call others")
             elif not all(name.strip() for name in value.split(",")):
-                problems.add(path, f"found {value!r}; allowed: names of models with commas between them")
+                problems.add(path, f"found {value!r}; allowed: comma-separated model names")
         elif key == "forebay.age_step_ms":
             if not message.HasField("dynamic_batching"):
                 problems.add(path, "needs dynamic_batching")
@@ -272,6 +274,6 @@ def _parameters(message: Message, problems: Problems) -> None:
 
 
 def _refused(message: Message, problems: Problems) -> None:
-    """What cannot be ignored without giving another answer than the one that was configured."""
+    """Features that cannot be ignored without changing results."""
     if message.model_repository_agents.agents:
-        problems.add("model_repository_agents", "agents are not run here, so that what they check would go unchecked")
+        problems.add("model_repository_agents", "agents are not supported here, so their checks would be skipped")

@@ -1,4 +1,4 @@
-"""Adds what a loaded model knows of itself to its configuration.
+"""Completes a configuration with what the loaded model reports.
 
 For every backend, the rules are those of Triton's for ONNX Runtime (`AutoCompleteConfig`, `CompareDimsSupported`).
 """
@@ -18,7 +18,7 @@ from forebay.modelserver.repository.values import BadModel, Described, Rules
 
 
 def complete(described: Described, loaded: Loaded, rules: Rules | None = None) -> Described:
-    """The whole configuration. Raises `BadModel` where the configuration contradicts the model, naming both."""
+    """The complete configuration. Raises `BadModel` if it contradicts the model, showing both."""
     rules = rules or Rules()
     message, problems = message_of(described.document), Problems()
     if loaded.config is not None:
@@ -36,9 +36,9 @@ def complete(described: Described, loaded: Loaded, rules: Rules | None = None) -
 
 
 def same_but_instances(old: ModelConfig, new: ModelConfig) -> bool:
-    """Whether nothing but instances and the choice of versions differs, so that no model has to be loaded anew.
+    """Whether only instances and the version policy differ, so that no model needs to be reloaded.
 
-    The files are another matter: compare `Found.stamp`.
+    Does not cover the files: compare `Found.stamp`.
     """
     return _without_instances(old) == _without_instances(new)
 
@@ -48,7 +48,7 @@ def _without_instances(config: ModelConfig) -> ModelConfig:
 
 
 def _from_model(message: Message, config: ModelConfig) -> None:
-    """A model that completes its configuration itself has been given what there was, and may have changed it."""
+    """Take over the configuration from a model that completes its own (it was given all that is configured)."""
     message.max_batch_size = config.max_batch
     for name, specs in (("input", config.inputs), ("output", config.outputs)):
         message.ClearField(name)
@@ -78,7 +78,7 @@ def _from_file(message: Message, loaded: Loaded, problems: Problems, rules: Rule
 
 
 def _made(message: Message, loaded: Loaded, problems: Problems) -> set[str]:
-    """Inputs that are made for each batch; the model must have them."""
+    """Inputs that are generated for each batch; the model must have them."""
     known = {spec.name: spec for spec in loaded.inputs}
     names = set()
     for index, given in enumerate(message.batch_input):
@@ -101,7 +101,7 @@ def _batches(message: Message, loaded: Loaded, problems: Problems, max_batch_def
             problems.add(
                 "max_batch_size",
                 f"found {message.max_batch_size}, but the model does not batch: '{fixed.name}' has the shape "
-                f"{list(fixed.dims)}, not -1 in front",
+                f"{list(fixed.dims)}, which does not begin with -1",
             )
         return
     if message.max_batch_size == 0:
@@ -112,7 +112,7 @@ def _batches(message: Message, loaded: Loaded, problems: Problems, max_batch_def
 
 def _derived(spec: TensorSpec, batches: bool) -> TensorSpec:
     dims = spec.dims[1:] if batches else spec.dims
-    # The protocol has no scalars: one element stands for them.
+    # The protocol has no scalars; they are represented as one element.
     return replace(spec, dims=dims or (1,), reshape=None if dims else ())
 
 

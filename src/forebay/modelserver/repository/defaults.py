@@ -1,7 +1,7 @@
-"""What a configuration means where it says nothing: Triton's defaults, in the order in which Triton fills them in.
+"""Defaults of configurations: Triton's, filled in in Triton's order.
 
 The rules are those of its core's `model_config_utils.cc` (AutoCompleteBackendFields, NormalizeModelConfig,
-NormalizeInstanceGroup); the backends are those that run here.
+NormalizeInstanceGroup); the backends are those supported here.
 """
 
 from collections.abc import Collection
@@ -16,14 +16,14 @@ FILES: Final = {
     "pytorch": ("model.pt", "model.pt2"),
     "python": ("model.py",),
 }
-"""What a model's file is called, by backend: the first that is there, else the first. Guesses go in this order."""
+"""Model file names by backend: the first that exists, else the first. The backend is guessed in this order."""
 PLATFORMS: Final = {
     "onnxruntime_onnx": "onnxruntime",
     "pytorch_libtorch": "pytorch",
     "libtorch": "pytorch",
     "torch_aoti": "pytorch",
 }
-"""What older configurations have in place of a backend."""
+"""Platforms that older configurations name instead of a backend."""
 SUFFIXES: Final = {
     ".onnx": "onnxruntime",
     ".xml": "openvino",
@@ -32,16 +32,16 @@ SUFFIXES: Final = {
     ".pt2": "pytorch",
     ".py": "python",
 }
-"""Of bare model files."""
+"""Backends of bare model files, by suffix."""
 ENSEMBLE: Final = "ensemble"
 IDLE_US: Final = 1_000_000
-"""After which a sequence that nobody continues has ended."""
+"""Idle time after which a sequence ends."""
 CPU_INSTANCES: Final = {"onnxruntime": 2}
-"""Of backends that do better with more than one, when nothing is said."""
+"""Default CPU instances of backends that perform better with more than one."""
 
 
 def fill_in(message: Message, name: str, files: Collection[str], rules: Rules) -> None:
-    """Set what `message` leaves open, with `files` in the folder of a version. What is wrong in it stays wrong."""
+    """Fill in what `message` leaves open; `files` are in a version's folder. Invalid values are kept as they are."""
     if not message.name:
         message.name = name
     if message.platform != ENSEMBLE:
@@ -50,13 +50,14 @@ def fill_in(message: Message, name: str, files: Collection[str], rules: Rules) -
         message.platform = "pytorch_libtorch"
     normalise(message)
     if message.HasField("ensemble_scheduling"):
-        message.model_transaction_policy.SetInParent()  # shown, because it may come to be what its models are
+        # shown to clients, because the models of the ensemble may make it decoupled
+        message.model_transaction_policy.SetInParent()
     else:
         _instances(message, rules.gpus if message.backend in rules.gpu_backends else ())
 
 
 def normalise(message: Message) -> None:
-    """The defaults that depend on the largest batch, which may be known only after the model is loaded."""
+    """Defaults that depend on the maximum batch size, which may be known only after the model is loaded."""
     if not message.HasField("version_policy"):
         message.version_policy.latest.num_versions = 1
     if message.HasField("dynamic_batching"):

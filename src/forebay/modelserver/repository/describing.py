@@ -1,4 +1,4 @@
-"""Reads the configuration of a model that was found."""
+"""Reads the configuration of a model found in a repository."""
 
 import tempfile
 from collections.abc import Collection, Mapping
@@ -17,18 +17,18 @@ from forebay.modelserver.repository.values import ALLOW_PICKLE, CONFIG_FILE, Bad
 
 FILE_PREFIX: Final = "file:"
 FILES_MAX: Final = 10_000
-"""With one load request."""
+"""Files per load request."""
 LABELS_BYTES_MAX: Final = 64 << 20
-"""Of one file with names of classes."""
+"""Size limit of a label file."""
 
 
 def read(
     found: Found, override: str | None = None, files: Mapping[str, bytes] | None = None, rules: Rules | None = None
 ) -> Described:
-    """The checked configuration, as far as it is known without the model itself. Raises `BadModel` with all problems.
+    """The validated configuration, as far as known without loading. Raises `BadModel` with all problems.
 
-    `override` is JSON that stands for `config.pbtxt`; `files` (`file:<version>/<name>` → content) stand for the
-    model's whole folder and need `override`. They are written to a folder that `Described.release` removes.
+    `override` is JSON that replaces `config.pbtxt`; `files` (`file:<version>/<name>` → content) replace the model's
+    whole folder and require `override`. They are written to a folder that `Described.release` removes.
     """
     rules = rules or Rules()
     if files:
@@ -48,7 +48,7 @@ def read(
 
 
 def describe(message: Message, like: Described, rules: Rules) -> Described:
-    """`like` with the configuration that `message` is. It must have been checked."""
+    """`like` with the configuration from `message`, which must have been validated."""
     config = values_of(message)
     if config.name in rules.allow_pickle:
         config.parameters[ALLOW_PICKLE] = "true"
@@ -83,7 +83,7 @@ def _described(
 
 
 def _message(found: Found, override: str | None, rules: Rules, problems: Problems) -> Message:
-    """What the file or the override says, as far as it fits the schema."""
+    """The configuration from the override or file, as far as it fits the schema."""
     message = empty()
     try:
         if override is not None:
@@ -118,7 +118,7 @@ def _config_text(found: Found, rules: Rules) -> bytes | None:
 
 
 def _file_names(found: Found) -> Collection[str]:
-    """What lies in the folder of the lowest version, as Triton looks at the first one."""
+    """File names in the folder of the lowest version; Triton, too, looks at the first one."""
     if not found.versions:
         return ()
     try:
@@ -128,7 +128,7 @@ def _file_names(found: Found) -> Collection[str]:
 
 
 def _inside(found: Found, path: str) -> Path:
-    """The file in the model's folder. Raises `OSError` if it is not there or leads out of it."""
+    """A file in the model's folder. Raises `OSError` if it does not exist or lies outside the folder."""
     file = found.folder / path
     if not is_within(file, found.folder.resolve()):
         raise OSError(0, "it is a link out of the model's folder")
@@ -154,7 +154,7 @@ def _labels(message: Message, found: Found, problems: Problems) -> dict[str, tup
 
 
 def _data_files(message: Message, found: Found, problems: Problems) -> None:
-    """That the files with warm-up data and initial states are there and inside."""
+    """Check that the files with warm-up data and initial states exist within the model's folder."""
     wanted = [
         (f'model_warmup[{index}].inputs["{name}"]', f"warmup/{warmup.inputs[name].input_data_file}")
         for index, warmup in enumerate(message.model_warmup)
@@ -174,7 +174,7 @@ def _data_files(message: Message, found: Found, problems: Problems) -> None:
 
 
 def _written(name: str, files: Mapping[str, bytes]) -> "tuple[Found, tempfile.TemporaryDirectory[str]]":
-    """The files of a load request on disk, as a model of their own."""
+    """Write the files of a load request to disk, as a model of their own."""
     contents = {key.removeprefix(FILE_PREFIX): files[key] for key in sorted(files)}
     problems = [f"file '{path}': {trouble}" for path in contents if (trouble := path_problem(path))]
     if len(contents) > FILES_MAX:

@@ -1,4 +1,4 @@
-"""Looks for models in repositories: folders with numbered versions in them, and bare model files."""
+"""Finds models in repositories: folders with numbered versions, and bare model files."""
 
 import hashlib
 import os
@@ -11,9 +11,9 @@ from forebay.modelserver.repository.paths import is_within, name_problem, versio
 from forebay.modelserver.repository.values import CONFIG_FILE, BadModel, Found
 
 FILES_MAX: Final = 100_000
-"""In the folder of one model."""
+"""Files in the folder of one model."""
 DEPTH_MAX: Final = 32
-"""Of folders within the folder of one model."""
+"""Nesting depth within the folder of one model."""
 SHOWN_CHARS_MAX: Final = 40
 LANGUAGE_MODELS: Final = {".gguf"}
 
@@ -22,10 +22,10 @@ _SKIPPED = {"__pycache__"}
 
 
 def scan(*folders: Path) -> list[Found]:
-    """The models of all these repositories, by name. What is wrong with one does not hide the others.
+    """All models of these repositories, by name. A broken model does not hide the others.
 
-    Raises `FileNotFoundError` or `NotADirectoryError` for a repository that is not there, and `BadModel` for one that
-    is the folder of a model.
+    Raises `FileNotFoundError` or `NotADirectoryError` for a repository that does not exist, and `BadModel` for one
+    that is itself the folder of a model.
     """
     models: dict[str, Found] = {}
     for folder in folders:
@@ -33,13 +33,13 @@ def scan(*folders: Path) -> list[Found]:
             other = models.get(found.name)
             if other is not None:
                 places = " and ".join(sorted(str(f.folder / f.bare) for f in (other, found)))
-                found = Found(found.name, found.folder, problems=(f"it is there twice: {places}",))  # noqa: PLW2901
+                found = Found(found.name, found.folder, problems=(f"it exists twice: {places}",))  # noqa: PLW2901
             models[found.name] = found
     return [models[name] for name in sorted(models)]
 
 
 def named(name: str) -> Found:
-    """A model that only a load request knows: `read` gets its configuration and files. Raises `BadModel`."""
+    """A model that exists only in a load request: `read` gets its configuration and files. Raises `BadModel`."""
     if trouble := name_problem(name):
         raise BadModel(name[:SHOWN_CHARS_MAX], [trouble])
     return Found(name, Path(), problems=("it is not in the repository",))
@@ -55,7 +55,7 @@ def _repository(folder: Path) -> Iterator[Found]:
     if any(entry.name == CONFIG_FILE for entry in entries):
         raise BadModel(root.name, [f"{root} is the folder of a model; the repository is the folder above it"])
     files = [entry for entry in entries if Path(entry.name).suffix in _BARE and entry.is_file()]
-    # Beside folders of models, a file is something that was left there: Triton looks at none.
+    # Next to model folders, files are taken for leftovers, as in Triton.
     bare = bool(files) and not any(_looks_like_model(entry) for entry in entries)
     for entry in files if bare else entries:
         path = Path(entry.path)
@@ -90,7 +90,7 @@ def _model(folder: Path, root: Path) -> Found:
         if version is not None and entry.is_dir():
             versions[version] = entry
         elif (trouble := version_problem(entry.name)) and entry.is_dir():
-            warnings.append(f"the folder {entry.name[:SHOWN_CHARS_MAX]} is no version: {trouble}")
+            warnings.append(f"the folder {entry.name[:SHOWN_CHARS_MAX]} is not a version: {trouble}")
     stamp, outside = _looked_through(folder, root)
     return Found(folder.name, folder, dict(sorted(versions.items())), tuple(outside), tuple(warnings), stamp=stamp)
 
@@ -107,7 +107,7 @@ def _bare(file: Path, root: Path) -> Found:
 
 
 def _looked_through(folder: Path, root: Path) -> tuple[str, list[str]]:
-    """A digest of names, sizes and times of all files, and what is wrong: links that lead out, too many files."""
+    """A digest of names, sizes and times of all files, and the problems: links that lead outside, too many files."""
     seen = hashlib.blake2b(digest_size=16)
     problems: list[str] = []
     left = FILES_MAX

@@ -1,4 +1,4 @@
-"""What is wrong with `batch_input` and `batch_output`: the rules are those of Triton's core, `ValidateBatchIO`."""
+"""Validation of `batch_input` and `batch_output`: the rules are those of Triton's core, `ValidateBatchIO`."""
 
 from typing import Final
 
@@ -9,7 +9,7 @@ MADE_TYPES: Final = ("TYPE_INT32", "TYPE_FP32")
 
 
 def check(message: Message, problems: Problems) -> None:
-    """Note everything that is wrong with the tensors about the form of a batch."""
+    """Report all problems of tensors that describe the shape of a batch."""
     inputs = {spec.name for spec in message.input}
     outputs = {spec.name: spec for spec in message.output}
     taken = set(inputs)
@@ -30,7 +30,7 @@ def check(message: Message, problems: Problems) -> None:
             if spec is None or not spec.dims:
                 problems.add(f"{path}.target_name", f"found {name!r}; allowed: an output with its dims")
             elif source is not None and -1 in list(_made(spec))[len(source.dims) :]:
-                problems.add(f"{path}.target_name", f"{name!r} is open in a dimension that '{source.name}' has not")
+                problems.add(f"{path}.target_name", f"{name!r} has a variable dimension that '{source.name}' lacks")
 
 
 def _made(spec: Message) -> list[int]:
@@ -38,7 +38,7 @@ def _made(spec: Message) -> list[int]:
 
 
 def _source(message: Message, given: Message, path: str, problems: Problems) -> Message | None:
-    """The input that it is about, if that is right."""
+    """The source input, if it is valid."""
     if message.max_batch_size < 1:
         problems.add(path, "needs a max_batch_size of 1 or more")
     names = list(given.source_input)

@@ -1,4 +1,4 @@
-"""What is wrong with how a model is scheduled: batches, sequences, ensembles, the response cache."""
+"""Validation of scheduling: batching, sequences, ensembles, the response cache."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -10,14 +10,14 @@ from forebay.modelserver.repository.form.schema import enum_name
 from forebay.modelserver.repository.paths import path_problem
 
 LEVELS_MAX: Final = 1_000
-"""Priority levels of one model; each has a queue."""
+"""Priority levels per model; each has a queue."""
 CORRELATION_TYPES: Final = ("TYPE_INT32", "TYPE_INT64", "TYPE_STRING", "TYPE_UINT32", "TYPE_UINT64")
 
 _FALSE_TRUE = ("int32_false_true", "fp32_false_true", "bool_false_true")
 
 
 def check(message: Message, problems: Problems) -> None:
-    """Note everything that is wrong with the scheduling of a configuration."""
+    """Report all problems with the scheduling of a configuration."""
     if message.HasField("dynamic_batching"):
         _dynamic(message, problems)
     if message.HasField("sequence_batching"):
@@ -28,9 +28,9 @@ def check(message: Message, problems: Problems) -> None:
         problems.add("ensemble_scheduling", "must be given for an ensemble")
     if message.response_cache.enable:
         if message.HasField("sequence_batching"):
-            problems.add("response_cache.enable", "answers within a sequence cannot be cached")
+            problems.add("response_cache.enable", "responses within a sequence cannot be cached")
         if message.model_transaction_policy.decoupled:
-            problems.add("response_cache.enable", "answers of a decoupled model cannot be cached")
+            problems.add("response_cache.enable", "responses of a decoupled model cannot be cached")
 
 
 def _preferred(sizes: Sequence[int], path: str, max_batch: int, problems: Problems) -> None:
@@ -50,7 +50,7 @@ def _dynamic(message: Message, problems: Problems) -> None:
     if levels and not 1 <= default <= levels:
         problems.add(f"{path}default_priority_level", f"found {default}; allowed: 1 to priority_levels ({levels})")
     if batching.preserve_ordering and levels > 1:
-        problems.add(f"{path}preserve_ordering", f"goes with one priority level only; found {levels}")
+        problems.add(f"{path}preserve_ordering", f"requires a single priority level; found {levels}")
     policies = [(f"{path}default_queue_policy.", batching.default_queue_policy)]
     for level in sorted(batching.priority_queue_policy):
         where = f"{path}priority_queue_policy[{level}]"
@@ -60,7 +60,7 @@ def _dynamic(message: Message, problems: Problems) -> None:
     for where, policy in policies:
         late = policy.timeout_action == policy.DELAY and policy.default_timeout_microseconds
         if late and batching.preserve_ordering:
-            problems.add(f"{where}timeout_action", "DELAY cannot go with preserve_ordering")
+            problems.add(f"{where}timeout_action", "DELAY cannot be combined with preserve_ordering")
 
 
 def _sequences(message: Message, problems: Problems) -> None:
@@ -98,7 +98,7 @@ def _controls(sequences: Message, problems: Problems) -> None:
             given = [name for name in _FALSE_TRUE if getattr(control, name)]
             if kind == "CONTROL_SEQUENCE_CORRID":
                 if given:
-                    problems.add(f"{where}.{given[0]}", f"does not go with {kind}")
+                    problems.add(f"{where}.{given[0]}", f"cannot be combined with {kind}")
                 found = enum_name(control, "data_type")
                 if found not in CORRELATION_TYPES:
                     problems.add(f"{where}.data_type", f"found {found}; allowed: {', '.join(CORRELATION_TYPES)}")

@@ -1,4 +1,4 @@
-"""What is wrong with the tensors of a model that has a task: its endpoint could not use them."""
+"""Validation of the tensors of a model with a task: its endpoint needs them."""
 
 from forebay.core.task_tensors import BYTES, CONTRACTS, PARAMETER, Output
 from forebay.modelserver.repository.form.fill import Message, Problems
@@ -6,7 +6,7 @@ from forebay.modelserver.repository.form.schema import TYPE_NAMES, enum_name
 
 
 def check_task(message: Message, problems: Problems) -> None:
-    """Note every tensor that the task of a model needs and the model has not, or has with another datatype."""
+    """Report every tensor that the model's task needs and that is missing or has another datatype."""
     task = message.parameters[PARAMETER].string_value if PARAMETER in message.parameters else ""
     contract = CONTRACTS.get(task)
     if contract is None:

@@ -1,4 +1,4 @@
-"""What is found in a repository and what is known of a model before and after it is loaded."""
+"""Values of the repository: what is found on disk, and what is known of a model before and after it is loaded."""
 
 import tempfile
 from collections.abc import Iterable, Mapping
@@ -11,14 +11,14 @@ from forebay.core.serving.errors import Kind, Refused
 
 CONFIG_FILE: Final = "config.pbtxt"
 ALLOW_PICKLE: Final = "forebay.allow_pickle"
-"""The parameter by which a backend learns that the operator lets this model be unpickled. Never read from a file."""
+"""Parameter that tells a backend that the operator allows unpickling for this model. Never read from a file."""
 
 
 class BadModel(Refused):
-    """A model cannot be served as it is; `problems` has all of it, each with its field or line."""
+    """A model cannot be served; `problems` lists all reasons, each with its field or line."""
 
     def __init__(self, name: str, problems: Iterable[str]) -> None:
-        # Names on disk and in requests may be such that no answer could carry them.
+        # names on disk and in requests may contain characters that no response can carry
         self.problems = tuple(problem.encode("utf-8", "backslashreplace").decode() for problem in problems)
         name = name.encode("utf-8", "backslashreplace").decode()
         if len(self.problems) == 1:
@@ -31,58 +31,58 @@ class BadModel(Refused):
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What the operator has decided for all models."""
+    """Operator settings for all models."""
 
     gpus: tuple[int, ...] = ()
-    """That instances may run on."""
+    """GPUs that instances may run on."""
     gpu_backends: frozenset[str] = frozenset({"onnxruntime", "pytorch", "python"})
-    """Backends that can compute on these."""
+    """Backends that can use them."""
     max_batch_default: int = 4
-    """Of models that can batch and do not say how much; Triton's `default-max-batch-size`."""
+    """`max_batch_size` of models that can batch and do not set it; Triton's `default-max-batch-size`."""
     auto_complete: bool = True
-    """False: a model needs a whole configuration."""
+    """False: a model needs a complete configuration."""
     allow_pickle: frozenset[str] = frozenset()
-    """Models by name whose files may be unpickled, which runs whatever code is in them."""
+    """Names of models whose files may be unpickled, which executes arbitrary code in them."""
     config_name: str = ""
-    """`configs/<name>.pbtxt` goes before `config.pbtxt` where it is there; Triton's `--model-config-name`."""
+    """`configs/<name>.pbtxt` takes precedence over `config.pbtxt`; Triton's `--model-config-name`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A model as a repository has it. With `problems` it cannot be read, but others can."""
+    """A model found in a repository. With `problems` it cannot be read, but other models can."""
 
     name: str
     folder: Path
-    """Of the model; of a bare model file, the folder that it lies in."""
+    """Folder of the model; of a bare model file, the folder that contains it."""
     versions: Mapping[int, Path] = field(default_factory=dict)
-    """The folders that have the files of each version."""
+    """Folder of each version."""
     problems: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     bare: str = ""
-    """The name of a model file that has no configuration and no folders."""
+    """Name of a bare model file, which has no configuration or folder of its own."""
     stamp: str = ""
-    """Differs if any file of the model has changed."""
+    """Changes whenever a file of the model does."""
 
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """A model that can be loaded."""
+    """A model with a validated configuration, ready to be loaded."""
 
     config: ModelConfig
     document: dict[str, Any]
-    """The configuration as Triton shows it: JSON, names as in config.pbtxt, defaults filled in."""
+    """The configuration as Triton shows it: JSON, field names as in config.pbtxt, defaults filled in."""
     folder: Path
-    """Relative names in the configuration (warm-up data, initial states) are looked up below it."""
+    """Base folder of relative paths in the configuration (warm-up data, initial states)."""
     versions: Mapping[int, Path]
-    """All there are, with their folders; the configuration's version policy chooses from them."""
+    """Folders of all versions, from which the version policy chooses."""
     labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Output → names of its classes."""
+    """Output name → class labels."""
     warnings: tuple[str, ...] = ()
-    """What is accepted and has no effect here, for the operator."""
+    """Fields without effect, for the operator."""
     temporary: "tempfile.TemporaryDirectory[str] | None" = None
-    """Holds the files that came with a load request."""
+    """Holds the files of a load request."""
 
     def release(self) -> None:
-        """Remove what a load request left on disk; nothing may use `versions` any more. May be called twice."""
+        """Remove the files of a load request; `versions` must no longer be in use. Idempotent."""
         if self.temporary is not None:
             self.temporary.cleanup()

@@ -1,6 +1,6 @@
-"""Puts the fields of a text into a protobuf message, or says of every field why it does not fit.
+"""Fills a protobuf message from parsed fields, and reports why each invalid field does not fit.
 
-Protobuf's own readers stop at the first mistake and recurse as deep as the text does.
+Protobuf's own readers stop at the first error and recurse as deep as the text is nested.
 """
 
 import difflib
@@ -10,26 +10,26 @@ from typing import Any, Final
 from forebay.modelserver.repository.form.pbtxt import Field, Value, Word, is_text
 
 Message = Any
-"""A protobuf message; the library has no types."""
+"""A protobuf message; the library is untyped."""
 
 PROBLEMS_MAX: Final = 50
-"""More are not looked for: a file with so many is not the file that was meant."""
+"""Checking stops here: a file with so many problems is likely the wrong file."""
 ITEMS_MAX: Final = 20_000
-"""Fields in one file, those of all messages together."""
+"""Fields in one file, nested ones included."""
 SHOWN_CHARS_MAX: Final = 60
 _TRUE = {"true", "True", "t"}
 _FALSE = {"false", "False", "f"}
 
 
 class Problems:
-    """What is wrong, with the path of its field: `input[0].dims`. The first problem of a field is told."""
+    """Problems with their field paths, such as `input[0].dims`. Only the first problem of a field is kept."""
 
     def __init__(self) -> None:
         self.found: list[str] = []
         self._paths: set[str] = set()
 
     def add(self, path: str, text: str, line: int = 0) -> None:
-        """Note a problem of the field at `path`."""
+        """Report a problem of the field at `path`."""
         if path in self._paths:
             return
         self._paths.add(path)
@@ -40,7 +40,7 @@ class Problems:
 
 
 def fill(message: Message, fields: list[Field], problems: Problems, *, lenient: bool = False) -> None:
-    """Set `fields` in `message`. `lenient`: as JSON has it, with numbers and enumerations in quotes and camelCase."""
+    """Set `fields` in `message`. `lenient`: as in JSON, with quoted numbers and enum values, and camelCase names."""
     _Filler(problems, lenient).message(message, fields, "")
 
 
@@ -103,7 +103,7 @@ class _Filler:
             self.message(into.add(), item.value, f"{path}.")
 
     def _entries(self, into: Any, descriptor: Any, item: Field, path: str) -> None:
-        """JSON has a map as an object; the text form as repeated pairs of `key` and `value`."""
+        """Fill a map: an object in JSON, repeated pairs of `key` and `value` in the text format."""
         members = item.value
         assert isinstance(members, list)
         of = descriptor.message_type.fields_by_name
@@ -147,7 +147,7 @@ class _Filler:
             setattr(message, descriptor.name, value)
 
     def _scalar(self, descriptor: Any, item: Field, path: str) -> str | int | float | bool | None:
-        """None, with a problem noted, if the value does not fit."""
+        """The value in the field's type; None, with a problem reported, if it does not fit."""
         value = item.value
         fitting: str | int | float | bool | None
         if descriptor.cpp_type == descriptor.CPPTYPE_STRING:

@@ -1,6 +1,6 @@
-"""The text of configurations, `config.pbtxt` or JSON, as a tree of fields. What the fields may be is `fill`'s affair.
+"""Parses configurations, `config.pbtxt` or JSON, into a tree of fields; `fill` validates them.
 
-The text form is protobuf's: https://protobuf.dev/reference/protobuf/textformat-spec/. Size and depth are bounded.
+The text format is protobuf's: https://protobuf.dev/reference/protobuf/textformat-spec/. Size and depth are bounded.
 """
 
 import json
@@ -8,9 +8,9 @@ import re
 from typing import Final, NamedTuple
 
 TEXT_BYTES_MAX: Final = 256 << 10
-"""Real files have some kilobytes; the worst of this size is read in a second."""
+"""Real files have some kilobytes; the worst case of this size parses in a second."""
 DEPTH_MAX: Final = 24
-"""Messages within messages; the deepest field of the schema is at 7."""
+"""Nesting of messages; the deepest field of the schema is at 7."""
 NUMBER_CHARS_MAX: Final = 40
 SHOWN_CHARS_MAX: Final = 40
 
@@ -36,17 +36,17 @@ _CLOSING = {"{": "}", "<": ">"}
 
 
 class BadText(Exception):  # noqa: N818 - states the condition
-    """The text is not of its form; what is wrong, with the line where there is one."""
+    """A syntax error, with its line if known."""
 
 
 class Word(str):
-    """A value without quotes: a name of an enumeration, or a truth value."""
+    """An unquoted value: an enum name or a boolean."""
 
     __slots__ = ()
 
 
 class Field(NamedTuple):
-    """A field as written. Each element of a list is a field of its own. `line` 0: not known."""
+    """A field as written. Each element of a list is a field of its own. `line` 0: unknown."""
 
     name: str
     value: "Value"
@@ -63,12 +63,12 @@ class _Token(NamedTuple):
 
 
 def parse_text(text: bytes) -> list[Field]:
-    """The fields of a text-form message, in their order. Raises `BadText`."""
+    """Parse a message in text format; fields keep their order. Raises `BadText`."""
     return _Parser(_tokens(_decoded(text))).fields("", 0)
 
 
 def parse_json(text: str | bytes) -> list[Field]:
-    """The members of a JSON object as fields: lists as repeated fields, objects as messages. Raises `BadText`."""
+    """Parse a JSON object: lists become repeated fields, objects become messages. Raises `BadText`."""
     decoded = _decoded(text if isinstance(text, bytes) else text.encode("utf-8", "replace"))
     try:
         document = json.loads(decoded, object_pairs_hook=_Members)
@@ -82,7 +82,7 @@ def parse_json(text: str | bytes) -> list[Field]:
 
 
 def is_text(text: str) -> bool:
-    """Whether it is Unicode that can be written down, without NUL."""
+    """Whether it is encodable Unicode without NUL."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -91,7 +91,7 @@ def is_text(text: str) -> bool:
 
 
 class _Members(list[tuple[str, object]]):
-    """An object of JSON, with double names still there."""
+    """A JSON object, with duplicate keys kept."""
 
 
 def _members(members: _Members, depth: int) -> list[Field]:
@@ -99,7 +99,7 @@ def _members(members: _Members, depth: int) -> list[Field]:
         raise BadText(f"nested deeper than {DEPTH_MAX} levels")
     fields = []
     for key, value in members:
-        name = key.encode("utf-8", "backslashreplace").decode()  # protobuf's tables choke on half characters
+        name = key.encode("utf-8", "backslashreplace").decode()  # protobuf's tables fail on unpaired surrogates
         many = isinstance(value, list) and not isinstance(value, _Members)
         for item in value if many else [value]:  # type: ignore[attr-defined]  # a list if many
             if item is None and not many:
@@ -130,7 +130,7 @@ def _tokens(text: str) -> list[_Token]:
     while at < end:
         found = match(text, at)
         if found is None:
-            what = "a string without its end" if text[at] in "\"'" else f"unexpected {text[at : at + 10]!r}"
+            what = "an unterminated string" if text[at] in "\"'" else f"unexpected {text[at : at + 10]!r}"
             raise BadText(f"line {line}: {what}")
         kind = found.lastgroup or ""
         if kind == "newline":
@@ -143,14 +143,14 @@ def _tokens(text: str) -> list[_Token]:
 
 
 class _Parser:
-    """Goes through the tokens once."""
+    """Recursive-descent parser over the tokens."""
 
     def __init__(self, tokens: list[_Token]) -> None:
         self._tokens = tokens
         self._at = 0
 
     def fields(self, closing: str, depth: int) -> list[Field]:
-        """Everything up to `closing`, which is taken too; empty: up to the end."""
+        """Parse up to and including `closing`; empty: up to the end."""
         if depth > DEPTH_MAX:
             raise BadText(f"line {self._now.line}: nested deeper than {DEPTH_MAX} levels")
         fields: list[Field] = []
@@ -249,6 +249,6 @@ def _unescaped(token: _Token) -> bytes:
         try:
             return chr(code).encode()
         except (ValueError, OverflowError):
-            raise BadText(f"line {token.line}: \\{digits.decode()} is no character") from None
+            raise BadText(f"line {token.line}: \\{digits.decode()} is not a character") from None
 
     return _ESCAPE.sub(plain, token.text[1:-1].encode())

@@ -1,4 +1,4 @@
-"""A checked configuration message as values: times in seconds, enumerations by our names."""
+"""Converts a validated configuration message into values: times in seconds, enums by our names."""
 
 from typing import Final
 
@@ -29,12 +29,12 @@ from forebay.modelserver.repository.form.schema import TYPES, enum_name
 
 AGE_STEP: Final = "forebay.age_step_ms"
 TIME_MAX_S: Final = 365 * 86_400.0
-"""More is meant to be for ever, and some clocks and timers could not count it."""
+"""Longer times mean forever, and would overflow some clocks and timers."""
 CONTROL_PREFIX: Final = "CONTROL_SEQUENCE_"
 
 
 def values_of(message: Message) -> ModelConfig:
-    """The values of a message that `check` has found nothing wrong with."""
+    """The values of a message that `check` has accepted."""
     ensemble = message.HasField("ensemble_scheduling")
     parameters = {key: message.parameters[key].string_value for key in sorted(message.parameters)}
     age = age_step_s(parameters.pop(AGE_STEP, "0")) or 0.0
@@ -62,7 +62,7 @@ def values_of(message: Message) -> ModelConfig:
 
 
 def age_step_s(value: str) -> float | None:
-    """Seconds from a text of milliseconds; None if it is not one."""
+    """Parse milliseconds into seconds; None if invalid."""
     try:
         ms = float(value)
     except ValueError:
@@ -75,7 +75,7 @@ def _seconds(microseconds: int) -> float:
 
 
 def _datatype(message: Message) -> Datatype:
-    # What the file leaves open is known only after the model is loaded; until then any type stands for it.
+    # A datatype left open is known only after the model is loaded; until then any value will do.
     return TYPES.get(enum_name(message, "data_type"), Datatype.FP32)
 
 
@@ -172,7 +172,7 @@ def _control(tensor: str, control: Message) -> Control:
     [(datatype, pair)] = [(datatype, pair) for datatype, pair in given.items() if pair]
     return Control(
         tensor, kind, datatype, (float(pair[0]), float(pair[1]))
-    )  # a bool would not go to the model's process
+    )  # floats, because a bool could not be sent to the model's process
 
 
 def _state(state: Message) -> State:

@@ -1,4 +1,4 @@
-"""Triton's schema of configurations, from the protobuf messages that its client library carries: the one importer."""
+"""Triton's configuration schema, from the protobuf messages in its client library; imported only here."""
 
 from typing import Any
 
@@ -6,19 +6,19 @@ from forebay.core.serving.config import Datatype
 from forebay.modelserver.repository.form.fill import Message
 
 TYPES = {f"TYPE_{t.value}": t for t in Datatype if t is not Datatype.BYTES} | {"TYPE_STRING": Datatype.BYTES}
-"""Datatypes by the names that configurations have for them."""
+"""Datatypes by their names in configurations."""
 TYPE_NAMES = {datatype: name for name, datatype in TYPES.items()}
 
 
 def empty() -> Message:
-    """A configuration that says nothing. Raises `ImportError` without the extra `triton`."""
+    """An empty configuration. Raises `ImportError` without the extra `triton`."""
     from tritonclient.grpc import model_config_pb2
 
     return model_config_pb2.ModelConfig()
 
 
 def document_of(message: Message) -> dict[str, Any]:
-    """The configuration as Triton shows it: every plain field, 64-bit integers as numbers and not as text."""
+    """The configuration as Triton shows it: all plain fields, 64-bit integers as numbers instead of strings."""
     from google.protobuf import json_format
 
     document: dict[str, Any] = json_format.MessageToDict(
@@ -29,14 +29,14 @@ def document_of(message: Message) -> dict[str, Any]:
 
 
 def message_of(document: dict[str, Any]) -> Message:
-    """The message that `document_of` showed."""
+    """The inverse of `document_of`."""
     from google.protobuf import json_format
 
     return json_format.ParseDict(document, empty())
 
 
 def text_of(message: Message) -> str:
-    """The configuration as a `config.pbtxt`, without what was not set."""
+    """The configuration as `config.pbtxt`, without unset fields."""
     from google.protobuf import text_format
 
     text: str = text_format.MessageToString(message)
@@ -44,7 +44,7 @@ def text_of(message: Message) -> str:
 
 
 def enum_name(message: Message, field: str) -> str:
-    """The name of the value that an enumeration field has; empty for one that the schema does not have."""
+    """Name of an enum field's value; empty if the schema does not have it."""
     known = message.DESCRIPTOR.fields_by_name[field].enum_type.values_by_number.get(getattr(message, field))
     return "" if known is None else str(known.name)
 

@@ -1,4 +1,4 @@
-"""Parts of a configuration message out of values: what auto-completion fills in."""
+"""Writes values into a configuration message, for auto-completion."""
 
 from forebay.core.serving.config import Datatype, DynamicBatching, QueuePolicy, TensorSpec
 from forebay.modelserver.repository.form.fill import Message
@@ -7,7 +7,7 @@ from forebay.modelserver.repository.form.schema import TYPE_NAMES
 
 
 def write_tensor(to: Message, spec: TensorSpec) -> None:
-    """Set all of a `ModelInput` or `ModelOutput`."""
+    """Set all fields of a `ModelInput` or `ModelOutput`."""
     to.name = spec.name
     to.data_type = type_number(to, spec.datatype)
     to.dims.extend(spec.dims)
@@ -23,7 +23,7 @@ def write_tensor(to: Message, spec: TensorSpec) -> None:
 
 
 def write_dynamic(message: Message, batching: DynamicBatching) -> None:
-    """Set the dynamic batching of a configuration, with the parameter for what Triton has no field for."""
+    """Set the dynamic batching of a configuration, with a parameter for what Triton has no field for."""
     to = message.dynamic_batching
     to.SetInParent()
     to.preferred_batch_size.extend(batching.preferred_sizes)
@@ -40,18 +40,18 @@ def write_dynamic(message: Message, batching: DynamicBatching) -> None:
 
 
 def microseconds(seconds: float) -> int:
-    """In the unit of the file."""
+    """Seconds in the unit of the file."""
     return round(seconds * 1e6)
 
 
 def number(message: Message, field: str, name: str) -> int:
-    """The number of an enum's value by its name."""
+    """Number of an enum value, by its name."""
     found: int = message.DESCRIPTOR.fields_by_name[field].enum_type.values_by_name[name].number
     return found
 
 
 def type_number(message: Message, datatype: Datatype) -> int:
-    """What a field `data_type` has for it."""
+    """The datatype's number in a `data_type` field."""
     return number(message, "data_type", TYPE_NAMES[datatype])
 
 
