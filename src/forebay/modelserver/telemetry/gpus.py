@@ -1,4 +1,4 @@
-"""What the machine's GPUs do, by Triton's names; looked at in a thread, since their driver may take seconds."""
+"""GPU metrics with Triton's names. Read in a thread, since the driver may take seconds."""
 
 import asyncio
 from collections.abc import Iterator
@@ -17,11 +17,11 @@ POWER: Final = Row("nv_gpu_power_usage", "gauge", "GPU power draw, watts.")
 LIMIT: Final = Row("nv_gpu_power_limit", "gauge", "GPU power limit, watts.")
 ENERGY: Final = Row("nv_energy_consumption", "counter", "GPU energy consumption since the server's start, joules.")
 TABLE: Final = (UTILISATION, TOTAL, USED, POWER, LIMIT, ENERGY)
-"""Each with the label `gpu_uuid`."""
+"""All have the label `gpu_uuid`."""
 
 
 class Gpus:
-    """The last readings of the GPUs."""
+    """The latest readings of the GPUs."""
 
     def __init__(self, source: DeviceSource, every_s: float, log: structlog.stdlib.BoundLogger) -> None:
         self._source = source
@@ -29,10 +29,10 @@ class Gpus:
         self._log = log
         self._readings: tuple[DeviceReading, ...] = ()
         self._began_j: dict[str, float] = {}
-        """By GPU: what it had used when it was first seen."""
+        """Energy reading of each GPU when it was first seen."""
 
     async def run(self) -> None:
-        """Look again and again, until cancelled; without a driver that answers, say why and end."""
+        """Poll until cancelled; without a working driver, log why and return."""
         try:
             while True:
                 await self.look_now()
@@ -44,14 +44,14 @@ class Gpus:
             self._source.close()
 
     async def look_now(self) -> None:
-        """Ask the driver. Raises `DevicesUnknown`."""
+        """Read from the driver. Raises `DevicesUnknown`."""
         self._readings = await asyncio.to_thread(self._source.readings)
         for each in self._readings:
             if each.energy_j is not None:
                 self._began_j.setdefault(each.device, each.energy_j)
 
     def look(self) -> Iterator[tuple[Row, str, float]]:
-        """What is known: each metric, the GPU's id, and the value. Slices are parts of their GPU."""
+        """Metric, GPU id and value for every known reading. Slices are covered by their GPU."""
         for each in self._readings:
             if each.parent or each.lost:
                 continue

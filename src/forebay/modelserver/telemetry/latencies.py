@@ -1,4 +1,4 @@
-"""How long requests take, by model: histograms, and the quantiles that Triton calls summaries."""
+"""Request latencies by model: histograms, and the quantiles that Triton calls summaries."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -7,16 +7,16 @@ from forebay.modelserver.models.running.call import Call
 from forebay.obs.metrics import SECONDS, Histogram
 
 FIRST_RESPONSE_MS: Final = (100.0, 500.0, 2000.0, 5000.0)
-"""Triton's buckets of the time to the first response."""
+"""Triton's histogram buckets for the time to the first response."""
 QUANTILES: Final = (0.5, 0.9, 0.95, 0.99, 0.999)
 STEPS_PER_OCTAVE: Final = 8
-"""Buckets of a summary are so fine that a quantile is at most 12.5 % too large."""
+"""Bucket resolution of a summary: quantiles are at most 12.5 % too large."""
 OCTAVES: Final = 40
 PHASES: Final = ("request", "queue", "compute_input", "compute_infer", "compute_output")
 
 
 class Summary:
-    """Counts of durations in buckets that grow by a constant factor, so that any quantile can be told."""
+    """A histogram with exponential buckets, from which any quantile can be estimated."""
 
     __slots__ = ("_counts", "count", "sum_us")
 
@@ -26,7 +26,7 @@ class Summary:
         self.sum_us = 0
 
     def observe(self, ns: int) -> None:
-        """Count one duration."""
+        """Record one duration."""
         us = ns // 1000
         octave = us.bit_length()
         at = 0
@@ -38,7 +38,7 @@ class Summary:
         self.sum_us += us
 
     def quantile(self, share: float) -> float:
-        """The upper end, in microseconds, of the bucket in which that share of all durations ends; 0 without any."""
+        """Upper bound, in microseconds, of the bucket that contains this quantile; 0 without observations."""
         wanted, passed = share * self.count, 0
         for at, count in enumerate(self._counts):
             passed += count
@@ -49,19 +49,19 @@ class Summary:
 
 
 class Latency:
-    """Of one version of a model."""
+    """Latencies of one model version."""
 
     __slots__ = ("first_ms", "phases", "seconds")
 
     def __init__(self) -> None:
         self.seconds = Histogram(SECONDS)
         self.first_ms: Histogram | None = None
-        """Time to the first response of decoupled models, milliseconds."""
+        """Time to the first response of decoupled models, in milliseconds."""
         self.phases: dict[str, Summary] = {}
 
 
 class Latencies:
-    """All models. `summaries` and `first_responses` are what `--metrics-config` switches on."""
+    """Latencies of all models. `summaries` and `first_responses` are enabled by `--metrics-config`."""
 
     def __init__(self, *, summaries: bool = False, first_responses: bool = False) -> None:
         self._summaries = summaries
@@ -69,7 +69,7 @@ class Latencies:
         self.known: dict[tuple[str, str], Latency] = {}
 
     def observe(self, model: str, version: str, call: Call, first_ns: int, end_ns: int) -> None:
-        """A request has been answered; times are of CLOCK_MONOTONIC."""
+        """Record an answered request; times are CLOCK_MONOTONIC."""
         latency = self.known.get((model, version))
         if latency is None:
             latency = self.known[model, version] = Latency()
@@ -84,12 +84,12 @@ class Latencies:
                 latency.phases.setdefault(phase, Summary()).observe(ns)
 
     def watch_first_responses(self, model: str, version: str, buckets_ms: Sequence[float]) -> None:
-        """Count the times to first responses of a model too."""
+        """Also record the model's times to first response."""
         latency = self.known.setdefault((model, version), Latency())
         if latency.first_ms is None or latency.first_ms.bounds != tuple(buckets_ms):
             latency.first_ms = Histogram(tuple(buckets_ms))
 
     def forget_all_but(self, served: set[tuple[str, str]]) -> None:
-        """Drop models that are gone."""
+        """Drop models that are not served any more."""
         for key in [each for each in self.known if each not in served]:
             del self.known[key]

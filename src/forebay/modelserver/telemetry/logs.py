@@ -1,4 +1,4 @@
-"""What is logged, and how: the settings that clients may change while the server runs, with Triton's names."""
+"""Log settings that clients may change while the server runs, with Triton's names."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -9,13 +9,13 @@ from forebay.core.serving.errors import Kind, Refused
 from forebay.wire.oip.fields import NOT_BOOLEAN, NOT_STRING, NOT_UNSIGNED, UINT64_MAX, invalid
 
 FORMATS: Final = ("default", "ISO8601")
-"""Triton's formats of a line. Our lines are JSON with ISO 8601 times either way."""
+"""Triton's line formats. Our lines are JSON with ISO 8601 times either way."""
 _SWITCHES: Final = ("log_info", "log_warning", "log_error")
 _SWITCH_OF: Final = {"info": "log_info", "warning": "log_warning", "error": "log_error", "critical": "log_error"}
 
 
 class LogSettings:
-    """The switches, and the structlog processor that obeys them. Everything raises `Refused`."""
+    """Log switches, and the structlog processor that applies them. Everything raises `Refused`."""
 
     def __init__(self, *, file: str = "", verbose: int = 0) -> None:
         self._values: dict[str, Any] = {
@@ -29,7 +29,7 @@ class LogSettings:
 
     @property
     def verbose(self) -> int:
-        """From 1 on, every request has its line."""
+        """From 1 on, every request is logged."""
         return int(self._values["log_verbose_level"])
 
     def __call__(self, _: Any, method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
@@ -41,15 +41,15 @@ class LogSettings:
         return event
 
     def install(self) -> None:
-        """Obey the switches in all lines of this process. `obs.log.configure` comes first."""
+        """Apply the switches to all log lines of this process. Call `obs.log.configure` first."""
         structlog.configure(processors=[self, *structlog.get_config()["processors"]])
 
     def document(self) -> Mapping[str, Any]:
-        """As the protocol shows it."""
+        """The settings as the protocol shows them."""
         return dict(self._values)
 
     def change(self, changes: Mapping[str, Any]) -> None:
-        """Take changes over, all or none. None and unknown names are ignored."""
+        """Apply changes, all or none. None and unknown names are ignored."""
         fresh = dict(self._values)
         for name, value in changes.items():
             if value is not None and name in fresh:

@@ -1,4 +1,4 @@
-"""What `/metrics` says of a model server: Triton's `nv_…` metrics, so that dashboards go on working, and our own."""
+"""Metrics of a model server: Triton's `nv_…` metrics, which keep existing dashboards working, and our own."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -22,7 +22,7 @@ Labels = tuple[tuple[str, str], ...]
 
 
 class Sample(NamedTuple):
-    """One line. `suffix` is what histograms and summaries have after the name."""
+    """One line. `suffix` is appended to the name in histograms and summaries."""
 
     labels: Labels
     value: float
@@ -53,7 +53,7 @@ DURATIONS: Final[Mapping[str, Row]] = {
         "nv_inference_compute_output_duration_us", "counter", "Total time spent collecting outputs, microseconds."
     ),
 }
-"""By the name of what they are counted in."""
+"""By the name of the duration in the statistics."""
 LOAD: Final = Row("nv_model_load_duration_secs", "gauge", "Time it took to load the model, seconds.")
 CACHE: Final[Mapping[str, tuple[Row, Row]]] = {
     "cache_hit": (
@@ -117,7 +117,7 @@ TABLE: Final = (
     *(row for pair in CACHE.values() for row in pair), FIRST, *SUMMARIES.values(), CPU, CPU_TOTAL, CPU_USED,
     *GPU_TABLE, SECONDS, READY, MEMORY_BUDGET, MEMORY_USED, RESIDENT, SLEEPING, SWAPS, TRACES_LOST, CERTIFICATE_ENDS,
 )  # fmt: skip
-"""All metrics, in the order in which they are shown."""
+"""All metrics, in display order."""
 NAMES: Final = frozenset(row.name for row in TABLE)
 
 
@@ -136,22 +136,22 @@ class ServerMetrics:
         self._models = models
         self._latencies = latencies
         self._counters = counters
-        """Whether there are counters of latencies."""
+        """Whether latency counters are shown."""
         self._summaries = summaries
         self._quantiles = quantiles
         self._machine = Machine()
         self.gpus: Gpus | None = None
         self.traces_lost = 0
         self.memory: MemoryUse | None = None
-        """None: there is no budget."""
+        """None: there is no memory budget."""
         self.certificate_ends_s: float | None = None
         self.own: Sequence[Family] = ()
-        """What models count of their own."""
+        """Custom metrics of the models."""
 
     def render(self) -> bytes:
-        """The exposition, in Prometheus' text format."""
+        """The metrics in Prometheus' text format."""
         found: dict[Row, list[Sample]] = {row: [] for row in TABLE}
-        with suppress(Refused):  # before the start there are none
+        with suppress(Refused):  # raises before the start
             served = self._models.statistics("", "")
             self._latencies.forget_all_but({(each.name, each.version) for each in served})
             for each in served:
@@ -211,7 +211,7 @@ class ServerMetrics:
 
 
 def first_response_buckets(document: Mapping[str, Any]) -> Sequence[float]:
-    """The buckets that a model's configuration gives, milliseconds; else Triton's."""
+    """Histogram buckets from the model's configuration, in milliseconds; else Triton's defaults."""
     for control in document.get("model_metrics", {}).get("metric_control", ()):
         if control.get("metric_identifier", {}).get("family") == FIRST_RESPONSE:
             buckets = control.get("histogram_options", {}).get("buckets", ())
@@ -220,14 +220,14 @@ def first_response_buckets(document: Mapping[str, Any]) -> Sequence[float]:
 
 
 class Machine:
-    """What /proc says of the machine; nothing where there is no /proc."""
+    """Machine metrics from /proc; none without /proc."""
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self._proc = proc
         self._before = (0, 0)
 
     def look(self) -> Iterator[tuple[Row, float]]:
-        """Metrics and their values now."""
+        """Metrics and their current values."""
         with suppress(OSError, ValueError, KeyError, IndexError):
             times = [int(each) for each in (self._proc / "stat").read_text().split("\n", 1)[0].split()[1:9]]
             idle, total = times[3] + times[4], sum(times)
@@ -265,7 +265,7 @@ def _lines(found: Mapping[Row, Iterable[Sample]]) -> Iterator[str]:
 
 
 def exposition(families: Iterable[Family]) -> bytes:
-    """What models count of their own, in Prometheus' text format. The names of ours are not theirs to use."""
+    """Custom metrics of models in Prometheus' text format, without those that use names of ours."""
     return "".join(_own(families)).encode()
 
 

@@ -1,10 +1,10 @@
-"""What a metric is in the table that `/metrics` shows."""
+"""Definition of a metric."""
 
 from typing import NamedTuple
 
 
 class Row(NamedTuple):
-    """One metric of the table."""
+    """Name, type and help text of a metric."""
 
     name: str
     kind: str

@@ -1,4 +1,4 @@
-"""The settings that clients may read and change. Implements `wire.oip.ports.Settings`."""
+"""Settings that clients may read and change. Implements `wire.oip.ports.Settings`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +11,7 @@ from forebay.wire.oip.fields import invalid
 
 
 class ServerSettings:
-    """Settings of tracing and logging, behind the protocol's documents. Everything raises `Refused`."""
+    """Trace and log settings as documents of the protocol. Everything raises `Refused`."""
 
     def __init__(self, models: Models, traces: TraceSettings, logs: LogSettings) -> None:
         self._models = models
@@ -19,21 +19,21 @@ class ServerSettings:
         self._logs = logs
 
     def trace(self, model: str) -> Mapping[str, Any]:
-        """How requests of a model are traced."""
+        """Trace settings of a model."""
         self._check(model)
         return trace_document(self._traces.sampler(model))
 
     def change_trace(self, model: str, changes: Mapping[str, Any]) -> None:
-        """Change that."""
+        """Change the trace settings of a model."""
         self._check(model)
         self._traces.change(model, changes)
 
     def logging(self) -> Mapping[str, Any]:
-        """What is logged."""
+        """Log settings."""
         return self._logs.document()
 
     def change_logging(self, changes: Mapping[str, Any]) -> None:
-        """Change that."""
+        """Change the log settings."""
         self._logs.change(changes)
 
     def _check(self, model: str) -> None:

@@ -1,4 +1,4 @@
-"""Traces as files: JSON arrays, each valid whenever it is looked at."""
+"""Trace files: JSON arrays that are valid at any time."""
 
 import asyncio
 from collections import deque
@@ -12,21 +12,21 @@ from forebay.modelserver.telemetry.tracing import Sampler, TraceSettings
 
 WRITE_EVERY_S: Final = 1.0
 WAITING_MAX: Final = 100_000
-"""Traces that wait to be written; more are lost, and counted."""
+"""Traces waiting to be written; more are dropped and counted."""
 
 
 class _Batch(NamedTuple):
     path: str
-    """As the setting has it."""
+    """Path from the setting."""
     numbered: bool
-    """Into a file of its own, with the next number at its end."""
+    """Written to a file of its own, with the next number as suffix."""
     traces: Sequence[bytes]
 
 
 class TraceFiles:
-    """Takes traces and writes them now and then, away from the loop.
+    """Collects traces and writes them periodically, outside the event loop.
 
-    What a numbered file gets is written at once; the plain file of a setting grows.
+    A numbered file is written once; the plain file of a setting grows.
     """
 
     def __init__(self, log: structlog.stdlib.BoundLogger) -> None:
@@ -39,22 +39,22 @@ class TraceFiles:
         """Traces that could not be written."""
 
     def add(self, sampler: Sampler, trace: bytes) -> None:
-        """Take one trace: JSON objects with commas between them."""
+        """Add one trace: comma-separated JSON objects."""
         if sampler.add(trace):
             self._take(sampler, numbered=True)
 
     def retire(self, sampler: Sampler) -> None:
-        """Write what a sampler still holds."""
+        """Write what a replaced sampler still holds."""
         self._take(sampler, numbered=sampler.setting.log_frequency > 0)
 
     async def run(self, settings: TraceSettings) -> None:
-        """Write for as long as it runs."""
+        """Write periodically until cancelled."""
         while True:
             await asyncio.sleep(WRITE_EVERY_S)
             await self.flush(settings, last=False)
 
     async def flush(self, settings: TraceSettings, *, last: bool) -> None:
-        """Write what there is; traces that are to have a numbered file wait for the others of it, unless `last`."""
+        """Write what is waiting; incomplete numbered files wait for more traces unless `last`."""
         for sampler in settings.samplers():
             if last or not sampler.setting.log_frequency:
                 self.retire(sampler)
@@ -89,7 +89,7 @@ class TraceFiles:
                 self._log.error("traces cannot be written", file=batch.path, reason=str(error))
 
     def _append(self, path: str, text: bytes) -> None:
-        """The bracket at the end gives way to what follows."""
+        """Overwrite the closing bracket with the new traces."""
         if path not in self._begun:
             Path(path).write_bytes(b"[%b]" % text)
             self._begun.add(path)

@@ -1,4 +1,4 @@
-"""What a traced request becomes: JSON objects with Triton's names, of it and of the steps of its ensemble."""
+"""Encodes traced requests and their ensemble steps as JSON objects with Triton's names."""
 
 from collections.abc import Iterator, Sequence
 from math import prod
@@ -15,36 +15,36 @@ from forebay.wire.oip import tensors
 INPUT: Final = "TENSOR_QUEUE_INPUT"
 OUTPUT: Final = "TENSOR_BACKEND_OUTPUT"
 TRACED_ELEMENTS_MAX: Final = 1000
-"""Tensors with more elements are traced without their data."""
+"""Larger tensors are traced without their data."""
 _encode = msgspec.json.Encoder().encode
 Stamps = list[tuple[str, int]]
 _FRONTS: Final = {
     Front.HTTP: ("HTTP_RECV_START", "HTTP_RECV_END", "HTTP_SEND_START", "HTTP_SEND_END"),
     Front.GRPC: ("GRPC_WAITREAD_START", "GRPC_WAITREAD_END", "GRPC_SEND_START", "GRPC_SEND_END"),
 }
-"""What Triton calls the times of a front."""
+"""Triton's names for the timestamps of a front."""
 _COMPLETE: Final = "INFER_RESPONSE_COMPLETE"
 
 
 class Passage(NamedTuple):
-    """How a request went through its front, by CLOCK_MONOTONIC. How long the network took is in neither time."""
+    """Passage of a request through its front, on CLOCK_MONOTONIC. Network time is in neither timestamp."""
 
     front: Front
     came_ns: int
-    """When it was there, and the front began to read it."""
+    """When the front began to read the request, which had arrived completely."""
     sent_ns: int
-    """When the front had taken the answer; 0: there was none, or an error at once."""
+    """When the front had taken the response; 0: no response, or an immediate error."""
 
 
 class Kept(NamedTuple):
-    """A tensor that is to be traced, with its own copy of the data."""
+    """A traced tensor with its own copy of the data."""
 
     activity: str
     tensor: Tensor
 
 
 def kept(activity: str, given: Sequence[Tensor]) -> list[Kept]:
-    """What is traced of tensors."""
+    """Copies of tensors for tracing."""
     return [
         Kept(
             activity,
@@ -57,39 +57,39 @@ def kept(activity: str, given: Sequence[Tensor]) -> list[Kept]:
 
 
 class Traced(Protocol):
-    """What is known of a request, or of a step, once it is over."""
+    """A finished request or step."""
 
     @property
     def model(self) -> str:
-        """Its name."""
+        """Name of the model."""
 
     @property
     def version(self) -> str:
-        """As far as it is known."""
+        """Version of the model, as far as known."""
 
     @property
     def id(self) -> str:
-        """The request's."""
+        """Id of the request."""
 
     @property
     def call(self) -> Call | None:
-        """None: it was refused at once."""
+        """None: it was rejected at once."""
 
     @property
     def first_ns(self) -> int:
-        """When the first response came; 0: there was none."""
+        """Time of the first response; 0: none came."""
 
     @property
     def tensors(self) -> Sequence[Kept]:
-        """What is to be traced of them."""
+        """Traced tensors."""
 
     @property
     def steps(self) -> Sequence["Step"]:
-        """Of an ensemble, in the order in which they began."""
+        """Steps of an ensemble, in the order in which they began."""
 
 
 class Step:
-    """One run of a step of an ensemble, which may be an ensemble too. Implements `running.call.Watch`."""
+    """One run of an ensemble step, which may be an ensemble itself. Implements `running.call.Watch`."""
 
     __slots__ = ("_keep", "call", "end_ns", "first_ns", "id", "model", "steps", "tensors", "version")
 
@@ -103,13 +103,13 @@ class Step:
         self.steps: list[Step] = []
 
     def step(self, call: Call) -> "Step":
-        """It runs a step of its own."""
+        """The step runs a step of its own."""
         step = Step(call, tensors=self._keep)
         self.steps.append(step)
         return step
 
     def heard(self, response: InferResponse | None, final: bool) -> None:
-        """It has given a response, or ended."""
+        """A response of the step, or its end."""
         if response is not None:
             if not self.first_ns:
                 self.first_ns = monotonic_ns()
@@ -120,14 +120,14 @@ class Step:
             self.end_ns = monotonic_ns()
 
     def forget(self) -> None:
-        """It has been written. The call refers to this: else both would wait for the garbage collector."""
+        """Break the reference cycle with the call, so that both are freed without the garbage collector."""
         self.call.watch = None
         for step in self.steps:
             step.forget()
 
 
 def trace(numbers: Iterator[int], seen: Traced, end_ns: int, passage: Passage | None = None) -> bytes:
-    """The objects of one request, with commas between them; times are those of CLOCK_MONOTONIC."""
+    """Encode one request as comma-separated objects; times are CLOCK_MONOTONIC."""
     return b",".join(map(_encode, _objects(numbers, seen, end_ns, 0, passage)))
 
 
@@ -139,7 +139,8 @@ def _objects(
     if passage is not None:
         start, end, send, sent = _FRONTS[passage.front]
         read_ns = end_ns if seen.call is None else seen.call.started_ns
-        yield _times(number, [(start, passage.came_ns), (end, read_ns)])  # the first: tools know the front by them
+        # must come first: tools recognise the front by it
+        yield _times(number, [(start, passage.came_ns), (end, read_ns)])
         if passage.sent_ns:
             stamps[-1:] = [(_COMPLETE, end_ns), *stamps[-1:], (send, end_ns), (sent, passage.sent_ns)]
     head: dict[str, Any] = {"id": number, "model_name": seen.model, "model_version": _version(seen.version)}
@@ -173,7 +174,7 @@ def _stamps(call: Call, seen: Traced, end_ns: int) -> Stamps:
         ("COMPUTE_END", computed_ns),
         ("REQUEST_END", end_ns),
     ]
-    if seen.steps or not any(call.spent):  # an ensemble; or refused, cancelled, found in the cache
+    if seen.steps or not any(call.spent):  # an ensemble, or rejected, cancelled, or answered from the cache
         return [stamps[0], stamps[1], stamps[-1]]
     return stamps
 
@@ -196,7 +197,7 @@ def _tensor(number: int, activity: str, tensor: Tensor) -> dict[str, Any]:
 
 
 def _values(tensor: Tensor) -> str:
-    """The elements with commas between them; half floats are not shown."""
+    """Comma-separated elements; half-precision floats are omitted."""
     if not tensor.data or tensor.datatype in (Datatype.FP16, Datatype.BF16):
         return ""
     if tensor.datatype is Datatype.BYTES:

@@ -1,4 +1,4 @@
-"""How requests are traced: settings of the server and of single models, with Triton's names, texts and rules."""
+"""Trace settings of the server and of single models, with Triton's names, texts and rules."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,26 +14,26 @@ UNLIMITED: Final = -1
 _UINT32_MAX: Final = 2**32 - 1
 _INT32_MAX: Final = 2**31 - 1
 MODE: Final = "triton"
-"""Traces are files; Triton's other mode exports to OpenTelemetry."""
+"""Traces are written to files; Triton's other mode exports to OpenTelemetry."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tracing:
-    """One setting, complete."""
+    """A complete trace setting."""
 
     levels: tuple[str, ...] = ()
-    """TIMESTAMPS, TENSORS or both; none: nothing is traced."""
+    """TIMESTAMPS, TENSORS or both; empty: no tracing."""
     rate: int = 1000
-    """One request of so many is traced."""
+    """One request in this many is traced."""
     count: int = UNLIMITED
-    """Traces that are still to be made."""
+    """Number of traces still to be made."""
     log_frequency: int = 0
-    """After so many traces they go into a file with a number at its end; 0: all into one file, at the end."""
+    """Traces per numbered file; 0: all go into one file, at the end."""
     file: str = ""
 
     @property
     def flaw(self) -> str:
-        """Why nothing can be traced; empty: nothing is wrong."""
+        """Why tracing is impossible with this setting; empty: it is possible."""
         if not self.levels:
             return "tracing is disabled"
         if self.rate == 0:
@@ -42,20 +42,20 @@ class Tracing:
 
 
 class Sampler:
-    """Says which requests are traced by one setting, and keeps their traces until they are to be written."""
+    """Samples requests by one setting, and keeps their traces until they are written."""
 
     __slots__ = ("_seen", "_under_way", "left", "setting", "traces")
 
     def __init__(self, setting: Tracing) -> None:
         self.setting = setting
         self.left = setting.count
-        """Traces that may still be made; -1: any number."""
+        """Traces still allowed; -1: unlimited."""
         self.traces: list[bytes] = []
         self._seen = 0
         self._under_way = 0
 
     def hit(self) -> bool:
-        """Whether the request that has just come is traced. Whoever traces it calls `add` later."""
+        """Whether to trace the next request. If so, `add` must be called later."""
         if self.left == 0 or self.setting.flaw:
             return False
         self._seen += 1
@@ -67,7 +67,7 @@ class Sampler:
         return True
 
     def add(self, trace: bytes) -> bool:
-        """Take a trace; whether those that are here are to be written to a file of their own now."""
+        """Add a trace; returns whether the collected traces should be written to a numbered file now."""
         self.traces.append(trace)
         self._under_way -= 1
         frequency = self.setting.log_frequency
@@ -77,22 +77,22 @@ class Sampler:
 
 
 class TraceSettings:
-    """What holds for the server and for models: a model's own setting before the server's before the default.
+    """Trace settings: a model's own setting overrides the server's, which overrides the default.
 
-    Everything raises `Refused`. `replaced` hears of samplers whose setting no longer holds.
+    Everything raises `Refused`. `replaced` is called with samplers whose setting has changed.
     """
 
     def __init__(self, default: Tracing, replaced: Callable[[Sampler], None] = lambda _: None) -> None:
         self._default = default
         self._replaced = replaced
         self._own: dict[str, dict[str, Any]] = {"": {}}
-        """By model (empty: the server), what has been set for it."""
+        """Explicit settings by model (empty: the server)."""
         self._samplers: dict[str, Sampler] = {}
         self.off = not default.levels
-        """Nothing at all is traced."""
+        """Whether tracing is off everywhere."""
 
     def sampler(self, model: str) -> Sampler:
-        """Who says which requests of a model are traced."""
+        """The sampler for requests of a model."""
         owner = model if model in self._own else ""
         sampler = self._samplers.get(owner)
         if sampler is None:
@@ -100,15 +100,15 @@ class TraceSettings:
         return sampler
 
     def samplers(self) -> Sequence[Sampler]:
-        """All that are in use."""
+        """All samplers in use."""
         return list(self._samplers.values())
 
     def of(self, model: str) -> Tracing:
-        """What holds for a model; of all without a setting of their own if it is empty."""
+        """Effective setting of a model; empty name: of all models without their own."""
         return replace(self._default, **{**self._own[""], **self._own.get(model, {})})
 
     def change(self, model: str, changes: Mapping[str, Any]) -> None:
-        """Take changes over, all or none. None as a value takes a setting back; unknown names are ignored."""
+        """Apply changes, all or none. A value of None resets a setting; unknown names are ignored."""
         own = dict(self._own.get(model, {}))
         for name, value in _read(changes).items():
             if value is None:
@@ -133,7 +133,7 @@ class TraceSettings:
 
 
 def trace_document(sampler: Sampler) -> dict[str, Any]:
-    """A setting as the protocol shows it, with the number of traces that are left."""
+    """A setting as the protocol shows it, with the number of traces left."""
     setting = sampler.setting
     return {
         "trace_level": list(setting.levels) or [OFF],
@@ -146,7 +146,7 @@ def trace_document(sampler: Sampler) -> dict[str, Any]:
 
 
 def _read(changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Changes by the names of fields; None for what is taken back."""
+    """Parse changes by field name; None for settings to reset."""
     if "trace_file" in changes:
         text = "trace file location can not be updated through network protocol"
         raise Refused(Kind.UNSUPPORTED, text)
@@ -155,7 +155,7 @@ def _read(changes: Mapping[str, Any]) -> dict[str, Any]:
         levels = changes["trace_level"]
         read["levels"] = None if levels is None else _levels(levels)
         if read["levels"] == () and OFF not in (levels or ()):
-            del read["levels"]  # names of no level say nothing
+            del read["levels"]  # unknown level names have no effect
     for name, field, least, most in (
         ("trace_rate", "rate", 0, _UINT32_MAX),
         ("trace_count", "count", UNLIMITED, _INT32_MAX),

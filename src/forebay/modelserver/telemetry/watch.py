@@ -1,4 +1,4 @@
-"""Every request, seen from outside: its time, its trace, and its line in the log."""
+"""Observes every request: latency, trace, and log line."""
 
 from collections.abc import Mapping, Sequence
 from itertools import count
@@ -20,7 +20,7 @@ from forebay.modelserver.telemetry.tracing import TENSORS, Sampler, TraceSetting
 
 
 class Watched:
-    """The model server as the fronts see it. Implements `ports.Models`."""
+    """Wraps the model server for the fronts. Implements `ports.Models`."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Watched:
         self._latencies = latencies
         self._ids = count(1)
         self.draining = False
-        """What runs is finished, and then the server stops."""
+        """Running requests are finished, then the server stops."""
 
     @property
     def ready(self) -> bool:
@@ -48,19 +48,19 @@ class Watched:
         return self._server.ready and not self.draining
 
     def view(self, name: str, version: str) -> ModelView:
-        """The version of a model that a request for `version` (empty: the latest) goes to."""
+        """The version of a model that serves requests for `version` (empty: the latest)."""
         return self._server.view(name, version)
 
     def labels(self, name: str, version: str, output: str) -> Sequence[str]:
-        """What the classes of an output are called."""
+        """Class labels of an output."""
         return self._server.labels(name, version, output)
 
     def statistics(self, name: str, version: str) -> Sequence[ModelStatistics]:
-        """What models have done."""
+        """Statistics of models."""
         return self._server.statistics(name, version)
 
     def index(self, ready_only: bool) -> Sequence[IndexEntry]:
-        """What the repository holds."""
+        """The repository index."""
         return self._server.index(ready_only)
 
     async def load(self, name: str, parameters: Mapping[str, str | bytes | int | bool]) -> None:
@@ -72,7 +72,7 @@ class Watched:
         await self._server.unload(name, dependents, version)
 
     def infer(self, request: InferRequest, on_response: OnResponse) -> "Seen":
-        """Check and queue a request."""
+        """Validate and queue a request."""
         sampler = None
         if not self._traces.off:
             sampler = self._traces.sampler(request.model)
@@ -89,11 +89,11 @@ class Watched:
         return seen
 
     def dropped(self, request: InferRequest) -> None:
-        """Count a request that was never queued, as a newer one has taken its place."""
+        """Count a request that was displaced by a newer one before it was queued."""
         self._server.dropped(request)
 
     def note(self, seen: "Seen", error: Refused | None) -> None:
-        """A request is over; `error` is what it was answered with at last."""
+        """A request has ended; `error` is its final error."""
         now = seen.end_ns or monotonic_ns()
         call = seen.call
         if call is not None and error is None:
@@ -115,7 +115,7 @@ class Watched:
 
 
 class Seen:
-    """A request under way. It is the ticket of whoever asked."""
+    """A request in flight; serves as its ticket."""
 
     __slots__ = (
         "_came_ns", "_front", "_keeps", "_on_response", "_owner", "_sent_ns", "call", "end_ns", "first_ns", "id",
@@ -139,28 +139,28 @@ class Seen:
         self.first_ns = 0
         """When the first response came."""
         self.tensors: list[Kept] = []
-        """What is to be traced of them."""
+        """Traced tensors."""
         self.steps: tuple[Step, ...] = ()
-        """Of an ensemble."""
+        """Steps of an ensemble."""
         self._keeps = sampler is not None and TENSORS in sampler.setting.levels
         if self._keeps:
             self.tensors += kept(INPUT, request.inputs)
 
     def step(self, call: Call) -> Step:
-        """An ensemble runs one of its steps."""
+        """An ensemble starts one of its steps."""
         step = Step(call, tensors=self._keeps)
         self.steps += (step,)
         return step
 
     def passage(self) -> Passage | None:
-        """How it went through its front; None: it came through none."""
+        """Its passage through its front; None: it came through none."""
         return Passage(self._front, self._came_ns, self._sent_ns) if self._came_ns else None
 
     def heard(self, response: InferResponse | None, final: bool) -> None:
-        """Heard of by `on_response`."""
+        """Responses are observed in `on_response`."""
 
     def cancel(self) -> None:
-        """Nobody waits for it any more; nothing is called after this."""
+        """Cancel the request; no response is delivered after this."""
         call = self.call
         if call is not None and not call.cancelled and call.phase is not Phase.ENDED:
             call.cancel()
@@ -168,7 +168,7 @@ class Seen:
             self._forget()
 
     def on_response(self, response: InferResponse | None, final: bool) -> None:
-        """Pass a response on."""
+        """Deliver a response."""
         error = None
         if response is not None:
             error = response.error
@@ -187,10 +187,10 @@ class Seen:
             self._forget()
 
     def _forget(self) -> None:
-        """Let go of those who refer to this: else bodies and answers would wait for the garbage collector."""
+        """Break reference cycles, so that bodies and responses are freed without the garbage collector."""
         self.call = None
         self._on_response = _nobody
 
 
 def _nobody(response: InferResponse | None, final: bool) -> None:
-    """Nobody waits for anything any more."""
+    """Ignores responses after the end."""
