@@ -100,7 +100,7 @@ def test_what_a_model_does_not_give_as_promised_is_told_with_its_name(
             answer = await it.ask(path, {"model": name, **TWO[path]}, x_request_id="mine")
             error = document(answer)["error"]
             assert (answer.status, error["code"], answer.headers[b"x-request-id"]) == (500, "internal_error", b"mine")
-            assert error["message"].startswith(f"The model '{name}' does not do what its task promises: it gave ")
+            assert error["message"].startswith(f"The model '{name}' violates the contract of its task: it gave ")
             assert said in error["message"]
 
     with capture_logs() as lines:

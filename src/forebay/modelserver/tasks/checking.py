@@ -1,4 +1,4 @@
-"""Whether what models have said is what their task has promised: an answer of too few rows must not look complete."""
+"""Checks model outputs against the task's contract: a response with too few rows must not look complete."""
 
 from collections.abc import Sequence
 from math import prod
@@ -10,7 +10,7 @@ from forebay.modelserver.tasks.contract import Mistake
 
 
 class Checking:
-    """Checks the responses to one job, whose inferences have so many `rows` each."""
+    """Checks the responses to a job, whose inferences have `rows` rows each."""
 
     __slots__ = ("_batched", "_contract", "_decoupled", "_given", "_rows")
 
@@ -22,7 +22,7 @@ class Checking:
         self._given = [0] * len(rows)
 
     def check(self, part: int, response: InferResponse) -> None:
-        """Look at one response to an inference. Raises `Mistake`."""
+        """Check one response to an inference. Raises `Mistake`."""
         contract = self._contract
         if contract is None or (self._decoupled and not response.outputs):
             return
@@ -35,14 +35,14 @@ class Checking:
             self._given[part] += self._rows_of(contract, found)
 
     def end(self, part: int) -> None:
-        """An inference has ended: everything must be there. Raises `Mistake`."""
+        """An inference has ended: check that it is complete. Raises `Mistake`."""
         contract = self._contract
         if contract is not None and contract.by_row and self._given[part] != self._rows[part]:
             name = contract.outputs[0].name
             raise Mistake(f"it gave {self._given[part]} rows of '{name}' for {self._rows[part]}")
 
     def _rows_of(self, contract: Contract, found: dict[str, Tensor]) -> int:
-        """Rows that a response has of each output. Raises `Mistake` if that is not one number."""
+        """Number of rows of each output in a response. Raises `Mistake` if the outputs do not agree."""
         first = found.get(contract.outputs[0].name)
         if first is None:
             raise Mistake(f"it gave no '{contract.outputs[0].name}'")

@@ -1,9 +1,9 @@
-"""`POST /v1/classify` for models of the task `classify`: labels of texts or of bytes, or of pieces of texts.
+"""`POST /v1/classify` for models of the task `classify`: labels of texts, of bytes, or of spans of texts.
 
-They take `INPUT` (BYTES, one text or blob a row) and give `LABEL` (BYTES), any number a row, best first; rows of
-fewer end in empty labels. Those that are sure to some degree also give `SCORE` (FP32). Models that give `START` and
-`END` (integers) label pieces of their text, from character `START` to before `END`: the answer then has entities as
-Hugging Face's pipelines have them, aggregated.
+Inputs: `INPUT` (BYTES, one text or blob per row). Outputs: `LABEL` (BYTES), any number per row, best first, shorter
+rows padded with empty labels; optionally `SCORE` (FP32), the confidence. Models with outputs `START` and `END`
+(integers) label spans of their text, from character `START` up to but excluding `END`: the response then has entities
+like the aggregated ones of Hugging Face's pipelines.
 """
 
 import binascii
@@ -44,7 +44,7 @@ _TEXT = text(1)
 
 
 def read(body: bytes, _: bytes) -> Job:
-    """A job of a request's body. Raises `Refusal`."""
+    """Parse a request body into a job. Raises `Refusal`."""
     given = BODY(decode(body), "")
     if ("input" in given) == ("data" in given):
         if "input" not in given:
@@ -85,7 +85,7 @@ def _base64(value: Any, path: str) -> bytes:
 
 
 def _rows(results: Results) -> Iterator[list[dict[str, Any]]]:
-    """What was found row by row, without what only fills rows up."""
+    """Results row by row, without padding."""
     for part, labels in enumerate(results.tensors(LABEL)):
         names, width = as_texts(labels), labels.shape[-1]
         columns = {name: as_array(tensors[part]).ravel().tolist() for name, tensors in _extras(results)}
@@ -103,7 +103,7 @@ def _extras(results: Results) -> Iterator[tuple[str, list[Tensor]]]:
 def _answer(results: Results, texts: list[str], labels_max: int) -> Answer:
     spans = results.config.output(START) is not None
     if spans and not texts:
-        raise Refusal(Code.INVALID_REQUEST, "This model labels pieces of texts: send 'input'.", "data")
+        raise Refusal(Code.INVALID_REQUEST, "This model labels spans of text: send 'input'.", "data")
     entries: list[dict[str, Any]] = []
     for i, found in enumerate(_rows(results)):
         kept = found[:labels_max]

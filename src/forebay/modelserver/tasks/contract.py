@@ -1,7 +1,7 @@
-"""What a task is: an endpoint, and the names of the tensors that it and its models mean the same by.
+"""What a task is: an endpoint, and the tensor names that its models share.
 
-A model takes part with `parameters { key: "forebay.task" value { string_value: "rerank" } }` in its configuration.
-It is a model like any other: it answers the protocol too, and its requests of both kinds share batches.
+A model opts in with `parameters { key: "forebay.task" value { string_value: "rerank" } }` in its configuration. It
+stays an ordinary model that also answers the inference protocol, and requests of both kinds share batches.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,80 +17,80 @@ JSON: Final = b"application/json"
 
 
 class Answer(NamedTuple):
-    """A whole answer."""
+    """A complete response."""
 
     body: bytes
     content_type: bytes = JSON
     tokens: int = 0
-    """That the model has read; 0 if it does not count them."""
+    """Tokens that the model has read; 0 if it does not count them."""
 
 
 class Mistake(Exception):  # noqa: N818 - states the condition
-    """A model has not given what its task promises; the text says what it did, and may be shown."""
+    """A model's output violates its task's contract; the text says how, and may be shown to clients."""
 
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """What the models have said to a job. All data is `bytes`, and may be kept."""
+    """The models' responses to a job. All data is `bytes`, and may be kept."""
 
     model: str
     config: ModelConfig
     responses: Sequence[InferResponse]
-    """In the order of the rows that they answer; several of a decoupled model in the order they came."""
+    """In row order; several responses of a decoupled model in order of arrival."""
     labels: Callable[[str], Sequence[str]]
-    """What the classes of an output are called, by the output's name; empty: they have no names."""
+    """Class labels of an output, by its name; empty: no labels."""
 
     def tensors(self, name: str) -> list[Tensor]:
-        """An output, once for each response that has it."""
+        """An output, once per response that has it."""
         return [tensor for response in self.responses for tensor in response.outputs if tensor.name == name]
 
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """How the responses of a decoupled model become the pieces of an answer, one by one."""
+    """Turns responses of a decoupled model into chunks of a streamed response."""
 
     content_type: bytes
     piece: Callable[[InferResponse], bytes]
-    """Of each response; its buffers are good until this returns. Empty: nothing to send."""
+    """The chunk for a response, whose buffers are valid until this returns. Empty: nothing to send."""
     last: Callable[[], bytes] = bytes
-    """What the stream ends with."""
+    """The last chunk."""
     failed: Callable[[Refusal], bytes] | None = None
-    """What says that something went wrong in the middle; None: the connection is cut."""
+    """The chunk that reports an error after the start; None: the connection is aborted."""
 
 
 def copied(response: InferResponse) -> InferResponse:
-    """The response with buffers of its own: those that it comes with are good only while it is being told."""
+    """The response with its own buffers: the original ones are valid only during the callback."""
     return response.copied()
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A request as its task has read it: `rows` things to be done, of which several may go in one inference."""
+    """A parsed request of `rows` items, several of which may go in one inference."""
 
     model: str
     inputs: Callable[[int, int], tuple[Tensor, ...]]
-    """The tensors of the rows from `low` to before `high`; the first dimension of each shape is `high - low`."""
+    """Input tensors of the rows `low` to `high`, exclusive; the first dimension of each shape is `high - low`."""
     answer: Callable[[Results], Answer]
-    """Puts the answer together. May raise `Refusal`."""
+    """Builds the response. May raise `Refusal`."""
     rows: int = 1
     param: str = "input"
-    """The field that is to blame for what the model finds wrong with its input."""
+    """The request field to report if the model rejects its input."""
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
     keep: Callable[[InferResponse], InferResponse] = copied
-    """What is kept of each response. Asked as they come, so that what takes long need not all be done at the end."""
+    """Reduces each response to what is kept. Called as they arrive, to spread expensive work."""
     stream: Stream | None = None
-    """Set: the answer goes out as it is made, and `answer` is not asked. Needs one row."""
+    """If set, the response is streamed and `answer` is not called. Requires a single row."""
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """An endpoint of a task. `read` makes a job of a body and its content type. Raises `Refusal`."""
+    """An endpoint of a task. `read` parses a body and its content type into a job. Raises `Refusal`."""
 
     name: str
     read: Callable[[bytes, bytes], Job]
     outputs: tuple[str, ...]
-    """What models must give."""
+    """Outputs that models must have."""
     extras: tuple[str, ...] = ()
-    """What is asked for if the model has it."""
+    """Outputs that are requested if the model has them."""
     shape: Shape = field(default_factory=dict)
-    """The JSON Schema of its bodies (of a form without the file): the published description is held against it."""
+    """JSON Schema of the request body (of a form without its file), checked against the published API description."""

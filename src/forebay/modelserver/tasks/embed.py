@@ -1,7 +1,7 @@
-"""`POST /v1/embeddings`, OpenAI's shape, for models of the task `embed`.
+"""`POST /v1/embeddings` in OpenAI's format, for models of the task `embed`.
 
-They take `TEXT` (BYTES, one text a row) and give `EMBEDDING` (FP32, one vector a row); and, if they count them,
-`TOKENS` (an integer a row).
+Inputs: `TEXT` (BYTES, one text per row). Outputs: `EMBEDDING` (FP32, one vector per row); optionally `TOKENS` (an
+integer per row).
 """
 
 from base64 import b64encode
@@ -23,7 +23,7 @@ TOKENS: Final = "TOKENS"
 
 
 def read(body: bytes, _: bytes) -> Job:
-    """A job of a request's body. Raises `Refusal`."""
+    """Parse a request body into a job. Raises `Refusal`."""
     request = parse_embeddings(body)
     texts: list[str] = []
     for i, one in enumerate(request.inputs):
@@ -45,7 +45,7 @@ TASK: Final[Task] = Task("embed", read, (EMBEDDING,), (TOKENS,))
 
 
 def _as_json(response: InferResponse, request: EmbeddingsRequest) -> InferResponse:
-    """The response with vectors as the answer has them: two thousand of them at once would keep others waiting."""
+    """The response with its vectors encoded as JSON now: encoding thousands at the end would block the event loop."""
     outputs = []
     for tensor in response.outputs:
         made = tensor.copied()

@@ -1,7 +1,7 @@
-"""The endpoints of tasks on HTTP: a body becomes inferences, their responses become an answer.
+"""HTTP endpoints of tasks: a request body becomes inferences, and their responses become one response.
 
-Errors are OpenAI's error objects. A job of more rows than its model takes at once is several inferences. Only so
-many of them are under way as keep the model's instances busy: the requests of others need not wait for all of them.
+Errors are OpenAI's error objects. A job with more rows than the model's batch size takes several inferences. Only as
+many are in flight as keep the model's instances busy, so that other requests need not wait for all of them.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class TaskFront:
-    """Answers exchanges whose path begins with `PREFIX`. `table` is task by path."""
+    """Handles exchanges whose path begins with `PREFIX`. `table` maps paths to tasks."""
 
     def __init__(self, models: Models, table: Mapping[str, Task], log: structlog.stdlib.BoundLogger) -> None:
         self._models = models
@@ -43,7 +43,7 @@ class TaskFront:
         self._log = log
 
     def handle(self, exchange: Exchange) -> None:
-        """Answer one exchange, now or later."""
+        """Handle one exchange, now or later."""
         path = exchange.path
         try:
             task = self._table.get(path)
@@ -60,7 +60,7 @@ class TaskFront:
                 self._start(exchange, task)
         except Refusal as refusal:
             refuse(exchange, refusal, self._log)
-        except Exception as error:  # supervisor: a mistake costs one answer, which says under which id it is logged
+        except Exception as error:  # supervisor: a bug costs one response, which has the id under which it is logged
             refuse(exchange, ours(error), self._log)
 
     def _start(self, exchange: Exchange, task: Task) -> None:
@@ -82,13 +82,13 @@ class TaskFront:
         work.start(task.name, outputs)
 
     def _list(self) -> dict[str, Any]:
-        """OpenAI's list of models: those that have a task."""
+        """OpenAI's list of models; contains those that have a task."""
         names = sorted({each.name for each in self._models.index(ready_only=True)})
         listed = [self._described(name) for name in names]
         return {"object": "list", "data": [each for each in listed if each is not None]}
 
     def _one(self, name: str) -> dict[str, Any]:
-        """One of that list. Raises `Refusal`."""
+        """One entry of that list. Raises `Refusal`."""
         try:
             described = self._described(name)
         except Refused as refused:
@@ -105,7 +105,7 @@ class TaskFront:
 
 
 class Work:
-    """A job under way."""
+    """A job in progress."""
 
     __slots__ = (
         "_checking",
@@ -141,7 +141,7 @@ class Work:
         self._log = log
         self._deadline = deadline
         self._lows = range(0)
-        """The first row of each inference."""
+        """First row of each inference."""
         self._outputs: tuple[str, ...] = ()
         self._parts: list[list[InferResponse]] = []
         self._tickets: list[Ticket] = []
@@ -152,7 +152,7 @@ class Work:
         self._checking: Checking
 
     def start(self, task: str, outputs: tuple[str, ...]) -> None:
-        """Hand the first inferences to the models. Raises `Refusal`, and then none is left under way."""
+        """Start the first inferences. Raises `Refusal` after cancelling those already started."""
         config = self._view.config
         rows_max = max(1, config.max_batch)
         self._lows = range(0, self._job.rows, rows_max)
@@ -169,7 +169,7 @@ class Work:
             raise self._translated(refused, len(self._tickets)) from None
 
     def _infer_next(self) -> None:
-        """Hand the next inference to the models. Raises `Refused`."""
+        """Start the next inference. Raises `Refused`."""
         job, lows = self._job, self._lows
         part = len(self._tickets)
         inputs = job.inputs(lows[part], min(job.rows, lows[part] + lows.step))
@@ -194,7 +194,7 @@ class Work:
         return translated(refused, job.param, job.model, rows)
 
     def cancel(self) -> None:
-        """Nobody waits for the answer any more."""
+        """Cancel all inferences."""
         self._over = True
         for ticket in self._tickets:
             ticket.cancel()
@@ -215,7 +215,8 @@ class Work:
             self._fail(refusal)
         except Mistake as mistake:
             self._fail(mistaken(self._job.model, mistake))
-        except Exception as error:  # supervisor: a mistake with one answer must not stop those who call back
+        # supervisor: a bug in writing one response must not affect the model's other callbacks
+        except Exception as error:
             self._fail(ours(error))
 
     def _take(self, part: int, response: InferResponse) -> None:
@@ -228,7 +229,7 @@ class Work:
     def _end(self) -> None:
         self._waiting -= 1
         if self._waiting:
-            asyncio.get_running_loop().call_soon(self._go_on)  # who calls back has its own work to finish first
+            asyncio.get_running_loop().call_soon(self._go_on)  # deferred: the caller is in the middle of a batch
             return
         exchange, job, stream = self._exchange, self._job, self._job.stream
         if stream is not None:
@@ -247,7 +248,7 @@ class Work:
         return self._outflow
 
     def _fail(self, refusal: Refusal) -> None:
-        """Answer with an error, or say it in the stream; what else is under way is not wanted any more."""
+        """Respond with an error, or report it in the stream; cancels all other inferences."""
         exchange, stream = self._exchange, self._job.stream
         self.cancel()
         if not exchange.started:
@@ -263,7 +264,7 @@ class Work:
 
 
 def outputs_of(task: Task, config: ModelConfig) -> tuple[str, ...]:
-    """The outputs to ask a model for. Raises `Refusal` if it does not do the task, or lacks what the task needs."""
+    """The outputs to request. Raises `Refusal` if the model does not have the task or lacks a required output."""
     found = config.parameters.get(PARAMETER)
     if found != task.name:
         does = f"has the task '{found}'" if found else "has no task; its configuration names none as " + PARAMETER
@@ -276,7 +277,7 @@ def outputs_of(task: Task, config: ModelConfig) -> tuple[str, ...]:
 
 
 def ours(error: Exception) -> Refusal:
-    """An error of ours, as clients hear of it."""
+    """An internal error as shown to clients."""
     refusal = Refusal(Code.INTERNAL)
     refusal.__cause__ = error
     return refusal

@@ -1,4 +1,4 @@
-"""Errors of the endpoints of tasks: what clients are told, and what only the log is."""
+"""Errors of task endpoints: what clients are told, and what is only logged."""
 
 import re
 from typing import Final
@@ -14,22 +14,22 @@ from forebay.wire import http1
 from forebay.wire.errors import error_body, id_headers
 
 RETRYABLE: Final = (b"x-forebay-retryable", b"1")
-"""Tells a gateway that another replica may be asked."""
+"""Tells a gateway that it may retry on another replica."""
 _CODES: Final = {
     Kind.NOT_FOUND: Code.MODEL_NOT_FOUND,
     Kind.UNAVAILABLE: Code.OVERLOADED,
     Kind.INTERNAL: Code.INTERNAL,
     Kind.UNKNOWN: Code.INTERNAL,
 }
-"""Every other kind is the client's fault."""
+"""All other kinds are client errors."""
 _NAMED: Final = re.compile(r"([a-z_]+(?:\[\])?)(?:\[([0-9]{1,6})\])?: ")
 _INSIDE: Final = re.compile(r"(?:\[request id: [^]]*\] )?(?:in ensemble '[^']*', (?:step of model '[^']*': )?)*")
-"""What the protocol says before the words of a model: which request of a batch, and which step of an ensemble."""
+"""The protocol's prefixes of a model's own text: request id, ensemble and step."""
 _REQUEST_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
 class Failure(Refusal):
-    """A model has failed, for a `reason` that is for the log alone: it may name files, or quote the request."""
+    """A model has failed, for a `reason` that is only logged: it may contain file names or request content."""
 
     def __init__(self, text: str, reason: str = "") -> None:
         super().__init__(Code.INTERNAL, text)
@@ -37,7 +37,7 @@ class Failure(Refusal):
 
 
 class Crowded(Refusal):
-    """There is no room for a request now; coming back makes sense after `retry_after_s`."""
+    """There is no capacity for a request now; clients may retry after `retry_after_s`."""
 
     def __init__(self, refused: Refused) -> None:
         super().__init__(Code.OVERLOADED, refused.text)
@@ -45,20 +45,20 @@ class Crowded(Refusal):
 
 
 def failed(model: str, reason: str) -> Failure:
-    """A model has said that it failed."""
+    """The error for a model that reported a failure."""
     return Failure(f"The model '{model}' failed; the log has the request id.", reason)
 
 
 def mistaken(model: str, mistake: Mistake) -> Failure:
-    """A model has given something else than its task promises."""
-    return Failure(f"The model '{model}' does not do what its task promises: {mistake}.")
+    """The error for a model whose output violates its task's contract."""
+    return Failure(f"The model '{model}' violates the contract of its task: {mistake}.")
 
 
 def translated(refused: Refused, param: str, model: str, rows: range | None = None) -> Refusal:
-    """An error of the protocol as one of this API; `param` is the field that the client has to change.
+    """Convert an error of the protocol into one of this API; `param` is the field that the client must change.
 
-    A model that takes options says itself which of them is to blame: `language: …`. Of several things in a field it
-    may say which, counted within its inference: `image[1]: …`. `rows` are those of the inference; None: there is one.
+    A model may name the offending option itself, `language: …`, or the item in its inference, `image[1]: …`. `rows`
+    are the rows of that inference; None: the job has only one.
     """
     code = _CODES.get(refused.kind, Code.INVALID_REQUEST)
     if code is Code.INTERNAL:
@@ -74,7 +74,7 @@ def translated(refused: Refused, param: str, model: str, rows: range | None = No
 
 
 def _located(text: str, param: str, rows: range | None) -> Refusal:
-    """What a model finds wrong, with the field and, as far as that is known, the thing in it."""
+    """A model's complaint, with the field and, if known, the item in it."""
     named = _NAMED.match(text)
     if named is None:
         one = rows is not None and len(rows) == 1
@@ -86,7 +86,7 @@ def _located(text: str, param: str, rows: range | None) -> Refusal:
 
 
 def refuse(exchange: Exchange, refusal: Refusal, log: structlog.stdlib.BoundLogger, *headers: http1.Header) -> None:
-    """Answer with an error. What is not the client's fault is also logged, with the id that the answer has."""
+    """Respond with an error. Server errors are also logged, with the request id in the response."""
     row = TABLE[refusal.code]
     more = [*headers, RETRYABLE] if row.retry else [*headers]
     if isinstance(refusal, Crowded):
@@ -97,7 +97,7 @@ def refuse(exchange: Exchange, refusal: Refusal, log: structlog.stdlib.BoundLogg
 
 
 def note(exchange: Exchange, log: structlog.stdlib.BoundLogger, refusal: Refusal) -> bytes:
-    """Log a failure. Returns the id of its request: the one that it came with, or a new one."""
+    """Log a failure. Returns the request id: the client's, or a new one."""
     given = exchange.header(b"x-request-id") or b""
     id = given if _REQUEST_ID.fullmatch(given) else f"req-{random_hex(8)}".encode()
     reason = refusal.reason if isinstance(refusal, Failure) else ""

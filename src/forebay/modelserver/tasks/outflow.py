@@ -1,4 +1,4 @@
-"""Answers that go out as they are made, at the pace of the client."""
+"""Streamed responses with backpressure."""
 
 from collections import deque
 from typing import Final
@@ -7,16 +7,16 @@ from forebay.core.errors import Code, Refusal
 from forebay.net.exchange import Exchange
 
 USAGE: Final = b"x-forebay-usage"
-"""Tells a gateway the tokens of the prompt, of the answer, and of the prompt out of a cache."""
+"""Tells a gateway the numbers of prompt tokens, completion tokens, and cached prompt tokens."""
 NO_TOKENS: Final = (USAGE, b"0,0,0")
-"""Behind answers that come in pieces: speech is not counted in tokens."""
+"""Trailer of streamed responses: speech is not counted in tokens."""
 
 HELD_BYTES_MAX: Final = 32 * 2**20
-"""What waits for a slow client: some ten minutes of uncompressed speech, which is made faster than it is played."""
+"""Buffer limit for a slow client: some ten minutes of uncompressed speech, generated faster than played."""
 
 
 class Outflow:
-    """One answer. What the client is not ready for waits here."""
+    """One streamed response, buffered while the client cannot take more."""
 
     __slots__ = ("_content_type", "_ended", "_exchange", "_held", "_held_bytes")
 
@@ -28,7 +28,7 @@ class Outflow:
         self._ended = False
 
     def add(self, piece: bytes) -> None:
-        """Send a piece. Raises `Refusal` with SLOW_CONSUMER if too much waits already."""
+        """Send a chunk. Raises `Refusal` with SLOW_CONSUMER if the buffer is full."""
         exchange = self._exchange
         if not exchange.started:
             exchange.start(200, [(b"content-type", self._content_type)])
@@ -44,17 +44,17 @@ class Outflow:
             raise Refusal(Code.SLOW_CONSUMER)
 
     def end(self, last: bytes) -> None:
-        """Send the last piece, and end the answer when the client has it all. Raises as `add`."""
+        """Send the last chunk, and end the response once the client has everything. Raises as `add`."""
         self.add(last)
         self._ended = True
         if not self._held:
             self._exchange.end([NO_TOKENS])
 
     def pause(self) -> None:
-        """Pieces wait here from now on."""
+        """Called on backpressure: `add` buffers from now on."""
 
     def resume(self) -> None:
-        """Send what waits, as far as the client takes it."""
+        """Send buffered chunks until the next backpressure."""
         exchange = self._exchange
         while self._held and not exchange.paused:
             piece = self._held.popleft()

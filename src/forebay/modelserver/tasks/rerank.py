@@ -1,7 +1,7 @@
-"""`POST /v1/rerank`, as Cohere's and Jina's clients know it, for models of the task `rerank`.
+"""`POST /v1/rerank` in the format of Cohere and Jina, for models of the task `rerank`.
 
-They take `QUERY` and `DOCUMENT` (BYTES, one of each a row) and give `SCORE` (FP32, one a row; higher is better); and,
-if they count them, `TOKENS`. Scores are told as the model gives them.
+Inputs: `QUERY` and `DOCUMENT` (BYTES, one of each per row). Outputs: `SCORE` (FP32, one per row, higher is better);
+optionally `TOKENS`. Scores are returned as the model gives them.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ from forebay.wire.openai_fields import (
 )
 
 DOCUMENTS_MAX: Final = 1000
-"""Cohere's limit on documents of one request."""
+"""Cohere's limit on documents per request."""
 QUERY: Final = "QUERY"
 DOCUMENT: Final = "DOCUMENT"
 SCORE: Final = "SCORE"
@@ -39,7 +39,7 @@ _DOCUMENT = {"text": _TEXT}
 
 
 def read_body(body: bytes, _: bytes) -> Job:
-    """A job of a request's body. Raises `Refusal`."""
+    """Parse a request body into a job. Raises `Refusal`."""
     given = BODY(decode(body), "")
     documents: list[str] = given["documents"]
     query: str = given["query"]

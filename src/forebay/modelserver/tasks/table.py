@@ -1,4 +1,4 @@
-"""Every endpoint of every task, by its path."""
+"""All task endpoints, by path."""
 
 from collections.abc import Mapping
 from typing import Final

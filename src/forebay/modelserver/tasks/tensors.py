@@ -1,4 +1,4 @@
-"""Tensors of tasks, made of Python values and turned into them."""
+"""Conversion between task tensors and Python values."""
 
 from collections.abc import Iterable
 
@@ -13,18 +13,18 @@ from forebay.wire.oip.tensors import prefixed, split
 
 
 def strings(name: str, values: Iterable[str | bytes], shape: tuple[int, ...]) -> Tensor:
-    """A BYTES tensor of texts, or of whatever the bytes are."""
+    """A BYTES tensor of texts or binary values."""
     data = b"".join([prefixed(each.encode() if isinstance(each, str) else each) for each in values])
     return Tensor(name, Datatype.BYTES, shape, data)
 
 
 def numbers(name: str, datatype: Datatype, array: Array) -> Tensor:
-    """A tensor of an array; its elements are converted if need be."""
+    """A tensor from an array; its elements are converted if necessary."""
     return Tensor(name, datatype, array.shape, np.ascontiguousarray(array, DTYPES[datatype]).tobytes())
 
 
 def as_array(tensor: Tensor) -> Array:
-    """The numbers of a tensor that is not of BYTES, in its shape; a view. Raises `Mistake` if some are not finite."""
+    """A view of a numeric tensor. Raises `Mistake` if some elements are not finite."""
     array = np.frombuffer(tensor.data, DTYPES[tensor.datatype]).reshape(tensor.shape)
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         raise Mistake(f"it gave '{tensor.name}' with numbers that are not finite")
@@ -32,12 +32,12 @@ def as_array(tensor: Tensor) -> Array:
 
 
 def as_bytes(tensor: Tensor) -> list[bytes]:
-    """The elements of a BYTES tensor, flat. Raises `ValueError` if it is damaged."""
+    """Elements of a BYTES tensor, flat. Raises `ValueError` if it is malformed."""
     return [bytes(each) for each in split(tensor.data)]
 
 
 def as_texts(tensor: Tensor) -> list[str]:
-    """The elements of a BYTES tensor that are texts. Raises `ValueError` if damaged, `Mistake` if not UTF-8."""
+    """Elements of a BYTES tensor as texts, flat. Raises `ValueError` if it is malformed, `Mistake` if not UTF-8."""
     try:
         return [str(each, "utf-8") for each in split(tensor.data)]
     except UnicodeDecodeError:
@@ -45,5 +45,5 @@ def as_texts(tensor: Tensor) -> list[str]:
 
 
 def token_count(tensors: Iterable[Tensor]) -> int:
-    """Tokens of all rows together; 0 of a model that does not count them."""
+    """Total number of tokens; 0 for a model that does not count them."""
     return sum(int(as_array(each).sum()) for each in tensors)

@@ -1,8 +1,7 @@
-"""`POST /v1/audio/speech`, OpenAI's shape, for models of the task `speak`.
+"""`POST /v1/audio/speech` in OpenAI's format, for models of the task `speak`.
 
-They take `TEXT` (BYTES, one text) and options as parameters of the request: `format`, `speed`, `voice`. They give
-`AUDIO` (BYTES): a file of that format, or pieces of it one after the other if they are decoupled, which are sent as
-they come.
+Inputs: `TEXT` (BYTES, one text) and the request parameters `format`, `speed` and `voice`. Output: `AUDIO` (BYTES), a
+file in that format; decoupled models give it in chunks, which are sent as they come.
 """
 
 from base64 import b64encode
@@ -42,7 +41,7 @@ FORMATS: Final = {
     "wav": b"audio/wav",
     "pcm": b"audio/pcm",
 }
-"""Formats and their content types. PCM has 16 bits little-endian, one channel, 24,000 samples a second."""
+"""Formats with their content types. PCM is 16-bit little-endian, mono, at 24 kHz."""
 EVENTS: Final = b"text/event-stream; charset=utf-8"
 
 _encode = msgspec.json.Encoder().encode
@@ -76,7 +75,7 @@ BODY: Final = nested(
 
 
 def read(body: bytes, _: bytes) -> Job:
-    """A job of a request's body. Raises `Refusal`."""
+    """Parse a request body into a job. Raises `Refusal`."""
     given = BODY(decode(body), "")
     format = given.get("response_format", "mp3")
     tensors = (strings(TEXT, [given["input"]], (1, 1)),)
@@ -90,7 +89,7 @@ def read(body: bytes, _: bytes) -> Job:
 
 
 def piece_of(response: InferResponse) -> bytes:
-    """The bytes of the file that a response has. Raises `ValueError` if its tensor is damaged."""
+    """The audio bytes in a response. Raises `ValueError` if its tensor is malformed."""
     return b"".join([piece for tensor in response.outputs if tensor.name == AUDIO for piece in as_bytes(tensor)])
 
 

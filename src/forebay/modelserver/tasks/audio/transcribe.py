@@ -1,9 +1,9 @@
-"""`POST /v1/audio/transcriptions` and `/v1/audio/translations`, OpenAI's shape, for models of the task `transcribe`.
+"""`POST /v1/audio/transcriptions` and `/v1/audio/translations` in OpenAI's format, for the task `transcribe`.
 
-They take `AUDIO` (BYTES: a file as it is) and options as parameters of the request: `language`, `prompt`,
-`temperature`, `translate`, `words`. They give segments: `TEXT` (BYTES, any number); and, if they know them, `TIMES`
-(FP32, start and end of each in seconds), `DETAILS` (BYTES: a JSON object for each, by OpenAI's names), `LANGUAGE`
-(BYTES) and `DURATION` (FP32, seconds). A decoupled model may give them one by one, for streams.
+Inputs: `AUDIO` (BYTES, the unchanged file) and the request parameters `language`, `prompt`, `temperature`,
+`translate` and `words`. Output: segments, `TEXT` (BYTES, any number); optionally `TIMES` (FP32, start and end of each
+in seconds), `DETAILS` (BYTES, a JSON object for each with OpenAI's field names), `LANGUAGE` (BYTES) and `DURATION`
+(FP32, seconds). Decoupled models may give segments one by one, for streaming.
 """
 
 from collections.abc import Callable
@@ -53,7 +53,7 @@ from forebay.wire.openai_fields import (
 AUDIO: Final = "AUDIO"
 FILE: Final = "file"
 PROMPT_CHARS_MAX: Final = 4096
-"""More than Whisper looks at, which is 224 tokens."""
+"""More than Whisper uses, which is 224 tokens."""
 LANGUAGE_CHARS_MAX: Final = 16
 GRANULARITIES: Final = "timestamp_granularities[]"
 EVENTS: Final = b"text/event-stream; charset=utf-8"
@@ -72,7 +72,7 @@ def _several(reader: Reader) -> Reader:
 _NUMBERS: Final = frozenset({"temperature"})
 _FLAGS: Final = {"true": True, "false": False, "True": True, "False": False}
 _LISTS: Final = {"timestamp_granularities": GRANULARITIES, GRANULARITIES: GRANULARITIES, "include[]": "include[]"}
-"""Fields that are given once for each value; without the brackets only by clients that do not write forms well."""
+"""Repeated form fields; names without brackets come from clients that encode forms incorrectly."""
 TRANSLATION_FIELDS: Final[dict[str, Reader]] = {
     "model": text(1),
     "prompt": text(0, PROMPT_CHARS_MAX),
@@ -91,12 +91,12 @@ TRANSCRIPTION_FIELDS: Final[dict[str, Reader]] = {
 
 
 def read_transcription(body: bytes, content_type: bytes) -> Job:
-    """A job of a request's body. Raises `Refusal`."""
+    """Parse a request body into a job. Raises `Refusal`."""
     return _job(body, content_type, TRANSCRIPTION_FIELDS, "transcribe")
 
 
 def read_translation(body: bytes, content_type: bytes) -> Job:
-    """The same, for a text in English whatever is spoken. Raises `Refusal`."""
+    """As `read_transcription`, but for English text whatever language is spoken. Raises `Refusal`."""
     return _job(body, content_type, TRANSLATION_FIELDS, "translate")
 
 
@@ -143,7 +143,7 @@ def _job(body: bytes, content_type: bytes, fields: dict[str, Reader], task: str)
 
 
 def _values(form: Form) -> dict[str, Any]:
-    """The fields of the form as JSON would have them. Raises `Refusal`."""
+    """The fields of the form, typed as in JSON. Raises `Refusal`."""
     found: dict[str, Any] = {}
     for name, values in form.fields.items():
         if name in _LISTS:
@@ -176,7 +176,7 @@ def _answer(write: Callable[[Transcript], Answer], task: str, results: Results) 
 
 
 class _Telling:
-    """A transcript as events, one for each response."""
+    """Streams a transcript as events, one per response."""
 
     def __init__(self) -> None:
         self._said: list[Segment] = []

@@ -1,4 +1,4 @@
-"""Transcripts as OpenAI's API words them: what a model has heard, in each of the formats that can be asked for."""
+"""Transcripts, and their encoding in each of the response formats of OpenAI's API."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,18 +22,18 @@ _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 class Segment(NamedTuple):
-    """A stretch of speech. Times are seconds since the beginning of the file."""
+    """A segment of speech. Times are seconds from the start of the file."""
 
     text: str
     start_s: float
     end_s: float
     details: dict[str, Any]
-    """What else the model says of it, by the names of the verbose format; `words` among it if they were asked for."""
+    """Further fields of the verbose format; includes `words` if requested."""
 
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """Everything that was heard. `language` and `duration_s` are empty and 0 if the model does not tell."""
+    """A complete transcript. `language` is empty and `duration_s` 0 if the model does not report them."""
 
     segments: Sequence[Segment]
     language: str
@@ -41,17 +41,17 @@ class Transcript:
 
     @property
     def text(self) -> str:
-        """All of it as one text."""
+        """The whole text."""
         return "".join([segment.text for segment in self.segments]).strip()
 
     @property
     def usage(self) -> dict[str, Any]:
-        """What it is billed by."""
+        """OpenAI's usage object for audio."""
         return {"type": "duration", "seconds": self.duration_s}
 
 
 def segments_of(response: InferResponse) -> list[Segment]:
-    """The segments of one response of a model. Raises `ValueError` or `Mistake` if its tensors make no sense."""
+    """Segments in one response. Raises `ValueError` or `Mistake` if its tensors are malformed."""
     found = {tensor.name: tensor for tensor in response.outputs}
     if TEXT not in found:
         raise Mistake(f"it gave no '{TEXT}'")
@@ -66,7 +66,7 @@ def segments_of(response: InferResponse) -> list[Segment]:
 
 
 def transcript_of(responses: Sequence[InferResponse]) -> Transcript:
-    """What all responses to a request say together. Raises `ValueError` as above."""
+    """The transcript from all responses to a request. Raises as `segments_of`."""
     segments: list[Segment] = []
     language, duration_s = "", 0.0
     for response in responses:
@@ -80,12 +80,12 @@ def transcript_of(responses: Sequence[InferResponse]) -> Transcript:
 
 
 def as_json(found: Transcript) -> Answer:
-    """Only the text."""
+    """The text in a JSON object."""
     return Answer(_encode({"text": found.text, "usage": found.usage}))
 
 
 def as_text(found: Transcript) -> Answer:
-    """Only the text, and no JSON around it."""
+    """Plain text."""
     return Answer(f"{found.text}\n".encode(), PLAIN)
 
 
@@ -101,7 +101,7 @@ def as_web_subtitles(found: Transcript) -> Answer:
 
 
 def as_verbose(found: Transcript, *, task: str, segments: bool, words: bool) -> Answer:
-    """Everything that is known; with segments, words, or both."""
+    """All known fields, with segments, words, or both."""
     body: dict[str, Any] = {
         "task": task,
         "language": found.language,

@@ -1,8 +1,8 @@
-"""Requests about pictures, and what their answers have in common.
+"""Requests and responses common to the image tasks.
 
-Pictures come as JSON, `{"model": …, "image": …}` with base64 or a data URL, or several of them in an array; or as a
-form with the file `image`. Models take the files as they are (`IMAGE`, BYTES, one a row): they are decoded where they
-are looked at, so a file that is made to hurt hurts nobody but its sender.
+Images are sent as JSON, `{"model": …, "image": …}` with base64 or a data URL, or an array of them; or as a form with
+the file `image`. Models get the files unchanged (`IMAGE`, BYTES, one per row): files are decoded in the model's
+process, so that a malicious file cannot hurt anyone but its sender.
 """
 
 import binascii
@@ -36,17 +36,17 @@ from forebay.wire.openai_fields import (
 )
 
 IMAGES_MAX: Final = 64
-"""Of one request."""
+"""Images per request."""
 FIELD: Final = "image"
 IMAGE: Final = "IMAGE"
 SIZE: Final = "SIZE"
-"""An output that models may have: width and height of the picture, in pixels."""
+"""Optional output: width and height of the image, in pixels."""
 SCORE_DIGITS: Final = 6
 PIXEL_DIGITS: Final = 2
 _BASE64: Final = ";base64"
 
 Options = Mapping[str, Any]
-"""The other fields of a request, checked."""
+"""Further request fields, validated."""
 
 _encode = msgspec.json.Encoder().encode
 _TEXT = text(1)
@@ -58,7 +58,7 @@ def image_task(
     describe: Callable[[Results, Options], Iterator[dict[str, Any]]],
     outputs: tuple[str, ...],
 ) -> Task:
-    """A task on pictures: `describe` says what was found on each, in order."""
+    """A task on images: `describe` yields the results for each, in order."""
     body = nested({"model": _TEXT, FIELD: _images, "user": ignored_text, **fields}, ("model", FIELD))
 
     def read(data: bytes, content_type: bytes) -> Job:
@@ -74,7 +74,7 @@ def image_task(
 
 
 def rows(results: Results, name: str, *, texts: bool = False) -> Iterator[Array]:
-    """An output, picture by picture. BYTES are arrays of `object`. Nothing if the model has no such output."""
+    """An output, image by image. BYTES become arrays of `object`. Nothing if the model has no such output."""
     for tensor in results.tensors(name):
         if tensor.datatype is Datatype.BYTES:
             array = np.empty(tensor.shape, object)
@@ -85,12 +85,12 @@ def rows(results: Results, name: str, *, texts: bool = False) -> Iterator[Array]
 
 
 def rounded(score: float) -> float:
-    """A score with as many digits as mean something."""
+    """A score rounded to its significant digits."""
     return round(float(score), SCORE_DIGITS)
 
 
 def pixels(values: Array) -> list[Any]:
-    """Coordinates, in as many digits as mean something."""
+    """Coordinates rounded to their significant digits."""
     found: list[Any] = np.round(values.astype(np.float64), PIXEL_DIGITS).tolist()
     return found
 
@@ -107,14 +107,14 @@ shaped(_images, {"anyOf": [shape_of(_TEXT), array_shape(shape_of(_TEXT), 1, IMAG
 
 
 def _image(value: Any, path: str) -> bytes:
-    """The file that a field holds; one that came as a file is `bytes` already."""
+    """The file in a field; uploaded files are `bytes` already."""
     if type(value) is bytes:
         if not value:
             raise Refusal(Code.INVALID_REQUEST, f"'{path}' is empty.", path)
         return value
     given: str = _TEXT(value, path)
     if given.startswith(("http://", "https://")):
-        unsupported(path, "pictures are not fetched; send the file itself, as base64 or a data URL.")
+        unsupported(path, "images are not fetched; send the file itself, as base64 or a data URL.")
     if given.startswith("data:"):
         kind, _, given = given.partition(",")
         if not kind.endswith(_BASE64):
@@ -127,7 +127,7 @@ def _image(value: Any, path: str) -> bytes:
 
 
 def _form(form: Form) -> dict[str, Any]:
-    """The fields of the form as JSON would have them. Raises `Refusal`."""
+    """The fields of the form, typed as in JSON. Raises `Refusal`."""
     found: dict[str, Any] = {}
     for name, values in form.fields.items():
         if len(values) > 1:
@@ -144,7 +144,7 @@ def _form(form: Form) -> dict[str, Any]:
 
 
 def _number(value: str) -> Any:
-    """What a field says if it says a number, else its text: the reader of the field says what is wrong with that."""
+    """The number in a form field, else its text, which the field's reader then rejects."""
     try:
         return msgspec.json.decode(value, type=int | float)
     except (msgspec.DecodeError, msgspec.ValidationError):

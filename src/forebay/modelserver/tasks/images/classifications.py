@@ -1,6 +1,6 @@
-"""`POST /v1/images/classifications` for models of the task `classify-image`: what is on pictures.
+"""`POST /v1/images/classifications` for models of the task `classify-image`.
 
-They give `SCORE` (FP32, a number for each class a row), whose classes have their names from the output's label file.
+Output: `SCORE` (FP32, one per class and row); the output's label file names the classes.
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
-"""`POST /v1/images/detections` for models of the task `detect-objects`: where things are on pictures.
+"""`POST /v1/images/detections` for models of the task `detect-objects`.
 
-They give, a row for each object, `LABEL` (BYTES; empty: no object), `SCORE` (FP32) and `BOX` (FP32: left, top, right
-and bottom in pixels), the surest first.
+Outputs, one entry per object: `LABEL` (BYTES; empty: no object), `SCORE` (FP32) and `BOX` (FP32: left, top, right and
+bottom in pixels), highest score first.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ BOX: Final = "BOX"
 THRESHOLD_DEFAULT: Final = 0.5
 OBJECTS_MAX: Final = 1000
 SIDES: Final = ("xmin", "ymin", "xmax", "ymax")
-"""As Hugging Face's pipelines call them."""
+"""Names as in Hugging Face's pipelines."""
 
 
 def _describe(results: Results, options: Options) -> Iterator[dict[str, Any]]:

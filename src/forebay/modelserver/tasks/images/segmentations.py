@@ -1,7 +1,7 @@
-"""`POST /v1/images/segmentations` for models of the task `segment-image`: which part of a picture is what.
+"""`POST /v1/images/segmentations` for models of the task `segment-image`.
 
-They give, a row for each segment, `LABEL` (BYTES), `AREA` (FP32: the share of the picture that it covers) and `MASK`
-(BYTES: a grey PNG of the picture's size, 255 where it surely is).
+Outputs, one entry per segment: `LABEL` (BYTES), `AREA` (FP32, its share of the image) and `MASK` (BYTES, a grey PNG
+of the image's size, 255 where the segment certainly is).
 """
 
 from base64 import b64encode

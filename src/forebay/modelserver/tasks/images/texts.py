@@ -1,7 +1,7 @@
-"""`POST /v1/images/ocr` for models of the task `read-text`: what is written on pictures.
+"""`POST /v1/images/ocr` for models of the task `read-text`.
 
-They give, a row for each line in the order in which one reads, `TEXT` (BYTES), `SCORE` (FP32) and `BOX` (FP32, four
-corners in pixels, from the top left clockwise).
+Outputs, one entry per line in reading order: `TEXT` (BYTES), `SCORE` (FP32) and `BOX` (FP32, four corners in pixels,
+clockwise from the top left).
 """
 
 from collections.abc import Iterator
