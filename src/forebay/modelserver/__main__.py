@@ -1,4 +1,4 @@
-"""`python -m forebay.modelserver SPEC.json`: one replica. Exits 0 when drained, 1 if it gave up, 2 on a bad call."""
+"""`python -m forebay.modelserver SPEC.json`: run one replica. Exits 0 when drained, 1 on failure, 2 on misuse."""
 
 import sys
 from pathlib import Path
@@ -15,7 +15,7 @@ from forebay.obs import log
 
 
 def main(arguments: list[str]) -> int:
-    """Run the replica of a specification file."""
+    """Run the replica described by a specification file."""
     if len(arguments) != 1:
         print("usage: python -m forebay.modelserver SPEC.json", file=sys.stderr)
         return 2

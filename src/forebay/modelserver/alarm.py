@@ -1,7 +1,7 @@
-"""A timer of an event loop that is exact to microseconds.
+"""An event-loop timer with microsecond precision.
 
-Those of uvloop are whole milliseconds: a shorter wait ends at once, and who then finds that it is too early and waits
-again keeps a processor busy. This one is the kernel's (timerfd).
+uvloop's timers count whole milliseconds: a shorter wait ends at once, and a caller that then finds itself too early
+and waits again keeps a CPU busy. This one uses the kernel's timerfd.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ _Spec = ctypes.c_long * 4
 
 
 class Alarm:
-    """Calls `ring` on the loop at a time. It may also ring without a reason: look whether there is one."""
+    """Calls `ring` on the loop at a given time. Spurious calls are possible: check what is due."""
 
     def __init__(self, ring: Callable[[], None]) -> None:
         self._ring = ring
@@ -32,7 +32,7 @@ class Alarm:
         self._closed = False
 
     def set(self, at: float) -> None:
-        """Ring at that time of CLOCK_MONOTONIC, in seconds, or before: the earliest time of several holds."""
+        """Ring at that time of CLOCK_MONOTONIC, in seconds, or earlier: the earliest time set wins."""
         if at >= self._at or self._closed:
             return
         if self._fd < 0:
@@ -40,7 +40,7 @@ class Alarm:
             self._loop.add_reader(self._fd, self._rang)
         self._at = at
         seconds = int(at)
-        spec = _Spec(0, 0, seconds, max(1, int((at - seconds) * 1e9)))  # all zeros would switch it off
+        spec = _Spec(0, 0, seconds, max(1, int((at - seconds) * 1e9)))  # all zeros would disarm it
         _checked(_libc().timerfd_settime(self._fd, ABSOLUTE, spec, None))
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
-"""System shared memory that clients have registered: inputs are read from it, outputs written into it.
+"""System shared memory that clients have registered: inputs are read from it, and outputs written to it.
 
-The memory belongs to clients, and they may shrink it at any time: touching a mapping would then kill the server
-(SIGBUS). So it is never mapped but read and written like a file, each time within the size that it has just then.
+Clients own the memory and may shrink it at any time; touching a mapping would then kill the server (SIGBUS). So it is
+never mapped, but read and written like a file, each time within its current size.
 """
 
 import os
@@ -16,16 +16,16 @@ from forebay.wire.oip.ports import MemoryKind, Region
 
 FOLDER: Final = "/dev/shm"  # noqa: S108 - it is where shm_open keeps its objects
 READ_BYTES_MAX: Final = 1 << 30
-"""Of one input in shared memory: it is copied, and nobody else is served meanwhile."""
+"""Limit of one input in shared memory: copying it blocks the event loop."""
 REGIONS_MAX: Final = 4096
-"""Each has an open file."""
+"""Each keeps a file open."""
 RESERVED_PREFIX: Final = "triton_python_backend_shm_region_"
-"""Keys that Triton keeps for itself, and refuses to clients."""
+"""Key prefix that Triton reserves for itself and rejects for clients."""
 NO_CUDA: Final = "CUDA shared memory is not supported: this server reads and writes tensors in system memory only"
 
 
 class Target:
-    """A part of a region that an output goes to."""
+    """The part of a region that an output is written to."""
 
     __slots__ = ("_at", "_held", "size")
 
@@ -33,10 +33,10 @@ class Target:
         self._held = held
         self._at = at
         self.size = size
-        """Bytes that there are for it."""
+        """Bytes available."""
 
     def put(self, output: str, data: Buffer) -> None:
-        """Copy an output there. Raises `Refused`, also if there is not enough room."""
+        """Write an output there. Raises `Refused`, also if it does not fit."""
         view = memoryview(data).cast("B")
         if len(view) > self.size:
             raise invalid(
@@ -48,7 +48,7 @@ class Target:
 
 
 class _Held:
-    """A registered region. It stays open as long as requests use it, registered or not."""
+    """A registered region. It stays open while requests use it, even if it is unregistered."""
 
     __slots__ = ("_file", "known")
 
@@ -60,7 +60,7 @@ class _Held:
         os.close(self._file)
 
     def check(self, at: int, size: int) -> None:
-        """Refuse what is outside of the region, or of what is left of its memory."""
+        """Check that a range lies within the region and its memory's current size. Raises `Refused`."""
         name = self.known.name
         if at >= self.known.size:
             raise Refused(Kind.INVALID_ARGUMENT, f"Invalid offset for shared memory region: '{name}'")
@@ -70,7 +70,7 @@ class _Held:
             raise self._shrunk()
 
     def read(self, at: int, size: int) -> memoryview:
-        """A copy of that part."""
+        """A copy of a range."""
         self.check(at, size)
         if size > READ_BYTES_MAX:
             raise invalid(
@@ -87,8 +87,8 @@ class _Held:
         return view
 
     def write(self, at: int, data: memoryview) -> None:
-        """Put bytes there."""
-        self.check(at, len(data))  # a write beyond the end would make the memory larger
+        """Write bytes at an offset."""
+        self.check(at, len(data))  # a write beyond the end would grow the memory
         done = 0
         while done < len(data):
             done += os.pwrite(self._file, data[done:], self.known.offset + at + done)
@@ -99,24 +99,24 @@ class _Held:
 
 
 class SharedRegions:
-    """The regions that are registered now. Implements `wire.oip.ports.Regions`; everything raises `Refused`."""
+    """The registered regions. Implements `wire.oip.ports.Regions`; everything raises `Refused`."""
 
     def __init__(self, folder: str = FOLDER) -> None:
         self._folder = folder
         self._known: dict[str, _Held] = {}
 
     def read(self, name: str, offset: int, size: int) -> memoryview:
-        """The bytes that are there now."""
+        """A copy of the current content."""
         return self._held(name).read(offset, size)
 
     def target(self, name: str, offset: int, size: int) -> Target:
-        """Where an output may be written."""
+        """A destination for an output."""
         held = self._held(name)
         held.check(offset, size)
         return Target(held, offset, size)
 
     def register(self, region: Region) -> None:
-        """Make a region known."""
+        """Register a region."""
         if region.kind is MemoryKind.CUDA:
             raise Refused(Kind.UNSUPPORTED, NO_CUDA)
         name = region.name
@@ -137,13 +137,13 @@ class SharedRegions:
         self._known[name] = held
 
     def unregister(self, kind: MemoryKind, name: str) -> None:
-        """Forget a region, or all of that kind if `name` is empty. Unknown names are no error."""
+        """Unregister a region, or all of that kind if `name` is empty. Unknown names are ignored."""
         if kind is MemoryKind.SYSTEM:
             for each in [name] if name else list(self._known):
                 self._known.pop(each, None)
 
     def status(self, kind: MemoryKind, name: str) -> Sequence[Region]:
-        """That region, or all of that kind if `name` is empty."""
+        """One region, or all of that kind if `name` is empty."""
         if not name:
             return [self._known[each].known for each in sorted(self._known)] if kind is MemoryKind.SYSTEM else []
         if name not in self._known:
@@ -161,7 +161,7 @@ class SharedRegions:
         return held
 
     def _open(self, shown: str, key: str) -> int:
-        """The file of a key. Only a plain file right in the folder is memory that was shared."""
+        """Open the object of a key, which must be a regular file directly in the folder."""
         failed = Refused(Kind.INTERNAL, f"Unable to open shared memory region: '{shown}'")
         if "/" in key or "\0" in key or key in (".", ".."):
             raise failed
@@ -176,7 +176,7 @@ class SharedRegions:
 
 
 def _key(region: Region) -> str:
-    """The key without slashes in front, as shm_open takes it."""
+    """The key without leading slashes, as in shm_open."""
     key = region.key.lstrip("/")
     if not key:
         text = f"cannot register shared memory region '{region.name}' - invalid shm key '{region.key}'"

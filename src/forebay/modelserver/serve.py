@@ -1,4 +1,4 @@
-"""The model server from start to end: listen, load, say so, serve, drain when told to, unload, exit."""
+"""The model server from start to end: listen, load, announce, serve, drain when stopped, unload, exit."""
 
 import asyncio
 import errno
@@ -41,10 +41,10 @@ from forebay.wire import http1
 from forebay.wire.openapi import document, modelserver
 
 IDLE_TIMEOUT_S: Final = 600.0
-"""Clients keep connections in pools, and take it for a failure if one that they use again is closed."""
+"""Clients pool connections, and treat a connection that was closed meanwhile as a failure."""
 BODY_TIMEOUT_S: Final = 300.0
 LINGER_S: Final = 1.0
-"""For so long connections that are open get an answer that tells them to close."""
+"""How long open connections still get a response that tells them to close."""
 CLOSE_GRACE_S: Final = 1.0
 LOOK_EVERY_S: Final = 1.0
 DOCUMENT: Final = document.PATH.encode()
@@ -57,7 +57,7 @@ class NotStarted(Exception):  # noqa: N818 - states the condition
 
 @dataclass(frozen=True, slots=True)
 class Doors:
-    """Where the server listens; None: not there. Port 0 is any that is free."""
+    """Listening addresses; None: disabled. Port 0 picks a free one."""
 
     host: str = "127.0.0.1"
     http_port: int | None = 8000
@@ -67,52 +67,52 @@ class Doors:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """Which latencies metrics tell; Triton's `--metrics-config`."""
+    """Latency metrics to show; Triton's `--metrics-config`."""
 
     counters: bool = True
     summaries: bool = False
     histograms: bool = False
     quantiles: tuple[float, ...] = QUANTILES
-    """Of summaries."""
+    """Quantiles of summaries."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Everything that an operator decides."""
+    """All settings of a model server."""
 
     models: Options
     doors: Doors = field(default_factory=Doors)
     body_bytes_max: int = BODY_BYTES_MAX
     bodies_bytes_max: int = Limits().bodies_bytes_max
-    """Of large HTTP bodies that are being read at the same time."""
+    """Total size of large HTTP bodies being read at the same time."""
     front: FrontOptions = field(default_factory=FrontOptions)
     rpc: RpcOptions = field(default_factory=RpcOptions)
     exit_on_error: bool = True
-    """Do not run unless every model that is to be served at the start can be loaded."""
+    """Exit unless every model to serve at startup could be loaded."""
     drain_s: float = 30.0
     tracing: Tracing = field(default_factory=Tracing)
     latencies: Shown = field(default_factory=Shown)
     gpus_every_s: float = 2.0
-    """How often metrics look at the GPUs, if there are any; 0: never."""
+    """Interval of GPU readings for metrics; 0: none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """What there is once the start is over. Addresses are `host:port`, or empty."""
+    """State after startup. Addresses are `host:port`, or empty."""
 
     http: str
     grpc: str
     metrics: str
     seconds: float
-    """How long the start has taken."""
+    """Duration of the startup."""
     index: Sequence[IndexEntry]
     configs: Sequence[ModelConfig]
-    """Of the models that are ready."""
+    """Configurations of the models that are ready."""
 
 
 @dataclass(frozen=True, slots=True)
 class Watcher:
-    """Who is told how it goes."""
+    """Callbacks for progress of the startup."""
 
     loading: Callable[[Sequence[IndexEntry]], None]
     ready: Callable[[Ready], None]
@@ -121,9 +121,10 @@ class Watcher:
 async def serve(
     plan: Plan, logs: LogSettings, log: structlog.stdlib.BoundLogger, stop: asyncio.Event, watcher: Watcher
 ) -> None:
-    """Run until `stop` is set, and drain. Raises `NotStarted`."""
+    """Run until `stop` is set, then drain. Raises `NotStarted`."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a model takes five; the usual 1,024 are 200 models
+    # a model takes five descriptors; the usual limit of 1,024 would allow 200 models
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     failure: NotStarted | None = None
     async with asyncio.TaskGroup() as tasks:
         parts = _Parts(plan, logs, log, tasks)
@@ -138,7 +139,7 @@ async def serve(
 
 
 class _Parts:
-    """The parts of a server, wired."""
+    """Wires the parts of a server."""
 
     def __init__(
         self, plan: Plan, logs: LogSettings, log: structlog.stdlib.BoundLogger, tasks: asyncio.TaskGroup
@@ -180,7 +181,7 @@ class _Parts:
         self._writing: asyncio.Task[None] | None = None
 
     async def run(self, stop: asyncio.Event, watcher: Watcher) -> None:
-        """From listening to the end of draining. Raises `NotStarted`."""
+        """Run from listening to the end of draining. Raises `NotStarted`."""
         began = monotonic()
         plan = self._plan
         http, grpc, metrics = await self._listen(plan.doors)
@@ -201,7 +202,7 @@ class _Parts:
         await asyncio.gather(self._http.drain(plan.drain_s, LINGER_S), self._rpc.stop(plan.drain_s))
 
     async def close(self) -> None:
-        """End everything that was started."""
+        """Stop everything that was started."""
         self._models.draining = True
         self._server.stop()
         await self._rpc.stop(0)
@@ -217,7 +218,7 @@ class _Parts:
             await self._files.flush(self._traces, last=True)
 
     async def _listen(self, doors: Doors) -> tuple[str, str, str]:
-        """All or none of the doors; where they are."""
+        """Listen on all ports, or fail; returns the addresses."""
         http = grpc = metrics = ""
         if doors.http_port is not None:
             http = await _listen(self._http, doors.host, doors.http_port, "HTTP")
@@ -228,13 +229,13 @@ class _Parts:
                 await self._rpc.start(doors.host, doors.grpc_port)
             except OSError as error:
                 raise NotStarted(_no_port(doors.host, doors.grpc_port, "gRPC", error)) from error
-            except BadPair as error:  # it was good when the options were read
+            except BadPair as error:  # the files were valid when the options were read
                 raise NotStarted(f"gRPC: {error}") from error
             grpc = f"{doors.host}:{self._rpc.port}"
         return http, grpc, metrics
 
     async def _started(self, stop: asyncio.Event, watcher: Watcher) -> Sequence[str]:
-        """Follow the start to its end, or until it is told to stop; what is wrong with models."""
+        """Report progress until startup is over or `stop` is set; returns the models' problems."""
         while not stop.is_set():
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_EVERY_S):
@@ -274,4 +275,4 @@ async def _listen(server: HttpServer, host: str, port: int, what: str) -> str:
 
 def _no_port(host: str, port: int, what: str, error: OSError) -> str:
     reason = "the port is in use" if error.errno == errno.EADDRINUSE else error.strerror or error
-    return f"cannot listen on {host}:{port} for {what}: {reason}; --{what.lower()}-port says another one (0: any)"
+    return f"cannot listen on {host}:{port} for {what}: {reason}; --{what.lower()}-port selects another (0: any)"

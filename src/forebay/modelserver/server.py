@@ -1,4 +1,4 @@
-"""The model server behind its fronts: `ports.Models` on real repositories and processes."""
+"""The model server behind its fronts: implements `ports.Models` on real repositories and processes."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -26,23 +26,23 @@ from forebay.modelserver.ports import IndexEntry, ModelView
 from forebay.modelserver.waiting import and_finally, in_group
 
 MEASURE_S: Final = 0.5
-"""So long a scrape waits for models that are asked for their metrics: one of them may hang."""
+"""Time limit for custom metrics in a scrape: a model may hang."""
 
 
 class Processes(NamedTuple):
-    """The processes of the models that are served."""
+    """The processes of all served models."""
 
     pids: Sequence[int]
     replaced: int
-    """How many have ended although they were wanted."""
+    """Number of unexpected exits."""
     stalled_s: float
-    """The longest time that one model has had no process that gives the sign of life that it owes."""
+    """The longest time that any model has had only processes that do not answer a ping."""
 
 
 class ModelServer:
-    """Construct it, run `run()` as a task that owns all processes, await `started()`, and call `stop()` at the end.
+    """Run `run()` as a task that owns all processes, await `started()`, and call `stop()` at the end.
 
-    All other methods are called on the loop that `run` runs on.
+    All other methods are called on the loop of `run`.
     """
 
     def __init__(self, options: Options, log: structlog.stdlib.BoundLogger) -> None:
@@ -56,9 +56,9 @@ class ModelServer:
         self._stopping = asyncio.Event()
 
     async def run(self) -> None:
-        """Load what is to be served, and keep it running until `stop`; then end every process.
+        """Load the models, and keep them running until `stop`; then stop every process.
 
-        Raises `FileNotFoundError` or `NotADirectoryError` for a repository that is not there.
+        Raises `FileNotFoundError` or `NotADirectoryError` for a repository that does not exist.
         """
         await in_group(self._run)
 
@@ -99,13 +99,13 @@ class ModelServer:
             self._models.give_up()
 
     async def started(self) -> Sequence[str]:
-        """Wait until everything has been tried; returns what is wrong with models that could not be loaded."""
+        """Wait until startup is over; returns the error texts of models that could not be loaded."""
         await self._started.wait()
         return self._problems
 
     @property
     def live(self) -> bool:
-        """Whether the server answers at all."""
+        """Whether the server is not being stopped."""
         return not self._stopping.is_set()
 
     @property
@@ -116,12 +116,12 @@ class ModelServer:
         return self._models.all_ready or not self._options.strict_readiness
 
     def view(self, name: str, version: str) -> ModelView:
-        """The version of a model that a request for `version` (empty: the latest) goes to. Raises `Refused`."""
+        """The version of a model that serves requests for `version` (empty: the latest). Raises `Refused`."""
         number = number_of(version) if version else LATEST
         return self._collection.model(name).view(number)
 
     def labels(self, name: str, version: str, output: str) -> Sequence[str]:
-        """What the classes of an output are called; those of an ensemble come from the step that makes the output."""
+        """Class labels of an output; those of an ensemble come from the step that produces the output."""
         found = self._find(name, version)
         own = found.described.labels.get(output, ())
         if own:
@@ -133,7 +133,7 @@ class ModelServer:
         return ()
 
     def statistics(self, name: str, version: str) -> Sequence[ModelStatistics]:
-        """Of that version; of all versions if `version` is empty; of all models if `name` is. Raises `Refused`."""
+        """Statistics of a version, of all if `version` is empty, or of all models if `name` is. Raises `Refused`."""
         served = self._collection.served
         if name:
             number = number_of(version)
@@ -150,7 +150,7 @@ class ModelServer:
         return [each.counts.statistics for each in served]
 
     def processes(self) -> Processes:
-        """How the processes of all models are. Raises `Refused`."""
+        """State of the processes of all models. Raises `Refused`."""
         now = asyncio.get_running_loop().time()
         found = [each.process for each in self._collection.served if each.process is not None]
         return Processes(
@@ -160,13 +160,13 @@ class ModelServer:
         )
 
     def memory(self) -> MemoryUse | None:
-        """What the memory budget is used for; None: there is none."""
+        """Use of the memory budget; None: there is no budget."""
         if self._room is None or self._models is None or not self._options.memory_bytes:
             return None
         return self._room.use(sum(each.dormant for each in self._models.served))
 
     async def measure(self) -> Sequence[Family]:
-        """What models count of their own, as it stands now; of a process that does not say it soon, as it stood."""
+        """Custom metrics of the models; of a process that does not answer in time, the last known values."""
         if self._models is None:
             return ()
         served = self._models.served
@@ -177,28 +177,28 @@ class ModelServer:
         return merged(families, series_max=SERIES_MAX * len(served))
 
     def index(self, ready_only: bool) -> Sequence[IndexEntry]:
-        """What the repository holds."""
+        """The repository index."""
         return self._collection.index(ready_only)
 
     async def load(self, name: str, parameters: Mapping[str, str | bytes | int | bool]) -> None:
-        """Load or reload a model; `config` and `file:<version>/<name>` override what the repository has."""
+        """Load or reload a model; `config` and `file:<version>/<name>` override the repository's files."""
         await self._collection.load(name, parameters)
 
     async def unload(self, name: str, dependents: bool, version: str = "") -> None:
-        """Unload a model, or one version (ours); with `dependents` also the models that only its ensemble needed."""
+        """Unload a model, or one version (our extension); `dependents`: also models that only its ensemble needed."""
         await self._collection.unload(name, dependents, number_of(version))
 
     def infer(self, request: InferRequest, on_response: OnResponse) -> Call:
-        """Check and queue a request. Answers come to `on_response`, never before this has returned."""
+        """Validate and queue a request. Responses come to `on_response`, never before this returns."""
         return self._find(request.model, request.version).submit(request, on_response)
 
     def dropped(self, request: InferRequest) -> None:
-        """Count a request that was never queued, as a newer one has taken its place."""
+        """Count a request that was displaced by a newer one before it was queued."""
         with suppress(Refused):  # the model is gone, and its counts with it
             self._find(request.model, request.version).counts.drop(request)
 
     def lookup(self, name: str, version: int) -> ModelConfig | None:
-        """The configuration of a version (-1: the latest) that is ready."""
+        """The configuration of a ready version (-1: the latest), or None."""
         return self._collection.lookup(name, version)
 
     @property
@@ -211,7 +211,7 @@ class ModelServer:
         return self._collection.find(name, number_of(version) if version else LATEST)
 
     async def _watch(self, models: Collection) -> None:
-        """Until `stop`; looks at the repositories now and then if that is wanted."""
+        """Wait for `stop`; polls the repositories if configured."""
         if self._options.control is not Control.POLL:
             await self._stopping.wait()
             return
@@ -223,12 +223,12 @@ class ModelServer:
             if not self._stopping.is_set():
                 try:
                     await models.poll()
-                except OSError as error:  # the repository may be there again next time
+                except OSError as error:  # the repository may be back next time
                     self._log.error("repository cannot be read", reason=str(error), after_s=monotonic() - began)
 
 
 def number_of(version: str) -> int:
-    """A version as a number; empty: the latest (-1). Raises `Refused` with Triton's texts."""
+    """Parse a version number; empty: the latest (-1). Raises `Refused` with Triton's texts."""
     if not version:
         return LATEST
     try:

@@ -1,7 +1,7 @@
-"""Processes that a model has started and that its process group no longer has: they end with the model, too.
+"""Ends processes that a model has started and that have left its process group.
 
-One in a session of its own (`start_new_session=True`) is nobody's child any more once the model's process is gone.
-What it keeps is the environment that it was started with, and in that a mark.
+A process in a session of its own (`start_new_session=True`) cannot be found through its parent once the model's
+process is gone. It keeps its initial environment, though, and a mark in that.
 """
 
 import os
@@ -13,17 +13,17 @@ from typing import Final
 
 VARIABLE: Final = "FOREBAY_MODEL_PROCESS"
 ROUNDS_MAX: Final = 50
-"""Of looking: what is killed may have started more, and takes a moment to be gone."""
+"""Scans of /proc: killed processes may have started more, and take a moment to disappear."""
 ROUND_S: Final = 0.01
 
 
 def new_mark() -> str:
-    """What to give one process as `VARIABLE`."""
+    """A new value of `VARIABLE` for one process."""
     return token_hex(16)
 
 
 def end_strays(mark: str) -> int:
-    """Kill all that has this mark, once the process that it was given has ended; returns how many. Blocks."""
+    """Kill all processes with this mark, after the original one has ended; returns their number. Blocks."""
     entry = f"{VARIABLE}={mark}".encode()
     ended: set[int] = set()
     for _ in range(ROUNDS_MAX):
@@ -42,7 +42,7 @@ def _kill(pid: int, entry: bytes) -> bool:
     with suppress(OSError):  # it has ended
         fd = os.pidfd_open(pid)
         try:
-            if _has(pid, entry):  # the number has not become another process's meanwhile
+            if _has(pid, entry):  # the pid has not been reused meanwhile
                 signal.pidfd_send_signal(fd, signal.SIGKILL)
         finally:
             os.close(fd)
@@ -53,5 +53,5 @@ def _has(pid: int, entry: bytes) -> bool:
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             return entry in file.read().split(b"\0")
-    except OSError:  # it has ended, or is another user's
+    except OSError:  # it has ended, or belongs to another user
         return False

@@ -47,7 +47,7 @@ def test_long_answers_that_wait_to_be_written_are_bounded_and_end_with_their_cli
                     other.send(post(text + body, length, target=b"/v2/models/echo/infer"))
                     await until(lambda n=n: inferring.waiting_bytes == 4 * LONG * (n + 1))  # type: ignore[misc]
                 refused = await it.infer("echo", head, body)
-                assert (refused.status, "too many large answers" in told(refused)["error"]) == (503, True)
+                assert (refused.status, "too many large responses" in told(refused)["error"]) == (503, True)
             inferring._apart.release()
             await until(lambda: not inferring.waiting_bytes)
             assert len(told(await it.infer("echo", head, body))["outputs"][0]["data"]) == LONG

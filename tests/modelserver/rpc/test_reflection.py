@@ -110,7 +110,7 @@ def test_a_stream_is_answered_question_by_question_while_it_is_open(tmp_path: Pa
             call = it.channel.stream_stream(path(REFLECTION[1]))()
             for _ in range(2):
                 await call.write(question(file_by_filename="none"))
-                assert b"no such thing" in await call.read()
+                assert b"not found" in await call.read()
             await call.done_writing()
             assert await call.read() == grpc.aio.EOF
             assert await ask(it, REFLECTION[0], []) == []
@@ -125,7 +125,7 @@ def test_questions_may_be_packed(tmp_path: Path) -> None:
             asked = packed(question(file_by_filename="none"), b"gzip")
             raw.ask(1, asked + asked, path=path(REFLECTION[0]), grpc_encoding="gzip")
             for _ in range(2):
-                assert b"no such thing" in await raw.until(h2.DATA)
+                assert b"not found" in await raw.until(h2.DATA)
             await raw.until(h2.HEADERS)
             raw.ask(3, asked[:-1], path=path(REFLECTION[0]), grpc_encoding="gzip")
             assert b"the stream ends within a message" in await raw.until(h2.HEADERS)
@@ -160,7 +160,7 @@ def test_a_client_that_does_not_read_its_answers_is_cut_off(tmp_path: Path, monk
                 await raw.until(h2.DATA)
             raw.send(window(0, 2**24), window(1, 2**24))
             found = await raw.until(h2.HEADERS)
-            assert b"does not read its answers" in found
+            assert b"does not read its responses" in found
 
     run(main())
 

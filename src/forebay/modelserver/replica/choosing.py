@@ -1,4 +1,4 @@
-"""Which model of what kind of repository a cluster means by a source."""
+"""Finds the model that a cluster's source refers to."""
 
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -9,25 +9,25 @@ from forebay.modelserver.repository.paths import version_of
 from forebay.modelserver.repository.values import CONFIG_FILE
 
 AMBIGUOUS: Final = (".onnx", ".py")
-"""Suffixes of model files that are more often something else: an embedding model, a program."""
+"""Suffixes of files that usually are something else: an embedding model, a program."""
 
 
 class Choice(NamedTuple):
-    """A model and the repository that it is in."""
+    """A model and its repository."""
 
     repository: Path
     model: str
 
 
 def is_repository(path: Path) -> bool:
-    """Whether a source is a model repository, the folder of a model, or a file that nothing else here serves."""
+    """Whether a source is a model repository, a model folder, or a file that only the model server can serve."""
     if path.is_dir():
         return _is_model(path) or any(_is_model(each) for each in path.iterdir() if each.is_dir())
     return path.suffix in SUFFIXES and path.suffix not in AMBIGUOUS
 
 
 def only_model(source: Path) -> str:
-    """The name of the model that a source is, or that alone is in it; empty: there are several, or none."""
+    """The name of the only model in a source; empty if there are several, or none."""
     try:
         if not source.is_dir() or _is_model(source):
             return source.stem if source.is_file() else source.name
@@ -38,7 +38,7 @@ def only_model(source: Path) -> str:
 
 
 def choose_model(source: Path, name: str, wanted: str = "") -> Choice:
-    """The model that is `wanted`, else the one called `name`, else the only one; its configuration is checked.
+    """The model `wanted`, else the one called `name`, else the only one; its configuration is validated.
 
     `source` is a repository, the folder of one model, or a bare model file. Raises `BadModel` or `OSError`.
     """

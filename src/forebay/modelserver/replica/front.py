@@ -1,4 +1,4 @@
-"""The HTTP side of a replica: what control and gateways ask of it, and the model server's own front behind that."""
+"""The HTTP side of a replica: endpoints for control and gateways, with the model server's own front behind them."""
 
 import asyncio
 import re
@@ -20,15 +20,15 @@ from forebay.wire.http1 import JSON, TEXT
 REQUEST_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
 RETRYABLE: Final = (b"x-forebay-retryable", b"1")
 UNIT: Final = b"x-forebay-unit"
-"""Request header of a gateway: whom it takes us for. Of each connection the first request has it."""
+"""Request header in which a gateway names the replica that it expects; on the first request of each connection."""
 NO_ENDPOINT: Final = "none"
 GETS: Final = frozenset({"/livez", "/readyz", "/load", "/metrics"})
 BATCHES_MAX: Final = 4
-"""So many times what runs at once may be here, if that is more than the queue of any other replica may hold."""
+"""A replica accepts at least this many times its concurrency, even beyond its queue limit."""
 
 
 class ReplicaFront:
-    """Answers the exchanges of a replica's server; `models` is what answers requests."""
+    """Handles the exchanges of a replica's server; `models` handles inference requests."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class ReplicaFront:
         self._tasks = tasks
 
     def handle(self, exchange: Exchange) -> None:
-        """Answer one exchange, now or later."""
+        """Handle one exchange, now or later."""
         path = exchange.path
         if path in GETS:
             if exchange.method in (b"GET", b"HEAD"):
@@ -64,12 +64,12 @@ class ReplicaFront:
             self._models.handle(exchange)
 
     def refused(self, code: Code) -> None:
-        """Count bytes that never became a request, or an answer that says that there is no room."""
+        """Count bytes that never became a request, or a response that rejects it for lack of capacity."""
         labels = (self._spec.model, self._spec.replica, NO_ENDPOINT, code.value)
         self._metrics.counter("worker_requests_total", *labels).inc()
 
     def _closed(self, exchange: Exchange) -> Code | None:
-        """Why this request is not taken just now."""
+        """Why this request is rejected at the moment, or None."""
         reporter, named = self._reporter, self._named
         if exchange.header(UNIT) not in (None, self._unit):
             return Code.OTHER_REPLICA
@@ -97,7 +97,7 @@ class ReplicaFront:
                 self._tasks.create_task(self._tell(exchange))
 
     async def _tell(self, exchange: Exchange) -> None:
-        """The metrics, those that the model has of its own among them."""
+        """Respond with the metrics, including the model's own."""
         exchange.respond(200, [(b"content-type", CONTENT_TYPE)], await self._reporter.render())
 
     def _refuse(self, exchange: Exchange, refusal: Refusal, header: tuple[bytes, bytes]) -> None:
@@ -106,6 +106,6 @@ class ReplicaFront:
 
 
 def _request_id(exchange: Exchange) -> bytes:
-    """The client's, if it is fit to be put into headers and logs; else a new one."""
+    """The client's request id if it is safe in headers and logs, else a new one."""
     given = exchange.header(b"x-request-id")
     return given if given and REQUEST_ID.fullmatch(given) else new_id("req").encode()

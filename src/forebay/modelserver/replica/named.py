@@ -18,17 +18,17 @@ CODES: Final = {
     Kind.INTERNAL: Code.INTERNAL,
     Kind.UNKNOWN: Code.INTERNAL,
 }
-"""What an error counts as; every other kind is the client's fault."""
+"""Error codes for metrics; all other kinds are client errors."""
 OK: Final = "ok"
 CLIENT_CLOSED: Final = "client_closed"
 ENDPOINT: Final = "infer"
-_FIXED: Final = "What runs says the cluster file; nothing is loaded or unloaded here."
+_FIXED: Final = "The cluster file determines what runs; models cannot be loaded or unloaded here."
 
 
 class Named:
     """Implements `modelserver.ports.Models` for the model `model` of `server`, which clients call `name`.
 
-    `strict`: the server is ready only if all of its models are, which says the same of this one.
+    `strict`: the server is ready only if all of its models are, so its readiness covers this model.
     """
 
     def __init__(
@@ -41,16 +41,16 @@ class Named:
         self._e2e = metrics.histogram("worker_e2e_seconds", *self._labels, ENDPOINT)
         self._ok = metrics.counter("worker_requests_total", *self._labels, ENDPOINT, OK)
         self._shown: dict[str, tuple[Mapping[str, Any], ModelView]] = {}
-        """By version: the document as the server has it, and the view under this name."""
+        """By version: the server's document, and the view under this name."""
         self.name = name
         self.model = model
         self.in_flight = 0
-        """Inferences that have not ended."""
+        """Inferences in flight."""
         self._idle: Event | None = None
 
     @property
     def ready(self) -> bool:
-        """Whether the model is served, by processes that answer."""
+        """Whether the model is served by responsive processes."""
         if self._strict or not self._server.ready:
             return self._server.ready
         try:
@@ -60,7 +60,7 @@ class Named:
         return True
 
     def view(self, name: str, version: str) -> ModelView:
-        """The version that requests for `version` (empty: the latest) go to."""
+        """The version that serves requests for `version` (empty: the latest)."""
         self._check(name)
         try:
             view = self._server.view(self.model, version)
@@ -76,31 +76,31 @@ class Named:
         return shown[1]
 
     def labels(self, name: str, version: str, output: str) -> Sequence[str]:
-        """What the classes of an output are called."""
+        """Class labels of an output."""
         self._check(name)
         return self._server.labels(self.model, version, output)
 
     def statistics(self, name: str, version: str) -> Sequence[ModelStatistics]:
-        """Of the model, whether or not it is named."""
+        """Statistics of the model, whether or not it is named."""
         if name:
             self._check(name)
         return [replace(each, name=self.name) for each in self._server.statistics(self.model, version)]
 
     def index(self, ready_only: bool) -> Sequence[IndexEntry]:
-        """The model, by its versions."""
+        """The model's versions."""
         found = self._server.index(ready_only)
         return [replace(each, name=self.name) for each in found if each.name == self.model]
 
     async def load(self, name: str, parameters: Mapping[str, str | bytes | int | bool]) -> None:
-        """Not here."""
+        """Not supported."""
         raise Refused(Kind.UNSUPPORTED, _FIXED)
 
     async def unload(self, name: str, dependents: bool, version: str = "") -> None:
-        """Not here."""
+        """Not supported."""
         raise Refused(Kind.UNSUPPORTED, _FIXED)
 
     def infer(self, request: InferRequest, on_response: OnResponse) -> Ticket:
-        """Check and queue a request."""
+        """Validate and queue a request."""
         self._check(request.model)
         request.model = self.model
         under = _Underway(self, on_response)
@@ -116,27 +116,27 @@ class Named:
         return under
 
     def dropped(self, request: InferRequest) -> None:
-        """Count a request that was never queued, as a newer one has taken its place."""
+        """Count a request that was displaced by a newer one before it was queued."""
         self._check(request.model)
         request.model = self.model
         self._metrics.counter("worker_requests_total", *self._labels, ENDPOINT, Code.OVERLOADED).inc()
         self._server.dropped(request)
 
     def reworded(self, refused: Refused) -> Refused:
-        """The error, with the name that the client knows."""
+        """The error, with the model's name as clients know it."""
         if self.name == self.model:
             return refused
         return Refused(refused.kind, refused.text.replace(f"'{self.model}'", f"'{self.name}'"))
 
     async def idle(self) -> None:
-        """Wait until no inference is under way."""
+        """Wait until no inference is in flight."""
         self._idle = Event()
         while self.in_flight:
             self._idle.clear()
             await self._idle.wait()
 
     def ended(self, code: str, began: float) -> None:
-        """An inference has ended so."""
+        """An inference has ended with that outcome."""
         self.in_flight -= 1
         if self._idle is not None:
             self._idle.set()
@@ -152,7 +152,7 @@ class Named:
 
 
 class _Underway:
-    """An inference; ends exactly once."""
+    """An inference in flight; ends exactly once."""
 
     __slots__ = ("_began", "_named", "_on_response", "_over", "ticket")
 
@@ -164,7 +164,7 @@ class _Underway:
         self.ticket: Ticket | None = None
 
     def on_response(self, response: InferResponse | None, final: bool) -> None:
-        """Pass it on, with the name that was asked for."""
+        """Deliver a response under the requested name."""
         code = OK
         if response is not None:
             response.model = self._named.name
@@ -176,18 +176,18 @@ class _Underway:
         self._on_response(response, final)
 
     def cancel(self) -> None:
-        """Nobody waits for it any more."""
+        """Cancel the inference."""
         self.end(CLIENT_CLOSED)
         if self.ticket is not None:
             self.ticket.cancel()
 
     def end(self, code: str) -> None:
-        """It is over."""
+        """Record the end, once."""
         if not self._over:
             self._over = True
             self._named.ended(code, self._began)
 
 
 def code_of(refused: Refused) -> Code:
-    """The error code that stands for an error of the protocol."""
+    """The error code for an error of the protocol."""
     return CODES.get(refused.kind, Code.INVALID_REQUEST)

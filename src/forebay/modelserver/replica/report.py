@@ -1,4 +1,4 @@
-"""What a model server says of itself as a replica: its load, and the metrics that every replica has."""
+"""Reports of a model server as a replica: load, and the metrics that every replica has."""
 
 from forebay.core.model import LoadReport, ReplicaState, WorkerSpec
 from forebay.core.serving.config import ModelConfig
@@ -11,7 +11,7 @@ from forebay.obs.metrics import Metrics
 
 
 class Reporter:
-    """Makes load reports. How full batches are is told of those since the last report."""
+    """Makes load reports. The batch fill ratio covers the batches since the last report."""
 
     def __init__(self, spec: WorkerSpec, server: ModelServer, named: Named, metrics: Metrics, version: str) -> None:
         self._spec = spec
@@ -25,21 +25,21 @@ class Reporter:
         self._process = new_id("process")
         self.draining = False
         self.fenced = False
-        """Nobody counts on it any more."""
+        """The lease has ended."""
         self.asked_at = 0.0
-        """When somebody last asked for its load, by the loop's clock."""
+        """When the load was last requested, by the loop's clock."""
         metrics.gauge("build_info", version, "modelserver").set(1)
 
     @property
     def state(self) -> ReplicaState:
-        """Warming until the model is served, and while its processes are replaced."""
+        """Warming until the model is served, and while its processes are being replaced."""
         if self.draining:
             return ReplicaState.DRAINING
         return ReplicaState.READY if self._named.ready else ReplicaState.WARMING
 
     @property
     def capacity(self) -> int:
-        """How many requests run at once, if each is one row; 0 while that is not known."""
+        """Requests of one row that can run at once; 0 while unknown."""
         try:
             view = self._server.view(self._named.model, "")
         except Refused:
@@ -47,9 +47,9 @@ class Reporter:
         return places(view.config, self._server)
 
     def report(self) -> LoadReport:
-        """The load now."""
+        """The current load."""
         spec, named, processes = self._spec, self._named, self._processes()
-        self._replaced = max(self._replaced, processes.replaced)  # a model that is loaded anew counts from the start
+        self._replaced = max(self._replaced, processes.replaced)  # a reloaded model restarts its count
         waiting = min(named.in_flight, self._look())
         return LoadReport(
             replica=spec.replica,
@@ -70,7 +70,7 @@ class Reporter:
         )
 
     async def render(self) -> bytes:
-        """The exposition, with what the model counts of its own."""
+        """All metrics in Prometheus' text format, including the model's own."""
         own = await self._server.measure()
         load, metrics, labels = self.report(), self._metrics, (self._spec.model, self._spec.replica)
         gauges: dict[str, float] = {
@@ -104,7 +104,7 @@ class Reporter:
         rows = sum(each.inference_count for each in served)
         executions = sum(each.execution_count for each in served)
         if executions != self._executions:
-            if executions > self._executions:  # a model that was loaded anew counts from the start
+            if executions > self._executions:  # a reloaded model restarts its count
                 share = (rows - self._rows) / (executions - self._executions) / rows_max
                 self._fill = min(1.0, max(0.0, share))
             self._rows, self._executions = rows, executions

@@ -1,4 +1,4 @@
-"""A replica from start to end: listen, say where, load the model, serve, drain when told to, exit."""
+"""A replica from start to end: listen, announce the address, load the model, serve, drain when stopped, exit."""
 
 import asyncio
 import os
@@ -35,17 +35,17 @@ if TYPE_CHECKING:
     from forebay.modelserver.rpc.front import RpcFront
 
 CLOSE_GRACE_S: Final = 1.0
-"""What connections get to take their last answer, and models what they still work on after the drain."""
+"""How long connections may take for their last response, and models to finish after the drain."""
 LOOK_EVERY_S: Final = 1.0
 GATEWAY: Final = b"x-forebay-gateway"
 
 
 class GaveUp(Exception):  # noqa: N818 - states the condition
-    """The model cannot be served, or not any more; the text is the last words of the process."""
+    """The model cannot be served, or no longer; the text is printed before the process exits."""
 
 
 async def serve(spec: WorkerSpec, log: structlog.stdlib.BoundLogger) -> None:
-    """Run until SIGTERM or SIGINT, and drain. Raises `GaveUp` or `net.ports.NoPort`."""
+    """Run until SIGTERM or SIGINT, then drain. Raises `GaveUp` or `net.ports.NoPort`."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -58,12 +58,12 @@ async def serve(spec: WorkerSpec, log: structlog.stdlib.BoundLogger) -> None:
 
 
 async def run(spec: WorkerSpec, choice: Choice, log: structlog.stdlib.BoundLogger, stop: asyncio.Event) -> None:
-    """Run until `stop` is set, and drain. Raises `GaveUp` or `net.ports.NoPort`."""
+    """Run until `stop` is set, then drain. Raises `GaveUp` or `net.ports.NoPort`."""
     failed: GaveUp | NoPort | None = None
     async with asyncio.TaskGroup() as tasks:
         try:
             await _run(spec, choice, log, stop, tasks)
-        except (GaveUp, NoPort) as error:  # raised below: out of the group it would come as a group
+        except (GaveUp, NoPort) as error:  # raised below: a task group would wrap it in an exception group
             failed = error
     if failed is not None:
         raise failed
@@ -126,7 +126,7 @@ async def _rpc(
     *,
     tasks: asyncio.TaskGroup,
 ) -> "RpcFront | None":
-    """The gRPC front on the first free port, if one is wanted. Raises `GaveUp` or `net.ports.NoPort`."""
+    """Start the gRPC front on the first free port, if configured. Raises `GaveUp` or `net.ports.NoPort`."""
     first = int(spec.settings.get("grpc_port_first", 0))
     if not first:
         return None
@@ -150,14 +150,14 @@ async def _rpc(
 
 def _options(spec: WorkerSpec, choice: Choice) -> Options:
     everything = spec.settings.get("load") == "all"
-    gpus = visible({VISIBLE: os.environ.get(VISIBLE, "")})  # control says so where its place has some
+    gpus = visible({VISIBLE: os.environ.get(VISIBLE, "")})  # control sets it if the replica's place has GPUs
     return Options(
         repositories=(choice.repository,),
         control=Control.EXPLICIT,
         startup=("*",) if everything else (choice.model,),
         rules=Rules(gpus=tuple(range(len(gpus))), gpu_backends=computing()),
         gpus=gpus,
-        strict_readiness=not everything,  # what is wrong with another model is no reason not to serve this one
+        strict_readiness=not everything,  # problems of another model must not keep this one from being served
         hang_s=spec.engine_hang_s,
         load_timeout_s=spec.engine_load_timeout_s,
         drain_s=CLOSE_GRACE_S,
@@ -165,7 +165,7 @@ def _options(spec: WorkerSpec, choice: Choice) -> Options:
 
 
 async def _until_stopped(server: ModelServer, named: Named, stop: asyncio.Event, tasks: asyncio.TaskGroup) -> None:
-    """Wait. Raises `GaveUp` when the model is no longer among those that are served, or never was."""
+    """Wait for `stop`. Raises `GaveUp` once the model is not served (any more)."""
     asked = tasks.create_task(stop.wait())
     started = tasks.create_task(server.started())
     try:
@@ -189,7 +189,7 @@ def _unserved(server: ModelServer, named: Named) -> str:
 
 
 async def _fence_when_forgotten(reporter: Reporter, lease_s: float, stop: asyncio.Event) -> None:
-    """Stop once nobody counts on the replica any more: its work is not waited for, as nobody can."""
+    """Stop once the lease has ended. Work in progress is abandoned: nothing waits for it any more."""
     if not lease_s:
         return
     now = asyncio.get_running_loop().time
