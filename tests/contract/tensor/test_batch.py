@@ -89,7 +89,7 @@ def test_an_output_without_the_rows_of_the_batch_is_an_error_for_all() -> None:
     responses = batch.execute([request(1), request(2)], ["ONE"], Model())
 
     assert {each.error for each in responses} == {
-        "output 'ONE' has 1 rows for a batch of 3; a model that batches keeps their number"
+        "output 'ONE' has 1 rows for a batch of 3; a batching model must keep their number"
     }
 
 

@@ -114,7 +114,7 @@ def test_weights_outside_the_folder_are_never_read(location: str, deep: bool, tm
     weighted(tmp_path / "1", location.format(absolute=secret), deep)
     (tmp_path / "1" / "link.bin").symlink_to(secret)
 
-    with pytest.raises(BackendFailed, match=r"wants to read .*, which lies outside its folder"):
+    with pytest.raises(BackendFailed, match=r"refers to .*, which lies outside its folder"):
         load(PLAIN, tmp_path / "1")
 
 
@@ -142,7 +142,7 @@ def test_graphs_too_deep_in_one_another_are_refused(tmp_path: Path) -> None:
     file.write_bytes(bytes([7 << 3 | 2]) + _varint(len(body)) + body)
 
     assert list(outside(file)) == [
-        f"deep.onnx is not a whole ONNX file: its graphs lie more than {onnx_file.DEPTH_MAX} deep in one another"
+        f"deep.onnx is not a whole ONNX file: its graphs are nested more than {onnx_file.DEPTH_MAX} deep"
     ]
 
 

@@ -60,7 +60,7 @@ def test_requests_of_any_length_are_one_batch_of_a_real_model(backend: str, tmp_
     assert batched[2].outputs["DOUBLE"].tolist() == [[16]]
     # a request counts once, however many rows it has: this model has one sum for each
     (refused,) = run(served, [wide])
-    assert refused.error == "output 'SUM' has 1 rows for a batch of 2; a model that batches keeps their number"
+    assert refused.error == "output 'SUM' has 1 rows for a batch of 2; a batching model must keep their number"
     served.close()
 
 
@@ -129,7 +129,7 @@ def test_a_request_that_fails_fails_alone_and_what_cannot_be_taken_apart_is_name
     assert [each.error for each in responses] == [
         "output 'DOUBLE' has 1 elements for a batch whose requests have [2]",
         "negative",
-        "input 'X' is missing, by which the batch is told",
+        "input 'X', which determines the batch, is missing",
         "unexpected inference output 'Z'",
     ]
 

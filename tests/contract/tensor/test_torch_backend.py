@@ -279,7 +279,7 @@ def test_a_program_whose_inputs_are_no_tensors_must_be_described(tmp_path: Path)
 
     torch.export.save(torch.export.export(Times(), (torch.ones(2, 4), 3)), tmp_path / "model.pt2")
 
-    with pytest.raises(BackendFailed, match="is no tensor that the protocol can carry"):
+    with pytest.raises(BackendFailed, match="is not a tensor that the protocol can carry"):
         load(named("", ""), tmp_path)
     with pytest.raises(BackendFailed, match="the configuration must list them"):
         load(named("x", ""), tmp_path)

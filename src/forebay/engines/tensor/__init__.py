@@ -1,4 +1,4 @@
-"""Backends of the model server, which run tensor models. A library is imported only by the backend that needs it."""
+"""Backends of the model server, which run tensor models; each library is imported only by its backend."""
 
 from importlib import import_module
 from typing import cast
@@ -11,11 +11,11 @@ BACKENDS = {
     "pytorch": ("forebay.engines.tensor.torch", "TorchBackend", "torch"),
     "python": ("forebay.engines.tensor.python.backend", "PythonBackend", ""),
 }
-"""Backend by the name that `config.pbtxt` has for it → module, class, and the extra that installs its library."""
+"""Backend by its name in `config.pbtxt` → module, class, and the extra that installs its library."""
 
 
 def create(name: str) -> Backend:
-    """A backend that is not loaded yet. Raises `BackendFailed` if there is none, or its library is not installed."""
+    """Create a backend that is not loaded yet. Raises `BackendFailed` if it is unknown or its library is missing."""
     if name not in BACKENDS:
         raise BackendFailed(f"backend {name!r} does not exist; choose one of {', '.join(sorted(BACKENDS))}")
     module, backend, extra = BACKENDS[name]

@@ -1,4 +1,4 @@
-"""Element types of the protocol as numpy has them, and arrays that lie one behind the other."""
+"""The protocol's element types in numpy, and concatenation of adjacent arrays."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -25,14 +25,14 @@ DTYPES: Final[dict[Datatype, "np.dtype[Any]"]] = {
     Datatype.BYTES: np.dtype(object),
     Datatype.BF16: np.dtype("<u2"),
 }
-"""BF16 is carried as the 16 bits that it is: numpy has no such type."""
+"""BF16 is represented by its 16 bits: numpy has no such type."""
 
 DATATYPES: Final = {dtype: datatype for datatype, dtype in DTYPES.items() if datatype is not Datatype.BF16}
-"""The other way round; `uint16` is taken for what it says."""
+"""The inverse; `uint16` maps to UINT16."""
 
 
 def datatype_of(array: Array) -> Datatype | None:
-    """What the protocol calls the elements of an array; None: it has no name for them."""
+    """The protocol's datatype of an array's elements; None: it has no such type."""
     found = DATATYPES.get(array.dtype)
     if found is None and array.dtype.kind in "SU":
         return Datatype.BYTES
@@ -40,7 +40,7 @@ def datatype_of(array: Array) -> Datatype | None:
 
 
 def plain(array: Array) -> Array:
-    """The same values little-endian and C-contiguous; strings of a fixed length become `bytes` objects."""
+    """The same values, little-endian and C-contiguous; fixed-length strings become `bytes` objects."""
     dtype = array.dtype
     if dtype.kind in "SUO":
         return as_bytes(array)
@@ -51,7 +51,7 @@ def plain(array: Array) -> Array:
 
 
 def as_bytes(array: Array) -> Array:
-    """An array of strings, or of anything that can be shown as one, with `bytes` as its elements."""
+    """An array of strings, or of anything with a string form, as an array of `bytes`."""
     flat = [each if type(each) is bytes else str(each).encode() for each in array.ravel().tolist()]
     shown = np.empty(len(flat), object)
     shown[:] = flat
@@ -69,7 +69,7 @@ def as_text(array: Array, name: str) -> Array:
 
 
 def mismatch(spec: TensorSpec, array: Array, model: str, batches: bool) -> str:
-    """Why a model must not give `array` for an output that its configuration describes so; empty: it may."""
+    """Why `array` contradicts the configuration of its output; empty: it does not."""
     dims = spec.dims if spec.reshape is None else spec.reshape
     shape = array.shape[1:] if batches else array.shape
     short = batches and not array.ndim
@@ -86,18 +86,18 @@ def mismatch(spec: TensorSpec, array: Array, model: str, batches: bool) -> str:
 def _fits(shape: tuple[int, ...], dims: tuple[int, ...]) -> bool:
     if len(shape) != len(dims):
         return False
-    for have, want in zip(shape, dims, strict=True):  # noqa: SIM110 - for every output; a generator takes thrice as long
+    for have, want in zip(shape, dims, strict=True):  # noqa: SIM110 - a generator takes three times as long
         if want not in (have, VARIABLE):
             return False
     return True
 
 
 VIEWED_BYTES_MIN: Final = 1 << 16
-"""Fewer are copied sooner than it is found out that they need not be."""
+"""Copying smaller arrays is faster than checking whether a view is possible."""
 
 
 def joined(parts: Sequence[Array]) -> Array:
-    """The rows of several arrays as one array: without a copy where they lie one behind the other in one buffer."""
+    """Concatenate arrays along the first dimension; without a copy if they are adjacent in one buffer."""
     first = parts[0]
     if len(parts) == 1:
         return first
@@ -119,7 +119,7 @@ def _adjacent(parts: Sequence[Array]) -> bool:
 
 
 def _owner(array: Array) -> object:
-    """What holds the memory of an array: views of one buffer have the same owner."""
+    """The object that owns an array's memory: the same for all views of one buffer."""
     found: object = array
     while isinstance(found, np.ndarray) and found.base is not None:
         found = found.base

@@ -1,7 +1,7 @@
-"""Requests put together for models that take a whole batch as one array, and results taken apart again.
+"""Merges requests for models that take a batch as one array, and splits the results.
 
-A server sends several requests at once only to a model that batches, so their arrays have the batch as their first
-dimension. Requests whose shapes differ do not go together: each kind is a run of its own.
+The server sends several requests at once only to models that batch, so the first dimension of their arrays is the
+batch. Requests with different shapes run separately, one group for each shape.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,18 +11,18 @@ from forebay.engines.tensor.arrays import joined
 from forebay.engines.tensor.protocol import Array, Request, Response, Rows, Stack, failed
 
 Run = Callable[[dict[str, Array], Sequence[str]], dict[str, Array]]
-"""Inputs by name, and names of the outputs that are wanted (all of these exist) → outputs by name, in that order.
+"""Inputs by name, and names of existing outputs that are wanted → outputs by name, in that order.
 
-Raises one of `FAILURES`; backends translate what their libraries raise.
+Raises one of `FAILURES`; backends translate their libraries' exceptions.
 """
 
 FAILURES: Final = (RuntimeError, ValueError)
 
 
 def execute(requests: Sequence[Request], outputs: Sequence[str], run: Run) -> Sequence[Response]:
-    """One response for each request, in order. `outputs` are all that the model has.
+    """One response for each request, in order. `outputs` are all outputs of the model.
 
-    If a batch fails, its requests are run one by one: what one of them asks for must not fail the others.
+    If a batch fails, its requests are run one by one, so that one request cannot fail the others.
     """
     if type(requests) is Stack:
         return _together(requests, outputs, run)
@@ -38,7 +38,7 @@ def execute(requests: Sequence[Request], outputs: Sequence[str], run: Run) -> Se
 
 
 def unknown(request: Request, outputs: Sequence[str]) -> str:
-    """The text for the first wanted output that does not exist; empty: all do."""
+    """The error for the first wanted output that does not exist; empty: all exist."""
     strange = next((name for name in request.wanted if name not in outputs), "")
     return f"unexpected inference output '{strange}'" if strange else ""
 
@@ -54,7 +54,7 @@ def _alone(request: Request, outputs: Sequence[str], run: Run) -> Response:
 
 
 def _alike(requests: Sequence[Request]) -> list[list[int]]:
-    """Places of requests that have the same inputs but for the number of rows."""
+    """Indexes of requests whose inputs differ only in the number of rows."""
     groups: list[tuple[dict[str, Array], list[int]]] = []
     for place, request in enumerate(requests):
         for inputs, places in groups:
@@ -102,12 +102,12 @@ def _together(stack: Stack, outputs: Sequence[str], run: Run) -> Sequence[Respon
 
 
 def _apart(stack: Stack, found: dict[str, Array], *, alike: bool) -> Sequence[Response]:
-    """The rows of each request, of what the batch gave; `alike`: all of them want the same."""
+    """Split the outputs of a batch by request; `alike`: all requests want the same outputs."""
     total = sum(stack.sizes)
     for name, array in found.items():
         rows = len(array) if array.ndim else 0
         if rows != total:
-            text = f"output '{name}' has {rows} rows for a batch of {total}; a model that batches keeps their number"
+            text = f"output '{name}' has {rows} rows for a batch of {total}; a batching model must keep their number"
             return [Response(error=text) for _ in stack.sizes]
     if alike:
         return Rows(found, stack.sizes)

@@ -1,7 +1,7 @@
-"""What models count of their own: values that cross from their processes, and how those of several become one.
+"""Custom metrics of models: values sent by their processes, and how those of several processes are merged.
 
-A family's series are told apart by their labels. The same series of several processes is one for who reads it:
-counters and histograms add up, and of a gauge the value holds that was set last, as if all had written to one.
+Series of a family are identified by their labels. The same series of several processes is merged into one: counters
+and histograms are added, and of a gauge the value set last wins, as if all had written to one.
 """
 
 from collections.abc import Iterable
@@ -9,15 +9,15 @@ from enum import StrEnum
 from typing import Final, NamedTuple, Protocol, runtime_checkable
 
 FAMILIES_MAX: Final = 100
-"""Of one version of a model."""
+"""Families per model version."""
 SERIES_MAX: Final = 1000
-"""Of one version of a model, over all families: each is kept, and read again with every scrape."""
+"""Series per model version, over all families: each is kept and read with every scrape."""
 
 Labels = tuple[tuple[str, str], ...]
 
 
 class Measure(StrEnum):
-    """What a metric is; the names are those of the exposition format."""
+    """Metric type; values are those of the exposition format."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -25,17 +25,17 @@ class Measure(StrEnum):
 
 
 class Series(NamedTuple):
-    """The values of one set of labels, which are in order."""
+    """Values for one set of labels, which are sorted."""
 
     labels: Labels
     value: float
-    """Of a histogram the sum of what was observed."""
+    """Of a histogram: the sum of its observations."""
     set_ns: int = 0
     """When a gauge was set, CLOCK_MONOTONIC; 0: it was only incremented."""
     bounds: tuple[float, ...] = ()
-    """Upper ends of a histogram's buckets, ascending."""
+    """Upper bounds of a histogram's buckets, ascending."""
     counts: tuple[int, ...] = ()
-    """How much is in each bucket; the last is what exceeds all bounds."""
+    """Observations in each bucket; the last exceeds all bounds."""
 
 
 class Family(NamedTuple):
@@ -49,14 +49,14 @@ class Family(NamedTuple):
 
 @runtime_checkable
 class Measuring(Protocol):
-    """A backend whose model may have metrics of its own."""
+    """A backend whose model may have custom metrics."""
 
     def measured(self) -> tuple[Family, ...]:
-        """What they stand at. Called in any thread, also while the model runs."""
+        """Their current values. Called in any thread, also while the model runs."""
 
 
 class Ledger:
-    """What the processes of one version of a model have counted, those that are gone included."""
+    """Custom metrics of all processes of one model version, including ended ones."""
 
     __slots__ = ("_now", "_past")
 
@@ -65,26 +65,26 @@ class Ledger:
         self._past: tuple[Family, ...] = ()
 
     def hear(self, process: int, families: tuple[Family, ...]) -> None:
-        """A process says what it stands at."""
+        """Update the metrics of a process."""
         self._now[process] = tuple(map(_whole, families[:FAMILIES_MAX]))
 
     def end(self, process: int) -> None:
-        """A process is gone: what it has counted stays counted, and what its gauges said is true no more."""
+        """A process has ended: its counters and histograms are kept, its gauges dropped."""
         gone = self._now.pop(process, ())
         kept = [family for family in gone if family.kind is not Measure.GAUGE]
         if kept:
             self._past = merged((*self._past, *kept))
 
     def families(self) -> tuple[Family, ...]:
-        """All of it."""
+        """The merged metrics."""
         return merged((*self._past, *(family for process in sorted(self._now) for family in self._now[process])))
 
 
 def merged(families: Iterable[Family], *, series_max: int = SERIES_MAX) -> tuple[Family, ...]:
-    """One family for each name, one series for each set of labels, in the order in which they come.
+    """Merge into one family per name and one series per set of labels, in order of appearance.
 
-    Who comes first says what a name is: families of another kind, and series with other buckets, are left out, and so
-    is what exceeds `series_max`.
+    The first occurrence of a name defines its type and buckets: others that differ are dropped, as is everything
+    beyond `series_max`.
     """
     firsts: dict[str, Family] = {}
     found: dict[str, dict[Labels, Series]] = {}
@@ -105,7 +105,7 @@ def merged(families: Iterable[Family], *, series_max: int = SERIES_MAX) -> tuple
 
 
 def _whole(family: Family) -> Family:
-    """Without series that are none, or too many."""
+    """Drop malformed series and those beyond the limit."""
     more = 1 if family.kind is Measure.HISTOGRAM else 0
     series = family.series[:SERIES_MAX]
     return family._replace(series=tuple(each for each in series if len(each.counts) == len(each.bounds) + more))

@@ -44,13 +44,13 @@ ELEMENT_TYPES: Final = {
 }
 """ONNX Runtime's names. Sequences, maps and optional values are not tensors: the protocol cannot carry them."""
 ONNX_BFLOAT16: Final = 16
-"""`TensorProto.BFLOAT16`, by the number that the ONNX format gives it."""
+"""`TensorProto.BFLOAT16` in the ONNX format."""
 LEVELS: Final = {
     "-1": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC,
     "1": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
     "2": onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
 }
-"""`optimization.graph.level` as Triton's ONNX Runtime backend reads it; any other: everything is optimised."""
+"""`optimization.graph.level` as Triton's ONNX Runtime backend reads it; otherwise all optimisations are on."""
 CPU: Final = "CPUExecutionProvider"
 CUDA: Final = "CUDAExecutionProvider"
 CUDA_NUMBERS: Final = ("gpu_mem_limit", "do_copy_in_default_stream", "use_tf32")
@@ -58,13 +58,14 @@ CUDA_CHOICES: Final = {
     "cudnn_conv_algo_search": ("EXHAUSTIVE", "HEURISTIC", "DEFAULT"),
     "arena_extend_strategy": ("kNextPowerOfTwo", "kSameAsRequested"),
 }
-"""Parameters of models on GPUs as Triton's ONNX Runtime backend reads them, where each of these is a number;
-`use_tf32` is ONNX Runtime's own (0: products of FP32 in FP32, and not with the 10 bits of TF32)."""
+"""GPU parameters as Triton's ONNX Runtime backend reads them, where each of these is a number; `use_tf32` is ONNX
+Runtime's own (0: FP32 products are computed in FP32 instead of with TF32's 10-bit mantissa).
+"""
 _FAILURE = re.compile(r"^\[ONNXRuntimeError\] : (\d+) : \w+ : (.*)", re.DOTALL)
 
 
 class OnnxBackend:
-    """A session is safe to be run by several threads at once; each brings its own thread to a shared pool."""
+    """One session, shared by all threads; each adds its own thread to a shared pool."""
 
     def load(self, config: ModelConfig, folder: Path, instance: int, call: CallModel) -> Loaded:
         self._ragged = Ragged(config)
@@ -80,7 +81,7 @@ class OnnxBackend:
             self._session = onnxruntime.InferenceSession(str(file), options, providers=providers)
         except BackendFailed:
             raise
-        except Exception as error:  # the library's exceptions share no class of their own
+        except Exception as error:  # the library's exceptions have no common base class
             raise BackendFailed(f"model '{config.name}': {file.name} cannot be loaded: {_said(error)}") from error
         if len(providers) > 1 and CUDA not in self._session.get_providers():
             raise BackendFailed(
@@ -123,7 +124,7 @@ class OnnxBackend:
                 feed = {**feed, name: as_text(array, name)}
         try:
             found = self._session.run(wanted, feed) if self._native else self._run_values(feed, wanted)
-        except Exception as error:  # the library's exceptions share no class of their own
+        except Exception as error:  # the library's exceptions have no common base class
             raise RuntimeError(_said(error)) from error
         return {
             name: as_bytes(array) if array.dtype.hasobject else array
@@ -131,7 +132,7 @@ class OnnxBackend:
         }
 
     def _run_values(self, feed: Mapping[str, Array], wanted: Sequence[str]) -> list[Array]:
-        """The same for models with BF16, for which numpy has no type."""
+        """Run a model with BF16 tensors, for which numpy has no type."""
         values = {
             name: onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array, ONNX_BFLOAT16)
             if self._inputs.get(name) == "tensor(bfloat16)"
@@ -143,7 +144,7 @@ class OnnxBackend:
 
 
 def _answers(config: ModelConfig, found: Mapping[str, str]) -> tuple[str, ...]:
-    """The outputs that the configuration has, with those that are states of a sequence; all if it has none."""
+    """Configured outputs, sequence states included; all outputs if none is configured."""
     states = config.sequences.states if config.sequences else ()
     named = (*(spec.name for spec in config.outputs), *(state.output for state in states))
     return tuple(name for name in named if name in found) or tuple(found)
@@ -165,13 +166,13 @@ def _strange(what: str, name: str, kind: str) -> str:
 
 
 def _spec(found: Any, optional: bool) -> TensorSpec:
-    """No dimensions may also mean that their number is not fixed: ONNX Runtime shows both alike."""
+    """No dimensions may also mean an unknown rank: ONNX Runtime shows both alike."""
     dims = tuple(size if isinstance(size, int) and size >= 0 else VARIABLE for size in found.shape)
     return TensorSpec(found.name, ELEMENT_TYPES[found.type], dims, optional=optional)
 
 
 def _providers(config: ModelConfig, gpu: bool) -> list[tuple[str, dict[str, str]]]:
-    """Where the model runs, best first, and with which options. Raises `BackendFailed`."""
+    """Execution providers with their options, best first. Raises `BackendFailed`."""
     options, fraction = _cuda_options(config), memory_fraction(config)
     if not gpu:
         return [(CPU, {})]
@@ -180,12 +181,12 @@ def _providers(config: ModelConfig, gpu: bool) -> list[tuple[str, dict[str, str]
     if fraction is not None:
         options["gpu_mem_limit"] = str(int(fraction * memory_bytes()))
     if hasattr(onnxruntime, "preload_dlls"):  # since 1.21
-        onnxruntime.preload_dlls()  # CUDA's and cuDNN's, where pip has put them
+        onnxruntime.preload_dlls()  # those of CUDA and cuDNN in pip packages
     return [(CUDA, options), (CPU, {})]
 
 
 def _cuda_options(config: ModelConfig) -> dict[str, str]:
-    """Those that the model's configuration names. Raises `BackendFailed`."""
+    """Options from the model's configuration. Raises `BackendFailed`."""
     options: dict[str, str] = {}
     for name in CUDA_NUMBERS:
         if name in config.parameters:
@@ -202,9 +203,9 @@ def _cuda_options(config: ModelConfig) -> dict[str, str]:
 
 
 def _options(config: ModelConfig) -> onnxruntime.SessionOptions:
-    """By the names that Triton's ONNX Runtime backend has for them (its README, "Model Config Options").
+    """Session options, by their names in Triton's ONNX Runtime backend (its README, "Model Config Options").
 
-    Threads: all instances bring one of their own, so the shared pool gets the processors that are left.
+    Each instance brings a thread of its own, so the shared pool gets the remaining cores.
     """
     given = config.parameters
     options = onnxruntime.SessionOptions()
@@ -220,7 +221,7 @@ def _options(config: ModelConfig) -> onnxruntime.SessionOptions:
     options.enable_cpu_mem_arena = given.get("enable_mem_arena", "1") == "1"
     # patterns are kept per shape, and with dynamic batching every batch has another one
     options.enable_mem_pattern = given.get("enable_mem_pattern", "0") == "1"
-    # between two batches threads that spin would take the processor from all who bring and fetch their work
+    # spinning between batches would take the cores from the threads that feed and collect work
     options.add_session_config_entry("session.force_spinning_stop", "1")
     # without VNNI, sums of 8-bit products overflow (by a quarter, say); no effect on other processors
     options.add_session_config_entry("session.x64quantprecision", "1")
@@ -229,7 +230,7 @@ def _options(config: ModelConfig) -> onnxruntime.SessionOptions:
 
 
 def _number(config: ModelConfig, name: str) -> int:
-    """A parameter that is a count; 0: it is not given. Raises `BackendFailed`."""
+    """A numeric parameter; 0: not set. Raises `BackendFailed`."""
     text = config.parameters.get(name, "0")
     if not text.isdecimal():
         raise BackendFailed(f"model '{config.name}': parameter {name} is {text!r}; it must be a whole number")
@@ -237,6 +238,6 @@ def _number(config: ModelConfig, name: str) -> int:
 
 
 def _said(error: Exception) -> str:
-    """What ONNX Runtime says is wrong, in Triton's words."""
+    """ONNX Runtime's error in Triton's wording."""
     found = _FAILURE.match(str(error))
     return f"onnx runtime error {found[1]}: {found[2].strip()}" if found else str(error)

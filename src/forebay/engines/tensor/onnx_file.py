@@ -1,6 +1,6 @@
-"""Which other files an ONNX file would have the library read: they must lie in its own folder.
+"""Checks the external files that an ONNX file refers to: they must lie in its own folder.
 
-Reads only as much of the protobuf encoding as leads to `TensorProto.external_data` (onnx.proto, field numbers).
+Parses only the parts of the protobuf encoding that lead to `TensorProto.external_data` (onnx.proto, field numbers).
 """
 
 import mmap
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 DEPTH_MAX: Final = 32
-"""Graphs within graphs; the file may be anybody's."""
+"""Nesting of graphs; the file is untrusted."""
 
 _TENSOR = "tensor"
 _CHILDREN: Final = {
@@ -21,12 +21,12 @@ _CHILDREN: Final = {
     "attribute": {5: _TENSOR, 6: "graph", 10: _TENSOR, 11: "graph", 22: "sparse", 23: "sparse"},
     "sparse": {1: _TENSOR, 2: _TENSOR},
 }
-"""Message → field number → the message in it, where tensors can be below it."""
+"""Message → field number → nested message that may contain tensors."""
 _EXTERNAL_DATA: Final = 13
 
 
 def outside(file: Path) -> Iterator[str]:
-    """A problem for each file named by the model that does not lie in its folder, or is not there."""
+    """A problem for each referenced file that is missing or lies outside the model's folder."""
     try:
         names = sorted(set(_external(file)))
     except ValueError as error:
@@ -36,7 +36,7 @@ def outside(file: Path) -> Iterator[str]:
     for name in names:
         target = (folder / name).resolve()
         if not target.is_relative_to(folder):
-            yield f"{file.name} wants to read {name!r}, which lies outside its folder"
+            yield f"{file.name} refers to {name!r}, which lies outside its folder"
         elif not target.is_file():
             yield f"{file.name} keeps weights in {name!r}, which is missing"
 
@@ -50,7 +50,7 @@ def _external(file: Path) -> Iterator[str]:
 
 def _below(data: mmap.mmap, start: int, end: int, kind: str, depth: int) -> Iterator[str]:
     if depth > DEPTH_MAX:
-        raise ValueError(f"its graphs lie more than {DEPTH_MAX} deep in one another")
+        raise ValueError(f"its graphs are nested more than {DEPTH_MAX} deep")
     for number, at, stop in _fields(data, start, end):
         if kind == _TENSOR:
             if number == _EXTERNAL_DATA:
@@ -66,7 +66,7 @@ def _location(data: mmap.mmap, start: int, end: int) -> Iterator[str]:
 
 
 def _fields(data: mmap.mmap, start: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Number, start and end of the fields with a length within a message; the others are passed over."""
+    """Number, start and end of a message's length-delimited fields; others are skipped."""
     at = start
     while at < end:
         tag, at = _varint(data, at, end)
@@ -84,7 +84,7 @@ def _fields(data: mmap.mmap, start: int, end: int) -> Iterator[tuple[int, int, i
                 yield tag >> 3, at, at + length
                 at += length
             case _:
-                raise ValueError(f"there is no protobuf at byte {at}")
+                raise ValueError(f"invalid protobuf at byte {at}")
     if at > end:
         raise ValueError(f"it ends within a field at byte {at}")
 
@@ -99,4 +99,4 @@ def _varint(data: mmap.mmap, at: int, end: int) -> tuple[int, int]:
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
             return value, at
-    raise ValueError(f"there is no protobuf at byte {at}")
+    raise ValueError(f"invalid protobuf at byte {at}")

@@ -1,6 +1,6 @@
-"""OpenVINO models: compiled once, an inference request for each instance, which share the weights.
+"""OpenVINO models: compiled once, with an inference request per instance; all share the weights.
 
-Reads OpenVINO IR (.xml with its .bin), and what OpenVINO converts by itself while it reads: ONNX, TensorFlow Lite,
+Reads OpenVINO IR (.xml with its .bin), and formats that OpenVINO converts while reading: ONNX, TensorFlow Lite,
 PaddlePaddle and TensorFlow files.
 """
 
@@ -47,9 +47,9 @@ ELEMENT_TYPES: Final = {
 }
 """OpenVINO's names."""
 COUNTS: Final = ("INFERENCE_NUM_THREADS", "COMPILATION_NUM_THREADS")
-"""Parameters of Triton's OpenVINO backend that are handed on as they are, if they are whole numbers."""
+"""Integer parameters of Triton's OpenVINO backend that are passed on unchanged."""
 INT32: Final = np.iinfo(np.int32)
-"""The CPU plugin computes INT64 with 32 bits (and FP64 as FP32): a larger number would be cut without a word."""
+"""The CPU plugin computes INT64 with 32 bits (and FP64 as FP32): larger numbers would be truncated silently."""
 
 
 class OpenVinoBackend:
@@ -77,7 +77,7 @@ class OpenVinoBackend:
             self._requests: dict[int, Any] = {}
         except BackendFailed:
             raise
-        except Exception as error:  # the library raises RuntimeError, ValueError and its own kinds
+        except Exception as error:  # the library raises RuntimeError, ValueError and exceptions of its own
             raise BackendFailed(f"model '{config.name}': {file.name} cannot be loaded: {_said(error)}") from error
         self._bf16 = frozenset(spec.name for spec in loaded.inputs if spec.datatype is Datatype.BF16)
         named = tuple(spec.name for spec in config.outputs if spec.name in self._outputs)
@@ -86,7 +86,7 @@ class OpenVinoBackend:
 
     def execute(self, instance: int, requests: Sequence[Request], emit: Emit) -> Sequence[Response | None]:
         request = self._requests.get(instance)
-        if request is None:  # instances may come to a model while it is served
+        if request is None:  # instances may be added while the model is served
             request = self._requests[instance] = self._compiled.create_infer_request()
         return self._ragged.execute(requests, self._answers, partial(self._run, request))
 
@@ -102,12 +102,14 @@ class OpenVinoBackend:
             for place, tensor in enumerate(tensors):
                 request.set_input_tensor(place, tensor)
             request.infer()
-        except Exception as error:  # the library raises RuntimeError, ValueError and its own kinds
+        except Exception as error:  # the library raises RuntimeError, ValueError and exceptions of its own
             raise RuntimeError(_said(error)) from error
         return {name: _array(request.get_output_tensor(self._places[name])) for name in wanted}
 
     def _tensor(self, name: str, array: Array) -> Any:
-        """The array itself where OpenVINO takes it: not if it is read-only, or of a type that numpy does not have."""
+        """A tensor over the array's memory where possible: not if it is read-only, or of a type that numpy does not
+        have.
+        """
         if array.dtype.hasobject:
             text = as_text(array, name)
             if any(each.endswith("\0") for each in text.ravel().tolist()):
@@ -122,7 +124,7 @@ class OpenVinoBackend:
 
 
 def _array(tensor: Any) -> Array:
-    """A copy: the next inference of the instance writes to the same memory."""
+    """A copy: the instance's next inference overwrites the memory."""
     name = tensor.element_type.get_type_name()
     if name == "string":
         return as_bytes(np.asarray(tensor.str_data))
@@ -132,12 +134,12 @@ def _array(tensor: Any) -> Array:
 
 
 def _said(error: Exception) -> str:
-    """The last line of an error: those before it say where in OpenVINO's source it was found."""
+    """The last line of an error: those before it are locations in OpenVINO's source."""
     return (str(error).strip().splitlines() or [type(error).__name__])[-1]
 
 
 def _name(port: Any, place: int) -> str:
-    """What the model calls an input or output; those of some formats have no names."""
+    """Name of an input or output; made up for formats without names."""
     names = sorted(port.get_names())
     return str(port.get_any_name()) if names else f"{port.node.get_friendly_name()}:{place}"
 
@@ -155,7 +157,7 @@ def _specs(ports: Mapping[str, Any]) -> tuple[TensorSpec, ...]:
 
 
 def _free_batch(model: Any, config: ModelConfig) -> None:
-    """Let the first dimension of all inputs be of any size, if the model batches and its file fixes that size."""
+    """Make the first dimension of all inputs variable if the model batches but its file fixes the batch size."""
     if not config.max_batch or config.parameters.get("SKIP_OV_DYNAMIC_BATCHSIZE", "").upper() == "YES":
         return
     shapes = {port: port.get_partial_shape() for port in model.inputs}
@@ -167,9 +169,9 @@ def _free_batch(model: Any, config: ModelConfig) -> None:
 
 
 def _properties(config: ModelConfig) -> dict[str, Any]:
-    """By the names that Triton's OpenVINO backend has for them (its README, "Parameters").
+    """Properties, by their names in Triton's OpenVINO backend (its README, "Parameters").
 
-    A stream for each instance unless something else is asked for: they share the processors.
+    By default one stream per instance, sharing the cores.
     """
     given = config.parameters
     cores = len(os.sched_getaffinity(0))

@@ -1,7 +1,7 @@
-"""What a backend is to the model server: arrays in, arrays out. It lives in a child process of the server.
+"""Interface of backends to the model server: arrays in, arrays out. Backends live in a child process.
 
-A backend holds one version of one model. `execute` may be called by several threads at once, one per instance, if
-`Loaded.threads` says so; all of them share the weights.
+A backend holds one version of one model. If `Loaded.threads` says so, `execute` may be called by several threads at
+once, one per instance; all share the weights.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,18 +17,18 @@ from forebay.core.serving.config import ModelConfig, TensorSpec
 from forebay.core.serving.errors import Kind
 
 Array = np.ndarray[Any, Any]
-"""Little-endian, C-contiguous; BYTES tensors are arrays of `object` with `bytes` in them, BF16 ones are `uint16`."""
+"""Little-endian, C-contiguous; BYTES tensors are arrays of `object` with `bytes` elements, BF16 ones are `uint16`."""
 
 Parameter = bool | int | float | str
 
 
 class Request(msgspec.Struct):
-    """One request as a backend sees it: inputs include the batch dimension if the model batches."""
+    """One request; inputs include the batch dimension if the model batches."""
 
     id: str
     inputs: dict[str, Array]
     wanted: tuple[str, ...]
-    """Outputs that are asked for; empty: all."""
+    """Requested outputs; empty: all."""
     parameters: Mapping[str, Parameter] = {}
     correlation_id: int | str = 0
     start: bool = False
@@ -39,10 +39,10 @@ class Request(msgspec.Struct):
 
 
 class Stack(Sequence[Request]):
-    """The requests of a batch whose inputs differ only in their number of rows, as one array for each input.
+    """The requests of a batch whose inputs differ only in their number of rows, as one array per input.
 
-    `sizes` says how many rows each request has, in order, and `wanted` which outputs. The requests themselves, with
-    views of their rows, are made by `make` of their place and inputs, anew each time that somebody asks for them.
+    `sizes` is the number of rows of each request, in order, and `wanted` its requested outputs. `make` creates the
+    requests themselves, with views of their rows, from index and inputs on each access.
     """
 
     __slots__ = ("_make", "inputs", "sizes", "wanted")
@@ -79,31 +79,31 @@ class Stack(Sequence[Request]):
 
 
 class BadInput(ValueError):  # noqa: N818 - states the condition
-    """What a request brings is nothing for this model: its mistake, not the model's."""
+    """A request's input is invalid for this model: the client's error, not the model's."""
 
 
 def failed(error: Exception) -> "Response":
-    """What a request ends with for what its run has raised."""
+    """The error response for an exception raised while running a request."""
     kind = Kind.INVALID_ARGUMENT if isinstance(error, BadInput) else Kind.INTERNAL
     return Response(error=str(error) or type(error).__name__, kind=kind)
 
 
 class Response(msgspec.Struct):
-    """Outputs in the order that the model gives them, or `error` (safe to show)."""
+    """Outputs in the model's order, or `error` (safe to show to clients)."""
 
     outputs: dict[str, Array] = {}
     error: str = ""
     kind: Kind = Kind.INTERNAL
-    """Of `error`."""
+    """Kind of `error`."""
     parameters: Mapping[str, Parameter] = {}
     reschedule: bool = False
-    """No answer yet: the request of an iterative sequence is to come again in a later batch."""
+    """Not a response: the request of an iterative sequence should come again in a later batch."""
 
 
 class Rows(Sequence[Response]):
-    """The responses to a batch whose requests want the same outputs, as one array for each output.
+    """The responses to a batch whose requests want the same outputs, as one array per output.
 
-    `sizes` says how many rows each request has, in order; together they are all rows of every array.
+    `sizes` is the number of rows of each request, in order; together they cover every array.
     """
 
     __slots__ = ("outputs", "sizes")
@@ -116,7 +116,7 @@ class Rows(Sequence[Response]):
         return len(self.sizes)
 
     def __iter__(self) -> Iterator[Response]:
-        """The response to each request: views of its rows."""
+        """The response to each request, as views of its rows."""
         start = 0
         for size in self.sizes:
             yield Response({name: array[start : start + size] for name, array in self.outputs.items()})
@@ -132,40 +132,40 @@ class Rows(Sequence[Response]):
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What a loaded model turns out to be. Empty `inputs`/`outputs`: the backend cannot say."""
+    """Description of a loaded model. Empty `inputs`/`outputs`: unknown to the backend."""
 
     inputs: tuple[TensorSpec, ...] = ()
-    """With the dimensions of the file, the batch dimension included."""
+    """With the dimensions in the file, the batch dimension included."""
     outputs: tuple[TensorSpec, ...] = ()
     threads: bool = True
     """Whether several instances may run as threads of this process and share its weights."""
     measures: bool = False
     """Whether the backend is `measures.Measuring`."""
     config: ModelConfig | None = None
-    """The configuration as the model completes it (a Python model's `auto_complete_config`)."""
+    """The configuration as completed by the model (a Python model's `auto_complete_config`)."""
 
 
 class Emit(Protocol):
-    """How a decoupled model sends responses: for the request with that index in the batch; `final` ends it."""
+    """Sends responses of a decoupled model: for the request with that index in the batch; `final` ends it."""
 
     def __call__(self, index: int, response: Response | None, final: bool) -> None:
         """Send a response, or with None only the end."""
 
 
 class Act(StrEnum):
-    """What a model wants of another one."""
+    """Kind of a call to another model."""
 
     INFER = "infer"
     READY = "ready"
-    """The answer's parameter of this name says whether it serves."""
+    """The response's parameter of this name says whether the model is ready."""
     LOAD = "load"
-    """With the request's parameters, and its inputs for files."""
+    """With the request's parameters, and its inputs as files."""
     UNLOAD = "unload"
     """With the request's parameter `unload_dependents`."""
 
 
 class CallModel(Protocol):
-    """How a model reaches another one of the server."""
+    """Calls another model of the server."""
 
     def __call__(
         self,
@@ -175,28 +175,28 @@ class CallModel(Protocol):
         on_response: Callable[[Response, bool], None],
         act: Act = Act.INFER,
     ) -> Callable[[], None]:
-        """Run `request`; `on_response` is called from another thread, its second argument ends it.
+        """Run `request`; `on_response` is called in another thread, with True as second argument at the end.
 
-        Returns what withdraws it, in any thread: what has not come yet ends with an error (CANCELLED).
+        Returns a function that cancels the call, in any thread: it then ends with an error (CANCELLED).
         """
 
 
 @runtime_checkable
 class Informed(Protocol):
-    """A backend whose model gets to see its configuration."""
+    """A backend whose model can read its configuration."""
 
     def tell(self, document: str) -> None:
-        """The configuration as clients see it, JSON, as far as it is known without the model. Before `load`."""
+        """Pass the configuration that clients see, as JSON, as far as known before loading. Called before `load`."""
 
 
 class Backend(Protocol):
     """One version of one model, loaded."""
 
     def load(self, config: ModelConfig, folder: Path, instance: int, call: CallModel) -> Loaded:
-        """Load the model of `folder` (that of the version). Raises `BackendFailed`."""
+        """Load the model in `folder` (that of the version). Raises `BackendFailed`."""
 
     def execute(self, instance: int, requests: Sequence[Request], emit: Emit) -> Sequence[Response | None]:
-        """Run a batch: one response for each request, in order; None where `emit` gives the responses instead.
+        """Run a batch: one response for each request, in order; None where `emit` sends the responses instead.
 
         An exception fails the whole batch with its text.
         """

@@ -1,7 +1,7 @@
-"""Batches of requests whose inputs differ in shape: one behind the other in one dimension, as in Triton.
+"""Ragged batching: requests with different shapes are concatenated in one dimension, as in Triton.
 
-What a model then cannot tell any more, where a request ends and which shape it had, further inputs say that are made
-here. Outputs have a row for each row of the batch, or lie one behind the other by the shapes of an input.
+Additional inputs generated here describe where requests end and which shapes they have. Outputs have a row for each
+row of the batch, or are concatenated according to the shapes of an input.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +19,7 @@ Shape = tuple[int, ...]
 
 
 class Ragged:
-    """How a model's batches are made, by its configuration."""
+    """Builds a model's batches according to its configuration."""
 
     def __init__(self, config: ModelConfig) -> None:
         self._made = config.batch_inputs
@@ -29,7 +29,7 @@ class Ragged:
         self._plain = not (self._made or self._flat or self._scattered)
 
     def execute(self, requests: Sequence[Request], outputs: Sequence[str], run: Run) -> Sequence[Response]:
-        """One response for each request, in order, as `batch.execute` has it."""
+        """One response for each request, in order, as in `batch.execute`."""
         if self._plain:
             return batch.execute(requests, outputs, run)
         whole = list(requests)
@@ -41,7 +41,7 @@ class Ragged:
         return responses
 
     def _alike(self, requests: Sequence[Request]) -> list[list[int]]:
-        """Places of requests that go together: other inputs than the ragged ones have the same shapes."""
+        """Indexes of requests that can be merged: their non-ragged inputs have the same shapes."""
         found: dict[object, list[int]] = {}
         for place, request in enumerate(requests):
             shapes = [
@@ -52,7 +52,7 @@ class Ragged:
         return list(found.values())
 
     def _of_group(self, group: Sequence[Request], outputs: Sequence[str], run: Run) -> Sequence[Response]:
-        """Those of a batch that fails are run one by one: what one of them asks for must not fail the others."""
+        """Run a group; if it fails, run its requests one by one, so that one request cannot fail the others."""
         problems = [Response(error=batch.unknown(request, outputs)) for request in group]
         wanted = tuple(dict.fromkeys(name for request in group for name in request.wanted or outputs))
         try:
@@ -75,7 +75,7 @@ class Ragged:
         return feed
 
     def _apart(self, group: Sequence[Request], found: dict[str, Array], outputs: Sequence[str]) -> Sequence[Response]:
-        """What each request has of what the batch gave. Raises `ValueError` if that cannot be told."""
+        """Split the outputs by request. Raises `ValueError` if the sizes do not match."""
         parts = {
             name: self._scatter(name, array, group) if name in self._scattered else _rows(name, array, group)
             for name, array in found.items()
@@ -100,7 +100,7 @@ class Ragged:
 
 def _shapes(group: Sequence[Request], source: str) -> list[Shape]:
     if any(source not in request.inputs for request in group):
-        raise ValueError(f"input '{source}' is missing, by which the batch is told")
+        raise ValueError(f"input '{source}', which determines the batch, is missing")
     return [request.inputs[source].shape for request in group]
 
 
@@ -109,7 +109,7 @@ def _rows(name: str, array: Array, group: Sequence[Request]) -> list[Array]:
     have = len(array) if array.ndim else 0
     if have != sum(sizes):
         raise ValueError(
-            f"output '{name}' has {have} rows for a batch of {sum(sizes)}; a model that batches keeps their number"
+            f"output '{name}' has {have} rows for a batch of {sum(sizes)}; a batching model must keep their number"
         )
     return list(_split(array, sizes))
 
@@ -138,4 +138,4 @@ _MAKERS: dict[BatchKind, Callable[[Sequence[Shape]], object]] = {
     BatchKind.SHAPES: _item_shapes,
     BatchKind.SHAPES_FLAT: lambda shapes: _item_shapes(shapes).reshape(-1),
 }
-"""From the shapes that a batch input's source has in the requests."""
+"""Functions of the shapes that a batch input's source has in the requests."""

@@ -1,7 +1,7 @@
 """PyTorch models: TorchScript archives and programs of `torch.export`, shared by all instances.
 
-Neither format needs pickles of arbitrary objects, which run code of whoever made the file. Archives that hold such
-pickles or compiled libraries all the same are refused, unless the operator allows it for the model by name.
+Neither format needs pickles of arbitrary objects, which execute code of whoever created the file. Archives that
+contain such pickles or compiled libraries are rejected unless the operator allows it for the model by name.
 """
 
 import os
@@ -36,12 +36,11 @@ from forebay.engines.tensor.ragged import Ragged
 
 FILES_DEFAULT: Final = ("model.pt", "model.pt2")
 ALLOW_PICKLE: Final = "forebay.allow_pickle"
-"""The server sets this parameter to `true` for models that the operator has named; a repository cannot."""
+"""Parameter that the server sets to `true` for models that the operator has named; a repository cannot."""
 UNPACKED_BYTES_MAX: Final = 256 << 20
-"""Of what is compressed in an archive. That is only code when PyTorch makes one; a thousandfold of nothing is quickly
-written down, and would take all memory."""
+"""Limit of compressed data in an archive. PyTorch compresses only code; a zip bomb would exhaust the memory."""
 WEIGHTS_ONLY: Final = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
-"""PyTorch's own switch: nothing that it unpickles in between may be more than tensors."""
+"""PyTorch's own switch: anything that it unpickles must contain only tensors."""
 
 DATATYPES: Final = {
     torch.bool: Datatype.BOOL,
@@ -64,7 +63,7 @@ Call = Callable[[Mapping[str, object]], object]
 
 
 class TorchBackend:
-    """A module; how its inputs and outputs are found is Triton's rule (README of its PyTorch backend)."""
+    """A module; its inputs and outputs are mapped by Triton's rules (README of its PyTorch backend)."""
 
     def load(self, config: ModelConfig, folder: Path, instance: int, call: CallModel) -> Loaded:
         self._ragged = Ragged(config)
@@ -72,14 +71,14 @@ class TorchBackend:
         torch.set_num_threads(_threads(config))
         device = _device(config, instance)
         self._device, self._streams = device or torch.device("cpu"), _Streams(device)
-        # inputs may be read-only: a model that writes to them is its own affair
+        # inputs may be read-only, and models that write to them do so at their own risk
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         given = config
         try:
             config, self._places, self._call = _open(given, file, device)
         except BackendFailed:
             raise
-        except Exception as error:  # the library raises RuntimeError, ValueError, KeyError and its own kinds
+        except Exception as error:  # the library raises RuntimeError, ValueError, KeyError and exceptions of its own
             raise BackendFailed(f"model '{config.name}': {file.name} cannot be loaded: {_first(error)}") from error
         self._config = config
         self._outputs = {spec.name: spec for spec in config.outputs}
@@ -88,7 +87,7 @@ class TorchBackend:
         self._answers = (*self._outputs, *self._states)
         self._bf16 = frozenset(spec.name for spec in config.inputs if spec.datatype is Datatype.BF16)
         if self._device.type == "cuda":
-            torch.cuda.synchronize()  # the streams of instances do not wait for the one that has brought the weights
+            torch.cuda.synchronize()  # streams of instances do not wait for the one that has copied the weights
         return Loaded() if config is given else Loaded(config.inputs, config.outputs)
 
     def execute(self, instance: int, requests: Sequence[Request], emit: Emit) -> Sequence[Response | None]:
@@ -116,7 +115,7 @@ class TorchBackend:
             raise RuntimeError(f"PyTorch execute failure: {error}") from error
 
     def _input(self, name: str, array: Array) -> object:
-        """The array as a tensor, on a CPU its own memory, or strings as a list: PyTorch has no tensors of these."""
+        """A tensor, on a CPU over the array's memory; strings as a list, since PyTorch has no string tensors."""
         if array.dtype.hasobject:
             if sum(size > 1 for size in array.shape) > 1:
                 raise BadInput(f"input '{name}': PyTorch takes strings in one dimension, not {list(array.shape)}")
@@ -145,7 +144,7 @@ class _Streams:
         self._mine = threading.local()
 
     def own(self) -> AbstractContextManager[object]:
-        """What the calling thread asks for within it goes to its stream."""
+        """Work of the calling thread within this context goes to its own stream."""
         if self._device is None or self._device.type != "cuda":
             return nullcontext()
         if not hasattr(self._mine, "stream"):
@@ -155,7 +154,7 @@ class _Streams:
 
 
 def _device(config: ModelConfig, instance: int) -> torch.device | None:
-    """Where the model and its inputs are; None (KIND_MODEL): it is where its file says. Raises `BackendFailed`."""
+    """Device of the model and its inputs; None (KIND_MODEL): as in its file. Raises `BackendFailed`."""
     fraction = memory_fraction(config)
     if on_gpu(config, instance):
         if not torch.cuda.is_available():
@@ -178,7 +177,7 @@ def _file(config: ModelConfig, folder: Path) -> Path:
 def _open(
     config: ModelConfig, file: Path, device: torch.device | None
 ) -> tuple[ModelConfig, Callable[[str], str | int], Call]:
-    """The configuration, with what the file says if it says nothing itself; how outputs are found; the model."""
+    """The configuration, completed from the file if it lists no tensors; the output mapping; the model."""
     allowed = config.parameters.get(ALLOW_PICKLE, "") == "true"
     kind = _format(config, file, allowed)
     if not (config.inputs and config.outputs) and (kind != "export" or config.inputs or config.outputs):
@@ -196,7 +195,7 @@ def _open(
             return config, *_program(config, program)
         case "script":
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # the format is deprecated; it is what there is
+                warnings.simplefilter("ignore")  # the format is deprecated, but still in use
                 module = torch.jit.load(str(file), map_location=device).eval()
             arguments = [each for each in module.forward.schema.arguments if each.name != "self"]
             names = [each.name for each in arguments]
@@ -217,7 +216,7 @@ def _format(config: ModelConfig, file: Path, allowed: bool) -> str:
     """`export`, `script` or `pickle`. Raises `BackendFailed` for what may not be loaded."""
     if not zipfile.is_zipfile(file):
         with file.open("rb") as opened:
-            if opened.read(1) != b"\x80":  # every pickle since protocol 2 begins so
+            if opened.read(1) != b"\x80":  # every pickle since protocol 2 begins like this
                 raise BackendFailed(f"model '{config.name}': {file.name} is not a whole PyTorch file")
         names: list[str] = []
     else:
@@ -258,7 +257,7 @@ def _weights_only(wanted: bool) -> Iterator[None]:
 
 
 def _said_by(program: Any, config: ModelConfig) -> ModelConfig:
-    """The configuration with the program's tensors, batch dimension included; outputs have places and no names."""
+    """The configuration with the program's tensors, batch dimension included; outputs have positions but no names."""
     signature = program.graph_signature
     values = {node.name: node.meta.get("val") for node in program.graph.nodes}
     inputs = [_spec(str(name), values.get(name), config) for name in signature.user_inputs]
@@ -273,12 +272,12 @@ def _said_by(program: Any, config: ModelConfig) -> ModelConfig:
 def _spec(name: str, value: object, config: ModelConfig) -> TensorSpec:
     datatype = DATATYPES.get(value.dtype) if isinstance(value, torch.Tensor) else None
     if datatype is None or not isinstance(value, torch.Tensor):
-        raise BackendFailed(f"model '{config.name}': '{name}' is no tensor that the protocol can carry")
+        raise BackendFailed(f"model '{config.name}': '{name}' is not a tensor that the protocol can carry")
     return TensorSpec(name, datatype, tuple(size if isinstance(size, int) else VARIABLE for size in value.shape))
 
 
 def _program(config: ModelConfig, program: Any) -> tuple[Callable[[str], str | int], Call]:
-    """A program of `torch.export`: inputs by argument, by place, or by path (`ARGS[0]`, `KWARGS[mask][a]`)."""
+    """A program of `torch.export`: inputs by argument, by position, or by path (`ARGS[0]`, `KWARGS[mask][a]`)."""
     module = program.module()
     entry, leave = program.call_spec.in_spec, program.call_spec.out_spec
     arguments = list(program.graph_signature.user_inputs)
@@ -298,12 +297,12 @@ def _program(config: ModelConfig, program: Any) -> tuple[Callable[[str], str | i
 
 
 def _named(config: ModelConfig) -> list[str]:
-    """The inputs that the model gets, as they are listed: those that are made for each batch come last."""
+    """The model's inputs in configured order; those generated for each batch come last."""
     return [*(spec.name for spec in config.inputs), *config.made_inputs]
 
 
 def _paths(spec: Any, tops: tuple[str, str] | None) -> list[str]:
-    """The leaves of a structure as `[0][key]`; the first step is named by `tops`, if these are given."""
+    """The leaves of a structure as `[0][key]`; the first step is named by `tops`, if given."""
     leaves, _ = pytree.tree_flatten_with_path(pytree.tree_unflatten(list(range(spec.num_leaves)), spec))
     found = []
     for path, _ in leaves:
@@ -314,7 +313,7 @@ def _paths(spec: Any, tops: tuple[str, str] | None) -> list[str]:
 
 
 def _order(configured: Sequence[str], arguments: Sequence[str]) -> Callable[[Mapping[str, object]], Sequence[str]]:
-    """Which inputs go where: by argument name, by `<name>__<place>`, or as the configuration lists them."""
+    """The order of inputs: by argument name, by `<name>__<position>`, or as configured."""
     if all(name in arguments for name in configured):
         ranks = {name: place for place, name in enumerate(arguments)}
     elif all(_index(name) is not None for name in configured):
@@ -330,7 +329,7 @@ def _index(name: str) -> int | None:
 
 
 def _place_of(config: ModelConfig) -> Callable[[str], int]:
-    """Where an output is: by `<name>__<place>` if all are called so, else as the configuration lists them."""
+    """The position of an output: by `<name>__<position>` if all names have that form, else as configured."""
     names = [spec.name for spec in config.outputs]
     indices = {name: _index(name) for name in names}
     if all(index is not None for index in indices.values()):
@@ -339,7 +338,7 @@ def _place_of(config: ModelConfig) -> Callable[[str], int]:
 
 
 def _leaves(returned: object) -> dict[str | int, Any]:
-    """What a model has returned, by place, and by key if it is a mapping."""
+    """A model's return values by position, and by key if it returned a mapping."""
     match returned:
         case dict():
             found: dict[str | int, Any] = dict(returned)
@@ -356,7 +355,7 @@ def _array(value: Any) -> Array:
     if isinstance(value, list):
         return as_bytes(np.array(value, object))
     if not isinstance(value, torch.Tensor):
-        raise ValueError(f"the model has returned {type(value).__name__} where a tensor or a list of str is wanted")
+        raise ValueError(f"the model has returned {type(value).__name__} where a tensor or a list of str is expected")
     tensor = value.detach().cpu().contiguous()
     if tensor.dtype is torch.bfloat16:
         tensor = tensor.view(torch.uint16)
@@ -365,7 +364,7 @@ def _array(value: Any) -> Array:
 
 
 def _threads(config: ModelConfig) -> int:
-    """Within one call of the model; every instance has as many, so they share the processors."""
+    """Threads within one call of the model; all instances use as many, so they share the cores."""
     for name in ("INTRA_OP_THREAD_COUNT", "NUM_THREADS"):
         text = config.parameters.get(name, "")
         if text and not text.isdecimal():
@@ -376,7 +375,7 @@ def _threads(config: ModelConfig) -> int:
 
 
 def _first(error: Exception) -> str:
-    """The first line: the others are the library's own stack, or advice that must not be followed here."""
+    """The first line: the rest is the library's own stack, or advice that must not be followed here."""
     if "Weights only load failed" in str(error):
         return "it holds a pickle of more than tensors, which would run code while it is read"
     return str(error).strip().partition("\n")[0] or type(error).__name__

@@ -1,4 +1,4 @@
-"""Runs a model that is a Python file, by the rules of Triton's Python backend (its README, and what it answers)."""
+"""Runs a model in a Python file, by the rules of Triton's Python backend (its README, and its observed responses)."""
 
 import asyncio
 import importlib
@@ -38,18 +38,18 @@ from forebay.engines.tensor.python.host import Host, current
 from forebay.engines.tensor.python.tensors import Tensor, TritonModelException
 
 MODULES: Final = ("triton_python_backend_utils", "c_python_backend_utils")
-"""The names by which models import what is offered to them."""
+"""Module names under which models import the API."""
 STOP_TIMEOUT_S: Final = 5.0
-"""For the event loop of an `async def execute` to come to an end."""
+"""Time for the event loop of an `async def execute` to stop."""
 _OUR_FILES: Final = (*(str(Path(each).parent) for each in (__file__, asyncio.__file__, futures.__file__)), "<frozen")
-"""Frames of these are no news to who has written the model."""
+"""Frames of these files are hidden from model authors."""
 
 
 class PythonBackend:
-    """One instance of a `TritonPythonModel`; a process has one, for it has one interpreter."""
+    """One instance of a `TritonPythonModel`; one per process, since a process has one interpreter."""
 
     _told: dict[str, Any] | None = None
-    """The configuration as the server has told it."""
+    """The configuration document from the server."""
 
     def tell(self, document: str) -> None:
         self._told = json.loads(document)
@@ -67,7 +67,7 @@ class PythonBackend:
             sys.modules[name] = offered
         current.host = Host(config.name, str(folder))
         self._before = (list(sys.path), frozenset(sys.modules))
-        # Compiled files are told apart by the second and the size of their source: too coarse for a quick reload.
+        # bytecode caches are validated by the source's size and time in seconds: too coarse for a quick reload
         self._wrote_bytecode, sys.dont_write_bytecode = not sys.dont_write_bytecode, True
         self._file, self._loop, self._forgotten = file, _Loop(), Forgotten()
         self._model: Any = None
@@ -122,7 +122,7 @@ class PythonBackend:
         try:
             if hasattr(self._model, "finalize"):
                 self._model.finalize()
-        except BaseException as error:  # it is over either way
+        except BaseException as error:  # the model is being closed either way
             offered.Logger.log_error(_said(error))
         self._forget()
 
@@ -132,7 +132,7 @@ class PythonBackend:
         states = config.sequences.states if config.sequences else ()
         self._names = (*self._outputs, *(state.output for state in states))
         self._iterative = config.sequences is not None and config.sequences.iterative
-        """It says with the end of `execute` which requests it wants to see again."""
+        """Rescheduled requests are reported when `execute` ends."""
         self._bf16 = frozenset(spec.name for spec in config.inputs if spec.datatype is Datatype.BF16)
         self._instance_name = instance_name(config, instance)
 
@@ -163,7 +163,7 @@ class PythonBackend:
     ) -> Response | None:
         if returned is None:
             if not request.rescheduled:
-                return None  # the sender has given the answer, or will
+                return None  # the sender has sent the response, or will
             sender.close()
             return Response(reschedule=True)
         if request.rescheduled:
@@ -183,7 +183,7 @@ class PythonBackend:
         return self._checked(returned.values(sender.names))
 
     def _checked(self, response: Response) -> Response:
-        """The response, or an error in its place if it contradicts the configuration."""
+        """The response, or an error if it contradicts the configuration."""
         for name, array in response.outputs.items():
             spec = self._outputs.get(name)
             problem = mismatch(spec, array, self._config.name, self._config.max_batch > 0) if spec else ""
@@ -192,7 +192,7 @@ class PythonBackend:
         return response
 
     def _failed(self, error: BaseException, senders: list[InferenceResponseSender]) -> list[Response | None]:
-        """The same error for all requests of the batch that have no answer yet."""
+        """The same error for all requests of the batch without a response."""
         text = f"Failed to process the request(s) for model '{self._instance_name}', message: {_said(error)}"
         return [Response(error=text) if sender.close() else None for sender in senders]
 
@@ -203,7 +203,7 @@ class PythonBackend:
         senders: list[InferenceResponseSender],
         emit: Emit,
     ) -> None:
-        """What comes after an `async def execute` of a decoupled model."""
+        """Completion of a decoupled model's `async def execute`."""
         error = done.exception()
         if error is None:
             _reschedule(served, senders, emit)
@@ -213,7 +213,7 @@ class PythonBackend:
                 emit(index, response, True)
 
     def _forget(self) -> None:
-        """Let go of the model and of what it has imported from its own folders."""
+        """Drop the model and the modules that it imported from its own folders."""
         self._model = None
         self._loop.stop()
         self._forgotten.stop()
@@ -228,11 +228,11 @@ class PythonBackend:
 
 
 class _Wrong(Exception):  # noqa: N818 - never leaves this file
-    """What `execute` returned cannot be an answer."""
+    """The return value of `execute` is invalid."""
 
 
 class _Left(Exception):  # noqa: N818 - never leaves this file
-    """A coroutine has raised, as its cause, what would have ended the event loop too."""
+    """Wraps, as its cause, an exception of a coroutine that would also have ended the event loop."""
 
 
 async def _guarded(coroutine: Coroutine[Any, Any, object]) -> object:
@@ -250,7 +250,7 @@ class _Loop:
         self._thread: threading.Thread | None = None
 
     def run(self, coroutine: Coroutine[Any, Any, object]) -> "Future[Any]":
-        """Start the coroutine there."""
+        """Start a coroutine in the loop."""
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             self._thread = threading.Thread(target=self._loop.run_forever, name="execute", daemon=True)
@@ -258,7 +258,7 @@ class _Loop:
         return asyncio.run_coroutine_threadsafe(_guarded(coroutine), self._loop)
 
     def stop(self) -> None:
-        """End the loop; a coroutine that blocks it is left behind."""
+        """Stop the loop; a coroutine that blocks it is abandoned."""
         if self._loop is None or self._thread is None:
             return
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -269,7 +269,7 @@ class _Loop:
 
 
 def _imported(file: Path) -> Any:
-    """The class of the model. Its module is called `<version>.model`, as in Triton, so relative imports work."""
+    """The model's class. Its module is called `<version>.model`, as in Triton, so that relative imports work."""
     folder = file.parent
     for path in (str(folder), str(folder.parent)):
         if path not in sys.path:
@@ -283,7 +283,7 @@ def _imported(file: Path) -> Any:
 
 
 def _completed(made: Any, config: ModelConfig, told: dict[str, Any] | None) -> ModelConfig | None:
-    """The configuration as the model completes it; None: it does not."""
+    """The configuration as completed by the model; None: the model does not complete it."""
     if not hasattr(made, "auto_complete_config"):
         return None
     given = made.auto_complete_config(Completing(json.dumps(document(config, told))))
@@ -295,12 +295,12 @@ def _completed(made: Any, config: ModelConfig, told: dict[str, Any] | None) -> M
 
 
 def _arguments(config: ModelConfig, told: dict[str, Any] | None, file: Path, instance: int) -> dict[str, str]:
-    """What `initialize` is given."""
+    """The arguments of `initialize`."""
     return {
         "model_config": json.dumps(document(config, told)),
         "model_instance_kind": config.group_of(instance).kind.removeprefix("KIND_"),
         "model_instance_name": instance_name(config, instance),
-        "model_instance_device_id": "0",  # a process of a GPU's instances sees no other one
+        "model_instance_device_id": "0",  # a GPU instance's process sees no other device
         "model_repository": str(file.parent.parent),
         "model_version": file.parent.name,
         "model_name": config.name,
@@ -314,7 +314,7 @@ def _reschedule(served: list[InferenceRequest], senders: list[InferenceResponseS
 
 
 def _said(error: BaseException) -> str:
-    """An exception as Triton shows it: type, text, and the frames of the model, the innermost first."""
+    """An exception as Triton shows it: type, text, and the frames of the model, innermost first."""
     if isinstance(error, _Wrong):
         return str(error)
     if isinstance(error, _Left) and error.__cause__:

@@ -1,6 +1,6 @@
-"""Requests and responses as a Python model sees them, and calls of other models.
+"""Requests and responses in the Python model API, and calls to other models.
 
-The texts of errors are those of Triton's Python backend, which models and their tests may rely on.
+Error texts are those of Triton's Python backend, which models and their tests may rely on.
 """
 
 import asyncio
@@ -33,15 +33,15 @@ _KINDS: Final = (
     Kind.ALREADY_EXISTS,
     Kind.CANCELLED,
 )
-"""By the numbers of Triton's C API."""
+"""By their numbers in Triton's C API."""
 
 
 SILENT: Final = "the model gave no message"
-"""The text of an error that has none: an empty one would pass for no error."""
+"""Text of an error without one: an empty text would mean no error."""
 
 
 class TritonError:
-    """An error as a part of a response."""
+    """An error in a response."""
 
     UNKNOWN, INTERNAL, NOT_FOUND, INVALID_ARG, UNAVAILABLE, UNSUPPORTED, ALREADY_EXISTS, CANCELLED = range(8)
     __slots__ = ("_code", "_message")
@@ -51,35 +51,35 @@ class TritonError:
         self._code = code
 
     def message(self) -> str:
-        """What is wrong."""
+        """The error text."""
         return self._message
 
     def code(self) -> int:
-        """Which kind of error: one of the constants of this class."""
+        """The error code: one of the constants of this class."""
         return self._code
 
     def kind(self) -> Kind:
-        """The same in the protocol's terms."""
+        """The error kind in the protocol's terms."""
         return _KINDS[self._code] if 0 <= self._code < len(_KINDS) else Kind.INTERNAL
 
 
 class PreferredMemory:
-    """Where outputs of a called model should be. Taken, and without effect: they come in CPU memory."""
+    """Preferred location of a called model's outputs. Accepted without effect: they are in CPU memory."""
 
     def __init__(self, preferred_memory_type: int, preferred_device_id: int = 0) -> None:
         self.kind, self.device_id = preferred_memory_type, preferred_device_id
 
 
 class InferenceTrace:
-    """The trace that a request belongs to: none as yet."""
+    """Trace of a request; not supported yet."""
 
     def get_context(self) -> str | None:
-        """The OpenTelemetry context as JSON; None: there is none."""
+        """The OpenTelemetry context as JSON; None: there is no trace."""
         return None
 
 
 class InferenceResponse:
-    """The outputs, or an error instead."""
+    """Outputs, or an error instead."""
 
     __slots__ = ("_error", "_parameters", "_tensors")
 
@@ -117,7 +117,7 @@ class InferenceResponse:
         return json.dumps(self._parameters)
 
     def values(self, wanted: Sequence[str]) -> Response:
-        """The same for the server, with the wanted outputs only (empty: all)."""
+        """Convert for the server, with the wanted outputs only (empty: all)."""
         if self._error is not None:
             text = self._error.message() or SILENT
             return Response(error=text, kind=self._error.kind(), parameters=self._parameters)
@@ -126,7 +126,7 @@ class InferenceResponse:
 
 
 class InferenceRequest:
-    """A request: one that the model is to answer, or one that it makes of another model."""
+    """A request to this model, or one that it sends to another model."""
 
     def __init__(  # noqa: PLR0917 - as models call it
         self,
@@ -161,7 +161,7 @@ class InferenceRequest:
 
     @classmethod
     def served(cls, request: Request, inputs: list[Tensor], sender: "InferenceResponseSender") -> "InferenceRequest":
-        """A request that the model is to answer."""
+        """A request to this model."""
         made = cls.__new__(cls)
         made._id, made._correlation_id = request.id, request.correlation_id
         made._inputs, made._wanted = inputs, sender.names
@@ -177,23 +177,23 @@ class InferenceRequest:
         return self._inputs
 
     def request_id(self) -> str:
-        """What the client calls the request."""
+        """The client's id of the request."""
         return self._id
 
     def correlation_id(self) -> int | str:
-        """The sequence that the request belongs to; 0 or empty: none."""
+        """The sequence of the request; 0 or empty: none."""
         return self._correlation_id
 
     def flags(self) -> int:
-        """Whether a sequence begins or ends with this request."""
+        """Flags for the start and end of a sequence."""
         return self._flags
 
     def set_flags(self, flags: int) -> None:
-        """Say whether a sequence begins or ends with this request."""
+        """Set the flags for the start and end of a sequence."""
         self._flags = flags
 
     def timeout(self) -> int:
-        """How long the client waits at most, in microseconds; 0: it does not say."""
+        """The client's timeout, in microseconds; 0: none."""
         return self._timeout_us
 
     def parameters(self) -> str:
@@ -201,34 +201,34 @@ class InferenceRequest:
         return json.dumps(dict(self._parameters), separators=(",", ":"))
 
     def trace(self) -> InferenceTrace:
-        """The trace that the request belongs to."""
+        """The trace of the request."""
         return InferenceTrace()
 
     def requested_output_names(self) -> set[str]:
-        """Outputs that are asked for: all if the client names none."""
+        """Requested outputs: all if the client names none."""
         return set(self._wanted)
 
     def get_response_sender(self) -> "InferenceResponseSender":
-        """What responses are sent with, for as long as the model likes."""
+        """The sender of responses, which may outlive `execute`."""
         if self._sender is None:
             raise TritonModelException("A request of another model has no response sender.")
         return self._sender
 
     def is_cancelled(self) -> bool:
-        """Whether nobody waits for the answer any more."""
+        """Whether the request was cancelled."""
         return self._sender is not None and self._sender.is_cancelled()
 
     def set_release_flags(self, flags: int) -> None:
-        """`TRITONSERVER_REQUEST_RELEASE_RESCHEDULE`: the request is to come again in a later batch."""
+        """With `TRITONSERVER_REQUEST_RELEASE_RESCHEDULE`, the request comes again in a later batch."""
         self._release = flags
 
     @property
     def rescheduled(self) -> bool:
-        """Whether the request is to come again."""
+        """Whether the request should come again."""
         return self._release == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
 
     def exec(self, decoupled: bool = False) -> "InferenceResponse | ResponseIterator":
-        """Run the request; `decoupled`: its responses may be any number."""
+        """Run the request; `decoupled`: it may have any number of responses."""
         call = current.host.call
         if call is None:
             raise TritonModelException("BLS is only supported during the 'execute' function.")
@@ -244,11 +244,11 @@ class InferenceRequest:
         return responses if decoupled else responses.only()
 
     def async_exec(self, decoupled: bool = False) -> "asyncio.Future[InferenceResponse | ResponseIterator]":
-        """The same, to be awaited."""
+        """Awaitable version of `exec`."""
         return asyncio.get_running_loop().run_in_executor(None, self.exec, decoupled)
 
     def _twice(self) -> str:
-        """An input that is there more than once; empty: none is."""
+        """Name of an input given more than once; empty: there is none."""
         names = [tensor.name() for tensor in self._inputs]
         return next((name for name in names if names.count(name) > 1), "")
 
@@ -266,7 +266,7 @@ class InferenceRequest:
 
 
 class ResponseIterator:
-    """The responses of another model, as they come. What has been read can be read again."""
+    """The responses of another model as they arrive. They can be iterated again."""
 
     def __init__(self, model: str) -> None:
         self._model = model
@@ -277,20 +277,20 @@ class ResponseIterator:
         self._withdraw: Callable[[], None] | None = None
 
     def begin(self, call: CallModel, version: int, request: Request) -> None:
-        """Call the model. What goes wrong is its response."""
+        """Call the model. Errors become its response."""
         try:
             self._withdraw = call(
                 self._model, version, request, lambda response, final: self._coming.put((response, final))
             )
-        except (OSError, RuntimeError) as error:  # what carries the call is gone
+        except (OSError, RuntimeError) as error:  # the connection to the server is gone
             self.fail(str(error))
 
     def fail(self, text: str) -> None:
-        """That is the only response, for the model cannot be called."""
+        """Make this error the only response, because the model cannot be called."""
         self._coming.put((Response(error=text), True))
 
     def only(self) -> InferenceResponse:
-        """The one response of a model that is not decoupled. Waits for it."""
+        """The single response of a non-decoupled model. Blocks."""
         first = self._next()
         if not self._ended:
             extra = self._next()
@@ -304,7 +304,7 @@ class ResponseIterator:
         return first
 
     def cancel(self) -> None:
-        """Nobody waits for the responses any more: the last one is an error (CANCELLED), unless it has come."""
+        """Cancel the call: its last response is an error (CANCELLED), unless that has already arrived."""
         if self._withdraw is not None and not self._ended:
             self._withdraw()
 
@@ -332,7 +332,7 @@ class ResponseIterator:
 def ask(
     act: Act, model: str, version: int, parameters: Mapping[str, Parameter], inputs: Mapping[str, Array]
 ) -> Response:
-    """Ask the server for something else than an inference, and wait for it. Raises `TritonModelException`."""
+    """Send a request other than inference to the server, and wait for it. Raises `TritonModelException`."""
     call = current.host.call
     if call is None:
         raise TritonModelException(f"{act}: other models can only be reached while requests are served.")
@@ -341,7 +341,7 @@ def ask(
         call(
             model, version, Request("", dict(inputs), (), parameters), lambda response, _: answers.put(response), act
         )
-    except (OSError, RuntimeError) as error:  # what carries the call is gone
+    except (OSError, RuntimeError) as error:  # the connection to the server is gone
         raise TritonModelException(str(error)) from error
     answer = answers.get()
     if answer.error:
@@ -350,7 +350,7 @@ def ask(
 
 
 class InferenceResponseSender:
-    """Sends the responses of one request, from any thread. One that is forgotten ends its request."""
+    """Sends the responses of one request, from any thread. The request ends when the sender is garbage-collected."""
 
     __slots__ = (
         "_check", "_closed", "_decoupled", "_emit", "_forgotten", "_index", "_lock", "_request", "_sent", "names",
@@ -375,7 +375,9 @@ class InferenceResponseSender:
         self._closed = False
 
     def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
-        """Send a response; with the flag `TRITONSERVER_RESPONSE_COMPLETE_FINAL` it is the last, or only the end."""
+        """Send a response; the flag `TRITONSERVER_RESPONSE_COMPLETE_FINAL` makes it the last, or without one ends the
+        request.
+        """
         if flags not in (0, TRITONSERVER_RESPONSE_COMPLETE_FINAL):
             raise TritonModelException("Unable to send response. Unsupported flag provided.")
         if response is None and not flags:
@@ -389,11 +391,11 @@ class InferenceResponseSender:
         self._emit(self._index, shown, flags == TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
     def is_cancelled(self) -> bool:
-        """Whether nobody waits for the answer any more."""
+        """Whether the request was cancelled."""
         return self._request.cancelled()
 
     def count(self, response: InferenceResponse | None, flags: int) -> None:
-        """Note that a response is given. Raises `TritonModelException` if it must not be."""
+        """Count a response. Raises `TritonModelException` if it is not allowed."""
         with self._lock:
             if not self._decoupled and response is not None and self._sent:
                 raise TritonModelException(
@@ -410,7 +412,7 @@ class InferenceResponseSender:
             self._sent += 1
 
     def close(self) -> bool:
-        """Nothing may be sent any more. Whether something might have been until now."""
+        """Allow no more responses. Returns whether some were still allowed."""
         with self._lock:
             was, self._closed = not self._closed, True
             return was
@@ -422,9 +424,9 @@ class InferenceResponseSender:
 
 
 class Forgotten:
-    """Ends the requests whose senders nobody has any more, in a thread of its own.
+    """Ends requests whose senders were garbage-collected, in a thread of its own.
 
-    A sender may be collected anywhere, even within another's `emit`: it must not wait there for anything.
+    A sender may be collected anywhere, even inside another's `emit`, so it must not block there.
     """
 
     def __init__(self) -> None:
@@ -433,11 +435,11 @@ class Forgotten:
         self._thread.start()
 
     def put(self, end: Callable[[], None]) -> None:
-        """Have it called."""
+        """Schedule a call."""
         self._queue.put(end)
 
     def stop(self) -> None:
-        """Call what is left, and end."""
+        """Run the remaining calls and stop."""
         self._queue.put(None)
         self._thread.join()
 
@@ -447,10 +449,10 @@ class Forgotten:
 
 
 class Check(Protocol):
-    """Looks at a response before it goes out."""
+    """Validates a response before it is sent."""
 
     def __call__(self, response: Response) -> Response:
-        """The response, or an error in its place."""
+        """The response, or an error instead."""
 
 
 def _read(response: Response) -> InferenceResponse:
@@ -460,7 +462,7 @@ def _read(response: Response) -> InferenceResponse:
     tensors = []
     for name, array in response.outputs.items():
         datatype = datatype_of(array)
-        assert datatype is not None  # it comes from the server, which has read it from the protocol
+        assert datatype is not None  # it comes from the server, which has validated it
         tensors.append(Tensor.of(name, array, datatype))
     return InferenceResponse(tensors, parameters=response.parameters)
 

@@ -1,4 +1,4 @@
-"""The configuration as Python models get it, a JSON document in Triton's terms, and what they make of it."""
+"""The configuration that Python models get, a JSON document in Triton's terms, and what they change in it."""
 
 import json
 from collections.abc import Mapping
@@ -27,24 +27,24 @@ _OPTIMIZATION: Final = {
     "gather_kernel_buffer_threshold": 0,
     "eager_batching": False,
 }
-"""What Triton fills in."""
+"""Triton's defaults."""
 _KINDS_OF_TENSOR: Final = ("input", "output")
 _COMPLETED: Final = ("max_batch_size", *_KINDS_OF_TENSOR, "model_transaction_policy", "default_model_filename")
-"""What a model may have changed, or the server has filled in, is as the values have it."""
+"""Fields that the model or the server may have completed; taken from the values."""
 
 
 class ModelConfig:
-    """What `auto_complete_config` is given and gives back. Raises `ValueError` for what contradicts the file."""
+    """The argument and result of `auto_complete_config`. Raises `ValueError` for contradictions to the file."""
 
     def __init__(self, model_config: str) -> None:
         self._model_config: dict[str, Any] = json.loads(model_config)
 
     def as_dict(self) -> dict[str, Any]:
-        """The configuration as it stands."""
+        """The current configuration."""
         return self._model_config
 
     def set_max_batch_size(self, max_batch_size: int) -> None:
-        """Let the model batch; not by fewer than the file says."""
+        """Enable batching; not with a smaller size than in the file."""
         said = self._model_config["max_batch_size"]
         if said > max_batch_size:
             raise ValueError(
@@ -54,7 +54,7 @@ class ModelConfig:
         self._model_config["max_batch_size"] = max_batch_size
 
     def set_dynamic_batching(self) -> None:
-        """Batch dynamically, if nothing else is said."""
+        """Enable dynamic batching unless another scheduler is configured."""
         for other in ("sequence_batching", "ensemble_scheduling"):
             if other in self._model_config:
                 raise ValueError(
@@ -64,7 +64,7 @@ class ModelConfig:
         self._model_config.setdefault("dynamic_batching", {})
 
     def add_input(self, input: dict[str, Any]) -> None:
-        """Describe an input: `name`, `data_type`, `dims`, perhaps `optional`."""
+        """Describe an input: `name`, `data_type`, `dims`, optionally `optional`."""
         self._add(
             "input", input, ("name", "data_type", "dims", "optional"), "'name', 'data_type', 'dims' and 'optional'"
         )
@@ -74,7 +74,7 @@ class ModelConfig:
         self._add("output", output, ("name", "data_type", "dims"), "'name', 'data_type' and 'dims'")
 
     def set_model_transaction_policy(self, transaction_policy_dict: dict[str, Any]) -> None:
-        """Say with `decoupled` whether a request may have any number of responses."""
+        """Set with `decoupled` whether a request may have any number of responses."""
         if set(transaction_policy_dict) - {"decoupled"}:
             raise ValueError(
                 f"model transaction property in auto-complete-config function for model '{self._name}' contains "
@@ -121,9 +121,10 @@ class ModelConfig:
 
 
 def document(config: Values, told: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The configuration in Triton's terms: what is in `args["model_config"]`.
+    """The configuration in Triton's terms, as in `args["model_config"]`.
 
-    `told` is what clients see of it, with all that is of no use here; without it there is what the values have.
+    `told` is the document that clients see, including fields without effect here; without it, the document is built
+    from the values.
     """
     shown: dict[str, Any] = {
         "name": config.name,
@@ -159,7 +160,7 @@ def document(config: Values, told: Mapping[str, Any] | None = None) -> dict[str,
 
 
 def completed(config: Values, shown: Mapping[str, Any]) -> Values:
-    """The configuration with what the model has changed in its document. Raises `KeyError` and `ValueError`."""
+    """The configuration with the changes that the model made to its document. Raises `KeyError` and `ValueError`."""
     inputs, outputs = (tuple(_spec(each) for each in shown.get(kind, ())) for kind in _KINDS_OF_TENSOR)
     known = {spec.name: spec for spec in (*config.inputs, *config.outputs)}
     batching = config.batching
@@ -176,7 +177,7 @@ def completed(config: Values, shown: Mapping[str, Any]) -> Values:
 
 
 def instance_name(config: Values, instance: int) -> str:
-    """What Triton calls an instance: its group's name (`<model>_<group>` unless it has one) and its number."""
+    """Triton's name of an instance: its group's name (default: `<model>_<group>`) and its number."""
     for place, group in enumerate(config.instances):
         count = group.count * max(1, len(group.gpus))
         if instance < count:

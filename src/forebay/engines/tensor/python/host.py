@@ -1,4 +1,4 @@
-"""What the process of a Python model knows of itself. There is one model in it, as there is one interpreter."""
+"""State of a Python model's process. It holds one model, since there is one interpreter."""
 
 from dataclasses import dataclass, field
 
@@ -11,9 +11,9 @@ class Host:
 
     name: str = ""
     folder: str = ""
-    """Of the version."""
+    """Folder of the version."""
     call: CallModel | None = None
-    """How other models are called; None except while requests may come."""
+    """Calls other models; None except while requests are served."""
 
 
 @dataclass(slots=True)
@@ -22,4 +22,4 @@ class _Current:
 
 
 current = _Current()
-"""Models import a module and find their process in it: so this is the one place with state of its own."""
+"""Models import a module and expect their process in it, so this is the only module with global state."""

@@ -1,4 +1,4 @@
-"""Metrics of a Python model's own. They are kept in its process; the server asks for them when it is asked."""
+"""Custom metrics of a Python model. They are kept in its process; the server fetches them for each scrape."""
 
 import re
 import threading
@@ -15,7 +15,7 @@ from forebay.engines.tensor.python.tensors import TritonModelException
 
 LABELS_MAX: Final = 16
 CHARS_MAX: Final = 256
-"""Of a name, or of a label's value."""
+"""Of a metric name, label name or label value."""
 HELP_CHARS_MAX: Final = 1000
 BUCKETS_MAX: Final = 200
 _NAME: Final = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
@@ -23,7 +23,7 @@ _LABEL: Final = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 
 
 class MetricKind(Enum):
-    """What a metric counts."""
+    """Type of a metric."""
 
     COUNTER = 0
     GAUGE = 1
@@ -38,7 +38,7 @@ _MEASURES: Final = {
 
 
 class _Cell:
-    """What one metric stands at."""
+    """The values of one metric."""
 
     __slots__ = ("bounds", "counts", "labels", "lock", "set_ns", "value")
 
@@ -55,7 +55,7 @@ class _Cell:
 
 
 class _Registered:
-    """What all families of one name share. It is there as long as somebody has one of them, or a metric of it."""
+    """State shared by all family objects of one name. It exists as long as one of them, or a metric of it, does."""
 
     __slots__ = ("__weakref__", "cells", "help", "kind", "name")
 
@@ -65,7 +65,7 @@ class _Registered:
 
 
 class Metric:
-    """One set of labels of a family. Models that ask for the same set again get the same values."""
+    """One set of labels of a family. Objects with the same labels share their values."""
 
     __slots__ = ("_cell", "_family")
 
@@ -73,7 +73,7 @@ class Metric:
         self._family, self._cell = family, cell
 
     def increment(self, value: float) -> None:
-        """Add to a counter (not below 0) or a gauge."""
+        """Add to a counter (not negative) or a gauge."""
         kind, number = self._family.kind, float(value)
         if kind is MetricKind.HISTOGRAM or (kind is MetricKind.COUNTER and not number >= 0):
             raise TritonModelException(f"Failed to increment metric value: {kind.name} by {value}")
@@ -89,7 +89,7 @@ class Metric:
             cell.value, cell.set_ns = float(value), monotonic_ns()
 
     def observe(self, value: float) -> None:
-        """Note a value in a histogram."""
+        """Record an observation in a histogram."""
         self._require(MetricKind.HISTOGRAM, "observe", "Observe")
         cell, number = self._cell, float(value)
         with cell.lock:
@@ -97,7 +97,7 @@ class Metric:
             cell.counts[bisect_left(cell.bounds, number)] += 1
 
     def value(self) -> float:
-        """What a counter or gauge of this instance stands at."""
+        """The current value of a counter or gauge in this instance."""
         if self._family.kind is MetricKind.HISTOGRAM:
             raise TritonModelException("Failed to get metric value: HISTOGRAM does not support Value")
         return self._cell.value
@@ -110,11 +110,11 @@ class Metric:
 
 _lock = threading.Lock()
 _families: WeakValueDictionary[str, _Registered] = WeakValueDictionary()
-"""Of this process, in which there is one model."""
+"""Families of this process, which has one model."""
 
 
 class MetricFamily:
-    """Metrics of one name."""
+    """Metrics with one name."""
 
     COUNTER: ClassVar = MetricKind.COUNTER
     GAUGE: ClassVar = MetricKind.GAUGE
@@ -138,7 +138,7 @@ class MetricFamily:
     def Metric(  # noqa: N802 - the name that models call
         self, labels: Mapping[str, str] | None = None, buckets: Sequence[float] | None = None
     ) -> Metric:
-        """A metric with these labels; `buckets` (upper bounds, ascending) belong to a histogram."""
+        """A metric with these labels; `buckets` (ascending upper bounds) are for histograms."""
         family = self._family
         if (family.kind is MetricKind.HISTOGRAM) != (buckets is not None):
             raise TritonModelException(
@@ -156,7 +156,7 @@ class MetricFamily:
 
 
 def measured() -> tuple[Family, ...]:
-    """What all metrics of this process stand at, by name."""
+    """Current values of all metrics of this process, by name."""
     with _lock:
         found = [(each, list(each.cells.values())) for each in _families.values()]
     return tuple(

@@ -1,4 +1,4 @@
-"""What models import as `triton_python_backend_utils`: the names of Triton's Python backend (its README)."""
+"""The module that models import as `triton_python_backend_utils`: the API of Triton's Python backend (its README)."""
 
 import sys
 from enum import Enum
@@ -82,7 +82,7 @@ EMPTY: Final = np.empty(0, np.uint8)
 
 
 class MemoryType(Enum):
-    """Where memory is."""
+    """Location of memory."""
 
     TRITONSERVER_MEMORY_GPU = 0
     TRITONSERVER_MEMORY_CPU = 1
@@ -100,7 +100,7 @@ class _Level(Enum):
 
 
 class Logger:
-    """Lines for the server's log: they go to standard error, each with its level and model."""
+    """Writes to the server's log through standard error, with level and model name."""
 
     LogLevel: ClassVar = _Level
     INFO: ClassVar = _Level.INFO
@@ -110,13 +110,13 @@ class Logger:
 
     @staticmethod
     def log(message: str, level: _Level = _Level.INFO) -> None:
-        """Write a line. Verbose ones are left out, as Triton does unless it is told otherwise."""
+        """Write a line. Verbose ones are dropped, as Triton does by default."""
         if level is not _Level.VERBOSE:
             sys.stderr.write(f"{level.value}: {current.host.name}: {message}\n")
 
     @staticmethod
     def log_info(message: str) -> None:
-        """Write a line."""
+        """Write an informational line."""
         Logger.log(message)
 
     @staticmethod
@@ -131,53 +131,53 @@ class Logger:
 
     @staticmethod
     def log_verbose(message: str) -> None:
-        """Write a line that only the curious want."""
+        """Write a verbose line."""
         Logger.log(message, _Level.VERBOSE)
 
 
 def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Tensor | None:
-    """The input of that name."""
+    """The input with that name, or None."""
     return next((tensor for tensor in inference_request.inputs() if tensor.name() == name), None)
 
 
 def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) -> Tensor | None:
-    """The output of that name."""
+    """The output with that name, or None."""
     return next((tensor for tensor in inference_response.output_tensors() if tensor.name() == name), None)
 
 
 def get_input_config_by_name(model_config: dict[str, Any], name: str) -> dict[str, Any] | None:
-    """What the configuration says of an input."""
+    """The configuration of an input, or None."""
     return _named(model_config, "input", name)
 
 
 def get_output_config_by_name(model_config: dict[str, Any], name: str) -> dict[str, Any] | None:
-    """What the configuration says of an output."""
+    """The configuration of an output, or None."""
     return _named(model_config, "output", name)
 
 
 def using_decoupled_model_transaction_policy(model_config: dict[str, Any]) -> bool:
-    """Whether the configuration lets the model send any number of responses."""
+    """Whether the configuration allows any number of responses."""
     return bool(model_config.get("model_transaction_policy", {}).get("decoupled", False))
 
 
 def get_model_dir() -> str:
-    """The folder of the version."""
+    """Folder of the version."""
     return current.host.folder
 
 
 def load_model(model_name: str, config: str = "", files: dict[str, bytes] | None = None) -> None:
-    """Load a model, in explicit mode and while requests are served. Raises `TritonModelException`."""
+    """Load a model; in explicit mode, while requests are served. Raises `TritonModelException`."""
     inputs = {name: np.frombuffer(data, np.uint8) if data else EMPTY for name, data in (files or {}).items()}
     ask(Act.LOAD, model_name, LATEST, {"config": config} if config else {}, inputs)
 
 
 def unload_model(model_name: str, unload_dependents: bool = False) -> None:
-    """Unload a model, in explicit mode and while requests are served. Raises `TritonModelException`."""
+    """Unload a model; in explicit mode, while requests are served. Raises `TritonModelException`."""
     ask(Act.UNLOAD, model_name, LATEST, {"unload_dependents": unload_dependents}, {})
 
 
 def is_model_ready(model_name: str, model_version: str = "") -> bool:
-    """Whether a model serves, or that version of it. Raises `TritonModelException` unless requests are served."""
+    """Whether a model, or that version of it, is ready. Raises `TritonModelException` outside of requests."""
     if model_version and not (model_version.isascii() and model_version.isdigit()):
         raise TritonModelException(f"is_model_ready: {model_version!r} is not the number of a version.")
     version = int(model_version) if model_version else LATEST

@@ -1,4 +1,4 @@
-"""Tensors as a Python model sees them, and the names of element types."""
+"""Tensors in the Python model API, and names of element types."""
 
 from collections.abc import Mapping
 from typing import Any, Final, Protocol, runtime_checkable
@@ -11,7 +11,7 @@ from forebay.engines.tensor.protocol import Array
 
 
 class TritonModelException(Exception):  # noqa: N818 - the name that models catch
-    """Something that a model must not do, or says of itself."""
+    """The model has misused the API, or reports an error."""
 
 
 NUMBERS: Final = {
@@ -33,11 +33,11 @@ TRITON_STRING_TO_NUMPY: Final[Mapping[str, type]] = {
     for name, number in NUMBERS.items()
     if number in _NUMPY
 }
-"""By the names of `config.pbtxt`."""
+"""By the names in `config.pbtxt`."""
 
 
 def triton_string_to_numpy(triton_type_string: str) -> type:
-    """The numpy type for a type of `config.pbtxt`. Raises `KeyError` for one that numpy does not have."""
+    """The numpy type for a type in `config.pbtxt`. Raises `KeyError` for one that numpy does not have."""
     return TRITON_STRING_TO_NUMPY[triton_type_string]
 
 
@@ -47,7 +47,7 @@ def triton_to_numpy_type(data_type: int) -> type | None:
 
 
 def numpy_to_triton_type(data_type: Any) -> int | None:
-    """The number that Triton's C API has for a numpy type."""
+    """The number of a numpy type in Triton's C API."""
     wanted = np.dtype(data_type)
     if wanted.kind == "S":
         return NUMBERS["BYTES"]
@@ -55,7 +55,7 @@ def numpy_to_triton_type(data_type: Any) -> int | None:
 
 
 def serialize_byte_tensor(input_tensor: Array) -> bytes | tuple[()]:
-    """The elements one behind the other, each with its length before it, 4 bytes little-endian."""
+    """The concatenated elements, each with a length prefix of 4 bytes, little-endian."""
     if not input_tensor.size:
         return ()
     parts = as_bytes(input_tensor).ravel().tolist()
@@ -63,7 +63,7 @@ def serialize_byte_tensor(input_tensor: Array) -> bytes | tuple[()]:
 
 
 def deserialize_bytes_tensor(encoded_tensor: bytes) -> Array:
-    """The elements of what `serialize_byte_tensor` has made, as one dimension."""
+    """The inverse of `serialize_byte_tensor`, as a one-dimensional array."""
     found = []
     at = 0
     while at < len(encoded_tensor):
@@ -77,17 +77,17 @@ def deserialize_bytes_tensor(encoded_tensor: bytes) -> Array:
 
 @runtime_checkable
 class _Exchanging(Protocol):
-    """What numpy and others call an object that can be seen through DLPack."""
+    """An object that supports DLPack."""
 
     def __dlpack__(self) -> Any:
         """The capsule."""
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        """Kind of device and its number."""
+        """Device type and number."""
 
 
 class _Capsule:
-    """A bare DLPack capsule, as an object that can be read. They do not say it, but only CPU memory comes so."""
+    """A bare DLPack capsule as a readable object. Its device is unknown, but only CPU memory is passed this way."""
 
     def __init__(self, capsule: Any) -> None:
         self._capsule = capsule
@@ -100,7 +100,7 @@ class _Capsule:
 
 
 class Tensor:
-    """A name and an array."""
+    """A named array."""
 
     __slots__ = ("_array", "_datatype", "_name")
 
@@ -120,13 +120,13 @@ class Tensor:
 
     @classmethod
     def of(cls, name: str, array: Array, datatype: Datatype) -> "Tensor":
-        """A tensor of what the server has given."""
+        """A tensor received from the server."""
         made = cls.__new__(cls)
         made._name, made._array, made._datatype = name, array, datatype
         return made
 
     def name(self) -> str:
-        """What the tensor is called."""
+        """Name of the tensor."""
         return self._name
 
     def as_numpy(self) -> Array | None:
@@ -134,11 +134,11 @@ class Tensor:
         return None if self._datatype is Datatype.BF16 else self._array
 
     def data(self) -> Array:
-        """The array as the server takes it."""
+        """The array in the server's form."""
         return as_bytes(self._array) if self._datatype is Datatype.BYTES else self._array
 
     def triton_dtype(self) -> int:
-        """The element type, as Triton's C API numbers it."""
+        """The element type, as numbered in Triton's C API."""
         return NUMBERS[self._datatype]
 
     def shape(self) -> list[int]:
@@ -146,14 +146,15 @@ class Tensor:
         return list(self._array.shape)
 
     def is_cpu(self) -> bool:
-        """Whether its memory can be read here: always."""
+        """Whether its memory is on the CPU: always."""
         return True
 
     def to_dlpack(self) -> Any:
         """A DLPack capsule of the tensor's memory."""
         if self._datatype is Datatype.BYTES:
             raise TritonModelException("DLPack does not have support for string tensors.")
-        array = self._array if self._array.flags.writeable else self._array.copy()  # numpy exports no other
+        # numpy exports no read-only arrays
+        array = self._array if self._array.flags.writeable else self._array.copy()
         if self._datatype is Datatype.BF16:
             torch = _torch("tensors with elements of BF16")
             return torch.from_numpy(array).view(torch.bfloat16).__dlpack__()
@@ -167,7 +168,7 @@ class Tensor:
 
     @staticmethod
     def from_dlpack(name: str, tensor: Any) -> "Tensor":
-        """A tensor with the memory of something that speaks DLPack, or of a capsule; a GPU's is copied."""
+        """A tensor over the memory of a DLPack object or capsule; GPU memory is copied."""
         if not name:
             raise TritonModelException("Tensor name cannot be an empty string.")
         if type(tensor).__name__ == "PyCapsule":
@@ -179,7 +180,7 @@ class Tensor:
             )
         try:
             array = np.from_dlpack(tensor)
-        except (BufferError, RuntimeError, TypeError, ValueError):  # BF16, or the memory of another device
+        except (BufferError, RuntimeError, TypeError, ValueError):  # BF16, or memory of another device
             torch = _torch("this DLPack tensor")
             found = torch.from_dlpack(tensor).detach().cpu().contiguous()
             if found.dtype is torch.bfloat16:
