@@ -18,15 +18,15 @@ ADAPTERS = {
 """Engine name → module, class, and the extra of this package that installs its library."""
 
 TASKS = {"openvino": Task.CHAT, "llamacpp": Task.CHAT, "onnx": Task.EMBED, "synthetic": Task.CHAT}
-"""What a model is for if nobody says: by engine."""
+"""Default task of each engine."""
 
 ANY_TASK = ("synthetic",)
 
 
 def create(name: str, artifact: str, settings: Mapping[str, int | float | str | bool]) -> Engine:
-    """An engine that is not loaded yet. Raises `EngineBroken` if its library is not installed.
+    """Create an engine that is not loaded yet. Raises `EngineBroken` if its library is not installed.
 
-    The setting `task` is for engines that do both tasks; the others do not get to see it.
+    The setting `task` is passed only to engines that support several tasks.
     """
     if name not in ADAPTERS:
         raise EngineBroken(f"engine {name!r} does not exist; choose one of {', '.join(sorted(ADAPTERS))}")
@@ -41,7 +41,7 @@ def create(name: str, artifact: str, settings: Mapping[str, int | float | str | 
 
 
 def choose_engine(path: Path) -> str:
-    """The engine for an artifact whose owner names none. Raises `EngineBroken` if no engine can run it."""
+    """The default engine for an artifact. Raises `EngineBroken` if no engine can run it."""
     if path.is_dir():
         if next(path.glob("openvino_model.xml"), None):
             return "openvino"

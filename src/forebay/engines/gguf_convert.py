@@ -13,9 +13,9 @@ from forebay.engines.gguf_header import BLOCKS, Header, read_header
 from forebay.engines.protocol import EngineBroken
 
 INEXACT = ("Q4_1",)
-"""Tensor types that OpenVINO's reader renders inexactly: 0.74 top-1 agreement with f32, 0.96 after conversion."""
+"""Tensor types that OpenVINO's reader converts inexactly: 0.74 top-1 agreement with f32, 0.96 after conversion."""
 ROWS_BYTES_MAX = 32 * 1024 * 1024
-"""How much of a tensor is held as float32 at a time."""
+"""Part of a tensor that is held as float32 at a time."""
 
 _Q8_0_TYPE = 8
 _Q8_0_FILE_TYPE = 7
@@ -25,14 +25,14 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def needs_conversion(path: Path) -> bool:
-    """True for a GGUF file that OpenVINO would render inexactly. Raises `EngineBroken` if it is none or truncated."""
+    """Whether OpenVINO would read this GGUF file inexactly. Raises `EngineBroken` if it is invalid or truncated."""
     return any(_inexact(tensor.type) for tensor in read_header(path).tensors)
 
 
 def convert(source: Path, target: Path, progress: Callable[[int, int], None]) -> None:
-    """Write `source` with its inexact tensors as Q8_0 to `target`, which appears whole or not at all.
+    """Write `source` to `target` with inexact tensors as Q8_0; `target` appears atomically.
 
-    `progress` is told bytes written and bytes in all. Raises `EngineBroken` saying what is wrong and what to do.
+    `progress` is called with bytes written and bytes in total. Raises `EngineBroken` with the problem and its fix.
     """
     header = read_header(source)
     total = sum(_target_bytes(tensor.type, tensor.shape, tensor.bytes_size or 0) for tensor in header.tensors)
@@ -113,7 +113,7 @@ def _copy_metadata(reader: Any, writer: Any) -> None:
 
 
 def _copy_tensors(reader: Any, writer: Any, total: int, progress: Callable[[int, int], None]) -> None:
-    """Tensor by tensor, a bounded number of rows at a time: the model is never in memory as a whole."""
+    """Copy tensors a bounded number of rows at a time: the whole model is never in memory."""
     import gguf
 
     file = writer.fout[0]
@@ -129,7 +129,7 @@ def _copy_tensors(reader: Any, writer: Any, total: int, progress: Callable[[int,
             data = rows[first : first + step]
             if inexact:
                 data = gguf.quants.quantize(gguf.quants.dequantize(data, tensor.tensor_type), to)
-            file.write(np.ascontiguousarray(data).data)  # unlike `tofile` it says why it could not write
+            file.write(np.ascontiguousarray(data).data)  # unlike `tofile`, it reports why a write failed
             size += data.nbytes
             progress(done + size, total)
         done += size
@@ -137,7 +137,7 @@ def _copy_tensors(reader: Any, writer: Any, total: int, progress: Callable[[int,
 
 
 def _remove_leftovers(target: Path) -> None:
-    """What earlier conversions left behind when their process was killed."""
+    """Remove partial files of earlier conversions that were killed."""
     for part in target.parent.glob(f".{target.name}.*.part"):
         pid = part.suffixes[-2][1:]
         if not (pid.isdigit() and Path("/proc", pid).exists()):

@@ -1,7 +1,7 @@
-"""The header of a GGUF file: metadata and tensor extents, checked against the size of the file before any work.
+"""Reader of GGUF headers: metadata and tensor extents, checked against the file size first.
 
-Own code because the `gguf` package reads past the end of truncated files without noticing and comes with another
-extra than llama.cpp's; it is used for the tensors themselves.
+Own code because the `gguf` package silently reads past the end of truncated files and is not among the dependencies
+of llama.cpp's extra; it is used for the tensors themselves.
 """
 
 import struct
@@ -28,12 +28,12 @@ BLOCKS = {
     12: ("Q4_K", 256, 144), 13: ("Q5_K", 256, 176), 14: ("Q6_K", 256, 210), 15: ("Q8_K", 256, 292),
     24: ("I8", 1, 1), 25: ("I16", 1, 2), 26: ("I32", 1, 4), 27: ("I64", 1, 8), 28: ("F64", 1, 8), 30: ("BF16", 1, 2),
 }  # fmt: skip
-"""Tensor type → name, elements of a block, bytes of a block. Types not listed are not checked for their size."""
+"""Tensor type → name, elements per block, bytes per block. The size of other types is not checked."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """Where a tensor lies. `bytes_size` None: a type whose size is not known here."""
+    """Location of a tensor. `bytes_size` None: a type of unknown size."""
 
     name: str
     type: int
@@ -44,7 +44,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a GGUF file says of itself."""
+    """Metadata and tensors of a GGUF file."""
 
     metadata: dict[str, Any]
     tensors: tuple[Tensor, ...]
@@ -66,7 +66,7 @@ class Header:
 
 
 def read_header(path: Path) -> Header:
-    """The header of a whole GGUF file. Raises `EngineBroken` if it is missing, none, or shorter than it says."""
+    """Read the header of a complete GGUF file. Raises `EngineBroken` if it is missing, invalid or truncated."""
     size = 0
     try:
         size = path.stat().st_size
@@ -89,7 +89,7 @@ def read_header(path: Path) -> Header:
 
 
 class _Reader:
-    """Reads the fields of one file in order. Every length is checked before it is used."""
+    """Reads the fields of a file in order. Every length is checked before use."""
 
     def __init__(self, file: BinaryIO, size: int) -> None:
         self._file = file
@@ -126,7 +126,7 @@ class _Reader:
     def _count(self, code: str, limit: int) -> int:
         count: int = self._scalar(code)
         if count > limit:
-            raise ValueError(f"it claims {count} entries where at most {limit} are taken")
+            raise ValueError(f"it claims {count} entries; at most {limit} are allowed")
         return count
 
     def _string(self) -> str:

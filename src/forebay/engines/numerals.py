@@ -1,15 +1,15 @@
-"""Ranges of numbers as alternatives of a grammar of digits."""
+"""Number ranges as grammar alternatives over digits."""
 
 
 def integers(low: int, high: int) -> list[str]:
-    """Alternatives for the whole numbers from `low` to `high`; none if there are none."""
+    """Alternatives for the integers from `low` to `high`; empty if there are none."""
     negative = _naturals(max(1, -high), -low)
     parts = [f'"-" ({" | ".join(negative)})'] if negative else []
     return parts + _naturals(max(0, low), high)
 
 
 def decimals(low: int, high: int, open_low: bool, open_high: bool) -> list[str]:
-    """Alternatives for the decimal numbers from `low` to `high`, without a bound that is open."""
+    """Alternatives for the decimal numbers from `low` to `high`, without open bounds."""
     parts = []
     if low < 0:
         below = _fractions(max(0, -high), -low, open_high or high >= 0, open_low)
@@ -20,7 +20,7 @@ def decimals(low: int, high: int, open_low: bool, open_high: bool) -> list[str]:
 
 
 def _fractions(low: int, high: int, open_low: bool, open_high: bool) -> list[str]:
-    """Decimal numbers from `low` to `high`, both not negative."""
+    """Non-negative decimal numbers from `low` to `high`."""
     parts = []
     if low < high:
         some = '"." [0-9]{0,14} [1-9]'
@@ -33,7 +33,7 @@ def _fractions(low: int, high: int, open_low: bool, open_high: bool) -> list[str
 
 
 def _naturals(low: int, high: int) -> list[str]:
-    """Whole numbers from `low` to `high`, both not negative, as alternatives of digits."""
+    """Non-negative integers from `low` to `high`, as alternatives of digits."""
     parts = []
     for length in range(len(str(max(low, 0))), len(str(high)) + 1 if high >= low else 0):
         first, last = max(low, 10 ** (length - 1) if length > 1 else 0), min(high, 10**length - 1)
@@ -42,7 +42,7 @@ def _naturals(low: int, high: int) -> list[str]:
 
 
 def _digits(low: str, high: str) -> list[str]:
-    """Digit strings of one length from `low` to `high`."""
+    """Digit strings of equal length from `low` to `high`."""
     rest = len(low) - 1
     if rest < 0:
         return ['""']

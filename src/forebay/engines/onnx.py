@@ -1,7 +1,7 @@
 """Text embeddings through ONNX Runtime: tokenises, batches by length, pools and normalises.
 
-With few threads each one runs batches of its own, a lane: threads that share a batch wait for one another at each of
-its hundreds of operations, which on two cores costs a quarter of the throughput. A lone text is slower for it.
+With few threads, each runs batches of its own, a lane: threads that share a batch wait for one another at each of its
+hundreds of operations, which on two cores costs a quarter of the throughput. A single text is slower for it.
 """
 
 import os
@@ -42,20 +42,20 @@ from forebay.wire.documents import UNREADABLE
 
 CONTEXT_TOKENS_DEFAULT = 512
 CHARS_PER_TOKEN_MAX = 100
-"""Text longer than this many times the context is refused before it costs time to tokenise."""
+"""Longer text, in multiples of the context, is rejected before it is tokenised."""
 BATCH_TOKENS_PER_THREAD = 512
-"""Tokens of a batch, padding included, for each thread: as much of a layer as stays in a core's own cache.
+"""Tokens of a batch per thread, padding included: as much of a layer as fits into a core's own cache.
 
-With three times as many a token costs 1.2 to 1.4 times as much (bge-small, int8, 2 MB of cache to a core).
+With three times as many, a token costs 1.2 to 1.4 times as much (bge-small, int8, 2 MB of cache per core).
 """
 BATCH_TOKENS_MAX = 4096
-"""Most tokens of a batch on however many threads: others wait for it."""
+"""Maximum tokens of a batch, whatever the number of threads: other texts wait for it."""
 LANES_MAX = 4
-"""With more threads than this there is one lane, whose batches all share: a lone text is not left to one of many."""
+"""With more threads than this, one lane shares all of them: a single text would be too slow on one of many."""
 LANE_FREE_WAIT_S = 0.001
-"""How long a step waits for a batch under way while a lane is free for what may arrive."""
+"""How long a step waits for a running batch while a lane is free for new texts."""
 SENTENCE_OUTPUT = "sentence_embedding"
-"""The output of models that pool by themselves."""
+"""The output of models that include pooling."""
 ELEMENT_TYPES: dict[str, "np.dtype[Any]"] = {"tensor(int64)": np.dtype(np.int64), "tensor(int32)": np.dtype(np.int32)}
 KNOWN_INPUTS = frozenset({"input_ids", "attention_mask", "token_type_ids"})
 
@@ -63,7 +63,7 @@ Vectors = npt.NDArray[np.float32]
 
 
 class OnnxEngine:
-    """Embeds texts with the model in `artifact`: a folder with `model.onnx`, or such a file with its neighbours."""
+    """Embeds texts with the model in `artifact`: a folder with `model.onnx`, or that file next to its tokenizer."""
 
     def __init__(self, artifact: str, settings: Mapping[str, int | float | str | bool]) -> None:
         self._settings = OnnxSettings.model_validate(dict(settings))
@@ -72,7 +72,7 @@ class OnnxEngine:
         self._running: dict[Future[Vectors], list[tuple[str, list[int]]]] = {}
 
     def load(self) -> EngineInfo:
-        """Load the model, and run it once to learn the length of its vectors."""
+        """Load the model, and run it once to learn the dimension of its vectors."""
         file = self._path / "model.onnx" if self._path.is_dir() else self._path
         folder = file.parent
         config = _read_json(folder / "config.json")
@@ -131,12 +131,12 @@ class OnnxEngine:
         return None
 
     def cancel(self, id: str) -> None:
-        """Take an input out of the queue, or out of what its batch will bring."""
+        """Remove an input from the queue, or ignore its result."""
         self._batcher.cancel(id)
         self._tokens.pop(id, None)
 
     def step(self, now: float) -> Step:
-        """Start batches that are ready and take in those that have ended; waits for one while no lane is free."""
+        """Start batches that are ready and collect finished ones; waits for one while no lane is free."""
         wait_s = self._start(now)
         if not self._running:
             return Step((), self._load(0), wait_s)
@@ -146,11 +146,11 @@ class OnnxEngine:
         events: list[Event] = []
         for batch in [each for each in self._running if each in done]:
             self._take(self._running.pop(batch), batch.result(), events)
-        self._start(now)  # before anything else, so that no lane waits for what these events make others do
+        self._start(now)  # first of all, so that no lane idles while the events are processed
         return Step(tuple(events), self._load(size), 0.0 if self._running or len(self._batcher) else None)
 
     def close(self) -> None:
-        """Let go of the model, once the batches under way are through."""
+        """Release the model once running batches have finished."""
         self._pool.shutdown()
         del self._session, self._tokenizer
 
@@ -178,7 +178,7 @@ class OnnxEngine:
         return ids
 
     def _start(self, now: float) -> float | None:
-        """Give free lanes the batches that are ready; the seconds until there is another, None if nothing waits."""
+        """Give ready batches to free lanes. Returns the seconds until the next batch, or None if nothing waits."""
         while len(self._running) < self._lanes:
             match self._batcher.poll(now):
                 case Batch(ids, length):
@@ -192,7 +192,7 @@ class OnnxEngine:
         return 0.0
 
     def _take(self, items: Sequence[tuple[str, list[int]]], vectors: Vectors, events: list[Event]) -> None:
-        """What has come of a batch; nothing is said of inputs cancelled meanwhile, whoever has their ids now."""
+        """Report the results of a batch; inputs cancelled meanwhile are skipped, even if their ids are reused."""
         finite = [bool(row.all()) for row in np.isfinite(vectors)]
         for row, (id, tokens) in enumerate(items):
             if self._tokens.get(id) is not tokens:
@@ -226,7 +226,7 @@ class OnnxEngine:
 
 
 def _read_json(file: Path) -> dict[str, Any]:
-    """The object in a file; empty if there is no such file."""
+    """The JSON object in a file; empty if the file does not exist."""
     try:
         found = msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
     except FileNotFoundError:
@@ -237,7 +237,7 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 
 def _context_tokens(config: Mapping[str, Any], folder: Path) -> int:
-    """The longest input: the smaller of what the model and its tokenizer say."""
+    """Maximum input length: the smaller of the model's and the tokenizer's."""
     said = (
         config.get("max_position_embeddings"),
         _read_json(folder / "tokenizer_config.json").get("model_max_length"),
@@ -261,7 +261,7 @@ def _open_session(file: Path, threads: int) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
-    # between two batches threads that spin would take the processor from all who bring and fetch their work
+    # spinning between batches would take the cores from the threads that feed and collect work
     options.add_session_config_entry("session.force_spinning_stop", "1")
     # without VNNI, sums of 8-bit products overflow (by a quarter, say); no effect on other processors
     options.add_session_config_entry("session.x64quantprecision", "1")
@@ -275,7 +275,7 @@ def _open_session(file: Path, threads: int) -> onnxruntime.InferenceSession:
 def _loading(file: Path) -> Iterator[None]:
     try:
         yield
-    except Exception as error:  # the exceptions of both libraries share no class of their own
+    except Exception as error:  # the exceptions of both libraries have no common base class
         raise EngineBroken(
             f"{file}: not usable as a text embedding model: {error}. Fetch the model again."
         ) from error
@@ -287,17 +287,19 @@ def _input_types(session: onnxruntime.InferenceSession, file: Path) -> dict[str,
     if strange or "input_ids" not in found:
         raise EngineBroken(
             f"{file}: not a text embedding model: its inputs are {', '.join(sorted(found))}; "
-            f"known are {', '.join(sorted(KNOWN_INPUTS))}, of whole numbers"
+            f"supported are {', '.join(sorted(KNOWN_INPUTS))}, as integers"
         )
     return {name: ELEMENT_TYPES[kind] for name, kind in found.items()}
 
 
 def _pooling(folder: Path) -> str:
-    """`cls` or `mean`, as sentence-transformers notes it beside the model."""
+    """`cls` or `mean`, from sentence-transformers' files next to the model."""
     modes = {key for key, on in _read_json(folder / "1_Pooling" / "config.json").items() if on is True}
     modes = {key for key in modes if key.startswith("pooling_mode_")}
     if not modes or modes == {"pooling_mode_cls_token"}:
         return "cls"
     if modes == {"pooling_mode_mean_tokens"}:
         return "mean"
-    raise EngineBroken(f"{folder}/1_Pooling/config.json asks for {', '.join(sorted(modes))}; known are cls and mean")
+    raise EngineBroken(
+        f"{folder}/1_Pooling/config.json asks for {', '.join(sorted(modes))}; supported are cls and mean"
+    )

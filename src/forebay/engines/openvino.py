@@ -61,7 +61,7 @@ KV_BLOCK_TOKENS = 32
 GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy."""
 MIN_P_MAX = 0.999999
-"""OpenVINO takes `min_p` below 1 only; this keeps the likeliest token alone just as well."""
+"""OpenVINO accepts `min_p` only below 1; this value also keeps just the likeliest token."""
 WARM_UP_TOKENS = 2
 HONOURS = (
     "seed", "frequency_penalty", "presence_penalty", "repetition_penalty", "top_k", "min_p",
@@ -75,9 +75,9 @@ _IR_FILES = ("openvino_model.xml", "openvino_model.bin", "openvino_tokenizer.xml
 class _Sequence:
     id: str
     prompt: Any
-    """The token ids, with those of what was said before: int64, shape [1, n]."""
+    """Token ids of prompt and resumed text: int64, shape [1, n]."""
     prompt_tokens: int
-    """Those of the prompt alone."""
+    """Tokens of the prompt alone."""
     config: Any
     """None: there is nothing left to generate."""
     text: AnswerText
@@ -85,17 +85,17 @@ class _Sequence:
     blocks: tuple[int, ...]
     handle: Any = None
     read: bool = False
-    """Whether its prompt has been read: then it is in the prefix cache."""
+    """Whether the prompt has been processed; then it is in the prefix cache."""
 
 
 class OpenVinoEngine:
     """A GGUF file or an OpenVINO IR folder on CPU.
 
-    A seed makes an answer repeatable as long as the batch around it is the same (measured: 8 of 8 alone, 8 of 8 in
-    the same batch). In another batch sums are rounded differently, and at temperature 1 most answers come to differ.
+    A seed makes an answer reproducible as long as its batch is the same (measured: 8 of 8 alone, 8 of 8 in the same
+    batch). In another batch sums are rounded differently, and at temperature 1 most answers eventually differ.
 
-    What another replica has said is read as a part of the prompt. So an answer under a frequency or presence penalty
-    cannot be continued: OpenVINO computes these over the tokens that it generated itself. A seed starts over there.
+    Text from another replica is processed as part of the prompt. So an answer with a frequency or presence penalty
+    cannot be resumed: OpenVINO computes these over tokens that it generated itself. A seed restarts there.
     """
 
     def __init__(self, artifact: str, settings: Mapping[str, int | float | str | bool]) -> None:
@@ -110,12 +110,12 @@ class OpenVinoEngine:
         self._raw: list[bytes] = []  # token id → bytes
         self._shown: list[bytes] = []  # the same, empty for special tokens
         self._piece_bytes_max = 1
-        self._sequences: dict[str, _Sequence] = {}  # everything accepted and not ended
+        self._sequences: dict[str, _Sequence] = {}  # all accepted sequences that have not ended
         self._waiting: deque[_Sequence] = deque()
         self._running: dict[int, _Sequence] = {}  # by the pipeline's request id
         self._next_request = 0
         self._guard = _PrefixGuard(self._blocks)
-        self._cache = BlockCache()  # of what OpenVINO's own must hold; it does not say
+        self._cache = BlockCache()  # models OpenVINO's own cache, which cannot be inspected
 
     def load(self) -> EngineInfo:
         """Load the model and generate a few tokens, plain and as JSON, so that the first request is not slow."""
@@ -149,7 +149,7 @@ class OpenVinoEngine:
         )
 
     def add(self, work: Work, now: float) -> Answered | None:
-        """Accept a `Generate`; it starts in a later step when there is room."""
+        """Accept a `Generate`; it starts in a later step, when there is capacity."""
         if isinstance(work, Embed):
             raise Refusal(Code.WRONG_TASK)
         if isinstance(work, Tokenize):
@@ -182,7 +182,7 @@ class OpenVinoEngine:
         return None
 
     def cancel(self, id: str) -> None:
-        """Forget a sequence. No more is computed for it, and its KV blocks are free at the end of the next step."""
+        """Forget a sequence. It is computed no further, and its KV blocks are free at the end of the next step."""
         sequence = self._sequences.pop(id, None)
         if sequence is None:
             return
@@ -195,7 +195,7 @@ class OpenVinoEngine:
         self._settle()
 
     def step(self, now: float) -> Step:
-        """One forward pass over all that run: at most one new token each, or a piece of their prompts."""
+        """One forward pass over all running sequences: at most one new token each, or a chunk of their prompts."""
         events: list[Event] = []
         while self._waiting and self._may_start(self._waiting[0]):
             sequence = self._waiting.popleft()
@@ -251,7 +251,7 @@ class OpenVinoEngine:
             return list(prompt)
         check_text(prompt, self._piece_bytes_max, self._context)
         ids: list[int] = self._tokenizer.encode(prompt, add_special_tokens=False).input_ids.data[0].tolist()
-        if len(ids) >= self._context:  # it leaves out what is beyond the model's context, and does not say so
+        if len(ids) >= self._context:  # the tokenizer silently truncates at the model's context
             raise too_long(len(ids), self._context)
         check_tokens(ids, len(self._raw))
         if bos and self._bos and ids[0] != self._bos[0]:
@@ -310,7 +310,7 @@ class OpenVinoEngine:
         self._running[number] = sequence
 
     def _read(self, sequence: _Sequence, events: list[Event]) -> bool:
-        """Take what the last step made of a sequence; True if it ended."""
+        """Process what the last step produced for a sequence; True if it ended."""
         handle, text = sequence.handle, sequence.text
         if not handle.can_read():
             if handle.get_status() != genai.GenerationStatus.IGNORED:
@@ -354,12 +354,12 @@ class OpenVinoEngine:
         return Finished(sequence.id, reason, sequence.prompt_tokens, text.tokens + unseen, stop=text.stop)
 
     def _settle(self) -> None:
-        """If all that the pipeline still holds is cancelled, let it free that now: a step without any computation."""
+        """If the pipeline only holds cancelled requests, let it free them: a step without any computation."""
         if not self._running and self._pipe.has_non_finished_requests():
             self._pipe.step()
 
     def _cache_news(self) -> Cached | None:
-        """OpenVINO keeps what was used last in the blocks that running requests leave it."""
+        """Cache changes; OpenVINO keeps the most recently used prompts in blocks that running requests leave free."""
         running = self._running.values()
         beyond = sum(each.text.tokens + (0 if each.read else each.prompt_tokens) for each in running)
         self._cache.shrink(self._blocks * KV_BLOCK_TOKENS - beyond)
@@ -368,7 +368,7 @@ class OpenVinoEngine:
 
     def _load(self) -> EngineLoad:
         batch, used = 0, 0
-        if self._running:  # what the pipeline says is about its last step, however long ago that was
+        if self._running:  # the pipeline's metrics are those of its last step, however long ago
             metrics = self._pipe.get_metrics()
             batch = metrics.scheduled_requests
             used = round(metrics.cache_usage / 100 * self._blocks) * KV_BLOCK_TOKENS
@@ -396,19 +396,20 @@ class OpenVinoEngine:
 class _PrefixGuard:
     """Keeps apart requests that OpenVINO would let write into the same KV block.
 
-    It gives a block that is not full, left by an earlier prompt, to every new request that continues that prompt, and
-    while prompts are read it makes no copies: two such requests in one step overwrite each other's keys and values,
-    and both answers are wrong. So the second starts when the first has read its prompt.
+    OpenVINO gives a partly filled block, left by an earlier prompt, to every new request that continues that prompt,
+    and does not copy it during prefill: two such requests in one step overwrite each other's keys and values, and
+    both answers are wrong. So the second one starts when the first has completed its prefill.
     """
 
     def __init__(self, prompts_max: int) -> None:
         self._prompts_max = prompts_max  # each leaves one such block, so the pool holds no more than its blocks
-        self._prompts: OrderedDict[tuple[int, int], None] = OrderedDict()  # bytes and checksum; oldest use first
+        # length in bytes and checksum; least recently used first
+        self._prompts: OrderedDict[tuple[int, int], None] = OrderedDict()
         self._lengths: Counter[int] = Counter()
         self._reading: dict[str, bytes] = {}
 
     def clashes(self, prompt: Any) -> bool:
-        """True if a request that is now reading its prompt continues an earlier one that this one continues too."""
+        """Whether a request in prefill continues the same earlier prompt as this one."""
         if not self._reading:
             return False
         data = prompt.tobytes()
@@ -416,7 +417,7 @@ class _PrefixGuard:
         return length is not None and any(each[:length] == data[:length] for each in self._reading.values())
 
     def reads(self, id: str, prompt: Any) -> None:
-        """A request starts."""
+        """A request starts its prefill."""
         data = self._reading[id] = prompt.tobytes()
         self._shortest_continued(data)
         key = (len(data), zlib.crc32(data))
@@ -430,11 +431,11 @@ class _PrefixGuard:
                     del self._lengths[oldest]
 
     def has_read(self, id: str) -> None:
-        """A request has read its prompt, or is gone."""
+        """A request has completed its prefill, or is gone."""
         self._reading.pop(id, None)
 
     def _shortest_continued(self, data: bytes) -> int | None:
-        """The length of the shortest known prompt that this one begins with or is; all such count as used."""
+        """Length of the shortest known prompt that is a prefix of this one; all such prompts count as used."""
         shortest, checksum, done = None, 0, 0
         for length in sorted(self._lengths):
             if length > len(data):
@@ -448,11 +449,11 @@ class _PrefixGuard:
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    """What the files of a model say beyond its weights."""
+    """Facts from the files of a model besides its weights."""
 
     context_tokens: int | None
     bos_id: int | None
-    """Set if a prompt has to begin with it."""
+    """Set if prompts must begin with it."""
     stop_ids: tuple[int, ...]
     chat_template: str | None
     special_tokens: dict[str, str]

@@ -1,6 +1,6 @@
-"""What is done once to an artifact before a worker can load it: a look whether it is a model, a conversion.
+"""One-off preparation of an artifact before workers load it: validation and conversion.
 
-What is wrong with a model is said here, once and to its owner, instead of by replicas that die at their start.
+Problems of a model are reported here, once and to its owner, rather than by replicas that fail at startup.
 """
 
 import os
@@ -29,7 +29,7 @@ def prepare(
     cache_dir: Path,
     progress: Progress,
 ) -> Path:
-    """The path to give to `create`. Raises `EngineBroken` for what is missing, cut short or no model for it."""
+    """The path to pass to `create`. Raises `EngineBroken` if the model is missing, truncated or invalid."""
     if engine == "synthetic":
         return source_path
     try:
@@ -48,13 +48,13 @@ def prepare(
     except OSError as error:
         raise EngineBroken(f"{source_path}: cannot be prepared: {error}") from error
     except ImportError as error:
-        text = f"{source_path}: to convert it a library is missing ({error}); pip install 'forebay[llm]'"
+        text = f"{source_path}: the conversion needs a library that is missing ({error}); pip install 'forebay[llm]'"
         raise EngineBroken(text) from error
     return source_path
 
 
 def _converted(source: Path, cache_dir: Path, progress: Progress) -> Path:
-    """The converted file, from the cache if it is there and whole. One process converts, others wait for it."""
+    """The converted file, cached. One process converts while others wait for it."""
     cache_dir.mkdir(parents=True, exist_ok=True)
     target = cache_dir / f"{file_digest(source, cache_dir, progress)[:DIGEST_CHARS]}-q8_0.gguf"
     if _whole(target):
@@ -97,7 +97,7 @@ def _check_embedding_model(path: Path) -> None:
 
 
 def _is_whole_onnx(file: BinaryIO, size: int) -> bool:
-    """Walk the outermost fields of the protobuf message: they must end where the file ends, and hold a graph."""
+    """Scan the top-level fields of the protobuf message: they must end where the file ends, and include a graph."""
     has_graph = False
     while file.tell() < size:
         key = _varint(file)

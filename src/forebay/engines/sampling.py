@@ -1,4 +1,4 @@
-"""What a generating engine refuses at once: values without a meaning, prompts and answers that do not fit."""
+"""What generating engines reject up front: invalid sampling values, and prompts and answers that do not fit."""
 
 import math
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ _SMALLEST = 1e-6
 
 
 def check_sampling(sampling: Sampling, honours: Sequence[str]) -> None:
-    """Raises `Refusal`, naming the field, for a value out of range or a field that the engine does not honour."""
+    """Raises `Refusal`, naming the field, for a value out of range or a parameter that the engine does not honour."""
     ranges = (
         ("max_tokens", sampling.max_tokens, 1, math.inf),
         ("temperature", sampling.temperature, 0, 2),
@@ -32,7 +32,7 @@ def check_sampling(sampling: Sampling, honours: Sequence[str]) -> None:
             )
             raise Refusal(Code.INVALID_REQUEST, text, name)
     if len(sampling.stop) > STOPS_MAX:
-        text = f"`stop` holds {len(sampling.stop)} strings; at most {STOPS_MAX} are taken"
+        text = f"`stop` holds {len(sampling.stop)} strings; at most {STOPS_MAX} are allowed"
         raise Refusal(Code.INVALID_REQUEST, text, "stop")
     if any(not 1 <= len(stop) <= STOP_CHARS_MAX for stop in sampling.stop):
         text = f"every string of `stop` must have 1 to {STOP_CHARS_MAX} characters"
@@ -59,10 +59,10 @@ def check_sampling(sampling: Sampling, honours: Sequence[str]) -> None:
 
 
 def check_said(sampling: Sampling, *, counts_said: bool) -> None:
-    """Raises `Refusal` if an answer under this sampling cannot be continued where another replica left it.
+    """Raises `Refusal` if an answer with this sampling cannot be resumed after another replica.
 
-    No engine here can bring a grammar to where the other one's stood. `counts_said`: frequency and presence penalties
-    count the tokens of what was said before too, as if this engine had generated them.
+    No engine here can restore the state of a grammar. `counts_said`: frequency and presence penalties also count
+    tokens of the resumed text, as if this engine had generated them.
     """
     if sampling.schema is not None:
         text = "an answer that must satisfy a JSON Schema cannot be continued by another replica"
@@ -77,7 +77,7 @@ def check_said(sampling: Sampling, *, counts_said: bool) -> None:
 
 
 def resumable(sampling: Sampling, *, counts_said: bool) -> bool:
-    """Whether another replica could go on with an answer under this sampling, as far as `check_said` tells."""
+    """Whether another replica could resume an answer with this sampling, according to `check_said`."""
     try:
         check_said(sampling, counts_said=counts_said)
     except Refusal:
@@ -86,14 +86,16 @@ def resumable(sampling: Sampling, *, counts_said: bool) -> bool:
 
 
 def check_spelling(said: str, spelt: str) -> None:
-    """Raises `Refusal` if the tokens of `said` spell other text, because the tokenizer changes or interprets it."""
+    """Raises `Refusal` if the tokens of `said` decode to other text, because the tokenizer normalises or interprets
+    it.
+    """
     if said != spelt:
-        text = "the tokenizer of this model does not give back the text that the answer began with"
+        text = "the tokenizer of this model does not reproduce the text that the answer began with"
         raise Refusal(Code.NOT_RESUMABLE, text)
 
 
 def check_text(content: str, piece_bytes_max: int, context_tokens: int, param: str = "prompt") -> None:
-    """Raises `Refusal` for text that is none, or so long that it cannot fit: tokenising it would stall the others."""
+    """Raises `Refusal` for invalid text, or text too long to fit, whose tokenisation would stall other requests."""
     try:
         bytes_count = len(content.encode())
     except UnicodeEncodeError as error:
@@ -107,13 +109,13 @@ def check_text(content: str, piece_bytes_max: int, context_tokens: int, param: s
 
 
 def too_long(tokens_min: int, context_tokens: int, param: str = "prompt") -> Refusal:
-    """What text is refused with that has that many tokens or more, where nobody has counted them all."""
+    """The error for text that has at least this many tokens, without tokenising all of it."""
     text = f"`{param}` has at least {tokens_min} tokens; this model takes {context_tokens} for prompt and answer"
     return Refusal(Code.CONTEXT_LENGTH_EXCEEDED, text, param)
 
 
 def check_tokens(ids: Sequence[int], vocabulary_size: int, param: str = "prompt") -> None:
-    """Raises `Refusal` for no tokens at all, or an id that is no token; `param`: what they are."""
+    """Raises `Refusal` if `ids` is empty or holds an invalid token id; `param`: the field that they come from."""
     if not ids:
         raise Refusal(Code.INVALID_REQUEST, f"the {param} is empty; it must have at least one token", param)
     if min(ids) < 0 or max(ids) >= vocabulary_size:
@@ -123,7 +125,7 @@ def check_tokens(ids: Sequence[int], vocabulary_size: int, param: str = "prompt"
 
 
 def answer_tokens_max(prompt_tokens: int, max_tokens: int | None, context_tokens: int) -> int:
-    """How many tokens the answer may have. Raises `Refusal` if the prompt, or prompt and answer, do not fit."""
+    """Maximum tokens of the answer. Raises `Refusal` if the prompt, or prompt and answer, do not fit."""
     room = context_tokens - prompt_tokens
     if room < 1:
         text = (

@@ -1,12 +1,11 @@
-"""JSON Schema to grammar: what an engine is given so that its answer satisfies a schema, or why that is refused.
+"""Compiles JSON Schemas to grammars that constrain an engine's output, or rejects them with the reason.
 
-Engines get a grammar that we wrote, never the schema: one schema that its library dislikes breaks an OpenVINO
-pipeline for good, and its own translation allows unlimited white space, in which small models get lost.
+Engines get a grammar of our own, never the schema: a schema that its library rejects breaks an OpenVINO pipeline for
+good, and the library's own translation allows unlimited white space, in which small models get lost.
 
-The grammar describes a part of what the schema allows, all of it valid: properties in the order of the schema, no
-properties that it does not name (if it names any), at most one space after `,` and `:`, numbers of limited length.
-Keywords that restrict values and are not in `KEYWORDS` are refused by name. The notation is common to llama.cpp
-(GBNF) and xgrammar.
+The grammar describes a subset of the valid instances: properties in the order of the schema, none that it does not
+name (if it names any), at most one space after `,` and `:`, numbers of limited length. Keywords that restrict values
+and are not in `KEYWORDS` are rejected by name. The notation is common to llama.cpp (GBNF) and xgrammar.
 """
 
 import graphlib
@@ -30,10 +29,10 @@ DEPTH_MAX = 32
 NODES_MAX = 2_000
 ENUM_VALUES_MAX = 1_000
 STRING_CHARS_MAX = 500
-"""Largest sum of the different `maxLength` of a schema: xgrammar takes about 10 ms per character that it counts."""
-ITEMS_MAX = 1_000  # of `minItems` and `maxItems`
+"""Limit for the sum of distinct `maxLength` of a schema: xgrammar takes about 10 ms per counted character."""
+ITEMS_MAX = 1_000  # for `minItems` and `maxItems`
 BOUND_MAX = 10**15 - 1
-"""Largest size of a `minimum` or `maximum`."""
+"""Maximum magnitude of a `minimum` or `maximum`."""
 PARAM = "response_format"
 
 ANNOTATIONS = frozenset(
@@ -50,7 +49,7 @@ KEYWORDS = frozenset(
     )
 )  # fmt: skip
 _ALONE = ("$ref", "anyOf", "oneOf", "allOf")
-"""Keywords that are taken only without others beside them, annotations apart."""
+"""Keywords that must not be combined with others, except annotations."""
 
 _DIGITS = "[0-9]"
 FORMATS = {
@@ -62,7 +61,7 @@ FORMATS["date-time"] = f'{FORMATS["date"]} "T" {FORMATS["time"]}'
 
 COMMA = '"," ws'
 PLAIN_CHAR = r'[^"\\\x00-\x1f\x7f]'
-"""A character of a JSON string that is not an escape."""
+"""A character of a JSON string that needs no escape."""
 
 _BASE = {
     "ws": '" "?',
@@ -86,7 +85,7 @@ _HINTS = (
 
 
 def json_grammar(schema_text: str) -> str:
-    """A grammar, start rule `root`, all of whose texts satisfy the schema. Raises `Refusal` if there is none."""
+    """A grammar with start rule `root` that only derives valid instances. Raises `Refusal` if that is impossible."""
     if len(schema_text.encode("utf-8", "replace")) > SCHEMA_BYTES_MAX:
         _refuse("", f"the schema is larger than {SCHEMA_BYTES_MAX} bytes")
     try:
@@ -123,7 +122,7 @@ def _unsupported(path: str, what: str) -> NoReturn:
 
 @dataclass
 class _Depth:
-    """Bounds a document before anything recursive looks at it."""
+    """Bounds a document before anything recursive visits it."""
 
     nodes: int = 0
 
@@ -143,22 +142,22 @@ class _Depth:
 
 @dataclass
 class _Builder:
-    """Turns the nodes of one schema into rules."""
+    """Compiles the nodes of one schema into rules."""
 
     root: Any
     rules: dict[str, str] = field(default_factory=dict)
     refs: dict[str, str] = field(default_factory=dict)
     """`$ref` → its rule."""
     begins: dict[str, set[str]] = field(default_factory=dict)
-    """`$ref` → those that its texts can begin with."""
+    """`$ref` → references that can occur at its very beginning."""
     owner: str | None = None
-    """The `$ref` whose expansion is under way, as long as it has not derived any character."""
+    """The `$ref` being expanded, until it has derived a character."""
     counted: dict[tuple[int, int | None], str] = field(default_factory=dict)
-    """Shortest and longest length of strings → their rule: equal ones share the cost."""
+    """Length range of strings → their rule; equal ranges share it."""
     nodes: int = 0
 
     def expression(self, schema: Any, path: str) -> str:
-        """What derives the values of a node; can stand in a sequence."""
+        """An expression that derives the values of a node; can be part of a sequence."""
         self.nodes += 1
         if self.nodes > NODES_MAX:
             _refuse(path, f"more than {NODES_MAX} subschemas")
@@ -184,7 +183,7 @@ class _Builder:
         return _one_of([self._typed(kind, schema, path) for kind in kinds])
 
     def check_references(self) -> None:
-        """Refuse references that lead back to themselves without a character, or that no finite text satisfies."""
+        """Reject references that lead back to themselves without a character, or that have no finite instance."""
         try:
             graphlib.TopologicalSorter(self.begins).prepare()
         except graphlib.CycleError as error:
@@ -193,7 +192,7 @@ class _Builder:
             _refuse("", "it describes only infinite values: a required `$ref` leads back to itself")
 
     def resolve(self, reference: str, path: str) -> Any:
-        """What a `$ref` points to."""
+        """The target of a `$ref`."""
         if reference != "#" and not reference.startswith("#/"):
             _unsupported(path, f"`$ref` {reference!r}: only references inside the schema (`#/$defs/…`) are followed")
         found = self.root
@@ -240,14 +239,14 @@ class _Builder:
         return _one_of([self.expression(branch, f"{path}/{keyword}/{n}") for n, branch in possible])
 
     def _exclusive(self, a: Any, b: Any, path: str) -> bool:
-        """True if no value satisfies both: other types, or objects told apart by a constant that both require."""
+        """Whether no value satisfies both: different types, or objects with a required constant that differs."""
         a, b = self._plain(a, path), self._plain(b, path)
         if not isinstance(a, dict) or not isinstance(b, dict):
             return False
         kinds = [set(_constant_kinds(each) or _kinds(each) or ()) for each in (a, b)]
         kinds = [each | {"integer"} if "number" in each else each for each in kinds]
         if all(kinds) and not kinds[0] & kinds[1] and all("type" in each or _values(each) for each in (a, b)):
-            return True  # without a type, a keyword about strings, say, lets everything else through
+            return True  # without a type, a keyword about strings, say, accepts all other types
         if kinds != [{"object"}, {"object"}] and not (_values(a) and _values(b)):
             return False
         if _values(a) and _values(b):
@@ -281,7 +280,7 @@ class _Builder:
         if form is not None:
             if form not in FORMATS or low or high is not None:
                 _unsupported(
-                    path, f"`format` {form!r}; taken are {', '.join(sorted(FORMATS))}, without a length beside"
+                    path, f"`format` {form!r}; supported are {', '.join(sorted(FORMATS))}, without length limits"
                 )
             return f'("\\"" {FORMATS[form]} "\\"")'
         if low == 0 and high is None:
@@ -290,7 +289,7 @@ class _Builder:
             self.counted[low, high] = self._rule(f'"\\"" {PLAIN_CHAR}{_times(low, high)} "\\""')
             chars = sum(low if high is None else high for low, high in self.counted)
             if chars > STRING_CHARS_MAX:
-                text = f"the different lengths of strings add up to {chars}; at most {STRING_CHARS_MAX} are taken"
+                text = f"the different lengths of strings add up to {chars}; at most {STRING_CHARS_MAX} are allowed"
                 _unsupported(path, f"{text}: leave out `maxLength` here, or use fewer different ones")
         return self.counted[low, high]
 
@@ -315,7 +314,7 @@ class _Builder:
         return f'("{{" {self._members(made)} "}}")'
 
     def _members(self, made: Sequence[tuple[str, bool]]) -> str:
-        """Members in order. Two chains of rules: with something before (a comma is due) and with nothing."""
+        """Members in order, as two chains of rules: following another member (comma first), and as the first one."""
         first_required = next((place for place, (_, required) in enumerate(made) if required), len(made))
         after = first = '""'
         for place, (member, required) in reversed(tuple(enumerate(made))):
@@ -360,7 +359,7 @@ class _Builder:
 
 @dataclass
 class _Finite:
-    """Whether a schema has a finite instance: no required part that contains itself."""
+    """Whether a schema has a finite instance: no required part contains itself."""
 
     builder: _Builder
     known: set[str] = field(default_factory=set)
@@ -369,7 +368,7 @@ class _Finite:
     def check(self, schema: Any, above: frozenset[str]) -> bool:
         self.looks += 1
         if self.looks > NODES_MAX * 10:
-            _refuse("", "its references are too entangled")
+            _refuse("", "its references are too complex")
         if not isinstance(schema, dict) or "enum" in schema or "const" in schema:
             return True
         if "$ref" in schema:
@@ -410,13 +409,13 @@ def _check_keywords(schema: Mapping[str, Any], path: str) -> None:
 
 
 def _kinds(schema: Mapping[str, Any]) -> list[str] | None:
-    """The types of a schema; without `type` the one that its keywords are about; None: any."""
+    """The types of a schema; without `type` the one that its keywords apply to; None: any."""
     kinds = schema.get("type", next((kind for kind, hints in _HINTS if schema.keys() & hints), None))
     return [kinds] if isinstance(kinds, str) else kinds
 
 
 def _values(schema: Any) -> list[Any]:
-    """The values of `enum` or `const`, if it has one."""
+    """The values of `enum` or `const`, if present."""
     if not isinstance(schema, dict):
         return []
     return [schema["const"]] if "const" in schema else list(schema.get("enum", []))
@@ -436,7 +435,7 @@ def _one_of(alternatives: Sequence[str]) -> str:
 
 
 def _times(low: int, high: int | None) -> str:
-    """How often the symbol before it stands."""
+    """The repetition suffix for these counts."""
     if high is None:
         return "*" if low == 0 else f"{{{low},}}"
     return f"{{{low},{high}}}"
@@ -445,7 +444,7 @@ def _times(low: int, high: int | None) -> str:
 def _constants(schema: Mapping[str, Any], path: str) -> str:
     values = _values(schema)
     if len(values) > ENUM_VALUES_MAX:
-        _refuse(path, f"`enum` has {len(values)} values; at most {ENUM_VALUES_MAX} are taken")
+        _refuse(path, f"`enum` has {len(values)} values; at most {ENUM_VALUES_MAX} are allowed")
     plain = {name: each for name, each in schema.items() if name not in ANNOTATIONS}
     validator = jsonschema.Draft202012Validator(plain, registry=referencing.Registry())
     fit = [each for each in values if validator.is_valid(each)]
@@ -462,7 +461,7 @@ def _bounds(
     low, high = int(schema.get(low_name, 0)), schema.get(high_name)
     for name, value in ((low_name, low), (high_name, high or 0)):
         if value > limit:
-            _unsupported(path, f"`{name}` is {value}; at most {limit} is taken")
+            _unsupported(path, f"`{name}` is {value}; at most {limit} is allowed")
     if high is not None and low > high:
         _refuse(path, f"`{low_name}` {low} is greater than `{high_name}` {high}")
     return low, None if high is None else int(high)
@@ -475,9 +474,9 @@ def _number(schema: Mapping[str, Any], kind: str, path: str) -> str:
         return kind
     for value in (low, high):
         if value is not None and abs(value) > BOUND_MAX:
-            _unsupported(path, f"a bound of {value}; bounds of up to {BOUND_MAX} are taken")
+            _unsupported(path, f"a bound of {value}; bounds of up to {BOUND_MAX} are supported")
         if value is not None and kind == "number" and value != int(value):
-            _unsupported(path, f"a bound of {value} on a `number`; whole bounds are taken")
+            _unsupported(path, f"a bound of {value} on a `number`; only whole bounds are supported")
     if kind == "integer":
         first = -BOUND_MAX if low is None else math.floor(low) + 1 if open_low else math.ceil(low)
         last = BOUND_MAX if high is None else math.ceil(high) - 1 if open_high else math.floor(high)
@@ -492,7 +491,7 @@ def _number(schema: Mapping[str, Any], kind: str, path: str) -> str:
 
 
 def _bound(schema: Mapping[str, Any], closed: str, opened: str, sign: int) -> tuple[float | None, bool]:
-    """The tighter of two bounds, and whether it is itself left out. `sign` is -1 for a lower bound."""
+    """The tighter of two bounds, and whether it is exclusive. `sign` is -1 for a lower bound."""
     found = [(sign * schema[name], name == closed) for name in (closed, opened) if name in schema]
     if not found:
         return None, False

@@ -1,4 +1,4 @@
-"""Text at the rim of an LLM engine: token bytes to text, stop strings, chat templates."""
+"""Text handling of LLM engines: token bytes to text, stop strings, chat templates."""
 
 import codecs
 import json
@@ -20,16 +20,16 @@ RENDERED_CHARS_MAX = 16_000_000
 
 
 class AnswerText:
-    """The text of one answer as its tokens come: whole characters only, and never any part of a stop string.
+    """Turns the tokens of one answer into text: whole characters only, and never any part of a stop string.
 
-    Text that may be the beginning of a stop string is held until that is decided. Of several stop strings the one
-    that is complete first wins, so the result does not depend on how the text is cut into tokens.
+    Text that may be the beginning of a stop string is held back until that is decided. Of several stop strings the
+    one completed first wins, so the result does not depend on token boundaries.
 
-    Only whole tokens are let out. So wherever an answer breaks off, what was sent of it is the text of tokens, and an
-    engine that reads these again stands where the other one stood.
+    Only whole tokens are released. So wherever an answer breaks off, the text sent so far corresponds to tokens, and
+    an engine that tokenizes it again is in the state where the other one stopped.
 
-    `said`, of `said_tokens` tokens, is what was sent before, by another replica: it is never sent again, but a stop
-    string may begin in it.
+    `said`, of `said_tokens` tokens, was sent before by another replica: it is not sent again, but a stop string may
+    begin in it.
     """
 
     __slots__ = (
@@ -53,27 +53,27 @@ class AnswerText:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         longest = max(map(len, self._stops), default=1)
         self._held = said[max(0, len(said) - longest + 1) :]
-        self._ends: list[int] = []  # where in what is held tokens end, unless in the middle of a character
-        self._seam = len(self._held)  # characters of what is held that were sent before
-        self._passed = 0  # characters that are held no more
+        self._ends: list[int] = []  # token ends in the held text, except within a character
+        self._seam = len(self._held)  # characters of the held text that were sent before
+        self._passed = 0  # characters that are no longer held
         self._unsent = 0  # tokens since the last delta
-        self._logprobs: list[tuple[int, TokenLogprob]] = []  # with the place in the text where the token begins
+        self._logprobs: list[tuple[int, TokenLogprob]] = []  # with the position in the text where the token begins
         self.tokens = said_tokens
         """Tokens of the whole answer."""
         self.stopped = False
         """A stop string is complete; what follows it is not part of the answer."""
         self.stop: str | None = None
-        """That stop string."""
+        """The stop string that was found."""
 
     def push(self, token: bytes, logprob: TokenLogprob | None = None, tokens: int = 1) -> Delta | None:
-        """One more token (or the bytes of several); the delta that can be sent now, if any."""
+        """Add a token (or the bytes of several); returns the delta that can be sent now, if any."""
         self.tokens += tokens
         self._unsent += tokens
         if logprob is not None:
             self._logprobs.append((self._passed + len(self._held), logprob))
         text = self._decoder.decode(token)
         whole = not self._decoder.getstate()[0]
-        if whole and not self._stops and not self._held:  # nearly always
+        if whole and not self._stops and not self._held:  # the common case
             self._passed += len(text)
             return self._delta(text) if text else None
         self._held += text
@@ -85,7 +85,7 @@ class AnswerText:
         return self._release(length)
 
     def end(self) -> Delta | None:
-        """No more tokens; the rest of the text, with � for a character that was never completed."""
+        """No more tokens; returns the rest of the text, with � for a character that was never completed."""
         self._held += self._decoder.decode(b"", final=True)
         length = self._sure()
         if not self.stopped:
@@ -100,9 +100,9 @@ class AnswerText:
         return Delta(self._id, last.text, last.tokens, last.logprobs + rest)
 
     def _sure(self) -> int:
-        """How much of the held text is no part of a stop string, whatever follows."""
+        """How much of the held text cannot be part of a stop string, whatever follows."""
         held = self._held
-        seam = self._seam  # a stop string must end after it: what was sent is sent
+        seam = self._seam  # a stop string must end after it: sent text cannot be taken back
         found = [
             (at + len(stop), at, stop)
             for stop in self._stops
@@ -137,7 +137,7 @@ class AnswerText:
 
 
 def token_logprob(token: bytes, logprob: float) -> TokenLogprob:
-    """A token as the API shows it."""
+    """A token in the API's form."""
     return TokenLogprob(token.decode("utf-8", "replace"), logprob, tuple(token))
 
 
@@ -147,10 +147,10 @@ def render_chat(
     special_tokens: Mapping[str, str],
     param: str = "messages",
 ) -> str:
-    """The prompt of a conversation, ending where the assistant's turn begins. Raises `Refusal` if there is none.
+    """The prompt of a conversation, up to the assistant's turn. Raises `Refusal` if the template rejects it.
 
-    Templates run in a sandbox, with the functions and settings that transformers gives them. `param` is what the
-    request calls its messages.
+    Templates run in a sandbox, with the functions and settings of transformers. `param` is the name of the messages
+    field in the request.
     """
     try:
         compiled = _compile(template)
@@ -165,7 +165,7 @@ def render_chat(
         text = "the chat template of this model cannot render messages of this size"
         raise Refusal(Code.INVALID_REQUEST, text, param) from error
     if len(rendered) > RENDERED_CHARS_MAX:
-        text = f"the rendered conversation has {len(rendered)} characters; at most {RENDERED_CHARS_MAX} are taken"
+        text = f"the rendered conversation has {len(rendered)} characters; at most {RENDERED_CHARS_MAX} are allowed"
         raise Refusal(Code.CONTEXT_LENGTH_EXCEEDED, text, param)
     return rendered
 
@@ -188,7 +188,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Plain JSON: unlike Jinja's own filter it does not escape for HTML."""
+    """Plain JSON: unlike Jinja's own filter, it does not escape for HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

@@ -1,7 +1,7 @@
-"""Any GGUF through llama.cpp: its server runs inside this process (package xllamacpp) and is spoken to over loopback.
+"""Any GGUF through llama.cpp: its server runs inside this process (package xllamacpp) and is called over loopback.
 
-HTTP and not the package's callbacks, because closing a connection frees its slot even while a prompt is being read,
-and because one thread can listen to all answers at once. The server takes only callers that know a random key.
+HTTP rather than the package's callbacks, because closing a connection frees its slot even while the prompt is being
+processed, and because one thread can wait for all responses at once. The server only accepts a random key.
 """
 
 import http.client
@@ -24,8 +24,8 @@ import httptools
 import msgspec
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-# OpenMP reads it when it is loaded: threads that wait by spinning make llama.cpp several times slower as soon as
-# another process wants the cores too.
+# Read by OpenMP when it is loaded: spinning threads make llama.cpp several times slower as soon as another process
+# needs the cores too.
 import xllamacpp
 
 from forebay.core.engine_settings import LlamaCppSettings
@@ -65,7 +65,7 @@ from forebay.engines.schema import json_grammar
 from forebay.engines.text import AnswerText
 
 STEP_WAIT_S = 0.01
-"""How long a step waits for the server to say something; new work waits no longer than this."""
+"""How long a step waits for server output; an upper bound on the delay of new work."""
 CALL_TIMEOUT_S = 60.0
 RECEIVE_BYTES = 65_536
 WARM_UP_TOKENS = 2
@@ -83,20 +83,20 @@ class _Sequence:
     id: str
     request: dict[str, Any]
     ids: Sequence[int]
-    """What the server reads."""
+    """Token ids that the server processes."""
     prompt_tokens: int
     said_tokens: int
-    """Of the answer, what another replica has generated; `ids` have it behind the prompt."""
+    """Tokens of the answer that another replica has generated; in `ids` they follow the prompt."""
     reserved_tokens: int
-    """Prompt and longest answer: llama.cpp cannot take KV cells back, so they are there before it starts."""
+    """Prompt and longest possible answer: llama.cpp cannot preempt, so the KV cells are reserved up front."""
     text: AnswerText
     top: int | None
     blocks: tuple[int, ...]
     answer: "_Answer | None" = None
     slot: int = -1
-    """Where it runs."""
+    """Its slot."""
     read: bool = False
-    """Whether its prompt has been read."""
+    """Whether the prompt has been processed."""
 
     @property
     def cells(self) -> int:
@@ -105,12 +105,12 @@ class _Sequence:
 
 
 class LlamaCppEngine:
-    """A GGUF file. Frequency and presence penalties count the tokens of the prompt too, as llama.cpp does it.
+    """A GGUF file. As in llama.cpp, frequency and presence penalties also count the tokens of the prompt.
 
-    Log-probabilities come per character where a character has several tokens. A seed makes an answer repeatable as
-    long as the batch around it and what is cached are the same.
+    Log-probabilities are per character where a character has several tokens. A seed makes an answer reproducible as
+    long as its batch and the cache contents are the same.
 
-    What another replica has said is read as a part of the prompt. All penalties count it; a seed starts over there.
+    Text from another replica is processed as part of the prompt. All penalties count it; a seed restarts there.
     """
 
     def __init__(self, artifact: str, settings: Mapping[str, int | float | str | bool]) -> None:
@@ -199,13 +199,13 @@ class LlamaCppEngine:
             self._end(self._running[id])
 
     def step(self, now: float) -> Step:
-        """Start what fits, then take what the server says within a moment."""
+        """Start what fits, then collect server output for a moment."""
         events: list[Event] = []
         while self._waiting and self._fits(self._waiting[0]):
             sequence = self._waiting.popleft()
             if sequence.request["n_predict"] > 0:
                 self._start(sequence)
-            else:  # for the server, 0 and less have meanings of their own
+            else:  # for the server, 0 and negative values have special meanings
                 events.append(Finished(sequence.id, "length", sequence.prompt_tokens, sequence.text.tokens))
         if self._running and self._selector is not None:
             batch = len(self._running)
@@ -254,7 +254,7 @@ class LlamaCppEngine:
             kv_total_tokens=self._pool,
             chat_template=header.metadata.get("tokenizer.chat_template"),
             special_tokens={name: text for name, kind in kinds if (text := header.token(kind)) is not None},
-            blocks_exact=False,  # what a slot holds is of no use to others while somebody runs there
+            blocks_exact=False,  # a slot's cache cannot be used by others while a request runs there
         )
 
     def _parameters(self) -> Any:
@@ -265,15 +265,15 @@ class LlamaCppEngine:
         parameters.api_keys = [self._key]
         parameters.n_ctx = self._pool
         parameters.n_parallel = self._settings.concurrency
-        parameters.kv_unified = True  # one request may use all of the cache
+        parameters.kv_unified = True  # one request may use the whole cache
         parameters.n_threads_http = self._settings.concurrency + 2
         parameters.n_gpu_layers = 0
         parameters.fit_params = False
-        parameters.cache_ram_mib = 0  # no second cache beside the KV cache
+        parameters.cache_ram_mib = 0  # no second cache besides the KV cache
         parameters.ui = False
         parameters.verbosity = 0
         threads, cores = self._settings.threads, len(os.sched_getaffinity(0))
-        if threads or cores != os.cpu_count():  # llama.cpp itself counts all cores of the machine
+        if threads or cores != os.cpu_count():  # by default llama.cpp counts all cores of the machine
             parameters.cpuparams.n_threads = parameters.cpuparams_batch.n_threads = threads or cores
         return parameters
 
@@ -296,7 +296,7 @@ class LlamaCppEngine:
         return ids
 
     def _call(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """One request to the server and its whole answer."""
+        """Send one request to the server and read the whole response."""
         with closing(http.client.HTTPConnection(*self._address, timeout=CALL_TIMEOUT_S)) as connection:
             connection.request("POST", path, json.dumps(body), {"Authorization": f"Bearer {self._key}"})
             answer = connection.getresponse()
@@ -339,7 +339,7 @@ class LlamaCppEngine:
         sequence.answer.connection.close()
 
     def _listen(self, sequence: _Sequence, events: list[Event]) -> bool:
-        """Take what has arrived for a sequence; True if it ended."""
+        """Process what has arrived for a sequence; True if it ended."""
         assert sequence.answer is not None
         for message in sequence.answer.receive():
             if "error" in message:
@@ -382,7 +382,7 @@ class LlamaCppEngine:
 
 @dataclass(slots=True)
 class _Answer:
-    """The server's side of one connection: HTTP, then server-sent events, then JSON."""
+    """The server's response on one connection: HTTP with server-sent events of JSON."""
 
     connection: socket.socket
     status_ok: bool = False
@@ -403,7 +403,7 @@ class _Answer:
         self.complete = True
 
     def receive(self) -> list[dict[str, Any]]:
-        """The messages that have arrived since. Raises `EngineBroken` if the server went away."""
+        """Messages received since the last call. Raises `EngineBroken` if the server is gone."""
         try:
             data = self.connection.recv(RECEIVE_BYTES)
         except BlockingIOError:
@@ -426,7 +426,7 @@ def _message(event: bytes) -> dict[str, Any] | None:
     if name.strip() == b"error":
         return {"error": msgspec.json.decode(data)}
     if name.strip() != b"data" or data.strip() == b"[DONE]":
-        return None  # a comment, sent to keep the connection alive
+        return None  # a keep-alive comment
     decoded: dict[str, Any] = msgspec.json.decode(data)
     return decoded
 
@@ -434,14 +434,14 @@ def _message(event: bytes) -> dict[str, Any] | None:
 def _failure(id: str, error: dict[str, Any]) -> Failed:
     text = str(error.get("message", error))
     if error.get("type") == "invalid_request_error":
-        return Failed(id, Code.INVALID_REQUEST, f"llama.cpp refuses this request: {text}")
+        return Failed(id, Code.INVALID_REQUEST, f"llama.cpp rejects this request: {text}")
     if error.get("type") == "exceed_context_size_error":
         return Failed(id, Code.CONTEXT_LENGTH_EXCEEDED, text, "prompt")
     return Failed(id, Code.REQUEST_FAILED, f"llama.cpp: {text}")
 
 
 def _request(sampling: Sampling) -> dict[str, Any]:
-    """The sampling of a request in llama.cpp's words; what is not asked for is switched off."""
+    """Sampling parameters for llama.cpp; everything not requested is switched off."""
     seed = secrets.randbits(31) if sampling.seed is None else sampling.seed & 0x7FFF_FFFF
     request: dict[str, Any] = {
         "stream": True,

@@ -1,7 +1,7 @@
-"""What runs in which slot of a llama.cpp server, and what is left there in its KV cache.
+"""Tracks which sequence runs in which slot of a llama.cpp server, and what remains in its KV cache.
 
-The server says only with the end of an answer where it ran. So the slot is chosen here, by the server's own rule: the
-idle one whose prompt begins most alike, or else the one that was used longest ago.
+The server reports the slot only at the end of an answer. So the slot is chosen here, by the server's own rule: the
+idle one with the longest common prompt prefix, or else the least recently used.
 """
 
 from collections.abc import Sequence
@@ -10,35 +10,36 @@ from typing import Final, Protocol
 from forebay.engines.protocol import Cached
 
 SHARED_TOKENS_MIN: Final = 64
-"""Shorter prompts are always read anew: it costs next to nothing, and their answers repeat. A prompt partly from the
-cache is summed in another order, which can turn a token that was nearly a tie."""
+"""Shorter common prefixes are not reused: processing them again is cheap, and their answers repeat. A partly cached
+prompt is summed in another order, which can flip a token that was nearly a tie.
+"""
 
 
 class Occupant(Protocol):
-    """A sequence, as far as its slot cares."""
+    """A sequence, as far as slots are concerned."""
 
     slot: int
     ids: Sequence[int]
-    """What is read: the prompt, and what another replica has said."""
+    """Processed token ids: the prompt, and text from another replica."""
     blocks: tuple[int, ...]
 
     @property
     def cells(self) -> int:
-        """KV cells in use, one for each token."""
+        """KV cells in use, one per token."""
 
 
 class Slots:
-    """Slots by their numbers; each keeps its last prompt until another one runs there or its cells are needed."""
+    """Slots by number; each keeps its last prompt until it is reused or its cells are needed."""
 
     def __init__(self, count: int) -> None:
-        self._order = dict.fromkeys(range(count))  # used longest ago first
+        self._order = dict.fromkeys(range(count))  # least recently used first
         self._busy: set[int] = set()
         self._held: dict[int, Occupant] = {}
         self._told: dict[int, None] = {}
         self._changed = False
 
     def take(self, ids: Sequence[int]) -> int:
-        """The slot where this runs from now on; there has to be an idle one."""
+        """Choose and occupy a slot; at least one must be idle."""
         held = self._held
         slot = max(
             (slot for slot in self._order if slot not in self._busy),
@@ -48,12 +49,12 @@ class Slots:
         return slot
 
     def fill(self, sequence: Occupant) -> None:
-        """What it reads has been read."""
+        """The sequence's prompt has been processed."""
         self._held[sequence.slot] = sequence
         self._changed = True
 
     def free(self, sequence: Occupant) -> None:
-        """It runs no more. If it was still being read, nobody knows what its slot holds."""
+        """The sequence has ended. If its prompt was not complete, the slot's contents are unknown."""
         slot = sequence.slot
         self._busy.discard(slot)
         self._order[slot] = self._order.pop(slot)
@@ -61,7 +62,7 @@ class Slots:
             self._changed = True
 
     def purge(self, cells_max: int) -> None:
-        """Where nothing runs, so many cells may be in use: the server empties such slots, the first one first."""
+        """Limit cells of idle slots to `cells_max`: the server empties idle slots in order of their number."""
         idle = {slot: each for slot, each in sorted(self._held.items()) if slot not in self._busy}
         cells = sum(each.cells for each in idle.values())
         for slot, each in idle.items():
@@ -71,7 +72,7 @@ class Slots:
                 self._changed = True
 
     def news(self) -> Cached | None:
-        """What has changed since the last call."""
+        """Cache changes since the last call."""
         if not self._changed:
             return None
         self._changed, before = False, self._told
@@ -80,7 +81,7 @@ class Slots:
 
 
 def _shared(ids: Sequence[int], others: Sequence[int]) -> int:
-    """How many tokens both begin with; too few to be taken from the cache count as none."""
+    """Length of the common prefix; 0 if it is too short to be reused."""
     unlike = (at for at, (one, other) in enumerate(zip(ids, others, strict=False)) if one != other)
     shared = next(unlike, min(len(ids), len(others)))
     return shared if shared >= SHARED_TOKENS_MIN else 0

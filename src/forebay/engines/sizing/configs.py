@@ -1,7 +1,7 @@
 """Architectures from the `config.json` of models on the Hugging Face Hub.
 
-The keys are those of the published files, of which the tests quote one for each kind; what a key means where it is
-absent follows the library `transformers`.
+The keys are those of published files, of which the tests quote one of each kind; defaults follow the library
+`transformers`.
 """
 
 from collections import Counter
@@ -11,11 +11,13 @@ from typing import Any, Final
 from forebay.core.placement.memory import Architecture, Layers
 
 PATTERNS: Final = {"gemma2": 2, "gemma3_text": 6, "gemma3": 6, "cohere2": 4, "llama4_text": 4}
-"""Models whose every n-th layer looks back to the beginning, where their file does not say so."""
+"""Models in which every n-th layer has full attention, where their file does not say so."""
 LEFT_OUT: Final = {
     "gemma3_text": {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "sliding_window": 4096}
 }
-"""What published files leave out because `transformers` has the same: Gemma 3 with 4 and 12 billion parameters."""
+"""Values omitted in published files because they are `transformers` defaults: Gemma 3 with 4 and 12 billion
+parameters.
+"""
 KINDS: Final = {
     "full_attention": "full",
     "attention": "full",
@@ -30,15 +32,15 @@ KINDS: Final = {
     "mlp": "none",
     "moe": "none",
 }
-"""Words for the kind of a layer."""
+"""Names of layer kinds."""
 
 
 class UnknownArchitecture(Exception):  # noqa: N818 - states the condition
-    """What is needed to tell the memory is not in a file; the text says what is missing."""
+    """A file lacks what is needed to estimate the memory; the text says what."""
 
 
 def architecture_of_config(config: Mapping[str, Any]) -> Architecture:
-    """The architecture that a `config.json` describes. Raises `UnknownArchitecture`."""
+    """The architecture described by a `config.json`. Raises `UnknownArchitecture`."""
     inner = config.get("text_config")
     text = {**config, **inner} if isinstance(inner, Mapping) else config
     text = {**LEFT_OUT.get(str(text.get("model_type")), {}), **text}
@@ -46,12 +48,13 @@ def architecture_of_config(config: Mapping[str, Any]) -> Architecture:
     if not count:
         raise UnknownArchitecture("it does not say how many layers the model has")
     attention = _attention(text)
-    kinds = _kinds(text, count)[: count - _number(text, "num_kv_shared_layers")]  # the last ones use those of others
+    # the last layers share the KV cache of others
+    kinds = _kinds(text, count)[: count - _number(text, "num_kv_shared_layers")]
     window = _number(text, "sliding_window", "attention_chunk_size", "sliding_window_size")
     counted = Counter(kinds)
     crossing = text.get("cross_attention_layers")
     encoder = _encoder_tokens(text)
-    if isinstance(crossing, Sequence):  # instead of attention to the text, not beside it
+    if isinstance(crossing, Sequence):  # replaces self-attention in these layers
         counted["full"] -= len(crossing)
     layers = [
         _with(attention, counted["full"]),
@@ -68,7 +71,7 @@ def _with(one: Layers, count: int, window_tokens: int | None = None, encoder_tok
 
 
 def _attention(text: Mapping[str, Any]) -> Layers:
-    """One layer of attention."""
+    """One attention layer."""
     latent = _number(text, "kv_lora_rank")
     if latent:
         return Layers(1, latent_dim=latent + _number(text, "qk_rope_head_dim"))
@@ -105,9 +108,9 @@ def _kinds(text: Mapping[str, Any], count: int) -> list[str]:
 
 
 def _state_dim(text: Mapping[str, Any]) -> int:
-    """Elements of a recurrent layer's state, with that of its convolution; 0: the file does not say."""
+    """Elements of a recurrent layer's state, convolution included; 0: the file does not say."""
     heads = _number(text, "linear_num_value_heads")
-    if heads:  # gated delta rule: a matrix for each head
+    if heads:  # gated delta rule: a matrix per head
         key, value = _number(text, "linear_key_head_dim"), _number(text, "linear_value_head_dim")
         channels = 2 * _number(text, "linear_num_key_heads") * key + heads * value
         return heads * key * value + channels * (_number(text, "linear_conv_kernel_dim") - 1)
@@ -119,7 +122,7 @@ def _state_dim(text: Mapping[str, Any]) -> int:
 
 
 def _encoder_tokens(text: Mapping[str, Any]) -> int:
-    """How many tokens of an encoder the decoder can look at; 0: there is none."""
+    """Encoder tokens that the decoder attends to; 0: there is no encoder."""
     if text.get("is_encoder_decoder"):
         return _number(text, "max_source_positions", "n_positions", "max_position_embeddings")
     vision = text.get("vision_config")
@@ -130,7 +133,7 @@ def _encoder_tokens(text: Mapping[str, Any]) -> int:
 
 
 def _number(section: Mapping[str, Any], *keys: str) -> int:
-    """The first of these that is a number; 0: none is."""
+    """The first of these values that is an integer; 0: none is."""
     for key in keys:
         value = section.get(key)
         if isinstance(value, int) and not isinstance(value, bool):

@@ -1,7 +1,7 @@
-"""How much memory a replica will take, before it runs: by its engine, its files and its settings.
+"""Estimates the memory of a replica before it runs, from its engine, files and settings.
 
-The parts that the engines add were measured on the demo models (Linux, PSS of all processes of a replica), and
-`tests/engines/sizing/test_measured.py` measures them again.
+The engines' own share was measured on the demo models (Linux, PSS of all processes of a replica), and
+`tests/engines/sizing/test_measured.py` measures it again.
 """
 
 from collections.abc import Mapping
@@ -20,27 +20,28 @@ from forebay.wire.documents import UNREADABLE
 
 MIB: Final = 1024**2
 SHELL_BYTES: Final = 33 * MIB
-"""The process that speaks HTTP."""
+"""The HTTP process."""
 CHILD_BYTES: Final = 33 * MIB
-"""A child process with an engine that holds nothing."""
+"""A child process with an empty engine."""
 LIBRARIES_BYTES: Final = {"llamacpp": 70 * MIB, "openvino": 240 * MIB, "onnx": 80 * MIB, "modelserver": 80 * MIB}
-"""What an engine's libraries take, with the buffers of a small model. The model server's is that of `onnx`."""
+"""Libraries of an engine, with the buffers of a small model. The model server's value is that of `onnx`."""
 COPIES: Final = {"openvino": 2.0, "onnx": 2.0, "modelserver": 2.0}
-"""How often an engine holds the weights: packed for its kernels beside those of the file. Not listed: once."""
+"""Copies of the weights that an engine holds: packed for its kernels besides those of the file. Default: one."""
 KV_BITS: Final = {"openvino": 8.5}
-"""Of an element of keys and values; not listed: 16. OpenVINO's are of 8 bits on CPUs unless it is told otherwise, and
-have scales."""
+"""Bits per element of keys and values; default: 16. OpenVINO uses 8 bits and scales on CPUs unless configured
+otherwise.
+"""
 WEIGHT_FILES: Final = {"openvino": ("openvino_*.bin",), "onnx": ("model.onnx*",)}
-"""What of a folder an engine loads. Not listed: all files that look like weights."""
+"""Files of a folder that an engine loads. Default: all files that look like weights."""
 ANY_WEIGHTS: Final = tuple(
     f"**/*.{end}" for end in ("safetensors", "bin", "onnx", "onnx_data", "gguf", "pt", "pt2", "pth")
 )
 
 
 def estimate(engine: str, artifact: str, settings: Mapping[str, int | float | str | bool], gpus: int) -> Footprint:
-    """What a replica takes of each of its `gpus`, or with 0 of the memory of its node. Never raises.
+    """Memory that a replica takes on each of its `gpus`, or with 0 on its node. Never raises.
 
-    Of a model without a readable architecture keys and values count as nothing.
+    Without a readable architecture, keys and values count as 0.
     """
     overhead_bytes = SHELL_BYTES + CHILD_BYTES + LIBRARIES_BYTES.get(engine, 0)
     if engine == "synthetic":
@@ -48,12 +49,12 @@ def estimate(engine: str, artifact: str, settings: Mapping[str, int | float | st
     path = Path(artifact)
     try:
         weights, architecture = _read(path, engine, largest=settings.get("load") == "needed")
-    except OSError:  # whoever starts it will say what is wrong with it
+    except OSError:  # its start will report what is wrong
         weights, architecture = 0, None
     tokens = settings.get("kv_cache_tokens")
     split = Split(tensor=max(gpus, 1))
     kept = 0
-    if architecture and isinstance(tokens, int):  # engines make a cache of so many tokens in one piece
+    if architecture and isinstance(tokens, int):  # engines allocate the whole cache up front
         kept = kv_bytes(architecture, [tokens], 16 if gpus else KV_BITS.get(engine, 16), split)
     if gpus:
         return gpu_footprint(weights, kept, split)
@@ -61,15 +62,15 @@ def estimate(engine: str, artifact: str, settings: Mapping[str, int | float | st
 
 
 def _read(path: Path, engine: str, largest: bool) -> tuple[int, Architecture | None]:
-    """Bytes of the weights, and the architecture if it can be told.
+    """Bytes of the weights, and the architecture if known.
 
-    Of a repository that is not loaded as a whole only the `largest` file counts: which ones are needed is not known.
+    `largest`: of a repository that is loaded only in part, count the largest file, as it is unknown which are needed.
     """
     if path.is_dir():
         files = {each for pattern in WEIGHT_FILES.get(engine, ANY_WEIGHTS) for each in path.glob(pattern)}
         sizes = [each.stat().st_size for each in files if each.is_file()]
         return max(sizes, default=0) if largest else sum(sizes), _of_config(path / "config.json")
-    if path.suffix.lower() == ".onnx":  # large ones have their weights in files beside it
+    if path.suffix.lower() == ".onnx":  # large models keep their weights in files next to it
         return sum(each.stat().st_size for each in path.parent.glob(f"{path.name}*")) or path.stat().st_size, None
     size = path.stat().st_size
     if path.suffix.lower() != ".gguf":
@@ -84,7 +85,7 @@ def _read(path: Path, engine: str, largest: bool) -> tuple[int, Architecture | N
 
 
 def _tensors_bytes(header: Header, size: int) -> int:
-    """Of a GGUF file all but its header."""
+    """Size of a GGUF file without its header."""
     return size - min((tensor.offset for tensor in header.tensors), default=0)
 
 

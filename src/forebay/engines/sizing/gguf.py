@@ -1,4 +1,4 @@
-"""Architectures from the header of GGUF files, whose keys llama.cpp defines (docs/gguf.md of ggml)."""
+"""Architectures from GGUF headers, whose keys llama.cpp defines (docs/gguf.md of ggml)."""
 
 from collections import Counter
 from math import prod
@@ -9,7 +9,7 @@ from forebay.engines.gguf_header import Header
 from forebay.engines.sizing.configs import UnknownArchitecture
 
 PATTERNS: Final = {"gemma2": 2, "gemma3": 6, "gpt-oss": 2, "cohere2": 4}
-"""Architectures whose every n-th layer looks back to the beginning: llama.cpp knows, the file does not say."""
+"""Architectures in which every n-th layer has full attention: known to llama.cpp, absent in the file."""
 
 
 def architecture_of_gguf(header: Header) -> Architecture:
@@ -45,7 +45,7 @@ def _dims(header: Header) -> tuple[int, int, int]:
 
 
 def _windows(header: Header, count: int) -> list[int | None]:
-    """How far each layer looks back."""
+    """Attention window of each layer; None: full attention."""
     window = _number(header.of_model("attention.sliding_window"))
     if not window:
         return [None] * count

@@ -1,10 +1,10 @@
-"""Queue, batch, KV account and clock of the synthetic engine; what it says is decided in `model`.
+"""Queue, batching, KV accounting and clock of the synthetic engine; `model` decides what it generates.
 
-A rolling hash over all tokens, prompt and answer alike, decides what comes next. So an answer does not depend on
-its batch, and a prompt that ends with the first part of an answer continues with the rest of it. The same hash, with
-the seed, stands for chance: a continued answer ends as it would have ended undisturbed.
+A rolling hash over all tokens, of prompt and answer alike, determines the next one. So an answer does not depend on
+its batch, and a prompt that ends with the beginning of an answer continues with the rest of it. The same hash, with
+the seed, replaces randomness: a resumed answer ends as it would have without interruption.
 
-The prefix cache knows of prompts what `Generate.blocks` says. It has the KV memory that running requests leave it.
+The prefix cache knows prompts by `Generate.blocks`. It uses the KV memory that running requests leave free.
 """
 
 from collections import Counter, deque
@@ -44,7 +44,7 @@ from forebay.engines.text import AnswerText
 VERSION = "1"
 CONTEXT_TOKENS_MAX = 8192
 LAG_S_MAX = 0.05
-"""A driver that calls late by up to this much costs no throughput; time beyond it is lost, as on a real device."""
+"""Steps called late by up to this much lose no throughput; longer delays do, as on a real device."""
 HONOURS = (
     "seed", "frequency_penalty", "presence_penalty", "repetition_penalty", "top_k", "min_p",
     "logprobs", "top_logprobs", "json_schema", "ignore_eos",
@@ -60,33 +60,33 @@ class _Sequence:
     sampling: Sampling
     prompt_ids: tuple[int, ...]
     limit: int
-    """Most tokens of the answer."""
+    """Maximum tokens of the answer."""
     forced: tuple[str, ...] | None
-    """What a schema makes it say, in tokens; None: it says what it likes."""
+    """Tokens that a schema forces; None: free generation."""
     seed: int
     text: AnswerText
     state: int
     last_id: int = -1
     blocks: tuple[int, ...] = ()
     cached_tokens: int = 0
-    """Of the prompt, what the prefix cache held when it began."""
+    """Prompt tokens found in the prefix cache."""
     read: bool = False
     said: Counter[int] = field(default_factory=Counter)
     prompt_set: frozenset[int] = frozenset()
 
     @property
     def held(self) -> int:
-        """Tokens in the KV cache; of what was said before, no more than an answer may have."""
+        """Tokens in the KV cache; resumed text counts for no more than the answer's limit."""
         return len(self.prompt_ids) + min(self.text.tokens, self.limit)
 
     @property
     def own(self) -> int:
-        """Of these, those that are not in the prefix cache."""
+        """Tokens that are not in the prefix cache."""
         return self.held - (len(self.prompt_ids) if self.read and self.blocks else 0)
 
 
 class SyntheticEngine:
-    """Makes words or vectors; `artifact` is ignored, the setting `task` (`chat`, `embed`) says which."""
+    """Generates words or vectors, depending on the setting `task` (`chat`, `embed`); `artifact` is ignored."""
 
     def __init__(self, artifact: str, settings: Mapping[str, int | float | str | bool]) -> None:
         options = {key: value for key, value in settings.items() if key != "task"}
@@ -102,7 +102,7 @@ class SyntheticEngine:
         self._cache = BlockCache()
 
     def load(self) -> EngineInfo:
-        """Say what it can do; there is nothing to load."""
+        """Report the capabilities; there is nothing to load."""
         chat = self._task is Task.CHAT
         return EngineInfo(
             engine="synthetic",
@@ -148,7 +148,7 @@ class SyntheticEngine:
             self._embedding = [each for each in self._embedding if each[0] != id]
 
     def step(self, now: float) -> Step:
-        """End the step whose time is up and begin the next; never sleeps."""
+        """Finish the current step if its time is up and begin the next; never sleeps."""
         if self._busy_until is not None and now < self._busy_until:
             return Step((), self._load(), self._busy_until - now)
         events: list[Event] = []
@@ -163,7 +163,7 @@ class SyntheticEngine:
         return Step(tuple(events), self._load(), wait_s, None if news is None else Cached(*news))
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to release."""
 
     def _sequence(self, work: Generate) -> _Sequence:
         sampling = work.sampling
@@ -201,7 +201,7 @@ class SyntheticEngine:
         return ids
 
     def _begin_step(self) -> float | None:
-        """Fill the next step; its duration in seconds, None if there is nothing to do."""
+        """Form the next step; returns its duration in seconds, or None if there is nothing to do."""
         settings = self._settings
         prefill = 0
         if self._task is Task.EMBED:
@@ -211,11 +211,12 @@ class SyntheticEngine:
             busy = bool(self._embedding)
         else:
             while self._kv_used() + len(self._running) > settings.kv_cache_tokens:
-                self._waiting.appendleft(self._running.pop())  # the youngest makes room and starts over
+                self._waiting.appendleft(self._running.pop())  # the youngest sequence is preempted and starts over
             while self._waiting and self._fits(self._waiting[0]):
                 sequence = self._waiting.popleft()
                 self._running.append(sequence)
-                hit = min(self._cache.use(sequence.blocks), len(sequence.prompt_ids) - 1)  # the last is computed
+                # the last token is always computed
+                hit = min(self._cache.use(sequence.blocks), len(sequence.prompt_ids) - 1)
                 prefill += sequence.held - hit
                 if not sequence.read:
                     sequence.cached_tokens = hit
@@ -264,7 +265,7 @@ class SyntheticEngine:
         return Finished(sequence.id, reason, prompt_tokens, text.tokens, sequence.cached_tokens, text.stop)
 
     def _vector(self, ids: tuple[int, ...]) -> bytes:
-        """A point on the unit sphere that only the tokens decide."""
+        """A point on the unit sphere, determined by the tokens."""
         vector = np.random.default_rng(model.roll(0, ids)).standard_normal(self._settings.dimensions)
         return (vector / np.linalg.norm(vector)).astype("<f4").tobytes()
 
@@ -279,9 +280,9 @@ def _token_ids(content: str | tuple[int, ...], param: str) -> tuple[int, ...]:
 
 
 def _advance(sequence: _Sequence, events: list[Event]) -> str | None:
-    """One more token; the reason if it was the last."""
+    """Generate one more token; returns the finish reason if it was the last."""
     sampling, answer = sequence.sampling, sequence.text
-    if answer.tokens >= sequence.limit:  # another replica has said all that may be said
+    if answer.tokens >= sequence.limit:  # the resumed text already has the maximum length
         return _end(answer, "length", events)
     over = False
     logprob: TokenLogprob | None = None

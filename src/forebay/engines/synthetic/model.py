@@ -1,4 +1,4 @@
-"""What the synthetic engine says: tokens, the next word, the smallest instance of a JSON Schema. Pure functions."""
+"""What the synthetic engine generates: tokens, next words, smallest instances of JSON Schemas. Pure functions."""
 
 import math
 import re
@@ -18,7 +18,7 @@ from forebay.engines.protocol import Sampling, TokenLogprob
 
 VOCABULARY = 65_536
 END_ODDS = 96
-"""After any word of ours an answer ends with a chance of one in this many."""
+"""After any of our words, an answer ends with a probability of one in this many."""
 LOGIT_TOP, LOGIT_STEP = 16.0, 0.5
 SCHEMA_DEPTH_MAX = 32
 SCHEMA_NODES_MAX = 4096
@@ -27,7 +27,7 @@ WORDS = (
     " in", " stone", " house", " where", " steady", " light", " is", " made", " for", " town", " by", " night",
     " it", " rests", " until", " rain", " comes", " down", " hills",
 )  # fmt: skip
-"""All that it can say; each is one token."""
+"""All words that it can generate; each is one token."""
 
 PIECE_BYTES_MAX = 25
 _PIECE = re.compile(r" ?\w{1,6}|\W")
@@ -35,7 +35,7 @@ _MASK = 2**64 - 1
 
 
 def pieces(text: str) -> list[str]:
-    """A text cut into its tokens."""
+    """Split a text into its tokens."""
     return _PIECE.findall(text)
 
 
@@ -51,22 +51,22 @@ _LOG_TOTAL = math.log(sum(math.exp(logit) for logit in _RANK_LOGITS))
 
 
 def decode(ids: tuple[int, ...]) -> str:
-    """The text of token ids; � for each that is neither a word of ours nor one ASCII character."""
+    """The text of token ids; � for each that is neither one of our words nor an ASCII character."""
     return "".join([_KNOWN.get(id, "�") for id in ids])
 
 
 def count_words(text: str) -> Counter[int]:
-    """How often each of our words is a token of a text, by index."""
+    """How often each of our words occurs as a token, by index."""
     return Counter(WORDS.index(piece) for piece in pieces(text) if piece in WORDS)
 
 
 def roll(state: int, ids: tuple[int, ...]) -> int:
-    """The state after more tokens. Rolling in two parts or at once gives the same."""
+    """The state after more tokens. Rolling in two parts or at once gives the same result."""
     return zlib.crc32(array("I", ids).tobytes(), state)
 
 
 def mix(*parts: int) -> int:
-    """A well-spread 64-bit number (the finalizer of splitmix64)."""
+    """A well-mixed 64-bit number (the finalizer of splitmix64)."""
     value = 0
     for part in parts:
         value = ((value ^ part) + 0x9E3779B97F4A7C15) & _MASK
@@ -77,12 +77,12 @@ def mix(*parts: int) -> int:
 
 
 def chance(id: str) -> float:
-    """A number of 0..1 that stands for what happens to a request by chance."""
+    """A number from 0 to 1 that replaces randomness for a request."""
     return mix(roll(0, encode(id)), 3) / 2**64
 
 
 def ends(state: int, last_id: int) -> bool:
-    """True where an answer comes to its natural end."""
+    """Whether an answer ends here."""
     return last_id in WORD_IDS and mix(state, 1) % END_ODDS == 0
 
 
@@ -120,7 +120,7 @@ def _penalise(
 
 
 def _draw(ranked: list[tuple[float, int]], sampling: Sampling, uniform: float) -> int:
-    """Temperature, then top_k, min_p and top_p cut the tail; `uniform` picks from what is left."""
+    """Sample with temperature, top_k, min_p and top_p; `uniform` picks from what is left."""
     top = ranked[0][0]
     weights = [math.exp((logit - top) / sampling.temperature) for logit, _ in ranked[: sampling.top_k]]
     if sampling.min_p is not None:
@@ -164,7 +164,7 @@ def smallest_instance(schema_text: str) -> str:
 
 @dataclass
 class _Builder:
-    """Builds an instance from the plain keywords; the caller validates the result against all of them."""
+    """Builds an instance from the basic keywords; the caller validates the result against all of them."""
 
     root: Any
     nodes: int = 0
