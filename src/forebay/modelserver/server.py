@@ -14,14 +14,14 @@ from forebay.core.serving.errors import Kind, Refused
 from forebay.core.serving.statistics import ModelStatistics
 from forebay.core.serving.values import InferRequest, OnResponse
 from forebay.engines.tensor.measures import SERIES_MAX, Family, merged
+from forebay.modelserver.models.context import ServerContext
 from forebay.modelserver.models.life.collection import Collection
+from forebay.modelserver.models.life.memory import MemoryManager, MemoryUse
 from forebay.modelserver.models.life.model import LATEST
-from forebay.modelserver.models.life.room import MemoryUse, Room
 from forebay.modelserver.models.life.version import Version
 from forebay.modelserver.models.options import Control, Options
 from forebay.modelserver.models.running.call import Call
-from forebay.modelserver.models.running.seats import Turns
-from forebay.modelserver.models.site import Site
+from forebay.modelserver.models.running.rate_limiting import RateLimiter
 from forebay.modelserver.ports import IndexEntry, ModelView
 from forebay.modelserver.waiting import and_finally, in_group
 
@@ -49,7 +49,7 @@ class ModelServer:
         self._options = options
         self._log = log
         self._models: Collection | None = None
-        self._room: Room | None = None
+        self._memory: MemoryManager | None = None
         self._keeping: asyncio.Task[None] | None = None
         self._problems: list[str] = []
         self._started = asyncio.Event()
@@ -64,24 +64,24 @@ class ModelServer:
 
     async def _run(self, tasks: asyncio.TaskGroup) -> None:
         options = self._options
-        room = self._room = Room(options.memory_bytes, options.turn_s, tasks)
-        site = Site(
+        memory = self._memory = MemoryManager(options.memory_bytes, options.turn_s, tasks)
+        context = ServerContext(
             options,
             self._log,
             tasks,
             self,
-            room,
+            memory,
             ByteLru(options.cache_bytes) if options.cache_bytes else None,
-            Turns(options.amounts) if options.limited else None,
+            RateLimiter(options.amounts) if options.limited else None,
         )
-        models = self._models = Collection(site)
+        models = self._models = Collection(context)
         if options.memory_bytes:
-            self._keeping = tasks.create_task(room.keep(options.measure_s))
+            self._keeping = tasks.create_task(memory.keep(options.measure_s))
         await and_finally(self._serve(models), self._close)
 
     async def _close(self) -> None:
-        if self._room is not None:
-            self._room.close()
+        if self._memory is not None:
+            self._memory.close()
         if self._keeping is not None:
             self._keeping.cancel()
         if self._models is not None:
@@ -161,9 +161,9 @@ class ModelServer:
 
     def memory(self) -> MemoryUse | None:
         """Use of the memory budget; None: there is no budget."""
-        if self._room is None or self._models is None or not self._options.memory_bytes:
+        if self._memory is None or self._models is None or not self._options.memory_bytes:
             return None
-        return self._room.use(sum(each.dormant for each in self._models.served))
+        return self._memory.use(sum(each.dormant for each in self._models.served))
 
     async def measure(self) -> Sequence[Family]:
         """Custom metrics of the models; of a process that does not answer in time, the last known values."""

@@ -21,7 +21,7 @@ from tests.modelserver.models.rig import (
 )
 
 from forebay.core.serving.errors import Kind, Refused
-from forebay.modelserver.models.life.room import PASSES_MAX, Room, Withdrawn
+from forebay.modelserver.models.life.memory import PASSES_MAX, LoadCancelled, MemoryManager
 from forebay.modelserver.models.options import Control, Options
 from forebay.modelserver.telemetry.latencies import Latencies
 from forebay.modelserver.telemetry.metrics import ServerMetrics
@@ -79,11 +79,11 @@ class Rig:
 
     def __init__(self, tasks: asyncio.TaskGroup, turn_s: float, pause_s: float) -> None:
         self.tasks = tasks
-        self.room = Room(10, turn_s, tasks, pause_s=pause_s)
+        self.memory = MemoryManager(10, turn_s, tasks, pause_s=pause_s)
         self.order: list[str] = []
 
     async def admit(self, fake: Fake, wait_s: float = PATIENCE_S) -> None:
-        await self.room.admit(fake, fake.size_bytes, wait_s)
+        await self.memory.admit(fake, fake.size_bytes, wait_s)
         fake.dormant = False
         self.order.append(fake.name)
 
@@ -98,13 +98,13 @@ class Rig:
         for fake in fakes:
             fake.busy = True
             await self.admit(fake)
-            self.room.loaded(fake)
+            self.memory.loaded(fake)
         self.order.clear()
 
     async def idle(self, fake: Fake) -> None:
         """Its requests have ended."""
         fake.busy = False
-        self.room.leave(fake)
+        self.memory.leave(fake)
         await turns()
 
 
@@ -127,7 +127,7 @@ def test_what_is_being_loaded_does_not_give_way() -> None:
         await rig.admit(a)
         await rig.line_up(b)
         assert rig.order == ["a"]
-        rig.room.loaded(a)
+        rig.memory.loaded(a)
         await turns()
         assert (rig.order, a.dormant) == (["a", "b"], True)
 
@@ -139,14 +139,14 @@ def test_who_turns_out_larger_than_guessed_displaces_others_at_once_even_the_one
         a, b = Fake("a", 4), Fake("b", 4)
         await rig.admit(a)
         await rig.admit(b)
-        rig.room.loaded(a)
-        assert await rig.room.settle(b, 8, anyway=False)
+        rig.memory.loaded(a)
+        assert await rig.memory.settle(b, 8, anyway=False)
         assert a.dormant
         c = Fake("c", 2)
         await rig.admit(c)
-        assert not await rig.room.settle(c, 3, anyway=False), "b is being loaded"
+        assert not await rig.memory.settle(c, 3, anyway=False), "b is being loaded"
         with pytest.raises(Refused, match=r"^model 'c' needs "):
-            await rig.room.settle(c, 11, anyway=True)
+            await rig.memory.settle(c, 11, anyway=True)
 
     in_room(work)
 
@@ -176,13 +176,13 @@ def test_who_needs_less_passes_who_has_to_wait_but_not_for_ever() -> None:
         for number in range(PASSES_MAX):
             small = Fake(str(number))
             await rig.admit(small)
-            rig.room.remove(small)
+            rig.memory.remove(small)
         assert len(rig.order) == PASSES_MAX
         await rig.line_up(Fake("late"))
         assert len(rig.order) == PASSES_MAX
         await rig.idle(busy)
         assert rig.order[-1] == "large"
-        rig.room.remove(Fake("large"))
+        rig.memory.remove(Fake("large"))
         await turns()
         assert rig.order[-1] == "late"
 
@@ -206,13 +206,13 @@ def test_who_waits_for_nobody_any_more_leaves_the_line() -> None:
     async def work(rig: Rig) -> None:
         busy, gone = Fake("busy", 6), Fake("gone", 9)
         await rig.hold(busy)
-        with pytest.raises(Withdrawn):
+        with pytest.raises(LoadCancelled):
             await rig.admit(gone, 0)
         waiting = asyncio.gather(rig.admit(gone), return_exceptions=True)
         (cancelled, _) = await rig.line_up(Fake("cancelled", 9), Fake("b"))
-        rig.room.withdraw(gone)
+        rig.memory.withdraw(gone)
         cancelled.cancel()
-        assert isinstance((await waiting)[0], Withdrawn)
+        assert isinstance((await waiting)[0], LoadCancelled)
         await rig.idle(busy)
         assert rig.order == ["b"]
 
@@ -243,8 +243,8 @@ def test_who_could_not_make_enough_room_is_not_held_for_it() -> None:
         (waiting,) = await rig.line_up(Fake("large", 9))
         assert not a.held
         loading.busy = True
-        rig.room.enter(loading)
-        rig.room.loaded(loading)
+        rig.memory.enter(loading)
+        rig.memory.loaded(loading)
         await turns()
         assert (a.held, loading.held) == (True, True)
         waiting.cancel()
@@ -256,7 +256,7 @@ def test_who_is_held_goes_on_when_nobody_waits_any_more() -> None:
     async def work(rig: Rig) -> None:
         busy = Fake("busy", 6)
         await rig.hold(busy)
-        with pytest.raises(Withdrawn):
+        with pytest.raises(LoadCancelled):
             await rig.admit(Fake("to be kept warm"), 0)
         assert not busy.held
         (cancelled,) = await rig.line_up(Fake("cancelled"))
@@ -288,7 +288,7 @@ def test_a_client_that_waits_for_each_answer_keeps_its_model_between_its_request
         for _ in range(3):
             await rig.idle(a)
             assert rig.order == []
-            rig.room.enter(a)
+            rig.memory.enter(a)
         await rig.idle(a)
         await until("the pause is too long", lambda: rig.order == ["b"])
         assert a.dormant
@@ -310,7 +310,7 @@ def test_a_pause_ends_with_the_turn_and_with_the_server() -> None:
         await rig.hold(a)
         await rig.line_up(Fake("b"))
         await rig.idle(a)
-        rig.room.close()
+        rig.memory.close()
         await turns()
         assert rig.order == ["b"]
 
@@ -390,7 +390,7 @@ def test_a_request_that_waits_for_its_model_keeps_its_deadline_and_is_told_when_
             late = await server.ask("a", ONE, deadline=monotonic() + 0.001).error()
             assert (late.kind, late.retry_after_s) == (Kind.UNAVAILABLE, 1)
             assert "its deadline has passed" in late.text
-            await until("nobody waits", lambda: not server.itself._room._line)
+            await until("nobody waits", lambda: not server.itself._memory._line)
             crowded = await server.ask("a", ONE).error()
             assert (crowded.kind, crowded.retry_after_s) == (Kind.UNAVAILABLE, 1)
             assert "'a' has waited 0 s for" in crowded.text
@@ -452,7 +452,7 @@ def test_a_model_that_is_held_can_be_unloaded_and_finishes_what_it_has(tmp_path:
             gate.touch()
             running = server.ask("a", ONE)
             waiting = server.ask("b", ONE)
-            await until("a is held", lambda: server.itself._room._held)
+            await until("a is held", lambda: server.itself._memory._held)
             held = server.ask("a", ONE)
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(server.itself.unload("a", False))

@@ -10,7 +10,7 @@ from tests.modelserver.models.rig import BATCH_SIZE, Server, alive, config, numb
 
 from forebay.core.serving.errors import Kind, Refused
 from forebay.core.serving.limiter import Amount
-from forebay.modelserver.models.life.room import used_bytes
+from forebay.modelserver.models.life.memory import used_bytes
 
 ONE = tensor("IN", [[1.0]])
 HEAVY = """
@@ -64,7 +64,7 @@ def test_what_is_busy_or_pinned_does_not_sleep(tmp_path: Path, by: str) -> None:
             asked = server.ask("b", ONE)
             async with asyncio.TaskGroup() as tasks:
                 load = tasks.create_task(server.load("c", {}))
-                await until("its size is known", lambda: server.itself._room._line)
+                await until("its size is known", lambda: server.itself._memory._line)
                 assert (len(server.pids("a")), len(server.pids("b"))) == (1, 1)
                 assert not load.done()
                 gate.unlink()

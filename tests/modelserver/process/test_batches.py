@@ -12,7 +12,7 @@ from tests.modelserver.process.rig import HERE, Heard, answers, run, spec, start
 from forebay.core.serving.config import Datatype
 from forebay.core.serving.errors import Kind, Refused
 from forebay.core.serving.values import Tensor
-from forebay.modelserver.process import keeper
+from forebay.modelserver.process import supervisor
 from forebay.modelserver.process.messages import Ping
 from forebay.modelserver.process.placement import Placement
 from forebay.modelserver.process.process import ModelProcess
@@ -289,7 +289,7 @@ def test_a_model_that_floods_waits_until_its_responses_are_read(tmp_path: Path, 
             count = 40_000_000 // size
             process.execute(0, [work("flood", count=count, size=size)], heard)
             await until(lambda: len(heard.responses) >= 16_000_000 // size)
-            (kept,), now = process._keepers, asyncio.get_running_loop().time()
+            (kept,), now = process._supervisors, asyncio.get_running_loop().time()
             before = -1
             while before != len(heard.responses):  # until the child does not send between two signs of life
                 before = len(heard.responses)
@@ -418,5 +418,5 @@ def test_instances_come_and_go_in_place(tmp_path: Path, threads: str) -> None:
 
 
 def test_own_memory_is_what_a_process_does_not_share() -> None:
-    assert keeper.own_bytes(1 << 22) == 0
-    assert keeper.own_bytes(os.getpid()) > 1 << 20
+    assert supervisor.own_bytes(1 << 22) == 0
+    assert supervisor.own_bytes(os.getpid()) > 1 << 20

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from forebay.core.serving.config import Datatype
 from forebay.core.serving.values import Tensor
-from forebay.modelserver.process import asking, channel, link, segments
+from forebay.modelserver.process import channel, encoding, link, segments
 from forebay.modelserver.process.channel import Channel, ChannelBroken, Received
 from forebay.modelserver.process.link import Link
 from forebay.modelserver.process.messages import Cancel, Emitted, Execute, Ping, Pong, Reply, ToChild, ToServer
@@ -44,7 +44,7 @@ def _pair() -> Ends:
 
 def _send(sender: Channel[Any], size: int = BIG, fill: int = 1) -> None:
     tensor = Tensor("x", Datatype.UINT8, (size,), bytes([fill]) * size)
-    asks, parcel = asking.asks(sender, [Work("", (tensor,))])
+    asks, parcel = encoding.asks(sender, [Work("", (tensor,))])
     sender.send(*sender.pack(Execute(1, *asks), parcel))
 
 
@@ -110,10 +110,10 @@ def test_what_a_reader_writes_over_a_private_segment_is_gone_the_next_time() -> 
     received = first.receive()
     assert isinstance(received.message, Emitted)
     assert received.message.reply is not None
-    output = asking.answer(received.message.reply, received.parts).outputs[0]
+    output = encoding.answer(received.message.reply, received.parts).outputs[0]
     assert output.data.readonly  # type: ignore[union-attr]
     for _ in range(2):
-        asks, passed = asking.asks(second, [Work("", (output,)), Work("", (output,))])
+        asks, passed = encoding.asks(second, [Work("", (output,)), Work("", (output,))])
         second.send(*second.pack(Execute(1, *asks), passed))
         view = _data(second_child.receive())
         assert view[:3] == b"\0\1\2"
@@ -188,7 +188,7 @@ def test_a_packet_that_makes_no_sense_breaks_the_channel_and_leaks_nothing(ends:
 @pytest.mark.parametrize("piece", [(1, 0, 4), (0, 2, 4), (0, -2, 4), (0, 0, 5), (-7, 0, 1)])
 def test_a_tensor_outside_of_what_was_sent_breaks_the_channel(piece: tuple[int, int, int]) -> None:
     with pytest.raises(ChannelBroken):
-        asking.tensors([msgspec.convert(("x", "UINT8", (4,), *piece), asking.Piece)], [memoryview(b"1234")])
+        encoding.tensors([msgspec.convert(("x", "UINT8", (4,), *piece), encoding.Piece)], [memoryview(b"1234")])
 
 
 def test_what_a_child_does_not_read_waits_and_is_not_lost() -> None:
@@ -225,7 +225,7 @@ def test_a_child_that_never_reads_is_broken(monkeypatch: pytest.MonkeyPatch) -> 
         with theirs:
             tensor = Tensor("x", Datatype.UINT8, (BIG,), bytes(BIG))
             while not end.closed:
-                asks, parcel = asking.asks(end.channel, [Work("", (tensor,))])
+                asks, parcel = encoding.asks(end.channel, [Work("", (tensor,))])
                 end.send(Execute(1, *asks), parcel, theirs.fileno())
         await asyncio.sleep(0)
         assert told == ["the model process does not read its packets"]
@@ -235,7 +235,7 @@ def test_a_child_that_never_reads_is_broken(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_response_to_a_model_is_a_reply() -> None:
     server, child = _pair()
-    reply, parcel = asking.reply(server, Answer((Tensor("y", Datatype.UINT8, (2,), b"ab"),), {"k": 1}))
+    reply, parcel = encoding.reply(server, Answer((Tensor("y", Datatype.UINT8, (2,), b"ab"),), {"k": 1}))
     assert (reply.outputs[0].size, reply.parameters, parcel is None) == (2, {"k": 1}, False)
     server.close()
     child.close()

@@ -10,7 +10,7 @@ import pytest
 from forebay.core.serving.config import Datatype
 from forebay.core.serving.values import Tensor
 from forebay.engines.tensor.protocol import Array, Response, Rows
-from forebay.modelserver.process import asking
+from forebay.modelserver.process import encoding
 from forebay.modelserver.process.channel import Channel, ChannelBroken
 from forebay.modelserver.process.child import outgoing
 from forebay.modelserver.process.messages import Execute, Finished, Piece, ToChild, ToServer
@@ -36,8 +36,8 @@ def sent(responses: Sequence[Response | None]) -> tuple[Finished, list[Answer | 
         message = received.message
         assert isinstance(message, Finished)
         if message.sizes:
-            return message, list(asking.answers(message.columns, message.sizes, received.parts))
-        return message, [None if each is None else asking.answer(each, received.parts) for each in message.replies]
+            return message, list(encoding.answers(message.columns, message.sizes, received.parts))
+        return message, [None if each is None else encoding.answer(each, received.parts) for each in message.replies]
 
 
 @pytest.mark.parametrize("width", [3, 100_000])
@@ -82,13 +82,13 @@ def test_columns_that_are_not_those_of_the_batch_are_the_end_of_the_channel(
     piece = Piece("X", Datatype.FP32, shape, 0, 0, size)
 
     with pytest.raises(ChannelBroken):
-        asking.answers([piece], sizes, [memoryview(bytes(16))])
+        encoding.answers([piece], sizes, [memoryview(bytes(16))])
 
 
 def told(*requests: tuple[Tensor, ...]) -> tuple[Execute, list[memoryview]]:
     """What the child gets of a batch."""
     with channels() as (child, server):
-        batch, parcel = asking.asks(server, [Work("", inputs) for inputs in requests])
+        batch, parcel = encoding.asks(server, [Work("", inputs) for inputs in requests])
         server.send(*server.pack(Execute(1, *batch), parcel))
         received = child.receive()
         assert isinstance(received.message, Execute)

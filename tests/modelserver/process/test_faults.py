@@ -14,7 +14,7 @@ from tests.contract.tensor.gpus import cuda
 from tests.modelserver.process.rig import HERE, Heard, alive, answers, run, spec, started, until, values, work
 
 from forebay.core.serving.errors import Kind
-from forebay.modelserver.process import keeper
+from forebay.modelserver.process import supervisor
 from forebay.modelserver.process.process import ModelProcess
 from forebay.modelserver.process.values import Answer, Call, GaveUp, Work
 
@@ -188,7 +188,7 @@ def test_a_model_that_prints_without_end_fills_no_log(tmp_path: Path) -> None:
                 assert values((await answers(process, work("chatter")))[0]) == [1, 2]
         seconds = sum("over the log rate limit" in entry["event"] for entry in logs)
         assert seconds
-        assert sum(entry["event"] == "model output" for entry in logs) <= keeper.LINES_PER_S_MAX * (seconds + 1)
+        assert sum(entry["event"] == "model output" for entry in logs) <= supervisor.LINES_PER_S_MAX * (seconds + 1)
 
     asyncio.run(scene())
 
@@ -311,7 +311,7 @@ def test_an_instance_that_does_not_load(tmp_path: Path, more: bool) -> None:
 
 
 def test_a_model_that_cannot_come_back_gives_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeper, "BACKOFF_FIRST_S", 0.01)
+    monkeypatch.setattr(supervisor, "BACKOFF_FIRST_S", 0.01)
 
     async def scene() -> None:
         process = ModelProcess(

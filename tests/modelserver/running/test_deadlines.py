@@ -10,13 +10,13 @@ import pytest
 from forebay.core.serving.batcher import TIMEOUT_EXPIRED
 from forebay.core.serving.config import DynamicBatching, ModelConfig, QueuePolicy
 from forebay.core.serving.values import InferRequest, InferResponse
-from forebay.modelserver.models.running import queued
+from forebay.modelserver.models.running import batch_scheduler
+from forebay.modelserver.models.running.batch_scheduler import TOO_LATE, BatchScheduler
 from forebay.modelserver.models.running.call import Call
 from forebay.modelserver.models.running.counting import Counts
 from forebay.modelserver.models.running.execution import Executor
 from forebay.modelserver.models.running.inputs import Checked
-from forebay.modelserver.models.running.queued import TOO_LATE, Queued
-from forebay.modelserver.models.running.seats import Seats
+from forebay.modelserver.models.running.rate_limiting import InstanceResources
 from forebay.modelserver.process.values import Answer, Done, Listener, Work
 from forebay.sim.loop import run
 
@@ -83,8 +83,8 @@ class Served:
     def __init__(self, config: ModelConfig) -> None:
         self.process = Process()
         made: Any = self.process
-        executor = Executor(config, "1", Counts("m", "1"), made, Seats(None, lambda: None))
-        self.queue = Queued(config, executor, 1)
+        executor = Executor(config, "1", Counts("m", "1"), made, InstanceResources(None, lambda: None))
+        self.queue = BatchScheduler(config, executor, 1)
 
     async def ask(
         self, within_s: float | None = None, timeout_s: float = 0.0, *, waited_s: float = 0.0
@@ -108,8 +108,8 @@ class Served:
 
 @pytest.fixture
 def play(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Coroutine[Any, Any, None]], None]]:
-    monkeypatch.setattr(queued, "monotonic", lambda: asyncio.get_running_loop().time())
-    monkeypatch.setattr(queued, "Alarm", Alarm)
+    monkeypatch.setattr(batch_scheduler, "monotonic", lambda: asyncio.get_running_loop().time())
+    monkeypatch.setattr(batch_scheduler, "Alarm", Alarm)
 
     def play(main: Coroutine[Any, Any, None]) -> None:
         run(main, seconds_max=3600)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Final
 
 from forebay.core.serving.errors import Kind, Refused
-from forebay.modelserver.process import asking
+from forebay.modelserver.process import encoding
 from forebay.modelserver.process.channel import Received
 from forebay.modelserver.process.link import Link
 from forebay.modelserver.process.messages import Call, Reply, Respond, ToServer
@@ -29,7 +29,7 @@ class ModelCall:
         self.act = message.act
         self.work = Work(
             ask.id,
-            asking.tensors(ask.inputs, received.parts),
+            encoding.tensors(ask.inputs, received.parts),
             ask.wanted,
             ask.parameters,
             correlation_id=ask.correlation_id,
@@ -54,7 +54,7 @@ class ModelCall:
             self._link.send(Respond(self._number, None, final))
             return
         try:
-            reply, parcel = asking.reply(self._link.channel, answer)
+            reply, parcel = encoding.reply(self._link.channel, answer)
         except (OSError, SegmentBroken) as error:
             self._link.send(Respond(self._number, Reply(error=f"no memory for the response: {error}"), final))
             return

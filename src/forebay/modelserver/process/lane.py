@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from forebay.core.serving.errors import Kind, Refused
-from forebay.modelserver.process import asking
+from forebay.modelserver.process import encoding
 from forebay.modelserver.process.channel import LENT_BYTES_MAX, ChannelBroken, Received
 from forebay.modelserver.process.link import Link
 from forebay.modelserver.process.messages import Cancel, Emitted, Execute, Finished, Open, TakeBack, ToServer
@@ -61,7 +61,7 @@ class Lane:
     def execute(self, batch: int, works: Sequence[Work], listener: Listener) -> None:
         """Send a batch. Raises `Refused` if there is no memory for it."""
         try:
-            told, parcel = asking.asks(self._link.channel, works)
+            told, parcel = encoding.asks(self._link.channel, works)
         except (OSError, SegmentBroken) as error:
             raise Refused(Kind.UNAVAILABLE, f"no memory for the inputs of a batch: {error}") from error
         if not self._running:
@@ -121,9 +121,9 @@ class Lane:
             raise ChannelBroken("the end of a batch that is not running")
         answers: tuple[Answer | None, ...]
         if sizes:
-            answers = asking.answers(message.columns, sizes, received.parts)
+            answers = encoding.answers(message.columns, sizes, received.parts)
         else:
-            answers = tuple([None if reply is None else asking.answer(reply, received.parts) for reply in replies])
+            answers = tuple([None if reply is None else encoding.answer(reply, received.parts) for reply in replies])
         del self._running[message.batch]
         self.served = True
         self.closing = self.closing or message.last
@@ -151,7 +151,7 @@ class Lane:
             return  # its batch has failed meanwhile
         self._link.channel.on_return = self._on_return  # from now on the child may block until we return memory
         reply = message.reply
-        answer = None if reply is None else asking.answer(reply, received.parts)
+        answer = None if reply is None else encoding.answer(reply, received.parts)
         self._head_since = self._loop.time()
         if message.final:
             batch.open.discard(message.index)

@@ -15,9 +15,9 @@ import structlog
 from forebay.core.serving.errors import Kind, Refused
 from forebay.engines.tensor.measures import Ledger
 from forebay.engines.tensor.protocol import Loaded
-from forebay.modelserver.process.keeper import Keeper
 from forebay.modelserver.process.lane import BATCHES_MAX
 from forebay.modelserver.process.placement import ChildSpec, Placement
+from forebay.modelserver.process.supervisor import Supervisor
 from forebay.modelserver.process.values import GaveUp, Listener, OnCall, Work
 from forebay.modelserver.waiting import in_group
 
@@ -52,14 +52,14 @@ class ModelProcess:
         self._on_change = on_change
         self._ledger = ledger or Ledger()
         self._tasks: asyncio.TaskGroup | None = None
-        self._keepers: list[Keeper] = []
-        self._seats: list[Keeper] = []
+        self._supervisors: list[Supervisor] = []
+        self._by_instance: list[Supervisor] = []
         """The supervisor that serves each instance."""
         self._resizing = asyncio.Lock()
         self._batches = itertools.count(1)
         self._loaded: Loaded | None = None
         self._ready_once = False
-        self._failures: dict[Keeper, str] = {}
+        self._failures: dict[Supervisor, str] = {}
         self._failed = ""
         self._replaced = 0
         """Restarts counted by supervisors that have ended."""
@@ -99,8 +99,8 @@ class ModelProcess:
     def stop(self) -> None:
         """Make `run` stop the children and return. Batches in flight fail (UNAVAILABLE): drain first."""
         self._over = True
-        for keeper in self._keepers:
-            keeper.stop()
+        for supervisor in self._supervisors:
+            supervisor.stop()
         self._tell()
 
     @property
@@ -111,61 +111,61 @@ class ModelProcess:
     @property
     def instances(self) -> int:
         """Number of instances, usable or not."""
-        return len(self._seats)
+        return len(self._by_instance)
 
     @property
     def pids(self) -> Sequence[int]:
         """Process ids of the running children."""
-        return [keeper.pid for keeper in self._keepers if keeper.pid]
+        return [supervisor.pid for supervisor in self._supervisors if supervisor.pid]
 
     @property
     def replaced(self) -> int:
         """How many times a child has been replaced."""
-        return self._replaced + sum(keeper.replaced for keeper in self._keepers)
+        return self._replaced + sum(supervisor.replaced for supervisor in self._supervisors)
 
     def stalled_s(self, now: float) -> float:
         """How long, by the loop's clock, every child has left a ping unanswered."""
-        return min((keeper.stalled_s(now) for keeper in self._keepers), default=0.0)
+        return min((supervisor.stalled_s(now) for supervisor in self._supervisors), default=0.0)
 
     @property
     def reason(self) -> str:
         """Why the model is not ready; empty if every instance is usable."""
         if self._failed or self._over:
             return self._failed or STOPPED
-        return next((keeper.reason for keeper in self._keepers if keeper.reason), "")
+        return next((supervisor.reason for supervisor in self._supervisors if supervisor.reason), "")
 
     def usable(self, instance: int) -> bool:
         """Whether `execute` may be called: loaded, not being replaced, and fewer than 2 batches in flight."""
-        lane = self._seats[instance].lanes.get(instance)
+        lane = self._by_instance[instance].lanes.get(instance)
         return lane is not None and not lane.closing and lane.outstanding < BATCHES_MAX
 
     def alive(self, instance: int) -> bool:
         """Whether it is loaded and not being replaced, busy or not."""
-        lane = self._seats[instance].lanes.get(instance)
+        lane = self._by_instance[instance].lanes.get(instance)
         return lane is not None and not lane.closing
 
     def outstanding(self, instance: int) -> int:
         """Batches in flight: 0, 1, or 2 (the second waits in the child and starts without a round trip)."""
-        lane = self._seats[instance].lanes.get(instance)
+        lane = self._by_instance[instance].lanes.get(instance)
         return 0 if lane is None else lane.outstanding
 
     def execute(self, instance: int, works: Sequence[Work], listener: Listener) -> int:
         """Send a batch to an instance; returns its number, for `cancel`. Raises `Refused` if it is not usable."""
         if not self.usable(instance):
             raise Refused(Kind.UNAVAILABLE, f"model '{self._spec.config.name}' has no free instance {instance}")
-        keeper = self._seats[instance]
+        supervisor = self._by_instance[instance]
         number = next(self._batches)
-        keeper.lanes[instance].execute(number, works, listener)
-        keeper.watch()
+        supervisor.lanes[instance].execute(number, works, listener)
+        supervisor.watch()
         return number
 
     def measure(self) -> "list[asyncio.Future[None]]":
         """Request custom metrics from all children; await the futures until the ledger has them."""
-        return [asked for keeper in self._keepers if (asked := keeper.measure()) is not None]
+        return [asked for supervisor in self._supervisors if (asked := supervisor.measure()) is not None]
 
     def cancel(self, batch: int, index: int) -> None:
         """Signal cancellation of a request to the model; the request still ends in the usual way."""
-        any(lane.cancel(batch, index) for keeper in self._keepers for lane in keeper.lanes.values())
+        any(lane.cancel(batch, index) for supervisor in self._supervisors for lane in supervisor.lanes.values())
 
     async def set_instances(self, placements: Sequence[Placement]) -> None:
         """Change the instances in place; those with an unchanged placement keep running.
@@ -177,14 +177,16 @@ class ModelProcess:
             loaded = self._loaded
             if loaded is None:
                 raise GaveUp(self._failed or STOPPED)
-            planned = [self._keeper_for(index, placement, loaded) for index, placement in enumerate(placements)]
-            await self._until(lambda: all(self._settled(keeper, index) for index, keeper in enumerate(planned)))
-            failed = next((self._failures[keeper] for keeper in planned if keeper in self._failures), "")
-            before, after = (planned, self._seats) if failed or self._over else (self._seats, planned)
-            self._seats = after
-            for index, keeper in enumerate(before):
-                if index >= len(after) or after[index] is not keeper:
-                    await self._leave(keeper, index)
+            planned = [self._supervisor_for(index, placement, loaded) for index, placement in enumerate(placements)]
+            await self._until(
+                lambda: all(self._settled(supervisor, index) for index, supervisor in enumerate(planned))
+            )
+            failed = next((self._failures[supervisor] for supervisor in planned if supervisor in self._failures), "")
+            before, after = (planned, self._by_instance) if failed or self._over else (self._by_instance, planned)
+            self._by_instance = after
+            for index, supervisor in enumerate(before):
+                if index >= len(after) or after[index] is not supervisor:
+                    await self._leave(supervisor, index)
             if failed or self._over:
                 raise GaveUp(failed or self._failed or STOPPED)
 
@@ -193,7 +195,7 @@ class ModelProcess:
         if self._over:
             return False
         first = self._spawn(self._spec.instances[0], 0)
-        self._seats = [first]
+        self._by_instance = [first]
         await self._until(lambda: first.loaded is not None)
         self._loaded = first.loaded
         try:
@@ -203,19 +205,19 @@ class ModelProcess:
             return False
         return True
 
-    def _keeper_for(self, index: int, placement: Placement, loaded: Loaded) -> Keeper:
+    def _supervisor_for(self, index: int, placement: Placement, loaded: Loaded) -> Supervisor:
         """The child for an instance: its present one, one that it may share, or a new one."""
-        if index < len(self._seats) and self._seats[index].placement == placement:
-            return self._seats[index]
+        if index < len(self._by_instance) and self._by_instance[index].placement == placement:
+            return self._by_instance[index]
         if loaded.threads:
-            for keeper in self._keepers:
-                if keeper.placement == placement and not keeper.stopping:
-                    keeper.open(index)
-                    return keeper
+            for supervisor in self._supervisors:
+                if supervisor.placement == placement and not supervisor.stopping:
+                    supervisor.open(index)
+                    return supervisor
         return self._spawn(placement, index)
 
-    def _spawn(self, placement: Placement, index: int) -> Keeper:
-        keeper = Keeper(
+    def _spawn(self, placement: Placement, index: int) -> Supervisor:
+        supervisor = Supervisor(
             self._spec,
             placement,
             [index],
@@ -228,29 +230,29 @@ class ModelProcess:
             ledger=self._ledger,
         )
         assert self._tasks is not None
-        self._keepers.append(keeper)
-        self._tasks.create_task(self._mind(keeper))
-        return keeper
+        self._supervisors.append(supervisor)
+        self._tasks.create_task(self._mind(supervisor))
+        return supervisor
 
-    async def _mind(self, keeper: Keeper) -> None:
+    async def _mind(self, supervisor: Supervisor) -> None:
         """Run one supervisor. If one that serves instances fails for good, the model fails."""
-        text = await keeper.run()
-        self._keepers.remove(keeper)
-        self._replaced += keeper.replaced
+        text = await supervisor.run()
+        self._supervisors.remove(supervisor)
+        self._replaced += supervisor.replaced
         if text:
-            self._failures[keeper] = text
-            if keeper in self._seats:
+            self._failures[supervisor] = text
+            if supervisor in self._by_instance:
                 self._failed = self._failed or text
                 self.stop()
         self._tell()
 
-    async def _leave(self, keeper: Keeper, index: int) -> None:
-        await keeper.drop(index)
-        if not keeper.instances:
-            keeper.stop()
+    async def _leave(self, supervisor: Supervisor, index: int) -> None:
+        await supervisor.drop(index)
+        if not supervisor.instances:
+            supervisor.stop()
 
-    def _settled(self, keeper: Keeper, index: int) -> bool:
-        return index in keeper.lanes or keeper in self._failures
+    def _settled(self, supervisor: Supervisor, index: int) -> bool:
+        return index in supervisor.lanes or supervisor in self._failures
 
     def _tell(self) -> None:
         self._changed.set()

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 from forebay.core.serving.errors import Refused
 from forebay.core.serving.statistics import ModelStatistics
 from forebay.engines.tensor.measures import Family, Measure, Series
-from forebay.modelserver.models.life.room import MemoryUse
+from forebay.modelserver.models.life.memory import MemoryUse
 from forebay.modelserver.ports import Models
 from forebay.modelserver.telemetry.gpus import TABLE as GPU_TABLE
 from forebay.modelserver.telemetry.gpus import Gpus

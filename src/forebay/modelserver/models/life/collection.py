@@ -12,12 +12,12 @@ from forebay.core.serving.config import ModelConfig
 from forebay.core.serving.ensemble import lacks, load_order
 from forebay.core.serving.errors import Kind, Refused
 from forebay.core.serving.versions import chosen_versions
+from forebay.modelserver.models.context import ServerContext
 from forebay.modelserver.models.life.model import LATEST, Model
 from forebay.modelserver.models.life.stamps import stamps
 from forebay.modelserver.models.life.states import UNLOADED, State
 from forebay.modelserver.models.life.version import Version
 from forebay.modelserver.models.options import Control
-from forebay.modelserver.models.site import Site
 from forebay.modelserver.ports import IndexEntry
 from forebay.modelserver.repository import Described, Found, named, read, scan
 from forebay.modelserver.waiting import all_of
@@ -30,7 +30,7 @@ INDEX_FRESH_S: Final = 1.0
 
 
 @dataclass(slots=True)
-class Wish:
+class LoadSpec:
     """How to load one model; may override its configuration and files."""
 
     override: str | None = None
@@ -42,13 +42,13 @@ class Wish:
 class Collection:
     """All models, by name."""
 
-    def __init__(self, site: Site) -> None:
-        self._site = site
+    def __init__(self, context: ServerContext) -> None:
+        self._context = context
         self._models: dict[str, Model] = {}
         self._found: dict[str, Found] = {}
         self._found_at = -INDEX_FRESH_S
         self._closing = False
-        self._places = asyncio.Semaphore(site.options.loads_max)
+        self._places = asyncio.Semaphore(context.options.loads_max)
 
     def find(self, name: str, number: int) -> Version:
         """The version that serves a request (-1: the latest). Raises `Refused` with Triton's texts."""
@@ -86,7 +86,7 @@ class Collection:
         """The repository index: each model and version in the repositories, with its state."""
         if monotonic() - self._found_at >= INDEX_FRESH_S:
             with suppress(OSError):  # fall back to the last scan
-                self._look(scan(*self._site.options.repositories))
+                self._look(scan(*self._context.options.repositories))
         entries = []
         for name in sorted({*self._found, *self._models}):
             model = self._models.get(name)
@@ -102,13 +102,13 @@ class Collection:
 
     async def start(self) -> list[str]:
         """Load the models to serve at startup. Returns the error texts of those that failed."""
-        options = self._site.options
+        options = self._context.options
         await self._scan()
         names: Iterable[str] = self._found
         if options.control is Control.EXPLICIT and options.startup != ("*",):
             names = options.startup
-        wishes = {name: Wish() for name in names}
-        failed = await self._load(wishes)
+        specs = {name: LoadSpec() for name in names}
+        failed = await self._load(specs)
         return [text if f"'{name}'" in text else f"model '{name}': {text}" for name, text in failed.items()]
 
     async def load(self, name: str, parameters: Mapping[str, str | bytes | int | bool]) -> None:
@@ -119,20 +119,20 @@ class Collection:
         if name.strip() == ".." or "/" in name:
             text = f"invalid model name '{name}', model name must not contain path traversal characters"
             raise Refused(Kind.INVALID_ARGUMENT, text)
-        wish = wish_of(parameters)
+        spec = load_spec_of(parameters)
         unread = f"failed to load '{name}', failed to poll from model repository"
         try:
             await self._scan()
         except OSError as error:
             raise Refused(Kind.INTERNAL, f"{unread}: {error.strerror}") from None
-        if name not in self._found and wish.override is None:
+        if name not in self._found and spec.override is None:
             raise Refused(Kind.INTERNAL, unread)
-        if wish.number != LATEST:
-            await self._check_version(name, wish.number)
+        if spec.number != LATEST:
+            await self._check_version(name, spec.number)
         before = self._models.get(name)
         tried = before.versions if before is not None else []
         wanted = before is not None and not before.dismissed and bool(tried or before.reason)
-        failed = await self._load({name: wish})
+        failed = await self._load({name: spec})
         if name in failed:
             model = self._models[name]
             if not wanted and model.versions == tried:  # nothing was tried, so server readiness must not change
@@ -148,7 +148,7 @@ class Collection:
         there = tuple(found.versions)
         if number in there:
             try:
-                described = await asyncio.to_thread(read, found, None, None, self._site.options.rules)
+                described = await asyncio.to_thread(read, found, None, None, self._context.options.rules)
             except Refused:
                 return  # the load reports why
             there = chosen_versions(described.config.versions, tuple(described.versions))
@@ -183,7 +183,7 @@ class Collection:
         gone = [name for name in self._models if name not in self._found]
         hidden = [name for name in gone if name in before and _is_file_still(before[name])]
         if hidden:
-            self._site.log.warning(
+            self._context.log.warning(
                 "model files are no longer served: a model folder next to them takes precedence", models=hidden
             )
         for name in gone:
@@ -193,7 +193,7 @@ class Collection:
         if gone:
             await self._recheck(set(gone))
         changed = {
-            name: Wish()
+            name: LoadSpec()
             for name, found in self._found.items()
             if name not in before or before[name].stamp != found.stamp
         }
@@ -211,29 +211,29 @@ class Collection:
         await all_of([_closed(model) for model in self._models.values()])
 
     def _require_explicit(self) -> None:
-        if self._site.options.control is not Control.EXPLICIT:
+        if self._context.options.control is not Control.EXPLICIT:
             text = "explicit model load / unload is not allowed if polling is enabled"
             raise Refused(Kind.UNAVAILABLE, text)
 
     async def _scan(self) -> None:
-        self._look(await asyncio.to_thread(scan, *self._site.options.repositories))
+        self._look(await asyncio.to_thread(scan, *self._context.options.repositories))
 
     def _look(self, found: Iterable[Found]) -> None:
         self._found = {each.name: each for each in found}
         self._found_at = monotonic()
 
-    async def _load(self, wishes: Mapping[str, Wish]) -> dict[str, str]:
+    async def _load(self, specs: Mapping[str, LoadSpec]) -> dict[str, str]:
         """Load models after the models that they depend on, then recheck their dependents. Returns errors by model
         name.
         """
         described: dict[str, Described] = {}
         failed: dict[str, str] = {}
-        wanted = dict(wishes)
+        wanted = dict(specs)
         for name in wanted:
-            self._models.setdefault(name, Model(self._site, name)).explicit = True
+            self._models.setdefault(name, Model(self._context, name)).explicit = True
         pending = list(wanted)
         for name in pending:  # the list grows while it is iterated
-            self._models.setdefault(name, Model(self._site, name)).dismissed = False
+            self._models.setdefault(name, Model(self._context, name)).dismissed = False
             try:
                 described[name] = await asyncio.to_thread(self._read, name, wanted[name])
             except Refused as refused:
@@ -241,7 +241,7 @@ class Collection:
                 continue
             for need in described[name].config.needs:
                 if need in self._found and need not in wanted:
-                    wanted[need] = Wish()
+                    wanted[need] = LoadSpec()
                     pending.append(need)
         needs = {
             name: {need for need in each.config.needs if need in described or not self._serves(need)}
@@ -268,22 +268,22 @@ class Collection:
         await all_of([run(name) for name in order])
         for name, text in failed.items():
             self._note_failure(name, text)
-        self._forget_answers(changed)
+        self._invalidate_caches(changed)
         await self._recheck(changed, but=set(wanted))
         return failed
 
-    async def _load_one(self, name: str, described: Described, wish: Wish) -> bool:
+    async def _load_one(self, name: str, described: Described, spec: LoadSpec) -> bool:
         """Load a model or one of its versions. Returns False if it is already served unchanged. Raises `Refused`."""
         found = self._found.get(name)
-        stamp = found.stamp if found is not None and wish.files is None else ""
-        model = self._models.setdefault(name, Model(self._site, name))
+        stamp = found.stamp if found is not None and spec.files is None else ""
+        model = self._models.setdefault(name, Model(self._context, name))
         async with model.lock:
             if self._closing:
                 raise Refused(Kind.UNAVAILABLE, "the server is stopping")
-            if wish.number != LATEST:
+            if spec.number != LATEST:
                 model.reason = ""
-                return await model.bring(
-                    described, stamp, await asyncio.to_thread(stamps, found, described), wish.number
+                return await model.load_version(
+                    described, stamp, await asyncio.to_thread(stamps, found, described), spec.number
                 )
             before = model.described.config if model.described is not None and stamp == model.stamp else None
             if stamp and before == described.config and not self._lacks(model, described):
@@ -304,24 +304,24 @@ class Collection:
         model = self._models.get(name)
         return model is not None and bool(model.ready)
 
-    def _read(self, name: str, wish: Wish) -> Described:
+    def _read(self, name: str, spec: LoadSpec) -> Described:
         found = self._found.get(name)
         if found is None:
-            if wish.override is None:
+            if spec.override is None:
                 raise Refused(Kind.INTERNAL, f"failed to load '{name}', failed to poll from model repository")
             found = named(name)
-        described = read(found, wish.override, wish.files, self._site.options.rules)
+        described = read(found, spec.override, spec.files, self._context.options.rules)
         for warning in described.warnings:
-            self._site.log.warning("model configuration", model=name, warning=warning)
+            self._context.log.warning("model configuration", model=name, warning=warning)
         return described
 
     def _note_failure(self, name: str, text: str) -> None:
-        model = self._models.setdefault(name, Model(self._site, name))
+        model = self._models.setdefault(name, Model(self._context, name))
         if not model.ready and not model.dismissed:
             model.reason = text
-        self._site.log.error("model not loaded", model=name, reason=text)
+        self._context.log.error("model not loaded", model=name, reason=text)
 
-    def _forget_answers(self, changed: Iterable[str]) -> None:
+    def _invalidate_caches(self, changed: Iterable[str]) -> None:
         """Invalidate cached responses of all models that depend, directly or transitively, on a changed one."""
         pending = list(changed)
         for name in pending:  # the list grows while it is iterated
@@ -329,7 +329,7 @@ class Collection:
             pending += users
             for user in users:
                 for version in self._models[user].ready:
-                    version.forget_answers()
+                    version.invalidate_cache()
 
     async def _recheck(self, changed: set[str], but: Names[str] = ()) -> None:
         """Unload dependents of changed models that now lack a dependency, and reload those that lack none any more.
@@ -360,7 +360,7 @@ class Collection:
         fresh = described
         try:
             if described.config.steps and name in self._found:
-                fresh = await asyncio.to_thread(self._read, name, Wish())
+                fresh = await asyncio.to_thread(self._read, name, LoadSpec())
             await model.load(fresh, model.stamp, {})
         except Refused as refused:
             self._note_failure(name, refused.text)
@@ -379,32 +379,32 @@ def _needs(model: Model) -> Names[str]:
     return described.config.needs if described is not None else ()
 
 
-def wish_of(parameters: Mapping[str, str | bytes | int | bool]) -> Wish:
+def load_spec_of(parameters: Mapping[str, str | bytes | int | bool]) -> LoadSpec:
     """Parse the parameters of a load request. Raises `Refused` with Triton's texts."""
-    wish = Wish()
+    spec = LoadSpec()
     for name, value in parameters.items():
         if name.startswith(FILE):
             if not isinstance(value, bytes):
                 text = f"File parameter '{name}' must have bytes type for its value"
                 raise Refused(Kind.INVALID_ARGUMENT, text)
-            wish.files = {**(wish.files or {}), name: value}
+            spec.files = {**(spec.files or {}), name: value}
         elif name == VERSION:
-            wish.number = _version(value)
+            spec.number = _version(value)
         elif name == "config" and isinstance(value, str):
-            wish.override = value
+            spec.override = value
         elif name == "config":
             text = "Config parameter 'config' must have string type for its value"
             raise Refused(Kind.INVALID_ARGUMENT, text)
         else:
             kind = {bool: "BOOL", int: "INT", str: "STRING", bytes: "BYTES"}.get(type(value), "UNKNOWN")
             raise Refused(Kind.INVALID_ARGUMENT, f"Unrecognized load parameter '{name}' with type '{kind}'")
-    if wish.files and wish.override is None:
+    if spec.files and spec.override is None:
         text = "Load parameter 'config' must be specified for model file override"
         raise Refused(Kind.INVALID_ARGUMENT, text)
-    if wish.number != LATEST and wish.override is not None:
+    if spec.number != LATEST and spec.override is not None:
         text = f"Load parameter '{VERSION}' cannot be combined with others, which apply to all versions"
         raise Refused(Kind.INVALID_ARGUMENT, text)
-    return wish
+    return spec
 
 
 def _version(value: str | bytes | int | bool) -> int:

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from forebay.core.serving.ensemble import abreast
 from forebay.core.serving.errors import Kind, Refused
 from forebay.core.serving.versions import chosen_versions, none_available
+from forebay.modelserver.models.context import ServerContext
 from forebay.modelserver.models.life.states import UNLOADED, State
 from forebay.modelserver.models.life.version import Version, not_ready
-from forebay.modelserver.models.site import Site
 from forebay.modelserver.ports import ModelView
 from forebay.modelserver.repository import Described, same_but_instances
 
@@ -18,8 +18,8 @@ LATEST = -1
 class Model:
     """A model that was requested by name, at startup or later."""
 
-    def __init__(self, site: Site, name: str) -> None:
-        self._site = site
+    def __init__(self, context: ServerContext, name: str) -> None:
+        self._context = context
         self.name = name
         self.lock = asyncio.Lock()
         """Hold it while changing the model."""
@@ -39,7 +39,7 @@ class Model:
         self._versions: dict[int, Version] = {}
         self._views: dict[int, ModelView] = {}
         self._viewed = -1
-        """`site.moves` when `_views` was built; a different value invalidates it."""
+        """`context.moves` when `_views` was built; a different value invalidates it."""
 
     @property
     def versions(self) -> list[Version]:
@@ -73,13 +73,13 @@ class Model:
     def view(self, number: int) -> ModelView:
         """What clients may know of the version that `find` returns. Raises `Refused`."""
         found = self.find(number)
-        if self._viewed != self._site.moves:
-            self._viewed = self._site.moves
+        if self._viewed != self._context.moves:
+            self._viewed = self._context.moves
             self._views.clear()
         view = self._views.get(found.number)
         if view is None or view.document is not found.document:
             versions = [version.text for version in self.ready]
-            places = abreast(found.config, self._site.others.lookup)
+            places = abreast(found.config, self._context.models.lookup)
             view = self._views[found.number] = ModelView(found.config, found.document, found.text, versions, places)
         return view
 
@@ -95,7 +95,7 @@ class Model:
             raise Refused(Kind.INVALID_ARGUMENT, none_available(self.name))
         before = self.described
         kept = self._kept(described, numbers, stamps)
-        fresh = [Version(self._site, described, number) for number in numbers if number not in kept]
+        fresh = [Version(self._context, described, number) for number in numbers if number not in kept]
         for version in fresh:
             there = self._versions.get(version.number)
             if there is None or there.state is State.UNAVAILABLE:
@@ -111,7 +111,7 @@ class Model:
         if before is not None and before is not described:
             before.release()
 
-    async def bring(self, described: Described, stamp: str, stamps: Mapping[int, str], number: int) -> bool:
+    async def load_version(self, described: Described, stamp: str, stamps: Mapping[int, str], number: int) -> bool:
         """Load one version next to the others. Returns False if it already serves unchanged. Raises `Refused`.
 
         Hold `lock`.
@@ -126,7 +126,7 @@ class Model:
         serves = there is not None and there.state is State.READY
         if serves and stamps.get(number) == self._stamps.get(number):
             return False
-        fresh = Version(self._site, described, number)
+        fresh = Version(self._context, described, number)
         if not serves:
             self._versions[number] = fresh
         await self._start([fresh])

@@ -15,22 +15,22 @@ from forebay.core.serving.ensemble import Dag, check, lacks
 from forebay.core.serving.errors import Kind, Refused
 from forebay.core.serving.values import InferRequest, InferResponse, OnResponse
 from forebay.engines.tensor.measures import Ledger
+from forebay.modelserver.models.context import ServerContext
+from forebay.modelserver.models.life.memory import LoadCancelled, guessed_bytes, used_bytes
 from forebay.modelserver.models.life.placing import placements
-from forebay.modelserver.models.life.room import Withdrawn, guessed_bytes, used_bytes
 from forebay.modelserver.models.life.states import KIND_TEXT, UNLOADED, Event, State, after
 from forebay.modelserver.models.life.warmup import warm_up
+from forebay.modelserver.models.running.batch_scheduler import BatchScheduler
 from forebay.modelserver.models.running.bls import nested
-from forebay.modelserver.models.running.caching import Answers
+from forebay.modelserver.models.running.caching import VersionCache
 from forebay.modelserver.models.running.call import Call, Runner
 from forebay.modelserver.models.running.counting import Counts
 from forebay.modelserver.models.running.ensemble import Ensemble
 from forebay.modelserver.models.running.execution import Executor
 from forebay.modelserver.models.running.inputs import Contract, prefix, size_bytes
-from forebay.modelserver.models.running.parking import Parking
-from forebay.modelserver.models.running.queued import Queued
-from forebay.modelserver.models.running.seats import Seats
-from forebay.modelserver.models.running.sequenced import Sequenced
-from forebay.modelserver.models.site import Site
+from forebay.modelserver.models.running.rate_limiting import InstanceResources
+from forebay.modelserver.models.running.sequence_scheduler import SequenceScheduler
+from forebay.modelserver.models.running.wake_queue import WakeQueue
 from forebay.modelserver.process.placement import ChildSpec
 from forebay.modelserver.process.process import ModelProcess
 from forebay.modelserver.process.values import GaveUp
@@ -60,8 +60,8 @@ class Scheduler(Runner, Protocol):
 class Version:
     """One load of a version. Once it has ended, only its state and reason are meaningful."""
 
-    def __init__(self, site: Site, described: Described, number: int) -> None:
-        self._site = site
+    def __init__(self, context: ServerContext, described: Described, number: int) -> None:
+        self._context = context
         self.described = described
         self.number = number
         self.name = described.config.name
@@ -74,18 +74,18 @@ class Version:
         self.inflight = 0
         """Requests without a final response."""
         self.held_bytes = 0
-        site.loads += 1
-        self._load = site.loads
-        self._log = site.log.bind(model=self.name, version=self.text)
+        context.loads += 1
+        self._load = context.loads
+        self._log = context.log.bind(model=self.name, version=self.text)
         self._contract: Contract | None = None
         self._runner: Scheduler | None = None
-        self._answers: Answers | None = None
+        self._answers: VersionCache | None = None
         self._size_bytes = 0
         """Last measured memory of its processes."""
         self._weighed = False
         """Whether `_size_bytes` comes from a load rather than an estimate."""
         self._process: ModelProcess | None = None
-        self._seats: Seats | None = None
+        self._resources: InstanceResources | None = None
         self._held = False
         """No new batches start, because others wait for its memory."""
         self._still = False
@@ -121,7 +121,7 @@ class Version:
     def pinned(self) -> bool:
         """Whether it must not sleep: pinned by the operator or its configuration, or it holds sequence state."""
         config = self.config
-        return self.name in self._site.options.pinned or config.says(PINNED) or config.sequences is not None
+        return self.name in self._context.options.pinned or config.says(PINNED) or config.sequences is not None
 
     @property
     def busy(self) -> bool:
@@ -149,14 +149,14 @@ class Version:
         began = monotonic()
         failed: BaseException | None = None
         try:
-            lacking = lacks(self.config, self._site.others.lookup)
+            lacking = lacks(self.config, self._context.models.lookup)
             if lacking:
                 raise Refused(Kind.INVALID_ARGUMENT, "; ".join(lacking))
             if self.config.backend == "ensemble":
                 self._runner = self._ensemble()
             else:
                 self._runner = await self._start()
-            self._contract = Contract(self.config, self._site.options.strings_max)
+            self._contract = Contract(self.config, self._context.options.strings_max)
         except BaseException as error:  # handled below: see `modelserver.waiting`
             failed = error
         if failed is not None:
@@ -165,16 +165,16 @@ class Version:
             kind = failed.kind if isinstance(failed, Refused) else Kind.UNAVAILABLE
             self._move(Event.FAILED, f"{KIND_TEXT[kind]}: {text}")
             raise failed
-        self.forget_answers()
+        self.invalidate_cache()
         self.counts.statistics.load_s = monotonic() - began
         self._move(Event.LOADED)
 
-    def forget_answers(self) -> None:
+    def invalidate_cache(self) -> None:
         """Invalidate the cached responses: a dependency has changed."""
-        config, cache = self.config, self._site.cache
+        config, cache = self.config, self._context.cache
         if cache is not None and config.cache and config.sequences is None and not config.decoupled:
-            self._site.loads += 1
-            self._answers = Answers(cache, self.name, self.text, self._site.loads, self.counts)
+            self._context.loads += 1
+            self._answers = VersionCache(cache, self.name, self.text, self._context.loads, self.counts)
 
     def submit(self, request: InferRequest, on_response: OnResponse) -> Call:
         """Validate and queue a request. Raises `Refused`."""
@@ -185,7 +185,7 @@ class Version:
         size = 0
         for tensor in checked.inputs:
             size += size_bytes(tensor.data)
-        options = self._site.options
+        options = self._context.options
         if self.inflight >= options.queue_max or (self.inflight and self.held_bytes + size > options.held_bytes_max):
             raise Refused(Kind.UNAVAILABLE, f"{prefix(request.id)}Exceeds maximum queue size")
         call = Call(request, checked, on_response)
@@ -200,7 +200,7 @@ class Version:
         call.size_bytes = size
         call.on_end = self._ended
         if not self.inflight and not self._still:
-            self._site.room.enter(self)
+            self._context.memory.enter(self)
         self.inflight += 1
         self.held_bytes += size
         try:
@@ -218,7 +218,7 @@ class Version:
         """Abort a load in progress."""
         self._given_up = True
         if self.state is State.LOADING:
-            self._site.room.withdraw(self)
+            self._context.memory.withdraw(self)
             if self._process is not None:
                 self._process.stop()
 
@@ -229,11 +229,11 @@ class Version:
         if self.inflight:
             self._quiet.clear()
             try:
-                async with asyncio.timeout(self._site.options.drain_s):
+                async with asyncio.timeout(self._context.options.drain_s):
                     await self._quiet.wait()
             except TimeoutError:
                 self._log.warning("drain timed out: unloading with requests in flight", requests=self.inflight)
-        self._site.room.withdraw(self)
+        self._context.memory.withdraw(self)
         await self._end(Refused(Kind.UNAVAILABLE, f"model '{self.name}' version {self.text} has been unloaded"))
         self._move(Event.GONE, reason)
 
@@ -251,54 +251,54 @@ class Version:
         process = self._process
         if process is not None:
             try:
-                await process.set_instances(placements(described.config, self._site.options))
+                await process.set_instances(placements(described.config, self._context.options))
             except GaveUp as gave_up:
                 raise Refused(Kind.INTERNAL, str(gave_up)) from None
         document = {**self.document, "instance_group": described.document.get("instance_group", [])}
         self.described = replace(self.described, config=replace(self.config, instances=instances), document=document)
-        if process is not None and self._runner is not None and self._seats is not None:
-            self._seats.set(instances)
+        if process is not None and self._runner is not None and self._resources is not None:
+            self._resources.set(instances)
             self._runner.set_instances(process.instances)
-            if self._site.options.memory_bytes:
-                self._site.room.resize(self, await self.measured())
+            if self._context.options.memory_bytes:
+                self._context.memory.resize(self, await self.measured())
 
     def hold(self) -> None:
         """Start no new batches: others wait for its memory, and it is idle once the running ones end."""
-        if self.state is State.READY and isinstance(self._runner, Queued):
+        if self.state is State.READY and isinstance(self._runner, BatchScheduler):
             self._held = True
             self._runner.hold()
             self._look_still()
 
     def go_on(self) -> None:
         """Undo `hold`."""
-        if self._held and isinstance(self._runner, Queued):
+        if self._held and isinstance(self._runner, BatchScheduler):
             self._runner.go_on()
             if self._still and self.inflight:
-                self._site.room.enter(self)
+                self._context.memory.enter(self)
         self._held = self._still = False
 
     def _look_still(self) -> None:
         if self._held and not self._still and self.inflight == self.waiting:
             self._still = True
             if self.inflight:
-                self._site.room.leave(self)
+                self._context.memory.leave(self)
 
     def sleep(self) -> Awaitable[None]:
         """Stop its processes until a request wakes it: others need the memory. Only while it is not busy."""
         assert not self.busy
         runner = self._runner
-        if self.state is State.READY and isinstance(runner, Queued):  # else it is ending already
+        if self.state is State.READY and isinstance(runner, BatchScheduler):  # else it is ending already
             self._log.info("model sleeps", size_bytes=self._size_bytes, requests=self.inflight)
             self._held = self._still = False
-            parking = Parking(self.config, self.counts, self._awaken, partial(self._site.room.withdraw, self))
-            self._runner = parking
-            parking.take(runner.emptied())
+            queue = WakeQueue(self.config, self.counts, self._awaken, partial(self._context.memory.withdraw, self))
+            self._runner = queue
+            queue.take(runner.emptied())
         return self._end(None)
 
     @property
     def dormant(self) -> bool:
         """Whether it sleeps and a request would wake it."""
-        return self.state is State.READY and isinstance(self._runner, Parking)
+        return self.state is State.READY and isinstance(self._runner, WakeQueue)
 
     @property
     def size_bytes(self) -> int:
@@ -307,64 +307,64 @@ class Version:
 
     def wake(self) -> None:
         """Load a sleeping version again before a request needs it."""
-        if isinstance(self._runner, Parking):
+        if isinstance(self._runner, WakeQueue):
             self._runner.awaken()
 
     def _awaken(self) -> None:
-        self._site.tasks.create_task(self._wake())
+        self._context.tasks.create_task(self._wake())
 
     async def _wake(self) -> None:
         """Load a sleeping version again, for its waiting requests."""
-        parking = self._runner
-        assert isinstance(parking, Parking)
+        queue = self._runner
+        assert isinstance(queue, WakeQueue)
         try:
             runner = await self._start()
         except Refused as refused:  # handled below: see `modelserver.waiting`
             failed = refused
         else:
             self._runner = runner
-            self._site.room.wakes += 1
-            parking.move(runner)
+            self._context.memory.wakes += 1
+            queue.move(runner)
             return
         await self._end(None)
-        if isinstance(failed, Withdrawn):
-            parking.rest()
+        if isinstance(failed, LoadCancelled):
+            queue.rest()
             return
         if failed.kind is not Kind.UNAVAILABLE and self.state is State.READY:
             self._move(Event.FAILED, f"{KIND_TEXT[failed.kind]}: {failed.text}")
-        parking.close(Refused(Kind.UNAVAILABLE, failed.text, failed.retry_after_s))
+        queue.close(Refused(Kind.UNAVAILABLE, failed.text, failed.retry_after_s))
 
     def _ensemble(self) -> Ensemble:
         config = self.config
-        found = check(config, self._site.others.lookup)
+        found = check(config, self._context.models.lookup)
         if found.many and not config.decoupled:
             document = {**self.document, "model_transaction_policy": {"decoupled": True}}
             self.described = replace(self.described, config=replace(config, decoupled=True), document=document)
         dag = Dag(config, found.decoupled)
-        return Ensemble(self.config, self.text, dag, self.counts, self._site.others)
+        return Ensemble(self.config, self.text, dag, self.counts, self._context.models)
 
     async def _start(self) -> Scheduler:
         """Start the processes and build the scheduler. Raises `Refused`; the caller then calls `_end`."""
-        site = self._site
+        context = self._context
         process = await self._begin()
         if not await self._settled():
             await self._end(None)  # hold no memory while waiting for more, or two loads could deadlock
             process = await self._begin()
             await self._settled()
-        site.room.loaded(self)
+        context.memory.loaded(self)
         config = self.config
-        seats = self._seats = Seats(site.turns, self._changed)
-        seats.set(config.instances)
-        executor = Executor(config, self.text, self.counts, process, seats)
+        resources = self._resources = InstanceResources(context.rate_limiter, self._changed)
+        resources.set(config.instances)
+        executor = Executor(config, self.text, self.counts, process, resources)
         if config.sequences is not None:
-            return Sequenced(config, self.described.folder, executor, process.instances)
-        return Queued(config, executor, process.instances)
+            return SequenceScheduler(config, self.described.folder, executor, process.instances)
+        return BatchScheduler(config, executor, process.instances)
 
     async def _begin(self) -> ModelProcess:
         """Start processes once there is room for them, and wait until they are ready. Raises `Refused`."""
-        site, options = self._site, self._site.options
+        context, options = self._context, self._context.options
         config = self.config
-        await self._enter_room()
+        await self._reserve_memory()
         if self._given_up or self.state not in (State.LOADING, State.READY):
             raise Refused(Kind.UNAVAILABLE, not_ready(self.name, self.text))
         self._gone.clear()
@@ -380,11 +380,11 @@ class Version:
             hang_s=options.hang_s,
             load_timeout_s=options.load_timeout_s,
             log=self._log,
-            on_call=partial(nested, site),
+            on_call=partial(nested, context),
             on_change=self._changed,
             ledger=self.ledger,
         )
-        site.tasks.create_task(self._keep(process))
+        context.tasks.create_task(self._keep(process))
         try:
             loaded = await process.wait_ready()
         except GaveUp as gave_up:
@@ -393,29 +393,29 @@ class Version:
         await warm_up(self.config, self.described.folder, process, options.strings_max)
         return process
 
-    async def _enter_room(self) -> None:
+    async def _reserve_memory(self) -> None:
         """Wait for memory. Raises `Refused`."""
-        room, options = self._site.room, self._site.options
+        memory, options = self._context.memory, self._context.options
         if self.state is State.LOADING:
             wait_s = options.load_timeout_s
         else:
             wait_s = options.room_wait_s if self.waiting else 0.0
         size_bytes = 0
         if self._weighed:  # it may have grown beyond the budget, but it was loaded with less
-            size_bytes = min(self._size_bytes, room.most_bytes(self))
+            size_bytes = min(self._size_bytes, memory.most_bytes(self))
         elif options.memory_bytes:
             size_bytes = guessed_bytes(self.folder)
-        await room.admit(self, size_bytes, wait_s)
+        await memory.admit(self, size_bytes, wait_s)
 
     async def _settled(self) -> bool:
         """Whether the measured size of its processes fits. Raises `Refused` if it never can.
 
         If the size was known before, slightly more is no reason to wait for others and load it again.
         """
-        if not self._site.options.memory_bytes:
+        if not self._context.options.memory_bytes:
             return True
         known, self._weighed = self._weighed, True
-        return await self._site.room.settle(self, await self.measured(), anyway=known)
+        return await self._context.memory.settle(self, await self.measured(), anyway=known)
 
     async def measured(self) -> int:
         """Memory that its processes take now."""
@@ -458,10 +458,10 @@ class Version:
             process.stop()
             await self._gone.wait()
             self._process = None
-        if self._seats is not None:
-            self._seats.close()
-            self._seats = None
-        self._site.room.remove(self)
+        if self._resources is not None:
+            self._resources.close()
+            self._resources = None
+        self._context.memory.remove(self)
 
     def _close(self, refused: Refused) -> None:
         if self._runner is not None:
@@ -477,18 +477,18 @@ class Version:
         self.held_bytes -= call.size_bytes
         if not self.inflight:
             if not self._still:
-                self._site.room.leave(self)
+                self._context.memory.leave(self)
             self._quiet.set()
         self._look_still()
 
-    def _keep_answer(self, answers: Answers, call: Call, response: InferResponse) -> None:
+    def _keep_answer(self, answers: VersionCache, call: Call, response: InferResponse) -> None:
         if response.error is None:
             answers.keep(call, response)
 
     def _move(self, event: Event, reason: str = "") -> None:
         self.state = after(self.state, event)
         self.reason = reason
-        self._site.moves += 1
+        self._context.moves += 1
         self._log.info("model " + event, state=self.state, reason=reason)
 
 

@@ -20,7 +20,7 @@ BYTES_MAX: Final = 2**30
 """Size limit of all inputs of one warm-up request."""
 
 
-class _Heard:
+class _Results:
     """Collects the responses to one warm-up batch."""
 
     def __init__(self) -> None:
@@ -62,11 +62,11 @@ async def warm_up(config: ModelConfig, folder: Path, process: ModelProcess, stri
         works = list(works_of(config, warmup, folder, contract))
         for _ in range(max(1, warmup.count)) if works else ():
             for instance in range(process.instances):
-                heard = _Heard()
-                process.execute(instance, works, heard)
-                await heard.ended.wait()
-                if heard.errors:
-                    text = f"failed to run warmup sample '{warmup.name}': {'; '.join(heard.errors)}; "
+                results = _Results()
+                process.execute(instance, works, results)
+                await results.ended.wait()
+                if results.errors:
+                    text = f"failed to run warmup sample '{warmup.name}': {'; '.join(results.errors)}; "
                     raise Refused(Kind.INVALID_ARGUMENT, text)
 
 

@@ -9,17 +9,17 @@ for whatever reason: else they would run on and hang the next one too.
 from forebay.core.serving.errors import Refused
 from forebay.core.serving.values import InferRequest, InferResponse, Parameter
 from forebay.engines.tensor.protocol import Act
-from forebay.modelserver.models.site import Others, Site
+from forebay.modelserver.models.context import ModelAccess, ServerContext
 from forebay.modelserver.process.values import Answer
 from forebay.modelserver.process.values import Call as Asked
 
 LATEST = -1
 
 
-def nested(site: Site, asked: Asked) -> None:
+def nested(context: ServerContext, asked: Asked) -> None:
     """Run a model's call to another model, or to load or unload one; responses and errors go back to the caller."""
     if asked.act is not Act.INFER:
-        site.tasks.create_task(_administer(site.others, asked))
+        context.tasks.create_task(_administer(context.models, asked))
         return
     work = asked.work
     request = InferRequest(
@@ -43,7 +43,7 @@ def nested(site: Site, asked: Asked) -> None:
         asked.respond(answer, final)
 
     try:
-        asked.on_gone = site.others.infer(request, respond).cancel
+        asked.on_gone = context.models.infer(request, respond).cancel
     except Refused as refused:
         text = refused.text
         if text.startswith("Request for unknown model"):
@@ -52,7 +52,7 @@ def nested(site: Site, asked: Asked) -> None:
         asked.respond(Answer(error=Refused(refused.kind, text)), True)
 
 
-async def _administer(others: Others, asked: Asked) -> None:
+async def _administer(models: ModelAccess, asked: Asked) -> None:
     """Load or unload a model on behalf of another one, or report whether it is ready."""
     name, parameters = asked.model, asked.work.parameters
     said: dict[str, Parameter] = {}
@@ -60,11 +60,11 @@ async def _administer(others: Others, asked: Asked) -> None:
         if asked.act is Act.LOAD:
             files = {tensor.name: bytes(tensor.data) for tensor in asked.work.inputs}
             config = {"config": str(parameters["config"])} if "config" in parameters else {}
-            await others.load(name, {**config, **files})
+            await models.load(name, {**config, **files})
         elif asked.act is Act.UNLOAD:
-            await others.unload(name, bool(parameters.get("unload_dependents")))
+            await models.unload(name, bool(parameters.get("unload_dependents")))
         else:
-            said[Act.READY] = others.lookup(name, asked.version) is not None
+            said[Act.READY] = models.lookup(name, asked.version) is not None
     except Refused as refused:
         answer = Answer(error=refused)
     else:

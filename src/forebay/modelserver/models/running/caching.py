@@ -21,18 +21,18 @@ _SEED: Final = secrets.randbits(64)
 """Keeps clients from constructing requests with colliding keys."""
 
 
-class Kept(NamedTuple):
+class CachedResponse(NamedTuple):
     """A cached response."""
 
     outputs: tuple[Tensor, ...]
     parameters: dict[str, Parameter]
 
 
-Cache = ByteLru[bytes, Kept]
+Cache = ByteLru[bytes, CachedResponse]
 """One for the whole server."""
 
 
-class Answers:
+class VersionCache:
     """Cached responses of one model version, valid since the last load of it or of a model that it depends on."""
 
     def __init__(self, cache: Cache, model: str, version: str, load: int, counts: Counts) -> None:
@@ -59,7 +59,7 @@ class Answers:
         if self._cache.get(call.cache_key) is None:
             outputs = response.copied().outputs
             size = sum(size_bytes(tensor.data) for tensor in outputs)
-            self._cache.put(call.cache_key, Kept(outputs, response.parameters), size)
+            self._cache.put(call.cache_key, CachedResponse(outputs, response.parameters), size)
             self._counts.miss(call.cache_ns + monotonic_ns() - start_ns)
 
 

@@ -15,7 +15,7 @@ class Phase(IntEnum):
     """Progress of a request."""
 
     WAITING = 0
-    """Queued for an instance, or for a sleeping model to be loaded."""
+    """Waiting for an instance, or for a sleeping model to be loaded."""
     RUNNING = 1
     ENDED = 2
 

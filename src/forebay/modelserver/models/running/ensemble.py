@@ -10,10 +10,10 @@ from forebay.core.serving.config import ModelConfig
 from forebay.core.serving.ensemble import Dag, Flow, Gates, Progress, Start, carried_shape
 from forebay.core.serving.errors import Kind, Refused
 from forebay.core.serving.values import InferRequest, InferResponse, Parameter, Tensor
+from forebay.modelserver.models.context import ModelAccess
 from forebay.modelserver.models.running.call import Call, Phase, Spent
 from forebay.modelserver.models.running.counting import Counts, Reason
 from forebay.modelserver.models.running.inputs import Contract
-from forebay.modelserver.models.site import Others
 
 
 class _Sequence(NamedTuple):
@@ -42,12 +42,12 @@ class _Waiting(NamedTuple):
 class Ensemble:
     """Runs the requests of one ensemble."""
 
-    def __init__(self, config: ModelConfig, version: str, dag: Dag, counts: Counts, others: Others) -> None:
+    def __init__(self, config: ModelConfig, version: str, dag: Dag, counts: Counts, models: ModelAccess) -> None:
         self.config = config
         self.version = version
         self.dag = dag
         self.counts = counts
-        self.others = others
+        self.models = models
         self.gates: Gates[_Waiting] = Gates(config.inflight_max, len(config.steps))
         self._requests: dict[Call, _Request] = {}
         self._loop = asyncio.get_running_loop()
@@ -123,7 +123,7 @@ class _Request:
         """Run a step that the in-flight limit admits."""
         start = self._starts[run]
         step = self._owner.config.steps[start.step]
-        model = self._owner.others.lookup(step.model, step.version)
+        model = self._owner.models.lookup(step.model, step.version)
         asked = self._call.request
         inputs = start.inputs.items()
         sequence = self._sequences[run] = next(
@@ -144,7 +144,7 @@ class _Request:
             sequence_end=sequence.sequence_end,
         )
         try:
-            call = self._calls[run] = self._owner.others.infer(request, partial(self._answered, run))
+            call = self._calls[run] = self._owner.models.infer(request, partial(self._answered, run))
             if self._call.watch is not None:
                 call.watch = self._call.watch.step(call)
         except Refused as refused:
@@ -178,7 +178,7 @@ class _Request:
         outputs = None
         if response is not None:
             step = self._owner.config.steps[self._starts[run].step]
-            model = self._owner.others.lookup(step.model, step.version)
+            model = self._owner.models.lookup(step.model, step.version)
             rows = call.checked.rows if model is not None and model.max_batch else 0
             sequence = _said(response, self._sequences[run])
             outputs = {tensor.name: _Value(tensor, rows, sequence) for tensor in response.outputs}

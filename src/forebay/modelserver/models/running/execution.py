@@ -12,7 +12,7 @@ from forebay.core.serving.values import InferResponse, Tensor
 from forebay.modelserver.models.running.call import Call, Phase, Spent
 from forebay.modelserver.models.running.counting import Counts, Outcome, Reason
 from forebay.modelserver.models.running.inputs import refilled
-from forebay.modelserver.models.running.seats import Seats
+from forebay.modelserver.models.running.rate_limiting import InstanceResources
 from forebay.modelserver.process.process import ModelProcess
 from forebay.modelserver.process.values import Answer, Done, Work
 
@@ -73,7 +73,7 @@ class Executor:
     """Runs batches and delivers their responses. Schedulers form the batches."""
 
     def __init__(
-        self, config: ModelConfig, version: str, counts: Counts, process: ModelProcess, seats: Seats
+        self, config: ModelConfig, version: str, counts: Counts, process: ModelProcess, resources: InstanceResources
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._model = config.name
@@ -81,7 +81,7 @@ class Executor:
         self._decoupled = config.decoupled
         self._counts = counts
         self._process = process
-        self._seats = seats
+        self._resources = resources
         self._reshaped = {spec.name: (spec.reshape, spec.dims) for spec in config.outputs if spec.reshape is not None}
         self._lead = 1 if config.max_batch else 0
         ordered = config.batching is not None and config.batching.preserve_ordering
@@ -89,7 +89,7 @@ class Executor:
         self._places: dict[Call, _Place] = {}
         self._last: dict[int, Batch] = {}
         """The last unfinished batch by instance."""
-        self._ahead = not (config.decoupled or ordered or seats.scarce or config.sequences is not None)
+        self._ahead = not (config.decoupled or ordered or resources.scarce or config.sequences is not None)
         self._iterative = config.sequences is not None and config.sequences.iterative
         self._short = False
         self.on_free: OnFree = lambda batch, done: None
@@ -102,7 +102,7 @@ class Executor:
         """Idle instances that may run a batch now, lowest first."""
         process = self._process
         for instance in range(process.instances):
-            if process.usable(instance) and not process.outstanding(instance) and self._seats.take(instance):
+            if process.usable(instance) and not process.outstanding(instance) and self._resources.take(instance):
                 yield instance
 
     def ahead(self) -> Iterator[int]:
@@ -120,7 +120,7 @@ class Executor:
 
     def spare(self, instance: int) -> None:
         """Return an instance obtained from `idle` unused."""
-        self._seats.give_back(instance)
+        self._resources.give_back(instance)
 
     def run(
         self, instance: int, calls: Sequence[Call | None], works: Sequence[Work], rows: int, plan: object
@@ -152,7 +152,7 @@ class Executor:
         """Count a finished batch, let the next one start, and deliver its responses."""
         if self._last.get(batch.instance) is batch:
             del self._last[batch.instance]
-        self._seats.give_back(batch.instance)
+        self._resources.give_back(batch.instance)
         if done.failure is not None and done.failure.kind is Kind.UNAVAILABLE:
             if batch.behind is not None:
                 batch.behind.unbegun = True

@@ -15,7 +15,7 @@ ERROR_CHARS_MAX: Final = 64 << 10
 _Tensor = tuple[str, Datatype, Array, Buffer, int]
 
 
-class Told(NamedTuple):
+class EncodedReplies(NamedTuple):
     """The encoded result of a batch: a reply for each request, or the outputs of all requests as columns."""
 
     replies: tuple[Reply | None, ...]
@@ -25,7 +25,7 @@ class Told(NamedTuple):
 
 def finished(
     channel: Channel[ToChild], responses: Sequence[Response | None], declared: Mapping[str, Datatype]
-) -> tuple[Told, Parcel]:
+) -> tuple[EncodedReplies, Parcel]:
     """Encode the end of a batch. BYTES are sent in replies: their rows have no fixed size."""
     if type(responses) is Rows:
         try:
@@ -34,9 +34,9 @@ def finished(
             tensors = []
         if tensors and all(tensor[1] is not Datatype.BYTES for tensor in tensors):
             parcel = channel.parcel(sum(tensor[4] + ALIGN for tensor in tensors))
-            return Told((), _pieces(parcel, tensors), tuple(responses.sizes)), parcel
+            return EncodedReplies((), _pieces(parcel, tensors), tuple(responses.sizes)), parcel
     told, parcel = replies(channel, responses, declared, held=False)
-    return Told(tuple(told)), parcel
+    return EncodedReplies(tuple(told)), parcel
 
 
 def replies(

@@ -9,14 +9,14 @@ import structlog
 
 from forebay.core.serving.config import ModelConfig
 from forebay.core.serving.values import InferRequest, OnResponse
-from forebay.modelserver.models.life.room import Room
+from forebay.modelserver.models.life.memory import MemoryManager
 from forebay.modelserver.models.options import Options
 from forebay.modelserver.models.running.caching import Cache
 from forebay.modelserver.models.running.call import Call
-from forebay.modelserver.models.running.seats import Turns
+from forebay.modelserver.models.running.rate_limiting import RateLimiter
 
 
-class Others(Protocol):
+class ModelAccess(Protocol):
     """Access of one model to the others."""
 
     def infer(self, request: InferRequest, on_response: OnResponse) -> Call:
@@ -33,17 +33,17 @@ class Others(Protocol):
 
 
 @dataclass(slots=True)
-class Site:
+class ServerContext:
     """Context of all model versions; the server creates it once."""
 
     options: Options
     log: structlog.stdlib.BoundLogger
     tasks: asyncio.TaskGroup
     """Owns the tasks that supervise the model processes."""
-    others: Others
-    room: Room
+    models: ModelAccess
+    memory: MemoryManager
     cache: Cache | None = None
-    turns: Turns | None = None
+    rate_limiter: RateLimiter | None = None
     loads: int = 0
     """Counter that gives each load a number of its own."""
     moves: int = 0

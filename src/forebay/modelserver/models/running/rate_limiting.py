@@ -14,7 +14,7 @@ class Key(NamedTuple):
     instance: int
 
 
-class Turns:
+class RateLimiter:
     """The resources of the whole server."""
 
     def __init__(self, amounts: Iterable[Amount] = ()) -> None:
@@ -65,44 +65,44 @@ class Turns:
                 wake()
 
 
-class Seats:
-    """The instances of one version with the resources that their groups require. `turns` None: no limits."""
+class InstanceResources:
+    """The instances of one version with the resources that their groups require. `rate_limiter` None: no limits."""
 
-    def __init__(self, turns: Turns | None, wake: Callable[[], None]) -> None:
-        self._turns = turns
+    def __init__(self, rate_limiter: RateLimiter | None, wake: Callable[[], None]) -> None:
+        self._rate_limiter = rate_limiter
         self._wake = wake
-        self._owner = turns.owner() if turns is not None else 0
+        self._owner = rate_limiter.owner() if rate_limiter is not None else 0
         self._known = 0
 
     @property
     def scarce(self) -> bool:
         """Whether instances may have to wait for resources."""
-        return self._turns is not None
+        return self._rate_limiter is not None
 
     def set(self, groups: Iterable[InstanceGroup]) -> None:
         """Register the instances of these groups. Raises `Refused` if one could never run."""
-        if self._turns is None:
+        if self._rate_limiter is None:
             return
         self.close()
         for group in groups:
             for device in group.gpus or (0,):
                 for _ in range(group.count):
                     key = Key(self._owner, self._known)
-                    self._turns.add(key, group.resources, device, group.priority)
+                    self._rate_limiter.add(key, group.resources, device, group.priority)
                     self._known += 1
 
     def close(self) -> None:
         """Unregister all instances."""
-        for instance in range(self._known if self._turns is not None else 0):
-            assert self._turns is not None
-            self._turns.remove(Key(self._owner, instance))
+        for instance in range(self._known if self._rate_limiter is not None else 0):
+            assert self._rate_limiter is not None
+            self._rate_limiter.remove(Key(self._owner, instance))
         self._known = 0
 
     def take(self, instance: int) -> bool:
         """Whether the instance may run now; if not, the version is woken once it may."""
-        return self._turns is None or self._turns.take(Key(self._owner, instance), self._wake)
+        return self._rate_limiter is None or self._rate_limiter.take(Key(self._owner, instance), self._wake)
 
     def give_back(self, instance: int) -> None:
         """Release the resources of an instance that has finished its batch."""
-        if self._turns is not None:
-            self._turns.give_back(Key(self._owner, instance))
+        if self._rate_limiter is not None:
+            self._rate_limiter.give_back(Key(self._owner, instance))

@@ -27,7 +27,7 @@ BACK_IN_S: Final = 1
 """Retry-after hint when the wait for memory timed out: busy models may be idle by then."""
 
 
-class Withdrawn(Refused):
+class LoadCancelled(Refused):
     """A load was cancelled because no request waits for it any more."""
 
     def __init__(self) -> None:
@@ -88,7 +88,7 @@ class Sleeper(Protocol):
         """Stop its processes; await the result for their end. From the call on, requests wait."""
 
 
-class _Place:
+class _Waiter:
     """An entry in the queue for memory."""
 
     __slots__ = ("granted", "passed", "size_bytes", "sleeper", "waits")
@@ -102,7 +102,7 @@ class _Place:
         self.granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
 
-class Room:
+class MemoryManager:
     """Memory budget and queue. `bytes_max` 0: no limit. `tasks` owns the models that go to sleep.
 
     A busy model keeps its memory for at least `turn_s` after it was loaded.
@@ -112,7 +112,7 @@ class Room:
         self._budget = MemoryBudget(bytes_max)
         self._turn_s = turn_s
         self._tasks = tasks
-        self._line: dict[str, _Place] = {}
+        self._queue: dict[str, _Waiter] = {}
         self._loading: set[str] = set()
         self._awake: dict[str, Sleeper] = {}
         self._asleep: dict[str, Sleeper] = {}
@@ -137,30 +137,30 @@ class Room:
     async def admit(self, sleeper: Sleeper, size_bytes: int, wait_s: float) -> None:
         """Make room for a version about to be loaded; it counts as busy until `loaded` or `remove`.
 
-        Raises `Refused` (UNAVAILABLE) if it can never fit, or not within `wait_s`; `Withdrawn` after `withdraw`, or
-        with `wait_s` 0 if there is no room now.
+        Raises `Refused` (UNAVAILABLE) if it can never fit, or not within `wait_s`; `LoadCancelled` after `withdraw`,
+        or with `wait_s` 0 if there is no room now.
         """
-        place = self._line[sleeper.key] = _Place(sleeper, size_bytes, waits=wait_s > 0)
+        waiter = self._queue[sleeper.key] = _Waiter(sleeper, size_bytes, waits=wait_s > 0)
         self._look()
-        if not place.waits and not place.granted.done():
-            del self._line[sleeper.key]
-            raise Withdrawn
+        if not waiter.waits and not waiter.granted.done():
+            del self._queue[sleeper.key]
+            raise LoadCancelled
         try:
             async with asyncio.timeout(wait_s):
-                await place.granted
+                await waiter.granted
         except TimeoutError:
             text = f"model '{sleeper.name}' has waited {wait_s:.0f} s for {size_bytes / GIB:.2f} GiB of memory: the"
             raise Refused(Kind.UNAVAILABLE, f"{text} models that hold it are busy", BACK_IN_S) from None
         finally:
-            del self._line[sleeper.key]
+            del self._queue[sleeper.key]
             self._look_soon()
         await self._all_ended()
 
     def withdraw(self, sleeper: Sleeper) -> None:
         """Cancel its wait for memory, if any."""
-        place = self._line.get(sleeper.key)
-        if place is not None and not place.granted.done():
-            place.granted.set_exception(Withdrawn())
+        waiter = self._queue.get(sleeper.key)
+        if waiter is not None and not waiter.granted.done():
+            waiter.granted.set_exception(LoadCancelled())
 
     async def settle(self, sleeper: Sleeper, size_bytes: int, *, anyway: bool) -> bool:
         """Account the measured size of a model that is loading. False, unless `anyway`: it does not fit now.
@@ -257,42 +257,42 @@ class Room:
     def _look(self) -> None:
         """Admit waiting models, then enforce the budget and fill what is free."""
         self._looks = False
-        waiting = self._let_in()
+        waiting = self._admit_waiting()
         if not self._closing:
             self._send_to_sleep(self._budget.trim())
             self._end_turns(waiting[0] if waiting else None)
-        if self._may_fill and not self._line and not self._closing:
+        if self._may_fill and not self._queue and not self._closing:
             self._may_fill = False
             self._fill()
 
-    def _let_in(self) -> list[_Place]:
+    def _admit_waiting(self) -> list[_Waiter]:
         """Admit in order of arrival; smaller models may overtake, up to PASSES_MAX times.
 
         Returns those that still wait, in order.
         """
-        passed: list[_Place] = []
-        for key, place in list(self._line.items()):
-            if place.granted.done() or key in self._ending:
+        passed: list[_Waiter] = []
+        for key, waiter in list(self._queue.items()):
+            if waiter.granted.done() or key in self._ending:
                 continue
-            sleeper = place.sleeper
+            sleeper = waiter.sleeper
             try:
-                victims = self._budget.admit(key, place.size_bytes, pinned=sleeper.pinned)
+                victims = self._budget.admit(key, waiter.size_bytes, pinned=sleeper.pinned)
             except Refused as refused:
-                place.granted.set_exception(_of(sleeper, refused))
+                waiter.granted.set_exception(_of(sleeper, refused))
                 continue
             if victims is None:
-                passed.append(place)
-                if place.passed >= PASSES_MAX:
+                passed.append(waiter)
+                if waiter.passed >= PASSES_MAX:
                     break
                 continue
             self._begin(sleeper)
             self._send_to_sleep(victims)
-            place.granted.set_result(None)
+            waiter.granted.set_result(None)
             for each in passed:
                 each.passed += 1
-        return [place for place in passed if place.waits]
+        return [waiter for waiter in passed if waiter.waits]
 
-    def _end_turns(self, first: _Place | None) -> None:
+    def _end_turns(self, first: _Waiter | None) -> None:
         """Hold the models that must become idle for the first in the queue, and release all others.
 
         Sets the alarm for the end of the next turn if none can be held yet.
@@ -309,9 +309,9 @@ class Room:
         self._held = set(chosen)
         at = min((at for at in self._turn_ends_at.values() if at > now), default=None)
         if first is not None and at is not None and not chosen and self._alarm is None:
-            self._alarm = asyncio.get_running_loop().call_later(at - now, self._rang)
+            self._alarm = asyncio.get_running_loop().call_later(at - now, self._on_alarm)
 
-    def _rang(self) -> None:
+    def _on_alarm(self) -> None:
         self._alarm = None
         self._look()
 

@@ -27,7 +27,7 @@ LOST: Final = "the process that had this sequence is gone; start the sequence ag
 _FLOATS: Final = {Datatype.FP16: "<e", Datatype.FP32: "<f", Datatype.FP64: "<d"}
 
 
-class Sequenced:
+class SequenceScheduler:
     """Schedules the requests of one model version with sequence batching."""
 
     def __init__(self, config: ModelConfig, folder: Path, executor: Executor, instances: int) -> None:

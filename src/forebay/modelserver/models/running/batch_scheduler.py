@@ -26,7 +26,7 @@ DEADLINES: Final = "forebay.deadlines"
 TOO_LATE: Final = "its deadline cannot be met"
 
 
-class Queued:
+class BatchScheduler:
     """Schedules the requests of one model version on its instances."""
 
     def __init__(self, config: ModelConfig, executor: Executor, instances: int) -> None:

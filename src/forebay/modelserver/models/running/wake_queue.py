@@ -8,30 +8,30 @@ from forebay.core.serving.batcher import TIMEOUT_EXPIRED, Batcher
 from forebay.core.serving.config import ModelConfig
 from forebay.core.serving.errors import Kind, Refused
 from forebay.modelserver.alarm import Alarm
+from forebay.modelserver.models.running.batch_scheduler import DEADLINES, deadline_of, offer
 from forebay.modelserver.models.running.call import Call, Runner
 from forebay.modelserver.models.running.counting import Counts, Reason
 from forebay.modelserver.models.running.inputs import prefix
-from forebay.modelserver.models.running.queued import DEADLINES, deadline_of, offer
 
 TOO_LATE: Final = "its deadline passed before its model was loaded again"
 BACK_IN_S: Final = 1
 """Retry-after hint, in seconds: the model may be loaded by then."""
 
 
-class Parking:
+class WakeQueue:
     """Stands in for the scheduler of a sleeping version. Timeouts and deadlines apply here, too.
 
-    `awaken` starts a load; `forsaken` is called when no request waits for it any more.
+    `awaken` starts a load; `on_abandoned` is called when no request waits for it any more.
     """
 
     def __init__(
-        self, config: ModelConfig, counts: Counts, awaken: Callable[[], None], forsaken: Callable[[], None]
+        self, config: ModelConfig, counts: Counts, awaken: Callable[[], None], on_abandoned: Callable[[], None]
     ) -> None:
         self._config = config
         self._by_timeout = config.says(DEADLINES)
         self._counts = counts
         self._awaken = awaken
-        self._forsaken = forsaken
+        self._on_abandoned = on_abandoned
         self._waking = False
         self._calls: dict[Call, None] = {}
         """In order of arrival."""
@@ -112,7 +112,7 @@ class Parking:
         del self._calls[call]
         self._counts.refuse(call, refused, reason)
         if not self._calls:
-            self._forsaken()
+            self._on_abandoned()
 
     def _set_alarm(self) -> None:
         at = self._queue.next_expiry

@@ -50,7 +50,7 @@ QUICK_FAILURE_S: Final = 10.0
 QUICK_FAILURES_MAX: Final = 5
 BACKOFF_FIRST_S: Final = 0.5
 BACKOFF_S_MAX: Final = 10.0
-LAST_WORDS_S: Final = 1.0
+LAST_OUTPUT_S: Final = 1.0
 """A grandchild could hold stderr open for ever."""
 LEFTOVERS_S: Final = 0.2
 LAST_LINES: Final = 50
@@ -61,7 +61,7 @@ LINES_PER_S_MAX: Final = 200
 PAGE_BYTES: Final = os.sysconf("SC_PAGESIZE")
 
 
-class Keeper:
+class Supervisor:
     """Supervises one child. `run` owns it; all other methods are called on the same loop."""
 
     def __init__(
@@ -185,7 +185,7 @@ class Keeper:
         self._end = self._broken = self._outgrown = ""
         self._life += 1
         self._wake.clear()
-        words = _LastWords(self._log)
+        output = _OutputLog(self._log)
         mark = new_mark()
         with ours, theirs:
             process = _spawn(theirs.fileno(), self.placement, mark)
@@ -194,7 +194,7 @@ class Keeper:
             ended = _Ended(process.pid, lost)
             how = ""
             try:
-                stderr, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: words, process.stderr)
+                stderr, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: output, process.stderr)
                 self.pid = process.pid
                 await self._serve(Link(ours, self._on_packet, lost), ended)
             finally:
@@ -217,12 +217,12 @@ class Keeper:
                 if strays:
                     self._log.info("killed processes that the model left behind", count=strays)
         with suppress(TimeoutError):
-            async with asyncio.timeout(LAST_WORDS_S):
-                await words.ended.wait()
+            async with asyncio.timeout(LAST_OUTPUT_S):
+                await output.ended.wait()
         stderr.close()
         if self._broken and self.loaded is None:
             return self._broken
-        return f"{self._end} ({_exit_text(status)}){words.text}"
+        return f"{self._end} ({_exit_text(status)}){output.text}"
 
     async def _serve(self, control: Link, ended: "_Ended") -> None:
         """Serve until the child has ended or must be stopped, or `stop` was called."""
@@ -389,7 +389,7 @@ class _Ended:
             self._late.cancel()
 
 
-class _LastWords(asyncio.Protocol):
+class _OutputLog(asyncio.Protocol):
     """Logs what the child and its libraries print, and keeps the last lines."""
 
     def __init__(self, log: structlog.stdlib.BoundLogger) -> None:

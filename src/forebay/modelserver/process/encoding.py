@@ -17,7 +17,7 @@ REFER_BYTES_MIN: Final = 16 << 10
 _Place = tuple[Segment, int] | None
 
 
-class Told(NamedTuple):
+class EncodedBatch(NamedTuple):
     """An encoded batch. If its inputs are sent as columns, the requests have none (see `Execute`)."""
 
     asks: tuple[Ask, ...]
@@ -38,7 +38,7 @@ class _Input:  # not a named tuple: compiled code creates instances of a plain c
         """Segment and offset if it already lies in another child's segment."""
 
 
-def asks(channel: Channel[ToServer], works: Sequence[Work]) -> tuple[Told, Parcel]:
+def asks(channel: Channel[ToServer], works: Sequence[Work]) -> tuple[EncodedBatch, Parcel]:
     """Encode the requests of a batch. The values of an input lie next to each other, in request order.
 
     Raises `SegmentBroken` if the batch is larger than any segment.
@@ -61,7 +61,7 @@ def asks(channel: Channel[ToServer], works: Sequence[Work]) -> tuple[Told, Parce
         sizes = _sizes(list(columns.values()), len(works))
         if sizes:
             whole = tuple([_whole(parcel, column, sum(sizes)) for column in columns.values()])
-            return Told(tuple([_ask(work, ()) for work in works]), whole, sizes), parcel
+            return EncodedBatch(tuple([_ask(work, ()) for work in works]), whole, sizes), parcel
     pieces: list[list[Piece]] = [[] for _ in works]
     for column in columns.values():
         align = True
@@ -77,7 +77,7 @@ def asks(channel: Channel[ToServer], works: Sequence[Work]) -> tuple[Told, Parce
                 part = channel.refer(parcel, segment, data)
             piece = Piece(tensor.name, tensor.datatype, tensor.shape, part, offset, each.length)
             pieces[each.index].append(piece)
-    return Told(tuple([_ask(work, its) for work, its in zip(works, pieces, strict=True)])), parcel
+    return EncodedBatch(tuple([_ask(work, its) for work, its in zip(works, pieces, strict=True)])), parcel
 
 
 def _sizes(columns: Sequence[list[_Input]], count: int) -> tuple[int, ...]:
