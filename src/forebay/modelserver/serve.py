@@ -30,7 +30,7 @@ from forebay.modelserver.telemetry.metrics import ServerMetrics
 from forebay.modelserver.telemetry.settings import ServerSettings
 from forebay.modelserver.telemetry.trace_files import TraceFiles
 from forebay.modelserver.telemetry.tracing import TraceSettings, Tracing
-from forebay.modelserver.telemetry.watch import Watched
+from forebay.modelserver.telemetry.watch import ObservedModels
 from forebay.net.exchange import Exchange
 from forebay.net.server import HttpServer
 from forebay.net.tls import BadPair
@@ -151,7 +151,7 @@ class _Parts:
         self._traces = TraceSettings(plan.tracing, self._files.retire)
         shown = plan.latencies
         latencies = Latencies(summaries=shown.summaries, first_responses=shown.histograms)
-        self._models = Watched(
+        self._models = ObservedModels(
             self._server, traces=self._traces, files=self._files, logs=logs, log=log, latencies=latencies
         )
         self._show = ServerMetrics(

@@ -12,7 +12,7 @@ from forebay.modelserver.telemetry.latencies import Latencies
 from forebay.modelserver.telemetry.logs import LogSettings
 from forebay.modelserver.telemetry.trace_files import TraceFiles
 from forebay.modelserver.telemetry.tracing import TraceSettings, Tracing
-from forebay.modelserver.telemetry.watch import Watched
+from forebay.modelserver.telemetry.watch import ObservedModels
 
 
 def test_steps_of_ensembles_are_traced_with_their_parent(tmp_path: Path) -> None:
@@ -29,7 +29,7 @@ def test_steps_of_ensembles_are_traced_with_their_parent(tmp_path: Path) -> None
         async with serving(root, startup=("*",)) as server:
             files = TraceFiles(LOG)
             traces = TraceSettings(Tracing(("TIMESTAMPS", "TENSORS"), 1, file=str(file)), files.retire)
-            models = Watched(
+            models = ObservedModels(
                 server.itself, traces=traces, files=files, logs=LogSettings(), log=LOG, latencies=Latencies()
             )
             for name in ("outer", "half"):

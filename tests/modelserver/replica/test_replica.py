@@ -23,8 +23,8 @@ from tests.net.rig import Answer, peer, run, until
 from forebay.core.model import Endpoint, LoadReport, ReplicaState, Task, WorkerSpec
 from forebay.core.serving.values import InferRequest
 from forebay.modelserver.replica import serve
+from forebay.modelserver.replica.aliased import AliasedModel
 from forebay.modelserver.replica.choosing import Choice
-from forebay.modelserver.replica.named import Named
 from forebay.net.ports import NoPort
 from forebay.obs.metrics import Metrics
 
@@ -239,8 +239,8 @@ def test_models_that_the_model_calls_are_loaded_with_it(tmp_path: Path) -> None:
 
 def test_requests_that_gave_way_to_newer_ones_are_counted_under_both_names() -> None:
     shelf, metrics = Shelf(), Metrics()
-    named = Named(shelf, "mine", "echo", metrics, "mine-0", strict=True)
-    named.dropped(InferRequest("mine", "", "7", ()))
+    aliased = AliasedModel(shelf, "mine", "echo", metrics, "mine-0", strict=True)
+    aliased.dropped(InferRequest("mine", "", "7", ()))
     assert shelf.dropped_ids == ["7"]
     labels = b'{code="overloaded",endpoint="infer",model="mine",replica="mine-0"}'
     assert b"forebay_worker_requests_total%b 1.0\n" % labels in metrics.render()

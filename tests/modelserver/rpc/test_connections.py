@@ -146,7 +146,7 @@ def test_a_client_that_goes_away_while_its_answer_is_packed_gets_none(tmp_path: 
 def test_messages_that_come_in_part_have_so_much_room_together(tmp_path: Path) -> None:
     async def main() -> None:
         async with rig(tmp_path, messages_bytes_max=20_000) as it:
-            room = it.front.desk.room
+            room = it.front.context.room
             first, second = await it.raw(), await it.raw()
             whole = framed(asked("echo", bytes(40_000), [10_000]).SerializeToString())
             first.begin(1, whole[:15_000])
@@ -177,7 +177,7 @@ def test_a_message_that_does_not_become_whole_ends_its_call(
             raw = await it.raw()
             raw.begin(1, framed(bytes(10))[:-1], path)
             assert b"a message was incomplete after 0.05 s" in await raw.until(h2.HEADERS)
-            assert it.front.desk.room.taken == 0
+            assert it.front.context.room.taken == 0
 
     run(main())
 

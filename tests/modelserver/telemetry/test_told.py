@@ -33,7 +33,7 @@ from forebay.modelserver.telemetry.logs import LogSettings
 from forebay.modelserver.telemetry.metrics import Machine, ServerMetrics, first_response_buckets
 from forebay.modelserver.telemetry.trace_files import TraceFiles
 from forebay.modelserver.telemetry.tracing import TraceSettings, Tracing
-from forebay.modelserver.telemetry.watch import Watched
+from forebay.modelserver.telemetry.watch import ObservedModels
 from forebay.providers.devices.protocol import DevicesUnknown
 
 pytestmark = pytest.mark.interpreted
@@ -64,13 +64,15 @@ def watched(
     tracing: Tracing = NOTHING,
     verbose: int = 0,
     **shown: bool,
-) -> tuple[Watched, TraceFiles, TraceSettings, Latencies]:
+) -> tuple[ObservedModels, TraceFiles, TraceSettings, Latencies]:
     log = structlog.get_logger()
     files = TraceFiles(log)
     traces, latencies = TraceSettings(tracing, files.retire), Latencies(**shown)
     made: Any = server
     return (
-        Watched(made, traces=traces, files=files, logs=LogSettings(verbose=verbose), log=log, latencies=latencies),
+        ObservedModels(
+            made, traces=traces, files=files, logs=LogSettings(verbose=verbose), log=log, latencies=latencies,
+        ),
         files, traces, latencies,
     )  # fmt: skip
 
@@ -79,7 +81,7 @@ def asked(model: str = "echo", id: str = "7") -> InferRequest:
     return InferRequest(model, "", id, (Tensor("IN", Datatype.FP32, (1,), b"\0\0\x80\x3f"),))
 
 
-async def ask(models: Watched, request: InferRequest) -> None:
+async def ask(models: ObservedModels, request: InferRequest) -> None:
     done = asyncio.Event()
     models.infer(request, lambda _, final: done.set() if final else None)
     await done.wait()

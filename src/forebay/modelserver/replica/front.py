@@ -9,7 +9,7 @@ import msgspec
 from forebay.core.errors import TABLE, Code, Refusal
 from forebay.core.model import ReplicaState, WorkerSpec
 from forebay.modelserver.http.front import HttpFront
-from forebay.modelserver.replica.named import Named
+from forebay.modelserver.replica.aliased import AliasedModel
 from forebay.modelserver.replica.report import Reporter
 from forebay.net.exchange import Exchange
 from forebay.obs.clock import new_id
@@ -33,7 +33,7 @@ class ReplicaFront:
     def __init__(
         self,
         spec: WorkerSpec,
-        named: Named,
+        aliased: AliasedModel,
         reporter: Reporter,
         models: HttpFront,
         metrics: Metrics,
@@ -42,7 +42,7 @@ class ReplicaFront:
     ) -> None:
         self._spec = spec
         self._unit = b"%b.%d" % (spec.replica.encode(), spec.generation)
-        self._named = named
+        self._aliased = aliased
         self._reporter = reporter
         self._models = models
         self._metrics = metrics
@@ -70,16 +70,16 @@ class ReplicaFront:
 
     def _closed(self, exchange: Exchange) -> Code | None:
         """Why this request is rejected at the moment, or None."""
-        reporter, named = self._reporter, self._named
+        reporter, aliased = self._reporter, self._aliased
         if exchange.header(UNIT) not in (None, self._unit):
             return Code.OTHER_REPLICA
         if reporter.fenced:
             return Code.FENCED
         if reporter.draining:
             return Code.DRAINING
-        if not named.ready:
+        if not aliased.ready:
             return Code.ENGINE_FAILED if reporter.capacity else Code.ENGINE_LOADING
-        if named.in_flight >= self._spec.queue_max and named.in_flight >= BATCHES_MAX * reporter.capacity:
+        if aliased.in_flight >= self._spec.queue_max and aliased.in_flight >= BATCHES_MAX * reporter.capacity:
             return Code.OVERLOADED
         return None
 

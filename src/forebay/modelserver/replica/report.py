@@ -3,7 +3,7 @@
 from forebay.core.model import LoadReport, ReplicaState, WorkerSpec
 from forebay.core.serving.config import ModelConfig
 from forebay.core.serving.errors import Refused
-from forebay.modelserver.replica.named import Named
+from forebay.modelserver.replica.aliased import AliasedModel
 from forebay.modelserver.server import ModelServer, Processes
 from forebay.modelserver.telemetry.metrics import exposition
 from forebay.obs.clock import new_id
@@ -13,10 +13,12 @@ from forebay.obs.metrics import Metrics
 class Reporter:
     """Makes load reports. The batch fill ratio covers the batches since the last report."""
 
-    def __init__(self, spec: WorkerSpec, server: ModelServer, named: Named, metrics: Metrics, version: str) -> None:
+    def __init__(
+        self, spec: WorkerSpec, server: ModelServer, aliased: AliasedModel, metrics: Metrics, version: str
+    ) -> None:
         self._spec = spec
         self._server = server
-        self._named = named
+        self._aliased = aliased
         self._metrics = metrics
         self._rows = self._executions = 0
         self._fill = 0.0
@@ -35,30 +37,30 @@ class Reporter:
         """Warming until the model is served, and while its processes are being replaced."""
         if self.draining:
             return ReplicaState.DRAINING
-        return ReplicaState.READY if self._named.ready else ReplicaState.WARMING
+        return ReplicaState.READY if self._aliased.ready else ReplicaState.WARMING
 
     @property
     def capacity(self) -> int:
         """Requests of one row that can run at once; 0 while unknown."""
         try:
-            view = self._server.view(self._named.model, "")
+            view = self._server.view(self._aliased.model, "")
         except Refused:
             return 0
         return places(view.config, self._server)
 
     def report(self) -> LoadReport:
         """The current load."""
-        spec, named, processes = self._spec, self._named, self._processes()
+        spec, aliased, processes = self._spec, self._aliased, self._processes()
         self._replaced = max(self._replaced, processes.replaced)  # a reloaded model restarts its count
-        waiting = min(named.in_flight, self._look())
+        waiting = min(aliased.in_flight, self._look())
         return LoadReport(
             replica=spec.replica,
             generation=spec.generation,
             model=spec.model,
             revision=spec.revision,
             state=self.state,
-            in_flight=named.in_flight,
-            running=named.in_flight - waiting,
+            in_flight=aliased.in_flight,
+            running=aliased.in_flight - waiting,
             waiting=waiting,
             capacity=self.capacity,
             batch_fill=self._fill,
@@ -97,8 +99,8 @@ class Reporter:
         """Requests that wait for an instance, in all models: steps of an ensemble wait in their own."""
         try:
             waiting = sum(each.pending for each in self._server.statistics("", ""))
-            served = self._server.statistics(self._named.model, "")
-            rows_max = max(1, self._server.view(self._named.model, "").config.max_batch)
+            served = self._server.statistics(self._aliased.model, "")
+            rows_max = max(1, self._server.view(self._aliased.model, "").config.max_batch)
         except Refused:
             return 0
         rows = sum(each.inference_count for each in served)

@@ -18,9 +18,9 @@ from forebay.modelserver.http.options import FrontOptions
 from forebay.modelserver.models.options import Control, Options
 from forebay.modelserver.ports import Models
 from forebay.modelserver.regions import SharedRegions
+from forebay.modelserver.replica.aliased import AliasedModel
 from forebay.modelserver.replica.choosing import Choice, choose_model
 from forebay.modelserver.replica.front import ReplicaFront
-from forebay.modelserver.replica.named import Named
 from forebay.modelserver.replica.report import Reporter
 from forebay.modelserver.repository import Rules
 from forebay.modelserver.server import ModelServer
@@ -79,24 +79,24 @@ async def _run(
     metrics = Metrics()
     options = _options(spec, choice)
     server = ModelServer(options, log)
-    named = Named(server, spec.model, choice.model, metrics, spec.replica, strict=options.strict_readiness)
-    reporter = Reporter(spec, server, named, metrics, __version__)
-    settings, regions = ServerSettings(named, TraceSettings(Tracing()), LogSettings()), SharedRegions()
+    aliased = AliasedModel(server, spec.model, choice.model, metrics, spec.replica, strict=options.strict_readiness)
+    reporter = Reporter(spec, server, aliased, metrics, __version__)
+    settings, regions = ServerSettings(aliased, TraceSettings(Tracing()), LogSettings()), SharedRegions()
     how = FrontOptions(version=__version__, json_bytes_max=spec.limits.body_bytes_max)
-    models = HttpFront(named, regions, settings, tasks=tasks, log=log, options=how)
-    front = ReplicaFront(spec, named, reporter, models, metrics, tasks=tasks)
+    models = HttpFront(aliased, regions, settings, tasks=tasks, log=log, options=how)
+    front = ReplicaFront(spec, aliased, reporter, models, metrics, tasks=tasks)
     http = HttpServer(front.handle, spec.limits, refused=front.refused, alive_for=GATEWAY)
     rpc: RpcFront | None = None
     running: asyncio.Task[None] | None = None
     try:
-        rpc = await _rpc(spec, named, regions, settings, log, tasks=tasks)
+        rpc = await _rpc(spec, aliased, regions, settings, log, tasks=tasks)
         reporter.grpc_port = rpc.port if rpc is not None else 0
         await listen(http, spec.host, spec.port_first, Path(spec.endpoint_path))
         log.info("listening", host=spec.host, port=http.port, grpc_port=reporter.grpc_port)
         running = tasks.create_task(server.run())
         fencing = tasks.create_task(_fence_when_forgotten(reporter, spec.lease_s, stop))
         try:
-            await _until_stopped(server, named, stop, tasks)
+            await _until_stopped(server, aliased, stop, tasks)
             if reporter.fenced:
                 raise GaveUp(forgotten(spec.lease_s))
         finally:
@@ -105,8 +105,8 @@ async def _run(
         reporter.draining = True
         if rpc is not None:
             await rpc.stop(spec.drain_grace_s)
-        if not await _drained(named, spec.drain_grace_s):
-            log.warning("drained incompletely", left=named.in_flight)
+        if not await _drained(aliased, spec.drain_grace_s):
+            log.warning("drained incompletely", left=aliased.in_flight)
     finally:
         server.stop()
         if running is not None:
@@ -164,14 +164,16 @@ def _options(spec: WorkerSpec, choice: Choice) -> Options:
     )
 
 
-async def _until_stopped(server: ModelServer, named: Named, stop: asyncio.Event, tasks: asyncio.TaskGroup) -> None:
+async def _until_stopped(
+    server: ModelServer, aliased: AliasedModel, stop: asyncio.Event, tasks: asyncio.TaskGroup
+) -> None:
     """Wait for `stop`. Raises `GaveUp` once the model is not served (any more)."""
     asked = tasks.create_task(stop.wait())
     started = tasks.create_task(server.started())
     try:
         await asyncio.wait((asked, started), return_when=asyncio.FIRST_COMPLETED)
         while not asked.done():
-            reason = _unserved(server, named)
+            reason = _unserved(server, aliased)
             if reason:
                 raise GaveUp("\n".join((reason, *started.result())))
             await asyncio.wait((asked,), timeout=LOOK_EVERY_S)
@@ -180,11 +182,11 @@ async def _until_stopped(server: ModelServer, named: Named, stop: asyncio.Event,
         started.cancel()
 
 
-def _unserved(server: ModelServer, named: Named) -> str:
+def _unserved(server: ModelServer, aliased: AliasedModel) -> str:
     try:
-        server.view(named.model, "")
+        server.view(aliased.model, "")
     except Refused as refused:
-        return "; ".join(each.reason for each in named.index(False) if each.reason) or refused.text
+        return "; ".join(each.reason for each in aliased.index(False) if each.reason) or refused.text
     return ""
 
 
@@ -203,10 +205,10 @@ async def _fence_when_forgotten(reporter: Reporter, lease_s: float, stop: asynci
     stop.set()
 
 
-async def _drained(named: Named, grace_s: float) -> bool:
+async def _drained(aliased: AliasedModel, grace_s: float) -> bool:
     try:
         async with asyncio.timeout(grace_s):
-            await named.idle()
+            await aliased.idle()
     except TimeoutError:
         return False
     return True

@@ -65,12 +65,12 @@ class Head(NamedTuple):
 
 
 Link: TypeAlias = Session[Head]
-Maker: TypeAlias = "Callable[[Desk, Link, Stream, Head], Call]"
+Maker: TypeAlias = "Callable[[RpcContext, Link, Stream, Head], Call]"
 Methods: TypeAlias = Mapping[bytes, Maker]
 
 
 @dataclass(slots=True)
-class Desk:
+class RpcContext:
     """Context that all calls share."""
 
     models: Models
@@ -159,10 +159,10 @@ def forward(head: Head, request: InferRequest) -> None:
 class Call(ABC):
     """A call in progress: the `StreamHandler` of its stream. `over` once it has been answered, reset or timed out."""
 
-    __slots__ = ("_held", "_messages", "_slow", "_timer", "begun", "desk", "head", "over", "session", "stream")
+    __slots__ = ("_held", "_messages", "_slow", "_timer", "begun", "context", "head", "over", "session", "stream")
 
-    def __init__(self, desk: Desk, session: Link, stream: Stream, head: Head) -> None:
-        self.desk = desk
+    def __init__(self, context: RpcContext, session: Link, stream: Stream, head: Head) -> None:
+        self.context = context
         self.session = session
         self.stream = stream
         self.head = head
@@ -173,7 +173,7 @@ class Call(ABC):
         self._held = 0
         """Bytes of received messages that cannot be served yet, as counted in the limit of all calls."""
         self._slow: asyncio.TimerHandle | None = None
-        self._timer = None if head.timeout_s is None else desk.loop.call_later(head.timeout_s, self._on_late)
+        self._timer = None if head.timeout_s is None else context.loop.call_later(head.timeout_s, self._on_late)
 
     # --- for subclasses
 
@@ -198,11 +198,11 @@ class Call(ABC):
             if messages is None:
                 size = len(data) - grpc.PREFIX_BYTES
                 if ended and size >= 0 and grpc.PREFIX.unpack_from(data) == (0, size):
-                    if size > self.desk.message_bytes_max:
-                        raise grpc.too_large(size, self.desk.message_bytes_max)
+                    if size > self.context.message_bytes_max:
+                        raise grpc.too_large(size, self.context.message_bytes_max)
                     self.on_message(data[grpc.PREFIX_BYTES :])
                     return
-                messages = self._messages = grpc.Messages(self.desk.message_bytes_max)
+                messages = self._messages = grpc.Messages(self.context.message_bytes_max)
             self._collect(messages, data, ended)
             if not self.over:
                 self._hold(messages)
@@ -221,13 +221,13 @@ class Call(ABC):
         """Account for incomplete messages, and time them out. Raises `BadMessage`."""
         size = messages.size + self._kept_bytes()
         if size or self._held:
-            self._held = self.desk.room.hold(self._held, size)
+            self._held = self.context.room.hold(self._held, size)
         if not size:
             if self._slow is not None:
                 self._slow.cancel()
                 self._slow = None
         elif self._slow is None:
-            self._slow = self.desk.loop.call_later(MESSAGE_TIMEOUT_S, self._on_slow, messages, messages.count)
+            self._slow = self.context.loop.call_later(MESSAGE_TIMEOUT_S, self._on_slow, messages, messages.count)
 
     def _on_slow(self, messages: grpc.Messages, count: int) -> None:
         self._slow = None
@@ -254,7 +254,7 @@ class Call(ABC):
         """End with a response."""
         packing = self.head.packing
         if packing and len(message) > PACKED_AT_ONCE_BYTES_MAX:
-            self.desk.tasks.create_task(self._reply_packed(message))
+            self.context.tasks.create_task(self._reply_packed(message))
             return
         self._end()
         if packing:
@@ -264,7 +264,7 @@ class Call(ABC):
         self.session.wake()
 
     async def _reply_packed(self, message: bytes) -> None:
-        data = await self.desk.pack(message, self.head.packing)
+        data = await self.context.pack(message, self.head.packing)
         if not self.over:
             self._end()
             self.session.answer(self.stream, grpc.answer_head(self.head.packing), data, _DONE)
@@ -279,7 +279,7 @@ class Call(ABC):
         elif isinstance(error, DecodeError):
             self.refuse(grpc.INVALID_ARGUMENT, "the request message cannot be parsed")
         else:
-            self.desk.log.error("request handling failed", exc_info=error)
+            self.context.log.error("request handling failed", exc_info=error)
             self.refuse(grpc.INTERNAL, "internal error")
 
     def refuse(self, code: int, text: str, retry_after_s: int = 0) -> None:
@@ -297,7 +297,7 @@ class Call(ABC):
         if self._timer is not None:
             self._timer.cancel()
         if self._held:
-            self._held = self.desk.room.hold(self._held, 0)
+            self._held = self.context.room.hold(self._held, 0)
         if self._slow is not None:
             self._slow.cancel()
 
@@ -307,8 +307,8 @@ class Unary(Call):
 
     __slots__ = ("_message", "_packed")
 
-    def __init__(self, desk: Desk, session: Link, stream: Stream, head: Head) -> None:
-        super().__init__(desk, session, stream, head)
+    def __init__(self, context: RpcContext, session: Link, stream: Stream, head: Head) -> None:
+        super().__init__(context, session, stream, head)
         self._message: bytes | None = None
         self._packed = False
 
@@ -321,9 +321,9 @@ class Unary(Call):
             if not self._packed:
                 self.on_message(message)
             elif len(message) <= UNPACKED_AT_ONCE_BYTES_MAX:
-                self.on_message(grpc.unpacked(message, self.head.coding, self.desk.message_bytes_max))
+                self.on_message(grpc.unpacked(message, self.head.coding, self.context.message_bytes_max))
             else:
-                self.desk.tasks.create_task(self._unpack(message))
+                self.context.tasks.create_task(self._unpack(message))
 
     def _kept_bytes(self) -> int:
         return len(self._message) if self._message is not None else 0
@@ -335,7 +335,7 @@ class Unary(Call):
 
     async def _unpack(self, message: bytes) -> None:
         try:
-            data = await self.desk.unpack(message, self.head.coding)
+            data = await self.context.unpack(message, self.head.coding)
             if not self.over:
                 self.on_message(data)
         except Exception as error:  # supervisor: a bug costs one call
@@ -355,8 +355,8 @@ class Answering(Unary):
 
     __slots__ = ("_method",)
 
-    def __init__(self, method: Method, desk: Desk, session: Link, stream: Stream, head: Head) -> None:
-        super().__init__(desk, session, stream, head)
+    def __init__(self, method: Method, context: RpcContext, session: Link, stream: Stream, head: Head) -> None:
+        super().__init__(context, session, stream, head)
         self._method = method
 
     def on_message(self, message: bytes | memoryview) -> None:
@@ -364,7 +364,7 @@ class Answering(Unary):
         check_fields(message)
         answer = self._method.answer(self._method.read(message))
         if asyncio.iscoroutine(answer):
-            self.desk.tasks.create_task(self._reply_later(answer))
+            self.context.tasks.create_task(self._reply_later(answer))
         else:
             self.reply(answer.SerializeToString())
 

@@ -14,7 +14,7 @@ from forebay.modelserver.ports import Models
 from forebay.modelserver.regions import SharedRegions
 from forebay.modelserver.rpc import reflection
 from forebay.modelserver.rpc.administration import Administration
-from forebay.modelserver.rpc.calls import MESSAGES_BYTES_MAX, Answering, Call, Desk, Maker, Method, Methods
+from forebay.modelserver.rpc.calls import MESSAGES_BYTES_MAX, Answering, Call, Maker, Method, Methods, RpcContext
 from forebay.modelserver.rpc.described import Described
 from forebay.modelserver.rpc.health import SERVICE as HEALTH
 from forebay.modelserver.rpc.health import Check, Watch
@@ -68,18 +68,18 @@ class RpcFront:
         options: RpcOptions,
     ) -> None:
         packing = b"" if options.compression == "none" else options.compression.encode()
-        self.desk = desk = Desk(
+        self.context = context = RpcContext(
             models, regions, log, tasks, options.message_bytes_max, packing, options.forwarded_headers
         )
-        desk.room.bytes_max = options.messages_bytes_max
-        desk.methods = _methods(Administration(models, regions, settings, options.name, options.version))
+        context.room.bytes_max = options.messages_bytes_max
+        context.methods = _methods(Administration(models, regions, settings, options.name, options.version))
         tls = options.tls
         self._renewal = (
             None if tls is None else CertificateReloader(tls.server, log, clients=tls.clients, protocols=HTTP_2)
         )
         self._tasks = tasks
         self._following: asyncio.Task[None] | None = None
-        self._server = Http2Server(desk.read, desk.begin, options.keepalive)
+        self._server = Http2Server(context.read, context.begin, options.keepalive)
 
     async def start(self, host: str, port: int) -> None:
         """Listen. Raises OSError if the port is not available, and `BadPair`."""

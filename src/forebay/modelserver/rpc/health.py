@@ -3,7 +3,7 @@
 import asyncio
 from typing import Final
 
-from forebay.modelserver.rpc.calls import DRAINING, Desk, Head, Link, Unary
+from forebay.modelserver.rpc.calls import DRAINING, Head, Link, RpcContext, Unary
 from forebay.wire.http2.grpc import UNAVAILABLE, answer_head, framed
 from forebay.wire.http2.streams import Stream
 
@@ -20,7 +20,7 @@ class Check(Unary):
 
     def on_message(self, message: bytes | memoryview) -> None:
         """Answer."""
-        self.reply(state(self.desk))
+        self.reply(state(self.context))
 
 
 class Watch(Unary):
@@ -28,8 +28,8 @@ class Watch(Unary):
 
     __slots__ = ("_looking", "_told")
 
-    def __init__(self, desk: Desk, session: Link, stream: Stream, head: Head) -> None:
-        super().__init__(desk, session, stream, head)
+    def __init__(self, context: RpcContext, session: Link, stream: Stream, head: Head) -> None:
+        super().__init__(context, session, stream, head)
         self._told = b""
         self._looking: asyncio.TimerHandle | None = None
 
@@ -42,12 +42,12 @@ class Watch(Unary):
     def _look(self) -> None:
         if self.over:
             return
-        now = state(self.desk)
+        now = state(self.context)
         if now != self._told:
             self._told = now
             self.session.send(self.stream, framed(now))
             self.session.wake()
-        self._looking = self.desk.loop.call_later(WATCH_EVERY_S, self._look)
+        self._looking = self.context.loop.call_later(WATCH_EVERY_S, self._look)
 
     def on_drain(self) -> None:
         """Send the last state and end."""
@@ -62,6 +62,6 @@ class Watch(Unary):
             self._looking.cancel()
 
 
-def state(desk: Desk) -> bytes:
+def state(context: RpcContext) -> bytes:
     """HealthCheckResponse with the current state."""
-    return _SERVING if desk.models.ready else _NOT_SERVING
+    return _SERVING if context.models.ready else _NOT_SERVING

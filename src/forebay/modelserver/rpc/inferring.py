@@ -7,7 +7,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from forebay.core.serving.errors import Kind, Refused
 from forebay.core.serving.values import Front, InferResponse, Ticket
-from forebay.modelserver.rpc.calls import Desk, Head, Link, Unary, forward
+from forebay.modelserver.rpc.calls import Head, Link, RpcContext, Unary, forward
 from forebay.modelserver.rpc.requests import read_request
 from forebay.modelserver.rpc.responses import Writer
 from forebay.modelserver.rpc.walking import check_fields
@@ -22,8 +22,8 @@ class Inference(Unary):
 
     __slots__ = ("_count", "_error", "_found", "_ticket", "_writer")
 
-    def __init__(self, desk: Desk, session: Link, stream: Stream, head: Head) -> None:
-        super().__init__(desk, session, stream, head)
+    def __init__(self, context: RpcContext, session: Link, stream: Stream, head: Head) -> None:
+        super().__init__(context, session, stream, head)
         self._writer: Writer
         self._ticket: Ticket | None = None
         self._found = b""
@@ -35,16 +35,16 @@ class Inference(Unary):
         came_ns = monotonic_ns()
         check_fields(message)
         read = _read(message)
-        models = self.desk.models
+        models = self.context.models
         view = models.view(read.model_name, read.model_version)
         if view.config.decoupled:
             raise Refused(Kind.UNSUPPORTED, _DECOUPLED)
-        asked = read_request(read, view.config, self.desk.regions)
+        asked = read_request(read, view.config, self.context.regions)
         head = self.head
         if head.forwarded:
             forward(head, asked.request)
         if head.timeout_s is not None:
-            asked.request.deadline = self.desk.loop.time() + head.timeout_s
+            asked.request.deadline = self.context.loop.time() + head.timeout_s
         asked.request.front, asked.request.came_ns = Front.GRPC, came_ns
         self._writer = Writer(models, view, asked.wanted)
         self._ticket = models.infer(asked.request, self.on_response)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
 
-from forebay.modelserver.rpc.calls import DRAINING, Call, Desk, Head, Link, Maker
+from forebay.modelserver.rpc.calls import DRAINING, Call, Head, Link, Maker, RpcContext
 from forebay.modelserver.rpc.described import REFLECTION, REQUEST, RESPONSE, Described
 from forebay.wire.http2.grpc import (
     INTERNAL,
@@ -87,8 +87,8 @@ class Reflecting(Call):
 
     __slots__ = ("_answers",)
 
-    def __init__(self, answers: Answers, desk: Desk, session: Link, stream: Stream, head: Head) -> None:
-        super().__init__(desk, session, stream, head)
+    def __init__(self, answers: Answers, context: RpcContext, session: Link, stream: Stream, head: Head) -> None:
+        super().__init__(context, session, stream, head)
         self._answers = answers
 
     def on_data(self, data: bytes | memoryview, ended: bool) -> None:

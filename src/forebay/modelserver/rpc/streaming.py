@@ -16,7 +16,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from forebay.core.serving.errors import Kind, Refused
 from forebay.core.serving.values import Front, InferResponse, Ticket
-from forebay.modelserver.rpc.calls import DRAINING, PACKED_AT_ONCE_BYTES_MAX, Call, Desk, Head, Link, forward
+from forebay.modelserver.rpc.calls import DRAINING, PACKED_AT_ONCE_BYTES_MAX, Call, Head, Link, RpcContext, forward
 from forebay.modelserver.rpc.requests import Asked, read_request
 from forebay.modelserver.rpc.responses import FINAL, Writer, set_parameters, varint
 from forebay.modelserver.rpc.walking import check_fields
@@ -64,8 +64,8 @@ class Streaming(Call):
 
     __slots__ = ("_backlog", "_draining", "_ended", "_feeding", "_frames", "_ordered", "_under_way")
 
-    def __init__(self, desk: Desk, session: Link, stream: Stream, head: Head) -> None:
-        super().__init__(desk, session, stream, head)
+    def __init__(self, context: RpcContext, session: Link, stream: Stream, head: Head) -> None:
+        super().__init__(context, session, stream, head)
         self._under_way: dict[_Turn, None] = {}
         self._ordered: deque[_Turn] = deque()
         """Requests to ordinary models, in the order in which their responses must be sent."""
@@ -124,7 +124,7 @@ class Streaming(Call):
             message, is_packed = backlog[0]
             if is_packed:
                 self.stream.held = True
-                self.desk.tasks.create_task(self._unpack_first(message))
+                self.context.tasks.create_task(self._unpack_first(message))
                 return
             backlog.popleft()
             self._start(message)
@@ -147,7 +147,7 @@ class Streaming(Call):
 
     async def _unpack_first(self, message: bytes) -> None:
         try:
-            data = await self.desk.unpack(message, self.head.coding)
+            data = await self.context.unpack(message, self.head.coding)
         except Exception as error:  # supervisor: a bug costs one call
             self.fail(error)
         else:
@@ -166,13 +166,13 @@ class Streaming(Call):
             return
         turn = _Turn(self, message)
         self._under_way[turn] = None
-        models = self.desk.models
+        models = self.context.models
         try:
             view = models.view(message.model_name, message.model_version)
             turn.decoupled = view.config.decoupled
             if not turn.decoupled:
                 self._ordered.append(turn)
-            asked = read_request(message, view.config, self.desk.regions)
+            asked = read_request(message, view.config, self.context.regions)
             if self.head.forwarded:
                 forward(self.head, asked.request)
             asked.request.front, asked.request.came_ns = Front.GRPC, came_ns
@@ -260,13 +260,13 @@ class _Turn:
     def submit(self) -> None:
         """Submit the request to the models. Raises `Refused`."""
         assert self._asked is not None
-        self._ticket = self._stream.desk.models.infer(self._asked.request, self.on_response)
+        self._ticket = self._stream.context.models.infer(self._asked.request, self.on_response)
 
     def drop(self, why: str) -> None:
         """End the request before it is submitted; the model counts it as rejected."""
         assert self._asked is not None
         self.frames = None
-        self._stream.desk.models.dropped(self._asked.request)
+        self._stream.context.models.dropped(self._asked.request)
         self.fail(Refused(Kind.UNAVAILABLE, why))
 
     def cancel(self) -> None:
@@ -317,7 +317,7 @@ class _Turn:
     def _text(self, error: Exception) -> str:
         if isinstance(error, Refused):
             return error.text[:ERROR_CHARS_MAX]
-        self._stream.desk.log.error("request handling failed", model=self._model[:200], exc_info=error)
+        self._stream.context.log.error("request handling failed", model=self._model[:200], exc_info=error)
         return "internal error"
 
     def _end_if(self, final: bool) -> None:

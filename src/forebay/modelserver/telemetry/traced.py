@@ -36,17 +36,17 @@ class Passage(NamedTuple):
     """When the front had taken the response; 0: no response, or an immediate error."""
 
 
-class Kept(NamedTuple):
+class TracedTensor(NamedTuple):
     """A traced tensor with its own copy of the data."""
 
     activity: str
     tensor: Tensor
 
 
-def kept(activity: str, given: Sequence[Tensor]) -> list[Kept]:
+def kept(activity: str, given: Sequence[Tensor]) -> list[TracedTensor]:
     """Copies of tensors for tracing."""
     return [
-        Kept(
+        TracedTensor(
             activity,
             each.copied()
             if prod(each.shape) <= TRACED_ELEMENTS_MAX
@@ -80,7 +80,7 @@ class Traced(Protocol):
         """Time of the first response; 0: none came."""
 
     @property
-    def tensors(self) -> Sequence[Kept]:
+    def tensors(self) -> Sequence[TracedTensor]:
         """Traced tensors."""
 
     @property

@@ -15,11 +15,11 @@ from forebay.modelserver.server import ModelServer
 from forebay.modelserver.telemetry.latencies import Latencies
 from forebay.modelserver.telemetry.logs import LogSettings
 from forebay.modelserver.telemetry.trace_files import TraceFiles
-from forebay.modelserver.telemetry.traced import INPUT, OUTPUT, Kept, Passage, Step, kept, trace
+from forebay.modelserver.telemetry.traced import INPUT, OUTPUT, Passage, Step, TracedTensor, kept, trace
 from forebay.modelserver.telemetry.tracing import TENSORS, Sampler, TraceSettings
 
 
-class Watched:
+class ObservedModels:
     """Wraps the model server for the fronts. Implements `ports.Models`."""
 
     def __init__(
@@ -71,14 +71,14 @@ class Watched:
         """Unload a model, or one version."""
         await self._server.unload(name, dependents, version)
 
-    def infer(self, request: InferRequest, on_response: OnResponse) -> "Seen":
+    def infer(self, request: InferRequest, on_response: OnResponse) -> "ObservedRequest":
         """Validate and queue a request."""
         sampler = None
         if not self._traces.off:
             sampler = self._traces.sampler(request.model)
             if not sampler.hit():
                 sampler = None
-        seen = Seen(self, request, on_response, sampler)
+        seen = ObservedRequest(self, request, on_response, sampler)
         try:
             seen.call = self._server.infer(request, seen.on_response)
             if sampler is not None:
@@ -92,7 +92,7 @@ class Watched:
         """Count a request that was displaced by a newer one before it was queued."""
         self._server.dropped(request)
 
-    def note(self, seen: "Seen", error: Refused | None) -> None:
+    def note(self, seen: "ObservedRequest", error: Refused | None) -> None:
         """A request has ended; `error` is its final error."""
         now = seen.end_ns or monotonic_ns()
         call = seen.call
@@ -114,7 +114,7 @@ class Watched:
             )
 
 
-class Seen:
+class ObservedRequest:
     """A request in flight; serves as its ticket."""
 
     __slots__ = (
@@ -123,7 +123,7 @@ class Seen:
     )  # fmt: skip
 
     def __init__(
-        self, owner: Watched, request: InferRequest, on_response: OnResponse, sampler: Sampler | None
+        self, owner: ObservedModels, request: InferRequest, on_response: OnResponse, sampler: Sampler | None
     ) -> None:
         self._owner = owner
         self._on_response = on_response
@@ -138,7 +138,7 @@ class Seen:
         self.end_ns = 0
         self.first_ns = 0
         """When the first response came."""
-        self.tensors: list[Kept] = []
+        self.tensors: list[TracedTensor] = []
         """Traced tensors."""
         self.steps: tuple[Step, ...] = ()
         """Steps of an ensemble."""

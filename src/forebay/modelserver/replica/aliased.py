@@ -25,7 +25,7 @@ ENDPOINT: Final = "infer"
 _FIXED: Final = "The cluster file determines what runs; models cannot be loaded or unloaded here."
 
 
-class Named:
+class AliasedModel:
     """Implements `modelserver.ports.Models` for the model `model` of `server`, which clients call `name`.
 
     `strict`: the server is ready only if all of its models are, so its readiness covers this model.
@@ -81,7 +81,7 @@ class Named:
         return self._server.labels(self.model, version, output)
 
     def statistics(self, name: str, version: str) -> Sequence[ModelStatistics]:
-        """Statistics of the model, whether or not it is named."""
+        """Statistics of the model, whether or not `name` is given."""
         if name:
             self._check(name)
         return [replace(each, name=self.name) for each in self._server.statistics(self.model, version)]
@@ -154,10 +154,10 @@ class Named:
 class _Underway:
     """An inference in flight; ends exactly once."""
 
-    __slots__ = ("_began", "_named", "_on_response", "_over", "ticket")
+    __slots__ = ("_aliased", "_began", "_on_response", "_over", "ticket")
 
-    def __init__(self, named: Named, on_response: OnResponse) -> None:
-        self._named = named
+    def __init__(self, aliased: AliasedModel, on_response: OnResponse) -> None:
+        self._aliased = aliased
         self._on_response = on_response
         self._began = get_running_loop().time()
         self._over = False
@@ -167,10 +167,10 @@ class _Underway:
         """Deliver a response under the requested name."""
         code = OK
         if response is not None:
-            response.model = self._named.name
+            response.model = self._aliased.name
             if response.error is not None:
                 code = code_of(response.error)
-                response.error = self._named.reworded(response.error)
+                response.error = self._aliased.reworded(response.error)
         if final:
             self.end(code)
         self._on_response(response, final)
@@ -185,7 +185,7 @@ class _Underway:
         """Record the end, once."""
         if not self._over:
             self._over = True
-            self._named.ended(code, self._began)
+            self._aliased.ended(code, self._began)
 
 
 def code_of(refused: Refused) -> Code:
