@@ -23,7 +23,7 @@ from forebay.core.serving.config import (
     VersionRule,
 )
 from forebay.engines.tensor.measures import Family, Measure, Series
-from forebay.engines.tensor.python import offered as pb_utils
+from forebay.engines.tensor.python import triton_api as pb_utils
 from forebay.engines.tensor.python.config import ModelConfig, document, instance_name
 from forebay.engines.tensor.python.metrics import measured
 

@@ -82,7 +82,9 @@ class OnnxBackend:
         except BackendFailed:
             raise
         except Exception as error:  # the library's exceptions have no common base class
-            raise BackendFailed(f"model '{config.name}': {file.name} cannot be loaded: {_said(error)}") from error
+            raise BackendFailed(
+                f"model '{config.name}': {file.name} cannot be loaded: {_error_text(error)}"
+            ) from error
         if len(providers) > 1 and CUDA not in self._session.get_providers():
             raise BackendFailed(
                 f"model '{config.name}': ONNX Runtime cannot use the GPU, and would compute on the CPU: CUDA or "
@@ -125,7 +127,7 @@ class OnnxBackend:
         try:
             found = self._session.run(wanted, feed) if self._native else self._run_values(feed, wanted)
         except Exception as error:  # the library's exceptions have no common base class
-            raise RuntimeError(_said(error)) from error
+            raise RuntimeError(_error_text(error)) from error
         return {
             name: as_bytes(array) if array.dtype.hasobject else array
             for name, array in zip(wanted, found, strict=True)
@@ -237,7 +239,7 @@ def _number(config: ModelConfig, name: str) -> int:
     return int(text)
 
 
-def _said(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     """ONNX Runtime's error in Triton's wording."""
     found = _FAILURE.match(str(error))
     return f"onnx runtime error {found[1]}: {found[2].strip()}" if found else str(error)

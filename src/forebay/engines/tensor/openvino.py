@@ -78,7 +78,9 @@ class OpenVinoBackend:
         except BackendFailed:
             raise
         except Exception as error:  # the library raises RuntimeError, ValueError and exceptions of its own
-            raise BackendFailed(f"model '{config.name}': {file.name} cannot be loaded: {_said(error)}") from error
+            raise BackendFailed(
+                f"model '{config.name}': {file.name} cannot be loaded: {_error_text(error)}"
+            ) from error
         self._bf16 = frozenset(spec.name for spec in loaded.inputs if spec.datatype is Datatype.BF16)
         named = tuple(spec.name for spec in config.outputs if spec.name in self._outputs)
         self._answers = named or tuple(self._outputs)
@@ -103,7 +105,7 @@ class OpenVinoBackend:
                 request.set_input_tensor(place, tensor)
             request.infer()
         except Exception as error:  # the library raises RuntimeError, ValueError and exceptions of its own
-            raise RuntimeError(_said(error)) from error
+            raise RuntimeError(_error_text(error)) from error
         return {name: _array(request.get_output_tensor(self._places[name])) for name in wanted}
 
     def _tensor(self, name: str, array: Array) -> Any:
@@ -133,7 +135,7 @@ def _array(tensor: Any) -> Array:
     return np.array(tensor.data)
 
 
-def _said(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     """The last line of an error: those before it are locations in OpenVINO's source."""
     return (str(error).strip().splitlines() or [type(error).__name__])[-1]
 

@@ -4,7 +4,7 @@ import sys
 from importlib import resources
 from types import ModuleType
 
-from forebay.engines.tensor.python import offered
+from forebay.engines.tensor.python import triton_api
 
 
 def loaded(model: str, file: str = "model.py") -> ModuleType:
@@ -13,7 +13,7 @@ def loaded(model: str, file: str = "model.py") -> ModuleType:
     module = ModuleType(f"{model}/{file}")
     name = "triton_python_backend_utils"
     before = sys.modules.get(name)
-    sys.modules[name] = offered
+    sys.modules[name] = triton_api
     try:
         exec(compile(path.read_text(encoding="utf-8"), str(path), "exec"), module.__dict__)
     finally:

@@ -24,13 +24,13 @@ from forebay.engines.tensor.protocol import (
     Request,
     Response,
 )
-from forebay.engines.tensor.python import metrics, offered
+from forebay.engines.tensor.python import metrics, triton_api
 from forebay.engines.tensor.python.calls import (
     TRITONSERVER_RESPONSE_COMPLETE_FINAL,
-    Forgotten,
     InferenceRequest,
     InferenceResponse,
     InferenceResponseSender,
+    SenderReaper,
 )
 from forebay.engines.tensor.python.config import FILE_DEFAULT, completed, document, instance_name
 from forebay.engines.tensor.python.config import ModelConfig as Completing
@@ -64,12 +64,12 @@ class PythonBackend:
         if not file.is_file():
             raise BackendFailed(f"Python model file not found in '{file}'")
         for name in MODULES:
-            sys.modules[name] = offered
+            sys.modules[name] = triton_api
         current.host = Host(config.name, str(folder))
         self._before = (list(sys.path), frozenset(sys.modules))
         # bytecode caches are validated by the source's size and time in seconds: too coarse for a quick reload
         self._wrote_bytecode, sys.dont_write_bytecode = not sys.dont_write_bytecode, True
-        self._file, self._loop, self._forgotten = file, _Loop(), Forgotten()
+        self._file, self._loop, self._reaper = file, _Loop(), SenderReaper()
         self._model: Any = None
         try:
             made = _imported(file)
@@ -80,7 +80,7 @@ class PythonBackend:
                 self._model.initialize(_arguments(self._config, self._told, file, instance))
         except BaseException as error:  # SystemExit too: a model may do anything
             self._forget()
-            raise BackendFailed(f"model '{config.name}': {_said(error)}") from error
+            raise BackendFailed(f"model '{config.name}': {_error_text(error)}") from error
         current.host.call = call
         return Loaded(threads=False, measures=True, config=changed)
 
@@ -91,7 +91,7 @@ class PythonBackend:
         for index, request in enumerate(requests):
             sender = InferenceResponseSender(
                 request, index, emit,
-                decoupled=decoupled, names=self._names, check=self._checked, forgotten=self._forgotten,
+                decoupled=decoupled, names=self._names, check=self._checked, reaper=self._reaper,
             )  # fmt: skip
             senders.append(sender)
             inputs = [Tensor.of(name, array, self._datatype(name, array)) for name, array in request.inputs.items()]
@@ -123,7 +123,7 @@ class PythonBackend:
             if hasattr(self._model, "finalize"):
                 self._model.finalize()
         except BaseException as error:  # the model is being closed either way
-            offered.Logger.log_error(_said(error))
+            triton_api.Logger.log_error(_error_text(error))
         self._forget()
 
     def _configure(self, config: ModelConfig, instance: int) -> None:
@@ -146,13 +146,13 @@ class PythonBackend:
             return [None] * len(served)
         name = self._instance_name
         if self._config.decoupled:
-            raise _Wrong(
+            raise _InvalidReturn(
                 f"Python model '{name}' is using the decoupled mode and the execute function must return None."
             )
         if not isinstance(returned, list):
-            raise _Wrong(f"Expected a list in the execute return, found type '{type(returned)}'.")
+            raise _InvalidReturn(f"Expected a list in the execute return, found type '{type(returned)}'.")
         if len(returned) != len(served):
-            raise _Wrong(
+            raise _InvalidReturn(
                 "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
                 f"InferenceRequest(s) size is:{len(served)}, and InferenceResponse(s) size is:{len(returned)}\n"
             )
@@ -167,19 +167,19 @@ class PythonBackend:
             sender.close()
             return Response(reschedule=True)
         if request.rescheduled:
-            raise _Wrong(
+            raise _InvalidReturn(
                 "Expected a None object in the execute function return list for reschduled request, found type "
                 f"'{type(returned)}'."
             )
         if not isinstance(returned, InferenceResponse):
-            raise _Wrong(
+            raise _InvalidReturn(
                 "Expected an 'InferenceResponse' object in the execute function return list, found type "
                 f"'{type(returned)}'."
             )
         try:
             sender.count(returned, TRITONSERVER_RESPONSE_COMPLETE_FINAL)
         except TritonModelException as error:
-            raise _Wrong(str(error)) from error
+            raise _InvalidReturn(str(error)) from error
         return self._checked(returned.values(sender.names))
 
     def _checked(self, response: Response) -> Response:
@@ -193,7 +193,7 @@ class PythonBackend:
 
     def _failed(self, error: BaseException, senders: list[InferenceResponseSender]) -> list[Response | None]:
         """The same error for all requests of the batch without a response."""
-        text = f"Failed to process the request(s) for model '{self._instance_name}', message: {_said(error)}"
+        text = f"Failed to process the request(s) for model '{self._instance_name}', message: {_error_text(error)}"
         return [Response(error=text) if sender.close() else None for sender in senders]
 
     def _settle(
@@ -216,7 +216,7 @@ class PythonBackend:
         """Drop the model and the modules that it imported from its own folders."""
         self._model = None
         self._loop.stop()
-        self._forgotten.stop()
+        self._reaper.stop()
         before, modules = self._before
         sys.dont_write_bytecode = not self._wrote_bytecode
         sys.path[:] = before
@@ -227,11 +227,11 @@ class PythonBackend:
                 del sys.modules[name]
 
 
-class _Wrong(Exception):  # noqa: N818 - never leaves this file
+class _InvalidReturn(Exception):  # noqa: N818 - never leaves this file
     """The return value of `execute` is invalid."""
 
 
-class _Left(Exception):  # noqa: N818 - never leaves this file
+class _LoopExit(Exception):  # noqa: N818 - never leaves this file
     """Wraps, as its cause, an exception of a coroutine that would also have ended the event loop."""
 
 
@@ -239,7 +239,7 @@ async def _guarded(coroutine: Coroutine[Any, Any, object]) -> object:
     try:
         return await coroutine
     except (SystemExit, KeyboardInterrupt) as error:
-        raise _Left from error
+        raise _LoopExit from error
 
 
 class _Loop:
@@ -288,7 +288,7 @@ def _completed(made: Any, config: ModelConfig, told: dict[str, Any] | None) -> M
         return None
     given = made.auto_complete_config(Completing(json.dumps(document(config, told))))
     if not isinstance(given, Completing):
-        raise _Wrong(
+        raise _InvalidReturn(
             f"auto_complete_config function in model '{config.name}' must return a valid pb.ModelConfig object."
         )
     return completed(config, given.as_dict())
@@ -313,11 +313,11 @@ def _reschedule(served: list[InferenceRequest], senders: list[InferenceResponseS
             emit(index, Response(reschedule=True), True)
 
 
-def _said(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     """An exception as Triton shows it: type, text, and the frames of the model, innermost first."""
-    if isinstance(error, _Wrong):
+    if isinstance(error, _InvalidReturn):
         return str(error)
-    if isinstance(error, _Left) and error.__cause__:
+    if isinstance(error, _LoopExit) and error.__cause__:
         error = error.__cause__
     frames = []
     trace = error.__traceback__

@@ -353,7 +353,16 @@ class InferenceResponseSender:
     """Sends the responses of one request, from any thread. The request ends when the sender is garbage-collected."""
 
     __slots__ = (
-        "_check", "_closed", "_decoupled", "_emit", "_forgotten", "_index", "_lock", "_request", "_sent", "names",
+        "_check",
+        "_closed",
+        "_decoupled",
+        "_emit",
+        "_index",
+        "_lock",
+        "_reaper",
+        "_request",
+        "_sent",
+        "names",
     )  # fmt: skip
 
     def __init__(
@@ -365,10 +374,10 @@ class InferenceResponseSender:
         decoupled: bool,
         names: tuple[str, ...],
         check: "Check",
-        forgotten: "Forgotten",
+        reaper: "SenderReaper",
     ) -> None:
         self._request, self._index, self._emit, self._decoupled = request, index, emit, decoupled
-        self._check, self._forgotten = check, forgotten
+        self._check, self._reaper = check, reaper
         self.names = request.wanted or names
         self._lock = threading.Lock()
         self._sent = 0
@@ -420,10 +429,10 @@ class InferenceResponseSender:
     def __del__(self) -> None:
         if self.close():
             text = "" if self._decoupled or self._sent else "The model has not answered the request."
-            self._forgotten.put(partial(self._emit, self._index, Response(error=text) if text else None, True))
+            self._reaper.put(partial(self._emit, self._index, Response(error=text) if text else None, True))
 
 
-class Forgotten:
+class SenderReaper:
     """Ends requests whose senders were garbage-collected, in a thread of its own.
 
     A sender may be collected anywhere, even inside another's `emit`, so it must not block there.
@@ -431,7 +440,7 @@ class Forgotten:
 
     def __init__(self) -> None:
         self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="forgotten", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="sender-reaper", daemon=True)
         self._thread.start()
 
     def put(self, end: Callable[[], None]) -> None:
