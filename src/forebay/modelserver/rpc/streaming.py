@@ -48,15 +48,15 @@ _ANSWER: Final = b"\x12"
 _read: Final[Any] = pb.ModelInferRequest.FromString
 
 
-def _said(final: bool) -> bytes:
+def _final_parameter(final: bool) -> bytes:
     """The final-response parameter, encoded as a fragment of a ModelInferResponse."""
     message = pb.ModelInferResponse()
     set_parameters(message.parameters, {FINAL: final})
     return message.SerializeToString()  # type: ignore[no-any-return]
 
 
-_FINAL: Final = _said(True)
-_MORE: Final = _said(False)
+_FINAL: Final = _final_parameter(True)
+_MORE: Final = _final_parameter(False)
 
 
 class Streaming(Call):

@@ -25,7 +25,7 @@ class Answer(NamedTuple):
     """Tokens that the model has read; 0 if it does not count them."""
 
 
-class Mistake(Exception):  # noqa: N818 - states the condition
+class ContractViolation(Exception):  # noqa: N818 - states the condition
     """A model's output violates its task's contract; the text says how, and may be shown to clients."""
 
 

@@ -20,10 +20,10 @@ from forebay.core.serving.values import InferRequest, InferResponse, Ticket
 from forebay.core.task_tensors import PARAMETER
 from forebay.modelserver.http.answering import DEADLINE, deadline_of
 from forebay.modelserver.ports import Models, ModelView
-from forebay.modelserver.tasks.checking import Checking
-from forebay.modelserver.tasks.contract import Answer, Job, Mistake, Results, Task
-from forebay.modelserver.tasks.failing import Failure, mistaken, note, refuse, translated
-from forebay.modelserver.tasks.outflow import USAGE, Outflow
+from forebay.modelserver.tasks.contract import Answer, ContractViolation, Job, Results, Task
+from forebay.modelserver.tasks.errors import Failure, contract_violated, note, refuse, translated
+from forebay.modelserver.tasks.output_check import OutputCheck
+from forebay.modelserver.tasks.response_stream import USAGE, ResponseStream
 from forebay.net.exchange import Exchange
 from forebay.wire import http1
 from forebay.wire.forms.multipart import is_form
@@ -108,17 +108,17 @@ class Work:
     """A job in progress."""
 
     __slots__ = (
-        "_checking",
+        "_check",
         "_deadline",
         "_exchange",
         "_job",
         "_log",
         "_lows",
         "_models",
-        "_outflow",
         "_outputs",
         "_over",
         "_parts",
+        "_response_stream",
         "_tickets",
         "_view",
         "_waiting",
@@ -148,8 +148,8 @@ class Work:
         self._waiting = 0
         """Inferences that have not ended."""
         self._over = False
-        self._outflow: Outflow | None = None
-        self._checking: Checking
+        self._response_stream: ResponseStream | None = None
+        self._check: OutputCheck
 
     def start(self, task: str, outputs: tuple[str, ...]) -> None:
         """Start the first inferences. Raises `Refusal` after cancelling those already started."""
@@ -160,7 +160,7 @@ class Work:
         self._parts = [[] for _ in self._lows]
         self._waiting = len(self._lows)
         sizes = [min(self._job.rows - low, rows_max) for low in self._lows]
-        self._checking = Checking(task, config, sizes)
+        self._check = OutputCheck(task, config, sizes)
         try:
             for _ in self._lows[: config.instance_count + 1]:
                 self._infer_next()
@@ -206,15 +206,15 @@ class Work:
             if response is not None:
                 if response.error is not None:
                     raise self._translated(response.error, part)
-                self._checking.check(part, response)
+                self._check.check(part, response)
                 self._take(part, response)
             if final:
-                self._checking.end(part)
+                self._check.end(part)
                 self._end()
         except Refusal as refusal:
             self._fail(refusal)
-        except Mistake as mistake:
-            self._fail(mistaken(self._job.model, mistake))
+        except ContractViolation as violation:
+            self._fail(contract_violated(self._job.model, violation))
         # supervisor: a bug in writing one response must not affect the model's other callbacks
         except Exception as error:
             self._fail(ours(error))
@@ -241,11 +241,11 @@ class Work:
         usage = (USAGE, b"%d,0,0" % answer.tokens)
         exchange.respond(200, [(b"content-type", answer.content_type), usage], answer.body)
 
-    def _flow(self) -> Outflow:
-        if self._outflow is None:
+    def _flow(self) -> ResponseStream:
+        if self._response_stream is None:
             assert self._job.stream is not None
-            self._outflow = Outflow(self._exchange, self._job.stream.content_type)
-        return self._outflow
+            self._response_stream = ResponseStream(self._exchange, self._job.stream.content_type)
+        return self._response_stream
 
     def _fail(self, refusal: Refusal) -> None:
         """Respond with an error, or report it in the stream; cancels all other inferences."""

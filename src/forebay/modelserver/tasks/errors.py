@@ -7,7 +7,7 @@ import structlog
 
 from forebay.core.errors import TABLE, Code, Refusal
 from forebay.core.serving.errors import Kind, Refused
-from forebay.modelserver.tasks.contract import Mistake
+from forebay.modelserver.tasks.contract import ContractViolation
 from forebay.net.exchange import Exchange
 from forebay.obs.clock import random_hex
 from forebay.wire import http1
@@ -49,9 +49,9 @@ def failed(model: str, reason: str) -> Failure:
     return Failure(f"The model '{model}' failed; the log has the request id.", reason)
 
 
-def mistaken(model: str, mistake: Mistake) -> Failure:
+def contract_violated(model: str, violation: ContractViolation) -> Failure:
     """The error for a model whose output violates its task's contract."""
-    return Failure(f"The model '{model}' violates the contract of its task: {mistake}.")
+    return Failure(f"The model '{model}' violates the contract of its task: {violation}.")
 
 
 def translated(refused: Refused, param: str, model: str, rows: range | None = None) -> Refusal:

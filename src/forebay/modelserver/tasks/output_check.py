@@ -6,10 +6,10 @@ from math import prod
 from forebay.core.serving.config import ModelConfig
 from forebay.core.serving.values import InferResponse, Tensor
 from forebay.core.task_tensors import CONTRACTS, Contract, Output
-from forebay.modelserver.tasks.contract import Mistake
+from forebay.modelserver.tasks.contract import ContractViolation
 
 
-class Checking:
+class OutputCheck:
     """Checks the responses to a job, whose inferences have `rows` rows each."""
 
     __slots__ = ("_batched", "_contract", "_decoupled", "_given", "_rows")
@@ -22,7 +22,7 @@ class Checking:
         self._given = [0] * len(rows)
 
     def check(self, part: int, response: InferResponse) -> None:
-        """Check one response to an inference. Raises `Mistake`."""
+        """Check one response to an inference. Raises `ContractViolation`."""
         contract = self._contract
         if contract is None or (self._decoupled and not response.outputs):
             return
@@ -30,22 +30,22 @@ class Checking:
         for output in contract.outputs:
             tensor = found.get(output.name)
             if tensor is not None and tensor.datatype not in output.datatypes:
-                raise Mistake(f"it gave '{output.name}' as {tensor.datatype}")
+                raise ContractViolation(f"it gave '{output.name}' as {tensor.datatype}")
         if contract.by_row:
             self._given[part] += self._rows_of(contract, found)
 
     def end(self, part: int) -> None:
-        """An inference has ended: check that it is complete. Raises `Mistake`."""
+        """An inference has ended: check that it is complete. Raises `ContractViolation`."""
         contract = self._contract
         if contract is not None and contract.by_row and self._given[part] != self._rows[part]:
             name = contract.outputs[0].name
-            raise Mistake(f"it gave {self._given[part]} rows of '{name}' for {self._rows[part]}")
+            raise ContractViolation(f"it gave {self._given[part]} rows of '{name}' for {self._rows[part]}")
 
     def _rows_of(self, contract: Contract, found: dict[str, Tensor]) -> int:
-        """Number of rows of each output in a response. Raises `Mistake` if the outputs do not agree."""
+        """Number of rows of each output in a response. Raises `ContractViolation` if the outputs do not agree."""
         first = found.get(contract.outputs[0].name)
         if first is None:
-            raise Mistake(f"it gave no '{contract.outputs[0].name}'")
+            raise ContractViolation(f"it gave no '{contract.outputs[0].name}'")
         rows = self._count(contract.outputs[0], first)
         things = self._batched + 1
         for output in contract.outputs:
@@ -53,17 +53,17 @@ class Checking:
             if tensor is None:
                 if output.optional:
                     continue
-                raise Mistake(f"it gave no '{output.name}'")
+                raise ContractViolation(f"it gave no '{output.name}'")
             alike = not output.beside or tensor.shape[:things] == first.shape[:things]
             ends = not output.last or tensor.shape[-1] == output.last
             if self._count(output, tensor) != rows or not alike or not ends:
                 sizes = f"of shape {list(tensor.shape)} beside '{first.name}' of shape {list(first.shape)}"
-                raise Mistake(f"it gave '{output.name}' {sizes}")
+                raise ContractViolation(f"it gave '{output.name}' {sizes}")
         return rows
 
     def _count(self, output: Output, tensor: Tensor) -> int:
         if output.dims is None:
             return tensor.shape[0] if self._batched and tensor.shape else 1
         if len(tensor.shape) < output.dims:
-            raise Mistake(f"it gave '{output.name}' of shape {list(tensor.shape)}")
+            raise ContractViolation(f"it gave '{output.name}' of shape {list(tensor.shape)}")
         return prod(tensor.shape[: len(tensor.shape) - output.dims])

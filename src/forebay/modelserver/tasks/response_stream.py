@@ -15,7 +15,7 @@ HELD_BYTES_MAX: Final = 32 * 2**20
 """Buffer limit for a slow client: some ten minutes of uncompressed speech, generated faster than played."""
 
 
-class Outflow:
+class ResponseStream:
     """One streamed response, buffered while the client cannot take more."""
 
     __slots__ = ("_content_type", "_ended", "_exchange", "_held", "_held_bytes")

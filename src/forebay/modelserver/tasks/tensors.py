@@ -8,7 +8,7 @@ from forebay.core.serving.config import Datatype
 from forebay.core.serving.values import Tensor
 from forebay.engines.tensor.arrays import DTYPES
 from forebay.engines.tensor.protocol import Array
-from forebay.modelserver.tasks.contract import Mistake
+from forebay.modelserver.tasks.contract import ContractViolation
 from forebay.wire.oip.tensors import prefixed, split
 
 
@@ -24,10 +24,10 @@ def numbers(name: str, datatype: Datatype, array: Array) -> Tensor:
 
 
 def as_array(tensor: Tensor) -> Array:
-    """A view of a numeric tensor. Raises `Mistake` if some elements are not finite."""
+    """A view of a numeric tensor. Raises `ContractViolation` if some elements are not finite."""
     array = np.frombuffer(tensor.data, DTYPES[tensor.datatype]).reshape(tensor.shape)
     if array.dtype.kind == "f" and not np.isfinite(array).all():
-        raise Mistake(f"it gave '{tensor.name}' with numbers that are not finite")
+        raise ContractViolation(f"it gave '{tensor.name}' with numbers that are not finite")
     return array
 
 
@@ -37,11 +37,11 @@ def as_bytes(tensor: Tensor) -> list[bytes]:
 
 
 def as_texts(tensor: Tensor) -> list[str]:
-    """Elements of a BYTES tensor as texts, flat. Raises `ValueError` if it is malformed, `Mistake` if not UTF-8."""
+    """Elements of a BYTES tensor as texts. Raises `ValueError` if malformed, `ContractViolation` if not UTF-8."""
     try:
         return [str(each, "utf-8") for each in split(tensor.data)]
     except UnicodeDecodeError:
-        raise Mistake(f"it gave '{tensor.name}' with bytes that are not UTF-8") from None
+        raise ContractViolation(f"it gave '{tensor.name}' with bytes that are not UTF-8") from None
 
 
 def token_count(tensors: Iterable[Tensor]) -> int:

@@ -11,7 +11,7 @@ from tests.net.rig import run, until
 
 from forebay.core.serving.errors import Kind, Refused
 from forebay.core.serving.values import InferRequest, InferResponse
-from forebay.modelserver.tasks import outflow
+from forebay.modelserver.tasks import response_stream
 from forebay.modelserver.tasks.audio.speak import FORMATS
 
 BODY = {"model": "m", "input": "Hello.", "voice": "alloy"}
@@ -112,7 +112,7 @@ def test_a_client_that_listens_slowly_gets_everything() -> None:
 
 
 def test_a_client_that_listens_far_too_slowly_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outflow, "HELD_BYTES_MAX", 4 * SIZE)
+    monkeypatch.setattr(response_stream, "HELD_BYTES_MAX", 4 * SIZE)
     shelf = Shelf("speak", ("AUDIO",), lambda _: [*[response(AUDIO=texts(b"x" * SIZE))] * 40, None])
 
     async def main() -> None:

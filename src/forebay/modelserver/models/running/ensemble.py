@@ -180,7 +180,7 @@ class _Request:
             step = self._owner.config.steps[self._starts[run].step]
             model = self._owner.models.lookup(step.model, step.version)
             rows = call.checked.rows if model is not None and model.max_batch else 0
-            sequence = _said(response, self._sequences[run])
+            sequence = _next_sequence(response, self._sequences[run])
             outputs = {tensor.name: _Value(tensor, rows, sequence) for tensor in response.outputs}
         if final:
             self._spent = Spent(*map(sum, zip(self._spent, call.spent, strict=True)))
@@ -266,7 +266,7 @@ def _fits(model: ModelConfig, inputs: tuple[Tensor, ...]) -> bool:
     return True
 
 
-def _said(response: InferResponse, before: _Sequence) -> _Sequence:
+def _next_sequence(response: InferResponse, before: _Sequence) -> _Sequence:
     """The sequence in which the request goes on after a step's response."""
     said = response.parameters
     if not said or said.keys().isdisjoint(_Sequence._fields):

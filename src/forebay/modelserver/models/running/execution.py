@@ -182,7 +182,7 @@ class Executor:
                 self._fail(call, answer.error)
             elif answer.reschedule:
                 self._fail(call, Refused(Kind.INTERNAL, NOT_ITERATIVE))
-            elif problem := self._misfit(call, answer):
+            elif problem := self._batch_size_problem(call, answer):
                 self._fail(call, Refused(Kind.INTERNAL, problem))
             else:
                 self._counts.success(call, done.compute_start_ns, spent, call.checked.rows)
@@ -211,13 +211,13 @@ class Executor:
 
     def responded(self, call: Call, answer: Answer | None, final: bool, started_ns: int) -> None:
         """A response of a decoupled model, or the end of its responses."""
-        if answer is not None and answer.error is None and (problem := self._misfit(call, answer)):
+        if answer is not None and answer.error is None and (problem := self._batch_size_problem(call, answer)):
             answer = Answer(error=Refused(Kind.INTERNAL, problem))
         if self._decoupled:
             self._counts.response(call.responses, started_ns, monotonic_ns(), _outcome(call, answer))
         self._deliver(call, None if answer is None else self.response(call, answer), final)
 
-    def _misfit(self, call: Call, answer: Answer) -> str:
+    def _batch_size_problem(self, call: Call, answer: Answer) -> str:
         """Why the response is invalid, or empty. As in Triton, decoupled models may return any number of rows."""
         given = call.checked.inputs
         if not self._lead or self._decoupled or not given:

@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from forebay.core.serving.values import InferResponse
-from forebay.modelserver.tasks.contract import JSON, Answer, Mistake
+from forebay.modelserver.tasks.contract import JSON, Answer, ContractViolation
 from forebay.modelserver.tasks.tensors import as_array, as_bytes, as_texts
 
 TEXT: Final = "TEXT"
@@ -51,10 +51,10 @@ class Transcript:
 
 
 def segments_of(response: InferResponse) -> list[Segment]:
-    """Segments in one response. Raises `ValueError` or `Mistake` if its tensors are malformed."""
+    """Segments in one response. Raises `ValueError` or `ContractViolation` if its tensors are malformed."""
     found = {tensor.name: tensor for tensor in response.outputs}
     if TEXT not in found:
-        raise Mistake(f"it gave no '{TEXT}'")
+        raise ContractViolation(f"it gave no '{TEXT}'")
     texts = as_texts(found[TEXT])
     times = [(0.0, 0.0)] * len(texts)
     details: list[dict[str, Any]] = [{} for _ in texts]
