@@ -389,8 +389,8 @@ def test_a_request_that_waits_for_its_model_keeps_its_deadline_and_is_told_when_
             await until("it is awake", lambda: server.pids("b"))
             late = await server.ask("a", ONE, deadline=monotonic() + 0.001).error()
             assert (late.kind, late.retry_after_s) == (Kind.UNAVAILABLE, 1)
-            assert "its deadline has passed" in late.text
-            await until("nobody waits", lambda: not server.itself._memory._line)
+            assert "its deadline passed" in late.text
+            await until("nobody waits", lambda: not server.itself._memory._queue)
             crowded = await server.ask("a", ONE).error()
             assert (crowded.kind, crowded.retry_after_s) == (Kind.UNAVAILABLE, 1)
             assert "'a' has waited 0 s for" in crowded.text

@@ -131,7 +131,7 @@ def test_one_version_is_not_loaded_where_others_have_another_configuration(tmp_p
         async with serving(tmp_path, startup=("m",)) as server:
             await server.unload("m", False, "1")
             write(tmp_path, "m", config(both, max_batch=4), NUMBER, (1, 2))
-            with pytest.raises(Refused, match="has another configuration than the versions that serve"):
+            with pytest.raises(Refused, match="has a configuration that differs from its loaded versions"):
                 await server.load("m", {"version": "1"})
             assert await server.numbers("m", ONE) == [[2.0]]
             for more in ({"version": "1", "config": "{}"}, {"version": -1}, {"version": b"1"}):
@@ -422,7 +422,7 @@ def test_files_that_a_folder_hides_are_told_of(tmp_path: Path) -> None:
             assert list(server.states("left")) == ["1"]
             write(tmp_path, "m", config())
             await until("it serves", lambda: server.states("m").get("1") == ("READY", ""))
-        (told,) = [each for each in heard.entries if each["event"].startswith("model files are not served")]
+        (told,) = [each for each in heard.entries if each["event"].startswith("model files are no longer served")]
         assert told["models"] == ["left"]
 
     asyncio.run(main())

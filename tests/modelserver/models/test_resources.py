@@ -64,7 +64,7 @@ def test_what_is_busy_or_pinned_does_not_sleep(tmp_path: Path, by: str) -> None:
             asked = server.ask("b", ONE)
             async with asyncio.TaskGroup() as tasks:
                 load = tasks.create_task(server.load("c", {}))
-                await until("its size is known", lambda: server.itself._memory._line)
+                await until("its size is known", lambda: server.itself._memory._queue)
                 assert (len(server.pids("a")), len(server.pids("b"))) == (1, 1)
                 assert not load.done()
                 gate.unlink()
