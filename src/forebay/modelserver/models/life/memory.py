@@ -23,6 +23,9 @@ PROCESS_BYTES: Final = 64 * 2**20
 FILES_MAX: Final = 10_000
 PASSES_MAX: Final = 8
 """How often smaller models may overtake one that waits for memory; prevents starvation."""
+PAUSE_S: Final = 0.1
+"""Seconds without requests in which a model still counts as busy. A client that waits for each answer before it sends
+the next request would otherwise lose its model, and have it loaded again, between any two of its requests."""
 BACK_IN_S: Final = 1
 """Retry-after hint when the wait for memory timed out: busy models may be idle by then."""
 
@@ -105,12 +108,14 @@ class _Waiter:
 class MemoryManager:
     """Memory budget and queue. `bytes_max` 0: no limit. `tasks` owns the models that go to sleep.
 
-    A busy model keeps its memory for at least `turn_s` after it was loaded.
+    A busy model keeps its memory for at least `turn_s` after it was loaded. Until then, pauses of less than `pause_s`
+    between its requests count as busy.
     """
 
-    def __init__(self, bytes_max: int, turn_s: float, tasks: asyncio.TaskGroup) -> None:
+    def __init__(self, bytes_max: int, turn_s: float, tasks: asyncio.TaskGroup, *, pause_s: float = PAUSE_S) -> None:
         self._budget = MemoryBudget(bytes_max)
         self._turn_s = turn_s
+        self._pause_s = pause_s
         self._tasks = tasks
         self._queue: dict[str, _Waiter] = {}
         self._loading: set[str] = set()
@@ -123,6 +128,8 @@ class MemoryManager:
         """Loaded models in load order, with the time at which each may be made to yield."""
         self._held: set[str] = set()
         """Models that `hold` keeps from starting new batches."""
+        self._pauses: dict[str, asyncio.TimerHandle] = {}
+        """Models in a pause that counts as busy, with the timer that ends it."""
         self._alarm: asyncio.TimerHandle | None = None
         """Fires at the end of the next turn, if a model waits for it."""
         self._stale: set[str] = set()
@@ -183,7 +190,9 @@ class MemoryManager:
         if sleeper.key in self._loading:
             self._turn_ends_at[sleeper.key] = monotonic() + self._turn_s
         self._loading.discard(sleeper.key)
-        self.leave(sleeper)
+        if self._budget.budget_bytes:
+            self._stale.add(sleeper.key)
+            self._leave(sleeper.key)
 
     def resize(self, sleeper: Sleeper, size_bytes: int) -> None:
         """Account a changed size; others are put to sleep as far as needed and possible."""
@@ -197,14 +206,23 @@ class MemoryManager:
     def enter(self, sleeper: Sleeper) -> None:
         """It has requests now: it must not be put to sleep."""
         if self._budget.budget_bytes:
-            self._budget.enter(sleeper.key)
+            pause = self._pauses.pop(sleeper.key, None)
+            if pause is None:
+                self._budget.enter(sleeper.key)
+            else:
+                pause.cancel()
 
     def leave(self, sleeper: Sleeper) -> None:
-        """It has no requests any more."""
-        if self._budget.budget_bytes:
-            self._budget.leave(sleeper.key)
-            self._stale.add(sleeper.key)
-            self._look_soon()
+        """It has no requests any more. Within its turn it still counts as busy for `pause_s`."""
+        key = sleeper.key
+        if not self._budget.budget_bytes:
+            return
+        self._stale.add(key)
+        pause_s = min(self._pause_s, self._turn_ends_at.get(key, 0.0) - monotonic())
+        if pause_s > 0.0 and not self._closing:
+            self._pauses[key] = asyncio.get_running_loop().call_later(pause_s, self._end_pause, key)
+        else:
+            self._leave(key)
 
     def remove(self, sleeper: Sleeper) -> None:
         """Its processes have ended: release its memory."""
@@ -237,6 +255,16 @@ class MemoryManager:
         self._closing = True
         if self._alarm is not None:
             self._alarm.cancel()
+        for key in [*self._pauses]:
+            self._end_pause(key)
+
+    def _end_pause(self, key: str) -> None:
+        self._pauses.pop(key).cancel()
+        self._leave(key)
+
+    def _leave(self, key: str) -> None:
+        self._budget.leave(key)
+        self._look_soon()
 
     async def _measure(self) -> None:
         stale, self._stale = self._stale, set()
@@ -317,6 +345,9 @@ class MemoryManager:
 
     def _forget(self, key: str) -> None:
         """It is not awake any more."""
+        pause = self._pauses.pop(key, None)
+        if pause is not None:
+            pause.cancel()
         self._stale.discard(key)
         self._turn_ends_at.pop(key, None)
         self._held.discard(key)
