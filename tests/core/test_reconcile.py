@@ -131,7 +131,7 @@ def test_a_replica_that_says_that_its_engine_stands_still_is_degraded_and_the_re
     verdicts = world.run(2)
 
     assert world.slot("chat-0") is ReplicaState.DEGRADED
-    assert "its engine has given no sign of life for 7 s" in whys(verdicts)
+    assert "its engine has been unresponsive for 7 s" in whys(verdicts)
 
 
 def test_the_last_words_of_a_hung_replica_are_those_it_had_when_it_was_killed() -> None:
@@ -218,7 +218,7 @@ def test_a_replica_that_something_else_asked_to_stop_and_that_does_not_end_is_ki
 
     verdicts = world.run(20)
 
-    assert "was asked to stop by something else, and did not end; killed" in whys(verdicts)
+    assert "was told to stop by something other than control, and did not end; killed" in whys(verdicts)
     assert world.live("chat-0") == [2]
 
 
@@ -295,7 +295,7 @@ def test_a_new_revision_that_never_gets_ready_does_not_take_the_old_one_down() -
 
     assert world.slot("chat-1") is READY
     assert world.units["chat-1", 1].seen.digest == "d1"
-    assert "waits for the others" in {s.id: s for s in world.state.slots}["chat-1"].why
+    assert "waiting for the others" in {s.id: s for s in world.state.slots}["chat-1"].why
 
 
 def test_the_successor_of_an_outdated_gateway_starts_while_it_drains() -> None:

@@ -133,7 +133,7 @@ def test_nobody_is_served_what_is_not_approved(tmp_path: Path, model: Path) -> N
     with pytest.raises(RegistryError, match=rf"chat@{id}: is pending: 2 approvals of 2 missing"):
         registry.open("chat", id, quiet)
     registry.step("chat", id, Step.APPROVE, BOB, "looks good")
-    with pytest.raises(RegistryError, match="bob has approved it already"):
+    with pytest.raises(RegistryError, match="bob has already approved it"):
         registry.step("chat", id, Step.APPROVE, BOB)
     with pytest.raises(RegistryError, match="needs the role admin"):
         registry.step("chat", id, Step.APPROVE, Actor("dan", Role.OPERATOR))

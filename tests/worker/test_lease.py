@@ -23,7 +23,7 @@ def test_a_worker_lives_while_it_is_asked_and_then_ends_its_streams_and_itself(t
         until("it has ended", lambda: server.process.poll() is not None)
         assert server.process.returncode == 1
         assert [error_of(seen) for seen in clients.done()] == ["fenced", "fenced"]
-        assert "neither control nor a gateway has asked for its load for 1 s" in server.log().splitlines()[-1]
+        assert "neither control nor a gateway has polled its load for 1 s" in server.log().splitlines()[-1]
 
 
 def test_a_worker_refuses_what_is_meant_for_another_generation_so_that_it_goes_elsewhere(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
-"""The dynamic batcher: which waiting items run together, and when.
+"""The dynamic batcher: which queued items run together, and when.
 
-Items wait in buckets of similar length, so that little of a batch is padding. A bucket is ready when it is full or
-when its oldest item has waited `max_delay_s`; of the ready buckets the one with the oldest item goes first, so that
-none starves. With a backlog every bucket has waited long enough, and batches leave one after the other.
+Items are queued in buckets of similar length, so that little of a batch is padding. A bucket is ready when it is full
+or when its oldest item has waited `max_delay_s`. Of the ready buckets, the one with the oldest item goes first, so
+that none starves. With a backlog every bucket is ready, and batches leave one after the other.
 """
 
 from bisect import bisect_left
@@ -19,18 +19,18 @@ T = TypeVar("T", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """What the batcher keeps to. A single item longer than `padded_length_max` still goes, alone."""
+    """Limits of the batcher. A single item longer than `padded_length_max` still runs, alone."""
 
     max_batch: int
     max_delay_s: float
     queue_max: int
     padded_length_max: int
-    """Most of items x longest length in a batch: bounds memory and the time that others wait for it."""
+    """Largest product of item count and longest length in a batch: bounds memory and how long a batch takes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Item(Generic[T]):
-    """Something that waits; `length` is what padding is measured in."""
+    """A queued item; `length` is what padding is measured in."""
 
     id: T
     length: int
@@ -47,28 +47,28 @@ class Batch(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class WaitUntil:
-    """Nothing is ready before this time, unless more is offered."""
+    """Nothing is ready before this time, unless more items are offered."""
 
     at: float
 
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """Nothing waits."""
+    """The queue is empty."""
 
 
 def bucket_bounds(length_max: int) -> tuple[int, ...]:
-    """The largest length of each bucket, up to one that takes `length_max`."""
+    """The largest item length of each bucket; the last bucket takes `length_max`."""
     bounds = [BUCKET_WIDTH_MIN]
     while bounds[-1] < length_max:
-        # The shortest length of the next bucket is one more than this bound; what it may grow to follows from that.
+        # The shortest item of the next bucket is one longer than this bound; its own bound follows from that.
         shortest = bounds[-1] + 1
         bounds.append(max(bounds[-1] + BUCKET_WIDTH_MIN, int(shortest * BUCKET_GROWTH)))
     return tuple(bounds)
 
 
 class Batcher(Generic[T]):
-    """The queue of one engine. Times are arguments; the clock is the caller's."""
+    """The queue of one engine. The caller passes the current time."""
 
     def __init__(self, limits: BatchLimits, length_max: int) -> None:
         self._limits = limits
@@ -83,8 +83,8 @@ class Batcher(Generic[T]):
         return id in self._bucket_of
 
     def offer(self, id: T, length: int, now: float) -> bool:
-        """Queue an item. False, without effect, if the queue is full. `id` must not wait already."""
-        assert id not in self._bucket_of, f"{id} waits already"
+        """Queue an item. Returns False, without effect, if the queue is full. `id` must not be queued already."""
+        assert id not in self._bucket_of, f"{id} is already queued"
         assert 0 < length <= self._bounds[-1], f"{id}: length {length}"
         if len(self._bucket_of) >= self._limits.queue_max:
             return False
@@ -94,13 +94,13 @@ class Batcher(Generic[T]):
         return True
 
     def cancel(self, id: T) -> None:
-        """Forget an item; unknown ones are ignored."""
+        """Remove an item; unknown ones are ignored."""
         index = self._bucket_of.pop(id, None)
         if index is not None:
             del self._buckets[index][id]
 
     def poll(self, now: float) -> Batch[T] | WaitUntil | Idle:
-        """What to do now. A `Batch` leaves the queue with this call."""
+        """What to do now. A returned `Batch` is removed from the queue."""
         oldest_ready: tuple[float, int] | None = None
         due_first: float | None = None
         for index, bucket in enumerate(self._buckets):

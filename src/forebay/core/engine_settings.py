@@ -1,4 +1,4 @@
-"""The engines of the cluster file: what each can be told, as values with default, unit, bounds and sentence."""
+"""The engines of the cluster file: each one's settings with default, unit, bounds and description."""
 
 from typing import Annotated, Any, Literal
 
@@ -98,7 +98,7 @@ ENGINES_OF: dict[Task, tuple[str, ...]] = {
     Task.EMBED: ("onnx", "synthetic"),
     Task.TENSOR: ("modelserver",),
 }
-"""Engines that can do a task."""
+"""Engines that support a task."""
 
 
 def named(value: Any) -> Any:

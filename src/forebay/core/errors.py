@@ -1,7 +1,7 @@
-"""The closed table of errors: one row says the HTTP status, whose fault it is and what may be retried.
+"""The closed table of errors: one row gives the HTTP status, who is to blame, and whether the request may be retried.
 
-A failure is translated into a `Code` once, where it enters our code; every answer, metric, log line and
-document reads the same row.
+A failure is mapped to a `Code` once, where it enters our code; every response, metric, log line and document uses the
+same row.
 """
 
 from dataclasses import dataclass
@@ -64,7 +64,7 @@ class Code(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What an error means: `retry` says that another replica may be asked while no byte has been sent."""
+    """What an error means. `retry`: another replica may be tried while no byte has been sent to the client."""
 
     status: int
     blame: Blame
@@ -158,8 +158,8 @@ TABLE: dict[Code, Row] = {
 }
 
 
-class Refusal(Exception):  # noqa: N818 - the product's word for an answer that is an error
-    """A request is answered with an error. `text` is safe to show; `param` names the offending field."""
+class Refusal(Exception):  # noqa: N818 - named after what it causes: an error response
+    """The request is answered with an error. `text` may be shown to the client; `param` names the offending field."""
 
     def __init__(self, code: Code, text: str = "", param: str | None = None) -> None:
         self.code = code

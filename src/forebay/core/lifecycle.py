@@ -1,6 +1,6 @@
-"""The life of a replica as a table: which event leads from which state to which. A missing row is a mistake of ours.
+"""The life cycle of a replica as a transition table. A missing row is a bug in Forebay.
 
-A slot (`chat-0`) lives on from unit to unit: `stopped` and `quarantined` are the states of a slot without a unit.
+A slot (`chat-0`) outlives its units: `stopped` and `quarantined` are states of a slot without a unit.
 """
 
 from enum import StrEnum
@@ -14,19 +14,19 @@ class Event(StrEnum):
     PLACED = "placed"
     """A process is being started."""
     ADOPTED = "adopted"
-    """A process that runs already was found."""
+    """A process that was already running was found."""
     LOADS = "loads"
-    """It answers, and its engine is not loaded yet."""
+    """It answers probes, but its engine is still loading."""
     SERVES = "serves"
-    """It answers, and says that it is ready."""
+    """It answers probes and reports that it is ready."""
     SUFFERS = "suffers"
-    """It says that it is degraded, or it was missed at one probe."""
+    """It reports that it is degraded, or it missed probes."""
     LEAVES = "leaves"
-    """It was told to stop, or says that it is draining."""
+    """It was told to stop, or reports that it is draining."""
     DIED = "died"
-    """Its process is gone, and may be replaced at once."""
+    """Its process has ended and may be replaced at once."""
     HELD_BACK = "held_back"
-    """Its process is gone for the second time in a row or more: the next start has to wait."""
+    """Its process has ended at least twice in a row: the next start is delayed (back-off)."""
 
 
 _S = ReplicaState
@@ -49,12 +49,12 @@ NEXT: dict[tuple[ReplicaState, Event], ReplicaState] = {
     **{(_S.READY, event): state for event, state in _ANSWERS.items()},
     **{(_S.DEGRADED, event): state for event, state in _ANSWERS.items()},
     **{(_S.DRAINING, event): _S.DRAINING for event in _ANSWERS},
-    (_S.DRAINING, Event.PLACED): _S.STARTING,  # the successor of a gateway starts while it drains: they share a port
+    (_S.DRAINING, Event.PLACED): _S.STARTING,  # a gateway's successor starts while it drains: they share a port
     (_S.DRAINING, Event.DIED): _S.STOPPED,
     (_S.DRAINING, Event.HELD_BACK): _S.QUARANTINED,
 }
 
 
 def step(state: ReplicaState, event: Event) -> ReplicaState:
-    """The state after the event. Raises KeyError for a move that does not exist."""
+    """The state after the event. Raises KeyError for a transition that does not exist."""
     return NEXT[state, event]

@@ -1,6 +1,6 @@
-"""What gateways count of each model for scaling, and what has come since the last look. Pure.
+"""Each gateway's traffic counters per model, for autoscaling, and the differences between two readings. Pure.
 
-Counts only grow while a gateway runs, so that an answer that is lost loses nothing: control takes differences.
+Counters only grow while a gateway runs, so a lost response loses nothing: control takes differences.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,48 +11,49 @@ from statistics import fmean
 
 @dataclass(frozen=True, slots=True)
 class Pressed:
-    """What one model was asked for, by one gateway since its start; or the same of several, or of a while."""
+    """Traffic of one model at one gateway since its start; also the sum over gateways, or the difference over a
+    period."""
 
     arrivals: int = 0
-    """Requests that came, also those that were refused or went on to another model."""
+    """Requests received, including those that were rejected or fell back to another model."""
     refused: int = 0
-    """Of these, for want of room or time, or of a replica."""
+    """Of these, rejected because of a full queue, a timeout or a missing replica."""
     prompt_tokens: int = 0
-    """Of those that have ended, and an estimate of the others'."""
+    """Actual count for requests that have ended, an estimate for the others."""
     completions: int = 0
-    """Requests that were answered well."""
+    """Requests that succeeded."""
     output_tokens: int = 0
     stay_s: float = 0.0
-    """Integral of the number of requests that wait or are under way over time: what all of them together spent."""
+    """Integral over time of the number of requests waiting or in flight: the total time of all requests."""
     ttft: tuple[int, ...] = ()
-    """First tokens by the buckets of the gateway's histogram, each counted once; of a model that makes none, whole
-    answers."""
+    """Times to first token by bucket of the gateway's histogram, not cumulative; for models without tokens, times of
+    whole responses."""
     tpot: tuple[int, ...] = ()
     waiting: int = 0
-    """Requests that wait now; from here on nothing grows with time."""
+    """Requests waiting now; this field and the following ones are gauges, not counters."""
     waiting_tokens: int = 0
     """Estimated prompt tokens of those."""
     queued_tokens: int = 0
-    """Prompt tokens that the gateway believes to wait inside all replicas, whoever sent them."""
+    """Prompt tokens that the gateway estimates to be queued inside all replicas, whoever sent them."""
     predicted_ttft_s: float | None = None
-    """What the first token of a usual prompt would take if it came now; None: not known, or an older gateway."""
+    """Predicted time to first token of a typical prompt that arrives now; None: unknown, or an older gateway."""
     predicted_tpot_s: float | None = None
-    """What each token after it would take."""
+    """Predicted time per output token after the first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pressure:
-    """A gateway's answer to `GET /pressure` on its private port."""
+    """A gateway's response to `GET /pressure` on its private port."""
 
     instance: str
-    """Differs from start to start of a gateway; counts begin anew with it."""
+    """Differs between starts of a gateway; counters restart with it."""
     age_s: float
-    """Since that start."""
+    """Time since that start."""
     models: Mapping[str, Pressed] = field(default_factory=dict)
 
 
 def since(before: Pressed, now: Pressed) -> Pressed:
-    """What has come between two looks at one gateway. Nothing is below zero: estimates may have shrunk."""
+    """The difference between two readings of one gateway. Clamped at 0: estimates may have shrunk."""
     return Pressed(
         max(0, now.arrivals - before.arrivals),
         max(0, now.refused - before.refused),
@@ -71,9 +72,9 @@ def since(before: Pressed, now: Pressed) -> Pressed:
 
 
 def total(parts: Iterable[Pressed]) -> Pressed:
-    """Of several gateways together. What waits inside replicas is believed by each of them, so the most counts.
+    """The sum over several gateways. Each of them estimates the queues inside replicas, so the maximum is used there.
 
-    What they predict is a mean by the requests that came to each, and one more: those of a quiet while count too.
+    Predictions are averaged, weighted by each gateway's arrivals plus one, so that idle gateways count too.
     """
     all_parts = tuple(parts)
     return Pressed(
@@ -94,7 +95,7 @@ def total(parts: Iterable[Pressed]) -> Pressed:
 
 
 def _mean(weighed: Iterable[tuple[float | None, int]]) -> float | None:
-    """Of the values that are known, by their weights."""
+    """Weighted mean of the known values."""
     known = [(value, weight) for value, weight in weighed if value is not None]
     return fmean([value for value, _ in known], [weight for _, weight in known]) if known else None
 
@@ -104,9 +105,10 @@ def _grown(before: tuple[int, ...], now: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def quantile(bounds: Sequence[float], counts: Sequence[int], share: float) -> float | None:
-    """The value below which `share` of the observations lie, in the unit of `bounds`; None: there were none.
+    """The value below which `share` of the observations lie, in the unit of `bounds`; None: there are no
+    observations.
 
-    Straight between the bounds of a bucket, as Prometheus' `histogram_quantile`; above the last bound, that bound.
+    Linear interpolation within a bucket, as Prometheus' `histogram_quantile`; above the last bound, that bound.
     """
     wanted, low = share * sum(counts), 0.0
     if not wanted:
@@ -120,7 +122,7 @@ def quantile(bounds: Sequence[float], counts: Sequence[int], share: float) -> fl
 
 
 def above(bounds: Sequence[float], counts: Sequence[int], limit: float) -> int:
-    """How many of the observations are above a limit; within a bucket they are taken to lie evenly."""
+    """How many observations are above a limit; within a bucket they are assumed to be evenly distributed."""
     several, low = 0.0, 0.0
     for bound, count in zip_longest(bounds, counts):
         if bound is None or low >= limit:

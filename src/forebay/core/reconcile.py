@@ -1,7 +1,7 @@
-"""What control does next: wanted slots against seen units, as one pure function.
+"""What control does next: desired slots compared with observed units, as one pure function.
 
-A *slot* (`chat-0`, `gateway-0`) is a place for one unit; a *unit* is one process in it, numbered by its generation.
-Unknown is not "none": when units could not be observed, nothing is done.
+A *slot* (`chat-0`, `gateway-0`) holds one unit; a *unit* is one process in it, identified by its generation. Unknown
+is not "none": when units could not be observed, nothing is done.
 """
 
 import math
@@ -25,7 +25,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A unit that is wanted. `digest` tells whether a running one is what is wanted; `group` is the model."""
+    """A desired unit. A running unit is up to date if it has the same `digest`; `group` is the model."""
 
     id: str
     kind: Kind
@@ -34,25 +34,26 @@ class Slot:
     digest: str
     spec: WorkerSpec | GatewaySpec
     listen_timeout_s: float = 60.0
-    """Time from the start of the process to its first answer."""
+    """Time from the start of the process to its first answered probe."""
     load_timeout_s: float = 360.0
     """Time from then until it is ready."""
     drain_grace_s: float = 30.0
     memory_bytes: int = 0
-    """What it is taken to need of its node's memory."""
+    """Estimated memory use on its node."""
     device_bytes: int = 0
-    """What it is taken to need of each of its devices."""
+    """Estimated memory use on each of its devices."""
     waits: str = ""
     """Why nothing can be started here now; empty: it can."""
     launcher: tuple[str, ...] = ()
-    """Words before its command, which it takes the place of."""
+    """Command prefix (`launcher COMMAND …`); it must exec the unit's command, not fork it."""
     moves: str = ""
-    """Why what runs in it does not stay where it is; empty: it may."""
+    """Why its unit must move elsewhere; empty: it may stay."""
 
 
 @dataclass(frozen=True, slots=True)
 class SeenUnit:
-    """A unit as its provider sees it. `ended` and `last_words` are for people, and known only of the dead."""
+    """A unit as its provider observes it. `ended` and `last_words` (its last log lines) are for people, set only once
+    it is dead."""
 
     slot: str
     generation: int
@@ -85,7 +86,7 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Silent:
-    """A unit that should listen did not answer its probe."""
+    """A unit that should be listening did not answer its probe."""
 
     why: str
 
@@ -97,7 +98,7 @@ Answer = Answered | Silent
 class Seen:
     """One observation. `units` None: unknown, because of `trouble`. `refused`: slots whose start failed, and why.
 
-    `condemned`: units that cannot go on, and why: an error of their device has hit them.
+    `condemned`: units that cannot continue because of an error of their device, and why.
     """
 
     units: tuple[SeenUnit, ...] | None
@@ -114,23 +115,23 @@ class Rules:
     unresponsive_s: float = 10.0
     """A unit that has answered no probe for this long is killed."""
     silent_probes_min: int = 3
-    """… and at least so many probes, so that a pause of control itself condemns nobody."""
+    """… and has missed at least this many probes, so that a pause of control itself kills no unit."""
     stable_s: float = 60.0
-    """A unit that was ready for this long ends a series of crashes."""
+    """After being ready for this long, a unit's earlier crashes no longer count as consecutive."""
     backoff_max_s: float = 30.0
     starting_max: int = 4
-    """Replicas that start at once."""
+    """Most replicas that may be starting at the same time."""
     grace_s_max: float = math.inf
-    """Caps every drain; 0 kills."""
+    """Upper bound of every drain; 0 kills at once."""
     unwanted_why: str = "no longer wanted"
-    """What is said of units whose slot is not wanted."""
+    """Reason given for stopping units whose slot is no longer desired."""
     look_again_s: float = 1.0
     look_again_starting_s: float = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class UnitState:
-    """What is remembered of the unit that holds a slot. Times are control's monotonic seconds."""
+    """State of the unit that holds a slot. Times are control's monotonic seconds."""
 
     generation: int
     born: float
@@ -142,18 +143,18 @@ class UnitState:
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
-    """A unit that was told to stop, and is killed at `by`."""
+    """A unit that was told to stop and is killed at `by`."""
 
     generation: int
     by: float
     why: str
     stays: bool = False
-    """It is told only when its successor answers: a gateway that is the only one."""
+    """It is told to stop only once its successor answers: it is the only gateway."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlotState:
-    """What is remembered of a slot."""
+    """State of a slot."""
 
     id: str
     since: float
@@ -164,14 +165,14 @@ class SlotState:
     leaving: tuple[Leaving, ...] = ()
     restarts: int = 0
     failures: int = 0
-    """Deaths in a row, without a stable time between them."""
+    """Consecutive failures, without a stable period between them."""
     not_before: float = 0.0
     last_words: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Control's memory, rebuilt from observation after a restart. Sorted by id."""
+    """Control's state, rebuilt from observation after a restart. Sorted by id."""
 
     slots: tuple[SlotState, ...] = ()
 
@@ -187,7 +188,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Remove:
-    """Stop a unit: `grace_s` above 0 asks it to finish, 0 kills it and forgets what is left of it."""
+    """Stop a unit: `grace_s` above 0 lets it drain, 0 kills it and removes its record."""
 
     slot: str
     generation: int
@@ -200,7 +201,7 @@ Action = Place | Remove
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A slot changed its state; `restarts` and `last_words` are those after it."""
+    """A state transition of a slot; `last_words` are the last log lines of the unit that ended."""
 
     slot: str
     generation: int
@@ -213,7 +214,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What to do, what has happened, when to look again. `why` says what holds everything up, if anything does."""
+    """What to do, what happened, and when to look again. `why`: what blocks all progress, if anything."""
 
     actions: tuple[Action, ...]
     moves: tuple[Move, ...]
@@ -222,9 +223,9 @@ class Verdict:
 
 
 def decide(wanted: Iterable[Slot], state: State, seen: Seen, now: float, rules: Rules) -> tuple[State, Verdict]:
-    """Compare what is wanted with what is seen. Doing the actions and asking again ends in no actions."""
+    """Compare the desired slots with the observation. Repeated execution of the actions converges to no actions."""
     if seen.units is None:
-        why = f"the units are unknown, nothing is changed: {seen.trouble}"
+        why = f"the running units are unknown, so nothing is changed: {seen.trouble}"
         return state, Verdict((), (), rules.look_again_s, why)
     turn = _Turn(
         slots={slot.id: slot for slot in wanted},
@@ -244,11 +245,11 @@ def decide(wanted: Iterable[Slot], state: State, seen: Seen, now: float, rules: 
 
 
 def needs_spare(slots: Sequence[Slot], spare: Slot, state: State, units: Iterable[SeenUnit]) -> bool:
-    """Whether one more replica stands in while those of `slots`, a model's, are replaced one after the other.
+    """Whether one extra replica (surge) serves while those of `slots`, a model's, are replaced one after the other.
 
-    It starts before the first one leaves and goes when the last one is ready, so that there are never fewer than
-    before. A single replica gets none: whoever runs one may have no room for two. Unless it moves to another node:
-    then there is room, as where `spare` is to run has been found out.
+    It starts before the first one leaves and stops when the last one is ready, so that capacity never drops. A single
+    replica gets no spare, as there may be no room for two, unless it moves to another node: then the placement of
+    `spare` has shown that there is room.
     """
     leaving = {(s.id, x.generation) for s in state.slots for x in s.leaving}
     running = {unit.slot: unit for unit in units if unit.alive and unit.key not in leaving}
@@ -268,7 +269,7 @@ def _moves(slot: Slot, unit: SeenUnit) -> bool:
 
 @dataclass
 class _Turn:
-    """The scratch paper of one decision: facts, and what becomes of the slots."""
+    """Working state of one decision: the inputs, and the new state of the slots."""
 
     slots: dict[str, Slot]
     units: dict[UnitKey, SeenUnit]
@@ -287,7 +288,7 @@ class _Turn:
         return replace(s, state=after, since=self.now, why=why)
 
     def look(self, s: SlotState) -> SlotState:
-        """Take in what was seen of one slot."""
+        """Apply the observation of one slot."""
         own = {g: unit for (id, g), unit in self.units.items() if id == s.id}
         live = {g: unit for g, unit in own.items() if unit.alive}
         latest = self.now + self.rules.grace_s_max
@@ -308,7 +309,7 @@ class _Turn:
         return self.dismiss(s, live)
 
     def dismiss(self, s: SlotState, live: Mapping[int, SeenUnit]) -> SlotState:
-        """Tell those to stop that stayed for a successor, when it answers or there is to be none."""
+        """Stop the units that waited for a successor, once it answers or if none is desired any more."""
         if s.id in self.slots and not (s.unit and s.unit.answered):
             return s
         leaving = tuple(
@@ -322,36 +323,36 @@ class _Turn:
         return self.now + min(grace_s, self.rules.grace_s_max)
 
     def adopt(self, s: SlotState, staying: Mapping[int, SeenUnit]) -> SlotState:
-        """Let the newest of the units that nobody told to stop hold the slot; the others leave."""
+        """The newest unit that was not told to stop holds the slot; older ones are stopped."""
         newest = max(staying, default=0)
         if newest and (not s.unit or s.unit.generation < newest):
             s = replace(s, unit=UnitState(newest, self.now))
             if s.state is not ReplicaState.STOPPED:
-                s = self.move(s, Event.DIED, f"generation {newest} runs too")
+                s = self.move(s, Event.DIED, f"generation {newest} is running too")
             s = self.move(s, Event.ADOPTED, f"the running process {staying[newest].pid}")
         for generation, unit in sorted(staying.items()):
             if s.unit and generation < s.unit.generation:
                 by, stays = self.deadline(unit.drain_grace_s), unit.kind is Kind.GATEWAY
-                left = Leaving(generation, by, f"generation {newest} runs too", stays)
+                left = Leaving(generation, by, f"generation {newest} is running too", stays)
                 s = replace(s, leaving=(*s.leaving, left))
         return s
 
     def emptied(self, s: SlotState, why: str) -> SlotState:
-        """A slot has lost its unit: it waits if it has to."""
+        """A slot has lost its unit; it is quarantined while its back-off lasts."""
         if s.not_before > self.now:
             why = f"{why}; {s.failures} failures in a row, starts again in {s.not_before - self.now:.0f} s"
             return self.move(s, Event.HELD_BACK, why)
         return self.move(s, Event.DIED, why)
 
     def died(self, s: SlotState, unit: SeenUnit | None) -> SlotState:
-        """The unit of a slot ended without being told to."""
+        """The unit of a slot ended on its own."""
         refused = self.seen.refused.get(s.id, "")
-        ended = f"could not be started: {refused}" if refused else unit.ended if unit else "its record is gone"
+        ended = f"could not be started: {refused}" if refused else unit.ended if unit else "its record is missing"
         s = replace(self.failed(s), unit=None, last_words=unit.last_words if unit else refused)
         return self.emptied(s, f"generation {s.generation} {ended or 'ended'}")
 
     def failed(self, s: SlotState) -> SlotState:
-        """Count a failure; the first in a row is repaired at once, the following ones wait 1, 2, 4 … seconds."""
+        """Count a failure: the first in a row is replaced at once, the following ones after 1, 2, 4 … seconds."""
         ready_since = s.unit.ready_since if s.unit else None
         stable = ready_since is not None and self.now - ready_since >= self.rules.stable_s
         failures = 1 if stable else s.failures + 1
@@ -364,11 +365,11 @@ class _Turn:
         return self.move(replace(s, unit=None, leaving=(*s.leaving, leaving)), Event.LEAVES, why)
 
     def kill(self, s: SlotState, unit: UnitState, why: str) -> SlotState:
-        """Give up on the unit of a slot."""
+        """Kill the unit of a slot, which counts as a failure."""
         return self.leave(self.failed(s), unit, 0.0, f"{why}; killed")
 
     def hear(self, s: SlotState, unit: UnitState, answer: Answer | None) -> SlotState:
-        """Take in the answer to a probe; None: there was nothing to ask yet."""
+        """Apply the result of a probe; None: the unit could not be probed yet."""
         match answer:
             case None:
                 return s
@@ -390,18 +391,18 @@ class _Turn:
                 return self.kill(s, unit, f"no answer for {self.now - since:.0f} s ({why})")
 
     def hurry(self, s: SlotState, unit: UnitState, slot: Slot) -> SlotState:
-        """Replace a unit that takes too long to get ready, or to leave by itself."""
+        """Kill a unit that takes too long to become ready, or to end after draining on its own."""
         age_s = self.now - s.since
         if not unit.answered and self.now - unit.born >= slot.listen_timeout_s:
             return self.kill(s, unit, f"did not answer within {slot.listen_timeout_s:.0f} s of its start")
         if s.state is ReplicaState.WARMING and age_s >= slot.load_timeout_s:
             return self.kill(s, unit, f"was not ready within {slot.load_timeout_s:.0f} s")
         if s.state is ReplicaState.DRAINING and age_s >= slot.drain_grace_s + self.rules.unresponsive_s:
-            return self.kill(s, unit, "was asked to stop by something else, and did not end")
+            return self.kill(s, unit, "was told to stop by something other than control, and did not end")
         return s
 
     def retire(self) -> None:
-        """Tell units to stop that are not wanted as they are; of a group, one ready unit at a time."""
+        """Stop units that are undesired or outdated; of a group, one ready unit at a time."""
         for id, s in self.states.items():
             unit = self.units.get((id, s.unit.generation)) if s.unit else None
             if not unit or not s.unit:
@@ -416,10 +417,10 @@ class _Turn:
                     if x.group == slot.group and x.id != id and not x.waits
                 ]
                 if s.state is ReplicaState.READY and any(x is not ReplicaState.READY for x in others):
-                    self.states[id] = replace(s, why="outdated; waits for the others to be ready")
+                    self.states[id] = replace(s, why="outdated; waiting for the others to be ready")
                 else:
                     why = slot.moves or "outdated: its settings, model or version of Forebay have changed"
-                    alone = slot.kind is Kind.GATEWAY and not others  # nobody else listens on the port
+                    alone = slot.kind is Kind.GATEWAY and not others  # no other gateway listens on the port
                     self.states[id] = self.leave(s, s.unit, unit.drain_grace_s, why, stays=alone)
 
     def place(self) -> list[Place]:
@@ -438,7 +439,7 @@ class _Turn:
                 continue
             if slot.kind is Kind.REPLICA:
                 if room <= 0:
-                    why = f"waits: {self.rules.starting_max} replicas are starting already"
+                    why = f"waits: {self.rules.starting_max} other replicas are starting"
                     self.states[slot.id] = replace(s, why=why)
                     continue
                 room -= 1
@@ -449,7 +450,7 @@ class _Turn:
         return places
 
     def remove(self) -> list[Remove]:
-        """Stop what leaves; clear away the dead, but keep the newest of a wanted slot: its words may be asked for."""
+        """Stop leaving units and remove dead ones, but keep the newest of a desired slot: its logs may be read."""
         removes = []
         for (id, generation), unit in sorted(self.units.items()):
             s = self.states[id]
@@ -461,7 +462,7 @@ class _Turn:
         return removes
 
     def look_again_s(self, slots: Iterable[SlotState]) -> float:
-        """When something can have changed that nothing announces."""
+        """Delay until the next look, for changes that arrive without a notification."""
         again = self.rules.look_again_s
         for s in slots:
             if s.unit is None and not s.leaving:
@@ -476,10 +477,10 @@ def _said(report: LoadReport | None) -> tuple[Event, str]:
         case ReplicaState.READY:
             return Event.SERVES, "ready"
         case ReplicaState.STARTING | ReplicaState.WARMING:
-            return Event.LOADS, "loads its engine"
+            return Event.LOADS, "loading its engine"
         case ReplicaState.DEGRADED | ReplicaState.QUARANTINED:
             stalled_s = report.stalled_s if report else 0.0
-            why = f"its engine has given no sign of life for {stalled_s:.0f} s" if stalled_s else "degraded"
+            why = f"its engine has been unresponsive for {stalled_s:.0f} s" if stalled_s else "degraded"
             return Event.SUFFERS, why
         case ReplicaState.DRAINING | ReplicaState.STOPPED:
-            return Event.LEAVES, "drains by itself: something else asked it to stop"
+            return Event.LEAVES, "draining: told to stop by something other than control"

@@ -1,4 +1,4 @@
-"""Identities by content: the revision of a model, the digest of a unit's specification."""
+"""Content-derived identifiers: the revision of a model, the digest of a unit's specification."""
 
 import dataclasses
 import hashlib
@@ -8,22 +8,22 @@ from collections.abc import Mapping, Sequence
 from forebay.core.model import GatewaySpec, WorkerSpec
 
 _OWN = ("generation", "endpoint_path")
-"""Fields of a specification that differ from start to start of the same thing."""
+"""Fields of a specification that differ between starts of the same unit."""
 
 
 def revision_id(artifact_digest: str, engine: str, settings: Mapping[str, int | float | str | bool]) -> str:
-    """The name of a revision: equal content, equal name."""
+    """The name of a revision; equal content gives equal names."""
     return f"r-{_digest([artifact_digest, engine, dict(settings)])[:8]}"
 
 
 def spec_digest(spec: WorkerSpec | GatewaySpec, version: str) -> str:
-    """Differs if a unit has to be replaced to become what `spec` says under this version of Forebay."""
+    """The digest changes if a unit must be replaced to match `spec` under this version of Forebay."""
     fields = {key: value for key, value in dataclasses.asdict(spec).items() if key not in _OWN}
     return _digest([version, fields])[:16]
 
 
 def placed_digest(digest: str, where: Sequence[object]) -> str:
-    """The digest of a specification that runs in a certain place; `where` is plain data."""
+    """The digest of a specification together with its placement; `where` is plain data."""
     return _digest([digest, where])[:16]
 
 

@@ -1,4 +1,4 @@
-"""What all sections of the cluster file have in common, and how two of them that do not go together are told."""
+"""The base of all sections of the cluster file, and the record of a conflict between settings."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
@@ -10,13 +10,13 @@ Name = Annotated[str, Field(pattern=NAME_PATTERN)]
 
 
 class Section(BaseModel):
-    """A section: unknown keys are refused, and the docstring of a field is its description."""
+    """A section. Unknown keys are rejected; the docstring of a field is its description."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True)
 
 
 class Conflict(NamedTuple):
-    """Two settings, each fine alone, that do not go together."""
+    """A setting that is valid alone but conflicts with another one: its path, its value and what is allowed."""
 
     path: str
     found: str
@@ -24,6 +24,7 @@ class Conflict(NamedTuple):
 
 
 def sections(value: Any) -> list[Mapping[str, Any]]:
-    """The entries of a list of sections, whatever the data is; what is no section counts as an empty one."""
+    """The entries of a list of sections, from unvalidated data; anything that is not a section counts as an empty
+    one."""
     listed = value if isinstance(value, Sequence) and not isinstance(value, str) else []
     return [each if isinstance(each, Mapping) else {} for each in listed]

@@ -1,4 +1,4 @@
-"""What models of each task take and give: the names of the tensors that a task and its models mean the same by."""
+"""The tensor contract of each task: names, datatypes and shapes of its models' inputs and outputs."""
 
 from collections.abc import Mapping
 from typing import Final, NamedTuple
@@ -8,7 +8,7 @@ from forebay.core.serving.config import Datatype
 PARAMETER: Final = "forebay.task"
 """The parameter of a model's configuration that names its task."""
 BYTES: Final = (Datatype.BYTES,)
-"""Texts in UTF-8, or files. All inputs are."""
+"""UTF-8 texts, or files. All inputs have this type."""
 FLOATS: Final = (Datatype.FP32, Datatype.FP16, Datatype.FP64)
 INTEGERS: Final = (
     Datatype.INT32, Datatype.INT64, Datatype.INT16, Datatype.INT8,
@@ -17,9 +17,9 @@ INTEGERS: Final = (
 
 
 class Output(NamedTuple):
-    """What models give: how many dimensions a row of it has (None: any), and how many values its last one has.
+    """An output: `dims` is the number of dimensions per row (None: any), `last` the size of the last one (0: any).
 
-    `beside`: of as many things a row as the first output of its task.
+    `beside`: per row, it has as many elements as the first output of its task.
     """
 
     name: str
@@ -31,7 +31,7 @@ class Output(NamedTuple):
 
 
 class Contract(NamedTuple):
-    """A task's inputs, each BYTES, and outputs. `by_row`: every output has a row for each row of the request."""
+    """A task's inputs, each BYTES, and outputs. `by_row`: every output has one row per row of the request."""
 
     inputs: tuple[str, ...]
     outputs: tuple[Output, ...]
@@ -85,4 +85,4 @@ CONTRACTS: Final[Mapping[str, Contract]] = {
         ),
     ),
 }
-"""By the name of the task."""
+"""By task name."""

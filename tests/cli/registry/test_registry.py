@@ -74,12 +74,12 @@ def prepared() -> Artifact:
 def test_a_model_goes_from_a_folder_to_being_served_through_approval_and_an_alias(run: Run) -> None:
     done = said(run("ann", "registry", "add", "embed", "model", "--set", "engine.threads=2", "--meta", "licence=mit"))
     id = json.loads(run("ann", "registry", "list", "--json").stdout)[0]["revision"]["id"]
-    assert f"embed@{id} is pending: 1 approval of 1 missing, by somebody other than ann." in done
+    assert f"embed@{id} is pending: 1 approval of 1 missing, by someone other than ann." in done
     assert f"forebay registry approve embed@{id}" in done
     said(run("ann", "registry", "alias", f"embed@{id}", "champion"))
     with pytest.raises(UserError, match=f"model embed: embed@{id}: is pending"):
         prepared()
-    assert "somebody else has to approve it" in str(refused(run("ann", "registry", "approve", f"embed@{id}")))
+    assert "someone else must approve it" in str(refused(run("ann", "registry", "approve", f"embed@{id}")))
     assert "is approved: approved by bob" in said(
         run("bob", "registry", "approve", "embed@champion", "--reason", "it ranks well")
     )

@@ -67,7 +67,7 @@ def test_a_canary_that_is_fine_takes_over_step_by_step(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("how", "said"),
     [
-        ("errors", "times server_error of the canary"),
+        ("errors", "x server_error of the canary"),
         ("dies", "chat-4: generation 1 was killed by signal 9"),
         ("memory", "out_of_memory of the canary"),
         ("engine", "chat-4: its engine has died"),
@@ -275,7 +275,7 @@ def test_shadows_and_ab_tests_move_nothing(tmp_path: Path) -> None:
         (RolloutRequest("nobody", "new", QUICK), "there is no model nobody; there is: chat", "model"),
         (RolloutRequest("chat", "unheard", QUICK), "there is no such revision", "revision"),
         (RolloutRequest("chat", "old", QUICK), "serves r-.* already", "revision"),
-        (RolloutRequest("chat", "new", replace(QUICK, steps=())), "a canary has at least one", "course"),
+        (RolloutRequest("chat", "new", replace(QUICK, steps=())), "at least one for a canary", "course"),
         (
             RolloutRequest("chat", "new", replace(QUICK, steps=(Step(0.05, 60.0),))),
             "cannot reach a verdict in its time",

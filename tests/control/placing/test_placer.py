@@ -130,7 +130,7 @@ def test_a_drained_node_is_left_for_another_one_if_there_is_one() -> None:
     stuck = world.placed(chat, units=units)
     assert stuck.slots[0].digest == units[0].digest
     assert world.placer.note("chat-0").startswith(
-        "a is drained: new fans; it stays, for it fits nowhere: a is drained"
+        "a is drained: new fans; it stays because it fits nowhere: a is drained"
     )
     assert world.placer.without("b") == ()
 
@@ -248,7 +248,7 @@ def test_a_node_that_is_not_declared_any_more_is_left_if_there_is_another() -> N
     world.nodes = (TWO[1].model_copy(update={"memory_gib": 1}),)
     stuck = world.placed(chat, units=units)
     assert stuck.slots[0].digest == units[0].digest, "it runs on, for there is nothing else"
-    assert world.placer.note("chat-0").startswith("there is no node a any more; it stays")
+    assert world.placer.note("chat-0").startswith("node a no longer exists; it stays")
     assert spots(world.placed(chat)) == {"chat-0": "waits"}, "and is not started again"
     world.nodes = TWO[1:]
     assert spots(world.placed(chat, units=units)) == {"chat-0": "b"}

@@ -132,7 +132,7 @@ def test_a_broken_file_is_told_and_asked_nobody(golden: Path) -> None:
         bench.quality.take([])
 
     running(bench, test)
-    assert bench.told == [f"trouble: quality: {golden}: line 1: not an object in JSON"]
+    assert bench.told == [f"trouble: quality: {golden}: line 1: not a JSON object"]
     assert not bench.asker.asked
 
 

@@ -52,7 +52,7 @@ def test_a_rule_on_what_gateways_predict_adds_in_time_and_removes_nothing_while_
         await wait(400.0)
         assert len(it.slots) == 3
         last = it.scaler.standing()[0].told[-1]
-        assert (last.reason, last.why) == ("unknown", "predicted_ttft_s is not known: none is taken away")
+        assert (last.reason, last.why) == ("unknown", "predicted_ttft_s is not known: no replica is removed")
         it.crowd.predicted_ttft_s = 0.1
         await it.has(1)
         assert it.scaler.standing()[0].told[-1].figures["predicted_ttft_s"] == 0.1

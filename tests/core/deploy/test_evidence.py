@@ -176,7 +176,7 @@ def test_without_traffic_there_is_nothing_to_compare() -> None:
     rules = rules_of(Task.CHAT, PLAIN, Kind.CANARY)
     why = undecided(rules, COURSES[Kind.CANARY], Pace(0.0), None)
     assert why is not None
-    assert why.startswith("at 0 requests/s: there is nothing to compare (not observed yet")
+    assert why.startswith("at 0 requests/s: no requests to compare (not observed yet")
 
 
 @pytest.mark.parametrize("kind", [Kind.BLUE_GREEN, Kind.SHADOW, Kind.AB])

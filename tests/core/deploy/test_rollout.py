@@ -15,7 +15,7 @@ from forebay.core.rollout.values import Decision, Verdict
 FINE = Verdict(Decision.PROMOTE, "it is fine", ())
 WORSE = Verdict(Decision.ROLLBACK, "errors are worse", ())
 OPEN = Verdict(Decision.INCONCLUSIVE, "1,200 more are needed", ())
-CRASH = Tripped(GUARDS[0], 1, "1 times crash of the canary within 600 s")
+CRASH = Tripped(GUARDS[0], 1, "1 x crash of the canary within 600 s")
 
 
 def begun(course: Course) -> Rollout:
@@ -63,7 +63,7 @@ def test_harm_takes_the_traffic_back_at_once_from_anywhere(phase: str, why: str)
     looked = {"worse": seen(4, WORSE), "crash": seen(4, FINE, tripped=CRASH), "somebody": seen(4, FINE)}[why]
     ended, asked = decide(rollout, looked, Command.ABORT if why == "somebody" else None, 100.0)
     assert (ended.phase, asked) == (Phase.ROLLED_BACK, Wanted(4, 0))
-    assert ended.why == {"worse": WORSE.reason, "crash": CRASH.reason, "somebody": "somebody has ended it"}[why]
+    assert ended.why == {"worse": WORSE.reason, "crash": CRASH.reason, "somebody": "aborted by an operator"}[why]
 
 
 def test_replicas_that_never_come_up_end_it() -> None:
@@ -94,7 +94,7 @@ def test_without_a_verdict_in_time_somebody_decides_or_it_goes_back() -> None:
     last = replace(begun(COURSES[Kind.CANARY]), phase=Phase.COMPARING, step=1, share=0.2)
     waits, asked = decide(last, seen(1, OPEN), None, 1e5)
     assert (waits.phase, asked.share) == (Phase.COMPARING, 0.2)
-    assert "waits for somebody: 1,200 more are needed" in waits.why
+    assert "waiting for an operator: 1,200 more are needed" in waits.why
     assert decide(waits, seen(1, OPEN), Command.PROMOTE, 1e5)[0].phase is Phase.SETTLING
     ended, _ = decide(replace(last, course=replace(last.course, hold=False)), seen(1, OPEN), None, 1e5)
     assert ended.phase is Phase.ROLLED_BACK
@@ -213,8 +213,8 @@ def test_with_replicas_and_verdicts_every_course_comes_to_its_end(course: Course
         (Course(steps=(Step(0.2, 60.0), Step(0.1, 60.0))), "grow"),
         (Course(steps=(Step(0.2, 0.0),)), "a time above 0"),
         (Course(steps=(Step(0.2, 20.0),)), "shorter than every step"),
-        (Course(Kind.BLUE_GREEN), "blue-green has none"),
-        (Course(Kind.AB), "ab has exactly one"),
+        (Course(Kind.BLUE_GREEN), "none for blue-green"),
+        (Course(Kind.AB), "exactly one for ab"),
         (Course(settle_s=-1.0), "settle_s"),
         (Course(start_timeout_s=float("inf")), "start_timeout_s"),
     ],

@@ -202,22 +202,31 @@ def test_the_question_is_the_text_of_the_last_message(content: object, question:
 @pytest.mark.parametrize(
     ("changes", "found"),
     [
-        ({"id": ...}, ["`id` is missing, or not a text"]),
+        ({"id": ...}, ["`id` is missing, or not a string"]),
         ({"request": 3}, ["`request` is missing, or not an object"]),
-        ({"request": {"messages": []}}, ["`request.messages` is a list of messages, at least one"]),
-        ({"request": {**REQUEST, "model": "x", "n": 2}}, ["`request.model` is", "`request.n` is"]),
+        ({"request": {"messages": []}}, ["`request.messages` must be a non-empty list of messages"]),
+        ({"request": {**REQUEST, "model": "x", "n": 2}}, ["`request.model` cannot", "`request.n` cannot"]),
         (
             {"scorer": "vibes", "id": " "},
-            ["`id` is", "`scorer` is one of exact, regex, json_schema, similarity, judge"],
+            ["`id` is", "`scorer` must be one of exact, regex, json_schema, similarity, judge"],
         ),
-        ({"scorer": ["exact"]}, ["`scorer` is one of"]),
-        ({"pattern": "x", "answer": 3}, ["the key `answer`: a case of the scorer exact has", "the key `pattern`"]),
-        ({"expected": []}, ["`expected`: a text, or a list of texts"]),
-        ({"expected": ["a", 3]}, ["`expected`: a text, or a list of texts"]),
-        ({"scorer": "judge", "expected": ..., "reference": ""}, ["`reference`: a text that is not empty"]),
-        ({"scorer": "regex", "expected": ..., "pattern": "("}, ["`pattern`: no regular expression: missing )"]),
+        ({"scorer": ["exact"]}, ["`scorer` must be one of"]),
+        (
+            {"pattern": "x", "answer": 3},
+            ["unknown key `answer`: a case with scorer exact has", "unknown key `pattern`"],
+        ),
+        ({"expected": []}, ["`expected`: must be a string, or a list"]),
+        ({"expected": ["a", 3]}, ["`expected`: must be a string, or a list"]),
+        ({"scorer": "judge", "expected": ..., "reference": ""}, ["`reference`: must be a non-empty string"]),
+        (
+            {"scorer": "regex", "expected": ..., "pattern": "("},
+            ["`pattern`: not a valid regular expression: missing )"],
+        ),
         ({"scorer": "json_schema", "expected": ..., "schema": []}, ["`schema`: an object"]),
-        ({"scorer": "json_schema", "expected": ..., "schema": {"type": 3}}, ["`schema`: no JSON schema: 3 is"]),
+        (
+            {"scorer": "json_schema", "expected": ..., "schema": {"type": 3}},
+            ["`schema`: not a valid JSON schema: 3 is"],
+        ),
     ],
 )
 def test_each_mistake_of_a_case_is_named(changes: dict[str, object], found: list[str]) -> None:
@@ -229,18 +238,18 @@ def test_every_line_with_a_mistake_is_named_and_empty_ones_are_none() -> None:
     lines = [json.dumps(GOOD), "", "nonsense", json.dumps(GOOD), "[]", json.dumps({**GOOD, "id": "b"})]
     golden = golden_of("\n".join(lines).encode())
     assert golden.problems == (
-        "line 3: not an object in JSON",
-        'line 4: the id "a" again, first on line 1',
-        "line 5: not an object in JSON",
+        "line 3: not a JSON object",
+        'line 4: duplicate id "a", first on line 1',
+        "line 5: not a JSON object",
     )
 
 
 def test_a_golden_set_has_limits() -> None:
-    assert golden_of(b"").problems == ("no case",)
-    assert "are read" in golden_of(b" " * (GOLDEN_BYTES_MAX + 1)).problems[0]
+    assert golden_of(b"").problems == ("no cases",)
+    assert "are allowed" in golden_of(b" " * (GOLDEN_BYTES_MAX + 1)).problems[0]
     assert len(golden_of(b"x\n" * 2 * PROBLEMS_MAX).problems) == PROBLEMS_MAX
     many = "\n".join(json.dumps({**GOOD, "id": str(n)}) for n in range(CASES_MAX + 1))
-    assert golden_of(many.encode()).problems == (f"{CASES_MAX + 1} cases; at most {CASES_MAX} are taken",)
+    assert golden_of(many.encode()).problems == (f"{CASES_MAX + 1} cases; at most {CASES_MAX} are allowed",)
 
 
 @given(st.binary(max_size=200))

@@ -88,7 +88,7 @@ def test_a_long_circle_is_shown_in_part() -> None:
     [short] = conflicts({"aliases": {"a": "a"}})
 
     assert long.found.endswith(" → a7 → …")
-    assert short.found == "a circle: a → a"
+    assert short.found == "a cycle: a → a"
 
 
 def test_rules_that_cannot_be_kept_are_problems() -> None:
@@ -111,7 +111,7 @@ routes:
 
     models = "a model or an alias of one: big, embed, small, tiny"
     assert found == {
-        "routes[0].name": "what the alias stands for",
+        "routes[0].name": "the name that the alias stands for",
         "routes[1].then": models,
         "routes[2].then": models,
         "routes[3].then": "a model with the task embed, as in `when`",
@@ -120,7 +120,7 @@ routes:
         "routes[6].when.prompt_tokens_max": "at least 9, the `prompt_tokens_min`",
         "routes[6].when.tenant": "one of `tenants`: there is none",
         "routes[7].when.budget_ms_below": "more than 5, the `budget_ms_above`",
-        "routes[8].when": 'nothing: the last rule of "open" takes what is left, as no model has that name',
+        "routes[8].when": 'no `when`: no model is named "open", so its last rule must match every request',
         "routes[8].when.tenant": "text (not empty)",
         "routes[10].when": found["routes[10].when"],
         "routes[10].then": "the name of a model or an alias, or NAME@REVISION",
@@ -144,10 +144,10 @@ models:
 
     models = "a model: chat, odd, other, vectors"
     assert {path: text for path, text in found.items() if ".fallback" in path} == {
-        "models[0].fallback[0]": "each other model once",
+        "models[0].fallback[0]": "every other model at most once",
         "models[0].fallback[1]": "one with the task chat",
         "models[0].fallback[2]": models,
-        "models[0].fallback[4].model": "each other model once",
+        "models[0].fallback[4].model": "every other model at most once",
         "models[0].fallback[5].model": found["models[0].fallback[5].model"],
         "models[0].fallback[6]": "a section with the keys model, when",
         "models[0].fallback[7].when": 'one of "saturated", "down", "either"',

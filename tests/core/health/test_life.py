@@ -136,7 +136,7 @@ def test_a_drained_device_is_tried_again_after_its_rest_and_serves_after_its_pro
     assert (state.state, state.why) == (H.RECOVERING, "no error for 100 s or more")
     assert later(state, 209.0).state is H.RECOVERING
     state = later(state, 210.0)
-    assert (state.state, state.remedy, state.why) == (H.HEALTHY, Remedy.IGNORE, "no error on probation")
+    assert (state.state, state.remedy, state.why) == (H.HEALTHY, Remedy.IGNORE, "no error during probation")
 
 
 def test_an_error_during_the_rest_begins_it_anew_and_each_relapse_doubles_it() -> None:

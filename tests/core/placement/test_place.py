@@ -184,25 +184,25 @@ HOLDER = need("old-0", 67.9, gpus=1)
         pytest.param((node("a"),), need("m-0", 5, gpus=1), "a has no GPU"),
         pytest.param((node("a", barred="drained"),), need("m-0"), "a is drained"),
         pytest.param(TWO, need("m-0", labels=frozenset({"eu"})), "a has no label eu; b has no label eu"),
-        pytest.param((node("a", fallback=True),), need("m-0"), "a is only for models of low priority"),
+        pytest.param((node("a", fallback=True),), need("m-0"), "a is reserved for low-priority models"),
         pytest.param(
             (node("a", gpu(0, 10, profile="1g.10gb")),), need("m-0", 5, gpus=1, profile="2g.20gb"),
             "a GPU 0 is 1g.10gb, not 2g.20gb",
         ),
-        pytest.param((node("a", gpu(0)),), need("m-0", 5, gpus=1, profile="x"), "a GPU 0 is no slice, not x"),
+        pytest.param((node("a", gpu(0)),), need("m-0", 5, gpus=1, profile="x"), "a GPU 0 is a whole GPU, not x"),
         pytest.param(
             (node("a", gpu(0, profile="p"), gpu(1)),), need("m-0", 5, gpus=2),
-            "a has 1 GPU that would do, 2 needed; GPU 0 is a slice, which works with no other",
+            "a has 1 GPU available, 2 needed; GPU 0 is a MIG slice, which cannot be combined with others",
         ),
         pytest.param(
             (node("a", gpu(0, kind="L4")),), need("m-0", 5, gpus=1, kinds=frozenset({"A100", "H100"})),
-            "a GPU 0 is no A100 or H100",
+            "a GPU 0 is not A100 or H100",
         ),
         pytest.param(
             (node("a", gpu(0, links=[1]), gpu(1, links=[0]), gpu(2)),), need("m-0", 5, gpus=3, linked=True),
-            "a has no 3 free GPUs that are all joined by NVLink",
+            "a has no 3 free GPUs that are all connected by NVLink",
         ),
-        pytest.param((), need("m-0"), "there is no such node"),
+        pytest.param((), need("m-0"), "none of its nodes exists"),
     ],
 )  # fmt: skip
 def test_what_fits_nowhere_is_told_node_by_node(nodes: Sequence[Node], wanted: Need, expected: str) -> None:
@@ -212,7 +212,7 @@ def test_what_fits_nowhere_is_told_node_by_node(nodes: Sequence[Node], wanted: N
 
 def test_what_leaves_is_named_as_long_as_it_takes_room() -> None:
     claims = [runs(HOLDER, FULL, "g0", leaves=True)]
-    assert "GPU 0 is taken by old-0, which leaves" in why((FULL,), need("m-0", 8, gpus=1, whole=True), claims)
+    assert "GPU 0 is taken by old-0 (leaving)" in why((FULL,), need("m-0", 8, gpus=1, whole=True), claims)
 
 
 def test_what_runs_stays_where_it_is_though_it_would_be_put_elsewhere_now() -> None:
@@ -258,7 +258,7 @@ def test_what_has_nowhere_to_go_stays_and_says_so() -> None:
     assert found.spots == {"m-0": Spot("a", ("g0",))}
     assert found.waits == {}
     assert found.stays == {
-        "m-0": "GPU 0 of a is quarantined: XID 79; it stays, for it fits nowhere: "
+        "m-0": "GPU 0 of a is quarantined: XID 79; it stays because it fits nowhere: "
         "a GPU 0 is quarantined: XID 79; GPU 1 has 4 GiB free of 4, 8 needed"
     }
 

@@ -31,7 +31,7 @@ def test_cores_are_written_as_linux_writes_them(text: str, cpus: tuple[int, ...]
 
 @pytest.mark.parametrize("text", ["", "a", "3-1", "1,,2", "4096", "-1", "0-", "1-2-3"])
 def test_what_is_no_list_of_cores_is_refused(text: str) -> None:
-    with pytest.raises(ValidationError, match="is no list of cores such as 0-3,8"):
+    with pytest.raises(ValidationError, match="is not a list of cores such as 0-3,8"):
         NodeSettings(name="a", cpus=text)
 
 
@@ -65,13 +65,13 @@ def test_a_list_of_cores_is_taken_from_the_cluster_file() -> None:
             {"labels": ["eu"]},
             [{"name": "a", "labels": ["us"]}],
             "labels",
-            "labels that one of its nodes has, all of them",
+            "labels that at least one of its nodes has all of",
         ),
         (
             {"labels": ["eu"], "nodes": ["a"]},
             [{"name": "a"}, {"name": "b", "labels": ["eu"]}],
             "labels",
-            "labels that one of its nodes has, all of them",
+            "labels that at least one of its nodes has all of",
         ),
         (
             {},
@@ -79,15 +79,15 @@ def test_a_list_of_cores_is_taken_from_the_cluster_file() -> None:
             "low_priority",
             "`low_priority: true`, or a node with `role: serve`",
         ),
-        ({"gpus": 2}, [{"name": "a", "gpus": [GPU]}], "gpus", "at most 1, the GPUs of a that will do"),
+        ({"gpus": 2}, [{"name": "a", "gpus": [GPU]}], "gpus", "at most 1, the suitable GPUs of a"),
         ({"gpus": 1}, [{"name": "a", "gpus": []}], "gpus", "what nodes have; a has no GPU"),
         (
             {"gpus": 1, "gpu_kinds": ["H100"]},
             [{"name": "a", "gpus": [GPU, {"memory_gib": 8}]}],
             "gpu_kinds",
-            "what nodes have; a has A100, GPUs of no stated kind",
+            "what nodes have; a has A100, GPUs of unspecified kind",
         ),
-        ({"gpus": 2}, [{"name": "a", "gpus": [SLICED, GPU]}], "gpus", "at most 1, the GPUs of a that will do"),
+        ({"gpus": 2}, [{"name": "a", "gpus": [SLICED, GPU]}], "gpus", "at most 1, the suitable GPUs of a"),
         (
             {"gpus": 1, "mig": "2g.10gb"},
             [{"name": "a", "gpus": [SLICED]}],
@@ -108,9 +108,9 @@ def test_a_list_of_cores_is_taken_from_the_cluster_file() -> None:
         ),
         ({"cpus": 3}, [{"name": "a", "cpus": "0-1"}], "cpus", "at most 2, the cores of a"),
         ({"gpus": 1, "fraction": 0.5, "memory_gib": 3}, [], "fraction", "one of the two"),
-        ({"fraction": 0.5}, [], "fraction", "`gpus: 1` or more beside it"),
-        ({"linked": True}, [], "linked", "`gpus: 1` or more beside it"),
-        ({"gpus": 2, "mig": "1g.5gb"}, [], "mig", "`gpus: 1`: slices do not work together"),
+        ({"fraction": 0.5}, [], "fraction", "this only with `gpus: 1` or more"),
+        ({"linked": True}, [], "linked", "this only with `gpus: 1` or more"),
+        ({"gpus": 2, "mig": "1g.5gb"}, [], "mig", "`gpus: 1`: slices cannot be combined"),
     ],
 )
 def test_what_can_never_fit_is_refused_by_its_field(
@@ -145,10 +145,10 @@ def test_names_and_ids_are_given_once() -> None:
     ]
     names = [(c.path, c.found) for c in placement_conflicts(raw({}, *twice))]
     assert names == [
-        ("nodes[0].gpus[1]", 'the id "GPU-1", that of nodes[0].gpus[0] too'),
-        ("nodes[1].name", '"a", the name of nodes[0] too'),
-        ("nodes[1].gpus[0]", 'the id "GPU-1", that of nodes[0].gpus[0] too'),
-        ("nodes[1].gpus[1].mig", 'the id "MIG-1", that of nodes[1].gpus[0].mig too'),
+        ("nodes[0].gpus[1]", 'the id "GPU-1", also that of nodes[0].gpus[0]'),
+        ("nodes[1].name", '"a", also the name of nodes[0]'),
+        ("nodes[1].gpus[0]", 'the id "GPU-1", also that of nodes[0].gpus[0]'),
+        ("nodes[1].gpus[1].mig", 'the id "MIG-1", also that of nodes[1].gpus[0].mig'),
     ]
 
 

@@ -34,7 +34,7 @@ def test_a_path_that_leads_out_or_can_be_misread_is_refused(path: str) -> None:
     [
         ([], False, "no files"),
         ([File("a", 1, A), File("a", 1, B)], False, "twice"),
-        ([File("a", 1, A), File("a/b", 1, B)], False, "lies in a file"),
+        ([File("a", 1, A), File("a/b", 1, B)], False, "is inside another file"),
         ([File("a", -1, A)], False, "no size"),
         ([File("a", 1, A[:-1])], False, "no SHA-256"),
         ([File("a", 1, A.upper())], False, "no SHA-256"),

@@ -56,11 +56,11 @@ def test_what_is_ignored_may_be_there() -> None:
         (
             statement(FOLDER),
             make_manifest([FOLDER.files[0], File("deep/b.txt", 2, "c" * 64)]),
-            "deep/b.txt: what was signed is another content",
+            "deep/b.txt: the signed content differs",
         ),
-        (statement(FOLDER), make_manifest(FOLDER.files[:1]), "deep/b.txt: it was signed, and is not part"),
+        (statement(FOLDER), make_manifest(FOLDER.files[:1]), "deep/b.txt: it was signed, but is not part"),
         (with_resources(FOLDER, (".", "a" * 64)), FOLDER, "a.bin: it was not signed"),
-        (with_resources(FOLDER, *[("a.bin", "a" * 64)] * 2), FOLDER, "names a file twice"),
+        (with_resources(FOLDER, *[("a.bin", "a" * 64)] * 2), FOLDER, "lists a file twice"),
         (with_serialization(method="shards"), FOLDER, "shards with sha256"),
         (with_serialization(hash_type="blake3"), FOLDER, "files with blake3"),
         (
@@ -69,8 +69,8 @@ def test_what_is_ignored_may_be_there() -> None:
             "it is a https://model_signing/D",
         ),
         (statement(FOLDER, _type="https://in-toto.io/Statement/v0.1"), FOLDER, "it is a"),
-        (statement(FOLDER, predicate={"unused": ""}), FOLDER, "nothing that version 1.0"),
-        ([], FOLDER, "nothing that version 1.0"),
+        (statement(FOLDER, predicate={"unused": ""}), FOLDER, "not a statement of version 1.0"),
+        ([], FOLDER, "not a statement of version 1.0"),
     ],
 )
 def test_what_does_not_fit_is_named(document: object, manifest: Manifest, why: str) -> None:

@@ -69,7 +69,7 @@ def test_nothing_observed_is_inconclusive_and_has_no_end() -> None:
 
     assert verdict.decision is Decision.INCONCLUSIVE
     assert verdict.needed_samples == verdict.needed_s == math.inf
-    assert verdict.reason.endswith("no number of requests tells")
+    assert verdict.reason.endswith("no number of requests would decide")
     assert {part.worse_p for part in verdict.parts} == {part.fine_p for part in verdict.parts} == {1.0}
     assert not any("nan" in part.seen for part in verdict.parts)
 
@@ -112,7 +112,7 @@ def test_what_is_needed_follows_from_what_was_seen() -> None:
     assert verdict.parts[0].needed_samples == math.ceil((math.log(20) - 1.0) * 1000)
     assert verdict.needed_samples == verdict.parts[0].needed_samples
     assert verdict.needed_s == 2 * verdict.needed_samples
-    assert verdict.reason.endswith(f"about {verdict.needed_samples:,} more of the canary's tell")
+    assert verdict.reason.endswith(f"about {verdict.needed_samples:,} more canary requests would decide")
     assert judge(rules, state).needed_s == math.inf
 
 

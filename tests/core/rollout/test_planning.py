@@ -32,7 +32,7 @@ def test_a_plan_that_is_too_short_is_refused_with_the_arithmetic() -> None:
     assert {need.metric for need in refused.lacking} == {"errors", "ttft", "quality"}
     assert all(need.samples_had == 900 and need.time_had_s == HOUR / 2 for need in refused.lacking)
     assert all(need.samples_needed > 900 and need.time_needed_s > HOUR / 2 for need in refused.lacking)
-    assert "900 requests of the canary in 1,800 s, but about" in refused.reason
+    assert "900 canary requests in 1,800 s, but about" in refused.reason
 
 
 def test_the_time_that_is_asked_for_is_enough() -> None:
@@ -50,7 +50,7 @@ def test_a_tolerance_without_room_is_told_from_one_that_takes_long() -> None:
 
     assert refused is not None
     assert refused.lacking[0].samples_needed == math.inf
-    assert "no number of requests would do" in refused.reason
+    assert "no number of requests suffices" in refused.reason
 
 
 def test_only_required_metrics_hold_a_plan_up() -> None:
@@ -125,7 +125,7 @@ def test_guards_end_a_rollout_at_once(incidents: list[Incident], answers: int, h
 
     assert (found and found.guard.harm) == harm
     if found:
-        assert found.reason.startswith(f"{found.times} times {harm} of the canary within ")
+        assert found.reason.startswith(f"{found.times} x {harm} of the canary within ")
 
 
 @pytest.mark.parametrize("share", [0.01, 0.05, 0.2, 0.5])

@@ -70,7 +70,7 @@ def test_in_an_outage_a_minimum_holds_and_a_maximum_of_some_hours_does_not() -> 
     said = [decide(scale, Memory(), None, T0, current=current)[0] for current in (1, 11, 14)]
     assert [(each.wanted, each.reason, each.why) for each in said] == [
         (2, Reason.BOUND, "the load is not known, but `min` is 2 now"),
-        (11, Reason.UNKNOWN, "the load is not known: none is taken away"),
+        (11, Reason.UNKNOWN, "the load is not known: no replica is removed"),
         (12, Reason.BOUND, "the load is not known, but `max` is 12 now"),
     ]
 
@@ -123,7 +123,7 @@ def test_a_signal_forbids_what_would_bring_it_above_its_limit() -> None:
         decisions.append(decision)
 
     assert {decision.wanted for decision in decisions} == {4}
-    assert "kv_use of 0.8 is for 4" in decisions[-1].why
+    assert "kv_use of 0.8 needs 4" in decisions[-1].why
 
 
 def test_limits_that_change_are_watched_anew() -> None:
@@ -255,7 +255,7 @@ def test_a_rule_takes_nothing_away_while_its_signal_is_unknown_and_goes_on_when_
         now += 5.0
         decision, memory = decide(scale, memory, replace(UNKNOWN, at=now, ready=current), now, current=current)
         assert (decision.wanted, decision.reason) == (current, Reason.UNKNOWN)
-        assert decision.why == f"{signal} is not known: none is taken away"
+        assert decision.why == f"{signal} is not known: no replica is removed"
     seen = []
     for _ in range(100):
         now += 5.0

@@ -93,10 +93,10 @@ def test_why_says_what_waits_and_that_all_are_full() -> None:
     crowd = Crowd(Scale(8), 16)
     crowd.wanted(int(FULL_S))
 
-    assert crowd.decisions[-1].why == "requests have waited for 5 s, 12 now, and the one replica is full: 2 are tried"
+    assert crowd.decisions[-1].why == "requests have waited for 5 s, 12 now, and the one replica is full: trying 2"
     crowd.wanted(15)
     whys = {each.why for each in crowd.decisions if each.reason is Reason.PANIC}
-    assert "requests have waited for 5 s, 8 now, and all 2 replicas are full: 4 are tried" in whys
+    assert "requests have waited for 5 s, 8 now, and all 2 replicas are full: trying 4" in whys
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_why_says_that_there_was_no_replica_a_moment_ago() -> None:
         decision, memory = decide(Scale(9), memory, reading, reading.at, current=1)
         whys.append(decision.why)
 
-    assert whys[1] == "too little is known yet of the load: there was no replica 8 s ago"
+    assert whys[1] == "too little is known about the load yet: there was no replica 8 s ago"
     assert "there was no replica" not in whys[2]
 
 

@@ -181,14 +181,14 @@ def test_every_rule_can_be_asked_by_its_name_and_says_why() -> None:
         assert many > 2, policy
         assert why.startswith(f"{policy} says {many}: "), why
     assert Rules() not in {rules}
-    with pytest.raises(ValueError, match="no rule"):
+    with pytest.raises(ValueError, match="not a rule"):
         advise(Scale(8), rules, reading(100.0), 0.0, 2)
 
 
 def test_kpa_says_that_it_panics() -> None:
     scale = Scale(8, policy=Policy.KPA, target=1.0)
     why = advise(scale, Rules(), reading(100.0), 50.0, 2)[1]
-    assert why.endswith("concurrency is 50 for each ready replica, 0.7 is held, in panic")
+    assert why.endswith("concurrency is 50 per ready replica, target 0.7, in panic")
 
 
 @given(st.integers(1, 40), st.floats(0.0, 500.0), st.floats(0.1, 100.0), st.integers(0, 10))

@@ -182,15 +182,15 @@ TWO = {"gpus": 2}
     ("limits", "models", "found"),
     [
         ({"gpus": 4}, [model(placement=TWO, scale={"max": 9, "min": 2})], None),
-        ({"gpus": 3}, [model(placement=TWO, scale={"max": 9, "min": 2})], ("limits.gpus", "3, beside chat 4", "4")),
+        ({"gpus": 3}, [model(placement=TWO, scale={"max": 9, "min": 2})], ("limits.gpus", "3, with chat 4", "4")),
         ({"gpus": 3}, [model(placement=TWO, scale={"max": 9}, replicas=4)], None),
         (
             {"gpus": 3},
             [model(placement=TWO, scale={"max": 9}, standby=1, spares=2), model("b", placement=TWO)],
-            ("limits.gpus", "3, beside chat 6, b 2", "8"),
+            ("limits.gpus", "3, with chat 6, b 2", "8"),
         ),
         ({"gpus": 3}, [model(replicas=9)], None),
-        ({"replicas": 3}, [model(replicas=4)], ("limits.replicas", "3, beside chat 4", "4")),
+        ({"replicas": 3}, [model(replicas=4)], ("limits.replicas", "3, with chat 4", "4")),
         ({"replicas": 3}, [model(scale={"max": 4, "shadow": True}, replicas=4)], ("limits.replicas", "", "4")),
         ({"gpus": 1}, [model(placement={"gpus": 1, "fraction": 0.4}, replicas=3)], ("limits.gpus", "", "1.2")),
         ({"replicas": 3}, [model(scale={"max": 4, "min": 0}, spares="auto")], None),

@@ -143,7 +143,7 @@ def test_nothing_fits_beside_what_is_pinned_and_has_outgrown_the_budget() -> Non
     memory = MemoryBudget(10)
     memory.admit("p", 5, pinned=True)
     memory.resize("p", 11)
-    with pytest.raises(Refused, match=r"what is pinned leaves 0\.00 GiB"):
+    with pytest.raises(Refused, match=r"pinned models leave 0\.00 GiB"):
         memory.admit("n", 0)
 
 
@@ -153,7 +153,7 @@ def test_a_refusal_shows_the_sum() -> None:
         memory.admit("huge:1#5", 9 * GIB)
     assert caught.value.kind is Kind.UNAVAILABLE
     memory.admit("p", GIB, pinned=True)
-    text = r"^needs 3\.50 GiB, and what is pinned leaves 3\.00 GiB of the memory budget of 4\.00 GiB$"
+    text = r"^needs 3\.50 GiB, but pinned models leave 3\.00 GiB of the memory budget of 4\.00 GiB$"
     with pytest.raises(Refused, match=text):
         memory.admit("n", 7 * GIB // 2)
     with pytest.raises(Refused, match="more than the memory budget of"):

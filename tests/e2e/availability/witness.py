@@ -57,7 +57,7 @@ def _write_down(notes: Path, spec: WorkerSpec) -> None:
         if exchange.method == b"POST" and not exchange.finished:  # a refusal is given at once
             os.write(file, b"%b %b\n" % (who, exchange.header(b"x-request-id") or b"-"))
 
-    # The witness has to sit in the worker's own process: no setting of the product is for that.
+    # The witness has to sit in the worker's own process: no setting of the product needs that.
     Shell.handle = noted  # type: ignore[method-assign, assignment]
 
 

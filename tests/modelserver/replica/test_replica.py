@@ -210,7 +210,7 @@ def test_a_replica_that_nobody_asks_any_more_ends_and_says_why(tmp_path: Path) -
         run(main())
     (gave_up,) = found.value.exceptions
     assert isinstance(gave_up, serve.GaveUp)
-    assert "asked for its load for 2 s" in str(gave_up)
+    assert "polled its load for 2 s" in str(gave_up)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Which request waits, which goes next, which is refused, and which is preempted."""
+"""Admission: which request is queued, which goes next, which is rejected, and which is preempted."""
 
 from forebay.core.admission.drain import RETRY_AFTER_S_MAX, WINDOW_S, DrainRate
 from forebay.core.admission.sharing import LATELY_S, batch_max, batch_room, crowded

@@ -1,15 +1,15 @@
-"""How fast a line moves, and what that means for who is turned away."""
+"""How fast a queue drains, and the Retry-After that follows from it."""
 
 import math
 from typing import Final
 
 RETRY_AFTER_S_MAX: Final = 60
 WINDOW_S: Final = 10
-"""Events of the last ten seconds make a rate."""
+"""Rates are measured over the last ten seconds."""
 
 
 class DrainRate:
-    """How many events there have been lately, requests finished for one, counted in one-second slots."""
+    """Counts recent events, such as finished requests, in one-second slots."""
 
     __slots__ = ("_counts", "_latest", "_usual")
 
@@ -19,27 +19,28 @@ class DrainRate:
         self._usual = 0.0
 
     def count(self, now: float) -> None:
-        """It has happened once more."""
+        """Count one event."""
         slot = int(now)
         if slot > self._latest:
             self._roll(slot)
         self._counts[self._latest % WINDOW_S] += 1
 
     def total(self, now: float) -> int:
-        """How often it happened in the window."""
+        """Number of events in the window."""
         self._roll(int(now))
         return sum(self._counts)
 
     def pace_per_s(self, now: float) -> float:
-        """Mean from the first event in the window on: who had nothing to do before was not slow.
+        """Mean rate since the first event in the window: idle time before it does not count as slowness.
 
-        Without any in the window, what it was the last time; 0 if there never was one.
+        Without events in the window, the last known rate; 0 if there never was an event.
         """
         self._roll(int(now))
         return self._pace() or self._usual
 
     def retry_after_s(self, waiting: int, now: float) -> int:
-        """Whole seconds until a newcomer behind `waiting` others could expect a place."""
+        """Whole seconds until a new request behind `waiting` others can expect to be served, at most
+        `RETRY_AFTER_S_MAX`."""
         pace = self.pace_per_s(now)
         wait_s = (waiting + 1) / pace if pace else math.inf
         return max(1, math.ceil(wait_s)) if wait_s < RETRY_AFTER_S_MAX else RETRY_AFTER_S_MAX

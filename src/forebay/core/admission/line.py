@@ -1,10 +1,11 @@
-"""Those who wait in one band, in the order in which they go: first who was put to the front, then by tenant.
+"""The queue of one band: first the items at its front, then the others, fairly between tenants.
 
 Tenants share by tokens, after the Virtual Token Counter of Sheng et al., "Fairness in Serving Large Language Models"
-(OSDI 2024): next is the tenant that was served the fewest. Who begins to wait is lifted to the least counter of those
-who wait already, or to that of the tenant served last if nobody does; so nobody saves up by being idle.
+(OSDI 2024): the tenant that was served the fewest tokens is next. A tenant that starts to wait has its counter raised
+to the lowest one of the waiting tenants, or, if none waits, to that of the tenant served last, so that no tenant
+builds up credit by being idle.
 
-Every order is a sorted list: to insert or delete in one of 10,000 moves pointers, which takes about a microsecond.
+Every order is a sorted list: inserting into or deleting from one of 10,000 moves pointers, about a microsecond.
 """
 
 from bisect import bisect_left, insort
@@ -13,15 +14,15 @@ from collections.abc import Iterator
 from typing import Final, Generic, TypeAlias, TypeVar
 
 TENANTS_MAX: Final = 10_000
-"""So many counters are kept of tenants that do not wait; when there are more, all of these start anew."""
+"""Most counters that are kept of tenants that do not wait; beyond this they are all reset."""
 
 T = TypeVar("T")
 Key: TypeAlias = tuple[float, int, T]
-"""When it is due, number of arrival, item. Numbers are unique, so that items are never compared."""
+"""Due time, arrival number, item. Numbers are unique, so items are never compared."""
 
 
 class Place(Generic[T]):
-    """Where an item waits; `since` is when it came to the band, `until` the key by which it is let go of."""
+    """A queued item. `since`: when it joined the band; `key`: its order; `until`: the key by which it expires."""
 
     __slots__ = ("band", "front", "key", "since", "tenant", "until")
 
@@ -35,7 +36,7 @@ class Place(Generic[T]):
 
 
 class _Lane(Generic[T]):
-    """One tenant's items; `rank` is its counter, the number of its first item, its name."""
+    """One tenant's items. `rank`: its counter, the arrival number of its first item, its name."""
 
     __slots__ = ("keys", "rank")
 
@@ -45,7 +46,7 @@ class _Lane(Generic[T]):
 
 
 class Line(Generic[T]):
-    """The line of one band. Iterate for who goes next; stop when it has changed."""
+    """The queue of one band. Iteration yields items in order; it must stop when the queue has changed."""
 
     __slots__ = ("_arrivals", "_counters", "_front", "_front_arrivals", "_lanes", "_last", "_ranks", "_rose_at")
 
@@ -70,7 +71,7 @@ class Line(Generic[T]):
                 yield key[2]
 
     def join(self, place: Place[T]) -> None:
-        """Take its place in order."""
+        """Insert in order."""
         key, tenant = place.key, place.tenant
         if place.front:
             self._front_arrivals[key[1]] = place
@@ -86,7 +87,7 @@ class Line(Generic[T]):
         insort(lane.keys, key)
 
     def part(self, place: Place[T]) -> None:
-        """Go away, for whatever reason."""
+        """Remove."""
         key, tenant = place.key, place.tenant
         if place.front:
             del self._front_arrivals[key[1]]
@@ -100,14 +101,16 @@ class Line(Generic[T]):
             del self._ranks[bisect_left(self._ranks, lane.rank)]
 
     def newest(self) -> Place[T] | None:
-        """Who came to this band last, those at the front left out."""
+        """The most recent arrival in this band, not counting those at the front."""
         return next(reversed(self._arrivals.values()), None)
 
     def rise(self, age_s: float, now: float) -> Place[T] | None:
-        """Let go of the oldest, first those at the front, if it has waited `age_s` and nobody rose in that time."""
+        """Remove and return the oldest item (front first) if it has waited `age_s` and none was promoted in that
+        time."""
         if now - self._rose_at < age_s:
             return None
-        oldest = min(self._front_arrivals.values(), key=_since, default=None)  # they have waited before, or elsewhere
+        # they have waited before, or in another band
+        oldest = min(self._front_arrivals.values(), key=_since, default=None)
         for place in (oldest, next(iter(self._arrivals.values()), None)):
             if place is not None and now - place.since >= age_s:
                 self.part(place)
@@ -116,14 +119,14 @@ class Line(Generic[T]):
         return None
 
     def serve(self, tenant: str, tokens: float) -> None:
-        """Charge the tenant for a request that goes to a replica."""
-        if not self._lanes:  # it went past an empty line, or was the last in it
+        """Charge the tenant for a request that is sent to a replica."""
+        if not self._lanes:  # it bypassed an empty queue, or was the last in it
             self._set(tenant, max(self._counters.get(tenant, 0.0), self._least()))
         self._last = tenant
         self.charge(tenant, tokens)
 
     def charge(self, tenant: str, tokens: float) -> None:
-        """Add to what the tenant was served; a negative number gives back."""
+        """Add tokens to the tenant's counter; a negative number refunds."""
         counter = self._counters.get(tenant)
         if counter is None:
             counter = self._least()

@@ -1,8 +1,8 @@
-"""How batch work shares replicas with all that is more urgent: what it may take, and when it has to step aside.
+"""How batch requests share replicas with more urgent ones: how many may run, and when one is preempted.
 
-An urgent request never queues behind batch work in an engine: where no place is free, the newest batch attempt is
-stopped, which costs the least. To stop one for every urgent request would waste its prompt each time; so batch work
-leaves a place free while urgent requests are about, and comes back only when two are.
+An urgent request never queues behind batch work in an engine: if no slot is free, the newest batch attempt is
+preempted, which loses the least work. Doing so for every urgent request would waste many prefills, so batch work
+leaves one slot free while urgent requests are arriving, and resumes only when two are free.
 """
 
 import math
@@ -11,19 +11,19 @@ from typing import Final
 from forebay.core.admission.toll import LEVELS, Line
 
 LATELY_S: Final = 30.0
-"""So long after the last urgent request batch work may have all the room that there is."""
+"""This long after the last urgent request, batch work may use all slots again."""
 SPARE: Final = 1
-"""Places of a replica that batch work leaves free while urgent requests are about."""
+"""Slots of a replica that batch work leaves free while urgent requests are arriving."""
 SLOWED_MAX: Final = 1 / 3
-"""By this share of what it would be without, batch work may lengthen the time between two tokens of the others."""
+"""Batch work may lengthen the others' time per token by at most this share."""
 GROWTH: Final = 1 / 80
-"""Of a replica's places, by which batch work may be more from second to second until it is known what that costs."""
+"""Growth of the batch limit per second, as a share of the replica's slots, while its effect is not yet known."""
 
 
 def batch_max(places: int, line: Line | None, urgent: int, most: float) -> float:
-    """How many batch requests may run at a replica beside so many `urgent` ones; at least one. Asked once a second.
+    """How many batch requests may run at a replica beside `urgent` others; at least one. Called once a second.
 
-    `most` is how many might until now, 0 if urgent requests have only just come.
+    `most` is the current limit, 0 if urgent requests have only just appeared.
     """
     if line is None:
         return math.inf
@@ -35,17 +35,17 @@ def batch_max(places: int, line: Line | None, urgent: int, most: float) -> float
 
 
 def batch_room(places: int, batch: int, most: float) -> int:
-    """Load at which a replica is full for batch work while urgent requests are about; it runs `batch` of `most`.
+    """Load at which a replica is full for batch work while urgent requests are arriving; it runs `batch` of `most`.
 
-    A replica that is idle altogether always takes some.
+    An idle replica always accepts some.
     """
     return max(1, places - SPARE) if batch + 1 <= most else 0
 
 
 def crowded(load: int, places: int, batch: int, most: float, stopped: int = 0) -> bool:
-    """Whether one more batch request has to step aside for an urgent one that is about to be sent there.
+    """Whether another batch request must be preempted for an urgent one that is about to be sent there.
 
-    As many are `stopped` for it as have its place, and where there is one too many or more, one: the others may end
-    first. Where there is less than one too many none is: it would be let in again as `most` goes up and down.
+    `stopped`: those already preempted for it. As many are preempted as are needed for its slot; one, if batch work
+    exceeds `most` by one or more, as others may end first. A smaller excess preempts none: the limit fluctuates.
     """
     return batch > 0 and (load >= places or (batch >= most + 1.0 and not stopped))

@@ -1,23 +1,23 @@
-"""What requests that run at a replica cost each other: next to nothing on a GPU, on a CPU as much as they use."""
+"""How concurrent requests slow each other at a replica: hardly on a GPU, in proportion to their number on a CPU."""
 
 from statistics import fmean
 from typing import Final, NamedTuple
 
 LEVELS: Final = 8
-"""How full a replica is, in so many steps. For each its pace is kept: while batch work keeps it full, how quick it is
-when it is not would be forgotten otherwise."""
+"""Number of load levels. Each keeps its own measurement: while batch work keeps a replica full, its speed when it is
+not full would otherwise be forgotten."""
 APART_MIN: Final = 2
-"""Levels that are closer tell nothing of a slope: how many ran beside an answer is known only roughly."""
+"""Levels closer than this give no slope: the concurrency during a response is known only roughly."""
 FORGET_S: Final = 600.0
-"""What was not seen for so long says nothing of now."""
+"""Older measurements are ignored."""
 EVERY_S: Final = 0.1
-"""No more samples than that are taken."""
+"""Minimum time between samples."""
 STEP: Final = 0.2
 """Weight of a new sample."""
 
 
 class Line(NamedTuple):
-    """The time between two tokens of a request: `base_s`, and `slope_s` more for each that runs; None: not known."""
+    """Time per token: `base_s`, plus `slope_s` per running request; None: not known."""
 
     base_s: float
     slope_s: float | None
@@ -30,7 +30,7 @@ class _Seen(NamedTuple):
 
 
 class Toll:
-    """One replica: the time between two tokens by how many requests run there."""
+    """Time per token at one replica as a function of how many requests run there."""
 
     __slots__ = ("_next_at", "_seen")
 
@@ -39,11 +39,12 @@ class Toll:
         self._next_at = 0.0
 
     def wants(self, now: float) -> bool:
-        """Whether another sample is of use."""
+        """Whether another sample is due."""
         return now >= self._next_at
 
     def learn(self, running: float, places: int, pace_s: float, now: float) -> None:
-        """An answer has ended whose tokens came so many seconds apart, while so many of its places were taken."""
+        """A response has ended whose time per token was `pace_s`, while `running` of the replica's slots were in
+        use."""
         self._next_at = now + EVERY_S
         running = min(running, places)
         level = min(LEVELS - 1, int(LEVELS * running / places))
@@ -53,7 +54,7 @@ class Toll:
         self._seen[level] = _Seen(now, x + step * (running - x), y + step * (pace_s - y))
 
     def line(self, now: float) -> Line | None:
-        """What was learned; None if nothing is known, as of a replica that streams no answers."""
+        """The fitted line; None if nothing is known, as for a replica that streams no responses."""
         known = {n: each for n, each in enumerate(self._seen) if each is not None and now - each.at < FORGET_S}
         if not known:
             return None

@@ -1,4 +1,4 @@
-"""The waiting room of one model: bands, fairness between tenants, deadlines, a bound, and an honest Retry-After."""
+"""The request queue of one model: priority bands, fairness between tenants, deadlines, a bound and Retry-After."""
 
 import math
 from bisect import bisect_left, insort
@@ -13,7 +13,7 @@ from forebay.core.errors import Code
 
 
 class Band(IntEnum):
-    """How urgent a request is; a lower number goes first."""
+    """Priority of a request; a lower number goes first."""
 
     SYSTEM = 0
     INTERACTIVE = 1
@@ -22,9 +22,10 @@ class Band(IntEnum):
 
 
 AGE_S: Final = {Band.INTERACTIVE: 5.0, Band.DEFAULT: 30.0, Band.BATCH: 120.0}
-"""Once in so many seconds, the oldest of a band that has waited as long goes to the front of the band above.
+"""Ageing: at most once in this time, the oldest request of a band that has waited as long moves to the front of the
+band above.
 
-Strict priority thus starves nobody, and a long line of batch work costs the others one place every two minutes.
+So strict priority starves no request, and a long queue of batch work costs the others one slot every two minutes.
 """
 
 T = TypeVar("T")
@@ -32,12 +33,12 @@ R = TypeVar("R", bound="RunningTicket")
 
 
 class Ticket:
-    """What a request may claim. `work_tokens` is an estimate of prompt and answer.
+    """A request's claims in the queue. `work_tokens` estimates its prompt and response.
 
-    It waits until `deadline`, and who names none for the room's `timeout_s`. It should go by `due`, if that is
-    earlier: among those of its tenant the earliest goes first. Whoever lets it wait longer does so up to `last`: then
-    its client wants no answer any more. What clients may ask is the caller's to bound; batch work needs minutes to be
-    reached by age. There is one for each request, so it is no tuple with names.
+    It waits until `deadline`, by default the queue's `timeout_s`. It should start by `due`, if that is earlier:
+    within a tenant, the earliest goes first. `last`: the latest deadline that callers may extend it to; after it the
+    client no longer wants a response. Callers must bound what clients may ask for; batch work needs minutes to be
+    promoted by age. One is made per request, so it is not a NamedTuple.
     """
 
     __slots__ = ("band", "deadline", "due", "last", "tenant", "work_tokens")
@@ -60,16 +61,16 @@ class Ticket:
         self.last = last
 
     def risen(self, band: Band) -> "Ticket":
-        """The same in another band."""
+        """A copy in another band."""
         return Ticket(band, self.tenant, self.work_tokens, self.deadline, self.due, last=self.last)
 
     def until(self, deadline: float) -> "Ticket":
-        """The same with another deadline."""
+        """A copy with another deadline."""
         return Ticket(self.band, self.tenant, self.work_tokens, deadline, self.due, last=self.last)
 
 
 class Refused(NamedTuple, Generic[T]):
-    """There is no place for `item`, a newcomer or one that had to give way to it; come back after `retry_after_s`."""
+    """`item`, a new request or one displaced by it, is rejected; the client may retry after `retry_after_s`."""
 
     item: T
     code: Code
@@ -77,10 +78,10 @@ class Refused(NamedTuple, Generic[T]):
 
 
 class WaitingRoom(Generic[T]):
-    """Requests that wait for a replica. `size_max` and `timeout_s` may change at any time, for newcomers.
+    """Requests that wait for a replica. `size_max` and `timeout_s` may change at any time and apply to new requests.
 
-    Iterate to see who goes next, in order, and begin anew after any change: highest band, then who was put to the
-    front, then the tenant that was served the fewest tokens, then who is due first, then the first to come.
+    Iteration yields items in the order in which they go; restart it after any change. Order: highest band, then items
+    at the front, then the tenant that was served the fewest tokens, then earliest due, then first arrival.
     """
 
     __slots__ = ("_due", "_lines", "_number", "_places", "rate", "size_max", "timeout_s")
@@ -106,27 +107,27 @@ class WaitingRoom(Generic[T]):
         return list(self)
 
     def unordered(self) -> Iterable[T]:
-        """All items; cheaper than in order."""
+        """All items in no particular order; cheaper than in order."""
         return self._places
 
     def band(self, item: T) -> Band | None:
-        """Where it waits: its ticket's band, or the one to which it has risen. None: it does not wait."""
+        """The band in which it waits: its ticket's, or the one to which it was promoted. None: it is not queued."""
         place = self._places.get(item)
         return None if place is None else Band(place.band)
 
     def ahead(self, band: Band) -> bool:
-        """Whether anybody waits in this band or above it."""
+        """Whether any request waits in this band or above it."""
         return any(self._lines[: band + 1])
 
     @property
     def full(self) -> bool:
-        """Whether the next one to enter takes somebody's place, or finds none."""
+        """Whether the next request displaces another one or is rejected."""
         return len(self._places) >= self.size_max
 
     def enter(self, item: T, ticket: Ticket, now: float) -> Refused[T] | None:
-        """Take a place in order. Returns who is refused.
+        """Queue an item. Returns what is rejected, if anything.
 
-        When the room is full that is the newest of the lowest band, or the item itself if nobody is below it.
+        If the queue is full, that is the newest item of the lowest band, or the item itself if none is below it.
         """
         refused = None
         if self.full:
@@ -139,23 +140,24 @@ class WaitingRoom(Generic[T]):
         return refused
 
     def enter_again(self, item: T, ticket: Ticket, now: float, since: float | None = None) -> None:
-        """Go to the front of its band: it was admitted before, so the bound does not apply. The deadline stands.
+        """Queue an item at the front of its band: it was admitted before, so the bound does not apply and its
+        deadline stands.
 
-        Its age counts from `since`: who has to give way again and again is reached by age all the same.
+        Its age counts from `since`, so that an item that is preempted repeatedly is still promoted by age.
         """
         self._add(item, ticket, True, now, now if since is None else since)
 
     def leave(self, item: T) -> None:
-        """The item got a replica or is no longer wanted; unknown ones are ignored."""
+        """The item got a replica or was cancelled; unknown ones are ignored."""
         place = self._places.pop(item, None)
         if place is not None:
             del self._due[bisect_left(self._due, place.until)]
             self._lines[place.band].part(place)
 
     def expire(self, now: float) -> list[T]:
-        """Take out the items whose deadline has come, earliest first.
+        """Remove the items whose deadline has passed, earliest first.
 
-        Call it before asking who is next: only what is due costs time.
+        Call it before asking for the next item; only expired ones cost time.
         """
         late = [key[2] for key in takewhile(lambda key: key[0] <= now, self._due)]
         del self._due[: len(late)]
@@ -165,26 +167,26 @@ class WaitingRoom(Generic[T]):
         return late
 
     def rise(self, now: float) -> None:
-        """Let who has waited long rise a band. Call it now and then."""
-        for band, age_s in AGE_S.items():  # from the top, so that nobody rises twice at once
+        """Promote items that have waited long by one band. To be called periodically."""
+        for band, age_s in AGE_S.items():  # from the top, so that no item is promoted twice at once
             risen = self._lines[band].rise(age_s, now)
             if risen is not None:
                 risen.band, risen.front, risen.since = band - 1, True, now
                 self._lines[risen.band].join(risen)
 
     def served(self, ticket: Ticket) -> None:
-        """A request goes to a replica, from here or past an empty room: its tenant is charged the estimate."""
+        """A request is sent to a replica, from the queue or bypassing it: charge its tenant the estimate."""
         self._lines[ticket.band].serve(ticket.tenant, ticket.work_tokens)
 
     def charge(self, ticket: Ticket, delta_tokens: float) -> None:
-        """Correct what `served` charged: the actual tokens less the estimate, when the attempt has ended."""
+        """Correct what `served` charged, when the attempt has ended: the actual tokens less the estimate."""
         self._lines[ticket.band].charge(ticket.tenant, delta_tokens)
 
     def retry_after_s(self, now: float) -> int:
-        """Whole seconds until a newcomer could expect a place: the line's length over the drain rate.
+        """Whole seconds until a new request can expect to be served: the queue's length over the drain rate.
 
-        The longest there is where somebody has waited all the time over which rates are counted, and nobody was done.
-        Who is first in line leaves it within `timeout_s`, so no place takes longer, however little is known.
+        The longest time there is if a request has waited for the whole rate window and none has finished. The first
+        in the queue leaves it within `timeout_s`, so no wait is longer, however little is known.
         """
         longest_s = min(RETRY_AFTER_S_MAX, max(1, math.ceil(self.timeout_s)))
         first = next(iter(self._places.values()), None)
@@ -193,7 +195,7 @@ class WaitingRoom(Generic[T]):
         return min(longest_s, self.rate.retry_after_s(len(self._places), now))
 
     def _add(self, item: T, ticket: Ticket, front: bool, now: float, since: float) -> None:
-        assert item not in self._places, f"{item} waits already"
+        assert item not in self._places, f"{item} is already queued"
         self._number += 1
         deadline = ticket.deadline if ticket.deadline < math.inf else now + self.timeout_s
         key = (min(deadline, ticket.due), self._number, item)
@@ -213,11 +215,11 @@ class WaitingRoom(Generic[T]):
 
 
 class RunningTicket(Protocol):
-    """An attempt at a replica, as far as it matters for who gives way."""
+    """A running attempt, as far as preemption is concerned."""
 
     @property
     def band(self) -> Band:
-        """That of its ticket."""
+        """The band of its ticket."""
 
     @property
     def since(self) -> float:
@@ -225,15 +227,15 @@ class RunningTicket(Protocol):
 
     @property
     def yields(self) -> bool:
-        """Whether it may be stopped.
+        """Whether it may be preempted.
 
-        Batch work may, however often, as long as nothing that its client was sent is lost or repeated; its age, which
-        counts from when it came, keeps it from starving. All others may once, before anything of the answer was seen.
+        Batch work may, any number of times, as long as nothing already sent to the client is lost or repeated; its
+        age, counted from its arrival, keeps it from starving. Others may once, before any of the response was seen.
         """
 
 
 def preempt(running: Iterable[R], waiting: Band) -> R | None:
-    """Who gives way to a request of the band `waiting`: of the bands below it the lowest, there the newest."""
+    """The attempt to preempt for a request of the band `waiting`: the newest of the lowest band below it."""
     chosen: R | None = None
     for attempt in running:
         if attempt.band <= waiting:

@@ -1,4 +1,4 @@
-"""What may fail of a promise, what has failed, and what is left of it: in time and in requests."""
+"""Error budgets of service level objectives: allowed, spent and left, in time and in requests."""
 
 import math
 from bisect import bisect_right
@@ -10,32 +10,32 @@ from forebay.core.availability.history import Stretch
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """What became of requests between two times, seconds since the epoch. Only `ok` and `failed` count."""
+    """Outcomes of requests between two times, seconds since the epoch. Only `ok` and `failed` count."""
 
     since: float
     until: float
     ok: int = 0
     failed: int = 0
-    """Through no fault of the client, those included for which there was no room or no time."""
+    """Not caused by the client, including those rejected for lack of capacity or time."""
     refused: int = 0
-    """By the client's own fault."""
+    """Rejected because of a client error."""
     cancelled: int = 0
-    """The client went away."""
+    """The client disconnected."""
 
     @property
     def counted(self) -> int:
-        """Those that succeeded or should have."""
+        """Requests that succeeded or should have."""
         return self.ok + self.failed
 
     @property
     def share(self) -> float | None:
-        """Of those that counted, so many succeeded; None: there were none."""
+        """The share of counted requests that succeeded; None: there were none."""
         return self.ok / self.counted if self.counted else None
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A promise about times: of the requests that ended well since then, so many kept it."""
+    """A latency objective: how many of the successful requests since then met it."""
 
     promise: str
     """`ttft`, `tpot` or `latency`."""
@@ -48,22 +48,22 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """An error budget. What is left is below 0 if more has failed than may."""
+    """An error budget. What is left is negative if it is overspent."""
 
     allowed_s: float
     spent_s: float
     left_s: float
     unknown_s: float
-    """Time nobody knows of: it is not counted as spent, and may have been."""
+    """Unobserved time: not counted as spent, but it may have been."""
     allowed_requests: float
     spent_requests: int
     left_requests: float
     burn: float | None
-    """How fast requests use it up: at 1 it is just gone at the end of the period. None: there were none."""
+    """Burn rate by requests: at 1 the budget is used up exactly at the end of the period. None: no requests."""
 
 
 def budget(target: float, period_s: float, seen: Stretch, requests: Requests) -> Budget:
-    """The budget of a period with a promised share, such as 0.999: 43.2 minutes of 30 days."""
+    """The budget of a period with a target such as 0.999: 43.2 minutes of 30 days."""
     allowed = 1.0 - target
     return Budget(
         allowed_s=allowed * period_s,
@@ -78,7 +78,7 @@ def budget(target: float, period_s: float, seen: Stretch, requests: Requests) ->
 
 
 def kept(promise: str, promised_s: float, since: float, times_s: Sequence[float]) -> Kept | None:
-    """How a promise was kept by the times of requests, seconds; None: there were none."""
+    """How an objective was met by requests' times, seconds; None: there were none."""
     if not times_s:
         return None
     ordered = sorted(times_s)

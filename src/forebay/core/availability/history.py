@@ -1,6 +1,6 @@
-"""What has become of a model, in sums of seconds: for how long it was seen, for how long it could be used.
+"""Availability history of a model, as sums of seconds: how long it was observed, and how long it was usable.
 
-What nobody has looked at is in no sum: it is unknown, and neither good nor bad.
+Unobserved time is in no sum: it is unknown, neither good nor bad.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,12 +12,13 @@ from forebay.core.availability.measured import Lived
 
 HOUR_S: Final = 3600
 GAP_S_MIN: Final = 30.0
-"""Less than that, unseen within an hour, is not told as a gap: control pauses when it is started anew."""
+"""Shorter unobserved times within an hour are not reported as a gap: control pauses when it restarts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """A model at one look: replicas that are to serve, that do, that are ready at all; whether a gateway answers."""
+    """One observation of a model: replicas that should serve, that serve, that are ready; whether a gateway
+    answers."""
 
     wanted: int
     serving: int
@@ -26,28 +27,28 @@ class Sight:
 
     @property
     def up(self) -> bool:
-        """Requests are served. Of a model that is to have no replicas they wait, as they are meant to."""
+        """Requests are served. A model scaled to zero counts as up: its requests wait, as intended."""
         return self.gateway and (self.serving > 0 or not self.wanted)
 
     @property
     def full(self) -> bool:
-        """As many replicas serve as are to."""
+        """All desired replicas serve."""
         return self.gateway and self.serving >= self.wanted
 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Sums over some time, seconds."""
+    """Sums over a period, seconds."""
 
     known_s: float = 0.0
-    """Somebody was looking."""
+    """Observed time."""
     up_s: float = 0.0
     full_s: float = 0.0
     lived: Lived = field(default_factory=Lived)
 
     @property
     def down_s(self) -> float:
-        """Seen, and of no use."""
+        """Observed, and not usable."""
         return self.known_s - self.up_s
 
     def __add__(self, other: "Stretch") -> "Stretch":
@@ -60,7 +61,7 @@ class Stretch:
 
 
 def stretch(sight: Sight, seconds: float) -> Stretch:
-    """So many seconds as they were seen."""
+    """The sums for `seconds` of one observed state."""
     return Stretch(
         known_s=seconds,
         up_s=seconds if sight.up else 0.0,
@@ -70,21 +71,21 @@ def stretch(sight: Sight, seconds: float) -> Stretch:
 
 
 class What(StrEnum):
-    """What an incident is."""
+    """The kind of an incident."""
 
     OUTAGE = "outage"
-    """Nobody could use a model."""
+    """A model was unusable."""
     FAILURE = "failure"
     """A replica died, or hung and was killed."""
     ROLLED_BACK = "rolled_back"
-    """A rollout was taken back."""
+    """A rollout was rolled back."""
     LEADER = "leader"
-    """Another control leads."""
+    """The leader changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """Something that went wrong, `at` seconds since the epoch. `lasted_s` None: nobody has seen its end."""
+    """An incident, `at` seconds since the epoch. `lasted_s` None: its end was not observed."""
 
     at: float
     what: What
@@ -96,7 +97,7 @@ class Incident:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Time of which something is not known, seconds since the epoch, and how much of it."""
+    """A period with unobserved time, seconds since the epoch, and how much of it is unobserved."""
 
     since: float
     until: float
@@ -104,13 +105,13 @@ class Gap:
 
 
 def gaps(known_s: Mapping[int, float], since: float, until: float) -> Iterator[Gap]:
-    """What is not known between two times, neighbouring hours as one. `known_s` by hours since the epoch."""
+    """Gaps between two times, with neighbouring hours merged. `known_s` by hours since the epoch."""
     found: Gap | None = None
     for hour in range(int(since // HOUR_S), int(until // HOUR_S) + 1):
         begin, end = max(since, hour * HOUR_S), min(until, (hour + 1) * HOUR_S)
         known = known_s.get(hour, 0.0)
         unknown_s = end - begin - known
-        if unknown_s >= GAP_S_MIN or not known:  # of the first and the last hour there may be a second only
+        if unknown_s >= GAP_S_MIN or not known:  # the first and last hours may be only a second long
             found = (
                 Gap(begin, end, unknown_s) if found is None else Gap(found.since, end, found.unknown_s + unknown_s)
             )

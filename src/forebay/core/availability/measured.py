@@ -1,8 +1,8 @@
-"""How replicas fail, by what was seen: a prior that counts as one failure, and what has happened since.
+"""Failure statistics of replicas: observations combined with a prior.
 
-Failures are taken to come at a steady rate (a Poisson process), whose gamma prior weighs as much as `PRIOR_FAILURES`
-failures: a cluster that is new is neither perfect nor hopeless. The bound is the usual one for a Poisson rate; where
-no failure was seen, it is the rule of three, 3 / time.
+Failures are modelled as a Poisson process, whose gamma prior weighs as much as `PRIOR_FAILURES` failures: a new
+cluster is neither perfect nor hopeless. The bound is the usual one for a Poisson rate; without observed failures it
+is the rule of three, 3 / time.
 """
 
 import math
@@ -12,31 +12,31 @@ from typing import Final
 from forebay.core.availability.spares import Failing
 
 PRIOR_MTBF_S: Final = 30 * 86_400.0
-"""A replica fails once in 30 days until more is known: its process, its driver, its machine, whatever comes first."""
+"""Prior: a replica fails once in 30 days, whether through its process, driver or machine."""
 PRIOR_MTTR_S: Final = 900.0
-"""And it takes a quarter of an hour until it is back."""
+"""Prior: a repair takes a quarter of an hour."""
 PRIOR_FAILURES: Final = 1.0
-"""So many failures the prior counts for."""
+"""Weight of the prior, in failures."""
 CONFIDENCE: Final = 0.95
 BISECTIONS: Final = 60
 
 
 @dataclass(frozen=True, slots=True)
 class Lived:
-    """What has become of a model's replicas: sums over all of them. Times in seconds."""
+    """Lifetime sums over a model's replicas. Times in seconds."""
 
     replica_s: float = 0.0
     """Time for which they were ready."""
     failures: int = 0
     repairs: int = 0
     repair_s: float = 0.0
-    """From failures until the same places were ready again, of `repairs`."""
+    """From failures until the same slots were ready again, over `repairs`."""
     promotions: int = 0
     promotion_s: float = 0.0
-    """From a failure being known until gateways were told of the stand-in."""
+    """From detection of a failure until gateways were sent the standby replica."""
     starts: int = 0
     start_s: float = 0.0
-    """From being placed until ready, of `starts`."""
+    """From placement until ready, over `starts`."""
 
     def __add__(self, other: "Lived") -> "Lived":
         return Lived(
@@ -52,7 +52,7 @@ class Lived:
 
 
 def failing(lived: Lived) -> Failing:
-    """The mean times to reckon with: of the prior and what was seen, each by its weight."""
+    """Estimated mean times: prior and observations, weighted."""
     return Failing(
         mtbf_s=(PRIOR_FAILURES * PRIOR_MTBF_S + lived.replica_s) / (PRIOR_FAILURES + lived.failures),
         mttr_s=(PRIOR_FAILURES * PRIOR_MTTR_S + lived.repair_s) / (PRIOR_FAILURES + lived.repairs),
@@ -60,12 +60,12 @@ def failing(lived: Lived) -> Failing:
 
 
 def mtbf_at_least_s(lived: Lived) -> float:
-    """With `CONFIDENCE`, by what was seen alone, replicas fail no more often than once in this time, seconds."""
+    """Lower confidence bound (`CONFIDENCE`) of the time between failures, from observations alone, seconds."""
     return lived.replica_s / _failures_at_most(lived.failures)
 
 
 def _failures_at_most(seen: int) -> float:
-    """The largest mean of a Poisson number that gives so few with the probability 1 - `CONFIDENCE`."""
+    """The largest Poisson mean for which so few are observed with probability 1 - `CONFIDENCE`."""
     low, high = 0.0, 10.0 + 3.0 * seen
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
@@ -77,5 +77,5 @@ def _failures_at_most(seen: int) -> float:
 
 
 def _at_most(seen: int, mean: float) -> float:
-    """The probability of a Poisson number no larger than `seen`."""
+    """The probability that a Poisson variable is at most `seen`."""
     return math.fsum(math.exp(k * math.log(mean) - mean - math.lgamma(k + 1)) for k in range(seen + 1))

@@ -1,9 +1,8 @@
-"""How many spares a promise takes: N replicas are needed, N+k are there, and each is up for a share of its time.
+"""How many spare replicas an objective requires: N are needed, N+k exist, each is up for a share of its time.
 
-A replica is up for the share a = MTBF / (MTBF + MTTR) of its time; one that consists of several parts, all of which
-it needs (a group of GPUs), for a to the power of their number. That N of N+k are up at a moment then has the
-probability of a binomial tail. It is taken for granted that replicas fail by themselves: what takes several down at
-once, such as a machine with all of its replicas, is not in these figures.
+A replica is up for the share a = MTBF / (MTBF + MTTR) of its time; one with several parts, all of which it needs (a
+group of GPUs), for a to the power of their number. The probability that N of N+k are up is a binomial tail. Failures
+are assumed to be independent: a common cause, such as a machine failing with all its replicas, is not included.
 """
 
 import math
@@ -11,19 +10,19 @@ from dataclasses import dataclass
 from typing import Final
 
 SPARES_MAX: Final = 64
-"""No more are looked for: what so many do not keep is not kept by more."""
+"""Search limit: an objective that this many do not meet is not met by more."""
 EASE: Final = 0.8
-"""Fewer spares than there are have to need no more than this share of what may fail: so the number does not waver."""
+"""Hysteresis: the number is only reduced if fewer spares use at most this share of the allowed failures."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failing:
-    """How a part of a replica fails and comes back: mean times between failures, and until repair, seconds."""
+    """Failure and repair of a part of a replica: mean times between failures and to repair, seconds."""
 
     mtbf_s: float
     mttr_s: float
     parts: int = 1
-    """A replica needs all of so many."""
+    """Number of parts, all of which a replica needs."""
 
     @property
     def part_up(self) -> float:
@@ -38,23 +37,23 @@ class Failing:
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """What a number of replicas can promise, and how that comes about. All shares are of time."""
+    """The availability that a number of replicas gives, with its derivation. All shares are of time."""
 
     failing: Failing
     needed: int
     spares: int
     switch_s: float
-    """Until a spare has taken the place of one that failed."""
+    """Time until a spare has replaced a failed replica."""
     enough: float
     """At least `needed` of all of them are up."""
     any: float
     """At least one is up."""
     switching: float
-    """A failure has just happened, and the spare is not in its place yet."""
+    """A failure has just happened, and the spare has not taken over yet."""
 
     @property
     def full(self) -> float:
-        """As many serve as are needed."""
+        """All needed replicas serve."""
         return max(0.0, self.enough - self.switching)
 
 
@@ -76,7 +75,7 @@ def enough_share(needed: int, spares: int, replica_up: float) -> float:
 def spares_needed(needed: int, replica_up: float, target: float, had: int = 0) -> int | None:
     """The fewest spares with which `needed` replicas are up for the share `target` of time; None: too many.
 
-    With fewer than it `had` it is content only if they are enough with some ease.
+    Fewer than the current `had` are only returned with a margin (`EASE`).
     """
     for spares in range(SPARES_MAX + 1):
         allowed = (1.0 - target) * (EASE if spares < had else 1.0)
@@ -86,7 +85,7 @@ def spares_needed(needed: int, replica_up: float, target: float, had: int = 0) -
 
 
 def promise(needed: int, spares: int, failing: Failing, switch_s: float) -> Promise:
-    """What `needed` replicas with so many ready spares can promise; without spares nothing is switched."""
+    """The availability of `needed` replicas with `spares` ready spares; without spares there is no switching."""
     rate_per_s = needed * failing.parts / failing.mtbf_s
     return Promise(
         failing=failing,

@@ -1,7 +1,8 @@
-"""Which of a model's replicas serve and which rest: the ones that serve go on, and a ready one steps in at once.
+"""Which of a model's replicas serve and which are on standby: serving ones stay, and a ready standby takes over at
+once.
 
-A replica that rests is ready and is told to nobody, and neither is one that is about to. There is no memory but what
-gateways were told last: a control that comes up again finds the same ones serving.
+A standby replica is ready but not published to gateways; nor is one about to become standby. The only memory is what
+was last published: a restarted control finds the same replicas serving.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -11,10 +12,10 @@ from forebay.core.reconcile import UnitKey
 
 
 def resting(replicas: Iterable[Replica], active: int, serving: Collection[UnitKey]) -> frozenset[UnitKey]:
-    """Those of a model's replicas that rest while `active` are to serve.
+    """The replicas that are on standby while `active` should serve.
 
-    `serving`: the ones that did, by what gateways were told last. They go on serving as long as they are ready; then
-    come the others by their id. What is not ready is nobody's stand-in.
+    `serving`: those that served, as last published. They keep serving while they are ready; then others follow by id.
+    A replica that is not ready is never a standby.
     """
     ready = [r for r in replicas if r.state is ReplicaState.READY]
     ready.sort(key=lambda r: ((r.id, r.generation) not in serving, r.id, r.generation))
@@ -22,9 +23,9 @@ def resting(replicas: Iterable[Replica], active: int, serving: Collection[UnitKe
 
 
 def coming(replicas: Iterable[Replica], active: int) -> frozenset[UnitKey]:
-    """Those that will rest as soon as they are ready, since `active` others are.
+    """The replicas that will be on standby once they are ready, because `active` others are ready.
 
-    A gateway sends requests to whoever says of itself that it is ready, and may hear of that before control does.
+    A gateway uses any published replica that reports ready, and may learn of that before control does.
     """
     seen = tuple(replicas)
     if sum(r.state is ReplicaState.READY for r in seen) < active:
@@ -33,5 +34,5 @@ def coming(replicas: Iterable[Replica], active: int) -> frozenset[UnitKey]:
 
 
 def serving(before: Mapping[UnitKey, Replica]) -> frozenset[UnitKey]:
-    """The replicas that gateways may send requests to by what they were told."""
+    """The replicas that gateways may send requests to, as last published."""
     return frozenset(key for key, replica in before.items() if replica.state is ReplicaState.READY)

@@ -1,1 +1,1 @@
-"""How a new revision is rolled out: courses with steps, phases, and what each phase requires of the cluster."""
+"""Rollouts of new revisions: plans with steps, phases, and what each phase requires of the cluster."""

@@ -1,4 +1,4 @@
-"""What of the samples of gateways has been counted, so that nothing counts twice, whoever is started anew."""
+"""Cursors into the gateways' samples, so that none counts twice, whichever process restarts."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,14 +17,14 @@ class Cursor(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """What is known of a rollout, and which samples that came from. `cursors` by the slot of the gateway."""
+    """A rollout's statistics, and which samples they include. `cursors` by the gateway's slot."""
 
     state: State
     cursors: Mapping[str, Cursor] = field(default_factory=dict)
     seen: int = 0
-    """Samples that were counted."""
+    """Number of counted samples."""
 
 
 def moved(cursors: Mapping[str, Cursor], observed: Mapping[str, Observed]) -> dict[str, Cursor]:
-    """The cursors after these answers; a gateway that is silent keeps its own."""
+    """The cursors after these responses; a gateway without one keeps its cursor."""
     return {**cursors, **{slot: Cursor(each.instance, each.last) for slot, each in observed.items()}}

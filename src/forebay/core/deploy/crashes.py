@@ -1,4 +1,4 @@
-"""What a replica has died of, by what is left of it: the words of its end, and its last lines."""
+"""The cause of a replica's death, by its exit status and last log lines."""
 
 from typing import Final
 
@@ -12,10 +12,11 @@ SIGNS: Final = (
     "cannot allocate memory",
     "oom-kill",
 )
-"""Of memory that was not to be had, in lower case: of CUDA, C++, Python, the C library and the kernel."""
+"""Signs of failed allocations, in lower case: of CUDA, C++, Python, the C library and the kernel."""
 
 
 def harm_of(words: str) -> Harm:
-    """A crash, or one for lack of memory. A kernel that kills without a word cannot be told from anybody else."""
+    """A crash, or one due to lack of memory. A plain SIGKILL by the kernel's OOM killer cannot be told from any
+    other."""
     lower = words.lower()
     return Harm.OUT_OF_MEMORY if any(sign in lower for sign in SIGNS) else Harm.CRASH

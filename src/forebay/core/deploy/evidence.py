@@ -1,5 +1,4 @@
-"""What a rollout is judged by: the metrics of its rules, what samples of requests say of them, and whether its plan
-is long enough for them."""
+"""A rollout's metrics, the observations that request samples yield for them, and whether its plan is long enough."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -48,18 +47,18 @@ PRIORS: Final[Mapping[str, float]] = {
     "degenerate": 0.001,
     QUALITY: 0.2,
 }
-"""What plans are judged by where nothing was seen yet: of a rate its share, of a time the standard deviation of its
-logarithm, of the golden set that of the differences. Rules of thumb, and told as such."""
+"""Assumed baselines while nothing was observed: a rate's share, the standard deviation of a time's logarithm, for the
+golden set that of the differences. Rules of thumb, and reported as assumptions."""
 RATE_SAMPLES_MIN: Final = 500
-"""Of fewer requests the share of rare events is not known."""
+"""With fewer requests the share of rare events is not known."""
 TIME_SAMPLES_MIN: Final = 100
 SCORE_SAMPLES_MIN: Final = 50
 SPREAD_MIN: Final = 0.05
-"""Figures that have never differed are not taken for ones that never will."""
+"""Lower bound of a spread: values that have not varied yet may still vary."""
 
 
 class Pace(NamedTuple):
-    """How much there will be to compare."""
+    """The expected rate of observations."""
 
     requests_per_s: float
     """Of the model, both revisions together."""
@@ -68,7 +67,7 @@ class Pace(NamedTuple):
 
 
 def rules_of(task: Task, settings: RolloutSettings, kind: Kind) -> Rules:
-    """The metrics of a rollout. Nobody waits for the answers of a shadow, so how fast they come is no evidence."""
+    """The metrics of a rollout. Shadow responses are discarded, so their speed is no evidence."""
     metrics: list[Metric] = [settings.errors.value(ERRORS), settings.rejections.value(REJECTIONS)]
     if kind is not Kind.SHADOW:
         metrics.append(settings.latency.value("latency", task))
@@ -82,23 +81,23 @@ def rules_of(task: Task, settings: RolloutSettings, kind: Kind) -> Rules:
 
 
 def fault(code: str) -> bool | None:
-    """Whether a request went wrong through the replica; None: that cannot be said of this end."""
+    """Whether a request failed because of the replica; None: undetermined for this outcome."""
     if code == OK:
         return False
     return True if code in _CODES and outcome_of(Code(code)) is Outcome.FAILED else None
 
 
 def rejected(code: str) -> bool | None:
-    """Whether the replica took a request for a mistake of the client; None: it did not come to that."""
+    """Whether the replica rejected the request as a client error; None: it ended before that was known."""
     if code == OK:
         return False
     return True if code in _CODES and TABLE[Code(code)].blame is Blame.CLIENT else None
 
 
 def observations(samples: Iterable[Sample], rules: Rules) -> list[Observation]:
-    """What requests say of the metrics that are asked for, in their order.
+    """The observations of the rules' metrics in request samples, in order.
 
-    Figures count of good answers only, and nothing of the warm-up.
+    Values come from successful responses only; warm-up samples are skipped.
     """
     asked = {metric.name for metric in rules.metrics}
     found: list[Observation] = []
@@ -115,7 +114,7 @@ def observations(samples: Iterable[Sample], rules: Rules) -> list[Observation]:
 
 
 def incidents(samples: Iterable[Sample]) -> tuple[list[Incident], list[float]]:
-    """The canary's server errors, and when each of its answers ended that was one, good or bad. For `tripped`."""
+    """The canary's server errors, and the end times of all its answers, good or bad. For `tripped`."""
     harm: list[Incident] = []
     answers_at_s: list[float] = []
     for sample in samples:
@@ -128,10 +127,10 @@ def incidents(samples: Iterable[Sample]) -> tuple[list[Incident], list[float]]:
 
 
 def undecided(rules: Rules, course: Course, pace: Pace, known: State | None) -> str | None:
-    """Why a revision that is as good as the present one could most often not be promoted in the time of the plan.
+    """Why an equally good revision could usually not be promoted within the plan's time; None: it could.
 
-    None: it could; or nothing is promoted by evidence, as with a blue-green rollout. `known` is the state of a former
-    rollout of the model: its stable arm says how much figures vary.
+    None also if nothing is promoted by evidence, as in a blue-green rollout. `known` is the state of a former rollout
+    of the model: its stable arm shows how much values vary.
     """
     if course.kind is not Kind.CANARY:
         return None
@@ -139,7 +138,7 @@ def undecided(rules: Rules, course: Course, pace: Pace, known: State | None) -> 
     steps = tuple(Step(share, time_s - course.warm_up_s) for share, time_s in course.steps)
     golden = tuple(metric for metric in rules.metrics if metric.name == QUALITY)
     live = tuple(metric for metric in rules.metrics if metric.name != QUALITY)
-    # Cases are asked of both arms whatever the share is: half of the double.
+    # Cases go to both arms equally, whatever the share: half of twice as many.
     asked = tuple(Step(0.5, step.time_s) for step in steps)
     wants = (
         ("requests/s", pace.requests_per_s, live, Plan(pace.requests_per_s, steps)),
@@ -159,7 +158,7 @@ def undecided(rules: Rules, course: Course, pace: Pace, known: State | None) -> 
 
 
 def baselines(rules: Rules, known: State | None) -> tuple[dict[str, float], tuple[str, ...]]:
-    """What `refusal` needs to know of the stable arm, by metric, and for which metrics it was assumed."""
+    """The stable arm's baselines for `refusal`, by metric, and the metrics for which they are assumed."""
     found: dict[str, float] = {}
     assumed: list[str] = []
     for metric in rules.metrics:
@@ -174,9 +173,9 @@ _CODES: Final = frozenset(Code)
 
 
 def _lacking(rules: Rules, plan: Plan, figures: Mapping[str, float]) -> str:
-    """Empty: nothing."""
+    """What is missing; empty: nothing."""
     if plan.requests_per_s <= 0:
-        return "there is nothing to compare" if any(metric.required for metric in rules.metrics) else ""
+        return "no requests to compare" if any(metric.required for metric in rules.metrics) else ""
     refused = refusal(rules, plan, figures)
     return refused.reason if refused else ""
 
@@ -201,7 +200,7 @@ def _shadow_metrics(settings: RolloutSettings) -> list[Metric]:
 
 
 def _figures(sample: Sample) -> tuple[tuple[str, float | None], ...]:
-    """By metric; None: unknown."""
+    """Values by metric; None: unknown."""
     bad, refused = fault(sample.code), rejected(sample.code)
     if sample.code != OK:
         return ((ERRORS, bad), (REJECTIONS, refused))
@@ -222,7 +221,7 @@ def _known(figure: float) -> float | None:
 
 
 def _seen(metric: Metric, known: State) -> float | None:
-    """Of the stable arm in a former rollout; None: too little."""
+    """The stable arm's baseline from a former rollout; None: too few observations."""
     if isinstance(metric, Rate):
         rate = known.rates.get(metric.name)
         enough = rate is not None and rate.total.stable >= RATE_SAMPLES_MIN
@@ -235,7 +234,7 @@ def _seen(metric: Metric, known: State) -> float | None:
 
 
 def _spread(sketches: Iterable[Mapping[int, int]]) -> float | None:
-    """The standard deviation of the logarithm within strata, to the width of a range of the sketch."""
+    """The standard deviation of the logarithm within strata, as precise as the sketch's buckets."""
     several, squares = 0, 0.0
     for sketch in sketches:
         count = sum(sketch.values())
@@ -246,7 +245,7 @@ def _spread(sketches: Iterable[Mapping[int, int]]) -> float | None:
 
 
 def _deviation(shift: Shift) -> float | None:
-    """Of paired differences, each of which has the weight 1."""
+    """The standard deviation of paired differences, each with weight 1."""
     if shift.weight < SCORE_SAMPLES_MIN:
         return None
     return max(SPREAD_MIN, math.sqrt(max(0.0, shift.squares_dd / shift.squares - shift.mean**2)))

@@ -1,8 +1,8 @@
-"""The life of a rollout, as a pure function of what is seen.
+"""The state machine of a rollout, as a pure function of observations.
 
-The old revision keeps all its replicas until the new one has carried everything for a while, so going back is a
-matter of the traffic and needs no start. The new one never gets a larger share than its ready replicas can carry, and
-none while it has no ready replica. What is unknown changes nothing.
+The old revision keeps all its replicas until the new one has served all traffic for a while, so rolling back only
+moves traffic and needs no start. The new one never gets a larger share than its ready replicas can serve, and none
+while it has no ready replica. Unknown observations change nothing.
 """
 
 from dataclasses import dataclass, replace
@@ -15,65 +15,65 @@ from forebay.core.rollout.values import Decision, Verdict
 
 
 class Phase(StrEnum):
-    """Where a rollout is."""
+    """The phase of a rollout."""
 
     STARTING = "starting"
-    """Replicas of the new revision come up; it has no traffic."""
+    """Replicas of the new revision are starting; it has no traffic."""
     COMPARING = "comparing"
-    """Both serve, or one is shadowed, and are compared."""
+    """Both serve, or the new one is shadowed, and they are compared."""
     SETTLING = "settling"
     """The new revision has all traffic; the old one is kept warm."""
     PROMOTED = "promoted"
     ROLLED_BACK = "rolled_back"
     JUDGED = "judged"
-    """Ended with what was found, as was the plan; the old revision serves."""
+    """Ended with a report, as planned; the old revision serves."""
 
 
 KNOWN_S: Final = 2.0
-"""By then every gateway knows who has all of the traffic; until then the old replicas stay, whatever anybody says."""
+"""After this time every gateway has the new routing; until then the old replicas stay, whatever was commanded."""
 ENDED: Final = frozenset({Phase.PROMOTED, Phase.ROLLED_BACK, Phase.JUDGED})
 
 
 class Command(StrEnum):
-    """What people can say."""
+    """Commands of an operator."""
 
     PAUSE = "pause"
-    """Keep the share as it is; guards and verdicts of harm still end the rollout."""
+    """Keep the share; guards and verdicts of harm still end the rollout."""
     RESUME = "resume"
     PROMOTE = "promote"
-    """Go on to the next step without a verdict, as soon as there are replicas for it."""
+    """Go to the next step without a verdict, as soon as it has the replicas."""
     ABORT = "abort"
 
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """A rollout of a model. Times are seconds since the epoch: it outlives processes."""
+    """A rollout of a model. Times are seconds since the epoch, as it outlives processes."""
 
     id: str
     model: str
     stable: str
-    """The revision that serves."""
+    """The revision that serves so far."""
     canary: str
-    """The revision that is to serve."""
+    """The revision being rolled out."""
     course: Course
     since: float
-    """When the phase, or the step in it, began."""
+    """When the phase, or its current step, began."""
     phase: Phase = Phase.STARTING
     step: int = 0
     share: float = 0.0
-    """What the canary has been given."""
+    """The canary's current share."""
     paused: bool = False
     forced: bool = False
-    """Somebody wants the next step without a verdict."""
+    """An operator requested the next step without a verdict."""
     why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What is known of the model's replicas now; None: nothing."""
+    """What is known of the model now; None: unknown."""
 
     wanted: int
-    """Replicas that the model is to have."""
+    """Desired replicas of the model."""
     stable_ready: int | None
     canary_ready: int | None
     verdict: Verdict | None = None
@@ -82,7 +82,8 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a rollout asks of the cluster. `share` is of the traffic, `mirrored` of the requests that are copied."""
+    """What a rollout requires of the cluster. `share`: of the traffic; `mirrored`: of the requests that are
+    copied."""
 
     stable: int
     canary: int
@@ -91,8 +92,8 @@ class Wanted:
 
 
 def decide(rollout: Rollout, seen: Seen, command: Command | None, now: float) -> tuple[Rollout, Wanted]:
-    """One look at a rollout. Asked again with the same, it says the same."""
-    if rollout.since > now:  # the clock was set back: a step begins anew rather than lasting for hours
+    """One step of the state machine. Idempotent for the same input."""
+    if rollout.since > now:  # the clock was set back: restart the step rather than let it last for hours
         rollout = replace(rollout, since=now)
     rollout = _obey(rollout, command, now)
     rollout = _go_on(rollout, seen, now)
@@ -100,7 +101,7 @@ def decide(rollout: Rollout, seen: Seen, command: Command | None, now: float) ->
 
 
 def wanted(rollout: Rollout, seen: Seen) -> Wanted:
-    """What a rollout as it stands asks of the cluster."""
+    """What a rollout in its current state requires of the cluster."""
     all_of_it = max(seen.wanted, 1)
     match rollout.phase:
         case Phase.PROMOTED:
@@ -126,13 +127,13 @@ def _obey(rollout: Rollout, command: Command | None, now: float) -> Rollout:
         return rollout
     match command:
         case Command.ABORT:
-            return back(rollout, "somebody has ended it", now)
+            return back(rollout, "aborted by an operator", now)
         case Command.PAUSE:
-            return replace(rollout, paused=True, why="paused by somebody")
+            return replace(rollout, paused=True, why="paused by an operator")
         case Command.RESUME:
-            return replace(rollout, paused=False, why="goes on")
+            return replace(rollout, paused=False, why="resumed")
         case Command.PROMOTE:
-            return replace(rollout, paused=False, forced=True, why="somebody wants the next step")
+            return replace(rollout, paused=False, forced=True, why="an operator requested the next step")
         case None:
             return rollout
 
@@ -154,7 +155,7 @@ def _go_on(rollout: Rollout, seen: Seen, now: float) -> Rollout:
 
 
 def _start(rollout: Rollout, seen: Seen, now: float) -> Rollout:
-    """Wait for replicas; then the first step begins, or the traffic moves."""
+    """Wait for replicas; then begin the first step or move the traffic."""
     if seen.canary_ready is None:
         return rollout
     needed = _replicas(rollout, max(seen.wanted, 1))
@@ -174,7 +175,7 @@ def _start(rollout: Rollout, seen: Seen, now: float) -> Rollout:
 
 
 def _compare(rollout: Rollout, seen: Seen, now: float) -> Rollout:
-    """The next step when its time has come: after the last one only with a verdict."""
+    """Go to the next step when its time is over; after the last one only with a verdict."""
     step = rollout.course.steps[rollout.step]
     spent_s = now - rollout.since
     last = rollout.step + 1 == len(rollout.course.steps)
@@ -191,12 +192,12 @@ def _compare(rollout: Rollout, seen: Seen, now: float) -> Rollout:
         reason = seen.verdict.reason if seen.verdict else "nothing was observed"
         if not rollout.course.hold:
             return back(rollout, f"no verdict in {spent_s:.0f} s: {reason}", now)
-        return replace(rollout, why=f"no verdict in time, waits for somebody: {reason}")
+        return replace(rollout, why=f"no verdict in time, waiting for an operator: {reason}")
     return rollout
 
 
 def _next(rollout: Rollout, now: float) -> Rollout:
-    """The next step, or all of the traffic, as far as there are replicas to carry it."""
+    """The next step, or the takeover, limited by ready replicas."""
     steps, following = rollout.course.steps, rollout.step + 1
     if following == len(steps):
         return _take_over(rollout, now)
@@ -210,7 +211,7 @@ def _take_over(rollout: Rollout, now: float) -> Rollout:
 
 
 def _carried(rollout: Rollout, seen: Seen) -> Rollout:
-    """The share that the step is to have, as far as ready replicas carry it. Unknown: as it was."""
+    """The step's share, limited by what ready replicas can serve. Unknown: unchanged."""
     if seen.canary_ready is None:
         return rollout
     steps = rollout.course.steps
@@ -222,7 +223,7 @@ def _carried(rollout: Rollout, seen: Seen) -> Rollout:
 
 
 def _settle(rollout: Rollout, seen: Seen, now: float) -> Rollout:
-    """All of the traffic, for as long as the old revision is kept; the time counts from when it has it all."""
+    """Keep the old revision for a while; the time counts from when the new one has all traffic."""
     before, rollout = rollout.share, _carried(rollout, seen)
     if rollout.share < 1.0:
         return rollout
@@ -239,5 +240,5 @@ def _settle(rollout: Rollout, seen: Seen, now: float) -> Rollout:
 
 
 def back(rollout: Rollout, why: str, now: float) -> Rollout:
-    """The end of it: the old revision serves everything again, at once."""
+    """Roll back: the old revision serves everything again, at once."""
     return replace(rollout, phase=Phase.ROLLED_BACK, since=now, share=0.0, paused=False, forced=False, why=why)

@@ -1,4 +1,4 @@
-"""What gateways tell control of the requests of a model that is being rolled out."""
+"""What gateways report to control about requests of a model that is being rolled out."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -6,13 +6,13 @@ from typing import Final
 from forebay.core.rollout.values import Arm
 
 PAIR_CHARS_MAX: Final = 8192
-"""Of each text of a pair; the rest is left out."""
+"""Most characters of each text of a pair; the rest is cut off."""
 OK: Final = "ok"
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One request that went where it was meant to go, at its first attempt. Times in seconds; below 0: unknown."""
+    """One request that was served by its intended arm at the first attempt. Times in seconds; negative: unknown."""
 
     rollout: str
     arm: Arm
@@ -27,11 +27,11 @@ class Sample:
     latency_s: float = -1.0
     output_tokens: int = 0
     refused: bool | None = None
-    """The answer says that the model will not do it; None: unknown, or no text."""
+    """The answer is a refusal; None: unknown, or no text."""
     degenerate: bool | None = None
-    """The answer is empty, or goes round in circles."""
+    """The answer is empty or repeats itself."""
     early: bool = False
-    """It began before the split's `counts_from`: it counts for guards, and is no evidence."""
+    """It began before the split's `counts_from` (warm-up): guards count it, the comparison does not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,24 +41,24 @@ class Pair:
     rollout: str
     stratum: str
     prompt: str
-    """What was asked, as text."""
+    """The prompt as text."""
     stable: str
     canary: str
     schema: str = ""
-    """The JSON schema that the answer was to follow, as JSON; empty: none, `{}`: any JSON."""
+    """The requested JSON schema, as JSON; empty: none, `{}`: any JSON."""
     alike: float | None = None
-    """Of embeddings, whose vectors stay in the gateway: how alike they are, 0..1. None: both answers are texts."""
+    """Similarity of embeddings, 0..1, whose vectors stay in the gateway. None: both answers are texts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """A gateway's answer to `GET /observations?after=N` on its private port: what came after number N."""
+    """A gateway's response to `GET /observations?after=N` on its private port: what came after number N."""
 
     instance: str
-    """Differs from start to start of a gateway; numbers begin anew with it."""
+    """Differs between starts of a gateway; numbering restarts with it."""
     last: int = 0
-    """Number of the last sample; to be asked for next time."""
+    """Number of the last sample, for the next request."""
     samples: tuple[Sample, ...] = ()
     pairs: tuple[Pair, ...] = ()
     missed: int = 0
-    """Samples after N that were dropped, as nobody has asked for them in time."""
+    """Samples after N that were dropped because they were not fetched in time."""

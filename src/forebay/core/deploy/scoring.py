@@ -1,4 +1,4 @@
-"""How good an answer is, 0..1: golden sets with their scorers, and what a judge is asked and says.
+"""Scoring of answers, 0..1: golden sets with their scorers, and the prompts and replies of a judge model.
 
 A golden set is a file of JSON lines, each a case: `id`, `request` (the body of a chat request without `model`),
 `scorer`, and what that scorer compares with.
@@ -18,27 +18,27 @@ GOLDEN_BYTES_MAX: Final = 4 * 1024 * 1024
 CASES_MAX: Final = 5_000
 PROBLEMS_MAX: Final = 100
 TEXT_CHARS_MAX: Final = 8192
-"""Of an answer; scorers see no more of it."""
+"""Longest text of an answer that scorers see."""
 GRADE_MAX: Final = 10
 EDGES: Final = " .,;:!?…\"'`*_()[]{}<>«»“”‘’"  # noqa: RUF001 - as models write them
-"""What an exact answer may have around it. Signs and units stay: -5 is not 5, and 5 % is not 5."""
+"""Punctuation stripped from exact answers. Signs and units stay: -5 is not 5, and 5 % is not 5."""
 BROKEN: Final = (msgspec.DecodeError, UnicodeError, RecursionError)
-"""How text is told that is no JSON."""
+"""Exceptions raised for text that is not JSON."""
 
 
 class Scorer(StrEnum):
-    """How an answer is compared with what a case says."""
+    """How an answer is scored against its case."""
 
     EXACT = "exact"
-    """It is one of `expected`: the same letters in any case, however wide the spaces, without punctuation around."""
+    """It equals one of `expected`, ignoring case, width of whitespace, and surrounding punctuation."""
     REGEX = "regex"
-    """The `pattern` is found somewhere in it."""
+    """The `pattern` is found anywhere in it."""
     JSON_SCHEMA = "json_schema"
-    """The whole of it is JSON that follows the `schema`."""
+    """All of it is JSON that conforms to the `schema`."""
     SIMILARITY = "similarity"
-    """Cosine of its embedding and that of the `reference`."""
+    """Cosine similarity of its embedding and that of the `reference`."""
     JUDGE = "judge"
-    """A judge's grade beside the `reference`."""
+    """A judge model's grade, given the `reference`."""
 
 
 BESIDE: Final = {
@@ -48,7 +48,7 @@ BESIDE: Final = {
     Scorer.SIMILARITY: "reference",
     Scorer.JUDGE: "reference",
 }
-"""What a case of each scorer has to have."""
+"""The field that a case of each scorer needs."""
 OURS: Final = ("model", "stream", "n")
 """Fields of a request that a case cannot set."""
 
@@ -77,16 +77,16 @@ class Case:
 
 
 class Golden(NamedTuple):
-    """A golden set. With problems it cannot be used."""
+    """A golden set. If there are problems, it cannot be used."""
 
     cases: tuple[Case, ...]
     problems: tuple[str, ...]
 
 
 def golden_of(text: bytes) -> Golden:
-    """Read a file. Every mistake is named with its line, up to `PROBLEMS_MAX`."""
+    """Parse a file. Problems are listed with their lines, up to `PROBLEMS_MAX`."""
     if len(text) > GOLDEN_BYTES_MAX:
-        return Golden((), (f"{len(text)} bytes; at most {GOLDEN_BYTES_MAX} are read",))
+        return Golden((), (f"{len(text)} bytes; at most {GOLDEN_BYTES_MAX} are allowed",))
     cases: list[Case] = []
     problems: list[str] = []
     lines: dict[str, int] = {}
@@ -94,23 +94,23 @@ def golden_of(text: bytes) -> Golden:
         if not line.strip():
             continue
         entry = _entry(line)
-        found = ["not an object in JSON"] if entry is None else list(_mistakes(entry))
+        found = ["not a JSON object"] if entry is None else list(_mistakes(entry))
         if entry is not None and not found:
             case = _case(entry)
             if case.id in lines:
-                found = [f'the id "{case.id}" again, first on line {lines[case.id]}']
+                found = [f'duplicate id "{case.id}", first on line {lines[case.id]}']
             lines.setdefault(case.id, number)
             cases.append(case)
         problems += [f"line {number}: {problem}" for problem in found]
     if len(cases) > CASES_MAX:
-        problems.append(f"{len(cases)} cases; at most {CASES_MAX} are taken")
+        problems.append(f"{len(cases)} cases; at most {CASES_MAX} are allowed")
     if not cases and not problems:
-        problems.append("no case")
+        problems.append("no cases")
     return Golden(tuple(cases), tuple(problems[:PROBLEMS_MAX]))
 
 
 def score(case: Case, answer: str) -> float | None:
-    """What the answer is worth; None: for that a model has to be asked."""
+    """The answer's score; None: another model is needed to score it."""
     answer = answer[:TEXT_CHARS_MAX]
     match case.scorer:
         case Scorer.EXACT:
@@ -124,7 +124,7 @@ def score(case: Case, answer: str) -> float | None:
 
 
 def plain(text: str) -> str:
-    """What exact answers are compared by."""
+    """The normalised form in which exact answers are compared."""
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split()).strip(EDGES)
 
 
@@ -138,8 +138,9 @@ def is_json(answer: str) -> bool:
 
 
 def follows(answer: str, schema: object) -> bool:
-    """Whether all of an answer is JSON that follows a schema. The schema is trusted: it may take for ever."""
-    import jsonschema  # takes longer to import than the rest of control, and most never need it
+    """Whether all of an answer is JSON that conforms to a schema. The schema is trusted, as validation may never
+    end."""
+    import jsonschema  # takes longer to import than the rest of control, and is rarely needed
     import referencing
 
     if not is_json(answer) or not isinstance(schema, dict | bool):
@@ -152,7 +153,7 @@ def follows(answer: str, schema: object) -> bool:
 
 
 def cosine(one: Sequence[float], other: Sequence[float]) -> float | None:
-    """How alike two vectors are, 0 (or opposite) to 1; None: they cannot be compared."""
+    """Cosine similarity, 0 (orthogonal or opposite) to 1; None: not comparable."""
     if len(one) != len(other):
         return None
     dot = math.fsum(a * b for a, b in zip(one, other, strict=True))
@@ -162,9 +163,9 @@ def cosine(one: Sequence[float], other: Sequence[float]) -> float | None:
 
 
 def alike(stable: Sequence[Sequence[float]], canary: Sequence[Sequence[float]]) -> float:
-    """How alike the vectors are that two revisions made of the same texts, at least one, 0..1: the mean cosine.
+    """Mean cosine similarity of the vectors that two revisions made of the same texts (at least one), 0..1.
 
-    0 where there are others in number or in length: nobody who has kept the one can use the other.
+    0 if they differ in number or length: stored vectors of one could not be used with the other.
     """
     if len(stable) != len(canary):
         return 0.0
@@ -173,7 +174,7 @@ def alike(stable: Sequence[Sequence[float]], canary: Sequence[Sequence[float]]) 
 
 
 def grading(question: str, reference: str, answer: str) -> str:
-    """What a judge is asked about an answer."""
+    """The judge's prompt for grading one answer."""
     return (
         f"Grade an answer. Question:\n{question}\n\nReference answer:\n{reference}\n\nAnswer to grade:\n"
         f"{answer[:TEXT_CHARS_MAX]}\n\nReply with one whole number from 0 (it contradicts the reference, or says "
@@ -182,14 +183,14 @@ def grading(question: str, reference: str, answer: str) -> str:
 
 
 def grade_of(reply: str) -> float | None:
-    """What a judge's reply to `grading` is worth; None: it is no grade."""
+    """The score in a judge's reply to `grading`; None: it contains no grade."""
     numbers = re.findall(r"-?\d+(?:\.\d+)?", reply.replace(f"/{GRADE_MAX}", ""))
     grade = float(numbers[0]) if len(numbers) == 1 else math.nan
     return grade / GRADE_MAX if 0 <= grade <= GRADE_MAX else None
 
 
 def comparing(question: str, first: str, second: str) -> str:
-    """What a judge is asked about two answers."""
+    """The judge's prompt for comparing two answers."""
     return (
         f"Compare two answers. Question:\n{question}\n\nAnswer A:\n{first[:TEXT_CHARS_MAX]}\n\nAnswer B:\n"
         f"{second[:TEXT_CHARS_MAX]}\n\nWhich answer is better? Reply with one word, A, B or TIE, and nothing else."
@@ -203,7 +204,7 @@ def preferred(reply: str) -> int | None:
 
 
 def preference(canary_second: int | None, canary_first: int | None) -> float | None:
-    """How much better the canary's answer is, -1..1, from both orders: a judge that likes a place says nothing."""
+    """How much better the canary's answer is, -1..1, from both orders, which cancels the judge's position bias."""
     if canary_second is None or canary_first is None:
         return None
     return (canary_first - canary_second) / 2
@@ -220,14 +221,14 @@ def _mistakes(entry: Mapping[str, object]) -> Iterator[str]:
     """What is wrong with a case."""
     scorer = entry.get("scorer")
     if not _is_text(entry.get("id")):
-        yield "`id` is missing, or not a text"
+        yield "`id` is missing, or not a string"
     yield from _request_mistakes(entry.get("request"))
     if not (isinstance(scorer, str) and scorer in set(Scorer)):
-        yield f"`scorer` is one of {', '.join(Scorer)}"
+        yield f"`scorer` must be one of {', '.join(Scorer)}"
         return
     beside = BESIDE[Scorer(scorer)]
     for key in sorted(entry.keys() - {"id", "request", "scorer", beside}):
-        yield f"the key `{key}`: a case of the scorer {scorer} has id, request, scorer and {beside}"
+        yield f"unknown key `{key}`: a case with scorer {scorer} has id, request, scorer and {beside}"
     problem = _beside_mistake(Scorer(scorer), entry.get(beside))
     if problem:
         yield f"`{beside}`: {problem}"
@@ -239,27 +240,27 @@ def _request_mistakes(request: object) -> Iterator[str]:
         return
     messages = request.get("messages")
     if not isinstance(messages, list) or not messages or not all(isinstance(each, dict) for each in messages):
-        yield "`request.messages` is a list of messages, at least one"
+        yield "`request.messages` must be a non-empty list of messages"
     for key in OURS:
         if key in request:
-            yield f"`request.{key}` is not for a case to say"
+            yield f"`request.{key}` cannot be set by a case"
 
 
 def _beside_mistake(scorer: Scorer, value: object) -> str:
-    """What is wrong with what answers are compared with; empty: nothing."""
+    """What is wrong with the scorer's field; empty: nothing."""
     match scorer:
         case Scorer.EXACT:
             fine = _is_text(value) or (isinstance(value, list) and value and all(_is_text(each) for each in value))
-            return "" if fine else "a text, or a list of texts of which each will do"
+            return "" if fine else "must be a string, or a list of accepted strings"
         case Scorer.JSON_SCHEMA:
             return _schema_mistake(value)
     if not _is_text(value):
-        return "a text that is not empty"
+        return "must be a non-empty string"
     if scorer is Scorer.REGEX:
         try:
             re.compile(value)
         except re.error as error:
-            return f"no regular expression: {error}"
+            return f"not a valid regular expression: {error}"
     return ""
 
 
@@ -271,7 +272,7 @@ def _schema_mistake(value: object) -> str:
     try:
         jsonschema.Draft202012Validator.check_schema(value)
     except jsonschema.SchemaError as error:
-        return f"no JSON schema: {error.message}"
+        return f"not a valid JSON schema: {error.message}"
     return ""
 
 

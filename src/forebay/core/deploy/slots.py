@@ -1,6 +1,6 @@
 """Which slots of a model belong to which of two revisions: `chat-3` has the index 3.
 
-A slot stays with its revision: what is promoted keeps its slots, and nothing is started anew for that.
+A slot keeps its revision: a promoted revision keeps its slots, and no replica restarts because of that.
 """
 
 from collections.abc import Collection
@@ -9,19 +9,19 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The indices that each revision holds, ascending; no index is in both."""
+    """The indices that each revision holds, ascending and disjoint."""
 
     stable: tuple[int, ...]
     canary: tuple[int, ...] = ()
 
     @property
     def spare(self) -> int:
-        """Of the replica that stands in while those of the stable revision are replaced."""
+        """Index of the spare replica that serves while the stable revision's are replaced."""
         return lowest((*self.stable, *self.canary))
 
 
 def lowest(taken: Collection[int]) -> int:
-    """The lowest index that nobody has."""
+    """The lowest free index."""
     index = 0
     while index in taken:
         index += 1
@@ -29,7 +29,7 @@ def lowest(taken: Collection[int]) -> int:
 
 
 def resized(held: Collection[int], several: int, taken: Collection[int] = ()) -> tuple[int, ...]:
-    """As many as are wanted: the lowest of those held, and the lowest that are free."""
+    """`several` indices: the lowest of those held, then the lowest free ones."""
     found = sorted(held)[:several]
     while len(found) < several:
         found.append(lowest((*found, *taken)))
@@ -37,10 +37,11 @@ def resized(held: Collection[int], several: int, taken: Collection[int] = ()) ->
 
 
 def with_stable(held: Held, several: int) -> Held:
-    """With so many replicas of the stable revision."""
+    """The indices with this many replicas of the stable revision."""
     return Held(resized(held.stable, several, held.canary), held.canary)
 
 
 def with_canary(held: Held, several: int) -> Held:
-    """With so many replicas of the canary. The slot of the spare stays free, also while nobody stands in."""
+    """The indices with this many replicas of the canary. The spare's index stays free, even while there is no
+    spare."""
     return Held(held.stable, resized(held.canary, several, (*held.stable, held.spare)))

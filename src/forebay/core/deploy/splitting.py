@@ -1,4 +1,4 @@
-"""What gateways are told of a rollout: how requests are divided now."""
+"""The traffic split of a rollout that gateways are sent."""
 
 from forebay.core.deploy.course import Kind, replicas_for
 from forebay.core.deploy.rollout import Phase, Rollout, Seen
@@ -6,9 +6,9 @@ from forebay.core.model import Split, Sticky
 
 
 def split_of(rollout: Rollout, seen: Seen, withdrawn: bool = False) -> Split:
-    """The split of a rollout under way: never more than ready replicas carry now, whatever was decided before.
+    """The split of a running rollout, limited by what ready replicas can serve now, whatever was decided before.
 
-    `withdrawn`: harm was found, and the canary gets nothing but what asks for it by name.
+    `withdrawn`: harm was found, and the canary gets only requests that name it.
     """
     share = 0.0 if withdrawn else carried(rollout.share, seen)
     shadow = rollout.course.kind is Kind.SHADOW
@@ -24,7 +24,7 @@ def split_of(rollout: Rollout, seen: Seen, withdrawn: bool = False) -> Split:
 
 
 def carried(share: float, seen: Seen) -> float:
-    """As much of a share as the ready replicas of the canary carry; all of it if they are unknown."""
+    """The part of a share that the canary's ready replicas can serve; all of it if they are unknown."""
     replicas = max(seen.wanted, 1)
     if seen.canary_ready is None or seen.canary_ready >= replicas_for(share, replicas):
         return share
@@ -32,5 +32,5 @@ def carried(share: float, seen: Seen) -> float:
 
 
 def counts_from(rollout: Rollout) -> float:
-    """When the warm-up of the present step ends, seconds since the epoch. Without comparison there is none."""
+    """When the warm-up of the current step ends, seconds since the epoch; 0 outside of a comparison."""
     return rollout.since + rollout.course.warm_up_s if rollout.phase is Phase.COMPARING else 0.0

@@ -1,5 +1,4 @@
-"""The part of the cluster file that says which model a request goes to, as values, and what in it does not go
-together."""
+"""Aliases, routes and fallbacks of the cluster file, and the conflicts between them."""
 
 import re
 from collections.abc import Collection, Iterator, Mapping
@@ -12,10 +11,10 @@ from forebay.core.model import Condition, Dispatch, Rule, StandIn, Task, When
 from forebay.core.section import Conflict, Name, Section, sections
 
 PUBLIC_PATTERN = r"^[A-Za-z0-9]([A-Za-z0-9._:/-]{0,126}[A-Za-z0-9])?$"
-"""Wider than names of models: clients have names of other services built in."""
+"""Wider than model names: clients have the model names of other services built in."""
 TARGET_PATTERN = r"^[A-Za-z0-9]([A-Za-z0-9._:/-]{0,126}[A-Za-z0-9])?(@[A-Za-z0-9._-]{1,64})?$"
 CIRCLE_NAMES_MAX: Final = 8
-"""As many names of a circle are shown."""
+"""Most names of a cycle that an error shows."""
 HEADER_PATTERN = r"^[a-z0-9]([a-z0-9-]{0,62}[a-z0-9])?$"
 PublicName = Annotated[str, Field(pattern=PUBLIC_PATTERN)]
 _CONDITIONS: Final = {
@@ -109,7 +108,8 @@ def stand_ins(settings: tuple[FallbackSettings, ...]) -> tuple[StandIn, ...]:
 
 
 def make_dispatch(aliases: Mapping[str, str], routes: tuple[RouteSettings, ...]) -> Dispatch:
-    """Names as gateways know them. Without conflicts, every alias leads to a model or to a name with rules."""
+    """Aliases and rules as gateways know them. Without conflicts, every alias leads to a model or to a name with
+    rules."""
     ends, _ = unfold(aliases)
     rules = []
     for route in routes:
@@ -119,7 +119,7 @@ def make_dispatch(aliases: Mapping[str, str], routes: tuple[RouteSettings, ...])
 
 
 def dispatch_conflicts(raw: Mapping[str, Any]) -> Iterator[Conflict]:
-    """Conflicts between models, aliases, rules and tenants of a cluster given as plain data."""
+    """Conflicts between models, aliases, rules and tenants, given as unvalidated data."""
     models = {m["name"]: m for m in sections(raw.get("models")) if isinstance(m.get("name"), str)}
     given = raw.get("aliases")
     entries = given.items() if isinstance(given, Mapping) else ()
@@ -140,14 +140,14 @@ def dispatch_conflicts(raw: Mapping[str, Any]) -> Iterator[Conflict]:
 def _alias_conflicts(aliases: Mapping[str, str], models: Mapping[str, Any], ruled: set[str]) -> Iterator[Conflict]:
     for circle in unfold(aliases)[1]:
         way = " → ".join((*circle[:CIRCLE_NAMES_MAX], "…" if len(circle) > CIRCLE_NAMES_MAX else circle[0]))
-        yield Conflict(f"aliases.{circle[0]}", f"a circle: {way}", "an alias that leads to a model")
+        yield Conflict(f"aliases.{circle[0]}", f"a cycle: {way}", "an alias that leads to a model")
     for name, to in aliases.items():
         path = f"aliases.{name}"
         if not re.fullmatch(PUBLIC_PATTERN, name):
             allowed = "up to 128 letters, digits, `.`, `_`, `:`, `/`, `-`, with a letter or digit at both ends"
             yield Conflict(path, f'the name "{name[:80]}"', allowed)
         elif name in models:
-            yield Conflict(path, "the name of a model too", "a name that no model has")
+            yield Conflict(path, "also the name of a model", "a name that no model has")
         elif to not in aliases and to not in models and to not in ruled:
             yield Conflict(path, f'"{to}"', f"a model, another alias or a name in `routes`: {_listed(models)}")
 
@@ -163,7 +163,7 @@ def _route_conflicts(
         if isinstance(name, str):
             last[name] = index
             if name in aliases:
-                yield Conflict(f"routes[{index}].name", f'"{name}", an alias', "what the alias stands for")
+                yield Conflict(f"routes[{index}].name", f'"{name}", an alias', "the name that the alias stands for")
         if not isinstance(then, str) or not re.fullmatch(TARGET_PATTERN, then):
             continue
         target = split(then)[0]
@@ -183,11 +183,11 @@ def _route_conflicts(
 def _open_ends(
     routes: list[Mapping[str, Any]], last: Mapping[str, int], models: Mapping[str, Any]
 ) -> Iterator[Conflict]:
-    """Names that are no model's, and whose rules leave requests without one."""
+    """Names of no model whose rules leave some requests without one."""
     for name, index in last.items():
         when = routes[index].get("when")
         if name not in models and isinstance(when, Mapping) and when not in ({}, WhenSettings().model_dump()):
-            allowed = f'nothing: the last rule of "{name}" takes what is left, as no model has that name'
+            allowed = f'no `when`: no model is named "{name}", so its last rule must match every request'
             yield Conflict(f"routes[{index}].when", "conditions", allowed)
 
 
@@ -215,10 +215,10 @@ def _fallback_conflicts(path: str, model: Mapping[str, Any], models: Mapping[str
         if other is None:
             yield Conflict(at, f'"{name}"', f"a model: {_listed(models)}")
         elif name in seen:
-            yield Conflict(at, f'"{name}", {seen[name]}', "each other model once")
+            yield Conflict(at, f'"{name}", {seen[name]}', "every other model at most once")
         elif all(m.get("task") in list(Task) for m in (model, other)) and model["task"] != other["task"]:
             yield Conflict(at, f'"{name}", which has the task {other["task"]}', f"one with the task {model['task']}")
-        seen[name] = "which was listed before"
+        seen[name] = "which is listed already"
 
 
 def _listed(names: Collection[str]) -> str:

@@ -1,4 +1,4 @@
-"""The choice of a model by name and by rule, and of the one that steps in for it. Each comes with its reason."""
+"""Selection of a model by name and by rule, and of a fallback model. Each comes with its reason."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -8,51 +8,51 @@ from typing import Final, NamedTuple
 from forebay.core.model import Condition, Dispatch, ModelRoutes, Rule, Task, When
 
 PIN: Final = "@"
-"""`chat@r-1` asks for the replicas of `chat` that have the revision `r-1`."""
+"""`chat@r-1` requests the replicas of `chat` with the revision `r-1`."""
 ALLOW: Final = "allow"
 
 
 class Facts(NamedTuple):
-    """What rules may look at."""
+    """What rules may match on."""
 
     name: str
-    """What the request asks for: a model, an alias, a name with rules; or one of the first two with a revision."""
+    """The requested name: a model, an alias or a name with rules; the first two may have a revision."""
     task: Task
     prompt_tokens: int = 0
-    """An estimate: the tokenizer is the engine's."""
+    """An estimate: only the engine has the tokenizer."""
     tenant: str = ""
     headers: Mapping[str, str] = {}
-    """At least those of `Table.headers` that the request has, by their lower-case names."""
+    """At least those headers of `Table.headers` that the request has, by lower-case name."""
     budget_ms: float = math.inf
     cost_max: float = math.inf
 
 
 class Chosen(NamedTuple):
-    """The model that is to serve a request."""
+    """The model that will serve a request."""
 
     model: str
     why: str
-    """Fit to be shown in a header: ASCII, on one line."""
+    """Safe to use in a header: ASCII, on one line."""
     revision: str = ""
-    """Only replicas of this one may serve it; empty: any."""
+    """Only replicas of this revision may serve it; empty: any."""
     before: tuple[str, ...] = ()
-    """Models that it was to go to before, the one it was meant for first."""
+    """Models tried before, the originally requested one first."""
     trouble: Condition = Condition.FREE
-    """What was wrong with that one."""
+    """The condition of that one which caused the fallback."""
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A `Dispatch` beside the models that there are, ready for look-ups."""
+    """A `Dispatch` combined with the existing models, prepared for look-ups."""
 
     models: Mapping[str, ModelRoutes]
     aliases: Mapping[str, str]
     rules: Mapping[str, tuple[tuple[int, Rule], ...]]
-    """By the name that they are for, each with its place in the file."""
+    """By name, each with its position in the cluster file."""
     plain: frozenset[str]
-    """Models without rules: who asks for one of them gets it, and nothing needs to be looked at."""
+    """Models without rules: a request for one of them needs no further look-up."""
     headers: tuple[str, ...]
-    """Names of the headers that rules look at."""
+    """Names of the headers that rules match on."""
 
 
 def make_table(dispatch: Dispatch, models: Sequence[ModelRoutes]) -> Table:
@@ -71,15 +71,15 @@ def make_table(dispatch: Dispatch, models: Sequence[ModelRoutes]) -> Table:
 
 
 def split(name: str) -> tuple[str, str]:
-    """A name and the revision behind it, which is empty if there is none."""
+    """Split a name from its revision, which is empty if there is none."""
     name, _, revision = name.partition(PIN)
     return name, revision
 
 
 def unfold(aliases: Mapping[str, str]) -> tuple[dict[str, str], list[tuple[str, ...]]]:
-    """What every alias stands for in the end, and the circles: aliases each of which stands for the next.
+    """The final target of every alias, and the cycles of aliases.
 
-    One that only leads into a circle stands for nothing.
+    An alias that leads into a cycle has no target.
     """
     ends: dict[str, str] = {}
     circles: list[tuple[str, ...]] = []
@@ -101,10 +101,10 @@ def unfold(aliases: Mapping[str, str]) -> tuple[dict[str, str], list[tuple[str, 
 
 
 def resolve(table: Table, facts: Facts) -> Chosen | None:
-    """The model for a request: that of its name, or by the first rule of the name that fits. None: there is none.
+    """The model for a request: the first matching rule of its name, or the model of that name. None: there is none.
 
-    A rule fits only where its model has the task of the request. A revision is asked of a model or an alias: rules
-    are not looked at then.
+    A rule matches only if its model has the request's task. A revision is only valid for a model or an alias of one,
+    and bypasses rules.
     """
     asked, revision = split(facts.name)
     name = table.aliases.get(asked, asked)
@@ -120,7 +120,7 @@ def resolve(table: Table, facts: Facts) -> Chosen | None:
 
 
 def _fits(when: When, facts: Facts, price: float | None) -> bool:
-    """Whether all conditions hold. A budget that was not given is without bounds."""
+    """Whether all conditions hold. A missing budget counts as unlimited."""
     if when.task is not None and when.task is not facts.task:
         return False
     if not when.prompt_tokens_min <= facts.prompt_tokens <= (when.prompt_tokens_max or math.inf):
@@ -143,19 +143,19 @@ def _has(value: str | None, when: When) -> bool:
 
 
 def may_fall_back(routes: ModelRoutes, asked: str | None) -> bool:
-    """Whether another model may serve what is meant for this one.
+    """Whether another model may serve a request for this one.
 
-    `asked` is what the caller says, None: nothing. Any word but `allow` is a no: a caller that is misunderstood gets
-    an error rather than a model that it did not want.
+    `asked` is the caller's header, None if missing. Any value but `allow` means no: if it is misspelt, an error is
+    better than an unwanted model.
     """
     return routes.fallback_default if asked is None else asked.strip().lower() == ALLOW
 
 
 def fall_back(table: Table, chosen: Chosen, states: Mapping[str, Condition]) -> Chosen | None:
-    """The model that steps in: the next of those listed for the model that the request was meant for.
+    """The fallback: the next usable one of those listed for the originally requested model. None: there is none.
 
-    None: there is none. `states` holds the model it was meant for, and those that the caller may use. Nobody steps
-    in for a revision, nor with another task, nor twice.
+    `states` has the conditions of the requested model and of those that the caller may use. There is no fallback for
+    a request with a revision, to a model with another task, or to a model already tried.
     """
     meant = chosen.before[0] if chosen.before else chosen.model
     routes = table.models.get(meant)

@@ -1,4 +1,4 @@
-"""Whom an error hits: a GPU and its MIG slices, by what the driver calls it."""
+"""Which devices an error affects: a GPU and its MIG slices, by the driver's name for it."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -7,9 +7,9 @@ from forebay.core.health.values import DeviceReading
 
 
 def hit(named: str, devices: Iterable[DeviceReading]) -> tuple[str, ...]:
-    """Ids of the devices that an event of `named`, an id or a PCI address, is about, sorted; none: it is not known.
+    """Ids, sorted, of the devices affected by an event of `named`, an id or a PCI address; empty: unknown device.
 
-    An error of a GPU hits all its slices. One that names a slice is contained in it.
+    An error of a GPU affects all its slices. One that names a slice is contained in it.
     """
     known = tuple(devices)
     address = pci_of(named)
@@ -22,7 +22,8 @@ def hit(named: str, devices: Iterable[DeviceReading]) -> tuple[str, ...]:
 
 
 def inherited(reading: DeviceReading, whole: Mapping[str, DeviceReading]) -> DeviceReading:
-    """A slice with what only its GPU can tell: clock, heat, errors, whether it is lost. A whole GPU as it is."""
+    """A slice's reading with the values that only its GPU has: clock, heat, errors, lost. Whole GPUs are
+    unchanged."""
     parent = whole.get(reading.parent)
     if parent is None:
         return reading
@@ -46,7 +47,7 @@ def inherited(reading: DeviceReading, whole: Mapping[str, DeviceReading]) -> Dev
 
 
 def pci_of(text: str) -> tuple[int, int, int] | None:
-    """Domain, bus and slot of an address such as `PCI:0000:3b:00` or `00000000:3B:00.0`; None: it is none."""
+    """Domain, bus and slot of an address such as `PCI:0000:3b:00` or `00000000:3B:00.0`; None: not an address."""
     parts = text.removeprefix("PCI:").partition(".")[0].split(":")
     try:
         domain, bus, slot = (int(part, 16) for part in parts)

@@ -1,6 +1,6 @@
-"""What becomes of a device by what is seen of it: `step`, a pure function of its state, readings and events.
+"""The health state machine of a device: `step`, a pure function of its state, readings and events.
 
-Unknown is not sick: without a reading nothing changes. Nor is it well: nothing recovers unseen.
+Unknown is neither sick nor healthy: without a reading nothing changes, and nothing recovers.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,9 +13,9 @@ from forebay.core.health.values import DeviceEvent, DeviceReading, Recovery
 from forebay.core.health.xid import Remedy, classify
 
 DUPLICATE_S: Final = 5.0
-"""The same error again within this time is the same error: drivers report one several times, in several places."""
+"""The same error within this time is a duplicate: drivers report errors repeatedly, in several places."""
 DOUBLINGS_MAX: Final = 5
-"""The rest after an error doubles with each relapse, up to 32 times."""
+"""The calm period doubles with each relapse, up to 32 times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,52 +23,52 @@ class HealthRules:
     """Durations, seconds, and bounds."""
 
     calm_s: float = 600.0
-    """Without an error for so long, a drained device is tried again; then it is on probation for as long."""
+    """After this long without an error, a drained device is tried again, on probation for as long again."""
     restarts_max: int = 3
-    """Contained hardware errors …"""
+    """This many contained hardware errors …"""
     restarts_window_s: float = 3600.0
-    """… within this time are one that asks for a rest."""
+    """… within this time drain the device."""
     forget_s: float = 86_400.0
-    """An error so long after the last recovery is no relapse."""
+    """An error this long after the last recovery is not a relapse."""
     resets_max: int = 2
-    """After so many relapses a reset does not help any more: a person has to look."""
+    """After this many relapses a reset is no longer enough: an operator must look at it."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceState:
-    """What is remembered of a device. Times are wall time: it is kept over restarts of control and of the machine."""
+    """The state of a device. Times are wall time: it outlives restarts of control and of the machine."""
 
     device: str
     state: Health = Health.HEALTHY
     since: float = 0.0
     why: str = ""
     remedy: Remedy = Remedy.IGNORE
-    """What was asked for by what took it out."""
+    """The remedy required by the error that took it out of service."""
     weight: float = 1.0
     clock: float = 1.0
     """Mean clock ratio."""
     read_at: float = 0.0
     calm_at: float = 0.0
-    """When its rest, or its probation, is over if nothing happens until then."""
+    """When its calm period or probation ends, if nothing happens until then."""
     relapses: int = 0
     recovered_at: float = 0.0
     restarts: tuple[float, ...] = ()
-    """When contained hardware errors were seen, the latest ones."""
+    """Times of the latest contained hardware errors."""
     lately: tuple[tuple[int, float], ...] = ()
-    """XIDs of the last seconds, each with when it was reported last."""
+    """Recent XIDs, each with the time of its last report."""
     life: str = ""
     ecc_errors: int | None = None
     asked: bool = False
-    """The driver has asked for a reset since it was taken out."""
+    """The driver has asked for a reset since it was taken out of service."""
 
     @property
     def out(self) -> bool:
-        """Nothing may run there."""
+        """It is out of service."""
         return self.state in OUT
 
 
 class Fault(NamedTuple):
-    """Something is wrong. `xid` is 0 where a reading says so."""
+    """A fault. `xid` is 0 if it comes from a reading."""
 
     at: float
     remedy: Remedy
@@ -78,7 +78,7 @@ class Fault(NamedTuple):
 
 
 class Effect(NamedTuple):
-    """What a step has found: a change of state, a restart of what runs there, or only something to tell."""
+    """The result of a step: a state change, a restart of what runs there, or only information."""
 
     device: str
     remedy: Remedy
@@ -87,13 +87,14 @@ class Effect(NamedTuple):
     after: Health
     why: str
     lost: bool = False
-    """What ran there when it happened cannot go on."""
+    """The processes that ran there at that time cannot continue."""
 
 
 def step(
     state: DeviceState, reading: DeviceReading | None, events: Sequence[DeviceEvent], now: float, rules: HealthRules
 ) -> tuple[DeviceState, tuple[Effect, ...]]:
-    """The state after what was seen at `now`, wall time, and what it means. None: it could not be read."""
+    """The state after the observations at `now` (wall time), and their effects. `reading` None: it could not be
+    read."""
     effects = []
     faults = [*_new(state, events), *(_levels(state, reading, now) if reading else ())]
     for fault in sorted(faults, key=lambda fault: fault.at):
@@ -119,12 +120,12 @@ def step(
 
 
 def release(state: DeviceState, now: float, why: str, rules: HealthRules) -> DeviceState:
-    """A person lets it serve again, on probation. Raises KeyError if it does."""
+    """An operator returns it to service, on probation. Raises KeyError if it is in service."""
     return _tried(state, Signal.RELEASED, why, now, rules)
 
 
 def standing(reading: DeviceReading) -> str:
-    """What is still wrong with a device, so that it would be taken out again at once; empty: nothing is."""
+    """What is still wrong with a device, so that it would be taken out again at once; empty: nothing."""
     return next((fault.why for fault in _faults(reading, 0.0)), "")
 
 
@@ -144,7 +145,7 @@ def _lately(state: DeviceState, events: Sequence[DeviceEvent]) -> tuple[tuple[in
 
 
 def _levels(state: DeviceState, reading: DeviceReading, now: float) -> Iterator[Fault]:
-    """What a reading says is wrong, and was not known."""
+    """New faults in a reading."""
     for fault in _faults(reading, now):
         if not state.out or fault.remedy > state.remedy:
             yield fault
@@ -158,15 +159,15 @@ def _faults(reading: DeviceReading, now: float) -> Iterator[Fault]:
     if reading.remap_failed:
         yield Fault(now, Remedy.REPLACE, 0, "a row of its memory could not be remapped")
     if reading.lost:
-        yield Fault(now, Remedy.RESET, 0, "the driver cannot reach it: it is lost")
+        yield Fault(now, Remedy.RESET, 0, "the driver cannot reach it")
     if reading.recovery in (Recovery.RESET, Recovery.REBOOT):
         yield Fault(now, Remedy.RESET, 0, f"the driver asks for a {reading.recovery}")
     if reading.recovery is Recovery.DRAIN:
-        yield Fault(now, Remedy.DRAIN, 0, "the driver asks to take work off it")
+        yield Fault(now, Remedy.DRAIN, 0, "the driver asks to drain it")
 
 
 def _hit(state: DeviceState, fault: Fault, now: float, rules: HealthRules) -> tuple[DeviceState, Remedy]:
-    """The state after a fault, and what is done about it."""
+    """The state after a fault, and the remedy."""
     remedy = fault.remedy
     if remedy is Remedy.RESTART and fault.hardware:
         lately = (*(at for at in state.restarts if fault.at - at < rules.restarts_window_s), fault.at)
@@ -190,7 +191,7 @@ def _hit(state: DeviceState, fault: Fault, now: float, rules: HealthRules) -> tu
 
 
 def _recovered(state: DeviceState, reading: DeviceReading, now: float, rules: HealthRules) -> DeviceState:
-    """Out of its rest, or its probation, if it is time. `state` has taken in what is wrong by now."""
+    """End its calm period or probation if it is time. `state` already includes the current faults."""
     if state.state is Health.QUARANTINED and state.remedy is Remedy.RESET:
         if not standing(reading) and _was_reset(state, reading):
             return _tried(state, Signal.MENDED, "it was reset", now, rules)
@@ -198,12 +199,12 @@ def _recovered(state: DeviceState, reading: DeviceReading, now: float, rules: He
         if state.state is Health.DRAINING:
             return _tried(state, Signal.CALM, f"no error for {rules.calm_s:.0f} s or more", now, rules)
         after = move(state.state, Signal.CALM)
-        return replace(state, state=after, since=now, why="no error on probation", remedy=Remedy.IGNORE)
+        return replace(state, state=after, since=now, why="no error during probation", remedy=Remedy.IGNORE)
     return state
 
 
 def _was_reset(state: DeviceState, reading: DeviceReading) -> bool:
-    """Whether it was, since it was taken out: another life, counters that began anew, or the driver is content."""
+    """Whether it was reset since it was taken out: another `life`, restarted counters, or a satisfied driver."""
     if state.life and reading.life and reading.life != state.life:
         return True
     if state.asked and reading.recovery is Recovery.NONE:
@@ -219,7 +220,7 @@ def _tried(state: DeviceState, signal: Signal, why: str, now: float, rules: Heal
 
 
 def _weighed(state: DeviceState, reading: DeviceReading, now: float) -> DeviceState:
-    """The weight by its clock, and what a device in service is called for it."""
+    """Update the weight from its clock, and healthy or degraded with it."""
     ratio = clock_ratio(reading)
     if ratio is None:
         return replace(state, read_at=now)
@@ -227,7 +228,7 @@ def _weighed(state: DeviceState, reading: DeviceReading, now: float) -> DeviceSt
     state = replace(state, clock=mean, read_at=now, weight=weight(state.weight, mean))
     slow = state.weight < 1.0
     if slow and state.state is Health.HEALTHY:
-        by = ", ".join(reading.throttles or ()) or "nothing any more"
+        by = ", ".join(reading.throttles or ()) or "no current reason"
         why = f"runs at {mean:.0%} of its clock: {by}"
         return replace(state, state=move(state.state, Signal.SLOWED), since=now, why=why)
     if not slow and state.state is Health.DEGRADED:

@@ -1,20 +1,20 @@
-"""The life of a device as a table: which event leads from which state to which."""
+"""The health states of a device, as a transition table."""
 
 from enum import StrEnum
 
 
 class Health(StrEnum):
-    """How a device is."""
+    """The health of a device."""
 
     HEALTHY = "healthy"
     DEGRADED = "degraded"
-    """It serves, slower than it should."""
+    """In service, but slower than it should be."""
     DRAINING = "draining"
-    """Nothing new goes there, and what runs there moves away. It is tried again after a time without errors."""
+    """Nothing is placed there, and what runs there moves away. It is tried again after a time without errors."""
     QUARANTINED = "quarantined"
-    """As above, until it was reset, or until a person lets it serve again."""
+    """As above, until it is reset or released by an operator."""
     RECOVERING = "recovering"
-    """It may serve again, on probation: one more error, and it is out for longer."""
+    """In service on probation: after another error it stays out longer."""
 
 
 class Signal(StrEnum):
@@ -23,21 +23,21 @@ class Signal(StrEnum):
     SLOWED = "slowed"
     EASED = "eased"
     FAILED = "failed"
-    """An error after which it should rest."""
+    """An error that requires draining."""
     CONDEMNED = "condemned"
-    """An error after which it is of no use as it is."""
+    """An error after which it is unusable until reset or replaced."""
     CALM = "calm"
-    """There was no error for long enough."""
+    """No error for long enough."""
     MENDED = "mended"
     """It was reset."""
     RELEASED = "released"
-    """A person says that it is good."""
+    """Released by an operator."""
 
 
 _H = Health
 _OUT = (_H.DRAINING, _H.QUARANTINED)
 OUT = frozenset(_OUT)
-"""States in which nothing may run there."""
+"""States that are out of service."""
 
 NEXT: dict[tuple[Health, Signal], Health] = {
     (_H.HEALTHY, Signal.SLOWED): _H.DEGRADED,
@@ -54,5 +54,5 @@ NEXT: dict[tuple[Health, Signal], Health] = {
 
 
 def move(state: Health, signal: Signal) -> Health:
-    """The state after the signal. Raises KeyError for a move that does not exist."""
+    """The state after the signal. Raises KeyError for a transition that does not exist."""
     return NEXT[state, signal]

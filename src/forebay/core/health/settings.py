@@ -1,4 +1,4 @@
-"""The section `health` of the cluster file: where readings of devices come from, and when they serve again."""
+"""The section `health` of the cluster file: the source of device readings, and recovery."""
 
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
@@ -31,20 +31,20 @@ class HealthSettings(Section):
     it. It is then on probation for as long again."""
 
     def rules(self) -> HealthRules:
-        """The rules of the life of a device."""
+        """The rules of device health."""
         return HealthRules(calm_s=self.calm_s)
 
 
 def health_conflicts(raw: Mapping[str, Any]) -> Iterator[Conflict]:
-    """A source without what it reads, in a cluster given as plain data."""
+    """Sources without their inputs, in a cluster given as unvalidated data."""
     health = raw.get("health")
     if not isinstance(health, Mapping):
         return
     if health.get("source") == "scripted" and not health.get("file"):
-        yield Conflict("health.file", "nothing, beside `source: scripted`", "a file of JSON lines")
+        yield Conflict("health.file", "nothing, with `source: scripted`", "a file of JSON lines")
     exporters = health.get("exporters")
     if health.get("source") == "dcgm" and not exporters:
-        yield Conflict("health.exporters", "nothing, beside `source: dcgm`", "the address of an exporter by node")
+        yield Conflict("health.exporters", "nothing, with `source: dcgm`", "the address of an exporter by node")
     nodes = {node.get("name") for node in sections(raw.get("nodes"))} or {LOCAL}
     for name in sorted(map(str, exporters)) if isinstance(exporters, Mapping) else ():
         if name not in nodes:

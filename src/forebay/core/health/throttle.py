@@ -1,4 +1,4 @@
-"""How much traffic a throttled GPU gets: in proportion to its clock, without following every flicker of it."""
+"""The traffic weight of a throttled GPU: in proportion to its clock, smoothed."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -6,23 +6,23 @@ from typing import Final
 from forebay.core.health.values import DeviceReading, Throttle
 
 WEIGHT_MIN: Final = 0.1
-"""However slow, it gets some requests: otherwise nobody would notice that it is fast again."""
+"""It always gets some requests: otherwise its recovery would go unnoticed."""
 SLOW_BELOW: Final = 0.9
 """A mean clock ratio below this counts as slow …"""
 FAST_ABOVE: Final = 0.95
-"""… and one above this no more."""
+"""… and one above this as fast again."""
 STEP: Final = 0.05
 """Smaller changes of the weight are not worth a new snapshot."""
 HALF_S: Final = 10.0
-"""After so long an old clock counts half."""
+"""Half-life of old clock samples."""
 GAP_S_MAX: Final = 60.0
-"""What was measured before a longer silence counts no more."""
+"""Samples before a longer gap are discarded."""
 
 
 def clock_ratio(reading: DeviceReading) -> float | None:
-    """The clock in shares of what it could be, 0..1: 1 where nothing holds it back. None: unknown.
+    """The clock as a share of its maximum, 0..1; 1 if not throttled. None: unknown.
 
-    The cap of its power holds back every GPU that works hard: that is no fault of it.
+    The power cap is ignored: it limits every GPU under high load.
     """
     if reading.throttles is None:
         return None
@@ -34,7 +34,7 @@ def clock_ratio(reading: DeviceReading) -> float | None:
 
 
 def smoothed(mean: float, sample: float, gap_s: float) -> float:
-    """The mean clock ratio after one more sample, `gap_s` after the one before."""
+    """The mean clock ratio after another sample, `gap_s` after the previous one."""
     if gap_s >= GAP_S_MAX:
         return sample
     kept: float = 0.5 ** (max(0.0, gap_s) / HALF_S)
@@ -42,7 +42,7 @@ def smoothed(mean: float, sample: float, gap_s: float) -> float:
 
 
 def weight(before: float, mean: float) -> float:
-    """The weight that follows on `before` at this mean clock ratio."""
+    """The weight that follows `before` at this mean clock ratio."""
     if mean > FAST_ABOVE or (before >= 1.0 and mean >= SLOW_BELOW):
         return 1.0
     wanted = max(WEIGHT_MIN, round(mean / STEP) * STEP)
@@ -50,5 +50,5 @@ def weight(before: float, mean: float) -> float:
 
 
 def lightest(weights: Sequence[float]) -> float:
-    """The weight of a replica on several devices: they work in step, so the slowest one decides. 1 without any."""
+    """The weight of a replica on several devices: the slowest decides, as they work in lockstep. 1 without any."""
     return min(weights, default=1.0)

@@ -1,9 +1,10 @@
-"""What to do about an XID, the number that NVIDIA's driver gives an error of a GPU.
+"""The remedy for an XID, the error number of NVIDIA's driver.
 
 The classes follow the column `Immediate Action` of NVIDIA's XID catalogue for Ampere and newer, as of October 2025
 (docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html) and, for memory, "NVIDIA GPU Memory Error Management"
-(docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt), by which 64 asks for an exchange. Where the catalogue asks people to
-look (54, 74) the GPU rests meanwhile. Numbers that are not in the table are told of, and change nothing.
+(docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt), by which 64 requires replacement. Where the catalogue asks for
+manual investigation (54, 74) the GPU is drained meanwhile. XIDs that are not in the table are reported without
+effect.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,22 +13,22 @@ from typing import Final, NamedTuple
 
 
 class Remedy(IntEnum):
-    """What has to be done, the mildest first."""
+    """The required remedies, mildest first."""
 
     IGNORE = 0
-    """Nothing: it follows on another error, or the driver has mended it."""
+    """Nothing: it is a consequence of another error, or the driver has handled it."""
     RESTART = 1
-    """The process that it hit is lost; the GPU is as good as before."""
+    """The affected process is lost; the GPU is unaffected."""
     DRAIN = 2
-    """Nothing new goes to the GPU, what runs there moves away; after a time without errors it is tried again."""
+    """Nothing is placed on the GPU, what runs there moves away; it is tried again after a time without errors."""
     RESET = 3
-    """The GPU does nothing right before it, or its machine, was reset."""
+    """The GPU is unusable until it or its machine is reset."""
     REPLACE = 4
-    """The hardware is broken: only a person may let it serve again."""
+    """The hardware is defective: only an operator may return it to service."""
 
 
 class Xid(NamedTuple):
-    """A row of the table. `hardware`: it says something about the GPU, and not only about what ran there."""
+    """A row of the table. `hardware`: it concerns the GPU, not only what ran there."""
 
     remedy: Remedy
     text: str
@@ -39,12 +40,12 @@ _DECODER: Final = (68, 83, 84, 88, 89, 96, 97, 98)
 _JPEG: Final = (82, *range(99, 106))
 _OPTICAL_FLOW: Final = (86, 139)
 NVLINK: Final = range(144, 151)
-"""Errors of NVLink whose line says how bad they are: by the catalogue's second table those that are not fatal are
-ignored, and nearly all others ask for a reset."""
+"""NVLink errors whose log line states the severity: by the catalogue's second table, nonfatal ones are ignored, and
+nearly all others require a reset."""
 
 
 def _lost(text: str, numbers: Iterable[int]) -> Mapping[int, Xid]:
-    """Rows of errors of what ran on the GPU."""
+    """Rows of errors that only affect what ran on the GPU."""
     return dict.fromkeys(numbers, Xid(Remedy.RESTART, text, hardware=False))
 
 
@@ -70,7 +71,7 @@ TABLE: Final[Mapping[int, Xid]] = {
     79: Xid(Remedy.RESET, "has fallen off the bus"),
     80: Xid(Remedy.RESTART, "corrupted data was sent to it", hardware=False),
     92: Xid(Remedy.IGNORE, "many single-bit ECC errors"),
-    93: Xid(Remedy.IGNORE, "its InfoROM was written more often than it is made for"),
+    93: Xid(Remedy.IGNORE, "its InfoROM exceeded its write limit"),
     94: Xid(Remedy.RESTART, "contained ECC error"),
     95: Xid(Remedy.RESET, "uncontained ECC error"),
     109: Xid(Remedy.RESET, "context switch timeout"),
@@ -83,7 +84,7 @@ TABLE: Final[Mapping[int, Xid]] = {
     140: Xid(Remedy.RESET, "unrecovered ECC error"),
     143: Xid(Remedy.RESET, "initialisation has failed"),
     151: Xid(Remedy.RESET, "key rotation has failed"),
-    155: Xid(Remedy.RESET, "NVLink error that its software has found"),
+    155: Xid(Remedy.RESET, "NVLink error found by software"),
     156: Xid(Remedy.RESET, "a part of it was retired"),
     157: Xid(Remedy.IGNORE, "a part of it could not be retired"),
     158: Xid(Remedy.RESET, "fatal timeout"),
@@ -96,17 +97,17 @@ TABLE: Final[Mapping[int, Xid]] = {
 FATAL: Final = "fatal"
 NONFATAL: Final = "nonfatal"
 RECOVERY_CHANGED: Final = 154
-"""Says in words what the others ask for; in numbers, a reading of the GPU does."""
+"""States the required action in words; readings of the GPU have it as a number."""
 _ASKED: Final = (("reboot", Remedy.RESET), ("reset", Remedy.RESET), ("drain", Remedy.DRAIN))
 
 
 def classify(number: int, text: str = "") -> Xid:
-    """The row of an XID; `text` is the driver's own line, if it is known."""
+    """The row of an XID; `text` is the driver's log line, if known."""
     if number == RECOVERY_CHANGED:
         asked = text.lower().rpartition(" to ")[2]
         remedy = next((remedy for word, remedy in _ASKED if word in asked), Remedy.IGNORE)
-        return Xid(remedy, "the driver has changed its mind on how it recovers")
-    row = TABLE.get(number, Xid(Remedy.IGNORE, "of a kind that is not known here"))
+        return Xid(remedy, "the driver changed its recovery action")
+    row = TABLE.get(number, Xid(Remedy.IGNORE, "unknown XID"))
     said = text.lower() if number in NVLINK else ""
     if NONFATAL in said:
         return row._replace(remedy=Remedy.IGNORE)

@@ -1,44 +1,44 @@
-"""How long what was lent may be used, by the clock of whoever has borrowed it.
+"""How long a lease may be used, by the holder's clock.
 
-Two clocks that run differently measure the same lease: the lender's, which says when somebody else may have it, and
-the borrower's. The borrower begins to count before it asks, and stops by the share that its clock may be too slow.
-Clocks of computers differ by some millionths; a fifth is for virtual machines that are robbed of their time.
+Two clocks measure the same lease: the granter's, which says when another holder may get it, and the holder's. The
+holder starts counting before it asks, and stops early by the share that its clock may be too slow. Computers' clocks
+differ by some parts per million; a fifth allows for virtual machines that lose time.
 """
 
 from typing import Final, NamedTuple
 
 DRIFT_MAX: Final = 0.2
-"""So much slower than the lender's the borrower's clock may run."""
+"""How much slower than the granter's clock the holder's may run."""
 RENEWALS: Final = 4
-"""So often a lease is renewed in its time, so that two in a row may fail."""
+"""Renewals per lease duration, so that two in a row may fail."""
 LOOKS: Final = 8
-"""So often in its time those that wait look whether it has ended."""
+"""Checks per lease duration by waiting controllers for its expiry."""
 
 
 def usable_until(asked_at: float, lease_s: float) -> float:
-    """When to stop using a lease that was asked for at `asked_at`, by the borrower's clock, in seconds."""
+    """When to stop using a lease requested at `asked_at`, by the holder's clock, seconds."""
     return asked_at + lease_s * (1.0 - DRIFT_MAX)
 
 
 class Tending(NamedTuple):
-    """A replica's lease: each question of control or of a gateway renews it."""
+    """A replica's lease, renewed by every load poll of control or a gateway."""
 
     asked_at: float
-    """When somebody last asked for its load, or since when it can be asked; its own clock, seconds."""
+    """Time of the last load poll, or since when it can be polled; its own clock, seconds."""
     lease_s: float
 
     def ended(self, now: float) -> bool:
-        """Whether nobody can count on it any more."""
+        """Whether the lease has expired."""
         return now - self.asked_at >= self.lease_s
 
     def look_again_s(self, now: float) -> float:
-        """In how many seconds it ends, if nobody asks until then."""
+        """Seconds until it expires without another poll."""
         return max(0.0, self.asked_at + self.lease_s - now)
 
 
 def forgotten(lease_s: float) -> str:
-    """The last words of a replica whose lease has ended."""
+    """The message of a replica whose lease has expired."""
     return (
-        f"neither control nor a gateway has asked for its load for {lease_s:g} s (control.replica_lease_s): "
-        "it is cut off, or belongs to nobody, and stops itself"
+        f"neither control nor a gateway has polled its load for {lease_s:g} s (control.replica_lease_s): "
+        "it is partitioned or orphaned, and stops itself"
     )

@@ -1,4 +1,4 @@
-"""The section `control` of the cluster file: how many controls there are, and what is held by leases."""
+"""The section `control` of the cluster file: the number of controllers, and leases."""
 
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
@@ -23,11 +23,11 @@ class ControlSettings(Section):
 
 
 def control_conflicts(raw: Mapping[str, Any]) -> Iterator[Conflict]:
-    """What does not go together in a cluster given as plain data. Parts of a wrong type are skipped."""
+    """Conflicts in a cluster given as unvalidated data. Parts of a wrong type are skipped."""
     control = raw.get("control")
     if not isinstance(control, Mapping) or control.get("controllers") != "several":
         return
     store = raw.get("store")
     if store is None or (isinstance(store, str) and store.startswith("sqlite")):
         found = "nothing" if store is None else f'"{store}"'
-        yield Conflict("store", f"{found}, beside `control.controllers: several`", "postgresql://USER@HOST/NAME")
+        yield Conflict("store", f"{found}, with `control.controllers: several`", "postgresql://USER@HOST/NAME")

@@ -1,4 +1,4 @@
-"""What of one node would do for one replica: the ways to place it there, best first, or why there is none."""
+"""How one replica could be placed on one node: all options, best first, or why there is none."""
 
 from collections.abc import Iterable, Sequence
 from itertools import combinations, islice
@@ -9,35 +9,35 @@ from forebay.core.placement.taken import Taken, device_need_bytes, runs_without_
 from forebay.core.placement.values import Device, Need, Node, Spot, gib
 
 GROUPS_MAX: Final = 512
-"""Groups of devices that are compared: all of 8 of 10 GPUs. Of larger nodes the groups that grow from each device by
-its best neighbours are."""
+"""Most groups of devices that are compared: all of 8 of 10 GPUs. On larger nodes, groups are grown greedily from each
+device by its best neighbours."""
 
 
 class Rank(NamedTuple):
-    """How good a way is, the lowest first; the first difference counts."""
+    """The rank of an option, lowest first; fields are compared in order."""
 
     fallback: bool
-    """A node that is meant for nothing but this is still the last resort."""
+    """Even for low-priority models, a fallback node is the last resort."""
     siblings: int
     """Replicas of the same model on the node, if they are to be spread."""
     together: int
-    """And on its devices: one that fails takes them all away."""
+    """The same on its devices: one failing device would take them all down."""
     strangers: int
     """Pairs of its devices without NVLink."""
     apart: int
-    """Parts of the machine that its devices are near to, beyond the first."""
+    """NUMA nodes of its devices, beyond the first."""
     whole: int
     """GPUs that are not slices."""
     opened: int
-    """GPUs that nobody uses yet: of these as few as possible."""
+    """Idle GPUs that it would start to use: as few as possible."""
     left_bytes: int
-    """Memory of its devices that it does not need: the tightest fit leaves most to those who need more."""
+    """Unneeded memory of its devices: best fit leaves the most to larger replicas."""
     bereft: int
-    """Free neighbours that lose a partner."""
+    """Idle NVLink neighbours that lose a partner."""
     free: int
-    """Free GPUs of the node: where few are, none is opened that a large group could want."""
+    """Idle GPUs of the node: nodes with few go first, to keep those that a large group could use."""
     load: float
-    """Replicas a core, or if they are to be packed the opposite of that."""
+    """Replicas per core; negated if replicas are to be packed."""
     node: str
     devices: tuple[str, ...]
 
@@ -50,7 +50,7 @@ class Option(NamedTuple):
 
 
 def options(node: Node, need: Need, taken: Taken) -> list[Option]:
-    """The ways to place a replica on a node, best first; none: `obstacle` says why."""
+    """The options for a replica on a node, best first; none: `obstacle` says why."""
     if unsuited(node, need) or _needed_bytes(node, need) > max(taken.free_bytes(node), 0):
         return []
     if runs_without_gpus(node, need):
@@ -66,20 +66,20 @@ def options(node: Node, need: Need, taken: Taken) -> list[Option]:
 
 
 def unsuited(node: Node, need: Need) -> str:
-    """Why no replica of this kind may ever run on a node, or not as long as it is barred; empty: it may."""
+    """Why such a replica may not run on a node, ever or while it is barred; empty: it may."""
     if need.nodes and node.name not in need.nodes:
         return "is not one of its nodes"
     if not need.labels <= node.labels:
         return f"has no label {', '.join(sorted(need.labels - node.labels))}"
     if node.fallback and not need.low_priority:
-        return "is only for models of low priority"
+        return "is reserved for low-priority models"
     return f"is {node.barred}" if node.barred else ""
 
 
 def unsuited_spot(node: Node | None, need: Need, spot: Spot) -> str:
-    """Why a replica that runs on a spot ought not to; empty: it may stay, however much room it takes."""
+    """Why a running replica should leave its spot; empty: it may stay, whatever it uses."""
     if node is None:
-        return f"there is no node {spot.node} any more"
+        return f"node {spot.node} no longer exists"
     why = unsuited(node, need)
     if why:
         return f"{node.name} {why}"
@@ -88,7 +88,7 @@ def unsuited_spot(node: Node | None, need: Need, spot: Spot) -> str:
         return f"it has {len(spot.devices)} GPUs"
     for id in spot.devices:
         device = devices.get(id)
-        why = f"has no device {id} any more" if device is None else _unfit(device, need)
+        why = f"no longer has the device {id}" if device is None else _unfit(device, need)
         if why:
             return f"{node.name} {why}" if device is None else f"{device.name} of {node.name} {why}"
     if len(spot.cpus) != need.cpus or not set(spot.cpus) <= set(node.cpus):
@@ -97,7 +97,7 @@ def unsuited_spot(node: Node | None, need: Need, spot: Spot) -> str:
 
 
 def obstacle(node: Node, need: Need, taken: Taken) -> str:
-    """Why there is no room on a node, with the arithmetic."""
+    """Why a replica does not fit on a node, with the figures."""
     why = unsuited(node, need)
     if why:
         return why
@@ -109,36 +109,36 @@ def obstacle(node: Node, need: Need, taken: Taken) -> str:
         free = refusals.count("")
         if free < need.gpus:
             several = "1 GPU" if free == 1 else f"{free} GPUs"
-            head = f"has {several} that would do, {need.gpus} needed" if need.gpus > 1 else ""
+            head = f"has {several} available, {need.gpus} needed" if need.gpus > 1 else ""
             each = [f"{d.name} {why}" for d, why in zip(node.devices, refusals, strict=True) if why]
             return "; ".join(filter(None, (head, *each))) or "has no GPU"
         if not any(
             True for _ in _groups([d for d, why in zip(node.devices, refusals, strict=True) if not why], need)
         ):
-            return f"has no {need.gpus} free GPUs that are all joined by NVLink"
+            return f"has no {need.gpus} free GPUs that are all connected by NVLink"
     return f"has {len(taken.free_cpus(node))} free cores of {len(node.cpus)}, {need.cpus} needed"
 
 
 def _needed_bytes(node: Node, need: Need) -> int:
-    """Of the memory of a node."""
+    """Memory needed on a node."""
     return need.fallback_bytes if need.gpus and node.fallback else need.memory_bytes
 
 
 def _unfit(device: Device, need: Need) -> str:
-    """Why a device is of the wrong kind or barred."""
+    """Why a device is unsuitable or barred; empty: it is not."""
     if device.barred:
         return f"is {device.barred}"
     if need.kinds and device.kind not in need.kinds:
-        return f"is no {' or '.join(sorted(need.kinds))}"
+        return f"is not {' or '.join(sorted(need.kinds))}"
     if need.profile and device.profile != need.profile:
-        return f"is {device.profile or 'no slice'}, not {need.profile}"
+        return f"is {device.profile or 'a whole GPU'}, not {need.profile}"
     if need.gpus > 1 and device.profile:
-        return "is a slice, which works with no other"
+        return "is a MIG slice, which cannot be combined with others"
     return ""
 
 
 def _refusal(node: Node, device: Device, need: Need, taken: Taken) -> str:
-    """Why a device cannot be one of a replica's; empty: it can."""
+    """Why a device cannot be used by a replica now; empty: it can."""
     why = _unfit(device, need)
     if why:
         return why
@@ -153,7 +153,7 @@ def _refusal(node: Node, device: Device, need: Need, taken: Taken) -> str:
 
 
 def _groups(devices: Sequence[Device], need: Need) -> Iterable[tuple[Device, ...]]:
-    """Devices that could be a replica's together."""
+    """Groups of devices that a replica could use."""
     if comb(len(devices), need.gpus) <= GROUPS_MAX:
         groups: Iterable[tuple[Device, ...]] = combinations(devices, need.gpus)
     else:
@@ -162,7 +162,7 @@ def _groups(devices: Sequence[Device], need: Need) -> Iterable[tuple[Device, ...
 
 
 def _grown(first: Device, devices: Sequence[Device], count: int) -> tuple[Device, ...]:
-    """A group that one device begins, and that each time the device joins that knows most of it."""
+    """A group grown from one device by repeatedly adding the best connected one."""
     group = [first]
     while len(group) < count:
         rest = (device for device in devices if device not in group)
@@ -206,7 +206,7 @@ def _left_bytes(node: Node, device: Device, need: Need, taken: Taken) -> int:
 
 
 def _cores(node: Node, group: Sequence[Device], need: Need, taken: Taken) -> tuple[int, ...] | None:
-    """Cores for a replica that wants its own: of one part of the machine, if may be where its devices are."""
+    """Cores to reserve for a replica, on one NUMA node if possible, preferably that of its devices."""
     if not need.cpus:
         return ()
     free = taken.free_cpus(node)

@@ -1,10 +1,10 @@
-"""How much memory a language model takes: weights, keys and values of attention, state, overhead. Sizes are bytes.
+"""Memory of a language model: weights, KV cache, recurrent state, overhead. Sizes are bytes.
 
-Of keys and values a layer keeps `kv_heads * (key_dim + value_dim)` elements for each token: as many heads as queries
-(multi-head attention), fewer (grouped-query attention, Ainslie et al. 2023), or one (multi-query). Latent attention
-keeps one compressed vector for all heads (DeepSeek-V2, section 2.1). A sliding window keeps no more than its tokens,
-recurrent layers the same state for any length. Tensor parallelism divides heads, at least one a GPU, but no latent
-vector; pipeline parallelism divides layers.
+Per token, a layer caches `kv_heads * (key_dim + value_dim)` elements: as many heads as queries (multi-head
+attention), fewer (grouped-query attention, Ainslie et al. 2023), or one (multi-query). Latent attention caches one
+compressed vector for all heads (DeepSeek-V2, section 2.1). A sliding window caches no more than its tokens, recurrent
+layers have a constant state for any length. Tensor parallelism divides heads, with at least one per GPU, but not
+latent vectors; pipeline parallelism divides layers.
 """
 
 from collections.abc import Sequence
@@ -13,14 +13,15 @@ from math import ceil
 from typing import Final, NamedTuple
 
 GPU_OVERHEAD_BYTES: Final = 2 * 10**9
-"""Context, kernels, activations and captured graphs on each GPU; servers differ between 1 and 4 GB."""
+"""Context, kernels, activations and captured graphs on each GPU; servers range between 1 and 4 GB."""
 NCCL_BYTES: Final = 4 * 10**8
-"""More on each GPU of a group: 342 to 392 MB of buffers were seen on H200 (NVIDIA AIConfigurator's system data)."""
+"""Additional on each GPU of a group: 342 to 392 MB of buffers were measured on H200 (NVIDIA AIConfigurator's system
+data)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layers:
-    """Layers that are alike. One of attention has heads or a latent vector, a recurrent one a state."""
+    """A group of identical layers. Attention layers have heads or a latent vector, recurrent ones a state."""
 
     count: int
     kv_heads: int = 0
@@ -28,18 +29,18 @@ class Layers:
     """Elements of one head's key."""
     value_dim: int = 0
     latent_dim: int = 0
-    """Elements of the vector that stands for keys and values of all heads, with its part for positions."""
+    """Elements of the compressed vector for keys and values of all heads, including its positional part."""
     window_tokens: int | None = None
-    """How far back it looks; None: to the beginning."""
+    """Size of the sliding window; None: unlimited."""
     state_dim: int = 0
-    """Elements of the state of a sequence, whatever its length."""
+    """Elements of a sequence's recurrent state, whatever its length."""
     encoder_tokens: int = 0
-    """Its keys and values are of so many tokens of an encoder, and not of those that are generated."""
+    """Cross-attention: keys and values are of this many encoder tokens, not of generated ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """What of a model decides over its memory."""
+    """The properties of a model that determine its memory."""
 
     layers: tuple[Layers, ...]
     parameters: int = 0
@@ -47,14 +48,14 @@ class Architecture:
 
 
 class Split(NamedTuple):
-    """Over how many GPUs a replica is divided."""
+    """How many GPUs a replica is divided over."""
 
     tensor: int = 1
     pipeline: int = 1
 
 
 class Footprint(NamedTuple):
-    """What a replica takes, on each of its GPUs or of the memory of its node."""
+    """Memory of a replica, on each of its GPUs or on its node."""
 
     weights_bytes: int = 0
     kv_bytes: int = 0
@@ -62,7 +63,7 @@ class Footprint(NamedTuple):
 
     @property
     def total_bytes(self) -> int:
-        """All of it."""
+        """The sum."""
         return sum(self)
 
 
@@ -70,7 +71,7 @@ ALONE: Final = Split()
 
 
 def kv_bytes_per_token(architecture: Architecture, kv_bits: float = 16, split: Split = ALONE) -> int:
-    """Keys and values of a token within all windows, on the GPU that has most of them."""
+    """KV cache per token (within all windows), on the GPU that has the most."""
     dims = sum(_token_dim(layers, split) for layers in architecture.layers if not layers.encoder_tokens)
     return ceil(dims * kv_bits / 8)
 
@@ -82,7 +83,7 @@ def kv_bytes(
     split: Split = ALONE,
     state_bits: float = 16,
 ) -> int:
-    """All that sequences of so many tokens each keep at their longest, on the GPU that has most of it."""
+    """KV cache and state of sequences at their full lengths (`tokens`), on the GPU that has the most."""
     kept = states = 0
     for layers in architecture.layers:
         for length in tokens:
@@ -92,15 +93,15 @@ def kv_bytes(
 
 
 def gpu_footprint(weights_bytes: int, kv_bytes: int, split: Split = ALONE) -> Footprint:
-    """What a replica takes on each of its GPUs: weights in equal parts, `kv_bytes` of one GPU."""
+    """Memory on each GPU of a replica: weights in equal parts, `kv_bytes` per GPU."""
     gpus = split.tensor * split.pipeline
     overhead_bytes = GPU_OVERHEAD_BYTES + (NCCL_BYTES if gpus > 1 else 0)
     return Footprint(ceil(weights_bytes / gpus), kv_bytes, overhead_bytes)
 
 
 def _token_dim(layers: Layers, split: Split) -> int:
-    """Elements that one GPU keeps of a token in these layers."""
-    heads = ceil(layers.kv_heads / split.tensor)  # with more GPUs than heads each still has one: they are copied
+    """Elements per token that one GPU caches for these layers."""
+    heads = ceil(layers.kv_heads / split.tensor)  # with more GPUs than heads, heads are replicated
     return ceil(layers.count / split.pipeline) * (heads * (layers.key_dim + layers.value_dim) + layers.latent_dim)
 
 

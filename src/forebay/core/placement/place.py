@@ -1,8 +1,8 @@
-"""Which replica runs where: what runs stays, what is new is placed so that as much as possible fits.
+"""Which replica runs where: running ones stay, new ones are placed so that as many as possible fit.
 
-Each replica in turn gets its best way. Where one finds none, all ways of the new ones before it are tried anew, up to
-`STEPS_MAX` of them: so as long as that is enough, a replica waits only if it cannot run beside those that come before
-it. What runs is never moved to make room.
+Each replica in turn gets its best option. If there is none, all options of the new replicas before it are searched
+again, up to `STEPS_MAX` steps: as long as that suffices, a replica waits only if it cannot run beside those before
+it. Running replicas are never moved to make room.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,15 +15,15 @@ from forebay.core.placement.taken import Taken, claim_of
 from forebay.core.placement.values import Claim, Need, Node, Placement, Spot
 
 STEPS_MAX: Final = 500
-"""Ways that are tried for all replicas together that find none at first."""
+"""Search steps, for all replicas together that have no option at first."""
 
 
 def place(
     nodes: Iterable[Node], claims: Iterable[Claim], wanted: Sequence[Need], steps_max: int = STEPS_MAX
 ) -> Placement:
-    """Where each of `wanted` is to run; of a slot at most one of `claims` does not leave.
+    """Where each of `wanted` should run. Per slot, at most one of `claims` is not leaving.
 
-    Models of low priority come last, then large replicas come first.
+    Large replicas come first; those of low-priority models last.
     """
     turn = _Turn(nodes, claims, steps_max)
     moving = turn.place(wanted)
@@ -31,12 +31,12 @@ def place(
     stays = {}
     for slot in sorted(moving.keys() - spots.keys()):
         spots[slot] = turn.running[slot]
-        stays[slot] = f"{moving.pop(slot)}; it stays, for it {turn.refused.pop(slot)}"
+        stays[slot] = f"{moving.pop(slot)}; it stays because it {turn.refused.pop(slot)}"
     return Placement(spots, turn.refused, moving, stays)
 
 
 def homeless(nodes: Iterable[Node], claims: Iterable[Claim], wanted: Sequence[Need], node: str) -> dict[str, str]:
-    """Slots of `wanted` that run on a node and would fit nowhere if it were barred, with the reason why."""
+    """Slots of `wanted` that run on a node and would fit nowhere if it were barred, with the reasons."""
     turn = _Turn([_barred(each, node) for each in nodes], claims, STEPS_MAX)
     turn.place(wanted)
     return {
@@ -54,7 +54,7 @@ def _order(need: Need) -> tuple[bool, int, int, int, str]:
 
 
 class _Turn:
-    """The scratch paper of one placement: what is taken, and what has been chosen so far."""
+    """Working state of one placement: claimed resources, and choices so far."""
 
     def __init__(self, nodes: Iterable[Node], claims: Iterable[Claim], steps_max: int) -> None:
         self.nodes = {node.name: node for node in sorted(nodes, key=lambda node: node.name)}
@@ -71,10 +71,10 @@ class _Turn:
         self._taking: dict[str, Claim] = {}
         self._steps = steps_max
         self._hopeless: Need | None = None
-        """The last one that found no way, whatever its slot: others like it find none either."""
+        """The last need without an option, regardless of its slot: equal ones have none either."""
 
     def place(self, wanted: Sequence[Need]) -> dict[str, str]:
-        """Find a way for each; returns why some of those that run have to move."""
+        """Place all; returns why some of the running ones must move."""
         moving: dict[str, str] = {}
         for need in wanted:
             spot = self.running.get(need.slot)
@@ -88,7 +88,7 @@ class _Turn:
         return moving
 
     def settle(self, need: Need) -> None:
-        """Find a way for one more, if need be by other ways for those before it."""
+        """Place one more replica, if necessary by rearranging the new ones before it."""
         ways = self.ways(need)
         if ways:
             self._choose(need, ways[0])
@@ -99,20 +99,20 @@ class _Turn:
         self._needs.append(need)
 
     def ways(self, need: Need) -> list[Option]:
-        """All ways for a replica just now."""
+        """All current options of a replica."""
         with self._empty(need.slot):
             return sorted(option for node in self.nodes.values() for option in options(node, need, self.taken))
 
     def explain(self, need: Need) -> str:
-        """Why a replica has no way."""
+        """Why a replica has no option."""
         nodes = [node for node in self.nodes.values() if not need.nodes or node.name in need.nodes]
         with self._empty(need.slot):
             each = [f"{node.name} {obstacle(node, need, self.taken)}" for node in nodes]
-        return f"fits nowhere: {'; '.join(each)}" if each else "fits nowhere: there is no such node"
+        return f"fits nowhere: {'; '.join(each)}" if each else "fits nowhere: none of its nodes exists"
 
     @contextmanager
     def _empty(self, slot: str) -> Iterator[None]:
-        """Without the units that the slot has: its next one starts when they have ended."""
+        """Temporarily without the slot's own units, as its next one starts after they have ended."""
         own = self.own.get(slot, ())
         for claim in own:
             self.taken.drop(claim)
@@ -132,7 +132,7 @@ class _Turn:
         self.taken.drop(self._taking.pop(need.slot))
 
     def _rearrange(self, need: Need) -> bool:
-        """Place all that are new and this one, each in any of its ways; if that fails, nothing has changed."""
+        """Search a placement of all new replicas and this one; on failure nothing has changed."""
         before = dict(self.chosen)
         needs = [*self._needs, need]
         for placed in self._needs:

@@ -1,4 +1,4 @@
-"""The settings of a cluster file about where replicas run, and what in them can never fit."""
+"""Placement settings of the cluster file, and placements that can never fit."""
 
 import json
 import re
@@ -10,11 +10,11 @@ from pydantic import AfterValidator, Field, ValidationError
 from forebay.core.section import Conflict, Name, Section, sections
 
 LOCAL: Final = "local"
-"""The node of a cluster that names none: this machine, with all it has."""
+"""The node of a cluster that lists none: this machine, with all it has."""
 CPU_MAX: Final = 4095
-"""Highest number of a core: more than any machine of today has."""
+"""Highest core number: more than any current machine has."""
 FOUND_CHARS_MAX: Final = 80
-"""So much of a wrong value is shown."""
+"""Most characters of a wrong value that an error shows."""
 CPUS_ALLOWED: Final = (
     f"the cores that its replicas may run on, by their numbers from 0 to {CPU_MAX}, as text: 0-3,8 for five cores, "
     '"1" (with quotes) for core 1 alone; none: all'
@@ -24,13 +24,13 @@ Gib = Annotated[float, Field(gt=0, le=1_048_576)]
 
 
 def cpu_list(text: str) -> tuple[int, ...]:
-    """Cores of `0-3,8`, sorted: the notation of Linux. Raises `ValueError`."""
+    """The cores of a list such as `0-3,8` (Linux notation), sorted. Raises `ValueError`."""
     cpus: set[int] = set()
     for part in text.split(","):
         found = re.fullmatch(r"\s*(\d{1,4})(?:-(\d{1,4}))?\s*", part)
         first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
         if first > last or last > CPU_MAX:
-            raise ValueError(f"{text!r} is no list of cores such as 0-3,8")
+            raise ValueError(f"{text!r} is not a list of cores such as 0-3,8")
         cpus.update(range(first, last + 1))
     return tuple(sorted(cpus))
 
@@ -126,7 +126,7 @@ class PlacementSettings(Section):
 
 
 def placement_conflicts(raw: Mapping[str, Any]) -> tuple[Conflict, ...]:
-    """What can never fit, in a cluster given as plain data. Parts of a wrong type are skipped: others tell those."""
+    """Placements that can never fit, in a cluster given as unvalidated data. Parts of a wrong type are skipped."""
     given = sections(raw.get("nodes"))
     nodes = [_valid(NodeSettings, section) for section in given]
     found = [*_no_cores(given), *_twice(nodes)]
@@ -149,7 +149,7 @@ def _valid(kind: type[S], raw: Any) -> S | None:
 
 
 def _no_cores(nodes: list[Mapping[str, Any]]) -> Iterator[Conflict]:
-    """Cores of a node that are no list of cores. A number is none: it may be meant as how many there are."""
+    """Cores of a node that are not a list. A plain number is rejected: it may be meant as a count."""
     for index, node in enumerate(nodes):
         cpus = node.get("cpus")
         if cpus is not None and not (isinstance(cpus, str) and _is_cpu_list(cpus)):
@@ -157,42 +157,42 @@ def _no_cores(nodes: list[Mapping[str, Any]]) -> Iterator[Conflict]:
 
 
 def _twice(nodes: list[NodeSettings | None]) -> Iterator[Conflict]:
-    """Names of nodes, and ids of devices: what is meant by one has to be clear."""
+    """Duplicate node names and device ids."""
     names: dict[str, int] = {}
     ids: dict[str, str] = {}
     for index, node in enumerate(nodes):
         if node is None:
             continue
         if names.setdefault(node.name, index) != index:
-            found = f'"{node.name}", the name of nodes[{names[node.name]}] too'
+            found = f'"{node.name}", also the name of nodes[{names[node.name]}]'
             yield Conflict(f"nodes[{index}].name", found, "a name that no other node has")
         for place, gpu in enumerate(node.gpus or ()):
             path = f"nodes[{index}].gpus[{place}]"
             for id, where in ((gpu_id(gpu, place), path), *((s.id, f"{path}.mig") for s in gpu.mig)):
                 key = f"{node.name} {id}"
                 if ids.setdefault(key, where) != where:
-                    yield Conflict(where, f'the id "{id}", that of {ids[key]} too', "an id of its own")
+                    yield Conflict(where, f'the id "{id}", also that of {ids[key]}', "a unique id")
 
 
 def gpu_id(gpu: GpuSettings, place: int) -> str:
-    """The id of a GPU that is in such a place of its node's list."""
+    """The id of a GPU at this position of its node's list."""
     return gpu.id or str(place)
 
 
 def _alone(path: str, placement: PlacementSettings) -> Iterator[Conflict]:
-    """What says nothing of its own, or two things at once."""
+    """Settings that have no effect, or contradict each other."""
     if placement.fraction and placement.memory_gib:
-        yield Conflict(f"{path}.fraction", "a fraction beside `memory_gib`", "one of the two")
+        yield Conflict(f"{path}.fraction", "a fraction together with `memory_gib`", "one of the two")
     if not placement.gpus:
         for key in ("fraction", "mig", "gpu_kinds", "linked"):
             if getattr(placement, key):
-                yield Conflict(f"{path}.{key}", "this without GPUs", "`gpus: 1` or more beside it")
+                yield Conflict(f"{path}.{key}", "set without GPUs", "this only with `gpus: 1` or more")
     if placement.mig and placement.gpus > 1:
-        yield Conflict(f"{path}.mig", f"slices for {placement.gpus} GPUs", "`gpus: 1`: slices do not work together")
+        yield Conflict(f"{path}.mig", f"slices for {placement.gpus} GPUs", "`gpus: 1`: slices cannot be combined")
 
 
 def _nowhere(path: str, placement: PlacementSettings, nodes: Mapping[str, NodeSettings]) -> Iterator[Conflict]:
-    """What no node has, as far as the file says what nodes have."""
+    """Requirements that no node meets, as far as the file describes nodes."""
     unknown = [name for name in placement.nodes if name not in nodes]
     if unknown:
         yield Conflict(f"{path}.nodes", f'"{unknown[0]}"', f"names of `nodes`: {', '.join(sorted(nodes))}")
@@ -200,7 +200,9 @@ def _nowhere(path: str, placement: PlacementSettings, nodes: Mapping[str, NodeSe
     allowed = [node for name, node in sorted(nodes.items()) if not placement.nodes or name in placement.nodes]
     labelled = [node for node in allowed if set(placement.labels) <= set(node.labels)]
     if not labelled:
-        yield Conflict(f"{path}.labels", ", ".join(placement.labels), "labels that one of its nodes has, all of them")
+        yield Conflict(
+            f"{path}.labels", ", ".join(placement.labels), "labels that at least one of its nodes has all of"
+        )
         return
     serving = [node for node in labelled if placement.low_priority or node.role == "serve"]
     if not serving:
@@ -214,7 +216,7 @@ def _nowhere(path: str, placement: PlacementSettings, nodes: Mapping[str, NodeSe
 
 
 def _lacks(placement: PlacementSettings, node: NodeSettings) -> tuple[str, int, str] | None:
-    """The field that this node can never fulfil, how far it comes, and what would do; None: it may fit."""
+    """The field that this node can never satisfy, how far the check came, and what is allowed; None: it may fit."""
     if placement.cpus and node.cpus and placement.cpus > len(cpu_list(node.cpus)):
         return "cpus", 0, f"at most {len(cpu_list(node.cpus))}, the cores of {node.name}"
     if not placement.gpus or node.role == "fallback":
@@ -232,7 +234,7 @@ def _lacks(placement: PlacementSettings, node: NodeSettings) -> tuple[str, int, 
     if not devices and placement.mig:
         return "mig", 3, f"a profile that a GPU is divided into; {node.name} has no such slice"
     if len(devices) < placement.gpus:
-        return "gpus", 4, f"at most {len(devices)}, the GPUs of {node.name} that will do"
+        return "gpus", 4, f"at most {len(devices)}, the suitable GPUs of {node.name}"
     large = [d for d in devices if not placement.memory_gib or d.memory_gib >= placement.memory_gib]
     if len(large) < placement.gpus:
         most = max(d.memory_gib for d in devices)
@@ -241,4 +243,4 @@ def _lacks(placement: PlacementSettings, node: NodeSettings) -> tuple[str, int, 
 
 
 def _kinds(node: NodeSettings) -> str:
-    return ", ".join(sorted({gpu.kind or "GPUs of no stated kind" for gpu in node.gpus or ()})) or "no GPU"
+    return ", ".join(sorted({gpu.kind or "GPUs of unspecified kind" for gpu in node.gpus or ()})) or "no GPU"

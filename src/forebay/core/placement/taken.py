@@ -1,4 +1,4 @@
-"""What of the nodes is taken: the scratch paper of a placement, with room that is given and taken back."""
+"""The resources of nodes that are claimed, with claims that are added and removed."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -7,7 +7,7 @@ from forebay.core.placement.values import Claim, Device, Need, Node, Spot
 
 
 class Taken:
-    """The claims on nodes and devices, added up. Counts of what is not there are 0."""
+    """The sums of all claims on nodes and devices. Unknown keys count 0."""
 
     __slots__ = ("_claims", "cpus", "device_bytes", "memory_bytes", "models", "replicas", "sharers", "siblings")
 
@@ -18,7 +18,7 @@ class Taken:
         """Replicas by node and device."""
         self.cpus: Counter[tuple[str, int]] = Counter()
         self.models: Counter[tuple[str, str]] = Counter()
-        """Replicas by node and model; those that leave do not count."""
+        """Replicas by node and model, not counting leaving ones."""
         self.siblings: Counter[tuple[str, str, str]] = Counter()
         """The same by node, device and model."""
         self.replicas: Counter[str] = Counter()
@@ -27,12 +27,12 @@ class Taken:
             self.add(claim)
 
     def add(self, claim: Claim) -> None:
-        """Take what is claimed."""
+        """Add a claim."""
         self._claims[id(claim)] = claim
         self._count(claim, 1)
 
     def drop(self, claim: Claim) -> None:
-        """Give back what was claimed: this very claim."""
+        """Remove a claim (by identity)."""
         del self._claims[id(claim)]
         self._count(claim, -1)
 
@@ -50,37 +50,37 @@ class Taken:
             self.cpus[node, cpu] += sign
 
     def free_bytes(self, node: Node) -> int:
-        """Of the memory of a node; below 0 where more is claimed than there is."""
+        """Free memory of a node; negative if it is overcommitted."""
         return node.memory_bytes - self.memory_bytes[node.name]
 
     def free_device_bytes(self, node: Node, device: Device) -> int:
-        """Of the memory of a device."""
+        """Free memory of a device."""
         return device.memory_bytes - device.foreign_bytes - self.device_bytes[node.name, device.id]
 
     def free_cpus(self, node: Node) -> tuple[int, ...]:
-        """Cores that no replica has for itself."""
+        """Cores that no replica has reserved."""
         return tuple(cpu for cpu in node.cpus if not self.cpus[node.name, cpu])
 
     def holders(self, node: str, device: str) -> str:
-        """The slots of the replicas on a device, for people."""
+        """The slots of the replicas on a device, for display."""
         at = [c for c in self._claims.values() if c.spot.node == node and device in c.spot.devices]
-        return ", ".join(sorted({f"{c.slot}, which leaves" if c.leaves else c.slot for c in at}))
+        return ", ".join(sorted({f"{c.slot} (leaving)" if c.leaves else c.slot for c in at}))
 
 
 def runs_without_gpus(node: Node, need: Need) -> bool:
-    """Whether a replica would use only cores and memory of this node."""
+    """Whether a replica would use no GPUs on this node."""
     return not need.gpus or node.fallback
 
 
 def device_need_bytes(device: Device, need: Need) -> int:
-    """What a replica claims of such a device."""
+    """Memory that a replica claims on such a device."""
     if need.whole:
         return device.memory_bytes
     return round(device.memory_bytes * need.fraction) if need.fraction else need.device_bytes
 
 
 def claim_of(need: Need, node: Node, spot: Spot, leaves: bool = False) -> Claim:
-    """What a replica takes of a spot; a device that is not there any more is not counted."""
+    """The claim of a replica on a spot; a device that no longer exists counts 0."""
     devices = {device.id: device for device in node.devices}
     sizes = tuple(device_need_bytes(devices[id], need) if id in devices else 0 for id in spot.devices)
     memory_bytes = need.fallback_bytes if need.gpus and not spot.devices else need.memory_bytes

@@ -1,4 +1,4 @@
-"""What placement decides on: nodes with their devices, what replicas need, and where they are. Sizes are bytes."""
+"""Inputs and results of placement: nodes with devices, replicas' needs, and spots. Sizes are bytes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,23 +9,23 @@ GIB: Final = 1024**3
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A GPU, or a slice of one that holds replicas of its own (MIG)."""
+    """A GPU, or a MIG slice, which holds replicas of its own."""
 
     id: str
-    """As its driver names it, for `CUDA_VISIBLE_DEVICES`; unique within the cluster."""
+    """The driver's id, for `CUDA_VISIBLE_DEVICES`; unique within the cluster."""
     name: str
-    """For people: `GPU 0`."""
+    """Display name: `GPU 0`."""
     memory_bytes: int
     kind: str = ""
     """Its product, as in the cluster file; empty: unknown."""
     profile: str = ""
-    """Of a MIG slice, such as `1g.10gb`; empty: a whole GPU."""
+    """For a MIG slice, such as `1g.10gb`; empty: a whole GPU."""
     foreign_bytes: int = 0
-    """Memory that is used by what Forebay does not run."""
+    """Memory used by other programs."""
     links: frozenset[str] = frozenset()
-    """Ids of the devices that NVLink joins it to."""
+    """Ids of the devices connected by NVLink."""
     numa: int | None = None
-    """The part of the machine that it is near to."""
+    """The closest NUMA node."""
     barred: str = ""
     """Why nothing may run here; empty: it may."""
 
@@ -37,13 +37,13 @@ class Node:
     name: str
     memory_bytes: int
     cpus: tuple[int, ...] = ()
-    """Cores that its replicas run on; none: nobody has said."""
+    """Cores that its replicas may run on; none: not stated."""
     devices: tuple[Device, ...] = ()
     numa: tuple[tuple[int, ...], ...] = ()
-    """Cores by part of the machine."""
+    """Cores by NUMA node."""
     labels: frozenset[str] = frozenset()
     fallback: bool = False
-    """Only for models of low priority, also for those that would rather have GPUs."""
+    """Only for low-priority models, which run here without GPUs."""
     barred: str = ""
     """Why nothing may run here; empty: it may."""
 
@@ -55,37 +55,37 @@ class Need:
     slot: str
     model: str
     memory_bytes: int = 0
-    """Of the node."""
+    """Memory of the node."""
     gpus: int = 0
-    """Devices of one replica, with equal shares of it; 0: none."""
+    """Devices per replica, each with an equal part of it; 0: none."""
     device_bytes: int = 0
-    """Of each of these devices."""
+    """Memory of each of these devices."""
     fraction: float = 0.0
-    """The share of each device's memory that it takes for itself, 0..1; 0: `device_bytes`."""
+    """Share of each device's memory that it reserves, 0..1; 0: `device_bytes`."""
     whole: bool = False
-    """It shares its devices with nobody."""
+    """It shares its devices with no other replica."""
     fallback_bytes: int = 0
-    """Of the memory of a fallback node, where it runs without its GPUs."""
+    """Memory of a fallback node, where it runs without GPUs."""
     cpus: int = 0
-    """Cores that no other replica with cores of its own may have; 0: those of the node, with all others."""
+    """Reserved cores, exclusive among replicas that reserve any; 0: it shares the node's cores."""
     kinds: frozenset[str] = frozenset()
-    """Products of GPUs that will do; none: all."""
+    """Acceptable GPU products; none: all."""
     profile: str = ""
-    """The MIG slices that will do; empty: whatever has the memory."""
+    """Required MIG profile; empty: any device with enough memory."""
     nodes: frozenset[str] = frozenset()
-    """Nodes that will do; none: all."""
+    """Acceptable nodes; none: all."""
     labels: frozenset[str] = frozenset()
     """Labels that a node must have."""
     low_priority: bool = False
     spread: bool = True
-    """Rather on a node that has fewer replicas of the model; if not, rather where most room is taken."""
+    """Prefer nodes with fewer replicas of the model; otherwise prefer the fullest nodes."""
     linked: bool = False
-    """Its devices must all be joined by NVLink; if not, they rather are."""
+    """All its devices must be connected by NVLink; otherwise this is only preferred."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """Where a replica is."""
+    """Where a replica runs."""
 
     node: str
     devices: tuple[str, ...] = ()
@@ -94,31 +94,31 @@ class Spot:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a replica takes there. `slot` says whose it is: one slot can have several, while units of it leave."""
+    """The resources of a replica on a spot. A slot can have several claims while units of it are leaving."""
 
     slot: str
     model: str
     spot: Spot
     memory_bytes: int = 0
     device_bytes: tuple[int, ...] = ()
-    """Of each of its devices."""
+    """On each of its devices."""
     leaves: bool = False
-    """It was told to stop: its room is not free yet, but its slot is not here any more."""
+    """It was told to stop: its resources are not free yet, but it no longer holds its slot."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where the slots are to run, and of those that can run nowhere, or not where they should, why."""
+    """The spots of slots, and the reasons for those that cannot run, or not where they should."""
 
     spots: Mapping[str, Spot] = field(default_factory=dict)
     waits: Mapping[str, str] = field(default_factory=dict)
     """Slots without a spot."""
     moves: Mapping[str, str] = field(default_factory=dict)
-    """Slots that leave the spot they have for the one here."""
+    """Slots that leave their current spot for the new one."""
     stays: Mapping[str, str] = field(default_factory=dict)
-    """Slots that ought to leave the spot they have, and have nowhere to go."""
+    """Slots that should leave their spot but fit nowhere else."""
 
 
 def gib(size: int) -> str:
-    """Bytes in GiB, with one digit after the point and none for whole numbers: `12.1`, `24`."""
+    """Bytes in GiB with at most one decimal: `12.1`, `24`."""
     return f"{size / GIB:.1f}".removesuffix(".0")

@@ -1,8 +1,8 @@
-"""Which replicas hold which beginnings of prompts, as they say themselves or as this gateway must believe.
+"""Which replicas have which prompt prefixes cached, as reported by them or predicted by this gateway.
 
-A replica that reports its prefix cache is believed: what it names is held until it says otherwise. What was sent
-there since is expected, for a few seconds, until the report confirms it. Of a replica that reports nothing, all that
-was sent there is taken for held, and forgotten as caches forget.
+A replica that reports its prefix cache is believed: reported blocks stay until it says otherwise, and what was sent
+there since is predicted to be cached for a few seconds, until the report confirms it. For a replica that reports
+nothing, everything sent there is predicted to be cached, and evicted like in a cache.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,28 +12,29 @@ from typing import Final
 from forebay.core.prefix.blocks import CHANGES_MAX
 
 BLOCKS_MAX: Final = 8192
-"""Of a replica that does not say how much it can cache: a million tokens in blocks of 128."""
+"""Assumed for a replica that does not report its cache size: a million tokens in blocks of 128."""
 PAIRS_MAX: Final = 1 << 18
-"""Blocks of all replicas together."""
+"""Most blocks of all replicas together."""
 SWEEP_BLOCKS: Final = 256
-"""How many blocks of a replica that has gone are forgotten at a time, so that no request waits for all of them."""
+"""Blocks of a removed replica that are deleted per step, so that no request waits for all of them."""
 GUESS_S: Final = 5.0
-"""Within this a prompt that was sent should have been read and reported; what was not, is not there."""
+"""Within this time a prompt should have been prefilled and reported; predictions that are older and unconfirmed are
+dropped."""
 
 
 class Source(StrEnum):
-    """How it is known that a replica holds a part of a prompt."""
+    """How it is known that a replica has a prefix cached."""
 
     EXACT = "exact"
-    """By the replica's word, whose engine knows."""
+    """Reported by the replica from its engine's cache."""
     ESTIMATED = "estimated"
-    """By the replica's word, which is inferred from all that was sent there."""
+    """Reported by the replica, inferred from all requests it received."""
     PREDICTED = "predicted"
-    """This gateway has sent such a prompt there."""
+    """Predicted by this gateway, which sent such a prompt there."""
 
 
 class _Guess:
-    """A block that a replica should hold since it was sent there, between those that were sent before and after."""
+    """A block that was sent to a replica, linked in the order of sending."""
 
     __slots__ = ("block", "newer", "older", "since")
 
@@ -43,15 +44,15 @@ class _Guess:
         self.older = self.newer = self
 
     def unlink(self) -> None:
-        """Take it from between its neighbours."""
+        """Remove it from the linked list."""
         self.older.newer, self.newer.older = self.newer, self.older
 
 
 class _Share:
-    """What one replica holds: no block is both told and guessed.
+    """One replica's blocks; none is both reported (`told`) and predicted (`guessed`).
 
-    Guesses are a ring in the order in which they were made last. Each request renews all that its prompt shares with
-    others before it, and for every block an OrderedDict would take five look-ups where this takes one.
+    Predictions form a ring in the order of their last renewal. Each request renews all blocks that its prompt shares
+    with earlier ones; an OrderedDict would take five look-ups per block where this takes one.
     """
 
     __slots__ = ("_ends", "guessed", "mask", "size", "tells", "told")
@@ -63,13 +64,13 @@ class _Share:
         self.told: dict[int, None] = {}
         self.guessed: dict[int, _Guess] = {}
         self._ends = _Guess(0, 0.0)
-        """Between the newest guess and the oldest."""
+        """Sentinel between the newest and the oldest prediction."""
 
     def __len__(self) -> int:
         return len(self.told) + len(self.guessed)
 
     def guess(self, block: int, now: float) -> bool:
-        """It should hold the block from now on. Returns whether that is new."""
+        """Predict that it holds the block. Returns whether that is new."""
         guess = self.guessed.get(block)
         known = guess is not None
         if guess is None:
@@ -84,7 +85,7 @@ class _Share:
         return not known
 
     def drop(self, block: int) -> bool:
-        """Guess no more that it holds the block. Returns whether that was guessed."""
+        """Drop the prediction of a block. Returns whether there was one."""
         guess = self.guessed.pop(block, None)
         if guess is None:
             return False
@@ -92,7 +93,7 @@ class _Share:
         return True
 
     def oldest(self, count: int) -> list[int]:
-        """The blocks of the oldest guesses, so many or all, the oldest first."""
+        """Up to `count` blocks of the oldest predictions, oldest first."""
         blocks = []
         guess = self._ends.newer
         for _ in range(min(count, len(self.guessed))):
@@ -101,7 +102,7 @@ class _Share:
         return blocks
 
     def stale(self, now: float) -> int:
-        """How many guesses are so old that they should have been reported by now."""
+        """How many predictions are so old that they should have been confirmed by now."""
         count, guess = 0, self._ends.newer
         while count < len(self.guessed) and now - guess.since >= GUESS_S:
             count += 1
@@ -110,10 +111,10 @@ class _Share:
 
 
 class PrefixIndex:
-    """Block hash → replicas, one bit each, so that one walk over a prompt's blocks answers for all of them.
+    """Block hash → bit set of replicas, so that one walk over a prompt's blocks answers for all of them.
 
-    Hashes are chained: a block stands for all before it too. A bit whose replica has left is out of every walk at
-    once and used anew when its blocks are forgotten. `now` is in seconds and never goes back.
+    Hashes are chained: a block stands for its whole prefix. The bit of a removed replica is masked out of every walk
+    at once and reused when its blocks are deleted. `now` is in seconds and monotonic.
     """
 
     __slots__ = ("_leaving", "_owners", "_pairs", "_shares", "pairs_max")
@@ -129,7 +130,7 @@ class PrefixIndex:
         return self._pairs
 
     def join(self, blocks_max: int = 0) -> int:
-        """A mask with one bit, the new replica's own; `blocks_max` is what its cache can hold, 0 if unknown."""
+        """Add a replica and return its mask, a single bit; `blocks_max` is its cache size, 0 if unknown."""
         taken = 0
         for mask in (*self._shares, *(mask for mask, _ in self._leaving)):
             taken |= mask
@@ -138,23 +139,24 @@ class PrefixIndex:
         return mask
 
     def resize(self, mask: int, blocks_max: int) -> None:
-        """The replica says how many blocks its cache can hold; 0 if it does not."""
+        """Set how many blocks the replica's cache can hold; 0 if unknown."""
         self._shares[mask].size = blocks_max or BLOCKS_MAX
 
     def leave(self, mask: int) -> None:
-        """The replica has stopped, or is believed no more and joins anew. Its mask is not its own any more."""
+        """Remove a replica that has stopped or is to be added anew. Its mask is no longer its own."""
         share = self._shares.pop(mask)
         if len(share):
             guessed = share.oldest(len(share.guessed))
             self._leaving.append((mask, [*share.told, *guessed]))
-            for block in guessed:  # a ring would wait for a collector that runs rarely
+            for block in guessed:  # break the ring: the cyclic garbage collector runs rarely
                 share.drop(block)
 
     def note(self, mask: int, blocks: tuple[int, ...], now: float) -> None:
-        """A prompt was sent to the replica, which will hold it."""
+        """A prompt was sent to the replica, which will cache it."""
         share, owners = self._shares[mask], self._owners
         told = share.told
-        for block in reversed(blocks):  # so the end of a prompt is forgotten first: without its start it is useless
+        # so that the end of a prompt is evicted first: it is useless without its start
+        for block in reversed(blocks):
             if told and block in told:
                 continue
             if share.guess(block, now):
@@ -168,10 +170,9 @@ class PrefixIndex:
             self._settle(len(blocks))
 
     def tell(self, mask: int, stored: Sequence[int], removed: Iterable[int], now: float, *, reset: bool) -> None:
-        """The replica reports its prefix cache: what has changed, or with `reset` all of it (`stored`).
+        """Apply a replica's report of its prefix cache: the changes, or with `reset` its whole content (`stored`).
 
-        What it says it has removed is not believed any more, whatever was sent there. It may name as many blocks as
-        it likes: no more than `CHANGES_MAX` are kept.
+        Removed blocks also cancel predictions. Of the reported blocks, at most `CHANGES_MAX` are kept.
         """
         share = self._shares[mask]
         share.tells = True
@@ -198,11 +199,11 @@ class PrefixIndex:
         self._settle(len(stored))
 
     def told(self, mask: int, block: int) -> bool:
-        """Whether the replica itself says that it holds a block."""
+        """Whether the replica has reported the block."""
         return block in self._shares[mask].told
 
     def depths(self, blocks: tuple[int, ...], masks: list[int]) -> list[int]:
-        """How many blocks from the first on each of these replicas holds."""
+        """Length of the cached prefix at each of these replicas, in blocks."""
         owners = self._owners
         holders = 0
         for mask in masks:
@@ -226,14 +227,14 @@ class PrefixIndex:
         return depths
 
     def _trim(self, share: _Share, count: int) -> None:
-        """Forget the oldest guesses."""
+        """Drop the oldest predictions."""
         blocks = share.oldest(count)
         for block in blocks:
             share.drop(block)
         self._clear(share.mask, blocks)
 
     def _settle(self, added: int) -> None:
-        """Make room again where `added` blocks at most have come in."""
+        """Continue deleting and evict if needed, after at most `added` blocks were inserted."""
         if self._leaving:
             mask, blocks = self._leaving[-1]
             count = SWEEP_BLOCKS + added
@@ -242,7 +243,7 @@ class PrefixIndex:
             if not blocks:
                 self._leaving.pop()
         excess = self._pairs - self.pairs_max
-        if excess > 0:  # by no more than was put in now, so one replica holds enough to make room
+        if excess > 0:  # the excess is at most what was just inserted, so one replica has enough to evict
             fattest = max(self._shares.values(), key=len)
             more = max(0, excess - len(fattest.guessed))
             self._trim(fattest, excess)

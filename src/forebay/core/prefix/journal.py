@@ -1,4 +1,5 @@
-"""A worker's side of the prefix index: what its engine's cache holds, and what has changed since somebody asked."""
+"""A worker's side of the prefix index: its engine's cached blocks, and their changes since a reader's last
+request."""
 
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
@@ -9,17 +10,17 @@ from forebay.core.prefix.blocks import CHANGES_MAX
 
 
 class Journal:
-    """Blocks held by a cache, and the last changes, numbered. Who asks for changes too old to be known gets all."""
+    """A cache's blocks and its last changes, numbered. A reader that is too far behind gets the whole content."""
 
     __slots__ = ("_changes", "_held", "_seq")
 
     def __init__(self) -> None:
         self._held: dict[int, None] = {}
         self._changes: deque[int] = deque(maxlen=CHANGES_MAX)
-        self._seq = 1  # nobody has seen 0
+        self._seq = 1  # 0 means "never read"
 
     def apply(self, stored: Iterable[int], removed: Iterable[int]) -> None:
-        """The cache has changed. What it holds beyond `CHANGES_MAX` is passed over in silence."""
+        """Apply a change of the cache. Blocks beyond `CHANGES_MAX` are silently omitted."""
         held = self._held
         for block in removed:
             if block in held:
@@ -31,13 +32,13 @@ class Journal:
                 self._note(block)
 
     def clear(self) -> None:
-        """The cache is empty, or another one: nobody's knowledge is worth anything."""
+        """The cache is empty or was replaced: all readers must start over."""
         self._held.clear()
         self._changes.clear()
         self._seq += 1
 
     def since(self, seq: int, *, estimated: bool) -> BlockNews:
-        """What has changed after change `seq`, each block once; all that is held if that is not known any more."""
+        """The changes after `seq`, each block once; the whole content if they are no longer known."""
         held, changes = self._held, self._changes
         behind = self._seq - seq
         if seq <= 0 or not 0 <= behind <= len(changes):
@@ -53,26 +54,27 @@ class Journal:
 
 
 class BlockCache:
-    """A prefix cache as engines have them, in blocks instead of tokens: what was not used for longest goes first."""
+    """A model of an engine's prefix cache, in blocks instead of tokens, with LRU eviction."""
 
     __slots__ = ("_changed", "_sizes", "tokens")
 
     def __init__(self) -> None:
         self._sizes: OrderedDict[int, int] = OrderedDict()
         self.tokens = 0
-        """Of all that is held."""
+        """Tokens of all cached blocks."""
         self._changed: dict[int, None] = {}
 
     def use(self, blocks: Sequence[int]) -> int:
-        """A prompt begins to be read: how many tokens of it are held, from the first on."""
+        """Prefill of a prompt begins: returns how many tokens of its prefix are cached."""
         sizes = self._sizes
         depth = next((at for at, block in enumerate(blocks) if block not in sizes), len(blocks))
-        for block in reversed(blocks[:depth]):  # so the end of a prompt goes first: without its start it is useless
+        # so that the end of a prompt is evicted first: it is useless without its start
+        for block in reversed(blocks[:depth]):
             sizes.move_to_end(block)
         return sum([sizes[block] for block in blocks[:depth]])
 
     def store(self, blocks: Sequence[int], tokens: int) -> None:
-        """A prompt of so many tokens has been read: its blocks are held, each with an equal share of them."""
+        """A prompt of `tokens` tokens was prefilled: its blocks are cached, each with an equal share of them."""
         sizes = self._sizes
         for block in reversed(blocks):
             if block in sizes:
@@ -83,14 +85,14 @@ class BlockCache:
                 self._changed[block] = None
 
     def shrink(self, tokens_max: int) -> None:
-        """Hold no more than so many tokens, and no more blocks than a journal does."""
+        """Evict down to `tokens_max` tokens and to as many blocks as a journal keeps."""
         while self._sizes and (self.tokens > tokens_max or len(self._sizes) > CHANGES_MAX):
             block, tokens = self._sizes.popitem(last=False)
             self.tokens -= tokens
             self._changed[block] = None
 
     def news(self) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-        """What was stored and what removed since the last call, each block once; None: nothing."""
+        """Blocks stored and removed since the last call, each once; None: no change."""
         if not self._changed:
             return None
         changed, self._changed = self._changed, {}

@@ -1,1 +1,1 @@
-"""Decisions of the registry: what an artifact consists of, and whether a revision may be served."""
+"""Decisions of the registry: the content of an artifact, and whether a revision may be served."""

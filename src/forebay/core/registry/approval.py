@@ -1,7 +1,7 @@
-"""Whether a revision may be served: who may take which step, and what the steps taken so far amount to.
+"""Approval of revisions: who may take which step, and the state that follows from the steps.
 
-The state is never stored. It follows from the steps and from the rules that hold now, so that rules which become
-stricter take effect on what was approved under milder ones.
+The state is never stored. It is derived from the steps and the current rules, so that stricter rules also apply to
+revisions approved under milder ones.
 """
 
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ REASON_CHARS_MAX: Final = 2000
 
 
 class Role(IntEnum):
-    """What somebody may do; each may do what those before it may."""
+    """Roles; each includes the permissions of those before it."""
 
     VIEWER = 0
     OPERATOR = 1
@@ -21,19 +21,19 @@ class Role(IntEnum):
 
 
 class Step(StrEnum):
-    """What can be done about the approval of a revision."""
+    """Steps in the approval of a revision."""
 
     ADD = "add"
     """It was registered."""
     APPROVE = "approve"
     REJECT = "reject"
-    """It must not be served, also if it was approved before."""
+    """It must not be served, even if it was approved before."""
     RESUBMIT = "resubmit"
-    """Approvals are asked for anew."""
+    """Approvals start over."""
 
 
 class ApprovalState(StrEnum):
-    """Where a revision stands."""
+    """The approval state of a revision."""
 
     PENDING = "pending"
     APPROVED = "approved"
@@ -46,29 +46,29 @@ LEAST: Final = {
     Step.REJECT: Role.ADMIN,
     Step.RESUBMIT: Role.OPERATOR,
 }
-"""The role that a step needs."""
+"""The role that a step requires."""
 
 MAY_FOLLOW: Final = {
     ApprovalState.PENDING: (Step.APPROVE, Step.REJECT),
     ApprovalState.APPROVED: (Step.REJECT,),
     ApprovalState.REJECTED: (Step.RESUBMIT,),
 }
-"""The steps that a revision in a state can take; its first one is `Step.ADD`."""
+"""The steps allowed in each state; the first one is always `Step.ADD`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ApprovalRules:
-    """What the cluster asks for. `approvals_min` 0: whatever is registered may be served."""
+    """The cluster's requirements. `approvals_min` 0: every registered revision may be served."""
 
     approvals_min: int = 0
-    """Different people who have to approve."""
+    """Number of different people who must approve."""
     self_approval: bool = False
-    """Whether the approval of who has registered it counts."""
+    """Whether the approval of the person who registered it counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """A step that was taken: by whom, when (seconds since the epoch), and why."""
+    """A step taken: by whom, when (seconds since the epoch), and why."""
 
     step: Step
     by: str
@@ -78,7 +78,7 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What the steps amount to. `lacking`: approvals that are still missing."""
+    """The state that follows from the steps. `lacking`: number of missing approvals."""
 
     state: ApprovalState
     approved_by: tuple[str, ...] = ()
@@ -87,7 +87,7 @@ class Standing:
 
 
 def standing(steps: Iterable[Taken], rules: ApprovalRules) -> Standing:
-    """Where a revision with these steps, in their order, stands under these rules."""
+    """The state of a revision with these steps, in order, under these rules."""
     author, rejected, approvers = "", None, dict[str, None]()
     for taken in steps:
         match taken.step:
@@ -104,30 +104,30 @@ def standing(steps: Iterable[Taken], rules: ApprovalRules) -> Standing:
     counted = tuple(name for name in approvers if rules.self_approval or name != author)
     lacking = max(rules.approvals_min - len(counted), 0)
     if lacking:
-        others = "" if rules.self_approval or not author else f", by somebody other than {author}"
+        others = "" if rules.self_approval or not author else f", by someone other than {author}"
         why = f"{_count(lacking)} of {rules.approvals_min} missing{others}"
         return Standing(ApprovalState.PENDING, counted, lacking, why)
-    why = f"approved by {', '.join(counted)}" if counted else "no approval is asked for"
+    why = f"approved by {', '.join(counted)}" if counted else "no approval is required"
     return Standing(ApprovalState.APPROVED, counted, why=why)
 
 
 def problem(steps: Iterable[Taken], new: Taken, role: Role, rules: ApprovalRules) -> str | None:
-    """Why somebody with that role may not take this step; None: it may be taken."""
+    """Why a person with that role may not take this step; None: they may."""
     steps = tuple(steps)
     if role < LEAST[new.step]:
         return f"to {new.step} needs the role {LEAST[new.step].name.lower()}, and {new.by} has {role.name.lower()}"
     if len(new.reason) > REASON_CHARS_MAX:
-        return f"the reason has {len(new.reason)} characters, and may have {REASON_CHARS_MAX}"
+        return f"the reason has {len(new.reason)} characters, at most {REASON_CHARS_MAX} are allowed"
     if not steps:
         return None if new.step is Step.ADD else "it is not registered"
     now = standing(steps, rules)
     if new.step is Step.APPROVE and new.by in _approvers(steps):
-        return f"{new.by} has approved it already"
+        return f"{new.by} has already approved it"
     allowed = MAY_FOLLOW[now.state]
     if new.step not in allowed:
-        return f"it is {now.state} ({now.why}); what can be done is: {', '.join(allowed)}"
+        return f"it is {now.state} ({now.why}); allowed steps: {', '.join(allowed)}"
     if new.step is Step.APPROVE and not rules.self_approval and new.by == steps[0].by:
-        return f"{new.by} has registered it, and `registry.self_approval` is off: somebody else has to approve it"
+        return f"{new.by} has registered it, and `registry.self_approval` is off: someone else must approve it"
     return None
 
 

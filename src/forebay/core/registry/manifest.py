@@ -1,4 +1,4 @@
-"""What an artifact consists of: its files by path, size and SHA-256, and the one digest that names all of them."""
+"""The content of an artifact: its files by path, size and SHA-256, and one digest that identifies all of them."""
 
 import hashlib
 import re
@@ -11,16 +11,16 @@ FILES_MAX: Final = 100_000
 PATH_BYTES_MAX: Final = 1024
 _SHA256: Final = re.compile("[0-9a-f]{64}")
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
-"""Half a character, or a byte of a name that is no UTF-8: nobody else could write the path down."""
+"""Surrogates: half a character, or a byte of a name that is not UTF-8, so the path cannot be stored."""
 
 
 class BadManifest(Exception):  # noqa: N818 - states the condition
-    """A manifest is none; the text says what is wrong with it."""
+    """The manifest is invalid; the text says why."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class File:
-    """A file of an artifact. `path` is relative to the artifact, with `/`; of a lone file it is the name."""
+    """A file of an artifact. `path` is relative to the artifact, with `/`; for a single file it is the name."""
 
     path: str
     size_bytes: int
@@ -29,19 +29,19 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """All files, sorted by path. `lone`: the artifact is that one file, not a folder that holds it."""
+    """All files, sorted by path. `lone`: the artifact is that single file, not a folder that holds it."""
 
     files: tuple[File, ...]
     lone: bool = False
 
     @property
     def size_bytes(self) -> int:
-        """Of all files."""
+        """Total size of all files."""
         return sum(file.size_bytes for file in self.files)
 
     @property
     def digest(self) -> str:
-        """The name of the artifact: SHA-256 of a lone file; of a folder that of the lines `SHA256 PATH`."""
+        """The identity of the artifact: the file's SHA-256, or for a folder that of the lines `SHA256 PATH`."""
         if self.lone:
             return self.files[0].sha256
         lines = "".join(f"{file.sha256} {file.path}\n" for file in self.files)
@@ -49,7 +49,7 @@ class Manifest:
 
 
 def make_manifest(files: Iterable[File], lone: bool = False) -> Manifest:
-    """A manifest of these files. Raises `BadManifest` for what no artifact may be, such as a path that leads out."""
+    """A manifest of these files. Raises `BadManifest` for invalid ones, such as a path that leaves the artifact."""
     found = tuple(sorted(files))
     if not found:
         raise BadManifest("it has no files")
@@ -79,21 +79,21 @@ def _check(file: File, paths: Iterable[str]) -> None:
     ):
         raise BadManifest(f"{file.path!r} is not a path inside the artifact")
     if any(str(above) in paths for above in path.parents):
-        raise BadManifest(f"{file.path!r} lies in a file")
+        raise BadManifest(f"{file.path!r} is inside another file")
     if file.size_bytes < 0 or not _SHA256.fullmatch(file.sha256):
         raise BadManifest(f"{file.path!r} has no size or no SHA-256")
 
 
 @dataclass(frozen=True, slots=True)
 class Differs:
-    """A file that is not as the manifest says. `found` is what is there instead."""
+    """A file that differs from the manifest. `found` describes what is there instead."""
 
     path: str
     found: str
 
 
 def differences(wanted: Manifest, found: Mapping[str, File]) -> tuple[Differs, ...]:
-    """What is wrong with the files that were found, by path, in the order of their paths."""
+    """Differences between the files found (by path) and the manifest, in path order."""
     named = {file.path: file for file in wanted.files}
     told = []
     for path in sorted({*named, *found}):

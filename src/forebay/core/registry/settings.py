@@ -1,4 +1,4 @@
-"""The settings of the cluster file about the registry and the store."""
+"""Settings of the registry and the store in the cluster file."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -46,7 +46,7 @@ class RegistrySettings(Section):
     """Folder on a tmpfs that encrypted artifacts are decrypted to when served; none: `/dev/shm/forebay-UID`."""
 
     def rules(self) -> ApprovalRules:
-        """What approvals are judged by."""
+        """The approval rules."""
         return ApprovalRules(self.approvals_min, self.self_approval)
 
 
@@ -59,7 +59,7 @@ def encryption_conflicts(registry: Any) -> Iterator[Conflict]:
 
 
 def store_conflicts(url: Any) -> Iterator[Conflict]:
-    """What is wrong with the URL of a store: of another kind, or with a password, which would be shown to many."""
+    """Invalid store URLs: of an unknown kind, or with a password, which would be visible in many places."""
     if not isinstance(url, str):
         return
     if _PASSWORD.search(url):

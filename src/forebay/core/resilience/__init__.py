@@ -1,4 +1,4 @@
-"""What is done about failing or slow replicas, and how much may be spent on retries."""
+"""Circuit breakers, brown-out detection and the retry budget."""
 
 from forebay.core.resilience.breaker import (
     DEFAULTS,

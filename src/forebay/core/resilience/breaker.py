@@ -1,7 +1,7 @@
-"""The breaker of one replica: who fails gets no requests for a while, then a few on trial, then slowly more.
+"""The circuit breaker of one replica: after failures it gets no requests for a while, then probes, then a slow start.
 
-Three outcomes, because a client's mistake says nothing of the replica: counted as a failure it would shut replicas
-that are well, counted as a success it would open one that is not.
+There are three outcomes, because a client's mistake says nothing about the replica: counted as a failure it would
+eject healthy replicas, counted as a success it would readmit a broken one.
 """
 
 import math
@@ -14,21 +14,21 @@ from forebay.core.resilience.brownout import BrownOut
 
 SLOW_START_EXTRA: Final = 4.0
 SLOW_START_S: Final = 30.0
-"""A replica that has just come back counts as five times as loaded, which fades evenly within this time.
+"""A replica that has just come back counts as five times as loaded; this decays linearly over this time.
 
-Not with a long tail: the lowest cost wins however little lower it is, so a last per cent would keep requests from it
-for as long as the others have nothing to do.
+Not exponentially: the lowest cost wins however small the difference, so a long tail would keep requests away for as
+long as the others are idle.
 """
 BROWN_OUT_HANDICAP: Final = 4.0
-"""So many times as loaded counts a replica that is slow: it still gets what the others cannot take."""
+"""Extra load factor of a slow replica: it still gets what the others cannot take."""
 
 
 class Outcome(StrEnum):
-    """How an attempt ended, as far as it says something of the replica."""
+    """How an attempt ended, as far as it says something about the replica."""
 
     OK = "ok"
     NEUTRAL = "neutral"
-    """The client's mistake, the client left, it was cancelled, or the replica was full or about to stop."""
+    """A client error, a client disconnect, a cancellation, or the replica was full or draining."""
     FAILED = "failed"
 
 
@@ -44,14 +44,14 @@ _CLOSED, _OPEN, _HALF_OPEN = State
 
 
 class Event(StrEnum):
-    """What moves a breaker."""
+    """Transitions of a breaker."""
 
     TRIPPED = "tripped"
     """Too many failures."""
     WAITED = "waited"
-    """It was open for its time, and a request wants to go."""
+    """Its open time has passed and a request is waiting."""
     RECOVERED = "recovered"
-    """Enough probes went well."""
+    """Enough probes succeeded."""
     RELAPSED = "relapsed"
     """A probe failed."""
 
@@ -65,7 +65,7 @@ NEXT: Final = {
 
 
 class Why(StrEnum):
-    """Why a replica is not treated as a sound one."""
+    """Why a replica is not considered healthy."""
 
     SOUND = ""
     IN_A_ROW = "too many failures in a row"
@@ -76,26 +76,29 @@ class Why(StrEnum):
 
 
 class BreakerLimits(NamedTuple):
-    """When a breaker moves. `failed_share_max` x `window` of the last `window` attempts may fail."""
+    """Thresholds of a breaker. More than `failed_share_max` x `window` failures in the last `window` attempts open
+    it."""
 
     failures_max: int = 5
-    """So many failures in a row open it."""
+    """Consecutive failures that open it."""
     window: int = 32
     failed_share_max: float = 0.5
     open_s: float = 5.0
     open_s_max: float = 60.0
-    """Each opening lasts twice as long as the last one, up to this, until it was closed for this long."""
+    """Each opening lasts twice as long as the previous one, up to this limit, which is also how long it must stay
+    closed to reset."""
     probes_max: int = 2
-    """So many requests at once while it is half open."""
+    """Concurrent requests while it is half open."""
     successes_min: int = 3
-    """So many probes in a row close it."""
+    """Consecutive successful probes that close it."""
 
 
 DEFAULTS: Final = BreakerLimits()
 
 
 class Breaker:
-    """The breaker of one start of one replica. Each attempt is begun, and ended once with the mark of its begin."""
+    """The breaker of one generation of a replica. Every attempt calls `begin`, and `end` once with the returned
+    mark."""
 
     __slots__ = (
         "_epoch",
@@ -126,7 +129,7 @@ class Breaker:
 
     @property
     def why(self) -> Why:
-        """For people: what is the matter with the replica."""
+        """Why the replica is not considered healthy; for display."""
         if self.state is _CLOSED and self.brown_out.active:
             return Why.STALLS if self.brown_out.stalling else Why.SLOW
         return self._why
@@ -138,7 +141,7 @@ class Breaker:
         return now >= self._until if self.state is _OPEN else self.probes < self._limits.probes_max
 
     def ready(self, now: float) -> None:
-        """The replica has just become ready: it starts slowly."""
+        """The replica has just become ready: begin its slow start."""
         self._sound_since = now
 
     def begin(self, now: float) -> int:
@@ -150,9 +153,9 @@ class Breaker:
         return self._epoch
 
     def end(self, mark: int, outcome: Outcome, now: float) -> None:
-        """The attempt has ended. One that was begun before the last change of state says nothing of this state.
+        """The attempt has ended. It is ignored if the breaker has changed state since it began.
 
-        It may be called with OK, instead, when an answer begins: a long one should not hold the place of a probe.
+        May be called with OK as soon as the response begins, so that a long response does not occupy a probe slot.
         """
         if mark != self._epoch:
             return
@@ -169,7 +172,7 @@ class Breaker:
         return 1.0 + SLOW_START_EXTRA * max(0.0, 1.0 - (now - self._sound_since) / SLOW_START_S)
 
     def handicap(self, now: float) -> float:
-        """How many times as loaded as it is the replica counts when one is chosen; 1 for a sound one."""
+        """The factor by which the replica's load is multiplied in replica selection; 1 for a healthy one."""
         return self.slow_start(now) * (BROWN_OUT_HANDICAP if self.brown_out.active else 1.0)
 
     def _count(self, outcome: Outcome, now: float) -> None:
@@ -212,10 +215,10 @@ class Breaker:
 
 
 def admissible(breakers: Sequence[Breaker], now: float) -> list[int]:
-    """Which replicas may get a request; never nobody, if there are any.
+    """The replicas that may get a request; never empty if there are any.
 
-    When more than half are open, breakers are ignored: what is left would break under the load, and the fault is
-    likely elsewhere. Envoy does the same below its panic threshold, which is 50 % of the hosts.
+    If more than half are open, breakers are ignored: the rest would be overloaded, and the fault is probably
+    elsewhere. Envoy does the same below its panic threshold, 50 % of the hosts.
     """
     admitted = [at for at, breaker in enumerate(breakers) if breaker.admits(now)]
     if len(admitted) == len(breakers):
@@ -225,5 +228,5 @@ def admissible(breakers: Sequence[Breaker], now: float) -> list[int]:
 
 
 def outcome_of(code: Code) -> Outcome:
-    """What an answer with this error says of the replica that gave it. One that is full or stopping is not ill."""
+    """What an error response says about its replica. A full or draining replica is not unhealthy."""
     return Outcome.FAILED if TABLE[code].blame is Blame.MODEL or code is Code.INTERNAL else Outcome.NEUTRAL

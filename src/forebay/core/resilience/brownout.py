@@ -1,7 +1,7 @@
-"""Brown-outs: a replica that answers, but much later or at a much lower pace than its peers, or lets streams stall.
+"""Brown-out detection: a replica that answers, but much later or slower than its peers, or whose streams stall.
 
-The time to first token alone does not tell: clients that ask anew as soon as they have their answer ask a replica
-that stands still now and then just when it does not.
+The time to first token alone is not enough: with closed-loop clients, a replica that freezes intermittently mostly
+gets new requests while it is not frozen.
 """
 
 from collections import deque
@@ -9,26 +9,26 @@ from collections.abc import Iterable
 from typing import Final
 
 RECENT: Final = 32
-"""The time to first token, and the pace, of so many requests is kept for each replica."""
+"""Samples of time to first token, and of time per token, that are kept per replica."""
 RECENT_MIN: Final = 5
-"""Of fewer there is no telling."""
+"""Fewer samples are not judged."""
 RECENT_S: Final = 30.0
-"""What is older says nothing of now. A replica that gets no requests any more is thereby given another chance."""
+"""Older samples are ignored. So a replica that no longer gets requests is given another chance."""
 STALLS_MAX: Final = 3
-"""So many stalled streams within RECENT_S are as bad as a slow start of answers."""
+"""This many stalled streams within RECENT_S count as slow."""
 SLOW_RATIO: Final = 3.0
 WELL_RATIO: Final = 1.5
-"""Slow is above three times the pool's time to first token, well again below one and a half times."""
+"""Slow above three times the pool's median, healthy again below one and a half times (hysteresis)."""
 SLOW_EXCESS_S: Final = 0.05
-"""Being slower by less than this is nothing that a user notices, whatever the ratio."""
+"""Smaller differences of the time to first token are imperceptible, whatever the ratio."""
 PACE_EXCESS_S: Final = 0.02
-"""The same for each token after the first."""
+"""The same for the time per token."""
 TURN_S: Final = 5.0
-"""It has to be slow, or well, for so long without a break before that counts."""
+"""The condition must hold this long without interruption before the state changes."""
 
 
 class BrownOut:
-    """Whether one replica is slow. `active` only changes in `judge`, which is called about once a second."""
+    """Whether one replica is slow. `active` changes only in `judge`, which is called about once a second."""
 
     __slots__ = ("_paces", "_recent", "_stalls", "_turning_since", "active", "stalling")
 
@@ -41,27 +41,27 @@ class BrownOut:
         self._turning_since: float | None = None
 
     def note_ttft(self, seconds: float, now: float) -> None:
-        """An answer has begun, so long after its request was sent to the replica."""
+        """Record a time to first token, measured from when the request was sent to the replica."""
         self._recent.append((now, seconds))
 
     def note_paces(self, paces_s: Iterable[float], now: float) -> None:
-        """Answers have ended whose tokens after the first came so many seconds apart."""
+        """Record the times per token of finished responses."""
         self._paces.extend((now, seconds) for seconds in paces_s)
 
     def note_stall(self, now: float) -> None:
-        """A stream has been silent for longer than its reader should have to wait."""
+        """Record a stream that has been silent for longer than is acceptable."""
         self._stalls.append(now)
 
     def ttft_s(self, now: float) -> float | None:
-        """The median of late; None if too few answers have begun."""
+        """Recent median time to first token; None if there are too few samples."""
         return _of_late(self._recent, now)
 
     def pace_s(self, now: float) -> float | None:
-        """The median time of late from token to token; None if too few answers have ended."""
+        """Recent median time per token; None if there are too few samples."""
         return _of_late(self._paces, now)
 
     def judge(self, ttft_s: float | None, pace_s: float | None, now: float) -> None:
-        """Compare it with the medians of its pool, see `pool_ttft_s` and `pool_pace_s`."""
+        """Compare the replica with the medians of its pool, see `pool_ttft_s` and `pool_pace_s`."""
         ratio = WELL_RATIO if self.active else SLOW_RATIO
         slow = _above(self.ttft_s(now), ttft_s, ratio, SLOW_EXCESS_S)
         slow = slow or _above(self.pace_s(now), pace_s, ratio, PACE_EXCESS_S)
@@ -76,12 +76,13 @@ class BrownOut:
 
 
 def pool_ttft_s(pool: Iterable[BrownOut], now: float) -> float | None:
-    """The median of the replicas' medians; of a pair the lower, so that the slow one is held against the other."""
+    """Median of the replicas' medians; of an even number the lower one, so that a slow replica of a pair stands
+    out."""
     return _pooled(replica.ttft_s(now) for replica in pool)
 
 
 def pool_pace_s(pool: Iterable[BrownOut], now: float) -> float | None:
-    """The same of their paces."""
+    """The same for times per token."""
     return _pooled(replica.pace_s(now) for replica in pool)
 
 

@@ -1,4 +1,4 @@
-"""How much of the traffic may be second attempts: what keeps one bad replica from doubling the load on the others."""
+"""The retry budget, which keeps one bad replica from doubling the load on the others."""
 
 from typing import Final
 
@@ -6,14 +6,14 @@ from forebay.core.admission.drain import WINDOW_S, DrainRate
 
 SHARE: Final = 0.2
 FLOOR_PER_S: Final = 3.0
-"""Lets a quiet gateway retry at all, when a share of its few requests is less than one."""
+"""Lets a gateway with little traffic retry at all, when a share of its few requests is less than one."""
 
 
 class RetryBudget:
-    """A bucket of tokens that last ten seconds: `share` of one from each request, and `floor_per_s` from the clock.
+    """Allows retries up to `share` of the last ten seconds' requests, plus `floor_per_s`.
 
-    Retries and hedges of one gateway draw on it. A token is spent once, so over any time of t seconds there are at
-    most `share` x the requests of that time and the ten seconds before it + `floor_per_s` x (t + 11) retries.
+    Retries and hedges of one gateway draw on it. Over any t seconds there are at most `share` x the requests of that
+    time and the ten seconds before it + `floor_per_s` x (t + 11) retries.
     """
 
     __slots__ = ("_floor", "_requests", "_retries", "_share")
@@ -25,11 +25,11 @@ class RetryBudget:
         self._retries = DrainRate()
 
     def request(self, now: float) -> None:
-        """A client's request has come, which is a first attempt."""
+        """Count a client's request: a first attempt."""
         self._requests.count(now)
 
     def allow(self, now: float) -> bool:
-        """Whether there may be another attempt now; if so it is counted."""
+        """Whether another attempt is allowed now; if so, it is counted."""
         if self._retries.total(now) + 1 > self._share * self._requests.total(now) + self._floor:
             return False
         self._retries.count(now)

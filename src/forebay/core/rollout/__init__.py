@@ -1,4 +1,4 @@
-"""Whether a new revision may take over: always-valid verdicts on request metrics, and plans that can reach one."""
+"""Statistics of rollouts: always-valid verdicts on request metrics, and plans that can reach one."""
 
 from forebay.core.rollout.effects import Effect, effects
 from forebay.core.rollout.guards import GUARDS, Guard, Harm, Incident, Tripped, tripped

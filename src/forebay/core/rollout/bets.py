@@ -1,7 +1,7 @@
-"""Bounded differences and their mean: bets against it (Waudby-Smith and Ramdas, "Estimating means of bounded random
+"""Tests of the mean of bounded differences by betting (Waudby-Smith and Ramdas, "Estimating means of bounded random
 variables by betting", 2023).
 
-Wealth is Π (1 + λ(d + drop)), for a few fixed λ so small that it stays above 0. Under "the mean of each difference,
+Wealth is Π (1 + λ(d + drop)), for a few fixed λ small enough to keep it above 0. Under "the mean of each difference,
 given those before, is at most -drop" it is a nonnegative supermartingale for λ > 0, and so is a mean of several.
 """
 
@@ -12,22 +12,22 @@ from typing import Final
 from forebay.core.rollout.odds import Evidence, mixed
 
 STAKES: Final = (0.03, 0.1, 0.25, 0.5, 0.9)
-"""Shares of the largest λ that cannot go bankrupt."""
+"""As shares of the largest λ that cannot go bankrupt."""
 NOTHING: Final = (0.0,) * (2 * len(STAKES))
 
 
 def with_difference(bets: Sequence[float], difference: float, drop: float) -> tuple[float, ...]:
-    """With one more difference, canary less stable, -1..1."""
+    """The bets after one more difference, canary minus stable, -1..1."""
     y = difference + drop
     strides = [-stake / (1 + drop) for stake in STAKES] + [stake / (1 - drop) for stake in STAKES]
     return tuple(log + math.log1p(stride * y) for log, stride in zip(bets, strides, strict=True))
 
 
 def worse(bets: Sequence[float]) -> Evidence:
-    """Against "the canary is lower by at most `drop`"."""
+    """Evidence against "the canary is lower by at most `drop`"."""
     return mixed(bets[: len(STAKES)])
 
 
 def fine(bets: Sequence[float]) -> Evidence:
-    """Against "the canary is lower by at least `drop`"."""
+    """Evidence against "the canary is lower by at least `drop`"."""
     return mixed(bets[len(STAKES) :])

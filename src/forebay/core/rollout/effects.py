@@ -1,9 +1,9 @@
-"""What an A/B test ends with: how different the arms are, and an interval that is valid whenever one stops.
+"""Effect sizes of an A/B test: how different the arms are, with intervals that are valid at any stopping time.
 
-Of rates it inverts the exact tests of `odds`, in steps of a quarter of an octave. Of times and scores it is an
+For rates it inverts the exact tests of `odds`, in steps of a quarter of an octave. For times and scores it is an
 asymptotic confidence sequence (Waudby-Smith, Arbour, Sinha, Kennedy and Ramdas, "Time-uniform central limit theory
-and asymptotic confidence sequences", 2024, theorem 2.2) of the weighted mean of differences within blocks: one for
-finite samples would need a bound for figures that have none. docs/rollouts.md has its measured coverage.
+and asymptotic confidence sequences", 2024, theorem 2.2) of the weighted mean of differences within blocks: a
+finite-sample one would need a bound on values that have none. docs/rollouts.md has its measured coverage.
 """
 
 import math
@@ -14,13 +14,13 @@ from forebay.core.rollout import odds, ranks
 from forebay.core.rollout.values import Rate, Rules, Score, Shift, State
 
 BLOCKS_TIGHT: Final = 200
-"""The interval is made to be tightest after so many blocks, or pairs."""
+"""The number of blocks, or pairs, for which the interval is tightest."""
 BLOCKS_MIN: Final = 50
-"""Of fewer the central limit theorem says too little: no bounds."""
+"""With fewer the central limit theorem does not apply: no bounds."""
 
 
 class Effect(NamedTuple):
-    """Of the canary beside the stable arm."""
+    """The canary's effect relative to the stable arm."""
 
     metric: str
     kind: str
@@ -32,7 +32,7 @@ class Effect(NamedTuple):
 
 
 def effects(rules: Rules, state: State, alpha: float = 0.05) -> tuple[Effect, ...]:
-    """Of each metric; each interval by itself misses the truth at any time with a chance of at most alpha."""
+    """The effect on each metric; each interval misses the truth at any time with probability at most alpha."""
     return tuple(_effects(rules, state, alpha))
 
 
@@ -52,7 +52,7 @@ def _effects(rules: Rules, state: State, alpha: float) -> Iterator[Effect]:
 
 
 def _bounds(shift: Shift, stretch: float, alpha: float) -> tuple[float, float]:
-    """Of the interval of the mean; none before BLOCKS_MIN blocks' worth of weight."""
+    """Bounds of the mean's interval; infinite before BLOCKS_MIN blocks' worth of weight."""
     blocks = shift.weight**2 / shift.squares if shift.squares else 0.0
     if blocks < BLOCKS_MIN:
         return -math.inf, math.inf

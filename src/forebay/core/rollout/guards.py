@@ -1,4 +1,4 @@
-"""What ends a rollout at once, without statistics."""
+"""Guards, which roll back at once, without statistics."""
 
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
@@ -14,14 +14,15 @@ class Harm(StrEnum):
 
 
 class Incident(NamedTuple):
-    """Something of that kind."""
+    """One such event."""
 
     harm: Harm
     at_s: float
 
 
 class Guard(NamedTuple):
-    """So many within the window, and at least such a share of all answers of the canary in it."""
+    """Trips after this many incidents within the window, if they are at least this share of the canary's answers in
+    it."""
 
     harm: Harm
     times: int
@@ -30,7 +31,7 @@ class Guard(NamedTuple):
 
 
 class Tripped(NamedTuple):
-    """A guard that has had enough."""
+    """A tripped guard."""
 
     guard: Guard
     times: int
@@ -42,20 +43,19 @@ GUARDS: Final = (
     Guard(Harm.OUT_OF_MEMORY, 1, 600.0),
     Guard(Harm.SERVER_ERROR, 5, 30.0, 0.5),
 )
-"""A canary that dies for a reason of the machine's is rolled back for nothing; one that dies of itself takes requests
-with it."""
+"""A crash caused by the machine rolls back a good canary needlessly; a crash caused by the canary costs requests."""
 
 
 def tripped(
     incidents: Iterable[Incident], answers_at_s: Sequence[float], now: float, guards: Sequence[Guard] = GUARDS
 ) -> Tripped | None:
-    """The first guard that says no, if any; `answers_at_s` are all answers of the canary, good ones too."""
+    """The first tripped guard, if any; `answers_at_s` are the times of all the canary's answers, good ones too."""
     noted = tuple(incidents)
     for guard in guards:
         since = now - guard.window_s
         count = sum(incident.harm is guard.harm and since < incident.at_s <= now for incident in noted)
         answers = sum(since < at_s <= now for at_s in answers_at_s)
         if count >= guard.times and count >= guard.share * answers:
-            reason = f"{count} times {guard.harm} of the canary within {guard.window_s:g} s"
+            reason = f"{count} x {guard.harm} of the canary within {guard.window_s:g} s"
             return Tripped(guard, count, reason)
     return None

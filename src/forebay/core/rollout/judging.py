@@ -1,9 +1,9 @@
-"""Evidence becomes a verdict, which may be asked for at any time and as often as one likes.
+"""Verdicts from evidence; may be asked for at any time and any number of times.
 
-Each part of a metric is asked two questions, each with an e-value: is the canary worse than tolerated, and is it
-not? 1/e is a p-value that stays valid under continuous looking (Ramdas et al., "Game-theoretic statistics and safe
-anytime-valid inference", 2023). "Worse" of any part, corrected after Holm (1979), means rollback; for promotion every
-part of every required metric has to be fine, which needs no correction (Berger, 1982).
+Each part of a metric has two tests, each with an e-value: is the canary worse than tolerated, and is it not? 1/e is a
+p-value that stays valid under continuous monitoring (Ramdas et al., "Game-theoretic statistics and safe anytime-valid
+inference", 2023). "Worse" for any part, with Holm's correction (1979), means rollback; for promotion every part of
+every required metric must be fine, which needs no correction (Berger, 1982).
 """
 
 import math
@@ -28,11 +28,11 @@ from forebay.core.rollout.values import (
 )
 
 UNKNOWN: Final = Evidence(0.0, 0.0)
-UNSEEN: Final = "nothing was compared yet"
+UNSEEN: Final = "nothing compared yet"
 
 
 class Question(NamedTuple):
-    """What the observations say of one part of a metric."""
+    """The evidence for one part of a metric."""
 
     metric: str
     part: str
@@ -46,7 +46,7 @@ class Question(NamedTuple):
 
 
 def judge(rules: Rules, state: State, canary_per_s: float = 0.0) -> Verdict:
-    """What to do; `canary_per_s` is the rate of the canary's requests, for the time that is still needed."""
+    """The verdict. `canary_per_s` is the rate of the canary's requests, to estimate the remaining time."""
     questions = [question for metric in rules.metrics for question in _questions(metric, state)]
     harmful = _harmful(questions, rules.rollback_alpha)
     parts = tuple(
@@ -64,9 +64,11 @@ def judge(rules: Rules, state: State, canary_per_s: float = 0.0) -> Verdict:
     needed_s = needed / canary_per_s if canary_per_s > 0 else math.inf
     names = ", ".join(f"{part.metric} ({part.part})" for part in missing)
     further = (
-        "no number of requests tells" if needed == math.inf else f"about {needed:,.0f} more of the canary's tell"
+        "no number of requests would decide"
+        if needed == math.inf
+        else f"about {needed:,.0f} more canary requests would decide"
     )
-    reason = f"not yet known to be fine: {names}; if it goes on like this {further}"
+    reason = f"not yet known to be fine: {names}; at the current trend {further}"
     return Verdict(Decision.INCONCLUSIVE, reason, parts, needed, needed_s)
 
 
@@ -83,7 +85,7 @@ def _questions(metric: Metric, state: State) -> Iterator[Question]:
 
 
 def _rate(metric: Rate, state: RateState) -> Question:
-    """Worse is: above the tolerated odds ratio and above the floor. Fine is: below either."""
+    """Worse: above the tolerated odds ratio and above the floor. Fine: below either."""
     total = state.total
     over, under = odds.floor_evidence(total.canary, total.canary_events, metric.floor)
     worse = odds.both(odds.above(state.odds), over)
@@ -111,7 +113,7 @@ def _time(metric: Time, state: TimeState) -> Iterator[Question]:
 
 
 def _harmful(questions: list[Question], alpha: float) -> set[int]:
-    """Indexes of those whose "not worse" is rejected after Holm."""
+    """Indexes of the questions whose "not worse" is rejected after Holm's correction."""
     ordered = sorted(range(len(questions)), key=lambda index: (_p(questions[index].worse, questions[index]), index))
     found: set[int] = set()
     for index in ordered:
@@ -143,7 +145,7 @@ def _part(rules: Rules, question: Question, harmful: bool, several: int) -> Part
 
 
 def _needed(rules: Rules, questions: list[Question], parts: tuple[Part, ...]) -> float:
-    """Until the first is worse, or the last of the required ones is fine."""
+    """Canary requests until the first part is worse, or the last required one is fine."""
     alpha = rules.rollback_alpha / len(questions)
     to_worse = min(_further(question.worse, question, alpha) for question in questions)
     to_fine = max(
@@ -159,7 +161,7 @@ def _p(evidence: Evidence, question: Question) -> float:
 
 
 def _further(evidence: Evidence, question: Question, alpha: float) -> float:
-    """Requests of the canary until this evidence is enough, if it goes on growing as its best part has so far."""
+    """Canary requests until this evidence suffices, if it keeps growing like its best component so far."""
     lacking = -math.log(alpha) * question.stretch - evidence.log
     if lacking <= 0:
         return 0.0
@@ -168,7 +170,7 @@ def _further(evidence: Evidence, question: Question, alpha: float) -> float:
 
 def _shares(total: Cell) -> str:
     stable, canary = total.stable_events / max(1, total.stable), total.canary_events / max(1, total.canary)
-    return f"{canary:.3%} beside {stable:.3%}"
+    return f"{canary:.3%} vs. {stable:.3%}"
 
 
 def _told(part: Part) -> str:

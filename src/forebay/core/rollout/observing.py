@@ -1,10 +1,10 @@
-"""Observations become evidence: pure functions from a state and a batch to the next state.
+"""Accumulates observations as evidence: pure functions from a state and a batch to the next state.
 
-Figures are compared within blocks: requests of one stratum that arrived about together. A block is full as soon as
-it has BLOCK_MIN requests and some of each arm; when that is depends on arms and never on figures, and so a mix of
-prompts that differs between the arms, or a load that changes, does not fool the comparison. Within a batch the order
-of observations does not matter, but for scores, of which large blocks are divided, and for which figures of one arm
-are kept until the other comes (`WAITING_MAX`).
+Values are compared within blocks: requests of one stratum that arrived about the same time. A block is full when it
+has BLOCK_MIN requests and some of each arm; this depends on arms and never on values, so neither different prompt
+mixes of the arms nor changing load biases the comparison. Within a batch the order of observations does not matter,
+except for scores, whose large blocks are divided, and for which values of one arm are kept until the other's arrive
+(`WAITING_MAX`).
 """
 
 import math
@@ -31,17 +31,17 @@ from forebay.core.rollout.values import (
 )
 
 BLOCK_MIN: Final = 16
-"""Requests: with 16, ranks within blocks tell 94 % of what ranks of all would."""
+"""With 16 requests, ranks within blocks have 94 % of the efficiency of ranks over all."""
 WAITING_MAX: Final = 64
-"""Figures of one arm that are kept until some of the other come; the latest are."""
+"""Values of one arm that are kept until the other's arrive; the latest are kept."""
 TAIL_FIGURES_MIN: Final = 10
-"""So many figures of a stratum have to lie beyond its quantile, of the stable arm, before it is used."""
+"""Values of the stable arm that must lie beyond a stratum's quantile before it is used."""
 Groups = Mapping[str, Waiting]
 V = TypeVar("V")
 
 
 def begin(rules: Rules) -> State:
-    """Nothing is known yet."""
+    """The initial state."""
     rates, times, scores = {}, {}, {}
     for metric in rules.metrics:
         if isinstance(metric, Rate):
@@ -54,7 +54,7 @@ def begin(rules: Rules) -> State:
 
 
 def observe(rules: Rules, state: State, batch: Iterable[Observation]) -> State:
-    """With a batch of observations, warm-up left out, that arrived about together: within ten seconds or so."""
+    """The state after a batch of observations, without warm-up, that arrived within about ten seconds."""
     several, grouped = _grouped(batch)
     rates, times, scores = dict(state.rates), dict(state.times), dict(state.scores)
     counted = ignored = 0
@@ -79,7 +79,7 @@ def observe(rules: Rules, state: State, batch: Iterable[Observation]) -> State:
 
 
 def _grouped(batch: Iterable[Observation]) -> tuple[int, dict[str, dict[str, Waiting]]]:
-    """How many there are, and their values by metric, stratum and arm."""
+    """The number of observations, and their values by metric, stratum and arm."""
     lists: dict[tuple[str, str, Arm], list[float]] = {}
     several = 0
     for name, arm, value, stratum in batch:
@@ -101,7 +101,7 @@ def _grouped(batch: Iterable[Observation]) -> tuple[int, dict[str, dict[str, Wai
 
 
 def _possible(metric: Metric, group: Waiting) -> Waiting:
-    """Without values that the metric cannot have."""
+    """The group without values that are invalid for the metric."""
     if isinstance(metric, Rate):
         kept = [[value for value in values if value in {0.0, 1.0}] for values in group]
     elif isinstance(metric, Time):
@@ -113,7 +113,7 @@ def _possible(metric: Metric, group: Waiting) -> Waiting:
 
 
 def _within_limit(waiting: Mapping[str, V], groups: Groups) -> tuple[dict[str, Waiting], int]:
-    """The groups of known strata, and of as many new ones as there is room for; how many figures are left."""
+    """The groups of known strata and of as many new ones as fit; also the number of values left out."""
     room = STRATA_MAX - len(waiting)
     new = [stratum for stratum in groups if stratum not in waiting]
     beyond = set(new[room:])
@@ -212,7 +212,8 @@ def _score(metric: Score, state: ScoreState, groups: Groups) -> ScoreState:
 
 
 def _divided(block: Waiting) -> list[Waiting]:
-    """Blocks as small as may be, in the order of arrival: a bet on a mean of many could win no more than on one."""
+    """The smallest possible blocks, in the order of arrival: a bet on a mean of many wins no more than one on one
+    value."""
     stable, canary = len(block.stable), len(block.canary)
     several = min(stable, canary, (stable + canary) // BLOCK_MIN)
     return [
@@ -225,7 +226,7 @@ def _divided(block: Waiting) -> list[Waiting]:
 
 
 def _weight(block: Waiting) -> float:
-    """The inverse of the variance of the difference of two means, but for a factor."""
+    """The inverse variance of the difference of two means, up to a factor."""
     stable, canary = len(block.stable), len(block.canary)
     return stable * canary / (stable + canary)
 

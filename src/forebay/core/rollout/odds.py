@@ -1,11 +1,11 @@
-"""Events in two arms: what is known of their odds ratio, whatever the rate of events may be and however it changes.
+"""Evidence about the odds ratio of events in two arms, whatever the event rate is and however it changes.
 
-Of a block of requests that were alike but for their arm, and of the number of its events, the events of the canary
-follow Fisher's noncentral hypergeometric distribution, which knows the odds ratio only (R. A. Fisher, "The logic of
-inductive inference", 1935). A product of such likelihoods over blocks, at one odds ratio over that at another, is a
-nonnegative martingale with mean 1 under the latter; so is a mixture of them (Robbins, "Statistical methods related to
-the law of the iterated logarithm", 1970). By Ville's inequality it ever exceeds 1/p with a chance of at most p. The
-likelihood ratio rises with the events, so that "at most this odds ratio" is refuted as a whole.
+Given a block of requests that differ only in their arm, and its number of events, the canary's events follow Fisher's
+noncentral hypergeometric distribution, which depends on the odds ratio only (R. A. Fisher, "The logic of inductive
+inference", 1935). A product of such likelihoods over blocks, at one odds ratio over that at another, is a nonnegative
+martingale with mean 1 under the latter; so is a mixture of them (Robbins, "Statistical methods related to the law of
+the iterated logarithm", 1970). By Ville's inequality it ever exceeds 1/p with probability at most p. The likelihood
+ratio is monotone in the events, so that "at most this odds ratio" is rejected as a whole.
 """
 
 import math
@@ -16,38 +16,38 @@ from forebay.core.rollout.values import Cell
 
 STEP: Final = math.log(2) / 4
 SIDE: Final = 16
-"""Odds ratios from a sixteenth of the tolerated one to sixteen times it, in quarters of an octave."""
+"""The grid: odds ratios from a sixteenth of the tolerated one to sixteen times it, in quarters of an octave."""
 NOTHING: Final = (0.0,) * (2 * SIDE + 1)
 FLOOR_RATIOS: Final = (0.02, 0.1, 0.25, 0.5, 0.75, 1.5, 2.0, 4.0, 8.0, 32.0)
-"""Shares, as multiples of the floor, that are held against it."""
+"""Alternative shares, as multiples of the floor, that are tested against it."""
 SHARE_MAX: Final = 0.99
 
 
 class Evidence(NamedTuple):
-    """Logarithms of an e-value: of the mixture, which counts, and of its best part, which says how fast it grows."""
+    """Log e-values: of the mixture, which counts, and of its best component, which shows how fast it grows."""
 
     log: float
     best: float
 
 
 def mixed(logs: Sequence[float]) -> Evidence:
-    """The mean of e-values, which is one."""
+    """The mean of e-values, which is an e-value too."""
     best = max(logs)
     return Evidence(best + math.log(math.fsum(math.exp(log - best) for log in logs) / len(logs)), best)
 
 
 def either(one: Evidence, other: Evidence) -> Evidence:
-    """Against a null hypothesis that two e-values test: their mean."""
+    """Evidence against a null hypothesis that both e-values test: their mean."""
     return Evidence(mixed((one.log, other.log)).log, max(one.best, other.best))
 
 
 def both(one: Evidence, other: Evidence) -> Evidence:
-    """Against "the first or the second": each has to be refuted."""
+    """Evidence against "the first or the second": both must be rejected."""
     return min(one, other)
 
 
 def with_block(odds: tuple[float, ...], block: Cell, tolerated: float) -> tuple[float, ...]:
-    """The log likelihoods at `tolerated` times the grid, with one more block."""
+    """The log likelihoods at `tolerated` times the grid, after one more block."""
     events = block.stable_events + block.canary_events
     low = max(0, events - block.stable)
     high = min(events, block.canary)
@@ -65,7 +65,7 @@ def with_block(odds: tuple[float, ...], block: Cell, tolerated: float) -> tuple[
 
 
 def surprise(block: Cell) -> float | None:
-    """By how many standard deviations the canary has more events than its share of them; None without events."""
+    """The excess of the canary's events over its share, in standard deviations; None without events."""
     events, several = block.stable_events + block.canary_events, block.stable + block.canary
     if not 0 < events < several:
         return None
@@ -75,20 +75,20 @@ def surprise(block: Cell) -> float | None:
 
 
 def above(odds: Sequence[float]) -> Evidence:
-    """Against "the odds ratio is at most the tolerated one"."""
+    """Evidence against "the odds ratio is at most the tolerated one"."""
     return mixed([log - odds[SIDE] for log in odds[SIDE + 1 :]])
 
 
 def below(odds: Sequence[float]) -> Evidence:
-    """Against "the odds ratio is at least the tolerated one"."""
+    """Evidence against "the odds ratio is at least the tolerated one"."""
     return mixed([log - odds[SIDE] for log in odds[:SIDE]])
 
 
 def floor_evidence(canary: int, events: int, floor: float) -> tuple[Evidence, Evidence]:
-    """Against "the canary's share of events is at most `floor`", and against "at least".
+    """Evidence against "the canary's share of events is at most `floor`", and against "at least".
 
-    Likelihood ratios at a few shares, or bets Π (1 + λ(x - floor)) at a few λ, which is the same: exact as long as
-    each request's chance, given those before, is within the null hypothesis; it may change from one to the next.
+    Likelihood ratios at a few shares; equivalently, bets Π (1 + λ(x - floor)) at a few λ. Exact as long as each
+    request's probability, given those before, satisfies the null hypothesis; it may vary between requests.
     """
     logs = []
     for ratio in FLOOR_RATIOS:
@@ -99,14 +99,14 @@ def floor_evidence(canary: int, events: int, floor: float) -> tuple[Evidence, Ev
 
 
 def likely(odds: Sequence[float], tolerated: float) -> float:
-    """The odds ratio of the grid at which what was seen is likeliest; nan if nothing was."""
+    """The odds ratio of the grid with the highest likelihood; nan without observations."""
     if not any(odds):
         return math.nan
     return tolerated * math.exp((max(range(len(odds)), key=odds.__getitem__) - SIDE) * STEP)
 
 
 def interval(odds: Sequence[float], tolerated: float, alpha: float) -> tuple[float, float]:
-    """The odds ratios that are not refuted, whenever one looks, with a chance of 1 - alpha; 0 and inf: no bound."""
+    """The odds ratios that are not rejected: an always-valid interval at level 1 - alpha; 0 and inf: no bound."""
     enough = math.log(2 / alpha)
     low, high = 0, len(odds) - 1
     while low < high and mixed([log - odds[low] for log in odds[low + 1 :]]).log >= enough:

@@ -1,9 +1,10 @@
-"""Whether a plan can decide in its time: how fast evidence grows with the requests that a canary gets.
+"""Whether a plan can reach a verdict in its time: how fast evidence grows with the canary's requests.
 
-Growth is the mean log e-value of one request of the canary: for events the Kullback-Leibler divergence of what is
-from what is tolerated, for figures and scores half the squared shift over its variance, as of normal sums. Log
-evidence that grows by g a request has a variance of about 2g; so many requests are needed that it is enough for nine
-of ten rollouts. Figures are taken to be log-normal. This is for plans, good to a factor of two, and not for verdicts.
+Growth is the mean log e-value per canary request: for events the Kullback-Leibler divergence of the actual from the
+tolerated distribution, for values and scores half the squared shift over its variance, as for normal sums. Log
+evidence that grows by g per request has a variance of about 2g; the number of requests is chosen to suffice in nine
+of ten rollouts. Values are assumed to be log-normal. This is for planning, accurate to a factor of two, not for
+verdicts.
 """
 
 import math
@@ -19,27 +20,28 @@ POWER_Z: Final = NORMAL.inv_cdf(0.9)
 
 
 class Step(NamedTuple):
-    """So much of the traffic for so long. Of shares 0 and 1 nothing can be learned: there is nothing to compare."""
+    """A share of the traffic for a time. Shares 0 and 1 allow no comparison."""
 
     share: float
     time_s: float
 
 
 class Plan(NamedTuple):
-    """What is to happen, and the traffic there is."""
+    """The steps, and the traffic."""
 
     requests_per_s: float
     steps: tuple[Step, ...]
 
 
 class Need(NamedTuple):
-    """Whether one part of one metric can be decided. `harm` asks for a canary twice as far off as is tolerated."""
+    """Whether one part of a metric can be decided. `harm`: that a canary twice as far off as tolerated is
+    detected."""
 
     metric: str
     part: str
     harm: bool
     samples_had: float
-    """Requests of the canary in all steps in which both arms have some."""
+    """Canary requests in all steps in which both arms have traffic."""
     samples_needed: float
     time_had_s: float
     time_needed_s: float
@@ -52,18 +54,17 @@ class Need(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """A plan that most often could not promote a revision that is as good as the present one."""
+    """A plan that usually could not promote an equally good revision."""
 
     reason: str
     lacking: tuple[Need, ...]
 
 
 def needs(rules: Rules, plan: Plan, baselines: Mapping[str, float]) -> tuple[Need, ...]:
-    """The arithmetic of every metric.
+    """The requirements of every metric.
 
-    `baselines` is of the stable arm by metric, within a stratum: of a rate its share, of a time the standard
-    deviation of its logarithm, of a score its standard deviation, or, if paired, that of the differences. Raises
-    KeyError if one is absent.
+    `baselines` are the stable arm's, by metric, within a stratum: a rate's share, the standard deviation of a time's
+    logarithm, a score's standard deviation or, if paired, that of the differences. Raises KeyError if one is absent.
     """
     return tuple(
         _need(plan, enough, _Case(metric, part, baselines[metric.name], harm))
@@ -74,7 +75,7 @@ def needs(rules: Rules, plan: Plan, baselines: Mapping[str, float]) -> tuple[Nee
 
 
 def refusal(rules: Rules, plan: Plan, baselines: Mapping[str, float]) -> Refusal | None:
-    """None of a plan whose time is enough to know that a revision is fine when it is as good as the present one."""
+    """Why the plan is too short to find an equally good revision fine; None: it is not."""
     required = {metric.name for metric in rules.metrics if metric.required}
     lacking = tuple(
         need for need in needs(rules, plan, baselines) if not need.harm and not need.met and need.metric in required
@@ -87,7 +88,7 @@ def _several(rules: Rules) -> int:
 
 
 def _parts(metric: Metric, alpha: float) -> list[tuple[str, float]]:
-    """Parts, and the log evidence that each needs, with what a mixture costs."""
+    """Parts, and the log evidence that each needs, including the cost of the mixture."""
     sure = -math.log(alpha)
     if isinstance(metric, Rate):
         return [("rate", sure + math.log(len(odds.FLOOR_RATIOS)))]
@@ -128,7 +129,7 @@ def _need(plan: Plan, enough: float, case: _Case) -> Need:
 
 
 def _growth(case: _Case, share: float) -> float:
-    """Of log evidence, a request of the canary."""
+    """Growth of log evidence per canary request."""
     metric, baseline = case.metric, case.baseline
     if isinstance(metric, Rate):
         return _rate_growth(metric, baseline, share, case.harm)
@@ -152,22 +153,22 @@ def _rate_growth(metric: Rate, stable: float, share: float, harm: bool) -> float
 
 
 def _conditional(canary: float, stable: float, ratio: float, share: float) -> float:
-    """Of the arms of events, given that there are events."""
+    """Growth from the arms of events, given that there are events."""
     rate = share * canary + (1 - share) * stable
     tolerated = share * ratio / (share * ratio + 1 - share)
     return rate / share * _divergence(share * canary / rate, tolerated) if rate > 0 else 0.0
 
 
 def _divergence(p: float, q: float) -> float:
-    """Of one coin from another, in nats; q is neither 0 nor 1."""
+    """Kullback-Leibler divergence of Bernoulli(p) from Bernoulli(q), in nats; q is neither 0 nor 1."""
     heads = p * math.log(p / q) if p > 0 else 0.0
     return heads + ((1 - p) * math.log((1 - p) / (1 - q)) if p < 1 else 0.0)
 
 
 def _told(need: Need) -> str:
     if need.samples_needed == math.inf:
-        return f"{need.metric} ({need.part}): no number of requests would do, or no step compares"
+        return f"{need.metric} ({need.part}): no number of requests suffices, or no step compares the arms"
     return (
-        f"{need.metric} ({need.part}): {need.samples_had:,.0f} requests of the canary in {need.time_had_s:,.0f} s, "
+        f"{need.metric} ({need.part}): {need.samples_had:,.0f} canary requests in {need.time_had_s:,.0f} s, "
         f"but about {need.samples_needed:,.0f} are needed, {need.time_needed_s:,.0f} s"
     )

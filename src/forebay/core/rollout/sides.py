@@ -1,4 +1,4 @@
-"""Which arm a caller is on."""
+"""The assignment of callers to arms."""
 
 from typing import Final
 
@@ -10,9 +10,9 @@ RANGE: Final = 1 << 64
 
 
 def side_of(caller: str, rollout: str, share: float) -> Arm:
-    """The arm of a caller, always the same one: as the canary's share grows callers only move to the canary.
+    """The arm of a caller. It is stable: as the canary's share grows, callers only move to the canary.
 
-    Rollouts with other names divide callers anew.
+    Rollouts with different names assign callers independently.
     """
     drawn = xxh3_64_intdigest(f"{rollout}\0{caller}".encode())
     return Arm.CANARY if drawn < share * RANGE else Arm.STABLE

@@ -1,6 +1,7 @@
-"""Quantiles of positive figures in constant space: counts in ranges that each end a tenth higher than they begin.
+"""Quantiles of positive values in constant space: counts in buckets whose ends differ by 10 %.
 
-After Masson, Rim and Lee, "DDSketch" (2019). What is below a millionth or above a million is counted at the end.
+After Masson, Rim and Lee, "DDSketch" (2019). Values below a millionth or above a million count in the outermost
+buckets.
 """
 
 import math
@@ -15,7 +16,7 @@ INDEX_MAX: Final = 145
 
 
 def with_figures(sketch: Mapping[int, int], figures: Iterable[float]) -> dict[int, int]:
-    """With more figures, all above 0."""
+    """The sketch with more values, all above 0."""
     found = dict(sketch)
     for figure in figures:
         index = max(-INDEX_MAX, min(INDEX_MAX, math.ceil(math.log(figure) / GROWTH)))
@@ -24,7 +25,7 @@ def with_figures(sketch: Mapping[int, int], figures: Iterable[float]) -> dict[in
 
 
 def quantile(sketch: Mapping[int, int], share: float, several_min: int) -> float | None:
-    """The end of the range that holds it; None of fewer than `several_min` figures."""
+    """The upper end of the quantile's bucket; None with fewer than `several_min` values."""
     several = sum(sketch.values())
     if several < several_min:
         return None

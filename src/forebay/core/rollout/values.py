@@ -1,4 +1,4 @@
-"""What a rollout is judged by, what is known so far, and what a verdict says."""
+"""Values of rollout statistics: metrics and rules, the accumulated state, and verdicts."""
 
 import math
 from collections.abc import Mapping
@@ -7,55 +7,55 @@ from enum import StrEnum
 from typing import Final, NamedTuple, TypeAlias
 
 STRATA_MAX: Final = 16
-"""Of one metric. Observations of further ones are not counted but in `State.ignored`."""
+"""Most strata per metric. Observations of further ones are only counted in `State.ignored`."""
 FACTOR: Final = 4
 TOKENS_MIN: Final = 256
 BUCKETS: Final = 6
 
 
 class Arm(StrEnum):
-    """Who answered."""
+    """The revision that answered."""
 
     STABLE = "stable"
     CANARY = "canary"
 
 
 class Observation(NamedTuple):
-    """One figure of one request."""
+    """One value of one request."""
 
     metric: str
     arm: Arm
     value: float
-    """Rate: 0 or 1. Time: above 0. Score: 0..1, or, if paired, canary less stable on the same prompt, -1..1."""
+    """Rate: 0 or 1. Time: above 0. Score: 0..1 or, if paired, canary minus stable on the same prompt, -1..1."""
     stratum: str = ""
-    """Requests of a stratum are alike but for the arm, such as a range of prompt lengths."""
+    """Requests of a stratum differ only in their arm, such as a range of prompt lengths."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """A share of requests to which something happens: errors, refusals, degenerate answers."""
+    """A share of requests with some event: errors, refusals, degenerate answers."""
 
     name: str
     ratio: float = 2.0
-    """The canary may have so many times the odds of the stable arm; below a tenth, odds are about shares ..."""
+    """Tolerated ratio of the canary's odds to the stable arm's; below a tenth, odds are about shares ..."""
     floor: float = 0.005
-    """... and whatever the stable arm has, a share up to this one, above 0 and below 1."""
+    """... and in any case this share, above 0 and below 1, is tolerated."""
     required: bool = True
     """Whether promotion waits for proof. Proof of harm always counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Time:
-    """A positive figure of which the ratio matters: TTFT, time per token, latency, length of answers."""
+    """A positive value compared by ratio: TTFT, time per token, latency, length of answers."""
 
     name: str
     ratio: float = 1.1
-    """The canary's figures may be so many times as large."""
+    """Tolerated ratio of the canary's values to the stable arm's."""
     tail: float = 0.95
     """A quantile that is judged besides the centre, 0.5..1; 0: none."""
     tail_ratio: float = 1.25
     both_ways: bool = False
-    """Whether figures below 1 / ratio are as bad, as with the length of answers."""
+    """Whether values below 1 / ratio are as bad, as for the length of answers."""
     required: bool = True
 
 
@@ -65,7 +65,7 @@ class Score:
 
     name: str
     drop: float = 0.02
-    """The canary's mean may be lower by so much."""
+    """Tolerated decrease of the canary's mean."""
     paired: bool = False
     """Both arms answered the same prompts, as with shadowed traffic."""
     required: bool = True
@@ -76,13 +76,14 @@ Metric: TypeAlias = Rate | Time | Score
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What is asked, and how sure one wants to be. Metrics have different names."""
+    """The metrics, and the error probabilities. Metrics have distinct names."""
 
     metrics: tuple[Metric, ...]
     rollback_alpha: float = 0.05
-    """Chance that any metric of a canary within all tolerances is ever called worse, however often one looks."""
+    """Probability that any metric of a canary within all tolerances is ever called worse, however often it is
+    evaluated."""
     promote_alpha: float = 0.05
-    """Chance that a canary beyond the tolerance of a required metric is ever called fine."""
+    """Probability that a canary beyond the tolerance of a required metric is ever called fine."""
 
 
 class Cell(NamedTuple):
@@ -94,7 +95,7 @@ class Cell(NamedTuple):
     canary_events: int = 0
 
     def plus(self, other: "Cell") -> "Cell":
-        """Both together."""
+        """The sum of both."""
         return Cell(*(mine + more for mine, more in zip(self, other, strict=True)))
 
 
@@ -102,14 +103,14 @@ NOTHING_SEEN: Final = Cell()
 
 
 class Waiting(NamedTuple):
-    """Figures that wait until there are enough of both arms to be compared."""
+    """Values that wait until there are enough of both arms to be compared."""
 
     stable: tuple[float, ...] = ()
     canary: tuple[float, ...] = ()
 
 
 class Shift(NamedTuple):
-    """Weighted sums of the differences `d` between the arms within blocks; from them come effects and intervals."""
+    """Weighted sums of the differences `d` between the arms within blocks, for effects and intervals."""
 
     weight: float = 0.0
     weighted: float = 0.0
@@ -120,7 +121,7 @@ class Shift(NamedTuple):
     squares_dd: float = 0.0
 
     def plus(self, difference: float, weight: float) -> "Shift":
-        """With one more block."""
+        """The sums after one more block."""
         square = weight * weight
         return Shift(
             self.weight + weight,
@@ -132,7 +133,7 @@ class Shift(NamedTuple):
 
     @property
     def mean(self) -> float:
-        """The difference; nan before the first block."""
+        """The mean difference; nan before the first block."""
         return self.weighted / self.weight if self.weight else math.nan
 
 
@@ -140,7 +141,7 @@ NOTHING_SHIFTED: Final = Shift()
 
 
 class Swing(NamedTuple):
-    """How much sums of so many blocks in a row differ from the next so many, see `ranks`."""
+    """Variation between neighbouring sums of blocks at one length, see `ranks`."""
 
     held: float | None = None
     pairs: int = 0
@@ -149,30 +150,30 @@ class Swing(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RateState:
-    """Of one `Rate`."""
+    """State of one `Rate`."""
 
     odds: tuple[float, ...]
-    """Log likelihood of what was seen, at each odds ratio of the grid."""
+    """Log likelihood of the observations, at each odds ratio of the grid."""
     total: Cell = NOTHING_SEEN
     waiting: Mapping[str, Cell] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class TimeState:
-    """Of one `Time`."""
+    """State of one `Time`."""
 
     up: tuple[float, ...]
-    """Log evidence against "as much larger as is tolerated", for each tilt."""
+    """Log evidence from ranks of canary / ratio among stable values, for each of `ranks.SIGNED`."""
     down: tuple[float, ...]
-    """The same against "as much smaller"."""
+    """The same of canary x ratio."""
     tail: tuple[float, ...]
-    """As `RateState.odds`, of figures beyond the stable arm's quantile."""
+    """As `RateState.odds`, for values beyond the stable arm's quantile."""
     tail_total: Cell = NOTHING_SEEN
     blocks: int = 0
     canary: int = 0
     waiting: Mapping[str, Waiting] = field(default_factory=dict)
     sketches: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
-    """Of the stable arm: how many figures in which range, see `sketch`."""
+    """Of the stable arm: counts by bucket, see `sketch`."""
     shift: Shift = NOTHING_SHIFTED
     """Of the logarithms."""
     swings: tuple[Swing, ...] = ()
@@ -181,7 +182,7 @@ class TimeState:
 
 @dataclass(frozen=True, slots=True)
 class ScoreState:
-    """Of one `Score`."""
+    """State of one `Score`."""
 
     bets: tuple[float, ...]
     """Log wealth of each bet."""
@@ -192,17 +193,17 @@ class ScoreState:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """All that is kept of a rollout's observations: it does not grow with them, and JSON can hold it."""
+    """All that is kept of a rollout's observations: of constant size, and serialisable as JSON."""
 
     rates: Mapping[str, RateState]
     times: Mapping[str, TimeState]
     scores: Mapping[str, ScoreState]
     ignored: int = 0
-    """Observations of unknown metrics, of too many strata, or with impossible values."""
+    """Observations of unknown metrics, of too many strata, or with invalid values."""
 
 
 class Finding(StrEnum):
-    """What is known of one question."""
+    """The finding for one part."""
 
     WORSE = "worse"
     FINE = "fine"
@@ -210,7 +211,7 @@ class Finding(StrEnum):
 
 
 class Decision(StrEnum):
-    """Of a rollout."""
+    """The decision on a rollout."""
 
     PROMOTE = "promote"
     ROLLBACK = "rollback"
@@ -218,14 +219,14 @@ class Decision(StrEnum):
 
 
 class Part(NamedTuple):
-    """One judged property of one metric."""
+    """One judged property of a metric."""
 
     metric: str
     part: str
     """rate, centre, below (too small), tail, score"""
     finding: Finding
     worse_p: float
-    """Always-valid p of "worse than tolerated", before Holm's correction."""
+    """Always-valid p-value of "worse than tolerated", before Holm's correction."""
     fine_p: float
     effect: float
     """Odds ratio, ratio, odds ratio beyond the quantile, or difference; nan if unknown."""
@@ -233,24 +234,25 @@ class Part(NamedTuple):
     """The same in words."""
     canary_samples: int
     needed_samples: float
-    """Further ones of the canary until it would be worse or fine, if what was seen goes on; inf: never."""
+    """Further canary requests until it would be worse or fine at the current trend; inf: never."""
     required: bool
 
 
 class Verdict(NamedTuple):
-    """What to do, and why."""
+    """The decision, and why."""
 
     decision: Decision
     reason: str
     parts: tuple[Part, ...]
     needed_samples: float = 0.0
-    """Of an inconclusive one: further requests of the canary until a decision; inf: never at what is seen now."""
+    """If inconclusive: further canary requests until a decision; inf: never at the current trend."""
     needed_s: float = 0.0
     """The same in seconds; inf also if the rate is not known."""
 
 
 def stratum_of(prompt_tokens: int) -> str:
-    """The range of prompt lengths, each up to four times as long as the one before, named by its end."""
+    """The stratum of a prompt: a range of lengths, named by its upper end; each range ends at four times the previous
+    one."""
     bucket = 0
     while bucket < BUCKETS and prompt_tokens > TOKENS_MIN * FACTOR**bucket:
         bucket += 1

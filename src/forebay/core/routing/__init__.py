@@ -1,4 +1,4 @@
-"""Which replica gets a request, and what is learned from the outcome: pure choices and plain accounting."""
+"""Replica selection, and what is learned from finished requests: pure functions and plain accounting."""
 
 from forebay.core.prefix.index import PrefixIndex, Source
 from forebay.core.routing.choice import CAPACITY_UNKNOWN, ENDING, LIVE, Chooser, choose, effective_state, room

@@ -1,4 +1,4 @@
-"""Which replica gets a request: a pure choice over read-only views, with its reason."""
+"""Replica selection: a pure function of read-only views, which also returns its reason."""
 
 from collections.abc import Collection, Sequence
 from typing import Final, Protocol
@@ -19,9 +19,9 @@ from forebay.core.routing.pricing import Pricing
 from forebay.core.routing.values import Ask, Rng, Route, Shed, View, Wait, Why
 
 CAPACITY_UNKNOWN: Final = 32
-"""Assumed of a replica that reports no capacity: unknown is never zero."""
+"""Assumed for a replica that reports no capacity: unknown is not zero."""
 LIVE: Final = (ReplicaState.READY, ReplicaState.DEGRADED)
-_READY: Final = ReplicaState.READY  # looked up once: members of an enum are slow to get at
+_READY: Final = ReplicaState.READY  # looked up once: enum member access is slow
 _DEGRADED: Final = ReplicaState.DEGRADED
 _CPR: Final = Policy.CPR
 _PREFIX_AFFINITY: Final = Policy.PREFIX_AFFINITY
@@ -32,7 +32,7 @@ ENDING: Final = (ReplicaState.DRAINING, ReplicaState.QUARANTINED, ReplicaState.S
 
 
 class Chooser(Protocol):
-    """What `choose` is: a simulation may put another system's policy in its place."""
+    """The interface of `choose`; a simulation may substitute another system's policy."""
 
     def __call__(
         self,
@@ -48,17 +48,17 @@ class Chooser(Protocol):
 
 
 def room(capacity: int, task: Task) -> int:
-    """How many requests a replica may hold: what runs at once, and enough waiting to never run dry.
+    """How many requests a replica may hold: those that run at once, and enough queued ones to keep it busy.
 
-    A generating engine takes in the next request between two steps, so a quarter more is plenty. A batching engine
-    needs the whole next batch at hand when the current one ends.
+    A generating engine admits new requests between two steps, so a quarter more is plenty. A batching engine needs
+    the whole next batch when the current one ends.
     """
     capacity = capacity or CAPACITY_UNKNOWN
     return capacity + max(2, capacity // 4) if task is Task.CHAT else 2 * capacity
 
 
 def effective_state(planned: ReplicaState, reported: ReplicaState) -> ReplicaState:
-    """The replica's own word counts, except that control can take it out of service or call it degraded."""
+    """The replica's reported state, unless control is taking it out of service or has marked it degraded."""
     if planned in ENDING or (planned is ReplicaState.DEGRADED and reported is ReplicaState.READY):
         return planned
     return reported
@@ -75,7 +75,7 @@ def choose(
 ) -> Route | Wait | Shed:
     """Pick a replica. `tried` holds (id, generation) of those that already failed this request.
 
-    `ask` and `pricing` may be left out for a policy that only counts requests; the others count them too without.
+    `ask` and `pricing` are optional for policies that only count requests; without them, the others do so too.
     """
     ready: list[int] = []
     degraded: list[int] = []
@@ -102,7 +102,7 @@ def choose(
         return _pick(policy, replicas, pool, rng, ask=ask, pricing=pricing)
     if full:
         return Wait(Why.FULL)
-    if dead or not replicas:  # what comes back is a new generation, which was not tried
+    if dead or not replicas:  # a restarted replica is a new generation, which was not tried
         return Wait(Why.NONE_READY)
     return Shed(Code.NO_REPLICA, Why.ALL_TRIED, retry_after_s=1)
 

@@ -1,8 +1,8 @@
-"""Congestion-priced routing: every candidate's cost in seconds, for the request itself and for all others.
+"""Congestion-priced routing: each candidate's cost in seconds, to the request itself and to all others.
 
-cost = w_ttft·(queue + prefill) + w_tpot·decode + price + kv, times a handicap. The price is that of the new work, for
-who waits and for who runs there: with little to do the quickest replica wins, near saturation the one that holds the
-prompt, without a switch between. Weights and constants were chosen by simulation (docs/routing.md).
+cost = w_ttft·(queue + prefill) + w_tpot·decode + price + kv, times a handicap. The price is the delay that the new
+work causes to queued and running requests: at low load the fastest replica wins, near saturation the one that has the
+prompt cached, with a gradual transition. Weights and constants were chosen by simulation (docs/routing.md).
 """
 
 import math
@@ -12,35 +12,37 @@ from typing import Final
 from forebay.core.routing.pricing import SPREAD_MAX, Pricing
 from forebay.core.routing.values import Ask, Route, Score, View, Why
 
-_LATE: Final = Why.LATE  # looked up once: members of an enum are slow to get at
+_LATE: Final = Why.LATE  # looked up once: enum member access is slow
 _CHEAPEST: Final = Why.CHEAPEST
 _DRAWN: Final = Why.DRAWN
 _HELD: Final = Why.HELD
 _ONLY: Final = Why.ONLY
 
 KV_BARRIER_S: Final = 0.15
-"""Cost at half-used KV memory; grows without bound towards full, where engines preempt what runs."""
+"""Cost at half-used KV memory; grows without bound towards full, where engines preempt running requests."""
 SLOPE_SPREAD_MAX: Final = 2.0
-"""How far from the usual a replica's slope is believed: pauses while prompts are read blur what is learned."""
+"""Limits a replica's slope to this factor of the typical one: prefill pauses distort the measurements."""
 PAUSE: Final = 0.15
-"""While a prompt is read, all that run there pause: what a second of that counts for each, as in `Weights`."""
+"""Prefilling a prompt pauses all running requests: weight of a second of that pause for each of them, as in
+`Weights`."""
 TIE_SHARE: Final = 0.02
 TIE_S: Final = 0.005
-"""Costs closer than these are the same: estimates are no better."""
+"""Costs within these margins are ties: the estimates are no more precise."""
 SCATTER: Final = 0x9E37_79B1
-"""2^32 over the golden ratio: multiplied by it, seeds that differ little lie far apart (Knuth, TAOCP 3, 6.4)."""
+"""2^32 over the golden ratio: a multiplier that spreads similar seeds far apart (Knuth, TAOCP 3, 6.4)."""
 
 
 def cheapest(replicas: Sequence[View], pool: Sequence[int], ask: Ask, pricing: Pricing) -> Route:
-    """The candidate of the lowest cost; among equals a draw, the less loaded the likelier.
+    """The candidate with the lowest cost; ties are drawn at random, in favour of less loaded replicas.
 
-    Promises are no limit here: passing over the one that holds the prompt, because it is late, makes others late too.
+    TTFT budgets are no constraint here: avoiding the replica that has the prompt cached because it would be late
+    makes other requests late too.
     """
     return best_of(scores(replicas, pool, ask, pricing), ask)
 
 
 def best_of(terms: list[Score], ask: Ask) -> Route:
-    """The one of the lowest cost of all that were scored; among equals a draw."""
+    """The scored candidate with the lowest cost; ties are drawn at random."""
     lowest = math.inf
     for score in terms:
         lowest = min(lowest, score.total_s)
@@ -64,9 +66,9 @@ def best_of(terms: list[Score], ask: Ask) -> Route:
 
 
 def scores(replicas: Sequence[View], pool: Sequence[int], ask: Ask, pricing: Pricing) -> list[Score]:
-    """What each of the pool would cost. A wait is at that replica's speed, the price of new work at the mean speed.
+    """The cost of each candidate. Waits use the candidate's own speed, the price of new work the mean speed.
 
-    Priced at its own speed, work would look dear on a slow replica even when the cache there saves most of it.
+    Priced at its own speed, work would look expensive on a slow replica even when its cache saves most of it.
     """
     usual, usual_slope = pricing.prefill_tokens_per_s, pricing.decode_slope_s
     slowest, steepest = usual / SPREAD_MAX, usual_slope * SLOPE_SPREAD_MAX

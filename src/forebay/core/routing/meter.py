@@ -1,4 +1,4 @@
-"""The work that waits at a replica, its speed, and how far predictions about its cache can be trusted."""
+"""A replica's queued prefill work, its learned speed, and how far cache predictions for it can be trusted."""
 
 import math
 from collections import deque
@@ -9,17 +9,17 @@ from forebay.core.routing.speed import SAMPLES_MIN, Line
 KV_SHARE_MAX: Final = 0.99
 TRUST_STEP: Final = 0.1
 DECODE_TOKENS_MIN: Final = 8
-"""Shorter answers say little about the pace."""
+"""Shorter responses say little about the time per token."""
 SECONDS_MIN: Final = 1e-6
 LEAST_SHARE: Final = 0.25
-"""Of the usual work: a step takes its time even for the shortest prompt."""
+"""As a share of the typical work: a step takes its time even for the shortest prompt."""
 PACES_MAX: Final = 32
-"""Most paces that are kept until somebody judges them."""
+"""Most times per token that are kept until they are evaluated."""
 NAME_PRIME: Final = (1 << 61) - 1
 
 
 class Meter:
-    """One start of one replica. `handicap`, at least 1, `strained` and `asked_at` are for others to set."""
+    """One generation of a replica. `handicap` (at least 1), `strained` and `asked_at` are set by the caller."""
 
     __slots__ = (
         "_blind",
@@ -52,24 +52,24 @@ class Meter:
         self.handicap = 1.0
         """1 in normal service."""
         self.burden = 1.0
-        """What a request there counts, against one at a replica that can do its usual work: 1 by its weight."""
+        """Cost of a request relative to a replica of full throughput: 1 / weight."""
         self.strained = False
-        """Requests wait in its engine for want of room: when it is full it is worth a wait."""
+        """Requests queue in its engine because it is full, so it may be worth waiting for."""
         self.kv_share = 0.0
-        """Share of the KV memory that requests hold, 0..0.99; what is only cached counts as free."""
+        """Share of the KV memory held by requests, 0..0.99; merely cached blocks count as free."""
         self.trust = 1.0
-        """Tokens that its cache held per token that the prefix index said it would, 0..1."""
+        """Actually cached tokens per token that the prefix index predicted, 0..1."""
         self.prefill_tokens_per_s = 0.0
         """Learned; 0 if unknown."""
         self.decode_slope_s = 0.0
-        """By how much each running request slows the others' next token; 0 if unknown."""
+        """How much each running request adds to the time per token, seconds; 0 if unknown."""
         self.queue_tokens = 0
-        """Prompt tokens that wait for their turn, by its own word and by what was sent since."""
+        """Queued prompt tokens: its last report, and what was sent since."""
         self.paces_s: deque[float] = deque(maxlen=PACES_MAX)
-        """Seconds per token of late, for whoever judges them to take."""
+        """Recent times per token, seconds; the evaluation takes them from here."""
         self.reports = 0
         self.asked_at = 0
-        """When it was last asked, or doubted, in requests to the replicas of its model."""
+        """When it last got a request or was doubted, as a count of the model's routed requests."""
         self._reported: int | None = None
         self._gateways = 1
         self._unprefilled = 0
@@ -79,9 +79,9 @@ class Meter:
         self._blind: deque[Charge] = deque()
 
     def report(self, queue_tokens: int | None, kv_share: float, gateways: int) -> None:
-        """Take over its load report, of which `gateways` in all get the same.
+        """Apply its load report, which `gateways` gateways receive alike.
 
-        `queue_tokens` is None while the last one is too old or says nothing: then only what this gateway sent counts.
+        `queue_tokens` is None if the last report is too old or lacks it: then only what this gateway sent counts.
         """
         self.reports += 1
         self.kv_share = min(max(0.0, kv_share), KV_SHARE_MAX)
@@ -91,9 +91,9 @@ class Meter:
         self._fuse()
 
     def charge(self, tokens: int, hit_tokens: int, now: float) -> "Charge":
-        """A request is sent there. `tokens` of its prompt are new to it, as far as the index is trusted.
+        """A request is sent there. `tokens` of its prompt are expected to be uncached, given the trust in the index.
 
-        The index said that it holds `hit_tokens`.
+        `hit_tokens` is the index's own prediction.
         """
         charge = Charge(self, tokens, hit_tokens, now)
         self._unprefilled += tokens
@@ -102,30 +102,31 @@ class Meter:
         return charge
 
     def release(self, charge: "Charge") -> None:
-        """Its prompt waits no more."""
+        """The charge's prompt is no longer queued."""
         self._unprefilled -= charge.tokens
         if charge.report == self.reports:
             self._since -= charge.tokens
         self._fuse()
 
     def weigh(self, weight: float) -> None:
-        """Take over how much of the usual work it can do, above 0. What was learned is of the time before."""
+        """Set its relative throughput, above 0, and rescale what was learned before."""
         change, self.burden = 1.0 / (weight * self.burden), 1.0 / weight
         if change != 1.0:
             self._rescale(change, change)
 
     def doubt(self, tokens_per_s: float, slope_s: float) -> None:
-        """Nobody has asked it for long: if it is taken for slower than this, halve by how many times."""
+        """It got no requests for long: if it is believed to be slower than this, take the square root of that
+        factor."""
         speed, slope = self.prefill_tokens_per_s, self.decode_slope_s
         prefill = math.sqrt(speed / tokens_per_s) if 0.0 < speed < tokens_per_s else 1.0
         self._rescale(prefill, math.sqrt(slope_s / slope) if slope > slope_s else 1.0)
 
     def watch(self, charge: "Charge") -> None:
-        """Its first token will not be seen, because the answer comes as a whole: `settle` releases it in time."""
+        """The response is not streamed, so its first token is not observed: `settle` will release the charge."""
         self._blind.append(charge)
 
     def settle(self, now: float, tokens_per_s: float) -> None:
-        """Release the watched charges whose prompts must be done by now, at this speed."""
+        """Release the watched charges whose prompts must be prefilled by now, at this speed."""
         blind = self._blind
         while blind and (
             not blind[0].waits or now - blind[0].sent_at >= (blind[0].ahead_tokens + blind[0].tokens) / tokens_per_s
@@ -133,14 +134,15 @@ class Meter:
             blind.popleft().release()
 
     def learn_prefill(self, tokens: int, seconds: float) -> None:
-        """This many tokens, its own and those ahead of it, were done when the first token of a request came."""
+        """`tokens`, the request's own and those queued ahead of it, were prefilled in `seconds` until its first
+        token."""
         line = self._prefill
         line.add(max(1, tokens), max(seconds, SECONDS_MIN))
         if line.samples >= SAMPLES_MIN:
             self.prefill_tokens_per_s = 1 / line.slope()
 
     def learn_decode(self, running: float, tpot_s: float) -> None:
-        """A request got a token every `tpot_s` while this many ran."""
+        """A request got a token every `tpot_s` while `running` requests ran."""
         self.paces_s.append(tpot_s)
         line = self._decode
         line.add(max(1.0, running), max(tpot_s, SECONDS_MIN))
@@ -148,7 +150,7 @@ class Meter:
             self.decode_slope_s = line.slope()
 
     def pace_s(self, running: float) -> float:
-        """Seconds between two tokens of each request while so many run; 0 if unknown."""
+        """Time per token of each request while `running` requests run, seconds; 0 if unknown."""
         line = self._decode
         return line.at(max(1.0, running)) if line.samples >= SAMPLES_MIN else 0.0
 
@@ -158,7 +160,7 @@ class Meter:
             self.trust += TRUST_STEP * (min(1.0, cached_tokens / hit_tokens) - self.trust)
 
     def _rescale(self, prefill: float, decode: float) -> None:
-        """Take what was learned for so many times as slow."""
+        """Scale the learned times by these factors."""
         self._prefill.scale(prefill)
         self._decode.scale(decode)
         self.prefill_tokens_per_s /= prefill
@@ -172,7 +174,7 @@ class Meter:
 
 
 class Charge:
-    """What one attempt weighs on its replica, from the choice on; taken off once, however it ends."""
+    """The work that one attempt adds to its replica, from routing on; removed once, however it ends."""
 
     __slots__ = (
         "ahead_tokens",
@@ -198,20 +200,20 @@ class Charge:
         self.running = 0
 
     def first_token(self, now: float, running: int) -> None:
-        """Its first token has come while this many requests were at the replica."""
+        """Its first token arrived while `running` requests were at the replica."""
         self.first_at = now
         self.running = running
         self.release()
 
     def evened(self, seconds: float, usual_tokens: float) -> float:
-        """How late its first token would have been, had there been the usual work before it.
+        """The time to first token normalised to the typical amount of work.
 
-        Replicas are compared by this: who gets the long prompts, or those that no cache holds, is not slow.
+        Replicas are compared by this, so that one that gets long or uncached prompts does not count as slow.
         """
         return seconds * usual_tokens / max(self.ahead_tokens + self.tokens, LEAST_SHARE * usual_tokens)
 
     def release(self) -> None:
-        """Its prompt waits no more, or it has ended. Further calls do nothing."""
+        """Its prompt is no longer queued, or it has ended. Further calls have no effect."""
         if self.waits:
             self.waits = False
             self.meter.release(self)
@@ -219,7 +221,7 @@ class Charge:
     def done(
         self, now: float, running: int, prompt_tokens: int, cached_tokens: int | None, output_tokens: int
     ) -> None:
-        """It was answered completely: learn from what the replica counted. None teaches nothing about its cache."""
+        """It was answered completely: learn from the replica's token counts. `cached_tokens` None: not reported."""
         self.release()
         meter = self.meter
         uncached = self.tokens

@@ -1,7 +1,7 @@
-"""Policies that count requests, follow a key or a prefix. `pool` holds the indexes of at least two replicas.
+"""Policies that count requests or follow a key or prefix. `pool` holds the indexes of at least two replicas.
 
-A request at a replica that can do less than its usual work, that is slow, or that has just come back counts more,
-which taking turns follows, too. Only the home of a session has no regard to it.
+Load is weighted: a request counts more at a replica that is slow, has reduced throughput or has just come back. Round
+robin respects this too; only the home of a session does not.
 """
 
 import math
@@ -12,14 +12,14 @@ from forebay.core.prefix.index import PrefixIndex
 from forebay.core.routing.values import Ask, Rng, Route, View, Why
 
 LOAD_BOUND: Final = 1.25
-"""How far above the mean load a replica may be and still get a request for the sake of its key or prefix."""
+"""How far above the mean load a replica may be and still get a request because of its key or prefix."""
 HIT_SHARE_MIN: Final = 0.5
-"""Less of the prompt than this is not worth an uneven load."""
+"""A smaller share of the prompt is not worth an uneven load."""
 WORD: Final = 0xFFFF_FFFF_FFFF_FFFF
 
 
 def round_robin(replicas: Sequence[View], pool: Sequence[int]) -> Route:
-    """The one that was not used for longest, in turns of its own: who counts four times has every fourth one."""
+    """The least recently used one, weighted: a replica whose requests count four times gets every fourth turn."""
     turn = 1 + max([replica.last_used for replica in replicas])
 
     def rank(at: int) -> tuple[float, str]:
@@ -35,7 +35,7 @@ def least_requests(replicas: Sequence[View], pool: Sequence[int]) -> Route:
 
 
 def p2c(replicas: Sequence[View], pool: Sequence[int], rng: Rng) -> Route:
-    """The one with fewer requests of two at random: gateways that see the same loads do not all choose alike."""
+    """The less loaded of two random replicas, so that gateways that see the same loads do not all choose alike."""
     if len(pool) == 2:
         return least_requests(replicas, pool)
     first = rng.randrange(len(pool))
@@ -44,11 +44,11 @@ def p2c(replicas: Sequence[View], pool: Sequence[int], rng: Rng) -> Route:
 
 
 def consistent_hash(replicas: Sequence[View], pool: Sequence[int], ask: Ask) -> Route:
-    """The same replica for the same key, unless that is loaded far above the mean and runs all that it can at once.
+    """The same replica for the same key, unless it is loaded far above the mean and all its slots are used.
 
-    Rendezvous hashing (Thaler and Ravishankar 1998): the highest hash of key and replica wins, so one replica more or
-    less moves only its own keys and no ring is kept. The bound on the load is that of consistent hashing with bounded
-    loads (Mirrokni, Thorup and Zadimoghaddam 2018). Without a key, what begins alike belongs together.
+    Rendezvous hashing (Thaler and Ravishankar 1998): the highest hash of key and replica wins, so adding or removing
+    a replica moves only its own keys, and no ring is kept. The load bound is that of consistent hashing with bounded
+    loads (Mirrokni, Thorup and Zadimoghaddam 2018). Without a key, prompts with the same first block go together.
     """
     key = mix(ask.key or (ask.blocks[0] if ask.blocks else ask.seed))
     order = sorted(pool, key=lambda at: mix(key ^ replicas[at].meter.name), reverse=True)
@@ -59,13 +59,14 @@ def consistent_hash(replicas: Sequence[View], pool: Sequence[int], ask: Ask) -> 
 
 
 def home(replicas: Sequence[View], live: Sequence[int], key: int) -> int:
-    """Where a key belongs: another one of `live` only if that is gone. Rendezvous hashing, as above."""
+    """The home of a key among `live`; it changes only if that replica leaves. Rendezvous hashing, as above."""
     scattered = mix(key)
     return max(live, key=lambda at: mix(scattered ^ replicas[at].meter.name))
 
 
 def prefix_affinity(replicas: Sequence[View], pool: Sequence[int], ask: Ask, index: PrefixIndex) -> Route:
-    """The one that holds the longest part of the prompt, if that is most of it and its load is near the mean."""
+    """The one that has the longest prefix of the prompt cached, if that is most of it and its load is near the
+    mean."""
     masks = [replicas[at].meter.mask for at in pool]
     depths = index.depths(ask.blocks, masks)
     longest = max(depths)
@@ -79,7 +80,7 @@ def prefix_affinity(replicas: Sequence[View], pool: Sequence[int], ask: Ask, ind
 
 
 def mix(number: int) -> int:
-    """A number scattered over 64 bits: the finalizer of SplitMix64 (Steele, Lea and Flood 2014)."""
+    """A 64-bit hash of a number: the finalizer of SplitMix64 (Steele, Lea and Flood 2014)."""
     number = (number + 0x9E37_79B9_7F4A_7C15) & WORD
     number = (number ^ number >> 30) * 0xBF58_476D_1CE4_E5B9 & WORD
     number = (number ^ number >> 27) * 0x94D0_49BB_1331_11EB & WORD
@@ -99,6 +100,6 @@ def _load(replica: View) -> float:
 
 
 def _times(replica: View) -> float:
-    """How many times a request there counts."""
+    """The weight of a request there."""
     meter = replica.meter
     return meter.burden * meter.handicap

@@ -1,32 +1,32 @@
-"""Learning from finished requests how fast a replica is and how long prompts and answers are."""
+"""Learns from finished requests how fast a replica is, and how long prompts and responses are."""
 
 from typing import Final
 
 DECAY: Final = 0.97
-"""Weight of each sample against the next one: about the last thirty count."""
+"""Weight of each sample relative to the next: about the last thirty count."""
 SAMPLES_MIN: Final = 3
-"""Fewer say nothing: the first request after a start often waits for a compilation."""
+"""Fewer are not used: the first request after a start often waits for a compilation."""
 PRIOR_WEIGHT: Final = 0.5
-"""Of the assumed slope, in samples one mean away from the mean: decides alone while x hardly changes."""
+"""Weight of the assumed slope, in samples one mean away from the mean; it dominates while x hardly varies."""
 FLATTEST: Final = 0.5
-"""Of the assumed slope: noise in x makes any fitted line too flat."""
+"""Lower bound as a share of the assumed slope: noise in x flattens any fitted line."""
 OUTLIER: Final = 4.0
-"""A sample moves a line, or a mean length, as if it were at most this many times off."""
+"""Samples are clipped to this factor of the expected value."""
 LENGTH_STEP: Final = 0.05
 LONGEST_DECAY: Final = 0.99
-"""By how much less the longest answer counts with each that is shorter: it is remembered over some hundreds."""
+"""Decay of the longest response with each shorter one: it is remembered for some hundreds of responses."""
 TOKENS_PER_BYTE: Final = 0.25
-"""Until the first answer says better: English prose in JSON."""
+"""Until the first response: English prose in JSON."""
 OUTPUT_TOKENS: Final = 256.0
 PACE_S: Final = 0.02
 PROMPT_TOKENS: Final = 1024.0
 
 
 class Line:
-    """y = base + slope·x, base and slope not negative, by least squares over samples of fading weight.
+    """y = base + slope·x, both not negative, by least squares over exponentially weighted samples.
 
     While x does not vary, the slope is `assumed` (0..1) times mean y over mean x: 1 is a line through the origin, 0 a
-    level one. It never falls below half of that, nor rises above y/x, where the base would be negative.
+    constant. It never falls below half of that, nor exceeds mean y over mean x, where the base would be negative.
     """
 
     __slots__ = ("_cross", "_spread", "_weight", "assumed", "samples", "x", "y")
@@ -41,7 +41,7 @@ class Line:
         self._cross = 0.0
 
     def add(self, x: float, y: float) -> None:
-        """Take over a sample; both numbers are above 0."""
+        """Add a sample; both numbers are above 0."""
         if self.samples >= SAMPLES_MIN:
             expected = self.at(x)
             y = min(max(y, expected / OUTLIER), expected * OUTLIER)
@@ -54,16 +54,16 @@ class Line:
         self._cross = DECAY * self._cross + off * (y - self.y)
 
     def scale(self, factor: float) -> None:
-        """Take every y for so many times as much, as if it had been."""
+        """Scale all samples' y by a factor."""
         self.y *= factor
         self._cross *= factor
 
     def at(self, x: float) -> float:
-        """The y that is expected where x, not negative, is this; at least one sample is there."""
+        """The expected y at x (not negative). Needs at least one sample."""
         return self.y + self.slope() * (x - self.x)
 
     def slope(self) -> float:
-        """Of the line; at least one sample is there."""
+        """The slope of the line. Needs at least one sample."""
         steepest = self.y / self.x
         prior = self.assumed * steepest
         weight = PRIOR_WEIGHT * self.x * self.x
@@ -72,7 +72,7 @@ class Line:
 
 
 class Lengths:
-    """How long the prompts and answers of one model are: means of what replicas counted, the last ones most."""
+    """Prompt and response lengths of one model: exponentially weighted means of the replicas' token counts."""
 
     __slots__ = ("_longest", "_samples", "output_tokens", "pace_s", "prompt_tokens", "tokens_per_byte")
 
@@ -80,7 +80,7 @@ class Lengths:
         self.tokens_per_byte = TOKENS_PER_BYTE
         self.output_tokens = OUTPUT_TOKENS
         self.pace_s = PACE_S
-        """Seconds from one token of an answer to the next."""
+        """Time per output token, seconds."""
         self.prompt_tokens = PROMPT_TOKENS
         self._samples = 0
         self._longest: dict[str, float] = {}
@@ -95,23 +95,23 @@ class Lengths:
         self.prompt_tokens += step * (_cut(prompt_tokens, prompt, PROMPT_TOKENS) - prompt)
 
     def learn_longest(self, tenant: str, output_tokens: int) -> None:
-        """An answer to this tenant, which had named no longest one, was so long."""
+        """A response to this tenant, without a limit on its length, had `output_tokens`."""
         longest = LONGEST_DECAY * self.longest_tokens(tenant)
         self._longest[tenant] = max(longest, _cut(output_tokens, longest, OUTPUT_TOKENS))
 
     def longest_tokens(self, tenant: str) -> float:
-        """About the longest answer of late to those requests of a tenant that name no longest one."""
+        """About the longest recent response to a tenant's requests without a length limit."""
         return self._longest.get(tenant, OUTPUT_TOKENS)
 
     def learn_pace(self, seconds: float) -> None:
-        """The tokens of an answer came so many seconds apart."""
+        """A response took `seconds` per output token."""
         self.pace_s += LENGTH_STEP * (_cut(seconds, self.pace_s, PACE_S) - self.pace_s)
 
     def tokens(self, body_bytes: int) -> int:
-        """Expected length of the prompt in a request of this size; nothing has no tokens."""
+        """Expected prompt tokens of a request of this size; 0 for an empty body."""
         return max(1, int(body_bytes * self.tokens_per_byte + 0.5)) if body_bytes else 0
 
 
 def _cut(sample: float, mean: float, assumed: float) -> float:
-    """No count that one replica gets wrong may make every later request look too long to be let in."""
+    """Clip a sample, so that one replica's wrong count cannot make every later request look too long to admit."""
     return min(sample, OUTLIER * max(mean, assumed))

@@ -1,4 +1,4 @@
-"""What a choice is made from and what it answers: replicas as a gateway sees them, the request, the verdict."""
+"""Inputs and results of replica selection: replica views, the request, the decision."""
 
 from enum import StrEnum
 from typing import Final, NamedTuple, Protocol
@@ -9,7 +9,7 @@ from forebay.core.routing.meter import Meter
 
 
 class View:
-    """One replica as its gateway sees it now. No protocol: choices look at nothing more often."""
+    """One replica as its gateway sees it now. Not a protocol: this is the most frequently read object of routing."""
 
     __slots__ = ("generation", "id", "last_used", "load", "meter", "places", "room", "state")
 
@@ -20,15 +20,15 @@ class View:
     state: ReplicaState
     """Only READY and DEGRADED replicas get requests."""
     load: int
-    """Requests at the replica: this gateway's, and those of others as far as reported."""
+    """Requests at the replica: this gateway's, and those of other gateways as far as reported."""
     places: int
     """How many requests run there at once."""
     room: int
-    """Load at which it is full: some more wait in its engine."""
+    """Load at which it is full: some requests more than `places` may queue in its engine."""
     last_used: int
-    """A number that grows with every use of any replica."""
+    """Sequence number of its last use; grows with every use of any replica."""
     meter: Meter
-    """Its work, speed and trust."""
+    """Its queued work, speed and trust."""
 
 
 class Rng(Protocol):
@@ -39,22 +39,23 @@ class Rng(Protocol):
 
 
 class Weights(NamedTuple):
-    """How much a request minds its own delays, against the delays that it makes for others (which count 1)."""
+    """Weights of a request's own delays, relative to the delays that it causes to others (which count 1)."""
 
     ttft: float
     tpot: float
     work: float
-    """How much the time that its prompt takes counts where it delays nobody."""
+    """Weight of its prefill time where it delays no other request."""
 
 
 INTERACTIVE: Final = Weights(1.0, 0.15, 0.0)
-"""As promises go: some seconds to the first token, and about a tenth of one for each of the hundreds after it."""
+"""In proportion to typical objectives: seconds for the first token, about a tenth of a second for each further
+one."""
 BATCH: Final = Weights(0.1, 0.015, 1.0)
-"""Nobody waits for it: it goes where it makes the least new work."""
+"""Latency hardly matters: it goes where it causes the least new work."""
 
 
 class Ask:
-    """What routing knows of a request."""
+    """What routing knows about a request."""
 
     __slots__ = (
         "block_tokens",
@@ -85,27 +86,27 @@ class Ask:
         ttft_budget_s: float | None = None,
     ) -> None:
         self.seed = seed
-        """From the request's id, so that every gateway, and a replay, draws alike."""
+        """Derived from the request id, so that every gateway, and a replay, draws alike."""
         self.tokens = tokens
-        """Estimated length of the prompt."""
+        """Estimated prompt length, tokens."""
         self.output_tokens = output_tokens
-        """Expected length of the answer."""
+        """Expected response length, tokens."""
         self.blocks = blocks
-        """Chained 64-bit hashes of the prompt's blocks, the first block first; empty if they are not known."""
+        """Chained 64-bit hashes of the prompt's blocks, in order; empty if unknown."""
         self.block_tokens = block_tokens
         self.key = key
         """Hash of the session or routing key; 0 if there is none."""
         self.stays = stays
-        """It goes where its key belongs, or waits."""
+        """It must go to its session's replica, or wait for it."""
         self.home = ""
-        """The slot where those with its key have gone so far; empty: none has, as far as is known."""
+        """The slot of its session; empty: none is known."""
         self.weights = weights
         self.ttft_budget_s = ttft_budget_s
-        """The first token should come within this time."""
+        """TTFT budget: the first token should arrive within this time."""
         self.patient = True
-        """Whether it may wait for the best replica while others have room. For whoever asks to set, like `held`."""
+        """Whether it may wait for the best replica while others have room. Set by the caller, like `held`."""
         self.held = False
-        """Whether it has done so."""
+        """Whether it has waited for the best replica."""
 
 
 class Why(StrEnum):
@@ -132,9 +133,9 @@ class Why(StrEnum):
 
 
 class Score:
-    """What a candidate would cost, term by term; `total_s` is weighted, the terms are not.
+    """The cost of a candidate, term by term; `total_s` is weighted, the terms are not.
 
-    There are as many for each request as it has candidates, so this is no tuple with names: those are slow to make.
+    One is made per request and candidate, so it is not a NamedTuple, which is slow to construct.
     """
 
     __slots__ = (
@@ -167,21 +168,21 @@ class Score:
         self.at = at
         self.load = load
         self.queue_s = queue_s
-        """Until the prompts ahead of it are done."""
+        """Until the prompts ahead of it are prefilled."""
         self.prefill_s = prefill_s
         self.decode_s = decode_s
-        """What the requests that run there take from the answer's pace, over the whole answer."""
+        """Slowdown of the whole response by the requests that run there."""
         self.price_s = price_s
-        """The work that it makes for others."""
+        """Delay that its work causes to others."""
         self.kv_s = kv_s
         self.handicap = handicap
         self.total_s = total_s
         self.hit_tokens = hit_tokens
-        """How much of the prompt the prefix index says it holds; the terms believe it as far as it is trusted."""
+        """Prompt tokens that the prefix index predicts to be cached; the terms discount this by the trust."""
 
 
 class Route:
-    """Send it to `replicas[at]`."""
+    """Send the request to `replicas[at]`."""
 
     __slots__ = ("at", "hit_tokens", "terms", "why")
 
@@ -189,21 +190,21 @@ class Route:
         self.at = at
         self.why = why
         self.hit_tokens = hit_tokens
-        """How much of the prompt the prefix index says it holds there; 0 if the index was not asked."""
+        """Prompt tokens that the prefix index predicts to be cached there; 0 if the index was not consulted."""
         self.terms = terms
         """All candidates; None if they were not scored."""
 
 
 class Wait(NamedTuple):
-    """No replica can take it now, or none should, but one may later."""
+    """No replica can take the request now, or waiting is better, but one may later."""
 
     why: Why
     at: int = -1
-    """Which one it waits for; -1: any."""
+    """The replica it waits for; -1: any."""
 
 
 class Shed(NamedTuple):
-    """Refuse it."""
+    """Reject the request."""
 
     code: Code
     why: Why

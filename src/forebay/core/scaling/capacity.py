@@ -1,11 +1,11 @@
-"""What replicas can do within their promise, learned from what they have done.
+"""The capacity of replicas within the service level objective, learned from their past.
 
-n replicas together carry μ(n - b√n): the square-root law of many-server queues (Halfin and Whitt, "Heavy-traffic
-limits for queues with many exponential servers", 1981), by which a few replicas need more room each than many. μ is
-the work per second of one in a large crowd; b says how much of it has to stay free, for bursts and for the promise.
-Both are learned: what share of answers was late is counted by the number of replicas and their load, and the pair
-that tells loads with few late answers from those with many is taken. Counts are forgotten as new ones come, not with
-time, so that a quiet night, or a weekend, changes nothing.
+n replicas together serve μ(n - b√n): the square-root law of many-server queues (Halfin and Whitt, "Heavy-traffic
+limits for queues with many exponential servers", 1981), by which a few replicas need more headroom each than many. μ
+is the work per second of a replica in a large fleet; b is how much of it must stay free, for bursts and for the
+objective. Both are learned: the share of late responses is recorded by number of replicas and load, and the pair that
+best separates loads with few late responses from those with many is chosen. Samples decay as new ones come, not with
+time, so that a quiet night or weekend changes nothing.
 """
 
 import math
@@ -16,65 +16,65 @@ from operator import itemgetter
 from typing import Final, NamedTuple
 
 GOAL: Final = 0.01
-"""The promise is about 99 of 100 answers."""
+"""Objectives are 99th percentiles."""
 EDGE: Final = 1.2
-"""Late answers at the edge of the capacity, as a multiple of GOAL: most of the time there is less load than that."""
+"""Late responses at full capacity, as a multiple of GOAL: most of the time the load is lower than that."""
 STEP: Final = math.log(1.06)
-"""Loads that differ by less are one."""
+"""Loads that differ by less share a cell."""
 CELLS_MAX: Final = 400
 CELL_WEIGHT_MAX: Final = 4000.0
-"""A cell that has seen so many answers forgets as many as come."""
+"""Weight at which a cell is saturated and forgets as many responses as are added."""
 WEIGHT_MIN: Final = 50.0
-"""Of fewer answers there is no telling."""
+"""Fewer responses are not significant."""
 FREE: Final = (0.3, 0.45, 0.6, 0.75, 0.9)
-"""What b may be."""
+"""Candidate values of b."""
 FREE_USUAL: Final = 0.6
 ANYWAY_MAX: Final = 12.0
 ANYWAY_MIN: Final = 1000.0
 ALIKE: Final = 1.3
 SPAN: Final = 1.8
-"""Strain above EDGE that is alike from the least loads to SPAN times of them does not come of the load: no number of
-replicas changes it. It takes ANYWAY_MIN answers of each half of these loads to say so. If it is above ANYWAY_MAX, all
-of them may have been far too much."""
+"""Strain above EDGE that is equal (within ALIKE) from the lowest loads to SPAN times of them is not caused by load:
+no number of replicas changes it. Each half of these loads needs ANYWAY_MIN responses to conclude that. If it is above
+ANYWAY_MAX, all of these loads may have been far too high."""
 REACH: Final = 0.25
-"""A load that is so much larger than one that was borne easily will be borne, too."""
+"""A load larger by this share than one that was served easily is assumed to be served as well."""
 GATHERED_FROM: Final = 12
-"""More replicas than this are counted in groups of about a tenth more."""
+"""Above this, numbers of replicas are grouped, about 10 % apart."""
 
 
 class Cell(NamedTuple):
-    """Answers with so many replicas at such a load."""
+    """Responses with this many replicas at this load."""
 
     replicas: int
     step: int
     """The logarithm of the work per second and replica, in STEPs, rounded."""
     weight: float
-    """Answers."""
+    """Number of responses (decayed)."""
     strain: float
-    """Their mean; above 1 the promise is not kept."""
+    """Their mean strain; above 1 the objective is missed."""
 
 
 class Capacity(NamedTuple):
-    """What is known: work per second of n replicas is `rate` (n - `free` √n)."""
+    """The estimate: n replicas serve `rate` (n - `free` √n) work per second."""
 
     rate: float = 0.0
-    """Work per second that a replica can do beside many others; 0: unknown."""
+    """Work per second of a replica among many; 0: unknown."""
     free: float = FREE_USUAL
     known: bool = False
-    """There have been loads that were too much. False: `rate` is what has been borne so far, and a little more."""
+    """Overload was observed. False: `rate` is what was served so far, plus a little."""
 
     def of(self, replicas: int) -> float:
-        """Work per second of so many."""
+        """Work per second of this many replicas."""
         return self.rate * room(replicas, self.free)
 
     def need(self, work: float) -> int:
-        """The fewest replicas for so much work per second, at least 1. `rate` is above 0."""
+        """The fewest replicas for this much work per second, at least 1. `rate` must be above 0."""
         root = (self.free + math.sqrt(self.free**2 + 4 * work / self.rate)) / 2
         return max(math.ceil(root * root - 1e-9), 1)
 
 
 class Pool(NamedTuple):
-    """Loads at which the same share of answers is late, as far as is known."""
+    """Loads with the same fitted share of late responses."""
 
     middle: float
     """Their geometric mean."""
@@ -85,14 +85,14 @@ class Pool(NamedTuple):
 
 
 def room(replicas: int, free: float) -> float:
-    """n replicas do the work of so many that are never idle."""
+    """The equivalent number of fully used replicas."""
     return replicas - free * math.sqrt(replicas)
 
 
 def noted(cells: tuple[Cell, ...], replicas: int, load: float, answers: float, strain: float) -> tuple[Cell, ...]:
-    """With so many more answers, above 0, of `replicas` at `load` (work per second and replica, above 0).
+    """The cells after more responses (above 0) of `replicas` at `load` (work per second and replica, above 0).
 
-    Cells are in order.
+    Cells are sorted.
     """
     gathered, step = gather(replicas), round(math.log(load) / STEP)
     place = bisect_left(cells, (gathered, step))
@@ -107,7 +107,7 @@ def noted(cells: tuple[Cell, ...], replicas: int, load: float, answers: float, s
 
 
 def gather(replicas: int) -> int:
-    """The number of replicas that stands for its group."""
+    """The number of replicas that represents its group."""
     if replicas <= GATHERED_FROM:
         return replicas
     group = round(math.log(replicas / GATHERED_FROM) / math.log(1.1))
@@ -115,9 +115,9 @@ def gather(replicas: int) -> int:
 
 
 def fitted(cells: Sequence[Cell], edge: float = EDGE, frees: Sequence[float] = FREE, anyway: float = 0.0) -> Capacity:
-    """What follows from all that was seen: where the strain is above `edge`, there is too much; b is of `frees`.
+    """The capacity estimate from all cells: strain above `edge` is overload; b is chosen from `frees`.
 
-    `anyway` is the strain that does not count, as no number of replicas changes it.
+    `anyway` is the strain that no number of replicas changes, which is subtracted.
     """
     best, least = Capacity(), math.inf
     cells = [cell._replace(strain=max(cell.strain - anyway, 0.0)) for cell in cells]
@@ -138,7 +138,7 @@ def fitted(cells: Sequence[Cell], edge: float = EDGE, frees: Sequence[float] = F
 
 
 def unloaded(cells: Sequence[Cell]) -> float:
-    """The strain that does not come of the load, such as that of prompts too long for the promise; 0 if it may."""
+    """The strain that is not caused by load, such as that of prompts too long for the objective; 0: none."""
     loads = sorted(cells, key=itemgetter(1))
     seen = accumulate(cell.weight for cell in loads)
     begin = next((cell.step for cell, answers in zip(loads, seen, strict=True) if answers >= WEIGHT_MIN), 0)
@@ -149,14 +149,14 @@ def unloaded(cells: Sequence[Cell]) -> float:
 
 
 def _strain(cells: Iterable[Cell]) -> float:
-    """Of all their answers; NaN, which is neither more nor less than anything, if these are too few."""
+    """Mean strain over all their responses; NaN, which compares false with everything, if these are too few."""
     several = list(cells)
     answers = sum(cell.weight for cell in several)
     return sum(cell.weight * cell.strain for cell in several) / answers if answers >= ANYWAY_MIN else math.nan
 
 
 def _rising(points: Iterable[tuple[float, float]]) -> Iterable[float]:
-    """The closest values to points (weight, value) that never fall: neighbours that would are one, as their mean."""
+    """Isotonic regression of points (weight, value): pools adjacent violators into their means."""
     pools: list[tuple[float, float, int]] = []
     for weight, value in points:
         pool = (weight, value, 1)
@@ -170,12 +170,12 @@ def _rising(points: Iterable[tuple[float, float]]) -> Iterable[float]:
 
 
 def _edge(loads: Iterable[tuple[float, float, float]], edge: float, free: float) -> Capacity:
-    """The load at which the strain is `edge`. `loads` are load, strain and answers, in order.
+    """The load at which the strain is `edge`. `loads` are load, strain and responses, in order.
 
-    Where the strain rises slowly, as with loads that come in bursts, many neighbours have one strain. Between two
-    such pools its root is taken to be a line: with a step, a little more or less strain would make half as much, or
-    twice as much, of the capacity. The line begins and ends in the middle of a pool, but the further `edge` is from
-    what was borne (or was too much), the nearer to the most (least) of it: that is known then.
+    If the strain rises slowly, as with bursty loads, many neighbours share one strain. Between two such pools the
+    root of the strain is interpolated linearly: with a step, a little more or less strain would halve or double the
+    capacity. The line begins and ends in the middle of a pool, but the further `edge` is from what was served (or was
+    overload), the nearer to the pool's highest (lowest) load: that is known then.
     """
     before, seen = None, 0.0
     for pool in _pools(loads):
@@ -194,7 +194,7 @@ def _edge(loads: Iterable[tuple[float, float, float]], edge: float, free: float)
 
 
 def _pools(loads: Iterable[tuple[float, float, float]]) -> Iterable[Pool]:
-    """Neighbours of one strain, together."""
+    """Groups of neighbouring loads with equal strain."""
     for strain, same in groupby(loads, key=itemgetter(1)):
         points = list(same)
         answers = sum(weight for _, _, weight in points)

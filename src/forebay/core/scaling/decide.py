@@ -1,7 +1,7 @@
-"""How many replicas a model gets: a policy wishes, and what holds for every policy makes a decision of it.
+"""How many replicas a model gets: the policy's recommendation, adjusted by rules common to all policies.
 
-Bounds and schedule, zero, limits of signals, windows and paces are the same whoever wishes. Nothing is ever taken
-away while the load is not known, or has been known again for less than the window of `down` only.
+Bounds and schedule, scaling to zero, signal limits, windows and rates are the same for every policy. Replicas are
+never removed while the load is unknown, or has been known again for less than the window of `down`.
 """
 
 import math
@@ -16,33 +16,33 @@ from forebay.core.scaling.settings import Pace, Policy, Scale, Signal
 from forebay.core.scaling.values import Decision, Reading, Reason, Wish
 
 GAP_S: Final = 30.0
-"""Load that was not known for so long is new when it is known again: windows begin anew."""
+"""After a longer time without readings, windows start over."""
 WISHES_MAX: Final = 32
-"""A window is remembered in so many parts."""
+"""Number of parts in which a window is remembered."""
 CHANGES_MAX: Final = 32
 USUAL: Final = (Reason.LOAD, Reason.FORECAST, Reason.RULE, Reason.SPARE)
-"""Reasons for what there is already are none."""
+"""Reasons that are replaced by STEADY if nothing changes."""
 CALM: Final = 12
 TURNS_MAX: Final = 1
-"""A single replica is removed only if replicas will not have been added and removed in turn more often than this
-within so many windows of `down`: an hour, if nothing else is said. With the addition that may follow at any time, a
-load that lies between two numbers of replicas changes direction twice an hour at most, whatever its noise."""
+"""A single replica is removed only if additions and removals did not alternate more often than this within CALM
+windows of `down` (an hour by default). With the addition that may follow at any time, a load between two numbers of
+replicas changes direction at most twice an hour, whatever its noise."""
 
 
 def decide(
     scale: Scale, memory: Memory, reading: Reading | None, now: float, *, current: int
 ) -> tuple[Decision, Memory]:
-    """What is wanted instead of `current` replicas; `reading` is None where the load is not known."""
+    """The desired number of replicas instead of `current`; `reading` is None if the load is unknown."""
     low, high = bounds(scale, now)
     lead_s = memory.learned.lead_s if scale.lead_s is None else scale.lead_s
-    low = max(low, min(bounds(scale, now + lead_s)[0], high))  # what hours ask for is there when they begin
+    low = max(low, min(bounds(scale, now + lead_s)[0], high))  # scheduled replicas are ready when their hours begin
     if reading is None:
         return _unknown(scale, low, current), memory
     memory = _watched(scale, memory, reading, now)
     wish, memory = _wish(scale, memory, reading, now, current)
     wish = _limited(scale, memory, reading, wish, current)
     if current == 0 and is_asked(reading):
-        wish = max(Wish(1, Reason.WAKE, "a request has come and there is no replica"), wish, key=_wanted)
+        wish = max(Wish(1, Reason.WAKE, "a request arrived and there is no replica"), wish, key=_wanted)
     elif low == 0:
         wish = _idle(scale, memory, wish, now, current)
     wish = _bounded(wish, low, high)
@@ -67,16 +67,16 @@ def bounds(scale: Scale, now: float) -> tuple[int, int]:
 
 
 def _unknown(scale: Scale, low: int, current: int) -> Decision:
-    """As many as there are. A minimum that people have asked for holds nevertheless; a maximum of a time does not."""
+    """The current number. Configured minimums still apply; a scheduled maximum does not."""
     wanted = min(max(current, low), scale.most)
     if wanted == current:
-        return Decision(wanted, Reason.UNKNOWN, "the load is not known: none is taken away", {"min": low})
+        return Decision(wanted, Reason.UNKNOWN, "the load is not known: no replica is removed", {"min": low})
     name = "min" if wanted > current else "max"
     return Decision(wanted, Reason.BOUND, f"the load is not known, but `{name}` is {wanted} now", {"min": low})
 
 
 def _watched(scale: Scale, memory: Memory, reading: Reading, now: float) -> Memory:
-    """Notes what lasts: since when nobody has asked, and since when limits are exceeded."""
+    """Update durations: since the last request, and since when limits are exceeded."""
     fresh = memory.known_at is None or now - memory.known_at > GAP_S
     before = memory.above if len(memory.above) == len(scale.limits) else (None,) * len(scale.limits)
     above = tuple(
@@ -104,9 +104,9 @@ def is_asked(reading: Reading) -> bool:
 
 
 def value_of(signal: Signal, reading: Reading) -> float | None:
-    """What a signal says; None: it is not known.
+    """The value of a signal; None: unknown.
 
-    Times that are measured are 0 while nobody asks: a model at rest may shrink.
+    Measured times are 0 without requests: an idle model may shrink.
     """
     replicas = max(reading.ready, 1)
     match signal:
@@ -144,7 +144,7 @@ def _wish(scale: Scale, memory: Memory, reading: Reading, now: float, current: i
         return wish, replace(memory, learned=known)
     value = value_of(scale.signal, reading)
     if value is None and scale.policy is not Policy.SLO:  # which looks at no signal
-        why = f"{scale.signal} is not known: none is taken away"
+        why = f"{scale.signal} is not known: no replica is removed"
         return Wish(current, Reason.UNKNOWN, why), memory
     value = value or 0.0
     wanted, why, rules = advise(scale, memory.rules, reading, value, current)
@@ -152,9 +152,9 @@ def _wish(scale: Scale, memory: Memory, reading: Reading, now: float, current: i
 
 
 def _limited(scale: Scale, memory: Memory, reading: Reading, wish: Wish, current: int) -> Wish:
-    """As many as bring signals below their limits, if these fall with the number of replicas.
+    """At least as many replicas as bring signals below their limits, if these fall with the number of replicas.
 
-    More, when a signal has been above for its time; and not so few, at any time, that it would be.
+    More if a signal exceeded its limit for long enough; and never so few that it would.
     """
     seen = {str(limit.signal): value_of(limit.signal, reading) for limit in scale.limits}
     known = {name: value for name, value in seen.items() if value is not None}
@@ -169,7 +169,7 @@ def _limited(scale: Scale, memory: Memory, reading: Reading, wish: Wish, current
             why = f"{limit.signal} of {value:.3g} has been above {limit.above:g} for {lasts_s:.0f} s"
             wish = Wish(enough, Reason.SIGNAL, why, wish.figures)
         else:
-            why = f"{wish.why}; {limit.signal} of {value:.3g} is for {min(enough, current)}"
+            why = f"{wish.why}; {limit.signal} of {value:.3g} needs {min(enough, current)}"
             wish = wish._replace(wanted=min(enough, current), reason=Reason.SIGNAL, why=why)
     return wish
 
@@ -179,10 +179,10 @@ def _wanted(wish: Wish) -> int:
 
 
 def _idle(scale: Scale, memory: Memory, wish: Wish, now: float, current: int) -> Wish:
-    """The last one goes, or none comes back, only when nobody has asked for long."""
+    """Scale to zero, or stay there, after long enough without a request."""
     idle_s = now - (now if memory.asked_at is None else memory.asked_at)
     if idle_s >= scale.to_zero_after_s or current == 0:
-        return Wish(0, Reason.IDLE, f"nobody has asked for {idle_s:.0f} s", {"idle_s": idle_s})
+        return Wish(0, Reason.IDLE, f"no request for {idle_s:.0f} s", {"idle_s": idle_s})
     return max(wish, wish._replace(wanted=1), key=_wanted)
 
 
@@ -196,7 +196,7 @@ def _bounded(wish: Wish, low: int, high: int) -> Wish:
 
 
 def _remembered(scale: Scale, memory: Memory, wanted: int, now: float) -> Memory:
-    """The wish among those of the windows. Those of a short time are kept as one."""
+    """Add the recommendation to those of the windows; recommendations close in time are merged."""
     longest_s = max(scale.up.window_s, scale.down.window_s)
     wishes = memory.wishes
     if wishes and now - wishes[-1].at < longest_s / WISHES_MAX:
@@ -207,12 +207,12 @@ def _remembered(scale: Scale, memory: Memory, wanted: int, now: float) -> Memory
         return replace(memory, wishes=(*wishes[:-1], Wished(last.at, lowest, highest)))
     begin = 0
     while begin + 1 < len(wishes) and wishes[begin + 1].at <= now - longest_s:
-        begin += 1  # one from before the window stays, so that it is known what there was at its beginning
+        begin += 1  # keep one from before the window: the recommendation at its beginning
     return replace(memory, wishes=(*wishes[begin:], Wished(now, wanted, wanted)))
 
 
 def _paced(scale: Scale, memory: Memory, wish: Wish, now: float, current: int) -> Wish:
-    """A change only when it has been right for its window, and no more at once than its pace."""
+    """Allow a change only if it was recommended throughout its window, and at its rate."""
     wanted = _windowed(scale, memory, wish.wanted, now, current)
     if now - memory.since < max(scale.down.window_s, GAP_S):
         wanted = max(wanted, current)
@@ -226,7 +226,8 @@ def _paced(scale: Scale, memory: Memory, wish: Wish, now: float, current: int) -
 
 
 def _windowed(scale: Scale, memory: Memory, wanted: int, now: float, current: int) -> int:
-    """What all wishes within the window agree on: the fewest of them to add, the most of them to remove."""
+    """The change on which all recommendations in the window agree: the lowest for scaling up, the highest for
+    down."""
     window_s = scale.up.window_s if wanted > current else scale.down.window_s
     if window_s == 0:
         return wanted
@@ -241,7 +242,7 @@ def _windowed(scale: Scale, memory: Memory, wanted: int, now: float, current: in
 
 
 def _calm(scale: Scale, memory: Memory, wanted: int, now: float, current: int) -> int:
-    """None is removed before what was added last can have helped; a single one only if that is not back and forth."""
+    """Remove none before the last addition can have taken effect; a single one only if that does not alternate."""
     window_s, changes = scale.down.window_s, memory.changes
     added_at = next((at for at, by in reversed(changes) if by > 0), 0.0)
     if now - added_at < memory.learned.lead_s + window_s:

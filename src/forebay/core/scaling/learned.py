@@ -1,4 +1,4 @@
-"""The policy `forebay`: as many replicas as carry the load that is there when they are ready, within the promise."""
+"""The policy `forebay`: enough replicas for the load at the time when they are ready, within the objective."""
 
 import math
 from collections.abc import Iterator
@@ -14,91 +14,91 @@ from forebay.core.scaling.values import Reading, Reason, Wish
 
 FIT_EVERY_S: Final = 60.0
 ALIKE_S: Final = 7200.0
-"""Strain that has been there at any load for so long is no chance; a few bursts may look like it for an hour."""
+"""Load-independent strain must persist this long to count; a few bursts may look like it for an hour."""
 LEAD_S: Final = 60.0
-"""What a replica takes to start, as long as nobody knows."""
+"""Assumed start time of a replica while none was measured."""
 DRAIN_S: Final = 45.0
-"""In this time what waits is to be worked off when the replicas are there."""
+"""The queue should be worked off within this time once the replicas are ready."""
 BACKLOG_S: Final = 60.0
-"""More than what comes in this time hardly waits: gateways refuse it."""
+"""Upper bound of the queue, in arrival time: gateways reject more."""
 SPARE_MIN: Final = 0.05
 SPARE_MAX: Final = 0.25
-"""Replicas are removed if the others could do so much more than they will have to: the error of the forecasts."""
+"""Replicas are removed only if the others have this much capacity in reserve: the forecast error, within these
+bounds."""
 AHEAD_S: Final = 600.0
-"""And if they still could do it so long after another one could be there again."""
+"""And only if they still have it this long after another replica could be ready again."""
 AIM: Final = 0.85
 EDGES: Final = (0.8, 2.5)
 SPENT_S: Final = 21_600.0
-"""Of the late answers that the promise allows this share is aimed at, over hours: if there are fewer, replicas may do
-more than EDGE says, and the other way round, between these two."""
+"""The target is AIM of the late responses that the objective allows, averaged over SPENT_S: if there are fewer,
+replicas may be loaded above EDGE, and vice versa, within EDGES."""
 NOISE: Final = 3.0
-"""Standard deviations by which the load of a few seconds has to be above that of a minute to mean anything."""
+"""Standard deviations by which the short-term load must exceed that of a minute to be significant."""
 PANIC: Final = 1.5
-"""And has to be above the capacity within the promise, by so many times: little more than what there is at all."""
+"""It must also exceed the capacity within the objective by this factor: little more than the physical capacity."""
 FULL: Final = 0.9
 FULL_S: Final = 5.0
-"""Before anything has been measured: more replicas, if requests wait while such a share of the places is taken, for
-so long and in several looks ..."""
+"""Before capacity is known: add replicas if requests wait while this share of the slots is used, for FULL_S and over
+several readings ..."""
 FULL_TIMES: Final = 2
-"""... by what waits, but at most so many times as many: a first crowd is soon gone, or it is there the next time."""
+"""... in proportion to the queue, at most by this factor: a first burst may soon be over."""
 LATE_MAX: Final = 4.0
-"""Strain of the last minute at which there are too few, whatever has been learned; but not of few answers, and not
-where hardly any are given at once: others would not make them quicker."""
+"""Strain of the last minute at which replicas are added whatever was learned; not for few responses, and not at low
+concurrency, where more replicas would not help."""
 TTFT_PART: Final = 0.6
 TPOT_PART: Final = 0.85
 LATENCY_PART: Final = 0.4
-"""Where the late answers are not counted: parts of the promised 99th percentiles that p90 (of latency, the mean) has
-when they are just kept."""
+"""If late responses are not counted: the p90 (for latency, the mean) as a share of the 99th percentile objective when
+it is just met."""
 LONGER: Final = 3.0
-"""And where nothing is promised: requests may take so many times as long as those that are alone."""
+"""Without an objective: factor by which requests may take longer than without concurrency."""
 ALONE: Final = 0.5
-"""Requests that a replica has at once when they are nearly alone."""
+"""Concurrency per replica below which requests hardly affect each other."""
 AT_ONCE: Final = 4.0
-"""Requests that a replica is expected to take at once as long as nobody knows."""
+"""Assumed concurrency of a replica while nothing is known."""
 ALONE_MIN: Final = 10.0
-"""From so many requests on, the mean of a minute says how long they take."""
+"""Requests needed for the mean duration of a minute to be meaningful."""
 
 
 Want: TypeAlias = tuple[int, Reason, str]
-"""How many, why, and that as a sentence."""
+"""How many replicas, the reason, and its text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """What the policy remembers."""
+    """The learned state of the policy."""
 
     traffic: Traffic = field(default_factory=Traffic)
     season: Season = field(default_factory=Season)
     cells: tuple[Cell, ...] = ()
-    """Answers by the work that came for each replica."""
+    """Responses by offered work per replica."""
     capacity: Capacity = field(default_factory=Capacity)
     """In work per second."""
     crowds: tuple[Cell, ...] = ()
-    """Answers by the requests that each replica had at once: clients that wait for an answer before they ask again
-    ask no more than they are answered, however slow that is."""
+    """Responses by concurrency per replica: closed-loop clients send no more than is answered, however slowly."""
     crowd: Capacity = field(default_factory=Capacity)
-    """In requests at once."""
+    """In concurrent requests."""
     anyway: float = 0.0
-    """Strain that is there at any load. What load adds counts."""
+    """Load-independent strain; only strain above it counts."""
     alike_since: float = 0.0
-    """Since when it has looked like that; 0: it does not."""
+    """Since when such strain was observed; 0: it is not."""
     asleep_at: float = 0.0
     """When there was last no replica."""
     fitted_at: float = 0.0
     lead_s: float = LEAD_S
     strain: float = 0.0
-    """Of the last minute."""
+    """Strain of the last minute."""
     answers: float = 0.0
     strained: float = 0.0
-    """Answers, and the sum of their strain, over SPENT_S."""
+    """Responses, and the sum of their strain, over SPENT_S."""
     alone_s: float = 0.0
-    """Seconds for a unit of work, of requests that are alone; 0: unknown."""
+    """Seconds per unit of work without concurrency; 0: unknown."""
     full_s: float = 0.0
-    """For how long requests have waited for replicas that are all full, less the time since in which they did not."""
+    """How long requests have waited for full replicas, minus the time since in which none did."""
 
 
 def wish(scale: Scale, learned: Learned, reading: Reading, now: float, current: int) -> tuple[Wish, Learned]:
-    """What the policy wants, from what it knew before; and what it knows now."""
+    """The policy's recommendation, and its updated state."""
     lead_s = reading.cold_start_s if scale.lead_s is None else scale.lead_s
     flow = traffic.followed(learned.traffic, reading)
     known = replace(
@@ -113,7 +113,7 @@ def wish(scale: Scale, learned: Learned, reading: Reading, now: float, current: 
 
 
 def afresh(learned: Learned) -> Learned:
-    """After a gap: what replicas can do is still known, but not the load."""
+    """The state after a gap: the capacity is still known, but not the load."""
     return replace(learned, traffic=learned.traffic._replace(seen_s=0.0, peaks=()), strain=0.0, full_s=0.0)
 
 
@@ -132,11 +132,11 @@ def _wish(known: Learned, before: Traffic, reading: Reading, now: float, current
         "late": known.strain * GOAL,
         "late_anyway": known.anyway * GOAL,
     }
-    woken = now - known.asleep_at < 2 * LEVEL_S  # what has waited for the first replica is worked off
+    woken = now - known.asleep_at < 2 * LEVEL_S  # the queue for the first replica is being worked off
     unsure = known.capacity.rate <= 0 and (woken or flow.seen_s < LEVEL_S)
     crowded = list(_crowded(known, reading))
     if able.rate <= 0 or unsure or flow.seen_s < SHORT_S:
-        little = current, Reason.STEADY, f"too little is known yet of the load{_since(known, now)}"
+        little = current, Reason.STEADY, f"too little is known about the load yet{_since(known, now)}"
         return Wish(*next(iter(crowded), little), figures)
     wants = [*_wants(known, able, ahead), *crowded]
     wants += _trouble(known, able, before, reading, max(flow.level, ahead))
@@ -160,7 +160,7 @@ def _since(known: Learned, now: float) -> str:
 
 
 def _wants(known: Learned, able: Capacity, ahead: float) -> Iterator[Want]:
-    """What the load of now asks for, and that of later."""
+    """Replicas for the current and for the expected load."""
     level = known.traffic.level
     need, later = able.need(level), able.need(ahead)
     yield need, Reason.LOAD, f"{level:,.0f} tokens/s need {need}"
@@ -168,7 +168,7 @@ def _wants(known: Learned, able: Capacity, ahead: float) -> Iterator[Want]:
 
 
 def _full_s(learned: Learned, reading: Reading, current: int) -> float:
-    """`Learned.full_s` with this look; 0 while one that is wanted is not ready yet."""
+    """The updated `Learned.full_s`; 0 while a desired replica is not ready."""
     if reading.pending or not reading.ready or reading.ready < current:
         return 0.0
     full = reading.waiting > 0 and reading.busy is not None and reading.busy >= FULL
@@ -177,34 +177,34 @@ def _full_s(learned: Learned, reading: Reading, current: int) -> float:
 
 
 def _crowded(known: Learned, reading: Reading) -> Iterator[Want]:
-    """What it takes for all to be served at once, if nothing else is known but that they wait and why."""
+    """Replicas for serving all at once, if only the queue and full replicas are known."""
     if known.capacity.rate > 0 or known.full_s < FULL_S:
         return
     ready, waiting = reading.ready, reading.waiting
     each = max(known.traffic.in_flight / ready, 1.0)
     need = min(math.ceil(ready + waiting / each), ready * FULL_TIMES)
     full = "the one replica is full" if ready == 1 else f"all {ready} replicas are full"
-    yield need, Reason.PANIC, f"requests have waited for {FULL_S:.0f} s, {waiting} now, and {full}: {need} are tried"
+    yield need, Reason.PANIC, f"requests have waited for {FULL_S:.0f} s, {waiting} now, and {full}: trying {need}"
 
 
 def _trouble(known: Learned, able: Capacity, before: Traffic, reading: Reading, load: float) -> Iterator[Want]:
-    """What it takes if far more comes of a sudden than the ready replicas can do, or if requests wait."""
+    """Replicas for a sudden overload, or for a queue."""
     flow = known.traffic
     heavy = before.level / before.requests if before.requests > 0 else 0.0
     noise = NOISE * heavy * math.sqrt(before.requests / SHORT_S)
     placed = reading.ready + reading.pending
     if known.capacity.rate <= 0 or not placed:
-        return  # nothing has been measured yet, or one starts first
+        return  # no capacity measured yet, or the first replica is still starting
     panic = flow.short - flow.level > noise and flow.short > able.of(placed) * PANIC
     backlog = _backlog(known, able, reading, reading.waiting * heavy)
     if panic or backlog > 0:
         need = able.need((max(flow.short, load) if panic else load) + backlog / DRAIN_S)
-        why = f"{flow.short:,.0f} tokens/s come all at once, and {backlog:,.0f} tokens will wait"
+        why = f"{flow.short:,.0f} tokens/s arrive at once, and {backlog:,.0f} tokens will be queued"
         yield need, Reason.PANIC, f"{why}: {need} work them off in {DRAIN_S:.0f} s"
 
 
 def _spare(known: Learned, able: Capacity, now: float, wanted: int, current: int) -> Wish:
-    """Fewer, if they could also do what is expected at any time until others could be there again, and then some."""
+    """Fewer replicas, if they suffice, with a margin, for the expected load until others could be ready again."""
     flow, error = known.traffic, known.season.ways[season.best(known.season)].error
     margin = 1 + min(max(error, SPARE_MIN), SPARE_MAX)
     times = (0.5, 1.0, 1.5, 2.0)
@@ -216,15 +216,15 @@ def _spare(known: Learned, able: Capacity, now: float, wanted: int, current: int
     need, crowd = able.need(most), _crowd(known).need(flow.in_flight * margin)
     least = min(max(need, crowd, wanted), current)
     if crowd > need:
-        return Wish(least, Reason.SPARE, f"{flow.in_flight:.3g} requests under way are for {crowd}")
-    return Wish(least, Reason.SPARE, f"{most:,.0f} tokens/s are the most to expect, for which {need} do")
+        return Wish(least, Reason.SPARE, f"{flow.in_flight:.3g} requests in flight need {crowd}")
+    return Wish(least, Reason.SPARE, f"{most:,.0f} tokens/s are the most to expect, for which {need} suffice")
 
 
 def _able(known: Learned, reading: Reading) -> Capacity:
-    """At least what a replica does if requests come one after the other: others would not make it quicker.
+    """The capacity, at least that of a replica without concurrency: more replicas would not make that faster.
 
-    As long as there has never been too much, what it does if it can take a few at once. Where none is ready, what
-    was so before holds: how little many replicas had to do says nothing of how much the first one can.
+    If overload was never observed, with an assumed concurrency. If none is ready, the earlier values hold: the low
+    load of many replicas does not show how much the first one can serve.
     """
     able, flow = known.capacity, known.traffic
     if reading.ready and flow.in_flight > 0:
@@ -237,14 +237,14 @@ def _able(known: Learned, reading: Reading) -> Capacity:
 
 
 def _crowd(known: Learned) -> Capacity:
-    """The same in requests at once."""
+    """The same in concurrent requests."""
     return known.crowd._replace(rate=max(known.crowd.rate, 1.0 if known.crowd.known else AT_ONCE))
 
 
 def _backlog(known: Learned, able: Capacity, reading: Reading, waiting: float) -> float:
-    """Work that will wait when another replica can be there, if more than a second's waits now.
+    """The queue, in work, by the time another replica could be ready, if more than a second's work waits now.
 
-    Those that are pending will have worked for half of that time, on the mean.
+    Pending replicas will have worked for half of that time on average.
     """
     flow = known.traffic
     if waiting <= flow.level:
@@ -255,7 +255,7 @@ def _backlog(known: Learned, able: Capacity, reading: Reading, waiting: float) -
 
 
 def _study(scale: Scale, known: Learned, reading: Reading, now: float) -> Learned:
-    """Learns how many answers are late at such a load."""
+    """Update the statistics of late responses at the current load."""
     flow, load = known.traffic, traffic.peak(known.traffic)
     if flow.requests * LEVEL_S >= ALONE_MIN and flow.seen_s >= LEVEL_S and reading.waiting == 0:
         each_s = flow.in_flight / flow.level
@@ -288,7 +288,7 @@ def _study(scale: Scale, known: Learned, reading: Reading, now: float) -> Learne
 
 
 def _strain(scale: Scale, known: Learned, reading: Reading) -> float | None:
-    """How late answers are, as a multiple of what may be; None: no telling."""
+    """How late responses are, as a multiple of what is allowed; None: unknown."""
     if reading.late is not None and (scale.ttft_s or scale.tpot_s):
         return reading.late / max(reading.completions, 1) / GOAL
     parts = []
@@ -299,7 +299,7 @@ def _strain(scale: Scale, known: Learned, reading: Reading) -> float | None:
     flow = known.traffic
     if not (scale.ttft_s or scale.tpot_s) and known.alone_s > 0 and flow.level > 0:
         if flow.in_flight <= reading.ready:
-            parts.append(0.0)  # one at a time, on the mean: with more replicas they would take as long
+            parts.append(0.0)  # one at a time on average: more replicas would not make them faster
         elif scale.latency_s:
             parts.append(flow.in_flight / max(flow.requests, 1e-9) / (scale.latency_s * LATENCY_PART))
         else:

@@ -1,4 +1,4 @@
-"""`limits` of a cluster file: what the replicas of all models may have together, and what of that is not enough."""
+"""`limits` of the cluster file: limits on all models together, and conflicts with what models need at least."""
 
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Final
@@ -28,12 +28,12 @@ class ClusterLimits(Section):
 
 
 def gpus_of(placement: PlacementSettings) -> int:
-    """What a replica counts as, in parts of a `GPU`."""
+    """What a replica counts as, in 1/1000 GPU (see `GPU`)."""
     return round(placement.gpus * (placement.fraction or 1.0) * GPU)
 
 
 def limit_conflicts(raw: Mapping[str, Any]) -> Iterator[Conflict]:
-    """Limits that do not even cover what models have at the least, in a cluster given as plain data."""
+    """Limits below what models have at the least, in a cluster given as unvalidated data."""
     try:
         limits = ClusterLimits.model_validate(raw.get("limits") or {})
     except ValidationError:
@@ -44,12 +44,12 @@ def limit_conflicts(raw: Mapping[str, Any]) -> Iterator[Conflict]:
         total = sum(amount for amount, _ in users)
         if limit is not None and total > limit:
             named = ", ".join(f"{name} {amount:g}" for amount, name in users)
-            allowed = f"at least {total:g}, what models have whatever the load is (`min` or `replicas`, `standby`)"
-            yield Conflict(f"limits.{key}", f"{limit}, beside {named}", allowed)
+            allowed = f"at least {total:g}, what models have at any load (`min` or `replicas`, `standby`)"
+            yield Conflict(f"limits.{key}", f"{limit}, with {named}", allowed)
 
 
 def _least(model: Mapping[str, Any]) -> tuple[int, int]:
-    """What a model has whatever the load is: parts of a GPU, and replicas. What is wrong in it counts as nothing."""
+    """What a model has at any load: parts of a GPU, and replicas. Invalid parts count 0."""
     scale = model.get("scale")
     scaled = isinstance(scale, Mapping) and not scale.get("shadow", False)
     fixed = scale.get("min", 1) if isinstance(scale, Mapping) and scaled else model.get("replicas", 1)

@@ -1,4 +1,4 @@
-"""What the scaler of a model remembers from look to look. It is kept as JSON: a new controller goes on from it."""
+"""The state of a model's autoscaler between decisions. Stored as JSON, so that a new controller continues from it."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -8,7 +8,7 @@ from forebay.core.scaling.rules.table import Rules
 
 
 class Wished(NamedTuple):
-    """What was wished for in a short time, before the windows of `up` and `down`."""
+    """The range of recommendations in a short period, before the windows of `up` and `down`."""
 
     at: float
     """When it began."""
@@ -18,21 +18,21 @@ class Wished(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Of one model. Times are seconds since the epoch."""
+    """The state of one model. Times are seconds since the epoch."""
 
     known_at: float | None = None
     """When its load was last known."""
     since: float = 0.0
     """Since when it has been known without a gap."""
     asked_at: float | None = None
-    """When there was last a request, or the first look."""
+    """When there was last a request, or the first reading."""
     above: tuple[float | None, ...] = ()
     """Since when each of the limits is exceeded."""
     wishes: tuple[Wished, ...] = ()
-    """Within the windows of `up` and `down`, the oldest first."""
+    """Within the windows of `up` and `down`, oldest first."""
     changes: tuple[tuple[float, int], ...] = ()
-    """The last changes: when, and by how many replicas; the oldest first."""
+    """The last changes: when, and by how many replicas; oldest first."""
     rules: Rules = field(default_factory=Rules)
-    """Of the policies that are not ours."""
+    """State of the other systems' policies."""
     learned: Learned = field(default_factory=Learned)
-    """Of ours."""
+    """State of the policy `forebay`."""

@@ -1,4 +1,4 @@
-"""Bounds that depend on the time of the week, in the time zone of those who wrote them."""
+"""Bounds that depend on the time of the week, in a configured time zone."""
 
 from datetime import datetime
 from typing import Final, NamedTuple
@@ -11,21 +11,21 @@ TIME_PATTERN: Final = r"^(([01][0-9]|2[0-3]):[0-5][0-9]|24:00)$"
 
 
 class Hours(NamedTuple):
-    """Times of the week with bounds of their own. When clocks are put back, an hour comes twice."""
+    """Times of the week with their own bounds. When clocks are set back, an hour occurs twice."""
 
     days: tuple[int, ...]
     """Days on which it begins; Monday is 0."""
     start_min: int
-    """Minutes from midnight on, 0..1440."""
+    """Minutes from midnight, 0..1440."""
     end_min: int
-    """On the next day if it is not after the start."""
+    """On the next day if not after the start."""
     zone: str
-    """IANA name; one that `zoneinfo` knows."""
+    """IANA name, known to `zoneinfo`."""
     min: int | None = None
     max: int | None = None
 
     def hold(self, now: float) -> bool:
-        """Whether it is one of these times, at `now` seconds since the epoch."""
+        """Whether `now` (seconds since the epoch) is one of these times."""
         local = datetime.fromtimestamp(now, ZoneInfo(self.zone))
         today, minute = local.weekday(), local.hour * 60 + local.minute
         if self.start_min < self.end_min:
@@ -36,7 +36,7 @@ class Hours(NamedTuple):
 
 
 def days_of(text: str) -> tuple[int, ...]:
-    """Days of a list that fits DAYS_PATTERN: `mon-fri,sun`; a range may go over Sunday."""
+    """The days of a list that matches DAYS_PATTERN: `mon-fri,sun`; ranges may wrap around Sunday."""
     found: set[int] = set()
     for part in text.split(","):
         first, _, last = part.partition("-")
@@ -47,15 +47,15 @@ def days_of(text: str) -> tuple[int, ...]:
 
 
 def minutes_of(text: str) -> int:
-    """Minutes from midnight to a time that fits TIME_PATTERN."""
+    """Minutes from midnight to a time that matches TIME_PATTERN."""
     hours, _, minutes = text.partition(":")
     return int(hours) * 60 + int(minutes)
 
 
 def is_zone(name: str) -> bool:
-    """Whether there is such a time zone."""
+    """Whether the time zone exists."""
     try:
         ZoneInfo(name)
-    except (KeyError, ValueError, OSError):  # none such; no name of one; the name of a folder of them
+    except (KeyError, ValueError, OSError):  # unknown; not a valid name; the name of a folder
         return False
     return True

@@ -1,7 +1,7 @@
-"""What load to expect: from where it is heading, from the time of the day, or from that of the week.
+"""Load forecasts: by trend, by time of day, or by time of week.
 
-Which of the three is asked is decided by how well each has done: their forecasts are kept until they are due. The
-profile of a week is learned in bins of ten minutes, and counts by its shape alone: the level is that of now.
+The method with the lowest past error is used: forecasts are kept until they are due. The weekly profile is learned in
+bins of ten minutes, and only its shape is used: the level is the current one.
 """
 
 import math
@@ -11,29 +11,29 @@ BIN_S: Final = 600.0
 DAY_BINS: Final = 144
 WEEK_BINS: Final = 7 * DAY_BINS
 NEW: Final = 0.4
-"""How much a week counts against all that came before."""
+"""Weight of a new week relative to all before."""
 RATIO_MAX: Final = 4.0
-"""Nothing is expected to grow more than so many times, or to fall below the inverse of it."""
+"""Forecasts grow by at most this factor, and fall at most to its inverse."""
 OPEN_MAX: Final = 24
-"""Forecasts that are not due yet."""
+"""Most forecasts that are kept until they are due."""
 FORECAST_EVERY_S: Final = 60.0
 ERROR_NEW: Final = 0.002
-"""How much one forecast counts against all before: errors are those of some hours."""
+"""Weight of one forecast's error relative to all before: errors average over some hours."""
 ERROR_USUAL: Final = 0.1
 TRIED_MIN: Final = 30
-"""A season is asked when so many of its forecasts were due."""
+"""A seasonal method is used once this many of its forecasts were due."""
 
 
 class Way(NamedTuple):
-    """How well one way of forecasting has done."""
+    """The accuracy of one forecasting method."""
 
     error: float = ERROR_USUAL
-    """Mean distance of the logarithms of what it said and what came."""
+    """Mean absolute error of the logarithm."""
     tried: int = 0
 
 
 class Forecast(NamedTuple):
-    """What the three ways have said, in their order; 0: nothing."""
+    """The forecasts of the three methods; 0: none."""
 
     due: float
     trend: float
@@ -42,23 +42,24 @@ class Forecast(NamedTuple):
 
 
 class Season(NamedTuple):
-    """Of one model. Loads are work per second; 0: unknown."""
+    """Seasonal state of one model. Loads are work per second; 0: unknown."""
 
     week: tuple[float, ...] = ()
-    """From Thursday, 0:00 UTC on, as the epoch began; empty: nothing is known."""
+    """Weekly profile from Thursday, 0:00 UTC, as the epoch began; empty: unknown."""
     bin: int = -1
-    """Of the week, that is being filled."""
+    """The bin of the week being filled."""
     mean: float = 0.0
-    """Of the level in it until now."""
+    """Mean level in it so far."""
     looks: int = 0
     ways: tuple[Way, Way, Way] = (Way(), Way(), Way())
-    """By the trend, the time of the day, the time of the week."""
+    """By trend, time of day, time of week."""
     forecasts: tuple[Forecast, ...] = ()
-    """Not due yet, the oldest first."""
+    """Not due yet, oldest first."""
 
 
 def learned(season: Season, level: float, slope: float, horizon_s: float, now: float) -> Season:
-    """With the level of now, which changes by `slope` a second. Forecasts are judged at `horizon_s`."""
+    """The state updated with the current level, which changes by `slope` per second. Forecasts are evaluated at
+    `horizon_s`."""
     number = int(now // BIN_S) % WEEK_BINS
     if number == season.bin:
         looks = season.looks + 1
@@ -75,14 +76,14 @@ def learned(season: Season, level: float, slope: float, horizon_s: float, now: f
 
 
 def expected(season: Season, level: float, slope: float, ahead_s: float, now: float) -> float:
-    """The level in so many seconds, by the way that has done best."""
+    """The expected level in `ahead_s` seconds, by the best method."""
     way = best(season)
     found = 0.0 if way == 0 else _by(season, 7 if way == 1 else 1, level, ahead_s, now)
     return found or _trend(level, slope, ahead_s)
 
 
 def best(season: Season) -> int:
-    """The way that is asked: 0 the trend, 1 the time of the day, 2 the time of the week."""
+    """The method in use: 0 trend, 1 time of day, 2 time of week."""
     ways = season.ways
     fit = [way for way in range(3) if way == 0 or ways[way].tried >= TRIED_MIN]
     return min(fit, key=lambda way: (ways[way].error, way))
@@ -93,7 +94,7 @@ def _trend(level: float, slope: float, ahead_s: float) -> float:
 
 
 def _by(season: Season, days: int, level: float, ahead_s: float, now: float) -> float:
-    """By the shape of the week (`days` 1), or of all its days that are known (7); 0: not known."""
+    """The level by the shape of the week (`days` 1), or averaged over its known days (7); 0: unknown."""
     here, there = _shape(season, days, now), _shape(season, days, now + ahead_s)
     if here <= 0 or there <= 0:
         return 0.0
@@ -101,7 +102,7 @@ def _by(season: Season, days: int, level: float, ahead_s: float, now: float) -> 
 
 
 def _shape(season: Season, days: int, at: float) -> float:
-    """The profile at a time, linear between the middles of its bins; 0: not known."""
+    """The profile at a time, interpolated between the centres of its bins; 0: unknown."""
     if not season.week:
         return 0.0
     place = at / BIN_S - 0.5
@@ -116,7 +117,7 @@ def _profile(season: Season, days: int, number: int) -> float:
 
 
 def _closed(season: Season) -> Season:
-    """With the bin that is over in the profile."""
+    """Add the finished bin to the profile."""
     if season.bin < 0 or season.mean <= 0:
         return season
     week = list(season.week or (0.0,) * WEEK_BINS)
@@ -127,7 +128,7 @@ def _closed(season: Season) -> Season:
 
 
 def _judged(season: Season, level: float) -> Season:
-    """The oldest forecast is due."""
+    """Evaluate the oldest forecast, which is due."""
     said = season.forecasts[0][1:]
     ways = [
         _tried(way, abs(math.log(level / value))) if value > 0 and level > 0 else way

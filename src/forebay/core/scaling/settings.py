@@ -1,4 +1,4 @@
-"""The settings of a cluster file about how many replicas a model has, and what in them does not go together."""
+"""Autoscaling settings of the cluster file, and conflicts in them."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ Seconds = Annotated[float, Field(ge=0, le=604_800)]
 
 
 class Policy(StrEnum):
-    """Who decides. All but the first are other systems' rules, as they publish them."""
+    """The scaling policy. All but the first are other systems' published rules."""
 
     FOREBAY = "forebay"
     HPA = "hpa"
@@ -26,30 +26,30 @@ class Policy(StrEnum):
 
 
 class Signal(StrEnum):
-    """A figure of a model by which it can be scaled."""
+    """A metric by which a model can be scaled."""
 
     CONCURRENCY = "concurrency"
-    """Requests under way or waiting, for each ready replica."""
+    """Requests in flight or queued, per ready replica."""
     QUEUE = "queue"
-    """Requests that wait in gateways, for each ready replica."""
+    """Requests queued in gateways, per ready replica."""
     BACKLOG_TOKENS = "backlog_tokens"
-    """Prompt tokens that are not prefilled yet, for each ready replica."""
+    """Prompt tokens not prefilled yet, per ready replica."""
     KV_USE = "kv_use"
     """Share of the KV memory in use, 0..1."""
     BUSY = "busy"
-    """Share of the places in use, 0..1."""
+    """Share of the slots in use, 0..1."""
     DUTY = "duty"
-    """Share of the time in which the GPU does anything, 0..1."""
+    """Share of the time in which the GPU is busy, 0..1."""
     TTFT_S = "ttft_s"
     """Time to the first token, p90, seconds."""
     TPOT_S = "tpot_s"
     """Time per token after the first, p90, seconds."""
     PREDICTED_TTFT_S = "predicted_ttft_s"
-    """What the first token of a usual prompt would take if it came now, mean over ready replicas, seconds."""
+    """Predicted time to first token of a typical prompt, mean over ready replicas, seconds."""
     PREDICTED_TPOT_S = "predicted_tpot_s"
-    """What each token after it would take, mean over ready replicas, seconds."""
+    """Predicted time per token after the first, mean over ready replicas, seconds."""
     REQUESTS_PER_GPU = "requests_per_gpu"
-    """Requests under way or waiting, for each GPU of the ready replicas."""
+    """Requests in flight or queued, per GPU of the ready replicas."""
 
 
 TARGETS: Final = {
@@ -65,17 +65,17 @@ TARGETS: Final = {
     Signal.PREDICTED_TPOT_S: 0.05,
     Signal.REQUESTS_PER_GPU: 8.0,
 }
-"""What `hpa`, `kpa` and `apa` hold a signal at if `target` does not say."""
+"""Default targets for `hpa`, `kpa` and `apa`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """More replicas, so that a signal falls below this."""
+    """Add replicas to bring a signal below a limit."""
 
     signal: Signal
     above: float
     for_s: float = 120.0
-    """When it has been above for so long."""
+    """How long it must have been above."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How many replicas a model may have, and who decides. `min` <= `max`, here and in the schedule."""
+    """How many replicas a model may have, and the policy. `min` <= `max`, here and in the schedule."""
 
     max: int
     min: int = 1
@@ -101,24 +101,24 @@ class Scale:
     signal: Signal = Signal.CONCURRENCY
     """What `hpa`, `kpa` and `apa` look at."""
     target: float = TARGETS[Signal.CONCURRENCY]
-    """What they hold it at, above 0."""
+    """Their target for it, above 0."""
     limits: tuple[Limit, ...] = (Limit(Signal.KV_USE, 0.9, 10.0),)
     up: Pace = Pace(0.0)
     down: Pace = Pace(300.0)
     to_zero_after_s: float = 600.0
     lead_s: float | None = None
-    """What a replica takes to start; None: as measured."""
+    """Start time of a replica; None: as measured."""
     schedule: tuple[Hours, ...] = ()
     weight: float = 1.0
-    """Its part of the cluster's `limits`, beside the others'."""
+    """Its weight in sharing the cluster's `limits`."""
     ttft_s: float | None = None
-    """The promise of `slo`, 99th percentile; None: none."""
+    """The objective in `slo`, 99th percentile; None: none."""
     tpot_s: float | None = None
     latency_s: float | None = None
 
     @property
     def most(self) -> int:
-        """The largest maximum that ever holds."""
+        """The largest maximum at any time."""
         return max([self.max, *(hours.max for hours in self.schedule if hours.max is not None)])
 
 
@@ -210,7 +210,7 @@ class ScaleSettings(Section):
     def value(
         self, ttft_s: float | None = None, tpot_s: float | None = None, latency_s: float | None = None
     ) -> Scale:
-        """How the model is scaled that promises these times, 99th percentiles."""
+        """The scaling of a model with these objectives, 99th percentiles."""
         usual = USUAL if self.policy is Policy.FOREBAY else OTHERS
         return Scale(
             max=self.max,
@@ -233,13 +233,13 @@ class ScaleSettings(Section):
 
 
 USUAL: Final = Scale(1)
-"""What holds where nothing else is said."""
+"""Defaults."""
 OTHERS: Final = Scale(1, down=Pace(0.0))
-"""The same for policies that bring windows of their own."""
+"""Defaults of policies that have windows of their own."""
 
 
 def scale_conflicts(raw: Mapping[str, Any]) -> Iterator[Conflict]:
-    """Conflicts about numbers of replicas in a cluster given as plain data."""
+    """Conflicts between numbers of replicas, in a cluster given as unvalidated data."""
     for index, model in enumerate(sections(raw.get("models"))):
         section, path = model.get("scale"), f"models[{index}]"
         given = section if isinstance(section, Mapping) else {}

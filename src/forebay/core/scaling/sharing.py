@@ -1,24 +1,24 @@
-"""What each model gets where all of them together may have only so many GPUs and replicas.
+"""How limited GPUs and replicas are shared between models.
 
-Replicas are given out one by one. First come those that a model has whatever the others want, then those that may
-not be taken away just now. Of the rest the next one goes to the model whose share would then be the smallest: of GPUs
-or replicas, whichever it has the larger share of, by its weight (Ghodsi et al., "Dominant Resource Fairness", NSDI
-2011, in whole replicas). What does not fit is passed over, so that nothing stays idle that another one could use.
+Replicas are granted one by one. First come each model's guaranteed ones, then those that must not be removed now.
+Each further one goes to the model whose dominant share would then be the smallest: the larger of its shares of GPUs
+and replicas, divided by its weight (Ghodsi et al., "Dominant Resource Fairness", NSDI 2011, in whole replicas). A
+replica that does not fit is skipped, so that nothing stays idle that another model could use.
 
-A wish that is not fulfilled may grow or shrink without anything changing for anybody.
+Changes of an unmet demand do not affect any model's share.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 GPU: Final = 1000
-"""GPUs are counted in so many parts: replicas may share them."""
+"""GPUs are counted in thousandths, as replicas may share them."""
 NAMED_MAX: Final = 6
-"""Of more models only the largest are named."""
+"""Most models that a reason names, largest first."""
 
 
 class Limits(NamedTuple):
-    """None: any number."""
+    """Limits; None: unlimited."""
 
     gpus: int | None = None
     """In parts of a `GPU`."""
@@ -26,27 +26,27 @@ class Limits(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """A model, and what it would have by itself."""
+    """A model and its demand."""
 
     model: str
     wanted: int
-    """Replicas."""
+    """Desired replicas."""
     least: int = 0
-    """Of these, the ones that come before everything of the others ..."""
+    """Of these, guaranteed before all demands of others ..."""
     kept: int = 0
-    """... and that are not taken away for more of the others."""
+    """... and not removed in favour of others' demands."""
     has: int = 0
-    """Who has a replica already keeps it, where all else is equal."""
+    """Current replicas; at equal shares, existing replicas win."""
     gpus: int = 0
-    """Of a replica, in parts of a `GPU`."""
+    """Per replica, in parts of a `GPU`."""
     weight: float = 1.0
     """Above 0."""
     low: bool = False
-    """It gets of what the others leave."""
+    """Low priority: it gets what the others leave."""
 
 
 class Turn(NamedTuple):
-    """One replica that a model wants. They are served in their order."""
+    """One desired replica of a model; sorted by priority."""
 
     stage: int
     share: float
@@ -72,7 +72,7 @@ def shared(limits: Limits, claims: Sequence[Claim]) -> dict[str, int]:
 
 
 def _left(limits: Limits, claims: Iterable[Claim]) -> tuple[float, float]:
-    """What all of them would leave, if they got what they want."""
+    """What remains of the limits if all get what they want."""
     gpus = float("inf") if limits.gpus is None else limits.gpus
     replicas = float("inf") if limits.replicas is None else limits.replicas
     for claim in claims:
@@ -89,7 +89,7 @@ def _turns(limits: Limits, claim: Claim) -> Iterator[Turn]:
 
 
 def why_not(limits: Limits, claim: Claim, got: Mapping[str, int], claims: Iterable[Claim]) -> str:
-    """Who has what of the limit because of which a model has no replica more."""
+    """Which models use the limit because of which a model gets no further replica."""
     users = {each.model: (got[each.model] * each.gpus, got[each.model]) for each in claims}
     gpus = sum(use for use, _ in users.values())
     if limits.gpus is not None and gpus + claim.gpus > limits.gpus:

@@ -1,8 +1,8 @@
-"""How much work comes: its level now, over short and long times, and where it is heading.
+"""Offered load: its current level, over short and long windows, and its slope.
 
-Work is counted in tokens of prompts, plus one for each request: what a request takes differs far less by token than
-by request, and models without tokens are counted all the same. A token of an answer counts as OUTPUT of them: prompts
-are read many tokens at once.
+Work is counted in prompt tokens, plus one per request: the cost of a request varies far less per token than per
+request, and models without tokens are counted too. An output token counts as OUTPUT prompt tokens, as prompts are
+processed many tokens at once.
 """
 
 import math
@@ -11,21 +11,21 @@ from typing import Final, NamedTuple
 from forebay.core.scaling.values import Reading
 
 OUTPUT: Final = 4.0
-"""By the engine and its load it is 2 to 10 in truth. As long as this is nearer to it than 1 is, a replica can do
-about the same work whatever is asked of it, so that a change from long prompts to long answers is no surprise."""
+"""The true ratio is 2 to 10, depending on the engine and its load. As long as this is closer to it than 1, a
+replica's capacity hardly depends on the mix, so that a shift from long prompts to long responses is no surprise."""
 SHORT_S: Final = 12.0
 LEVEL_S: Final = 60.0
 LONG_S: Final = 600.0
-"""Times over which means are taken, with exponentially falling weights."""
+"""Time constants of exponentially weighted means."""
 ANSWERS: Final = 500.0
-"""The mean length of answers is that of about so many."""
+"""Number of responses over which their mean length is taken."""
 PEAK_PARTS: Final = 8
 PEAK_S: Final = 120.0
-"""Late answers are put down to the highest load of this time: they began when it was highest."""
+"""Late responses are attributed to the highest load of this period, in which they began."""
 
 
 class Traffic(NamedTuple):
-    """Of one model. Rates are work per second."""
+    """Traffic of one model. Rates are work per second."""
 
     short: float = 0.0
     level: float = 0.0
@@ -35,23 +35,23 @@ class Traffic(NamedTuple):
     in_flight: float = 0.0
     """In replicas, over LEVEL_S."""
     output: float = 0.0
-    """Mean length of answers, tokens."""
+    """Mean response length, tokens."""
     answers: float = 0.0
-    """So many have been counted for it, at most ANSWERS."""
+    """Responses counted for it, at most ANSWERS."""
     seen_s: float = 0.0
-    """For how long there have been readings; up to LONG_S."""
+    """How long there have been readings, at most LONG_S."""
     peaks: tuple[tuple[float, float], ...] = ()
     """Times, and the highest level per ready replica since, within PEAK_S."""
 
     def slope(self) -> float:
-        """How the level changes, work per second and second."""
+        """Slope of the level, work per second per second."""
         if self.seen_s < LONG_S / 2:
             return 0.0
         return (self.level - self.long) / (LONG_S - LEVEL_S)
 
 
 def followed(traffic: Traffic, reading: Reading) -> Traffic:
-    """With what has come since the last reading."""
+    """The traffic updated with a reading."""
     since_s = reading.since_s
     output, answers = traffic.output, traffic.answers
     if reading.completions:
@@ -75,12 +75,12 @@ def followed(traffic: Traffic, reading: Reading) -> Traffic:
 
 
 def work_of(reading: Reading, output: float) -> float:
-    """What the requests take that have come, if their answers have the mean length `output`."""
+    """Work of the arrived requests, if their responses have the mean length `output`."""
     return reading.prompt_tokens + reading.arrivals * (OUTPUT * output + 1.0)
 
 
 def peak(traffic: Traffic) -> float:
-    """The highest level per ready replica of late."""
+    """The highest recent level per ready replica."""
     return max((value for _, value in traffic.peaks), default=0.0)
 
 

@@ -1,4 +1,4 @@
-"""What the scaler sees of a model, and what it decides."""
+"""The inputs and decisions of the autoscaler."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,87 +9,87 @@ from typing import NamedTuple
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One look at one model, over all gateways. Counts are of the `since_s` seconds before `at`."""
+    """A reading of one model, over all gateways. Counts are of the `since_s` seconds before `at`."""
 
     at: float
     """Wall time, seconds since the epoch."""
     since_s: float
     """Above 0."""
     ready: int
-    """Replicas that take requests."""
+    """Replicas that accept requests."""
     pending: int
     """Replicas that are placed or starting."""
     arrivals: int
-    """Requests that came, also those that were refused."""
+    """Requests received, including rejected ones."""
     prompt_tokens: int
-    """Of the arrivals, estimates."""
+    """Of the arrivals; an estimate."""
     completions: int
-    """Answers that ended well."""
+    """Successful responses."""
     output_tokens: int
     """Of the completions."""
     refused: int
-    """For want of room or time."""
+    """Rejected for lack of capacity or time."""
     waiting: int
-    """In gateways, at `at`."""
+    """Queued in gateways at `at`."""
     in_flight: float
-    """Requests under way or waiting, as a mean over `since_s`."""
+    """Requests in flight or queued, mean over `since_s`."""
     backlog_tokens: int
-    """Prompt tokens that wait in gateways, or in replicas to be prefilled, at `at`; an estimate."""
+    """Prompt tokens queued in gateways, or in replicas before prefill, at `at`; an estimate."""
     kv_use: float | None = None
     """Share of the KV memory in use, 0..1, mean over ready replicas."""
     busy: float | None = None
-    """Share of the places in use, 0..1, mean over ready replicas."""
+    """Share of the slots in use, 0..1, mean over ready replicas."""
     ttft_s: float | None = None
-    """90th percentile of the first tokens (of answers, where there are no tokens) that came within `since_s`."""
+    """90th percentile of times to first token (of responses, if there are no tokens) within `since_s`."""
     tpot_s: float | None = None
     """90th percentile of the time per token after the first."""
     duty: float | None = None
-    """Share of the time in which the GPU does anything, 0..1."""
+    """Share of the time in which the GPU is busy, 0..1."""
     cold_start_s: float | None = None
-    """From placing a replica to its being ready, 90th percentile of the last ones."""
+    """From placement of a replica until it is ready, 90th percentile of the last ones."""
     late: int | None = None
-    """Of the completions, those that broke the promise of `slo`; None: not counted."""
+    """Completions that missed the `slo`; None: not counted."""
     predicted_ttft_s: float | None = None
-    """What the first token of a usual prompt would take if it came at `at`; None: nothing is learned yet."""
+    """Predicted time to first token of a typical prompt at `at`; None: nothing learned yet."""
     predicted_tpot_s: float | None = None
-    """What each token after it would take."""
+    """Predicted time per token after the first."""
     gpus: float = 0.0
-    """Of each replica; of one that it shares, its part. 0: none."""
+    """GPUs per replica; fractional if shared. 0: none."""
 
 
 class Reason(StrEnum):
-    """Why so many."""
+    """The reason of a decision."""
 
     STEADY = "steady"
-    """What there is, is right."""
+    """The current number is right."""
     LOAD = "load"
-    """The present load needs more."""
+    """The current load needs more."""
     FORECAST = "forecast"
-    """The load that is expected by the time a new replica is ready needs more."""
+    """The load expected by the time a new replica is ready needs more."""
     PANIC = "panic"
-    """Far more load than there is capacity for: more at once, and none fewer until it is over."""
+    """Far more load than capacity: several replicas are added at once, and none removed until it is over."""
     SIGNAL = "signal"
-    """A figure has been above its limit for its time."""
+    """A signal exceeded its limit for its time."""
     RULE = "rule"
-    """The rule of `policy` says so."""
+    """The rule of `policy` requires it."""
     SPARE = "spare"
-    """Fewer will do, also for what is expected."""
+    """Fewer suffice, also for the expected load."""
     WAKE = "wake"
-    """There was none, and a request has come."""
+    """There was no replica, and a request arrived."""
     IDLE = "idle"
-    """No request for so long that none is needed."""
+    """No request for so long that no replica is needed."""
     BOUND = "bound"
     """`min` or `max`, of the model or of its schedule."""
     LIMIT = "limit"
-    """`limits` of the cluster: the other models have the rest."""
+    """`limits` of the cluster: the other models use the rest."""
     WAIT = "wait"
-    """It would be another number, but not yet: the pace, or a window, of `up` or `down`."""
+    """Another number is recommended, but delayed by the rate or window of `up` or `down`."""
     UNKNOWN = "unknown"
-    """Nothing is known of the load, or of the signal that it is scaled by: not fewer."""
+    """The load, or the signal it is scaled by, is unknown: replicas are not removed."""
 
 
 class Wish(NamedTuple):
-    """What a policy wants, or one of the rules for all of them, before bounds and windows."""
+    """The recommendation of a policy or a common rule, before bounds and windows."""
 
     wanted: int
     reason: Reason
@@ -99,11 +99,11 @@ class Wish(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """How many replicas are wanted."""
+    """The desired number of replicas."""
 
     wanted: int
     reason: Reason
     why: str
-    """A sentence with the figures that led to it."""
+    """An explanation with the figures."""
     figures: Mapping[str, float] = field(default_factory=dict)
-    """By name; those in seconds, tokens or requests say so with the end of it."""
+    """By name; units are suffixes (seconds, tokens, requests)."""

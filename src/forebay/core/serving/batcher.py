@@ -1,23 +1,22 @@
-"""The dynamic batcher of a served model version: which requests run together, and when. Triton's rules.
+"""The dynamic batcher of a served model version: which requests run together, and when, by Triton's rules.
 
 They are those of `GetDynamicBatch` in Triton's `dynamic_batch_scheduler.cc`, of `scheduler_utils.cc` (queues) and of
 `instance_queue.cc` (batches that wait for an instance):
 
-- Sizes are rows; a request may have several. Requests are looked at in order of service, until one would make the
-  batch larger than `max_batch` or has another shape.
-- A batch of a preferred size goes at once, of the largest that there is, unless the oldest request has waited for
-  `delay_s`: then everything goes that fits. Without preferred sizes `max_batch` is the only one. What is smaller
-  waits for company for `delay_s`; without a delay it goes at once.
-- Where requests can neither time out nor be refused and there are no levels, batches are formed while all instances
-  are busy, up to two for each, and the last one goes on growing until it is taken: to the next preferred size, by
-  what has waited for `delay_s`, by anything at all if its size is not a preferred one. With requests coming one by
-  one, sizes 1, 4 and 8 thus make of eleven 1 + 9 + 1. When a batch is taken, those behind it that have waited for
-  `delay_s` join it if they fit. Otherwise a batch is formed when an instance is free for it.
+- Sizes are in rows; a request may have several. Requests are examined in scheduling order, until one would make the
+batch larger than `max_batch` or has another shape. - The largest possible batch of a preferred size goes at once,
+unless the oldest request has waited for `delay_s`: then everything that fits goes. Without preferred sizes
+`max_batch` is the only one. A smaller batch is delayed by up to `delay_s`; without a delay it goes at once. - If
+requests can neither time out nor be rejected and there are no levels, batches are formed while all instances are
+busy, up to two per instance, and the last one keeps growing until it is taken: to the next preferred size, by
+requests that have waited for `delay_s`, or by any request if its size is not preferred. With preferred sizes 1, 4 and
+8, eleven requests that arrive one by one thus become 1 + 9 + 1. When a batch is taken, batches behind it that have
+waited for `delay_s` join it if they fit. Otherwise a batch is formed when an instance is free for it.
 
-Keeping answers in order (`preserve_ordering`) is the affair of who sends them.
+Keeping responses in order (`preserve_ordering`) is up to the sender of the responses.
 
-How to use it: call `poll` after every `offer` while an instance is free, and when one gets free, until there is no
-batch; at the time of `WaitUntil` if one is free then. Growth while busy needs nothing more. Call `expired` at
+Usage: call `poll` after every `offer` while an instance is free, and when one becomes free, until there is no batch;
+also at the time of `WaitUntil` if an instance is free then. Growth while busy needs no calls. Call `expired` at
 `next_expiry`, whether instances are free or not.
 """
 
@@ -35,21 +34,21 @@ from forebay.core.serving.queues import QUEUE_FULL, Alarms, Queues, Waiting
 __all__ = ["QUEUE_FULL", "TIMEOUT_EXPIRED", "Batch", "Batcher", "Idle", "WaitUntil"]
 
 WAITING_MAX: Final = 65_536
-"""Requests that wait for one model version, whatever its policies allow: each of them holds its tensors."""
+"""Most queued requests of a model version, whatever its policies allow: each of them holds its tensors."""
 
 FORMED_PER_INSTANCE: Final = 2
-"""Batches that are formed ahead; Triton's number."""
+"""Batches formed ahead per instance; Triton's number."""
 
 DEADLINE_SLACK_S: Final = 0.005
-"""A batch is held back no longer than until so long before it must start: timers are late."""
+"""A batch is not delayed beyond this long before it must start, as timers fire late."""
 
 TIMEOUT_EXPIRED: Final = "Request timeout expired"
-"""What those are told that `Batcher.expired` gives (UNAVAILABLE); Triton puts no request id before it."""
+"""Error text for requests returned by `Batcher.expired` (UNAVAILABLE); Triton puts no request id before it."""
 
 RUN_SHARE: Final = 0.2
-"""Of the time that is learned, what the last batch says."""
+"""Weight of the last batch in the learned run time."""
 DOUBT: Final = 0.9
-"""Of the time that is learned, what is left after a request was refused for it."""
+"""Factor applied to the learned run time after a request was rejected because of it."""
 
 T = TypeVar("T", bound=Hashable)
 
@@ -57,10 +56,10 @@ _IDLE: Final = Idle()
 
 
 class Batch(NamedTuple, Generic[T]):
-    """Run these together. They wait no more."""
+    """Run these together. They are no longer queued."""
 
     items: list[T]
-    """In order of service."""
+    """In scheduling order."""
     rows: int
 
 
@@ -74,7 +73,7 @@ class _Forming(Generic[T]):
         self.rows = 0
         self.shape = shape
         self.since = math.inf
-        """When the first of them came."""
+        """When the first of them arrived."""
 
 
 class _Look(Generic[T]):
@@ -88,9 +87,9 @@ class _Look(Generic[T]):
         self.pending = pending
         self.rows = rows
         self.best = best
-        """The first so many of `pending` make the largest preferred size; 0: none does."""
+        """The first `best` requests of `pending` make the largest preferred size; 0: none."""
         self.due = due
-        """When they have waited long enough."""
+        """When they must run even without a preferred size."""
         self.stopped = stopped
         """The next request cannot join, now or later."""
         self.closes = closes
@@ -98,29 +97,30 @@ class _Look(Generic[T]):
 
 
 class Pace:
-    """How long batches run, learned from those that have run; older ones count less and less."""
+    """The run time of batches: an exponentially weighted mean."""
 
     __slots__ = ("run_s",)
 
     def __init__(self) -> None:
         self.run_s = 0.0
-        """0: nothing is known."""
+        """0: unknown."""
 
     def note(self, took_s: float) -> None:
-        """A batch has run for so long."""
+        """Record the run time of a batch."""
         self.run_s += (took_s - self.run_s) * (RUN_SHARE if self.run_s else 1.0)
 
     def doubt(self) -> None:
-        """A request was refused because of what is known: else one slow batch could be the last that ever runs."""
+        """A request was rejected because of the learned time: reduce it, else one slow batch could block all later
+        ones."""
         self.run_s *= DOUBT
 
 
 class Batcher(Generic[T]):
-    """Requests of one model version that wait. Times are the caller's clock in seconds and never go back.
+    """Queued requests of one model version. Times are the caller's monotonic clock, seconds.
 
-    `batching` None: every request is a batch by itself. `instances` and `run_s`, how long a batch is expected to run,
-    may be set at any time; `run_s` only matters to requests that have a deadline. Items are compared by their hashes
-    and must be different; those with the identity's hash are the cheapest.
+    `batching` None: every request is its own batch. `instances` and `run_s`, the expected run time of a batch, may be
+    set at any time; `run_s` only affects requests that have a deadline. Items are compared by their hashes and must
+    be distinct; identity hashes are the cheapest.
     """
 
     def __init__(self, batching: DynamicBatching | None, max_batch: int, *, instances: int = 1) -> None:
@@ -141,15 +141,15 @@ class Batcher(Generic[T]):
         self._growing: _Forming[T] | None = None
         """The last of those, unless nothing may join it."""
         self._held: WaitUntil | None = None
-        """Nothing is formed before that time, unless something changes that matters: all that waits in the queues has
-        been looked at, is of one shape, and is fewer rows than `_held_rows`."""
+        """No batch is formed before that time unless a relevant change occurs: all queued requests were examined,
+        have one shape, and are fewer rows than `_held_rows`."""
         self._held_rows = 0
         self._held_shape: Hashable = None
         self._expired: list[T] = []
         self._expired_at = math.inf
 
     def __len__(self) -> int:
-        """Requests that wait, also in batches that wait for an instance."""
+        """Queued requests, including those in batches that wait for an instance."""
         return len(self._waiting)
 
     def offer(
@@ -163,13 +163,13 @@ class Batcher(Generic[T]):
         now: float,
         deadline: float | None = None,
     ) -> None:
-        """Queue a request. `level` and `timeout_s` are what it asks for itself, 0 for nothing.
+        """Queue a request. `level` and `timeout_s` are those it asks for itself, 0 for none.
 
-        `shape` is all that must be equal within a batch: names and shapes of inputs, ragged ones left out, and values
-        of shape tensors. `deadline` is when its answer is worth nothing any more. Raises `Refused` (UNAVAILABLE) if
-        there is no place; nothing has changed then.
+        `shape` is all that must be equal within a batch: names and shapes of inputs, except ragged ones, and values
+        of shape tensors. After `deadline` its response is useless. Raises `Refused` (UNAVAILABLE), without effect, if
+        the queue is full.
         """
-        assert item not in self._waiting, "it waits already"
+        assert item not in self._waiting, "it is already queued"
         self._expire(now)
         if len(self._waiting) >= WAITING_MAX:
             raise Refused(Kind.UNAVAILABLE, QUEUE_FULL)
@@ -188,7 +188,7 @@ class Batcher(Generic[T]):
             self._form(now)
 
     def cancel(self, item: T) -> bool:
-        """Forget a request. False: it does not wait (any more)."""
+        """Remove a request. False: it is not (or no longer) queued."""
         entry = self._waiting.get(item)
         if entry is None:
             return False
@@ -196,7 +196,7 @@ class Batcher(Generic[T]):
         return True
 
     def poll(self, now: float) -> Batch[T] | WaitUntil | Idle:
-        """What an instance that is free should do: run a batch, look again at that time, or nothing."""
+        """What a free instance should do: run a batch, poll again at that time, or nothing."""
         self._expire(now)
         formed = self._formed
         if self._held is None or now >= self._held.at:
@@ -213,14 +213,14 @@ class Batcher(Generic[T]):
         return batch
 
     def expired(self, now: float) -> Sequence[T]:
-        """Those that have left since the last call because they waited too long or cannot meet their deadline."""
+        """Requests dropped since the last call because they timed out or cannot meet their deadline."""
         self._expire(now)
         expired, self._expired, self._expired_at = self._expired, [], math.inf
         return expired
 
     @property
     def next_expiry(self) -> float | None:
-        """When `expired` should be called next, perhaps in the past; None: there is nothing to expire."""
+        """When `expired` should be called next, possibly in the past; None: nothing to expire."""
         at = min(self._expired_at, self._queues.next_timeout(), self._deadlines.next() - self.run_s)
         return None if at == math.inf else at
 
@@ -251,7 +251,7 @@ class Batcher(Generic[T]):
                 self._growing = None
 
     def _take(self, now: float) -> Batch[T]:
-        """The first of the batches, and those behind it that should have left by now and fit."""
+        """The first formed batch, merged with those behind it that are overdue and fit."""
         formed = self._formed
         first = formed.popleft()
         entries, rows = first.entries, first.rows
@@ -282,7 +282,7 @@ class Batcher(Generic[T]):
             pass
 
     def _grow(self, now: float) -> bool:
-        """Begin a batch, or let the last one grow. False: there is nothing more to do for now."""
+        """Begin a batch, or grow the last one. False: nothing more to do for now."""
         growing = self._growing
         base = growing.rows if growing is not None else 0
         look = self._look(now, growing)
@@ -329,7 +329,7 @@ class Batcher(Generic[T]):
                     if not best:
                         best, closes = len(pending), True
                     if best and by_age and now < due:
-                        break  # nobody behind has waited for longer: `best` it is
+                        break  # no later request has waited longer: use `best`
                 if larger > self._rows_max or entry.shape != shape:
                     stopped = True
                     break

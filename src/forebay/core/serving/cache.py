@@ -1,4 +1,4 @@
-"""A least-recently-used cache under a budget of bytes: of responses, by a hash of what was asked."""
+"""An LRU cache with a byte budget, for responses by request hash."""
 
 from collections import OrderedDict
 from collections.abc import Hashable
@@ -8,13 +8,13 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 ENTRY_BYTES = 256
-"""What keeping an entry costs beside its content; else any number of empty ones would fit."""
+"""Overhead of an entry besides its content; without it any number of empty ones would fit."""
 
 
 class ByteLru(Generic[K, V]):
-    """Entries with sizes. The caller makes the keys: which load of a model belongs in them, else they outlive it.
+    """Entries with sizes. Keys must include the load of the model, else entries outlive it.
 
-    `used_bytes` never exceeds `bytes_max`; `evictions` counts entries that had to go for others.
+    `used_bytes` never exceeds `bytes_max`; `evictions` counts evicted entries.
     """
 
     __slots__ = ("_entries", "bytes_max", "evictions", "used_bytes")
@@ -29,7 +29,7 @@ class ByteLru(Generic[K, V]):
         return len(self._entries)
 
     def get(self, key: K) -> V | None:
-        """What is kept under the key, which is now the last to go."""
+        """The value of the key, which becomes the most recently used; None: absent."""
         entry = self._entries.get(key)
         if entry is None:
             return None
@@ -37,7 +37,7 @@ class ByteLru(Generic[K, V]):
         return entry[0]
 
     def put(self, key: K, value: V, size_bytes: int) -> bool:
-        """Keep the value, in place of what the key had. False: it is larger than the whole budget and not kept."""
+        """Store the value, replacing the key's old one. False: it exceeds the whole budget and is not stored."""
         self.drop(key)
         size_bytes += ENTRY_BYTES
         if size_bytes > self.bytes_max:
@@ -50,12 +50,12 @@ class ByteLru(Generic[K, V]):
         return True
 
     def drop(self, key: K) -> None:
-        """Forget an entry; unknown keys are ignored."""
+        """Remove an entry; unknown keys are ignored."""
         entry = self._entries.pop(key, None)
         if entry is not None:
             self.used_bytes -= entry[1]
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Remove all entries."""
         self._entries.clear()
         self.used_bytes = 0

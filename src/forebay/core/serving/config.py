@@ -1,6 +1,6 @@
-"""The configuration of a served model as values: what `config.pbtxt` says, complete and checked.
+"""The configuration of a served model as values: the content of `config.pbtxt`, completed and validated.
 
-Times are seconds, whatever unit the file has. `modelserver.repository` reads and writes the file's own form.
+Times are seconds, whatever unit the file uses. `modelserver.repository` reads and writes the file format.
 """
 
 from dataclasses import dataclass, field
@@ -8,11 +8,11 @@ from enum import StrEnum
 from itertools import accumulate
 
 TRUE = frozenset({"true", "1"})
-"""Texts of parameters that are switches."""
+"""Values that mean "true" for boolean parameters."""
 VARIABLE = -1
 """A dimension of any size."""
 CALLS = "forebay.calls"
-"""A parameter of a model: the names of those that it calls, with commas between them."""
+"""A model parameter: comma-separated names of the models that it calls."""
 
 
 class Datatype(StrEnum):
@@ -32,7 +32,7 @@ class Datatype(StrEnum):
     FP64 = "FP64"
     BF16 = "BF16"
     BYTES = "BYTES"
-    """Elements of any length: on the wire each has its length before it, 4 bytes little-endian."""
+    """Elements of any length; on the wire each is preceded by its length, 4 bytes little-endian."""
 
 
 ELEMENT_BYTES = {
@@ -40,18 +40,18 @@ ELEMENT_BYTES = {
     Datatype.INT8: 1, Datatype.INT16: 2, Datatype.INT32: 4, Datatype.INT64: 8,
     Datatype.FP16: 2, Datatype.FP32: 4, Datatype.FP64: 8, Datatype.BF16: 2,
 }  # fmt: skip
-"""Of all but BYTES."""
+"""Element sizes, except for BYTES."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """An input or output. `dims` are without the batch dimension if the model batches; -1 is any size."""
+    """An input or output. `dims` exclude the batch dimension if the model batches; -1 is any size."""
 
     name: str
     datatype: Datatype
     dims: tuple[int, ...]
     reshape: tuple[int, ...] | None = None
-    """What the backend sees or gives instead of `dims`."""
+    """The dims that the backend sees instead of `dims`."""
     optional: bool = False
     allow_ragged: bool = False
     format: str = "FORMAT_NONE"
@@ -59,21 +59,21 @@ class TensorSpec:
 
 
 class BatchKind(StrEnum):
-    """What a batch input says of its source, by the names of Triton's schema. Counts are of whole requests."""
+    """What a batch input contains about its source, named as in Triton's schema. Counts are of whole requests."""
 
     COUNT = "BATCH_ELEMENT_COUNT"
     ENDS = "BATCH_ACCUMULATED_ELEMENT_COUNT"
     BOUNDS = "BATCH_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO"
     LARGEST = "BATCH_MAX_ELEMENT_COUNT_AS_SHAPE"
-    """The shape is the largest count; the values are nothing."""
+    """The shape is the largest count; the values are unused."""
     SHAPES = "BATCH_ITEM_SHAPE"
-    """A row for each row of each request."""
+    """One row per row of each request."""
     SHAPES_FLAT = "BATCH_ITEM_SHAPE_FLATTEN"
 
 
 @dataclass(frozen=True, slots=True)
 class BatchInput:
-    """Inputs that no client gives: they tell the model of what its batch is made, from the input `source`."""
+    """Inputs that no client sends: they describe the batch to the model, derived from the input `source`."""
 
     kind: BatchKind
     targets: tuple[str, ...]
@@ -83,37 +83,37 @@ class BatchInput:
 
 @dataclass(frozen=True, slots=True)
 class BatchOutput:
-    """Outputs that lie one behind the other, each as large as the request's input `source` says."""
+    """Outputs of a whole batch, concatenated; each request's part is as large as its input `source` says."""
 
     targets: tuple[str, ...]
     source: str
 
 
 class TimeoutAction(StrEnum):
-    """What happens to a request that has waited for longer than its queue's timeout."""
+    """What happens to a request that exceeded its queue timeout."""
 
     REJECT = "REJECT"
     DELAY = "DELAY"
-    """It is served after all others of its level that are not late."""
+    """It is served after all others of its level that have not timed out."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueuePolicy:
-    """How a priority level queues. `timeout_s` 0: none; `queue_max` 0: unbounded by this level."""
+    """Queue policy of a priority level. `timeout_s` 0: none; `queue_max` 0: not limited by this level."""
 
     timeout_action: TimeoutAction = TimeoutAction.REJECT
     timeout_s: float = 0.0
     allow_override: bool = False
-    """A request's own timeout counts, if it is shorter than `timeout_s`."""
+    """A request's own timeout applies if it is shorter than `timeout_s`."""
     queue_max: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class DynamicBatching:
-    """Requests are put together. `levels` 0: no priorities; else 1 (highest) to `levels`, 0 stands for the default.
+    """Dynamic batching. `levels` 0: no priorities; else 1 (highest) to `levels`, where 0 stands for the default.
 
-    `age_step_s` is ours: after each such time a waiting request counts as one level higher, so that none starves.
-    0 is Triton's strict order.
+    `age_step_s` is a Forebay extension: after each such time a queued request counts as one level higher, so that
+    none starves. 0 is Triton's strict order.
     """
 
     preferred_sizes: tuple[int, ...] = ()
@@ -138,7 +138,7 @@ class Control:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Implicit state of a sequence: an output that comes back as an input of its next request."""
+    """Implicit state of a sequence: an output that is fed back as an input of its next request."""
 
     input: str
     output: str
@@ -147,12 +147,12 @@ class State:
     initial_file: str = ""
     """In the folder `initial_state`; empty: zeros."""
     initial_dims: tuple[int, ...] = ()
-    """Of the initial state, all known; empty: `dims`, with 1 for those that are not."""
+    """Dims of the initial state, all known; empty: `dims`, with 1 for the unknown ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceBatching:
-    """Requests of one sequence go to one instance, one after the other. `oldest` False is the direct strategy."""
+    """Requests of a sequence go to one instance, one after the other. `oldest` False is the direct strategy."""
 
     idle_max_s: float = 1.0
     oldest: bool = False
@@ -162,7 +162,7 @@ class SequenceBatching:
     minimum_slot_utilization: float = 0.0
     preferred_sizes: tuple[int, ...] = ()
     candidates_max: int = 0
-    """Oldest: sequences that have a slot at once; 0: as many as a batch has rows."""
+    """Oldest: sequences that have a slot at the same time; 0: as many as a batch has rows."""
     preserve_ordering: bool = False
     iterative: bool = False
 
@@ -198,7 +198,7 @@ class Resource:
 
 @dataclass(frozen=True, slots=True)
 class InstanceGroup:
-    """Instances that are alike."""
+    """A group of identical instances."""
 
     name: str = ""
     kind: InstanceKind = InstanceKind.CPU
@@ -208,7 +208,7 @@ class InstanceGroup:
     host_policy: str = ""
     resources: tuple[Resource, ...] = ()
     priority: int = 0
-    """Of the rate limiter: level p gets 1/p of the chances; 0 is 1."""
+    """Rate limiter priority: level p gets 1/p of the turns; 0 means 1."""
 
 
 class VersionRule(StrEnum):
@@ -221,7 +221,7 @@ class VersionRule(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class VersionPolicy:
-    """`count` belongs to LATEST, `versions` to SPECIFIC."""
+    """`count` applies to LATEST, `versions` to SPECIFIC."""
 
     rule: VersionRule = VersionRule.LATEST
     count: int = 1
@@ -241,7 +241,7 @@ class WarmupInput:
 
 @dataclass(frozen=True, slots=True)
 class Warmup:
-    """Requests that a model must have answered before it is ready. `count` 0 is once."""
+    """Requests that a model must answer before it is ready. `count` 0 means once."""
 
     name: str
     batch_size: int
@@ -251,7 +251,7 @@ class Warmup:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """Everything that is known of a model before it is loaded. `max_batch` 0: the model does not batch."""
+    """Everything that is known about a model before it is loaded. `max_batch` 0: the model does not batch."""
 
     name: str
     backend: str
@@ -268,10 +268,10 @@ class ModelConfig:
     sequences: SequenceBatching | None = None
     steps: tuple[Step, ...] = ()
     inflight_max: int = 0
-    """Of an ensemble: requests within each step at once; 0: any number."""
+    """For an ensemble: concurrent requests within each step; 0: unlimited."""
     parameters: dict[str, str] = field(default_factory=dict)
     model_file: str = ""
-    """`default_model_filename`; empty: what the backend is used to."""
+    """`default_model_filename`; empty: the backend's default."""
     warmups: tuple[Warmup, ...] = ()
     cache: bool = False
     decoupled: bool = False
@@ -283,7 +283,7 @@ class ModelConfig:
         return sum(group.count * max(1, len(group.gpus)) for group in self.instances)
 
     def group_of(self, instance: int) -> InstanceGroup:
-        """The group that an instance is of, counted in the order of the groups; of one beyond all, the last."""
+        """The group of an instance, numbered in the order of the groups; beyond the last instance, the last group."""
         ends = accumulate(group.count * max(1, len(group.gpus)) for group in self.instances)
         return next(
             (group for group, end in zip(self.instances, ends, strict=True) if instance < end), self.instances[-1]
@@ -291,27 +291,27 @@ class ModelConfig:
 
     @property
     def calls(self) -> tuple[str, ...]:
-        """The other models that it says it calls."""
+        """The other models that it declares to call."""
         names = (name.strip() for name in self.parameters.get(CALLS, "").split(","))
         return tuple(dict.fromkeys(name for name in names if name not in ("", self.name)))
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """The models without which it is not served: those of its steps, and those that it calls."""
+        """The models it depends on: those of its steps, and those that it calls."""
         return tuple(dict.fromkeys((*(step.model for step in self.steps), *self.calls)))
 
     def says(self, parameter: str) -> bool:
-        """Whether a parameter is true; one that is not there is not."""
+        """Whether a boolean parameter is true; a missing one is not."""
         return self.parameters.get(parameter, "").lower() in TRUE
 
     @property
     def made_inputs(self) -> tuple[str, ...]:
-        """Names of the inputs that are made of others for each batch."""
+        """Names of the inputs that are derived from others for each batch."""
         return tuple(target for each in self.batch_inputs for target in each.targets)
 
     @property
     def scattered(self) -> dict[str, str]:
-        """Outputs that are taken apart by the shapes of an input, with the name of that."""
+        """Outputs that are split by the shapes of an input, with that input's name."""
         return {target: each.source for each in self.batch_outputs for target in each.targets}
 
     def input(self, name: str) -> TensorSpec | None:

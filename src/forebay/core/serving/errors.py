@@ -1,11 +1,11 @@
-"""What the Open Inference Protocol calls an error: a kind, with one HTTP status and one gRPC code, and a text."""
+"""Errors of the Open Inference Protocol: a kind, with its HTTP status and gRPC code, and a text."""
 
 from enum import StrEnum
 from typing import Final
 
 
 class Kind(StrEnum):
-    """Kinds of failure, by the names that the protocol's C API and gRPC have for them."""
+    """Kinds of failure, named as in the protocol's C API and gRPC."""
 
     UNKNOWN = "UNKNOWN"
     INTERNAL = "INTERNAL"
@@ -24,13 +24,13 @@ HTTP_STATUS: Final = {
     Kind.UNSUPPORTED: 501,
     Kind.CANCELLED: 499,
 }
-"""Every other kind is 400, as Triton answers."""
+"""Every other kind is 400, as in Triton."""
 
 
-class Refused(Exception):  # noqa: N818 - the product's word for an answer that is an error
-    """A request of the protocol is answered with an error. `text` is safe to show.
+class Refused(Exception):  # noqa: N818 - named after what it causes: an error response
+    """The request is answered with an error. `text` may be shown to the client.
 
-    `retry_after_s`: when it makes sense to come back; 0: that is not known.
+    `retry_after_s`: when a retry makes sense; 0: unknown.
     """
 
     def __init__(self, kind: Kind, text: str, retry_after_s: int = 0) -> None:
@@ -41,5 +41,5 @@ class Refused(Exception):  # noqa: N818 - the product's word for an answer that 
 
     @property
     def http_status(self) -> int:
-        """What HTTP clients get."""
+        """The HTTP status code."""
         return HTTP_STATUS.get(self.kind, 400)

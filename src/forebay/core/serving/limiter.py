@@ -1,7 +1,7 @@
-"""The rate limiter: an instance runs only while the resources that it needs are free, and priorities share turns.
+"""The rate limiter: an instance runs only while its resources are free, and priorities share turns.
 
-The rules are those of Triton's `--rate-limit=execution_count`, with two differences: who waits for scarce resources
-holds up only those that want the same ones, and who comes late does not catch up on what others have had before.
+The rules are those of Triton's `--rate-limit=execution_count`, with two differences: an instance waiting for scarce
+resources blocks only those that need the same ones, and a late starter does not catch up on others' past turns.
 """
 
 from bisect import insort
@@ -20,7 +20,7 @@ Place = tuple[int | None, str]
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """How much there is of a resource: on one device, or (None) on each. Of a global one the largest counts."""
+    """How much of a resource exists: on one device, or (None) on each. Of a global one the largest counts."""
 
     name: str
     count: int
@@ -35,7 +35,7 @@ class _Instance(Generic[K]):
         self.needs = needs
         self.stride = stride
         self.passed = 0
-        """Its turns so far, each counted `stride`: the lowest goes next."""
+        """Its turns so far, each counted as `stride`: the lowest goes next."""
         self.number = 0
         self.waits = False
         self.runs = False
@@ -45,17 +45,17 @@ class _Instance(Generic[K]):
 
 
 class Limiter(Generic[K]):
-    """Who may run now. A key stands for one instance of one model version.
+    """Decides which instances may run. A key stands for one instance of one model version.
 
-    The shell calls `ask` when an instance has something to run and then runs all that `grants` returns. It calls
-    `release` when a run has ended, however, and `grants` again after each `release`, `withdraw`, `add` and `remove`.
-    Among those that want to run at the same time, one of priority p gets a share of turns in proportion to 1/p.
+    The caller calls `ask` when an instance has something to run, then runs all that `grants` returns. It calls
+    `release` when a run has ended, however it went, and `grants` again after each `release`, `withdraw`, `add` and
+    `remove`. Of instances that want to run at the same time, one of priority p gets turns in proportion to 1/p.
     """
 
     __slots__ = ("_amounts", "_clock", "_instances", "_limits", "_line", "_number", "_used")
 
     def __init__(self, amounts: Iterable[Amount] = ()) -> None:
-        """Without `amounts`, there is as much of each resource as the instance needs that needs most."""
+        """Without `amounts`, each resource exists in the largest amount that any instance needs."""
         self._amounts = tuple(amounts)
         self._instances: dict[K, _Instance[K]] = {}
         self._limits: dict[Place, int] = {}
@@ -65,15 +65,15 @@ class Limiter(Generic[K]):
         self._number = 0
 
     def add(self, key: K, resources: Sequence[Resource], device: int = 0, priority: int = 0) -> None:
-        """Make an instance known. Raises Refused (INVALID_ARGUMENT, Triton's texts) if it could never run."""
-        assert key not in self._instances, f"{key} is known already"
+        """Add an instance. Raises Refused (INVALID_ARGUMENT, Triton's texts) if it could never run."""
+        assert key not in self._instances, f"{key} was already added"
         needs = {(None if each.is_global else device, each.name): each.count for each in resources if each.count}
         limits = self._limits_with(needs)
         self._instances[key] = _Instance(key, needs, max(1, priority))
         self._limits = limits
 
     def remove(self, key: K) -> None:
-        """Forget an instance, whatever it did: what it held is free again. Unknown ones are ignored."""
+        """Remove an instance and free what it holds. Unknown ones are ignored."""
         if key not in self._instances:
             return
         self.withdraw(key)
@@ -82,10 +82,10 @@ class Limiter(Generic[K]):
         self._limits = self._limits_with({})
 
     def ask(self, key: K) -> None:
-        """The instance, which neither waits nor runs, wants to run once."""
+        """The instance, which is neither waiting nor running, wants to run once."""
         instance = self._instances[key]
-        assert not instance.waits, f"{key} waits already"
-        assert not instance.runs, f"{key} runs"
+        assert not instance.waits, f"{key} is already waiting"
+        assert not instance.runs, f"{key} is running"
         self._number += 1
         instance.number = self._number
         instance.passed = max(instance.passed, self._clock)
@@ -93,17 +93,18 @@ class Limiter(Generic[K]):
         insort(self._line, instance)
 
     def withdraw(self, key: K) -> None:
-        """It has nothing to run any more; ignored unless it waits."""
+        """Cancel its `ask`; ignored unless it is waiting."""
         instance = self._instances.get(key)
         if instance is not None and instance.waits:
             instance.waits = False
             self._line.remove(instance)
 
     def grants(self) -> list[K]:
-        """The instances that start now, in order: they hold what they need until `release`."""
+        """The instances that start now, in order; they hold their resources until `release`."""
         granted: list[K] = []
         left: list[_Instance[K]] = []
-        kept: dict[Place, int] = {}  # for those before who must wait: else smaller ones might pass them for ever
+        # reserved for earlier ones that must wait, as smaller ones could overtake them forever
+        kept: dict[Place, int] = {}
         for instance in self._line:
             if all(
                 self._used.get(place, 0) + kept.get(place, 0) + count <= self._limits[place]
@@ -119,7 +120,7 @@ class Limiter(Generic[K]):
         return granted
 
     def release(self, key: K) -> None:
-        """The run has ended or never was: give back what the instance holds; ignored if it holds nothing."""
+        """The run has ended or never began: free its resources; ignored if it holds none."""
         instance = self._instances.get(key)
         if instance is not None and instance.runs:
             instance.runs = False

@@ -1,4 +1,4 @@
-"""Which models stay in memory under a budget: the least recently used gives way, busy and pinned ones never do."""
+"""Which models stay in memory under a budget: LRU eviction, except for busy and pinned models."""
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ class _Held:
 
 
 class Standing(NamedTuple):
-    """What one model holds. `busy` counts its requests."""
+    """The memory of one model. `busy` counts its requests in flight."""
 
     name: str
     size_bytes: int
@@ -28,9 +28,10 @@ class Standing(NamedTuple):
 
 
 class MemoryBudget:
-    """The account of what models hold. `budget_bytes` 0: no budget, everything is admitted.
+    """Accounts for the memory of models. `budget_bytes` 0: no budget, everything is admitted.
 
-    It says what will be once victims are gone: end them before the newcomer is loaded. Names are the caller's.
+    It accounts for victims as evicted already: unload them before the new model is loaded. Names are chosen by the
+    caller.
     """
 
     __slots__ = ("_held", "budget_bytes", "used_bytes")
@@ -44,15 +45,15 @@ class MemoryBudget:
         return name in self._held
 
     def standing(self) -> list[Standing]:
-        """All that are held, the least recently used first."""
+        """All models in memory, least recently used first."""
         return [Standing(name, held.size_bytes, held.busy, held.pinned) for name, held in self._held.items()]
 
     def admit(self, name: str, size_bytes: int, *, pinned: bool = False) -> tuple[str, ...] | None:
-        """Count a model that is about to be loaded, and say whom it displaces: these are no longer counted.
+        """Account for a model about to be loaded, and return the models to evict, which no longer count.
 
-        `size_bytes` is what is known or guessed; correct it with `resize`. A model that is held already is counted
-        anew. None, and nothing has changed: there is no room before some that are busy fall idle. Raises Refused
-        (UNAVAILABLE) with the arithmetic, and changes nothing, if there will not be room then either.
+        `size_bytes` is known or estimated; correct it with `resize`. A model already held is counted anew. Returns
+        None, without effect, if there is no room until busy models become idle. Raises Refused (UNAVAILABLE) with the
+        figures, without effect, if there would be no room even then.
         """
         if not self.has_room(name, size_bytes):
             return None
@@ -69,7 +70,8 @@ class MemoryBudget:
         return victims
 
     def has_room(self, name: str, size_bytes: int) -> bool:
-        """Whether a model could hold so much now, if all that may go went. Raises Refused if it never could."""
+        """Whether a model of this size fits now, by evicting all that may be evicted. Raises Refused if it never
+        could."""
         if not self.budget_bytes:
             return True
         left_bytes = self.budget_bytes - self._pinned_bytes(name)
@@ -81,9 +83,9 @@ class MemoryBudget:
         return staying_bytes + size_bytes <= self.budget_bytes
 
     def relief(self, name: str, size_bytes: int, ripe: Sequence[str]) -> tuple[str, ...]:
-        """Who of `ripe` would have to fall idle for a newcomer to find room: the first of them, none needlessly.
+        """The models of `ripe` that must become idle to make room for a new one: in order, and none needlessly.
 
-        Idle ones that are not ripe give way anyhow. Empty: it needs none of them, or all of them are not enough.
+        Idle models that are not in `ripe` are evicted anyway. Empty: none is needed, or all of them are not enough.
         """
         staying_bytes = sum(
             held.size_bytes
@@ -95,24 +97,25 @@ class MemoryBudget:
         return _fewest(sizes, lacking_bytes) if sum(sizes.values()) >= lacking_bytes else ()
 
     def most_bytes(self, name: str) -> int:
-        """What a model can hold at most: the budget without what others have pinned."""
+        """The most memory that a model can get: the budget without what others have pinned."""
         return max(0, self.budget_bytes - self._pinned_bytes(name))
 
     def _pinned_bytes(self, name: str) -> int:
-        """What others hold that never give it back."""
+        """Memory pinned by others."""
         return sum(held.size_bytes for other, held in self._held.items() if other != name and held.pinned)
 
     def resize(self, name: str, size_bytes: int) -> None:
-        """Correct what a model holds, as measured; then `trim`. Unknown names are ignored."""
+        """Set the measured size of a model; then call `trim`. Unknown names are ignored."""
         held = self._held.get(name)
         if held is not None:
             self.used_bytes += size_bytes - held.size_bytes
             held.size_bytes = size_bytes
 
     def trim(self, spared: str = "") -> tuple[str, ...]:
-        """Who has to go because models hold more than the budget, as far as that helps: no longer counted.
+        """The models to evict because the budget is exceeded, as far as that helps; they no longer count.
 
-        One is `spared`, else the one that was used last: it would only be loaded again for the next request.
+        `spared` is exempt, by default the most recently used one, which would only be loaded again for the next
+        request.
         """
         if self.used_bytes <= self.budget_bytes or not self._held:
             return ()
@@ -122,27 +125,27 @@ class MemoryBudget:
         return victims
 
     def enter(self, name: str) -> None:
-        """A request for the model is under way: while it is, the model stays. Unknown names are ignored."""
+        """A request for the model has begun; the model stays in memory until it ends. Unknown names are ignored."""
         held = self._held.get(name)
         if held is not None:
             held.busy += 1
             self._held.move_to_end(name)
 
     def leave(self, name: str) -> None:
-        """The request has ended; it counts as use."""
+        """The request has ended, which counts as a use."""
         held = self._held.get(name)
         if held is not None:
             held.busy -= 1
             self._held.move_to_end(name)
 
     def remove(self, name: str) -> None:
-        """The model is gone or about to go; unknown names are ignored."""
+        """The model was unloaded or is about to be; unknown names are ignored."""
         held = self._held.pop(name, None)
         if held is not None:
             self.used_bytes -= held.size_bytes
 
     def _victims(self, name: str, excess_bytes: int) -> tuple[str, ...]:
-        """Who goes so that so much is freed, or as much as can be, least recently used first."""
+        """Models to evict to free this much, or as much as possible, least recently used first."""
         if not self.budget_bytes:
             return ()
         sizes = {
@@ -155,12 +158,12 @@ class MemoryBudget:
     def _arithmetic(self, size_bytes: int, most_bytes: int) -> str:
         need, budget = _gib(size_bytes), f"the memory budget of {_gib(self.budget_bytes)}"
         if size_bytes <= self.budget_bytes:
-            return f"needs {need}, and what is pinned leaves {_gib(most_bytes)} of {budget}"
+            return f"needs {need}, but pinned models leave {_gib(most_bytes)} of {budget}"
         return f"needs {need}, more than {budget}"
 
 
 def _fewest(sizes: Mapping[str, int], bytes_needed: int) -> tuple[str, ...]:
-    """The first that together have so many bytes (or all of them), without those that the last one makes needless."""
+    """The first models whose sizes sum to this (or all), without those that became superfluous."""
     chosen: list[str] = []
     found_bytes = 0
     for name, size_bytes in sizes.items():

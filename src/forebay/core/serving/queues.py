@@ -1,10 +1,10 @@
-"""Where requests wait for a batch: levels of priority, each with its own policy for how many and for how long.
+"""Request queues of a model version: priority levels, each with its own policy for length and timeout.
 
-A level is served in the order of arrival. What has waited for longer than its timeout leaves (REJECT) or goes behind
-everything of its level that is not late (DELAY). Without ageing the levels are served strictly one after the other.
-With it a level is worth `age_step_s` of waiting: a request of level 3 is served as if it were one of level 1 that has
-come two steps later, and a late one as if it had come, a level lower, when it became late. That order does not change
-while they wait, and nobody is overtaken for ever.
+A level is served in the order of arrival. A request that exceeds its timeout is dropped (REJECT) or moved behind
+everything of its level that has not timed out (DELAY). Without ageing, levels are served strictly in order. With it,
+a level is worth `age_step_s` of waiting: a request of level 3 is served as if it were one of level 1 that arrived two
+steps later, and a timed-out one as if it had arrived, one level lower, when it timed out. This order never changes
+while requests wait, so none is overtaken forever.
 """
 
 import math
@@ -19,10 +19,10 @@ from forebay.core.serving.config import DynamicBatching, QueuePolicy, TimeoutAct
 from forebay.core.serving.errors import Kind, Refused
 
 LEVELS_KEPT_MAX: Final = 64
-"""Levels are kept when nobody waits in them up to this many: requests choose the numbers."""
+"""Empty levels are kept up to this many: clients choose the numbers."""
 
 QUEUE_FULL: Final = "Exceeds maximum queue size"
-"""What a request is told that finds no place; Triton has `[request id: …] ` before it."""
+"""Error text for a full queue; Triton has `[request id: …] ` before it."""
 
 _ALARMS_PRUNED_MIN: Final = 64
 
@@ -30,7 +30,7 @@ T = TypeVar("T", bound=Hashable)
 
 
 class Waiting(Generic[T]):
-    """A request that waits. `shape` must be equal within a batch; without a `deadline` that is infinite."""
+    """A queued request. `shape` must be equal within a batch; `deadline` is infinite if there is none."""
 
     __slots__ = ("deadline", "gone", "item", "lane", "level", "rank", "rows", "shape", "since")
 
@@ -42,18 +42,18 @@ class Waiting(Generic[T]):
         self.deadline = deadline
         self.level: Level[T]
         self.lane: Lane[T] | None = None
-        """None: it is in a batch, or gone."""
+        """None: it is in a batch, or removed."""
         self.rank = 0.0
         """With ageing, lower ranks are served first."""
         self.gone = False
 
 
 Lane = OrderedDict[Waiting[T], None]
-"""Requests in order of service. It forgets any of them at once, as a deque cannot; a dict is slow at its front."""
+"""Requests in scheduling order. Removal is O(1), unlike in a deque; a dict is slow at its front."""
 
 
 class Level(Generic[T]):
-    """One level of priority, 1 the highest; 0 where there are none."""
+    """One priority level, 1 is the highest; 0 if there are none."""
 
     __slots__ = ("fresh", "late", "number", "policy")
 
@@ -68,7 +68,7 @@ class Level(Generic[T]):
 
 
 class Alarms(Generic[T]):
-    """When something is due for which request. Requests that have gone are forgotten in passing."""
+    """Timers of requests. Those of removed requests are discarded lazily."""
 
     __slots__ = ("_heap", "_number", "_pruned_at")
 
@@ -78,7 +78,7 @@ class Alarms(Generic[T]):
         self._pruned_at = _ALARMS_PRUNED_MIN
 
     def add(self, at: float, entry: Waiting[T]) -> None:
-        """Set one."""
+        """Set a timer."""
         heap = self._heap
         if len(heap) >= self._pruned_at:
             heap[:] = [alarm for alarm in heap if not alarm[2].gone]
@@ -88,14 +88,14 @@ class Alarms(Generic[T]):
         heappush(heap, (at, self._number, entry))
 
     def next(self) -> float:
-        """When the first is due; infinite: none is."""
+        """When the first one is due; infinite: there is none."""
         heap = self._heap
         while heap and heap[0][2].gone:
             heappop(heap)
         return heap[0][0] if heap else math.inf
 
     def due(self, until: float) -> Iterator[Waiting[T]]:
-        """Those that are due at that time, in order; they are set no more."""
+        """Requests whose timers are due at that time, in order; the timers are cleared."""
         heap = self._heap
         while heap and heap[0][0] <= until:
             entry = heappop(heap)[2]
@@ -104,7 +104,7 @@ class Alarms(Generic[T]):
 
 
 class Queues(Generic[T]):
-    """All levels of one model version. `rows` is how many rows wait in them."""
+    """All levels of one model version. `rows` is the number of queued rows."""
 
     __slots__ = ("_batching", "_levels", "_timeouts", "rows")
 
@@ -116,10 +116,10 @@ class Queues(Generic[T]):
         self.rows = 0
 
     def add(self, entry: Waiting[T], number: int, timeout_s: float) -> None:
-        """Queue a request of level `number`, which is the default one if there is none of that number.
+        """Queue a request at level `number`, or at the default one if there is no such level.
 
-        Its own `timeout_s` (0: none) counts where the level allows it and if it is shorter. Raises `Refused`
-        (UNAVAILABLE) if the level is full.
+        Its own `timeout_s` (0: none) applies if the level allows it and it is shorter. Raises `Refused` (UNAVAILABLE)
+        if the level is full.
         """
         level = self._level(number)
         policy = level.policy
@@ -137,14 +137,14 @@ class Queues(Generic[T]):
             self._timeouts.add(entry.since + wait_s, entry)
 
     def remove(self, entry: Waiting[T]) -> None:
-        """Take a request out of its lane."""
+        """Remove a request from its lane."""
         assert entry.lane is not None
         del entry.lane[entry]
         entry.lane = None
         self.rows -= entry.rows
 
     def in_order(self) -> tuple[Iterable[Waiting[T]], bool]:
-        """All in order of service, and whether that is the order of arrival. Begin anew after any change."""
+        """All requests in scheduling order, and whether that is the order of arrival. Restart it after any change."""
         levels = self._levels.values()
         if len(levels) == 1:
             (level,) = levels
@@ -156,11 +156,11 @@ class Queues(Generic[T]):
         return chain.from_iterable(lanes), False
 
     def next_timeout(self) -> float:
-        """When the next timeout is over; infinite: there is none."""
+        """When the next timeout expires; infinite: there is none."""
         return self._timeouts.next()
 
     def overdue(self, now: float) -> Iterator[Waiting[T]]:
-        """Those whose timeout is over and that are to be rejected; the caller removes them. Delays the others."""
+        """Timed-out requests to be rejected, which the caller removes. The others are moved back (DELAY)."""
         for entry in self._timeouts.due(now):
             level = entry.level
             if level.policy.timeout_action is TimeoutAction.REJECT:

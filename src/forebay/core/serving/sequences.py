@@ -1,12 +1,13 @@
 """Sequence batching: requests of one sequence go to one instance, in order, one after the other.
 
-The rules are those of Triton's `sequence_batch_scheduler.cc`. A sequence has a slot of an instance from its START to
-its END; while there is none, it waits in the backlog. *Direct*: the slot is the place in the batch, and an instance
-runs what its slots hold, one request of each. *Oldest*: the next request of each slot goes to a dynamic batcher.
+The rules are those of Triton's `sequence_batch_scheduler.cc`. A sequence holds a slot of an instance from its START
+to its END; while none is free, it waits in the backlog. *Direct*: the slot is the position in the batch, and an
+instance runs what its slots hold, one request of each. *Oldest*: the next request of each slot goes to a dynamic
+batcher.
 
-Unlike there a sequence is idle only while nothing of it waits or runs, a direct run is made around the request that
-has waited longest, so that one of an odd shape is not passed over for ever, and what is cancelled takes along only
-what comes after it in the same sequence.
+Differences from Triton: a sequence is idle only while none of its requests is queued or running; a direct run is
+built around the request that has waited longest, so that one with an odd shape does not starve; and cancelling a
+request drops only the later ones of its own sequence.
 """
 
 import math
@@ -23,16 +24,16 @@ from forebay.core.serving.errors import Kind, Refused
 T = TypeVar("T", bound=Hashable)
 
 ID_LENGTH_MAX: Final = 128
-"""Characters of a correlation id that is a string; Triton's limit."""
+"""Longest string correlation id, characters; Triton's limit."""
 
 BACKLOG_EXPIRED: Final = "timeout of the corresponding sequence has been expired"
-"""What those are told that `Sequencer.expire` gives (UNAVAILABLE)."""
+"""Error text for requests returned by `Sequencer.expire` (UNAVAILABLE)."""
 
 _INTEGERS: Final = {Datatype.UINT64, Datatype.INT64, Datatype.UINT32, Datatype.INT32}
 
 
 class Life:
-    """One sequence from a START to its end. What lives as long as it (implicit state) goes into `state`."""
+    """One sequence from a START to its end. State with the same lifetime (implicit state) is kept in `state`."""
 
     __slots__ = ("corrid", "state")
 
@@ -42,7 +43,7 @@ class Life:
 
 
 class Row(NamedTuple, Generic[T]):
-    """A place in a run. `item` None (then `life` too): fill it with zeros shaped like the first row that has one."""
+    """A row of a run. `item` None (then `life` too): fill it with zeros shaped like the first row that has one."""
 
     slot: int
     item: T | None = None
@@ -52,14 +53,14 @@ class Row(NamedTuple, Generic[T]):
 
 
 class Run(NamedTuple, Generic[T]):
-    """What an instance runs next. Direct: row i is slot i, up to the last that has a request."""
+    """What an instance runs next. Direct: row i is slot i, up to the last slot with a request."""
 
     instance: int
     rows: tuple[Row[T], ...]
 
 
 def control_values(controls: Iterable[Control], row: Row[T]) -> Iterator[tuple[Control, float | int | str]]:
-    """The value of each control input in that row (CORRID of an empty one: 0 or "")."""
+    """The value of each control input in that row (CORRID of an empty row: 0 or "")."""
     flags = {"START": row.start, "END": row.end, "READY": row.item is not None}
     for control in controls:
         if control.kind != "CORRID":
@@ -71,7 +72,7 @@ def control_values(controls: Iterable[Control], row: Row[T]) -> Iterator[tuple[C
 
 
 def id_flaw(model: str, batching: SequenceBatching, corrid: int | str) -> str:
-    """What is wrong with a correlation id, in Triton's words (empty: nothing). Ask when a request is checked."""
+    """What is wrong with a correlation id, in Triton's words (empty: nothing); for request validation."""
     text = isinstance(corrid, str)
     if isinstance(corrid, str) and len(corrid) > ID_LENGTH_MAX:
         return f"string correlation ID cannot be longer than {ID_LENGTH_MAX} characters"
@@ -88,7 +89,7 @@ def id_flaw(model: str, batching: SequenceBatching, corrid: int | str) -> str:
 
 @dataclass(slots=True, eq=False)
 class _Entry(Generic[T]):
-    """A request that waits, in its sequence or in the dynamic batcher of its instance."""
+    """A request that is queued in its sequence or in the dynamic batcher of its instance."""
 
     item: T
     track: "_Track[T]"
@@ -100,21 +101,21 @@ class _Entry(Generic[T]):
 
 
 class _Track(Generic[T]):
-    """What has or waits for a slot: a sequence, and those that were started under its id before it had ended."""
+    """The holder of a slot, or a candidate for one: a sequence, and those started under its id before it ended."""
 
     __slots__ = ("closed", "current", "expires", "key", "lane", "life", "slot", "waiting")
 
     def __init__(self, key: int | str | None) -> None:
         self.key = key
-        """The id by which more comes; None: nobody knows it."""
+        """The correlation id of further requests; None: not known to clients."""
         self.lane: _Lane[T] | None = None
         self.slot = 0
         self.life = Life(0)
         self.waiting: deque[_Entry[T]] = deque()
         self.current: _Entry[T] | None = None
-        """What is in the dynamic batcher or in a run."""
+        """The request in the dynamic batcher or in a run."""
         self.closed = False
-        """Nothing more comes: the slot is free as soon as what is there has run."""
+        """No more requests come: the slot becomes free as soon as the queued ones have run."""
         self.expires = math.inf
 
 
@@ -131,14 +132,14 @@ class _Lane(Generic[T]):
         """Direct: what it runs now."""
         self.retiring = False
         self.away = False
-        """Its process is gone, and not yet back."""
+        """Its process has ended and was not replaced yet."""
 
 
 class Sequencer(Generic[T]):
-    """The sequences of one model version over all its instances. It does not bound `waiting`: that is the caller's.
+    """The sequences of one model version over all its instances. It does not bound `waiting`: the caller must.
 
     Usage: `offer` → `poll(instance)` for free instances whenever something was offered, done or due → run →
-    `done(run)`, however it went. `expire` at `due()`. Items are compared by their hashes and must be different.
+    `done(run)`, however it went. Call `expire` at `due()`. Items are compared by their hashes and must be distinct.
     """
 
     def __init__(self, model: str, batching: SequenceBatching, max_batch: int, instances: Iterable[int]) -> None:
@@ -156,7 +157,7 @@ class Sequencer(Generic[T]):
         self._backlog: OrderedDict[_Track[T], None] = OrderedDict()
         self._expiries: list[tuple[float, int, _Track[T]]] = []
         self._quiet: OrderedDict[_Track[T], float] = OrderedDict()
-        """Those with a slot and nothing to run, by since when."""
+        """Those with a slot and nothing to run, with the time since when."""
         for instance in sorted(instances):
             self.add(instance, 0.0)
 
@@ -168,19 +169,19 @@ class Sequencer(Generic[T]):
 
     @property
     def waiting(self) -> int:
-        """Requests that wait."""
+        """Queued requests."""
         return len(self._entries)
 
     def offer(
         self, item: T, corrid: int | str, *, start: bool, end: bool, rows: int, shape: Hashable, now: float,
         timeout_s: float = 0.0,
     ) -> bool:  # fmt: skip
-        """Queue a request. True: it starts a sequence whose id is taken, which is cut short: worth a log line.
+        """Queue a request. True: its START cuts short a running sequence with the same id, which is worth a log line.
 
-        `rows` is the request's batch size, `shape` what must be equal within a batch. `timeout_s` bounds how long its
-        sequence waits for a slot (0: not at all). Raises Refused with Triton's texts.
+        `rows` is the request's batch size; `shape` must be equal within a batch. `timeout_s` bounds the wait of its
+        sequence for a slot (0: unlimited). Raises Refused with Triton's texts.
         """
-        assert item not in self._entries, "it waits already"
+        assert item not in self._entries, "it is already queued"
         key: int | str | None = corrid
         if self._batching.iterative and not corrid:
             self._number += 1
@@ -210,7 +211,7 @@ class Sequencer(Generic[T]):
         return again
 
     def poll(self, instance: int, now: float) -> Run[T] | WaitUntil | Idle:
-        """What an instance that is free runs next. To ask is to say that it is there: after `lost`, it is back."""
+        """What a free instance runs next. A poll also marks an instance as back after `lost`."""
         lane = self._lanes.get(instance)
         if lane is None or lane.run is not None:
             return Idle()
@@ -225,19 +226,19 @@ class Sequencer(Generic[T]):
         return Run(instance, tuple(self._row(self._entries.pop(item)) for item in batch.items))
 
     def done(self, run: Run[T], now: float, again: Collection[T] = ()) -> list[T]:
-        """The run has ended, well or badly: its sequences go on.
+        """The run has ended, successfully or not: its sequences continue.
 
-        `again`: items of an iterative model that want another turn; without one, their sequences end. Returns those
-        of them that cannot have one: their sequences have ended meanwhile.
+        `again`: items of an iterative model that want another turn; other sequences of such a model end. Returns
+        those of `again` whose sequences have ended meanwhile, so that they cannot have one.
         """
         self._after(run, now, again)
         items = (row.item for row in run.rows if row.item is not None)
         return [item for item in items if item in again and item not in self._entries] if again else []
 
     def cancel(self, item: T, now: float) -> list[T]:
-        """Withdraw a waiting request: it and what comes after it in its sequence leave, and the sequence ends.
+        """Cancel a queued request: it and the later ones of its sequence are removed, and the sequence ends.
 
-        Empty: it does not wait (any more).
+        Returns the removed items; empty: it is not (or no longer) queued.
         """
         entry = self._entries.get(item)
         if entry is None:
@@ -260,9 +261,9 @@ class Sequencer(Generic[T]):
         return [each.item for each in gone]
 
     def expire(self, now: float) -> list[T]:
-        """End idle sequences, and take out the requests of sequences that have waited too long for a slot.
+        """End idle sequences, and remove the requests of sequences that waited too long for a slot.
 
-        Tell these `BACKLOG_EXPIRED`, UNAVAILABLE; then poll: the slots of what has ended may be others' now.
+        Answer these with `BACKLOG_EXPIRED`, UNAVAILABLE; then poll, as freed slots may have been reassigned.
         """
         gone: list[T] = []
         while self._expiries and self._expiries[0][0] <= now:
@@ -280,17 +281,17 @@ class Sequencer(Generic[T]):
         return gone
 
     def due(self) -> float | None:
-        """When `expire` has something to do, at the earliest."""
+        """When `expire` has something to do, at the earliest; None: never."""
         at = self._expiries[0][0] if self._expiries else math.inf
         if self._quiet:
             at = min(at, next(iter(self._quiet.values())) + self._batching.idle_max_s)
         return None if at == math.inf else at
 
     def lost(self, instance: int, now: float) -> list[T]:
-        """The instance's process is gone, and with it what the model knew of its sequences: they end.
+        """The instance's process has ended, and with it the model's state of its sequences: they end.
 
-        Returns their waiting requests; those of runs under way are the shell's. Nobody gets its slots until it is
-        polled again: do that when it is back.
+        Returns their queued requests; the caller handles those of current runs. Its slots are not assigned until it
+        is polled again: do that when it is back.
         """
         lane = self._lanes.get(instance)
         if lane is None:
@@ -309,8 +310,8 @@ class Sequencer(Generic[T]):
         return gone
 
     def add(self, instance: int, now: float) -> None:
-        """One more instance; sequences of the backlog take its slots."""
-        assert instance not in self._lanes, f"instance {instance} is there already"
+        """Add an instance; sequences of the backlog take its slots."""
+        assert instance not in self._lanes, f"instance {instance} was already added"
         batching = self._batching
         batcher: Batcher[T] | None = None
         if batching.oldest:
@@ -319,23 +320,23 @@ class Sequencer(Generic[T]):
         self._open(lane, now)
 
     def retire(self, instance: int) -> None:
-        """Give the instance no new sequences; it is gone (`retired`) when those that it has have ended."""
+        """Assign no new sequences to the instance; it is removed (`retired`) when its sequences have ended."""
         self._lanes[instance].retiring = True
         self._withhold(instance)
         self._leave(self._lanes[instance])
 
     def retired(self, instance: int) -> bool:
-        """Whether the instance is none of this model's any more."""
+        """Whether the instance has been removed."""
         return instance not in self._lanes
 
     def close(self) -> None:
-        """Start no new sequences: UNAVAILABLE, as Triton answers while it stops."""
+        """Reject new sequences: UNAVAILABLE, as Triton does while it stops."""
         self._closed = True
 
     def end(self) -> list[T]:
-        """Everything ends and nothing begins any more: all requests that wait leave, in the order of their coming.
+        """End everything: all queued requests are removed and returned, in the order of arrival.
 
-        The ends of runs under way need not be told, but may.
+        `done` is not needed for current runs, but allowed.
         """
         self._closed = True
         gone = list(self._entries)
@@ -355,7 +356,7 @@ class Sequencer(Generic[T]):
             track = lane.slots[row.slot]
             entry = track.current if track is not None else None
             if track is None or entry is None or entry.item is not row.item:
-                continue  # an empty row, or the sequence has ended with a process that was lost
+                continue  # an empty row, or the sequence ended with a lost process
             track.current = None
             if entry.item in again:
                 entry.start, entry.end, entry.since = False, False, now
@@ -390,7 +391,7 @@ class Sequencer(Generic[T]):
             )
 
     def _withhold(self, instance: int) -> None:
-        """Its free slots are no longer given to anybody."""
+        """Stop assigning its free slots."""
         self._free = [place for place in self._free if place[1] != instance]
         heapify(self._free)
 
@@ -410,7 +411,7 @@ class Sequencer(Generic[T]):
         lane.slots[slot] = track
 
     def _fill(self, lane: _Lane[T], slot: int, now: float) -> None:
-        """A slot is free: it goes to whom waits longest."""
+        """A slot is free: it goes to the sequence that has waited longest."""
         lane.slots[slot] = None
         if lane.retiring:
             self._leave(lane)
@@ -428,7 +429,7 @@ class Sequencer(Generic[T]):
             del self._lanes[lane.instance]
 
     def _feed(self, track: _Track[T], now: float) -> None:
-        """Oldest: the next request goes to the dynamic batcher when that before has run."""
+        """Oldest: the next request goes to the dynamic batcher when the previous one has run."""
         batcher = track.lane.batcher if track.lane is not None else None
         if batcher is not None and track.current is None and track.waiting:
             entry = track.current = track.waiting.popleft()
@@ -463,7 +464,7 @@ class Sequencer(Generic[T]):
         return Row(entry.track.slot, entry.item, entry.life, entry.start, entry.end)
 
     def _go_on(self, track: _Track[T], now: float) -> None:
-        """Something of it has run or left: what comes next, or is it quiet, or over?"""
+        """After a request has run or was removed: continue with the next one, become idle, or end."""
         if track.current is not None:
             return
         if track.waiting:
@@ -481,7 +482,7 @@ class Sequencer(Generic[T]):
             del self._tracks[track.key]
 
     def _forget(self, track: _Track[T]) -> list[T]:
-        """All that waits leaves, and nothing more comes."""
+        """Remove all its queued requests and close it."""
         gone = [entry.item for entry in track.waiting]
         for item in gone:
             del self._entries[item]

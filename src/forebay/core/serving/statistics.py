@@ -1,17 +1,17 @@
-"""What a served model has done, in the protocol's terms. Durations are nanoseconds, as the protocol has them."""
+"""Statistics of a served model, as in the protocol. Durations are nanoseconds."""
 
 from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
 class Duration:
-    """How often, and how long in all."""
+    """A count and a total duration."""
 
     count: int = 0
     ns: int = 0
 
     def add(self, ns: int, count: int = 1) -> None:
-        """Note that it took `ns` in all to do it `count` times."""
+        """Add `count` occurrences that took `ns` in total."""
         self.count += count
         self.ns += ns
 
@@ -40,12 +40,12 @@ class ResponseStatistics:
 
 @dataclass(slots=True)
 class ModelStatistics:
-    """One version of one model since it was loaded."""
+    """One version of a model since it was loaded."""
 
     name: str
     version: str
     last_inference_ms: int = 0
-    """Wall time since 1970; 0: none yet."""
+    """Wall time since the epoch; 0: none yet."""
     inference_count: int = 0
     """Rows: a request of batch size 8 counts 8."""
     execution_count: int = 0
@@ -62,6 +62,6 @@ class ModelStatistics:
     failures: dict[str, int] = field(default_factory=dict)
     """By reason: REJECTED, CANCELED, BACKEND, OTHER."""
     load_s: float = 0.0
-    """How long it took to load it, warm-up included."""
+    """Load time, including warm-up."""
     pending: int = 0
-    """Requests that wait for an instance now."""
+    """Requests now waiting for an instance."""

@@ -1,6 +1,6 @@
-"""What the two fronts, HTTP and gRPC, and the models behind them say to each other.
+"""Requests and responses between the two front ends, HTTP and gRPC, and the models.
 
-Tensors are bytes all the way: only JSON and the backends turn them into numbers.
+Tensors stay raw bytes throughout: only JSON and the backends convert them to numbers.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ Buffer = bytes | bytearray | memoryview
 
 
 class Tensor:  # noqa: PLW1641 - its data may change
-    """A value. `data` is row-major and little-endian; BYTES elements have their length before them (4 bytes)."""
+    """A tensor. `data` is row-major and little-endian; each BYTES element is preceded by its length (4 bytes)."""
 
     __slots__ = ("data", "datatype", "name", "shape")
 
@@ -26,27 +26,27 @@ class Tensor:  # noqa: PLW1641 - its data may change
         self.data = data
 
     def __eq__(self, other: object) -> bool:
-        """Whether it is the same value of the same name."""
+        """Whether name, type, shape and data are equal."""
         if not isinstance(other, Tensor):
             return NotImplemented
         alike = self.name == other.name and self.datatype == other.datatype and self.shape == other.shape
         return alike and self.data == other.data
 
     def named(self, name: str) -> "Tensor":
-        """The same under another name."""
+        """A copy under another name, sharing the data."""
         return Tensor(name, self.datatype, self.shape, self.data)
 
     def shaped(self, shape: tuple[int, ...]) -> "Tensor":
-        """The same in another shape."""
+        """A copy in another shape, sharing the data."""
         return Tensor(self.name, self.datatype, shape, self.data)
 
     def copied(self) -> "Tensor":
-        """The same with data of its own, which may be kept."""
+        """A copy with its own data, which may be kept."""
         return Tensor(self.name, self.datatype, self.shape, bytes(self.data))
 
 
 class Front(StrEnum):
-    """How a request has come to a model server."""
+    """The front end through which a request came to the model server."""
 
     INSIDE = ""
     HTTP = "HTTP"
@@ -54,7 +54,7 @@ class Front(StrEnum):
 
 
 class InferRequest:
-    """One inference as a front has read it: well-formed, but not yet checked against the model."""
+    """One inference as parsed by a front end: well-formed, but not yet validated against the model."""
 
     __slots__ = (
         "came_ns", "deadline", "front", "id", "inputs", "model", "outputs", "parameters", "priority", "sequence_end",
@@ -83,7 +83,7 @@ class InferRequest:
         self.id = id
         self.inputs = inputs
         self.outputs = outputs
-        """Names of the outputs that are asked for; empty: all. Forms of outputs are the front's affair."""
+        """Names of the requested outputs; empty: all. Output formats are handled by the front end."""
         self.parameters: dict[str, Parameter] = {} if parameters is None else parameters
         """Without those that have a field here."""
         self.priority = priority
@@ -93,14 +93,14 @@ class InferRequest:
         self.sequence_start = sequence_start
         self.sequence_end = sequence_end
         self.deadline = deadline
-        """When the answer is worth nothing any more: seconds of CLOCK_MONOTONIC; 0: it keeps its worth."""
+        """After this time the response is useless: seconds of CLOCK_MONOTONIC; 0: no deadline."""
         self.front = Front.INSIDE
         self.came_ns = 0
-        """When the front began to read it, of CLOCK_MONOTONIC; 0: no front has."""
+        """When the front end began to read it, CLOCK_MONOTONIC; 0: no front end did."""
 
 
 class InferResponse:
-    """One answer. A request of a decoupled model may have many, or none (`outputs` empty, final)."""
+    """One response. A request of a decoupled model may have many, or none (`outputs` empty, final)."""
 
     __slots__ = ("error", "id", "model", "outputs", "parameters", "version")
 
@@ -122,17 +122,17 @@ class InferResponse:
         self.error = error
 
     def copied(self) -> "InferResponse":
-        """The same with data of its own, which may be kept."""
+        """A copy with its own data, which may be kept."""
         outputs = tuple([tensor.copied() for tensor in self.outputs])
         return InferResponse(self.model, self.version, self.id, outputs, parameters=self.parameters, error=self.error)
 
 
 OnResponse = Callable[[InferResponse | None, bool], None]
-"""Hears of each response; True with the last one, which may be None where nothing but the end is left to tell."""
+"""Called with each response; True with the last one, which may be None if only the end remains to be signalled."""
 
 
 class Ticket(Protocol):
-    """A request under way."""
+    """A request in flight."""
 
     def cancel(self) -> None:
-        """Nobody waits for it any more; nothing is called after this."""
+        """Cancel it; no callback is called after this."""

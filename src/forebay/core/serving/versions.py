@@ -1,4 +1,4 @@
-"""Which versions of a model are served, and what changes when its folder or its policy has."""
+"""Which versions of a model are served, and what changes with its folder or policy."""
 
 from collections.abc import Collection
 from typing import NamedTuple
@@ -7,9 +7,9 @@ from forebay.core.serving.config import VersionPolicy, VersionRule
 
 
 def chosen_versions(policy: VersionPolicy, found: Collection[int]) -> tuple[int, ...]:
-    """The versions among those `found` that the policy wants, ascending.
+    """The versions among `found` that the policy selects, ascending.
 
-    That there are none is no failure here: Triton's answer is `none_available`. See also `missing`.
+    An empty result is not an error here: Triton's answer is `none_available`. See also `missing`.
     """
     if policy.rule is VersionRule.SPECIFIC:
         return tuple(sorted(set(policy.versions).intersection(found)))
@@ -20,14 +20,14 @@ def chosen_versions(policy: VersionPolicy, found: Collection[int]) -> tuple[int,
 
 
 def missing(policy: VersionPolicy, found: Collection[int]) -> tuple[int, ...]:
-    """Versions that the policy names but the folder does not have, ascending: to be warned of."""
+    """Versions that the policy names but the folder lacks, ascending: worth a warning."""
     if policy.rule is not VersionRule.SPECIFIC:
         return ()
     return tuple(sorted(set(policy.versions).difference(found)))
 
 
 def none_available(model: str) -> str:
-    """What a load is refused with that would serve no version (Triton's text)."""
+    """Error text for a load that would serve no version (Triton's text)."""
     return f"at least one version must be available under the version policy of model '{model}'"
 
 
@@ -40,7 +40,7 @@ class Change(NamedTuple):
 
 
 def change(served: Collection[int], chosen: Collection[int], changed: Collection[int] = ()) -> Change:
-    """From what is served to what is chosen. `changed` ones, whose files or settings are new, are loaded again."""
+    """The change from the served to the chosen versions. `changed` ones, with new files or settings, are reloaded."""
     now, wanted, new = set(served), set(chosen), set(changed)
     return Change(
         load=tuple(sorted(wanted - now | wanted & new)),

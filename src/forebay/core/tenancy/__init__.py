@@ -1,4 +1,4 @@
-"""Tenants: their API keys, what they may use, and how several gateways share a limit."""
+"""Tenants: their API keys, their limits, and how several gateways share a limit."""
 
 from forebay.core.tenancy.keys import (
     ANONYMOUS,

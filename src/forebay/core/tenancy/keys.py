@@ -1,7 +1,7 @@
-"""Who may come in: tenants, their API keys, and the check of a key that a client presents.
+"""Authentication: tenants, their API keys, and verification of presented keys.
 
-A key reads `fb-ID-SECRET`. The secret is 256 random bits, so a plain SHA-256 of the key is enough to keep: there is
-no dictionary to try, and a slow hash, made for passwords that people choose, would only cost time on every request.
+A key reads `fb-ID-SECRET`. The secret is 256 random bits, so storing a plain SHA-256 of the key is safe: there is no
+dictionary to try, and a slow password hash would only cost time on every request.
 """
 
 import base64
@@ -19,19 +19,19 @@ from forebay.core.errors import Code
 ID_BYTES: Final = 5
 SECRET_BYTES: Final = 32
 ENTROPY_BYTES: Final = ID_BYTES + SECRET_BYTES
-"""Random bytes that make a key: 40 bits name it, 256 bits prove it."""
+"""Random bytes in a key: 40 bits identify it, 256 bits prove possession."""
 CREDENTIAL: Final = re.compile(rb"(?:(?i:bearer) {1,8})?(fb-([a-z2-7]{8})-[a-z2-7]{52})")
-"""What a client may send: a key, with or without `Bearer` before it. Bounded, as gateways remember good ones."""
+"""What a client may send: a key, with or without `Bearer` before it. Bounded length, as gateways cache valid ones."""
 LIKE_KEY: Final = re.compile(r"fb(?:-|%2d)([a-z2-7]{8})(?:-|%2d)[a-z2-7]{16,}", re.IGNORECASE | re.ASCII)
-"""A key, or most of one, in a text of a client."""
+"""A key, or most of one, within a client's text."""
 ALL_MODELS: Final = ("*",)
 _NOBODY: Final = "0" * 64
-"""What an unknown id is compared with, so that it takes as long as a known one."""
+"""Compared with when the id is unknown, so that it takes as long as for a known one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """What a tenant may use; None: as much as there is. A minute is any 60 s, a day begins at midnight UTC."""
+    """A tenant's limits; None: unlimited. A minute is any 60 s, a day begins at midnight UTC."""
 
     requests_per_min: int | None = None
     tokens_per_min: int | None = None
@@ -41,14 +41,14 @@ class Quota:
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """A client of the cluster: which models it may use, how urgent its requests are, and how much it may use."""
+    """A client of the cluster: its models, priorities and limits."""
 
     name: str
     models: tuple[str, ...] = ALL_MODELS
     """Names of models, or patterns with `*`."""
     band: Band = Band.DEFAULT
     band_max: Band = Band.DEFAULT
-    """The most urgent band that a request may ask for."""
+    """The highest priority that a request may ask for."""
     limits: Quota = Quota()
 
     def may_use(self, model: str) -> bool:
@@ -56,31 +56,31 @@ class Tenant:
         return self.models == ALL_MODELS or any(fnmatchcase(model, pattern) for pattern in self.models)
 
     def band_of(self, asked: Band | None) -> Band:
-        """The band of a request that asks for one, or for none."""
+        """The effective band of a request that asks for this band, or for none."""
         return self.band if asked is None else max(asked, self.band_max)
 
 
 ANONYMOUS: Final = Tenant("anonymous", band_max=Band.INTERACTIVE)
-"""Who everybody is while no keys are asked for."""
+"""The tenant of all requests while no keys are required."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeyRecord:
-    """What is kept of a key: never the key itself. Times in seconds since the epoch."""
+    """The stored record of a key, never the key itself. Times in seconds since the epoch."""
 
     id: str
     tenant: str
-    """Of a key of the admin API: who has it."""
+    """The holder, for a key of the admin API."""
     digest: str
     created: float
     expires: float | None = None
     revoked: float | None = None
     role: str = ""
-    """Of a key of the admin API, and of no other: what its holder may do."""
+    """Set for keys of the admin API only: the holder's role."""
 
 
 class Denied(NamedTuple):
-    """No, and why. `retry_after_s` 0: trying again does not help."""
+    """A rejection and its reason. `retry_after_s` 0: retrying does not help."""
 
     code: Code
     text: str
@@ -88,7 +88,7 @@ class Denied(NamedTuple):
 
 
 class Granted(NamedTuple):
-    """A good key: whose it is, and when it ends (seconds since the epoch)."""
+    """A valid key: its tenant, and when it expires (seconds since the epoch)."""
 
     tenant: Tenant
     expires: float
@@ -104,9 +104,9 @@ _EXPIRED: Final = Denied(Code.UNAUTHORIZED, "The API key has expired.")
 
 
 class Directory:
-    """Everybody's keys by id, either those of tenants or those of the admin API: neither opens the other door.
+    """Keys by id: either those of tenants or those of the admin API; neither kind is valid for the other.
 
-    Made as a whole from a document; never changed.
+    Built as a whole from a document; never changed.
     """
 
     __slots__ = ("_entries",)
@@ -118,14 +118,14 @@ class Directory:
         }
 
     def find(self, key_id: str) -> tuple[KeyRecord, Tenant | None] | None:
-        """A key's record and its tenant, if that is still configured."""
+        """A key's record, and its tenant if that is still configured."""
         return self._entries.get(key_id)
 
 
 def mint(
     tenant: str, entropy: bytes, now: float, expires: float | None = None, role: str = ""
 ) -> tuple[str, KeyRecord]:
-    """A new key and what is kept of it. `entropy` is `ENTROPY_BYTES` from the system's secure source."""
+    """A new key and its record. `entropy` is `ENTROPY_BYTES` from the system's secure source. Raises ValueError."""
     if len(entropy) != ENTROPY_BYTES:
         raise ValueError(f"a key is made of {ENTROPY_BYTES} random bytes, not {len(entropy)}")
     key_id, secret = _letters(entropy[:ID_BYTES]), _letters(entropy[ID_BYTES:])
@@ -134,9 +134,9 @@ def mint(
 
 
 def authorise(directory: Directory, presented: bytes | None, now: float) -> Granted | Denied:
-    """Whose key this is. `presented` may begin with `Bearer `; `now` is seconds since the epoch.
+    """Verify a key. `presented` may begin with `Bearer `; `now` is seconds since the epoch.
 
-    Only who has the whole key learns that it was revoked or has expired.
+    Only a caller with the complete key learns that it was revoked or has expired.
     """
     if not presented:
         return _MISSING
@@ -154,12 +154,12 @@ def authorise(directory: Directory, presented: bytes | None, now: float) -> Gran
     if now >= expires:
         return _EXPIRED
     if tenant is None:
-        return Denied(Code.UNAUTHORIZED, f"The tenant `{record.tenant}` of this API key is not configured any more.")
+        return Denied(Code.UNAUTHORIZED, f"The tenant `{record.tenant}` of this API key is no longer configured.")
     return Granted(tenant, expires, record.id)
 
 
 def without_keys(text: str) -> str:
-    """The text with no key in it that opens anything: of each, only its id is left."""
+    """The text with the secret part of every key removed; only ids remain."""
     return LIKE_KEY.sub(r"fb-\1-…", text)
 
 

@@ -1,21 +1,20 @@
-"""How several gateways share one limit without asking anybody per request.
+"""How several gateways share one limit without a remote call per request.
 
-Control hears what every gateway was asked for and answers with leases: the share of each limit that it may hand out.
-The rule that keeps the sum under the limit: a share grows only out of what nobody holds, and a gateway holds the
-largest of what it goes by, what it was last given, and what it has used, until a later report of its own says less.
+Control receives every gateway's demand and responds with leases: the share of each limit that it may hand out. The
+rule that keeps the sum under the limit: a share grows only out of what no gateway holds, and a gateway holds the
+maximum of the share it uses, the one last given to it and its usage, until a later report of its own says less.
 
-- Shares add up to at most the limit, in any 60 s, whatever crashes, is cut off, or reads its lease late.
-- A gateway that hears nothing keeps its share for `LEASE_S`, and then the smaller of that and limit / gateways;
-  of streams and of the day's tokens it keeps what it has, as control never takes those back from the silent.
-- A gateway in reach of control has at least `FLOOR` of limit / gateways, so losing control does not leave it with
-  nothing. A limit should therefore be at least the number of gateways.
-- What one request needs is of no use in pieces. Where an even division leaves nobody able to serve one that was
-  refused, though it fits what is left of every limit, one gateway gets all of that, out of the others' floors too:
-  so it is let in when it comes again within `LACK_S`.
-- A gateway that never had a lease has limit / gateways.
+- Shares add up to at most the limit, in any 60 s, whatever crashes, is partitioned, or reads its lease late. - A
+gateway without contact keeps its share for `LEASE_S`, then the smaller of that and limit / gateways; of streams and
+daily tokens it keeps what it has, as control never takes those back from a silent gateway. - A gateway in contact
+with control has at least `FLOOR` of limit / gateways, so losing control does not leave it with nothing. A limit
+should therefore be at least the number of gateways. - One request cannot be served from several gateways' shares. If
+an even division leaves no gateway able to serve a rejected request that fits what is left of every limit, one gateway
+gets all of that, also out of the others' floors: so the request is admitted if it is retried within `LACK_S`. - A
+gateway that never had a lease has limit / gateways.
 
-So the bound is the limit itself. Beyond it go only: an answer that used more than its estimate (that counts when it
-is known), and what a gateway that was killed had handed out since it last saved its counts, at most its share.
+So the bound is the limit itself. It can be exceeded only by responses that used more than their estimate (counted
+when known), and by what a killed gateway had handed out since it last saved its counts, at most its share.
 """
 
 import math
@@ -26,13 +25,14 @@ from forebay.core.tenancy.quota import SLOTS
 from forebay.core.tenancy.shares import LEASE_S, UNLIMITED, Amounts, Demand, Lease, equal_part
 
 FLOOR: Final = Amounts(25, 25, 25, 0)
-"""Percent of an equal part that a gateway has whatever the others want."""
+"""Percent of an equal part that every gateway has, whatever the others demand."""
 _DAY: Final = Amounts._fields.index("day_tokens")
 _NOTHING: Final = Amounts(0, 0, 0, 0)
 
 
 class _Cell(NamedTuple):
-    """One limit of one tenant at one gateway. `heard`: its report is about this very thing; else `used` is `held`."""
+    """One limit of one tenant at one gateway. `heard`: it reported this limit; otherwise `used` is assumed to be
+    `held`."""
 
     share: int
     held: int
@@ -50,10 +50,10 @@ def allot(
     day: int,
     now: float,
 ) -> dict[str, Lease]:
-    """The leases that follow on `before`, for `gateways`: all that are wanted or may still run.
+    """The leases that follow `before`, for `gateways`: all that are desired or may still run.
 
-    `demands` are reports asked for and received since the last call; a gateway without one is silent. `now` is
-    control's clock, the same in every call; `day` counts from the epoch in UTC.
+    `demands` are the reports received since the last call; a gateway without one is silent. `now` is control's clock,
+    the same in every call; `day` counts from the epoch in UTC.
     """
     names = sorted(gateways)
     shares: dict[str, dict[str, Amounts]] = {name: {} for name in names}
@@ -89,7 +89,7 @@ def _cells(
         held = held._replace(day_tokens=part.day_tokens)
     asked = demand.tenants.get(tenant) if demand else None
     if lease and not demand and now - lease.heard_at > LEASE_S + SLOTS:
-        # its lease has run out, and so has the minute after it
+        # its lease has expired, and so has the minute after it
         share = share._replace(requests=min(share.requests, part.requests), tokens=min(share.tokens, part.tokens))
         held = held._replace(requests=min(held.requests, part.requests), tokens=min(held.tokens, part.tokens))
     if not demand or not asked:
@@ -110,7 +110,8 @@ def _divide(
     refused: Sequence[Amounts],
     lacking_s: Sequence[int],
 ) -> list[list[_Cell]]:
-    """New shares, limit by limit. `refused`: what each gateway's largest refused request needs, since `lacking_s`."""
+    """New shares, limit by limit. `refused`: the needs of each gateway's largest rejected request, rejected since
+    `lacking_s`."""
     floors = [math.ceil(equal * percent / 100) for equal, percent in zip(part, FLOOR, strict=True)]
     needs = [[0] * len(refused) for _ in limit]
     aims = [_aims(*each) for each in zip(limit, floors, columns, needs, strict=True)]
@@ -130,11 +131,11 @@ def _host(
     refused: Sequence[Amounts],
     lacking_s: Sequence[int],
 ) -> int | None:
-    """The gateway that is to have all that the request it refused needs, where nobody would by `aims`.
+    """The gateway that should get all that its rejected request needs, if by `aims` no gateway could serve it.
 
-    All limits are looked at together, as a request needs room in each of them at one gateway. Of several it is the
-    one that has lacked it for longest, then the one that lacks least: so it stays the same until that one has let its
-    request in, or is not asked any more, and who was served is the last to be again.
+    All limits are considered together, as a request needs room in each of them at one gateway. Of several gateways,
+    the one that has lacked it longest wins, then the one that lacks least: so the choice is stable until the request
+    was admitted or is no longer retried, and the one served last has the lowest priority.
     """
     kinds = [kind for kind, total in enumerate(limit) if total < UNLIMITED]
     left = [_left(limit[kind], columns[kind]) for kind in kinds]
@@ -154,7 +155,7 @@ def _host(
 
 
 def _rooms(limit: int, cells: Sequence[_Cell], aims: Sequence[int]) -> list[int]:
-    """What each could let in beside what it has used, once shares are as near to `aims` as what is used allows."""
+    """What each could admit beyond its usage, once shares are as near to `aims` as current usage allows."""
     return _fill(
         max(0, _left(limit, cells)), [max(0, aim - cell.used) for aim, cell in zip(aims, cells, strict=True)]
     )
@@ -165,12 +166,13 @@ def _fits(need: Sequence[int], room: Sequence[int]) -> bool:
 
 
 def _left(limit: int, cells: Sequence[_Cell]) -> int:
-    """What nobody has used; less than nothing if the limit was lowered, or an answer was longer than estimated."""
+    """What no gateway has used; negative if the limit was lowered, or a response was longer than estimated."""
     return limit if limit >= UNLIMITED else limit - sum(cell.used for cell in cells)
 
 
 def _aims(limit: int, floor: int, cells: Sequence[_Cell], needs: Sequence[int]) -> list[int]:
-    """What those heard should have: `needs`, which must fit, then the floor, then what they want, the rest evenly."""
+    """Target shares of the gateways heard: `needs` (which must fit), then the floor, then their demand, the rest
+    evenly."""
     rest = max(0, limit - sum(cell.held for cell in cells if not cell.heard))
     aims = [need if cell.heard else 0 for need, cell in zip(needs, cells, strict=True)]
     for goals in ([floor] * len(cells), [cell.wanted for cell in cells], [rest] * len(cells)):
@@ -180,7 +182,7 @@ def _aims(limit: int, floor: int, cells: Sequence[_Cell], needs: Sequence[int]) 
 
 
 def _grow(limit: int, cells: Sequence[_Cell], aims: Sequence[int]) -> list[_Cell]:
-    """Shares as near to `aims` as may be: growth only out of what is free. The silent keep theirs."""
+    """Shares as near to `aims` as possible; growth only out of what is free. Silent gateways keep theirs."""
     if limit >= UNLIMITED:
         return list(cells)
     free = max(0, limit - sum(cell.held for cell in cells))
@@ -193,7 +195,7 @@ def _grow(limit: int, cells: Sequence[_Cell], aims: Sequence[int]) -> list[_Cell
 
 
 def _fill(pool: int, wants: Sequence[int]) -> list[int]:
-    """Max-min fair: nobody gets more than it wants, and nobody who gets less than that gets less than another."""
+    """Max-min fair division: none gets more than it wants, and the unsatisfied all get the same."""
     given = [0] * len(wants)
     order = sorted(range(len(wants)), key=lambda index: wants[index])
     for served, index in enumerate(order):

@@ -1,7 +1,7 @@
-"""What one gateway process hands out of every tenant's limits: reserved as an estimate, settled as what was used.
+"""One gateway process's rate limiting: tokens are reserved as an estimate and settled as actual usage.
 
-A minute is a sliding window: 60 whole seconds and the one that runs, so that no 60 s ever hold more than the share.
-What a request uses counts where it was reserved; what it used beyond its estimate counts when that became known.
+A minute is a sliding window: 60 whole seconds and the current one, so that no 60 s ever hold more than the share. A
+request's usage counts at the time of its reservation; usage beyond its estimate counts when it becomes known.
 """
 
 import math
@@ -24,7 +24,7 @@ from forebay.core.tenancy.shares import (
 
 SLOTS: Final = 61
 LACK_S: Final = 30.0
-"""So long a request that was refused is expected again: longer than most clients wait before they come back."""
+"""How long a rejected request is expected to be retried: longer than most clients' back-off."""
 _REQUESTS, _TOKENS, _STREAMS, _DAY_TOKENS = range(4)
 _SAID: Final = (
     (Code.RATE_LIMITED, "none", "requests per minute"),
@@ -32,7 +32,7 @@ _SAID: Final = (
     (Code.STREAMS_LIMIT, "none", "streams"),
     (Code.BUDGET_EXCEEDED, "not enough", "tokens per day (UTC)"),
 )
-"""How the limits are called where one is in the way, in the order of `Amounts`."""
+"""Error code and wording per limit, in the order of `Amounts`."""
 
 
 class _Window:
@@ -55,7 +55,7 @@ class _Window:
             self.slots[index] = 0
 
     def frees_at(self, amount: int, second: int) -> int:
-        """The second from which on `amount` less is in the window. At most `total`."""
+        """The second from which the window holds `amount` less. `amount` is at most `total`."""
         for slot in range(second - SLOTS + 1, second):
             amount -= self.slots[slot % SLOTS]
             if amount <= 0:
@@ -63,7 +63,7 @@ class _Window:
         return second + SLOTS
 
     def empty_at(self, second: int) -> int:
-        """The second from which on nothing that is in the window now is still there; something is."""
+        """The second from which nothing that is in the window now remains; the window is not empty."""
         while not self.slots[second % SLOTS]:
             second -= 1
         return second + SLOTS
@@ -83,13 +83,13 @@ class _Book:
         self.limit = amounts(tenant.limits)
         self.share = self.part = equal_part(self.limit, gateways)
         self.left = self.limit
-        """What no gateway has used, by the last lease; before there is one, it may be all."""
+        """What no gateway has used, by the last lease; the whole limit before there is one."""
         self.second = 0
         self.streams = 0
         self.inherited = 0
-        """Those of them that are open at another process, which this one has taken the place of."""
+        """Of these, streams open at a draining process that this one replaced."""
         self.streams_since = 0
-        """Since when there always was one."""
+        """Since when at least one stream was always open."""
         self.day_tokens = 0
         self.requests = _Window()
         self.tokens = _Window()
@@ -98,13 +98,13 @@ class _Book:
         self.refused_streams = _Window()
         self.ended = _Window()
         self.lacks: Amounts | None = None
-        """What the largest request needs that was refused lately, and none as large let in since."""
+        """Needs of the largest recently rejected request, unless one as large was admitted since."""
         self.lacked_at = 0
         self.lacks_since = 0
-        """When the first one was refused of those that `lacks` is about."""
+        """When the first of the rejections that `lacks` covers happened."""
 
     def roll(self, second: int) -> None:
-        """The present second is another one."""
+        """Advance to another second."""
         windows = (
             self.requests, self.tokens, self.refused_requests, self.refused_tokens, self.refused_streams, self.ended,
         )  # fmt: skip
@@ -114,14 +114,14 @@ class _Book:
         self.second = second
 
     def fall_back(self) -> None:
-        """Without news from control: of what control takes back after a while, no more than an equal part."""
+        """Without contact to control: limit the per-minute shares, which control reclaims, to an equal part."""
         share, part = self.share, self.part
         self.share = share._replace(
             requests=min(share.requests, part.requests), tokens=min(share.tokens, part.tokens)
         )
 
     def refuse(self, tokens: int, stream: bool) -> None:
-        """Remember what was asked for in vain."""
+        """Record a rejected demand."""
         self.refused_requests.add(self.second, 1)
         self.refused_tokens.add(self.second, tokens)
         self.refused_streams.add(self.second, stream)
@@ -132,7 +132,7 @@ class _Book:
             self.lacks, self.lacked_at = Amounts(1, tokens, int(stream), tokens), self.second
 
     def lacking(self) -> Amounts | None:
-        """`lacks`, while it is likely that somebody comes again for it."""
+        """`lacks`, while a retry is likely."""
         return self.lacks if self.second - self.lacked_at <= LACK_S else None
 
     def used(self) -> Amounts:
@@ -150,13 +150,12 @@ class _Book:
 
 
 Left = tuple[int, int, int]
-"""One limit of a minute: what it is, what this gateway may still hand out of it, and in how many seconds that is all
-again. Of every answer: a tuple costs a tenth of what a named one does.
-"""
+"""One per-minute limit: the limit, what this gateway may still hand out of it, and in how many seconds it is fully
+available again. Made for every response: a plain tuple costs a tenth of a NamedTuple."""
 
 
 class Reservation:
-    """What a request may use; settled exactly once, however it ends."""
+    """A request's reserved usage; settled exactly once, however the request ends."""
 
     __slots__ = ("book", "day", "second", "settled", "stream", "tokens")
 
@@ -170,7 +169,7 @@ class Reservation:
 
 
 class Limiter:
-    """Counts what tenants use at this gateway, one of `gateways`. `now` is a clock in seconds that never jumps."""
+    """Counts tenants' usage at this gateway, one of `gateways`. `now` is a monotonic clock in seconds."""
 
     __slots__ = ("_alone", "_books", "_day_ends_at", "_lease_until", "day")
 
@@ -178,12 +177,12 @@ class Limiter:
         self._books = {tenant.name: _Book(tenant, gateways) for tenant in tenants}
         self._lease_until = math.inf
         self._alone = False
-        """Control was there, and is not any more."""
+        """Contact with control was lost."""
         self._day_ends_at = 0.0
         self.day = 0
 
     def reserve(self, tenant: str, tokens: int, stream: bool, now: float) -> Reservation | Denied:
-        """Let a request in that will use `tokens` at most, or say why not and when it may come again."""
+        """Admit a request that will use `tokens` at most, or say why not and when it may be retried."""
         if now >= self._lease_until:
             self._fall_back()
         book = self._books[tenant]
@@ -233,7 +232,7 @@ class Limiter:
             book.ended.add(book.second, 1)
 
     def minute(self, tenant: str, now: float) -> tuple[Left | None, Left | None]:
-        """What a tenant may still have of its requests and tokens per minute; None: as much as there is."""
+        """The remaining requests and tokens per minute of a tenant; None: unlimited."""
         book = self._books[tenant]
         limit, share = book.limit, book.share
         if limit.requests >= UNLIMITED and limit.tokens >= UNLIMITED:
@@ -246,12 +245,12 @@ class Limiter:
             _left(limit.tokens, share.tokens, book.tokens, book.second, now),
         )
 
-    # --- the day, and what control agreed to
+    # --- the day, and leases from control
 
     def begin_day(self, day: int, ends_at: float) -> None:
-        """Say which day it is (counted from the epoch) and when, on the clock of `now`, it ends."""
+        """Set the current day (counted from the epoch) and when, on the clock of `now`, it ends."""
         self._day_ends_at = ends_at
-        if day in (self.day, self.day - 1):  # a clock set back over midnight must not give the day's tokens twice
+        if day in (self.day, self.day - 1):  # a clock set back over midnight must not grant the day's tokens twice
             return
         self.day = day
         for book in self._books.values():
@@ -260,7 +259,7 @@ class Limiter:
             book.left = book.left._replace(day_tokens=book.limit.day_tokens)
 
     def take(self, lease: Lease, now: float) -> None:
-        """Go by another share. One that has run out, or is of another start of the machine, counts as run out."""
+        """Apply a lease. One from the future, from another boot of the machine, counts as expired."""
         today = lease.day == self.day
         for name, share in lease.shares.items():
             book = self._books.get(name)
@@ -287,9 +286,9 @@ class Limiter:
     # --- across a restart
 
     def used(self, now: float) -> dict[str, Amounts]:
-        """What is counted of every tenant that has used anything: to be kept, and given to `restore`.
+        """The usage of every tenant that has any, to be saved and given to `restore`.
 
-        Streams are those that are open here.
+        Streams are those open in this process.
         """
         for book in self._books.values():
             book.roll(max(book.second, int(now)))
@@ -299,7 +298,7 @@ class Limiter:
         return {name: each for name, each in used.items() if any(each)}
 
     def inherit(self, streams: Mapping[str, int], now: float) -> None:
-        """Say how many streams processes have open that drain: this one has taken their place, so they count here."""
+        """Count the open streams of draining processes that this one has replaced."""
         for book in self._books.values():
             more = streams.get(book.name, 0) - book.inherited
             if not more:
@@ -312,7 +311,8 @@ class Limiter:
             book.ended.add(book.second, max(0, -more))
 
     def restore(self, used: Mapping[str, Amounts], day: int, age_s: float, now: float) -> None:
-        """Take up what was counted `age_s` ago on that day, by the process before. Of its streams `inherit` tells."""
+        """Restore the usage saved `age_s` ago on that day by the previous process. Its streams come through
+        `inherit`."""
         then = int(now - max(0.0, age_s))
         for name, before in used.items():
             book = self._books.get(name)
@@ -325,17 +325,17 @@ class Limiter:
             if day == self.day:
                 book.day_tokens += before.day_tokens
 
-    # --- saying no
+    # --- rejections
 
     def _fall_back(self) -> None:
         self._lease_until = math.inf
         self._alone = True
         for book in self._books.values():
-            book.left = book.limit  # what others have used since is not known
+            book.left = book.limit  # other gateways' usage since then is unknown
             book.fall_back()
 
     def _denied(self, book: _Book, tokens: int, stream: bool, now: float) -> Denied:
-        """Of all limits in the way, the one that is in the way longest."""
+        """The limit that will block the request for longest."""
         limit, share = book.limit, book.share
         for code, most, span in (
             (Code.RATE_LIMITED, limit.tokens, "minute"),
@@ -360,7 +360,8 @@ class Limiter:
         return max(denials, key=lambda denied: denied.retry_after_s)
 
     def _denial(self, book: _Book, kind: int, amount: int, wait_s: int) -> Denied:
-        """One limit is in the way, by this gateway's counts for `wait_s`: all of it is used up, or the share is."""
+        """One limit blocks the request, for `wait_s` by this gateway's counts: the limit or only the share is used
+        up."""
         code, left, what = _SAID[kind]
         limit = book.limit[kind]
         if amount > min(book.left[kind], limit - book.used()[kind]):
@@ -369,7 +370,7 @@ class Limiter:
         if self._alone:
             return Denied(code, f"{text}, and cannot reach control, which could raise its share.", wait_s)
         if code is Code.BUDGET_EXCEEDED:
-            code = Code.RATE_LIMITED  # clients take the other word for the end of the day's work
+            code = Code.RATE_LIMITED  # clients take that code for the end of the day's quota
         text += (
             ". The tenant has more: shares follow within seconds what is asked for, and a new connection may reach"
         )
@@ -385,7 +386,7 @@ def _left(limit: int, share: int, window: _Window, second: int, now: float) -> L
 
 
 def _wait_s(book: _Book, window: _Window, amount: int, share: int, now: float) -> int:
-    """Whole seconds until enough has left the window; a share that is too small for it at all may be larger later."""
+    """Whole seconds until enough has left the window; a share that is too small at all may grow later."""
     if amount > share:
         return math.ceil(LEASE_S)
     return math.ceil(window.frees_at(window.total + amount - share, book.second) - now)

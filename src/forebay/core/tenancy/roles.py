@@ -129,7 +129,7 @@ def beyond(changed: Sequence[str], sources: Iterable[str], strict: bool, caller:
         return _lacking(f"a change of {', '.join(guarded)}", Role.ADMIN, caller)
     past = [source for source in sources if not source.startswith(REGISTERED)] if strict else []
     if past:
-        return _lacking(f"the source {past[0]}, which nobody has approved,", Role.ADMIN, caller)
+        return _lacking(f"the source {past[0]}, which has not been approved,", Role.ADMIN, caller)
     return None
 
 

@@ -1,4 +1,4 @@
-"""Limits as numbers, and what gateways and control say to each other of them. Values only: they cross processes."""
+"""Limits as numbers, and the messages about them between gateways and control. Values only: they cross processes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,15 +7,15 @@ from typing import Final, NamedTuple
 from forebay.core.tenancy.keys import Quota
 
 LEASE_S: Final = 10.0
-"""How long a share of a minute is good after the report that it answers; control looks about once a second."""
+"""How long a per-minute share is valid after the report it answers; control updates about once a second."""
 ROUND_S: Final = 2
-"""About how long it takes until a share has followed what was asked for, in whole seconds."""
+"""About how long it takes for a share to follow demand, in whole seconds."""
 UNLIMITED: Final = 1 << 60
-"""Stands for a limit that there is not, larger than anything that is ever used."""
+"""Stands for "no limit"; larger than any usage."""
 
 
 class Amounts(NamedTuple):
-    """One number for each limit: requests and tokens of a minute, open streams, tokens of the day."""
+    """One number per limit: requests and tokens per minute, open streams, tokens of the day."""
 
     requests: int
     tokens: int
@@ -30,12 +30,12 @@ def amounts(quota: Quota) -> Amounts:
 
 
 def equal_part(limit: Amounts, gateways: int) -> Amounts:
-    """What each gateway may hand out while nothing else was agreed."""
+    """What each gateway may hand out until something else is agreed."""
     return Amounts(*(total if total >= UNLIMITED else total // gateways for total in limit))
 
 
 class Asked(NamedTuple):
-    """A tenant at one gateway: the share it goes by, what is used of it, and what was asked for, granted or not."""
+    """A tenant at one gateway: the share in use, its usage, and its demand, granted or not."""
 
     share: Amounts
     used: Amounts
@@ -44,23 +44,23 @@ class Asked(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What a gateway reports of all tenants with limits. `at`: its own clock; `day`: since the epoch, in UTC."""
+    """A gateway's report on all tenants with limits. `at`: its own clock; `day`: since the epoch, in UTC."""
 
     at: float
     day: int
     tenants: Mapping[str, Asked]
     refused: Mapping[str, Amounts] = field(default_factory=dict)
-    """What the largest request of a tenant needs that was refused lately, and none as large let in since."""
+    """Needs of a tenant's largest recently rejected request, unless one as large was admitted since."""
     lacking_s: Mapping[str, int] = field(default_factory=dict)
-    """For how long such a one has been refused, seconds."""
+    """For how long such requests have been rejected, seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
     """What one gateway may hand out.
 
-    `asked_at` is `Demand.at` of the report that it answers (the gateway's clock), `heard_at` when control had that
-    report (control's clock). `held`: what the gateway may still go by or have used, until it reports otherwise.
+    `asked_at` is `Demand.at` of the report it answers (the gateway's clock), `heard_at` when control got that report
+    (control's clock). `held`: the most the gateway may still use or have used, until it reports otherwise.
     """
 
     asked_at: float
@@ -69,12 +69,12 @@ class Lease:
     shares: Mapping[str, Amounts]
     held: Mapping[str, Amounts]
     left: Mapping[str, Amounts] = field(default_factory=dict)
-    """What no gateway has used, as far as control knows: of a silent one all that it holds counts as used."""
+    """What no gateway has used, as far as control knows; all that a silent gateway holds counts as used."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What a gateway has counted, for its next start. `at` is seconds since the epoch, `pid` its process."""
+    """A gateway's saved counts, for its next start. `at` is seconds since the epoch, `pid` its process."""
 
     at: float
     day: int

@@ -1,7 +1,7 @@
-"""AIBrix' pod autoscaler (APA) on a figure of each replica, with its defaults.
+"""AIBrix' pod autoscaler (APA) on a per-replica metric, with its defaults.
 
-Source: vllm-project/aibrix, pkg/controller/podautoscaler (the APA algorithm: two tolerances, two rates). It looks at
-the mean of a window; nothing holds a smaller number back but the tolerance.
+Source: vllm-project/aibrix, pkg/controller/podautoscaler (the APA algorithm: two tolerances, two rates). It uses the
+mean of a window; only the tolerance delays scaling down.
 """
 
 import math
@@ -19,15 +19,15 @@ DOWN_RATE: Final = 2.0
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What it remembers."""
+    """Its state."""
 
     samples: Samples = ()
 
 
 def wanted(use: float, target: float, ready: int, current: int) -> int:
-    """For `use` per replica: ⌈n·r⌉ of the n that are ready, with r = use / target, bounded by the rates.
+    """For `use` per replica: ⌈n·r⌉ for n ready replicas, with r = use / target, bounded by the rates.
 
-    Within the tolerances nothing changes: `current`, with those that are starting.
+    Within the tolerances nothing changes: `current`, including starting replicas.
     """
     ratio = use / target
     if ratio > 1 + UP_TOLERANCE:
@@ -40,6 +40,6 @@ def wanted(use: float, target: float, ready: int, current: int) -> int:
 def step(
     state: State, *, value: float, target: float, since_s: float, ready: int, current: int, now: float
 ) -> tuple[int, State]:
-    """How many it wants; `value` is what ready replicas have on their mean in the last `since_s` seconds."""
+    """The recommendation; `value` is the mean over ready replicas in the last `since_s` seconds."""
     samples = added(state.samples, Sample(now, since_s, value), WINDOW_S)
     return wanted(mean(samples, now, WINDOW_S), target, ready, current), State(samples)

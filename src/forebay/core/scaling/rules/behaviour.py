@@ -1,4 +1,4 @@
-"""How fast a HorizontalPodAutoscaler lets a number change: `behavior` of autoscaling/v2.
+"""The rate limits of a HorizontalPodAutoscaler: `behavior` of autoscaling/v2.
 
 Source: kubernetes/kubernetes, pkg/controller/podautoscaler/horizontal.go (stabilizeRecommendationWithBehaviors,
 calculateScaleUpLimitWithScalingRules, calculateScaleDownLimitWithBehaviors), and the defaults of
@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 
 class Limit(NamedTuple):
-    """At most so many replicas, or such a share of those that there were, in a time."""
+    """At most this many replicas, or this share of the current ones, per period."""
 
     replicas: int
     share: float
@@ -20,12 +20,12 @@ class Limit(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Behaviour:
-    """Of several limits the one that allows the most counts, as with `selectPolicy: Max`."""
+    """Of several limits the most permissive applies, as with `selectPolicy: Max`."""
 
     up_window_s: float
-    """Up to the least that was wanted in it."""
+    """Scale up to the lowest recommendation in it."""
     down_window_s: float
-    """Down to the most that was wanted in it."""
+    """Scale down to the highest recommendation in it."""
     up: tuple[Limit, ...]
     down: tuple[Limit, ...]
 
@@ -35,7 +35,7 @@ DEFAULT: Final = Behaviour(0.0, 300.0, (Limit(0, 1.0, 15.0), Limit(4, 0.0, 15.0)
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """What was wanted and what has changed, as long as a behaviour can ask for it: pairs of a time and a number."""
+    """Recent recommendations and changes, as (time, number)."""
 
     wanted: tuple[tuple[float, int], ...] = ()
     changes: tuple[tuple[float, int], ...] = ()
@@ -44,7 +44,8 @@ class Past:
 
 
 def held(behaviour: Behaviour, past: Past, wanted: int, current: int, now: float) -> tuple[int, Past]:
-    """What becomes of a wish now. A change counts when `current` is seen to have changed, whoever has done it."""
+    """The recommendation after windows and limits. Changes are detected by observing `current`, whatever their
+    cause."""
     window_s = max(behaviour.up_window_s, behaviour.down_window_s)
     period_s = max(limit.period_s for limit in (*behaviour.up, *behaviour.down))
     wishes = (*[each for each in past.wanted if each[0] > now - window_s], (now, wanted))

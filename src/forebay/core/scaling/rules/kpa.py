@@ -17,21 +17,22 @@ PANIC_THRESHOLD: Final = 2.0
 UP_RATE: Final = 1000.0
 DOWN_RATE: Final = 2.0
 UTILIZATION: Final = 0.7
-"""`container-concurrency-target-percentage`: what of the concurrency a replica should have."""
+"""`container-concurrency-target-percentage`: target share of a replica's concurrency."""
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What it remembers."""
+    """Its state."""
 
     samples: Samples = ()
     panic_at: float | None = None
-    """When it last had reason to panic, while it does."""
+    """When the panic threshold was last exceeded, while in panic mode."""
     panic_most: int = 0
 
 
 def step(state: State, *, total: float, target: float, since_s: float, ready: int, now: float) -> tuple[int, State]:
-    """How many it wants; `total` of all replicas on the mean of the last `since_s` seconds, `target` one can do."""
+    """The recommendation; `total` is the mean over the last `since_s` seconds of all replicas together, `target` is
+    per replica."""
     samples = added(state.samples, Sample(now, since_s, total), STABLE_WINDOW_S)
     each = target * UTILIZATION
     running = max(1, ready)

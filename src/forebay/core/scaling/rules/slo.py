@@ -1,4 +1,4 @@
-"""llm-d's scaling on latencies: how near the P90 of first tokens and of times per token are to what was promised.
+"""llm-d's scaling on latencies: how close the p90 of TTFT and of time per token are to the objectives.
 
 Source: llm-d's SLO-aware autoscaling (the saturation score and its HPA behaviour), as published in its documentation.
 """
@@ -19,14 +19,14 @@ BEHAVIOUR: Final = Behaviour(30.0, 180.0, (Limit(0, 1.0, 60.0), Limit(4, 0.0, 60
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What it remembers."""
+    """Its state."""
 
     samples: Samples = ()
     past: Past = field(default_factory=Past)
 
 
 def score(ttft_s: float | None, tpot_s: float | None, ttft_max_s: float, tpot_max_s: float) -> float:
-    """The worse of both P90, as shares of what was promised, at most `SCORE_MAX`; 0 for what nobody has measured."""
+    """The worse of both p90, as shares of the objectives, at most `SCORE_MAX`; unknown values count 0."""
     return min(max((ttft_s or 0.0) / ttft_max_s, (tpot_s or 0.0) / tpot_max_s), SCORE_MAX)
 
 
@@ -41,7 +41,7 @@ def wanted(mean_score: float, ready: int, current: int) -> int:
 
 
 def step(state: State, *, raw: float, since_s: float, ready: int, current: int, now: float) -> tuple[int, State]:
-    """How many it wants; `raw` is the `score` of the last `since_s` seconds."""
+    """The recommendation; `raw` is the `score` of the last `since_s` seconds."""
     samples = added(state.samples, Sample(now, since_s, raw), WINDOW_S)
     wish = wanted(mean(samples, now, WINDOW_S), ready, current)
     many, past = held(BEHAVIOUR, state.past, wish, current, now)

@@ -1,4 +1,4 @@
-"""The rules by their names: what each of them reads, and what it says."""
+"""The rules by name: their inputs and recommendations."""
 
 from dataclasses import dataclass, field, replace
 
@@ -13,7 +13,7 @@ from forebay.core.scaling.values import Reading
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What all rules remember."""
+    """The state of all rules."""
 
     hpa: HpaState = field(default_factory=HpaState)
     kpa: KpaState = field(default_factory=KpaState)
@@ -22,9 +22,9 @@ class Rules:
 
 
 def advise(scale: Scale, rules: Rules, reading: Reading, value: float, current: int) -> tuple[int, str, Rules]:
-    """What the rule of `scale.policy` wants, unbounded, and why; `value` is that of `scale.signal` for each replica.
+    """The recommendation of the rule of `scale.policy`, unbounded, and why; `value` is `scale.signal` per replica.
 
-    ValueError for `forebay`, which is no such rule.
+    Raises ValueError for `forebay`, which is not such a rule.
     """
     now, since_s, ready, target = reading.at, reading.since_s, reading.ready, scale.target
     match scale.policy:
@@ -48,10 +48,10 @@ def advise(scale: Scale, rules: Rules, reading: Reading, value: float, current: 
             ttft_max_s, tpot_max_s = scale.ttft_s or TARGETS[Signal.TTFT_S], scale.tpot_s or TARGETS[Signal.TPOT_S]
             raw = slo.score(reading.ttft_s, reading.tpot_s, ttft_max_s, tpot_max_s)
             many, slo_ = slo.step(rules.slo, raw=raw, since_s=since_s, ready=ready, current=current, now=now)
-            return many, f"slo says {many}: p90 is at {raw:.0%} of what is promised", replace(rules, slo=slo_)
+            return many, f"slo says {many}: p90 is at {raw:.0%} of the objective", replace(rules, slo=slo_)
         case _:
-            raise ValueError(f"{scale.policy} is no rule of this table")
+            raise ValueError(f"{scale.policy} is not a rule of this table")
 
 
 def _why(scale: Scale, value: float, held: float, many: int) -> str:
-    return f"{scale.policy} says {many}: {scale.signal} is {value:.3g} for each ready replica, {held:.3g} is held"
+    return f"{scale.policy} says {many}: {scale.signal} is {value:.3g} per ready replica, target {held:.3g}"

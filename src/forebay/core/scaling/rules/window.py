@@ -1,4 +1,4 @@
-"""Figures of the last seconds, and their mean: what several of the formulas look at."""
+"""Sliding window means of a metric, used by several of the formulas."""
 
 from typing import NamedTuple
 
@@ -15,13 +15,13 @@ Samples = tuple[Sample, ...]
 
 
 def added(samples: Samples, sample: Sample, window_s: float) -> Samples:
-    """With one more at the end, and without those that end before the window begins."""
+    """The samples with one more, without those that end before the window."""
     oldest = sample.at - window_s
     return (*[each for each in samples if each.at > oldest], sample)
 
 
 def mean(samples: Samples, now: float, window_s: float) -> float:
-    """Of what is known of the last `window_s` seconds, by time; 0 if that is nothing."""
+    """Time-weighted mean over the last `window_s` seconds; 0 without samples."""
     oldest = now - window_s
     total = seconds = 0.0
     for at, since_s, value in samples:

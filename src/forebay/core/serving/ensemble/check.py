@@ -1,6 +1,7 @@
-"""What is wrong with an ensemble, all of it at once and in Triton's words; and in which order models are loaded.
+"""Validation of ensembles, with all problems at once in Triton's words; and the load order of models.
 
-Models that call others (`forebay.calls`) need these as an ensemble needs its steps."""
+Models that call others (`forebay.calls`) depend on them as an ensemble depends on its steps.
+"""
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import NamedTuple
@@ -9,11 +10,11 @@ from forebay.core.serving.config import VARIABLE, Datatype, ModelConfig, Step, T
 
 LATEST = -1
 Lookup = Callable[[str, int], ModelConfig | None]
-"""The completed configuration of a model version (-1: the latest) that is loaded; None: it is not."""
+"""The completed configuration of a loaded model version (-1: the latest); None: it is not loaded."""
 
 
 class Checked(NamedTuple):
-    """What a check found. `decoupled`: by step; `many`: a request of the ensemble may have several responses."""
+    """The result of a check. `decoupled`: by step; `many`: a request of the ensemble may have several responses."""
 
     problems: tuple[str, ...]
     decoupled: tuple[bool, ...] = ()
@@ -21,7 +22,7 @@ class Checked(NamedTuple):
 
 
 class _Known(NamedTuple):
-    """What is known of an ensemble's tensor, and of which model."""
+    """The type and shape of an ensemble's tensor, and the model that they come from."""
 
     model: str
     datatype: Datatype
@@ -40,14 +41,15 @@ def check(config: ModelConfig, lookup: Lookup) -> Checked:
 
 
 def lacks(config: ModelConfig, lookup: Lookup) -> tuple[str, ...]:
-    """Why a model could not be served beside the models that `lookup` knows."""
+    """Why a model could not be served with the models that `lookup` knows."""
     problems = check(config, lookup).problems if config.backend == "ensemble" else ()
     calls = (each for each in config.calls if lookup(each, LATEST) is None)
     return (*problems, *(f"model '{config.name}' calls '{each}' which has no loaded version." for each in calls))
 
 
 def abreast(config: ModelConfig, lookup: Lookup) -> int:
-    """Requests that a model works on at once, batches aside: one each instance; of an ensemble, in all its models."""
+    """How many requests a model processes at once, not counting batching: one per instance; for an ensemble, the sum
+    over its models."""
     if config.backend != "ensemble":
         return max(1, config.instance_count)
     found = {(step.model, step.version): lookup(step.model, step.version) for step in config.steps}
@@ -68,7 +70,7 @@ def _form(config: ModelConfig) -> Iterator[str]:
             if not value:
                 yield f"must specify '{field}' in step {index} of ensemble '{name}'"
         for tensor in step.outputs.values():
-            if tensor in made:  # that one may not write over an input either is ours: Triton would run for ever
+            if tensor in made:  # that an input may not be overwritten is our rule: Triton would loop forever
                 yield (
                     f"ensemble tensor '{tensor}' can appear in an output map only once for ensemble '{name}'"
                     f" step {index}"
@@ -103,7 +105,7 @@ def _data_flow(config: ModelConfig) -> Iterator[str]:
 
 
 def _circle(read: Collection[str], makers: Mapping[str, Step], config: ModelConfig) -> list[str]:
-    """Tensors of which each needs the next, the last being the first again; empty: there are none."""
+    """A cycle of tensors, each depending on the next, the last being the first again; empty: there is none."""
     ready = {*(spec.name for spec in config.inputs), *(tensor for tensor in read if tensor not in makers)}
     for index in _in_order(config, ready):
         ready.update(config.steps[index].outputs.values())
@@ -111,14 +113,14 @@ def _circle(read: Collection[str], makers: Mapping[str, Step], config: ModelConf
     if not left:
         return []
     walk = [left[0]]
-    while True:  # what is left is made, but from something that is left, too
+    while True:  # each remaining tensor depends on another remaining one
         walk.append(min(tensor for tensor in makers[walk[-1]].inputs.values() if tensor not in ready))
         if walk[-1] in walk[:-1]:
             return walk[walk.index(walk[-1]) :]
 
 
 def _in_order(config: ModelConfig, given: Collection[str] = ()) -> list[int]:
-    """The steps that can run at all, each after those that it needs; with tensors that are there besides inputs."""
+    """The steps that can run, each after its dependencies; `given` tensors exist besides the inputs."""
     ready = {*given, *(spec.name for spec in config.inputs)}
     left, ordered = list(range(len(config.steps))), []
     while runnable := [index for index in left if ready.issuperset(config.steps[index].inputs.values())]:
@@ -129,7 +131,7 @@ def _in_order(config: ModelConfig, given: Collection[str] = ()) -> list[int]:
 
 
 def _unconnected(tensor: str, makers: Mapping[str, Step], ready: Collection[str]) -> str:
-    """Follow what is not there from one tensor to that by which it is not there; round a cycle only once."""
+    """Follow missing tensors from one to the root cause; each at most once, in case of a cycle."""
     seen = {tensor}
     while tensor in makers:
         lacking = [each for each in sorted(makers[tensor].inputs.values()) if each not in ready and each not in seen]
@@ -212,7 +214,7 @@ def _list(dims: tuple[int, ...]) -> str:
 
 
 def _regions(config: ModelConfig, decoupled: tuple[bool, ...]) -> Iterator[str]:
-    """A decoupled step opens a region: what follows runs once for each of its responses, so regions do not mix."""
+    """A decoupled step opens a region: later steps run once per response of it, so regions must not mix."""
     text = "in ensemble {}, step of model '{}' receives inputs originated from different decoupled models"
     region = {spec.name: 0 for spec in config.inputs}
     opened = 0
@@ -231,10 +233,10 @@ def _regions(config: ModelConfig, decoupled: tuple[bool, ...]) -> Iterator[str]:
 def load_order(
     needs: Mapping[str, Collection[str]], callers: Collection[str] = ()
 ) -> tuple[list[str], dict[str, str]]:
-    """Models in an order in which each comes after those it needs, and what is wrong with those that cannot.
+    """Models sorted so that each comes after its dependencies, and the problems of those that cannot be loaded.
 
-    `needs`: for every model the names of those it needs, which are the steps of an ensemble. `callers`: who is none,
-    but calls them.
+    `needs`: each model's dependencies, for an ensemble its steps. `callers`: models that are not ensembles but call
+    their dependencies.
     """
     problems: dict[str, str] = {}
     for name in sorted(needs):
@@ -256,7 +258,7 @@ def load_order(
 def _settled(
     needs: Mapping[str, Collection[str]], order: dict[str, None], problems: dict[str, str], callers: Collection[str]
 ) -> dict[str, None]:
-    """Add who can be loaded to `order`, and who needs somebody that cannot to `problems`, while there are any."""
+    """Add loadable models to `order`, and those with a failed dependency to `problems`, until nothing changes."""
     left = [name for name in sorted(needs) if name not in order and name not in problems]
     while left:
         for name in left:
@@ -276,7 +278,7 @@ def _settled(
 
 
 def _before(start: str, needs: Mapping[str, Collection[str]]) -> str | None:
-    """By whom a walk along what is needed comes back to its start; None: it does not."""
+    """The model through which the dependencies of `start` lead back to it; None: they do not."""
     seen, walk = {start}, [start]
     for name in walk:
         for each in sorted(needs.get(name, ())):

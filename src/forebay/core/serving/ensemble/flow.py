@@ -1,7 +1,7 @@
-"""One request of an ensemble: which steps start with what is known, what goes back, what nobody needs any more.
+"""One request of an ensemble: which steps can start, which responses are ready, which tensors can be freed.
 
-As in Triton a step runs as soon as all its inputs are there, once for each response of a decoupled step before it.
-Responses leave in the order in which the decoupled step gave them, however long the steps after it take.
+As in Triton a step runs as soon as all its inputs are there, once per response of a decoupled step before it.
+Responses leave in the order in which the decoupled step produced them, however long later steps take.
 """
 
 from collections import OrderedDict
@@ -16,11 +16,11 @@ L = TypeVar("L")
 K = TypeVar("K", bound=Hashable)
 
 PLANS_MAX = 64
-"""Sets of wanted outputs whose plan is kept: clients choose them."""
+"""Most plans that are cached, one per set of requested outputs: clients choose them."""
 
 
 class Start(NamedTuple, Generic[V]):
-    """Run step `step` (an index) with these inputs, by the model's names; `run` names this run."""
+    """Run step `step` (an index) with these inputs, by the model's names; `run` identifies this run."""
 
     run: int
     step: int
@@ -29,36 +29,37 @@ class Start(NamedTuple, Generic[V]):
 
 @dataclass(slots=True)
 class Progress(Generic[V, L]):
-    """What follows from an event. The shell does all of it."""
+    """The actions that follow from an event; the caller must do all of them."""
 
     starts: list[Start[V]] = field(default_factory=list)
     responses: list[tuple[int, dict[str, V]]] = field(default_factory=list)
-    """(number, wanted outputs by the ensemble's names); call `sent(number)` when the tensors are no longer needed."""
+    """(number, requested outputs by the ensemble's names); call `sent(number)` when the tensors are no longer
+    needed."""
     freed: list[L] = field(default_factory=list)
-    """Leases of which no tensor is needed any more: give the memory back."""
+    """Leases whose tensors are no longer needed: free their memory."""
     ended: bool = False
-    """Nothing more comes. With `error` that is the last response, else the last of `responses` was, if any."""
+    """The request is complete. With `error`, that is its last response; else the last of `responses` was, if any."""
     error: str = ""
-    """INVALID_ARGUMENT if it comes from `begin`, INTERNAL from `result`; from `fail` that of what failed."""
+    """INVALID_ARGUMENT from `begin`, INTERNAL from `result`; from `fail`, that of the failed run."""
     cancel: list[int] = field(default_factory=list)
-    """Runs to be cancelled; their ends must be reported all the same, by `result` with `final`."""
+    """Runs to cancel; their ends must still be reported, by `result` with `final`."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What a set of wanted outputs needs."""
+    """What must run for a set of requested outputs."""
 
     wanted: tuple[str, ...]
     given: tuple[str, ...]
     """Tensors that come with the request."""
     readers: dict[str, tuple[int, ...]]
-    """By tensor: the steps that read it, of those that run."""
+    """By tensor: the steps to run that read it."""
     uses: dict[str, int]
-    """By tensor: how many read it, the client included. Nobody needs others."""
+    """By tensor: number of readers, including the client. Unlisted tensors are not needed."""
 
 
 class Dag:
-    """The fixed part of an ensemble that passed `check`; `decoupled` is what that found, by step."""
+    """The static part of an ensemble that passed `check`; `decoupled` is by step, from that check."""
 
     __slots__ = ("_plans", "decoupled", "many", "name", "outputs", "sources", "steps")
 
@@ -72,7 +73,7 @@ class Dag:
         self._plans: dict[tuple[str, ...], _Plan] = {}
 
     def plan(self, wanted: Sequence[str]) -> _Plan:
-        """What has to run for these outputs (empty: all)."""
+        """What must run for these outputs (empty: all)."""
         key = tuple(wanted) or self.outputs
         plan = self._plans.get(key)
         if plan is None:
@@ -102,7 +103,7 @@ class Dag:
 
 
 class _Hold(Generic[L]):
-    """The lease of one response: `unread` uses of its tensors have not begun, `reading` are under way."""
+    """The lease of one response: `unread` uses of its tensors have not begun, `reading` are in progress."""
 
     __slots__ = ("lease", "reading", "unread")
 
@@ -113,7 +114,7 @@ class _Hold(Generic[L]):
 
 
 class _Cell(Generic[V, L]):
-    """A tensor that is there (None: there will be none, and its readers go without) and still has uses."""
+    """An available tensor with remaining uses (None: it will never exist, and its readers run without it)."""
 
     __slots__ = ("hold", "unread", "value")
 
@@ -126,17 +127,17 @@ class _Cell(Generic[V, L]):
 class _Run(NamedTuple, Generic[L]):
     step: int
     turn: int
-    """Which response of the last decoupled step before it this is about; 0 where there is none."""
+    """Which response of the last decoupled step before it this belongs to; 0 if there is none."""
     holds: list[_Hold[L]]
 
 
 class Flow(Generic[V, L]):
-    """One request. V is a tensor, L a lease: what gives a response's memory back (None: nothing to give back)."""
+    """One request. V is a tensor, L a lease that frees a response's memory (None: nothing to free)."""
 
     __slots__ = ("_cells", "_dag", "_made", "_next", "_number", "_over", "_plan", "_runs", "_unsent")
 
     def __init__(self, dag: Dag, wanted: Sequence[str] = ()) -> None:
-        """For a request that asks for these outputs (empty: all): steps that none of them needs do not run."""
+        """`wanted`: the requested outputs (empty: all); steps that none of them needs do not run."""
         self._dag = dag
         self._plan = dag.plan(wanted)
         self._cells: dict[tuple[str, int], _Cell[V, L]] = {}
@@ -148,7 +149,7 @@ class Flow(Generic[V, L]):
         self._over = False
 
     def begin(self, inputs: Mapping[str, V], lease: L | None = None) -> Progress[V, L]:
-        """The request's inputs, by name; optional ones may be missing."""
+        """Start with the request's inputs, by name; optional ones may be missing."""
         progress: Progress[V, L] = Progress()
         self._store({tensor: inputs.get(tensor) for tensor in self._plan.given}, 0, lease, progress)
         return self._ended(progress)
@@ -156,7 +157,7 @@ class Flow(Generic[V, L]):
     def result(
         self, run: int, outputs: Mapping[str, V] | None, lease: L | None = None, *, final: bool
     ) -> Progress[V, L]:
-        """A run has given a response (outputs by the model's names), or only (None) ended."""
+        """A run has produced a response (outputs by the model's names), or only (None) ended."""
         progress: Progress[V, L] = Progress()
         under_way = self._runs.get(run)
         if self._over or under_way is None or outputs is None:
@@ -175,7 +176,7 @@ class Flow(Generic[V, L]):
         return self._ended(progress)
 
     def fail(self, run: int, text: str) -> Progress[V, L]:
-        """A run has failed and ended: so does the ensemble. `error` of the progress names the step."""
+        """A run has failed and ended, and the ensemble with it. `error` of the progress names the step."""
         progress: Progress[V, L] = Progress()
         under_way = self._runs.pop(run, None)
         if under_way is None:
@@ -188,13 +189,13 @@ class Flow(Generic[V, L]):
         return progress
 
     def sent(self, number: int) -> list[L]:
-        """The tensors of a response are no longer needed. Returns leases to be given back."""
+        """The tensors of a response are no longer needed. Returns the leases to free."""
         freed: list[L] = []
         _freed(self._unsent.pop(number), freed)
         return freed
 
     def abandon(self) -> Progress[V, L]:
-        """Nobody waits for the answer: `cancel` what runs, give back what is `freed`; later results are freed."""
+        """Cancel the request: `cancel` what runs, free what is `freed`; later results are freed at once."""
         progress: Progress[V, L] = Progress()
         if not self._over:
             self._end(progress, "")
@@ -226,7 +227,8 @@ class Flow(Generic[V, L]):
         progress.starts.append(Start(self._number, step, inputs))
 
     def _taken(self, tensors: Sequence[str], turn: int) -> tuple[list[_Hold[L]], dict[str, V]]:
-        """One use of each tensor begins; what has no other is let go, so that it lives no longer than that use."""
+        """Begin one use of each tensor; tensors without further uses are dropped, so that they live no longer than
+        it."""
         holds, values = [], {}
         for tensor in tensors:
             cell = self._cells[tensor, turn]
@@ -268,7 +270,7 @@ class Flow(Generic[V, L]):
 
 
 def _freed(holds: list[_Hold[L]], freed: list[L]) -> None:
-    """The uses have ended; `freed` gets what that was the last of."""
+    """The uses have ended; `freed` gets the leases for which they were the last."""
     for hold in holds:
         hold.reading -= 1
         if not hold.reading and not hold.unread and hold.lease is not None:
@@ -276,9 +278,9 @@ def _freed(holds: list[_Hold[L]], freed: list[L]) -> None:
 
 
 class Gates(Generic[K]):
-    """`inflight_max` of an ensemble: so many runs of each step at once, over all its requests; others wait in order.
+    """Enforces `inflight_max` of an ensemble: concurrent runs of each step over all requests; others wait in order.
 
-    0: any number. The number of those that wait is bounded by what the steps before may have under way.
+    0: unlimited. The number of waiting runs is bounded by what earlier steps may have in flight.
     """
 
     __slots__ = ("_inflight_max", "_inside", "_line")
@@ -289,7 +291,7 @@ class Gates(Generic[K]):
         self._line: list[OrderedDict[K, None]] = [OrderedDict() for _ in range(steps)]
 
     def enter(self, step: int, key: K) -> bool:
-        """Whether the run may start now; else it waits, and a later `leave` returns its key."""
+        """Whether the run may start now; otherwise it waits, and a later `leave` returns its key."""
         if self._inflight_max and self._inside[step] >= self._inflight_max:
             self._line[step][key] = None
             return False
@@ -297,21 +299,22 @@ class Gates(Generic[K]):
         return True
 
     def leave(self, step: int) -> K | None:
-        """A run of the step has ended: who starts now."""
+        """A run of the step has ended. Returns the key of the run that starts now, if any."""
         if self._line[step]:
             return self._line[step].popitem(last=False)[0]
         self._inside[step] -= 1
         return None
 
     def drop(self, step: int, key: K) -> bool:
-        """Who waits does not want to any more. False: it does not wait (any more)."""
+        """Cancel a waiting run. False: it is not (or no longer) waiting."""
         return self._line[step].pop(key, False) is None
 
 
 def carried_shape(shape: tuple[int, ...], made_rows: int, dims: tuple[int, ...], batches: bool) -> tuple[int, ...]:
-    """The shape of a tensor on its way between a model that batches and one that does not (Triton's rule).
+    """The shape of a tensor passed between a model that batches and one that does not (Triton's rule).
 
-    `made_rows`: batch size of the request that made it, 0: its maker does not batch. `dims`, `batches`: the reader's.
+    `made_rows`: batch size of the request that made it, 0: its producer does not batch. `dims`, `batches`: the
+    reader's.
     """
     if batches == bool(made_rows):
         return shape
