@@ -1,4 +1,4 @@
-"""The waiting room: who goes next, who is refused, who gives way, and that nobody starves or saves up."""
+"""The request queue: order, rejection, preemption, and that no tenant starves or builds up credit."""
 
 import math
 from collections import Counter
@@ -8,23 +8,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.core.admission import AGE_S, RETRY_AFTER_S_MAX, Band, DrainRate, Refused, Ticket, WaitingRoom, preempt
-from forebay.core.admission.line import TENANTS_MAX, Line, Place
+from forebay.core.admission import AGE_S, RETRY_AFTER_S_MAX, Band, DrainRate, Refused, RequestQueue, Ticket, preempt
+from forebay.core.admission.band_queue import TENANTS_MAX, BandQueue, Entry
 from forebay.core.errors import Code
 
 SYSTEM, INTERACTIVE, DEFAULT, BATCH = Band
 
 
-def room(size_max: int = 100, timeout_s: float = 1000.0) -> WaitingRoom[str]:
-    return WaitingRoom(size_max, timeout_s)
+def room(size_max: int = 100, timeout_s: float = 1000.0) -> RequestQueue[str]:
+    return RequestQueue(size_max, timeout_s)
 
 
-def enter(waiting: WaitingRoom[str], *tickets: tuple[str, Ticket], now: float = 0.0) -> None:
+def enter(waiting: RequestQueue[str], *tickets: tuple[str, Ticket], now: float = 0.0) -> None:
     for item, ticket in tickets:
         assert waiting.enter(item, ticket, now) is None
 
 
-def go(waiting: WaitingRoom[str], tickets: dict[str, Ticket]) -> str:
+def go(waiting: RequestQueue[str], tickets: dict[str, Ticket]) -> str:
     """The next one goes to a replica."""
     item = next(iter(waiting))
     waiting.leave(item)
@@ -261,35 +261,35 @@ def test_lower_bands_change_nothing_for_interactive_requests(steps: list[tuple[s
         assert alone.waiting() == [item for item in mixed if tickets[item].band is INTERACTIVE]
 
 
-def place(key: tuple[float, int, int], tenant: str) -> Place[int]:
-    return Place(key, key, tenant=tenant, band=BATCH, front=False, since=0.0)
+def entry(key: tuple[float, int, int], tenant: str) -> Entry[int]:
+    return Entry(key, key, tenant=tenant, band=BATCH, front=False, since=0.0)
 
 
 def test_counters_of_tenants_that_left_are_bounded() -> None:
-    line: Line[int] = Line()
-    line.join(place((0.0, 0, 0), "waits"))
-    line.charge("waits", 5.0)
+    queue: BandQueue[int] = BandQueue()
+    queue.add(entry((0.0, 0, 0), "waits"))
+    queue.charge("waits", 5.0)
     for n in range(3 * TENANTS_MAX):
-        line.serve(f"{n}", 1.0)
-    assert len(line._counters) <= TENANTS_MAX + 1
-    line.join(place((0.0, 1, 1), "new"))
-    assert list(line) == [0, 1], "who waits keeps its count, and a newcomer has no credit"
-    line.charge("forgotten", 1.0)
-    line.join(place((0.0, 2, 2), "forgotten"))
-    line.join(place((0.0, 3, 3), "newer"))
-    assert list(line) == [0, 1, 3, 2]
+        queue.serve(f"{n}", 1.0)
+    assert len(queue._counters) <= TENANTS_MAX + 1
+    queue.add(entry((0.0, 1, 1), "new"))
+    assert list(queue) == [0, 1], "who waits keeps its count, and a newcomer has no credit"
+    queue.charge("forgotten", 1.0)
+    queue.add(entry((0.0, 2, 2), "forgotten"))
+    queue.add(entry((0.0, 3, 3), "newer"))
+    assert list(queue) == [0, 1, 3, 2]
 
 
 def test_an_empty_line_remembers_whom_it_served_last() -> None:
-    line: Line[int] = Line()
-    line.serve("last", 100.0)
+    queue: BandQueue[int] = BandQueue()
+    queue.serve("last", 100.0)
     for n in range(TENANTS_MAX):
-        line.charge(f"{n}", 1.0)
-    line.join(place((0.0, 0, 0), "new"))
-    line.join(place((0.0, 1, 1), f"{TENANTS_MAX - 1}"))
-    assert list(line) == [0, 1]
-    line.charge("new", 2.0)
-    assert list(line) == [1, 0]
+        queue.charge(f"{n}", 1.0)
+    queue.add(entry((0.0, 0, 0), "new"))
+    queue.add(entry((0.0, 1, 1), f"{TENANTS_MAX - 1}"))
+    assert list(queue) == [0, 1]
+    queue.charge("new", 2.0)
+    assert list(queue) == [1, 0]
 
 
 @dataclass(frozen=True)

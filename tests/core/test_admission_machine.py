@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from forebay.core.admission import AGE_S, Band, Ticket, WaitingRoom, preempt
+from forebay.core.admission import AGE_S, Band, RequestQueue, Ticket, preempt
 from forebay.core.resilience import Breaker, BreakerLimits, Outcome, RetryBudget, State, admissible
 
 SIZE_MAX = 4
@@ -119,7 +119,7 @@ class AdmissionMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.room: WaitingRoom[int] = WaitingRoom(SIZE_MAX, TIMEOUT_S)
+        self.room: RequestQueue[int] = RequestQueue(SIZE_MAX, TIMEOUT_S)
         self.plain = PlainRoom()
         self.breakers = [Breaker(LIMITS), Breaker(LIMITS)]
         self.budget = RetryBudget(0.5, 0.1)
@@ -285,8 +285,8 @@ class AdmissionMachine(RuleBasedStateMachine):
         assert [breaker.probes for breaker in self.breakers] == [0, 0]
         assert self.room.waiting() == []
         assert len(self.room) == 0
-        for line in self.room._lines:
-            assert not any((line._arrivals, line._front_arrivals, line._front, line._lanes, line._ranks))
+        for line in self.room._bands:
+            assert not any((line._arrivals, line._front_arrivals, line._front, line._tenants, line._ranks))
         assert not self.room._due
 
 

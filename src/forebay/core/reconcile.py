@@ -227,7 +227,7 @@ def decide(wanted: Iterable[Slot], state: State, seen: Seen, now: float, rules: 
     if seen.units is None:
         why = f"the running units are unknown, so nothing is changed: {seen.trouble}"
         return state, Verdict((), (), rules.look_again_s, why)
-    turn = _Turn(
+    decision = _Decision(
         slots={slot.id: slot for slot in wanted},
         units={unit.key: unit for unit in seen.units},
         states={s.id: s for s in state.slots},
@@ -235,13 +235,13 @@ def decide(wanted: Iterable[Slot], state: State, seen: Seen, now: float, rules: 
         now=now,
         rules=rules,
     )
-    for id in sorted({*turn.slots, *turn.states, *(unit.slot for unit in seen.units)}):
-        turn.states[id] = turn.look(turn.states.get(id, SlotState(id, now)))
-    turn.retire()
-    places = turn.place()
-    removes = turn.remove()
-    kept = tuple(s for _, s in sorted(turn.states.items()) if s.id in turn.slots or s.leaving or s.unit)
-    return State(kept), Verdict((*removes, *places), tuple(turn.moves), turn.look_again_s(kept))
+    for id in sorted({*decision.slots, *decision.states, *(unit.slot for unit in seen.units)}):
+        decision.states[id] = decision.look(decision.states.get(id, SlotState(id, now)))
+    decision.retire()
+    places = decision.place()
+    removes = decision.remove()
+    kept = tuple(s for _, s in sorted(decision.states.items()) if s.id in decision.slots or s.leaving or s.unit)
+    return State(kept), Verdict((*removes, *places), tuple(decision.moves), decision.look_again_s(kept))
 
 
 def needs_spare(slots: Sequence[Slot], spare: Slot, state: State, units: Iterable[SeenUnit]) -> bool:
@@ -268,7 +268,7 @@ def _moves(slot: Slot, unit: SeenUnit) -> bool:
 
 
 @dataclass
-class _Turn:
+class _Decision:
     """Working state of one decision: the inputs, and the new state of the slots."""
 
     slots: dict[str, Slot]

@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 from math import inf
 from typing import TYPE_CHECKING, Final
 
-from forebay.core.admission import LATELY_S, Band, Toll, WaitingRoom, batch_max, batch_room
+from forebay.core.admission import LATELY_S, Band, PaceModel, RequestQueue, batch_max, batch_room
 from forebay.core.errors import Code
 from forebay.core.model import BlockNews, LoadReport, ModelRoutes, Policy, Replica, ReplicaState, Split, Task
 from forebay.core.prefix.blocks import BLOCK_BYTES, flaw
@@ -24,7 +24,7 @@ from forebay.core.routing import (
     room,
     share_of_room,
 )
-from forebay.core.routing.homes import Homes
+from forebay.core.routing.sessions import SessionHomes
 from forebay.core.routing.speed import Lengths
 from forebay.gateway.account import Account
 from forebay.net.client import Pool
@@ -87,6 +87,7 @@ class Link(View):
         "mirrors",
         "model",
         "others",
+        "pace",
         "planned",
         "pool",
         "port",
@@ -96,7 +97,6 @@ class Link(View):
         "revision",
         "stalled",
         "task",
-        "toll",
     )
 
     def __init__(self, replica: Replica, model: str, task: Task, pool: Pool, meter: Meter) -> None:
@@ -111,7 +111,7 @@ class Link(View):
         self.pool = pool
         self.meter = meter
         self.breaker = Breaker()
-        self.toll = Toll()
+        self.pace = PaceModel()
         self.process = ""
         """Which process answers there; empty: nobody has said."""
         self.state = self.reported = UNHEARD
@@ -287,9 +287,9 @@ class Served:
         """Whether somebody is just sending what waits."""
         self.stay_s = 0.0
         """How long all requests together were here that have ended."""
-        self.homes = Homes()
+        self.homes = SessionHomes()
         self._judged_at = 0.0
-        self.waiting: WaitingRoom[Relay] = WaitingRoom(routes.queue_max, routes.queue_timeout_s)
+        self.waiting: RequestQueue[Relay] = RequestQueue(routes.queue_max, routes.queue_timeout_s)
 
     def link(self, replica: Replica, pool: Pool) -> Link:
         """A new start of a replica."""
@@ -400,7 +400,7 @@ class Served:
                 about = now - self.urgent_at < LATELY_S
                 for link in live:
                     urgent, most = link.load - len(link.batch), link.batch_max if about else 0.0
-                    link.batch_max = batch_max(link.places, link.toll.line(now), urgent, most)
+                    link.batch_max = batch_max(link.places, link.pace.line(now), urgent, most)
         handicaps = [link.breaker.handicap(now) for link in live]
         for link, handicap in zip(live, handicaps, strict=True):
             link.meter.handicap = handicap / min(handicaps)  # where all have just come, nobody is behind the others

@@ -472,9 +472,9 @@ class Gateway:
         if relay.served.routes.task is not _CHAT:  # the answer is there when the prompt has been read
             charge.first_token(now, link.load)
         charge.done(now, link.load, prompt_tokens, cached_tokens, output_tokens)
-        if charge.first_at is not None and output_tokens >= DECODE_TOKENS_MIN and link.toll.wants(now):
+        if charge.first_at is not None and output_tokens >= DECODE_TOKENS_MIN and link.pace.wants(now):
             pace_s = (now - charge.first_at) / (output_tokens - 1)
-            link.toll.learn((charge.running + link.load) / 2, link.places, pace_s, now)
+            link.pace.learn((charge.running + link.load) / 2, link.places, pace_s, now)
 
     def close(self) -> None:
         """The process ends: whoever still waits for an answer, or for its rest, is told so."""

@@ -7,28 +7,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.core.admission import AGE_S, Band, Ticket, WaitingRoom, batch_max, batch_room, crowded
+from forebay.core.admission import AGE_S, Band, RequestQueue, Ticket, batch_max, batch_room, crowded
+from forebay.core.admission.pace import PaceLine
 from forebay.core.admission.sharing import SLOWED_MAX, SPARE
-from forebay.core.admission.toll import Line
 
 
 @pytest.mark.parametrize(
     ("places", "line", "urgent", "before", "most"),
     [
         (8, None, 0, 3.0, math.inf),
-        (8, Line(0.02, 0.0), 4, 1.0, math.inf),
-        (256, Line(0.025, 0.00003), 0, 1.0, math.inf),  # a GPU
-        (256, Line(0.024, 0.0001), 60, 1.0, 100.0),
-        (8, Line(0.01, 0.01), 5, 1.0, 2.0),  # a CPU: every sequence adds as much
-        (8, Line(0.01, 0.01), 0, 8.0, 1.0),
-        (8, Line(0.02, None), 3, 0.0, 1.0),
-        (80, Line(0.02, None), 3, 0.0, 10.0),
-        (80, Line(0.02, None), 3, 20.0, 21.0),
-        (80, Line(0.02, None), 3, math.inf, 10.0),  # no stream was seen before
+        (8, PaceLine(0.02, 0.0), 4, 1.0, math.inf),
+        (256, PaceLine(0.025, 0.00003), 0, 1.0, math.inf),  # a GPU
+        (256, PaceLine(0.024, 0.0001), 60, 1.0, 100.0),
+        (8, PaceLine(0.01, 0.01), 5, 1.0, 2.0),  # a CPU: every sequence adds as much
+        (8, PaceLine(0.01, 0.01), 0, 8.0, 1.0),
+        (8, PaceLine(0.02, None), 3, 0.0, 1.0),
+        (80, PaceLine(0.02, None), 3, 0.0, 10.0),
+        (80, PaceLine(0.02, None), 3, 20.0, 21.0),
+        (80, PaceLine(0.02, None), 3, math.inf, 10.0),  # no stream was seen before
     ],
 )
 def test_batch_work_is_limited_by_what_it_costs_others(
-    places: int, line: Line | None, urgent: int, before: float, most: float
+    places: int, line: PaceLine | None, urgent: int, before: float, most: float
 ) -> None:
     assert batch_max(places, line, urgent, before) == pytest.approx(most)
 
@@ -40,11 +40,11 @@ def test_batch_work_is_limited_by_what_it_costs_others(
 def test_some_batch_work_may_always_run_and_it_slows_others_by_a_share_at_most(
     places: int, base_s: float, slope_s: float, urgent: int, before: float
 ) -> None:
-    most = batch_max(places, Line(base_s, slope_s), urgent, before)
+    most = batch_max(places, PaceLine(base_s, slope_s), urgent, before)
     alone_s = base_s + slope_s * urgent
     assert most >= 1.0
     assert most == 1.0 or min(most, places) * slope_s <= SLOWED_MAX * alone_s * (1 + 1e-9)
-    assert batch_max(places, Line(base_s, None), urgent, before) >= 1.0
+    assert batch_max(places, PaceLine(base_s, None), urgent, before) >= 1.0
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_urgent_requests_always_find_a_place_and_nobody_is_stopped_for_each_of_t
 )
 def test_who_gives_way_again_and_again_is_reached_by_its_age(ages_s: list[float], again_every_s: float) -> None:
     """However often they are sent and stopped, one rises in every two minutes, the oldest first."""
-    room: WaitingRoom[int] = WaitingRoom(100, 1e6)
+    room: RequestQueue[int] = RequestQueue(100, 1e6)
     ticket, now, risen = Ticket(Band.BATCH), 1000.0, []
     since = {item: now - age_s for item, age_s in enumerate(ages_s)}
     for item, at in since.items():
@@ -157,7 +157,7 @@ def test_who_gives_way_again_and_again_is_reached_by_its_age(ages_s: list[float]
 
 
 def test_batch_work_that_waits_is_not_ahead_of_anybody_else() -> None:
-    room: WaitingRoom[str] = WaitingRoom(9, 60.0)
+    room: RequestQueue[str] = RequestQueue(9, 60.0)
     assert not room.ahead(Band.BATCH)
     room.enter("batch", Ticket(Band.BATCH), 0.0)
     assert room.ahead(Band.BATCH)

@@ -22,7 +22,7 @@ from tests.gateway.rig import (
 )
 from tests.net.rig import Answer, peer, run, until
 
-from forebay.core.admission import Band, Ticket, WaitingRoom
+from forebay.core.admission import Band, RequestQueue, Ticket
 from forebay.core.model import Condition
 from forebay.core.routing import Route, Wait, Why
 from forebay.gateway.admission.giving_way import make_way
@@ -280,7 +280,7 @@ class Busy(NamedTuple):
 def test_a_model_that_only_does_batch_work_is_free_for_others(
     replica: Busy, waits: Band | None, band: Band, condition: Condition
 ) -> None:
-    model: Any = Model([replica], WaitingRoom(9, 60.0))
+    model: Any = Model([replica], RequestQueue(9, 60.0))
     if waits is not None:
         model.waiting.enter("one", Ticket(waits), 0.0)
     assert dispatching.condition(model, band) is condition
@@ -290,4 +290,4 @@ class Model(NamedTuple):
     """One with such replicas."""
 
     links: list[Busy]
-    waiting: WaitingRoom[str]
+    waiting: RequestQueue[str]

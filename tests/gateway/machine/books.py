@@ -33,8 +33,8 @@ def nothing_is_left(served: WatchedServed) -> None:
     room = served.waiting
     assert len(room) == 0
     assert not room._due
-    for line in room._lines:
-        assert not any((line._arrivals, line._front_arrivals, line._front, line._lanes, line._ranks))
+    for line in room._bands:
+        assert not any((line._arrivals, line._front_arrivals, line._front, line._tenants, line._ranks))
     for link in served.all_links:
         assert link.load == link.others
         assert link.meter._unprefilled == 0
@@ -90,7 +90,7 @@ def tokens_are_as_told(world: World, records: list[Decision]) -> None:
 
 
 def everything_is_paid(world: World, records: list[Decision]) -> None:
-    """Tenants are charged what was used, in the waiting rooms and at the door."""
+    """Tenants are charged what was used, in the queues and on admission."""
     spent: Counter[str] = Counter()
     for record in records:
         spent[record.tenant] += record.prompt_tokens + record.completion_tokens

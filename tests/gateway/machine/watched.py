@@ -6,7 +6,7 @@ from zlib import crc32
 
 from tests.gateway.machine.voices import HEDGEABLE
 
-from forebay.core.admission import Band, Ticket, WaitingRoom, crowded
+from forebay.core.admission import Band, RequestQueue, Ticket, crowded
 from forebay.core.errors import Code, Refusal
 from forebay.core.model import ModelRoutes, Policy, RecordsSpec, Replica
 from forebay.core.resilience import Breaker, BreakerLimits, Outcome, admissible
@@ -48,7 +48,7 @@ class WatchedLink(Link):
         assert relay.exchange.started or relay not in self.failed, "it has failed there before"
         assert relay.revision in ("", self.revision), "another revision was asked for"
         assert relay.served is self.served
-        assert relay not in self.served.waiting._places, "it waits and is sent"
+        assert relay not in self.served.waiting._entries, "it waits and is sent"
         self._has_a_place_for(relay)
         self._is_admissible(relay)
         self._is_where_its_session_is(relay)
@@ -161,8 +161,8 @@ def nobody_waits_in_vain(gateway: "WatchedGateway", served: Served, now: float) 
             assert not open_to, f"{relay.request_id!r} waits, {open_to} could take it"
 
 
-class WatchedRoom(WaitingRoom[Relay]):
-    """A waiting room that adds up what tenants are charged."""
+class WatchedRoom(RequestQueue[Relay]):
+    """A request queue that adds up what tenants are charged."""
 
     __slots__ = ("charged",)
 

@@ -188,7 +188,7 @@ class World:
         return [relay for relay in self.attempting() if isinstance(relay, Hedge)]
 
     def waiting(self) -> list[Relay]:
-        return [relay for served in self.all_served for relay in served.waiting._places]
+        return [relay for served in self.all_served for relay in served.waiting._entries]
 
     def check(self) -> None:
         """All that must hold between any two steps."""
@@ -227,7 +227,7 @@ class World:
         for relay in waiting:
             assert relay._call is None
             assert relay.served in served, "it waits for a model that is gone"
-            assert relay in relay.served.waiting._places
+            assert relay in relay.served.waiting._entries
         firsts = [relay for relay in attempting if not isinstance(relay, Hedge)]
         ids = Counter(relay.request_id.decode() for relay in (*firsts, *waiting))
         assert not [id for id, count in ids.items() if count > 1], "in two places at once"

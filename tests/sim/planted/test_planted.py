@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from forebay.control import loop
-from forebay.core.admission import Ticket, WaitingRoom
+from forebay.core.admission import RequestQueue, Ticket
 from forebay.core.errors import Refusal
 from forebay.core.model import LoadReport, ModelRoutes, ReplicaState
 from forebay.core.reconcile import Seen
@@ -87,10 +87,10 @@ def herds(patch: pytest.MonkeyPatch) -> None:
 def queues_without_limit(patch: pytest.MonkeyPatch) -> None:
     """Everybody may wait."""
 
-    def wrong(room: WaitingRoom[Any], item: Any, ticket: Ticket, now: float) -> None:
+    def wrong(room: RequestQueue[Any], item: Any, ticket: Ticket, now: float) -> None:
         room._add(item, ticket, False, now, now)
 
-    patch.setattr(WaitingRoom, "enter", wrong)
+    patch.setattr(RequestQueue, "enter", wrong)
 
 
 def routes_to_old_generations(patch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ leaves one slot free while urgent requests are arriving, and resumes only when t
 import math
 from typing import Final
 
-from forebay.core.admission.toll import LEVELS, Line
+from forebay.core.admission.pace import LEVELS, PaceLine
 
 LATELY_S: Final = 30.0
 """This long after the last urgent request, batch work may use all slots again."""
@@ -20,7 +20,7 @@ GROWTH: Final = 1 / 80
 """Growth of the batch limit per second, as a share of the replica's slots, while its effect is not yet known."""
 
 
-def batch_max(places: int, line: Line | None, urgent: int, most: float) -> float:
+def batch_max(places: int, line: PaceLine | None, urgent: int, most: float) -> float:
     """How many batch requests may run at a replica beside `urgent` others; at least one. Called once a second.
 
     `most` is the current limit, 0 if urgent requests have only just appeared.

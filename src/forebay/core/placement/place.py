@@ -1,6 +1,6 @@
 """Which replica runs where: running ones stay, new ones are placed so that as many as possible fit.
 
-Each replica in turn gets its best option. If there is none, all options of the new replicas before it are searched
+Each replica in search gets its best option. If there is none, all options of the new replicas before it are searched
 again, up to `STEPS_MAX` steps: as long as that suffices, a replica waits only if it cannot run beside those before
 it. Running replicas are never moved to make room.
 """
@@ -25,22 +25,24 @@ def place(
 
     Large replicas come first; those of low-priority models last.
     """
-    turn = _Turn(nodes, claims, steps_max)
-    moving = turn.place(wanted)
-    spots = turn.kept | {slot: option.spot for slot, option in turn.chosen.items()}
+    search = _Search(nodes, claims, steps_max)
+    moving = search.place(wanted)
+    spots = search.kept | {slot: option.spot for slot, option in search.chosen.items()}
     stays = {}
     for slot in sorted(moving.keys() - spots.keys()):
-        spots[slot] = turn.running[slot]
-        stays[slot] = f"{moving.pop(slot)}; it stays because it {turn.refused.pop(slot)}"
-    return Placement(spots, turn.refused, moving, stays)
+        spots[slot] = search.running[slot]
+        stays[slot] = f"{moving.pop(slot)}; it stays because it {search.refused.pop(slot)}"
+    return Placement(spots, search.refused, moving, stays)
 
 
 def homeless(nodes: Iterable[Node], claims: Iterable[Claim], wanted: Sequence[Need], node: str) -> dict[str, str]:
     """Slots of `wanted` that run on a node and would fit nowhere if it were barred, with the reasons."""
-    turn = _Turn([_barred(each, node) for each in nodes], claims, STEPS_MAX)
-    turn.place(wanted)
+    search = _Search([_barred(each, node) for each in nodes], claims, STEPS_MAX)
+    search.place(wanted)
     return {
-        slot: why for slot, why in turn.refused.items() if slot in turn.running and turn.running[slot].node == node
+        slot: why
+        for slot, why in search.refused.items()
+        if slot in search.running and search.running[slot].node == node
     }
 
 
@@ -53,7 +55,7 @@ def _order(need: Need) -> tuple[bool, int, int, int, str]:
     return need.low_priority, -sizes[0], -sizes[1], -sizes[2], need.slot
 
 
-class _Turn:
+class _Search:
     """Working state of one placement: claimed resources, and choices so far."""
 
     def __init__(self, nodes: Iterable[Node], claims: Iterable[Claim], steps_max: int) -> None:

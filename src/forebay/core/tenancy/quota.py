@@ -26,7 +26,7 @@ SLOTS: Final = 61
 LACK_S: Final = 30.0
 """How long a rejected request is expected to be retried: longer than most clients' back-off."""
 _REQUESTS, _TOKENS, _STREAMS, _DAY_TOKENS = range(4)
-_SAID: Final = (
+_WORDING: Final = (
     (Code.RATE_LIMITED, "none", "requests per minute"),
     (Code.RATE_LIMITED, "not enough", "tokens per minute"),
     (Code.STREAMS_LIMIT, "none", "streams"),
@@ -69,7 +69,7 @@ class _Window:
         return second + SLOTS
 
 
-class _Book:
+class _Usage:
     """One tenant at this gateway."""
 
     __slots__ = (
@@ -157,13 +157,13 @@ available again. Made for every response: a plain tuple costs a tenth of a Named
 class Reservation:
     """A request's reserved usage; settled exactly once, however the request ends."""
 
-    __slots__ = ("book", "day", "second", "settled", "stream", "tokens")
+    __slots__ = ("day", "second", "settled", "stream", "tokens", "usage")
 
-    def __init__(self, book: _Book, tokens: int, stream: bool, day: int) -> None:
-        self.book = book
+    def __init__(self, usage: _Usage, tokens: int, stream: bool, day: int) -> None:
+        self.usage = usage
         self.tokens = tokens
         self.stream = stream
-        self.second = book.second
+        self.second = usage.second
         self.day = day
         self.settled = False
 
@@ -171,10 +171,10 @@ class Reservation:
 class Limiter:
     """Counts tenants' usage at this gateway, one of `gateways`. `now` is a monotonic clock in seconds."""
 
-    __slots__ = ("_alone", "_books", "_day_ends_at", "_lease_until", "day")
+    __slots__ = ("_alone", "_day_ends_at", "_lease_until", "_usage", "day")
 
     def __init__(self, tenants: Iterable[Tenant], gateways: int = 1) -> None:
-        self._books = {tenant.name: _Book(tenant, gateways) for tenant in tenants}
+        self._usage = {tenant.name: _Usage(tenant, gateways) for tenant in tenants}
         self._lease_until = math.inf
         self._alone = False
         """Contact with control was lost."""
@@ -185,64 +185,64 @@ class Limiter:
         """Admit a request that will use `tokens` at most, or say why not and when it may be retried."""
         if now >= self._lease_until:
             self._fall_back()
-        book = self._books[tenant]
+        usage = self._usage[tenant]
         second = int(now)
-        if second > book.second:
-            book.roll(second)
-        share = book.share
-        requests, window = book.requests, book.tokens
+        if second > usage.second:
+            usage.roll(second)
+        share = usage.share
+        requests, window = usage.requests, usage.tokens
         if (
             requests.total >= share.requests
             or window.total + tokens > share.tokens
-            or book.day_tokens + tokens > share.day_tokens
-            or (stream and book.streams >= share.streams)
+            or usage.day_tokens + tokens > share.day_tokens
+            or (stream and usage.streams >= share.streams)
         ):
-            return self._denied(book, tokens, stream, now)
-        if book.lacks is not None and tokens >= book.lacks.tokens:
-            book.lacks = None
-        slot = book.second % SLOTS
+            return self._denied(usage, tokens, stream, now)
+        if usage.lacks is not None and tokens >= usage.lacks.tokens:
+            usage.lacks = None
+        slot = usage.second % SLOTS
         requests.slots[slot] += 1
         requests.total += 1
         window.slots[slot] += tokens
         window.total += tokens
-        book.day_tokens += tokens
+        usage.day_tokens += tokens
         if stream:
-            if not book.streams:
-                book.streams_since = book.second
-            book.streams += 1
-        return Reservation(book, tokens, stream, self.day)
+            if not usage.streams:
+                usage.streams_since = usage.second
+            usage.streams += 1
+        return Reservation(usage, tokens, stream, self.day)
 
     def settle(self, reservation: Reservation, tokens: int, now: float) -> None:
         """The request has ended and has used `tokens`; 0 if it never ran."""
         assert not reservation.settled, "a reservation is settled once"
         reservation.settled = True
-        book = reservation.book
+        usage = reservation.usage
         second = int(now)
-        if second > book.second:
-            book.roll(second)
+        if second > usage.second:
+            usage.roll(second)
         more = tokens - reservation.tokens
         if more > 0:
-            book.tokens.add(book.second, more)
-        elif reservation.second > book.second - SLOTS:
-            book.tokens.add(reservation.second, more)
+            usage.tokens.add(usage.second, more)
+        elif reservation.second > usage.second - SLOTS:
+            usage.tokens.add(reservation.second, more)
         if reservation.day == self.day:
-            book.day_tokens += more
+            usage.day_tokens += more
         if reservation.stream:
-            book.streams -= 1
-            book.ended.add(book.second, 1)
+            usage.streams -= 1
+            usage.ended.add(usage.second, 1)
 
     def minute(self, tenant: str, now: float) -> tuple[Left | None, Left | None]:
         """The remaining requests and tokens per minute of a tenant; None: unlimited."""
-        book = self._books[tenant]
-        limit, share = book.limit, book.share
+        usage = self._usage[tenant]
+        limit, share = usage.limit, usage.share
         if limit.requests >= UNLIMITED and limit.tokens >= UNLIMITED:
             return None, None
         second = int(now)
-        if second > book.second:
-            book.roll(second)
+        if second > usage.second:
+            usage.roll(second)
         return (
-            _left(limit.requests, share.requests, book.requests, book.second, now),
-            _left(limit.tokens, share.tokens, book.tokens, book.second, now),
+            _left(limit.requests, share.requests, usage.requests, usage.second, now),
+            _left(limit.tokens, share.tokens, usage.tokens, usage.second, now),
         )
 
     # --- the day, and leases from control
@@ -253,20 +253,20 @@ class Limiter:
         if day in (self.day, self.day - 1):  # a clock set back over midnight must not grant the day's tokens twice
             return
         self.day = day
-        for book in self._books.values():
-            book.day_tokens = 0
-            book.share = book.share._replace(day_tokens=book.part.day_tokens)
-            book.left = book.left._replace(day_tokens=book.limit.day_tokens)
+        for usage in self._usage.values():
+            usage.day_tokens = 0
+            usage.share = usage.share._replace(day_tokens=usage.part.day_tokens)
+            usage.left = usage.left._replace(day_tokens=usage.limit.day_tokens)
 
     def take(self, lease: Lease, now: float) -> None:
         """Apply a lease. One from the future, from another boot of the machine, counts as expired."""
         today = lease.day == self.day
         for name, share in lease.shares.items():
-            book = self._books.get(name)
-            if book is not None:
-                left = lease.left.get(name, book.left)
-                book.share = share if today else share._replace(day_tokens=book.share.day_tokens)
-                book.left = left if today else left._replace(day_tokens=book.left.day_tokens)
+            usage = self._usage.get(name)
+            if usage is not None:
+                left = lease.left.get(name, usage.left)
+                usage.share = share if today else share._replace(day_tokens=usage.share.day_tokens)
+                usage.left = left if today else left._replace(day_tokens=usage.left.day_tokens)
         self._alone = False
         self._lease_until = lease.asked_at + LEASE_S if lease.asked_at <= now else now
         if now >= self._lease_until:
@@ -276,12 +276,12 @@ class Limiter:
         """The report for control."""
         if now >= self._lease_until:
             self._fall_back()
-        limited = [book for book in self._books.values() if min(book.limit) < UNLIMITED]
-        for book in limited:
-            book.roll(max(book.second, int(now)))
-        refused = {book.name: lacks for book in limited if (lacks := book.lacking()) is not None}
-        lacking_s = {book.name: book.second - book.lacks_since for book in limited if book.name in refused}
-        return Demand(now, self.day, {book.name: book.asked() for book in limited}, refused, lacking_s)
+        limited = [usage for usage in self._usage.values() if min(usage.limit) < UNLIMITED]
+        for usage in limited:
+            usage.roll(max(usage.second, int(now)))
+        refused = {usage.name: lacks for usage in limited if (lacks := usage.lacking()) is not None}
+        lacking_s = {usage.name: usage.second - usage.lacks_since for usage in limited if usage.name in refused}
+        return Demand(now, self.day, {usage.name: usage.asked() for usage in limited}, refused, lacking_s)
 
     # --- across a restart
 
@@ -290,83 +290,84 @@ class Limiter:
 
         Streams are those open in this process.
         """
-        for book in self._books.values():
-            book.roll(max(book.second, int(now)))
+        for usage in self._usage.values():
+            usage.roll(max(usage.second, int(now)))
         used = {
-            book.name: book.used()._replace(streams=book.streams - book.inherited) for book in self._books.values()
+            usage.name: usage.used()._replace(streams=usage.streams - usage.inherited)
+            for usage in self._usage.values()
         }
         return {name: each for name, each in used.items() if any(each)}
 
     def inherit(self, streams: Mapping[str, int], now: float) -> None:
         """Count the open streams of draining processes that this one has replaced."""
-        for book in self._books.values():
-            more = streams.get(book.name, 0) - book.inherited
+        for usage in self._usage.values():
+            more = streams.get(usage.name, 0) - usage.inherited
             if not more:
                 continue
-            book.roll(max(book.second, int(now)))
-            if not book.streams:
-                book.streams_since = book.second
-            book.inherited += more
-            book.streams += more
-            book.ended.add(book.second, max(0, -more))
+            usage.roll(max(usage.second, int(now)))
+            if not usage.streams:
+                usage.streams_since = usage.second
+            usage.inherited += more
+            usage.streams += more
+            usage.ended.add(usage.second, max(0, -more))
 
     def restore(self, used: Mapping[str, Amounts], day: int, age_s: float, now: float) -> None:
         """Restore the usage saved `age_s` ago on that day by the previous process. Its streams come through
         `inherit`."""
         then = int(now - max(0.0, age_s))
         for name, before in used.items():
-            book = self._books.get(name)
-            if book is None:
+            usage = self._usage.get(name)
+            if usage is None:
                 continue
-            book.roll(max(book.second, int(now)))
-            if then > book.second - SLOTS:
-                book.requests.add(then, before.requests)
-                book.tokens.add(then, before.tokens)
+            usage.roll(max(usage.second, int(now)))
+            if then > usage.second - SLOTS:
+                usage.requests.add(then, before.requests)
+                usage.tokens.add(then, before.tokens)
             if day == self.day:
-                book.day_tokens += before.day_tokens
+                usage.day_tokens += before.day_tokens
 
     # --- rejections
 
     def _fall_back(self) -> None:
         self._lease_until = math.inf
         self._alone = True
-        for book in self._books.values():
-            book.left = book.limit  # other gateways' usage since then is unknown
-            book.fall_back()
+        for usage in self._usage.values():
+            usage.left = usage.limit  # other gateways' usage since then is unknown
+            usage.fall_back()
 
-    def _denied(self, book: _Book, tokens: int, stream: bool, now: float) -> Denied:
+    def _denied(self, usage: _Usage, tokens: int, stream: bool, now: float) -> Denied:
         """The limit that will block the request for longest."""
-        limit, share = book.limit, book.share
+        limit, share = usage.limit, usage.share
         for code, most, span in (
             (Code.RATE_LIMITED, limit.tokens, "minute"),
             (Code.BUDGET_EXCEEDED, limit.day_tokens, "day"),
         ):
             if tokens > most:
-                text = f"The request may use {tokens} tokens, but tenant `{book.name}` has {most} for a whole {span}"
+                text = f"The request may use {tokens} tokens, but tenant `{usage.name}` has {most} for a whole {span}"
                 text += ": name a lower limit of the answer (`max_tokens`), or shorten the prompt."
                 return Denied(code, text)
-        book.refuse(tokens, stream)
+        usage.refuse(tokens, stream)
         ways = []
-        if book.requests.total >= share.requests:
-            ways.append((_REQUESTS, 1, _wait_s(book, book.requests, 1, share.requests, now)))
-        if book.tokens.total + tokens > share.tokens:
-            ways.append((_TOKENS, tokens, _wait_s(book, book.tokens, tokens, share.tokens, now)))
-        if book.day_tokens + tokens > share.day_tokens:
+        if usage.requests.total >= share.requests:
+            ways.append((_REQUESTS, 1, _wait_s(usage, usage.requests, 1, share.requests, now)))
+        if usage.tokens.total + tokens > share.tokens:
+            ways.append((_TOKENS, tokens, _wait_s(usage, usage.tokens, tokens, share.tokens, now)))
+        if usage.day_tokens + tokens > share.day_tokens:
             ways.append((_DAY_TOKENS, tokens, max(1, math.ceil(self._day_ends_at - now))))
-        if stream and book.streams >= share.streams:
-            lasted_s = min(max(1, book.second - book.streams_since), SLOTS - 1)
-            ways.append((_STREAMS, 1, math.ceil(lasted_s / max(1, book.ended.total))))
-        denials = [self._denial(book, *way) for way in ways]
+        if stream and usage.streams >= share.streams:
+            lasted_s = min(max(1, usage.second - usage.streams_since), SLOTS - 1)
+            ways.append((_STREAMS, 1, math.ceil(lasted_s / max(1, usage.ended.total))))
+        denials = [self._denial(usage, *way) for way in ways]
         return max(denials, key=lambda denied: denied.retry_after_s)
 
-    def _denial(self, book: _Book, kind: int, amount: int, wait_s: int) -> Denied:
+    def _denial(self, usage: _Usage, kind: int, amount: int, wait_s: int) -> Denied:
         """One limit blocks the request, for `wait_s` by this gateway's counts: the limit or only the share is used
         up."""
-        code, left, what = _SAID[kind]
-        limit = book.limit[kind]
-        if amount > min(book.left[kind], limit - book.used()[kind]):
-            return Denied(code, f"Tenant `{book.name}` has {left} left of its {limit} {what}.", wait_s)
-        text = f"This gateway has {left} left of its share of the {limit} {what} of tenant `{book.name}`"
+        code, left, what = _WORDING[kind]
+        limit = usage.limit[kind]
+        if amount > min(usage.left[kind], limit - usage.used()[kind]):
+            return Denied(code, f"Tenant `{usage.name}` has {left} left of its {limit} {what}.", wait_s)
+        text = f"This gateway has {left} left of its share of the {limit} {what} of tenant `{usage.name}`"
         if self._alone:
             return Denied(code, f"{text}, and cannot reach control, which could raise its share.", wait_s)
         if code is Code.BUDGET_EXCEEDED:
@@ -385,8 +386,8 @@ def _left(limit: int, share: int, window: _Window, second: int, now: float) -> L
     return limit, left if left > 0 else 0, math.ceil(window.empty_at(second) - now) if window.total else 0
 
 
-def _wait_s(book: _Book, window: _Window, amount: int, share: int, now: float) -> int:
+def _wait_s(usage: _Usage, window: _Window, amount: int, share: int, now: float) -> int:
     """Whole seconds until enough has left the window; a share that is too small at all may grow later."""
     if amount > share:
         return math.ceil(LEASE_S)
-    return math.ceil(window.frees_at(window.total + amount - share, book.second) - now)
+    return math.ceil(window.frees_at(window.total + amount - share, usage.second) - now)

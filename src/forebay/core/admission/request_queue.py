@@ -7,8 +7,8 @@ from enum import IntEnum
 from itertools import takewhile
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
+from forebay.core.admission.band_queue import BandQueue, Entry, Key
 from forebay.core.admission.drain import RETRY_AFTER_S_MAX, WINDOW_S, DrainRate
-from forebay.core.admission.line import Key, Line, Place
 from forebay.core.errors import Code
 
 
@@ -77,30 +77,30 @@ class Refused(NamedTuple, Generic[T]):
     retry_after_s: int
 
 
-class WaitingRoom(Generic[T]):
+class RequestQueue(Generic[T]):
     """Requests that wait for a replica. `size_max` and `timeout_s` may change at any time and apply to new requests.
 
     Iteration yields items in the order in which they go; restart it after any change. Order: highest band, then items
     at the front, then the tenant that was served the fewest tokens, then earliest due, then first arrival.
     """
 
-    __slots__ = ("_due", "_lines", "_number", "_places", "rate", "size_max", "timeout_s")
+    __slots__ = ("_bands", "_due", "_entries", "_number", "rate", "size_max", "timeout_s")
 
     def __init__(self, size_max: int, timeout_s: float) -> None:
         self.size_max = size_max
         self.timeout_s = timeout_s
         self.rate = DrainRate()
-        self._places: dict[T, Place[T]] = {}
-        self._lines: tuple[Line[T], ...] = tuple(Line() for _ in Band)
+        self._entries: dict[T, Entry[T]] = {}
+        self._bands: tuple[BandQueue[T], ...] = tuple(BandQueue() for _ in Band)
         self._due: list[Key[T]] = []
         self._number = 0
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._entries)
 
     def __iter__(self) -> Iterator[T]:
-        for line in self._lines:
-            yield from line
+        for queue in self._bands:
+            yield from queue
 
     def waiting(self) -> list[T]:
         """All items in order."""
@@ -108,21 +108,21 @@ class WaitingRoom(Generic[T]):
 
     def unordered(self) -> Iterable[T]:
         """All items in no particular order; cheaper than in order."""
-        return self._places
+        return self._entries
 
     def band(self, item: T) -> Band | None:
         """The band in which it waits: its ticket's, or the one to which it was promoted. None: it is not queued."""
-        place = self._places.get(item)
-        return None if place is None else Band(place.band)
+        entry = self._entries.get(item)
+        return None if entry is None else Band(entry.band)
 
     def ahead(self, band: Band) -> bool:
         """Whether any request waits in this band or above it."""
-        return any(self._lines[: band + 1])
+        return any(self._bands[: band + 1])
 
     @property
     def full(self) -> bool:
         """Whether the next request displaces another one or is rejected."""
-        return len(self._places) >= self.size_max
+        return len(self._entries) >= self.size_max
 
     def enter(self, item: T, ticket: Ticket, now: float) -> Refused[T] | None:
         """Queue an item. Returns what is rejected, if anything.
@@ -149,10 +149,10 @@ class WaitingRoom(Generic[T]):
 
     def leave(self, item: T) -> None:
         """The item got a replica or was cancelled; unknown ones are ignored."""
-        place = self._places.pop(item, None)
-        if place is not None:
-            del self._due[bisect_left(self._due, place.until)]
-            self._lines[place.band].part(place)
+        entry = self._entries.pop(item, None)
+        if entry is not None:
+            del self._due[bisect_left(self._due, entry.until)]
+            self._bands[entry.band].remove(entry)
 
     def expire(self, now: float) -> list[T]:
         """Remove the items whose deadline has passed, earliest first.
@@ -162,25 +162,25 @@ class WaitingRoom(Generic[T]):
         late = [key[2] for key in takewhile(lambda key: key[0] <= now, self._due)]
         del self._due[: len(late)]
         for item in late:
-            place = self._places.pop(item)
-            self._lines[place.band].part(place)
+            entry = self._entries.pop(item)
+            self._bands[entry.band].remove(entry)
         return late
 
     def rise(self, now: float) -> None:
         """Promote items that have waited long by one band. To be called periodically."""
         for band, age_s in AGE_S.items():  # from the top, so that no item is promoted twice at once
-            risen = self._lines[band].rise(age_s, now)
-            if risen is not None:
-                risen.band, risen.front, risen.since = band - 1, True, now
-                self._lines[risen.band].join(risen)
+            promoted = self._bands[band].promote(age_s, now)
+            if promoted is not None:
+                promoted.band, promoted.front, promoted.since = band - 1, True, now
+                self._bands[promoted.band].add(promoted)
 
     def served(self, ticket: Ticket) -> None:
         """A request is sent to a replica, from the queue or bypassing it: charge its tenant the estimate."""
-        self._lines[ticket.band].serve(ticket.tenant, ticket.work_tokens)
+        self._bands[ticket.band].serve(ticket.tenant, ticket.work_tokens)
 
     def charge(self, ticket: Ticket, delta_tokens: float) -> None:
         """Correct what `served` charged, when the attempt has ended: the actual tokens less the estimate."""
-        self._lines[ticket.band].charge(ticket.tenant, delta_tokens)
+        self._bands[ticket.band].charge(ticket.tenant, delta_tokens)
 
     def retry_after_s(self, now: float) -> int:
         """Whole seconds until a new request can expect to be served: the queue's length over the drain rate.
@@ -189,28 +189,28 @@ class WaitingRoom(Generic[T]):
         in the queue leaves it within `timeout_s`, so no wait is longer, however little is known.
         """
         longest_s = min(RETRY_AFTER_S_MAX, max(1, math.ceil(self.timeout_s)))
-        first = next(iter(self._places.values()), None)
+        first = next(iter(self._entries.values()), None)
         if first is not None and now - first.since > WINDOW_S and not self.rate.total(now):
             return longest_s
-        return min(longest_s, self.rate.retry_after_s(len(self._places), now))
+        return min(longest_s, self.rate.retry_after_s(len(self._entries), now))
 
     def _add(self, item: T, ticket: Ticket, front: bool, now: float, since: float) -> None:
-        assert item not in self._places, f"{item} is already queued"
+        assert item not in self._entries, f"{item} is already queued"
         self._number += 1
         deadline = ticket.deadline if ticket.deadline < math.inf else now + self.timeout_s
         key = (min(deadline, ticket.due), self._number, item)
         until = (deadline, self._number, item)
-        place = self._places[item] = Place(
+        entry = self._entries[item] = Entry(
             key, until, tenant=ticket.tenant, band=ticket.band, front=front, since=since
         )
-        self._lines[place.band].join(place)
+        self._bands[entry.band].add(entry)
         insort(self._due, until)
 
     def _newest_below(self, band: Band) -> T | None:
-        for line in self._lines[:band:-1]:
-            place = line.newest()
-            if place is not None:
-                return place.key[2]
+        for queue in self._bands[:band:-1]:
+            entry = queue.newest()
+            if entry is not None:
+                return entry.key[2]
         return None
 
 

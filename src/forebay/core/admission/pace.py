@@ -16,7 +16,7 @@ STEP: Final = 0.2
 """Weight of a new sample."""
 
 
-class Line(NamedTuple):
+class PaceLine(NamedTuple):
     """Time per token: `base_s`, plus `slope_s` per running request; None: not known."""
 
     base_s: float
@@ -29,7 +29,7 @@ class _Seen(NamedTuple):
     pace_s: float
 
 
-class Toll:
+class PaceModel:
     """Time per token at one replica as a function of how many requests run there."""
 
     __slots__ = ("_next_at", "_seen")
@@ -53,7 +53,7 @@ class Toll:
         _, x, y = last or (now, 0.0, 0.0)
         self._seen[level] = _Seen(now, x + step * (running - x), y + step * (pace_s - y))
 
-    def line(self, now: float) -> Line | None:
+    def line(self, now: float) -> PaceLine | None:
         """The fitted line; None if nothing is known, as for a replica that streams no responses."""
         known = {n: each for n, each in enumerate(self._seen) if each is not None and now - each.at < FORGET_S}
         if not known:
@@ -61,7 +61,7 @@ class Toll:
         seen = known.values()
         x, y = fmean(each.running for each in seen), fmean(each.pace_s for each in seen)
         if max(known) - min(known) < APART_MIN:
-            return Line(y, None)
+            return PaceLine(y, None)
         spread = sum((each.running - x) ** 2 for each in seen)
         slope_s = max(0.0, sum((each.running - x) * (each.pace_s - y) for each in seen) / spread)
-        return Line(max(0.0, y - slope_s * x), slope_s)
+        return PaceLine(max(0.0, y - slope_s * x), slope_s)

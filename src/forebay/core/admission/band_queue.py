@@ -21,7 +21,7 @@ Key: TypeAlias = tuple[float, int, T]
 """Due time, arrival number, item. Numbers are unique, so items are never compared."""
 
 
-class Place(Generic[T]):
+class Entry(Generic[T]):
     """A queued item. `since`: when it joined the band; `key`: its order; `until`: the key by which it expires."""
 
     __slots__ = ("band", "front", "key", "since", "tenant", "until")
@@ -35,7 +35,7 @@ class Place(Generic[T]):
         self.until = until
 
 
-class _Lane(Generic[T]):
+class _TenantQueue(Generic[T]):
     """One tenant's items. `rank`: its counter, the arrival number of its first item, its name."""
 
     __slots__ = ("keys", "rank")
@@ -45,17 +45,17 @@ class _Lane(Generic[T]):
         self.keys: list[Key[T]] = []
 
 
-class Line(Generic[T]):
+class BandQueue(Generic[T]):
     """The queue of one band. Iteration yields items in order; it must stop when the queue has changed."""
 
-    __slots__ = ("_arrivals", "_counters", "_front", "_front_arrivals", "_lanes", "_last", "_ranks", "_rose_at")
+    __slots__ = ("_arrivals", "_counters", "_front", "_front_arrivals", "_last", "_promoted_at", "_ranks", "_tenants")
 
     def __init__(self) -> None:
-        self._rose_at = float("-inf")
-        self._arrivals: OrderedDict[int, Place[T]] = OrderedDict()
-        self._front_arrivals: OrderedDict[int, Place[T]] = OrderedDict()
+        self._promoted_at = float("-inf")
+        self._arrivals: OrderedDict[int, Entry[T]] = OrderedDict()
+        self._front_arrivals: OrderedDict[int, Entry[T]] = OrderedDict()
         self._front: list[Key[T]] = []
-        self._lanes: dict[str, _Lane[T]] = {}
+        self._tenants: dict[str, _TenantQueue[T]] = {}
         self._ranks: list[tuple[float, int, str]] = []
         self._counters: dict[str, float] = {}
         self._last = ""
@@ -67,60 +67,60 @@ class Line(Generic[T]):
         for key in self._front:
             yield key[2]
         for _, _, tenant in self._ranks:
-            for key in self._lanes[tenant].keys:
+            for key in self._tenants[tenant].keys:
                 yield key[2]
 
-    def join(self, place: Place[T]) -> None:
+    def add(self, entry: Entry[T]) -> None:
         """Insert in order."""
-        key, tenant = place.key, place.tenant
-        if place.front:
-            self._front_arrivals[key[1]] = place
+        key, tenant = entry.key, entry.tenant
+        if entry.front:
+            self._front_arrivals[key[1]] = entry
             insort(self._front, key)
             return
-        self._arrivals[key[1]] = place
-        lane = self._lanes.get(tenant)
-        if lane is None:
+        self._arrivals[key[1]] = entry
+        tenant_queue = self._tenants.get(tenant)
+        if tenant_queue is None:
             counter = max(self._counters.get(tenant, 0.0), self._least())
-            lane = self._lanes[tenant] = _Lane((counter, key[1], tenant))
-            insort(self._ranks, lane.rank)
+            tenant_queue = self._tenants[tenant] = _TenantQueue((counter, key[1], tenant))
+            insort(self._ranks, tenant_queue.rank)
             self._set(tenant, counter)
-        insort(lane.keys, key)
+        insort(tenant_queue.keys, key)
 
-    def part(self, place: Place[T]) -> None:
+    def remove(self, entry: Entry[T]) -> None:
         """Remove."""
-        key, tenant = place.key, place.tenant
-        if place.front:
+        key, tenant = entry.key, entry.tenant
+        if entry.front:
             del self._front_arrivals[key[1]]
             del self._front[bisect_left(self._front, key)]
             return
         del self._arrivals[key[1]]
-        lane = self._lanes[tenant]
-        del lane.keys[bisect_left(lane.keys, key)]
-        if not lane.keys:
-            del self._lanes[tenant]
-            del self._ranks[bisect_left(self._ranks, lane.rank)]
+        tenant_queue = self._tenants[tenant]
+        del tenant_queue.keys[bisect_left(tenant_queue.keys, key)]
+        if not tenant_queue.keys:
+            del self._tenants[tenant]
+            del self._ranks[bisect_left(self._ranks, tenant_queue.rank)]
 
-    def newest(self) -> Place[T] | None:
+    def newest(self) -> Entry[T] | None:
         """The most recent arrival in this band, not counting those at the front."""
         return next(reversed(self._arrivals.values()), None)
 
-    def rise(self, age_s: float, now: float) -> Place[T] | None:
+    def promote(self, age_s: float, now: float) -> Entry[T] | None:
         """Remove and return the oldest item (front first) if it has waited `age_s` and none was promoted in that
         time."""
-        if now - self._rose_at < age_s:
+        if now - self._promoted_at < age_s:
             return None
         # they have waited before, or in another band
         oldest = min(self._front_arrivals.values(), key=_since, default=None)
-        for place in (oldest, next(iter(self._arrivals.values()), None)):
-            if place is not None and now - place.since >= age_s:
-                self.part(place)
-                self._rose_at = now
-                return place
+        for entry in (oldest, next(iter(self._arrivals.values()), None)):
+            if entry is not None and now - entry.since >= age_s:
+                self.remove(entry)
+                self._promoted_at = now
+                return entry
         return None
 
     def serve(self, tenant: str, tokens: float) -> None:
         """Charge the tenant for a request that is sent to a replica."""
-        if not self._lanes:  # it bypassed an empty queue, or was the last in it
+        if not self._tenants:  # it bypassed an empty queue, or was the last in it
             self._set(tenant, max(self._counters.get(tenant, 0.0), self._least()))
         self._last = tenant
         self.charge(tenant, tokens)
@@ -132,21 +132,21 @@ class Line(Generic[T]):
             counter = self._least()
         counter += tokens
         self._set(tenant, counter)
-        lane = self._lanes.get(tenant)
-        if lane is not None:
-            del self._ranks[bisect_left(self._ranks, lane.rank)]
-            lane.rank = (counter, lane.rank[1], tenant)
-            insort(self._ranks, lane.rank)
+        tenant_queue = self._tenants.get(tenant)
+        if tenant_queue is not None:
+            del self._ranks[bisect_left(self._ranks, tenant_queue.rank)]
+            tenant_queue.rank = (counter, tenant_queue.rank[1], tenant)
+            insort(self._ranks, tenant_queue.rank)
 
     def _least(self) -> float:
         return self._ranks[0][0] if self._ranks else self._counters.get(self._last, 0.0)
 
     def _set(self, tenant: str, counter: float) -> None:
         self._counters[tenant] = counter
-        if len(self._counters) > TENANTS_MAX + len(self._lanes):
-            kept = {tenant, self._last, *self._lanes} & self._counters.keys()
+        if len(self._counters) > TENANTS_MAX + len(self._tenants):
+            kept = {tenant, self._last, *self._tenants} & self._counters.keys()
             self._counters = {name: self._counters[name] for name in sorted(kept)}
 
 
-def _since(place: Place[T]) -> float:
-    return place.since
+def _since(entry: Entry[T]) -> float:
+    return entry.since

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.core.model import ReplicaState
-from forebay.core.routing.homes import HOMES_MAX, LOSSES_MAX, SLOTS_MAX, Homes
 from forebay.core.routing.meter import Meter
 from forebay.core.routing.policies import home
+from forebay.core.routing.sessions import HOMES_MAX, LOSSES_MAX, SLOTS_MAX, SessionHomes
 from forebay.core.routing.values import View
 
 READY, DEGRADED, DRAINING = ReplicaState.READY, ReplicaState.DEGRADED, ReplicaState.DRAINING
@@ -26,7 +26,7 @@ class Gateway:
     """What a gateway does with it: look, find, send, settle."""
 
     def __init__(self) -> None:
-        self.homes = Homes()
+        self.homes = SessionHomes()
 
     def look(self, replicas: list[View]) -> None:
         self.homes.look(replicas)

@@ -4,23 +4,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.core.admission import Toll
-from forebay.core.admission.toll import APART_MIN, EVERY_S, FORGET_S, LEVELS, Line
+from forebay.core.admission import PaceModel
+from forebay.core.admission.pace import APART_MIN, EVERY_S, FORGET_S, LEVELS, PaceLine
 
 PLACES = 8
 
 
 def test_nothing_is_known_of_a_replica_that_streams_nothing() -> None:
-    assert Toll().line(5.0) is None
+    assert PaceModel().line(5.0) is None
 
 
 def test_while_it_is_always_as_full_the_slope_is_not_known() -> None:
-    toll = Toll()
+    pace = PaceModel()
     for n in range(9):
-        toll.learn(7.5, PLACES, 0.08, float(n))
-    assert toll.line(9.0) == Line(pytest.approx(0.08), None)
-    toll.learn(6.0, PLACES, 0.07, 10.0)
-    assert toll.line(11.0) == Line(pytest.approx(0.075), None), "too close"
+        pace.learn(7.5, PLACES, 0.08, float(n))
+    assert pace.line(9.0) == PaceLine(pytest.approx(0.08), None)
+    pace.learn(6.0, PLACES, 0.07, 10.0)
+    assert pace.line(11.0) == PaceLine(pytest.approx(0.075), None), "too close"
 
 
 @given(
@@ -29,10 +29,10 @@ def test_while_it_is_always_as_full_the_slope_is_not_known() -> None:
     running=st.lists(st.integers(1, PLACES), min_size=2, max_size=40),
 )
 def test_what_every_one_adds_is_found(base_s: float, slope_s: float, running: list[int]) -> None:
-    toll = Toll()
+    pace = PaceModel()
     for n, each in enumerate(running):
-        toll.learn(each, PLACES, base_s + slope_s * each, float(n))
-    line = toll.line(float(len(running)))
+        pace.learn(each, PLACES, base_s + slope_s * each, float(n))
+    line = pace.line(float(len(running)))
     assert line is not None
     levels = [min(LEVELS - 1, each) for each in running]
     assert (line.slope_s is not None) is (max(levels) - min(levels) >= APART_MIN)
@@ -43,29 +43,29 @@ def test_what_every_one_adds_is_found(base_s: float, slope_s: float, running: li
 
 @given(st.lists(st.tuples(st.floats(0, 50), st.floats(1e-6, 10)), min_size=1, max_size=40))
 def test_no_line_is_below_zero(samples: list[tuple[float, float]]) -> None:
-    toll = Toll()
+    pace = PaceModel()
     for n, (running, pace_s) in enumerate(samples):
-        toll.learn(running, PLACES, pace_s, float(n))
-    line = toll.line(40.0)
+        pace.learn(running, PLACES, pace_s, float(n))
+    line = pace.line(40.0)
     assert line is not None
     assert line.base_s >= 0.0
     assert line.slope_s is None or line.slope_s >= 0.0
 
 
 def test_what_is_old_is_forgotten() -> None:
-    toll = Toll()
-    toll.learn(1, PLACES, 0.02, 0.0)
-    toll.learn(8, PLACES, 0.09, 0.0)
-    assert toll.line(FORGET_S / 2) == Line(pytest.approx(0.01), pytest.approx(0.01))
-    toll.learn(8, PLACES, 0.09, FORGET_S)
-    assert toll.line(FORGET_S + 1) == Line(pytest.approx(0.09), None)
-    toll.learn(1, PLACES, 0.5, 2 * FORGET_S)
-    assert toll.line(2 * FORGET_S + 1) == Line(pytest.approx(0.5), None), "it begins anew"
+    pace = PaceModel()
+    pace.learn(1, PLACES, 0.02, 0.0)
+    pace.learn(8, PLACES, 0.09, 0.0)
+    assert pace.line(FORGET_S / 2) == PaceLine(pytest.approx(0.01), pytest.approx(0.01))
+    pace.learn(8, PLACES, 0.09, FORGET_S)
+    assert pace.line(FORGET_S + 1) == PaceLine(pytest.approx(0.09), None)
+    pace.learn(1, PLACES, 0.5, 2 * FORGET_S)
+    assert pace.line(2 * FORGET_S + 1) == PaceLine(pytest.approx(0.5), None), "it begins anew"
 
 
 def test_a_few_samples_a_second_are_enough() -> None:
-    toll = Toll()
-    assert toll.wants(0.0)
-    toll.learn(1, PLACES, 0.02, 0.0)
-    assert not toll.wants(EVERY_S / 2)
-    assert toll.wants(EVERY_S)
+    pace = PaceModel()
+    assert pace.wants(0.0)
+    pace.learn(1, PLACES, 0.02, 0.0)
+    assert not pace.wants(EVERY_S / 2)
+    assert pace.wants(EVERY_S)

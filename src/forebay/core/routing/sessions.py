@@ -19,7 +19,7 @@ LOSSES_MAX: Final = 32
 """Most slots whose losses are remembered, and most losses per slot."""
 
 
-class Homes:
+class SessionHomes:
     """The sessions of one model at one gateway. A slot is a replica's id, regardless of its generation."""
 
     __slots__ = ("_alive", "_homes", "_losses", "_number")
