@@ -1,9 +1,9 @@
-"""An event loop on virtual time: it leaps from timer to timer, and everything happens alike in every run.
+"""An event loop on virtual time: it jumps from timer to timer, and every run is deterministic.
 
-asyncio leaves three things to chance, which are settled here. What is due at one moment runs in the order in which it
-was scheduled. Sets of tasks do not depend on addresses: `TaskGroup` and `asyncio.wait` go through such sets (those of
-bare futures still do). And tasks are named by their number in this loop. There are no signals, sockets or processes;
-connections come from `forebay.sim.network`. What is given to a thread is done at once, and takes no time.
+asyncio leaves three things undetermined, which are fixed here. Callbacks that are due at one moment run in the order
+of scheduling. Sets of tasks do not depend on addresses, as `TaskGroup` and `asyncio.wait` iterate over such sets
+(those of bare futures still do). Tasks are named by their number in this loop. There are no signals, sockets or
+processes; connections come from `forebay.sim.network`. Work for threads runs at once and takes no time.
 """
 
 import asyncio
@@ -23,21 +23,21 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 EPOCH_S: Final = 1_767_225_600.0
-"""The wall clock when a simulation begins: 2026-01-01, 00:00 UTC."""
+"""Wall clock at the start of a simulation: 2026-01-01, 00:00 UTC."""
 ROUNDS_MAX: Final = 1_000_000
-"""So many rounds of callbacks without time passing are a circle."""
+"""More rounds of callbacks than this without time passing are an endless loop."""
 TIMERS_SWEPT_MIN: Final = 1024
-"""Cancelled timers are swept out once there are more timers than this, and twice as many as after the last time."""
+"""Cancelled timers are removed once there are more timers than this, and twice as many as after the last removal."""
 WIND_UP_S_MAX: Final = 3600.0
-"""Virtual time that cancelled tasks have for their goodbyes."""
+"""Virtual time that cancelled tasks have to finish."""
 WIND_UP_ROUNDS_MAX: Final = 10
-"""How often tasks that were begun while the others ended are cancelled, too."""
+"""How often tasks that were started while others ended are cancelled, too."""
 ERRORS_MAX: Final = 100
 WAITING_SHOWN_MAX: Final = 20
 
 
 class Standstill(Exception):  # noqa: N818 - states the condition
-    """The simulation cannot go on. `waiting`: a line for every task that is not done, with where it waits."""
+    """The simulation cannot continue. `waiting`: one line per unfinished task, with where it waits."""
 
     def __init__(self, why: str, waiting: tuple[str, ...]) -> None:
         self.waiting = waiting
@@ -51,25 +51,25 @@ class Deadlock(Standstill):
 
 
 class OutOfTime(Standstill):
-    """Virtual time has reached its limit, or it does not pass any more."""
+    """Virtual time has reached its limit, or has stopped advancing."""
 
 
 class Wires(Protocol):
-    """Where connections come from."""
+    """The simulated network that provides connections."""
 
     async def create_server(
         self, factory: Callable[[], asyncio.BaseProtocol], host: str | None, port: int, **options: object
     ) -> asyncio.AbstractServer:
-        """Listen, like the method of that name of an event loop."""
+        """Listen, like the event loop method of the same name."""
 
     async def create_connection(
         self, factory: Callable[[], asyncio.BaseProtocol], host: str, port: int, **options: object
     ) -> tuple[asyncio.Transport, asyncio.BaseProtocol]:
-        """Connect, like the method of that name of an event loop."""
+        """Connect, like the event loop method of the same name."""
 
 
 class _Call(asyncio.TimerHandle):
-    """A callback that waits for its turn. Nothing of asyncio's own handle is used: this one is quicker to make."""
+    """A scheduled callback. It uses nothing of asyncio's own handle, as this one is faster to create."""
 
     __slots__ = ("args", "at", "callback", "context")
 
@@ -103,7 +103,7 @@ class _Call(asyncio.TimerHandle):
 
 
 class _Task(asyncio.Task[Any]):
-    """A task with a place in sets that does not depend on where it lies in memory."""
+    """A task whose order in sets does not depend on memory addresses."""
 
     def __init__(
         self,
@@ -120,9 +120,9 @@ class _Task(asyncio.Task[Any]):
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
-    """See the module. `time()` begins with 0 and ends with `seconds_max`; `run` is the way to use it.
+    """See the module. `time()` runs from 0 to `seconds_max`. Use `run`.
 
-    Of what asyncio does not document, this relies on `_run_once` and `_stopping` of its base alone.
+    Of asyncio's undocumented parts, it relies only on `_run_once` and `_stopping` of its base.
     """
 
     _stopping: bool
@@ -131,7 +131,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         super().__init__()
         self.network = network
         self.errors: list[BaseException] = []
-        """What nobody has handled: exceptions of callbacks, and of tasks that nobody asked for their result."""
+        """Unhandled exceptions: of callbacks, and of tasks whose result was never retrieved."""
         self._now = 0.0
         self._seconds_max = seconds_max
         self._calls: deque[_Call] = deque()
@@ -148,21 +148,21 @@ class VirtualLoop(asyncio.BaseEventLoop):
     # --- scheduling
 
     def time(self) -> float:
-        """Virtual seconds since the beginning."""
+        """Virtual seconds since the start."""
         return self._now
 
     def call_soon(
         self, callback: Callable[[*Ts], object], *args: *Ts, context: contextvars.Context | None = None
     ) -> asyncio.Handle:
-        """Run after what is due already."""
+        """Run after all callbacks that are already due."""
         call = _Call(callback, args, context, self._now)
         self._calls.append(call)
         return call
 
     def hold(self, held: Callable[[contextvars.Context], bool] | None) -> None:
-        """From now on what is due in such contexts waits, as in a process that was stopped; None: in none.
+        """Suspend callbacks in matching contexts, as in a stopped process; None: suspend none.
 
-        What has waited is looked at again at once, in the order in which it came.
+        Suspended callbacks are re-evaluated at once, in their original order.
         """
         self._held = held
         kept, self._kept = self._kept, []
@@ -173,7 +173,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def call_at(
         self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: contextvars.Context | None = None
     ) -> asyncio.TimerHandle:
-        """Run at a virtual time; those of one time in the order of these calls."""
+        """Run at a virtual time; calls for the same time run in the order of these calls."""
         call = _Call(callback, args, context, when)
         heappush(self._timers, (when, self._number(), call))
         return call
@@ -181,14 +181,14 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def call_later(
         self, delay: float, callback: Callable[[*Ts], object], *args: *Ts, context: contextvars.Context | None = None
     ) -> asyncio.TimerHandle:
-        """Run after virtual seconds."""
+        """Run after a delay in virtual seconds."""
         when = self._now + delay
         call = _Call(callback, args, context, when)
         heappush(self._timers, (when, self._number(), call))
         return call
 
     def run_in_executor(self, executor: Any, func: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:
-        """Run it now."""
+        """Run it at once, in this thread."""
         done = self.create_future()
         try:
             done.set_result(func(*args))
@@ -230,20 +230,23 @@ class VirtualLoop(asyncio.BaseEventLoop):
     # --- running
 
     def _run_once(self) -> None:
-        """Run until told to stop. asyncio's own returns after every round, which costs more than most callbacks."""
+        """Run until stopped. asyncio's own version returns after every round, which costs more than most
+        callbacks."""
         calls, timers = self._calls, self._timers
         take = calls.popleft
         rounds = 0
         while True:
             rounds += 1
             if rounds > ROUNDS_MAX:
-                raise OutOfTime(f"time stands still at {self._now:g} s, and callbacks go on", self.waiting())
+                raise OutOfTime(
+                    f"time does not advance at {self._now:g} s while callbacks keep running", self.waiting()
+                )
             if not calls and not self._stopping:
                 rounds = 0
                 self._leap()
             while timers and timers[0][0] <= self._now:
                 calls.append(heappop(timers)[2])
-            for _ in range(len(calls)):  # not what these add: a round is what is due together
+            for _ in range(len(calls)):  # not those added meanwhile: a round is what is due together
                 call = take()
                 callback = call.callback
                 if callback is None:
@@ -261,7 +264,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 return
 
     def _leap(self) -> None:
-        """Move time on to the next timer."""
+        """Advance time to the next timer."""
         timers = self._timers
         if len(timers) > self._swept_at:
             timers[:] = [timer for timer in timers if timer[2].callback is not None]
@@ -273,19 +276,19 @@ class VirtualLoop(asyncio.BaseEventLoop):
             raise Deadlock(f"all tasks wait, and no timer is set, at {self._now:g} s", self.waiting())
         at = timers[0][0]
         if at > self._seconds_max:
-            raise OutOfTime(f"not done after {self._seconds_max:g} s of virtual time", self.waiting())
+            raise OutOfTime(f"not finished after {self._seconds_max:g} s of virtual time", self.waiting())
         self._now = max(self._now, at)
 
     def _make_task(
         self,
         loop: asyncio.AbstractEventLoop,
-        what: Any,  # what asyncio's stubs call it is a name of theirs
+        what: Any,  # the type in asyncio's stubs is private
         context: contextvars.Context | None = None,
     ) -> _Task:
         return _Task(self._task_number(), what, loop, context)
 
     def waiting(self) -> tuple[str, ...]:
-        """A line for every task that is not done: its name, what it runs, and the line where it waits."""
+        """One line per unfinished task: its name, its coroutine, and the line where it waits."""
         return tuple(f"{task.get_name()}: {_place(task.get_coro())}" for task in self._tasks())
 
     def _tasks(self) -> list[asyncio.Task[Any]]:
@@ -293,7 +296,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     @staticmethod
     def _note(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Keep what went wrong, and end the run: nothing that comes after it has a meaning."""
+        """Record the error and end the run: nothing after it is meaningful."""
         assert isinstance(loop, VirtualLoop)
         message = context["message"]
         error = context.get("exception")
@@ -306,7 +309,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             loop.stop()
 
     def wind_up(self) -> None:
-        """Cancel the tasks that are left, and let them end; what goes wrong is in `errors`. Then close."""
+        """Cancel the remaining tasks and let them end; their errors are in `errors`. Then close."""
         self._winding_up = True
         self.hold(None)
         self._seconds_max = self._now + WIND_UP_S_MAX
@@ -322,7 +325,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         finally:
             self._calls.clear()
             self._timers.clear()
-            gc.collect()  # tasks that have failed unheard say so when they are gone: now, not in the next run
+            # failed tasks that nothing awaited report it when they are collected: now, not in the next run
+            gc.collect()
             self.close()
 
     def _cancel(self, tasks: list[asyncio.Task[Any]]) -> None:
@@ -337,18 +341,18 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
 
 def run(main: Coroutine[Any, Any, T], *, seconds_max: float, network: Wires | None = None, seed: int = 0) -> T:
-    """Run `main` on virtual time to its end, cancel what it leaves behind, and return its result.
+    """Run `main` on virtual time to its end, cancel remaining tasks, and return its result.
 
-    The wall clock of the process tells virtual time, and its identifiers follow from `seed`. Raises what `main`
-    raises, `Deadlock`, `OutOfTime` after `seconds_max` of virtual time, and whatever nobody has handled in callbacks
-    and tasks: the first of these ends the run. Several errors come as an exception group.
+    The process's wall clock shows virtual time, and identifiers are derived from `seed`. Raises what `main` raises,
+    `Deadlock`, `OutOfTime` after `seconds_max` of virtual time, and any unhandled error of callbacks and tasks, the
+    first of which ends the run. Several errors are raised as an exception group.
     """
     if asyncio._get_running_loop() is not None:
         main.close()
-        raise RuntimeError("a simulation cannot run inside of a running event loop")
+        raise RuntimeError("a simulation cannot run inside a running event loop")
     loop = VirtualLoop(seconds_max, network)
-    ids = Random(f"ids {seed}")  # noqa: S311 - they are to be foreseen
-    gc.freeze()  # so that the collection at the end has to look at nothing but what the run has left
+    ids = Random(f"ids {seed}")  # noqa: S311 - reproducible
+    gc.freeze()  # so that the final collection only scans what the run has left
     with standing_in(lambda: EPOCH_S + loop.time(), lambda size_bytes: ids.randbytes(size_bytes).hex()):
         task = loop.create_task(main)
         task.add_done_callback(lambda _: loop.stop())
@@ -367,14 +371,14 @@ def run(main: Coroutine[Any, Any, T], *, seconds_max: float, network: Wires | No
         error = task.exception()
         errors[:0] = [error] if error is not None and error not in errors else []
     if len(errors) > 1:
-        raise BaseExceptionGroup("more than one thing went wrong in the simulation", errors)
+        raise BaseExceptionGroup("several errors in the simulation", errors)
     if errors:
         raise errors[0]
     return task.result()
 
 
 def _place(what: object) -> str:
-    """What a coroutine waits in, from the outside in, and the file and line of the innermost."""
+    """The nested coroutines that it waits in, outermost first, with file and line of the innermost."""
     names, line = [], ""
     while (frame := getattr(what, "cr_frame", None) or getattr(what, "gi_frame", None)) is not None:
         names.append(frame.f_code.co_qualname)

@@ -103,7 +103,7 @@ def everything_is_paid(world: World, records: list[Decision]) -> None:
         assert math.isclose(spent[tenant], tokens, abs_tol=1e-6), f"{tenant} used {spent[tenant]}, paid {tokens}"
     door = world.gateway.doorman
     if door is not None:
-        for name, book in door._limiter._books.items():
+        for name, book in door._limiter._usage.items():
             assert book.streams == 0
             assert book.day_tokens == spent[name]
             assert book.tokens.total <= spent[name]

@@ -278,7 +278,7 @@ class World:
             assert relay.admitted is not None
             assert not relay.admitted.reservation.settled
             open_streams[relay.admitted.tenant.name] += relay.admitted.reservation.stream
-        for name, book in door._limiter._books.items():
+        for name, book in door._limiter._usage.items():
             assert book.streams == open_streams[name]
             assert min(book.requests.slots) >= 0
             assert min(book.tokens.slots) >= 0

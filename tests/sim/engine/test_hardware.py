@@ -49,7 +49,7 @@ def test_a_row_is_near_the_latencies_that_it_was_fitted_to(
 
 
 def test_a_row_that_is_not_known_lists_those_that_are() -> None:
-    with pytest.raises(ValueError, match=r"known for h100_sxm/70B/tp1/fp8; known are .*h100_sxm/70B/tp2/fp8, "):
+    with pytest.raises(ValueError, match=r"known for h100_sxm/70B/tp1/fp8; known: .*h100_sxm/70B/tp2/fp8, "):
         hardware("h100_sxm", "70B", 1, "fp8")
 
 

@@ -328,7 +328,7 @@ def test_a_stalled_replica_stands_still() -> None:
     [
         (Job(2, 0, 5), "has 0 [+] 5 tokens"),
         (Job(2, 5, 0), "has 5 [+] 0 tokens"),
-        (Job(1, 5, 5), "is under way already"),
+        (Job(1, 5, 5), "is already in progress"),
         (Job(2, 90, 12), "holds 100"),
     ],
 )
@@ -343,5 +343,5 @@ def test_a_job_that_cannot_be_is_refused(job: Job, text: str) -> None:
 
 
 def test_a_step_has_a_token_for_every_sequence() -> None:
-    with pytest.raises(ValueError, match="9 sequences need a token each in a step of 8"):
+    with pytest.raises(ValueError, match="9 sequences need at least one token each, more than the step's 8"):
         Replica(H100, sequences_max=9, step_tokens_max=8)

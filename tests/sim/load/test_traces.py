@@ -101,7 +101,7 @@ def test_a_folder_of_records_is_read_with_all_its_gateways_and_says_what_is_miss
     one = read(tmp_path / "records" / "gw-1", Random(1))
 
     assert [arrival.prompt_tokens for arrival in whole.arrivals] == [1, 1025, 512]
-    assert whole.name == "records (left out, without tokens: 1) (damaged stretches: 4)"
+    assert whole.name == "records (left out, without tokens: 1) (damaged parts: 4)"
     assert [arrival.prompt_tokens for arrival in one.arrivals] == [1, 512]
 
 
@@ -192,34 +192,34 @@ SECONDS_HEADER = b"t_s,input_tokens,output_tokens\n"
         (b"hello\x00\xff world", r"line 1: found 'hello·· world'; a trace is one of"),
         (b"a,b,c\n1,2,3", "line 1: found 'a,b,c'; a trace is one of"),
         (b"x" * 200, "line 1: found 'x{80}'…; a trace"),
-        (SECONDS_HEADER, "there is no request in it"),
+        (SECONDS_HEADER, "it has no requests"),
         (SECONDS_HEADER + b"1,2,3\n\n1,2", "line 4: found '1,2'; a time and two whole numbers"),
         (SECONDS_HEADER + b"1,2,x", "line 2: found '1,2,x'; a time and two whole numbers"),
         (SECONDS_HEADER + b"1,2," + b"9" * 5000, "line 2: found .*…; a time and two whole numbers"),
-        (SECONDS_HEADER + b"1,-2,3", "line 2: found '1,-2,3'; tokens may be 0 to 10,000,000"),
-        (SECONDS_HEADER + b"1,2,10000001", "line 2: found .* tokens may be 0 to 10,000,000"),
-        (SECONDS_HEADER + b"-1,2,3", "line 2: found '-1,2,3'; times may not be below 0"),
-        (SECONDS_HEADER + b"nan,2,3", "line 2: found .* times may not"),
-        (SECONDS_HEADER + b"inf,2,3", "line 2: found .* times may not"),
+        (SECONDS_HEADER + b"1,-2,3", "line 2: found '1,-2,3'; tokens must be 0 to 10,000,000"),
+        (SECONDS_HEADER + b"1,2,10000001", "line 2: found .* tokens must be 0 to 10,000,000"),
+        (SECONDS_HEADER + b"-1,2,3", "line 2: found '-1,2,3'; times must not be negative"),
+        (SECONDS_HEADER + b"nan,2,3", "line 2: found .* times must not"),
+        (SECONDS_HEADER + b"inf,2,3", "line 2: found .* times must not"),
         (SECONDS_HEADER + b"1,2,3\n1e300,2,3", "line 3: found .* nor span more than a year"),
         (SECONDS_HEADER + b"1e300,2,3\n1,2,3", "line 3: found .* nor span more than a year"),
         (b"t_s,input_tokens,output_tokens,client\n1,2,3", "line 2: found '1,2,3'; a time and"),
         (b"TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,2,3", "line 2: found 'yesterday,2,3'; a time and"),
-        (b"TIMESTAMP,ContextTokens,GeneratedTokens\n1960-01-01,2,3", "line 2: found .* times may not be below 0"),
-        (b"{", "line 1: a line of Mooncake's format cannot be read"),
-        (b"{}\n", "line 1: a line of Mooncake's format cannot be read: .*timestamp"),
-        (MOONCAKE + b"[]", "line 6: a line of Mooncake's format cannot be read"),
-        (MOONCAKE.replace(b"2000", b"-1"), "line 2: .*cannot be read: .*timestamp"),
-        (MOONCAKE.replace(b"1025", b"1e9"), "line 2: .*cannot be read: .*input_length"),
+        (b"TIMESTAMP,ContextTokens,GeneratedTokens\n1960-01-01,2,3", "line 2: found .* times must not be negative"),
+        (b"{", "line 1: invalid line of Mooncake's format"),
+        (b"{}\n", "line 1: invalid line of Mooncake's format: .*timestamp"),
+        (MOONCAKE + b"[]", "line 6: invalid line of Mooncake's format"),
+        (MOONCAKE.replace(b"2000", b"-1"), "line 2: .*invalid line of Mooncake's format: .*timestamp"),
+        (MOONCAKE.replace(b"1025", b"1e9"), "line 2: .*invalid line of Mooncake's format: .*input_length"),
         (
             MOONCAKE.replace(b"1025", b"1024"),
             "line 2: 3 blocks of 512 tokens are more than a prompt of 1024 tokens has",
         ),
-        (MOONCAKE.replace(b"[4]", b"[-4]"), "line 5: .*cannot be read: .*hash_ids"),
+        (MOONCAKE.replace(b"[4]", b"[-4]"), "line 5: .*invalid line of Mooncake's format: .*hash_ids"),
         (b"\n" * 3 + b"{" * (LINE_BYTES_MAX + 1), "line 4: the line is longer than 1048576 bytes"),
-        (b"\x1f\x8bno gzip", "the file is cut short or damaged"),
-        (gzip.compress(CLIENTS, mtime=0)[:-20], "the file is cut short or damaged"),
-        (gzip.compress(CLIENTS, mtime=0)[:-8] + b"12345678", "the file is cut short or damaged"),
+        (b"\x1f\x8bno gzip", "the file is truncated or damaged"),
+        (gzip.compress(CLIENTS, mtime=0)[:-20], "the file is truncated or damaged"),
+        (gzip.compress(CLIENTS, mtime=0)[:-8] + b"12345678", "the file is truncated or damaged"),
         (gzip.compress(b"", mtime=0), "line 0: found nothing"),
     ],
 )
@@ -236,7 +236,7 @@ def test_what_cannot_be_read_is_refused_with_file_line_and_what_was_found(
 def test_a_file_that_is_not_there_and_a_folder_without_records_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BadTrace, match="none: No such file or directory"):
         read(tmp_path / "none", Random(1))
-    with pytest.raises(BadTrace, match="there is no request in it"):
+    with pytest.raises(BadTrace, match="it has no requests"):
         read(tmp_path, Random(1))
 
 

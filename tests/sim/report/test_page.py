@@ -102,7 +102,7 @@ def test_facts_tell_what_is_not_as_usual() -> None:
     told = dict(facts(scope, cluster))
 
     assert told["cluster"] == "1 replica of 70B bf16, each on 4 x h100_sxm, speeds 1, 0.5, 100,000 KV tokens"
-    assert "say nothing of their prefix caches" in told["gateways"]
+    assert "without reports of prefix caches" in told["gateways"]
     assert "no cache can hit" in told["prefixes"]
     assert told["seeds"].startswith("0 to 1")
     assert told["step times"].startswith("0.8 times")

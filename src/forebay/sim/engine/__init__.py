@@ -1,4 +1,4 @@
-"""An engine without a GPU: step times on known hardware, and a scheduler on top of them."""
+"""A simulated engine: step times of known hardware, and a scheduler on top of them."""
 
 from forebay.sim.engine.hardware import Hardware, Start, hardware, rows, start_s
 from forebay.sim.engine.replica import Replica

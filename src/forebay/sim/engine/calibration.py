@@ -1,4 +1,4 @@
-"""How far the engine model is from what was measured end to end: data/measured.csv, whose source is in NOTICE.txt.
+"""Errors of the engine model against end-to-end measurements: data/measured.csv, whose source is in NOTICE.txt.
 
 Two predictions are compared: the formula of a step alone, as if all clients' sequences decoded at an average context
 and each step paid its share of the prompts; and the replica as simulations run it, with a closed loop of clients.
@@ -17,15 +17,15 @@ from forebay.sim.engine.replica import Replica
 from forebay.sim.engine.values import Job, Kind
 
 SEQUENCES_MAX: Final = 1024
-"""More than any of the measured loops has clients."""
+"""More than the clients of any measured loop."""
 REQUESTS: Final = 10
-"""Of each client; all of them begin at once."""
+"""Requests per client; all clients start at once."""
 SPREAD: Final = 0.2
-"""Answers are up to this share longer or shorter than the mean, evenly: of equal ones all clients stay in step."""
+"""Response lengths vary evenly by this share around the mean: with equal lengths all clients would stay in step."""
 GOLDEN: Final = (math.sqrt(5) - 1) / 2
-"""Its multiples, without their whole parts, fill 0..1 evenly."""
+"""The fractional parts of its multiples fill 0..1 evenly."""
 OVERLAP: Final = 0.7
-"""Of the time to read the weights, that a step which decodes takes anyway and a prompt in it does not add."""
+"""Share of the weight-loading time that a decoding step spends anyway, so that a prompt in it does not add it."""
 
 CAVEATS: Final = (
     "The measured points come with the operator tables to which the constants were fitted: their authors may have "
@@ -43,7 +43,7 @@ CAVEATS: Final = (
 
 
 class Point(NamedTuple):
-    """A closed loop of clients against one replica, as it was measured."""
+    """A measured closed loop of clients against one replica."""
 
     engine: str
     gpu: str
@@ -53,25 +53,25 @@ class Point(NamedTuple):
     prompt_tokens: int
     output_tokens: int
     concurrency: int
-    """Clients, each of which sends its next request when it has the last answer."""
+    """Number of clients, each of which sends its next request after the previous response."""
     ttft_s: float
     """Mean time to the first token."""
     tpot_s: float
-    """Mean time between the tokens of an answer."""
+    """Mean time per output token."""
 
 
 class Errors(NamedTuple):
-    """How far one prediction is off over some points."""
+    """Errors of one prediction over a set of points."""
 
     subset: str
     what: str
-    """Is predicted, and by what."""
+    """The predicted quantity and the method."""
     points: int
     error_mean: float
-    """Of absolute errors, as shares of what was measured."""
+    """Mean absolute relative error."""
     error_p95: float
     ratio_median: float
-    """Measured by predicted: below 1 the real one was faster."""
+    """Median of measured / predicted: below 1, reality was faster."""
 
 
 SUBSETS: Final[tuple[tuple[str, Callable[[Point], bool]], ...]] = (
@@ -94,7 +94,7 @@ SUBSETS: Final[tuple[tuple[str, Callable[[Point], bool]], ...]] = (
 
 @cache
 def points() -> tuple[Point, ...]:
-    """All that was measured. A precision that the source does not state is that of the original weights, BF16."""
+    """All measured points. A precision that the source does not state is that of the original weights, BF16."""
     text = (resources.files("forebay.sim.engine") / "data" / "measured.csv").read_text()
     return tuple(
         Point(
@@ -107,7 +107,8 @@ def points() -> tuple[Point, ...]:
 
 
 def formula_tpot_s(point: Point) -> float:
-    """A step in which every client decodes halfway through its answer, and a step's share of the prompts."""
+    """Time of a step in which every client decodes halfway through its response, plus a step's share of the
+    prompts."""
     step, clients, prompt = _row(point).step, point.concurrency, point.prompt_tokens
     context = clients * (prompt + point.output_tokens // 2)
     prompt_s = step.step_s(prompt, prompt * prompt / 2, 0, 0) - OVERLAP * (step.fixed_s + step.weights_s)
@@ -123,7 +124,7 @@ class Times(NamedTuple):
 
 @cache
 def simulated(point: Point) -> Times:
-    """What the clients of such a loop meet at a simulated replica."""
+    """The times that the loop's clients see at a simulated replica."""
     replica = Replica(_row(point), sequences_max=SEQUENCES_MAX)
     total = point.concurrency * REQUESTS
     offered_at: list[float] = []
@@ -151,7 +152,7 @@ def simulated(point: Point) -> Times:
 
 
 def errors() -> tuple[Errors, ...]:
-    """What the formula and a replica make of each subset; some seconds of work."""
+    """Errors of the formula and of a simulated replica for each subset; takes some seconds."""
     found = []
     for name, belongs in SUBSETS:
         some = [point for point in points() if belongs(point)]

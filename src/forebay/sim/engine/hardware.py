@@ -1,4 +1,4 @@
-"""The hardware that is known: step times from data/steps.json, what fits into its memory, how long a start takes."""
+"""Known hardware: step times from data/steps.json, memory capacity, and start times."""
 
 import json
 from dataclasses import dataclass, replace
@@ -11,13 +11,13 @@ from forebay.sim.engine.step import StepTime
 
 GIB: Final = 1 << 30
 MEMORY_BYTES: Final = {"a100_sxm": 80 * GIB, "h100_sxm": 80 * GIB, "h200_sxm": 141 * GIB}
-"""Of one GPU."""
+"""Memory of one GPU."""
 MEMORY_SHARE: Final = 0.9
-"""What vLLM takes of it unless told otherwise (`gpu_memory_utilization`)."""
+"""Share of it that vLLM uses by default (`gpu_memory_utilization`)."""
 OVERHEAD_BYTES: Final = 2_500_000_000
-"""Of each GPU, for activations, CUDA graphs and communication."""
+"""Per GPU, for activations, CUDA graphs and communication."""
 KV_TOKEN_BYTES: Final = {"8B": 131_072, "70B": 327_680}
-"""Of all layers in BF16, Llama 3.1's; with FP8 weights the cache stays BF16."""
+"""Over all layers in BF16, for Llama 3.1; with FP8 weights the cache stays BF16."""
 WEIGHTS_BYTES: Final = {
     ("8B", "bf16"): 16_100_000_000,
     ("8B", "fp8"): 8_000_000_000,
@@ -28,73 +28,73 @@ WEIGHTS_BYTES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """What one replica runs on, with the model that it serves."""
+    """The hardware of one replica, and its model."""
 
     gpu: str
     model: str
-    """`8B` or `70B`, of Llama 3.1's shapes."""
+    """`8B` or `70B`, with Llama 3.1's shapes."""
     gpus: int
-    """Over which the model is spread (tensor parallelism)."""
+    """Tensor parallel size."""
     precision: str
-    """Of the weights: `bf16` or `fp8`."""
+    """Precision of the weights: `bf16` or `fp8`."""
     step: StepTime
     weights_bytes: int
-    """Of all its GPUs together."""
+    """Over all its GPUs."""
     kv_token_bytes: int
     kv_tokens: int
-    """What its KV cache holds."""
+    """Capacity of its KV cache."""
 
     @property
     def name(self) -> str:
-        """As in `h100_sxm/70B/tp4/fp8`."""
+        """Such as `h100_sxm/70B/tp4/fp8`."""
         return _name(self.gpu, self.model, self.gpus, self.precision)
 
     def scaled(self, factor: float) -> "Hardware":
-        """The same with steps that take `factor` times as long."""
+        """A copy whose steps take `factor` times as long."""
         return replace(self, step=self.step.scaled(factor))
 
 
 def hardware(gpu: str, model: str, gpus: int, precision: str = "bf16") -> Hardware:
-    """The row for one of `rows()`; a ValueError that lists them for any other."""
+    """One of `rows()`. Raises ValueError, which lists them, for any other."""
     wanted = _name(gpu, model, gpus, precision)
     found = _rows().get(wanted)
     if found is None:
-        raise ValueError(f"no step times are known for {wanted}; known are {', '.join(_rows())}")
+        raise ValueError(f"no step times are known for {wanted}; known:  {', '.join(_rows())}")
     return found
 
 
 def rows() -> tuple[Hardware, ...]:
-    """All for which step times are known, in the order of their names."""
+    """All hardware with known step times, by name."""
     return tuple(_rows().values())
 
 
 def kv_tokens(gpu: str, model: str, gpus: int, precision: str) -> int:
-    """What is left for the KV cache once weights and overhead are in: 0.9·memory - weights - overhead, in tokens."""
+    """KV cache capacity, tokens: 0.9·memory - weights - overhead."""
     free_bytes = (MEMORY_SHARE * MEMORY_BYTES[gpu] - OVERHEAD_BYTES) * gpus - WEIGHTS_BYTES[model, precision]
     return int(free_bytes / KV_TOKEN_BYTES[model])
 
 
 class Start(StrEnum):
-    """From where a replica starts."""
+    """What a starting replica finds prepared."""
 
     STANDBY = "standby"
-    """It runs already, without traffic."""
+    """It is already running, without traffic."""
     PREWARMED = "prewarmed"
-    """The process runs, the weights lie in the memory of the host."""
+    """The process runs, and the weights are in host memory."""
     LOCAL = "local"
-    """The image, the weights and what was compiled are on a disk of the host."""
+    """Image, weights and compilation caches are on a local disk."""
     COLD = "cold"
-    """Nothing is there: the image is pulled, the weights are downloaded, everything is compiled."""
+    """Nothing is prepared: image and weights are downloaded, everything is compiled."""
 
 
 class StartTimes(NamedTuple):
     """A start takes place_s + weights / bytes_per_s + init_s."""
 
     place_s: float
-    """To schedule it and have its image."""
+    """Scheduling and image."""
     bytes_per_s: float
     init_s: float
-    """For imports, compilation and CUDA graphs."""
+    """Imports, compilation and CUDA graphs."""
 
 
 START_TIMES: Final = {
@@ -102,12 +102,12 @@ START_TIMES: Final = {
     Start.LOCAL: StartTimes(10.0, 6e9, 64.0),
     Start.COLD: StartTimes(30.0, 2e9, 200.0),
 }
-"""Loading at 6 to 13 GB/s as ServerlessLLM has measured, 2 GB/s as of a cloud volume with a streaming loader; a vLLM
-that starts without and with its caches as Tensorfuse has measured. The times to place it are assumed."""
+"""Loading at 6 to 13 GB/s as measured by ServerlessLLM, 2 GB/s for a cloud volume with a streaming loader; vLLM
+starts with and without caches as measured by Tensorfuse. Placement times are assumed."""
 
 
 def start_s(row: Hardware, start: Start) -> float:
-    """How long it takes until a replica on such hardware is ready, in seconds."""
+    """Time until a replica on such hardware is ready, seconds."""
     if start is Start.STANDBY:
         return 0.0
     times = START_TIMES[start]

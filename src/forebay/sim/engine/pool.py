@@ -1,15 +1,15 @@
-"""The KV cache of one replica: whose tokens it holds, and which beginnings of prompts are kept for the next one."""
+"""The KV cache of one replica: tokens of running requests and cached prefixes."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
 
 
 class KvPool:
-    """Tokens of running requests, and whole blocks of prompts that several may share.
+    """Tokens of running requests, and whole prompt blocks that several requests may share.
 
-    A block in use is pinned and counted once, however many use it; one that nobody uses stays until room is needed,
-    and what was not used for longest goes first. Everything else belongs to one request: the end of a prompt that
-    fills no block, and what is generated. It is counted in tokens; an engine's own blocks are small (16 in vLLM).
+    A used block is pinned and counted once, however many requests use it; an unused one stays until room is needed
+    (LRU). Everything else belongs to one request: the partial last block of a prompt, and generated tokens. These are
+    counted in tokens, as an engine's own blocks are small (16 in vLLM).
     """
 
     __slots__ = ("_changed", "_idle", "_pins", "block_tokens", "own_tokens", "total_tokens")
@@ -18,25 +18,25 @@ class KvPool:
         self.total_tokens = total_tokens
         self.block_tokens = block_tokens
         self.own_tokens = 0
-        """In no block that could be shared."""
+        """Tokens that are in no shareable block."""
         self._pins: dict[int, int] = {}
         self._idle: OrderedDict[int, None] = OrderedDict()
         self._changed: dict[int, None] = {}
 
     def __contains__(self, block: object) -> bool:
-        """Whether a block is there."""
+        """Whether a block is cached."""
         return block in self._pins or block in self._idle
 
     def used_tokens(self) -> int:
-        """Of all that runs: nothing of it can be evicted."""
+        """Tokens of running requests, which cannot be evicted."""
         return len(self._pins) * self.block_tokens + self.own_tokens
 
     def room(self) -> int:
-        """Tokens that are free, or would be if all that nobody uses went."""
+        """Tokens that are free or evictable."""
         return self.total_tokens - len(self._pins) * self.block_tokens - self.own_tokens
 
     def reach(self, blocks: Sequence[int]) -> tuple[int, int]:
-        """How many blocks from the first one on are there, and how many of these are in use."""
+        """Length of the cached prefix in blocks, and how many of these are in use."""
         pins, idle = self._pins, self._idle
         depth = pinned = 0
         for block in blocks:
@@ -48,7 +48,7 @@ class KvPool:
         return depth, pinned
 
     def pin(self, blocks: Sequence[int]) -> None:
-        """Somebody uses these blocks, which are all there."""
+        """Pin blocks, which must be cached."""
         pins, idle = self._pins, self._idle
         for block in blocks:
             if block in pins:
@@ -58,7 +58,8 @@ class KvPool:
                 pins[block] = 1
 
     def share(self, block: int) -> bool:
-        """Somebody's own tokens have become this block, which they pin. False if it is there: nothing changes."""
+        """Turn a request's own tokens into this block, pinned by it. False, without effect, if it is already
+        cached."""
         if block in self._pins or block in self._idle:
             return False
         self._pins[block] = 1
@@ -67,9 +68,10 @@ class KvPool:
         return True
 
     def unpin(self, blocks: Sequence[int]) -> None:
-        """Who has pinned these blocks does not use them any more."""
+        """Unpin blocks."""
         pins, idle = self._pins, self._idle
-        for block in reversed(blocks):  # so the end of a prompt goes first: without its start it is useless
+        # so that the end of a prompt is evicted first: it is useless without its start
+        for block in reversed(blocks):
             users = pins[block] - 1
             if users:
                 pins[block] = users
@@ -78,7 +80,7 @@ class KvPool:
                 idle[block] = None
 
     def take(self, tokens: int) -> None:
-        """Somebody has so many more tokens of their own, for which there is room."""
+        """Allocate tokens to a request, for which there must be room."""
         self.own_tokens += tokens
         idle = self._idle
         over = self.own_tokens + (len(self._pins) + len(idle)) * self.block_tokens - self.total_tokens
@@ -88,7 +90,7 @@ class KvPool:
             over -= self.block_tokens
 
     def news(self) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-        """What was stored and what removed since the last call, each block once; None: nothing."""
+        """Blocks stored and removed since the last call, each once; None: no change."""
         if not self._changed:
             return None
         changed, self._changed = self._changed, {}
@@ -97,7 +99,7 @@ class KvPool:
         return stored, tuple([block for block in changed if block not in pins and block not in idle])
 
     def _toggle(self, block: int) -> None:
-        """There or gone again, as whoever asked last believes it: so no more is noted than they hold and we hold."""
+        """Toggle a block's pending change relative to what was last reported, so that the record stays bounded."""
         if block in self._changed:
             del self._changed[block]
         else:

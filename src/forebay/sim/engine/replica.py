@@ -1,12 +1,12 @@
-"""One replica: continuous batching with chunked prefill on a prefix cache, as vLLM's V1 scheduler does it.
+"""One replica: continuous batching with chunked prefill and a prefix cache, as in vLLM's V1 scheduler.
 
-Every step computes one token for each sequence that decodes, and fills the rest of its budget with prompts, first
-come, first served. While a step only decodes, the next ones are like it but for a context that has grown: until
-something ends or comes, any number of them are one *run*, whose length has a closed form.
+Every step computes one token for each decoding sequence and fills the rest of its budget with prompts, first come,
+first served. While steps only decode, they differ only in their growing context: until something ends or arrives, any
+number of them form one *run*, whose duration has a closed form.
 
-Of vLLM it keeps: decodes go first; a prompt is begun when all of it has room; of the prompts begun only the last one
-is unread; who was begun last makes room for the others and starts over. It leaves out speculative decoding,
-priorities and what the answers themselves leave in the prefix cache.
+Modelled after vLLM: decodes go first; a prompt is started when all of it fits; of the started prompts only the last
+one is partially prefilled; the last started one is preempted first and starts over. Not modelled: speculative
+decoding, priorities, and caching of generated tokens.
 """
 
 import math
@@ -20,14 +20,14 @@ from forebay.sim.engine.pool import KvPool
 from forebay.sim.engine.values import Happened, Job, JobTooLarge, Kind
 
 SEQUENCES_MAX: Final = 256
-"""That run at once; vLLM's `max_num_seqs`."""
+"""Most concurrent sequences; vLLM's `max_num_seqs`."""
 STEP_TOKENS_MAX: Final = 8192
-"""That a step computes; vLLM's `max_num_batched_tokens`."""
+"""Most tokens per step; vLLM's `max_num_batched_tokens`."""
 BLOCK_TOKENS: Final = 512
 
 
 class _Sequence:
-    """A job on its way. While it decodes, `ends` is the decoding step that makes its last token; else it is -1."""
+    """A job in progress. While it decodes, `ends` is the decoding step that produces its last token; else -1."""
 
     __slots__ = ("blocks", "cached", "ends", "held", "job", "made", "number", "read", "target")
 
@@ -38,20 +38,20 @@ class _Sequence:
         """The blocks that it pins."""
         self.cached = -1
         self.made = 0
-        """Tokens of the answer when it was last begun."""
+        """Response tokens when it was last started."""
         self.target = job.prompt_tokens
-        """Tokens that have to be read before the next one is made: of the prompt, and those made before a restart."""
+        """Tokens to prefill before the next one is generated: the prompt, and tokens generated before a
+        preemption."""
         self.read = 0
         self.ends = -1
         self.number = 0
 
 
 class Replica:
-    """A pure state machine: `now` is in seconds and never goes back; events are told by `advance`, in their order.
+    """A pure state machine. `now` is in seconds and monotonic; `advance` returns events in order.
 
-    A step begins as soon as the one before has ended, or with the first job. What is offered at that very moment
-    comes too late for it. Durations are those of the hardware, divided by `speed`. What it says of itself is as of
-    the last call with a time.
+    A step begins when the previous one ends, or with the first job. Jobs offered at that very moment join the next
+    step. Durations are those of the hardware, divided by `speed`. Attributes are as of the last call with a time.
     """
 
     __slots__ = (
@@ -73,7 +73,9 @@ class Replica:
         speed: float = 1.0,
     ) -> None:
         if not 1 <= sequences_max <= step_tokens_max:
-            raise ValueError(f"{sequences_max} sequences need a token each in a step of {step_tokens_max}")
+            raise ValueError(
+                f"{sequences_max} sequences need at least one token each, more than the step's {step_tokens_max}"
+            )
         self._step = hardware.step
         self._sequences_max = sequences_max
         self._step_tokens_max = step_tokens_max
@@ -84,16 +86,16 @@ class Replica:
 
         self._waiting: OrderedDict[int, _Sequence] = OrderedDict()
         self._running: dict[int, _Sequence] = {}
-        """In the order in which they were begun."""
+        """In the order in which they were started."""
         self._ending: list[tuple[int, int, _Sequence]] = []
-        """A heap of what decodes, with entries of what has been taken out; see `_next_ending`."""
+        """A heap of decoding sequences, including removed ones; see `_next_ending`."""
         self._partial: _Sequence | None = None
-        """The last one begun, while some of its prompt has to wait for the next step."""
+        """The last started one, while part of its prompt is left for the next step."""
         self._ready: list[_Sequence] = []
-        """Whose prompts are read with this step."""
+        """Sequences whose prefill ends with this step."""
         self._decoding = 0
         self._context = 0
-        """Tokens of all that decodes, with the one that each makes its next one from."""
+        """Tokens of all decoding sequences, including the input token of each."""
         self._clock = 0
         """Decoding steps so far."""
         self._number = 0
@@ -110,55 +112,55 @@ class Replica:
         self._out: list[Happened] = []
 
         self.busy_s = 0.0
-        """Time in steps that have ended."""
+        """Time in completed steps."""
         self.preemptions = 0
         self.prefilled_tokens = 0
-        """Of prompts, and of answers that had to be read again."""
+        """Prompt tokens, and response tokens recomputed after preemptions."""
         self.hit_tokens = 0
-        """Of prompts, found in the cache when they were first begun."""
+        """Prompt tokens found in the cache when first started."""
         self.waiting_tokens = 0
-        """Still to be read for all that was offered, as far as it is known: a hit shows when a prompt is begun."""
+        """Tokens left to prefill for all offered jobs; cache hits are only subtracted when a prompt is started."""
 
     # --- what can be asked
 
     @property
     def next_at(self) -> float:
-        """When `advance` may have something to tell; infinity: not before something is offered."""
+        """When `advance` may next return events; infinity: not before a job is offered."""
         if self._out:
             return self._out[0].at
         return self._ends if self._hung_at == math.inf else math.inf
 
     @property
     def running(self) -> int:
-        """Jobs that have been begun."""
+        """Started jobs."""
         return len(self._running)
 
     @property
     def waiting(self) -> int:
-        """Jobs that have not, or have to start over."""
+        """Queued jobs, including preempted ones."""
         return len(self._waiting)
 
     @property
     def kv_used_tokens(self) -> int:
-        """In the KV cache, of what runs; what several share counts once."""
+        """KV tokens of running jobs; shared ones count once."""
         return self._pool.used_tokens()
 
     @property
     def kv_total_tokens(self) -> int:
-        """That the KV cache holds."""
+        """Capacity of the KV cache."""
         return self._pool.total_tokens
 
     @property
     def cached(self) -> Container[int]:
-        """The blocks that its cache holds now."""
+        """The currently cached blocks."""
         return self._pool
 
     def first_token_s(self, prompt_tokens: int, blocks: Sequence[int], now: float) -> float:
-        """About how long a prompt that came now would need to its first token, if all that waits has room in turn."""
+        """Estimated time to first token of a prompt that arrives now, if all queued prompts fit in turn."""
         return self._left_s(now) + self._reading_s([*self._unread(), self._unread_of(prompt_tokens, blocks)])
 
     def read_s(self, prompt_tokens: int, blocks: Sequence[int]) -> float:
-        """How much of that is the reading of the prompt itself, without what the cache will hold by then."""
+        """The part of it that is the prefill of the prompt itself, without what will be cached by then."""
         return self._reading_s([self._unread_of(prompt_tokens, blocks)])
 
     def token_s(self) -> float:
@@ -167,13 +169,13 @@ class Replica:
         return self._step.step_s(decoding, 0.0, self._context, decoding) * self._scale
 
     def news(self) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-        """Blocks that the cache has stored, and removed, since the last call; None: no change. For one `Journal`."""
+        """Blocks stored and removed since the last call; None: no change. For one `Journal`."""
         return self._pool.news()
 
     # --- what can be done
 
     def offer(self, job: Job, now: float) -> None:
-        """A job arrives. JobTooLarge if it never fits; ValueError if it has no tokens, or an id that is under way."""
+        """A job arrives. Raises JobTooLarge if it never fits; ValueError if it has no tokens, or a duplicate id."""
         total = self._pool.total_tokens
         if job.prompt_tokens < 1 or job.output_tokens < 1:
             raise ValueError(
@@ -184,7 +186,7 @@ class Replica:
             raise JobTooLarge(text)
         self._run_to(now)
         if job.id in self._running or job.id in self._waiting:
-            raise ValueError(f"job {job.id} is under way already")
+            raise ValueError(f"job {job.id} is already in progress")
         blocks, full = job.blocks, job.prompt_tokens // self._pool.block_tokens
         self._waiting[job.id] = _Sequence(job, blocks if len(blocks) <= full else blocks[:full])
         self.waiting_tokens += job.prompt_tokens
@@ -195,7 +197,7 @@ class Replica:
             self._interrupt(now)
 
     def cancel(self, id: int, now: float) -> bool:
-        """Forget a job; False if there is none. The step under way takes its time nevertheless."""
+        """Cancel a job; False if there is none. The current step keeps its duration."""
         self._run_to(now)
         sequence = self._waiting.get(id)
         if sequence is not None:
@@ -219,7 +221,7 @@ class Replica:
         return True
 
     def advance(self, now: float) -> list[Happened]:
-        """All that has happened since the last call, up to and including `now`."""
+        """Events since the last call, up to and including `now`."""
         self._run_to(now)
         self._catch_up(now)
         if not self._out:
@@ -228,12 +230,12 @@ class Replica:
         return out
 
     def hang(self, now: float) -> None:
-        """The engine stalls: from now on it does nothing, but jobs can be offered and cancelled."""
+        """The engine hangs: it makes no progress, but jobs can be offered and cancelled."""
         self._run_to(now)
         self._hung_at = min(self._hung_at, now)
 
     def resume(self, now: float) -> None:
-        """It goes on where it was."""
+        """Continue after a hang."""
         if self._hung_at == math.inf:
             return
         stood_still_s, self._hung_at = now - self._hung_at, math.inf
@@ -244,7 +246,7 @@ class Replica:
             self._begin(now)
 
     def slow(self, factor: float, now: float) -> None:
-        """From the next step on, steps take `factor` times as long as they should; 1 is as it should be."""
+        """From the next step on, steps take `factor` times as long; 1 is normal."""
         self._run_to(now)
         self._interrupt(now)
         self._scale = factor / self._speed
@@ -252,7 +254,7 @@ class Replica:
     # --- what is to be expected: pairs of tokens to be read, and of those before them
 
     def _left_s(self, now: float) -> float:
-        """Of the step under way."""
+        """Remaining time of the current step."""
         self._run_to(now)
         self._catch_up(now)
         return max(0.0, self._end_of(self._settled + 1) - now) if self._steps else 0.0
@@ -265,7 +267,7 @@ class Replica:
         return [(target - hit, hit) for target, hit in hits]
 
     def _unread_of(self, prompt_tokens: int, blocks: Sequence[int]) -> tuple[int, int]:
-        """What others wait for with the same beginning is in the cache when this one's turn comes."""
+        """The part of a prompt that must be prefilled, given that queued prompts with the same prefix come first."""
         depth = self._pool.reach(blocks)[0]
         reading = [*self._waiting.values(), *self._ready]
         for each in reading if self._partial is None else [*reading, self._partial]:
@@ -275,7 +277,7 @@ class Replica:
         return prompt_tokens - hit, hit
 
     def _reading_s(self, prompts: Sequence[tuple[int, int]]) -> float:
-        """In steps that are as full as they can be, beside what decodes now."""
+        """Prefill time in steps that are as full as possible, beside current decodes."""
         decoding = self._decoding
         tokens = sum([new for new, _ in prompts])
         square = sum([new * (before + new / 2) for new, before in prompts])
@@ -286,7 +288,7 @@ class Replica:
     # --- the run
 
     def _run_to(self, now: float) -> None:
-        """End the runs that have ended, and begin those that follow."""
+        """Finish the runs that have ended, and start those that follow."""
         now = min(now, self._hung_at)
         while self._ends <= now:
             at = self._ends
@@ -297,7 +299,7 @@ class Replica:
         return self._start + steps * self._first_s + self._more_s * (steps * (steps - 1) / 2)
 
     def _catch_up(self, now: float) -> None:
-        """Account for the steps of the run that have ended: all but the last, at most."""
+        """Account for the completed steps of the run, except the last."""
         last = self._steps - 1
         if last <= self._settled:
             return
@@ -307,14 +309,14 @@ class Replica:
         self._settle(max(min(done, last), self._settled))
 
     def _interrupt(self, now: float) -> None:
-        """Let the run end with the step under way."""
+        """Let the run end with the current step."""
         self._catch_up(now)
         if self._steps > self._settled + 1:
             self._steps = self._settled + 1
             self._ends = self._end_of(self._steps)
 
     def _settle(self, steps: int) -> None:
-        """Account for the run's steps up to this one. The tokens of the step after it have their room already."""
+        """Account for the run's steps up to this one. The next step's tokens are already allocated."""
         more = steps - self._settled
         if not more:
             return
@@ -328,7 +330,7 @@ class Replica:
             self._pool.take(grown * decoding)
 
     def _finish(self, at: float) -> None:
-        """The run ends: what has come of it."""
+        """The run ends: emit its events."""
         self._settle(self._steps)
         out = self._out
         clock = self._clock
@@ -364,7 +366,7 @@ class Replica:
     # --- the step
 
     def _begin(self, at: float) -> None:
-        """Begin a run: who is in its steps, how long they take, and how many of them are alike."""
+        """Start a run: the sequences in its steps, their duration, and their number."""
         pool = self._pool
         while self._decoding > pool.room():
             self._preempt()
@@ -396,7 +398,7 @@ class Replica:
         self._ends = self._end_of(self._steps)
 
     def _admit(self) -> _Sequence | None:
-        """Begin the first job that waits; None if there is no room for it."""
+        """Start the first queued job; None if it does not fit."""
         pool = self._pool
         sequence = next(iter(self._waiting.values()))
         blocks, target = sequence.blocks, sequence.target
@@ -408,7 +410,7 @@ class Replica:
         held = sequence.held = list(blocks[:depth])
         pool.pin(held)
         pool.take(target - depth * pool.block_tokens)
-        hit = sequence.read = min(depth * pool.block_tokens, target - 1)  # the last one is computed
+        hit = sequence.read = min(depth * pool.block_tokens, target - 1)  # the last token is always computed
         self.waiting_tokens -= hit
         if sequence.cached < 0:
             sequence.cached = hit
@@ -418,7 +420,7 @@ class Replica:
         return sequence
 
     def _read(self, sequence: _Sequence, left: int) -> int:
-        """Read of a prompt what the step has left for it; how much is left then."""
+        """Prefill as much of a prompt as fits in the step; returns the remaining budget."""
         before = sequence.read
         tokens = min(left, sequence.target - before)
         after = sequence.read = before + tokens
@@ -438,9 +440,9 @@ class Replica:
         return left - tokens
 
     def _preempt(self) -> None:
-        """Who was begun last makes room, and starts over before all that wait.
+        """Preempt the sequence started last, which goes to the front of the queue.
 
-        It needs more than what it leaves: so nobody is begun in its place in the same step, as vLLM has it too.
+        It needs more room than it frees, so no job is started in its place in the same step, as in vLLM.
         """
         id, sequence = self._running.popitem()
         if sequence is self._partial:
@@ -456,13 +458,13 @@ class Replica:
         self.preemptions += 1
 
     def _stop_reading(self, sequence: _Sequence) -> None:
-        """It leaves with its prompt half read."""
+        """Remove a partially prefilled sequence."""
         self._partial = None
         self.waiting_tokens -= sequence.target - sequence.read
         self._release(sequence, sequence.target)
 
     def _stop_decoding(self, sequence: _Sequence) -> int:
-        """It leaves those that decode; the tokens of its prompt and, so far, its answer."""
+        """Stop decoding a sequence; returns the tokens of its prompt and response so far."""
         job = sequence.job
         tokens = job.prompt_tokens + job.output_tokens - (sequence.ends - self._clock)
         sequence.ends = -1

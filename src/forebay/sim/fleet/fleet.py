@@ -1,9 +1,9 @@
-"""The fleet: requests in shares of ticks, replicas that are ordered, start, serve, fail and go.
+"""The fleet: fractional requests per tick, and replicas that are ordered, start, serve, fail and stop.
 
-What waits is one queue, first come, first served, as if any replica could take what another one holds; what that and
-the ticks cost in truth is measured against replays (`bench/scaling`). What is served meets what `response` has
-measured for the load of that moment, after its wait. Who has waited for longer than `QUEUE_S` is refused. Nothing is
-predicted, and GPUs are not counted: a rule on such a signal keeps what there is.
+Requests wait in a single FIFO queue, as if any replica could take what another one has queued; `bench/scaling`
+measures the error of this and of the ticks against replays. Served requests get the latency that `response` measured
+for the current load, after their wait. Requests that waited longer than `QUEUE_S` are rejected. Nothing is predicted,
+and GPUs are not counted: a rule on such a signal keeps the current size.
 """
 
 from collections import deque
@@ -15,18 +15,18 @@ from forebay.sim.fleet.response import STEPS, Answer, Response
 from forebay.sim.fleet.values import CALM, Load, Sizer, Story, Weather
 
 QUEUE_S: Final = 60.0
-"""As `queue_timeout` of a cluster file."""
+"""As `queue_timeout_s` of the cluster file."""
 SMOOTH_S: Final = 10.0
-"""Over which a load is averaged before it is looked up: the chance within it is in the answers already."""
+"""Smoothing of the load before it is looked up: random variation is already in the measured responses."""
 EPOCH_S: Final = 1_715_299_200.0
-"""The clock at the beginning of a story: 10 May 2024, 0:00 UTC, a Friday, as that of the Azure week."""
+"""Wall clock at the start: 10 May 2024, 0:00 UTC, a Friday, as in the Azure week."""
 STARTS_KEPT: Final = 20
 SPREAD: Final = 0.15
-"""Of the time that a start takes: log-normal, so that one in ten takes 1.2 times the median."""
+"""Sigma of log-normal start times: one in ten takes 1.2 times the median."""
 
 
 class Fleet:
-    """One model's replicas through one load; without anybody who sizes it there are always as many."""
+    """One model's replicas under one load; without a sizer their number is constant."""
 
     __slots__ = (
         "_answer", "_load", "_part", "_pending", "_queue", "_ready", "_response", "_rng", "_sizer", "_slow_s",
@@ -51,26 +51,26 @@ class Fleet:
         self._weather = weather
         self._start_s = start_s
         self._starts_s = [start_s] * STARTS_KEPT
-        """What the last ones took."""
+        """Durations of the last starts."""
         self._slow_s = start_s
         """Their 90th percentile."""
         self._ready = self._wanted = begin
         self._pending: list[tuple[float, float]] = []
-        """When each will be ready, and how long that will have taken."""
+        """When each will be ready, and its start time."""
         self._queue: deque[list[float]] = deque()
-        """Of each tick of which some wait: when it began, requests, their work."""
+        """For each tick with waiting requests: its start, requests, and work."""
         self._work = 0.0
-        """That waits."""
+        """Queued work."""
         self._usage = 0.0
         self._part = 0.0
-        """Of a late answer, that is not in a reading yet: these count whole ones."""
+        """Fraction of a late response not yet in a reading, as these count whole ones."""
         self._wait_s = 0.0
         self._way = 0
         self._answer: Answer = response.answer(max(1, begin), 0.0)
         self._story = Story()
 
     def run(self) -> Story:
-        """From the first tick to the last."""
+        """Run all ticks."""
         load, story, response = self._load, self._story, self._response
         tick_s = load.tick_s
         failures, outages, sizer = deque(self._weather.failures_s), self._weather.outages, self._sizer
@@ -124,7 +124,7 @@ class Fleet:
             self._order(now)
 
     def _resize(self, wanted: int, now: float) -> None:
-        """Those that are not ready yet go first, the newest of them before the others."""
+        """Remove starting replicas first, the newest of them before the others."""
         change = wanted - self._wanted
         if not change:
             return
@@ -144,7 +144,7 @@ class Fleet:
     # --- requests
 
     def _serve(self, now: float, tick_s: float, waited: bool) -> tuple[float, float]:
-        """Serve what a tick has time for; how many were answered, and refused."""
+        """Serve what fits in a tick; returns how many were answered and rejected."""
         story, queue, response, ready = self._story, self._queue, self._response, self._ready
         speed = ready * response.requests_per_s
         most = speed * tick_s
@@ -184,7 +184,7 @@ class Fleet:
     def _reading(
         self, at: float, came: tuple[float, float, float], served: float, late: float, refused: float
     ) -> Reading:
-        """What is seen of a tick in which so many requests and tokens came."""
+        """The reading of a tick with these arrivals."""
         arrivals, prompt_tokens, output_tokens = came
         answer, ready, load = self._answer, self._ready, self._load
         queued = sum([each[1] for each in self._queue])

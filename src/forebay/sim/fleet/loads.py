@@ -1,4 +1,4 @@
-"""Loads of fleets: the two real ones at their own scale, and made ones that each show one thing."""
+"""Loads for fleets: two real ones at their original scale, and generated ones that each show one effect."""
 
 import csv
 import gzip
@@ -18,13 +18,13 @@ from forebay.sim.load.week import BIN_S, lengths, rates
 
 TICK_S: Final = 5.0
 WEEK_TICK_S: Final = 10.0
-"""A week has many."""
+"""A coarser tick, as a week has many."""
 WEEK_PER_S: Final = 27.8
-"""Requests of the week on the mean: 16.8 million."""
+"""Mean requests per second of the week: 16.8 million in total."""
 DAY_THINNED: Final = 39.0
-"""One request of the day in the package stands for so many: 5 instead of 196 a second."""
+"""Each request of the packaged day represents this many: 5 instead of 196 a second."""
 MIX: Final = 5_000
-"""Requests to measure replicas with."""
+"""Requests in a mix for measuring replicas."""
 Pairs = tuple[tuple[int, int], ...]
 Ints = npt.NDArray[np.int64]
 
@@ -37,7 +37,7 @@ def week(seed: int, rate_per_s: float = WEEK_PER_S, tick_s: float = WEEK_TICK_S)
     arrivals = rng.poisson(per_tick)
     prompts, outputs = np.array(lengths(DATA / "azure")), np.array(_answers(Random(seed)))  # noqa: S311
     tokens: list[list[float]] = [[], []]
-    for hour in np.split(arrivals, len(arrivals) * int(tick_s) // 3600):  # all of the week at once takes a gigabyte
+    for hour in np.split(arrivals, len(arrivals) * int(tick_s) // 3600):  # the whole week at once takes a gigabyte
         for column, among in zip(tokens, (prompts, outputs), strict=True):
             column.extend(_sums(rng.choice(among, size=int(hour.sum())), hour))
     return Load(f"azure-week ({rate_per_s:g} requests/s)", tick_s, arrivals.tolist(), *tokens)
@@ -51,9 +51,9 @@ def week_mix(seed: int = 0) -> Pairs:
 
 
 def day(seed: int, thinned: float = DAY_THINNED) -> Load:
-    """ServeGen's day of a large model: each request of the thinned trace `thinned` times, within its 5 s.
+    """ServeGen's day of a large model: each request of the thinned trace about `thinned` times, within its 5 s.
 
-    The seed decides how often exactly: Poisson, with `thinned` on the mean.
+    The exact number is Poisson-distributed with mean `thinned`, drawn with the seed.
     """
     rng = np.random.default_rng(seed)
     rows = np.array(_rows("m-large_day_5s.csv.gz"))
@@ -69,7 +69,7 @@ def day_mix() -> Pairs:
 
 
 def requests(load: Load, mix: Pairs, seed: int) -> Workload:
-    """As many single requests in each tick, at any time of it, with lengths from a mix: for a replay."""
+    """Individual requests for a replay: as many per tick, at random times in it, with lengths from a mix."""
     rng = Random(seed)  # noqa: S311
     at_s, prompts, outputs = array("d"), array("i"), array("i")
     for tick, arrivals in enumerate(load.arrivals):
@@ -82,7 +82,7 @@ def requests(load: Load, mix: Pairs, seed: int) -> Workload:
 
 
 def ticks(workload: Workload, tick_s: float = TICK_S) -> Load:
-    """Any requests, by ticks."""
+    """Any workload as a load by ticks."""
     found = columns(workload.arrivals)
     at = (np.array(found.at_s) / tick_s).astype(int)
     arrivals, prompts, outputs = (
@@ -92,7 +92,7 @@ def ticks(workload: Workload, tick_s: float = TICK_S) -> Load:
 
 
 def made(name: str, rates_per_s: Sequence[float], mix: Pairs, seed: int) -> Load:
-    """Poisson arrivals at a rate for each tick, lengths from a mix."""
+    """Poisson arrivals with a rate per tick, lengths from a mix."""
     rng = np.random.default_rng(seed)
     arrivals = rng.poisson(np.array(rates_per_s) * TICK_S)
     drawn = np.array(mix)[rng.integers(len(mix), size=int(arrivals.sum()))]
@@ -100,12 +100,12 @@ def made(name: str, rates_per_s: Sequence[float], mix: Pairs, seed: int) -> Load
 
 
 def constant(per_s: float, hours: float, mix: Pairs, seed: int) -> Load:
-    """The same rate all the time."""
+    """A constant rate."""
     return made(f"constant ({per_s:g}/s)", [per_s] * int(hours * 3600 / TICK_S), mix, seed)
 
 
 def step(low_per_s: float, times: float, mix: Pairs, seed: int, *, at_s: float, until_s: float) -> Load:
-    """A rate that is `times` as high from one moment to the next, and stays there."""
+    """A rate that increases by a factor of `times` in one step."""
     before, after = int(at_s / TICK_S), int((until_s - at_s) / TICK_S)
     return made(f"step (x{times:g})", [low_per_s] * before + [low_per_s * times] * after, mix, seed)
 
@@ -120,7 +120,7 @@ def _answers(rng: Random) -> Sequence[int]:
 
 
 def _sums(tokens: Ints, arrivals: Ints) -> list[float]:
-    """Of each tick, of which so many have arrived."""
+    """Sums per tick."""
     before = np.concatenate([[0], np.cumsum(tokens)])[np.cumsum(arrivals)]
     sums: list[float] = np.diff(before, prepend=0).astype(float).tolist()
     return sums

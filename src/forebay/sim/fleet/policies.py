@@ -1,9 +1,8 @@
-"""Who sizes a fleet, by name: the product's own decisions, fleets that do not change, and one that knows the load.
+"""Sizers of a fleet, by name: the product's own decisions, constant sizes, and an oracle that knows the load.
 
-`peak` and `oracle` are planned before, from the requests by ticks and from what replicas answer at each load, which
-is measured for these requests (`response`): without the gateways' choices, and with one cache for all that forgets
-nothing. Bursts within a tick are not in that, so the plan is tried, and made larger until it keeps the promise, or
-until more would be no better.
+`peak` and `oracle` are planned in advance, from the requests by ticks and the replicas' measured response to these
+requests (`response`): without the gateways' choices, and with a single unbounded cache. This ignores bursts within a
+tick, so the plan is tried and enlarged until it meets the objective, or until more replicas would not help.
 """
 
 from array import array
@@ -30,31 +29,31 @@ PEAK: Final = "peak"
 ORACLE: Final = "oracle"
 NAMES: Final = (*[policy.value for policy in Policy], STATIC, PEAK, ORACLE)
 HELD: Final = (Policy.HPA.value, Policy.KPA.value, Policy.APA.value)
-"""Those that hold a signal at a target."""
+"""Policies that keep a signal at a target."""
 REPLICAS_MAX: Final = 256
 USUAL: Final = ScaleSettings(max=64)
-"""Where the description of the cluster has no `scale`."""
+"""Used if the cluster description has no `scale`."""
 MIX_MAX: Final = 5_000
-"""Requests to measure replicas with."""
+"""Requests in a mix for measuring replicas."""
 GROWN: Final = (1.0, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0)
-"""So many times as large as it was planned a fleet is tried."""
+"""Factors by which a planned fleet is enlarged when tried."""
 NEAR: Final = 0.002
-"""A larger fleet that answers no more of the requests in time than this is no better."""
+"""A larger fleet is only better if it answers at least this share more requests in time."""
 TRIED_MAX: Final = 50_000
-"""Of a load with more requests the plan is taken as it is: to try it would take as long as everything else."""
+"""Larger workloads are not tried: the plan is used as it is, as trying takes as long as everything else."""
 SLOW: Final = 1.2
-"""What nine of ten starts do not take longer than, of the median."""
+"""90th percentile of start times, relative to the median."""
 
 
 class Wish(NamedTuple):
-    """A name, and what may stand behind it: `hpa@16` holds 16, `static@6` are six replicas."""
+    """A name and its optional number: `hpa@16` keeps 16, `static@6` are six replicas."""
 
     name: str
     number: float | None = None
 
 
 def read(text: str) -> Wish:
-    """Raises ValueError, which says what is allowed."""
+    """Parse a sizing. Raises ValueError, which says what is allowed."""
     name, at, number = text.partition("@")
     if name not in NAMES or (at and name not in (STATIC, *HELD)):
         shown = [
@@ -76,7 +75,7 @@ def read(text: str) -> Wish:
 
 
 def scale_of(cluster: SimCluster, wish: Wish) -> Scale:
-    """How a cluster is scaled by one of the product's policies."""
+    """The scaling of a cluster by one of the product's policies."""
     settings = cluster.scale or USUAL
     if wish.name != settings.policy or wish.number is not None:
         target = settings.target if wish.number is None else wish.number
@@ -85,14 +84,14 @@ def scale_of(cluster: SimCluster, wish: Wish) -> Scale:
 
 
 def cold_start_s(cluster: SimCluster) -> float:
-    """What a start takes on such a cluster, seconds."""
+    """Start time of a replica on such a cluster, seconds."""
     if cluster.start_s is not None:
         return cluster.start_s
     return start_s(hardware(cluster.gpu, cluster.model, cluster.tensor_parallel, cluster.precision), Start.LOCAL)
 
 
 def sizing(text: str, cluster: SimCluster, workload: Workload) -> Sizing:
-    """What a replay needs to know. Plans take a minute, and as long as a fluid replay of the load takes."""
+    """The sizing for a replay. Plans take a minute, plus a fluid replay of the load."""
     wish, took_s = read(text), cold_start_s(cluster)
     match wish.name:
         case "static":
@@ -119,7 +118,7 @@ def sizing(text: str, cluster: SimCluster, workload: Workload) -> Sizing:
 
 
 def _tried(grown: Callable[[float], Sizing], cluster: SimCluster, workload: Workload) -> Sizing:
-    """The smallest that keeps the promise, or is as good as any."""
+    """The smallest enlargement that meets the objective, or is as good as any."""
     if len(workload.arrivals) > TRIED_MAX:
         return grown(1.0)
     slo, found = Slo(cluster.slo.ttft_s, cluster.slo.tpot_s), list[float]()
@@ -133,14 +132,14 @@ def _tried(grown: Callable[[float], Sizing], cluster: SimCluster, workload: Work
 
 
 def planned(cluster: SimCluster, workload: Workload) -> tuple[Load, Response]:
-    """A load by ticks, and how replicas answer it."""
+    """A load by ticks, and the replicas' response to it."""
     cold = computed(workload)
     mix = _mix(cold)
     return loads.ticks(Workload(workload.name, cold)), response(cluster, mix, measured(cluster, mix))
 
 
 def computed(workload: Workload) -> Columns:
-    """The requests with prompts as long as what is new of them: what one endless cache for all does not have."""
+    """The requests with only the uncached part of their prompts, given a single unbounded cache."""
     requests = columns(workload.arrivals)
     if not requests.blocks:
         return requests

@@ -1,8 +1,9 @@
-"""How replicas answer at each load: measured once, in replays with the real gateway, for fleets to look it up.
+"""Latency of replicas as a function of load: measured once in replays with the real gateway, then looked up by
+fleets.
 
-For a grid of loads and numbers of replicas, Poisson arrivals from a mix of requests are replayed for a minute, and
-what clients meet is kept. Load 1 is what a replica does when it always has something to do. Between the points of the
-grid everything is linear.
+For a grid of loads and fleet sizes, Poisson arrivals from a mix of requests are replayed for a minute, and what
+clients see is recorded. Load 1 is the throughput of a replica that always has work. Between grid points, values are
+interpolated linearly.
 """
 
 from array import array
@@ -22,30 +23,30 @@ from forebay.sim.replay.run import replay
 
 LOADS: Final = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 SIZES: Final = (1, 2, 4, 16)
-"""Of the fleets that are measured: the more there are, the better a choice between them."""
+"""Measured fleet sizes: larger fleets allow better routing choices."""
 SPAN_S: Final = 60.0
-"""Of each measurement, after a fifth as long that does not count: near saturation a queue would grow without end, and
-what has grown over minutes is the fleet's to count."""
+"""Duration of each measurement, after a warm-up of a fifth of it: near saturation a queue would grow without end, and
+growth over minutes is simulated by the fleet."""
 REQUESTS_MIN: Final = 1500
 STEPS: Final = 25
-"""Into which the time to the first token is divided, up to what was promised."""
+"""Steps into which the TTFT up to the objective is divided."""
 GRADES: Final = 100
-"""Into which the load is divided."""
+"""Steps into which the load is divided."""
 FULL_REQUESTS: Final = 1500
 SEED: Final = 20_240_511
 POLICY: Final = "cpr"
 Mix = Sequence[tuple[int, int]]
-"""Requests to draw from: tokens of a prompt and of its answer."""
+"""Requests to draw from: prompt tokens and output tokens."""
 Floats = npt.NDArray[np.float64]
 
 
 class Answer(NamedTuple):
-    """What clients and replicas of a fleet meet at one load."""
+    """Latency and utilisation of a fleet at one load."""
 
     good: tuple[float, ...]
-    """Share with a first token within k/STEPS of what was promised, and the tokens after it within theirs."""
+    """Share with TTFT within k/STEPS of the objective, and TPOT within its objective."""
     in_flight: float
-    """Requests under way, for each replica."""
+    """Requests in flight per replica."""
     kv_use: float
     busy: float
     """Share of the time."""
@@ -56,35 +57,35 @@ class Answer(NamedTuple):
 
 
 class Response(NamedTuple):
-    """Replicas of some cluster, for some mix of requests and what was promised of them."""
+    """The response of a cluster's replicas for a mix of requests and an objective."""
 
     ttft_s: float
-    """The promise for the first token."""
+    """The TTFT objective."""
     prompt_token: float
     output_token: float
-    """What a token of a prompt, and of an answer, is of all the work of a mean request."""
+    """Work of a prompt token, and of an output token, as a share of a mean request's work."""
     requests_per_s: float
-    """That a replica finishes when it always has something to do, of the mean work."""
+    """Requests of mean work that a saturated replica finishes per second."""
     room: int
-    """Requests that a replica holds at most; more wait in gateways."""
+    """Most requests in a replica; more wait in gateways."""
     answers: tuple[tuple[Answer, ...], ...]
-    """By the number of replicas (the last one stands for all larger fleets), and the load in GRADES."""
+    """By number of replicas (the last entry applies to all larger fleets), and load in GRADES."""
 
     def answer(self, replicas: int, load: float) -> Answer:
-        """At a load of 0..1 of each of so many replicas, at least one."""
+        """The values at a load of 0..1 per replica, for at least one replica."""
         return self.answers[min(replicas, len(self.answers)) - 1][min(int(load * GRADES + 0.5), GRADES)]
 
 
 class Measured(NamedTuple):
-    """What was measured, to be kept: the rest follows from it."""
+    """The measurements, for storage; the rest is derived from them."""
 
     requests_per_s: float
     points: list[list[list[float]]]
-    """By SIZES and LOADS: what an `Answer` has, one after the other."""
+    """By SIZES and LOADS: the fields of an `Answer`, flattened."""
 
 
 def measured(cluster: SimCluster, mix: Mix) -> Measured:
-    """Measure it; a minute of work, the same for the same arguments. `cluster.replicas` does not matter."""
+    """Measure it; takes about a minute and is deterministic. `cluster.replicas` does not matter."""
     full_per_s = _full(_hardware(cluster), cluster, mix)
     return Measured(
         full_per_s,
@@ -93,7 +94,7 @@ def measured(cluster: SimCluster, mix: Mix) -> Measured:
 
 
 def response(cluster: SimCluster, mix: Mix, found: Measured) -> Response:
-    """What follows for all loads and sizes."""
+    """Interpolate for all loads and sizes."""
     row = _hardware(cluster)
     prompt = float(np.mean([prompt for prompt, _ in mix]))
     output = float(np.mean([output for _, output in mix]))
@@ -114,7 +115,7 @@ def _hardware(cluster: SimCluster) -> Hardware:
 
 
 def _full(row: Hardware, cluster: SimCluster, mix: Mix) -> float:
-    """Requests a replica finishes in a second while many wait: from a fifth of them to four fifths."""
+    """Requests that a replica finishes per second while many wait: between the first and last fifth of them."""
     replica, rng = Replica(row, speed=cluster.speeds[0]), Random(SEED)  # noqa: S311 - chance that can be repeated
     for id in range(FULL_REQUESTS):
         replica.offer(Job(id, *rng.choice(mix)), 0.0)
@@ -165,7 +166,7 @@ def _met(outcome: Outcome, cluster: SimCluster, each_per_s: float, span_s: float
 
 
 def _idle(least: Sequence[float]) -> list[float]:
-    """What the least load says for none: the same times, and nothing under way."""
+    """Values for zero load: the latencies of the lowest load, and nothing in flight."""
     return [*least[: STEPS + 1], 0.0, 0.0, 0.0, *least[STEPS + 4 :]]
 
 
@@ -175,7 +176,7 @@ def _answer(row: Floats) -> Answer:
 
 
 def _between(grid: Floats, size: int) -> Floats:
-    """The rows of one size of fleet, at all loads."""
+    """The rows of one fleet size, at all loads."""
     place = float(np.interp(np.log2(size), np.log2(SIZES), np.arange(len(SIZES))))
     low = int(place)
     near = grid[low] + (grid[min(low + 1, len(SIZES) - 1)] - grid[low]) * (place - low)

@@ -1,4 +1,4 @@
-"""Who says how many replicas there are: the product's own decisions, and two yardsticks that know the load before."""
+"""Sizers: the product's scaling decisions, and two baselines that know the load in advance."""
 
 import math
 from collections.abc import Sequence
@@ -13,46 +13,46 @@ from forebay.sim.fleet.response import Response
 from forebay.sim.fleet.values import Load
 
 ATTAINMENT: Final = 0.99
-"""Of the requests, that are to be answered within the promise."""
+"""Share of requests that must meet the objective."""
 PERIOD_S: Final = 300.0
-"""The oracle chooses anew so often."""
+"""Interval at which the oracle chooses a new size."""
 REPLICAS_MAX: Final = 256
 
 
 class Scaler:
-    """`core.scaling`, as control asks it."""
+    """`core.scaling`, called as control does."""
 
     def __init__(self, scale: Scale) -> None:
         self._scale = scale
         self._memory = Memory()
 
     def size(self, reading: Reading | None, now: float, current: int) -> int:
-        """What `decide` says."""
+        """The decision of `decide`."""
         at = EPOCH_S + now if reading is None else reading.at
         decision, self._memory = decide(self._scale, self._memory, reading, at, current=current)
         return decision.wanted
 
 
 class Planned:
-    """So many in each tick, whatever is seen."""
+    """A fixed plan of sizes per tick."""
 
     def __init__(self, plan: Sequence[int]) -> None:
         self._plan = plan
         self._at = 0
 
     def size(self, reading: Reading | None, now: float, current: int) -> int:
-        """The next number."""
+        """The next size."""
         self._at += 1
         return self._plan[min(self._at, len(self._plan) - 1)]
 
 
 def peak(load: Load, response: Response, guess: int = 1) -> int:
-    """The fewest replicas that, always there, answer `ATTAINMENT` of all requests within the promise."""
+    """The smallest constant size at which `ATTAINMENT` of all requests meet the objective."""
     return _fewest(load, response, guess)
 
 
 def needed(load: Load, response: Response, period_s: float = PERIOD_S) -> list[int]:
-    """The same for each period on its own, in ticks."""
+    """The same for each period separately, per tick."""
     ticks = max(1, round(period_s / load.tick_s))
     need: list[int] = []
     last = 1
@@ -63,7 +63,7 @@ def needed(load: Load, response: Response, period_s: float = PERIOD_S) -> list[i
 
 
 def ahead(need: Sequence[int], start_s: float, tick_s: float) -> list[int]:
-    """What has to be ordered in each tick so that it is there in time: the most that is needed within a start."""
+    """Sizes ordered ahead of time: the maximum needed within a start time."""
     ticks = math.ceil(start_s / tick_s)
     return [max(need[at : at + ticks + 1]) for at in range(len(need))]
 
@@ -76,7 +76,7 @@ def part(load: Load, begin: int, end: int) -> Load:
 
 
 def _fewest(load: Load, response: Response, guess: int) -> int:
-    """By doubling steps away from a guess, then by halving."""
+    """Galloping, then binary search from a guess."""
     low, high, step = 0, REPLICAS_MAX, 1
     at = guess
     while low + 1 < high:

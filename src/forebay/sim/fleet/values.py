@@ -1,4 +1,4 @@
-"""What a fleet is simulated with, and what has come of it."""
+"""Inputs and results of a fleet simulation."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from forebay.core.scaling.values import Reading
 
 
 class Load(NamedTuple):
-    """What comes in each tick; three columns of the same length."""
+    """Arrivals per tick; three columns of the same length."""
 
     name: str
     tick_s: float
@@ -18,21 +18,21 @@ class Load(NamedTuple):
 
 
 class Sizer(Protocol):
-    """Says how many replicas there should be."""
+    """Decides how many replicas there should be."""
 
     def size(self, reading: Reading | None, now: float, current: int) -> int:
-        """What is wanted now that `current` are; a reading of None: nothing is known."""
+        """The desired number instead of `current`; `reading` None: unknown."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Weather:
-    """What happens to a fleet that nobody wants."""
+    """Faults of a fleet."""
 
     outages: tuple[tuple[float, float], ...] = ()
-    """From when until when nothing is known of it, seconds from the beginning."""
+    """Periods without readings, seconds from the start."""
     failures_s: tuple[float, ...] = ()
-    """When a ready replica dies; another one is started in its place."""
+    """Times at which a ready replica dies; another one is started in its place."""
 
 
 CALM: Final = Weather()
@@ -40,32 +40,32 @@ CALM: Final = Weather()
 
 @dataclass(slots=True)
 class Story:
-    """What has happened. Requests are real numbers: a fleet deals in shares of those that come in a tick."""
+    """The results. Requests are fractional: a fleet handles shares of a tick's arrivals."""
 
     arrivals: float = 0.0
     good: float = 0.0
-    """Answered within the promise."""
+    """Answered within the objective."""
     late: float = 0.0
-    """Answered, but not so."""
+    """Answered, but not within the objective."""
     refused: float = 0.0
-    """Waited too long."""
+    """Rejected after waiting too long."""
     open: float = 0.0
-    """Still waiting at the end."""
+    """Still queued at the end."""
     replica_s: float = 0.0
     """Of all replicas, from the order on."""
     started: int = 0
     turns: list[float] = field(default_factory=list)
-    """When the wanted number began to go the other way."""
+    """Times at which the desired number changed direction."""
     wanted: list[int] = field(default_factory=list)
-    """At the end of each tick, if somebody decides."""
+    """Desired number at the end of each tick, if there is a sizer."""
     ready: list[int] = field(default_factory=list)
-    """In each tick."""
+    """Ready replicas in each tick."""
     shares: list[float] = field(default_factory=list)
-    """Of what was answered or refused in each tick, what was good; 1 if nothing was."""
+    """Per tick, the good share of answered or rejected requests; 1 if there were none."""
 
     @property
     def attainment(self) -> float:
-        """Share of all requests that were answered within the promise."""
+        """Share of all requests that met the objective."""
         return self.good / self.arrivals if self.arrivals else 1.0
 
     @property

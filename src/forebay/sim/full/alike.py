@@ -1,6 +1,6 @@
-"""The workload of a replay through whole gateways: over their listeners, their polling and connections byte for byte.
+"""The workload of a replay through complete gateways: with their listeners, polling and connections, byte for byte.
 
-What the policy depth leaves out is here; that it decides nothing is shown by both depths deciding alike.
+This includes what the policy depth leaves out; that it does not matter is shown by both depths deciding alike.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ SIGTERM: Final = 15
 
 
 class _Back(asyncio.Protocol):
-    """Where the answers of a node go."""
+    """Forwards the responses of a node."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
@@ -88,7 +88,7 @@ class _Door(asyncio.Protocol):
 
 
 class _Client(asyncio.Protocol):
-    """A client's connection to a gateway. `over` is set when the answer is complete, or will not be."""
+    """A client's connection to a gateway. `over` is set when the response is complete or has failed."""
 
     def __init__(self) -> None:
         self.over = asyncio.Event()
@@ -105,12 +105,12 @@ class _Client(asyncio.Protocol):
         self.over.set()
 
     def on_message_complete(self) -> None:
-        """An answer is complete."""
+        """A response is complete."""
         self.over.set()
 
 
 def decisions(workload: Workload, cluster: SimCluster, *, policy: str, seed: int = 0) -> list[int]:
-    """Which replica has finished each request, by the number of its arrival; -1: none has."""
+    """The replica that finished each request, by arrival number; -1: none."""
     rng = Random(seed)  # noqa: S311 - chance that can be repeated
     network = Network(Random(f"network {seed}"))  # noqa: S311
     with tempfile.TemporaryDirectory(prefix="forebay-sim-") as folder:
@@ -119,7 +119,7 @@ def decisions(workload: Workload, cluster: SimCluster, *, policy: str, seed: int
 
 
 class _Alike:
-    """One run. Chance is drawn as a replay draws it."""
+    """One run. Random numbers are drawn as in a replay."""
 
     def __init__(self, workload: Workload, cluster: SimCluster, policy: str, rng: Random, network: Network) -> None:
         self._arrivals = workload.arrivals
@@ -132,7 +132,7 @@ class _Alike:
         self._idle: dict[int, list[_Client]] = {}
 
     async def run(self, folder: Path) -> list[int]:
-        """From the first arrival to the last answer."""
+        """From the first arrival to the last response."""
         loop = asyncio.get_running_loop()
         await self._start_nodes(folder)
         signals = []
@@ -144,7 +144,7 @@ class _Alike:
                 signals.append(told)
                 with self._network.node(spec.id):
                     log = logs.configure(io.StringIO())
-                    outbox = Outbox(None)  # gateways that share a loop would wait for the round of all
+                    outbox = Outbox(None)  # otherwise gateways that share a loop would share its flush round
                     group.create_task(serve.run(spec, log, AccessLog(io.BytesIO()), told, rng, outbox=outbox))
             while not all((folder / f"{at}.json").exists() for at in range(len(signals))):  # noqa: ASYNC110 - a file tells nobody that it is there
                 await asyncio.sleep(0)

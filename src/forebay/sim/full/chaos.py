@@ -1,4 +1,4 @@
-"""One seed: a cluster, its clients and its faults, and whether all rules were kept."""
+"""One seed: a cluster, its clients and its faults, and whether all invariants held."""
 
 import asyncio
 import io
@@ -20,32 +20,32 @@ from forebay.sim.loop import EPOCH_S, run
 from forebay.sim.network.network import Network
 
 SECONDS_MAX: Final = 600.0
-"""No run takes longer, in virtual time."""
+"""Limit of a run in virtual time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What has come of a seed. `digest` is the same whenever it is run."""
+    """The result of a seed. `digest` is the same in every run."""
 
     seed: int
     profile: Profile
     violations: tuple[str, ...]
     counts: dict[str, int]
-    """How often which kinds of things happened."""
+    """Events by kind."""
     endings: dict[str, int]
-    """Of requests, as clients saw them."""
+    """Endings of requests, as clients saw them."""
     digest: str
     tail: tuple[str, ...]
-    """The last of what happened."""
+    """The last events."""
 
     @property
     def ok(self) -> bool:
-        """Whether every rule was kept."""
+        """Whether every invariant held."""
         return not self.violations
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """For people: what was drawn, what has happened, and what came of it."""
+        """A readable summary: the profile, the events, and the result."""
         happened = ", ".join(f"{count} {kind}" for kind, count in sorted(self.counts.items()))
         ended = ", ".join(f"{count} {ending}" for ending, count in sorted(self.endings.items()))
         told = (f"seed {self.seed}: {self.profile}", f"requests: {ended}", f"events: {happened}")
@@ -55,14 +55,14 @@ class Verdict:
 
     @property
     def command(self) -> str:
-        """What replays it."""
+        """The command that replays it."""
         return f"forebay simulate --seed {self.seed} --depth full"
 
 
 def chaos(seed: int, *, faults: bool = True, profile: Profile | None = None, tail_max: int = 40) -> Verdict:
-    """Run a seed. The same seed gives the same verdict, in every process.
+    """Run a seed. The result is deterministic in every process.
 
-    `profile`: another one than the seed would draw. `tail_max`: last events that are kept.
+    `profile`: overrides the seed's own. `tail_max`: number of last events to keep.
     """
     rng = Random(f"profile {seed}")  # noqa: S311 - chance that can be repeated
     one = _Run(seed, profile or draw(rng, faults=faults), Book(tail_max=tail_max))
@@ -83,7 +83,7 @@ def _where(error: BaseException) -> str:
 
 
 class _Run:
-    """A world, and what its process is told of time and chance."""
+    """A world, with its clock and random numbers."""
 
     def __init__(self, seed: int, profile: Profile, book: Book) -> None:
         self.seed = seed
@@ -93,11 +93,11 @@ class _Run:
         self.endings: Counter[str] = Counter()
 
     async def main(self, folder: Path) -> None:
-        """From the start to the end."""
+        """Run from start to end."""
         loop, book = asyncio.get_running_loop(), self.book
         book.now = loop.time
         log = logs.configure(io.StringIO())
-        ids = Random(f"ids {self.seed}")  # noqa: S311 - they are to be foreseen
+        ids = Random(f"ids {self.seed}")  # noqa: S311 - reproducible
         async with asyncio.TaskGroup() as group:
             with watched(book, log) as gateways:
                 world = World(
@@ -121,7 +121,7 @@ class _Run:
                     await world.end()
 
     def verdict(self) -> Verdict:
-        """What has come of it."""
+        """The result."""
         book = self.book
         return Verdict(
             seed=self.seed,

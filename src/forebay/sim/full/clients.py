@@ -1,4 +1,5 @@
-"""Clients of a simulated cluster: they ask, read at their own pace, some leave; and each knows what is right."""
+"""Clients of a simulated cluster: they send requests, read at their own pace, and may disconnect; each knows the
+right response."""
 
 import asyncio
 from enum import StrEnum
@@ -20,7 +21,7 @@ from forebay.worker.preflight import chat_work
 
 MODEL: Final = "chat"
 TOPICS: Final = 6
-"""Prompts of one topic begin alike."""
+"""Prompts of one topic share a prefix."""
 TOPIC_WORDS: Final = 300
 WORDS: Final = ("river", "stone", "wheel", "pool", "mill", "rain", "bank", "lock", "weir", "ford")
 CODES: Final = frozenset(code.value for code in Code)
@@ -29,11 +30,11 @@ HEAD: Final = (
     b"x-request-id: %b\r\n%bcontent-length: %d\r\n\r\n%b"
 )
 READ_PAUSE_S: Final = 0.2
-"""How long a slow reader does not read, again and again."""
+"""Pause between reads of a slow reader."""
 
 
 class Undisturbed(NamedTuple):
-    """The answer of a replica that nothing happens to."""
+    """The response of an undisturbed replica."""
 
     text: str
     reason: str
@@ -42,7 +43,7 @@ class Undisturbed(NamedTuple):
 
 
 def make_body(rng: Random, *, stream: bool, tokens_max: int) -> bytes:
-    """A request for chat."""
+    """The body of a chat request."""
     topic = Random(rng.randrange(TOPICS))  # noqa: S311 - chance that can be repeated
     words = [topic.choice(WORDS) for _ in range(topic.randrange(TOPIC_WORDS))]
     words += [rng.choice(WORDS) for _ in range(1 + rng.randrange(20))]
@@ -59,7 +60,7 @@ def make_body(rng: Random, *, stream: bool, tokens_max: int) -> bytes:
 
 @lru_cache(maxsize=4096)
 def undisturbed(body: bytes) -> Undisturbed:
-    """The answer to a request, all of it at once."""
+    """The complete response to a request."""
     engine = SyntheticEngine("", {"task": "chat", "step_ms": 0.0, "prefill_tokens_per_s": 1e9})
     [work] = chat_work(parse_chat(body), engine.load(), "id", ChatAnswer.names)
     engine.add(work, 0.0)
@@ -84,17 +85,17 @@ class Ending(StrEnum):
     OPEN = "open"
     COMPLETE = "complete"
     ERROR = "error"
-    """An error, told as such: as a status, or in the stream."""
+    """An error response: as a status, or in the stream."""
     CUT = "cut"
     """The connection was closed or reset."""
     REFUSED = "refused"
-    """There was no connection."""
+    """The connection was refused."""
     LEFT = "left"
-    """The client went away."""
+    """The client disconnected."""
 
 
 class Asked:
-    """One request and what has come of it."""
+    """One request and its result."""
 
     def __init__(
         self, id: str, body: bytes, right: Undisturbed, *, stream: bool, node: str, more: bytes = b""
@@ -105,31 +106,31 @@ class Asked:
         self.stream = stream
         self.node = node
         self.more = more
-        """Header lines."""
+        """Additional header lines."""
         self.leaves_after: int | None = None
-        """Events after which the client goes away."""
+        """Number of events after which the client disconnects."""
         self.slow = False
         self.ending = Ending.OPEN
         self.code = ""
-        """Of the error."""
+        """The error code."""
         self.status = 0
         self.text = ""
         self.reason = ""
         self.dones = 0
         self.events = 0
         self.names: dict[tuple[object, object], None] = {}
-        """Id and time of the stream, as its events have them."""
+        """Id and time of the stream, from its events."""
         self.began = 0.0
         self.ended = 0.0
 
     @property
     def request(self) -> bytes:
-        """As bytes."""
+        """The request as bytes."""
         return HEAD % (self.id.encode(), self.more, len(self.body), self.body)
 
 
 class Connection(asyncio.Protocol):
-    """A connection to a gateway, and the parser of its answers."""
+    """A connection to a gateway, with its response parser."""
 
     def __init__(self, book: Book) -> None:
         self._book = book
@@ -144,7 +145,7 @@ class Connection(asyncio.Protocol):
         self.open = False
 
     async def ask(self, asked: Asked) -> None:
-        """Ask, and return when it has ended in whatever way."""
+        """Send a request, and return when it has ended in any way."""
         self._asked, self._rest, self._body = asked, b"", b""
         self._over = self._loop.create_future()
         self._transport.write(asked.request)
@@ -203,12 +204,12 @@ class Connection(asyncio.Protocol):
     # --- the parser
 
     def on_headers_complete(self) -> None:
-        """The head is there."""
+        """The response head is complete."""
         if self._asked is not None:
             self._asked.status = self._parser.get_status_code()
 
     def on_body(self, data: bytes) -> None:
-        """A piece of the answer."""
+        """A part of the body."""
         asked = self._asked
         if asked is None:
             self._book.expect(not self.open, "no answer that nobody has asked for", repr(data[:80]))
@@ -229,7 +230,7 @@ class Connection(asyncio.Protocol):
         try:
             told = msgspec.json.decode(data)
         except msgspec.DecodeError:
-            if data.strip(b"\r\n"):  # an event that was cut off is closed before the error
+            if data.strip(b"\r\n"):  # a truncated event is terminated before the error
                 self._book.expect(data and not asked.dones, "events are whole", f"{asked.id}: {data[:80]!r}")
             return
         if "error" in told:
@@ -244,7 +245,7 @@ class Connection(asyncio.Protocol):
             self.leave()
 
     def on_message_complete(self) -> None:
-        """The answer is complete."""
+        """The response is complete."""
         asked = self._asked
         if asked is None or asked.status < 200:
             return
@@ -268,7 +269,7 @@ def _code(body: bytes) -> str:
 
 
 def judge(asked: Asked, book: Book, excused: bool) -> None:
-    """What a client was told must be right, whatever happened. `excused`: its connection may have been cut."""
+    """Check that a client's response is right, whatever happened. `excused`: its connection may have been broken."""
     right, id = asked.right, asked.id
     if asked.ending is Ending.COMPLETE:
         book.expect(asked.text == right.text, "a complete answer is the right one", _difference(asked))

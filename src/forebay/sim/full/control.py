@@ -1,4 +1,4 @@
-"""The product's control, which can be killed and comes back; and the snapshot file that gateways read."""
+"""The product's control, which can be killed and restarted; and the snapshot file that gateways read."""
 
 import asyncio
 import os
@@ -39,24 +39,24 @@ GATEWAY_PORT: Final = 8080
 RULES: Final = Rules(unresponsive_s=4.0, stable_s=20.0, backoff_max_s=4.0)
 SNAPSHOTS_MAX: Final = 100
 KNOWN_AFTER_S: Final = 0.5
-"""Gateways look at the snapshot file several times in this time."""
+"""Gateways read the snapshot file several times within this time."""
 GRACE_S: Final = 4.0
 DOWN_S: Final = 2.0
-"""So soon replicas go that the load does not need."""
+"""Scale-down window."""
 TRY_AGAIN_S: Final = 0.5
-"""Somebody starts a control again that could not start."""
+"""Delay before a control that failed to start is restarted."""
 
 
 class Paper:
-    """The snapshot file, whoever writes it.
+    """The snapshot file, whichever process writes it.
 
-    It is stamped with a time that grows by each write: those of the file system depend on the real clock.
+    Its timestamps grow with each write, as those of the file system depend on the real clock.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.all: list[bytes] = []
-        """What was written, the newest last."""
+        """What was written, newest last."""
         self._stamps = 0
         self._changed_at = 0.0
 
@@ -66,7 +66,7 @@ class Paper:
         self.stamp()
 
     def change(self, data: bytes) -> None:
-        """Somebody else writes it."""
+        """Another process overwrites it."""
         draft = self.path.with_suffix(".other")
         draft.write_bytes(data)
         draft.replace(self.path)
@@ -74,7 +74,7 @@ class Paper:
 
     @property
     def told(self) -> Snapshot | None:
-        """What the file has said for long enough that everybody must know it; None: nothing yet, or nothing clear."""
+        """The content that every gateway must know by now; None: not old enough, or unreadable."""
         if asyncio.get_running_loop().time() - self._changed_at < KNOWN_AFTER_S:
             return None
         try:
@@ -83,14 +83,14 @@ class Paper:
             return None
 
     def stamp(self) -> None:
-        """The file is another one from now on."""
+        """Mark the file as changed."""
         self._changed_at = asyncio.get_running_loop().time()
         self._stamps += 1
         os.utime(self.path, ns=(self._stamps, self._stamps))
 
 
 class Snapshots(SnapshotFile):
-    """Those that one control writes."""
+    """The snapshots written by one control."""
 
     def __init__(self, paper: Paper, epoch: int = 0) -> None:
         super().__init__(paper.path, epoch)
@@ -99,7 +99,7 @@ class Snapshots(SnapshotFile):
         self._paper = paper
 
     def write(self, models: tuple[ModelRoutes, ...], dispatch: Dispatch | None = None) -> bool:
-        """Replace the snapshot, unless it says the same."""
+        """Replace the snapshot, unless it is unchanged."""
         written = super().write(models, dispatch)
         if written:
             self._paper.written()
@@ -111,7 +111,7 @@ class Snapshots(SnapshotFile):
 class Control:
     """Control of one cluster, one process after the other; with a `seat`, one of several.
 
-    `store` is where scaling is remembered; None: there is none.
+    `store` is where scaling state is kept; None: there is none.
     """
 
     def __init__(
@@ -145,16 +145,16 @@ class Control:
         self.snapshots = Snapshots(self.paper)
         self._journal: Journal | None = None
         self._gone: dict[str, int] = {}
-        """By unit, its last event before its slot was not wanted any more: what is wanted again begins anew."""
+        """By unit, its last event before its slot was removed: a slot desired again starts over."""
         self._task: asyncio.Task[None] | None = None
         self.controller: Controller | None = None
         self.deployments: Deployments | None = None
         self.stage: Stage | None = None
-        """Where rollouts come from; None: there are none."""
+        """The source of rollouts; None: there are none."""
 
     @property
     def node(self) -> str:
-        """Of the process that runs, or ran last."""
+        """The node of the current or last process."""
         return f"{self.name}.{self._generation}"
 
     @property
@@ -164,18 +164,18 @@ class Control:
 
     @property
     def plan(self) -> Plan:
-        """What is wanted."""
+        """The desired state."""
         return self._plan
 
     def start(self) -> None:
-        """Begin, or begin again."""
+        """Start or restart it."""
         self._generation += 1
         self._book.note(self.name, self._generation)
         with self._network.node(self.node):
             self._task = self._group.create_task(self._run())
 
     def kill(self) -> None:
-        """Nothing more is done, and nothing is said; units run on."""
+        """Kill it; units keep running."""
         if self._task is not None:
             self._book.note(f"{self.name} dies", self._generation)
             self._network.kill(self.node)
@@ -187,25 +187,25 @@ class Control:
     end = kill
 
     def retire(self) -> None:
-        """There is nobody else."""
+        """No effect: there is no other control."""
 
     epoch = 0
 
     def check_leader(self, epoch: int) -> None:
-        """There is nobody else who could lead."""
+        """No effect: there is no other control that could lead."""
 
     def freeze(self) -> None:
-        """Its process is stopped: nothing of it goes on until it is thawed."""
+        """Stop its process until it is thawed."""
         if self.alive:
             self._book.note("stopped", self.node)
             self._network.freeze(self.node)
 
     def thaw(self) -> None:
-        """It goes on."""
+        """Continue its process."""
         self._network.thaw(self.node)
 
     def upgrade(self, kind: Kind) -> None:
-        """Every unit of a kind is to be replaced."""
+        """Require replacement of every unit of a kind."""
         self._versions[kind] += 1
         plan, version = self._plan, str(self._versions[kind])
         self._book.note("upgrade", kind, version)
@@ -232,7 +232,7 @@ class Control:
         await candidate.resign(inline)
 
     async def _lead(self, term: Term) -> None:
-        """Until the term is over, or all is stopped."""
+        """Lead until the term is over or the cluster is stopped."""
         async with asyncio.TaskGroup() as tasks:
             keeping = tasks.create_task(term.keep(inline))
             working = tasks.create_task(self._work(term))
@@ -293,7 +293,7 @@ class Control:
             journal.close()
 
     async def _take_up(self, deployments: Deployments) -> None:
-        """Begin with what is stored, as often as it takes."""
+        """Load the stored state, retrying until it succeeds."""
         while True:
             try:
                 await deployments.begin(self._plan)
@@ -304,7 +304,7 @@ class Control:
                 return
 
     def check(self) -> None:
-        """What must hold whenever control does nothing."""
+        """Check the invariants that hold whenever control is idle."""
         controller, journal = self.controller, self._journal
         for slot in {process.slot.id for process in self._machine.alive if process.slot.kind is Kind.REPLICA}:
             alive = [x.node for x in self._machine.alive if x.slot.id == slot]
@@ -324,7 +324,7 @@ class Control:
 
     @property
     def settled(self) -> bool:
-        """Whether all is as it is wanted."""
+        """Whether the desired state is reached."""
         controller = self.controller
         if controller is None or controller.trouble:
             return False
@@ -341,7 +341,7 @@ class Control:
 
     @property
     def _revisions(self) -> dict[str, str]:
-        """Of the replicas that run."""
+        """Revisions of the running replicas."""
         specs = [process.spec for process in self._machine.alive]
         return {spec.replica: spec.revision for spec in specs if isinstance(spec, WorkerSpec)}
 
@@ -365,7 +365,7 @@ def _changed(slot: Slot, version: str) -> Slot:
 
 
 def artifact(profile: Profile) -> Artifact:
-    """What the cluster file names."""
+    """The artifact in the cluster file."""
     settings: dict[str, int | float | str | bool] = {
         "concurrency": profile.concurrency,
         "prefill_tokens_per_s": profile.prefill_tokens_per_s,
@@ -414,6 +414,6 @@ def _scaled(profile: Profile) -> dict[str, object]:
 
 
 def _without_records(slot: Slot) -> Slot:
-    """Records are files of their own, and are tested for themselves."""
+    """Records are separate files, which have their own tests."""
     assert isinstance(slot.spec, GatewaySpec)
     return replace(slot, spec=replace(slot.spec, records=None))

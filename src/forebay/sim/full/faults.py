@@ -1,4 +1,4 @@
-"""What may go wrong in a simulated cluster. A fault begins, and hands back how it ends, unless it is over at once."""
+"""Faults of a simulated cluster. A fault starts and returns its undo function, or None if it is momentary."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +18,7 @@ OLD_SNAPSHOTS_MAX: Final = 8
 
 
 class Field(Protocol):
-    """What faults work on."""
+    """What faults act on."""
 
     network: Network
     machine: Machine
@@ -28,27 +28,27 @@ class Field(Protocol):
 
     @property
     def control_node(self) -> str:
-        """Where control runs."""
+        """The node of control."""
 
     @property
     def snapshot(self) -> Path:
         """The snapshot file."""
 
     def health(self, slot: str) -> Health:
-        """Of the replicas in a slot, one after the other."""
+        """The health of the replicas in a slot, which outlives each of them."""
 
     def kill_control(self) -> Undo:
-        """Control is gone until it is undone."""
+        """Kill control until this is undone."""
 
     def upgrade(self, kind: Kind) -> None:
-        """All units of a kind are to be replaced."""
+        """Require replacement of all units of a kind."""
 
     def change_snapshot(self, data: bytes) -> None:
-        """Somebody else writes to the snapshot file."""
+        """Another process overwrites the snapshot file."""
 
     @property
     def snapshots(self) -> list[bytes]:
-        """Those of before."""
+        """Earlier snapshots."""
 
 
 Fault = Callable[[Field, Random], Undo | None]
@@ -81,7 +81,7 @@ def _ask(kind: Kind) -> Fault:
 
 
 def _host_lost(field: Field, rng: Random) -> Undo | None:
-    """A machine is gone without a word: its connections stay half open."""
+    """A host vanishes silently: its connections stay half open."""
     units = _units(field, Kind.REPLICA)
     if not units:
         return None
@@ -133,7 +133,7 @@ def _upgrade(kind: Kind) -> Fault:
 
 
 def _pair(field: Field, rng: Random) -> tuple[str, str] | None:
-    """Two nodes that talk to each other; where clients are one of them, they may notice."""
+    """Two nodes that communicate; if one is a client, it may notice."""
     gateways = [each.node for each in _units(field, Kind.GATEWAY)]
     replicas = [each.node for each in _units(field, Kind.REPLICA)]
     ends = rng.choice(((field.clients, gateways), (gateways, replicas), (gateways, replicas), (gateways, replicas),
@@ -153,7 +153,7 @@ def _slow_network(field: Field, rng: Random) -> Undo | None:
     field.network.shape(*pair, Shape(rng.uniform(0.0, 0.5), rng.uniform(0.0, 1.0), rng.choice((1e3, 1e5, 1e9))))
 
     def undo() -> None:
-        if pair[0] in field.clients:  # until now it may have heard late of what was closed
+        if pair[0] in field.clients:  # until now it may have been notified late of closed connections
             field.book.disturb(pair[0], "its network is quick again")
         field.network.quicken(*pair)
 
@@ -179,7 +179,7 @@ def _reset(field: Field, rng: Random) -> None:
     pair = _pair(field, rng)
     if pair is None:
         return
-    field.network.reset(*pair, both=rng.random() < 0.7)  # who has asked hears of it: the simulated TCP never wonders
+    field.network.reset(*pair, both=rng.random() < 0.7)  # the requester notices: the simulated TCP never times out
 
 
 def _control_dies(field: Field, rng: Random) -> Undo:
@@ -187,7 +187,7 @@ def _control_dies(field: Field, rng: Random) -> Undo:
 
 
 def _bad_snapshot(field: Field, rng: Random) -> None:
-    """Somebody damages the file, or puts an old one there; whoever comes up meanwhile has to live with it."""
+    """The file is damaged or replaced with an old one; processes that start meanwhile have to cope."""
     try:
         now = field.snapshot.read_bytes()
     except FileNotFoundError:

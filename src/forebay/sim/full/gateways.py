@@ -1,4 +1,4 @@
-"""The product's gateway process under watch: what it must never do is noted at the moment when it does it."""
+"""The product's gateway process, instrumented: invariants are checked at every step."""
 
 import asyncio
 import io
@@ -39,7 +39,7 @@ LEAVING: Final = frozenset({ReplicaState.DRAINING, ReplicaState.STOPPED, Replica
 
 
 class Notes(Recorder):
-    """Keeps what a gateway writes down of finished requests; only the ledger behind it is real."""
+    """Keeps a gateway's records of finished requests; only the ledger behind it is real."""
 
     def __init__(self, log: structlog.stdlib.BoundLogger) -> None:
         super().__init__(NO_FILES, "", log)
@@ -58,12 +58,12 @@ class Notes(Recorder):
     def finished(self, facts: Facts) -> None:
         """A request has ended."""
         super().finished(facts)
-        facts.decision.candidates = NO_CANDIDATES  # nobody reads them here, and these are all kept
+        facts.decision.candidates = NO_CANDIDATES  # not needed here, and all records are kept
         self.all.append(facts)
 
 
 class WatchedGateway(Gateway):
-    """A gateway whose every step is looked at. One that was killed does nothing any more that counts."""
+    """A gateway with checks at every step. Once killed, its actions no longer count."""
 
     def __init__(
         self,
@@ -84,14 +84,14 @@ class WatchedGateway(Gateway):
         self.metrics = metrics
         self.began = self.now()
         self.taken: dict[bytes, Relay | None] = {}
-        """Ids of requests that came; a relay once it has ended."""
+        """Request ids received; with the relay once it has ended."""
         self.shares: dict[bytes, float | None] = {}
-        """Share of the canary when a request came; None: there was none."""
+        """The canary's share when a request arrived; None: there was no rollout."""
 
     # --- every step
 
     def handle(self, exchange: Exchange, endpoint: Endpoint) -> None:
-        """A request has come."""
+        """A request arrives."""
         id = exchange.header(b"x-request-id") or b""
         self.book.note("take", self.process.node, id.decode())
         self.taken.setdefault(id, None)
@@ -169,7 +169,7 @@ class WatchedGateway(Gateway):
     # --- between the steps
 
     def check(self) -> None:
-        """All that must hold whenever nothing is being done."""
+        """Check the invariants that hold between steps."""
         for served in self.served.values():
             bands = Counter(relay.ticket.band for link in links_of(served) for relay in link.attempts)
             self._expect(served.running == [bands[band] for band in Band], "running by band", str(served.running))
@@ -192,12 +192,12 @@ class WatchedGateway(Gateway):
 
     @property
     def attempts(self) -> int:
-        """Attempts under way."""
+        """Attempts in flight."""
         return sum(len(link.attempts) for served in self.served.values() for link in links_of(served))
 
     @property
     def waiting(self) -> int:
-        """Requests that wait."""
+        """Queued requests."""
         return sum(len(served.waiting) for served in self.served.values())
 
     @property
@@ -206,7 +206,7 @@ class WatchedGateway(Gateway):
         return all(x.breaker.state is State.CLOSED for served in self.served.values() for x in served.links)
 
     def check_quiet(self) -> None:
-        """All that must hold when no request is under way: every counter is back, and the books agree."""
+        """Check the invariants of an idle gateway: counters are back at zero, and records agree."""
         self.check()
         self._expect(self.attempts == 0, "nothing is in flight at the end", str(self.attempts))
         self._expect(self.waiting == 0, "nobody waits at the end", str(self.waiting))
@@ -236,7 +236,7 @@ class WatchedGateway(Gateway):
 
 
 def wanted_by(gateway: WatchedGateway) -> set[str]:
-    """Ids of the requests that it waits for, copies too."""
+    """Ids of the requests it is waiting for, including mirrored copies."""
     links = [link for served in gateway.served.values() for link in links_of(served)]
     copies = [REQUEST_ID.search(mirror._question) for link in links for mirror in link.mirrors]
     return {
@@ -246,7 +246,7 @@ def wanted_by(gateway: WatchedGateway) -> set[str]:
 
 
 def links_of(served: Served) -> list[Link]:
-    """Also those that control does not want any more."""
+    """All links, including those that control has removed."""
     return [*served.links, *served.leaving]
 
 
@@ -265,7 +265,7 @@ async def gate(process: Process, log: structlog.stdlib.BoundLogger, seed: int) -
 
 @contextmanager
 def watched(book: Book, log: structlog.stdlib.BoundLogger) -> Iterator[list[WatchedGateway]]:
-    """Inside of the `with`, gateway processes are under watch; all that were ever begun are in the list."""
+    """Instrument gateway processes within the `with`; all that were ever started are in the list."""
     made: list[WatchedGateway] = []
     sides = Sides()
 

@@ -1,7 +1,7 @@
-"""The machine that a simulated cluster runs on: its processes, which end, are killed and leave their files behind.
+"""The machine of a simulated cluster: its processes, which end or are killed and leave their files behind.
 
-Processes are what cannot run on virtual time as they are. Here a process is a task on a network node of its own; the
-modules that ask the operating system for process ids get those of these.
+Real processes cannot run on virtual time. Here a process is a task on its own network node; modules that ask the
+operating system for process ids get simulated ones.
 """
 
 import asyncio
@@ -30,11 +30,11 @@ FIRST_PID: Final = 1000
 ENDED: Final = "ended with exit code 0"
 KILLED: Final = "was killed by signal 9 (SIGKILL)"
 ASKS_OS: Final[tuple[ModuleType, ...]] = (pages, serve, ports)
-"""Modules whose `os` is that of the simulated machine."""
+"""Modules whose `os` is replaced by that of the simulated machine."""
 
 
 class ExitError(Exception):
-    """A process ends with exit code 1; the text is its last words."""
+    """A process ends with exit code 1; the text is its last output."""
 
 
 class Process:
@@ -61,11 +61,11 @@ class Process:
 
 
 RUNNING: ContextVar[Process | None] = ContextVar("process", default=None)
-"""The process that runs just now."""
+"""The current process."""
 
 
 class Machine:
-    """All processes. `main` is what they run; it may raise `ExitError`."""
+    """All processes. `main` is their code; it may raise `ExitError`."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Machine:
     ) -> None:
         self.processes: dict[UnitKey, Process] = {}
         self.unreachable = ""
-        """Why nobody can tell what runs; empty: one can."""
+        """Why running processes cannot be observed; empty: they can."""
         self.refuses = ""
         """Why nothing can be started; empty: it can."""
         self.changed: list[asyncio.Event] = []
@@ -92,7 +92,7 @@ class Machine:
 
     @property
     def alive(self) -> list[Process]:
-        """All that run, by slot and generation."""
+        """Running processes, by slot and generation."""
         return [process for _, process in sorted(self.processes.items()) if process.alive]
 
     def start(self, slot: Slot, generation: int) -> None:
@@ -116,19 +116,19 @@ class Machine:
             process.signal()
 
     def kill(self, process: Process, how: str = KILLED) -> None:
-        """SIGKILL: nothing that it would do at its end is done."""
+        """SIGKILL: without any clean-up of its own."""
         if process.alive:
             self._end(process, how)
             assert process.task is not None
             process.task.cancel()
 
     def forget(self, key: UnitKey) -> None:
-        """Clear away what is left of a process that has ended."""
+        """Remove the files of an ended process."""
         process = self.processes.pop(key)
         process.endpoint_path.unlink(missing_ok=True)
 
     def is_alive(self, pid: int) -> bool:
-        """Whether a process has this id."""
+        """Whether a process with this id runs."""
         process = self._by_pid.get(pid)
         return process is not None and process.alive
 
@@ -161,17 +161,17 @@ class Machine:
 
 
 class Witness(Protocol):
-    """Hears what control does."""
+    """Observes control's actions."""
 
     def asks(self, process: Process) -> None:
-        """It is about to ask a unit to stop."""
+        """Control is about to ask a unit to stop."""
 
     def done(self, what: str) -> None:
-        """It has just done a `place` or a `remove`; raises if that was the last thing."""
+        """Control has just done a `place` or `remove`; raises to make that its last action."""
 
 
 class MachineProvider:
-    """The provider of such a machine. `book` hears of what control must not do."""
+    """The provider for this machine. `book` records forbidden actions."""
 
     def __init__(self, machine: Machine, book: Book, witness: Witness | None = None) -> None:
         self._machine = machine
@@ -246,7 +246,7 @@ def _seen(process: Process) -> SeenUnit:
 
 
 class _System:
-    """The module `os` as a process of the machine sees it."""
+    """The module `os` as seen by a process of the machine."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
@@ -255,18 +255,18 @@ class _System:
         return getattr(os, name)
 
     def getpid(self) -> int:
-        """Of the process that runs just now; a dead one has none, so that it clears nothing away."""
+        """The current process's id; 0 for a dead one, so that it cleans up nothing."""
         process = RUNNING.get()
         return process.pid if process is not None and process.alive else 0
 
     def kill(self, pid: int, signal: int) -> None:
-        """Ask whether a process is there."""
+        """Check whether a process exists."""
         if not self._machine.is_alive(pid):
             raise ProcessLookupError(pid)
 
 
 class _NoSockets:
-    """The module `socket` for who tries whether a port is free: nobody else is on this machine."""
+    """The module `socket` for probing ports: all are free, as nothing else runs on this machine."""
 
     AF_INET = AF_INET6 = SOL_SOCKET = SO_REUSEADDR = 0
 
@@ -277,22 +277,22 @@ class _NoSockets:
         yield _NoSockets()
 
     def setsockopt(self, *option: int) -> None:
-        """Nothing to set."""
+        """No effect."""
 
     def bind(self, address: tuple[str, int]) -> None:
-        """It is free."""
+        """Always succeeds."""
 
 
 @contextmanager
 def in_place_of_the_system(machine: Machine) -> Iterator[None]:
-    """Inside of the `with`, gateways and workers ask this machine for process ids, and whether ports are free."""
+    """Within the `with`, gateways and workers ask this machine for process ids and free ports."""
     with standing_in(*((module, "os", _System(machine)) for module in ASKS_OS), (serve, "socket", _NoSockets)):
         yield
 
 
 @contextmanager
 def standing_in(*names: tuple[ModuleType, str, object]) -> Iterator[None]:
-    """Give names of modules other values for a while."""
+    """Temporarily replace names of modules."""
     before = [(module, name, getattr(module, name)) for module, name, _ in names]
     try:
         for module, name, value in names:

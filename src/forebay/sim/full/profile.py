@@ -1,4 +1,4 @@
-"""What a seed stands for: a cluster, its clients, and which kinds of faults there are. Every seed has other ones."""
+"""The profile of a seed: a cluster, its clients, and the kinds of faults."""
 
 from dataclasses import dataclass, fields, replace
 from random import Random
@@ -12,34 +12,34 @@ from forebay.sim.full.rollouts import drawing
 from forebay.sim.full.rollouts.faults import FAULTS as OF_ROLLOUTS
 
 CHAOS_S: Final = (8.0, 20.0)
-"""How long faults happen, from and to."""
+"""Range of the duration of faults."""
 CHAOS_WITH_ROLLOUTS_S: Final = (20.0, 45.0)
 SHARE_OF_FAULTS: Final = 0.5
-"""Chance of each kind to be among those of a seed."""
+"""Probability of each kind of fault in a seed."""
 CALM: Final = 0.5
-"""Chance that in a seed with rollouts, several controls or scaling nothing but control and the store has faults, and
-nobody has to wait long."""
+"""Probability that a seed with rollouts, several controls or scaling only has faults of control and the store, and
+little load."""
 HARMLESS: Final = frozenset(
     {"replica-dies", "start-refused", "nobody-knows", "control-dies", "bad-snapshot", "wall-steps"}
     | {*OF_ROLLOUTS, *OF_LEADERS}
 )
-"""Faults that nobody who asks may notice, where there is more than one replica."""
+"""Faults that clients must not notice if there is more than one replica."""
 NOT_WITH_ROLLOUTS: Final = frozenset({"upgrade"})
-"""Nobody installs another version while a rollout is under way."""
+"""Not combined with rollouts."""
 SHARE_OF_LEADERS: Final = 0.3
-"""Chance that a seed without rollouts has several controls."""
+"""Probability that a seed without rollouts has several controls."""
 SHARE_OF_SCALING: Final = 0.3
-"""And that the number of replicas of its model changes."""
+"""Probability that its number of replicas changes."""
 CHAOS_WITH_LEADERS_S: Final = (15.0, 30.0)
 MORE_MAX: Final = 2
-"""So many replicas more than at the beginning there may be."""
+"""Most replicas beyond the initial number."""
 LOAD_WHERE_CALM: Final = 0.4
-"""Of what the replicas can do, at most."""
+"""Upper bound of the load as a share of capacity, in calm seeds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Everything that a seed draws before the beginning."""
+    """Everything that a seed draws before the start."""
 
     policy: str
     gateways: int
@@ -52,12 +52,12 @@ class Profile:
     queue_max: int
     queue_timeout_s: float
     streams: float
-    """Share of the requests."""
+    """Share of streamed requests."""
     leaving: float
     slow: float
     batch: float
     chop: bool
-    """Whether messages arrive in pieces of all sizes."""
+    """Whether messages are split into random pieces."""
     chaos_s: float
     fault_every_s: float
     faults: tuple[str, ...]
@@ -67,16 +67,16 @@ class Profile:
     """No request may fail."""
     controls: int = 1
     scaling: str = ""
-    """Who says how many replicas there are, besides people; empty: there are always as many."""
+    """The scaling policy; empty: the number of replicas is constant."""
 
     @property
     def stores(self) -> bool:
-        """Whether control has a store; that of rollouts is another one."""
+        """Whether control has a store; rollouts have a separate one."""
         return self.controls > 1 or bool(self.scaling)
 
     @property
     def replicas_max(self) -> int:
-        """The most there may be."""
+        """Most replicas."""
         return self.replicas + (MORE_MAX if self.scaling else 0)
 
     def __str__(self) -> str:
@@ -90,7 +90,7 @@ def _shown(value: object) -> str:
 
 
 def draw(rng: Random, *, faults: bool = True) -> Profile:
-    """The profile of a seed; without faults, one to compare with."""
+    """The profile of a seed; without faults, a baseline."""
     replicas, concurrency = rng.randint(1, 4), rng.randint(1, 5)
     step_ms, tokens_max = rng.choice((20.0, 40.0, 80.0)), rng.choice((4, 20, 60))
     capacity = replicas * concurrency / (step_ms / 1000 * (tokens_max / 2 + 1))
@@ -152,7 +152,7 @@ def _with_more(profile: Profile, capacity: float, rng: Random) -> Profile:
 
 
 def _calm(profile: Profile, capacity: float, least: int) -> Profile:
-    """With nothing but faults that nobody who asks may notice, as there are at least so many replicas."""
+    """Restrict to faults that clients must not notice with at least `least` replicas."""
     return replace(
         profile,
         requests_per_s=min(profile.requests_per_s, capacity * LOAD_WHERE_CALM),

@@ -1,6 +1,6 @@
-"""A worker whose engine runs in its own process: the product's shell and watching of an engine, the synthetic engine.
+"""A worker with the product's shell and engine supervision, and the synthetic engine.
 
-Only the start of an engine child is replaced: what it would be sent over a socket pair it gets by calls.
+Only the start of the engine process is replaced: messages are passed by calls instead of a socket pair.
 """
 
 import asyncio
@@ -29,53 +29,53 @@ from forebay.worker.serve import run
 from forebay.worker.shell import Shell
 
 TIMER_S: Final = 1e-6
-"""By so much a timer is late, as timers are: one that is early by a rounding error would be set again for ever."""
+"""Timers fire late by this much: one that is early by a rounding error would be set again forever."""
 JUNK: Final = b"\x00\xff{]data:\n"
 
 
 @dataclass(frozen=True, slots=True)
 class Nature:
-    """What is the matter with a revision, wherever it runs."""
+    """The faults of a revision, on every replica."""
 
     slow: float = 1.0
-    """Engine steps take so many times as long."""
+    """Factor of engine step times."""
     fails: float = 0.0
-    """Share of the requests that its engine fails."""
+    """Share of requests that its engine fails."""
     dies: float = 0.0
-    """Share of the requests at which its process ends."""
+    """Share of requests at which its process ends."""
     breaks: str = ""
     """Why it cannot be loaded; empty: it can."""
     load_s: float = 0.0
-    """So much longer it takes to load it."""
+    """Additional load time."""
 
 
 SOUND: Final = Nature()
 
 
 class Health:
-    """What is the matter with a replica. It outlives the process, as a bad machine does."""
+    """The faults of a replica. They outlive the process, as a bad machine does."""
 
     def __init__(self) -> None:
         self.nature = SOUND
-        """Of the revision that runs, or ran last."""
+        """The nature of the current or last revision."""
         self.chance = Random(0)  # noqa: S311 - chance that can be repeated
-        """Of the process that runs, or ran last."""
+        """Random numbers of the current or last process."""
         self.slow = 1.0
-        """Engine steps take so many times as long."""
+        """Factor of engine step times."""
         self.hung = False
-        """The engine does nothing."""
+        """The engine hangs."""
         self.garbage = ""
-        """It answers with what makes no sense: to everybody (`all`), or only to requests (`work`)."""
+        """It responds with garbage: to everything (`all`), or only to requests (`work`)."""
         self.listen_s = 0.2
-        """From its start to its listening."""
+        """Time from start to listening."""
         self.load_s = 0.5
-        """From then to its engine being ready."""
+        """Time from then until its engine is ready."""
         self.breaks = ""
-        """Its engine cannot be loaded, for this reason."""
+        """Why its engine cannot be loaded; empty: it can."""
         self.engine: LocalEngine | None = None
-        """The one that runs, or ran last."""
+        """The current or last engine."""
         self.shell: WatchedShell | None = None
-        """The one that runs; None: none does."""
+        """The current shell; None: there is none."""
 
 
 class _Child(_Link):
@@ -93,25 +93,25 @@ class _Child(_Link):
         self._timer: asyncio.Handle | None = self._loop.call_later(health.load_s + health.nature.load_s, self._loaded)
 
     def send(self, messages: Sequence[ToChild]) -> None:
-        """Take messages in."""
+        """Receive messages."""
         self._inbox += messages
         self.wake()
 
     def close(self) -> None:
-        """The child is killed."""
+        """Kill the child."""
         super().close()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def die(self) -> None:
-        """The child ends by itself."""
+        """End the child on its own."""
         if self.lost is None:
             self.connection_lost(None)
         self.close()
 
     def wake(self) -> None:
-        """Look what there is to do."""
+        """Schedule pending work."""
         if self.lost is None and not self._health.hung and isinstance(self._owner, LocalEngine) and self._owner.ready:
             self._set_timer(0.0)
 
@@ -135,7 +135,7 @@ class _Child(_Link):
         self.wake()
 
     def _now(self) -> float:
-        """The engine's own time, which passes more slowly where it is slow."""
+        """The engine's own time, which passes more slowly if it is slow."""
         now = self._loop.time()
         self._clock += (now - self._clock_at) / self._slow
         self._clock_at, self._slow = now, self._health.slow * self._health.nature.slow
@@ -175,7 +175,7 @@ class _Child(_Link):
 
 
 class LocalEngine(EngineProcess):
-    """Watches a child that runs on the same loop."""
+    """Supervises a child that runs on the same loop."""
 
     def __init__(self, spec: WorkerSpec, health: Health, log: structlog.stdlib.BoundLogger) -> None:
         configure = Configure(spec.engine, spec.artifact, {"task": spec.task.value, **spec.settings})
@@ -197,7 +197,7 @@ class LocalEngine(EngineProcess):
 
 
 class WatchedShell(Shell):
-    """Notes what requests come, and answers with garbage when it has to."""
+    """Records requests, and responds with garbage if told to."""
 
     health: Health
     book: Book
@@ -206,11 +206,11 @@ class WatchedShell(Shell):
 
     @property
     def working(self) -> list[str]:
-        """Ids of the requests that are worked on."""
+        """Ids of requests in progress."""
         return sorted(call.request_id for call in self._calls)
 
     def handle(self, exchange: Exchange) -> None:
-        """Answer one exchange, now or later."""
+        """Handle one exchange."""
         id = exchange.header(b"x-request-id")
         if exchange.method == b"POST" and id is not None:
             self.book.note("work", self.node, id.decode(), exchange.header(b"x-forebay-continue") is not None)
@@ -225,7 +225,7 @@ class WatchedShell(Shell):
 
 
 def _garbage(exchange: Exchange) -> None:
-    """What only looks like an answer."""
+    """Send something that only looks like a response."""
     if exchange.method == b"POST" and b'"stream":true' in exchange.body:
         exchange.start(200, [EVENT_STREAM])
         exchange.write(JUNK)

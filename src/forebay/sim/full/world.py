@@ -1,4 +1,4 @@
-"""A whole cluster on virtual time: it is built, used while faults happen, healed, used again, and stopped."""
+"""A complete cluster on virtual time: built, used while faults occur, healed, used again, and stopped."""
 
 import asyncio
 from collections.abc import Callable
@@ -34,27 +34,27 @@ CHECK_EVERY_S: Final = 0.2
 CONNECT_TIMEOUT_S: Final = 5.0
 START_S_MAX: Final = 30.0
 HEAL_S_MAX: Final = 90.0
-"""After the last fault has ended, everything is in order within this time."""
+"""Time after the last fault within which the cluster must recover."""
 ROLLOUT_S_MAX: Final = 90.0
-"""A rollout that was begun ends within this time."""
+"""Time within which a started rollout must end."""
 STOP_S_MAX: Final = 30.0
 LOOK_S: Final = 0.25
 FAULT_S: Final = (0.2, 6.0)
-"""How long a fault lasts, from and to."""
+"""Range of the duration of a fault."""
 PROBES: Final = 6
 OWN_TASKS: Final = 1
 PROBE_EVERY_S: Final = 0.6
-"""By then the load of the last one is known to be gone."""
+"""After this time, gateways know that the last probe has ended."""
 BURSTS_MAX: Final = 60
 BURST_MAX: Final = 8
-"""Bursts grow up to so many requests for each place, of which who is believed to be five times as slow gets some."""
+"""Bursts grow up to this many requests per slot, enough for a replica that counts as five times as loaded."""
 CALLERS: Final = 12
-"""In seeds with rollouts, so many of them have their own sides."""
+"""Number of callers in seeds with rollouts, each assigned to an arm."""
 OF_NETWORK: Final = frozenset({"slow-network", "partition", "reset", "host-lost"})
 KNOWN_LATE_S: Final = 5.0
-"""After a fault of the network it may take so long until everybody knows who has left."""
+"""After a network fault it may take this long until disconnects are noticed everywhere."""
 EXCUSED_S: Final = 3.0
-"""A connection may be cut a little before it is known that its process has ended, and it may be heard of late."""
+"""Tolerance between a broken connection and the recorded fault."""
 
 
 class World:
@@ -128,7 +128,7 @@ class World:
 
     @property
     def control_node(self) -> str:
-        """Where control runs."""
+        """The node of control."""
         return self.control.node
 
     @property
@@ -138,23 +138,23 @@ class World:
 
     @property
     def snapshots(self) -> list[bytes]:
-        """Those of before."""
+        """Earlier snapshots."""
         return self.control.paper.all[:-1]
 
     def change_snapshot(self, data: bytes) -> None:
-        """Somebody else writes to the snapshot file."""
+        """Another process overwrites the snapshot file."""
         self.control.paper.change(data)
 
     def health(self, slot: str) -> Health:
-        """Of the replicas in a slot, one after the other."""
+        """The health of the replicas in a slot, which outlives each of them."""
         return self._health.setdefault(slot, Health())
 
     def upgrade(self, kind: Kind) -> None:
-        """All units of a kind are to be replaced."""
+        """Require replacement of all units of a kind."""
         self.control.upgrade(kind)
 
     def kill_control(self) -> Undo:
-        """Control is gone until it is undone."""
+        """Kill control until this is undone."""
         if self.control.controller is None:
             return _nothing
         self.control.kill()
@@ -163,7 +163,7 @@ class World:
     # --- the run
 
     async def run(self) -> None:
-        """Everything, from the start to the end."""
+        """Run everything, from start to end."""
         self.control.start()
         if not await self._until(lambda: self.in_order, START_S_MAX):
             self.book.violated("a cluster starts", self._what_is_wrong())
@@ -195,7 +195,7 @@ class World:
             await self._stop()
 
     async def end(self) -> None:
-        """Whatever still runs is killed."""
+        """Kill everything that still runs."""
         self.control.end()
         for process in self.machine.alive:
             self.machine.kill(process)
@@ -206,7 +206,7 @@ class World:
             self._store.close()
 
     async def _main(self, process: Process) -> None:
-        """What a process runs."""
+        """The code of a process."""
         if process.slot.kind is Kind.GATEWAY:
             await gate(process, self._log, self._seed)
         else:
@@ -226,12 +226,12 @@ class World:
 
     @property
     def live_gateways(self) -> list[WatchedGateway]:
-        """Those of processes that run."""
+        """Gateways of running processes."""
         return [gateway for gateway in self.gateways if gateway.process.alive]
 
     @property
     def in_order(self) -> bool:
-        """Whether all runs as it is wanted, and everybody knows."""
+        """Whether the desired state is reached, and every gateway knows."""
         replicas = len(self.stage.wanted) if self.stage is not None else self.profile.replicas
         set_back = self.hand is None or not self.hand.rests or self.hand.done
         return (
@@ -272,7 +272,7 @@ class World:
             await asyncio.sleep(CHECK_EVERY_S)
 
     def _check_known(self, told: Snapshot) -> None:
-        """What control has said for a while, all gateways know; only of an older leader they believe nothing."""
+        """All gateways know what control published a while ago; only an older leader's snapshots are ignored."""
         routed: dict[str, int] = {}
         for gateway in self.live_gateways:
             known = gateway.snapshot
@@ -285,7 +285,7 @@ class World:
                 self.book.expect(generation == link.generation, "no two generations are routed at once", twice)
 
     def _check_work(self) -> None:
-        """Nobody works on what no gateway waits for, as far as the network lets it be known."""
+        """No worker works on requests that no gateway waits for, as far as the network lets it know."""
         if self._now() < self._network_well_at:
             self._unwanted = frozenset()
             return
@@ -341,7 +341,7 @@ class World:
             self._idle[asked.node].append(connection)
 
     async def _connect(self, node: str) -> Connection:
-        """One that is open, or a new one. Raises OSError."""
+        """An idle connection, or a new one. Raises OSError."""
         idle = self._idle[node]
         while idle:
             connection = idle.pop()
@@ -353,7 +353,7 @@ class World:
 
     def _judge(self) -> None:
         strict = self.profile.calm and not (self.stage is not None and self.stage.operator.regrets)
-        spent = {  # each replica that it was at died with it, as often as a request may be tried again
+        spent = {  # every replica it was sent to died, up to the retry limit
             relay.request_id
             for gateway in self.gateways
             for relay in gateway.taken.values()
@@ -418,8 +418,8 @@ class World:
     # --- after the healing
 
     async def _probe(self) -> None:
-        """Every new request succeeds."""
-        await asyncio.sleep(PROBE_EVERY_S)  # what was asked last may still count as load
+        """Check that every new request succeeds."""
+        await asyncio.sleep(PROBE_EVERY_S)  # the last requests may still count as load
         for _ in range(PROBES):
             asked = self._make()
             self._ask(asked)
@@ -436,7 +436,7 @@ class World:
             self.stage.check_agreement()
 
     async def _try_all(self) -> None:
-        """Whoever was shut out is let in again, when there is enough to do for all."""
+        """Close all breakers again by sending enough requests for all replicas."""
         places = self.profile.replicas * self.profile.concurrency
         for burst in range(BURSTS_MAX):
             if all(gateway.well for gateway in self.live_gateways):
@@ -472,4 +472,4 @@ class World:
 
 
 def _nothing() -> None:
-    """There is nothing to undo."""
+    """No effect: nothing to undo."""

@@ -1,4 +1,4 @@
-"""Workloads made of others: faster, a part, times a little apart. What was done stands in the name."""
+"""Transformations of workloads: speed-up, excerpts, jitter. The name records what was done."""
 
 from array import array
 from bisect import bisect_left
@@ -9,7 +9,7 @@ from forebay.sim.load.values import Workload
 
 
 def faster(workload: Workload, speed: float) -> Workload:
-    """The same requests in less time: all times divided by `speed`, above 0."""
+    """The same requests with all times divided by `speed`, which must be above 0."""
     if not speed > 0:
         raise ValueError(f"speed {speed}: must be above 0")
     requests = columns(workload.arrivals)
@@ -19,7 +19,7 @@ def faster(workload: Workload, speed: float) -> Workload:
 
 
 def between(workload: Workload, from_s: float, to_s: float) -> Workload:
-    """The requests from `from_s` until before `to_s`; time counts from `from_s` then."""
+    """The requests from `from_s` until before `to_s`, with times relative to `from_s`."""
     requests = columns(workload.arrivals)
     part = requests[bisect_left(requests.at_s, from_s) : bisect_left(requests.at_s, to_s)]
     return workload._replace(
@@ -34,9 +34,9 @@ def first(workload: Workload, count: int) -> Workload:
 
 
 def jittered(workload: Workload, quantum_s: float, rng: Random) -> Workload:
-    """Each request put anywhere in the `quantum_s` after its time, alike likely; their order stays as it was.
+    """Each request moved to a random time within `quantum_s` after its own; the order is kept.
 
-    A clock that ticks so seldom makes bursts that never were: of 40 requests in one instant the last ones wait long.
+    A coarse clock creates artificial bursts: of 40 requests at one instant the last ones wait long.
     """
     requests = columns(workload.arrivals)
     at_s = array("d", sorted(at + rng.random() * quantum_s for at in requests.at_s))

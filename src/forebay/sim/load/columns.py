@@ -1,4 +1,4 @@
-"""Requests in columns: a week of traffic takes tens of megabytes, and each `Arrival` is made when it is asked for."""
+"""Requests in columns: a week of traffic takes tens of megabytes; `Arrival`s are created on access."""
 
 from array import array
 from collections.abc import Iterator, Sequence
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class Columns(Sequence[Arrival]):
-    """A sequence of requests. A column of blocks, tenants or bands that has nothing in it is empty."""
+    """A sequence of requests. Columns of blocks, tenants or bands without content are empty."""
 
     __slots__ = ("at_s", "bands", "blocks", "output_tokens", "prompt_tokens", "tenants")
 
@@ -66,12 +66,12 @@ class Columns(Sequence[Arrival]):
             self.blocks or repeat(()),
             self.tenants or repeat(""),
             self.bands or repeat(""),
-            strict=False,  # a column that is empty never ends
+            strict=False,  # the defaults of empty columns never end
         )
         return starmap(Arrival, rows)
 
     def at(self, at_s: "array[float]") -> "Columns":
-        """The same requests at other times, as many."""
+        """The same requests at other times (same length)."""
         return Columns(
             at_s,
             self.prompt_tokens,
@@ -82,7 +82,7 @@ class Columns(Sequence[Arrival]):
         )
 
     def in_order(self) -> "Columns":
-        """By time; those of one time stay as they were."""
+        """Sorted by time (stable)."""
         at_s = self.at_s
         if all(map(float.__le__, at_s, at_s[1:])):
             return self
@@ -97,13 +97,13 @@ class Columns(Sequence[Arrival]):
         )
 
     def from_zero(self) -> "Columns":
-        """With the first request at time 0; they must be in order."""
+        """Times relative to the first request; they must be sorted."""
         first = self.at_s[0] if self.at_s else 0.0
         return self.at(array("d", (at - first for at in self.at_s))) if first else self
 
 
 def columns(arrivals: Sequence[Arrival]) -> Columns:
-    """Any requests, in columns."""
+    """Any requests, as columns."""
     if isinstance(arrivals, Columns):
         return arrivals
     blocks = [arrival.blocks for arrival in arrivals]

@@ -1,4 +1,4 @@
-"""What a workload is like, in figures."""
+"""Summary statistics of a workload."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -10,7 +10,7 @@ from forebay.sim.load.values import Workload
 
 
 class Spread(NamedTuple):
-    """How a number of tokens is distributed."""
+    """Distribution of a number of tokens."""
 
     p50: float
     p95: float
@@ -18,25 +18,25 @@ class Spread(NamedTuple):
 
 
 class Description(NamedTuple):
-    """Figures of a workload of at least one request."""
+    """Statistics of a workload of at least one request."""
 
     requests: int
     span_s: float
     """From time 0 to the last request."""
     rate_per_s: float
-    """Over the span; 0 where there is none."""
+    """Over the span; 0 if that is 0."""
     gap_cv: float
-    """Standard deviation of the times between requests over their mean: 1 if they come by chance alone."""
+    """Coefficient of variation of the times between requests: 1 for a Poisson process."""
     prompt_tokens: Spread
     output_tokens: Spread
     hit_share: float | None
-    """Of all prompt tokens, those that an endless cache would hold already; None: nothing is known of the prompts."""
+    """Share of prompt tokens that an unbounded cache would hold; None: prompts are unknown."""
     tenants: int
-    """How many there are; 0: none are named."""
+    """Number of tenants; 0: none are named."""
 
 
 def describe(workload: Workload) -> Description:
-    """Figures of a workload. Raises ValueError if it is empty."""
+    """Statistics of a workload. Raises ValueError if it is empty."""
     requests = columns(workload.arrivals)
     count = len(requests)
     if not count:
@@ -55,7 +55,7 @@ def describe(workload: Workload) -> Description:
 
 
 def hit_share(requests: Columns, block_tokens: int) -> float:
-    """Share of all prompt tokens that one cache which forgets nothing has seen before: a bound on every real one."""
+    """Share of prompt tokens that a single unbounded cache has seen before: an upper bound for every real cache."""
     seen: set[int] = set()
     tokens = 0
     for blocks, prompt_tokens in zip(requests.blocks, requests.prompt_tokens, strict=True):
@@ -70,7 +70,7 @@ def hit_share(requests: Columns, block_tokens: int) -> float:
 
 
 def _variation(values: Sequence[float]) -> float:
-    """Coefficient of variation; 0 where there is nothing to vary."""
+    """Coefficient of variation; 0 without variation."""
     mean = fsum(values) / len(values) if values else 0.0
     return sqrt(fsum((value - mean) ** 2 for value in values) / len(values)) / mean if mean else 0.0
 
@@ -81,7 +81,7 @@ def _spread(tokens: Sequence[int]) -> Spread:
 
 
 def _quantile(ordered: Sequence[int], q: float) -> float:
-    """Linear between neighbours."""
+    """Linear interpolation."""
     place = q * (len(ordered) - 1)
     low = floor(place)
     high = min(low + 1, len(ordered) - 1)

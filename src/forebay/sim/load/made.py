@@ -1,4 +1,4 @@
-"""Workloads that nobody has recorded: each shows one thing that a routing policy must get right."""
+"""Generated workloads: each shows one effect that a routing policy must handle."""
 
 from collections.abc import Iterator
 from itertools import count, islice
@@ -10,16 +10,16 @@ from forebay.sim.load.values import Arrival, Workload
 
 BLOCK_TOKENS: Final = 512
 CONTEXT_TOKENS_MAX: Final = 131_072
-"""A conversation ends before it grows past what the models of the engine data take."""
+"""A conversation ends before it exceeds the context of the models in the engine data."""
 ANSWER_S_PER_TOKEN: Final = 0.03
-"""How long a conversation takes an answer to be."""
+"""Assumed response time per token within a conversation."""
 REQUESTS: Final = 4_000
 RATE_PER_S: Final = 20.0
-"""Of requests, until `--speed` says otherwise: in the middle of the 3 to 60 that llm-d's benchmark walks through."""
+"""Default request rate (see `--speed`): in the middle of the 3 to 60 of llm-d's benchmark."""
 
 
 class Length(NamedTuple):
-    """A log-normal number of tokens; with `sigma` 0 it is always the median."""
+    """A log-normal number of tokens; constant if `sigma` is 0."""
 
     median: int
     sigma: float = 0.0
@@ -35,9 +35,9 @@ ANSWER: Final = Length(200, 0.6)
 
 
 def gaps_s(rate_per_s: float, cv: float, rng: Random) -> Iterator[float]:
-    """Times between requests without end: gamma-distributed, as ServeGen found clients to be (arXiv 2505.09999).
+    """Endless times between requests: gamma-distributed, as ServeGen found for clients (arXiv 2505.09999).
 
-    `cv` is their coefficient of variation: 1 is a Poisson process, more is bursts.
+    `cv` is their coefficient of variation: 1 is a Poisson process, more is bursty.
     """
     shape = 1 / cv**2
     while True:
@@ -53,7 +53,7 @@ def at_random(
     prompt: Length = PROMPT,
     output: Length = ANSWER,
 ) -> Workload:
-    """Requests that share nothing: a Poisson process, or bursts where `cv` is above 1."""
+    """Requests without shared prefixes: a Poisson process, or bursts if `cv` is above 1."""
     at = 0.0
     arrivals = []
     for gap in islice(gaps_s(rate_per_s, cv, rng), requests):
@@ -64,7 +64,7 @@ def at_random(
 
 
 def burst(rng: Random) -> Workload:
-    """Requests that share nothing and come in bursts."""
+    """Requests without shared prefixes, in bursts."""
     return at_random(rng, cv=4.0)
 
 
@@ -78,9 +78,9 @@ def hot_prefix(
     question: Length = QUESTION,
     output: Length = ANSWER,
 ) -> Workload:
-    """One prefix that a `share` of all requests begins with; the others are as long, and begin like nothing else.
+    """One prefix shared by a `share` of all requests; the others are as long, and unique.
 
-    Who only looks at caches sends nearly all of it to one replica.
+    A policy that only considers caches sends nearly all of it to one replica.
     """
     ids, at = count(), 0.0
     hot = _chain((), prefix_tokens // BLOCK_TOKENS * BLOCK_TOKENS, ids)
@@ -104,11 +104,11 @@ def tenants(
     question_tokens: int = 1_200,
     output_tokens: int = 1_000,
 ) -> Workload:
-    """Tenants with a long prefix each, and users of theirs who ask one question each again and again.
+    """Tenants with a long prefix each, whose users repeat one question each.
 
     The defaults are those of llm-d's benchmark of precise prefix routing (`shared_prefix` of inference-perf: 150
-    groups of 5 prompts, 6,000 + 1,200 tokens in, 1,000 out): 1.1 million tokens in all, more than one replica holds.
-    `users` 0: every question is a new one.
+    groups of 5 prompts, 6,000 + 1,200 tokens in, 1,000 out): 1.1 million tokens in all, more than one replica can
+    cache. `users` 0: every question is new.
     """
     ids, at = count(), 0.0
     whole = prefix_tokens // BLOCK_TOKENS * BLOCK_TOKENS
@@ -135,11 +135,11 @@ def multi_turn(
     question: Length = QUESTION,
     output: Length = ANSWER,
 ) -> Workload:
-    """Conversations: each prompt is the one before it, the answer to that, and a new question.
+    """Conversations: each prompt is the previous one, its answer, and a new question.
 
     `rate_per_s` is that of new conversations, `turns` the mean number of questions, `think_s` the mean time from an
-    answer to the next question. Open loop: nobody waits for an answer that is late. All share a system prompt. What
-    would come after `span_s` is left out.
+    answer to the next question. Open loop: late answers delay nothing. All share a system prompt. Requests after
+    `span_s` are left out.
     """
     ids = count()
     system = _chain((), system_tokens // BLOCK_TOKENS * BLOCK_TOKENS, ids)
@@ -155,7 +155,7 @@ def multi_turn(
                 break
             blocks = _chain(blocks, tokens, ids)
             arrivals.append(Arrival(at, tokens, output_tokens, blocks))
-            blocks = blocks[: tokens // BLOCK_TOKENS]  # the rest of the last block is yet to be said
+            blocks = blocks[: tokens // BLOCK_TOKENS]  # the rest of the last block is not known yet
             tokens += output_tokens
             if rng.random() * turns < 1:
                 break
@@ -164,5 +164,5 @@ def multi_turn(
 
 
 def _chain(begin: tuple[int, ...], prompt_tokens: int, ids: "count[int]") -> tuple[int, ...]:
-    """Blocks of a prompt that begins with whole blocks of others; what comes then is nobody else's."""
+    """Blocks of a prompt that starts with the given whole blocks and continues with unique ones."""
     return begin + tuple(islice(ids, -(-prompt_tokens // BLOCK_TOKENS) - len(begin)))

@@ -1,4 +1,4 @@
-"""Workloads by name: small copies of public traces that come with this package (data/README.md), and made ones."""
+"""Workloads by name: small copies of public traces in this package (data/README.md), and generated ones."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -33,7 +33,7 @@ MADE: Final[dict[str, Callable[[Random], Workload]]] = {
     "poisson": at_random,
     "burst": burst,
 }
-"""Name → what makes it."""
+"""Name → its generator."""
 NAMES: Final = (*TRACES, *MADE)
 
 

@@ -1,4 +1,4 @@
-"""What a simulation is fed with: requests at their times, without their words."""
+"""The input of a simulation: requests with times and lengths, without their texts."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -8,17 +8,17 @@ class Arrival(NamedTuple):
     """One request."""
 
     at_s: float
-    """Since the workload began; never less than that of the one before."""
+    """Since the start of the workload; never decreases."""
     prompt_tokens: int
     output_tokens: int
     blocks: tuple[int, ...] = ()
-    """Chained ids of the prompt's blocks, the first one first: the same id is the same tokens after the same start.
+    """Chained ids of the prompt's blocks, in order: equal ids mean equal tokens after an equal prefix.
 
-    The last one may stand for less than a whole block. Empty: nothing of the prompt is shared with any other.
+    The last block may be partial. Empty: nothing of the prompt is shared with any other.
     """
     tenant: str = ""
     band: str = ""
-    """A priority by its name; empty: the default."""
+    """A priority by name; empty: the default."""
 
 
 class Workload(NamedTuple):
@@ -27,4 +27,4 @@ class Workload(NamedTuple):
     name: str
     arrivals: Sequence[Arrival]
     block_tokens: int = 512
-    """How many tokens of a prompt each id of its `blocks` stands for."""
+    """Tokens per id of `blocks`."""

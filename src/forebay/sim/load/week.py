@@ -1,4 +1,4 @@
-"""A week of Azure's coding service, made anew from its published rates and lengths (DynamoLLM, HPCA'25)."""
+"""A week of Azure's coding service, regenerated from its published rates and lengths (DynamoLLM, HPCA'25)."""
 
 from array import array
 from bisect import bisect_right
@@ -12,16 +12,16 @@ from forebay.sim.load.values import Workload
 
 BIN_S: Final = 300.0
 RATE_PER_S: Final = 2.0
-"""On the mean of the week: 1.2 million requests. The service itself had 27.8."""
+"""Mean over the week: 1.2 million requests. The service itself had 27.8."""
 CDF_STEPS: Final = 10_000
-"""The inverse of the distribution of lengths is laid out in so many steps: a draw is one look."""
+"""Resolution of the inverse distribution of lengths: a draw is one look-up."""
 
 
 def week(folder: Path, outputs: Sequence[int], rng: Random, rate_per_s: float = RATE_PER_S) -> Workload:
-    """Requests of seven days, `rate_per_s` on their mean.
+    """Requests of seven days, with mean rate `rate_per_s`.
 
-    Poisson within each five minutes of the rate; prompts from the distribution of lengths, each on its own; answers
-    from `outputs`, as the published figure of theirs is too coarse to read below its third quartile.
+    Poisson within each five minutes of the published rate; prompt lengths drawn independently from the published
+    distribution; output lengths from `outputs`, as their published figure is too coarse below the third quartile.
     """
     published = rates(folder)
     scale = rate_per_s * len(published) / sum(published)
@@ -38,12 +38,12 @@ def week(folder: Path, outputs: Sequence[int], rng: Random, rate_per_s: float = 
 
 
 def rates(folder: Path) -> list[float]:
-    """Of each five minutes, in requests per minute."""
+    """Rates per five minutes, in requests per minute."""
     return [rate for _, rate in _rows(folder / "rate_5min_code.csv")]
 
 
 def lengths(folder: Path) -> "array[int]":
-    """Of prompts, each as likely as any other."""
+    """Prompt lengths, equally likely."""
     return _inverse(_rows(folder / "input_tokens_cdf_code.csv"))
 
 
@@ -54,7 +54,7 @@ def _rows(path: Path) -> list[tuple[float, float]]:
 
 
 def _inverse(points: Sequence[tuple[float, float]]) -> "array[int]":
-    """Lengths, each as likely as any other, from a distribution: percent and tokens, linear between two points."""
+    """Equally likely lengths from a distribution (percent, tokens), interpolated linearly."""
     percents = [percent for percent, _ in points]
     lengths = array("i")
     for step in range(CDF_STEPS):

@@ -1,10 +1,9 @@
-"""What a kernel does for one end of a TCP connection, as far as a program can tell it.
+"""One end of a simulated TCP connection, as a program sees it from its kernel.
 
-Bytes keep their order. At most a window of them is on the way or unread, after which nothing more is taken. A socket
-that is closed says goodbye (FIN), but breaks off (RST) if bytes were left unread, and answers bytes that come later
-with RST. A reset is learned of by reading, after what came before it, or by writing. Simpler than the real thing:
-acknowledgements take no time, and a connection whose bytes do not arrive is never given up, which Linux does after a
-quarter of an hour.
+Bytes keep their order. At most a window of them is in transit or unread, after which no more are accepted. Closing a
+socket sends a FIN, or an RST if bytes were left unread; bytes that arrive later are answered with an RST. A reset is
+noticed when reading, after the bytes before it, or when writing. Simplifications: acknowledgements take no time, and
+a connection whose bytes do not arrive is never given up, which Linux does after a quarter of an hour.
 """
 
 import errno
@@ -19,12 +18,12 @@ from forebay.sim.network.links import Link
 
 WINDOW_BYTES: Final = 262_144
 SEGMENT_BYTES_MAX: Final = 65_536
-"""What is sent at once arrives in pieces of this size, so that slow links trickle."""
+"""Data is delivered in segments of this size, so that slow links deliver gradually."""
 FIN: Final = b""
 
 
 class Socket:
-    """One end. `woken` is called when reading or writing may have become possible, by the loop and in `context`."""
+    """One end. `woken` is called by the loop in `context` when reading or writing may have become possible."""
 
     __slots__ = (
         "_broken",
@@ -47,14 +46,14 @@ class Socket:
 
     def __init__(self, loop: AbstractEventLoop, link: Link, context: Context, woken: Callable[[], None]) -> None:
         self.link = link
-        """Towards the peer."""
+        """The link towards the peer."""
         self.peer: Socket
         self.woken = woken
         self.silent = False
-        """The host is gone, without a word."""
+        """The host has vanished silently."""
         self._loop = loop
         self._context = context
-        self._wire: deque[tuple[float, bytes]] = deque()  # what is under way to here, and when it arrives
+        self._wire: deque[tuple[float, bytes]] = deque()  # data in transit to this end, with arrival times
         self._received: deque[bytes] = deque()
         self._waking: Handle | None = None
         self._out_bytes = 0
@@ -66,16 +65,17 @@ class Socket:
 
     @property
     def readable(self) -> bool:
-        """Whether reading would tell anything."""
+        """Whether reading would return something."""
         return bool(self._received) or self._fin_in or self._broken
 
     @property
     def closed(self) -> bool:
-        """Whether the program has closed it, or is gone."""
+        """Whether the program has closed it, or has ended."""
         return self._closed
 
     def send(self, data: bytes | memoryview) -> int:
-        """Take bytes, at most what there is room for; returns how many. `woken` tells of room after too few.
+        """Accept bytes, at most what there is room for; returns how many. After a partial write, `woken` signals
+        room.
 
         Raises ConnectionResetError or BrokenPipeError.
         """
@@ -117,13 +117,13 @@ class Socket:
         return data
 
     def shut_down(self) -> None:
-        """Say that nothing more will be sent."""
+        """Send a FIN."""
         if not (self._fin_out or self._broken or self.silent):
             self._put(FIN)
         self._fin_out = True
 
     def close(self) -> None:
-        """Let go of it; what was taken is still delivered."""
+        """Close it; accepted bytes are still delivered."""
         if self._closed:
             return
         unread = bool(self._received)
@@ -137,25 +137,25 @@ class Socket:
     # --- for the network
 
     def break_off(self) -> None:
-        """A reset arrives out of nowhere; what was under way to here is lost."""
+        """Inject a reset; data in transit to this end is lost."""
         self._wire.clear()
         self._reset()
 
     def come_back(self) -> None:
-        """The host is there again, and knows of no connection."""
+        """The host is back, without any connections."""
         self.silent = False
         self._fin_out = self._closed = True
         self.look()
 
     def hasten(self) -> None:
-        """All that is under way arrives now."""
+        """Deliver all data in transit now."""
         now = self._loop.time()
         self._wire = deque((min(at, now), data) for at, data in self._wire)
         self.peer._last_at = min(self.peer._last_at, now)
         self.look()
 
     def look(self) -> None:
-        """Look again at what has arrived: the link may have been mended."""
+        """Re-check arrivals: the link may have been restored."""
         if self._waking is not None:
             self._waking.cancel()
             self._waking = None
@@ -191,10 +191,10 @@ class Socket:
             self.woken()
 
     def _take_due(self) -> bool:
-        """Take what has arrived from the wire; True if the program is to hear of it."""
+        """Receive arrived data; True if the program must be notified."""
         wire, now = self._wire, self._loop.time()
         if self.silent or self.peer.link.cut:
-            return False  # it is sent again and again, until it arrives
+            return False  # TCP retransmits until it arrives
         refused = heard = False
         while wire and wire[0][0] <= now:
             data = wire.popleft()[1]
@@ -228,7 +228,7 @@ class Socket:
                 loop.call_at(at, self.peer._hear_reset, context=self.peer._context)
 
     def _hear_reset(self) -> None:
-        if not (self.silent or self.peer.link.cut):  # nobody sends a reset twice
+        if not (self.silent or self.peer.link.cut):  # resets are not retransmitted
             self._take_due()
             self._reset()
 

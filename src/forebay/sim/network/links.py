@@ -1,4 +1,4 @@
-"""What lies between two nodes: how long bytes take, how many fit through, and whether any arrive."""
+"""The links between nodes: delay, bandwidth, and whether bytes arrive at all."""
 
 from collections.abc import Iterable, Iterator
 from math import inf
@@ -6,24 +6,24 @@ from random import Random
 from typing import Final, NamedTuple
 
 ANY: Final = "*"
-"""Stands for every other node."""
+"""Matches every other node."""
 
 
 class Shape(NamedTuple):
-    """How bytes travel from one node to another; the same again the other way round."""
+    """Properties of one direction between two nodes."""
 
     delay_s: float = 0.0
     jitter_s: float = 0.0
-    """At most so much is added to the delay, evenly distributed and drawn for every piece."""
+    """Upper bound of uniform jitter, drawn per segment."""
     bytes_per_s: float = inf
-    """Shared by all connections between the two nodes, for each direction."""
+    """Bandwidth, shared by all connections between the two nodes, per direction."""
 
 
 AT_ONCE: Final = Shape()
 
 
 class Link:
-    """One direction between two nodes, as it is now."""
+    """The current state of one direction between two nodes."""
 
     __slots__ = ("_free_at", "_rng", "cut", "plain", "shape")
 
@@ -31,30 +31,30 @@ class Link:
         self._rng = rng
         self._free_at = 0.0
         self.cut = False
-        """Nothing arrives; what is sent is kept and comes later, as TCP sends it again."""
+        """Partitioned: data is kept and delivered later, as TCP retransmits it."""
         self.shape = AT_ONCE
         self.plain = True
-        """Whether all arrives at once, so that nobody needs to ask when."""
+        """Whether everything arrives immediately (fast path)."""
 
     def become(self, shape: Shape) -> None:
-        """Treat what is sent from now on like this."""
+        """Use this shape for data sent from now on."""
         if shape != self.shape:
             self.shape = shape
             self.plain = shape == AT_ONCE
             self._free_at = 0.0
 
     def arrival_s(self, now: float, size_bytes: int) -> float:
-        """When a piece that is sent now has arrived: it queues for the bandwidth, then travels."""
+        """Arrival time of a segment sent now: it queues for the bandwidth, then travels."""
         delay_s, jitter_s, bytes_per_s = self.shape
         self._free_at = left_at = max(now, self._free_at) + size_bytes / bytes_per_s
         return left_at + delay_s + (self._rng.random() * jitter_s if jitter_s else 0.0)
 
 
 class Links:
-    """All links, made when first asked for, and the rules by which they are what they are.
+    """All links, created on demand, and the rules for them.
 
-    A rule for two nodes goes before one for the first and `ANY`, that before one for `ANY` and the second, and that
-    before one for all. A rule with `ANY` does not hold between a node and itself.
+    A rule for two nodes takes precedence over one for the first and `ANY`, then `ANY` and the second, then all. A
+    rule with `ANY` does not apply between a node and itself.
     """
 
     def __init__(self, rng: Random) -> None:
@@ -83,13 +83,13 @@ class Links:
         self._apply_all()
 
     def mend(self, pairs: Iterable[tuple[str, str]]) -> None:
-        """Undo `cut` for each (from, to); a pair that was cut by another rule stays so."""
+        """Undo `cut` for each (from, to); pairs cut by another rule stay cut."""
         for pair in pairs:
             self._cuts.pop(pair, None)
         self._apply_all()
 
     def heal(self) -> None:
-        """Forget all rules."""
+        """Remove all rules."""
         self._shapes.clear()
         self._cuts.clear()
         self._apply_all()

@@ -1,4 +1,4 @@
-"""Who listens on which port."""
+"""Listeners and ports."""
 
 import asyncio
 import errno
@@ -15,11 +15,11 @@ LOOPBACKS: Final = frozenset({"localhost", "::1"})
 EVERY: Final = ""
 EVERY_HOST: Final = frozenset({"0.0.0.0", "::", None})  # noqa: S104 - nothing is bound to it here
 FREE_PORTS: Final = range(10_000, 32_768)
-"""Where those who ask for port 0 get one, in turn: below the ports of clients."""
+"""Range for port 0, assigned in turn: below the ports of clients."""
 
 
 class Bound(NamedTuple):
-    """As much of a listening socket as servers ask for."""
+    """The part of a listening socket's interface that servers use."""
 
     host: str
     port: int
@@ -29,22 +29,22 @@ class Bound(NamedTuple):
         return self.host, self.port
 
     def dup(self) -> "Bound":
-        """It has no descriptor to copy."""
+        """There is no descriptor to copy."""
         return self
 
     def setsockopt(self, *option: int) -> None:
-        """There is no kernel to tell."""
+        """No effect."""
 
     def accept(self) -> NoReturn:
-        """Nobody waits: connections reach the protocols of a listener by themselves. Raises BlockingIOError."""
+        """There never is one: connections go directly to the listener's protocols. Raises BlockingIOError."""
         raise BlockingIOError
 
     def close(self) -> None:
-        """It is the listener that is closed."""
+        """No effect: the listener is closed instead."""
 
 
 class Listener(asyncio.AbstractServer):
-    """What `create_server` returns: it accepts connections for `node` from the start until it is closed."""
+    """The result of `create_server`: accepts connections for `node` from the start until it is closed."""
 
     def __init__(self, ports: "Ports", factory: Factory, node: str, context: Context, *, shares: bool) -> None:
         self._ports = ports
@@ -52,12 +52,12 @@ class Listener(asyncio.AbstractServer):
         self.node = node
         self.context = context
         self.shares = shares
-        """Others that say so, too, may listen on the same port: SO_REUSEPORT."""
+        """Whether it shares the port with other such listeners: SO_REUSEPORT."""
         self.sockets: tuple[Bound, ...] = ()
-        """One, or none when it is closed."""
+        """One, or none once it is closed."""
 
     def close(self) -> None:
-        """Accept nothing more; connections stay."""
+        """Stop accepting; connections stay open."""
         self._ports.release(self)
         self.sockets = ()
 
@@ -70,23 +70,23 @@ class Listener(asyncio.AbstractServer):
         return asyncio.get_running_loop()
 
     async def start_serving(self) -> None:
-        """It does from the start."""
+        """No effect: it serves from the start."""
 
     async def serve_forever(self) -> None:
         """Wait until cancelled."""
         await asyncio.get_running_loop().create_future()
 
     async def wait_closed(self) -> None:
-        """Nothing takes time."""
+        """No effect: closing is immediate."""
 
 
 class Ports:
-    """All addresses of the network. `rng` draws which of several listeners of a port gets a connection."""
+    """All addresses of the network. `rng` selects among several listeners of a port."""
 
     def __init__(self, rng: Random) -> None:
         self._rng = rng
         self._listeners: dict[tuple[str, int], list[Listener]] = {}
-        self._owners: dict[tuple[str, int], str] = {}  # who was the last to bind it
+        self._owners: dict[tuple[str, int], str] = {}  # the last node that bound it
         self._free = count().__next__
 
     def bind(self, listener: Listener, host: str | None, port: int) -> None:
@@ -104,7 +104,7 @@ class Ports:
         listener.sockets = (Bound(host or "0.0.0.0", port),)  # noqa: S104 - what a real one says
 
     def release(self, listener: Listener) -> None:
-        """Listen no more."""
+        """Stop listening."""
         for listeners in self._listeners.values():
             if listener in listeners:
                 listeners.remove(listener)
@@ -115,7 +115,7 @@ class Ports:
             listener.close()
 
     def find(self, host: str, port: int) -> tuple[str, Listener | None] | None:
-        """The node that an address belongs to, and who listens there, if anybody; None: it never was bound."""
+        """The node of an address and its listener, if any; None: the address was never bound."""
         keys = ((_host(host), port), (EVERY, port))
         for key in keys:
             ready = self._listeners.get(key)

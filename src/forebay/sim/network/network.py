@@ -1,8 +1,8 @@
-"""The network of a simulation: who listens where, who is connected with whom, and the faults to be had.
+"""The simulated network: listeners, connections, and faults.
 
-Nodes are processes. What runs inside of `with network.node("gateway-0")`, with all the tasks and connections that
-come of it, is that node; outside of any it is the node "". All addresses are of one space: a port belongs to the host
-that it was bound to, and to all hosts if that was `0.0.0.0`, `::`, an empty one or None; loopback addresses are one.
+Nodes are processes. Code inside `with network.node("gateway-0")`, with all its tasks and connections, belongs to that
+node; outside of any it is the node "". There is one address space: a port belongs to the host it was bound to, and to
+all hosts if that was `0.0.0.0`, `::`, empty or None; loopback addresses are equivalent.
 """
 
 import asyncio
@@ -24,15 +24,15 @@ from forebay.sim.network.transport import Address, Transport
 CLIENT_HOST: Final = "127.0.0.1"
 CLIENT_PORTS: Final = range(32_768, 61_000)
 CONNECT_TRIES_S: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
-"""When no answer comes, Linux asks again after each of these, then gives up (`tcp_syn_retries` in tcp(7))."""
+"""Linux's SYN retransmission timeouts, after which it gives up (`tcp_syn_retries` in tcp(7))."""
 
 _NODE: ContextVar[str] = ContextVar("node", default="")
 
 
 class Network:
-    """Give it to `forebay.sim.loop.run`, once. `rng` draws jitter, who of those that share a port, and pieces.
+    """Pass it to `forebay.sim.loop.run`, once. `rng` draws jitter, listeners of shared ports, and segment sizes.
 
-    `chop`: what arrives is handed on in pieces of random sizes, so that parsers see messages split everywhere.
+    `chop`: received data is delivered in pieces of random sizes, so that parsers see messages split everywhere.
     """
 
     def __init__(self, rng: Random, *, chop: bool = False) -> None:
@@ -57,7 +57,7 @@ class Network:
 
     @property
     def connections(self) -> int:
-        """How many connections are open at one end at least."""
+        """Connections that are open at at least one end."""
         return len(self._pairs)
 
     # --- for the loop
@@ -65,7 +65,7 @@ class Network:
     async def create_server(
         self, factory: Factory, host: str | None, port: int, **options: object
     ) -> asyncio.AbstractServer:
-        """Listen on the node that this runs in. Raises OSError (EADDRINUSE)."""
+        """Listen on the current node. Raises OSError (EADDRINUSE)."""
         _check(options)
         shares = bool(options.get("reuse_port"))
         listener = Listener(self._ports, factory, _NODE.get(), copy_context(), shares=shares)
@@ -75,7 +75,7 @@ class Network:
     async def create_connection(
         self, factory: Factory, host: str, port: int, **options: object
     ) -> tuple[asyncio.Transport, asyncio.BaseProtocol]:
-        """Connect from the node that this runs in. Raises ConnectionRefusedError, or TimeoutError after 127 s."""
+        """Connect from the current node. Raises ConnectionRefusedError, or TimeoutError after 127 s."""
         _check(options)
         listener = await self._reach(_NODE.get(), host, port)
         client = self._connect(listener, (host, port))
@@ -87,8 +87,8 @@ class Network:
             raise
         client.start(protocol)
         try:
-            await asyncio.sleep(0)  # the protocol hears of its connection first
-        except BaseException:  # as asyncio does it: nobody else would close it
+            await asyncio.sleep(0)  # connection_made runs first
+        except BaseException:  # as in asyncio: otherwise it would leak
             client.close()
             raise
         return client, protocol
@@ -115,7 +115,7 @@ class Network:
         return self._links.between(sender, receiver).arrival_s(now, 0) - now
 
     def _connect(self, listener: Listener, to: Address) -> Transport:
-        """Join two ends; the listener's hears of it soon, the other one is returned."""
+        """Connect two ends; the listener is notified soon, the client's end is returned."""
         loop, number, here, there = asyncio.get_running_loop(), self._number(), _NODE.get(), listener.node
         name = CLIENT_HOST, CLIENT_PORTS[number % len(CLIENT_PORTS)]
         make = partial(Transport, loop, chop=self._chop, forget=partial(self._forget, number))
@@ -135,43 +135,43 @@ class Network:
     # --- faults. `b` may be left out: then it is every other node.
 
     def shape(self, a: str, b: str = ANY, shape: Shape = AT_ONCE) -> None:
-        """Let what is sent between two nodes from now on take time, in both directions."""
+        """Delay data sent between two nodes from now on, in both directions."""
         self._links.shape(a, b, shape)
 
     def quicken(self, a: str, b: str) -> None:
-        """Undo a `shape` of the same nodes: what is under way arrives at once."""
+        """Undo a `shape` of the same nodes; data in transit arrives at once."""
         self._links.shape(a, b, AT_ONCE)
         for ends in self._ends(a, b):
             for end in ends:
                 end.socket.hasten()
 
     def cut(self, a: str, b: str = ANY, *, both: bool = True) -> None:
-        """Let nothing arrive that a sends to b, and with `both` the other way round; nobody gets an error."""
+        """Let nothing of a arrive at b and, with `both`, nothing of b at a, without errors, until `mend`."""
         self._links.cut(_ways(a, b, both))
 
     def mend(self, a: str, b: str = ANY, *, both: bool = True) -> None:
-        """Undo a `cut` of the same nodes: what was sent meanwhile arrives."""
+        """Undo a `cut` of the same nodes; data sent meanwhile arrives."""
         self._links.mend(_ways(a, b, both))
         self._look()
 
     def heal(self) -> None:
-        """The network is in order again: no cuts, no shapes, no refusals. What is under way arrives at once."""
+        """Remove all cuts, shapes and refusals; data in transit arrives at once."""
         self._links.heal()
         self._refusing.clear()
         for _, end in self._ends(ANY, ANY):
             end.socket.hasten()
 
     def refuse(self, node: str, refusing: bool = True) -> None:
-        """Let a node refuse connections, or accept them again; those that are open stay."""
+        """Make a node refuse new connections, or accept them again; open ones stay."""
         if refusing:
             self._refusing[node] = None
         else:
             self._refusing.pop(node, None)
 
     def reset(self, a: str, b: str = ANY, *, both: bool = True) -> None:
-        """Break off every connection between two nodes; what is under way to who hears of it is lost.
+        """Reset every connection between two nodes; data in transit to the notified ends is lost.
 
-        Without `both`, only a hears of it; b learns it when it sends something.
+        Without `both`, only a is notified; b notices when it sends something.
         """
         for end, other in self._ends(a, b):
             end.socket.break_off()
@@ -179,12 +179,12 @@ class Network:
                 other.socket.break_off()
 
     def freeze(self, node: str) -> None:
-        """The process is stopped (SIGSTOP): its tasks and timers wait; its connections stay."""
+        """Stop the process (SIGSTOP): its tasks and timers are suspended; its connections stay."""
         self._frozen[node] = None
         self._hold()
 
     def thaw(self, node: str) -> None:
-        """It goes on (SIGCONT): what was due meanwhile is done now."""
+        """Continue the process (SIGCONT): overdue callbacks run now."""
         if node in self._frozen:
             del self._frozen[node]
             self._hold()
@@ -195,10 +195,10 @@ class Network:
         loop.hold((lambda context: context.get(_NODE, "") in frozen) if frozen else None)
 
     def kill(self, node: str) -> None:
-        """The process ends: its listeners are closed, and its connections end as a kernel ends them.
+        """End the process: close its listeners, and its connections as a kernel does.
 
-        That is a FIN, or a RST where it has left bytes unread, and a RST for what is sent to it later. Its own
-        protocols hear nothing any more; its tasks are for the caller to cancel.
+        That is with a FIN, or an RST if it left bytes unread, and RSTs for later data. Its own protocols are not
+        notified; the caller must cancel its tasks.
         """
         self.thaw(node)
         self._ports.release_all(node)
@@ -206,21 +206,21 @@ class Network:
             end.die()
 
     def vanish(self, node: str) -> None:
-        """The host is gone without a word: its connections stay half open, and connecting to it gets no answer."""
+        """Make the host vanish silently: its connections stay half open, and connection attempts get no answer."""
         self._vanished[node] = None
         for end, _ in self._ends(node, ANY):
             end.socket.silent = True
             end.die()
 
     def come_back(self, node: str) -> None:
-        """The vanished host is there again: nothing listens, and bytes on old connections are answered with RST."""
+        """Bring the vanished host back: nothing listens, and data on old connections is answered with RST."""
         self._vanished.pop(node, None)
         self._ports.release_all(node)
         for end, _ in self._ends(node, ANY):
             end.socket.come_back()
 
     def _ends(self, a: str, b: str) -> list[tuple[Transport, Transport]]:
-        """Of every open connection between a and b, the end at a, and the other one; both if a is b."""
+        """For every open connection between a and b, a's end and the other one; both if a is b."""
         pairs = [pair for two in self._pairs.values() for pair in (two, two[::-1])]
         return [(end, other) for end, other in pairs if a in (ANY, end.node) and b in (ANY, other.node)]
 
@@ -238,7 +238,7 @@ def _refused(host: str, port: int) -> OSError:
 
 
 def _check(options: dict[str, object]) -> None:
-    """Raises ValueError if what makes a difference is not simulated."""
+    """Raises ValueError for options that matter but are not simulated."""
     for option in ("ssl", "sock"):
         if options.get(option):
             raise ValueError(f"`{option}` is not simulated")

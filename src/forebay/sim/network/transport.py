@@ -11,17 +11,17 @@ from forebay.sim.network.kernel import FIN, Socket
 from forebay.sim.network.links import Link
 
 READ_BYTES_MAX: Final = 262_144
-"""What asyncio reads at once."""
+"""Most bytes asyncio reads at once."""
 CHOP_BITS: Final = 16
-"""Chopped reads are of at most 2**15 bytes, and as often of a few as of many."""
+"""Chopped reads have at most 2**15 bytes, log-uniformly."""
 HIGH_WATER_BYTES: Final = 65_536
-"""More than this unsent, and the protocol is asked to pause, until a quarter of it is left: asyncio's defaults."""
+"""Above this the protocol's writing is paused, until a quarter of it is left: asyncio's defaults."""
 
 Address = tuple[str, int]
 
 
 class Transport(asyncio.Transport):
-    """The transport of one protocol, on a node. `chop`: hand on what arrives in pieces of random sizes."""
+    """The transport of one protocol, on a node. `chop`: deliver received data in pieces of random sizes."""
 
     __slots__ = (
         "_buffer",
@@ -187,7 +187,7 @@ class Transport(asyncio.Transport):
             buffer.popleft()
         if self._writing_paused and self._buffer_bytes <= self._low_water_bytes:
             self._writing_paused = False
-            self._protocol.resume_writing()  # may write
+            self._protocol.resume_writing()  # the protocol may write here
         if not buffer:
             if self._closing:
                 self._say_lost(None)
@@ -195,7 +195,7 @@ class Transport(asyncio.Transport):
                 self.socket.shut_down()
 
     def can_write_eof(self) -> bool:
-        """Half a connection can be closed."""
+        """Half-closing is supported."""
         return True
 
     def write_eof(self) -> None:
@@ -253,7 +253,7 @@ class Transport(asyncio.Transport):
             self._soon(self._say_lost, error)
 
     def die(self) -> None:
-        """The process is gone: its socket is closed, and its protocol hears nothing any more."""
+        """The process has ended: close its socket without notifying its protocol."""
         self.socket.woken = _nothing
         self._closing = True
         self._buffer.clear()
@@ -270,4 +270,4 @@ class Transport(asyncio.Transport):
 
 
 def _nothing() -> None:
-    """Who is dead does not wake."""
+    """No effect: the process has ended."""

@@ -1,6 +1,6 @@
-"""Another system's routing policy in the place of ours: what it sees, and when it hears of what it has sent.
+"""Another system's routing policy in place of ours: what it sees, and when it learns of results.
 
-Everything else stays as it is. Replicas take all that they are sent: these systems let engines do the queueing.
+Everything else stays the same. Replicas accept all requests: these systems leave queueing to the engines.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -16,7 +16,7 @@ from forebay.sim.rivals.values import Report, Seen, State
 
 
 class _Truth:
-    """An engine, for who may know everything."""
+    """The true state of an engine, for the oracle."""
 
     def __init__(self, engine: Replica, now: Callable[[], float]) -> None:
         self._engine = engine
@@ -33,7 +33,7 @@ class _Truth:
 
 
 class Borrowed:
-    """One gateway's rival. `asked`, of `tenant`, is the request that is to be sent next."""
+    """One gateway's rival policy. `asked`, of `tenant`, is the request to be routed next."""
 
     def __init__(self, row: Row, jobs: dict[int, Job], now: Callable[[], float], rng: Random):
         self._rival = row.make()
@@ -58,7 +58,7 @@ class Borrowed:
         ask: Ask | None = None,
         pricing: Pricing | None = None,
     ) -> Route | Wait | Shed:
-        """In the place of `core.routing.choose`."""
+        """Replaces `core.routing.choose`."""
         job = self.asked
         if job is None:
             return Shed(Code.NO_REPLICA, Why.ALL_TRIED, retry_after_s=1)
@@ -72,14 +72,14 @@ class Borrowed:
         return Route(at, Why.CHEAPEST)
 
     def link(self, node: Node) -> None:
-        """Get to know a replica; it stays."""
+        """Add a replica; it is never removed."""
         cached: set[int] = set()
         self._cached.append(cached)
         self._seqs.append(0)
         self._states.append(State(node.id, cached=cached, truth=_Truth(node.engine, self._now)))
 
     def hear(self, at: int, node: Node, now: float) -> None:
-        """A replica reports."""
+        """A replica's report arrives."""
         engine = node.engine
         self._states[at].report = Report(
             now, engine.waiting, engine.running, engine.waiting_tokens,
@@ -98,7 +98,7 @@ class Borrowed:
         cached.update(news.stored)
 
     def began(self, id: int) -> None:
-        """The first token of a request is there."""
+        """The first token of a request has arrived."""
         if id in self._sent:
             self._rival.first_token(*self._sent[id], self._now())
 

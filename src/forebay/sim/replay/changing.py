@@ -1,8 +1,7 @@
-"""Replicas that come and go during a replay.
+"""Scaling of replicas during a replay.
 
-Once a second everything happens that happens in control: what the gateways have counted and what the replicas report
-become a reading (`control.scaling`), somebody decides how many there should be, and as many are ordered, or finish
-what they have. The newest go first.
+Once a second everything happens that happens in control: gateways' counters and replicas' reports become a reading
+(`control.scaling`), the sizer decides on a number, and replicas are ordered or drained, the newest first.
 """
 
 from collections.abc import Sequence
@@ -25,41 +24,41 @@ from forebay.sim.replay.node import Node
 from forebay.sim.replay.outcome import Outcome, Size
 
 LOOK_S: Final = 1.0
-"""How often control looks and decides, as in the product."""
+"""Interval of scaling decisions, as in the product."""
 SPREAD: Final = 0.15
-"""Of the time that a start takes: log-normal, so that one in ten takes 1.2 times the median."""
+"""Sigma of log-normal start times: one in ten takes 1.2 times the median."""
 COMING: Final = SlotState(f"{MODEL}-0", 0.0, ReplicaState.STARTING)
-"""What a reading is told of a replica that starts: nothing but that it does."""
+"""The slot state of a starting replica, for readings."""
 
 
 class Sizing(NamedTuple):
-    """Who says how many replicas there are, and what that takes."""
+    """The sizer, and the start times of replicas."""
 
     begin: int
-    """So many are ready at the beginning."""
+    """Ready replicas at the beginning."""
     sizer: Sizer | None = None
-    """None: there are always as many."""
+    """None: constant size."""
     start_s: float = 0.0
-    """The median of what a start takes."""
+    """Median start time."""
     on_demand: bool = False
-    """Whether there may be none while nobody asks."""
+    """Whether it may scale to zero."""
 
 
 class House(Protocol):
-    """Where replicas live."""
+    """The host of the replicas."""
 
     def join(self, at: int) -> Node:
-        """A new one, the one at place `at` of all there have been: gateways may send requests there."""
+        """Add replica number `at`; gateways may send requests there."""
 
     def spare(self, node: Node) -> None:
         """Gateways send it no more requests."""
 
     def part(self, node: Node) -> None:
-        """It is gone."""
+        """Remove a replica."""
 
 
 class _Member:
-    """A replica that is ready, or finishes what it has."""
+    """A replica that is ready or draining."""
 
     __slots__ = ("busy_s", "node", "ordered_at", "ready_at", "slot")
 
@@ -68,12 +67,12 @@ class _Member:
         self.ordered_at = ordered_at
         self.ready_at = ready_at
         self.busy_s = 0.0
-        """That it has been busy by the last look."""
+        """Its busy time at the last reading."""
         self.slot = SlotState(f"{MODEL}-{at}", ready_at, ReplicaState.READY, generation=1)
 
 
 class _Start(NamedTuple):
-    """A replica that starts."""
+    """A starting replica."""
 
     ordered_at: float
     takes_s: float
@@ -84,7 +83,8 @@ class _Start(NamedTuple):
 
 
 class Changing:
-    """The replicas of one replay, from `begin` on, each with `gpus`; `slo` is what they are sized for."""
+    """The replicas of one replay, beginning with `begin`, each with `gpus`; `slo` is the objective they are sized
+    for."""
 
     def __init__(self, sizing: Sizing, slo: Slo, house: House, rng: Random, gpus: int) -> None:
         self._sizer = sizing.sizer
@@ -95,12 +95,12 @@ class Changing:
         self._gpus = gpus
         self._wanted = sizing.begin
         self._count = sizing.begin
-        """Replicas there have been."""
+        """Number of replicas so far."""
         self._ready = [_Member(house.join(at), at, 0.0, 0.0) for at in range(sizing.begin)]
         self._coming: list[_Start] = []
         self._going: list[_Member] = []
         self._before: list[Pressed] = []
-        """By gateway, what it had counted at the last look."""
+        """By gateway, its counters at the last reading."""
         self._looked_at = 0.0
         self._started = 0
         self._replica_s = self._ready_s = 0.0
@@ -109,7 +109,7 @@ class Changing:
         self._note(0.0)
 
     def look(self, now: float, gates: Sequence[Gate]) -> None:
-        """See who has come and who is done, and let it be decided."""
+        """Update starting and draining replicas, then let the sizer decide."""
         self._arrive(now)
         self._depart(now)
         reading = self._reading(now, gates)
@@ -124,7 +124,7 @@ class Changing:
         self._note(now)
 
     def close(self, now: float, outcome: Outcome) -> None:
-        """Nothing more happens; `outcome` is told how many there were."""
+        """End; records the numbers of replicas in `outcome`."""
         for start in self._coming:
             self._replica_s += now - start.ordered_at
         for member in (*self._ready, *self._going):
@@ -149,7 +149,7 @@ class Changing:
             self._house.part(member.node)
 
     def _dismiss(self, now: float) -> None:
-        """One less: the newest that starts, or the newest there is."""
+        """Remove one: the newest starting one, else the newest ready one."""
         if self._coming:
             self._replica_s += now - self._coming.pop().ordered_at
             return

@@ -1,4 +1,4 @@
-"""What a simulation assumes of a cluster: hardware, replicas, gateways, and what was promised to clients."""
+"""The simulated cluster: hardware, replicas, gateways, and objectives."""
 
 from typing import Annotated
 
@@ -11,12 +11,12 @@ Seconds = Annotated[float, Field(gt=0, le=86_400)]
 
 
 class Promise(Section):
-    """A request counts as good if it keeps both."""
+    """A request counts as good if it meets both."""
 
     ttft_s: Seconds = 5.0
-    """Time to the first token, from the client's sending on."""
+    """Time to the first token, from when the client sends the request, seconds."""
     tpot_s: Seconds = 0.1
-    """Mean time for each token after the first one."""
+    """Mean time per token after the first, seconds."""
 
 
 class SimCluster(Section):
@@ -27,39 +27,39 @@ class SimCluster(Section):
     model: str = "70B"
     """`8B` or `70B`, of the Llama 3 family."""
     tensor_parallel: int = 4
-    """GPUs of one replica. `forebay simulate --calibration` lists what is known."""
+    """GPUs per replica. `forebay simulate --calibration` lists the known combinations."""
     precision: str = "bf16"
-    """Of the weights: `bf16` or `fp8`."""
+    """Precision of the weights: `bf16` or `fp8`."""
     replicas: Annotated[int, Field(ge=1, le=256)] = 8
-    """How many there are; with `scale`, how many at the beginning."""
+    """Number of replicas; with `scale`, the initial number."""
     scale: ScaleSettings | None = None
-    """How many replicas there are follows from the load: as `scale` of a model in a cluster file."""
+    """Autoscaling, as `scale` of a model in a cluster file; none: a constant number."""
     start_s: Seconds | None = None
-    """What a replica takes to start; none: as its weights on a local disk, an image that is there and an engine with
-    its caches take."""
+    """Start time of a replica, seconds; none: estimated for weights on a local disk, a present image and an engine
+    with its caches."""
     speeds: Annotated[tuple[Annotated[float, Field(gt=0, le=100)], ...], Field(min_length=1)] = (1.0,)
-    """How fast replicas are against what the model says; the list is repeated for all of them."""
+    """Speed of replicas relative to the model; the list is repeated for all of them."""
     kv_tokens: Annotated[int, Field(ge=1024)] | None = None
-    """KV memory of a replica, tokens; by default what its GPUs have left beside the weights."""
+    """KV cache of a replica, tokens; default: what its GPUs have left beside the weights."""
     sequences_max: Annotated[int, Field(ge=1, le=4096)] = 256
-    """How many requests a replica runs at once."""
+    """Most requests that a replica runs at once."""
     step_tokens_max: Annotated[int, Field(ge=64)] = 8192
-    """New tokens in one step: prompts are read in pieces of this size at most."""
+    """Most new tokens per step; longer prompts are prefilled in chunks."""
     gateways: Annotated[int, Field(ge=1, le=64)] = 1
     report_every_s: Seconds = 0.25
-    """How often gateways ask replicas for their load."""
+    """Interval at which gateways poll the load of replicas, seconds."""
     reports_blocks: bool = True
-    """Whether replicas say what their prefix caches hold."""
+    """Whether replicas report their prefix caches."""
     queue_max: Annotated[int, Field(ge=0)] = 10_000
-    """How many requests may wait in each gateway; more are refused."""
+    """Most requests queued in each gateway; more are rejected."""
     queue_timeout_s: Seconds = 60.0
-    """How long a request waits there before it is refused."""
+    """Longest wait in that queue, seconds."""
     slo: Promise = Promise()
-    """What was promised to clients."""
+    """Objectives."""
     gpu_hour_price: Annotated[float, Field(ge=0)] | None = None
-    """What one GPU costs for an hour, in any unit; the report tells the cost in the same."""
+    """Price of a GPU hour, in any unit; the report shows the cost in the same unit."""
 
     @property
     def speeds_of_all(self) -> tuple[float, ...]:
-        """One for each replica."""
+        """One per replica."""
         return tuple(self.speeds[at % len(self.speeds)] for at in range(self.replicas))

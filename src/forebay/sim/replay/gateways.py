@@ -1,6 +1,6 @@
-"""Gateways of a simulation, the product's own, and the clients that talk to them, byte for byte.
+"""The product's own gateways in a simulation, and byte-exact clients.
 
-What is left out is what no decision depends on: sockets, files, and that control has to say which replicas there are.
+Left out is what no decision depends on: sockets, files, and control's announcement of replicas.
 """
 
 import asyncio
@@ -29,9 +29,9 @@ MODEL: Final = "model"
 REVISION: Final = "r-0"
 ENDPOINT: Final = ENDPOINTS[b"/v1/chat/completions"]
 LIMITS: Final = Limits(body_bytes_max=2 * TOKENS_MAX)
-"""A prompt of any trace gets in, at a byte for each token: that it is too long is for an engine to say."""
+"""Large enough for a prompt of any trace, at a byte per token: engines reject prompts that are too long."""
 TICK_S: Final = 0.25
-"""How often a gateway looks at its queues, as a real one does."""
+"""Interval at which a gateway checks its queues, as in the product."""
 HEAD: Final = (
     b"POST /v1/chat/completions HTTP/1.1\r\nhost: sim\r\ncontent-type: application/json\r\n"
     b"x-request-id: %d\r\n%bcontent-length: %d\r\n\r\n%b"
@@ -40,12 +40,12 @@ PRIORITY: Final = b"x-forebay-priority: %b\r\n"
 BODY: Final = b'{"model":"' + MODEL.encode() + b'","stream":true,"messages":%b}'
 END: Final = b"0\r\n\r\n"
 CUT: Final = "cut_off"
-"""The connection was closed before the answer was complete."""
+"""The connection was closed before the response was complete."""
 UNKNOWN: Final = "unknown"
 
 
 class Client(asyncio.Transport):
-    """A client's connection. It hears the first byte and the end of every answer."""
+    """A client's connection, which observes the first byte and the end of every response."""
 
     def __init__(self, gate: "Gate") -> None:
         super().__init__()
@@ -56,12 +56,12 @@ class Client(asyncio.Transport):
         self._connection.connection_made(self)
 
     def ask(self, id: int, request: bytes) -> None:
-        """Send a request; the one before must have been answered."""
+        """Send a request; the previous one must have been answered."""
         self.id, self._began = id, False
         self._connection.data_received(request)
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """A piece of the answer."""
+        """A part of the response."""
         if not self._began:
             self._began = True
             if int(data[9:12]) != 200:
@@ -72,7 +72,7 @@ class Client(asyncio.Transport):
             self._gate.ended(self, OK)
 
     def abort(self) -> None:
-        """The gateway cuts the connection."""
+        """The gateway closes the connection."""
         self._gate.ended(self, CUT)
 
     close = abort
@@ -84,14 +84,14 @@ class Client(asyncio.Transport):
         return 0
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Nothing is ever held."""
+        """No effect: nothing is buffered."""
 
     def get_extra_info(self, name: str, default: object = None) -> object:
         return default
 
 
 class Gate:
-    """One gateway, its links to the replicas, and its clients. `began(id)` and `ended(id, code)` are told."""
+    """One gateway, its links to replicas, and its clients. Calls `began(id)` and `ended(id, code)`."""
 
     def __init__(
         self,
@@ -114,14 +114,14 @@ class Gate:
         self._idle: list[Client] = []
         self._borrowed: Borrowed | None = None
         self._links: dict[str, tuple[int, Link]] = {}
-        """By replica, with its place among all there have been."""
+        """By replica, with its number among all replicas so far."""
         self.served = self.gateway.served[MODEL] = Served(routes, self.gateway.account(MODEL))
         self.served.pricing.gateways = gateways
         self.gateway.snapshot = Snapshot(1, (routes,))
         self.gateway.dispatcher.take_over(self.gateway.snapshot)
 
     def link(self, node: Node, at: int) -> None:
-        """Get to know a replica, the one at place `at` of all there have been."""
+        """Add replica number `at`."""
         replica = Replica(node.id, 1, REVISION, node.id, 1, ReplicaState.READY)
         link = self.served.link(replica, Pool(node.id, 1, self._group))
         self.served.links.append(link)
@@ -130,22 +130,22 @@ class Gate:
             self._borrowed.link(node)
 
     def spare(self, node: Node) -> None:
-        """Send no more requests to a replica, which finishes what it has."""
+        """Stop sending requests to a replica, which drains."""
         self._links[node.id][1].plan(ReplicaState.DRAINING)
 
     def unlink(self, node: Node) -> None:
-        """A replica is gone."""
+        """Remove a replica."""
         _, link = self._links.pop(node.id)
         self.served.links = [each for each in self.served.links if each is not link]
         self.served.unlink(link)
 
     def borrow(self, rival: Borrowed) -> None:
-        """Let another system's policy choose the replicas."""
+        """Let another system's policy choose replicas."""
         self._borrowed = rival
         self.gateway.chooser = rival.choose
 
     def hear(self, node: Node, report: LoadReport, now: float) -> None:
-        """Take over a replica's load report, and send what can go now, as a gateway does after each."""
+        """Apply a replica's load report and dispatch queued requests, as a gateway does after each report."""
         served = self.served
         at, link = self._links[node.id]
         served.heard(link, report, len(link.attempts), now, now)
@@ -158,7 +158,7 @@ class Gate:
         self.gateway.pump(served)
 
     def ask(self, job: Job, messages: bytes, band: str, tenant: str) -> None:
-        """Let a client send a prompt: the JSON of its messages."""
+        """Let a client send a prompt, given as the JSON of its messages."""
         id = job.id
         if self._borrowed is not None:
             self._borrowed.asked, self._borrowed.tenant = job, tenant
@@ -168,13 +168,13 @@ class Gate:
         client.ask(id, HEAD % (id, more, len(body), body))
 
     def began(self, client: Client) -> None:
-        """A client has the first byte of its answer."""
+        """A client got the first byte of its response."""
         if self._borrowed is not None:
             self._borrowed.began(client.id)
         self._began(client.id)
 
     def ended(self, client: Client, code: str) -> None:
-        """A client has its answer, or an error, or its connection was cut."""
+        """A client got its response, an error, or a closed connection."""
         id = client.id
         if self._borrowed is not None:
             self._borrowed.ended(id)
@@ -183,6 +183,6 @@ class Gate:
         self._ended(id, code)
 
     def close(self) -> None:
-        """Let go of the replicas."""
+        """Close the connections to replicas."""
         for link in self.served.links:
             link.pool.close()

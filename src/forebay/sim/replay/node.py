@@ -1,7 +1,7 @@
-"""A replica as gateways see it: an engine of the model, behind as many connections as they open.
+"""A replica as gateways see it: an engine model behind connections.
 
-The request comes as the bytes that a gateway sends to a worker, and the answer goes back as the bytes of a worker's
-event stream: one event with the first token, one at the end. What happens in between is leapt over.
+Requests are the bytes that a gateway sends to a worker, responses those of a worker's event stream: one event with
+the first token, one at the end. Everything in between is skipped.
 """
 
 import asyncio
@@ -38,11 +38,11 @@ class Port(asyncio.Transport):
         self.job: Job | None = None
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """A request has come."""
+        """A request arrives."""
         self.node.take(self, bytes(data))
 
     def abort(self) -> None:
-        """The gateway does not want the answer any more."""
+        """The gateway cancels the request."""
         self.node.leave(self)
 
     close = abort
@@ -51,13 +51,13 @@ class Port(asyncio.Transport):
         return False
 
     def pause_reading(self) -> None:
-        """Clients of a simulation read at once."""
+        """No effect: simulated clients read immediately."""
 
     resume_reading = pause_reading
 
 
 class Node:
-    """One replica. `jobs` says what a request with this id asks for; `done` hears of those that are."""
+    """One replica. `jobs`: the job of each request id; `done` is called with finished ones."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Node:
         self.id = replica
         self.engine = engine
         self.version = 0
-        """Grows with everything that a load report could tell."""
+        """Increases with every change that a load report would show."""
         self._jobs = jobs
         self._room = room
         self._reports_blocks = reports_blocks
@@ -86,7 +86,7 @@ class Node:
 
     @property
     def idle(self) -> bool:
-        """Whether it has no request."""
+        """Whether it has no requests."""
         return not self._ports
 
     def take(self, port: Port, request: bytes) -> None:
@@ -120,7 +120,7 @@ class Node:
             self._set(now)
 
     def report(self, model: str, revision: str) -> LoadReport:
-        """What it says of its load."""
+        """Its load report."""
         self._catch_up()
         engine = self.engine
         running, waiting = engine.running, engine.waiting
@@ -131,7 +131,7 @@ class Node:
         )  # fmt: skip
 
     def news(self, seq: int) -> BlockNews | None:
-        """What has changed in its prefix cache since change `seq`."""
+        """Changes of its prefix cache after change `seq`."""
         if not self._reports_blocks:
             return None
         self._catch_up()
@@ -141,7 +141,7 @@ class Node:
         return self._journal.since(seq, estimated=False)
 
     def _catch_up(self) -> None:
-        """What it reports is of now."""
+        """Advance the engine, so that reports are current."""
         if not self._busy:
             now = self._loop.time()
             self._advance(now)
@@ -154,7 +154,7 @@ class Node:
         self._set(now)
 
     def _advance(self, now: float) -> None:
-        """Send what has come of the requests. Gateways may send new ones meanwhile."""
+        """Send the results of requests. Gateways may send new ones meanwhile."""
         self._busy = True
         for happened in self.engine.advance(now):
             self.version += 1

@@ -1,4 +1,4 @@
-"""What a replay has found: what every request has met, and what follows for all of them."""
+"""Results of a replay: per request, and summarised."""
 
 import math
 from array import array
@@ -16,14 +16,14 @@ OK = "ok"
 
 
 class Slo(NamedTuple):
-    """What a request has to meet to count as good."""
+    """The limits within which a request counts as good."""
 
     ttft_s: float
     tpot_s: float
 
 
 class Work(NamedTuple):
-    """What one replica has done."""
+    """The work of one replica."""
 
     requests: int
     prefilled_tokens: int
@@ -33,15 +33,15 @@ class Work(NamedTuple):
 
 
 class Worked(Protocol):
-    """What a replica has done, of itself."""
+    """The work counters of a replica."""
 
     @property
     def prefilled_tokens(self) -> int:
-        """Of prompts, that it has computed."""
+        """Computed prompt tokens."""
 
     @property
     def hit_tokens(self) -> int:
-        """Of prompts, that were in its cache."""
+        """Cached prompt tokens."""
 
     @property
     def busy_s(self) -> float:
@@ -49,22 +49,22 @@ class Worked(Protocol):
 
     @property
     def preemptions(self) -> int:
-        """Requests that it had to begin again."""
+        """Preempted requests."""
 
 
 class Size(NamedTuple):
-    """How many replicas there are from a time on."""
+    """Numbers of replicas from a time on."""
 
     at_s: float
     wanted: int
     ready: int
-    """That requests may be sent to."""
+    """Replicas that accept requests."""
     there: int
-    """All that take up GPUs: also those that start, and those that finish what they have before they go."""
+    """Replicas that occupy GPUs, including starting and draining ones."""
 
 
 class Outcome:
-    """Columns with an entry per request, in the order of arrival; times in seconds, NaN where there is none."""
+    """Columns with an entry per request, in the order of arrival; times in seconds, NaN if there is none."""
 
     __slots__ = (
         "arrived_at",
@@ -87,19 +87,19 @@ class Outcome:
         nothing = array("d", [math.nan]) * requests
         none, no = array("q", [0]) * requests, array("i", [-1]) * requests
         self.codes = [""] * requests
-        """How each has ended: `ok`, the code of the error, `cut_off`; empty: not at all."""
+        """How each ended: `ok`, an error code, `cut_off`; empty: not at all."""
         self.arrived_at, self.first_at, self.ended_at = array("d", nothing), array("d", nothing), nothing
         self.prompt_tokens, self.output_tokens, self.cached_tokens = array("q", none), array("q", none), none
         self.replica = no
-        """Index of the one that has finished it; -1: none has."""
+        """Index of the replica that finished it; -1: none."""
         self.replicas: list[Work] = []
         self.lasted_s = 0.0
         self.sizes: list[Size] = []
-        """One for each change."""
+        """One per change."""
         self.started = 0
-        """Replicas that were ordered after the beginning."""
+        """Replicas ordered after the start."""
         self.replica_s = self.ready_s = 0.0
-        """Of all replicas together, from the order, and from when they were ready, until they were gone."""
+        """Summed over replicas: time from the order, and from readiness, until they stopped."""
 
     def arrived(self, id: int, now: float, arrival: Arrival) -> None:
         """A client sends its request."""
@@ -113,12 +113,12 @@ class Outcome:
         self.cached_tokens[id] = cached_tokens
 
     def ended(self, id: int, now: float, code: str) -> None:
-        """A client has its answer, or an error."""
+        """A client got its response or an error."""
         self.ended_at[id] = now
         self.codes[id] = code
 
     def close(self, now: float, engines: Sequence[Worked]) -> None:
-        """Nothing more happens. `engines`: of all replicas; they were there from the beginning on."""
+        """End of the replay. `engines`: of all replicas, which are assumed to have existed from the start."""
         self.lasted_s = now
         several = len(engines)
         self.sizes = [Size(0.0, several, several, several)]
@@ -131,7 +131,7 @@ class Outcome:
 
 
 class Summary(NamedTuple):
-    """The figures of a replay. Times in seconds; of requests that were answered, except where it says otherwise."""
+    """Metrics of a replay. Times in seconds, of answered requests unless stated otherwise."""
 
     requests: int
     goodput: float
@@ -142,28 +142,28 @@ class Summary(NamedTuple):
     tpot_s: tuple[float, ...]
     e2e_s: tuple[float, ...]
     cache_hit: float
-    """Share of the prompts' tokens that were in a cache."""
+    """Cached share of prompt tokens."""
     imbalance: float
-    """Prompt tokens that were computed, of the replica with the most of them over the mean."""
+    """Computed prompt tokens of the busiest replica over the mean."""
     busy: float
-    """Share of the time that replicas were busy."""
+    """Busy share of the replicas' time."""
     refused: dict[str, int]
-    """Requests that were not answered, by the code of their error."""
+    """Unanswered requests, by error code."""
     preemptions: int
     replica_hours: float
     lasted_s: float
     replicas_mean: float = 0.0
-    """That took up GPUs, over the time."""
+    """Mean number of replicas that occupied GPUs."""
     replicas_max: int = 0
-    """That were ever wanted."""
+    """Largest desired number."""
     turns: int = 0
-    """How often the wanted number began to go the other way."""
+    """How often the desired number changed direction."""
     started: int = 0
-    """Replicas that were ordered after the beginning."""
+    """Replicas ordered after the start."""
 
 
 def summary(outcome: Outcome, slo: Slo) -> Summary:
-    """Sum up a replay; quantiles are those of `QUANTILES`."""
+    """Summarise a replay; quantiles are those of `QUANTILES`."""
     arrived, first, ended = (np.array(x) for x in (outcome.arrived_at, outcome.first_at, outcome.ended_at))
     codes, output = outcome.codes, np.array(outcome.output_tokens)
     ok = np.array([code == OK for code in codes], dtype=bool)
@@ -198,7 +198,7 @@ def summary(outcome: Outcome, slo: Slo) -> Summary:
 
 
 def turns(wanted: Sequence[int]) -> int:
-    """How often a number begins to go the other way."""
+    """How often a sequence changes direction."""
     ways = [after > before for before, after in pairwise(wanted) if after != before]
     return sum(before != after for before, after in pairwise(ways))
 

@@ -1,4 +1,4 @@
-"""Replay a workload against a cluster: what every request has met, and what the replicas have done."""
+"""Replay a workload against a cluster, and record requests and replicas."""
 
 import asyncio
 import gc
@@ -25,16 +25,16 @@ from forebay.sim.rivals.table import RIVALS
 
 MESSAGES: Final = b'[{"role":"user","content":"%b"}]'
 BLOCK_TEXT: Final = 32
-"""Repeats of an id of 16 digits: with one byte for a token, the 512 tokens of a block."""
+"""Repetitions of a 16-digit id: at one byte per token, the 512 tokens of a block."""
 ALONE: Final = 1 << 63
-"""Ids of what is in one prompt only begin here."""
+"""First id of unique prompt parts."""
 UNLIMITED: Final = 1_000_000
-"""Capacity of a replica for gateways that leave queueing to it."""
+"""Capacity of a replica for policies that leave queueing to it."""
 PROGRESS_EVERY: Final = 256
 
 
 class _Wires:
-    """Connections lead to the nodes of the simulation."""
+    """Connections to the simulated nodes."""
 
     def __init__(self) -> None:
         self.nodes: dict[str, Node] = {}
@@ -62,10 +62,10 @@ def replay(
     sizing: Sizing | None = None,
     progress: Callable[[int], None] = lambda done: None,
 ) -> Outcome:
-    """Let every request of the workload arrive at its time. The same arguments give the same outcome.
+    """Let every request of the workload arrive at its time. Deterministic for equal arguments.
 
-    Without `sizing` there are always `cluster.replicas`; a rival as `policy` knows fleets of one size only, and a
-    ValueError says so.
+    Without `sizing` there are always `cluster.replicas`. Rival policies support only a constant size and raise
+    ValueError otherwise.
     """
     if sizing is not None and sizing.sizer is not None and policy in RIVALS:
         raise ValueError(f"{policy} knows no replicas that come and go")
@@ -87,12 +87,12 @@ class _Replay:
         self._sizing = sizing or Sizing(cluster.replicas)
         self._jobs: dict[int, Job] = {}
         self._nodes: list[Node] = []
-        """Those that are there."""
+        """Current replicas."""
         self._worked: list[Worked] = []
-        """What all have done that there ever were."""
+        """Work of all replicas, including removed ones."""
         self._gates: list[Gate] = []
         self._told: list[dict[str, int]] = []
-        """For every gateway, by node, what was the newest that the one has heard of the other."""
+        """Per gateway, by node: the last version received."""
         self._next = 0
         self._open = 0
         self._outcome = Outcome(len(workload.arrivals))
@@ -136,7 +136,7 @@ class _Replay:
         return Changing(self._sizing, promise, self, chance, cluster.tensor_parallel)
 
     def join(self, at: int) -> Node:
-        """One more replica, for `changing`."""
+        """Add a replica, for `changing`."""
         node = self._node(at)
         self._nodes.append(node)
         self._wires[node.id] = node
@@ -154,7 +154,7 @@ class _Replay:
             gate.spare(node)
 
     def part(self, node: Node) -> None:
-        """It is gone; what it has done is kept, and nothing else of it."""
+        """Remove it; only its work statistics are kept."""
         self._nodes.remove(node)
         del self._wires[node.id]
         engine = node.engine
@@ -218,7 +218,7 @@ class _Replay:
     # --- time
 
     def _watch(self) -> None:
-        """From the first request on, and until the last one has ended, gateways look around."""
+        """Run the gateways' timers while requests are open."""
         if self._watching:
             return
         self._watching = True
@@ -226,14 +226,14 @@ class _Replay:
         self._every(self._cluster.report_every_s, self._poll)
 
     def _every(self, period_s: float, do: Callable[[], None]) -> None:
-        """Do it at the next multiple of a time, as long as requests are under way."""
+        """Call `do` at multiples of a period while requests are open."""
         turn = int(self._loop.time() / period_s) + 1
         self._loop.call_at(turn * period_s, self._again, turn, period_s, do)
 
     def _again(self, turn: int, period_s: float, do: Callable[[], None]) -> None:
         do()
         if self._open:
-            turn += 1  # counted, as sums of a period drift
+            turn += 1  # multiples, as repeated addition would drift
             self._loop.call_at(turn * period_s, self._again, turn, period_s, do)
         else:
             self._watching = False
@@ -248,9 +248,10 @@ class _Replay:
             gate.gateway.expire()
 
     def _poll(self) -> None:
-        """Gateways ask replicas for their load; who has nothing new to say is left out."""
+        """Gateways poll replicas; unchanged reports are skipped."""
         now = self._loop.time()
-        reports = [(node, node.report(MODEL, REVISION)) for node in self._nodes]  # all are asked before any is heard
+        # all are polled before any report is processed
+        reports = [(node, node.report(MODEL, REVISION)) for node in self._nodes]
         for gate, told in zip(self._gates, self._told, strict=True):
             for node, report in reports:
                 if told[node.id] != node.version:
@@ -259,7 +260,7 @@ class _Replay:
 
 
 def prompt_text(arrival: Arrival, id: int) -> bytes:
-    """A prompt of one byte for each token, which begins like others as far as their blocks are the same."""
+    """A prompt with one byte per token, sharing prefixes as its blocks say."""
     known = b"".join([b"%016x" % block * BLOCK_TEXT for block in arrival.blocks])
     missing = arrival.prompt_tokens - len(known)
     return (
@@ -269,7 +270,7 @@ def prompt_text(arrival: Arrival, id: int) -> bytes:
 
 @contextmanager
 def _quiet_gc() -> Iterator[None]:
-    """A collection of all that a long replay holds would find nothing, again and again."""
+    """Reduce garbage collection: scanning a long replay's live objects would find nothing."""
     before = gc.get_threshold()
     gc.set_threshold(50_000, 50, 1000)
     try:

@@ -1,6 +1,6 @@
-"""Line charts as SVG, and their values, from which other pictures can be drawn as well.
+"""Line charts as SVG, and their values, from which other charts can be drawn.
 
-Colours come from the page: series n has the class `s<n>`, so that a page in the dark can choose other ones.
+Colours come from the page: series n has the class `s<n>`, so that a dark theme can choose others.
 """
 
 import math
@@ -10,17 +10,17 @@ from typing import Final, NamedTuple
 
 WIDTH, HEIGHT = 560, 320
 LEFT, RIGHT, TOP, BOTTOM = 52, 24, 46, 44
-"""Space around the plot, for the words."""
+"""Margins for labels."""
 SMALLEST: Final = 1e-300
-"""What is less is nothing: steps of it would be."""
+"""Smaller values count as 0, as tick steps for them would underflow."""
 TICKS: Final = 6
 LEGEND_ROW: Final = 16
 COLOURS: Final = 8
-"""Classes that a page has to give colours; further series begin again with a broken line."""
+"""Colour classes that a page must define; further series reuse them with dashed lines."""
 
 
 class Series(NamedTuple):
-    """A named line. `steps`: each value holds until the next one. `faint`: it is there to compare with."""
+    """A named line. `steps`: each value holds until the next one. `faint`: for comparison only."""
 
     name: str
     points: Sequence[tuple[float, float]]
@@ -29,7 +29,8 @@ class Series(NamedTuple):
 
 
 class Chart(NamedTuple):
-    """What is drawn, all from 0 up. `log_x`: from the smallest x above 0, each decade as wide as any other."""
+    """A chart; axes begin at 0. `log_x`: logarithmic x axis, beginning at the decade of the smallest positive
+    value."""
 
     title: str
     x: str
@@ -37,7 +38,7 @@ class Chart(NamedTuple):
     series: Sequence[Series]
     log_x: bool = False
     y_max: float | None = None
-    """None: as the values need it."""
+    """None: automatic."""
 
 
 class _Axis(NamedTuple):
@@ -46,7 +47,7 @@ class _Axis(NamedTuple):
 
 
 def svg(chart: Chart) -> str:
-    """The chart as an element for a page of HTML; without any values an empty plot."""
+    """The chart as an element for an HTML page; an empty plot without values."""
     across, up = _x_axis(chart), _y_axis(chart)
     legend = LEGEND_ROW * len(chart.series)
     parts = [
@@ -68,7 +69,7 @@ def svg(chart: Chart) -> str:
 
 
 def decades(chart: Chart) -> tuple[float, float]:
-    """The powers of ten that the x of a chart lie between; different ones, where there is but one x too."""
+    """The powers of ten that enclose the x values of a chart; always two different ones."""
     values = [x for series in chart.series for x, _ in series.points if x >= SMALLEST]
     low, high = math.floor(math.log10(min(values, default=0.1))), math.ceil(math.log10(max(values, default=1.0)))
     return 10.0**low, 10.0 ** max(high, low + 1)
@@ -96,13 +97,13 @@ def _y_axis(chart: Chart) -> _Axis:
 
 
 def _most(values: Sequence[float]) -> float:
-    """The largest of them, or 1 where it cannot be told from 0."""
+    """The largest value, or 1 if it is indistinguishable from 0."""
     most = max(values, default=0.0)
     return most if most >= SMALLEST else 1.0
 
 
 def steps(most: float) -> list[float]:
-    """From 0 up to `most`, above 0, in round steps (1, 2 or 5 times a power of ten), about `TICKS` of them."""
+    """Ticks from 0 to `most` (above 0) in round steps (1, 2 or 5 times a power of ten), about `TICKS` of them."""
     rough = most / TICKS
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough)

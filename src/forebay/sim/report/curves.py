@@ -1,4 +1,4 @@
-"""How a replay went, small enough to keep for every one: distributions and courses instead of every request."""
+"""Condensed results of a replay: distributions and time series instead of every request."""
 
 from typing import Final, NamedTuple
 
@@ -12,29 +12,29 @@ CDF_POINTS: Final = 200
 SIZES_MAX: Final = 400
 BUCKETS_MAX: Final = 60
 BUCKET_REQUESTS_MIN: Final = 10
-"""A rate of fewer requests on average would be noise."""
+"""With fewer requests per bucket on average, rates would be noise."""
 
 
 class Curves(NamedTuple):
-    """Courses of one replay."""
+    """Curves of one replay."""
 
     ttft: Points
-    """Time to first token in seconds, and the share of all requests that had it by then."""
+    """CDF of the time to first token, seconds, over all requests."""
     tpot: Points
-    """Mean time for each token after the first one in seconds, and the share of all requests that were as quick."""
+    """CDF of the mean time per token after the first, seconds, over all requests."""
     arrived: Points
-    """Seconds from the start, and requests that came in a second."""
+    """Time from the start, seconds, and arrivals per second."""
     good: Points
-    """Seconds from the start, and requests that came in a second and were answered within the limits."""
+    """Time from the start, seconds, and arrivals per second that were answered within the limits."""
     computed: tuple[int, ...]
-    """Prompt tokens that each replica had to compute, the one with the most first. Unlike the time that it was busy,
-    this tells replicas apart that are never idle."""
+    """Prompt tokens computed by each replica, descending. Unlike busy time, this distinguishes replicas that are
+    never idle."""
     replicas: Points = ()
-    """Seconds from the start, and replicas that take up GPUs from then on."""
+    """Time from the start, seconds, and replicas that occupy GPUs from then on."""
 
 
 def curves(outcome: Outcome, slo: Promise) -> Curves:
-    """Draw up the courses of a replay of at least one request."""
+    """The curves of a replay of at least one request."""
     arrived, first, ended = (np.array(x) for x in (outcome.arrived_at, outcome.first_at, outcome.ended_at))
     ok = np.array([code == OK for code in outcome.codes], dtype=bool)
     tpot = (ended - first) / np.maximum(np.array(outcome.output_tokens) - 1, 1)
@@ -52,7 +52,7 @@ def curves(outcome: Outcome, slo: Promise) -> Curves:
 
 
 def _sizes(outcome: Outcome) -> Points:
-    """Every change, or of many the largest number in each stretch of time."""
+    """Every change, or if there are many the maximum per interval."""
     points = [(size.at_s, float(size.there)) for size in outcome.sizes]
     if len(points) > SIZES_MAX:
         stretch_s = outcome.lasted_s / SIZES_MAX

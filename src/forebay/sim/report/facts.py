@@ -1,4 +1,4 @@
-"""What was simulated, in words: the same on the screen and on the page."""
+"""A description of the simulation, the same on screen and page."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -11,20 +11,20 @@ SPEEDS_SHOWN = 6
 
 
 class Scope(NamedTuple):
-    """What was replayed how often."""
+    """What was replayed and how often."""
 
     workload: str
     load: Description
     policies: Sequence[str]
-    """What lines of tables are called."""
+    """The row labels of tables."""
     seeds: Sequence[int]
     scales: Sequence[float]
     fleets: Sequence[str] = ()
-    """Who sizes fleets; empty: they stay as they are."""
+    """Sizers of fleets; empty: constant size."""
 
 
 def facts(scope: Scope, cluster: SimCluster) -> list[tuple[str, str]]:
-    """Names and sentences."""
+    """Labels and texts."""
     load, slo = scope.load, cluster.slo
     told = [
         ("cluster", _cluster(cluster)),
@@ -33,14 +33,14 @@ def facts(scope: Scope, cluster: SimCluster) -> list[tuple[str, str]]:
         ("requests", f"{load.requests:,} in {span(load.span_s)}, {load.rate_per_s:.3g}/s, {_arrivals(load.gap_cv)}"),
         ("tokens", f"prompts {_spread(load.prompt_tokens)}; answers {_spread(load.output_tokens)}"),
         ("prefixes", _prefixes(load)),
-        ("good", f"first token within {slo.ttft_s:g} s, then {slo.tpot_s * 1000:g} ms a token on the mean"),
+        ("good", f"first token within {slo.ttft_s:g} s, then {slo.tpot_s * 1000:g} ms per token on average"),
     ]
     if scope.fleets:
         told.insert(1, ("fleet", _fleet(cluster)))
     if len(scope.seeds) > 1:
         told.append(("seeds", f"{scope.seeds[0]} to {scope.seeds[-1]}; ± is the 95 % interval of the mean over them"))
     if tuple(scope.scales) != (1.0,):
-        told.append(("step times", f"{', '.join(f'{scale:g}' for scale in scope.scales)} times what the model says"))
+        told.append(("step times", f"{', '.join(f'{scale:g}' for scale in scope.scales)} times the model's"))
     return told
 
 
@@ -59,17 +59,17 @@ def _fleet(cluster: SimCluster) -> str:
     scale = cluster.scale or USUAL
     return (
         f"begins with that many; {scale.min} to {scale.max} where it is scaled; a start takes "
-        f"{span(cold_start_s(cluster))}; GPU-hours count from the order of a replica until it has gone"
+        f"{span(cold_start_s(cluster))}; GPU-hours count from a replica's order until it has stopped"
     )
 
 
 def _gateways(cluster: SimCluster) -> str:
-    blocks = "" if cluster.reports_blocks else ", which say nothing of their prefix caches"
+    blocks = "" if cluster.reports_blocks else ", without reports of prefix caches"
     return f"{cluster.gateways}, load reports of replicas every {cluster.report_every_s:g} s{blocks}"
 
 
 def _arrivals(gap_cv: float) -> str:
-    return f"gaps vary by {gap_cv:.2f} of their mean (1: by chance alone)"
+    return f"gaps vary by {gap_cv:.2f} of their mean (1: Poisson)"
 
 
 def _spread(tokens: Spread) -> str:
@@ -78,12 +78,12 @@ def _spread(tokens: Spread) -> str:
 
 def _prefixes(load: Description) -> str:
     if load.hit_share is None:
-        return "nothing is known of what prompts share: no cache can hit"
-    return f"an endless cache would hold {load.hit_share:.1%} of all prompt tokens"
+        return "shared prefixes are unknown: no cache can hit"
+    return f"an unbounded cache would hit {load.hit_share:.1%} of all prompt tokens"
 
 
 def span(seconds: float) -> str:
-    """A time as people say it: `42 s`, `59 min`, `7.0 days`."""
+    """A readable duration: `42 s`, `59 min`, `7.0 days`."""
     if seconds < 120:
         return f"{seconds:.3g} s"
     if seconds < 7200:

@@ -1,4 +1,4 @@
-"""The figures of replays: the mean over seeds with its confidence interval, and differences paired by seed."""
+"""Metrics of replays: means over seeds with confidence intervals, and differences paired by seed."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -16,13 +16,13 @@ T_95: Final = (
 """Student's t, 97.5 %, for 1 to 30 degrees of freedom."""
 Z_95: Final = 1.959964
 USUAL: Final = "cpr"
-"""The routing policy that is not named beside who sizes a fleet."""
+"""The default routing policy, which is omitted from labels of sized fleets."""
 _Line = tuple[float, str, str]
 """Scale, policy, fleet."""
 
 
 class Unit(Enum):
-    """How a figure is written."""
+    """The unit of a metric, for formatting."""
 
     SHARE = "share"
     SECONDS = "seconds"
@@ -32,14 +32,14 @@ class Unit(Enum):
 
 
 class Figure(NamedTuple):
-    """One figure of a replay."""
+    """A metric of a replay."""
 
     label: str
     unit: Unit
     better: int
     """1: more is better, -1: less is, 0: neither."""
     of: Callable[[Summary, SimCluster], float | None]
-    """None: it does not apply."""
+    """None: not applicable."""
 
 
 def _gpu_hours(summary: Summary, cluster: SimCluster) -> float:
@@ -77,7 +77,7 @@ FIGURES: Final[Mapping[str, Figure]] = {
     "gpu_hours": Figure("GPU-hours", Unit.COUNT, -1, _gpu_hours),
     "cost": Figure("cost", Unit.MONEY, -1, _cost),
 }
-"""By their stable names, units last."""
+"""By stable name, with the unit as suffix."""
 
 
 class Estimate(NamedTuple):
@@ -85,7 +85,7 @@ class Estimate(NamedTuple):
 
     mean: float
     half_width: float | None
-    """Of its 95 % confidence interval; None: one value tells nothing of its spread."""
+    """Half-width of its 95 % confidence interval; None with a single value."""
 
     @property
     def is_clear(self) -> bool:
@@ -101,11 +101,11 @@ class Result(NamedTuple):
     seed: int
     summary: Summary
     fleet: str = ""
-    """Who sized the fleet; empty: it was always the same."""
+    """The fleet's sizer; empty: constant size."""
 
 
 def label(policy: str, fleet: str) -> str:
-    """What a line of a table is called: by who sizes the fleet, where somebody does."""
+    """The row label: the sizer of the fleet, if there is one, and the policy."""
     return policy if not fleet else fleet if policy == USUAL else f"{fleet}, {policy}"
 
 
@@ -118,14 +118,14 @@ class Row(NamedTuple):
     figures: Mapping[str, Estimate]
     """By the names of `FIGURES`, without those that do not apply."""
     refused: Mapping[str, float]
-    """Code of the error → requests, the mean over seeds."""
+    """Error code → requests, mean over seeds."""
     against: Mapping[str, Estimate]
-    """This less the first policy, paired by seed; for the first policy itself empty."""
+    """Difference to the first policy, paired by seed; empty for the first policy itself."""
     fleet: str = ""
 
     @property
     def name(self) -> str:
-        """As in tables."""
+        """The label in tables."""
         return label(self.policy, self.fleet)
 
 
@@ -149,8 +149,8 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 
 def rows(results: Sequence[Result], cluster: SimCluster) -> list[Row]:
-    """One row for each policy and scale in the order that they first come in; the first policy is the one that the
-    others are compared to. Every policy must have met the same seeds at the same scales."""
+    """One row per policy and scale, in order of first appearance; others are compared with the first policy. All must
+    have the same seeds at the same scales."""
     groups: dict[_Line, dict[int, Summary]] = {}
     for result in results:
         groups.setdefault((result.scale, result.policy, result.fleet), {})[result.seed] = result.summary
@@ -180,7 +180,7 @@ def _row(
 
 
 def shown(value: float, unit: Unit) -> str:
-    """A figure as people read it."""
+    """A formatted value."""
     if math.isnan(value):
         return "-"
     match unit:
@@ -195,7 +195,7 @@ def shown(value: float, unit: Unit) -> str:
 
 
 def _seconds(value: float) -> str:
-    """Three figures: `318 ms`, `1.24 s`, `12.4 s`."""
+    """Three significant digits: `318 ms`, `1.24 s`, `12.4 s`."""
     size = abs(value)
     if size < 0.9995:
         thousandths = value * 1000
@@ -204,7 +204,7 @@ def _seconds(value: float) -> str:
 
 
 def shown_distance(value: float, unit: Unit) -> str:
-    """How far one figure is from another: as `shown`, but shares in percentage points."""
+    """A difference: as `shown`, but shares in percentage points."""
     return f"{value * 100:.1f} pp" if unit is Unit.SHARE else shown(value, unit)
 
 

@@ -1,4 +1,4 @@
-"""The report as one page of HTML that needs nothing else: no script, no file beside it, no network."""
+"""The report as one self-contained HTML page: no scripts, external files or network access."""
 
 from collections.abc import Mapping, Sequence
 from importlib import resources
@@ -15,17 +15,17 @@ from forebay.sim.report.tables import refusals, tables, title
 
 
 class Report(NamedTuple):
-    """All that a report tells."""
+    """The content of a report."""
 
     scope: Scope
     cluster: SimCluster
     rows: Sequence[Row]
     curves: Mapping[str, Curves]
-    """Policy → its courses at `curves_at`."""
+    """Policy → its curves at `curves_at`."""
     curves_at: str
-    """Which of several runs the courses are of; empty: there is only one of each policy."""
+    """The run that the curves are of; empty: there is only one per policy."""
     command: str
-    """A line for a shell that gives the same figures again."""
+    """A shell command that reproduces the figures."""
 
 
 def page(report: Report) -> str:
@@ -44,8 +44,7 @@ def page(report: Report) -> str:
 
 
 def charts(report: Report) -> list[Chart]:
-    """How long requests waited for their first token and for each after it, how many were answered well over time,
-    and how much work each replica had, or how many there were where that changes."""
+    """TTFT and TPOT distributions, goodput over time, and each replica's work, or their number if it changes."""
     curves = report.curves
     arrived = next(iter(curves.values())).arrived
     return [
@@ -97,5 +96,5 @@ def _sizes(curves: Mapping[str, Curves]) -> Chart:
 
 
 def _by_rank(tokens: Sequence[int]) -> list[tuple[float, float]]:
-    """A step for each, the last one as wide as the others."""
+    """One step per replica, including the last one."""
     return [(float(rank), each / 1e6) for rank, each in enumerate((*tokens, tokens[-1]))]

@@ -1,4 +1,4 @@
-"""Tables of figures, for a page as for a screen: a line for each policy."""
+"""Tables of metrics, for page and screen: a row per policy."""
 
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
@@ -10,7 +10,7 @@ IN_TABLE: Final = (
     "goodput", "goodput_per_s", "ttft_mean_s", "ttft_p50_s", "ttft_p90_s", "ttft_p99_s", "tpot_p50_s", "tpot_p90_s",
     "tpot_p99_s", "e2e_p50_s", "e2e_p90_s", "e2e_p99_s", "cache_hit", "imbalance", "refused", "gpu_hours", "cost",
 )  # fmt: skip
-"""Figures that are shown; JSON has all."""
+"""Metrics that are shown; JSON has all."""
 OF_FLEETS: Final = (
     "goodput", "ttft_p50_s", "ttft_p90_s", "ttft_p99_s", "tpot_p50_s", "tpot_p90_s", "tpot_p99_s", "e2e_p50_s",
     "e2e_p90_s", "e2e_p99_s", "cache_hit", "refused", "replicas_mean", "replicas_max", "turns", "gpu_hours", "cost",

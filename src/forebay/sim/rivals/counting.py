@@ -1,4 +1,4 @@
-"""Policies that count requests or follow a key, as every load balancer has them."""
+"""Policies that count requests or hash a key, as in common load balancers."""
 
 import math
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ LOAD_FACTOR: Final = 1.25
 
 
 class AnyReplica(Rival):
-    """One at random."""
+    """A random one."""
 
     __slots__ = ()
 
@@ -38,7 +38,7 @@ class RoundRobin(Rival):
 
 
 class LeastRequests(Rival):
-    """The one with the fewest requests of this gateway; among equals one at random."""
+    """The one with the fewest requests of this gateway; ties at random."""
 
     __slots__ = ()
 
@@ -61,14 +61,14 @@ class PowerOfTwo(Rival):
 
 
 class BoundedHash(Rival):
-    """Consistent hashing with bounded loads: a key has an order of replicas and goes to the first below the bound.
+    """Consistent hashing with bounded loads: a key goes to the first replica in its order that is below the bound.
 
     The bound is that of Mirrokni, Thorup and Zadimoghaddam: ceil(factor · (requests + 1) / replicas). Rendezvous
-    hashing orders the replicas, which is what a ring with very many virtual nodes comes to. The key is that of the
-    prompt's first `key_blocks` blocks; with 0 it is the tenant.
+    hashing orders the replicas, equivalent to a ring with very many virtual nodes. The key is that of the prompt's
+    first `key_blocks` blocks; with 0 it is the tenant.
 
-    `to_least` is the rule of SMG's `prefix_hash`: at most factor · (requests + 1) / replicas at the key's own
-    replica, or else the least loaded one.
+    `to_least` is the rule of SMG's `prefix_hash`: the key's own replica if it has at most factor · (requests + 1) /
+    replicas, else the least loaded one.
     """
 
     __slots__ = ("_factor", "_key_blocks", "_names", "_to_least")

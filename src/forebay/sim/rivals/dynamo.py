@@ -1,4 +1,4 @@
-"""NVIDIA Dynamo's KV router: prompts to be read and requests under way, both in blocks of KV memory."""
+"""NVIDIA Dynamo's KV router: queued prefill and active requests, both in KV blocks."""
 
 import math
 from collections.abc import Sequence
@@ -15,23 +15,24 @@ class Weights(NamedTuple):
     prefill: float = 1.0
     """`prefill_load_scale`; once called the overlap weight."""
     credit: float = 1.0
-    """`overlap_score_credit`: what a cached block takes off the work, 0..1."""
+    """`overlap_score_credit`: how much a cached block reduces the work, 0..1."""
     decay: float = 0.0
-    """`overlap_score_credit_decay`: how fast the credit fades where more prompts wait than elsewhere."""
+    """`overlap_score_credit_decay`: how fast the credit decays where more prompts wait than elsewhere."""
     temperature: float = 0.0
     """0: the lowest cost; above: softmax over the costs, scaled to 0..1."""
     events: bool = True
-    """Engines say what their caches hold."""
+    """Engines report their caches."""
     predicted_s: float | None = None
-    """What was sent to a replica is taken to be in its cache for so long."""
+    """How long prompts sent to a replica are assumed to be cached."""
 
 
 class KvRouter(Rival):
-    """cost = prefill · max(0, prompts to be read + prompt - credit · overlap) + blocks in use with the request's own.
+    """cost = prefill · max(0, queued prefill + prompt - credit · overlap) + active blocks including the request's
+    own.
 
-    A prompt counts as to be read, without what was cached, until its first token comes. Blocks in use are those of
-    prompts under way, each once; what answers add is not counted. Among equal costs it draws. The router can also
-    hold requests back (while 16 full steps of prompts wait everywhere, as shipped); that is left out.
+    A prompt's uncached part counts as queued until its first token arrives. Active blocks are those of prompts in
+    flight, each once; generated tokens are not counted. Ties are drawn. The router's option to hold requests back
+    (while 16 full steps of prompts wait everywhere, as shipped) is left out.
     """
 
     __slots__ = ("_active", "_expected", "_loose", "_unread", "_weights")
@@ -41,7 +42,7 @@ class KvRouter(Rival):
         self._unread = Unread()
         self._active = Counted()
         self._loose: dict[str, int] = {}
-        """Blocks in use of which nobody knows the content: none is shared."""
+        """Active blocks of unknown content, which are not shared."""
         self._expected = None if weights.predicted_s is None else Expected(weights.predicted_s)
 
     def choose(self, request: Seen, replicas: Sequence[State], now: float, rng: Random) -> int:
@@ -57,7 +58,7 @@ class KvRouter(Rival):
         return rng.choices(alive, odds)[0]
 
     def costs(self, request: Seen, replicas: Sequence[State], now: float) -> list[float]:
-        """Of each of these replicas, in blocks."""
+        """Cost of each of these replicas, in blocks."""
         size = request.block_tokens
         prefill, credit, decay, *_ = self._weights
         own = math.ceil(request.tokens / size)
@@ -93,7 +94,7 @@ class KvRouter(Rival):
         self._loosen(request, replica, -1)
 
     def _overlaps(self, request: Seen, replicas: Sequence[State], now: float) -> list[int]:
-        """Tokens of the prompt that each holds, by the engines' word or by expectation."""
+        """Cached tokens of the prompt at each replica, reported or predicted."""
         blocks = request.blocks
         depths = [held(blocks, replica.cached) if self._weights.events else 0 for replica in replicas]
         if self._expected is not None:

@@ -1,6 +1,6 @@
 """The endpoint picker of the Gateway API inference extension, which is llm-d's router: weighted scorers.
 
-It trusts what the last scrape of metrics says (every 50 ms as shipped) and does not count what it has sent since.
+It relies on the last metrics scrape (every 50 ms as shipped) and ignores what it has sent since.
 """
 
 from collections.abc import Sequence
@@ -11,21 +11,20 @@ from forebay.sim.rivals.history import Lately, Unread
 from forebay.sim.rivals.values import Rival, Seen, State, drawn, held, hit_tokens, live
 
 MATCHED_TOKENS_MAX: Final = 131_072
-"""What two prompts share beyond this is not compared."""
+"""Longer shared prefixes are not compared."""
 KV_TOKENS: Final = 31_250 * 16
-"""Size of a replica's cache if it does not say: 31,250 blocks of 16 tokens."""
+"""Default cache size of a replica: 31,250 blocks of 16 tokens."""
 COARSE: Final = 4.0
-"""Its index has as many blocks as the engine, but of 64 tokens where vLLM's have 16: it remembers four times more."""
+"""Its index has as many blocks as the engine, but of 64 tokens instead of vLLM's 16: it remembers four times more."""
 PEAK_TOKENS_PER_S: Final = 15_928.0
 """Prefill speed that its affinity filter assumes: Qwen 32B on two H100."""
 
 
 class Scorers(Rival):
-    """The highest sum of weighted scores of 0..1; among equals one at random.
+    """The highest sum of weighted scores of 0..1; ties at random.
 
-    Queue: (most waiting - waiting) / (most - fewest waiting), 1 if all have the same. KV: 1 - share in use. Prefix:
-    matched / all blocks of the prompt, by its own record of what it has sent where or, with `events`, by the engines'
-    word.
+    Queue: (most waiting - waiting) / (most - fewest waiting), 1 if all are equal. KV: 1 - share in use. Prefix:
+    matched / all blocks of the prompt, by its own record of sent prompts or, with `events`, by the engines' reports.
     """
 
     __slots__ = ("_events", "_kv", "_prefix", "_queue", "_remembers", "_sent")
@@ -66,12 +65,13 @@ class Scorers(Rival):
         if self._events:
             return
         blocks = request.blocks[: MATCHED_TOKENS_MAX // request.block_tokens]
-        self._sent.add(replica.id, blocks)  # in this order: the beginning of a prompt is forgotten first
+        self._sent.add(replica.id, blocks)  # in this order the beginning of a prompt is forgotten first
         size = self._remembers * (replica.report.kv_tokens or KV_TOKENS) / request.block_tokens
         self._sent.trim(replica.id, int(size))
 
     def _matched(self, blocks: Sequence[int], ids: Sequence[str]) -> list[int]:
-        """Blocks of each replica before the first that none has, even if it lacks some of them."""
+        """Matching blocks of each replica before the first block that no replica has, even if it lacks some of
+        them."""
         owners = self._sent.owners.get
         runs: dict[int, int] = {}
         for block in blocks:
@@ -84,10 +84,11 @@ class Scorers(Rival):
 
 
 class TokenLoad(Rival):
-    """llm-d's later setting: those that hold 80 % of the prompt, and of them the one with the least prompt work.
+    """llm-d's later setting: replicas that have 80 % of the prompt cached, and of them the one with the least prefill
+    work.
 
-    The work is what this gateway has sent there and what has not brought a first token, and the request's own
-    uncached part. If holders would answer later than others by more than 18 s, all are looked at.
+    Work is what this gateway has sent there and what has no first token yet, plus the request's own uncached part. If
+    these replicas would be slower than others by more than 18 s, all are considered.
     """
 
     __slots__ = ("_penalty_s", "_share_min", "_tokens_per_s", "_unread")

@@ -1,4 +1,4 @@
-"""What a router knows of caches and queues without asking: what it has sent, and what has come back."""
+"""A router's own bookkeeping of caches and queues: what it has sent, and what has returned."""
 
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
@@ -7,7 +7,7 @@ from forebay.sim.rivals.values import Seen, State
 
 
 class Owners:
-    """Block → replicas, one bit each. A block stands for all before it, so one walk answers for all replicas."""
+    """Block → bit set of replicas. A block stands for its whole prefix, so one walk answers for all replicas."""
 
     __slots__ = ("_bits", "owners")
 
@@ -23,7 +23,7 @@ class Owners:
         return bit
 
     def depths(self, blocks: Sequence[int], ids: Iterable[str]) -> list[int]:
-        """How many blocks from the first on each of these replicas has."""
+        """Length of the matching prefix at each of these replicas, in blocks."""
         bits = [self.bit(id) for id in ids]
         owners = self.owners.get
         holders = sum(bits)
@@ -43,7 +43,7 @@ class Owners:
         return [ends.get(bit, depth) for bit in bits]
 
     def drop(self, block: int, bit: int) -> None:
-        """The replica has this block no more."""
+        """Remove a block of a replica."""
         rest = self.owners[block] & ~bit
         if rest:
             self.owners[block] = rest
@@ -52,7 +52,7 @@ class Owners:
 
 
 class Lately(Owners):
-    """What was sent to each replica, with the blocks used last at the end."""
+    """Blocks sent to each replica, in LRU order."""
 
     __slots__ = ("_used",)
 
@@ -61,7 +61,7 @@ class Lately(Owners):
         self._used: dict[str, OrderedDict[int, None]] = {}
 
     def add(self, id: str, blocks: Iterable[int]) -> None:
-        """Blocks are used, in this order."""
+        """Use blocks, in this order."""
         bit, owners = self.bit(id), self.owners
         used = self._used.setdefault(id, OrderedDict())
         for block in blocks:
@@ -72,14 +72,14 @@ class Lately(Owners):
                 owners[block] = owners.get(block, 0) | bit
 
     def trim(self, id: str, blocks_max: int) -> None:
-        """Forget what was not used for longest."""
+        """Evict the least recently used blocks."""
         bit, used = self.bit(id), self._used.setdefault(id, OrderedDict())
         while len(used) > blocks_max:
             self.drop(used.popitem(last=False)[0], bit)
 
 
 class Counted(Owners):
-    """Blocks that replicas have for as long as somebody says so: each counts how often it was added."""
+    """Reference-counted blocks of replicas."""
 
     __slots__ = ("_counts",)
 
@@ -88,7 +88,7 @@ class Counted(Owners):
         self._counts: dict[str, dict[int, int]] = {}
 
     def add(self, id: str, blocks: Iterable[int]) -> None:
-        """Once more."""
+        """Add a reference to each block."""
         bit, owners = self.bit(id), self.owners
         counts = self._counts.setdefault(id, {})
         for block in blocks:
@@ -96,7 +96,7 @@ class Counted(Owners):
             owners[block] = owners.get(block, 0) | bit
 
     def remove(self, id: str, blocks: Iterable[int]) -> None:
-        """Once less; they were added."""
+        """Remove a reference from each block."""
         bit, counts = self.bit(id), self._counts[id]
         for block in blocks:
             if counts[block] == 1:
@@ -106,12 +106,12 @@ class Counted(Owners):
                 counts[block] -= 1
 
     def count(self, id: str) -> int:
-        """How many different blocks a replica has."""
+        """Number of distinct blocks of a replica."""
         return len(self._counts.get(id, ()))
 
 
 class Expected:
-    """Blocks that a replica should hold for a while because a prompt with them was sent there."""
+    """Blocks that a replica should have for a while, because a prompt with them was sent there."""
 
     __slots__ = ("_counted", "_sent", "_ttl_s")
 
@@ -126,7 +126,7 @@ class Expected:
         self._sent.append((now + self._ttl_s, id, blocks))
 
     def depths(self, blocks: Sequence[int], ids: Iterable[str], now: float) -> list[int]:
-        """How many blocks from the first on are expected of each of these replicas."""
+        """Length of the expected prefix at each of these replicas, in blocks."""
         sent = self._sent
         while sent and sent[0][0] <= now:
             _, id, gone = sent.popleft()
@@ -135,7 +135,7 @@ class Expected:
 
 
 class Unread:
-    """Prompt tokens that this gateway has sent and whose answers have not begun, by replica."""
+    """Prompt tokens sent by this gateway that have no first token yet, by replica."""
 
     __slots__ = ("_charges", "_tokens")
 
@@ -144,14 +144,14 @@ class Unread:
         self._charges: dict[tuple[int, str], int] = {}
 
     def tokens(self, id: str) -> int:
-        """Of one replica."""
+        """Tokens of one replica."""
         return self._tokens.get(id, 0)
 
     def charge(self, request: Seen, replica: State, tokens: int) -> None:
-        """A request is sent; so many tokens of its prompt are new to the replica."""
+        """A request is sent, with this many uncached prompt tokens."""
         self._charges[request.id, replica.id] = tokens
         self._tokens[replica.id] = self._tokens.get(replica.id, 0) + tokens
 
     def release(self, request: Seen, replica: State) -> None:
-        """Its answer begins, or it has ended. Further calls do nothing."""
+        """Its response begins, or it has ended. Further calls have no effect."""
         self._tokens[replica.id] = self.tokens(replica.id) - self._charges.pop((request.id, replica.id), 0)

@@ -1,4 +1,4 @@
-"""LMetric (Zhang et al., OSDI 2026): prompt tokens to be read, times requests."""
+"""LMetric (Zhang et al., OSDI 2026): queued prefill tokens times requests."""
 
 from collections.abc import Sequence
 from random import Random
@@ -8,10 +8,10 @@ from forebay.sim.rivals.values import Rival, Seen, State, drawn, held, hit_token
 
 
 class LMetric(Rival):
-    """The lowest (prompt tokens that wait there + those of the request that are not cached) · (requests there + 1).
+    """The lowest (queued prefill tokens + the request's uncached tokens) · (requests there + 1).
 
-    The router's own books say what waits: those of the one router of the paper are complete. With `reported` it is
-    what the replicas said last.
+    Queues come from the router's own bookkeeping, which is complete with the paper's single router; with `reported`,
+    from the replicas' last reports.
     """
 
     __slots__ = ("_reported", "_unread")
@@ -30,7 +30,7 @@ class LMetric(Rival):
         queue = report.waiting_tokens if self._reported else self._unread.tokens(replica.id)
         requests = report.waiting + report.running if self._reported else replica.in_flight
         new = request.tokens - hit_tokens(request, held(request.blocks, replica.cached))
-        return (queue + max(1, new)) * (requests + 1)  # one token is always read, so that loads still count
+        return (queue + max(1, new)) * (requests + 1)  # at least one token is prefilled, so that loads still count
 
     def sent(self, request: Seen, replica: State, now: float) -> None:
         """See `Rival`."""

@@ -1,4 +1,4 @@
-"""A router that knows all but the arrivals to come: real queues, caches, speeds, and how long answers get."""
+"""A router that knows everything but future arrivals: true queues, caches, speeds, and response lengths."""
 
 from collections.abc import Sequence
 from random import Random
@@ -9,8 +9,8 @@ from forebay.sim.rivals.values import Rival, Seen, State, live
 class Oracle(Rival):
     """The lowest predicted time to the first token, or to the last (`to_the_end`), with a price on new work.
 
-    With price 0 each request gets what is best for itself alone. That is no bound for what can be reached: nobody
-    pays for splitting a prefix over all caches. The price is how often the reading of its own prompt counts again.
+    With price 0 each request gets what is best for itself. That is no upper bound, as spreading a prefix over all
+    caches costs it nothing. `price`: how many more times its own prefill counts.
     """
 
     __slots__ = ("_price", "_to_the_end")
@@ -20,12 +20,12 @@ class Oracle(Rival):
         self._price = price
 
     def choose(self, request: Seen, replicas: Sequence[State], now: float, rng: Random) -> int:
-        """See `Rival`. Raises ValueError if the truth is hidden from it."""
+        """See `Rival`. Raises ValueError if the true state is not available."""
         return min(live(replicas), key=lambda at: (self._cost_s(request, replicas[at]), replicas[at].in_flight))
 
     def _cost_s(self, request: Seen, replica: State) -> float:
         truth = replica.truth
         if truth is None:
-            raise ValueError(f"nothing is known of how {replica.id} really is")
+            raise ValueError(f"the true state of {replica.id} is not available")
         cost_s = truth.first_token_s(request) + self._price * truth.read_s(request)
         return cost_s + request.output_tokens * truth.token_s() if self._to_the_end else cost_s

@@ -1,4 +1,4 @@
-"""Two routers of vLLM's production-stack: `prefixaware`, which knows no load, and `loadaware`, made to mend that."""
+"""Two routers of vLLM's production-stack: `prefixaware`, which ignores load, and its fix `loadaware`."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -9,14 +9,14 @@ from forebay.sim.rivals.history import Owners
 from forebay.sim.rivals.values import Rival, Seen, State, held, hit_tokens, live
 
 RATE_WINDOW_S: Final = 60.0
-"""Over which the router measures a replica's rate of requests."""
+"""Window over which the router measures a replica's request rate."""
 
 
 class PrefixAware(Rival):
-    """At random among those that got the longest beginning of the prompt before. Nothing is ever forgotten.
+    """A random one of those that got the longest prefix of the prompt before. Nothing is ever evicted.
 
-    `match_tokens_min`: shorter matches count for nothing; then the replica with the lowest rate of requests is taken,
-    the first one that has had none yet.
+    `match_tokens_min`: shorter matches are ignored; then the replica with the lowest request rate is chosen, first
+    those without any requests.
     """
 
     __slots__ = ("_match_tokens_min", "_sent", "_trie")
@@ -54,9 +54,9 @@ class PrefixAware(Rival):
 
 
 class LoadAware(Rival):
-    """The highest of: share of the prompt that is cached - beta · (requests - their mean) / max(1, their mean).
+    """The highest of: cached share of the prompt - beta · (requests - their mean) / max(1, their mean).
 
-    What is cached it learns from the caches themselves.
+    Cached blocks are known from the engines' reports.
     """
 
     __slots__ = ("_beta",)

@@ -1,7 +1,7 @@
-"""`cache_aware` of SGLang's model gateway, now Shepherd Model Gateway (SMG): a switch between affinity and load.
+"""`cache_aware` of SGLang's model gateway, now Shepherd Model Gateway (SMG): switches between affinity and load.
 
-While the loads are uneven the least loaded replica gets the request. While they are even it goes where its prompt is:
-to the replica that the router's own tree of past prompts names, if enough of it matches, else to the least loaded.
+While loads are uneven, the least loaded replica gets the request. While they are even, the replica that the router's
+own tree of past prompts names, if enough of the prompt matches, else the least loaded.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from forebay.sim.rivals.history import Lately
 from forebay.sim.rivals.values import Rival, Seen, State, held, hit_tokens, live
 
 CHARS: Final = 4
-"""Characters of a token: SMG measures its trees in characters."""
+"""Characters per token: SMG measures its trees in characters."""
 
 
 class Switch(NamedTuple):
@@ -22,22 +22,22 @@ class Switch(NamedTuple):
     """Share of the prompt that must match."""
     balance_abs: int = 64
     balance_rel: float = 1.5
-    """Loads are uneven if max - min is above the one, and max above the other times min."""
+    """Loads are uneven if max - min exceeds the first value, and max exceeds the second times min."""
     kv_spread: float = 1.0
-    """They are uneven too if KV shares differ by more; 1: never."""
+    """Also uneven if KV shares differ by more; 1: never."""
     kv_overload: float = 1.0
     """Or if a KV share is above this."""
     eviction_s: float = 120.0
     tree_tokens: int = 2**26 // CHARS
-    """What a replica has in the tree beyond this is forgotten at each eviction."""
+    """A replica's tokens in the tree beyond this are removed at each eviction."""
     events: bool = False
-    """Ask the index of engine events instead of the tree: the replica with the most matching blocks, however few."""
+    """Use the index of engine events instead of the tree: the replica with the most matching blocks, however few."""
 
 
 class CacheAware(Rival):
     """One tree for all: a node belongs to every replica that got a prompt through it; a match leads to the first.
 
-    If that one has gone, the request goes to the first live replica and is not recorded.
+    If that one is gone, the request goes to the first live replica and is not recorded.
     """
 
     __slots__ = ("_chosen", "_evict_at", "_first", "_stray", "_switch", "_tree")
@@ -82,7 +82,7 @@ class CacheAware(Rival):
         for block in request.blocks:
             if block not in owners:
                 first[block] = bit
-        self._tree.add(replica.id, reversed(request.blocks))  # leaves are evicted before what they hang on
+        self._tree.add(replica.id, reversed(request.blocks))  # leaves are evicted before their parents
 
     def _uneven(self, replicas: Sequence[State], alive: Sequence[int]) -> bool:
         switch = self._switch
@@ -94,7 +94,7 @@ class CacheAware(Rival):
         return max(shares) > switch.kv_overload or max(shares) - min(shares) > switch.kv_spread
 
     def _match(self, blocks: Sequence[int]) -> tuple[int, int]:
-        """How far the tree matches, and the bit of the replica that this leads to."""
+        """The length of the match, and the bit of the matching replica."""
         owners = self._tree.owners
         depth = held(blocks, owners)
         if not depth:

@@ -1,4 +1,4 @@
-"""The rivals, each as shipped and with its settings changed."""
+"""The rivals, as shipped and with modified settings."""
 
 from collections.abc import Callable
 from typing import Final, NamedTuple
@@ -14,15 +14,15 @@ from forebay.sim.rivals.values import Rival
 
 
 class Row(NamedTuple):
-    """One rival. Every gateway makes its own."""
+    """A rival. Every gateway creates its own instance."""
 
     make: Callable[[], Rival]
     source: str
-    """Where its rule and its numbers are published."""
+    """Source of its rule and constants."""
     changed: str = ""
-    """What was changed against what is shipped, and why; empty: nothing."""
+    """Changes from what is shipped, and why; empty: none."""
     events: bool = False
-    """Whether it needs engines that say what their caches hold."""
+    """Whether it needs engines that report their caches."""
 
 
 _TEXTBOOK: Final = "textbook"
@@ -113,4 +113,4 @@ RIVALS: Final[dict[str, Row]] = {
     "oracle.price_1": Row(lambda: Oracle(price=1.0), _OWN, "new work counts twice"),
     "oracle.price_4": Row(lambda: Oracle(price=4.0), _OWN, "new work counts five times"),
 }
-"""By the names that a simulation knows them by; behind the dot is what was changed."""
+"""By name in simulations; the part after the dot names the change."""

@@ -1,4 +1,4 @@
-"""What another system's router sees, and what it is asked."""
+"""The interface of another system's router."""
 
 import math
 from collections.abc import Container, Sequence
@@ -12,45 +12,45 @@ class Seen(NamedTuple):
 
     id: int
     tokens: int
-    """Length of the prompt; at least 1."""
+    """Prompt length; at least 1."""
     blocks: tuple[int, ...] = ()
-    """Chained ids of the prompt's blocks; empty: nothing is known of what it shares with others."""
+    """Chained ids of the prompt's blocks; empty: shared prefixes are unknown."""
     block_tokens: int = 512
     tenant: str = ""
     output_tokens: int = 0
-    """Length of the answer. No router knows it; the oracle may look."""
+    """Response length. Only the oracle may use it."""
 
 
 class Report(NamedTuple):
-    """What a replica last said of itself; that is as old as the reports of the simulation are."""
+    """A replica's last report, as old as the simulation's report interval allows."""
 
     at_s: float = -math.inf
     waiting: int = 0
     """Requests in the engine's queue."""
     running: int = 0
     waiting_tokens: int = 0
-    """Prompt tokens of those waiting, as far as the cache does not hold them."""
+    """Uncached prompt tokens of the queued requests."""
     kv_share: float = 0.0
-    """Share of the KV memory that requests hold, 0..1; what is only cached counts as free."""
+    """Share of the KV memory held by requests, 0..1; merely cached blocks count as free."""
     kv_tokens: int = 0
-    """Size of the KV memory; 0: not said."""
+    """Size of the KV memory; 0: unknown."""
 
 
 UNHEARD: Final = Report()
-"""Of a replica that has not reported yet."""
+"""Used before a replica's first report."""
 
 
 class Truth(Protocol):
-    """What the engine itself would say at this moment, if nothing else came. For the oracle only."""
+    """The engine's true state, assuming no further arrivals. For the oracle only."""
 
     def first_token_s(self, request: Seen) -> float:
-        """When this request would have its first token: after all that waits, at the real speed."""
+        """The request's time to first token: after all queued requests, at the real speed."""
 
     def read_s(self, request: Seen) -> float:
-        """How much of that is the reading of its own prompt, without what the cache will hold by then."""
+        """The part of it that is its own prefill, without what will be cached by then."""
 
     def token_s(self) -> float:
-        """The time from token to token if one more request ran."""
+        """Time per token if one more request ran."""
 
 
 @dataclass(slots=True, eq=False)
@@ -60,34 +60,34 @@ class State:
     id: str
     alive: bool = True
     in_flight: int = 0
-    """Requests that this gateway has sent there and that have not ended."""
+    """This gateway's requests in flight there."""
     report: Report = UNHEARD
     cached: Container[int] = ()
-    """The blocks that its cache holds by its own word: for routers that listen to the events of engines."""
+    """Blocks that it reports as cached, for routers that use engine events."""
     truth: Truth | None = None
 
 
 class Rival:
-    """A routing policy. It sends every request on at once and leaves queueing to the engines."""
+    """A routing policy. It dispatches every request at once and leaves queueing to the engines."""
 
     __slots__ = ()
 
     def choose(self, request: Seen, replicas: Sequence[State], now: float, rng: Random) -> int:
-        """The index of a replica that is alive. Raises ValueError if none is."""
+        """The index of a live replica. Raises ValueError if there is none."""
         raise NotImplementedError
 
     def sent(self, request: Seen, replica: State, now: float) -> None:
-        """The request went to this replica, the one just chosen; `in_flight` may count it already."""
+        """The request was sent to this replica, the one just chosen; `in_flight` may include it already."""
 
     def first_token(self, request: Seen, replica: State, now: float) -> None:
-        """Its answer begins."""
+        """Its response begins."""
 
     def done(self, request: Seen, replica: State, now: float) -> None:
-        """It has ended, well or not."""
+        """It has ended, successfully or not."""
 
 
 def live(replicas: Sequence[State]) -> list[int]:
-    """The indexes of those alive. Raises ValueError if none is."""
+    """The indexes of live replicas. Raises ValueError if there are none."""
     alive = [at for at, replica in enumerate(replicas) if replica.alive]
     if not alive:
         raise ValueError("no replica is alive")
@@ -95,13 +95,13 @@ def live(replicas: Sequence[State]) -> list[int]:
 
 
 def drawn(alive: Sequence[int], costs: Sequence[float], rng: Random) -> int:
-    """One of those of the lowest cost, at random."""
+    """A random one of those with the lowest cost."""
     lowest = min(costs)
     return rng.choice([at for at, cost in zip(alive, costs, strict=True) if cost == lowest])
 
 
 def held(blocks: Sequence[int], cached: Container[int]) -> int:
-    """How many blocks from the first on a cache holds."""
+    """Length of the cached prefix, in blocks."""
     for depth, block in enumerate(blocks):
         if block not in cached:
             return depth
@@ -109,5 +109,5 @@ def held(blocks: Sequence[int], cached: Container[int]) -> int:
 
 
 def hit_tokens(request: Seen, depth: int) -> int:
-    """How much of the prompt so many of its blocks are: the last one may be a part of a block."""
+    """Tokens in this many blocks of the prompt; the last block may be partial."""
     return min(depth * request.block_tokens, request.tokens)

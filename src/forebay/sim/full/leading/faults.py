@@ -1,4 +1,4 @@
-"""What may go wrong with those who lead."""
+"""Faults of leading controls."""
 
 from collections.abc import Callable, Iterable, Sequence
 from random import Random
@@ -18,20 +18,20 @@ class Member(Protocol):
 
     @property
     def seat(self) -> Seat | None:
-        """What makes it one of several."""
+        """Its lease and fence, if it is one of several."""
 
     def kill(self) -> None:
-        """It is gone."""
+        """Kill it."""
 
     def freeze(self) -> None:
-        """It is stopped, and does nothing until it is thawed."""
+        """Stop it until it is thawed."""
 
     def thaw(self) -> None:
-        """It goes on as if nothing had happened."""
+        """Continue it."""
 
 
 class Field(Protocol):
-    """What these faults work on."""
+    """What these faults act on."""
 
     @property
     def members(self) -> Sequence[Member]:
@@ -39,10 +39,10 @@ class Field(Protocol):
 
     @property
     def leader(self) -> Member | None:
-        """Whoever leads by right, if its process runs."""
+        """The rightful leader, if its process runs."""
 
     def start(self) -> None:
-        """All that do not run begin again."""
+        """Restart all that do not run."""
 
 
 Fault = Callable[[Field, Random], Undo | None]
@@ -74,7 +74,7 @@ def _stops(field: Field, rng: Random) -> Undo | None:
 
 
 def _stops_acting(field: Field, rng: Random) -> Undo | None:
-    """It is stopped the next time that it is about to do something, after it has made sure that it may."""
+    """Stop the leader at its next action, after it has checked that it may act."""
     leader = field.leader
     if leader is None or leader.seat is None:
         return None
@@ -89,7 +89,7 @@ def _stops_acting(field: Field, rng: Random) -> Undo | None:
 
 
 def _loses_store(field: Field, rng: Random) -> Undo | None:
-    """The leader does not reach the store any more; the others do."""
+    """The leader cannot reach the store; the others can."""
     leader = field.leader
     return None if leader is None else _without_store([leader])
 

@@ -1,4 +1,4 @@
-"""What makes a control one of several: a lease in a store that it may lose, and the fence; and who watches."""
+"""The leadership of one of several controls: its lease in a store that may fail, its fence, and the checks."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -20,33 +20,33 @@ from forebay.store.leadership import Leadership
 
 LEASE_S: Final = 2.0
 ACT_S: Final = 0.01
-"""It takes a moment from deciding to acting, in which a process may be stopped."""
+"""Delay between deciding and acting, in which a process may be stopped."""
 
 
 def nothing() -> None:
-    """There is nothing to do."""
+    """No effect."""
 
 
 class Reign:
-    """Who leads by right: whoever has raised the fence last. `book` hears of it when somebody else does anything."""
+    """The rightful leader: the last one that raised the fence. `book` records actions of any other."""
 
     def __init__(self, book: Book) -> None:
         self.epoch = 0
         self._book = book
 
     def begins(self, epoch: int, who: str) -> None:
-        """A control leads from now on."""
+        """A control becomes the leader."""
         self._book.note("leads", who, epoch)
         self._book.expect(epoch > self.epoch, "every term has an epoch of its own", f"{who}: {epoch}, {self.epoch}")
         self.epoch = max(epoch, self.epoch)
 
     def acts(self, epoch: int, what: str) -> None:
-        """The control of an epoch has done something."""
+        """The control of an epoch has acted."""
         self._book.expect(epoch == self.epoch, "a deposed leader changes nothing", f"{what}: {epoch}, {self.epoch}")
 
 
 class VirtualLeadership(Leadership):
-    """A database has a clock of its own; here it tells virtual time."""
+    """Leadership whose database clock is virtual time."""
 
     def now(self, connection: Connection) -> float:
         """The time of the database, seconds."""
@@ -54,46 +54,46 @@ class VirtualLeadership(Leadership):
 
 
 class Seat:
-    """The place of one control. `store` is the database as this control reaches it, `epochs` the fence's folder."""
+    """The leadership state of one control. `store` is its access to the database, `epochs` the fence's folder."""
 
     def __init__(self, store: Store, cluster: str, epochs: Path, reign: Reign) -> None:
         self.store = ShakyStore(store, lambda: None)
         self.reign = reign
         self.term: Term | None = None
-        """Its last one."""
+        """Its last term."""
         self.before_act: Callable[[], None] = nothing
-        """Called when it is about to place or remove a unit, and has decided that it may."""
+        """Called when it is about to place or remove a unit, after it has checked that it may."""
         self._cluster = cluster
         self._epochs = epochs
 
     def candidate(self, who: str, note: Callable[[str, str], None]) -> Candidate:
-        """A control that begins."""
+        """The candidate of a starting control."""
         self.term = None
         leadership = VirtualLeadership(self._reach, self._cluster, who, who, LEASE_S)
         return Candidate(leadership, self._epochs, who, note)
 
     def begins(self, term: Term, who: str) -> None:
-        """It leads."""
+        """It becomes the leader."""
         self.term = term
         self.reign.begins(term.epoch, who)
 
     @property
     def leads(self) -> bool:
-        """Whether it thinks so."""
+        """Whether it believes that it leads."""
         return self.term is not None and not self.term.over
 
     @property
     def sure(self) -> bool:
-        """Whether it leads for as long as its lease runs: one that was stopped meanwhile only thinks so."""
+        """Whether its lease is still valid: one that was stopped meanwhile only believes that it leads."""
         return self.term is not None and not self.term.why_not()
 
     @property
     def epoch(self) -> int:
-        """Of its last term."""
+        """The epoch of its last term."""
         return 0 if self.term is None else self.term.epoch
 
     def guarded(self, term: Term) -> Store:
-        """The store for what it writes as a leader."""
+        """The store for its writes as leader."""
         return _Reached(term.guard(self.store), self._reach)
 
     def _reach(self) -> Store:
@@ -103,7 +103,7 @@ class Seat:
 
 
 class _Reached(Store):
-    """A store that has to be reached for every transaction."""
+    """A store that checks reachability for every transaction."""
 
     def __init__(self, store: Store, reach: Callable[[], Store]) -> None:
         super().__init__(store._engine, store.name)
@@ -124,7 +124,7 @@ class _Reached(Store):
 
 
 class FencedProvider(MachineProvider):
-    """The provider as a leader uses it, which looks at the fence before every act, as the local one does."""
+    """The leader's provider, which checks the fence before every action, as the local one does."""
 
     def __init__(self, machine: Machine, book: Book, fence: Fence, seat: Seat) -> None:
         super().__init__(machine, book)

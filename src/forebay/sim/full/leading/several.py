@@ -1,4 +1,4 @@
-"""All controls of a cluster that has several: seen from outside, the one that leads."""
+"""All controls of a cluster with several; from outside, the leading one."""
 
 import asyncio
 from pathlib import Path
@@ -18,7 +18,7 @@ from forebay.store.database import Store
 
 
 class Several:
-    """As many controls as the profile says, each a process of its own, with one store and one snapshot file."""
+    """The controls of a profile, each its own process, with one store and one snapshot file."""
 
     deployments: Deployments | None = None
     stage: Stage | None = None
@@ -46,11 +46,11 @@ class Several:
             for number in range(profile.controls)
         )  # fmt: skip
         self._last = self.members[0]
-        """Who was seen to lead last."""
+        """The last known leader."""
 
     @property
     def leader(self) -> Control | None:
-        """Whoever leads by right, if its process runs."""
+        """The rightful leader, if its process runs."""
         for member in self.members:
             seat = member.seat
             if member.alive and seat is not None and seat.leads and seat.epoch == self.reign.epoch:
@@ -60,72 +60,72 @@ class Several:
 
     @property
     def epoch(self) -> int:
-        """Of the last one who began to lead."""
+        """The epoch of the latest leader."""
         return self.reign.epoch
 
     @property
     def node(self) -> str:
-        """Of the leader, or of who was it last."""
+        """The node of the current or last leader."""
         return (self.leader or self._last).node
 
     @property
     def plan(self) -> Plan:
-        """What is wanted."""
+        """The desired state."""
         return self._last.plan
 
     @property
     def snapshots(self) -> Snapshots:
-        """As the leader writes them."""
+        """The leader's snapshots."""
         return (self.leader or self._last).snapshots
 
     @property
     def controller(self) -> Controller | None:
-        """Of the leader."""
+        """The leader's controller."""
         leader = self.leader
         return None if leader is None else leader.controller
 
     def start(self) -> None:
-        """Begin, or begin again: all that do not run."""
+        """Start all controls that do not run."""
         for member in self.members:
             if not member.alive:
                 member.start()
 
     def kill(self) -> None:
-        """The leader is gone."""
+        """Kill the leader."""
         leader = self.leader
         if leader is not None:
             leader.kill()
 
     def end(self) -> None:
-        """All are gone."""
+        """Kill all."""
         for member in self.members:
             member.kill()
 
     def retire(self) -> None:
-        """Those that wait leave, so that the leader is the last one."""
+        """Kill the waiting ones, so that the leader is the only one."""
         for member in self.members:
             if member is not self.leader:
                 member.kill()
 
     def upgrade(self, kind: Kind) -> None:
-        """Every unit of a kind is to be replaced."""
+        """Require replacement of every unit of a kind."""
         for member in self.members:
             member.upgrade(kind)
 
     def check(self) -> None:
-        """What must hold whenever control does nothing."""
+        """Check the invariants that hold whenever control is idle."""
         (self.leader or self._last).check()
 
     @property
     def settled(self) -> bool:
-        """Whether all is as it is wanted: one leads, and the others know."""
+        """Whether the desired state is reached, with one leader and all controls running."""
         leader = self.leader
         if leader is None or leader.seat is None or not leader.seat.sure:
             return False
         return leader.settled and all(member.alive for member in self.members)
 
     def check_leader(self, epoch: int) -> None:
-        """One leads, the same as when its epoch was `epoch`, and nobody else thinks so."""
+        """Check that exactly one control leads, still with this epoch."""
         leading = [member.node for member in self.members if member.seat is not None and member.seat.leads]
         told = f"{', '.join(leading) or 'nobody'}, epoch {self.reign.epoch} after {epoch}"
         self._book.expect(len(leading) == 1 and self.reign.epoch == epoch, "after the healing one leads", told)

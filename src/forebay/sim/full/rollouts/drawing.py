@@ -1,4 +1,4 @@
-"""Which rollouts a seed has: their kinds, and what is the matter with the new revisions."""
+"""The rollouts of a seed: their kinds, and the faults of the new revisions."""
 
 from random import Random
 from typing import Final
@@ -8,7 +8,7 @@ from forebay.core.rollout.planning import Step
 from forebay.sim.full.replica import SOUND, Nature
 
 SHARE: Final = 1 / 3
-"""Chance that a seed has rollouts."""
+"""Probability that a seed has rollouts."""
 ROLLOUTS_MAX: Final = 3
 NATURES: Final[dict[str, Nature]] = {
     "sound": SOUND,
@@ -20,11 +20,11 @@ NATURES: Final[dict[str, Nature]] = {
 }
 """By name. One in two is sound."""
 START_S: Final = 8.0
-"""Replicas that do not start within this time never will."""
+"""Start timeout of replicas."""
 
 
 def draw(rng: Random) -> tuple[str, ...]:
-    """The rollouts of a seed, one after the other, as `kind/nature`; none in most seeds."""
+    """The rollouts of a seed, in order, as `kind/nature`; none in most seeds."""
     if rng.random() >= SHARE:
         return ()
     bad = [name for name in NATURES if name != "sound"]
@@ -42,7 +42,7 @@ def parse(rollout: str) -> tuple[Kind, str]:
 
 
 def draw_course(kind: Kind, rng: Random) -> Course:
-    """A course that takes seconds, not hours."""
+    """A plan that takes seconds, not hours."""
     shares = sorted(rng.choice((0.05, 0.2, 0.34, 0.5, 0.75)) for _ in range(rng.randint(1, 3)))
     if kind is Kind.BLUE_GREEN:
         shares = []

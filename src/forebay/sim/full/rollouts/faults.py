@@ -1,4 +1,4 @@
-"""What may go wrong where rollouts are kept and made ready."""
+"""Faults of the rollout store and of preparing revisions."""
 
 from collections.abc import Callable
 from random import Random
@@ -10,21 +10,21 @@ Undo = Callable[[], None]
 
 
 class Field(Protocol):
-    """What these faults work on."""
+    """What these faults act on."""
 
     store: ShakyStore
     download_s: float
-    """How long it takes until a revision is on this machine."""
+    """Download time of a revision."""
     download_breaks: str
-    """Why it does not get here; empty: it does."""
+    """Why the download fails; empty: it does not."""
 
     def set_trap(self, where: str) -> Undo:
-        """Control dies when it has done such a thing for the next time; see `TRAPS`."""
+        """Make control die after its next action of this kind; see `TRAPS`."""
 
 
 Fault = Callable[[Field, Random], Undo | None]
 TRAPS: Final = ("write", "publish", "place", "remove")
-"""Right after it has written to the store, has replaced the snapshot, has started or stopped a unit."""
+"""Right after a write to the store, publishing a snapshot, starting or stopping a unit."""
 
 
 def _store_down(field: Field, rng: Random) -> Undo:

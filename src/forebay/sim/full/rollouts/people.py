@@ -1,4 +1,4 @@
-"""Somebody who rolls revisions out: asks again when control is gone, has whims, decides what waits for that."""
+"""An operator who rolls out revisions: retries when control is down, sends random commands, decides held rollouts."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
@@ -14,33 +14,33 @@ from forebay.sim.full.rollouts.drawing import draw_course, parse
 WHO: Final = "ann"
 LOOK_S: Final = 0.5
 WHIM: Final = 0.04
-"""Chance, at each look, to say something that nobody has asked for."""
+"""Probability of a random command at each look."""
 PATIENCE_S: Final = (4.0, 12.0)
-"""What has stood still for so long is decided by hand, from and to."""
+"""Range of the time after which a stalled rollout is decided by hand."""
 PAUSE_S: Final = (0.2, 3.0)
-"""From the end of a rollout to the next one."""
+"""Range of the pause between rollouts."""
 
 
 class Desk(Protocol):
-    """Where control is asked."""
+    """The interface to control."""
 
     async def ask(self, what: Callable[[Deployments], Coroutine[None, None, Standing]]) -> Standing | None:
-        """None if it is gone, dies meanwhile or refuses."""
+        """Call control; None if it is down, dies meanwhile or refuses."""
 
     def standing(self, id: str) -> Standing | None:
-        """Of a rollout; None: unknown just now."""
+        """The state of a rollout; None: currently unknown."""
 
     def latest(self) -> Standing | None:
-        """Of the rollout that is under way; None: there is none, or it is unknown."""
+        """The state of the running rollout; None: none, or unknown."""
 
 
 class Operator:
-    """Does rollouts one after the other. Once `hurried`, begins no more of them and has no whims."""
+    """Performs rollouts one after the other. Once `hurried`, starts no more and sends no random commands."""
 
     def __init__(self, rollouts: Mapping[str, str], rng: Random, desk: Desk, book: Book) -> None:
         self.hurried = False
         self.regrets = False
-        """Something that fails was promoted: requests may fail, too."""
+        """A faulty revision was promoted: requests may fail, too."""
         self.natures = {revision: parse(rollout)[1] for revision, rollout in rollouts.items()}
         """By revision."""
         self._kinds = [parse(rollout)[0] for rollout in rollouts.values()]
@@ -50,7 +50,7 @@ class Operator:
         self._now = asyncio.get_running_loop().time
 
     async def run(self) -> None:
-        """Until all rollouts have ended."""
+        """Run until all rollouts have ended."""
         rng = self._rng
         for kind, revision in zip(self._kinds, self.natures, strict=True):
             await asyncio.sleep(rng.uniform(*PAUSE_S))
@@ -62,10 +62,10 @@ class Operator:
             self._check(ended)
 
     async def _deploy(self, wish: RolloutRequest) -> str | None:
-        """The id of the rollout; None: it is too late to begin one."""
+        """The id of the rollout; None: it is too late to start one."""
         if self.hurried:
             return None
-        while True:  # once asked for it may have begun, whatever the answer was
+        while True:  # once requested it may have started, whatever the response was
             self._book.note("deploy", wish.revision, wish.course.kind)
             standing = await self._desk.ask(lambda deployments: deployments.deploy(wish, WHO)) or self._desk.latest()
             if standing is not None and standing.rollout.canary == wish.revision:
@@ -104,7 +104,7 @@ class Operator:
         await self._desk.ask(lambda deployments: deployments.command(id, command, WHO, "because"))
 
     def _check(self, standing: Standing) -> None:
-        """How a rollout ended must be among what it may end with."""
+        """Check that the rollout's ending is a permitted one."""
         rollout = standing.rollout
         nature, kind = self.natures[rollout.canary], rollout.course.kind
         told = f"{rollout.id} {kind} of what is {nature}: {rollout.phase}, {rollout.why}"

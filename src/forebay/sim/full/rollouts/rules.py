@@ -1,4 +1,4 @@
-"""What holds of rollouts whatever happens, looked at whenever control tells gateways something or stops a unit."""
+"""Invariants of rollouts, checked whenever control publishes a snapshot or stops a unit."""
 
 from typing import Final, Protocol
 
@@ -17,29 +17,29 @@ SHARE_ERROR: Final = 1e-9
 
 
 class Facts(Protocol):
-    """What the rules compare."""
+    """What the invariants compare."""
 
     book: Book
     truth: Rollouts
-    """What is stored, whatever control knows of it."""
+    """The stored state, whatever control knows of it."""
     declared: str
-    """The revision of the cluster file."""
+    """The revision in the cluster file."""
     replicas: int
-    """How many there are to be."""
+    """Desired number of replicas."""
     whole: bool
-    """Nothing happens to replicas but what their revisions bring with them."""
+    """Replicas have no faults except those of their revisions."""
     surest: dict[str, float]
-    """The largest share that was stored of each rollout: who has lost the store knows no better."""
+    """The largest stored share of each rollout, as a control without store access knows no better."""
 
     def events(self) -> list[Event]:
         """The event log."""
 
     def nature(self, revision: str) -> Nature:
-        """What is the matter with a revision."""
+        """The faults of a revision."""
 
 
 def wanted(known: Known, declared: str, replicas: int) -> dict[str, str]:
-    """Revisions by slot, of the replicas that are to run when no rollout is under way."""
+    """Desired revisions by slot when no rollout is running."""
     revision, indices = declared, tuple(range(replicas))
     for target in known.targets:
         revision, indices = target.revision, target.indices
@@ -47,14 +47,14 @@ def wanted(known: Known, declared: str, replicas: int) -> dict[str, str]:
 
 
 def note_shares(facts: Facts) -> None:
-    """Something may have been stored."""
+    """Update after a possible write."""
     for row in facts.truth.known().rollouts:
         stored = 1.0 if row.rollout.phase is Phase.PROMOTED else row.rollout.share
         facts.surest[row.rollout.id] = max(facts.surest.get(row.rollout.id, 0.0), stored)
 
 
 def check_published(models: tuple[ModelRoutes, ...], facts: Facts) -> None:
-    """A snapshot has been written."""
+    """A snapshot was written."""
     known = facts.truth.known()
     rows = {row.rollout.id: row for row in known.rollouts}
     expect = facts.book.expect
@@ -80,7 +80,7 @@ def check_published(models: tuple[ModelRoutes, ...], facts: Facts) -> None:
 
 
 def check_agreement(standings: tuple[Standing, ...], facts: Facts) -> None:
-    """Nothing is under way any more: control knows what is stored, and the event log tells how that came about."""
+    """After everything has ended: control knows the stored state, and the event log replays to it."""
     known = facts.truth.known()
     stored = {row.rollout.id: _state(row.rollout) for row in known.rollouts}
     told = {standing.rollout.id: _state(standing.rollout) for standing in standings}
@@ -98,6 +98,6 @@ def _state(rollout: Rollout) -> tuple[str, Phase, float]:
 
 
 def check_stopped(slot: str, revision: str, facts: Facts) -> None:
-    """Control asks a unit to stop that runs well."""
+    """Control asks a healthy unit to stop."""
     serves = wanted(facts.truth.known(), facts.declared, facts.replicas)
     facts.book.expect(serves.get(slot) != revision, "what serves is not stopped", f"{slot} with {revision}")

@@ -1,4 +1,4 @@
-"""Where requests of a model with two revisions may go, as gateways send them."""
+"""Checks where requests of a model with two revisions are sent."""
 
 from collections.abc import Callable, Sequence
 
@@ -12,7 +12,7 @@ Expect = Callable[[object, str, str], None]
 
 
 class Sides:
-    """What all gateways of a cluster have told callers apart by."""
+    """The arms assigned to callers by all gateways."""
 
     def __init__(self) -> None:
         self._of: dict[tuple[str, float, bytes], Arm] = {}
@@ -20,8 +20,8 @@ class Sides:
     def check(
         self, relay: Relay, link: Link, split: Split, *, sound: Sequence[Link], share: float | None, expect: Expect
     ) -> None:
-        """A request goes to a replica. `sound`: those live ones that it may go to and that have room for it; `share`:
-        that of the canary when the request came."""
+        """A request is sent to a replica. `sound`: live replicas that could take it; `share`: the canary's when it
+        arrived."""
         side, name = relay.side, f"{relay.request_id.decode()} to {link.id}.{link.generation} of {link.revision}"
         if relay.revision or side is None or side.rollout != split.rollout:
             return

@@ -1,4 +1,4 @@
-"""What rollouts need in a simulated cluster: a store, revisions, somebody who deploys them; and what must hold."""
+"""Rollouts in a simulated cluster: a store, revisions, an operator, and invariants."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
@@ -27,25 +27,25 @@ T = TypeVar("T")
 
 
 class Control(Protocol):
-    """The process that carries rollouts out."""
+    """The process that performs rollouts."""
 
     deployments: Deployments | None
-    """None while it is gone."""
+    """None while it is down."""
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill it."""
 
     def start(self) -> None:
-        """Begin again."""
+        """Restart it."""
 
 
 async def inline(work: Callable[[], T]) -> T:
-    """Do at once what elsewhere is done in a thread."""
+    """Run synchronously what the product runs in a thread."""
     return work()
 
 
 class _Trap:
-    """Control dies when it has done something; `sprung` once it has."""
+    """Makes control die after an action; `sprung` once it has."""
 
     def __init__(self, where: str) -> None:
         self.where = where
@@ -53,7 +53,7 @@ class _Trap:
 
 
 class Stage:
-    """Rollouts of one cluster. `declared` is the artifact that its file names, of `replicas` replicas."""
+    """The rollouts of one cluster. `declared` is the artifact of its file, with `replicas` replicas."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class Stage:
         self._sound: Store = open_quick(self._url)
         self.store = ShakyStore(self._sound, self._written)
         self.truth = Rollouts(lambda: self._sound, cluster)
-        """What is stored, whatever control knows of it."""
+        """The stored state, whatever control knows of it."""
         self._traps: list[_Trap] = []
         self._ending = False
         self._calls: dict[asyncio.Task[Standing | None], None] = {}
@@ -94,7 +94,7 @@ class Stage:
     # --- for control
 
     def deployments(self) -> Deployments:
-        """Those of a control that starts."""
+        """The deployments of a starting control."""
         return Deployments(Rollouts(self._open, self._cluster), self, inline, note=self._note)
 
     def find(self, model: str, name: str) -> str:
@@ -104,7 +104,7 @@ class Stage:
         return name
 
     async def prepare(self, model: str, revision: str) -> Artifact:
-        """Bring a revision to this machine."""
+        """Download a revision."""
         await asyncio.sleep(self.download_s)
         if self.download_breaks:
             raise DeployRefused(self.download_breaks, "revision")
@@ -121,7 +121,7 @@ class Stage:
     # --- for faults
 
     def set_trap(self, where: str) -> Undo:
-        """Control dies right after it has done that for the next time."""
+        """Make control die right after its next action of this kind."""
         trap = _Trap(where)
         self._traps.append(trap)
 
@@ -133,7 +133,7 @@ class Stage:
         return undo
 
     def done(self, what: str) -> None:
-        """Control has just done something; it may be the last thing."""
+        """Control has just acted; this may be its last action."""
         trap = next((each for each in self._traps if each.where == what and not each.sprung), None)
         if trap is not None and self._control.deployments is not None:
             trap.sprung = True
@@ -145,7 +145,7 @@ class Stage:
         self.done("write")
 
     def heal(self) -> None:
-        """Nothing is troubled any more, and no rollout begins."""
+        """End all faults; no new rollout starts."""
         self.operator.hurried = True
         self.store.conflicts = self.store.answers_lost = 0
 
@@ -154,17 +154,17 @@ class Stage:
         self._ending = True
 
     def close(self) -> None:
-        """Let go of the store."""
+        """Close the store."""
         self._sound.close()
 
     # --- for who deploys
 
     def begin(self) -> None:
-        """Let the rollouts begin."""
+        """Start the rollouts."""
         self._task = self._group.create_task(self.operator.run())
 
     async def ask(self, what: Callable[[Deployments], Coroutine[None, None, Standing]]) -> Standing | None:
-        """Ask control; None if it is gone, dies meanwhile, or refuses."""
+        """Call control; None if it is down, dies meanwhile, or refuses."""
         deployments = self._control.deployments
         if deployments is None:
             return None
@@ -182,16 +182,16 @@ class Stage:
             return None
 
     def hang_up(self) -> None:
-        """Control is gone, and with it who asks it something."""
+        """Control died, and with it all pending calls."""
         for call in list(self._calls):
             call.cancel()
 
     def standing(self, id: str) -> Standing | None:
-        """Of a rollout, as control tells it."""
+        """The state of a rollout, as reported by control."""
         return next((each for each in self._standings if each.rollout.id == id), None)
 
     def latest(self) -> Standing | None:
-        """Of the rollout that is under way."""
+        """The state of the running rollout."""
         return next((each for each in self._standings if each.rollout.phase not in ENDED), None)
 
     @property
@@ -202,7 +202,7 @@ class Stage:
     # --- rules
 
     def nature(self, revision: str) -> Nature:
-        """What is the matter with a revision."""
+        """The faults of a revision."""
         return NATURES[self.operator.natures[revision]] if revision in self.operator.natures else SOUND
 
     @property
@@ -212,17 +212,17 @@ class Stage:
 
     @property
     def wanted(self) -> dict[str, str]:
-        """Revisions by slot, as the store has them."""
+        """Revisions by slot, as stored."""
         return wanted(self.truth.known(), self.declared, self.replicas)
 
     def published(self, models: tuple[ModelRoutes, ...]) -> None:
-        """A snapshot has been written."""
+        """A snapshot was written."""
         if self._task is not None and not self._ending:
             check_published(models, self)
         self.done("publish")
 
     def check_agreement(self) -> None:
-        """Nothing is under way any more."""
+        """Check the final state."""
         check_agreement(self._standings, self)
 
     def events(self) -> list[Event]:
@@ -231,12 +231,12 @@ class Stage:
             return list(since(connection))
 
     def stopped(self, slot: str, revision: str) -> None:
-        """Control asks a unit to stop that runs well."""
+        """Control asks a healthy unit to stop."""
         check_stopped(slot, revision, self)
 
 
 def _artifacts(declared: Artifact, several: int) -> Mapping[str, Artifact]:
-    """Revisions that answer alike, by id."""
+    """Revisions with equal responses, by id."""
     made = [
         Artifact(declared.path, f"weights-{number}", declared.engine, declared.settings) for number in range(several)
     ]

@@ -1,4 +1,4 @@
-"""The product's store, with what may go wrong with one: it is gone, somebody else was first, an answer is lost."""
+"""The product's store with faults: unavailable, write conflicts, lost responses."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,14 +10,14 @@ from sqlalchemy.engine.interfaces import DBAPIConnection
 from forebay.store.database import Conflict, Store, StoreDown, open_store
 
 NAME: Final = "the store"
-"""What messages call it, in every run alike."""
+"""Its name in messages, the same in every run."""
 
 
 def open_quick(url: str) -> Store:
-    """The store at `sqlite:///PATH`, which does not wait for the disk: it ends with the simulation."""
+    """The store at `sqlite:///PATH`, without syncing to disk, as it ends with the simulation."""
     store = open_store(url)
     event.listen(store._engine, "connect", _hurry)
-    store._engine.dispose()  # connections of before wait
+    store._engine.dispose()  # existing connections still sync
     return store
 
 
@@ -28,21 +28,21 @@ def _hurry(connection: DBAPIConnection, record: object) -> None:
 
 
 class ShakyStore(Store):
-    """Like the store that it is made of, until one of its faults is set."""
+    """Behaves like the underlying store until one of its faults is set."""
 
     def __init__(self, store: Store, written: Callable[[], None]) -> None:
         super().__init__(store._engine, NAME)
         self.down = False
         """Nothing can be read or written."""
         self.conflicts = 0
-        """So many of the next writes find that somebody else was first."""
+        """Number of next writes that fail with a conflict."""
         self.answers_lost = 0
-        """So many of the next writes are kept, and who wrote is told that they may not be."""
+        """Number of next writes that succeed but are reported as possibly lost."""
         self._written = written
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
-        """A transaction, as of any store; `written` is called after it, and may raise."""
+        """A write transaction; `written` is called after it, and may raise."""
         self._reach()
         with super().write() as connection:
             yield connection
@@ -56,7 +56,7 @@ class ShakyStore(Store):
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
-        """A transaction that sees one state, as of any store."""
+        """A read transaction with a consistent view."""
         self._reach()
         with super().read() as connection:
             yield connection

@@ -1,4 +1,4 @@
-"""Somebody who sets the number of replicas by hand, again and again, and in the end to what it was."""
+"""An operator who repeatedly sets the number of replicas, and finally restores it."""
 
 import asyncio
 from collections.abc import Callable
@@ -12,19 +12,19 @@ from forebay.sim.full.clients import MODEL
 
 EVERY_S: Final = (1.0, 5.0)
 AUTO: Final = 0.3
-"""Chance that it is left to the load for a while."""
+"""Probability of leaving it to autoscaling for a while."""
 LOOK_S: Final = 0.5
 ACTOR: Final = "ann"
 
 
 class Hand:
-    """`replicas`: what it was, and will be. At most `most` are set."""
+    """`replicas`: the initial and final number. At most `most` are set."""
 
     def __init__(
         self, replicas: int, most: int, rng: Random, book: Book, controller: Callable[[], Controller | None]
     ) -> None:
         self.rests = False
-        """Whether the number is to be what it was, from now on."""
+        """Whether to restore the initial number from now on."""
         self._replicas = replicas
         self._most = most
         self._rng = rng
@@ -32,7 +32,7 @@ class Hand:
         self._controller = controller
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         rng = self._rng
         while True:
             if self.rests:
@@ -46,7 +46,7 @@ class Hand:
 
     @property
     def done(self) -> bool:
-        """Whether control knows the number that it is to be in the end."""
+        """Whether control has the final number."""
         controller = self._controller()
         if controller is None or controller.scaler is None:
             return False
@@ -59,5 +59,5 @@ class Hand:
         self._book.note("scale", replicas)
         try:
             await controller.scaler.set(ScalingRequest(MODEL, replicas), ACTOR)
-        except ScaleRefused as refused:  # it does not know its models yet
+        except ScaleRefused as refused:  # control does not know its models yet
             self._book.note("refused", refused.text)

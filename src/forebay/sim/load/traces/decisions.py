@@ -1,9 +1,9 @@
-"""What our own gateways have written down of finished requests, as a workload.
+"""Decision records of our own gateways as a workload.
 
-A record holds when a request came (its end less how long it took), its tenant and its tokens. Of its prompt it holds
-neither words nor blocks: in a replay no prompt begins like another, so caches hit nothing but what a policy guesses.
-How many tokens were cached is on record, but not which other request had left them: none are taken off the prompts.
-Requests of which no tokens were counted are left out, as those that were refused; what they asked for is unknown.
+A record has a request's arrival (its end minus its duration), its tenant and its tokens, but neither text nor blocks
+of its prompt: in a replay no prompts share a prefix, so caches hit only what a policy guesses. The number of cached
+tokens is recorded, but not which request had left them: none are subtracted. Requests without counted tokens, such as
+rejected ones, are left out.
 """
 
 import math
@@ -20,27 +20,27 @@ from forebay.wire import records
 from forebay.wire.records import Decision
 
 MODELS_SHOWN: Final = 8
-"""Names of models in an error."""
+"""Most model names in an error."""
 
 
 class Logged(NamedTuple):
-    """Requests on record, and what of the record is not among them."""
+    """The recorded requests, and what was left out."""
 
     columns: Columns
     uncounted: int
     """Requests without tokens."""
     damaged: int
-    """Stretches of files that could not be read."""
+    """Damaged parts of files."""
 
 
 def files(folder: Path) -> list[Path]:
-    """The decision files of a cluster's records, or of one gateway's. Raises OSError."""
+    """The decision files of a cluster's or a gateway's records folder. Raises OSError."""
     places = (folder, *folders(folder))
     return [path for place in places for _, path in numbered(place, RecordLog.STEM, RecordLog.SUFFIX)]
 
 
 def decisions(contents: Iterable[bytes], model: str = "") -> Logged:
-    """Read decision files. `model`: whose requests, empty where there is but one. Raises `BadLine`."""
+    """Read decision files. `model`: the model to select, empty if there is only one. Raises `BadLine`."""
     at_s, prompts, outputs = array("d"), array("i"), array("i")
     tenants: list[str] = []
     models: set[str] = set()
@@ -49,7 +49,7 @@ def decisions(contents: Iterable[bytes], model: str = "") -> Logged:
         read = records.payloads(content)
         damaged += read.damaged
         for record in chain.from_iterable(map(records.decisions, read.whole)):
-            if record.model:  # what was refused before it was known for whom it is has none
+            if record.model:  # requests rejected before routing have none
                 models.add(record.model)
             if model and record.model != model:
                 continue
@@ -71,7 +71,7 @@ def decisions(contents: Iterable[bytes], model: str = "") -> Logged:
 
 
 def _came_s(record: Decision, first_s: float | None) -> float:
-    """When a request came, seconds since the epoch. Raises `BadLine`."""
+    """When a request arrived, seconds since the epoch. Raises `BadLine`."""
     at = record.ts - record.total_s
     if not math.isfinite(at) or (first_s is not None and abs(at - first_s) > SPAN_S_MAX):
         raise BadLine(f"the record of {record.request_id!r} has a time more than a year off the first")

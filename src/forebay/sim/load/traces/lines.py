@@ -1,35 +1,34 @@
-"""The lines of a trace, and what is allowed in them."""
+"""The lines of a trace, and their limits."""
 
 import re
 from collections.abc import Iterator
 from typing import BinaryIO, Final
 
 LINE_BYTES_MAX: Final = 1024 * 1024
-"""A prompt of a million tokens names two thousand blocks: 20 KB."""
+"""A prompt of a million tokens has two thousand block ids: 20 KB."""
 ROWS_MAX: Final = 50_000_000
-"""Requests of one trace: 16 bytes each, more with blocks and tenants."""
+"""Most requests of one trace: 16 bytes each, more with blocks and tenants."""
 TOKENS_MAX: Final = 10_000_000
-"""Of one prompt or answer."""
+"""Longest prompt or response."""
 SPAN_S_MAX: Final = 366 * 86_400.0
 """From the first request to the last."""
 SHOWN_BYTES: Final = 80
 
 
 class BadLine(Exception):  # noqa: N818 - states the condition
-    """A line cannot be used: what was found, what is allowed."""
+    """An invalid line: what was found, and what is allowed."""
 
 
 class BadTrace(Exception):  # noqa: N818 - states the condition
-    """A trace cannot be read: which file, which line, what was found, what is allowed."""
+    """A trace cannot be read: the file, the line, what was found, and what is allowed."""
 
 
 class Lines:
-    """The lines of a file without their ends, counted; blank ones are left out. Raises `BadLine` and what reading
-    raises."""
+    """The lines of a file, stripped and counted, without blank ones. Raises `BadLine` and read errors."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.number = 0
-        """Of the line that was given last."""
+        """Number of the last yielded line."""
         self._file = file
 
     def __iter__(self) -> Iterator[bytes]:
@@ -46,6 +45,6 @@ class Lines:
 
 
 def shown(line: bytes) -> str:
-    """The beginning of a line, for an error; what cannot be printed is left out."""
+    """The beginning of a line, for an error; unprintable characters are replaced."""
     text = re.sub(r"[^ -~]", "·", line[:SHOWN_BYTES].decode("latin-1"))
     return f"{text!r}{'…' if len(line) > SHOWN_BYTES else ''}"

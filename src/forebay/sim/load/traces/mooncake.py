@@ -17,9 +17,9 @@ from forebay.wire.documents import UNREADABLE
 
 BLOCK_TOKENS: Final = 512
 STAMPS_MIN: Final = 10
-"""Fewer different times say nothing of the clock that they come from."""
+"""Fewer distinct times are not enough to detect a coarse clock."""
 TICK_ERROR: Final = 0.01
-"""How far a tick may be off, of its length: those of the conversation trace are 2,997 to 3,003 ms long."""
+"""Tolerance of a tick, relative to its length: those of the conversation trace are 2,997 to 3,003 ms long."""
 
 Tokens = Annotated[int, msgspec.Meta(ge=0, le=TOKENS_MAX)]
 BlockId = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
@@ -36,7 +36,7 @@ _line = msgspec.json.Decoder(_Line).decode
 
 
 class Mooncake(NamedTuple):
-    """A trace as it was written. `quantum_s`: its clock ticks so coarsely that requests share times; 0: not so."""
+    """A trace as written. `quantum_s`: tick of a coarse clock, on which requests share times; 0: none."""
 
     columns: Columns
     quantum_s: float
@@ -50,7 +50,7 @@ def mooncake(lines: Iterable[bytes]) -> Mooncake:
         try:
             row = _line(line)
         except UNREADABLE as error:
-            raise BadLine(f"a line of Mooncake's format cannot be read: {error}") from error
+            raise BadLine(f"invalid line of Mooncake's format: {error}") from error
         prompt, ids = row.input_length, row.hash_ids
         if len(ids) > -(-prompt // BLOCK_TOKENS):
             raise BadLine(f"{len(ids)} blocks of {BLOCK_TOKENS} tokens are more than a prompt of {prompt} tokens has")
@@ -64,8 +64,8 @@ def mooncake(lines: Iterable[bytes]) -> Mooncake:
 
 
 def quantum_ms(stamps_ms: Sequence[float]) -> float:
-    """The tick of the clock behind times, where it is plain that it is a coarse one: requests share times, and from
-    one time to the next it is always about a whole number of ticks of more than a millisecond. Else 0."""
+    """The tick of a coarse clock, if there clearly is one: requests share times, and all gaps between distinct times
+    are about multiples of it, more than a millisecond. Else 0."""
     distinct = sorted(set(stamps_ms))
     if not STAMPS_MIN <= len(distinct) < len(stamps_ms):
         return 0.0

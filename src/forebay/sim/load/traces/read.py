@@ -1,4 +1,4 @@
-"""Reading a trace of any kind that is known; which one it is shows in its content."""
+"""Reading a trace of any known format, which is detected from its content."""
 
 import gzip
 import io
@@ -20,7 +20,7 @@ from forebay.wire.records import MAGIC
 
 BUFFER_BYTES: Final = 256 * 1024
 LOG_BYTES_MAX: Final = 1024 * 1024 * 1024
-"""Of a decision file: it is read whole, and no further than this."""
+"""Limit of a decision file, which is read into memory."""
 KNOWN: Final = (
     "JSON lines with timestamp, input_length, output_length and hash_ids (Mooncake); a table with the header "
     "TIMESTAMP,ContextTokens,GeneratedTokens (Azure) or t_s,input_tokens,output_tokens and maybe client (ServeGen); "
@@ -31,10 +31,10 @@ _BROKEN: Final = (EOFError, zlib.error, gzip.BadGzipFile)
 
 
 def read(path: Path, rng: Random, model: str = "", name: str = "") -> Workload:
-    """Read a trace, gzipped or not. Time counts from its first request; what was done to it stands in its name.
+    """Read a trace, gzipped or not. Times are relative to the first request; the name records transformations.
 
-    `rng` places requests whose times a coarse clock has rounded, `model` chooses from decision records, `name` is
-    used for that of the file. Raises `BadTrace`.
+    `rng` spreads requests whose times a coarse clock has rounded, `model` selects from decision records, `name`
+    replaces the file's name. Raises `BadTrace`.
     """
     try:
         if path.is_dir():
@@ -46,7 +46,7 @@ def read(path: Path, rng: Random, model: str = "", name: str = "") -> Workload:
                 raise BadTrace(f"{path}: a model ({model!r}) can be chosen from decision records only")
             return _written(path, file, rng, name)
     except _BROKEN as error:
-        raise BadTrace(f"{path}: the file is cut short or damaged: {error}") from error
+        raise BadTrace(f"{path}: the file is truncated or damaged: {error}") from error
     except OSError as error:
         raise BadTrace(f"{path}: {error.strerror or error}") from error
 
@@ -66,7 +66,7 @@ def _recorded(path: Path, logs: Iterable[bytes], model: str, name: str) -> Workl
     if logged.uncounted:
         notes.append(f"left out, without tokens: {logged.uncounted}")
     if logged.damaged:
-        notes.append(f"damaged stretches: {logged.damaged}")
+        notes.append(f"damaged parts: {logged.damaged}")
     return _workload(path, logged.columns, name, notes)
 
 
@@ -89,5 +89,5 @@ def _written(path: Path, file: BinaryIO, rng: Random, name: str) -> Workload:
 
 def _workload(path: Path, columns: Columns, name: str, notes: list[str]) -> Workload:
     if not columns:
-        raise BadTrace(f"{path}: there is no request in it")
+        raise BadTrace(f"{path}: it has no requests")
     return Workload(" ".join((name or path.name, *(f"({note})" for note in notes))), columns, BLOCK_TOKENS)

@@ -1,10 +1,12 @@
-"""Traces that are tables: comma-separated, a header that names the columns, no quotes. Three kinds are known.
+"""Traces as tables: comma-separated, with a header that names the columns, without quotes. Three kinds are known.
 
 * Azure LLM inference traces (Splitwise, ISCA'24; DynamoLLM, HPCA'25): `TIMESTAMP,ContextTokens,GeneratedTokens`.
-* Seconds from anywhere: `t_s,input_tokens,output_tokens`.
+
+* Generic, in seconds: `t_s,input_tokens,output_tokens`.
+
 * The same with a `client`, as realised from ServeGen's statistics (arXiv 2505.09999): it becomes the tenant.
 
-Columns may stand in any order, and others beside them. None of the three knows which prompts begin alike.
+Columns may be in any order, with others among them. None of the three has information about shared prefixes.
 """
 
 from array import array
@@ -17,7 +19,7 @@ from forebay.sim.load.traces.lines import SPAN_S_MAX, TOKENS_MAX, BadLine, shown
 
 
 def _clock_s(cell: bytes) -> float:
-    """An ISO time in seconds since the epoch; one that names no zone is UTC. Raises ValueError."""
+    """An ISO time in seconds since the epoch; UTC if it has no zone. Raises ValueError."""
     at = datetime.fromisoformat(cell.decode("ascii"))
     return (at if at.tzinfo is not None else at.replace(tzinfo=UTC)).timestamp()
 
@@ -37,7 +39,7 @@ _CLIENT: Final = b"client"
 
 
 class Layout(NamedTuple):
-    """Where in a row things stand. `tenant`: -1 if there is none."""
+    """Column indexes. `tenant`: -1 if there is none."""
 
     time: int
     prompt: int
@@ -47,7 +49,7 @@ class Layout(NamedTuple):
 
 
 def layout(header: bytes) -> Layout | None:
-    """What a header says; None if no kind of table that is known begins so."""
+    """The layout of a header; None if it is not of a known kind."""
     names = [name.strip().lower() for name in header.removeprefix(b"\xef\xbb\xbf").split(b",")]
     for kind in _KINDS:
         if {kind.time, kind.prompt, kind.output} <= set(names):
@@ -59,7 +61,7 @@ def layout(header: bytes) -> Layout | None:
 
 
 def table(rows: Iterable[bytes], places: Layout) -> Columns:
-    """Read the rows below a header. A time may be anything; the first request is at 0. Raises `BadLine`."""
+    """Read the rows below a header. Times may have any origin; the first request is at 0. Raises `BadLine`."""
     at_s, prompts, outputs = array("d"), array("i"), array("i")
     tenants: list[str] = []
     names: dict[bytes, str] = {}
@@ -75,9 +77,9 @@ def table(rows: Iterable[bytes], places: Layout) -> Columns:
         if origin is None:
             origin = at
         if not 0 <= prompt <= TOKENS_MAX or not 0 <= output <= TOKENS_MAX:
-            raise BadLine(f"found {shown(row)}; tokens may be 0 to {TOKENS_MAX:,}")
+            raise BadLine(f"found {shown(row)}; tokens must be 0 to {TOKENS_MAX:,}")
         if not (at >= 0 and -SPAN_S_MAX <= at - origin <= SPAN_S_MAX):
-            raise BadLine(f"found {shown(row)}; times may not be below 0 nor span more than a year")
+            raise BadLine(f"found {shown(row)}; times must not be negative nor span more than a year")
         at_s.append(at - origin)
         prompts.append(prompt or 1)
         outputs.append(output or 1)
